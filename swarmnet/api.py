@@ -42,7 +42,7 @@ def peer_config(file: Path | str | None = None, *, role: Role = "stage", **setti
     """
     from swarmnet.cli.settings import implied
     from swarmnet.config import toml
-    from swarmnet.config.layers import SettingsLayer, resolve
+    from swarmnet.config.check import SettingsLayer, resolve
 
     plain = {name: os.fspath(each) if isinstance(each, os.PathLike) else each for name, each in settings.items()}
     layers = [

@@ -60,8 +60,6 @@ PURE = (
     "plan/budget.py",
     "ranks/layout.py",
     "manifest/implied.py",
-    "manifest/delay.py",
-    "manifest/remarks.py",
 )
 DRIVER = "driver.py"  # modules of step/ whose name ends so perform the actions, and are not pure
 NOT_PURE = frozenset(["asyncio", "logging", "socket", "subprocess", "threading", "time"])

@@ -1,4 +1,4 @@
-"""The `swarmnet` command: parse, call, print. One module per command, imported when it is typed."""
+"""The `swarmnet` command: parse, call, print. A command's module is imported when it is typed."""
 
 from __future__ import annotations
 

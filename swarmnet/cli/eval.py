@@ -1,8 +1,11 @@
-"""`swarmnet eval`: the loss of a text by the weights of a run, through its swarm or from checkpoints on this disk."""
+"""`swarmnet eval`: the loss of a text by one version of a run's weights, from checkpoints here or in its swarm."""
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,18 +13,21 @@ import click
 from click.core import ParameterSource
 
 from swarmnet.cli.frame import INTERRUPTED
-from swarmnet.cli.settings import SETTINGS, with_bootstrap, with_checkpoints, with_json
+from swarmnet.cli.settings import BUILT_IN, SETTINGS, with_bootstrap, with_checkpoints, with_json
 from swarmnet.errors import UsageError
 
 if TYPE_CHECKING:
+    import torch
+
     from swarmnet.cli.following import Following
-    from swarmnet.cli.scores import Scores
-    from swarmnet.config.peer import PeerConfig
+    from swarmnet.data.heldout import HeldOutText, Tally
+    from swarmnet.data.tokenizer import Tokenizer
     from swarmnet.manifest.schema import Manifest
     from swarmnet.net.swarm_link import SwarmLink
+    from swarmnet.state.collect import Collection
 
-LOOK_S = 3.0
-"""How long a run that must be up is looked for."""
+NO_FILE = ("bytes", "ids")
+"""Tokenizers that are no files."""
 
 
 @click.command("eval", context_settings=SETTINGS)
@@ -38,7 +44,7 @@ LOOK_S = 3.0
 @with_checkpoints
 @with_json
 @click.pass_context
-def command(
+def evaluate(
     ctx: click.Context,
     run: str,
     bootstrap: tuple[str, ...],
@@ -49,11 +55,11 @@ def command(
     step: int | None,
     as_json: bool,
 ) -> int:
-    """Print the loss (nats per token), perplexity and bits per byte of a text by the weights of a run.
+    """Print the loss (nats per token), perplexity and bits per byte of a text by one version of a run's weights.
 
-    With a link, or a manifest and --bootstrap, the swarm computes them: its peers run the microbatches forward beside
-    what they train, and nothing is counted. With a manifest alone it is this process, from checkpoints on this disk.
-    How far it is goes to standard error. Ctrl+C prints what has been scored so far.
+    With a manifest the weights come from checkpoints on this disk. With a link, or a manifest and --bootstrap, they are
+    fetched from the peers of a swarm that is up. Either way the whole model runs in this process, on the CPU. How far
+    it is goes to standard error. Ctrl+C prints what has been scored so far.
 
     \b
     Examples, the last one after `swarmnet local --steps 200 --out runs/local`:
@@ -61,47 +67,37 @@ def command(
       swarmnet eval run.toml --bootstrap /ip4/203.0.113.7/tcp/31337/p2p/12D3KooW...
       swarmnet eval runs/local/run.toml --microbatches 10
     """
-    named = directories if ctx.get_parameter_source("directories") == ParameterSource.COMMANDLINE else ()
-    link = run.strip().startswith("swarm:")
-    if (link or bootstrap) and (step is not None or named):
-        raise UsageError(
-            f"{'--dir' if step is None else '--step'} is for weights on this disk: in a swarm there are "
-            "only the newest, which move on while it trains"
-        )
-    from swarmnet.cli.scores import ScoreRequest
-
-    request = ScoreRequest(data, tokenizer, microbatches)
-    if link:
-        from swarmnet.net.swarm_link import SwarmLink
-
-        return _print(_through_swarm(SwarmLink.parse(run), None, bootstrap, request.of_strangers), as_json)
-    path = Path(run).expanduser()
-    if not path.is_file():
-        raise UsageError(f"{run}: no such file, and no link such as swarm:RUN_ID@ADDRESS")
+    import tempfile
 
     from swarmnet.manifest.file import load
+    from swarmnet.net.swarm_link import SwarmLink
 
-    manifest = load(path)
-    if bootstrap:
-        scores = _through_swarm(manifest, path, bootstrap, lambda each: request.of(each, path.parent))
-    else:
-        scores = _from_disk(
-            manifest,
-            request.of(manifest, path.parent),
-            step,
-            [each.expanduser() for each in directories] or [path.parent],
-        )
-    return _print(scores, as_json)
-
-
-def _print(scores: Scores, as_json: bool) -> int:
-    """What was scored, then why it is not all of it. Returns the exit code."""
+    request = ScoreRequest(data, tokenizer, microbatches)
+    link = run.strip().startswith("swarm:")
+    named = directories and ctx.get_parameter_source("directories") == ParameterSource.COMMANDLINE
+    if (link or bootstrap) and named:
+        raise UsageError("--dir is for weights on this disk: with a link or --bootstrap they come from the swarm")
+    path = Path(run).expanduser()
+    if not link and not path.is_file():
+        raise UsageError(f"{run}: no such file, and no link such as swarm:RUN_ID@ADDRESS")
+    with _following() as following, tempfile.TemporaryDirectory(prefix="swarmnet-eval-") as folder:
+        if link:
+            found = SwarmLink.parse(run)
+            scores, weights = _fetched(found, (), step, Path(folder), request.of_strangers, following)
+        else:
+            manifest = load(path)
+            if bootstrap:
+                scores, weights = _fetched(
+                    manifest, bootstrap, step, Path(folder), lambda each: request.of(each, path.parent), following
+                )
+            else:
+                scores = request.of(manifest, path.parent)
+                weights = _on_disk(manifest, [each.expanduser() for each in directories] or [path.parent], step)
+        _score(scores, *weights, following)
     if scores.tally.num_tokens or as_json:
         click.echo(scores.as_json() if as_json else scores.as_text())
-    elif scores.interrupted:
+    else:
         click.echo(f"nothing has been scored yet (0 of {scores.text.num_microbatches} microbatches)", err=True)
-    if scores.failure is not None:
-        raise scores.failure
     return 0 if scores.complete else INTERRUPTED
 
 
@@ -116,96 +112,208 @@ def _following() -> Following:
     return Following(Console(stderr=True), clock=time.monotonic)
 
 
-def _through_swarm(
-    invitation: SwarmLink | Manifest,
-    path: Path | None,
-    bootstrap: tuple[str, ...],
-    scores_of: Callable[[Manifest], Scores],
-) -> Scores:
-    """path: the manifest's."""
-    import asyncio
-    import tempfile
-
-    from swarmnet import telemetry
-    from swarmnet.config.layers import SettingsLayer, resolve
-    from swarmnet.config.peer import PeerConfig
-
-    telemetry.setup("error")
-    with tempfile.TemporaryDirectory(prefix="swarmnet-eval-") as folder:
-        config = resolve(
-            PeerConfig,
-            [
-                SettingsLayer("eval", {"dir": folder} | ({} if path is None else {"manifest": str(path)})),
-                SettingsLayer("--bootstrap", {"bootstrap": list(bootstrap)}),
-            ],
-            where="eval",
-        )
-        try:
-            with _following() as following:
-                return asyncio.run(_ask(config, invitation, scores_of, following))
-        except KeyboardInterrupt:
-            click.echo("nothing has been scored yet: the swarm was still being looked for", err=True)
-            raise
+Weights = tuple["Collection", int]
+"""Checkpoints, and which version of them."""
 
 
-async def _ask(
-    config: PeerConfig, invitation: SwarmLink | Manifest, scores_of: Callable[[Manifest], Scores], following: Following
-) -> Scores:
-    from swarmnet.manifest.codec_names import named_by
-    from swarmnet.net.identity import Identity
-    from swarmnet.peer.joining import reach
-    from swarmnet.trainer.evaluation import Piece
-    from swarmnet.trainer.scoring import score
-    from swarmnet.wire.codecs import encode, use_all
-
-    identity = Identity.generate()
-    async with reach(config, identity, invitation, following.phase, "trainer", look_s=LOOK_S) as found:
-        if not found.records:
-            raise UsageError(
-                f"nobody announces run {found.run[:12]}, which is this manifest's: take the manifest that "
-                "its peers were started with, or the link that they print"
-            )
-        use_all(named_by(found.manifest))
-        scores = scores_of(found.manifest)
-
-        def piece(number: int) -> Piece:
-            return Piece((encode("int32", scores.microbatch(number)),), scores.num_bytes(number))
-
-        ending = await score(
-            identity,
-            found.run,
-            found.manifest,
-            found.directory,
-            piece,
-            scores.text.num_microbatches,
-            tally=scores.tally,
-            greeter=found.greeter,
-            heard=lambda served: _follow(following, scores, "" if served else "; waiting: nobody serves stage 0"),
-        )
-        scores.interrupted, scores.failure = ending.interrupted, ending.failure
-        return scores
-
-
-def _follow(following: Following, scores: Scores, waiting: str = "") -> None:
-    following.scored(scores.tally.num_microbatches, scores.text.num_microbatches, scores.so_far(waiting))
-
-
-def _from_disk(manifest: Manifest, scores: Scores, step: int | None, directories: list[Path]) -> Scores:
-    from swarmnet.manifest.canonical import run_id
-    from swarmnet.model.whole import loss_of, whole
+def _on_disk(manifest: Manifest, directories: list[Path], step: int | None) -> Weights:
+    from swarmnet.manifest.file import run_id
     from swarmnet.state.collect import Collection
 
     collection = Collection(manifest, run_id(manifest), directories)
-    version = collection.newest() if step is None else step
-    module = whole(manifest.model, collection.stages(version))
+    return collection, collection.newest() if step is None else step
+
+
+def _fetched(
+    invitation: SwarmLink | Manifest,
+    bootstrap: tuple[str, ...],
+    step: int | None,
+    folder: Path,
+    scores_of: Callable[[Manifest], Scores],
+    following: Following,
+) -> tuple[Scores, Weights]:
+    """Checkpoints of the swarm's, below `folder`."""
+    import asyncio
+
+    from swarmnet import telemetry
+    from swarmnet.peer.gather import gather
+    from swarmnet.state.collect import Collection
+
+    telemetry.setup("error")
+    scores: list[Scores] = []
     try:
-        with _following() as following:
-            _follow(following, scores)
-            for number in range(scores.text.num_microbatches):
-                tokens = scores.microbatch(number)
-                loss = loss_of(module, tokens, compute=manifest.numerics.compute)
-                scores.tally.add(loss, tokens[:, 1:].numel(), scores.num_bytes(number), version)
-                _follow(following, scores)
+        found = asyncio.run(
+            gather(
+                invitation,
+                folder,
+                following.phase,
+                version=step,
+                bootstrap=bootstrap,
+                # A text that is not here is noticed before gigabytes are fetched.
+                agreed=lambda manifest: scores.append(scores_of(manifest)),
+            )
+        )
     except KeyboardInterrupt:
-        scores.interrupted = True
-    return scores
+        click.echo("nothing has been scored yet: the weights were still being fetched", err=True)
+        raise
+    return scores[0], (Collection(found.manifest, found.run, [folder]), found.version)
+
+
+def _score(scores: Scores, collection: Collection, version: int, following: Following) -> None:
+    """Score all, or what there is time for until Ctrl+C."""
+    from swarmnet.model.whole import loss_of, whole
+
+    module = whole(scores.manifest.model, collection.stages(version))
+    scores.version = version
+    total = scores.text.num_microbatches
+    try:
+        following.scored(0, total, scores.so_far)
+        for number in range(total):
+            tokens = scores.microbatch(number)
+            loss = loss_of(module, tokens, compute=scores.manifest.numerics.compute)
+            scores.tally.add(loss, tokens[:, 1:].numel(), scores.text.num_bytes(number, scores.tokenizer))
+            following.scored(number + 1, total, scores.so_far)
+    except KeyboardInterrupt:
+        pass  # the tally says how far it came
+
+
+# ------------------------------------------------------------ what is scored, and how it is said
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreRequest:
+    """What is to be scored, as it was typed."""
+
+    data: str | None
+    """A source; None: what the run has held out."""
+    tokenizer: Path | None
+    """The run's; None: where its manifest says."""
+    microbatches: int | None
+    """At most so many."""
+
+    def of(self, manifest: Manifest, base: Path) -> Scores:
+        """By a manifest that lies in `base`. Raises UsageError: the data or the tokenizer are not here, or others."""
+        tokenizer = manifest.data.tokenizer
+        if self.tokenizer is not None:
+            tokenizer = str(self.tokenizer.resolve())
+        elif tokenizer not in NO_FILE:
+            tokenizer = str((base / Path(tokenizer).expanduser()).resolve())
+        return self._scores(manifest, tokenizer, base)
+
+    def of_strangers(self, manifest: Manifest) -> Scores:
+        """By a manifest that came from the network: it opens no files here. Raises UsageError as `of`."""
+        agreed = manifest.data
+        if self.tokenizer is None and agreed.tokenizer not in NO_FILE:
+            raise UsageError(
+                f"the run's tokenizer is {agreed.tokenizer!r} where it was made, and a manifest from the "
+                "network opens no files here: name your copy of it with --tokenizer FILE"
+            )
+        if self.data is None and agreed.source not in BUILT_IN:
+            raise UsageError(
+                f"the run's text is {agreed.source!r} where it was made, and a manifest from the network "
+                "opens no files here: name a text with --data, or take the manifest's file instead of "
+                "the link, with --bootstrap"
+            )
+        tokenizer = agreed.tokenizer if self.tokenizer is None else str(self.tokenizer.resolve())
+        return self._scores(manifest, tokenizer, Path())
+
+    def _scores(self, manifest: Manifest, tokenizer: str, base: Path) -> Scores:
+        from swarmnet.data.heldout import any_text, held_out
+        from swarmnet.data.source import load_tokens, tokenizer_of
+        from swarmnet.data.tokens import verify
+
+        if self.data is None:
+            tokens = load_tokens(manifest.data.source, tokenizer, base=base)
+            verify(tokens, manifest.data)
+            text = held_out(tokens, manifest.training, at_most=self.microbatches)
+        else:
+            tokens = load_tokens(self.data, tokenizer)
+            if tokenizer != "ids" and tokens.tokenizer_sha256 != manifest.data.tokenizer_sha256 != "":
+                raise UsageError(
+                    f"{tokenizer} is not the tokenizer the run was made with (digest "
+                    f"{tokens.tokenizer_sha256[:12]} here, {manifest.data.tokenizer_sha256[:12]} in the "
+                    "manifest)"
+                )
+            text = any_text(tokens, manifest.training, at_most=self.microbatches)
+        if tokens.vocab_size > manifest.model.vocab_size:
+            raise UsageError(
+                f"{tokens.source!r} holds token ids up to {tokens.vocab_size - 1}, and the model knows "
+                f"{manifest.model.vocab_size}"
+            )
+        encoder = None if tokenizer == "ids" else tokenizer_of(tokenizer, None)
+        return Scores(manifest, text, encoder)
+
+
+def _tally() -> Tally:
+    from swarmnet.data.heldout import Tally
+
+    return Tally()
+
+
+@dataclass(slots=True)
+class Scores:
+    """An evaluation of `text`, and what it has come to."""
+
+    manifest: Manifest
+    text: HeldOutText
+    tokenizer: Tokenizer | None
+    """None: `text` is mere ids."""
+    tally: Tally = field(default_factory=_tally)
+    version: int = 0
+    """Of the weights."""
+
+    @property
+    def complete(self) -> bool:
+        """Was all scored that was to be?"""
+        return self.tally.num_microbatches == self.text.num_microbatches
+
+    def microbatch(self, number: int) -> torch.Tensor:
+        """Tokens of microbatch `number`, int32 [B, T + 1]."""
+        return self.text.tokens.microbatch(self.text.positions(number), self.text.sequence_length)
+
+    @property
+    def so_far(self) -> str:
+        """One line for whoever waits."""
+        tally = self.tally
+        loss = f", loss {tally.loss:.4f}" if tally.num_tokens else ""
+        return f"{tally.num_microbatches} of {self.text.num_microbatches} microbatches{loss}"
+
+    def as_text(self) -> str:
+        """For people."""
+        tally = self.tally
+        bits = tally.bits_per_byte
+        lines = [
+            f"loss {tally.loss:.6f} nats per token, perplexity {tally.perplexity:.4f}"
+            f"{'' if bits is None else f', {bits:.4f} bits per byte'}"
+            f"{'' if self.complete else ' (partial)'}",
+            f"over {tally.num_tokens:,} tokens of {self.text.tokens.source}, {tally.num_microbatches} of "
+            f"{self.text.in_all} microbatches"
+            f"{f'; {self.text.left_out:,} tokens more are in none' if self.text.left_out else ''}",
+            f"by the weights of step {self.version}",
+        ]
+        if self.manifest.averaging.sync == "local":
+            lines.append("which are each replica's own between outer steps: those of one replica of each stage")
+        return "\n".join(lines)
+
+    def as_json(self) -> str:
+        """For programs: what cannot be known is null."""
+        from swarmnet.manifest.file import run_id
+
+        tally, some = self.tally, bool(self.tally.num_tokens)
+        perplexity = tally.perplexity if some else math.inf
+        return json.dumps(
+            {
+                "run": run_id(self.manifest),
+                "data": self.text.tokens.source,
+                "loss": tally.loss if some else None,
+                "perplexity": perplexity if math.isfinite(perplexity) else None,
+                "bits_per_byte": tally.bits_per_byte,
+                "tokens": tally.num_tokens,
+                "bytes": tally.num_bytes if some else None,
+                "microbatches": tally.num_microbatches,
+                "of_microbatches": self.text.in_all,
+                "tokens_left_out": self.text.left_out,
+                "version": self.version,
+                "partial": not self.complete,
+            }
+        )

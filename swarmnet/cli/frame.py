@@ -18,21 +18,23 @@ import click
 from swarmnet import __version__
 from swarmnet.errors import SwarmError, UsageError, leaves
 
-COMMANDS = (
-    "init",
-    "plan",
-    "local",
-    "invite",
-    "ban",
-    "join",
-    "peer",
-    "trainer",
-    "bootstrap",
-    "status",
-    "export",
-    "eval",
-    "generate",
-)
+COMMANDS = {
+    "init": "init.init",
+    "plan": "plan.plan",
+    "local": "local.local",
+    "invite": "owner.invite",
+    "ban": "owner.ban",
+    "join": "serve.join",
+    "peer": "serve.peer",
+    "trainer": "serve.trainer",
+    "bootstrap": "serve.bootstrap",
+    "status": "serve.status",
+    "export": "weights.export",
+    "eval": "eval.evaluate",
+    "generate": "weights.generate",
+}
+"""Where each command is, below `swarmnet.cli`, in the order in which a newcomer types them."""
+
 FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
 
 
@@ -50,17 +52,18 @@ class Typed:
 
 
 class Lazy(click.Group):
-    """A group whose command `x` is `swarmnet.cli.x.command`, imported when it is asked for."""
+    """A group whose commands are imported when they are asked for."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """In the order in which a newcomer types them."""
+        """All of them, in their order."""
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """The command, or None if there is no such command."""
         if cmd_name not in COMMANDS:
             return None
-        command = importlib.import_module(f"swarmnet.cli.{cmd_name}").command
+        module, _, name = COMMANDS[cmd_name].partition(".")
+        command = getattr(importlib.import_module(f"swarmnet.cli.{module}"), name)
         assert isinstance(command, click.Command), cmd_name
         return command
 

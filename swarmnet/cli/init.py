@@ -13,7 +13,7 @@ from swarmnet.cli.settings import SETTINGS, TYPED, SchemaCommand, fields, given
 from swarmnet.errors import UsageError
 
 if TYPE_CHECKING:
-    from swarmnet.config.layers import SettingsLayer
+    from swarmnet.config.check import SettingsLayer
     from swarmnet.manifest.schema import Manifest
 
 EXISTS = "exists already; choose another name, or add --force to overwrite it"
@@ -44,7 +44,7 @@ NAMES = frozenset(["stdlib", "bytes", "ids"])
 )
 @click.option("--force", is_flag=True, allow_from_autoenv=False, help="Overwrite FILE.")
 @click.pass_context
-def command(
+def init(
     ctx: click.Context, /, path: Path, *, checkpoint: Path | None, assignments: tuple[str, ...], force: bool, **_: Any
 ) -> int:
     """Write FILE (run.toml): a run's manifest, with every field and what it means.
@@ -58,10 +58,9 @@ def command(
     if path.exists() and not force:
         raise UsageError(f"{path}: {EXISTS}")
 
-    from swarmnet.manifest.canonical import run_id
     from swarmnet.manifest.codec_names import named_by
-    from swarmnet.manifest.file import to_toml
-    from swarmnet.manifest.remarks import remarks
+    from swarmnet.manifest.file import run_id, to_toml
+    from swarmnet.manifest.implied import remarks
     from swarmnet.net.admission_files import new_owner, owner_key_file, write_owner
     from swarmnet.wire import codecs
 
@@ -162,7 +161,7 @@ def _manifest(
 ) -> tuple[Manifest, dict[str, object]]:
     """The manifest asked for, and which of its fields follow from others. options: (who says it, value) by field."""
     from swarmnet.config import toml
-    from swarmnet.config.layers import layer
+    from swarmnet.config.check import layer
     from swarmnet.manifest.file import change
     from swarmnet.manifest.implied import implied
     from swarmnet.manifest.schema import Manifest
@@ -200,7 +199,7 @@ class Begins:
 
     def layer(self, *, stages: object) -> SettingsLayer:
         """The model, for a run of so many stages: with more than one, embedding and head are two matrices."""
-        from swarmnet.config.layers import SettingsLayer
+        from swarmnet.config.check import SettingsLayer
 
         model = self._described.model.model_dump(mode="json")
         model["tie_embeddings"] = model["tie_embeddings"] and stages == 1
@@ -215,7 +214,7 @@ class Begins:
 
         tied: whether the head is the embedding, if the operator has said so; else the checkpoint's config says it.
         """
-        from swarmnet.config.layers import SettingsLayer
+        from swarmnet.config.check import SettingsLayer
         from swarmnet.manifest.file import change
         from swarmnet.model.huggingface.initial import digests
 
@@ -243,7 +242,7 @@ def _fill(manifest: Manifest, *, base: Path, sized_by: str | None) -> Manifest:
 
     Raises UsageError for data that cannot feed such a run.
     """
-    from swarmnet.config.layers import SettingsLayer
+    from swarmnet.config.check import SettingsLayer
     from swarmnet.data.sampler import Sampler
     from swarmnet.data.source import load_tokens
     from swarmnet.data.windows import WindowTree

@@ -28,7 +28,7 @@ _MAY_CHANGE = frozenset(["out", "oracle", "kill", "kill_every", "kill_rank", "ki
 @fields("peer", "mesh.tensor", "mesh.shard", "mesh.sequence_parallel", allow_from_autoenv=False)
 @with_log_level
 @click.pass_context
-def command(ctx: click.Context, /, **_: Any) -> int:
+def local(ctx: click.Context, /, **_: Any) -> int:
     """Train a small model in a swarm of real processes on this machine.
 
     \b

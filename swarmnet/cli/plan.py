@@ -38,7 +38,7 @@ from swarmnet.errors import UsageError
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, sizes in bytes.")
 @peer_options(*MESH_AND_MEMORY, "device", "slots")
 @click.pass_context
-def command(ctx: click.Context, /, *, room: str | None, as_json: bool, **_: Any) -> int:
+def plan(ctx: click.Context, /, *, room: str | None, as_json: bool, **_: Any) -> int:
     """Print what memory stages of MANIFEST take on each rank, and how much is missing where they do not fit.
 
     Takes --config and the flags of `swarmnet peer` that say how memory is spent, and refuses what that refuses. Needs
@@ -58,7 +58,7 @@ def command(ctx: click.Context, /, *, room: str | None, as_json: bool, **_: Any)
     named = "gpus" in config.mesh.model_fields_set  # "1" is also what nobody said
     imagined = room is not None and named and config.device != "cpu" and config.mesh.ranks == 1
 
-    from swarmnet.cli.verdicts import run_plan
+    from swarmnet.cli.plan_report import run_plan
     from swarmnet.peer.fitting import room_here, setup_of
     from swarmnet.peer.memory import check_memory
     from swarmnet.peer.ranks import choose_layout, meaningless

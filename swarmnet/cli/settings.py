@@ -2,7 +2,7 @@
 
 A field of a schema that has a `config.table.CliOption` is an option of every command that names it. Its type, its
 default and its help are the field's. click reads the flags and the variables (`--dht-port` is
-SWARMNET_DHT_PORT), and `config.layers` decides who wins. Every command imports this module. It imports
+SWARMNET_DHT_PORT), and `config.check` decides who wins. Every command imports this module. It imports
 the schemas, and pydantic with them, only when a command's options are asked for.
 """
 
@@ -20,7 +20,7 @@ from click.core import ParameterSource
 from swarmnet.errors import UsageError
 
 if TYPE_CHECKING:
-    from swarmnet.config.layers import SettingsLayer
+    from swarmnet.config.check import SettingsLayer
     from swarmnet.config.peer import PeerConfig, Role
     from swarmnet.config.table import CliOption
     from swarmnet.manifest.schema import Manifest
@@ -31,6 +31,9 @@ FieldPath = tuple[str, ...]
 PREFIX = "SWARMNET"
 SETTINGS = {"auto_envvar_prefix": PREFIX, "help_option_names": ["-h", "--help"]}
 """The context of every command: one variable per flag, the same one whatever the command."""
+
+BUILT_IN = ("stdlib", "corpus:small")
+"""Data sources that name no file of the operator's."""
 
 # ------------------------------------------------------------ options of several commands that are no fields
 
@@ -286,7 +289,7 @@ def read_config(ctx: click.Context, role: Role) -> PeerConfig:
     Raises UsageError in the name of the flag, variable or file that is wrong.
     """
     from swarmnet import telemetry
-    from swarmnet.config.layers import resolve
+    from swarmnet.config.check import resolve
     from swarmnet.config.peer import PeerConfig
 
     config = resolve(PeerConfig, _layers(ctx, role), where=ctx.params["config"] or "peer config")
@@ -316,7 +319,7 @@ def read_manifest(config: PeerConfig, command: str) -> Manifest:
 
 def implied(role: Role) -> SettingsLayer:
     """What it says of a peer's config that it does this."""
-    from swarmnet.config.layers import SettingsLayer
+    from swarmnet.config.check import SettingsLayer
 
     return SettingsLayer("default", {"roles": [role], "dir": f"~/.swarmnet/{_command(role)}"})
 
@@ -324,7 +327,7 @@ def implied(role: Role) -> SettingsLayer:
 def _layers(ctx: click.Context, role: Role) -> list[SettingsLayer]:
     """Weakest first: what the command implies, file, variables (SWARMNET_SET first), `--set`, flags."""
     from swarmnet.config import toml
-    from swarmnet.config.layers import SettingsLayer, layer
+    from swarmnet.config.check import SettingsLayer, layer
 
     layers = [implied(role)]
     if file := ctx.params["config"]:

@@ -1,14 +1,17 @@
 """Turn plain data (from TOML, flags, the environment) into a `Table`, or say in one line what is wrong.
 
-The line reads `origin: path: problem`: which file or flag, which key, what to do. Knows no syntax and no precedence.
-pydantic decides what is valid; the words are ours.
+The line reads `origin: path: problem`: which file or flag, which key, what to do. pydantic decides what is valid; the
+words are ours. What several origins say is laid over each other first, the weakest below: for a peer that is default <
+file < environment < `--set` < flag. The last that names a path wins, and an error names the origin that won. Knows no
+syntax, neither click nor the fields.
 """
 
 from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from pydantic import ValidationError
@@ -171,3 +174,54 @@ def _shown(value: object) -> str:
     except (TypeError, ValueError, RecursionError):
         text = repr(value)
     return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+# ------------------------------------------------------------ layers of settings
+
+
+@dataclass(frozen=True, slots=True)
+class SettingsLayer:
+    """What `origin` ("peer.toml", "SWARMNET_PORT", "--port") says."""
+
+    origin: str
+    values: Mapping[str, Any]
+
+
+def layer(origin: str, path: Path, value: Any) -> SettingsLayer:
+    """A layer that sets one path."""
+    for name in reversed(path):
+        value = {name: value}
+    return SettingsLayer(origin, value)
+
+
+def merge(layers: Iterable[SettingsLayer]) -> tuple[dict[str, Any], dict[Path, str]]:
+    """Lay `layers` over each other, weakest first. Returns the data and who set each path."""
+    data: dict[str, Any] = {}
+    origins: dict[Path, str] = {}
+    for each in layers:
+        _lay(data, each.values, each.origin, (), origins)
+    return data, origins
+
+
+def resolve(model: type[T], layers: Iterable[SettingsLayer], *, where: str) -> T:
+    """Merge, then check. Raises UsageError in the name of the layer that set the wrong value, else of `where`."""
+    data, origins = merge(layers)
+
+    def origin(path: Path) -> str:
+        while path and path not in origins:
+            path = path[:-1]
+        return origins.get(path, where)
+
+    return check(model, data, origin=origin)
+
+
+def _lay(data: dict[str, Any], values: Mapping[str, Any], origin: str, prefix: Path, origins: dict[Path, str]) -> None:
+    for name, value in values.items():
+        path = (*prefix, name)
+        origins[path] = origin
+        if isinstance(value, Mapping):
+            if not isinstance(data.get(name), dict):
+                data[name] = {}
+            _lay(data[name], value, origin, path, origins)
+        else:
+            data[name] = value

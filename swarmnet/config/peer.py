@@ -14,7 +14,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from swarmnet.config.plug_in import one_of
-from swarmnet.config.table import CliOption, Count, Positive, Seconds, Table
+from swarmnet.config.table import CliOption, Count, Positive, Seconds, Table, says
 
 Role = Literal["stage", "trainer", "bootstrap"]
 Port = Annotated[int, Field(ge=0, le=65535)]
@@ -76,20 +76,19 @@ Shard = Literal["none", "dp", "zero1", "zero2", "zero3"]
 class Mesh(Table):
     """The ranks inside this peer: one per GPU, or processes on the CPU. They share its stages; see docs/mesh.md."""
 
-    gpus: Annotated[Gpus, CliOption("N|I,J..|auto")] = Field(
-        default="1", description='GPUs, one rank each: a number, which ones ("0,1,3"), or "auto": all, or else the CPU'
+    gpus: Annotated[Gpus, CliOption("N|I,J..|auto")] = says(
+        "1", 'GPUs, one rank each: a number, which ones ("0,1,3"), or "auto": all, or else the CPU'
     )
-    ranks: Annotated[Positive, CliOption("N")] = Field(default=1, description="ranks on the CPU, instead of GPUs")
-    tensor: Annotated[Count, CliOption("N")] = Field(
-        default=0, description="ranks that split each layer; the rest split microbatches. 0: all, or 1 with `shard`"
+    ranks: Annotated[Positive, CliOption("N")] = says(1, "ranks on the CPU, instead of GPUs")
+    tensor: Annotated[Count, CliOption("N")] = says(
+        0, "ranks that split each layer; the rest split microbatches. 0: all, or 1 with `shard`"
     )
-    shard: Annotated[Shard, CliOption()] = Field(
-        default="none",
-        description='what the other ranks split: "dp" microbatches, "zero1" and moments, "zero2" and sums, "zero3" and '
-        "weights",
+    shard: Annotated[Shard, CliOption()] = says(
+        "none",
+        'what the other ranks split: "dp" microbatches, "zero1" and moments, "zero2" and sums, "zero3" and weights',
     )
-    sequence_parallel: Annotated[bool, CliOption()] = Field(
-        default=False, description="ranks that split layers split norms and residuals by tokens"
+    sequence_parallel: Annotated[bool, CliOption()] = says(
+        False, "ranks that split layers split norms and residuals by tokens"
     )
 
     @model_validator(mode="after")
@@ -106,17 +105,13 @@ class Memory(Table):
     """How a device's memory is spent. `compile` and `offload_optimizer` round in their own ways, no other choice does.
     See docs/memory.md."""
 
-    activations: Annotated[Activations, CliOption()] = Field(
-        default="stash",
-        description='what is kept of a microbatch until its backward: from "stash" (all) to "recompute" (least), or '
+    activations: Annotated[Activations, CliOption()] = says(
+        "stash",
+        'what is kept of a microbatch until its backward: from "stash" (all) to "recompute" (least), or '
         '"offload": in host memory (CUDA)',
     )
-    offload_optimizer: bool = Field(
-        default=False, description="optimizer state in host memory, updates on the CPU (CUDA)"
-    )
-    compile: Annotated[bool, CliOption()] = Field(
-        default=False, description="torch.compile each layer (CUDA); a numerics class of its own"
-    )
+    offload_optimizer: bool = says(False, "optimizer state in host memory, updates on the CPU (CUDA)")
+    compile: Annotated[bool, CliOption()] = says(False, "torch.compile each layer (CUDA); a numerics class of its own")
 
     @model_validator(mode="after")
     def _whole_layers(self) -> Memory:
@@ -131,10 +126,8 @@ class Memory(Table):
 class Caps(Table):
     """What this machine lends at most."""
 
-    keep_checkpoints: Positive = Field(default=3, description="checkpoints kept on disk, per stage")
-    memo_bytes: Count = Field(
-        default=512 * 2**20, description="what was sent and answered, kept for who asks again, per stage; 0: nothing"
-    )
+    keep_checkpoints: Positive = says(3, "checkpoints kept on disk, per stage")
+    memo_bytes: Count = says(512 * 2**20, "what was sent and answered, kept for who asks again, per stage; 0: nothing")
 
 
 LogLevel = Literal["debug", "info", "warning", "error"]
@@ -143,9 +136,9 @@ LogLevel = Literal["debug", "info", "warning", "error"]
 class Log(Table):
     """Logging to standard error."""
 
-    level: Annotated[LogLevel, CliOption(name="log-level")] = Field(default="info", description="the least to log")
-    format: Annotated[Literal["text", "json"], CliOption(name="log-format")] = Field(
-        default="text", description="text: short lines; json: one object per line"
+    level: Annotated[LogLevel, CliOption(name="log-level")] = says("info", "the least to log")
+    format: Annotated[Literal["text", "json"], CliOption(name="log-format")] = says(
+        "text", "text: short lines; json: one object per line"
     )
 
 
@@ -156,60 +149,44 @@ class PeerConfig(Table):
     the command is typed; `~` is your home directory.
     """
 
-    manifest: Annotated[Home | None, CliOption("FILE")] = Field(
-        default=None, description="the run's manifest, such as run.toml; a bootstrap node needs none"
+    manifest: Annotated[Home | None, CliOption("FILE")] = says(
+        None, "the run's manifest, such as run.toml; a bootstrap node needs none"
     )
-    roles: tuple[Role, ...] = Field(
-        default=("stage",), description="what the peer does; must include what the command asks"
-    )
-    stages: Annotated[tuple[Count, ...], CliOption("N[,N..]", name="stage")] = Field(
-        default=(), description="the stages to serve"
-    )
+    roles: tuple[Role, ...] = says(("stage",), "what the peer does; must include what the command asks")
+    stages: Annotated[tuple[Count, ...], CliOption("N[,N..]", name="stage")] = says((), "the stages to serve")
     dir: Annotated[Home, CliOption("DIR", default="~/.swarmnet/COMMAND")] = Field(
         default_factory=lambda: _home(Path("~/.swarmnet/peer")), description="identity key and snapshots"
     )
-    data: Annotated[str | None, CliOption("PATH")] = Field(
-        default=None, description="where this machine has the run's tokens, if not at data.source"
+    data: Annotated[str | None, CliOption("PATH")] = says(
+        None, "where this machine has the run's tokens, if not at data.source"
     )
-    initial: Annotated[Home | None, CliOption("DIR")] = Field(
-        default=None, description="where this machine has the checkpoint the run begins with, if not at initial.source"
+    initial: Annotated[Home | None, CliOption("DIR")] = says(
+        None, "where this machine has the checkpoint the run begins with, if not at initial.source"
     )
-    host: Annotated[str, CliOption("ADDR")] = Field(default="0.0.0.0", min_length=1, description="address to listen on")
-    port: Annotated[Port, CliOption("N")] = Field(
-        default=0, description="port of the data plane; 0: last time's, else any free one"
+    host: Annotated[str, CliOption("ADDR")] = says("0.0.0.0", "address to listen on", min_length=1)
+    port: Annotated[Port, CliOption("N")] = says(0, "port of the data plane; 0: last time's, else any free one")
+    dht_port: Annotated[Port, CliOption("N")] = says(0, "port of the DHT; 0: last time's, else any free one")
+    announce: Annotated[tuple[Multiaddr, ...], CliOption("MADDR")] = says(
+        (), "multiaddr to publish instead of what `host` suggests"
     )
-    dht_port: Annotated[Port, CliOption("N")] = Field(
-        default=0, description="port of the DHT; 0: last time's, else any free one"
+    bootstrap: Annotated[tuple[Multiaddr, ...], CliOption("MADDR")] = says(
+        (), "multiaddr of a peer that is up; without any, a new swarm begins"
     )
-    announce: Annotated[tuple[Multiaddr, ...], CliOption("MADDR")] = Field(
-        default=(), description="multiaddr to publish instead of what `host` suggests"
+    invitation: Annotated[str, CliOption("FILE|TEXT")] = says(
+        "", "in a run by invitation: what `swarmnet invite` printed, or the file it is in"
     )
-    bootstrap: Annotated[tuple[Multiaddr, ...], CliOption("MADDR")] = Field(
-        default=(), description="multiaddr of a peer that is up; without any, a new swarm begins"
+    device: Annotated[Literal["cpu", "cuda", "auto"], CliOption()] = says(
+        "auto", "where to compute; auto: on cuda where there is one"
     )
-    invitation: Annotated[str, CliOption("FILE|TEXT")] = Field(
-        default="", description="in a run by invitation: what `swarmnet invite` printed, or the file it is in"
+    threads: Annotated[Positive, AfterValidator(_threads)] = says(1, "CPU threads of the compute thread")
+    slots: Annotated[Count, CliOption("N")] = says(
+        4, "microbatches in flight per stage and open step: the memory bound; 0: as many as fit"
     )
-    device: Annotated[Literal["cpu", "cuda", "auto"], CliOption()] = Field(
-        default="auto", description="where to compute; auto: on cuda where there is one"
-    )
-    threads: Annotated[Positive, AfterValidator(_threads)] = Field(
-        default=1, description="CPU threads of the compute thread"
-    )
-    slots: Annotated[Count, CliOption("N")] = Field(
-        default=4, description="microbatches in flight per stage and open step: the memory bound; 0: as many as fit"
-    )
-    drain_s: Seconds = Field(
-        default=60.0, description="seconds a leaving peer waits for another replica to have its stage's state"
-    )
-    routing: RoutingName = Field(
-        default="least_time", description="which replica of the next stage gets a microbatch (docs/extending.md)"
-    )
-    placement: PlacementName = Field(
-        default="neediest", description="which stage `swarmnet join` takes (docs/extending.md)"
-    )
-    events: Annotated[Home | None, CliOption("FILE")] = Field(
-        default=None, description="append events to this file, one JSON object per line"
+    drain_s: Seconds = says(60.0, "seconds a leaving peer waits for another replica to have its stage's state")
+    routing: RoutingName = says("least_time", "which replica of the next stage gets a microbatch (docs/extending.md)")
+    placement: PlacementName = says("neediest", "which stage `swarmnet join` takes (docs/extending.md)")
+    events: Annotated[Home | None, CliOption("FILE")] = says(
+        None, "append events to this file, one JSON object per line"
     )
     mesh: Mesh = Mesh()
     memory: Memory = Memory()

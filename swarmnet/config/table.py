@@ -7,7 +7,7 @@ NaN or infinity.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -42,3 +42,8 @@ class Table(BaseModel):
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+
+def says(default: Any, description: str, **more: Any) -> Any:
+    """A field of a table: pydantic's `Field` with its default, and what it is in words."""
+    return Field(default=default, description=description, **more)

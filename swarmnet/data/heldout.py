@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from swarmnet.data.sampler import Sampler
 from swarmnet.data.tokenizer import Bytes, Tokenizer
@@ -81,21 +81,19 @@ def any_text(tokens: Tokens, training: Training, *, at_most: int | None = None) 
 
 @dataclass(slots=True)
 class Tally:
-    """Sums over the microbatches that were scored; divide once. versions: tokens by the version of the weights."""
+    """Sums over the microbatches that were scored; divide once."""
 
     loss_sum: float = 0.0
     num_tokens: int = 0
     num_bytes: int | None = 0
     num_microbatches: int = 0
-    versions: dict[int, int] = field(default_factory=dict)
 
-    def add(self, loss_sum: float, num_tokens: int, num_bytes: int | None, version: int) -> None:
+    def add(self, loss_sum: float, num_tokens: int, num_bytes: int | None) -> None:
         """Count one microbatch. loss_sum: nats."""
         self.loss_sum += loss_sum
         self.num_tokens += num_tokens
         self.num_bytes = None if self.num_bytes is None or num_bytes is None else self.num_bytes + num_bytes
         self.num_microbatches += 1
-        self.versions[version] = self.versions.get(version, 0) + num_tokens
 
     @property
     def loss(self) -> float:

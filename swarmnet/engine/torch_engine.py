@@ -21,7 +21,7 @@ from torch import Tensor
 from swarmnet.engine.compute_thread import StageJobs, Work
 from swarmnet.engine.payloads import Payloads
 from swarmnet.errors import Refused, RejectCode
-from swarmnet.manifest.delay import Delay
+from swarmnet.manifest.schema import Delay
 from swarmnet.messages import Commit, Packed
 from swarmnet.stage import snapshot
 from swarmnet.stage.backend import StageBackend

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from swarmnet.config import toml
-from swarmnet.config.layers import layer
+from swarmnet.config.check import layer
 from swarmnet.data.sampler import Sampler
 from swarmnet.data.source import load_tokens
 from swarmnet.data.tokens import Tokens, verify
@@ -16,8 +16,8 @@ from swarmnet.errors import UsageError
 from swarmnet.ids import RunId
 from swarmnet.local.options import LocalOptions
 from swarmnet.manifest import file
-from swarmnet.manifest.canonical import run_id
 from swarmnet.manifest.codec_names import may_owe, named_by
+from swarmnet.manifest.file import run_id
 from swarmnet.manifest.implied import implied
 from swarmnet.manifest.schema import Admission, Data, Manifest
 from swarmnet.manifest.terms import RunTerms

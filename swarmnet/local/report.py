@@ -19,7 +19,7 @@ from swarmnet.local.audit import FP32_STEPS, AuditResult, Comparison
 from swarmnet.local.progress import SwarmProgress
 from swarmnet.local.screen import duration, say
 from swarmnet.manifest.schema import Manifest
-from swarmnet.telemetry.jsonline import encode, plain
+from swarmnet.telemetry.log import encode, plain
 
 INTERRUPTED = "interrupted"
 UNCOMPARED = "the swarm finished; only the comparison with one process was interrupted"

@@ -49,7 +49,7 @@ from swarmnet.local.report import (
 )
 from swarmnet.local.screen import SwarmScreen, say
 from swarmnet.local.supervisor import Supervisor, SwarmLayout, Timing
-from swarmnet.manifest.remarks import remarks
+from swarmnet.manifest.implied import remarks
 from swarmnet.manifest.schema import Model
 from swarmnet.net.admission_files import invitation_beside
 from swarmnet.ranks.starter import ForkerLost, FreshStarter, Starter

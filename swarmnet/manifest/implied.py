@@ -1,15 +1,17 @@
-"""What a choice in a new manifest brings along, unless something else is said. Pure.
+"""What a choice in a new manifest brings along, unless something else is said, and what its author may not have meant.
 
 Every field of a manifest has one default, whatever the others are. Whoever writes a *new* one (`swarmnet init`,
 `swarmnet local`) lays these under what was said. The reducer is why: a swarm that anybody may join, or whose replicas
 bring together what they have learned on their own, should not let one of them drag the others anywhere, so sums that
 are not bound to be exact are clipped. And where gradients come late (`overlap`) the first moment is carried on, and
-the first steps, in which weights change fastest, are exact.
+the first steps, in which weights change fastest, are exact. Pure.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+
+from swarmnet.manifest.schema import Manifest
 
 CLIPPING = "norm_clip"
 """The reducer of open runs with float sums, and of local training."""
@@ -42,3 +44,31 @@ def implied(said: Mapping[str, object], *, opened: bool) -> dict[str, object]:
     if (local or opened) and mode == "fp32" and not summed:
         follows |= {"averaging.reducer": CLIPPING}
     return {name: value for name, value in follows.items() if name not in said}
+
+
+def remarks(manifest: Manifest) -> list[str]:
+    """A line each, for people; none if there is nothing to say."""
+    return [*_late_momentum(manifest), *_no_overlap(manifest)]
+
+
+def _late_momentum(manifest: Manifest) -> list[str]:
+    averaging, steps = manifest.averaging, manifest.training.total_steps
+    warmup = averaging.outer_warmup_steps
+    if averaging.sync != "local" or averaging.outer_momentum == 0 or steps > 2 * warmup:
+        return []
+    last = steps - 1
+    when = "never sets in" if last <= warmup else f"sets in only after step {warmup} of {steps}"
+    return [
+        f"note: outer momentum {when}: training.total_steps = {steps}, averaging.outer_warmup_steps = {warmup}; "
+        "train longer, or choose a shorter warm-up with --set"
+    ]
+
+
+def _no_overlap(manifest: Manifest) -> list[str]:
+    steps, delay = manifest.training.total_steps, manifest.averaging.delay
+    if not delay.most or delay.behind(steps - 1):
+        return []
+    return [
+        f"note: no step overlaps another: training.total_steps = {steps}, averaging.overlap_after = {delay.since}; "
+        "train longer, or let steps overlap earlier with --set"
+    ]

@@ -7,14 +7,14 @@ here so that `init` can write it out; a file must name every field (a later rele
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
 from swarmnet.config.plug_in import one_of
-from swarmnet.config.table import CliOption, Count, Positive, Seconds, Table
+from swarmnet.config.table import CliOption, Count, Positive, Seconds, Table, says
 from swarmnet.manifest.codec_names import check_averaging, check_boundary
-from swarmnet.manifest.delay import NO_DELAY, Delay
 
 Above0 = Annotated[float, Field(gt=0)]
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
@@ -33,31 +33,31 @@ UpdateRule = Annotated[str, AfterValidator(lambda name: one_of(name, ("adamw",))
 class Model(Table):
     """A Llama-style decoder, Hugging Face parameter names."""
 
-    vocab_size: Positive = Field(default=256, description="token ids are below this")
-    hidden_size: Positive = Field(default=128, description="width of the residual stream")
-    intermediate_size: Positive = Field(default=352, description="width inside the SwiGLU feed-forward")
-    num_layers: Positive = Field(default=6, le=10_000, description="decoder blocks")
-    num_heads: Positive = Field(default=4, description="query heads; a multiple of num_kv_heads")
-    num_kv_heads: Positive = Field(default=2, description="key and value heads (grouped-query attention)")
-    head_dim: Positive = Field(default=32, description="width of one head; even")
-    rope_theta: Above0 = Field(default=10000.0, description="base of the rotary position embedding")
-    rope_scaling: Literal["none", "linear", "llama3"] = Field(
-        default="none", description='"none", "linear" (slower by rope_factor), or "llama3" (only slow pairs are)'
+    vocab_size: Positive = says(256, "token ids are below this")
+    hidden_size: Positive = says(128, "width of the residual stream")
+    intermediate_size: Positive = says(352, "width inside the SwiGLU feed-forward")
+    num_layers: Positive = says(6, "decoder blocks", le=10_000)
+    num_heads: Positive = says(4, "query heads; a multiple of num_kv_heads")
+    num_kv_heads: Positive = says(2, "key and value heads (grouped-query attention)")
+    head_dim: Positive = says(32, "width of one head; even")
+    rope_theta: Above0 = says(10000.0, "base of the rotary position embedding")
+    rope_scaling: Literal["none", "linear", "llama3"] = says(
+        "none", '"none", "linear" (slower by rope_factor), or "llama3" (only slow pairs are)'
     )
-    rope_factor: Annotated[float, Field(ge=1.0)] = Field(
-        default=1.0, description="by how much rotation is slowed down; 1 without rope_scaling"
+    rope_factor: Annotated[float, Field(ge=1.0)] = says(
+        1.0, "by how much rotation is slowed down; 1 without rope_scaling"
     )
-    rope_low_freq_factor: Above0 = Field(
-        default=1.0, description='"llama3": pairs with fewer turns in rope_original_length are slowed down whole'
+    rope_low_freq_factor: Above0 = says(
+        1.0, '"llama3": pairs with fewer turns in rope_original_length are slowed down whole'
     )
-    rope_high_freq_factor: Above0 = Field(default=4.0, description='"llama3": pairs with more turns in it are kept')
-    rope_original_length: Positive = Field(default=8192, description='"llama3": tokens of a sequence before scaling')
-    rms_norm_eps: Above0 = Field(default=1e-5, description="added to the mean square in every norm")
-    init_std: Above0 = Field(default=0.02, description="standard deviation of the initial weights")
-    tie_embeddings: bool = Field(default=False, description="head = embedding; only with cut.stages = 1")
-    attention_bias: bool = Field(default=False, description="biases in the query, key and value projections")
-    output_bias: bool = Field(default=False, description="a bias in the attention's output projection too")
-    qk_norm: bool = Field(default=False, description="a norm over each query and key head, as in Qwen3")
+    rope_high_freq_factor: Above0 = says(4.0, '"llama3": pairs with more turns in it are kept')
+    rope_original_length: Positive = says(8192, '"llama3": tokens of a sequence before scaling')
+    rms_norm_eps: Above0 = says(1e-5, "added to the mean square in every norm")
+    init_std: Above0 = says(0.02, "standard deviation of the initial weights")
+    tie_embeddings: bool = says(False, "head = embedding; only with cut.stages = 1")
+    attention_bias: bool = says(False, "biases in the query, key and value projections")
+    output_bias: bool = says(False, "a bias in the attention's output projection too")
+    qk_norm: bool = says(False, "a norm over each query and key head, as in Qwen3")
 
     @property
     def num_parameters(self) -> int:
@@ -101,9 +101,9 @@ class Model(Table):
 class Cut(Table):
     """How the layers are cut into stages: balanced by FLOPs ("auto") or the number of layers of each stage."""
 
-    stages: Annotated[Positive, CliOption("N")] = Field(default=3, description="stages the model is cut into")
-    layers: Literal["auto"] | tuple[Count, ...] = Field(
-        default="auto", description='"auto": balanced by FLOPs, head included; or layers per stage, such as [3, 2, 1]'
+    stages: Annotated[Positive, CliOption("N")] = says(3, "stages the model is cut into")
+    layers: Literal["auto"] | tuple[Count, ...] = says(
+        "auto", '"auto": balanced by FLOPs, head included; or layers per stage, such as [3, 2, 1]'
     )
 
 
@@ -112,10 +112,8 @@ class Initial(Table):
     --from` names. `source` is a hint where to find it; the digests are what counts.
     """
 
-    source: str = Field(default="", description='directory of a checkpoint; "": the weights are drawn from the seed')
-    sha256: tuple[FullDigest, ...] = Field(
-        default=(), description="digest of each stage's weights; filled in by `swarmnet init --from`"
-    )
+    source: str = says("", 'directory of a checkpoint; "": the weights are drawn from the seed')
+    sha256: tuple[FullDigest, ...] = says((), "digest of each stage's weights; filled in by `swarmnet init --from`")
 
     @model_validator(mode="after")
     def _either(self) -> Initial:
@@ -127,44 +125,31 @@ class Initial(Table):
 class Data(Table):
     """The token stream. `source` is a hint where to find it; the digests are what counts."""
 
-    source: Annotated[str, CliOption("SOURCE", name="data")] = Field(
-        default="stdlib",
-        description='text (.txt, .jsonl, directory) or tokens (.bin, .npy); "stdlib": Python\'s source; "corpus:small"',
+    source: Annotated[str, CliOption("SOURCE", name="data")] = says(
+        "stdlib", 'text (.txt, .jsonl, directory) or tokens (.bin, .npy); "stdlib": Python\'s source; "corpus:small"'
     )
-    tokenizer: Annotated[str, CliOption("NAME", default="that of --from, else bytes")] = Field(
-        default="bytes", description='"bytes", a tokenizer.json, or "ids" for a file of token ids'
+    tokenizer: Annotated[str, CliOption("NAME", default="that of --from, else bytes")] = says(
+        "bytes", '"bytes", a tokenizer.json, or "ids" for a file of token ids'
     )
-    num_tokens: Count = Field(default=0, description="length of the token stream; filled in by `swarmnet init`")
-    tokens_sha256: Digest = Field(default="", description="digest of the token stream; filled in by `swarmnet init`")
-    tokens_root: Digest = Field(
-        default="", description="root of the tree of training windows; filled in by `swarmnet init`"
-    )
-    tokenizer_sha256: Digest = Field(default="", description="digest of the tokenizer; filled in by `swarmnet init`")
+    num_tokens: Count = says(0, "length of the token stream; filled in by `swarmnet init`")
+    tokens_sha256: Digest = says("", "digest of the token stream; filled in by `swarmnet init`")
+    tokens_root: Digest = says("", "root of the tree of training windows; filled in by `swarmnet init`")
+    tokenizer_sha256: Digest = says("", "digest of the tokenizer; filled in by `swarmnet init`")
 
 
 class Training(Table):
     """One step is `microbatches` microbatches of `microbatch_size` sequences of `sequence_length` tokens."""
 
-    seed: Annotated[Count, CliOption("N")] = Field(
-        default=0, description="of the initial weights and of the order of the data"
-    )
-    total_steps: Annotated[Positive, CliOption("N", name="steps")] = Field(
-        default=60, description="optimizer steps of the run"
-    )
-    microbatches: Annotated[int, Field(ge=1, le=16384)] = Field(
-        default=8, description="per step, over the whole swarm; at most 16384"
-    )
-    microbatch_size: Positive = Field(default=4, description="sequences per microbatch")
-    sequence_length: Positive = Field(default=64, description="tokens per sequence")
-    eval_every: Count = Field(default=20, description="steps between held-out evaluations; 0: never")
-    eval_microbatches: Positive = Field(default=2, description="microbatches of one evaluation")
-    checkpoint_every: Count = Field(
-        default=50, description="steps between checkpoints on the peers' disks; 0: only at the end"
-    )
-    allow_drop: bool = Field(
-        default=False, description="a stage that lost its newest state goes on from an older one, alone"
-    )
-    max_void: Count = Field(default=0, description="non-finite microbatches tolerated in one step; more stop the run")
+    seed: Annotated[Count, CliOption("N")] = says(0, "of the initial weights and of the order of the data")
+    total_steps: Annotated[Positive, CliOption("N", name="steps")] = says(60, "optimizer steps of the run")
+    microbatches: Annotated[int, Field(ge=1, le=16384)] = says(8, "per step, over the whole swarm; at most 16384")
+    microbatch_size: Positive = says(4, "sequences per microbatch")
+    sequence_length: Positive = says(64, "tokens per sequence")
+    eval_every: Count = says(20, "steps between held-out evaluations; 0: never")
+    eval_microbatches: Positive = says(2, "microbatches of one evaluation")
+    checkpoint_every: Count = says(50, "steps between checkpoints on the peers' disks; 0: only at the end")
+    allow_drop: bool = says(False, "a stage that lost its newest state goes on from an older one, alone")
+    max_void: Count = says(0, "non-finite microbatches tolerated in one step; more stop the run")
 
     @model_validator(mode="after")
     def _something_counts(self) -> Training:
@@ -176,27 +161,25 @@ class Training(Table):
 class Optimizer(Table):
     """AdamW (arXiv:1711.05101) with linear warm-up and a schedule; decay on matrices only."""
 
-    name: UpdateRule = Field(default="adamw", description='"adamw", or a plug-in\'s (docs/extending.md)')
-    learning_rate: Above0 = Field(default=2e-3, description="at the peak, after warm-up")
-    beta1: Decay = Field(default=0.9, description="decay of the first moment")
-    beta2: Decay = Field(default=0.95, description="decay of the second moment")
-    lead: Annotated[float, Field(ge=0.0, le=20.0)] = Field(
-        default=0.0, description='steps by which the first moment is carried on; with averaging.sync = "overlap" 2.5'
+    name: UpdateRule = says("adamw", '"adamw", or a plug-in\'s (docs/extending.md)')
+    learning_rate: Above0 = says(2e-3, "at the peak, after warm-up")
+    beta1: Decay = says(0.9, "decay of the first moment")
+    beta2: Decay = says(0.95, "decay of the second moment")
+    lead: Annotated[float, Field(ge=0.0, le=20.0)] = says(
+        0.0, 'steps by which the first moment is carried on; with averaging.sync = "overlap" 2.5'
     )
-    eps: Above0 = Field(default=1e-8, description="added to the root of the second moment")
-    state: Literal["fp32", "8bit"] = Field(
-        default="fp32", description='moments: "fp32", or "8bit": a quarter of the memory (docs/memory.md)'
+    eps: Above0 = says(1e-8, "added to the root of the second moment")
+    state: Literal["fp32", "8bit"] = says(
+        "fp32", 'moments: "fp32", or "8bit": a quarter of the memory (docs/memory.md)'
     )
-    weight_decay: Annotated[float, Field(ge=0)] = Field(default=0.1, description="decoupled, matrices only")
-    clip_norm: Above0 = Field(default=1.0, description="largest L2 norm of the average gradient, over all stages")
-    warmup_steps: Count = Field(
-        default=30, description="linear: step t = 0, 1, ... has (t + 1) / warmup_steps of the peak"
+    weight_decay: Annotated[float, Field(ge=0)] = says(0.1, "decoupled, matrices only")
+    clip_norm: Above0 = says(1.0, "largest L2 norm of the average gradient, over all stages")
+    warmup_steps: Count = says(30, "linear: step t = 0, 1, ... has (t + 1) / warmup_steps of the peak")
+    schedule: Literal["constant", "cosine", "wsd"] = says(
+        "cosine", '"constant", "cosine", or "wsd" (warm-up, stable, decay)'
     )
-    schedule: Literal["constant", "cosine", "wsd"] = Field(
-        default="cosine", description='"constant", "cosine", or "wsd" (warm-up, stable, decay)'
-    )
-    decay_steps: Count = Field(default=0, description='"wsd": length of the final decay')
-    min_lr_ratio: Fraction = Field(default=0.1, description="learning rate at the end, as a fraction of the peak")
+    decay_steps: Count = says(0, '"wsd": length of the final decay')
+    min_lr_ratio: Fraction = says(0.1, "learning rate at the end, as a fraction of the peak")
 
     @model_validator(mode="after")
     def _moving(self) -> Optimizer:
@@ -215,24 +198,48 @@ class Numerics(Table):
     compute: of a microbatch; weights and sums are fp32 whatever it is.
     """
 
-    mode: Literal["deterministic", "fp32"] = Field(
-        default="deterministic", description='how gradients are summed: "deterministic" or "fp32"'
+    mode: Literal["deterministic", "fp32"] = says(
+        "deterministic", 'how gradients are summed: "deterministic" or "fp32"'
     )
-    grid_bits: Annotated[int, Field(ge=8, le=48)] = Field(
-        default=32, description='"deterministic": gradients are rounded to multiples of 2^-grid_bits'
+    grid_bits: Annotated[int, Field(ge=8, le=48)] = says(
+        32, '"deterministic": gradients are rounded to multiples of 2^-grid_bits'
     )
-    compute: Literal["fp32", "bf16"] = Field(
-        default="fp32", description='operands of matrix products: "fp32", or "bf16": faster, half the activations'
+    compute: Literal["fp32", "bf16"] = says(
+        "fp32", 'operands of matrix products: "fp32", or "bf16": faster, half the activations'
     )
 
 
 class Wire(Table):
     """Codecs of what crosses a stage boundary."""
 
-    activations: BoundaryCodec = Field(
-        default="fp32", description='"fp32", "bf16", "int8", ... (see docs/codecs.md): what goes forward'
-    )
-    gradients: BoundaryCodec = Field(default="fp32", description='"fp32", "bf16", "int8", ...: what comes back')
+    activations: BoundaryCodec = says("fp32", '"fp32", "bf16", "int8", ... (see docs/codecs.md): what goes forward')
+    gradients: BoundaryCodec = says("fp32", '"fp32", "bf16", "int8", ...: what comes back')
+
+
+@dataclass(frozen=True, slots=True)
+class Delay:
+    """On which version's weights each step is computed: how late its gradient may be.
+
+    With `sync = "overlap"` it is one version earlier, but for the first `overlap_after` steps: while weights change
+    fastest, late gradients do the most harm (arXiv:2101.06840 delays after 40 steps, too).
+    """
+
+    most: int = 0
+    """How many versions late at the most, 0 or 1."""
+    since: int = 0
+    """The first step that is late."""
+
+    def behind(self, step: int) -> int:
+        """Step `step` is computed on the weights of version step - behind (of version 0 at the least)."""
+        return self.most if step >= self.since else 0
+
+    def ahead(self, version: int) -> int:
+        """At `version` the steps version .. version + ahead are open; the last of them is computed on its weights."""
+        return self.behind(version + 1)
+
+
+NO_DELAY = Delay()
+"""Every step on the weights that the one before has led to."""
 
 
 _BELONGS = {
@@ -252,43 +259,34 @@ class Averaging(Table):
     """How replicas of a stage agree (docs/numerics.md, docs/local-sync.md). `codec` "int64" belongs to deterministic
     mode."""
 
-    sync: Annotated[Literal["exact", "overlap", "local"], CliOption()] = Field(
-        default="exact",
-        description='how replicas of a stage agree: "exact": in each step; "overlap": a step is averaged while the '
+    sync: Annotated[Literal["exact", "overlap", "local"], CliOption()] = says(
+        "exact",
+        'how replicas of a stage agree: "exact": in each step; "overlap": a step is averaged while the '
         'next computes; "local": each trains on its own, with an outer step now and then',
     )
-    overlap_after: Count = Field(default=40, description='"overlap": after so many steps one by one; `init` writes 100')
-    codec: SumCodec = Field(
-        default="int64",
-        description='"int64" (deterministic mode), "fp32", "bf16", "int8", "auto", ...; see docs/codecs.md',
+    overlap_after: Count = says(40, '"overlap": after so many steps one by one; `init` writes 100')
+    codec: SumCodec = says(
+        "int64", '"int64" (deterministic mode), "fp32", "bf16", "int8", "auto", ...; see docs/codecs.md'
     )
-    group_size: Annotated[int, Field(ge=2, le=1024)] = Field(
-        default=16, description="replicas that average in one group; more stand in a grid of groups"
+    group_size: Annotated[int, Field(ge=2, le=1024)] = says(
+        16, "replicas that average in one group; more stand in a grid of groups"
     )
-    reducer: Reducer = Field(default="sum", description='"sum" (exact), "norm_clip", "centered_clip", ...')
-    norm_factor: Above0 = Field(default=2.0, description='"norm_clip": the longest gradient, in median lengths')
-    clip_radius: Above0 = Field(default=1.0, description='"centered_clip": the strongest pull, in median distances')
-    clip_iterations: Annotated[int, Field(ge=1, le=100)] = Field(
-        default=5, description='"centered_clip": steps from the last mean towards the new one'
+    reducer: Reducer = says("sum", '"sum" (exact), "norm_clip", "centered_clip", ...')
+    norm_factor: Above0 = says(2.0, '"norm_clip": the longest gradient, in median lengths')
+    clip_radius: Above0 = says(1.0, '"centered_clip": the strongest pull, in median distances')
+    clip_iterations: Annotated[int, Field(ge=1, le=100)] = says(
+        5, '"centered_clip": steps from the last mean towards the new one'
     )
-    drift_every: Count = Field(
-        default=10, description="steps between looks at whether replicas hold equal weights; 0: never"
+    drift_every: Count = says(10, "steps between looks at whether replicas hold equal weights; 0: never")
+    resync_every: Count = says(100, "steps after which other numerics classes take the keeper's state; 0: never")
+    partners: Literal["all", "pairs"] = says(
+        "all", '"local": whose mean an outer step is: "all" (DiLoCo), or random "pairs" (NoLoCo)'
     )
-    resync_every: Count = Field(
-        default=100, description="steps after which other numerics classes take the keeper's state; 0: never"
-    )
-    partners: Literal["all", "pairs"] = Field(
-        default="all", description='"local": whose mean an outer step is: "all" (DiLoCo), or random "pairs" (NoLoCo)'
-    )
-    inner_steps: Positive = Field(default=20, description='"local": steps from one outer step to the next')
-    fragments: Positive = Field(
-        default=1, description='"local": parts of the weights that take outer steps by turns; at most inner_steps'
-    )
-    outer_warmup_steps: Count = Field(default=60, description='"local": outer steps up to this step are plain means')
-    outer_learning_rate: Above0 = Field(default=1.0, description='"local": of outer steps')
-    outer_momentum: Decay = Field(
-        default=0.7, description='"local": of outer steps, Nesterov; somewhat lower with "pairs"'
-    )
+    inner_steps: Positive = says(20, '"local": steps from one outer step to the next')
+    fragments: Positive = says(1, '"local": parts of the weights that take outer steps by turns; at most inner_steps')
+    outer_warmup_steps: Count = says(60, '"local": outer steps up to this step are plain means')
+    outer_learning_rate: Above0 = says(1.0, '"local": of outer steps')
+    outer_momentum: Decay = says(0.7, '"local": of outer steps, Nesterov; somewhat lower with "pairs"')
 
     @model_validator(mode="after")
     def _nothing_in_vain(self) -> Averaging:
@@ -333,15 +331,11 @@ class Averaging(Table):
 class Protocol(Table):
     """Timers of the step protocol, seconds. suspect_s is the floor of the adaptive silence limit."""
 
-    heartbeat_s: Seconds = Field(default=0.5, description="between two heartbeats of one peer")
-    suspect_s: Seconds = Field(
-        default=3.0, description="floor of the adaptive limit of silence, after which others take over"
-    )
-    long_silence_s: Seconds = Field(default=15.0, description="of two replicas, the silent one is given up after this")
-    idle_index_s: Seconds = Field(
-        default=5.0, description="a microbatch nobody sent by now is executed on the keeper's order"
-    )
-    keeper_term_steps: Positive = Field(default=16, description="steps until the order of keepers is drawn again")
+    heartbeat_s: Seconds = says(0.5, "between two heartbeats of one peer")
+    suspect_s: Seconds = says(3.0, "floor of the adaptive limit of silence, after which others take over")
+    long_silence_s: Seconds = says(15.0, "of two replicas, the silent one is given up after this")
+    idle_index_s: Seconds = says(5.0, "a microbatch nobody sent by now is executed on the keeper's order")
+    keeper_term_steps: Positive = says(16, "steps until the order of keepers is drawn again")
 
     @model_validator(mode="after")
     def _ordered(self) -> Protocol:
@@ -356,11 +350,10 @@ class Protocol(Table):
 class Admission(Table):
     """Who may join; docs/admission.md says what "open" risks."""
 
-    policy: Annotated[Literal["open", "invite"], CliOption(name="admission")] = Field(
-        default="open",
-        description='who may join: "open": anyone; "invite": whom the owner invites, who has the private half of `key`',
+    policy: Annotated[Literal["open", "invite"], CliOption(name="admission")] = says(
+        "open", 'who may join: "open": anyone; "invite": whom the owner invites, who has the private half of `key`'
     )
-    key: OwnerKey = Field(default="", description='"invite": the owner\'s public Ed25519 key, as a peer id; else empty')
+    key: OwnerKey = says("", '"invite": the owner\'s public Ed25519 key, as a peer id; else empty')
 
     @model_validator(mode="after")
     def _together(self) -> Admission:
@@ -375,17 +368,15 @@ class Admission(Table):
 class Limits(Table):
     """What a peer accepts from the network before it takes memory."""
 
-    max_payload_mib: Positive = Field(default=1024, description="of one message, in MiB")
-    max_clock_offset_s: Seconds = Field(default=60.0, description="peers whose clocks differ by more are refused")
+    max_payload_mib: Positive = says(1024, "of one message, in MiB")
+    max_clock_offset_s: Seconds = says(60.0, "peers whose clocks differ by more are refused")
 
 
 class Manifest(Table):
     """A run."""
 
-    format: Literal[1] = Field(default=1, description="of this file")
-    name: Annotated[str, CliOption("TEXT")] = Field(
-        default="my-run", description="for people; shown by `swarmnet status`"
-    )
+    format: Literal[1] = says(1, "of this file")
+    name: Annotated[str, CliOption("TEXT")] = says("my-run", "for people; shown by `swarmnet status`")
     model: Model = Model()
     cut: Cut = Cut()
     initial: Initial = Initial()

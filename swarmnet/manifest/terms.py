@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from swarmnet.ids import PeerId, RunId
-from swarmnet.manifest.canonical import run_id
+from swarmnet.manifest.file import run_id
 from swarmnet.manifest.schema import Manifest
 
 

@@ -8,10 +8,11 @@ is what most donors describe, piece by piece, signed by one of them: it is as tr
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from swarmnet.config.check import SettingsLayer, resolve
 from swarmnet.config.peer import PeerConfig
 from swarmnet.directory import Record
 from swarmnet.errors import SwarmError, UsageError
@@ -47,13 +48,32 @@ class Gathered:
     version: int
 
 
-async def gather(link: SwarmLink, folder: Path, tell: Tell, *, version: int | None = None) -> Gathered:
-    """Put a checkpoint of every stage below `folder`. version: which one; None: the newest that is whole.
+async def gather(
+    invitation: SwarmLink | Manifest,
+    folder: Path,
+    tell: Tell,
+    *,
+    version: int | None = None,
+    bootstrap: Sequence[str] = (),
+    agreed: Callable[[Manifest], None] = lambda manifest: None,
+) -> Gathered:
+    """Put a checkpoint of every stage below `folder`.
 
-    Raises UsageError: nobody answers, no such version is announced, or a stage is not handed over.
+    Args:
+        version: which one; None: the newest that is whole.
+        bootstrap: addresses of peers that are up. A link brings its own.
+        agreed: hears the manifest before anything is fetched, and may raise.
+
+    Raises: UsageError: nobody answers, no such version is announced, or a stage is not handed over.
     """
     identity = Identity.generate()
-    async with reach(PeerConfig(dir=folder), identity, link, tell, None) as found:
+    config = resolve(
+        PeerConfig,
+        [SettingsLayer("gather", {"dir": str(folder)}), SettingsLayer("--bootstrap", {"bootstrap": list(bootstrap)})],
+        where="gather",
+    )
+    async with reach(config, identity, invitation, tell, None) as found:
+        agreed(found.manifest)
         chosen, donors, records = await _choose(found, version)
         addresses = {record.peer: record.addresses for record in records}
         transport = GrpcTransport(

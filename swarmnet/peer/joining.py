@@ -19,8 +19,7 @@ from swarmnet.config.peer import PeerConfig
 from swarmnet.directory import Record, Role, StageStatus
 from swarmnet.errors import RejectCode, SwarmError, UsageError
 from swarmnet.ids import PeerId, RunId, first_chain
-from swarmnet.manifest.canonical import run_id
-from swarmnet.manifest.file import load, to_toml
+from swarmnet.manifest.file import load, run_id, to_toml
 from swarmnet.manifest.schema import Manifest
 from swarmnet.manifest.terms import RunTerms
 from swarmnet.messages import Answer, Control, Rejected, Request
@@ -104,18 +103,11 @@ class FoundRun:
 
 @contextlib.asynccontextmanager
 async def reach(
-    config: PeerConfig,
-    identity: Identity,
-    invitation: SwarmLink | Manifest,
-    tell: Tell,
-    role: Role | None,
-    *,
-    look_s: float | None = None,
+    config: PeerConfig, identity: Identity, invitation: SwarmLink | Manifest, tell: Tell, role: Role | None
 ) -> AsyncGenerator[FoundRun, None]:
     """Find the run that `invitation` means, as a client of its DHT. Raises UsageError, in words that say what to do.
 
-    role: as what this process has to be admitted, if the run is by invitation. look_s: how long somebody of it is
-    looked for; None: as long as a newcomer does.
+    role: as what this process has to be admitted, if the run is by invitation.
     """
     if isinstance(invitation, SwarmLink):
         config = config.model_copy(
@@ -135,7 +127,7 @@ async def reach(
         way_in = _way_in(config, directory)
         if way_in and not (isinstance(invitation, SwarmLink) and invitation.whole_run is None):
             tell("asking", way_in)  # else it has been said
-        records = await _look(directory, LOOK_S if look_s is None else look_s, tell)
+        records = await _look(directory, LOOK_S, tell)
         tell("swarm", _seen(run, directory, records))
         if manifest is None:
             path = _file(config, run)

@@ -10,8 +10,7 @@ from collections.abc import Callable, Sequence
 
 from swarmnet.errors import BadMessage, Refused, RejectCode, SwarmError, UsageError
 from swarmnet.ids import PeerId, RunId
-from swarmnet.manifest.canonical import run_id
-from swarmnet.manifest.file import load
+from swarmnet.manifest.file import load, run_id
 from swarmnet.manifest.schema import Manifest
 from swarmnet.messages import ManifestData, ManifestRequest, Rejected
 from swarmnet.transport import Transport, ask

@@ -11,8 +11,7 @@ from swarmnet import telemetry
 from swarmnet.config.peer import PeerConfig
 from swarmnet.data.source import load_tokens
 from swarmnet.errors import MeshFailed, UsageError, leaves
-from swarmnet.manifest.canonical import run_id
-from swarmnet.manifest.file import to_toml
+from swarmnet.manifest.file import run_id, to_toml
 from swarmnet.manifest.schema import Manifest
 from swarmnet.manifest.terms import RunTerms
 from swarmnet.net.endpoint import NOTHING_BETWEEN, Endpoint, Wrap, open_endpoint
@@ -29,8 +28,7 @@ from swarmnet.stage.seams import Engine
 from swarmnet.state.checkpoints import DirectoryDisk
 from swarmnet.state.disk import CheckpointStore
 from swarmnet.telemetry.events import EventLog
-from swarmnet.telemetry.journal import Journal
-from swarmnet.telemetry.reminder import Reminder
+from swarmnet.telemetry.journal import Journal, Reminder
 
 log = telemetry.get(__name__)
 

@@ -18,8 +18,7 @@ from pathlib import Path
 
 from swarmnet.errors import PeerTimeout, UsageError
 from swarmnet.ids import PeerId, RunId
-from swarmnet.manifest.canonical import run_id
-from swarmnet.manifest.file import load
+from swarmnet.manifest.file import load, run_id
 from swarmnet.manifest.terms import RunTerms
 from swarmnet.net.admission import Admissions
 from swarmnet.net.admission_files import admissions_of

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 
 from swarmnet.averaging.exchange import PIECE_ELEMENTS
 from swarmnet.errors import BadMessage, Refused, RejectCode
-from swarmnet.manifest.delay import NO_DELAY, Delay
+from swarmnet.manifest.schema import NO_DELAY, Delay
 from swarmnet.messages import Commit, Packed
 from swarmnet.simulate.device import Device, JobKind, JobTurn
 from swarmnet.stage.seams import Audience, Compute, Contribution, Reduced, Stash, Summation

@@ -6,8 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from swarmnet.ids import PeerId
-from swarmnet.manifest.delay import Delay
-from swarmnet.manifest.schema import Admission, Averaging, Cut, Limits, Manifest, Model, Protocol, Training
+from swarmnet.manifest.schema import Admission, Averaging, Cut, Delay, Limits, Manifest, Model, Protocol, Training
 from swarmnet.simulate.links import Links
 
 OWNER = PeerId(f"12D3Koo{'W' * 45}")

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from swarmnet.ids import PeerId, RoundId
-from swarmnet.manifest.delay import Delay
+from swarmnet.manifest.schema import Delay
 from swarmnet.messages import Commit, Packed
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from swarmnet.ids import NO_RESTART, Chain, Restart
-from swarmnet.manifest.delay import Delay
+from swarmnet.manifest.schema import Delay
 from swarmnet.messages import Stamp
 from swarmnet.stage.seams import Compute
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from swarmnet.ids import Ballot, PeerId
-from swarmnet.manifest.delay import NO_DELAY, Delay
+from swarmnet.manifest.schema import NO_DELAY, Delay
 from swarmnet.messages import (
     Claim,
     Commit,

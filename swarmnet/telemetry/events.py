@@ -17,7 +17,7 @@ from typing import Any
 
 from swarmnet.errors import UsageError
 from swarmnet.telemetry import log as telemetry
-from swarmnet.telemetry.jsonline import encode
+from swarmnet.telemetry.log import encode
 
 log = telemetry.get(__name__)
 

@@ -1,62 +1,31 @@
 """What a process does, told twice: everything to the events file, and what a person wants to see to the log.
 
-Knows which events are worth a line and which of their fields fit on one; the rest is logged at debug.
+Knows which events are worth a line and which of their fields fit on one; the rest is logged at debug. And which events
+begin and end a wait: what is waited for is said again, about once a minute.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 from swarmnet.telemetry.events import EventLog
 from swarmnet.telemetry.log import FieldLogger
 
-_LEVELS = {
-    **dict.fromkeys(
-        (
-            "listening",
-            "complete",
-            "synced",
-            "applied",
-            "evaluated",
-            "evicted",
-            "finished",
-            "stopped",
-            "done",
-            "resync",
-            "voided",
-            "checkpoint",
-            "draining",
-            "outer_step",
-            "outer_missed",
-            "averaged_alone",
-            "mesh_started",
-            "dialled_back",
-        ),
-        logging.INFO,
-    ),
-    **dict.fromkeys(
-        (
-            "halted",
-            "waiting",
-            "refused",
-            "digest_differs",
-            "join_failed",
-            "restart",
-            "dropped",
-            "orphaned",
-            "apply_failed",
-            "checkpoint_failed",
-            "checkpoint_bad",
-            "drift",
-            "rank_lost",
-            "bad_input",
-            "away",
-            "cannot_reach",
-        ),
-        logging.WARNING,
-    ),
-}
+_TOLD = """
+    listening complete synced applied evaluated evicted finished stopped done resync voided checkpoint draining
+    outer_step outer_missed averaged_alone mesh_started dialled_back
+"""
+_WARNED = """
+    halted waiting refused digest_differs join_failed restart dropped orphaned apply_failed checkpoint_failed
+    checkpoint_bad drift rank_lost bad_input away cannot_reach
+"""
+"""Events that are worth a line at level info, and at level warning."""
+
+_LEVELS = dict.fromkeys(_TOLD.split(), logging.INFO) | dict.fromkeys(_WARNED.split(), logging.WARNING)
+
 _LONG = frozenset(("contributions", "digest", "chain", "weights_sha256", "incarnation", "pids"))
 """Fields for programs."""
 
@@ -106,3 +75,51 @@ def _short(value: object) -> object:
     if not isinstance(value, float):
         return value
     return round(value, 4) if abs(value) >= 1e-3 else float(f"{value:.1e}")
+
+
+EVERY_S, LOOK_S = 60.0, 5.0
+
+
+@dataclass(slots=True)
+class _Wait:
+    since: float
+    said_at: float
+    fields: dict[str, object]
+
+
+class Reminder:
+    """Says again what a process waits for, about once a minute while it lasts: near the end of what a person sees.
+
+    The event itself is written once, when the wait begins or its reason changes. Call it with every event, inside a
+    running loop, and keep `run` running beside.
+    """
+
+    def __init__(self, log: FieldLogger) -> None:
+        self._log = log
+        self._waits: dict[object, _Wait] = {}  # by stage; None: all of the process
+
+    def __call__(self, event: str, fields: Mapping[str, object]) -> None:
+        """Take in one event that was told already."""
+        stage = fields.get("stage")
+        match event:
+            case "waiting":
+                now = asyncio.get_running_loop().time()
+                self._waits[stage] = _Wait(now, now, dict(fields))
+            case "synced" | "applied":
+                self._waits.pop(stage, None)
+            case "complete":
+                self._waits.pop(None, None)
+            case "restart" | "draining":
+                self._waits.clear()
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            await asyncio.sleep(LOOK_S)
+            now = asyncio.get_running_loop().time()
+            for wait in self._waits.values():
+                if now - wait.said_at >= EVERY_S:
+                    wait.said_at = now
+                    self._log.at(
+                        logging.WARNING, "waiting", {**wait.fields, "since": f"{(now - wait.since) / 60:.0f} min"}
+                    )

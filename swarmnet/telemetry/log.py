@@ -2,19 +2,21 @@
 
 On a terminal a line is short; `format="json"` makes every line one object. Other people's loggers are heard from
 "error" up unless our own level is "debug". What a peer sent us is data: control characters in it are shown escaped.
+What JSON has no word for is written as text.
 """
 
 from __future__ import annotations
 
+import enum
 import io
+import json
 import logging
+import math
 import os
 import sys
 import time
-from collections.abc import MutableMapping
+from collections.abc import Mapping, MutableMapping, Set
 from typing import Any, Literal, TextIO
-
-from swarmnet.telemetry.jsonline import encode, plain
 
 Level = Literal["debug", "info", "warning", "error"]
 _KEYWORDS = frozenset(("exc_info", "stack_info", "stacklevel", "extra"))
@@ -132,3 +134,34 @@ def _shown(value: object) -> str:
 def printable(text: str) -> str:
     """No character of it does anything to a terminal."""
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+
+
+# ------------------------------------------------------------ one line of JSON
+
+
+def encode(values: Mapping[str, Any]) -> str:
+    """One line of JSON, ASCII only: no value can break the line or reach a terminal as a control character.
+
+    NaN and infinities become "nan", "inf", "-inf"; bytes hex; sets sorted lists; enums their values; the rest `str`.
+    """
+    return json.dumps(plain(values), allow_nan=False, separators=(",", ":"))
+
+
+def plain(value: Any) -> Any:
+    """`value` in JSON's own types."""
+    match value:
+        case enum.Enum():
+            return plain(value.value)
+        case None | bool() | str() | int():
+            return value
+        case float():
+            return value if math.isfinite(value) else str(value)
+        case bytes() | bytearray() | memoryview():
+            return bytes(value).hex()
+        case Mapping():
+            return {str(key): plain(inner) for key, inner in value.items()}
+        case Set():
+            return sorted((plain(inner) for inner in value), key=lambda inner: (str(type(inner)), inner))
+        case list() | tuple():
+            return [plain(inner) for inner in value]
+    return str(value)

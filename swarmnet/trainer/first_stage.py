@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from swarmnet.directory import Directory, Record
-from swarmnet.errors import Refused
 from swarmnet.ids import NO_RESTART, PeerId, Restart
 from swarmnet.manifest.schema import Manifest
 from swarmnet.messages import Gradient, Packed, Process
@@ -104,15 +103,6 @@ class FirstStage:
             if s.stage == 0 and s.synced
         ]
         return sorted(versions, reverse=True)[(len(versions) - 1) // 2] if versions else self.restart.version
-
-    def version_after(self, version: int, stale: Refused) -> int:
-        """What to ask for when `version` was refused as STALE: what that replica says it has, or the newest announced.
-
-        A refusal further on tells none, but that the next version is there, or will be in a moment.
-        """
-        told = stale.facts.get("version")
-        known = told if isinstance(told, int) and told <= self._manifest.training.total_steps else -1
-        return max(known, version + 1, self.newest_version())
 
     def room(self) -> int:
         """Microbatches in flight: what stage 0 says it has room for, and one waiting in front of each replica."""

@@ -18,8 +18,7 @@ from swarmnet.net.stop import stopped_by_signal, unless_stopped
 from swarmnet.pipeline.router import RoutingRule, routing_rule
 from swarmnet.pipeline.windows import OwnTokens
 from swarmnet.telemetry.events import EventLog
-from swarmnet.telemetry.journal import Journal
-from swarmnet.telemetry.reminder import Reminder
+from swarmnet.telemetry.journal import Journal, Reminder
 from swarmnet.trainer.trainer import Trainer
 from swarmnet.wire.codecs import use_all
 

@@ -17,8 +17,7 @@ from swarmnet.cli.frame import run
 from swarmnet.data.source import load_tokens
 from swarmnet.ids import NO_RESTART, Restart, RunId, first_chain
 from swarmnet.local.oracle import run_oracle
-from swarmnet.manifest.canonical import run_id
-from swarmnet.manifest.file import load, to_toml
+from swarmnet.manifest.file import load, run_id, to_toml
 from swarmnet.manifest.schema import Manifest, Model
 from swarmnet.model.decoder import StageModule
 from swarmnet.model.generate import generate

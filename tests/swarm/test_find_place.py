@@ -14,8 +14,7 @@ from swarmnet.config.peer import PeerConfig
 from swarmnet.directory import StageStatus
 from swarmnet.errors import RejectCode, UsageError
 from swarmnet.ids import Chain, first_chain
-from swarmnet.manifest.canonical import run_id
-from swarmnet.manifest.file import load, override, to_toml
+from swarmnet.manifest.file import load, override, run_id, to_toml
 from swarmnet.manifest.schema import Manifest
 from swarmnet.manifest.terms import RunTerms
 from swarmnet.messages import ManifestData, ManifestRequest, Rejected

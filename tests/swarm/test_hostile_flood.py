@@ -32,8 +32,7 @@ from tiny_run import write_tiny_run
 from swarmnet.directory import Record, StageStatus
 from swarmnet.errors import SwarmError
 from swarmnet.ids import PeerId, RunId, first_chain
-from swarmnet.manifest.canonical import run_id
-from swarmnet.manifest.file import load
+from swarmnet.manifest.file import load, run_id
 from swarmnet.manifest.schema import Manifest, Protocol
 from swarmnet.messages import Answer, Control, Gradient, ManifestRequest, Packed, Process, Request, Stamp
 from swarmnet.net.address import Address

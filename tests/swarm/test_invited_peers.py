@@ -19,8 +19,7 @@ from swarmnet.config.peer import PeerConfig
 from swarmnet.directory import Record, StageStatus
 from swarmnet.errors import RejectCode, UsageError
 from swarmnet.ids import PeerId, RunId, first_chain
-from swarmnet.manifest.canonical import run_id
-from swarmnet.manifest.file import load, to_toml
+from swarmnet.manifest.file import load, run_id, to_toml
 from swarmnet.manifest.schema import Admission, Manifest
 from swarmnet.manifest.terms import RunTerms
 from swarmnet.messages import Answer, Fetch, Fetched, ManifestData, ManifestRequest, Rejected, Request

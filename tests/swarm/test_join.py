@@ -22,8 +22,7 @@ from safetensors.torch import load_file
 from swarmnet.cli.frame import run
 from swarmnet.data.source import load_tokens
 from swarmnet.local.oracle import run_oracle
-from swarmnet.manifest.canonical import run_id
-from swarmnet.manifest.file import load
+from swarmnet.manifest.file import load, run_id
 from swarmnet.net.identity import Identity, own_identity
 from swarmnet.ranks.starter import child_environment
 

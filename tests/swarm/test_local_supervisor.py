@@ -28,7 +28,7 @@ from swarmnet.local.processes import ChildSpec, oracle_command, stop, swarmnet_c
 from swarmnet.local.report import UNCOMPARED
 from swarmnet.local.run import Kit
 from swarmnet.local.supervisor import Timing
-from swarmnet.manifest.canonical import run_id
+from swarmnet.manifest.file import run_id
 from swarmnet.ranks.starter import ChildProcess, ForkerLost, FreshStarter, child_environment
 from swarmnet.telemetry.events import EventReader
 

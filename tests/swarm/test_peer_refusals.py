@@ -14,7 +14,7 @@ from swarmnet.data.windows import WindowTree
 from swarmnet.engine.compute_thread import ComputeThread
 from swarmnet.errors import RejectCode
 from swarmnet.ids import Ballot, Chain, PeerId, RoundId
-from swarmnet.manifest.canonical import run_id
+from swarmnet.manifest.file import run_id
 from swarmnet.manifest.schema import Cut, Data, Manifest, Model, Training
 from swarmnet.manifest.terms import RunTerms
 from swarmnet.messages import Answer, Fetch, Gradient, Packed, Part, Process, Rejected, Request, SnapshotRequest, Stamp

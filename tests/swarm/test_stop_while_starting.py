@@ -12,7 +12,7 @@ import pytest
 
 from swarmnet.config import PeerConfig
 from swarmnet.errors import UsageError
-from swarmnet.manifest.canonical import run_id
+from swarmnet.manifest.file import run_id
 from swarmnet.manifest.schema import Data, Manifest
 from swarmnet.net import dht_node, endpoint
 from swarmnet.net.dht_daemon import DaemonFailed, Listen

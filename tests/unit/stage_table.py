@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from swarmnet.ids import NO_RESTART, Chain, PeerId
-from swarmnet.manifest.delay import Delay
+from swarmnet.manifest.schema import Delay
 from swarmnet.messages import Commit, Committed, Control, Finished, Heartbeat, Prepare, Round, Stamp, Vote
 from swarmnet.simulate.signer import SimulatedSigner
 from swarmnet.step import actions as act

@@ -9,8 +9,7 @@ import pytest
 
 from swarmnet.cli.frame import run
 from swarmnet.errors import UsageError
-from swarmnet.manifest.canonical import run_id
-from swarmnet.manifest.file import load, to_toml
+from swarmnet.manifest.file import load, run_id, to_toml
 from swarmnet.manifest.schema import Admission, Manifest
 from swarmnet.manifest.terms import RunTerms
 from swarmnet.net.admission import MAX_BANNED, Invitation

@@ -11,7 +11,7 @@ import pytest
 
 from swarmnet.errors import BadMessage, NoReplica, PeerGone, PeerTimeout, Refused, RejectCode, SwarmError
 from swarmnet.ids import Ballot, Chain, PeerId, RoundId
-from swarmnet.manifest.delay import NO_DELAY
+from swarmnet.manifest.schema import NO_DELAY
 from swarmnet.messages import Answer, Commit, Finished, Rejected, Stamp, TrailRequest, TrailStep
 from swarmnet.simulate.clock import VirtualLoop
 from swarmnet.state.catch_up import CatchUp, Level, TrailEnds

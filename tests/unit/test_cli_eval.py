@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 from collections.abc import Iterator
@@ -11,13 +10,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from swarmnet.cli import eval as command
 from swarmnet.cli.frame import run
 from swarmnet.data.source import load_tokens
-from swarmnet.manifest.canonical import run_id
-from swarmnet.manifest.file import load
+from swarmnet.manifest.file import load, run_id
 from swarmnet.model import generate, whole
-from swarmnet.peer import joining
+from swarmnet.peer import gather
 from swarmnet.state import collect
 
 LINK = f"swarm:{'0' * 64}@/ip4/203.0.113.7/tcp/31337/p2p/12D3KooWEyoppNCUx8Yx66oV9fJnriXwCcXwDDUA2kj6vnc6iDEp"
@@ -60,9 +57,7 @@ class Zeros:
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        (f"eval {LINK} --step 3", "--step is for weights on this disk"),
         (f"eval {LINK} --dir here", "--dir is for weights on this disk"),
-        ("eval run.toml --bootstrap /ip4/127.0.0.1/tcp/1/p2p/x --step 3", "--step is for weights on this disk"),
         ("eval run.toml --bootstrap foo", '--bootstrap: bootstrap = ["foo"]: must be a multiaddr'),
         ("eval nothing.toml", "nothing.toml: no such file, and no link such as swarm:RUN_ID@ADDRESS"),
         ("eval run.toml", "no version of the weights is here whole"),
@@ -83,18 +78,26 @@ def test_a_mistake_is_one_line(manifest: Path, capsys: pytest.CaptureFixture[str
     assert words in captured.err and captured.err.count("\n") == 1 and not captured.out
 
 
-def test_a_run_that_nobody_announces_is_named_at_once(
+def test_from_a_swarm_it_is_a_version_that_is_fetched(
     manifest: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    @contextlib.asynccontextmanager
-    async def reach(config, identity, invitation, tell, role, *, look_s):
-        assert config.manifest == Path("run.toml") and look_s < 5.0
-        yield joining.FoundRun(config, invitation, run_id(invitation), None, (), None)
+    asked: list[object] = []
 
-    monkeypatch.setattr(joining, "reach", reach)
-    assert run(f"eval run.toml --bootstrap {LINK.partition('@')[2]}".split()) == 2
+    async def gather_(invitation, folder, tell, *, version, bootstrap, agreed):
+        tell("swarm", "2 peers")
+        agreed(load(manifest))
+        asked.append((type(invitation).__name__, tuple(bootstrap), version))
+        return gather.Gathered(load(manifest), run_id(load(manifest)), 4)
+
+    monkeypatch.setattr(gather, "gather", gather_)
+    monkeypatch.setattr(collect, "Collection", Zeros)
+    address = LINK.partition("@")[2]
+    assert run(["eval", LINK, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["version"] == 4
+    assert run(["eval", "run.toml", "--bootstrap", address, "--step", "4"]) == 0
     captured = capsys.readouterr()
-    assert f"nobody announces run {run_id(load(manifest))[:12]}" in captured.err and captured.err.count("\n") == 1
+    assert "loss 5.54517" in captured.out and "swarm     2 peers" in captured.err
+    assert asked == [("SwarmLink", (), None), ("Manifest", (address,), 4)]
 
 
 def test_from_disk_it_is_the_loss_of_the_whole_model(
@@ -104,11 +107,11 @@ def test_from_disk_it_is_the_loss_of_the_whole_model(
     assert run(["eval", "run.toml"]) == 0
     out = capsys.readouterr().out
     assert "loss 5.54517" in out and " nats per token, perplexity 256.000" in out
-    assert "by the weights of step 4\n" in out
+    assert out.endswith("by the weights of step 4\n")
     assert run(["eval", "run.toml", "--json", "--microbatches", "3"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["loss"] == pytest.approx(math.log(256), abs=1e-6) and found["microbatches"] == 3
-    assert found["versions"] == {"4": 48} and load_tokens("corpus:small").num_tokens // 100 > found["tokens_left_out"]
+    assert found["version"] == 4 and load_tokens("corpus:small").num_tokens // 100 > found["tokens_left_out"]
     assert found["bits_per_byte"] == pytest.approx(8 * found["tokens"] / found["bytes"])
 
 
@@ -152,18 +155,3 @@ def test_any_temperature_can_be_drawn_with() -> None:
     for temperature in (1e-320, 1e-30, 0.0):
         assert list(generate.generate(module, [0], num_tokens=3, context=4, temperature=temperature)) == [1, 1, 1]
     assert set(generate.generate(module, [0], num_tokens=200, context=4, temperature=math.inf)) == {0, 1, 2}
-
-
-def test_a_run_whose_failure_came_late_prints_first(
-    manifest: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from swarmnet.cli.scores import ScoreRequest
-    from swarmnet.errors import NoReplica
-
-    scores = ScoreRequest(None, None, 4).of(load(manifest), manifest.parent)
-    scores.tally.add(16.0, 16, 16, version=9)
-    scores.failure = NoReplica("no microbatch was scored for 60 s")
-    monkeypatch.setattr(command, "_through_swarm", lambda *args: scores)
-    assert run(["eval", LINK]) == 1
-    captured = capsys.readouterr()
-    assert "(partial)" in captured.out and captured.err == "swarmnet: error: no microbatch was scored for 60 s\n"

@@ -11,8 +11,7 @@ import pytest
 
 from swarmnet.cli.frame import run
 from swarmnet.data.windows import WindowTree
-from swarmnet.manifest.canonical import run_id
-from swarmnet.manifest.file import load
+from swarmnet.manifest.file import load, run_id
 
 
 def typed(line: str) -> int:

@@ -6,11 +6,10 @@ from typing import Any
 import pytest
 
 from swarmnet import telemetry
-from swarmnet.cli import join
+from swarmnet.cli import serve
 from swarmnet.cli.frame import run
 from swarmnet.config import PeerConfig
-from swarmnet.manifest.canonical import run_id
-from swarmnet.manifest.file import to_toml
+from swarmnet.manifest.file import run_id, to_toml
 from swarmnet.manifest.schema import Manifest
 from swarmnet.net.identity import Identity
 from swarmnet.net.swarm_link import SwarmLink
@@ -23,7 +22,7 @@ LINK = f"swarm:{run_id(Manifest())}@{ADDRESS}"
 def joined(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[PeerConfig, Any]]:
     """With what would have been joined, instead of joining; in an empty directory with a manifest."""
     made: list[tuple[PeerConfig, Any]] = []
-    monkeypatch.setattr(join, "_join", lambda config, invited: made.append((config, invited)) or 0)
+    monkeypatch.setattr(serve, "_join", lambda config, invited: made.append((config, invited)) or 0)
     monkeypatch.setattr(telemetry, "setup", lambda *args, **kwargs: None)
     for name in [name for name in __import__("os").environ if name.startswith("SWARMNET_")]:
         monkeypatch.delenv(name)

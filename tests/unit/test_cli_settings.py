@@ -16,8 +16,7 @@ from swarmnet.config import PeerConfig
 from swarmnet.config.peer import Mesh
 from swarmnet.local.earlier import BEGAN
 from swarmnet.local.prepare import choose
-from swarmnet.manifest.canonical import run_id
-from swarmnet.manifest.file import load, override, to_toml
+from swarmnet.manifest.file import load, override, run_id, to_toml
 from swarmnet.manifest.schema import Manifest
 
 ROOT = Path(__file__).parents[2]

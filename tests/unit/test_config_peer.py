@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swarmnet.config import PeerConfig, toml
-from swarmnet.config.check import check, dotted, leaves
-from swarmnet.config.layers import SettingsLayer, layer, merge, resolve
+from swarmnet.config.check import SettingsLayer, check, dotted, layer, leaves, merge, resolve
 from swarmnet.errors import UsageError
 from swarmnet.manifest.schema import Manifest, Model
 from swarmnet.peer.ranks import choose_layout

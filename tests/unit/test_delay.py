@@ -5,8 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarmnet.manifest.delay import Delay
-from swarmnet.manifest.schema import Averaging
+from swarmnet.manifest.schema import Averaging, Delay
 
 delays = st.builds(Delay, most=st.integers(0, 1), since=st.integers(0, 9))
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarmnet.cli.scores import ScoreRequest, Scores
+from swarmnet.cli.eval import ScoreRequest, Scores
 from swarmnet.data.heldout import Tally, any_text, held_out
 from swarmnet.data.sampler import Sampler
 from swarmnet.data.source import load_tokens
@@ -62,13 +62,13 @@ def test_what_is_held_out_is_scored_once_in_the_order_of_the_run(count: int, siz
 
 def test_sums_are_divided_once() -> None:
     tally = Tally()
-    tally.add(3.0, 2, 4, version=7)
-    tally.add(9.0, 4, 5, version=8)
-    assert (tally.loss, tally.perplexity, tally.versions) == (2.0, math.exp(2.0), {7: 2, 8: 4})
+    tally.add(3.0, 2, 4)
+    tally.add(9.0, 4, 5)
+    assert (tally.loss, tally.perplexity, tally.num_tokens) == (2.0, math.exp(2.0), 6)
     assert tally.bits_per_byte == pytest.approx(12.0 / math.log(2) / 9)
-    tally.add(1.0, 1, None, version=8)
+    tally.add(1.0, 1, None)
     assert tally.bits_per_byte is None and tally.num_microbatches == 3
-    tally.add(1e6, 1, None, version=8)
+    tally.add(1e6, 1, None)
     assert tally.perplexity == math.inf
 
 
@@ -90,7 +90,7 @@ def test_bytes_of_a_tokenizers_text(tmp_path: Path) -> None:
     scores = ScoreRequest(str(tmp_path / "text"), tmp_path / "tokenizer.json", None).of(
         Manifest(training=SMALL, data=Data(tokenizer_sha256=stream.tokenizer_sha256)), tmp_path
     )
-    assert stream.num_tokens == 24 and scores.num_bytes(0) == 16 * 2
+    assert stream.num_tokens == 24 and scores.text.num_bytes(0, scores.tokenizer) == 16 * 2
 
 
 LINKED = Manifest(training=SMALL, data=Data(source="mine.txt", tokenizer="/etc/passwd.json", num_tokens=1000))
@@ -130,8 +130,8 @@ def test_what_a_manifest_of_strangers_may_not_and_what_does_not_fit(
 
 def test_what_was_not_asked_for_is_in_microbatches_all_the_same() -> None:
     scores = Scores(Manifest(training=SMALL), any_text(tokens(60), SMALL, at_most=1), None)
-    assert scores.so_far() == "0 of 1 microbatches"
-    scores.tally.add(32.0, 16, None, version=4)
+    assert scores.so_far == "0 of 1 microbatches"
+    scores.tally.add(32.0, 16, None)
     assert "over 16 tokens of text, 1 of 3 microbatches; 11 tokens more are in none\n" in scores.as_text()
     assert "partial" not in scores.as_text() and scores.complete
     assert {"microbatches": 1, "of_microbatches": 3, "tokens_left_out": 11, "partial": False}.items() <= json.loads(
@@ -140,19 +140,15 @@ def test_what_was_not_asked_for_is_in_microbatches_all_the_same() -> None:
 
 
 def test_it_says_what_it_knows() -> None:
-    scores = Scores(Manifest(training=SMALL), any_text(tokens(60), SMALL), None)
+    scores = Scores(Manifest(training=SMALL), any_text(tokens(60), SMALL), None, version=4)
     assert json.loads(scores.as_json())["loss"] is None and not scores.complete
-    scores.tally.add(32.0, 16, None, version=4)
+    scores.tally.add(32.0, 16, None)
     assert scores.as_text() == (
         "loss 2.000000 nats per token, perplexity 7.3891 (partial)\n"
         "over 16 tokens of text, 1 of 3 microbatches; 11 tokens more are in none\nby the weights of step 4"
     )
     for _ in range(2):
-        scores.tally.add(32.0, 16, None, version=5)
-    assert "by the weights of steps 4 (16 tokens), 5 (32 tokens): they moved on" in scores.as_text()
+        scores.tally.add(32.0, 16, None)
     found = json.loads(scores.as_json())
-    for version in range(5, 9):
-        scores.tally.add(32.0, 16, None, version=version)
-    assert scores.as_text().endswith("by the weights of 5 steps from 4 to 8: they moved on (--json lists them)")
-    assert {"loss": 2.0, "versions": {"4": 16, "5": 32}, "partial": False}.items() <= found.items()
+    assert {"loss": 2.0, "version": 4, "partial": False}.items() <= found.items()
     assert found["bits_per_byte"] is None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from swarmnet.config.layers import layer
+from swarmnet.config.check import layer
 from swarmnet.manifest.file import change
 from swarmnet.manifest.implied import PAIRS_MOMENTUM, PAIRS_WARMUP_STEPS, implied
 from swarmnet.manifest.schema import Manifest

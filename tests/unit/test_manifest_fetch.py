@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from swarmnet.errors import BadMessage, PeerGone, PeerTimeout, Refused, RejectCode, SwarmError
 from swarmnet.ids import PeerId
-from swarmnet.manifest.canonical import run_id
-from swarmnet.manifest.file import override, to_toml
+from swarmnet.manifest.file import override, run_id, to_toml
 from swarmnet.manifest.schema import Manifest
 from swarmnet.messages import Accepted, Answer, ManifestData, ManifestRequest, Packed, Rejected, Request, Running
 from swarmnet.peer import manifest_fetch

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from swarmnet.config.check import dotted, leaves
 from swarmnet.config.table import LARGEST_INTEGER
 from swarmnet.errors import UsageError
-from swarmnet.manifest.canonical import canonical_bytes, run_id
-from swarmnet.manifest.file import load, override, to_toml
+from swarmnet.manifest.file import canonical_bytes, load, override, run_id, to_toml
 from swarmnet.manifest.schema import (
     Averaging,
     Cut,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from swarmnet.manifest.remarks import remarks
+from swarmnet.manifest.implied import remarks
 from swarmnet.manifest.schema import Averaging, Manifest, Numerics, Training
 from swarmnet.sums.local_sum import OuterPlan
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from swarmnet.errors import UsageError
 from swarmnet.telemetry.events import EventLog, EventReader
-from swarmnet.telemetry.jsonline import encode, plain
+from swarmnet.telemetry.log import encode, plain
 
 
 def test_events_are_read_as_they_are_written(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from swarmnet.manifest.schema import Cut, Manifest, Training
 from swarmnet.messages import Answer, Control, Packed, Request
 from swarmnet.net.records import nobody_serves, unserved
 from swarmnet.simulate.clock import VirtualLoop
-from swarmnet.telemetry.reminder import Reminder
+from swarmnet.telemetry.journal import Reminder
 from swarmnet.trainer.trainer import Trainer
 
 RUN, ME = RunId("00" * 32), PeerId("trainer")

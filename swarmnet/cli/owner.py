@@ -1,4 +1,4 @@
-"""`swarmnet invite`: let a peer, or whoever holds what is printed, take part in a run by invitation."""
+"""The commands of a run's owner: `invite` lets peers take part in a run by invitation, `ban` shuts them out again."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from swarmnet.directory import Role
     from swarmnet.ids import PeerId
     from swarmnet.manifest.schema import Manifest
+    from swarmnet.net.admission import Bans
+
 
 _UNITS = {"m": 60, "h": 3600, "d": 24 * 3600, "w": 7 * 24 * 3600}
 _SPAN = re.compile(r"([1-9][0-9]{0,5})([mhdw])")
@@ -46,7 +48,7 @@ _MOST_S = 10 * 366 * 24 * 3600
     allow_from_autoenv=False,
     help="Print the whole command to join by, through this peer.",
 )
-def command(named: tuple[str, ...], bearer: bool, roles: str, expires: str, bootstrap: str | None) -> int:
+def invite(named: tuple[str, ...], bearer: bool, roles: str, expires: str, bootstrap: str | None) -> int:
     """Print an invitation to a run by invitation; RUN.toml (run.toml) has its owner's key beside it.
 
     PEER_ID is what `swarmnet join` prints as the peer's identity: the invitation is good for that peer alone. With
@@ -62,7 +64,7 @@ def command(named: tuple[str, ...], bearer: bool, roles: str, expires: str, boot
     from swarmnet.net.admission_files import Owner
     from swarmnet.net.swarm_link import SwarmLink
 
-    path, manifest, peers = run_and_peers(named)
+    path, manifest, peers = _run_and_peers(named)
     if bool(peers) == bearer or len(peers) > 1:
         raise UsageError(
             "name the one peer to invite by its id (12D3KooW...), or say --bearer to invite whoever holds "
@@ -85,7 +87,7 @@ def command(named: tuple[str, ...], bearer: bool, roles: str, expires: str, boot
     return 0
 
 
-def run_and_peers(named: tuple[str, ...]) -> tuple[Path, Manifest, list[PeerId]]:
+def _run_and_peers(named: tuple[str, ...]) -> tuple[Path, Manifest, list[PeerId]]:
     """The manifest's path (run.toml unless one is named), the manifest, and the peers. Raises UsageError."""
     from swarmnet.ids import PeerId
     from swarmnet.manifest.file import load
@@ -116,3 +118,52 @@ def _seconds(text: str) -> int:
             f"--expires {text}: write minutes, hours, days or weeks, such as 90m, 12h, 7d or 4w, ten years at the most"
         )
     return seconds
+
+
+@click.command("ban", context_settings=SETTINGS)
+@click.argument("named", nargs=-1, required=True, metavar="[RUN.toml] PEER_ID...")
+@click.option("--lift", is_flag=True, allow_from_autoenv=False, help="Take these peers off the list again.")
+@click.option(
+    "--bootstrap", multiple=True, metavar=MULTIADDR, help="Tell the swarm now, through this peer; repeatable."
+)
+def ban(named: tuple[str, ...], lift: bool, bootstrap: tuple[str, ...]) -> int:
+    """Ban peers from a run by invitation; RUN.toml (run.toml) has its owner's key beside it.
+
+    PEER_ID is a peer's, or the id that `swarmnet invite --bearer` printed: then everybody whom that let in is banned.
+    The signed list is kept beside the manifest (run.bans); peers hear of it from each other within some seconds.
+
+    \b
+    Example:
+      swarmnet ban run.toml 12D3KooW... --bootstrap /ip4/203.0.113.7/tcp/31337/p2p/12D3KooW...
+    """
+    import asyncio
+
+    from swarmnet.manifest.terms import RunTerms
+    from swarmnet.net.admission_files import Owner, bans_beside
+
+    path, manifest, peers = _run_and_peers(named)
+    if not peers:
+        raise UsageError("name the peers to ban by whole ids (12D3KooW...); `swarmnet status --json` has them")
+    bans = Owner(path, RunTerms.of(manifest)).ban(peers, lift=lift, now=time.time())
+    click.echo(f"wrote {bans_beside(path)}: list {bans.number}, {len(bans.peers)} banned")
+    if not bootstrap:
+        click.echo(
+            f"nobody has been told: a peer or trainer that runs with --manifest {path} on this machine tells "
+            "the others within some seconds, or say --bootstrap ADDRESS"
+        )
+        return 0
+    if not asyncio.run(_spread(bans, bootstrap)):
+        raise UsageError(f"nobody keeps the list at {', '.join(bootstrap)}: try another peer's address")
+    click.echo("told the swarm: every peer hears of it within some seconds")
+    return 0
+
+
+async def _spread(bans: Bans, bootstrap: tuple[str, ...]) -> bool:
+    from swarmnet.net.dht import DhtDirectory
+    from swarmnet.net.identity import Identity
+
+    directory = await DhtDirectory.start(Identity.generate(), bans.run, num_stages=0, bootstrap=bootstrap, client=True)
+    try:
+        return await directory.publish_bans(bans)
+    finally:
+        await directory.close()

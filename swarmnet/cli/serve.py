@@ -1,0 +1,211 @@
+"""The commands of whoever takes part in a swarm: `join`, `peer`, `trainer`, `bootstrap`; and `status`, which looks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from swarmnet.cli.frame import Typed
+from swarmnet.cli.settings import (
+    BUILT_IN,
+    LOGS,
+    NETWORK,
+    SERVING,
+    SETTINGS,
+    SchemaCommand,
+    peer_options,
+    read_config,
+    read_manifest,
+    with_bootstrap,
+    with_json,
+    with_log_level,
+)
+from swarmnet.errors import UsageError
+
+if TYPE_CHECKING:
+    from swarmnet.config.peer import PeerConfig
+    from swarmnet.manifest.schema import Manifest
+    from swarmnet.net.swarm_link import SwarmLink
+
+
+@click.command("join", cls=SchemaCommand, context_settings=SETTINGS)
+@click.argument("run", metavar="LINK_OR_MANIFEST")
+@peer_options(*SERVING)
+@click.option("--no-restart", is_flag=True, help="End when the peer crashes. Without it, it joins again.")
+@click.pass_context
+def join(ctx: click.Context, /, run: str, *, no_restart: bool, **_: Any) -> int:
+    """Join a running swarm with one command, where a replica is needed most.
+
+    LINK_OR_MANIFEST is the link that every peer prints, swarm:RUN_ID@ADDRESS, or the run's manifest file (then with
+    --bootstrap). The manifest comes from any peer and is checked by its hash, the state of the stage from its replicas.
+    The key that is this peer's identity is kept in ~/.swarmnet/peer unless --dir says otherwise. A run by invitation
+    also needs what its owner's `swarmnet invite` printed: in the link (+invite=...), or as --invitation.
+
+    \b
+    Example:
+      swarmnet join swarm:RUN_ID@/ip4/203.0.113.7/tcp/31337/p2p/12D3KooW...
+
+    \b
+    Other peers must be able to connect to this one: open both ports in the firewall.
+      swarmnet join --port 31340 --dht-port 31341 LINK
+
+    The first Ctrl+C finishes what the peer holds and leaves; the second ends it at once.
+    """
+    if not no_restart:
+        from swarmnet.peer.supervise import supervise
+
+        typed = ctx.find_object(Typed)
+        assert typed is not None, "run by the frame"
+        return supervise(typed.again("--no-restart"))
+    config = read_config(ctx, "stage")
+    invited, config = _invited(run, config)
+    return _join(config, invited)
+
+
+def _invited(run: str, config: PeerConfig) -> tuple[SwarmLink | Manifest, PeerConfig]:
+    """What was typed: a link, or a manifest with somebody to ask. Raises UsageError."""
+    from swarmnet.net.swarm_link import SCHEME, SwarmLink
+
+    if run.strip().startswith(SCHEME):
+        return SwarmLink.parse(run), config
+
+    from swarmnet.manifest.file import load
+
+    path = Path(run).expanduser()
+    if not path.is_file():
+        raise UsageError(f"{run}: no such file, and no link such as swarm:RUN_ID@ADDRESS")
+    if not config.bootstrap:
+        raise UsageError(
+            f"joining by {run} needs --bootstrap with the address of a peer that is up; to start a new swarm "
+            "use `swarmnet peer`"
+        )
+    return load(path), config.model_copy(update={"manifest": path})
+
+
+def _join(config: PeerConfig, invited: SwarmLink | Manifest) -> int:
+    import asyncio
+    import time
+
+    from rich.console import Console
+
+    from swarmnet import telemetry
+    from swarmnet.cli.phases import Story
+    from swarmnet.net.swarm_link import SwarmLink
+
+    def set_up_log() -> None:
+        telemetry.setup(config.log.level, format=config.log.format)
+
+    with Story(Console(), clock=time.monotonic, on_bar=set_up_log) as story:
+        story.phase("joining", f"by {invited.public if isinstance(invited, SwarmLink) else config.manifest}")
+
+        from swarmnet.peer.joining import find_place  # takes a second or two, hivemind alone
+
+        place = asyncio.run(find_place(config, invited, story.phase))
+        story.phase("starting", "making room for the stage, then listening under this machine's own address")
+
+        from swarmnet.peer import run_peer
+
+        return run_peer(
+            place.config,
+            place.manifest,
+            heard=story.on_event,
+            data_at_source=not isinstance(invited, SwarmLink) or place.manifest.data.source in BUILT_IN,
+        )
+
+
+@click.command("peer", cls=SchemaCommand, context_settings=SETTINGS)
+@peer_options("manifest", *SERVING)
+@click.option("--no-restart", is_flag=True, help="End when the peer crashes. Without it, it is started again.")
+@click.pass_context
+def peer(ctx: click.Context, /, *, no_restart: bool, **_: Any) -> int:
+    """Serve stages of a run's model.
+
+    \b
+    Example:
+      swarmnet peer --manifest run.toml --stage 0 \\
+          --bootstrap /ip4/203.0.113.7/tcp/31337/p2p/12D3KooW...
+
+    Every flag is also a variable: SWARMNET_DHT_PORT is --dht-port. A flag wins over a variable, a variable over
+    --config, and that over the default.
+
+    The first Ctrl+C finishes what the peer holds and leaves; the second ends it at once.
+    """
+    if not no_restart:
+        from swarmnet.peer.supervise import supervise
+
+        typed = ctx.find_object(Typed)
+        assert typed is not None, "run by the frame"
+        return supervise(typed.again("--no-restart"))
+    config = read_config(ctx, "stage")
+    manifest = read_manifest(config, "peer")
+
+    from swarmnet.peer import run_peer
+
+    return run_peer(config, manifest)
+
+
+@click.command("trainer", cls=SchemaCommand, context_settings=SETTINGS)
+@peer_options("manifest", "dir", "data", "host", "port", *NETWORK, "invitation", *LOGS)
+@click.pass_context
+def trainer(ctx: click.Context, /, **_: Any) -> int:
+    """Feed microbatches into stage 0; holds no weights.
+
+    \b
+    Example:
+      swarmnet trainer --manifest run.toml \\
+          --bootstrap /ip4/203.0.113.7/tcp/31337/p2p/12D3KooW...
+    """
+    config = read_config(ctx, "trainer")
+    manifest = read_manifest(config, "trainer")
+
+    from swarmnet.trainer import run_trainer
+
+    return run_trainer(config, manifest)
+
+
+@click.command("bootstrap", cls=SchemaCommand, context_settings=SETTINGS)
+@peer_options("dir", "host", *NETWORK, *LOGS)
+@click.pass_context
+def bootstrap(ctx: click.Context, /, **_: Any) -> int:
+    """Run a DHT node that others can join by; serves no stage.
+
+    \b
+    Example:
+      swarmnet bootstrap --dht-port 31337
+
+    Any peer that is up can do this too; a node of its own merely keeps one address alive.
+    """
+    config = read_config(ctx, "bootstrap")
+
+    from swarmnet.peer.bootstrap import run_bootstrap
+
+    return run_bootstrap(config)
+
+
+@click.command("status", context_settings=SETTINGS)
+@click.argument("run", metavar="LINK_OR_RUN_OR_MANIFEST")
+@with_bootstrap
+@with_json
+@with_log_level
+def status(run: str, bootstrap: tuple[str, ...], as_json: bool, log_level: str) -> int:
+    """Ask the DHT how a run is doing, what is wrong with it and what to do.
+
+    The run is named by the link that its peers print, by its manifest file, or by its id (64 hex digits, or the first
+    12 or more). The exit code is 0 if somebody announces it, 1 if nobody does, 2 if nobody answers at the address.
+
+    \b
+    Examples:
+      swarmnet status swarm:RUN_ID@/ip4/203.0.113.7/tcp/31337/p2p/12D3KooW...
+      swarmnet status run.toml --bootstrap /ip4/203.0.113.7/tcp/31337/p2p/12D3KooW...
+    """
+    from swarmnet.net.swarm_link import find_run
+
+    named, bootstrap = find_run(run, bootstrap)
+
+    from swarmnet import telemetry
+    from swarmnet.peer.status import run_status
+
+    telemetry.setup(log_level)  # type: ignore[arg-type]  # click has checked the choice
+    return run_status(named, bootstrap, as_json)
