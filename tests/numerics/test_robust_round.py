@@ -36,15 +36,15 @@ def manifest_of(reducer: str, codec: str = "fp32") -> Manifest:
     )
 
 
-class Member(TorchEngine):
+def member(manifest: Manifest, compute: ComputeThread, gradient: Tensor, send: Lie) -> TorchEngine:
     """An engine whose accumulator holds what it is told to, sent as it is told to."""
+    engine = torch_engine(manifest, 0, compute, DeviceBackend(manifest, 0))
 
-    def __init__(self, manifest: Manifest, compute: ComputeThread, gradient: Tensor, send: Lie) -> None:
-        super().__init__(manifest, 0, compute, DeviceBackend(manifest, 0))
-        self.gradient, self.send = gradient, send
+    async def contribution(start: int, stop: int) -> Packed:
+        return send(gradient[start:stop])
 
-    async def contribution(self, start: int, stop: int) -> Packed:
-        return self.send(self.gradient[start:stop])
+    engine.sums.contribution = contribution  # type: ignore[method-assign]
+    return engine
 
 
 class Group:
@@ -56,7 +56,7 @@ class Group:
         self.shared = torch.randn(size, generator=noise)
         self.gradients = [self.shared + 0.1 * torch.randn(size, generator=noise) for _ in PEERS]
         self.engines = {
-            peer: Member(
+            peer: member(
                 manifest,
                 compute,
                 gradient,
