@@ -203,7 +203,7 @@ def test_the_centre_is_the_last_mean_and_who_has_just_arrived_has_none() -> None
                 Contribution(peer, 1, codecs.encode("fp32", gradient + 1.0))
                 for peer, gradient in zip(PEERS, group.gradients, strict=True)
             ]
-            reducer, (start, stop) = PartReducer(manifest_of("centered_clip")), (5, size - 7)
+            reducer, (start, stop) = PartReducer(clipped.averaging, fixed_point=False), (5, size - 7)
             part = [
                 replace(each, packed=codecs.encode("fp32", codecs.decode(each.packed)[start:stop].clone()))
                 for each in contributions

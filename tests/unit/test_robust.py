@@ -244,9 +244,7 @@ def test_half_of_the_weight_is_on_either_side_of_the_median(pairs: list[tuple[fl
 
 
 def reducer(name: str, codec: str = "fp32", **fields: float) -> PartReducer:
-    return PartReducer(
-        Manifest(numerics=Numerics(mode="fp32"), averaging=Averaging(codec=codec, reducer=name, **fields))
-    )
+    return PartReducer(Averaging(codec=codec, reducer=name, **fields), fixed_point=False)
 
 
 def packed(tensor: Tensor, codec: str = "fp32") -> Packed:
