@@ -25,6 +25,7 @@ from swarmnet.peer.peer import Peer
 from swarmnet.peer.replica import ReplicaLimits
 from swarmnet.pipeline.windows import OwnTokens, ProvenWindows
 from swarmnet.stage.device_backend import DeviceBackend
+from swarmnet.stage.seams import Engine
 from swarmnet.state.checkpoints import DirectoryDisk
 from swarmnet.state.disk import CheckpointStore
 from swarmnet.wire.codecs import encode
@@ -88,7 +89,7 @@ async def peer_and_caller(tmp_path: Path):
             end.me,
             run,
             MANIFEST,
-            engines,
+            {stage: Engine(engine, engine.sums) for stage, engine in engines.items()},
             transport=end.transport,
             directory=end.directory,
             incarnation=end.incarnation,
