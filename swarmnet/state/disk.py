@@ -145,7 +145,7 @@ class Disk(Protocol):
     async def write(
         self, stage: int, header: StateHeader, data: bytes | memoryview, owed: bytes | memoryview | None
     ) -> Written:
-        """Put a checkpoint on disk, in place of one of the same version. owed: see `Engine.memory`."""
+        """Put a checkpoint on disk, in place of one of the same version. owed: see `Summation.memory`."""
         ...
 
     async def retain(self, stage: int, versions: Collection[int]) -> str | None:
