@@ -93,6 +93,7 @@ def evaluate(
             else:
                 scores = request.of(manifest, path.parent)
                 weights = _on_disk(manifest, [each.expanduser() for each in directories] or [path.parent], step)
+        # The text is checked by now: a mistake costs no minutes.
         _score(scores, *weights, following)
     if scores.tally.num_tokens or as_json:
         click.echo(scores.as_json() if as_json else scores.as_text())
