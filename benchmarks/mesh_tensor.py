@@ -36,10 +36,9 @@ from swarmnet.manifest.schema import Model
 from swarmnet.model import decoder
 from swarmnet.model.decoder import StageModule
 from swarmnet.model.precision import Compute, products_in
-from swarmnet.model.sharded import ShardedStage
-from swarmnet.model.sharding import take
-from swarmnet.model.slices import TensorSplit
+from swarmnet.model.sharded import ShardedStage, sum_terms, take
 from swarmnet.model.split import Casts, Tape
+from swarmnet.model.tensor_plan import TensorSplit
 from swarmnet.net.grpc_options import tune_allocator
 from swarmnet.ranks.comm import ProcessComm
 
@@ -105,12 +104,11 @@ class Ours:
         for number in BACKWARDS:
             tapes[number].weight_pass(self._scratch.__getitem__)
             torch._foreach_add_(self._sums, list(self._scratch.values()))
-        self.module.reduce_partial(self._sums)
         names = [name for name, _ in self.module.named_parameters()]
         return Answer(
             [loss.detach() for loss in losses],
             [leaf.grad for leaf in leaves],
-            dict(zip(names, self._sums, strict=True)),
+            dict(zip(names, sum_terms(self._sums, names, self.module.split, self.module.comm), strict=True)),
         )
 
 

@@ -43,7 +43,7 @@ PURE = (
     "pipeline/router.py",
     "data/sampler.py",
     "model/cut.py",
-    "model/slices.py",
+    "model/tensor_plan.py",
     "peer/placement.py",
     "peer/leaving.py",
     "peer/revival.py",

@@ -216,7 +216,7 @@ class Begins:
         """
         from swarmnet.config.check import SettingsLayer
         from swarmnet.manifest.file import change
-        from swarmnet.model.huggingface.initial import digests
+        from swarmnet.model.huggingface.checkpoint import digests, stage_shapes
 
         window, length = self._described.window, manifest.training.sequence_length
         if window is not None and length > window:
@@ -227,8 +227,8 @@ class Begins:
         described = self._described.model.tie_embeddings
         click.echo(f"reading the weights in {self._folder}")
         found = digests(
-            manifest,
             self._folder,
+            stage_shapes(manifest.model, manifest.cut, length),
             may_lack_head=described or tied is True,
             may_differ_head=not (described if tied is None else tied),
         )
@@ -266,7 +266,7 @@ def _said_now_and_then(words: str) -> Callable[[int, int], None]:
     """Progress on standard error, a line of `words` every few seconds; none of what is done sooner."""
     import time
 
-    from swarmnet.cli.phases import PLAIN_EVERY_S
+    from swarmnet.telemetry.screen import PLAIN_EVERY_S
 
     said_at = time.monotonic()
 

@@ -202,7 +202,7 @@ def generate(
     from swarmnet.data.source import tokenizer_of
     from swarmnet.data.tokenizer import spelled
     from swarmnet.manifest.file import load, run_id
-    from swarmnet.model.generate import generate as tokens_of
+    from swarmnet.model.whole import generate as tokens_of
     from swarmnet.model.whole import whole
     from swarmnet.state.collect import Collection
 

@@ -16,6 +16,7 @@ import copy
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Protocol
 
 import torch
@@ -27,7 +28,7 @@ from swarmnet.data.tokens import Tokens
 from swarmnet.manifest.schema import Manifest
 from swarmnet.model.cut import cut_layers
 from swarmnet.model.decoder import StageModule, loss_sum
-from swarmnet.model.huggingface.initial import begin
+from swarmnet.model.huggingface.checkpoint import stage_shapes, stage_weights
 from swarmnet.model.precision import products_in
 from swarmnet.stage.accumulator import Accumulator
 from swarmnet.stage.optimizer import StageOptimizer, average, square_norm
@@ -60,6 +61,19 @@ class _Update(Protocol):
         ...
 
 
+@torch.no_grad()
+def _begin(module: StageModule, manifest: Manifest) -> None:
+    """Give the whole model its weights of version 0, drawn from the seed or read from the run's checkpoint."""
+    if not manifest.initial.sha256:
+        module.reset(seed=manifest.training.seed)
+        return
+    parameters, folder = dict(module.named_parameters()), Path(manifest.initial.source)
+    for stage, shapes in enumerate(stage_shapes(manifest.model, manifest.cut, manifest.training.sequence_length)):
+        weights = stage_weights(folder, shapes, stage=stage, agreed=manifest.initial.sha256[stage])
+        for name, tensor in weights.items():
+            parameters[name].copy_(tensor)
+
+
 def run_oracle(
     manifest: Manifest, tokens: Tokens, *, steps: int | None = None, on_step: OnStep | None = None
 ) -> OracleResult:
@@ -67,7 +81,7 @@ def run_oracle(
     training = manifest.training
     sampler = Sampler(training.seed, tokens.num_tokens, training.sequence_length, training.microbatch_size)
     module = StageModule(manifest.model, range(manifest.model.num_layers), first=True, last=True)
-    begin(module, manifest)
+    _begin(module, manifest)
     exact = manifest.numerics.mode == "deterministic"
     delay = manifest.averaging.delay
     behind = copy.deepcopy(module) if delay.most else module

@@ -18,7 +18,7 @@ from typing import Any
 
 from swarmnet.config import toml
 from swarmnet.config.peer import PeerConfig
-from swarmnet.ranks.starter import Starter, best_starter
+from swarmnet.ranks.starter import ChildCall, Starter, best_starter
 from swarmnet.telemetry.events import EventReader
 
 START_S = 60.0
@@ -93,10 +93,10 @@ class Child:
         self.log = spec.config.dir / "log.txt"
         self.log.parent.mkdir(parents=True, exist_ok=True)
         with self.log.open("ab") as log:
-            self._log_from = log.tell()
+            self._log_from = log.tell()  # an earlier start has written before
         self._reader = reader
         deadline = time.monotonic() + START_S
-        self._process = starter.start(command(spec), name=spec.name, output=self.log, deadline=deadline)
+        self._process = starter.start(ChildCall(command(spec), spec.name, output=self.log), deadline)
         self._code: int | None = None
 
     @property

@@ -7,7 +7,9 @@ one with the smallest sum of squared costs is taken, which evens out the other s
 
 from __future__ import annotations
 
+import bisect
 import itertools
+import math
 from collections.abc import Sequence
 
 from swarmnet.manifest.schema import Cut, Model
@@ -45,35 +47,25 @@ def cut_layers(model: Model, cut: Cut, sequence_length: int) -> tuple[range, ...
 def balance(costs: Sequence[int], parts: int) -> tuple[range, ...]:
     """Cut `costs` into `parts` contiguous, non-empty ranges: least maximum, then least sum of squares.
 
-    Exact dynamic programming, O(len(costs)^2 parts). Ties go to shorter early ranges. Raises ValueError if there are
-    fewer costs than parts.
+    Exact: bisection, then dynamic programming, O(len(costs)^2 parts). Ties go to shorter early ranges. Raises
+    ValueError if there are fewer costs than parts.
     """
     if not 1 <= parts <= len(costs):
         raise ValueError(f"cannot cut {len(costs)} layers into {parts} stages with a layer each")
-    prefix = [0]
-    for cost in costs:
-        prefix.append(prefix[-1] + cost)
-    limit = _least_maximum(prefix, parts)
+    prefix = [0, *itertools.accumulate(costs)]
+    # the smallest cost that no range has to exceed: whoever fits in fewer ranges can cut one of them once more
+    limit = bisect.bisect_left(range(prefix[-1] + 1), True, key=lambda most: _ranges_below(costs, most) <= parts)
     return _least_squares(prefix, parts, limit)
 
 
-def _least_maximum(prefix: Sequence[int], parts: int) -> int:
-    """The smallest possible cost of the dearest of `parts` non-empty ranges."""
-    total = len(prefix) - 1
-    best: list[int | None] = [None, *prefix[1:]]  # one part: the first n costs together
-    for _ in range(parts - 1):
-        longer: list[int | None] = [None] * (total + 1)
-        for stop in range(1, total + 1):
-            for start in range(1, stop):
-                before = best[start]
-                if before is not None:
-                    dearest = max(before, prefix[stop] - prefix[start])
-                    known = longer[stop]
-                    longer[stop] = dearest if known is None else min(known, dearest)
-        best = longer
-    least = best[total]
-    assert least is not None
-    return least
+def _ranges_below(costs: Sequence[int], most: int) -> float:
+    """Into how many ranges of at most `most` these costs can be cut; infinity if one of them alone is more."""
+    if max(costs) > most:
+        return math.inf
+    ranges, filled = 1, 0
+    for cost in costs:
+        ranges, filled = (ranges, filled + cost) if filled + cost <= most else (ranges + 1, cost)
+    return ranges
 
 
 def _least_squares(prefix: Sequence[int], parts: int, limit: int) -> tuple[range, ...]:

@@ -84,6 +84,7 @@ class Attention(nn.Module):
             _normed(norm, projection(x_BTD, tape).view(batch, length, -1, self.head_dim), tape).transpose(1, 2)
             for projection, norm in ((self.q_proj, self.q_norm), (self.k_proj, self.k_norm), (self.v_proj, None))
         )
+        # rotation is in fp32: a position of a long text is no whole number of bf16
         q, k = operand(rotate(q, cos, sin)), operand(rotate(k, cos, sin))
         y_BHTC = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=q.shape[1] != k.shape[1])
         y_BTD: Tensor = self.o_proj(y_BHTC.transpose(1, 2).reshape(batch, length, -1), tape)
@@ -156,6 +157,7 @@ class StageModule(nn.Module):
         super().__init__()
         self.model = Trunk(model, layers, first=first, last=last, layer=layer or layer_of)
         self.lm_head = Linear(model.hidden_size, model.vocab_size) if last else None
+        # only a stage that has both can share them: between stages the head is a matrix of its own
         if model.tie_embeddings and self.lm_head is not None and self.model.embed_tokens is not None:
             self.lm_head.weight = self.model.embed_tokens.weight
         self._dimensions = model
@@ -202,6 +204,7 @@ def rotary_tables(model: Model, length: int, device: torch.device) -> tuple[Tens
     frequencies = _scaled(1.0 / model.rope_theta**powers, model)
     angles = torch.outer(torch.arange(length, dtype=torch.float32), frequencies)
     angles = torch.cat((angles, angles), dim=-1)
+    # computed on the CPU for every device: each would round cosines in its own way
     return angles.cos().to(device), angles.sin().to(device)
 
 
@@ -217,7 +220,7 @@ def _scaled(frequencies: Tensor, model: Model) -> Tensor:
     if model.rope_scaling == "linear":
         return frequencies / model.rope_factor
     low, high = model.rope_low_freq_factor, model.rope_high_freq_factor
-    turns = model.rope_original_length * frequencies / (2 * math.pi)
+    turns = model.rope_original_length * frequencies / (2 * math.pi)  # of each pair, over the original length
     kept = ((turns - low) / (high - low)).clamp(0.0, 1.0)
     return (1 - kept) * frequencies / model.rope_factor + kept * frequencies
 

@@ -45,7 +45,7 @@ class Casts:
         if weight.dtype == dtype:
             return weight
         version, cast = self._casts.get(weight, (-1, None))
-        if cast is None or version != weight._version or cast.dtype != dtype:
+        if cast is None or version != weight._version or cast.dtype != dtype:  # an optimizer step counts versions up
             cast = weight.detach().to(dtype)
             self._casts[weight] = weight._version, cast
         return cast
@@ -101,7 +101,7 @@ class WritingTape(Tape):
 
     def owe(self, parameter: Parameter, write: Write) -> None:
         """Write the gradient of `parameter` now."""
-        if not self._memory:
+        if not self._memory:  # borrowed with the first gradient: forward needs none
             self._memory = dict(zip(self._parameters, self._lend(), strict=True))
         with torch.no_grad():
             _write(parameter, write, self._memory.__getitem__, self._written)
@@ -138,13 +138,13 @@ class _Linear(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, None, None, None]:
         x, weight = ctx.saved_tensors
         x_NI, grad_NO = x.flatten(0, -2), grads[0].flatten(0, -2)
-        if x.dtype == weight.dtype:
+        if x.dtype == weight.dtype:  # straight into the gradient's memory
             ctx.tape.owe(ctx.weight, lambda out_OI: torch.mm(grad_NO.t(), x_NI, out=out_OI))
-        else:
+        else:  # a product in bf16 has a bf16 result
             ctx.tape.owe(ctx.weight, lambda out_OI: out_OI.copy_(torch.mm(grad_NO.t(), x_NI)))
         if ctx.bias is not None:
             ctx.tape.owe(ctx.bias, lambda out_O: out_O.copy_(torch.sum(grad_NO, 0)))
-        if not ctx.needs_input_grad[0]:
+        if not ctx.needs_input_grad[0]:  # nobody before the first stage waits for it
             return None, None, None, None
         return grad_NO.mm(ctx.tape.casts.of(ctx.weight, x.dtype)).view_as(x), None, None, None
 

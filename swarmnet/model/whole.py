@@ -1,8 +1,12 @@
-"""The whole model in one process, its weights given stage by stage, and the loss it has on a microbatch."""
+"""The whole model in one process: its weights given stage by stage, its loss on a microbatch, and what it writes.
+
+A look at what a model has learned, not a way to serve it: every token runs the whole sequence again. Knows no
+tokenizer.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -29,3 +33,33 @@ def loss_of(module: StageModule, tokens: Tensor, *, compute: Compute = "fp32") -
     with products_in(compute, torch.device("cpu")):
         logits = module(tokens[:, :-1])
         return float(module.loss_sum(logits, tokens[:, 1:]).item())
+
+
+@torch.no_grad()
+def generate(
+    module: StageModule,
+    prompt: Sequence[int],
+    *,
+    num_tokens: int,
+    context: int,
+    temperature: float = 0.0,
+    seed: int = 0,
+) -> Iterator[int]:
+    """The `num_tokens` ids that follow `prompt`, of the whole model `module`.
+
+    context: the model sees so many ids before the next one, at most. temperature: 0 takes the likeliest id, otherwise
+    ids are drawn, with `seed` (below 2^64), from probabilities with logits divided by it. Raises ValueError for an
+    empty prompt.
+    """
+    if not prompt:
+        raise ValueError("a model continues something: the prompt is empty")
+    generator, ids = torch.Generator().manual_seed(seed), list(prompt)
+    for _ in range(num_tokens):
+        logits_V = module(torch.tensor([ids[-context:]]))[0, -1].double()
+        if temperature:
+            likely_V = ((logits_V - logits_V.max()) / temperature).softmax(-1)  # at most 0: nothing overflows
+            chosen = torch.multinomial(likely_V, 1, generator=generator)
+        else:
+            chosen = logits_V.argmax()
+        ids.append(int(chosen.item()))
+        yield ids[-1]

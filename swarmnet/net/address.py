@@ -77,10 +77,12 @@ def _kind(text: str, kind: str) -> Kind:
 
 def _host(text: str, kind: str, host: str) -> str:
     if kind in ("dns4", "dns6"):
+        # The longest name that DNS knows.
         if len(host) > 253 or not all(_LABEL.fullmatch(label) for label in host.removesuffix(".").split(".")):
             raise UsageError(f"{text!r}: {host!r} is not a host name")
         return host
     try:
+        # Such as fe80::1%eth0: the part after % names an interface of one machine.
         if "%" in host:
             raise ValueError("a scope is of one machine only")
         return str(ipaddress.IPv4Address(host) if kind == "ip4" else ipaddress.IPv6Address(host))
@@ -120,15 +122,18 @@ def announced_at(announce: Sequence[str], me: PeerId, **ports: int) -> dict[str,
     found: dict[str, list[Address]] = {option: [] for option in ports}
     if announce:
         for option, port in ports.items():
+            # Port 0 means any free one, and nobody could forward it on a router.
             if not port:
                 raise UsageError(
                     f"--announce needs a fixed {_flag(option)}: an address whose port is chosen anew at every start "
                     "leads nowhere"
                 )
+        # With one port for two options an address would not say which of them it is.
         if len(set(ports.values())) < len(ports):
             raise UsageError(f"{' and '.join(map(_flag, ports))} are the same port: choose two")
     choices = " or ".join(f"{port} ({_flag(option)})" for option, port in ports.items())
     for text in announce:
+        # The operator types the address as others see it: the port alone says which of our listeners it is.
         address = Address.parse(text)
         if address.peer not in (None, me):
             raise UsageError(f"--announce {text}: that is another peer's id, this one is {me}: leave out /p2p/...")

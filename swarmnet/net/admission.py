@@ -242,6 +242,7 @@ class Admissions:
         if self.owner is None:
             return ""
         shown = self._shown.get(peer)
+        # A ban of a bearer's key shuts out all that it let in.
         if peer in self._banned or (shown is not None and shown.terms.guest in self._banned):
             return BANNED
         if shown is None:
@@ -254,6 +255,7 @@ class Admissions:
         if self.owner is None or not text:
             return ""
         held = self._shown.get(peer)
+        # The same pass comes with every record and greeting: it was verified once.
         if held is not None and held.text == text:
             held.at = now
             return ""
@@ -276,6 +278,7 @@ class Admissions:
     def _unfit(self, peer: PeerId, terms: Terms, now: float) -> str:
         if terms.run != self.run[:_RUN_DIGITS]:
             return f"its invitation is to run {terms.run}, not to {self.run[:_RUN_DIGITS]}"
+        # A pass is public: it is worth nothing to another identity.
         if not terms.bearer and terms.guest != peer:
             return f"its invitation is made out to {terms.guest}"
         return self._lapsed(terms, now)
@@ -283,6 +286,7 @@ class Admissions:
     def _forged(self, peer: PeerId, shown: Pass) -> str:
         terms, owner = shown.terms, self.owner
         assert owner is not None, "in an open run nothing is verified"
+        # Last of all checks: it is the one that costs.
         if not self._verify(owner, terms.signed(self.run), shown.signature):
             return "its invitation is not signed by the run's owner"
         if terms.bearer and not self._verify(terms.guest, terms.countersigned(self.run, peer), shown.countersignature):
@@ -321,6 +325,7 @@ class Admissions:
 
     def accepts(self, bans: Bans) -> bool:
         """Is it this run's owner's, and not older than the one known?"""
+        # It is renewed all the time, and was verified once.
         if bans == self.bans:
             return True
         old = self.bans is not None and bans.number < self.bans.number

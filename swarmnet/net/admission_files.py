@@ -186,6 +186,7 @@ class OwnPass:
     def check(self, *, now: float) -> None:
         """Am I still admitted? Raises UsageError. An invitation that was renewed in its file is taken up."""
         me = self._identity.peer
+        # Good for another day: the file need not be looked at.
         if self._admissions.owner is None or self._admitted(now + _LIFE_LEFT_S):
             return
         try:
@@ -213,6 +214,7 @@ class OwnPass:
     def _of_given(self) -> str:
         invitation = given_invitation(self._given)
         sign = self._identity.sign
+        # Its secret stays here: others see a signature by it, over our id.
         if invitation.terms.bearer:
             key = Identity.from_seed(invitation.seed)
             if key.peer != invitation.terms.guest:

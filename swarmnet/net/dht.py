@@ -240,6 +240,7 @@ class DhtDirectory:
 
     async def records(self) -> tuple[Record, ...]:
         """Fresh, verified records of this run, newest per peer, my own among them. Never raises for network trouble."""
+        # Nobody has told the number of stages: read a few, and the rest once their records say how many there are.
         if self._run is not None and await self._ask(self._num_stages or UNKNOWN_NUM_STAGES_READ):
             learned = self.num_stages
             if not self._num_stages and learned > UNKNOWN_NUM_STAGES_READ:
@@ -288,6 +289,7 @@ class DhtDirectory:
         self._expiry_ms = expiry_ms if set_back else max(expiry_ms, self._expiry_ms + 1)
         self._publish_again_at = now + self._rng.uniform(0.8, 1.2) * self._ttl_s / 3
         dht = self._announced()[:MAX_ADDRESSES]
+        # Those who look for runs need not know how it goes: one renewal in several.
         places = [place for place in places_of(record) if place != WHOLE_RUN or now >= self._whole_run_again_at]
         found = [Announcement(record, place, self._expiry_ms, self._num_stages, dht) for place in places]
         if not found:
@@ -297,6 +299,7 @@ class DhtDirectory:
         entries = [Entry(a.key, self.peer, seal(a, self._identity.sign), self._expiry_ms / 1000) for a in found]
         self._table.offer(found[0], now=wall)
         kept = await self._node.store(entries, deadline=now + PUBLISH_DEADLINE_S)
+        # Nobody keeps some of them: the peer cannot be found there, so try again soon.
         if kept < len(entries):
             self._publish_again_at = self._whole_run_again_at = now + self._rng.uniform(0.8, 1.2) * self._ttl_s / 10
             log.debug("publish_incomplete", places=len(entries), kept=kept)
@@ -316,6 +319,7 @@ class DhtDirectory:
     # ---------------------------------------------------------------- reading
 
     def _hear(self, found: Announcement) -> None:
+        # Our own, come back. An older one must not replace what we say now.
         if found.record.peer == self.peer:
             return
         if self._sought is not None and found.place == WHOLE_RUN:
@@ -392,6 +396,7 @@ class DhtDirectory:
 
     async def _join_first(self) -> None:
         met = await self._node.join(self._bootstrap)
+        # Those who gave the addresses may be gone while the swarm lives on.
         if not met:
             met = await self._node.join(self._strangers()[:REJOIN_AT_ONCE])
             self.by_memory = bool(self._bootstrap and met)
@@ -419,6 +424,7 @@ class DhtDirectory:
             alone = not self._node.neighbours()
             alone_s = min(alone_s * 2, period) if alone else REJOIN_MIN_S
             await asyncio.sleep(self._rng.uniform(0.8, 1.2) * (alone_s if alone else period))
+            # Before we look around: a dead daemon looks like a swarm in which nobody answers.
             if self._node.broken:
                 await self._reopen()
             strangers = self._strangers()
@@ -442,6 +448,7 @@ class DhtDirectory:
         except SwarmError as error:
             log.warning("dht_daemon_failed", error=str(error))
             return
+        # The new node has stored nothing for us.
         if self._mine is not None:
             self._publish_again_at = 0.0
 

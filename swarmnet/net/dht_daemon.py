@@ -110,6 +110,7 @@ class Daemon(asyncio.SubprocessProtocol):
             async with asyncio.timeout(START_TIMEOUT_S):
                 await self._ready.wait()
         key.unlink()
+        # `exited` sets `ready` too, so that nobody waits for a process that died.
         if self.exited.is_set() or not self._ready.is_set():
             said = self._output.decode(errors="replace").strip()[-300:]
             raise DaemonFailed("the libp2p daemon did not start", said=said)
@@ -152,6 +153,7 @@ class Daemon(asyncio.SubprocessProtocol):
     def pipe_data_received(self, fd: int, data: bytes | str) -> None:
         assert isinstance(data, bytes)
         self._output = (self._output + data)[-4096:]
+        # p2pd prints its id once its sockets are open.
         if b"Peer ID:" in self._output:
             self._ready.set()
 
@@ -205,6 +207,7 @@ def _take_port(listen: Listen) -> tuple[int, socket.socket | None]:
     if not listen.port and listen.first:
         with contextlib.suppress(UsageError):
             return _take_port(replace(listen, port=listen.first))
+    # Before the look at the port: between look and listening another of us would find it free, too.
     claim = _claimed(listen.port) if listen.port else None
     try:
         check_free(listen.host, listen.port, flag="--dht-port")  # p2pd would share a taken port silently

@@ -99,6 +99,7 @@ class RecordGate(RecordValidatorBase):  # type: ignore[misc]
             return False
         if not math.isfinite(record.expiration_time):
             return False
+        # A list of bans is text and begins so; a sealed record begins with a signature.
         if record.value.startswith(BANS.encode()):
             return self._validate_bans(record)
         try:
@@ -132,6 +133,7 @@ class RecordGate(RecordValidatorBase):  # type: ignore[misc]
             and (record.value in self._bans or verify(bans.owner, bans.signed, bans.signature))
         )
         if genuine:
+            # Emptied at once: what is still needed is verified again when it is read next.
             if len(self._bans) >= MAX_BAN_LISTS:
                 self._bans.clear()
             self._bans[record.value] = bans
@@ -170,9 +172,11 @@ class BoundedStorage(DHTLocalStorage):  # type: ignore[misc]
 
     def store_subkey(self, key: DHTID, subkey: object, value: object, expiration_time: float) -> bool:
         """As hivemind's, within the bound. (Nothing without a subkey passes the gate.)"""
+        # A run's own nodes keep nothing for whom the run does not admit.
         if not self._admits(value):
             return False
         held = self.get(key)
+        # A full node takes no strangers' keys, but always those of its own run.
         if held is None:
             if len(self) >= self._max_keys and not self._favoured(key):
                 return False
@@ -333,12 +337,14 @@ class DhtNode:
         async with asyncio.TaskGroup() as dials:
             for address in addresses:
                 dials.create_task(self._meet(address, met))
+        # Alone with a bootstrap node we would know one neighbour; its neighbours are near us, too.
         if met:
             await self.lookup_near_us()
         return tuple(met)
 
     async def _meet(self, address: str, met: list[Met]) -> None:
         named = peer_in(address)
+        # Without a peer id nobody could prove to be the one meant.
         if named is None:
             return
         peer, protocol = PeerID.from_base58(named), self._dht.protocol
@@ -388,6 +394,7 @@ class DhtNode:
     async def _store_at(
         self, node_id: DHTID, peer: PeerID, key_id: DHTID, entry: Entry, number: int, kept: set[int]
     ) -> None:
+        # We are among the nearest ourselves: no call needed.
         if node_id == self._dht.node_id:
             stored = self._dht.protocol.storage.store_subkey(key_id, entry.subkey, entry.value, entry.expiry)
         else:
@@ -426,6 +433,7 @@ class PacedP2P(P2P):  # type: ignore[misc]
             keys_per_s = max(_KEYS_PER_S, _READS_PER_S * len(self.own) or len(self.held))
             keys_s = len(getattr(request, "keys", ())) / keys_per_s
             pause_s = self._allowances.take(PeerId(context.remote_id.to_base58()), keys_s, now)
+            # It would give up before we answer, and ask again.
             if pause_s >= RPC_TIMEOUT_S:
                 raise RuntimeError("too many keys from one caller")
             await asyncio.sleep(pause_s)

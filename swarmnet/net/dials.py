@@ -63,6 +63,7 @@ class Dials:
         """For how long this peer is not to be dialled there. 0: dial, and say how it ended."""
         endpoint = _at(address)
         pauses = [self._own.get(peer, {}).get(endpoint)]
+        # One dial at a time for all who only name the address: it may be a victim's.
         if not self.shown(peer, address):
             if endpoint in self._under_way:
                 return FIRST_PAUSE_S
@@ -82,6 +83,7 @@ class Dials:
         """The peer answered there, under its key."""
         endpoint = _at(address)
         self._under_way.discard(endpoint)
+        # It is alive: its other addresses are worth a try at once.
         self._own.pop(peer, None)
         _remember(self._answered, (peer, endpoint), None)
 
@@ -95,6 +97,7 @@ class Dials:
         if len(own) > MAX_ADDRESSES:  # its record names others now
             del own[next(iter(own))]
         _remember(self._own, peer, own)
+        # An address that it has shown is its own: its failures make nobody else wait.
         if not shown:
             of_all = self._of_all.get(endpoint) or _Pause()
             of_all.again(now, LONGEST_OF_ALL_S)

@@ -107,6 +107,7 @@ class Endpoint:
         self.transport.service = service
         async with self.transport, asyncio.TaskGroup() as group:
             LastPorts(self.transport.port, self.directory.port).keep(self.dir)
+            # Only now: what it announces needs the port that was bound.
             keeping = group.create_task(self.directory.run())
             admitted = group.create_task(self._while_admitted())
             try:
@@ -172,6 +173,7 @@ async def open_endpoint(
             bootstrap=bootstrap,
             state_dir=directory,
             announce=[str(address) for address in announced["dht_port"]],
+            # The operator has given the last DHT port to the data plane.
             first_port=0 if last.dht_port == port else last.dht_port,
             admissions=admissions,
             manifest=manifest,

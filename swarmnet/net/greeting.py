@@ -44,17 +44,21 @@ class Greeter:
 
     def judge(self, hello: Hello, peer: PeerId, *, sent: float | None = None) -> Rejected | None:
         """Why `peer` and I cannot work together, or None. `sent`: when I asked, if this is an answer."""
+        # First: what follows may mean something else in another protocol.
         if hello.major != self.version[0]:
             ours, theirs = ".".join(map(str, self.version)), f"{hello.major}.{hello.minor}"
             return Rejected(RejectCode.WRONG_VERSION, f"protocols differ, {theirs} and {ours}: update the older peer")
+        # Before clocks: who has the wrong manifest is to hear of that, not of its clock.
         if hello.run != self.run:
             ours = self.run[:12] if self.run else "none yet"
             return Rejected(RejectCode.WRONG_RUN, f"runs differ, {hello.run[:12]} and {ours}: compare the manifests")
         now = self.clock()
+        # The other clock was read between `sent` and now: only what lies outside of both is an offset.
         offset = max((now if sent is None else sent) - hello.clock, hello.clock - now)
         if offset > self.max_clock_offset_s:
             limit = f"{self.max_clock_offset_s:.0f} s"
             return Rejected(RejectCode.CLOCK, f"clocks differ by {offset:.0f} s, more than {limit}: set both by NTP")
+        # An expired or forged pass changes nothing; `unwelcome` then says why nobody is admitted by it.
         if self.admissions is not None:
             self.admissions.show(peer, hello.invitation, now=now)
         return self.unwelcome(peer)
@@ -75,6 +79,7 @@ class Greeted:
         """Remember the newest greeting; the oldest of too many is forgotten."""
         self._hellos.pop(peer, None)
         self._hellos[peer] = hello
+        # Who is forgotten is asked to greet again, and loses nothing else.
         if len(self._hellos) > _REMEMBERED:
             del self._hellos[next(iter(self._hellos))]
 

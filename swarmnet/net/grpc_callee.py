@@ -90,6 +90,7 @@ class Callee(grpc.GenericRpcHandler):  # type: ignore[misc]
 
     async def _hello(self, data: bytes, context: grpc.aio.ServicerContext) -> bytes:
         caller = caller_of(context.auth_context())
+        # TLS let it in, but no certificate in its chain signed its leaf.
         if caller is None:
             return write_hello_reply(_NOBODY)
         try:
@@ -100,6 +101,7 @@ class Callee(grpc.GenericRpcHandler):  # type: ignore[misc]
         if refusal is not None:
             return write_hello_reply(refusal)
         self._greeted.add(caller, hello)
+        # It has proved who it is, and from which host: that host may be dialled for it.
         self._dials.called(caller, host_of(context.peer()))
         return write_hello_reply(self._greeter.hello())
 
@@ -111,6 +113,7 @@ class Callee(grpc.GenericRpcHandler):  # type: ignore[misc]
         if not self._knows(caller):
             await context.write(write_answer(GreetFirst()))
             return
+        # It has one, and those of connections that broke without a word. More would only hold our memory.
         if self._links[caller] >= self._config.links:
             await context.write(write_answer(Busy(self._config.stall_s, version=-1)))
             return
@@ -119,17 +122,21 @@ class Callee(grpc.GenericRpcHandler):  # type: ignore[misc]
             await context.write(write_answer(Accepted()))
             while (data := await context.read()) is not grpc.aio.EOF:
                 await self._keep_to_allowance(caller, len(data))
+                # At every message: a link may be open for days.
                 if self._greeter.unwelcome(caller):  # banned since, or its invitation has ended
                     await context.write(write_answer(GreetFirst()))
                     return
                 message = self._config.reader.control(data)
+                # Answered by the event loop itself: it proves that this process runs, not that its service is quick.
                 if isinstance(message, Ping):
                     await self._pong(context, message)
                 else:
                     self._service().on_tell(caller, message)
         except TimeoutError:
+            # It asks and does not read the answer. It will open another link when it is well.
             log.debug("link_stalls", peer=caller)
         except BadMessage as error:
+            # The link ends, and nobody else's with it.
             if self._may_complain("bad_control", caller):
                 log.warning("bad_control", peer=caller, error=error)
             await context.write(write_answer(Rejected(error.code, error.reason)))
@@ -177,8 +184,11 @@ class Callee(grpc.GenericRpcHandler):  # type: ignore[misc]
             if caller is None:
                 await inbound.answer(_NOBODY)
             elif expected is not ManifestRequest and not self._knows(caller):
+                # Before anything of the call is read: somebody who joins has no run to greet with, and may ask for that
+                # alone.
                 await inbound.answer(GreetFirst())
             elif self._calls[caller] >= self._most_calls(caller):
+                # Each open call holds a header and a stream. Refused unread, it costs neither.
                 await inbound.answer(Busy(self._config.stall_s / _PULSES_PER_STALL, version=-1))
             else:
                 self._calls[caller] += 1
@@ -211,6 +221,7 @@ class Callee(grpc.GenericRpcHandler):  # type: ignore[misc]
     async def _serve(self, expected: type, caller: PeerId, inbound: _Inbound) -> None:
         try:
             request, declared = self._config.reader.request(await inbound.read())
+            # Limits were chosen by the method: a Process must not come in as a Part.
             if type(request) is not expected:
                 raise BadMessage(RejectCode.MALFORMED, "the request belongs to another method")
             check_declared(declared, max_bytes=self._config.max_bytes(expected))
@@ -219,6 +230,7 @@ class Callee(grpc.GenericRpcHandler):  # type: ignore[misc]
                 log.warning("bad_request", peer=caller, error=error)
             await inbound.answer(Rejected(error.code, error.reason))
             return
+        # From here on the caller may be uploading, and must be told when nobody wants it.
         inbound.unread = bool(declared)
         async with asyncio.TaskGroup() as group:
             pulse = group.create_task(inbound.pulse())
@@ -240,6 +252,8 @@ class Callee(grpc.GenericRpcHandler):  # type: ignore[misc]
         except Exception:
             await _confess(inbound.context, type(request).__name__, caller)
         finally:
+            # The caller may have left in the middle: what the service holds for it is let go now, not when it is
+            # collected.
             if isinstance(answers, AsyncGenerator):
                 await answers.aclose()
 
@@ -281,6 +295,7 @@ class _Inbound:
                 data: bytes = await self.context.read()
         except TimeoutError as error:
             raise PeerGone("the caller stalls", peer=self._caller) from error
+        # A dying sender looks like one that has finished; this one had not.
         if data is grpc.aio.EOF:
             raise PeerGone("the caller left in the middle", peer=self._caller)
         self._flow.received += len(data)
@@ -304,6 +319,7 @@ class _Inbound:
         """Send one answer with its payload. Raises PeerGone if the caller is gone or does not take it."""
         payload: tuple[Packed, ...] = getattr(answer, "payload", ())
         messages = answer_messages(write_answer(answer), payload)
+        # State for a joiner gives way to all other tensors.
         waits = bool(payload) and isinstance(answer, SnapshotPiece)
         async with self._writing:
             with self._flow.priority.urgent() if payload and not waits else contextlib.nullcontext():
@@ -329,6 +345,7 @@ class _Inbound:
         """Until cancelled: let the caller know that we are alive."""
         while True:
             await asyncio.sleep(self._config.stall_s / _PULSES_PER_STALL)
+            # What is being written is a sign of life itself.
             if not self._writing.locked():
                 try:
                     await self.answer(Pulse())

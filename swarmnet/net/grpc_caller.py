@@ -93,6 +93,7 @@ async def place_call(
     flow: Flow,
 ) -> AsyncGenerator[Answer, None]:
     """Greet if needed, call, and yield the answers; see `transport.Transport.call`."""
+    # Who asks for the manifest has no run yet, and cannot greet.
     greets = not isinstance(request, ManifestRequest)
     for _ in range(_GREETINGS):
         refusal = await channels.greet(deadline=deadline) if greets else None
@@ -104,6 +105,7 @@ async def place_call(
             call = _Call(channels, channel, request, payload, deadline=deadline, config=config, flow=flow)
             try:
                 while (answer := await call.next()) is not None:
+                    # It has restarted, or forgotten us. Nothing of the payload was used: greet and say it again.
                     if isinstance(answer, GreetFirst):
                         unknown = True
                         break
@@ -140,6 +142,7 @@ class _Call:
         self._arriving: tuple[Answer, Assembly] | None = None
         self._uploading = contextlib.ExitStack()
         if payload:
+            # State that we hand out to joiners waits until this upload is over.
             self._uploading.enter_context(flow.priority.urgent())
         self._header = write_request(request, declare(payload))
         method = channel.aio.stream_stream(METHODS[type(request)])
@@ -166,10 +169,12 @@ class _Call:
                 continue
             if isinstance(answer, Done):
                 return None
+            # The callee does not want the payload: stop sending it.
             if isinstance(answer, Busy | MovedTo | Rejected | GreetFirst):
                 self._refused = True
             if isinstance(answer, GreetFirst):
                 return answer
+            # Pings are asked on links alone.
             if isinstance(answer, Pong):
                 raise BadMessage(RejectCode.MALFORMED, "a pong in a call", peer=self._channels.peer)
             assembly = Assembly(declared, max_bytes=self._max_bytes)
@@ -184,6 +189,7 @@ class _Call:
         began = self._loop.time()
         while not assembly.whole:
             assembly.take(await self._read_chunk())
+            # A sign of life to our own caller; the next `next` goes on with the same payload.
             if not assembly.whole and self._loop.time() - began >= _PROGRESS_S:
                 return Running()
         self._arriving = None
@@ -203,6 +209,7 @@ class _Call:
 
     def _advance(self) -> None:
         self._moved = self._loop.time()
+        # Sending is movement, too: who uploads for minutes has not stalled.
         if self._guard is not None and not self._guard.expired():
             self._guard.reschedule(self._patience())
 
@@ -211,6 +218,7 @@ class _Call:
 
     async def _read_chunk(self) -> bytes:
         data = await self._read()
+        # gRPC ended the stream well, so this is no broken line: the callee said less than it declared.
         if data is None:
             raise BadMessage(RejectCode.MALFORMED, "the answer ends in the middle", peer=self._channels.peer)
         return data
@@ -256,6 +264,7 @@ class MessageWriter:
 
     def __call__(self, message: Control) -> bytes:
         """One message of a link."""
+        # The same object, not an equal one: comparing large messages would cost more than it saves.
         for known, data in self._lately:
             if known is message:
                 return data
@@ -274,6 +283,7 @@ class Outbox:
 
     def put(self, message: Control) -> None:
         """Append. When full, drop the oldest periodic message, or the oldest of all if there is none."""
+        # What is periodic will be said again, and newer; what is not may be said only once.
         if len(self._waiting) >= self._limit:
             periodic = (at for at, (repeats, _) in enumerate(self._waiting) if repeats)
             del self._waiting[next(periodic, 0)]
@@ -310,6 +320,7 @@ class Probe:
 
     def ask(self, *, now: float) -> Ping | None:
         """The ping to send now, if one is due: one is under way at a time (a stream loses nothing)."""
+        # One at a time: an answer then says which ping it answers, and how old it is.
         if self._nonce is not None or now - self._asked_at < PING_S:
             return None
         self._nonce, self._asked_at = secrets.token_bytes(NONCE_BYTES), now
@@ -348,6 +359,7 @@ class Link:
             if await self._connect_and_stream():
                 backoff = _FIRST_BACKOFF_S
             else:
+                # At random, so that the peers of one that restarted do not all come back at once.
                 await asyncio.sleep(backoff * random.uniform(0.5, 1.0))
                 backoff = min(2 * backoff, _LONGEST_BACKOFF_S)
 
@@ -374,6 +386,7 @@ class Link:
             answer = read_answer(said)[0] if said is not None else None
             if isinstance(answer, GreetFirst):
                 self._channels.greet_again()
+            # Too many links, or not greeted: back off, greet, and try again.
             if not isinstance(answer, Accepted):
                 log.debug("link_not_taken", peer=self._channels.peer, answer=answer)
                 return False
@@ -395,6 +408,7 @@ class Link:
                 log.info("link_closed", peer=self._channels.peer, answer=answer)
             except SwarmError as error:
                 log.debug("link_broke", peer=self._channels.peer, error=error)
+                # Its process is gone: what waited was for that one.
                 if isinstance(error, PeerGone) and error.definite:
                     self.outbox.clear()
             writer.cancel()

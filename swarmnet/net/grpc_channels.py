@@ -44,8 +44,10 @@ def translate(error: grpc.aio.AioRpcError, peer: PeerId, *, definite: bool = Fal
         case grpc.StatusCode.DEADLINE_EXCEEDED:
             return PeerTimeout("no answer in time", peer=peer)
         case grpc.StatusCode.RESOURCE_EXHAUSTED:
+            # gRPC's word for a message beyond its limit of bytes.
             return BadMessage(RejectCode.TOO_LARGE, "message is too long", peer=peer, details=details)
         case grpc.StatusCode.UNIMPLEMENTED:
+            # It runs an older swarmnet, which lacks this method.
             return BadMessage(RejectCode.WRONG_VERSION, "the peer does not know this call", peer=peer, details=details)
     return PeerGone("connection broke", definite=definite, peer=peer, status=error.code().name, details=details)
 
@@ -68,6 +70,7 @@ async def nobody_listens(addresses: Sequence[Address]) -> bool:
     for attempt in range(_PROBES):
         if attempt:
             await asyncio.sleep(_PROBE_EVERY_S)
+        # A machine with several addresses is gone only when none of them answers.
         if all([await refuses(address) for address in addresses]):
             return True
     return False
@@ -158,6 +161,7 @@ class PeerChannels:
         """A peer that restarted listens elsewhere; one whose record expired keeps its connections."""
         known = self.addresses()
         for channel in self._open_channels():
+            # An empty list means that its record expired, which says nothing about the connection.
             if known and channel.address not in known:
                 self.retire(channel)
 
@@ -175,6 +179,7 @@ class PeerChannels:
 
     def _bulk_channel(self) -> Channel:
         slot = min(range(len(self._bulk)), key=lambda at: channel.users if (channel := self._bulk[at]) else 0)
+        # Opened one by one: a peer that is called seldom keeps one connection.
         channel = self._bulk[slot]
         if channel is None:
             channel = self._bulk[slot] = self._open()
@@ -195,6 +200,7 @@ class PeerChannels:
             except UsageError as error:
                 log.debug("bad_address", peer=self.peer, error=error)
                 continue
+            # A record cannot make us dial somebody else in this peer's name.
             if address.peer in (None, self.peer):
                 found.append(address)
         return list({(address.host, address.port): address for address in found}.values())
@@ -209,6 +215,7 @@ class PeerChannels:
         now = asyncio.get_running_loop().time()
         pauses_s = {at: self._dialling.dials.pause_s(self.peer, at, now) for at in known}
         ready = [at for at in known if not pauses_s[at]]
+        # An address where it has answered comes before one that it only names.
         if self._greeted:
             ready = [at for at in ready if self._dialling.dials.shown(self.peer, at)] or ready
         if not ready:
@@ -225,6 +232,7 @@ class PeerChannels:
     async def greet(self, *, deadline: float) -> Rejected | None:
         """Say Hello unless that was done. Returns a refusal of either end. Raises PeerGone, PeerTimeout, BadMessage."""
         async with self._greeting:
+            # Calls that start together wait for one greeting.
             if self._greeted and self._shows_an_address():
                 return None
             refusal = await self._greet_any(deadline)
@@ -263,10 +271,12 @@ class PeerChannels:
                     reply = await channel.aio.unary_unary(HELLO)(write_hello(greeter.hello()))
                 dials.answered(self.peer, channel.address)
             except TimeoutError as error:
+                # It may be stopped or overloaded. That is no proof of death, so nothing is said to the service.
                 self.retire(channel)
                 dials.failed(self.peer, channel.address, refused=False, now=loop.time())
                 raise PeerTimeout("no answer to Hello", peer=self.peer, address=str(channel.address)) from error
             except grpc.aio.AioRpcError as error:
+                # The connection is fine; another address would answer the same.
                 if not is_break(error):
                     raise translate(error, self.peer) from error
                 self.retire(channel)
@@ -325,6 +335,7 @@ class PeerChannels:
         if channel is not None:
             self.retire(channel)
         async with self._probing:
+            # Ten calls break at once with one connection; the first of them finds out for all.
             if self._verdict[0] < noticed:  # else: found out while we waited for the lock
                 self._verdict = loop.time(), await self._nobody_listens()
                 self._report(self._verdict[1])
@@ -347,9 +358,11 @@ class PeerChannels:
 
     def _report(self, definite: bool) -> None:
         if definite:
+            # Whoever listens there next is another process, which knows nobody.
             self._greeted = False
             for channel in self._open_channels():
                 self.retire(channel)
+        # Said once; a second time only if what was a guess has become certain.
         news = self._told is None or (definite and not self._told)
         if news and not self._closed:
             self._told = definite

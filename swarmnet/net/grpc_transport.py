@@ -224,6 +224,7 @@ class GrpcTransport:
 
     def tell(self, peer: PeerId, message: Control) -> None:
         """Put the message into the peer's link. One that breaks the wire's own bounds is a bug and asserts."""
+        # After the end nothing is said; senders need not know.
         if self._closing or not self._started:
             return
         if peer not in self._links:
@@ -262,6 +263,7 @@ class GrpcTransport:
 
     def _link_ended(self, peer: PeerId) -> None:
         """A peer's link to us ended: it closed, or its connection broke."""
+        # Its link is often the first to notice that a process died. Of strangers nothing can be dialled.
         if not self._closing and self._dialling.lookup(peer):
             self._spawn(self._examine(peer))
 
@@ -273,6 +275,7 @@ class GrpcTransport:
         while True:
             await asyncio.sleep(self._config.forget_s / _LOOKS_PER_FORGET)
             now = asyncio.get_running_loop().time()
+            # A peer that is in use stays, whatever the directory says: records are lost more easily than lines.
             unknown = {
                 peer for peer, channels in self._channels.items() if not channels.in_use and not channels.addresses()
             }
@@ -336,6 +339,7 @@ async def dial(peer: PeerId, text: str, leaf: Leaf, *, deadline: float) -> None:
         address = Address.parse(text)
     except UsageError as error:
         raise PeerGone("no TCP address", peer=peer, address=text) from error
+    # Our TLS would fail anyway; this says it in words.
     if address.peer not in (None, peer):
         raise PeerGone("the address of another peer", peer=peer, address=text)
     await _connect(peer, address, deadline)
@@ -350,6 +354,7 @@ async def dial(peer: PeerId, text: str, leaf: Leaf, *, deadline: float) -> None:
 
 
 async def _connect(peer: PeerId, address: Address, deadline: float) -> None:
+    # A firewall drops without a word, and the system would wait for two minutes.
     limit = min(deadline, asyncio.get_running_loop().time() + SILENCE_S)
     try:
         async with asyncio.timeout_at(limit):
@@ -365,6 +370,7 @@ async def _connect(peer: PeerId, address: Address, deadline: float) -> None:
 
 async def _prove(peer: PeerId, channel: grpc.aio.Channel) -> None:
     while (state := channel.get_state(try_to_connect=True)) is not grpc.ChannelConnectivity.READY:
+        # TCP was open a moment ago, so it is the TLS proof that failed.
         if state in (grpc.ChannelConnectivity.TRANSIENT_FAILURE, grpc.ChannelConnectivity.SHUTDOWN):
             raise PeerGone("somebody else answers there", peer=peer)
         await channel.wait_for_state_change(state)

@@ -46,6 +46,7 @@ class Identity:
         if len(data) != _KEY_FILE_BYTES or not data.startswith(_KEY_PREFIX):
             raise ValueError("not a libp2p Ed25519 private key")
         identity = cls(Ed25519PrivateKey.from_private_bytes(data[4:36]))
+        # A torn or edited file would run under an id that its key does not prove.
         if identity.key.public_key().public_bytes_raw() != data[36:]:
             raise ValueError("its public half does not belong to its private half")
         return identity
@@ -61,6 +62,7 @@ class Identity:
         Raises UsageError if the file is not a key, can be read by others, or cannot be read or written.
         """
         try:
+            # Two processes may find none: `create` lets one of them win, and both read that one's.
             if not path.exists():
                 cls.generate().create(path)
             return cls.load(path)
@@ -134,6 +136,7 @@ def _read_private(path: Path) -> bytes:
     """Read a file that only its owner may touch."""
     with path.open("rb") as file:
         mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
+        # Others could take part as this peer.
         if mode & 0o077:
             raise UsageError(f"{path} has mode {mode:04o}, so others can read this identity: run `chmod 600 {path}`")
         return file.read(_KEY_FILE_BYTES + 1)
@@ -166,6 +169,7 @@ class FileLock:
         handle = os.open(path, flags | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+            # The holder may have removed the path while we waited: the lock would be on nothing.
             if not os.path.samestat(os.fstat(handle), os.stat(path)):
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
         except BlockingIOError:
@@ -204,6 +208,7 @@ def own_identity(directory: Path) -> Iterator[Identity]:
         raise UsageError(
             f"cannot lock {lock} ({error.strerror or error}): choose a --dir on a local disk that you can write"
         ) from error
+    # Two processes under one id would contradict each other, and both would be shut out.
     if held is None:
         raise UsageError(f"{directory} is in use by another process: give each peer its own --dir")
     try:

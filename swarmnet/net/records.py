@@ -97,7 +97,8 @@ def seal(announcement: Announcement, sign: Callable[[bytes], bytes]) -> bytes:
     payload = json.dumps(fields, separators=(",", ":"), sort_keys=True, allow_nan=False).encode()
     try:
         if len(payload) + _SIGNATURE_BYTES > MAX_BYTES:
-            if record.complaints:  # to be found matters more
+            # To be found matters more than what it holds against others.
+            if record.complaints:
                 return seal(replace(announcement, record=replace(record, complaints=())), sign)
             _refuse("record is too large", RejectCode.TOO_LARGE, size=len(payload) + _SIGNATURE_BYTES)
         _announcement(json.loads(payload))
@@ -111,6 +112,7 @@ def unseal(data: bytes, *, now: float, grace_s: float = 0.0) -> Announcement:
 
     Refuses what expired more than `grace_s` ago and what expires more than `MAX_AHEAD_S` ahead.
     """
+    # Before anything is parsed.
     if len(data) > MAX_BYTES:
         _refuse("record is too large", RejectCode.TOO_LARGE, size=len(data))
     signature, payload = data[:_SIGNATURE_BYTES], data[_SIGNATURE_BYTES:]
@@ -120,6 +122,7 @@ def unseal(data: bytes, *, now: float, grace_s: float = 0.0) -> Announcement:
         raise BadMessage(RejectCode.MALFORMED, "record is not JSON") from error
     announcement = _announcement(fields)
     expiry = announcement.expiry_ms / 1000
+    # Before the signature, which costs a thousand times as much.
     if not now - grace_s < expiry <= now + MAX_AHEAD_S:
         _refuse("record has expired or expires too far ahead", RejectCode.CLOCK, seconds_left=round(expiry - now, 3))
     if not verify(announcement.record.peer, _DOMAIN + payload, signature):
@@ -146,6 +149,7 @@ def _announcement(fields: object) -> Announcement:
         _refuse("record does not claim the place it is announced under", RejectCode.NOT_SERVED)
     for address in (*record.addresses, *around["dht"]):
         _check_address(address, peer)
+    # Others dial it under that id: it must be the one who signed.
     if not all(address.endswith(f"/p2p/{peer}") for address in around["dht"]):
         _refuse("record gives a DHT address without its peer id")
     return Announcement(record, place, around["expiry_ms"], num_stages, around["dht"])
@@ -307,6 +311,7 @@ class RecordTable:
         """Take in a verified announcement. Returns whether it told something new; when full, newcomers have to wait."""
         peer = found.record.peer
         held = self._newest.get(peer)
+        # Copies of older announcements go around in the DHT for as long as they last.
         if found.record.run != self._run or (held is not None and held.expiry_ms >= found.expiry_ms):
             return False
         if held is None and len(self._newest) >= self._max_peers:

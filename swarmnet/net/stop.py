@@ -27,6 +27,7 @@ def stopped_by_signal() -> Iterator[asyncio.Event]:
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
 
     def first() -> None:
+        # From now on a second Ctrl+C ends the process, even if the loop hangs.
         for number in _SIGNALS:
             loop.remove_signal_handler(number)
             signal.signal(number, signal.SIG_DFL)

@@ -56,12 +56,14 @@ class SwarmLink:
             raise UsageError("the link has blanks or line breaks in it: paste it as one line")
         text, plus, invitation = text.partition(INVITE)
         run, at, address = text.removeprefix(SCHEME).partition("@")
+        # A link is long: terminals and messengers cut it in two.
         if not at or not address:
             raise UsageError(f"{_shown(text)}: the link ends before its @ADDRESS; copy all of it: {_EXAMPLE}")
         if not names_run(run):
             raise UsageError(
                 f"{_shown(text)}: {_shown(run)} is not a run id: 64 hex digits, or the first {MIN_DIGITS} or more"
             )
+        # Without the id anybody at that address could answer for it.
         if Address.parse(address).peer is None:
             raise UsageError(f"{_shown(text)}: the address must end in /p2p/12D3Koo..., the peer that answers there")
         if plus:
@@ -110,6 +112,7 @@ def _check_invitation(text: str, run: str) -> None:
         terms = Invitation.parse(text).terms
     except ValueError as error:
         raise UsageError(f"the link's invitation, after {INVITE}: {error}") from error
+    # Pasted together from two messages.
     if not run.startswith(terms.run):
         raise UsageError(
             f"the link is to run {run[:MIN_DIGITS]}, its invitation to run {terms.run}: paste the one "

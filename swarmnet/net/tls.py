@@ -93,6 +93,7 @@ class Leaf:
     @property
     def chain(self) -> bytes:
         """Leaf and intermediate, PEM."""
+        # Also when this machine's clock was set back: then the leaf is not valid yet.
         if not 0 <= self._clock() - self._issued < LEAF_LIFE_S / 2:
             self._issued, self._chain = self._issue()
         return self._chain
@@ -162,6 +163,7 @@ def _signer_of(leaf_pem: bytes, chain_pem: bytes) -> PeerId | None:
         leaf, chain = x509.load_pem_x509_certificate(leaf_pem), x509.load_pem_x509_certificates(chain_pem)
         for candidate in chain:
             key = candidate.public_key()
+            # Anybody may send other peers' certificates along; one that did not sign the leaf proves nothing.
             if not isinstance(key, Ed25519PublicKey) or candidate.subject != leaf.issuer:
                 continue
             peer = peer_id_from_public_bytes(key.public_bytes_raw())

@@ -38,6 +38,7 @@ class _Bucket:
         self.at, self.told = now, False
 
     def add(self, messages_s: float, bytes_s: float, now: float) -> float:
+        # Both allowances drain while it is silent; the one that is fuller decides.
         drained, self.at = now - self.at, now
         self.messages_s = max(self.messages_s - drained, 0.0) + messages_s
         self.bytes_s = max(self.bytes_s - drained, 0.0) + bytes_s
@@ -55,9 +56,11 @@ class Allowances:
         """Count a message. Returns for how many seconds to read nothing more of this caller's."""
         bucket = self._buckets.setdefault(caller, _Bucket(now))
         self._buckets.move_to_end(caller)
+        # Forgetting empties its bucket. It was silent for longer than all the others, so that costs nothing.
         if len(self._buckets) > _REMEMBERED:
             self._buckets.popitem(last=False)
         used_s = bucket.add(1 / self._each.messages_per_s, num_bytes / self._each.bytes_per_s, now)
+        # The bucket may be over its edge: the caller pays with a pause, not with a lost message.
         return max(used_s - self._each.burst_s, 0.0)
 
     def first_excess(self, caller: PeerId) -> bool:
@@ -90,6 +93,7 @@ class Priority:
             yield
         finally:
             self._urgent -= 1
+            # The last one to finish lets those wait no longer that can.
             if not self._urgent:
                 self._clear.set()
 
@@ -99,6 +103,7 @@ class Priority:
             async with asyncio.timeout(MOST_WAIT_S):
                 await self._clear.wait()
         except TimeoutError:
+            # A peer that never rests would starve every joiner: one chunk a second goes through.
             return
 
 
@@ -122,13 +127,14 @@ class Traffic:
     """The counters of one transport."""
 
     def __init__(self) -> None:
-        self._precedence = Priority()
+        self._priority = Priority()
         self._flows: OrderedDict[tuple[PeerId, str], Flow] = OrderedDict()
 
     def flow(self, peer: PeerId, request: type) -> Flow:
         """The counter to add to for one call."""
         key = (peer, request.__name__)
-        flow = self._flows.setdefault(key, Flow(priority=self._precedence))
+        flow = self._flows.setdefault(key, Flow(priority=self._priority))
+        # So that the rows that are forgotten first are those without traffic.
         self._flows.move_to_end(key)
         if len(self._flows) > MAX_ROWS:
             self._flows.popitem(last=False)

@@ -17,7 +17,7 @@ from swarmnet import telemetry
 from swarmnet.config.peer import PeerConfig
 from swarmnet.errors import UsageError
 from swarmnet.manifest.schema import Manifest
-from swarmnet.model.huggingface.initial import stage_weights
+from swarmnet.model.huggingface.checkpoint import stage_shapes, stage_weights
 
 E = TypeVar("E")
 
@@ -52,12 +52,17 @@ class Beginning:
         if self._folder is None:
             return build(stage, None)
         try:
-            return build(stage, functools.partial(stage_weights, self._manifest, stage, self._folder))
+            return build(stage, functools.partial(self._weights, stage, self._folder))
         except UsageError as error:
             if self._named:
                 raise
             self._lack(str(error))
             return build(stage, None)
+
+    def _weights(self, stage: int, folder: Path) -> Mapping[str, Tensor]:
+        manifest = self._manifest
+        shapes = stage_shapes(manifest.model, manifest.cut, manifest.training.sequence_length)[stage]
+        return stage_weights(folder, shapes, stage=stage, agreed=manifest.initial.sha256[stage])
 
     def _lack(self, reason: str) -> None:
         self.missing = (

@@ -101,6 +101,21 @@ def drift_rules_of(manifest: Manifest) -> DriftRules:
     return DriftRules(averaging.drift_every, averaging.resync_every, manifest.training.total_steps)
 
 
+def input_check_of(manifest: Manifest, stage: int, windows: Windows) -> InputCheck:
+    """What the input of `stage` must look like in this run."""
+    batch, length = manifest.training.microbatch_size, manifest.training.sequence_length
+    tokens = ("int32", (batch, length + 1))
+    hidden = (manifest.wire.activations, (batch, length, manifest.model.hidden_size))
+    return InputCheck((tokens, hidden) if stage > 0 else (tokens,), manifest.model.vocab_size, windows)
+
+
+def answer_check_of(manifest: Manifest, stage: int) -> AnswerCheck:
+    """What the answers of `stage` must look like in this run."""
+    batch, length = manifest.training.microbatch_size, manifest.training.sequence_length
+    gradient = (manifest.wire.gradients, (batch, length, manifest.model.hidden_size))
+    return AnswerCheck((gradient,) if stage > 0 else (), batch * length)
+
+
 class Replica:
     """A stage served by this peer."""
 
@@ -149,7 +164,7 @@ class Replica:
             spawn=around.spawn,
         )
         self.caller: Caller | None = None
-        answer_check = AnswerCheck.of(manifest, stage + 1)
+        answer_check = answer_check_of(manifest, stage + 1)
         if stage + 1 < num_stages:
             self.caller = Caller(
                 around.transport,
@@ -159,7 +174,7 @@ class Replica:
                 self._rerouted,
                 leaving=self._next_leaving,
             )
-        check = InputCheck.of(manifest, stage, around.windows)
+        check = input_check_of(manifest, stage, around.windows)
         context = PipelineContext(
             stage,
             num_stages,

@@ -73,7 +73,7 @@ def run_peer(
     if slots != config.slots:
         log.info("slots_chosen", slots=slots, stages=list(config.stages))
         config = config.model_copy(update={"slots": slots})
-    windows = ProvenWindows.of(manifest)
+    windows = ProvenWindows.of(manifest.data, manifest.training)
     has_data = 0 in config.stages and (data_at_source or config.data is not None)
     tokens = own_tokens(config, manifest) if has_data else no_tokens
     with contextlib.ExitStack() as stack:  # left in reverse: ranks end first, and jobs that wait for them
@@ -133,7 +133,9 @@ def own_tokens(config: PeerConfig, manifest: Manifest) -> Tokens:
     """This machine's tokens of the run, or none (they then come from trainers), said in words."""
     try:
         base = config.manifest.parent if config.manifest else None
-        own = OwnTokens(load_tokens(config.data or manifest.data.source, manifest.data.tokenizer, base=base), manifest)
+        data = manifest.data
+        tokens = load_tokens(config.data or data.source, data.tokenizer, base=base)
+        own = OwnTokens(tokens, data, manifest.training)
     except UsageError as error:
         if config.data is not None:
             raise

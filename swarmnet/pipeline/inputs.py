@@ -20,7 +20,6 @@ from typing import Protocol
 
 from swarmnet.errors import BadMessage, RejectCode
 from swarmnet.ids import PeerId
-from swarmnet.manifest.schema import Manifest
 from swarmnet.messages import Fetch, Fetched, Gradient, Packed, Process
 from swarmnet.transport import Layout, TensorLayout, layout_of
 from swarmnet.wire.codecs import check_range, check_values
@@ -105,14 +104,6 @@ class InputCheck:
     vocab_size: int
     windows: Windows
 
-    @staticmethod
-    def of(manifest: Manifest, stage: int, windows: Windows) -> InputCheck:
-        """The check for `stage` of this run."""
-        batch, length = manifest.training.microbatch_size, manifest.training.sequence_length
-        tokens = ("int32", (batch, length + 1))
-        hidden = (manifest.wire.activations, (batch, length, manifest.model.hidden_size))
-        return InputCheck((tokens, hidden) if stage > 0 else (tokens,), manifest.model.vocab_size, windows)
-
     def declared(self, request: Process | Fetch, layout: Layout) -> None:
         """Raise BadMessage (BAD_SHAPE) unless codecs and shapes are those of the run."""
         _check_layout(layout, self.expected if _evaluates(request) else (*self.expected, self.windows.layout))
@@ -134,13 +125,6 @@ class AnswerCheck:
 
     expected: Layout
     num_tokens: int
-
-    @staticmethod
-    def of(manifest: Manifest, stage: int) -> AnswerCheck:
-        """The check of answers of `stage` in this run."""
-        batch, length = manifest.training.microbatch_size, manifest.training.sequence_length
-        gradient = (manifest.wire.gradients, (batch, length, manifest.model.hidden_size))
-        return AnswerCheck((gradient,) if stage > 0 else (), batch * length)
 
     def __call__(self, request: Process, answer: Gradient) -> None:
         """Raise BadMessage unless `answer` can be an answer to `request`: BAD_SHAPE, MALFORMED, NON_FINITE."""

@@ -14,7 +14,7 @@ from swarmnet.data.sampler import Sampler
 from swarmnet.data.tokens import Tokens, verify
 from swarmnet.data.windows import HASH_BYTES, WindowRoot, WindowTree
 from swarmnet.errors import BadMessage, RejectCode, UsageError
-from swarmnet.manifest.schema import Manifest
+from swarmnet.manifest.schema import Data, Training
 from swarmnet.messages import Packed
 from swarmnet.wire.codecs import encode
 
@@ -24,10 +24,9 @@ _MANY = 1_000_000
 """Windows that take seconds to hash: worth a line."""
 
 
-def sampler_of(manifest: Manifest) -> Sampler:
+def sampler_of(data: Data, training: Training) -> Sampler:
     """Which windows the microbatches of the run hold. Raises UsageError if the run has too few tokens."""
-    training = manifest.training
-    return Sampler(training.seed, manifest.data.num_tokens, training.sequence_length, training.microbatch_size)
+    return Sampler(training.seed, data.num_tokens, training.sequence_length, training.microbatch_size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,17 +38,17 @@ class ProvenWindows:
     microbatches: int
 
     @staticmethod
-    def of(manifest: Manifest) -> ProvenWindows:
+    def of(data: Data, training: Training) -> ProvenWindows:
         """Those of this run. Raises UsageError if the manifest does not say."""
-        if not manifest.data.tokens_root:
+        if not data.tokens_root:
             raise UsageError(
                 "the manifest names no data.tokens_root, so nobody can tell whether tokens are the run's: "
                 "write it with `swarmnet init`"
             )
-        sampler = sampler_of(manifest)
-        root = bytes.fromhex(manifest.data.tokens_root)
+        sampler = sampler_of(data, training)
+        root = bytes.fromhex(data.tokens_root)
         known = WindowRoot(root, sampler.num_windows, sampler.sequence_length)
-        return ProvenWindows(known, sampler, manifest.training.microbatches)
+        return ProvenWindows(known, sampler, training.microbatches)
 
     @property
     def layout(self) -> tuple[str, tuple[int, ...]]:
@@ -69,18 +68,18 @@ class ProvenWindows:
 class OwnTokens:
     """The run's data on this machine, and the tree over its windows: built here, once."""
 
-    def __init__(self, tokens: Tokens, manifest: Manifest) -> None:
+    def __init__(self, tokens: Tokens, data: Data, training: Training) -> None:
         """Raises UsageError unless these are the tokens that the manifest names."""
-        verify(tokens, manifest.data)
-        self._tokens, self._sampler = tokens, sampler_of(manifest)
+        verify(tokens, data)
+        self._tokens, self._sampler = tokens, sampler_of(data, training)
         num_windows, length = self._sampler.num_windows, self._sampler.sequence_length
         if num_windows >= _MANY:
             log.info("hashing_windows", windows=num_windows)
         self._tree = WindowTree(tokens, length, num_windows)
-        if self._tree.root != manifest.data.tokens_root:
+        if self._tree.root != data.tokens_root:
             raise UsageError(
                 f"data.tokens_root is not that of the data in windows of training.sequence_length = {length} "
-                f"({manifest.data.tokens_root[:12]!r} in the manifest, {self._tree.root[:12]!r} here): was one of them "
+                f"({data.tokens_root[:12]!r} in the manifest, {self._tree.root[:12]!r} here): was one of them "
                 "changed since? Write the manifest with `swarmnet init`"
             )
 

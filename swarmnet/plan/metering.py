@@ -22,7 +22,7 @@ IsHost = Callable[[Any, dict[str, Any]], bool]
 
 
 def moves_out(operator: Any, kwargs: dict[str, Any]) -> bool:
-    """Of tensors that are all on the CPU, which would be in host memory beside a device: those that `model.offload`
+    """Of tensors that are all on the CPU, which would be in host memory beside a device: those that `model.activations`
     makes, for it alone asks for a like tensor in a place by name."""
     return operator is torch.ops.aten.empty_like.default and kwargs.get("device") is not None
 

@@ -120,7 +120,11 @@ class _Inputs:
 
     def __init__(self, part: RehearsedRank) -> None:
         manifest, stages = part.manifest, part.manifest.cut.stages
-        self._rows = len(MeshSplit.of(manifest, part.layout).rows(part.rank))
+        self._rows = len(
+            MeshSplit(
+                manifest.model, part.layout, manifest.training.microbatch_size, manifest.training.sequence_length
+            ).rows(part.rank)
+        )
         self._length, self._width = manifest.training.sequence_length, manifest.model.hidden_size
         self.first, self.last = part.stage == 0, part.stage == stages - 1
 
@@ -208,7 +212,10 @@ class _FullySharded:
 
     def __init__(self, part: RehearsedRank, live: LiveBytes) -> None:
         manifest, layout, self._inputs = part.manifest, part.layout, _Inputs(part)
-        mesh, shapes = MeshSplit.of(manifest, layout), Canonical.of(manifest, part.stage).shapes
+        mesh, shapes = (
+            MeshSplit(manifest.model, layout, manifest.training.microbatch_size, manifest.training.sequence_length),
+            Canonical.of(manifest, part.stage).shapes,
+        )
         ranges = cut_layers(manifest.model, manifest.cut, manifest.training.sequence_length)
         layers, first, last = ranges[part.stage], self._inputs.first, self._inputs.last
         _, t = layout.coordinates(part.rank)

@@ -57,7 +57,9 @@ class MeshBackend:
         backoff: RestartBackoff | None = None,
     ) -> None:
         memory, backoff = memory or MemoryPolicy(), backoff or RestartBackoff()
-        MeshSplit.of(manifest, layout)  # raises what is wrong with that, before anything is made
+        MeshSplit(
+            manifest.model, layout, manifest.training.microbatch_size, manifest.training.sequence_length
+        )  # raises what is wrong with that, before anything is made
         canonical, training = Canonical.of(manifest, stage), manifest.training
         self.writes_at_once = memory.writes_at_once
         self._layout, self._first, self._last = layout, stage == 0, stage == manifest.cut.stages - 1
@@ -135,15 +137,16 @@ class MeshBackend:
     def forward(self, step: int, tokens: Tensor, hidden: Tensor | None, *, train: bool) -> tuple[Tensor, Held | None]:
         with self._ranks.lock:
             key = next(self._keys)
-            self._tokens.copy_(tokens)
+            self._tokens.copy_(tokens)  # ranks read it in the order that follows; the lock keeps others from it
             if hidden is not None:
                 self._inward.copy_(hidden)
             answers = self._ranks.order("forward", key=key, step=step, train=train)
             held = self._hold(key, step) if train else None
             if held is None:
                 self._ranks.finished()
-            if not self._last:
+            if not self._last:  # cloned: the next microbatch comes out at the same place
                 return self._outward.clone(), held
+            # tensor ranks agree on a loss, data ranks have one of their rows each; summed in the order of ranks
             losses = [answers[self._layout.rank(d, 0)]["loss"] for d in range(self._layout.data)]
             return torch.tensor(losses, dtype=torch.float32).sum(), held
 
@@ -199,9 +202,10 @@ class MeshBackend:
             for name, flat in (("finished", self._finished), ("reading", self._reading.flat))
             if flat.data_ptr() == total.data_ptr()
         ]
-        if not found:
+        if not found:  # ranks have no other memory of ours
             raise ValueError("a sum that ranks cannot read")
         with self._ranks.lock:
+            # an update that a death broke off begins again: its finished sum and the old state are still here
             self._ranks.insist("update", version=version, total=found[0], scale=update.scale, rate=update.rate)
             self._ranks.finished()
             self._ranks.forget_step(version)

@@ -117,8 +117,11 @@ class ScatteredGradients:
             place = self._places[parameter]
             bucket = self._bucket_of[place]
             if place not in pieces:
-                if place in chunks:
+                if (
+                    place in chunks
+                ):  # its bucket is sent, and this rank would wait in another collective than the others
                     raise ValueError("a weight pass came back to a layer")
+                # a new layer begins, so the one before is whole; what is beside layers is whole only at the end
                 for other in self._buckets:
                     if other.is_layer and other is not bucket and other.places[0] in pieces:
                         _scatter(other, pieces, chunks)

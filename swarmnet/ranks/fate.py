@@ -96,7 +96,7 @@ def cause(ended: list[Rank], failed: list[Failure], silent: list[Rank], what: st
         known = {rank.number for rank, _ in heard.packets}
         silent = [rank for rank in silent if rank.number not in known]
     _, number, words = min(failed, default=(0.0, 0, ""))
-    if not ended:
+    if not ended:  # the words that came first: later ones are of ranks whose partner had failed
         return RankLost(number, f"rank {number} failed during {what!r}: {words}")
     dead = ended[0]
     code = dead.process.code() if dead.process.wait(time.monotonic() + KILL_S) else None
@@ -108,12 +108,12 @@ def late(missing: Sequence[Rank], what: str, limit_s: float) -> RankLost:
     """Why the ranks are lost if these gave no answer in time. Those that can say on stderr where they are."""
     stopped = [rank for rank in missing if _is_stopped(rank.process.pid)]
     hanging = [rank for rank in missing if rank not in stopped]
-    for rank in hanging:
+    for rank in hanging:  # a stopped process can say nothing
         rank.process.send(DUMP)
     deadline = time.monotonic() + DUMP_S
     for rank in hanging:
         rank.process.wait(deadline)
-    culprits = [rank.number for rank in stopped or missing]
+    culprits = [rank.number for rank in stopped or missing]  # who waits for a stopped one hangs by no fault of its own
     words = f"{'ranks' if len(culprits) > 1 else 'rank'} {', '.join(map(str, culprits))}"
     said = "stopped by a signal, gave" if stopped else "gave"
     return RankLost(

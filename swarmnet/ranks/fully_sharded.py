@@ -36,7 +36,7 @@ class FullySharded:
         for part in (*layers, module):
             fully_shard(part, mesh=self._mesh, reshard_after_forward=True)
             assert isinstance(part, FSDPModule)
-            part.set_gradient_divide_factor(1.0)
+            part.set_gradient_divide_factor(1.0)  # sums travel with their counts: the division comes once, at the step
             part.set_force_sum_reduction_for_comms(True)  # else gloo is asked for a scaled sum: it has none
         _fetch_ahead(module, layers)
         module.to_empty(device=self._device)

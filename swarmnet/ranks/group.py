@@ -26,7 +26,7 @@ from swarmnet.errors import RankLost
 from swarmnet.ranks.fate import KILL_S, Rank, cause, hear, late
 from swarmnet.ranks.line import Packet, PeerEnd, disagreement, error_of, packed
 from swarmnet.ranks.memory import SharedMemory, anonymous_file
-from swarmnet.ranks.starter import ForkerLost, Starter, best_starter
+from swarmnet.ranks.starter import ChildCall, ForkerLost, Starter, best_starter
 
 log = telemetry.get(__name__)
 
@@ -96,7 +96,7 @@ class RankGroup:
             with self._killing:
                 self._must_be_open()
                 self._asked = None
-            self._end(RankLost(None, "the ranks are being started again"))
+            self._end(RankLost(None, "the ranks are being started again"))  # not one of an earlier epoch may live on
             self.epoch += 1
             began = time.monotonic()
             limit_s = self._start_limit_s() if deadline_s is None else deadline_s
@@ -137,7 +137,7 @@ class RankGroup:
         Refused or Overflow if every rank raised just that; the ranks live on. Raises RankLost; none lives then, and the
         order may be half done. Raises TypeError, ValueError, before anything is sent, if a field is no JSON.
         """
-        data = packed({"order": name, "fields": fields})
+        data = packed({"order": name, "fields": fields})  # raises before any rank has heard of it
         with self._lock:
             self._must_run()
             for rank in self._ranks:
@@ -209,7 +209,7 @@ class RankGroup:
     def _join(self, rank: Rank) -> None:
         with self._killing:
             self._ranks.append(rank)
-            if self._asked is not None:
+            if self._asked is not None:  # `_stop` did not see this one
                 rank.process.send(signal.SIGKILL)
 
     def _must_be_open(self) -> None:
@@ -260,7 +260,7 @@ class RankGroup:
         raised = [answer.get("raised") for answer in answers]
         if not any(raised):
             return [answer["done"] for answer in answers]
-        if (difference := disagreement(raised)) is not None:
+        if (difference := disagreement(raised)) is not None:  # their weights would drift apart unseen
             self._fail(RankLost(None, f"ranks disagree about {name!r}: {difference}"))
         raise error_of(answers[0]["raised"])
 
@@ -290,7 +290,7 @@ class RankGroup:
     def _end(self, lost: RankLost) -> None:
         """Kill and reap all ranks that run; whoever asks for them next hears `lost`."""
         self._lost = lost
-        for rank in self._ranks:
+        for rank in self._ranks:  # all first, then wait: each needs its time to end
             rank.process.send(signal.SIGKILL)
         deadline = time.monotonic() + KILL_S
         for rank in self._ranks:
@@ -309,7 +309,7 @@ def _begun(starter: Starter, number: int, shared: list[SharedMemory], deadline: 
     line = PeerEnd(ours)
     with theirs:
         try:
-            process = starter.start(CALL, name=f"swarmnet-rank-{number}", line=theirs, deadline=deadline)
+            process = starter.start(ChildCall(CALL, f"swarmnet-rank-{number}", line=theirs), deadline)
             return Rank(number, line, process, shared)
         except BaseException:
             line.close()

@@ -83,6 +83,7 @@ class HostState:
 
     def stay(self, commits: Sequence[Commit]) -> None:
         self.canonical.check(self.version, commits)
+        # ranks write only what an update changes, and there is none: carry all of it over
         self._memory[(self.version + 1) % 2].copy_(self._memory[self.version % 2])
         self._become(self.version + 1)
         self._tell()
@@ -180,14 +181,14 @@ class RankSum:
     def add(self, add: Callable[[], object], *, step: int, index: int, voids: int) -> bool:
         """Have ranks `add` the gradient of that microbatch; see `Accumulator.add`. It may raise: nothing is added."""
         with self._ranks.lock:
-            if voids != self.voids:
+            if voids != self.voids:  # a void has overtaken it
                 return False
             content = self._entered(step, voids)
             if index in content.indexes:
                 return False
-            add()
+            add()  # if it raises, no rank has added anything
             self._content = content._replace(indexes=content.indexes | {index})
-        return voids == self.voids
+        return voids == self.voids  # a void may have come while ranks added: then it counts nowhere
 
     def read(self, step: int) -> Tensor:
         """The flat sum, valid until the next reading. It waits for ranks only if they have something to write."""
@@ -201,10 +202,10 @@ class RankSum:
                 raise Refused(RejectCode.NOT_READY, "the sum was lost with the ranks that held it", step=step)
             wanted = _held(self._entered(step, voids))
             if self._reading.holds != wanted:
-                self._reading.holds = None
+                self._reading.holds = None  # half written if ranks are lost meanwhile
                 if self._content.indexes:
                     self._write(step, voids)
-                else:
+                else:  # nothing was added: no rank need be asked, nor be up
                     self._reading.flat.zero_()
                 self._reading.holds = wanted
             return self._reading.flat

@@ -1,8 +1,8 @@
 """The ranks inside one peer: along which axes, on which devices, and which elements of a parameter each of them has.
 
-Two axes. `tensor`: ranks that split each layer (Megatron, arXiv:1909.08053), as `model.slices` says. `data`: ranks that
-split each microbatch's rows, and by `shard` also what they hold (ZeRO, arXiv:1910.02054). What the data axis cuts, it
-cuts by rows of the tensor axis' slice into equal chunks, the last ones shorter or empty: torch.chunk's cut, and
+Two axes. `tensor`: ranks that split each layer, as `model.tensor_plan` says (Megatron, arXiv:1909.08053). `data`: ranks
+that split each microbatch's rows, and by `shard` also what they hold (ZeRO, arXiv:1910.02054). What the data axis cuts,
+it cuts by rows of the tensor axis' slice into equal chunks, the last ones shorter or empty: torch.chunk's cut, and
 FSDP2's. So whatever a rank holds of a parameter is a rectangle of it, a `Block`.
 
 Whatever a kind cuts, each rank *speaks* for one chunk: it writes that of a sum and of a state. So every element is
@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from swarmnet.errors import UsageError
-from swarmnet.manifest.schema import Manifest, Model
-from swarmnet.model.slices import Slice, TensorSplit
+from swarmnet.manifest.schema import Model
+from swarmnet.model.tensor_plan import Slice, TensorSplit
 
 Shard = Literal["none", "dp", "zero1", "zero2", "zero3"]
 """What the data axis shards: "none": there is no such axis; "dp": nothing, whole copies; "zero1": moments; "zero2":
@@ -47,6 +47,7 @@ class MeshLayout:
             )
         if len(self.devices) != self.ranks:
             raise UsageError(f"tensor x data = {self.tensor} x {self.data}, but there are {len(self.devices)} devices")
+        # a collective has one backend: nccl or gloo
         if len({device.partition(":")[0] for device in self.devices}) > 1:
             raise UsageError(f"the ranks of a mesh are all on one kind of device, not on {', '.join(self.devices)}")
 
@@ -149,12 +150,6 @@ class MeshSplit:
                 f"Ranks that can: {possible}; others may split layers, by --tensor"
             )
         _ = self.tensor  # raises what is wrong with that axis
-
-    @classmethod
-    def of(cls, manifest: Manifest, layout: MeshLayout) -> MeshSplit:
-        """How `layout` shares the stages of a run. Raises UsageError."""
-        training = manifest.training
-        return cls(manifest.model, layout, training.microbatch_size, training.sequence_length)
 
     @property
     def tensor(self) -> TensorSplit:

@@ -69,7 +69,7 @@ class PeerEnd:
                 return False
             except OSError as error:
                 raise LineEnded from error
-            if sent < len(data):
+            if sent < len(data):  # the descriptor went with the first byte
                 self._out.appendleft((data[sent:], None))
         return True
 
@@ -123,6 +123,7 @@ class RankEnd:
     def hear(self) -> tuple[Packet, int | None]:
         """The next packet and the descriptor that came with it. Raises LineEnded."""
         try:
+            # no more than the length: a descriptor comes with its own packet's first byte
             head, descriptor = receive_with_descriptor(self._end, LENGTH_BYTES)
             if not head:
                 raise LineEnded

@@ -41,7 +41,7 @@ class SharedMemory:
 
 def anonymous_file(name: str, num_bytes: int = 0) -> int:
     """A new descriptor of a file in memory (elsewhere: on disk) that no directory knows. Raises OSError."""
-    if hasattr(os, "memfd_create"):
+    if hasattr(os, "memfd_create"):  # Linux: counted as memory, never written to a disk
         descriptor = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     else:
         descriptor, path = tempfile.mkstemp(prefix=f"{name}-")

@@ -83,7 +83,7 @@ def main(end: socket.socket) -> NoReturn:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         faulthandler.register(DUMP, chain=True)
         threading.Thread(target=_leave_with, args=(line,), name="parent-death", daemon=True).start()
-        torch.set_num_threads(1)
+        torch.set_num_threads(1)  # ranks share the cores of one machine
         _answer(line, *_joined(line))
     except LineEnded:  # the peer process is gone
         code = 0
@@ -125,6 +125,7 @@ def _joined(line: RankEnd) -> tuple[RankContext, Handler]:
         _, descriptor = line.hear()
         assert descriptor is not None
         context.map(number, descriptor)
+    # ranks are on one machine: nothing of theirs may go over its network, or wait for its name service
     os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = LOOPBACK
     path = hello["store"] if store is None else f"/proc/self/fd/{store}"
     dist.init_process_group(
@@ -144,7 +145,7 @@ def _joined(line: RankEnd) -> tuple[RankContext, Handler]:
 def _answer(line: RankEnd, context: RankContext, handler: Handler) -> NoReturn:
     while True:
         packet, descriptor = line.hear()
-        if descriptor is not None:
+        if descriptor is not None:  # memory that the next order may speak of
             context.map(packet["map"], descriptor)
             continue
         try:

@@ -47,14 +47,16 @@ class _Program:
             memory=MemoryPolicy(**settings["memory"]),
         )
         self._speaks = t == 0  # what leaves is the same on all tensor ranks
-        self._rows = MeshSplit.of(manifest, layout).rows(context.rank)
+        self._rows = MeshSplit(
+            manifest.model, layout, manifest.training.microbatch_size, manifest.training.sequence_length
+        ).rows(context.rank)
         self._canonical = Canonical.of(manifest, settings["stage"])
         self._layout = mirrored(self._canonical)
         self._first, self._last = settings["stage"] == 0, settings["stage"] == manifest.cut.stages - 1
         self._places: Mapping[str, int] = {}
 
     def __call__(self, name: str, fields: Fields) -> Mapping[str, Any] | None:
-        self._stage.drop(fields["forgotten"])
+        self._stage.drop(fields["forgotten"])  # first: what is to come may need its memory
         match name:
             case "load":
                 self._places = fields["places"]
@@ -91,7 +93,7 @@ class _Program:
             self._answer(own)
 
     def _answer(self, rows: Tensor) -> None:
-        if self._speaks:
+        if self._speaks:  # one rank of those that have these rows writes them
             self._activations("outward", torch.float32).copy_(rows)
 
     def _activations(self, name: str, dtype: torch.dtype) -> Tensor:

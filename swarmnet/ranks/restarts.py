@@ -63,7 +63,7 @@ class OrderTimes:
     def deadline_s(self, order: str) -> float:
         """How long an order of that kind may take."""
         backoff, (count, slowest) = self.backoff, self._seen.get(order, (0, 0.0))
-        known = max(backoff.floor_s, backoff.factor * slowest)
+        known = max(backoff.floor_s, backoff.factor * slowest)  # what has been slow once may be again
         return known if count >= _SEEN else max(known, backoff.first_s)
 
     def took(self, order: str, seconds: float) -> None:
@@ -180,7 +180,7 @@ class Ranks:
         """
         with self.lock:
             self.start_or_refuse()
-            if life not in (None, self.life):
+            if life not in (None, self.life):  # these ranks never had what the order is about
                 raise Refused(RejectCode.NOT_READY, "the ranks that held what this needs were lost", order=name)
             try:
                 return self._do(name, fields)
@@ -244,6 +244,7 @@ class Ranks:
         )
 
     def _do(self, name: str, fields: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+        # of keys that ranks no longer hold, such as those of ranks that were lost, nothing is said
         forgotten = [key for key in self._drained() if self.holds.pop(key, None) is not None]
         began = time.monotonic()
         answers = self._group.order(name, deadline_s=self._pace.deadline_s(name), forgotten=forgotten, **fields)
@@ -256,13 +257,13 @@ class Ranks:
 
     def _on_loss(self, lost: RankLost, order: str | None) -> None:
         self._losses.lost(order, up_s=time.monotonic() - self._since if self._up else 0.0)
-        if self._up:
+        if self._up:  # ranks that were lost as they started held nothing yet
             self._up = False
             self.life += 1
             self.holds.clear()
             self._watcher.lost()
         self._why = lost.reason
-        if not self._closing.is_set():
+        if not self._closing.is_set():  # ranks that we end ourselves are no event
             seconds = round(time.monotonic() - self._since, 3) if self._since else 0.0
             self._watcher.event(
                 "rank_lost", {"rank": lost.rank, "reason": lost.reason, "epoch": self._group.epoch, "seconds": seconds}

@@ -26,8 +26,7 @@ from swarmnet.manifest.schema import Manifest
 from swarmnet.model.comm import Comm
 from swarmnet.model.cut import cut_layers
 from swarmnet.model.decoder import StageModule
-from swarmnet.model.partial import sum_terms
-from swarmnet.model.sharded import ShardedStage
+from swarmnet.model.sharded import ShardedStage, sum_terms
 from swarmnet.ranks.buckets import ScatteredGradients, buckets_of, own_chunk, take_block
 from swarmnet.ranks.comm import ProcessComm
 from swarmnet.ranks.layout import Block, MeshLayout, MeshSplit, What
@@ -80,7 +79,11 @@ class RankStage:
         if layout.shard == "zero3" and memory is not None and memory.activations == "offload":
             raise UsageError("ZeRO-3 gathers weights, and offloaded activations would take them along: recompute them")
         self._manifest, self._device, self._rank = manifest, device, rank
-        self._split, self._tensor, self._data = MeshSplit.of(manifest, layout), tensor, data
+        self._split, self._tensor, self._data = (
+            MeshSplit(manifest.model, layout, manifest.training.microbatch_size, manifest.training.sequence_length),
+            tensor,
+            data,
+        )
         self._delay = manifest.averaging.delay
         ranges = cut_layers(manifest.model, manifest.cut, manifest.training.sequence_length)
         self._layers, self._first, self._last = ranges[stage], stage == 0, stage == len(ranges) - 1
@@ -124,6 +127,7 @@ class RankStage:
     def _module(self) -> StageModule:
         split, layers, first, last = self._split.tensor, self._layers, self._first, self._last
         module: StageModule
+        # with ZeRO-3 no rank ever has memory for the whole module: FSDP makes it of chunks
         with torch.device(self._device if self._fully is None else "meta"):
             if split.ranks > 1:
                 module = ShardedStage(split, layers, first=first, last=last, comm=self._tensor)
@@ -230,7 +234,7 @@ class RankStage:
         if not math.isfinite(largest):
             largest = math.inf  # a maximum need not be NaN where one of two is
         agreed = torch.tensor([largest], dtype=torch.float32, device=self._device)
-        for comm in (self._tensor, self._data):
+        for comm in (self._tensor, self._data):  # one after the other: then all ranks have the same number
             if comm.size > 1:
                 agreed = comm.all_reduce(agreed, "max")
         return agreed.item()
@@ -251,7 +255,7 @@ class RankStage:
         wholes = self._cut(total)
         for bucket in self._buckets:
             parts = [pieces[place] for place in bucket.places]
-            if self._data.size > 1 and not self._scatters:
+            if self._data.size > 1 and not self._scatters:  # else each rank holds its chunk's sum already
                 parts = bucket.scatter_sum(parts)
             names = [self._names[place] for place in bucket.places]
             for name, part in zip(names, sum_terms(parts, names, self._split.tensor, self._tensor), strict=True):
@@ -262,12 +266,12 @@ class RankStage:
         """From `version` to the next, with the finished sum `total` times `scale`. total: as of `write_sum`."""
         into = version % len(self._modules)
         own = self._own(into)
-        if self._delay.most:
+        if self._delay.most:  # the module of `version`'s step gets the next weights, made from the newest
             _copy(self._own(self._newest(version)), own)
         self._optimizer.set_num_steps(version)
         self._optimizer.step(self._averaged(total, scale), learning_rate=rate, parameters=own)
         if self._data.size > 1 and self._split.shards("moments") and self._fully is None:
-            for bucket in self._buckets:
+            for bucket in self._buckets:  # each rank has updated its chunk only
                 bucket.gather([self._parameters[into][place].detach() for place in bucket.places])
         self._changes[into] += 1
         if self._delay.most and not self._delay.behind(version + 1):

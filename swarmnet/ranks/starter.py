@@ -20,6 +20,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -44,6 +45,19 @@ ENDED = "the process that children are forked from has ended"
 
 class ForkerLost(SwarmError):
     """The process that children are forked from is gone, and they with it, or it did not get ready in time."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChildCall:
+    """What a child runs: `python WORDS...`, which begins with "-m"."""
+
+    words: Sequence[str]
+    name: str
+    """What ps and top call it."""
+    output: Path | None = None
+    """What it prints is appended to this file; None: to our stderr."""
+    line: socket.socket | None = None
+    """The child gets this end of it, and its number as the last argument. The caller closes its own."""
 
 
 class ChildProcess(Protocol):
@@ -82,23 +96,8 @@ class Starter(Protocol):
         """Nothing can be started with it any more."""
         ...
 
-    def start(
-        self,
-        call: Sequence[str],
-        *,
-        name: str,
-        output: Path | None = None,
-        line: socket.socket | None = None,
-        deadline: float,
-    ) -> ChildProcess:
-        """Run `python CALL...`, which begins with "-m". Raises ForkerLost, OSError.
-
-        Args:
-            name: what ps and top call it.
-            output: what the child prints is appended to this file; None: to our stderr.
-            line: the child gets this end of it, whose number is the call's last argument. The caller closes its own.
-            deadline: of time.monotonic.
-        """
+    def start(self, call: ChildCall, deadline: float) -> ChildProcess:
+        """Start it by `deadline` (of time.monotonic). Raises ForkerLost, OSError."""
         ...
 
     def abort(self) -> None:
@@ -194,29 +193,21 @@ class ForkStarter:
         useless = self._owes or self._times_late > MOST_LATE or self._forker.poll() is not None
         return self._instead is None and useless
 
-    def start(
-        self,
-        call: Sequence[str],
-        *,
-        name: str,
-        output: Path | None = None,
-        line: socket.socket | None = None,
-        deadline: float,
-    ) -> ChildProcess:
+    def start(self, call: ChildCall, deadline: float) -> ChildProcess:
         if not self._ready:
             self._get_ready(deadline)
         if self._instead is not None:
-            return self._instead.start(call, name=name, output=output, line=line, deadline=deadline)
-        assert call[0] == "-m", call
+            return self._instead.start(call, deadline)
+        assert call.words[0] == "-m", call
         order = {
-            "name": name,
-            "output": None if output is None else str(output),
-            "module": call[1],
-            "arguments": list(call[2:]),
+            "name": call.name,
+            "output": None if call.output is None else str(call.output),
+            "module": call.words[1],
+            "arguments": list(call.words[2:]),
         }
-        self._owes = True
+        self._owes = True  # until the forker has answered: see `lost`
         try:
-            lines = [] if line is None else [line.fileno()]
+            lines = [] if call.line is None else [call.line.fileno()]
             socket.send_fds(self._control, [json.dumps(order).encode()], lines)
         except (BrokenPipeError, ConnectionResetError) as error:
             raise ForkerLost(ENDED) from error
@@ -233,9 +224,9 @@ class ForkStarter:
             if self._aborted or not self._ended(deadline):
                 self._times_late += 1
                 raise
-            threads = 0
+            threads = 0  # an import has ended the forker
         self._ready = True
-        if threads != 1:
+        if threads != 1:  # only the thread that forks lives on in a fork: locks of the others would stay taken
             log.warning("children_not_forked", threads=threads)
             self._instead = FreshStarter()
 
@@ -279,7 +270,7 @@ class ForkStarter:
 
     def close(self) -> None:
         self._control.close()
-        self._forker.kill()
+        self._forker.kill()  # its children die with it
         self._forker.wait()
 
 
@@ -327,18 +318,10 @@ class FreshStarter:
     def lost(self) -> bool:
         return False
 
-    def start(
-        self,
-        call: Sequence[str],
-        *,
-        name: str,
-        output: Path | None = None,
-        line: socket.socket | None = None,
-        deadline: float,
-    ) -> ChildProcess:
-        command = [sys.executable, "-P", *call]
+    def start(self, call: ChildCall, deadline: float) -> ChildProcess:
+        command, line = [sys.executable, "-P", *call.words], call.line
         with contextlib.ExitStack() as stack:
-            into = 2 if output is None else stack.enter_context(output.open("ab"))
+            into = 2 if call.output is None else stack.enter_context(call.output.open("ab"))
             return _FreshChild(
                 subprocess.Popen(
                     dies_with_parent(*command) if line is None else [*command, str(line.fileno())],

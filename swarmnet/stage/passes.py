@@ -19,10 +19,8 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from swarmnet.model.activations import Policy, run_layers
-from swarmnet.model.compiled import CompiledLayers
+from swarmnet.model.activations import CompiledLayers, Offload, Policy, run_layers
 from swarmnet.model.decoder import StageModule
-from swarmnet.model.offload import Offload
 from swarmnet.model.precision import Compute, products_in
 from swarmnet.model.split import Casts, Tape, WritingTape
 from swarmnet.stage.gradients import aligned

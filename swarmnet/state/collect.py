@@ -16,8 +16,7 @@ from torch import Tensor
 from swarmnet.errors import BadCheckpoint, UsageError
 from swarmnet.ids import NO_RESTART, OnDisk, PeerId, Restart, RunId
 from swarmnet.manifest.schema import Manifest
-from swarmnet.model.huggingface.checkpoint import opened, tensor_in
-from swarmnet.model.huggingface.initial import shapes_of
+from swarmnet.model.huggingface.checkpoint import opened, stage_shapes, tensor_in
 from swarmnet.state.checkpoint_info import CheckpointInfo
 from swarmnet.state.disk import CheckpointStore
 from swarmnet.state.pasts import Announced, of_one_past
@@ -69,7 +68,9 @@ class Collection:
 
     def stages(self, version: int) -> Iterator[dict[str, Tensor]]:
         """Each stage's weights of `version`, by name, verified. Raises UsageError if a stage has none that is sound."""
-        for stage, shapes in enumerate(shapes_of(self._manifest)):
+        manifest = self._manifest
+        stages = stage_shapes(manifest.model, manifest.cut, manifest.training.sequence_length)
+        for stage, shapes in enumerate(stages):
             path = self._sound(stage, version)
             with opened(path) as content:
                 yield {name: tensor_in(content, path, name, shape) for name, shape in shapes.items()}

@@ -43,7 +43,7 @@ class FirstStage:
             transport,
             Router(AdaptiveTimeout.of(manifest.protocol, stages=manifest.cut.stages), rule=rule),
             self.candidates,
-            AnswerCheck.of(manifest, 0),
+            AnswerCheck((), manifest.training.microbatch_size * manifest.training.sequence_length),
             self._left,
             leaving=self._leaving,
         )

@@ -36,7 +36,7 @@ def run_trainer(config: PeerConfig, manifest: Manifest, *, wrap: Wrap = NOTHING_
     torch.set_num_threads(config.threads)
     base = config.manifest.parent if config.manifest else None
     tokens = load_tokens(config.data or manifest.data.source, manifest.data.tokenizer, base=base)
-    own = OwnTokens(tokens, manifest)
+    own = OwnTokens(tokens, manifest.data, manifest.training)
     with EventLog(config.events) as events:
         return asyncio.run(_feed(config, manifest, own, events, wrap, rule))
 

@@ -62,6 +62,7 @@ class Cast:
 
         stored = self._stored()
         encoded = x_N.to(stored).contiguous()
+        # Rounding to bf16 may carry a finite number beyond its range: that becomes the largest one.
         if stored.is_floating_point and not is_finite(encoded):
             check_finite(x_N)
             largest = torch.finfo(stored).max
@@ -80,6 +81,7 @@ class Cast:
         if stored.is_floating_point:
             check_finite(values)
         elif self.name == "int64":
+            # Fixed-point sums must not wrap around; int32 and uint8 hold tokens and are never summed.
             _check_sum(out_N, values)
         out_N.add_(values)
 
@@ -103,6 +105,7 @@ def _check_sum(left: torch.Tensor, right: torch.Tensor) -> None:
     for start in range(0, left.numel(), _CHUNK):
         a, b = left[start : start + _CHUNK], right[start : start + _CHUNK]
         low, high = (int(x) + int(y) for x, y in zip(torch.aminmax(a), torch.aminmax(b), strict=True))
+        # The ranges cannot overflow together, which is nearly always so.
         if low >= -(1 << 63) and high < 1 << 63:
             continue
         total = a + b

@@ -57,6 +57,7 @@ class Fp16:
         if not bool(np.isfinite(scales).all()):
             raise non_finite((num_elements,))
         mantissa, exponent = np.frexp(scales)
+        # A scale that is no power of two would round, and machines might round differently.
         if not bool(((mantissa == 0.5) & (exponent - 1 >= _LOWEST) & (exponent - 1 <= _HIGHEST)).all()):
             raise malformed("a block's scale is no power of two of an encoder's")
         for at in range(0, num_elements, BLOCK):
@@ -82,6 +83,7 @@ class Fp16:
             if not (math.isfinite(low) and math.isfinite(high)):
                 raise non_finite((total,))
             kept = codes[place * BLOCK : (place + 1) * BLOCK]
+            # Zeros need no scale, and smaller ones would decode to denormals.
             if largest == 0.0 or (exponent := _exponent(min(largest, _LARGEST))) < _LEAST_EXPONENT:
                 scales[place] = 1.0
                 kept.zero_()

@@ -92,6 +92,7 @@ def encode(x_N: torch.Tensor) -> torch.Tensor:
             codes[start:stop].view(-1, BLOCK),
             scratch[:, : stop - start].view(2, -1, BLOCK),
         )
+    # The last block is shorter, and has its own scale.
     if whole < total:
         short = x_N[whole:].view(1, -1)
         _encode_blocks(short, scales[-1:], codes[whole:].view(1, -1), scratch.new_empty(2, *short.shape))
@@ -104,8 +105,10 @@ def _encode_blocks(x: torch.Tensor, scales: torch.Tensor, codes: torch.Tensor, s
     size, sign = scratch[0], scratch[1].view(torch.int32)
     torch.abs(x, out=size)
     torch.amax(size, dim=1, out=scales)
+    # One check for the whole piece, of the scales alone.
     if not math.isfinite(scales.max().item()):  # the maximum of a NaN is NaN
         raise BadMessage(RejectCode.NON_FINITE, "NaN or infinity in a tensor")
+    # Tiny blocks get scale 0, and so decode to zeros.
     scales.mul_(scales > _TINY)
     stretch = 127.0**2 / torch.where(scales == 0, 1.0, scales)
     size.mul_(stretch.unsqueeze(1)).sqrt_().round_()
@@ -128,6 +131,7 @@ def decode(data: torch.Tensor, out: torch.Tensor, *, add: bool) -> None:
     low, high = (float(bound) for bound in torch.aminmax(scales))
     if not (low >= 0.0 and high < math.inf):  # aminmax of a NaN is NaN
         raise BadMessage(RejectCode.NON_FINITE, "a block's scale is not a finite number >= 0")
+    # No encoder writes -128: with it |x'| could exceed the scale.
     if codes.min().item() < -127:
         raise BadMessage(RejectCode.MALFORMED, "-128 is no int8 code")
     whole = total - total % BLOCK

@@ -59,6 +59,7 @@ class Mixed:
         import torch
 
         runs = [run for run in self.runs if run[1]]
+        # Our own mistake, not a peer's: hence no BadMessage.
         if sum(size for _, size in runs) != x_N.numel() or len(runs) > _most_runs(x_N.numel()):
             raise ValueError(f"{len(runs)} runs do not fit {x_N.numel()} elements")
         header = [len(runs), *(size << 8 | _NUMBER[name] for name, size in runs)]

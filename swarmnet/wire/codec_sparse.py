@@ -113,6 +113,7 @@ class Sparse:
 
         nonzero = block.nonzero().view(-1)
         most = self._most(block.numel())
+        # All of it fits: exact.
         if nonzero.numel() <= most:
             return nonzero
         size = block.abs()
@@ -132,6 +133,7 @@ class Sparse:
         num_blocks = -(-num_elements // BLOCK)
         sizes = [min(BLOCK, num_elements - start) for start in range(0, num_elements, BLOCK)]
         counts = [int(count) for count in data[: 4 * num_blocks].view("<u4")]
+        # Before memory is taken for what the counts promise.
         if any(count > self._most(size) for count, size in zip(counts, sizes, strict=True)):
             raise malformed("more elements than the codec sends")
         begin = 4 * (num_blocks + sum(counts))
@@ -158,6 +160,7 @@ def _places(count: int, size: int) -> int:
 def _write_places(chosen: np.ndarray[Any, Any], size: int) -> np.ndarray[Any, Any]:
     import numpy as np
 
+    # Two bytes a place are shorter than a bit an element while there are few.
     if 2 * chosen.size <= -(-size // 8):
         return chosen.astype("<u2")
     bits = np.zeros(size, np.uint8)
@@ -174,6 +177,7 @@ def _read_places(data: np.ndarray[Any, Any], counts: list[int], sizes: list[int]
         stop = start + _places(count, size)
         if 2 * count <= -(-size // 8):
             places = data[start:stop].view("<u2").astype(np.int64)
+            # Rising places are distinct, so that one scatter adds each once.
             if count and not (int(places[-1]) < size and bool((np.diff(places) > 0).all())):
                 raise malformed("places of a block do not rise inside it")
         else:

@@ -88,6 +88,7 @@ class Tabled:
 
         if not bool(np.isfinite(data[: 4 * -(-num_elements // self.block)].view("<f4")).all()):
             raise non_finite((num_elements,))
+        # The half byte that is left over: equal tensors must have equal bytes.
         if num_elements * self.bits % 8 and data[-1] & 15:
             raise malformed("a code after the last element")
 
@@ -104,6 +105,7 @@ class Tabled:
             here = scales[start // self.block : start // self.block + len(piece)]
             if not is_finite(here.copy_(self._scales(piece))):
                 raise non_finite((total,))
+            # A block of zeros has scale 0; any divisor will do for it.
             size = torch.where(here == 0, 1.0, here).unsqueeze(1)
             index = (piece / size).half().view(torch.int16).view(-1).int().bitwise_and_(0xFFFF)
             found = torch.index_select(_nearest(self, x_N.device), 0, index)[: min(_CHUNK, total - start)]
@@ -182,6 +184,7 @@ def _values(codec: Tabled, device: torch.device) -> torch.Tensor:
     import torch
 
     table = torch.tensor(codec.numbers, dtype=torch.float32)
+    # One lookup decodes both codes of a byte.
     if codec.bits == 4:
         table = torch.stack([table.repeat_interleave(16), table.repeat(16)], dim=1).view(torch.int64).view(-1)
     return table.to(device)

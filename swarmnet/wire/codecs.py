@@ -89,6 +89,7 @@ def use(name: str) -> Codec:
             return find(name)
         except BadMessage as error:
             raise UsageError(f"{name}: no codec of swarmnet's") from error
+    # Only names of our own manifest come here: no peer can have code loaded.
     if name not in _used:
         _used[name] = _load(name)
     return _used[name]
@@ -129,6 +130,7 @@ def _load(name: str) -> Codec:
         name,
         needs=("name", "dtype", "reduced", "feedback", "block", "sizes", "check", "encode", "decode", "bound"),
     )
+    # An entry point may lead anywhere; what it returns is checked before a run depends on it.
     if codec.name != name or codec.dtype != "float32":
         raise UsageError(f"{where} is no such codec: it is {codec.name!r} for {codec.dtype!r}, not for 'float32'")
     if codec.reduced != name and codec.reduced not in _PLAIN:
@@ -234,6 +236,7 @@ def _encode(codec: Codec, tensor: torch.Tensor, *, apart: bool) -> Packed:
     if not (source.is_floating_point() if codec.dtype == "float32" else source.dtype == _dtype(codec)):
         raise TypeError(f"codec {codec.name} does not take {source.dtype}")
     data = memory(codec.encode(source.reshape(-1)))
+    # The encoding is the tensor itself, which its owner goes on writing to.
     if apart and data.untyped_storage().data_ptr() == source.untyped_storage().data_ptr():
         data = data.clone()
     return Packed(codec.name, shape, data.numpy().data)
@@ -286,6 +289,7 @@ def _flat(out: torch.Tensor, packed: Packed) -> torch.Tensor:
     dtype = _dtype(find(packed.codec))
     if out.dtype != dtype:
         raise TypeError(f"codec {packed.codec} decodes to {dtype}, not {out.dtype}")
+    # Shapes may differ: a sum is cut and joined flat.
     if out.numel() != num_elements(packed.shape):
         raise BadMessage(RejectCode.BAD_SHAPE, "unexpected size", shape=packed.shape, expected=tuple(out.shape))
     return out.view(-1)
@@ -295,6 +299,7 @@ def _bytes(packed: Packed) -> torch.Tensor:
     """The packed bytes as a uint8 tensor that nobody writes to, without a copy if they are aligned to 8 bytes."""
     import torch
 
+    # frombuffer refuses an empty buffer.
     if not packed.num_bytes:
         return torch.empty(0, dtype=torch.uint8)
     _allow_read_only()

@@ -166,6 +166,7 @@ def _parse(message: M, data: bytes, most_bytes: int = MAX_MESSAGE_BYTES) -> M:
 
 def _read(envelope: Message, oneof: str, table: dict[str, Nested]) -> Any:
     name = envelope.WhichOneof(oneof)
+    # A later version may know more kinds; this one refuses what it cannot read.
     if name is None:
         raise malformed(f"{oneof} is missing or unknown")
     try:
@@ -237,6 +238,7 @@ class Reader:
 
     def control(self, data: bytes) -> Control | Ping:
         """The inverse of `write_control`. Raises BadMessage."""
+        # The kind is read off the first bytes, and with it how long the message may be.
         most = self._most_control.get(_only_field(data))
         if most is None:
             raise malformed("not a one-way message")
@@ -246,6 +248,7 @@ class Reader:
         """The inverse of `write_request`. Raises BadMessage."""
         header = _parse(calls_pb2.CallHeader(), data, self._most_request)
         request, declared = cast(Request, _read(header, "request", REQUESTS)), _read_declared(header)
+        # Payloads cost memory: only the call that has one may declare one.
         if declared and not isinstance(request, Process):
             raise malformed("a call that has no payload declares one", request=type(request).__name__)
         return request, declared

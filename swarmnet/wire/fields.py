@@ -295,6 +295,7 @@ class Columns:
 
 
 def _check_entries(name: str, raw: Any, limit: int, peer_of: Callable[[Any], str] | None) -> None:
+    # Before any entry is converted: protobuf has parsed them, we have made nothing of them.
     if len(raw) > limit:
         raise Wrong(name, f"has {len(raw)} entries, more than {limit}")
     if peer_of is not None and len(set(map(peer_of, raw))) != len(raw):
@@ -313,6 +314,7 @@ def struct_of(make: type, mirror: Descriptor, bounds: Bounds) -> Struct:
     """
     hints = get_type_hints(make, include_extras=True)
     hints.pop("payload", None)
+    # At import, so that a field without its counterpart cannot be released.
     if set(hints) != set(mirror.fields_by_name):
         raise TypeError(f"{make.__name__} and {mirror.full_name} have other fields: {hints.keys()}")
     return Struct(make, {name: _kind(hint, mirror.fields_by_name[name], bounds) for name, hint in hints.items()})
@@ -365,6 +367,7 @@ def _most_indexes(bounds: Bounds) -> int:
 def _scalar(hint: Any, field: FieldDescriptor, bounds: Bounds) -> Scalar:
     plain, bound = _split(hint)
     number, text = TAG_BYTES + VARINT_BYTES, TAG_BYTES + LENGTH_BYTES
+    # Nothing to check.
     if plain is bool:
         return Scalar(number)
     if plain is int and isinstance(bound, Between):
@@ -395,6 +398,7 @@ def _scalar(hint: Any, field: FieldDescriptor, bounds: Bounds) -> Scalar:
             lambda raw: "" if least <= len(raw) <= most else f"has {len(raw)} bytes, not {least}..{most}",
             bytes,
         )
+    # Half as long as its hex digits.
     if plain in (Chain, RunId):
         return Scalar(
             text + 32, lambda raw: "" if len(raw) == 32 else f"has {len(raw)} bytes, not 32", _unhex, bytes.hex

@@ -42,6 +42,7 @@ def check_declared(declared: Sequence[TensorHeader], *, max_bytes: int) -> int:
     """Total bytes of a declared payload. Raises BadMessage: TOO_LARGE, BAD_SHAPE, MALFORMED. Takes no memory."""
     for tensor in declared:
         shortest, longest = encoded_sizes(tensor.codec, tensor.shape)
+        # Before memory is taken: a header of 60 bytes must not reserve a gigabyte.
         if not shortest <= tensor.length <= longest:
             raise BadMessage(
                 RejectCode.BAD_SHAPE,
@@ -75,6 +76,7 @@ def answer_messages(header: bytes, payload: Sequence[Packed]) -> Iterator[bytes]
 
 def split_answer(message: bytes) -> tuple[bytes, memoryview | None]:
     """An answer's header and the chunk that came with it, if one did. Raises BadMessage."""
+    # No protobuf message begins with a zero byte.
     if not message or message[0]:
         return message, None
     if len(message) >= _LEAD.size:
@@ -123,15 +125,18 @@ class Assembly:
 
     def take(self, chunk: bytes | memoryview) -> None:
         """The next chunk. Raises BadMessage if it does not fit."""
+        # A sender that goes on after the end would fill memory.
         if self.whole:
             raise BadMessage(RejectCode.MALFORMED, "more than was declared", num_bytes=len(chunk))
         left = self._left or self._declared[len(self._tensors)].length
+        # Chunks have one size, so that nobody sends a gigabyte in single bytes.
         if len(chunk) != min(CHUNK_BYTES, left):
             raise BadMessage(RejectCode.MALFORMED, "chunk does not fit", num_bytes=len(chunk), left=left)
         if self._left:
             self._tensors[-1][self._filled : self._filled + len(chunk)] = chunk
             self._filled += len(chunk)
         elif len(chunk) == left:
+            # A tensor of one chunk stays where gRPC has put it: no copy.
             self._tensors.append(memoryview(chunk))
             self._filled = left
         else:

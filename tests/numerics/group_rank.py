@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from rank_stages import LENGTH, MODEL, against, module_of, on_rank, through
 
-from swarmnet.model.slices import TensorSplit
+from swarmnet.model.tensor_plan import TensorSplit
 from swarmnet.ranks.comm import ProcessComm
 from tests.contracts.comm_contract import CHECKS
 

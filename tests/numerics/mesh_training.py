@@ -163,7 +163,9 @@ class Rank:
     ) -> None:
         self.manifest, self.number, self.comms = manifest, stage, (tensor, data)
         self.rank = layout.rank(data.rank, tensor.rank)
-        self.rows = MeshSplit.of(manifest, layout).rows(self.rank)
+        self.rows = MeshSplit(
+            manifest.model, layout, manifest.training.microbatch_size, manifest.training.sequence_length
+        ).rows(self.rank)
         self.stage = RankStage(
             manifest, stage, layout, self.rank, tensor=tensor, data=data, device=device, memory=memory
         )

@@ -11,10 +11,10 @@ from torch import Tensor
 from swarmnet.manifest.schema import Model
 from swarmnet.model.comm import Comm
 from swarmnet.model.decoder import StageModule
-from swarmnet.model.sharded import ShardedStage
-from swarmnet.model.sharding import merge, take
-from swarmnet.model.slices import TensorSplit
+from swarmnet.model.sharded import ShardedStage, take
 from swarmnet.model.split import Tape
+from swarmnet.model.tensor_plan import TensorSplit
+from tests.contracts.tensor_parts import merge, reduce_partial
 from tests.contracts.thread_comm import Counted
 
 BATCH, LENGTH, MICROBATCHES = 2, 16, 3
@@ -65,7 +65,7 @@ def module_of(
 def held(module: StageModule, name: str, parameter: Tensor) -> slice:
     """Which elements of a vector `module` has."""
     if isinstance(module, ShardedStage):
-        part = module.slice_of(name)
+        part = module.split.slice_of(name, module.comm.rank)
         if part.dim is not None:
             return slice(part.start, part.stop)
     return slice(0, len(parameter))
@@ -134,7 +134,7 @@ def on_rank(
     calls = dict(counted.counts)
     counted.counts.clear()
     reduced = {name: gradient.clone() for name, gradient in raw.gradients.items()}
-    module.reduce_partial(list(reduced.values()))
+    reduce_partial(module, list(reduced.values()))
     return OnRank(raw, reduced, calls, dict(counted.counts))
 
 

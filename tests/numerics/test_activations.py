@@ -10,8 +10,8 @@ from rank_stages import LENGTH, MODEL, module_of
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from swarmnet.model.activations import Offload
 from swarmnet.model.decoder import StageModule
-from swarmnet.model.offload import Offload
 from swarmnet.model.split import Tape
 from swarmnet.stage.passes import ForwardPass, MemoryPolicy, Passes
 from tests.contracts.thread_comm import Counted, run_ranks

@@ -21,10 +21,11 @@ from swarmnet.model.decoder import StageModule, loss_sum
 from swarmnet.model.huggingface.checkpoint import Checkpoint
 from swarmnet.model.huggingface.config import read_config
 from swarmnet.model.precision import products_in
-from swarmnet.model.sharding import take
-from swarmnet.model.slices import TensorSplit
+from swarmnet.model.sharded import take
 from swarmnet.model.split import Casts
+from swarmnet.model.tensor_plan import TensorSplit
 from swarmnet.stage.passes import MemoryPolicy, Passes
+from tests.contracts.tensor_parts import reduce_partial
 from tests.contracts.thread_comm import run_ranks
 
 CPU = torch.device("cpu")
@@ -116,7 +117,7 @@ def test_ranks_that_split_layers(sequence_parallel: bool) -> None:
     def body(comm: Comm) -> dict[str, Tensor]:
         own = module_of(MODEL, "whole", torch.float32, comm=comm, sequence_parallel=sequence_parallel)
         found = gradients(own, ids, policy="recompute_layers")
-        own.reduce_partial(list(found.values()))
+        reduce_partial(own, list(found.values()))
         return found
 
     for number, found in enumerate(run_ranks(2, body)):

@@ -20,7 +20,7 @@ from swarmnet.local.oracle import run_oracle
 from swarmnet.manifest.file import load, run_id, to_toml
 from swarmnet.manifest.schema import Manifest, Model
 from swarmnet.model.decoder import StageModule
-from swarmnet.model.generate import generate
+from swarmnet.model.whole import generate
 from swarmnet.state.cut import StateHeader
 from swarmnet.state.disk import CheckpointStore
 

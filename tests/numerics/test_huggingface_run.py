@@ -22,7 +22,7 @@ from swarmnet.errors import UsageError
 from swarmnet.local.oracle import run_oracle
 from swarmnet.manifest.file import load
 from swarmnet.manifest.schema import Manifest
-from swarmnet.model.huggingface.initial import stage_weights
+from swarmnet.model.huggingface import checkpoint
 from swarmnet.peer.beginning import Beginning
 from swarmnet.stage.device_backend import DeviceBackend
 from swarmnet.stage.torch_engine import TorchEngine
@@ -109,6 +109,12 @@ def test_weights_are_not_fed_with_ids_they_have_never_seen(here: Path, capsys: p
     assert "hf: has no tokenizer.json" in said and "--tokenizer FILE" in said and not Path("run.toml").exists()
     assert run([*asked, "--set", "data.tokenizer=ids"]) == 0
     assert load("run.toml").data.tokenizer == "ids"
+
+
+def stage_weights(manifest: Manifest, stage: int, folder: Path) -> dict[str, Tensor]:
+    """What `stage` begins with."""
+    shapes = checkpoint.stage_shapes(manifest.model, manifest.cut, manifest.training.sequence_length)[stage]
+    return checkpoint.stage_weights(folder, shapes, stage=stage, agreed=manifest.initial.sha256[stage])
 
 
 def test_another_checkpoint_is_noticed(here: Path) -> None:

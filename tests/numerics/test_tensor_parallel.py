@@ -29,10 +29,11 @@ from swarmnet.manifest.schema import Model
 from swarmnet.model.comm import Comm
 from swarmnet.model.decoder import loss_sum
 from swarmnet.model.sharded import ShardedStage
-from swarmnet.model.slices import TensorSplit
 from swarmnet.model.split import Tape
+from swarmnet.model.tensor_plan import TensorSplit
 from swarmnet.ranks.comm import FakeComm
 from tests.contracts.comm_contract import CHECKS
+from tests.contracts.tensor_parts import reduce_partial
 from tests.contracts.thread_comm import Counted, run_ranks
 
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5}
@@ -215,7 +216,7 @@ def test_sums_on_a_grid_of_integers_are_reduced_too() -> None:
     def body(comm: Comm) -> dict[str, Tensor]:
         stage = ShardedStage(split, range(1), first=False, last=False, comm=comm)
         sums = {name: torch.full(p.shape, 2**53 + 1 + comm.rank) for name, p in stage.named_parameters()}
-        stage.reduce_partial(list(sums.values()))
+        reduce_partial(stage, list(sums.values()))
         return sums
 
     for number, sums in enumerate(run_ranks(4, body)):
@@ -343,7 +344,7 @@ def test_shapes_of_large_stages(
     assert first or x.grad.shape == x.shape
     written = tape.weight_pass(torch.empty_like)
     assert written == set(stage.parameters())
-    stage.reduce_partial([torch.empty_like(p) for p in stage.parameters()])
+    reduce_partial(stage, [torch.empty_like(p) for p in stage.parameters()])
 
 
 # ------------------------------------------------------------ real processes

@@ -49,10 +49,9 @@ def proven(plan: Plan, monkeypatch: pytest.MonkeyPatch, seed: int = 0) -> OwnTok
     tokens, shape = Tokens(ids, 256, "here.txt", "e" * 64), manifest_of(plan)
     root = WindowTree(tokens, 1, Sampler(0, 200, 1, 1).num_windows).root
     data = Data(num_tokens=200, tokens_sha256=tokens.sha256, tokens_root=root, tokenizer_sha256="e" * 64)
-    manifest = shape.model_copy(update={"data": data})
-    own = OwnTokens(tokens, manifest)
+    own = OwnTokens(tokens, data, shape.training)
     monkeypatch.setattr(swarm, "proven_tokens_of", own.training)
-    monkeypatch.setattr(swarm, "SimulatedWindows", lambda microbatches: ProvenWindows.of(manifest))
+    monkeypatch.setattr(swarm, "SimulatedWindows", lambda microbatches: ProvenWindows.of(data, shape.training))
     monkeypatch.setattr(oracle, "tokens_of", lambda number: own.training(number)[:1])
     return own
 

@@ -43,7 +43,7 @@ MANIFEST = Manifest(
     data=Data(num_tokens=1000, tokens_sha256=TEXT.sha256, tokens_root=ROOT, tokenizer_sha256="e" * 64),
     training=TRAINING,
 )
-TOKENS, PROOF = OwnTokens(TEXT, MANIFEST).training(0)
+TOKENS, PROOF = OwnTokens(TEXT, MANIFEST.data, MANIFEST.training).training(0)
 
 
 def tokens(fill: int = 1, shape: tuple[int, ...] = (B, T + 1)) -> Packed:
@@ -95,7 +95,7 @@ async def peer_and_caller(tmp_path: Path):
             record=end.record,
             signer=end.identity,
             tokens=lambda step, index: None,
-            windows=ProvenWindows.of(MANIFEST),
+            windows=ProvenWindows.of(MANIFEST.data, MANIFEST.training),
             disk=DirectoryDisk(CheckpointStore(tmp_path / "peer", run)),
             on_event=on_event,
             caps=ReplicaLimits(slots=4, memo_bytes=1 << 20),

@@ -20,7 +20,7 @@ import torch
 
 from swarmnet.errors import BadMessage, Overflow, RankLost, Refused, RejectCode
 from swarmnet.ranks.group import RankGroup
-from swarmnet.ranks.starter import ForkStarter
+from swarmnet.ranks.starter import ChildCall, ForkStarter
 
 RANKS = 4
 DEADLINE_S = 60.0
@@ -464,7 +464,7 @@ def test_ranks_die_with_a_peer_process_that_is_killed(tmp_path: Path) -> None:
     os.mkfifo(output)
     with os.fdopen(os.open(output, os.O_RDWR), buffering=1) as lines:
         starter = ForkStarter(("torch",))
-        peer = starter.start(("-m", "rank_peer"), name="peer", output=output, deadline=time.monotonic() + DEADLINE_S)
+        peer = starter.start(ChildCall(("-m", "rank_peer"), "peer", output=output), time.monotonic() + DEADLINE_S)
         pids = json.loads(next(line for line in lines if line.startswith("[")))
         seen = [next(line for line in lines if "is apart" in line) for _ in pids]
         forks = parent_of(pids[0])

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from swarmnet.local.processes import PRELOAD, child_starter
-from swarmnet.ranks.starter import ChildProcess, ForkerLost, ForkStarter, FreshStarter, Starter
+from swarmnet.ranks.starter import ChildCall, ChildProcess, ForkerLost, ForkStarter, FreshStarter, Starter
 
 CHILD = """
 import json, os, signal, sys
@@ -63,7 +63,7 @@ def starter(request: pytest.FixtureRequest, place: Path) -> Iterator[Starter]:
 
 def begin(starter: Starter, *words: str, name: str = "child", log: Path) -> ChildProcess:
     """`python -m WORDS...`."""
-    return starter.start(["-m", *words], name=name, output=log, deadline=time.monotonic() + 60)
+    return starter.start(ChildCall(["-m", *words], name, output=log), time.monotonic() + 60)
 
 
 def code(process: ChildProcess) -> int | None:

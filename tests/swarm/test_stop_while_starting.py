@@ -88,7 +88,7 @@ def test_a_peer_that_comes_back_without_a_network_waits_for_it(
         {},
         [],
         peer_run.no_tokens,
-        ProvenWindows.of(manifest),
+        ProvenWindows.of(manifest.data, manifest.training),
         EventLog(None),
         lambda *event: told.append(event),
         "",

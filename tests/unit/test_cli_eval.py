@@ -13,7 +13,7 @@ import torch
 from swarmnet.cli.frame import run
 from swarmnet.data.source import load_tokens
 from swarmnet.manifest.file import load, run_id
-from swarmnet.model import generate, whole
+from swarmnet.model import whole
 from swarmnet.peer import gather
 from swarmnet.state import collect
 
@@ -145,7 +145,7 @@ def test_what_is_generated_shows_as_it_comes_and_ctrl_c_keeps_it(
             shown.append(capsys.readouterr().out)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(generate, "generate", tokens)
+    monkeypatch.setattr(whole, "generate", tokens)
     assert run(["generate", "run.toml", "x"]) == 130
     assert shown == ["x", "ä", "", "", "€"] and capsys.readouterr() == ("\n", "")
 
@@ -153,5 +153,5 @@ def test_what_is_generated_shows_as_it_comes_and_ctrl_c_keeps_it(
 def test_any_temperature_can_be_drawn_with() -> None:
     module = lambda ids: torch.tensor([[[1.0, 3.0, 2.0]]])  # noqa: E731  # what counts of a model
     for temperature in (1e-320, 1e-30, 0.0):
-        assert list(generate.generate(module, [0], num_tokens=3, context=4, temperature=temperature)) == [1, 1, 1]
-    assert set(generate.generate(module, [0], num_tokens=200, context=4, temperature=math.inf)) == {0, 1, 2}
+        assert list(whole.generate(module, [0], num_tokens=3, context=4, temperature=temperature)) == [1, 1, 1]
+    assert set(whole.generate(module, [0], num_tokens=200, context=4, temperature=math.inf)) == {0, 1, 2}

@@ -14,7 +14,7 @@ from swarmnet.data.windows import WindowTree
 from swarmnet.errors import BadMessage, RejectCode, UsageError
 from swarmnet.manifest.schema import Data, Manifest, Training
 from swarmnet.messages import Fetch, Packed, Process
-from swarmnet.pipeline.inputs import InputCheck
+from swarmnet.peer.replica import input_check_of
 from swarmnet.pipeline.windows import OwnTokens, ProvenWindows
 
 B, T, M = 3, 8, 4
@@ -22,9 +22,9 @@ TOKENS = Tokens(np.random.default_rng(0).integers(0, 99, 999).astype(np.uint8), 
 TREE = WindowTree(TOKENS, T, Sampler(0, 999, T, B).num_windows)
 DATA = Data(num_tokens=999, tokens_sha256=TOKENS.sha256, tokens_root=TREE.root, tokenizer_sha256="e" * 64)
 MANIFEST = Manifest(data=DATA, training=Training(microbatches=M, microbatch_size=B, sequence_length=T, total_steps=99))
-OWN = OwnTokens(TOKENS, MANIFEST)
-WINDOWS = ProvenWindows.of(MANIFEST)
-CHECK = InputCheck.of(MANIFEST, 0, WINDOWS)
+OWN = OwnTokens(TOKENS, MANIFEST.data, MANIFEST.training)
+WINDOWS = ProvenWindows.of(MANIFEST.data, MANIFEST.training)
+CHECK = input_check_of(MANIFEST, 0, WINDOWS)
 
 
 def refused(step: int, index: int, payload: tuple[Packed, ...]) -> tuple[RejectCode, str]:
@@ -81,7 +81,7 @@ def test_an_evaluation_may_be_of_anything() -> None:
 
 def test_later_stages_look_for_themselves() -> None:
     hidden = Packed("fp32", (B, T, MANIFEST.model.hidden_size), bytes(4 * B * T * MANIFEST.model.hidden_size))
-    later = InputCheck.of(MANIFEST, 2, WINDOWS)
+    later = input_check_of(MANIFEST, 2, WINDOWS)
     tokens, proof = OWN.training(5)
     later(Process(1, 2, 1), (tokens, hidden, proof))
     with pytest.raises(BadMessage, match="row 0 is not proven"):
@@ -95,25 +95,25 @@ def test_one_window_needs_no_hash_to_be_proven() -> None:
         num_tokens=20, tokens_sha256=tokens.sha256, tokenizer_sha256="e" * 64, tokens_root=WindowTree(tokens, 9, 1).root
     )
     manifest = Manifest(data=data, training=training)
-    payload, windows = OwnTokens(tokens, manifest).training(3), ProvenWindows.of(manifest)
+    payload, windows = OwnTokens(tokens, data, training).training(3), ProvenWindows.of(data, training)
     assert windows.layout == ("uint8", (1, 0, 32)) and payload[1].data == b""
-    InputCheck.of(manifest, 0, windows)(Process(0, 0, 3), payload)
+    input_check_of(manifest, 0, windows)(Process(0, 0, 3), payload)
 
 
-def changed(**fields: object) -> Manifest:
-    return MANIFEST.model_copy(update={"data": DATA.model_copy(update=fields)})
+def changed(**fields: object) -> tuple[Data, Training]:
+    return DATA.model_copy(update=fields), MANIFEST.training
 
 
 def test_a_manifest_without_a_root_is_refused_in_words() -> None:
     with pytest.raises(UsageError, match=r"names no data\.tokens_root.* write it with `swarmnet init`"):
-        ProvenWindows.of(changed(tokens_root=""))
+        ProvenWindows.of(*changed(tokens_root=""))
 
 
 def test_a_holder_whose_windows_are_others_is_told_so() -> None:
-    longer = MANIFEST.model_copy(update={"training": MANIFEST.training.model_copy(update={"sequence_length": 9})})
+    longer = MANIFEST.training.model_copy(update={"sequence_length": 9})
     with pytest.raises(UsageError, match=r"windows of training\.sequence_length = 9 .*: was one of them changed since"):
-        OwnTokens(TOKENS, longer)
+        OwnTokens(TOKENS, DATA, longer)
     with pytest.raises(UsageError, match=r"tokens_root is not that of the data"):
-        OwnTokens(TOKENS, changed(tokens_root="ab" * 32))
+        OwnTokens(TOKENS, *changed(tokens_root="ab" * 32))
     with pytest.raises(UsageError, match="is not what the run was made with"):
-        OwnTokens(TOKENS, changed(tokens_sha256="ab" * 32))
+        OwnTokens(TOKENS, *changed(tokens_sha256="ab" * 32))

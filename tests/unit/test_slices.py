@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from swarmnet.errors import UsageError
 from swarmnet.manifest.schema import Model
 from swarmnet.model.decoder import StageModule
-from swarmnet.model.sharded import ShardedStage
-from swarmnet.model.sharding import merge, take, whole_shape
-from swarmnet.model.slices import Slice, TensorSplit
+from swarmnet.model.sharded import ShardedStage, take, whole_shape
+from swarmnet.model.tensor_plan import Slice, TensorSplit
 from swarmnet.ranks.comm import FakeComm
+from tests.contracts.tensor_parts import merge
 
 MODEL = Model(
     vocab_size=67,

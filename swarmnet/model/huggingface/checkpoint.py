@@ -72,7 +72,7 @@ def tensor_in(content: Any, path: Path, name: str, shape: torch.Size) -> Tensor:
         raise UsageError(f"{path}: {name} cannot be read: {error}") from error
     if not tensor.is_floating_point():
         raise UsageError(f"{path}: {name} is of type {tensor.dtype}: quantised weights are not supported")
-    tensor = tensor.to(torch.float32)
+    tensor = tensor.to(torch.float32)  # what is computed with, whatever the file holds
     if not bool(torch.isfinite(tensor).all()):
         raise UsageError(f"{path}: {name} holds NaN or infinity")
     return tensor.contiguous()
@@ -173,3 +173,34 @@ def digest(tensors: Mapping[str, Tensor]) -> str:
         total.update(f"{name} {list(tensor.shape)}\n".encode())
         total.update(tensor.detach().cpu().contiguous().numpy().data.cast("B"))
     return total.hexdigest()
+
+
+def stage_weights(folder: Path, shapes: Shapes, *, stage: int, agreed: str) -> dict[str, Tensor]:
+    """What `stage` begins with, by name: fp32, on the CPU. Reads no other stage's tensors.
+
+    agreed: their digest in the manifest. It says which weights the run begins with, whoever brings them; the folder
+    is a hint and may be wrong. Raises UsageError: not in `folder`, or not these weights.
+    """
+    tensors = Checkpoint(folder).read(shapes)
+    if (found := digest(tensors)) != agreed:
+        raise UsageError(
+            f"{folder}: the weights of stage {stage} have digest {found[:12]} here, {agreed[:12]} in the "
+            "manifest: this is not the checkpoint the run begins with, or the run is cut elsewhere"
+        )
+    return tensors
+
+
+def digests(folder: Path, stages: Sequence[Shapes], *, may_lack_head: bool, may_differ_head: bool) -> list[str]:
+    """What a manifest has to say of the checkpoint in `folder`: one digest a stage.
+
+    may_lack_head, may_differ_head: as of `Checkpoint.check_head`.
+    Raises UsageError: tensors are missing, do not fit the model, or the model leaves some unread.
+    """
+    checkpoint = Checkpoint(folder)
+    checkpoint.check_head(stages[0], may_lack=may_lack_head, may_differ=may_differ_head)
+    if strange := checkpoint.beyond(stages):
+        raise UsageError(
+            f"{folder}: holds tensors that the model has no use for ({', '.join(strange[:3])}"
+            f"{', ...' if len(strange) > 3 else ''}): it is not of the kind its config.json says"
+        )
+    return [digest(checkpoint.read(shapes)) for shapes in stages]

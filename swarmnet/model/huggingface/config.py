@@ -35,6 +35,18 @@ _SIZES = {
     "num_hidden_layers": "num_layers",
     "num_attention_heads": "num_heads",
 }
+_ORIGINAL_LENGTH = "original_max_position_embeddings"
+_SCALINGS = {
+    "linear": {"factor": "rope_factor"},
+    "llama3": {
+        "factor": "rope_factor",
+        "low_freq_factor": "rope_low_freq_factor",
+        "high_freq_factor": "rope_high_freq_factor",
+        _ORIGINAL_LENGTH: "rope_original_length",
+    },
+}
+"""rope_type -> the fields of its table."""
+
 _LARGEST_BYTES = 4 << 20
 
 _DEFAULT_EPS = 1e-6
@@ -183,19 +195,10 @@ def _kind(model: Model) -> str:
 
 
 def _scaling(model: Model) -> dict[str, Any] | None:
-    match model.rope_scaling:
-        case "none":
-            return None
-        case "linear":
-            return {"rope_type": "linear", "factor": model.rope_factor}
-        case "llama3":
-            return {
-                "rope_type": "llama3",
-                "factor": model.rope_factor,
-                "low_freq_factor": model.rope_low_freq_factor,
-                "high_freq_factor": model.rope_high_freq_factor,
-                "original_max_position_embeddings": model.rope_original_length,
-            }
+    if model.rope_scaling == "none":
+        return None
+    fields = {theirs: getattr(model, ours) for theirs, ours in _SCALINGS[model.rope_scaling].items()}
+    return {"rope_type": model.rope_scaling, **fields}
 
 
 def _rotary(data: Mapping[str, Any], where: str) -> dict[str, Any]:
@@ -221,21 +224,19 @@ def _turning(table: Any, data: Mapping[str, Any], where: str) -> dict[str, Any]:
     kind = table.get("rope_type", table.get("type", "default"))
     if kind == "default":
         return fields
-    if kind not in ("linear", "llama3"):
+    if kind not in _SCALINGS:
         raise UsageError(f'{where}: rope_type = {json.dumps(kind)}: supported are "default", "linear" and "llama3"')
-    fields |= {"rope_scaling": kind, "rope_factor": _need(table, "factor", where)}
-    if kind == "llama3":
-        fields |= {
-            "rope_low_freq_factor": _need(table, "low_freq_factor", where),
-            "rope_high_freq_factor": _need(table, "high_freq_factor", where),
-            "rope_original_length": _original_length(table, data, where),
-        }
+    fields["rope_scaling"] = kind
+    for theirs, ours in _SCALINGS[kind].items():
+        fields[ours] = (
+            _original_length(table, data, where) if theirs == _ORIGINAL_LENGTH else _need(table, theirs, where)
+        )
     return fields
 
 
 def _original_length(table: Mapping[str, Any], data: Mapping[str, Any], where: str) -> Any:
     """Of "llama3". Some files have it beside the table, where versions of transformers differ in what they take."""
-    key = "original_max_position_embeddings"
+    key = _ORIGINAL_LENGTH
     inside, beside = table.get(key), data.get(key)
     if inside is not None and beside is not None and inside != beside:
         raise UsageError(

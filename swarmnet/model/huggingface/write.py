@@ -72,7 +72,7 @@ def write_model(
             for path in [*(like / name for name in BESIDE if like is not None), *([tokenizer] if tokenizer else [])]:
                 if path.is_file():
                     shutil.copyfile(path, beside / ("tokenizer.json" if path == tokenizer else path.name))
-            beside.rename(target)
+            beside.rename(target)  # only now does anything lie under the name that was asked for
         finally:
             shutil.rmtree(beside, ignore_errors=True)
     except OSError as error:
@@ -133,7 +133,7 @@ def _shards(folder: Path, stages: Iterable[Mapping[str, Tensor]], shard_bytes: i
             shutil.copymode(folder / FILE, _part(folder, len(files)))  # the library lets nobody else read them
             files.append(list(shard))
             total += sum(tensor.nbytes for tensor in shard.values())
-    if len(files) == 1:
+    if len(files) == 1:  # transformers wants no index then
         _part(folder, 0).rename(folder / SINGLE)
         return
     places: dict[str, str] = {}

@@ -1,8 +1,4 @@
-"""Parameters cut into ranks' slices and put together again: the tensor side of `model.slices`.
-
-The whole ("canonical") tensor is what snapshots, averaging and checkpoints hold, whatever mesh a replica has. Works on
-parameters, gradients and optimizer moments alike, of any dtype. Knows no group: the caller has the slices.
-"""
+"""Ranks' slices of a parameter put together: the inverse of `model.sharded.take`."""
 
 from __future__ import annotations
 
@@ -11,21 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from swarmnet.model.slices import Slice, TensorSplit
-
-
-def whole_shape(part: Tensor, held: Slice) -> torch.Size:
-    """Shape of the parameter of which `part` is what a rank holds."""
-    if held.dim is None:
-        return part.shape
-    shape = list(part.shape)
-    shape[held.dim] = held.length
-    return torch.Size(shape)
-
-
-def take(whole: Tensor, held: Slice) -> Tensor:
-    """The view of `whole` that a rank holds."""
-    return whole if held.dim is None else whole.narrow(held.dim, held.start, held.stop - held.start)
+from swarmnet.model.sharded import ShardedStage, sum_terms, take, whole_shape
+from swarmnet.model.tensor_plan import TensorSplit
 
 
 def merge(parts: Sequence[Tensor], name: str, split: TensorSplit, *, gradients: bool = False) -> Tensor:
@@ -33,7 +16,7 @@ def merge(parts: Sequence[Tensor], name: str, split: TensorSplit, *, gradients: 
 
     gradients: parts are gradients as the weight passes left them, so terms are summed (in order of rank). Otherwise
     ranks that hold the same elements are taken to agree: parameters, moments, and gradients after
-    `ShardedStage.reduce_partial`. Raises ValueError if a part does not fit.
+    `sum_terms`. Raises ValueError if a part does not fit.
     """
     slices = [split.slice_of(name, rank) for rank in range(split.ranks)]
     whole = torch.zeros(whole_shape(parts[0], slices[0]), dtype=parts[0].dtype, device=parts[0].device)
@@ -46,3 +29,12 @@ def merge(parts: Sequence[Tensor], name: str, split: TensorSplit, *, gradients: 
         elif held.owner:
             place.copy_(part)
     return whole
+
+
+@torch.no_grad()
+def reduce_partial(stage: ShardedStage, gradients: Sequence[Tensor]) -> None:
+    """Sum in place, over ranks, what is partial of `gradients`: all of one dtype, one per parameter, in order."""
+    names = [name for name, _ in stage.named_parameters()]
+    for gradient, summed in zip(gradients, sum_terms(gradients, names, stage.split, stage.comm), strict=True):
+        if summed is not gradient:
+            gradient.copy_(summed)
