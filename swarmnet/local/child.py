@@ -41,6 +41,7 @@ def main(argv: list[str]) -> int:
                 service=lambda service: FaultyService(service, between),
                 beside=lambda: follow(orders, between),
             )
+            # What holds from the start is there before the first message.
             _read(orders, between)
             if "trainer" in config.roles:
                 return run_trainer(config, manifest, wrap=wrap)

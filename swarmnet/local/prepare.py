@@ -97,6 +97,7 @@ def choose(options: LocalOptions) -> Manifest:
         and options.manifest is None
         and not any(name in ("numerics.mode", "averaging.codec") for _, name, _ in (*follows, *typed))
     ):
+        # Nobody has said how to sum: exactly, as long as that costs little.
         small = _laid(manifest, [*described, *follows, *typed]).model.num_parameters < SMALL_PARAMETERS
         mode = "deterministic" if small else "fp32"
     if mode is not None:
@@ -164,7 +165,7 @@ def with_data(manifest: Manifest, *, base: Path) -> Manifest:
     """
     source, tokenizer = (absolute(text, base) for text in (manifest.data.source, manifest.data.tokenizer))
     tokens = load_tokens(source, tokenizer)
-    if manifest.data.tokens_sha256:
+    if manifest.data.tokens_sha256:  # else it has not been prepared: whatever is there is the run's
         verify(tokens, manifest.data)
     if tokens.vocab_size > manifest.model.vocab_size:
         raise UsageError(

@@ -59,6 +59,7 @@ class SimulatedDisk:
             num_bytes=len(data),
             sha256=hashlib.sha256(data).hexdigest(),
         )
+        # Only after the wait: a process that dies meanwhile has written nothing.
         await asyncio.sleep(self.write_s)
         if self.full:
             return Written(info, "No space left on device")
