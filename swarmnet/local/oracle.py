@@ -31,8 +31,8 @@ from swarmnet.model.decoder import StageModule, loss_sum
 from swarmnet.model.huggingface.checkpoint import stage_shapes, stage_weights
 from swarmnet.model.precision import products_in
 from swarmnet.stage.accumulator import Accumulator
+from swarmnet.stage.canonical import gradient_scale, learning_rate
 from swarmnet.stage.optimizer import StageOptimizer, average, square_norm
-from swarmnet.stage.schedule import gradient_scale, learning_rate
 
 OnStep = Callable[[int, float, int], None]
 """Called after every step with its number, mean loss and number of tokens."""

@@ -44,7 +44,7 @@ from swarmnet.peer.replica import Replica, ReplicaLimits, Surroundings, timers_o
 from swarmnet.peer.starting import Starting, StartingContext
 from swarmnet.pipeline.inputs import Windows
 from swarmnet.pipeline.router import RoutingRule, least_time
-from swarmnet.stage.engine import Engine
+from swarmnet.stage.seams import Engine
 from swarmnet.state.checkpoints import Disk
 from swarmnet.state.restart import Restarts, newest_on_disk
 from swarmnet.transport import ReadPayload, Transport

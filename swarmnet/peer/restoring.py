@@ -13,7 +13,7 @@ from swarmnet.averaging.exchange import Exchange
 from swarmnet.errors import BadMessage, Refused, RejectCode, SwarmError
 from swarmnet.ids import PeerId, Restart, next_chain
 from swarmnet.messages import Commit, Finished, Round, Snapshot, Stamp
-from swarmnet.stage.engine import Engine
+from swarmnet.stage.seams import Compute
 from swarmnet.state.catch_up import CatchUp, Level, TrailEnds
 from swarmnet.state.copies import Seal
 from swarmnet.state.cut import StateHeader
@@ -46,7 +46,7 @@ class Restoring:
     def __init__(
         self,
         transport: Transport,
-        engine: Engine,
+        engine: Compute,
         exchange: Exchange,
         seal: Seal,
         footing: Footing,

@@ -32,7 +32,7 @@ from swarmnet.simulate.network import MemoryNetwork
 from swarmnet.simulate.oracle import Oracle
 from swarmnet.simulate.plan import OWNER, Plan, manifest_of
 from swarmnet.simulate.signer import SimulatedSigner
-from swarmnet.stage.engine import Engine
+from swarmnet.stage.seams import Engine
 from swarmnet.trainer.trainer import Trainer
 from swarmnet.transport import Service, Transport
 
@@ -54,7 +54,7 @@ class Guise(Protocol):
         """What others reach."""
         ...
 
-    def engine(self, honest: SimulatedEngine) -> Engine:
+    def engine(self, honest: SimulatedEngine) -> SimulatedEngine:
         """What computes, of one of its stages."""
         ...
 
@@ -131,11 +131,12 @@ class Swarm:
         admissions, shown = self._admit(peer_id, "stage", invited)
         guise = self.guises.get(peer_id)
         transport: Transport = self.network.transport(peer_id)
+        seen = engines if guise is None else {stage: guise.engine(engine) for stage, engine in engines.items()}
         peer = Peer(
             peer_id,
             RUN,
             self.manifest,
-            engines if guise is None else {stage: guise.engine(engine) for stage, engine in engines.items()},
+            {stage: Engine(shown, shown) for stage, shown in seen.items()},
             transport=transport if guise is None else guise.transport(transport),
             directory=DirectoryAt(peer_id, self.directory, self.network.lines, admissions),
             incarnation=incarnation,

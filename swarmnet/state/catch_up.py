@@ -19,7 +19,7 @@ from typing import Any, Protocol
 from swarmnet.errors import BadMessage, NoReplica, PeerGone, PeerTimeout, Refused, RejectCode, SwarmError
 from swarmnet.ids import PeerId
 from swarmnet.messages import Commit, Finished, Rejected, Stamp, TrailRequest, TrailStep
-from swarmnet.stage.engine import Engine
+from swarmnet.stage.seams import Compute
 from swarmnet.state.cut import StateHeader
 from swarmnet.transport import Transport, ask
 
@@ -70,7 +70,7 @@ class CatchUp:
     def __init__(
         self,
         transport: Transport,
-        engine: Engine,
+        engine: Compute,
         stage: int,
         num_stages: int,
         *,

@@ -16,7 +16,7 @@ from typing import Protocol
 
 from swarmnet.errors import BadCheckpoint
 from swarmnet.ids import NO_RESTART, OnDisk, Restart
-from swarmnet.stage.engine import Engine
+from swarmnet.stage.seams import Compute, Summation
 from swarmnet.state.checkpoint_info import CheckpointInfo
 from swarmnet.state.cut import StateHeader, consistent_copy
 from swarmnet.state.disk import CheckpointStore, Found
@@ -141,7 +141,8 @@ class Checkpointer:
     def __init__(
         self,
         stage: int,
-        engine: Engine,
+        engine: Compute,
+        sums: Summation,
         where: Callable[[], StateHeader | None],
         disk: Disk,
         plan: CheckpointPlan,
@@ -149,7 +150,14 @@ class Checkpointer:
         on_event: OnEvent,
         common: Callable[[], int | None] = lambda: None,
     ) -> None:
-        self._stage, self._engine, self._where, self._disk, self._keep = stage, engine, where, disk, plan.keep
+        self._stage, self._engine, self._sums, self._where, self._disk, self._keep = (
+            stage,
+            engine,
+            sums,
+            where,
+            disk,
+            plan.keep,
+        )
         self._on_event, self._common_now = on_event, common
         self._rhythm = Rhythm(every=plan.every, last=plan.last)
         self._held: dict[int, CheckpointInfo] = {}
@@ -303,7 +311,7 @@ class Checkpointer:
         if copy is None:
             return None
         header, data = copy
-        owed_at, owed = await self._engine.memory()
+        owed_at, owed = await self._sums.memory()
         if owed_at != header.version or self._where() != header:
             owed = None  # of another version: without it the next start forgets what was owed, and no more
         self.go_back(header.restart)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from swarmnet.ids import NO_RESTART, Chain, Restart
 from swarmnet.manifest.schema import Delay
 from swarmnet.messages import Stamp
-from swarmnet.stage.engine import Engine
+from swarmnet.stage.seams import Compute
 
 _ATTEMPTS = 3
 
@@ -36,7 +36,7 @@ class StateHeader:
 
 
 async def consistent_copy(
-    engine: Engine, where: Callable[[], StateHeader | None], *, attempts: int = _ATTEMPTS
+    engine: Compute, where: Callable[[], StateHeader | None], *, attempts: int = _ATTEMPTS
 ) -> tuple[StateHeader, bytes | memoryview] | None:
     """The state and where it stands; None while `where()` is None, or if it moved during every attempt."""
     for _ in range(attempts):

@@ -55,6 +55,7 @@ class Replica:
         self.checkpointer = Checkpointer(
             STAGE,
             self,
+            self,
             self.where,
             disk,
             CheckpointPlan(every, LAST, keep),

@@ -22,7 +22,7 @@ from swarmnet.pipeline.tasks import PipelineContext, PipelineLimits
 from swarmnet.simulate.clock import VirtualLoop
 from swarmnet.simulate.device import Device
 from swarmnet.simulate.engine import SimulatedEngine
-from swarmnet.stage.engine import Stash
+from swarmnet.stage.seams import Stash
 from swarmnet.transport import ReadPayload, layout_of
 
 SLOTS = 2
