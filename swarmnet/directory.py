@@ -33,27 +33,30 @@ Role = Literal["stage", "trainer"]
 
 @dataclass(frozen=True, slots=True)
 class StageStatus:
-    """One replica's announcement about one stage. queue: microbatches in flight; slots: how many it takes.
-
-    disk: the checkpoints it holds, verified, oldest first. draining: it is about to leave. executions, counted:
-    training forwards of this process up to the newest version, and how many indexes it has contributed to sums. drift:
-    the version at which its weights were last compared with its mates', None if never; stray: they were not theirs.
-    still_s: for how long it has made no step, if that is much longer than usual.
-    """
+    """One replica's announcement about one stage."""
 
     stage: StageNumber
     version: Number
     chain: Chain
     synced: bool
     queue: Amount = 0
+    """Microbatches in flight."""
     slots: Amount = 0
+    """How many it takes."""
     disk: Annotated[tuple[OnDisk, ...], Entries(MAX_ON_DISK)] = ()
+    """The checkpoints that it holds, verified, oldest first."""
     draining: bool = False
+    """It is about to leave."""
     executions: Number = 0
+    """Training forwards of this process up to the newest version."""
     counted: Number = 0
+    """How many indexes it has contributed to sums."""
     drift: Number | None = None
+    """The version at which its weights were last compared with its mates'; None: never."""
     stray: bool = False
+    """They were not theirs."""
     still_s: Amount = 0
+    """For how long it has made no step, if that is much longer than usual."""
 
 
 Grounds = Literal["waited_for", "unreached", "sits_out", "left_out"]
@@ -61,46 +64,48 @@ Grounds = Literal["waited_for", "unreached", "sits_out", "left_out"]
 
 @dataclass(frozen=True, slots=True)
 class Complaint:
-    """What a replica of a stage holds against a mate.
-
-    how: the step waits for it; it is heard and cannot be connected to; a step does not wait for it, for `seconds` more;
-    a step went on without it `seconds` ago. reason: in words for a person.
-    """
+    """What a replica of a stage holds against a mate."""
 
     stage: StageNumber
     peer: PeerId
     how: Grounds
+    """The step waits for it; it is heard and cannot be connected to; a step does not wait for it, for `seconds` more;
+    a step went on without it `seconds` ago."""
     reason: Annotated[str, Size(MAX_REASON)]
+    """In words for a person."""
     seconds: Amount = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """What a peer says of itself. Signed by the peer's identity key; `addresses` are multiaddrs of its gRPC port.
-
-    incarnation: random per process start. numerics: the numerics class ("cpu/torch-2.13/1"). loss: (step, mean loss)
-    of the newest commit of the last stage this peer has seen. tokens_per_second: of the whole run, measured.
-    halted: the step at which too many microbatches gave no finite gradient, if that stopped the run. restart: the
-    restart of the run it is under. wants: the one it would go under if most did, none if it sees no need. invitation:
-    the pass it shows in a run by invitation. complaints: what matters most first.
-    """
+    """What a peer says of itself. Signed by the peer's identity key."""
 
     run: RunId
     peer: PeerId
     incarnation: Incarnation
+    """Random per process start."""
     addresses: Addresses
+    """Multiaddrs of its gRPC port."""
     stages: Annotated[tuple[StageStatus, ...], Entries(MAX_STAGES_PER_PEER)]
     trainer: bool = False
     numerics: Annotated[str, Size(256)] = ""
+    """The numerics class, such as "cpu/torch-2.13/1"."""
     loss: Loss | None = None
+    """Of the newest commit of the last stage that this peer has seen."""
     eval_loss: Loss | None = None
     tokens_per_second: Annotated[float, Between(0.0, 1e15)] = 0.0
+    """Of the whole run, measured."""
     finished: bool = False
     halted: Number | None = None
+    """The step at which too many microbatches gave no finite gradient, if that stopped the run."""
     restart: Restart = NO_RESTART
+    """The restart of the run that it is under."""
     wants: Restart = NO_RESTART
+    """The one it would go under if most did; none if it sees no need."""
     invitation: Annotated[str, Size(512)] = ""
+    """The pass that it shows in a run by invitation."""
     complaints: Annotated[tuple[Complaint, ...], Entries(MAX_COMPLAINTS)] = ()
+    """What matters most first."""
 
     @property
     def roles(self) -> tuple[Role, ...]:

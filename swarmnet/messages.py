@@ -63,19 +63,17 @@ class Packed:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """A whole, digest-checked sum of one stage and step (`R` in the protocol), without its data.
-
-    contributions: who added which indexes under which generation; disjoint, and with `voided` exactly 0..M-1.
-    loss_sum, num_tokens: summed in index order in fp64 (loss_sum is 0 except in the last stage).
-    grad_sq_norm: squared L2 norm of the *sum*, fp64, in canonical parameter order.
-    """
+    """A whole, digest-checked sum of one stage and step (`R` in the protocol), without its data."""
 
     id: RoundId
     digest: Digest
     num_tokens: Count
     loss_sum: float
+    """Nats, summed in index order in fp64; 0 except in the last stage."""
     grad_sq_norm: NotNegative
+    """Squared L2 norm of the *sum*, fp64, in canonical parameter order."""
     contributions: Contributions
+    """Who added which indexes under which generation: disjoint, and with `voided` exactly 0..M-1."""
     voided: Indexes = NONE
 
     def contradiction(self) -> str:
@@ -97,15 +95,12 @@ class Vote:
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """The sum of (stage, step) that its stage stands by. `chain` is the stage's chain before it.
-
-    contributors: whose gradients are in it, sorted. votes: of those who hold it; more than half of those who count in
-    the stage make it a certificate (`step.membership`). Two commits with other votes are one commit.
-    """
+    """The sum of (stage, step) that its stage stands by. Two commits with other votes are one commit."""
 
     stage: Stage
     step: Step
     chain: Chain
+    """The stage's chain before it."""
     id: RoundId
     digest: Digest
     num_tokens: Count
@@ -113,7 +108,10 @@ class Commit:
     grad_sq_norm: NotNegative
     voided: Indexes = NONE
     contributors: Members = ()
+    """Whose gradients are in it, sorted."""
     votes: Annotated[tuple[Vote, ...], Entries(MAX_VOTES)] = field(default=(), compare=False)
+    """Of those who hold it. More than half of those who count in the stage make it a certificate
+    (`step.membership`)."""
 
     def says(self, finished: Finished) -> bool:
         """Is that the sum, bit by bit, whichever round made it?"""
@@ -131,20 +129,18 @@ Commits = Annotated[tuple[Commit, ...], Entries(MAX_MEMBERS, "num_stages")]
 
 @dataclass(frozen=True, slots=True)
 class Stamp:
-    """What every message of the step protocol is about; another chain means a fork.
-
-    restart: what the sender's state descends from. A lower one has no say in this run.
-    """
+    """What every message of the step protocol is about; another chain means a fork."""
 
     step: Step
     stage: Stage
     chain: Chain
     restart: Restart = NO_RESTART
+    """What the sender's state descends from. A lower one has no say in this run."""
 
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """What a replica's weights were at `version`, after the commits of `chain` (docs/drift.md)."""
+    """What a replica's weights were like at `version`, after the commits of `chain` (docs/drift.md)."""
 
     version: Step
     chain: Chain
@@ -154,26 +150,28 @@ class Measure:
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """To replicas of my stage and of the neighbour stages: where I stand and which commits I know.
-
-    commits: of step `stamp.step` (= my version), as far as known. last_commits: all P of the step before; only sent
-    to a peer that is known to be behind. keeper: whom I go by in the open step, or went by in the last. numerics: the
-    numerics class of my weights. measure: the newest one of them; only sent to replicas of my stage. before: the chain
-    of one version earlier (of version 0: its own). sitting: mates that my step goes on without.
-    """
+    """To replicas of my stage and of the neighbour stages: where I stand and which commits I know."""
 
     stamp: Stamp
     incarnation: Incarnation
     synced: bool
     keeper: Ballot | None
+    """Whom I go by in the open step, or went by in the last."""
     commits: Commits = ()
+    """Of step `stamp.step` (= my version), as far as known."""
     last_commits: Commits = ()
+    """All P of the step before; only sent to a peer that is known to be behind."""
     queue: Count = 0
+    """Microbatches in flight."""
     draining: bool = False
     numerics: Annotated[str, Size(256)] = ""
+    """The numerics class of my weights."""
     measure: Measure | None = None
+    """The newest one of them; only sent to replicas of my stage."""
     before: Chain = NO_CHAIN
+    """The chain of one version earlier; of version 0 its own."""
     sitting: Annotated[tuple[PeerId, ...], Entries(MAX_SITTING)] = ()
+    """Mates that my step goes on without."""
 
 
 MAX_SITTING = 16
@@ -182,14 +180,12 @@ MAX_SITTING = 16
 
 @dataclass(frozen=True, slots=True)
 class Prepare:
-    """Keeper to members: follow me (rule 13). Repeated as the keeper's heartbeat.
-
-    given: what has an owner, or had one and must be executed again: a successor need not wait to find out.
-    """
+    """Keeper to members: follow me (rule 13). Repeated as the keeper's heartbeat."""
 
     stamp: Stamp
     ballot: Ballot
     given: Indexes = NONE
+    """What has an owner, or had one and must be executed again: a successor need not wait to find out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,14 +228,12 @@ Microseconds = Annotated[int, Between(1, 3600 * 10**6)]
 
 @dataclass(frozen=True, slots=True)
 class LinkQuality:
-    """What a replica has measured of its own line (`averaging.watch`).
-
-    bytes_per_s: what it carries, the lower of both directions; 0: not known yet. round_trips: mates and how far away
-    they are, in microseconds; each once.
-    """
+    """What a replica has measured of its own line (`averaging.meter`)."""
 
     bytes_per_s: Annotated[int, Between(0, MAX_BYTES_PER_S)] = 0
+    """What it carries, the lower of both directions; 0: not known yet."""
     round_trips: Annotated[tuple[tuple[PeerId, Microseconds], ...], Entries(MAX_MATES, distinct=True)] = ()
+    """Mates and how far away they are; each once."""
 
 
 UNMEASURED = LinkQuality()
@@ -247,55 +241,58 @@ UNMEASURED = LinkQuality()
 
 @dataclass(frozen=True, slots=True)
 class Late:
-    """A member whose next chunk is overdue: it stood still for longer than `allowed_s`, which its line explains.
-
-    owes: it is its own contribution that is waited for, which hangs on nobody else.
-    """
+    """A member whose next chunk is overdue."""
 
     peer: PeerId
     owes: bool
+    """It is its own contribution that is waited for, which hangs on nobody else."""
     allowed_s: Annotated[float, Between(0.0, 1e6)]
+    """It stood still for longer than this, which its line explains."""
 
 
 @dataclass(frozen=True, slots=True)
 class Trouble:
-    """What holds a member up in round `id`: who is late, and whose chunks it had to refuse. Each at most once."""
+    """What holds a member up in round `id`."""
 
     id: RoundId
     late: Annotated[tuple[Late, ...], Entries(MAX_MATES, distinct=True)] = ()
+    """Who is late."""
     refused: Annotated[tuple[PeerId, ...], Entries(MAX_MATES, distinct=True)] = ()
+    """Whose chunks it had to refuse."""
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Member to keeper, every heartbeat and on change (rule 9). `finished` doubles as the Ack of a round.
-
-    owned: granted or summed; summed: in the accumulator. progress: counts finished compute jobs. trouble: in the open
-    round. vote: my signature under the commit of `finished`.
-    """
+    """Member to keeper, every heartbeat and on change (rule 9). `finished` doubles as the Ack of a round."""
 
     stamp: Stamp
     ballot: Ballot
     generation: Generation
     owned: Indexes
+    """Granted or summed."""
     summed: Indexes
+    """In the accumulator."""
     finished: Finished | None
     commit: Commit | None
     progress: Count
+    """Counts finished compute jobs."""
     non_finite: Indexes = NONE
     line: LinkQuality = UNMEASURED
     trouble: Trouble | None = None
+    """In the open round."""
     vote: Annotated[bytes, Size(64)] = b""
+    """My signature under the commit of `finished`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Evicted:
-    """Keeper to member: `generation` is closed. `void`: empty the accumulator too (rule 11)."""
+    """Keeper to member: `generation` is closed."""
 
     stamp: Stamp
     ballot: Ballot
     generation: Generation
     void: bool
+    """Empty the accumulator too (rule 11)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,24 +307,25 @@ class Release:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """Keeper to members: sum these contributions (rule 15), or fetch the finished sum `id` from `holders` (rule 14).
-
-    contributions is empty for an adopted sum. receivers: everybody who must end up holding the sum. bandwidths: of the
-    receivers, in their order, by which the vector is cut in parts; (): cut it evenly. rows: how many of the receivers,
-    in their order, stand in each row of a grid, and columns: in how many parts each row cuts the vector
-    (`averaging.grid`); () and 0: all are one group.
-    """
+    """Keeper to members: sum these contributions (rule 15), or fetch the finished sum `id` from `holders` (rule
+    14)."""
 
     stamp: Stamp
     ballot: Ballot
     id: RoundId
     contributions: Contributions
+    """Empty for a sum that was adopted."""
     receivers: Members
+    """Everybody who must end up holding the sum."""
     holders: Members
     voided: Indexes = NONE
     bandwidths: Annotated[tuple[Annotated[int, Between(1, MAX_BYTES_PER_S)], ...], Entries(MAX_MEMBERS, "members")] = ()
+    """Of the receivers, in their order, by which the vector is cut in parts; (): cut it evenly."""
     rows: Annotated[tuple[Annotated[int, Between(1, MAX_MEMBERS)], ...], Entries(MAX_MEMBERS, "members")] = ()
+    """How many of the receivers, in their order, stand in each row of a grid (`averaging.grid`); (): all are one
+    group."""
     columns: Annotated[int, Between(0, MAX_MEMBERS)] = 0
+    """In how many parts each row cuts the vector; 0: all are one group."""
 
     def contradiction(self) -> str:
         """What in it cannot be, in words; "" if nothing."""
@@ -343,10 +341,11 @@ def _voided_but_contributed(of: Finished | Round) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """A commit, pushed by the keeper to its members and to the other stages (rule 16). restart: see Stamp."""
+    """A commit, pushed by the keeper to its members and to the other stages (rule 16)."""
 
     commit: Commit
     restart: Restart = NO_RESTART
+    """See `Stamp`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -376,45 +375,46 @@ class Process:
 
     Payload: (tokens, proof) for stage 0, (tokens, hidden, proof) otherwise. tokens: int32 [B, T + 1], they are the
     labels too; hidden: [B, T, D] under the run's activation codec; proof: uint8 [B, depth, 32], that each row is the
-    window of the data that belongs there (docs/data.md), left out of an evaluation. purpose: "train" or "eval" (forward
-    only, claims nothing). hedge: compute, whoever owns it (the caller believes the owner hung). repair: somebody has
-    begun this microbatch before, so wait for the claim's answer before computing: an owner with a finished answer may
-    exist.
+    window of the data that belongs there (docs/data.md), left out of an evaluation.
     """
 
     step: Step
     stage: Stage
     index: Index
     purpose: Literal["train", "eval"] = "train"
+    """"eval": forward only, claims nothing."""
     hedge: bool = False
+    """Compute, whoever owns it: the caller believes that the owner hung."""
     repair: bool = False
+    """Somebody has begun this microbatch before: wait for the claim's answer before computing, since an owner with a
+    finished answer may exist."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fetch:
-    """Hand out what a microbatch left behind. Payload: none.
-
-    kind "input": what stage `stage` sends to `stage + 1`, (tokens, hidden, proof); `stage` -1 asks a trainer or a
-    stage-0 peer for (tokens, proof). kind "gradient": the input gradient `stage` answered, (gradient,) or () for
-    stage 0. cached: only if memoised; otherwise the callee recomputes a missing input (uncounted, rule 6).
-    """
+    """Hand out what a microbatch left behind. Payload: none."""
 
     step: Step
     stage: Annotated[int, Between(-1, MAX_STAGES - 1)]
+    """-1 asks a trainer, or a peer of stage 0, for (tokens, proof)."""
     index: Index
     kind: Literal["input", "gradient"]
+    """"input": what `stage` sends to the next one, (tokens, hidden, proof). "gradient": the input gradient that
+    `stage` answered, (gradient,), or () for stage 0."""
     cached: bool
+    """Only if memoised; otherwise the callee recomputes a missing input (uncounted, rule 6)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Averaging: elements [start, stop) of a round. kind "contribution": what the callee adds to a sum of hop `hop`,
-    its own accumulator in hop 0, later the sum it made in the hop before; "reduced": of what the callee reduced in that
-    hop, the sum over all contributors; "sum": from a finished sum `id`."""
+    """Averaging: elements [start, stop) of a round."""
 
     stamp: Stamp
     id: RoundId
     kind: PartKind
+    """"contribution": what the callee adds to a sum of hop `hop`, its own accumulator in hop 0, later the sum it made
+    in the hop before. "reduced": of what the callee reduced in that hop, the sum over all contributors. "sum": from a
+    finished sum `id`."""
     start: Extent
     stop: Extent
     hop: Annotated[int, Between(0, MAX_HOPS - 1)] = 0
@@ -426,16 +426,15 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotRequest:
-    """State of `stage`, in pieces that no payload limit minds.
-
-    Without `root`: describe a copy of `version` (-1: where the callee stands), taking one if need be. With it: piece
-    number `piece` of that copy, or its description again for -1.
-    """
+    """State of `stage`, in pieces that no payload limit minds."""
 
     stage: Stage
     version: Version = -1
+    """-1: where the callee stands. It takes a copy of that version if need be."""
     root: Annotated[bytes, Size(32)] = b""
+    """Which copy; empty: describe one of `version`."""
     piece: Annotated[int, Between(-1, MAX_PIECES - 1)] = -1
+    """Number of a piece of that copy; -1: its description again."""
 
     def contradiction(self) -> str:
         """What in it cannot be, in words; "" if nothing."""
@@ -474,10 +473,11 @@ class Running:
 
 @dataclass(frozen=True, slots=True)
 class Busy:
-    """Back-pressure, never a ban. `version`: the callee's weights; below the asked step it is merely behind."""
+    """Back-pressure, never a ban."""
 
     retry_after_s: Annotated[float, Between(0.0, 3600.0)]
     version: Version
+    """Of the callee's weights; below the asked step it is merely behind."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -498,14 +498,13 @@ class Rejected:
 
 @dataclass(frozen=True, slots=True)
 class Gradient:
-    """The answer to `Process`. Payload: (gradient,) under the run's gradient codec, or () for stage 0 and eval.
-
-    loss_sum (nats) and num_tokens come from the last stage. compute_s: seconds of compute in the callee alone.
-    """
+    """The answer to `Process`. Payload: (gradient,) under the run's gradient codec, or () for stage 0 and eval."""
 
     loss_sum: float
+    """Nats, from the last stage, as `num_tokens`."""
     num_tokens: Count
     compute_s: NotNegative = 0.0
+    """Seconds of compute in the callee alone."""
     payload: tuple[Packed, ...] = ()
 
 
@@ -520,33 +519,37 @@ class Fetched:
 
 @dataclass(frozen=True, slots=True)
 class PartData:
-    """The answer to `Part`. losses: index -> (loss_sum, num_tokens) of the indexes that were summed (one
-    contributor's, or everybody's for "reduced" and "sum"). finished: only for "sum"."""
+    """The answer to `Part`."""
 
     payload: tuple[Packed, ...] = ()
     losses: Mapping[int, tuple[float, Count]] = field(default_factory=dict)
+    """index -> (loss_sum, num_tokens) of the indexes that were summed: one contributor's, or everybody's for
+    "reduced" and "sum"."""
     finished: Finished | None = None
+    """Only for "sum"."""
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A copy that the callee keeps for as long as it is fetched, as its donor describes and signs it (`state.copies`).
-
-    term_chain: the chain at the start of the keeper's term; before: the one of a version earlier. restart: what the
-    state descends from. digests: SHA-256 of every piece of `piece_bytes` (the last may be shorter), one after the
-    other; root: the hash that stands for them.
-    """
+    """A copy that the callee keeps for as long as it is fetched, as its donor describes and signs it
+    (`state.copies`)."""
 
     stage: Stage
     version: Step
     chain: Chain
     before: Chain
+    """The chain of a version earlier."""
     term_chain: Chain
+    """The chain at the start of the keeper's term."""
     restart: Restart
+    """What the state descends from."""
     num_bytes: Extent
     piece_bytes: Annotated[int, Between(1, 1 << 48)]
+    """Of every piece but the last, which may be shorter."""
     digests: Annotated[bytes, Size(32 * MAX_PIECES)]
+    """SHA-256 of every piece, one after the other."""
     root: Sha256
+    """The hash that stands for them."""
     signature: Annotated[bytes, Size(128)]
 
 
@@ -561,13 +564,13 @@ class SnapshotPiece:
 class TrailStep:
     """The answer to `TrailRequest`: the step's finished sum and its commits, as far as the callee knows them.
 
-    With a commit of every stage the step is over; the sum itself is fetched by `Part(kind="sum")`. last_commits: of the
-    step before, all or none: whoever is level then can tell them to a stage that is a step behind.
+    With a commit of every stage the step is over; the sum itself is fetched by `Part(kind="sum")`.
     """
 
     finished: Finished | None
     commits: Commits
     last_commits: Commits = ()
+    """Of the step before, all or none: whoever is level then can tell them to a stage that is a step behind."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -579,10 +582,11 @@ class ManifestData:
 
 @dataclass(frozen=True, slots=True)
 class DialledBack:
-    """The answer to `DialBack`. reason: what stood in the way, in words for a person."""
+    """The answer to `DialBack`."""
 
     reached: bool
     reason: Reason = ""
+    """What stood in the way, in words for a person."""
 
 
 Answer = (

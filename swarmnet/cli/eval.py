@@ -19,7 +19,7 @@ from swarmnet.errors import UsageError
 if TYPE_CHECKING:
     import torch
 
-    from swarmnet.cli.following import Following
+    from swarmnet.cli.progress_bar import ProgressBar
     from swarmnet.data.heldout import HeldOutText, Tally
     from swarmnet.data.tokenizer import Tokenizer
     from swarmnet.manifest.schema import Manifest
@@ -80,20 +80,20 @@ def evaluate(
     path = Path(run).expanduser()
     if not link and not path.is_file():
         raise UsageError(f"{run}: no such file, and no link such as swarm:RUN_ID@ADDRESS")
-    with _following() as following, tempfile.TemporaryDirectory(prefix="swarmnet-eval-") as folder:
+    with _progress_bar() as bar, tempfile.TemporaryDirectory(prefix="swarmnet-eval-") as folder:
         if link:
             found = SwarmLink.parse(run)
-            scores, weights = _fetched(found, (), step, Path(folder), request.of_strangers, following)
+            scores, weights = _fetched(found, (), step, Path(folder), request.of_strangers, bar)
         else:
             manifest = load(path)
             if bootstrap:
                 scores, weights = _fetched(
-                    manifest, bootstrap, step, Path(folder), lambda each: request.of(each, path.parent), following
+                    manifest, bootstrap, step, Path(folder), lambda each: request.of(each, path.parent), bar
                 )
             else:
                 scores = request.of(manifest, path.parent)
                 weights = _on_disk(manifest, [each.expanduser() for each in directories] or [path.parent], step)
-        _score(scores, *weights, following)
+        _score(scores, *weights, bar)
     if scores.tally.num_tokens or as_json:
         click.echo(scores.as_json() if as_json else scores.as_text())
     else:
@@ -101,15 +101,15 @@ def evaluate(
     return 0 if scores.complete else INTERRUPTED
 
 
-def _following() -> Following:
+def _progress_bar() -> ProgressBar:
     """On standard error, by this process's clock."""
     import time
 
     from rich.console import Console
 
-    from swarmnet.cli.following import Following
+    from swarmnet.cli.progress_bar import ProgressBar
 
-    return Following(Console(stderr=True), clock=time.monotonic)
+    return ProgressBar(Console(stderr=True), clock=time.monotonic)
 
 
 Weights = tuple["Collection", int]
@@ -130,7 +130,7 @@ def _fetched(
     step: int | None,
     folder: Path,
     scores_of: Callable[[Manifest], Scores],
-    following: Following,
+    bar: ProgressBar,
 ) -> tuple[Scores, Weights]:
     """Checkpoints of the swarm's, below `folder`."""
     import asyncio
@@ -146,7 +146,7 @@ def _fetched(
             gather(
                 invitation,
                 folder,
-                following.phase,
+                bar.phase,
                 version=step,
                 bootstrap=bootstrap,
                 # A text that is not here is noticed before gigabytes are fetched.
@@ -159,7 +159,7 @@ def _fetched(
     return scores[0], (Collection(found.manifest, found.run, [folder]), found.version)
 
 
-def _score(scores: Scores, collection: Collection, version: int, following: Following) -> None:
+def _score(scores: Scores, collection: Collection, version: int, bar: ProgressBar) -> None:
     """Score all, or what there is time for until Ctrl+C."""
     from swarmnet.model.whole import loss_of, whole
 
@@ -167,12 +167,12 @@ def _score(scores: Scores, collection: Collection, version: int, following: Foll
     scores.version = version
     total = scores.text.num_microbatches
     try:
-        following.scored(0, total, scores.so_far)
+        bar.scored(0, total, scores.so_far)
         for number in range(total):
             tokens = scores.microbatch(number)
             loss = loss_of(module, tokens, compute=scores.manifest.numerics.compute)
             scores.tally.add(loss, tokens[:, 1:].numel(), scores.text.num_bytes(number, scores.tokenizer))
-            following.scored(number + 1, total, scores.so_far)
+            bar.scored(number + 1, total, scores.so_far)
     except KeyboardInterrupt:
         pass  # the tally says how far it came
 

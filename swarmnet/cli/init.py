@@ -274,7 +274,7 @@ def _said_now_and_then(words: str) -> Callable[[int, int], None]:
     """Progress on standard error, a line of `words` every few seconds; none of what is done sooner."""
     import time
 
-    from swarmnet.cli.phases import PLAIN_EVERY_S
+    from swarmnet.telemetry.screen import PLAIN_EVERY_S
 
     said_at = time.monotonic()
 

@@ -91,13 +91,13 @@ def _join(config: PeerConfig, invited: SwarmLink | Manifest) -> int:
     from rich.console import Console
 
     from swarmnet import telemetry
-    from swarmnet.cli.phases import Story
+    from swarmnet.cli.progress_bar import ProgressBar
     from swarmnet.net.swarm_link import SwarmLink
 
     def set_up_log() -> None:
         telemetry.setup(config.log.level, format=config.log.format)
 
-    with Story(Console(), clock=time.monotonic, on_bar=set_up_log) as story:
+    with ProgressBar(Console(), clock=time.monotonic, on_bar=set_up_log) as story:
         story.phase("joining", f"by {invited.public if isinstance(invited, SwarmLink) else config.manifest}")
 
         from swarmnet.peer.joining import find_place  # takes a second or two, hivemind alone

@@ -116,6 +116,7 @@ class Audit:
             for (stage, step), commits in self._commits.items()
             if stage == self.stages - 1 and len({life for life, _ in commits}) > 1
         }
+        # A step that nobody wrote of is no step that went well.
         everything = [(stage, step) for step in range(self.steps) for stage in range(self.stages)]
         return AuditResult(
             lost=lost,
@@ -191,9 +192,11 @@ def compare(
     if not promised:
         problem = "" if largest < math.inf else f"the loss is not finite (step {at_step})"
     elif exact and lossless:
+        # Fixed-point sums do not depend on their order.
         if largest != 0.0:
             problem = f"losses differ from one process by up to {largest:.3g} (step {at_step}), not bit-equal"
     elif lossless and early > FP32_TOLERANCE:
+        # Later, rounding has grown to where two honest runs are that far apart.
         problem = (
             f"losses of the first {FP32_STEPS} steps differ from one process by {early:.3g}; on some data "
             "rounding alone does that (docs/numerics.md)"

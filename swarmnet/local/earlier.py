@@ -87,6 +87,7 @@ def said_otherwise(options: LocalOptions, said: Collection[str]) -> str | None:
 def _is_from(manifest: Manifest, chosen: Manifest) -> bool:
     """Is `manifest` what a new run made of `chosen`? It fills in digests, makes paths absolute, and has its owner."""
     ours, theirs = (each.model_dump(mode="json") for each in (manifest, chosen))
+    # What a run fills in, or makes its own, is in no manifest that somebody wrote.
     for data in (ours, theirs):
         data.pop("admission")
         data["initial"].pop("source")
@@ -161,6 +162,7 @@ def replay(out: Path, began: list[float], progress: SwarmProgress, audit: Audit)
             continue  # another replica has said so
         progress.on(name, event, now=at - first)
         audit.on(event, life=life)
+    # These steps were done in another life: what follows counts from here.
     progress.done.clear()
     progress.earlier_points = len(progress.points)
     progress.earlier_s = progress.points[-1].seconds if progress.points else 0.0

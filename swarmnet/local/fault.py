@@ -356,6 +356,7 @@ def load(text: str, *, stages: int, replicas: int, steps: int) -> tuple[int, tup
         if not (isinstance(entries, list) and all(isinstance(entry, dict) for entry in entries)):
             raise UsageError(f"{text}: {kind}: write [[{kind}]] above each entry")
         for number, entry in enumerate(entries, 1):
+            # Its place is the number in its kind, as a reader of the file counts.
             found.append(_entry(model, entry, f"{text}: [[{kind}]] number {number}"))
             _exists(found[-1], f"{text}: [[{kind}]] number {number}", stages=stages, steps=steps)
     found += expand(top.random, top.seed, stages=stages, replicas=replicas, steps=steps)
@@ -394,7 +395,9 @@ def expand(rates: Table, seed: int, *, stages: int, replicas: int, steps: int) -
     found: list[Fault] = []
     for kind, model in KINDS.items():
         expected = getattr(rates, kind) * steps / 100
+        # The rest of a whole one is a chance.
         for _ in range(int(expected) + (rng.random() < expected % 1)):
+            # The last two steps are left alone: who is struck there has nothing to come back to.
             step, stage = rng.randrange(1, max(steps - 2, 2)), rng.randrange(stages)
             moment: Moment = rng.choice(("begin", "end"))
             phase = rng.choice((None, *PHASES))
@@ -410,6 +413,7 @@ def unlikely(faults: Iterable[Fault], replicas: Mapping[str, int]) -> list[str]:
     found: dict[tuple[str, bool], list[str]] = {}
     for fault in faults:
         stage = fault.place
+        # A replica that joins there may make it possible.
         later = bool(joins) and (stage is None or stage in joins or None in joins)
         if fault.peer is not None and fault.peer not in replicas:
             found.setdefault(("no replica of that name is there", later), []).append(str(fault))

@@ -279,7 +279,7 @@ class Faults:
         if self._every_s is None:
             return
         if self._next_timed is None:
-            self._next_timed = now + self._every_s
+            self._next_timed = now + self._every_s  # the first one, too, waits its time
             return
         if now < self._next_timed:
             return
@@ -354,10 +354,12 @@ class Faults:
             return self._training_at is not None and now >= self._training_at + fault.at_s
         assert fault.step is not None
         if fault.phase is not None:
+            # The order has to reach the replica before the step does.
             return stage.seen >= fault.step - 1 and stage.seen >= 0
         if stage.seen < fault.step:
             return False
         if order.fire_at is None:
+            # Somewhere in the middle, by how long the last step took.
             order.fire_at = stage.since + self._rng.uniform(0.1, 0.6) * stage.step_s
         return stage.seen > fault.step or now >= order.fire_at
 
@@ -412,6 +414,7 @@ class Faults:
         ]
         if not whom:
             return self._postponed(order)
+        # Who will hand over or take state is up to others: all are armed, and the first to come is struck.
         chosen = whom if everybody else [self._rng.choice(whom)]
         return [self._hold(order, name) for name in chosen]
 
@@ -423,12 +426,14 @@ class Faults:
     def _strikes(self, order: Order, name: str) -> bool:
         """May this be done to `name`, which holds?"""
         fault = order.fault
+        # A joiner that has no state yet is nobody's last replica.
         joiner = fault.takes_away and fault.phase == "fetch" and self._replicas[name].version is None
         return joiner or not fault.strikes_one or self._may(fault, name)
 
     def _reached(self, hold: str, name: str, now: float, *, last: bool = False) -> list[Action]:
         order = next((order for order in self._orders if order.holds.get(name) == hold), None)
         if order is None or self._complete:
+            # The order was carried out on somebody else, or died with the one who had it.
             return [ReleaseAction(name, hold)]
         if not self._strikes(order, name):
             if order.fault.phase in TRANSFERS and not last:

@@ -118,7 +118,7 @@ class HeldEngine:
         return int(getattr(self._inner, "version", self._step))
 
     async def forward(self, step: int, index: int, payload: Sequence[Packed], *, train: bool) -> Stash:
-        if not train:
+        if not train:  # an evaluation is in no phase of a step
             return await self._inner.forward(step, index, payload, train=False)
         self._step = step
         self._between.working("begun", step, index)
@@ -172,7 +172,7 @@ class FaultyTransport:
 
     def tell(self, peer: PeerId, message: Control) -> None:
         if self._between.cut(peer):
-            return
+            return  # lost, as a datagram
         pace, late = self._between.pace(peer), self._late.setdefault(peer, deque())
         if pace is None and not late:
             self._inner.tell(peer, message)
@@ -184,6 +184,7 @@ class FaultyTransport:
 
     def _deliver(self, peer: PeerId) -> None:
         _, message = self._late[peer].popleft()
+        # The link may have been cut while the message was under way.
         if not self._between.cut(peer):
             self._inner.tell(peer, message)
 
@@ -199,6 +200,7 @@ class FaultyTransport:
                 async for pulse in self._transit(peer, getattr(answer, "payload", ()), deadline):
                     yield pulse
                 if isinstance(answer, SnapshotPiece):
+                    # The joiner has it, and has not looked at it yet.
                     await self._between.reach("fetch", None, None)
                 yield answer
 
@@ -223,6 +225,7 @@ class FaultyTransport:
             if left > PULSE_S:
                 yield Running()
         if arrives > deadline:
+            # The caller would have given up before the last byte came.
             raise PeerTimeout("the link is slow", peer=peer)
         await self._between.healed(peer, deadline=deadline)
 

@@ -93,7 +93,7 @@ class Child:
         self.log = spec.config.dir / "log.txt"
         self.log.parent.mkdir(parents=True, exist_ok=True)
         with self.log.open("ab") as log:
-            self._log_from = log.tell()
+            self._log_from = log.tell()  # an earlier start has written before
         self._reader = reader
         deadline = time.monotonic() + START_S
         self._process = starter.start(ChildCall(command(spec), spec.name, output=self.log), deadline)

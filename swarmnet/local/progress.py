@@ -87,7 +87,7 @@ class SwarmProgress:
         """The process of `name` has been started (again)."""
         self._starts[name] += 1
         if self.training_at is None:
-            self.moved_at = now
+            self.moved_at = now  # while all start, each start is progress; later it is none
         if name in self.replicas:
             self.replicas[name] = ReplicaView(self.replicas[name].stage, alive=True)
 
@@ -96,6 +96,7 @@ class SwarmProgress:
         self.trainer_dht.pop(name, None)
         if name in self.replicas:
             before = self.replicas[name]
+            # It keeps what it had reached: the run may be complete with it.
             self.replicas[name] = ReplicaView(before.stage, finished=before.finished)
 
     def on(self, name: str, event: Mapping[str, Any], *, now: float) -> None:
@@ -203,6 +204,7 @@ class SwarmProgress:
         points = self.points[self.earlier_points :]
         if not points or self.training_at is None:
             return 0.0
+        # What was done before a resume took place in another life, at another pace.
         elapsed = points[-1].seconds - (self.training_at - self.started_at)
         return sum(point.tokens for point in points) / elapsed if elapsed > 0 else 0.0
 

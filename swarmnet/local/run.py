@@ -310,7 +310,7 @@ class LocalSwarm:
         finally:
             stop([child], grace_s=self.kit.timing.grace_s, hurry=lambda: interrupt.again)
         losses = [float(event["loss"]) for event in child.read() if event["event"] == "oracle_step"]
-        if code != 0 and interrupt.count:
+        if code != 0 and interrupt.count:  # it was we who ended it
             return _with(outcome, UNCOMPARED)
         if code != 0:
             say(self.console, *child.last_lines())
@@ -338,6 +338,7 @@ def _compare_finished(options: LocalOptions, out: Path, kit: Kit, console: Conso
         verdict=audit.verdict(),
         seconds=progress.earlier_s,
     )
+    # The swarm was judged by who saw it end; only the comparison is new.
     before = judged_before(out, steps=progress.steps)
     outcome = replace(outcome, problem=_judge(outcome) if before is None else before)
     with Interrupt() as interrupt:

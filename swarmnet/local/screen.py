@@ -142,6 +142,7 @@ class Outlet:
         try:
             yield
         except BrokenPipeError:
+            # What is in the buffer would raise again at the end of the process.
             _to_nowhere(self._stream)
             try:
                 print(

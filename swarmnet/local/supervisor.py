@@ -129,9 +129,11 @@ class Supervisor:
             self._problem = str(error)
         finally:
             self._ending = True
+            # Who is stopped would not hear the SIGTERM.
             for child in self._children.values():
                 child.send(signal.SIGCONT)
             forced = stop(self._children.values(), grace_s=self.timing.grace_s, hurry=lambda: self.interrupt.again)
+            # What they wrote at their end counts: final weights, commits.
             for name in list(self._children):
                 self._read(name, now=time.monotonic())
         if forced and not self._problem and not self.interrupt.count:
@@ -142,7 +144,7 @@ class Supervisor:
     def _turn(self, now: float) -> None:
         for name in list(self._children):
             self._read(name, now=now)
-            self._reap(name, now=now)
+            self._reap(name, now=now)  # after its last words
         self._perform(self.faults.tick(now=now), now=now)
         for name in [name for name, at in self._back_at.items() if now >= at]:
             del self._back_at[name]
@@ -256,7 +258,7 @@ class Supervisor:
         child = self._children[name]
         if (code := child.returncode()) is None:
             return
-        self._read(name, now=now)
+        self._read(name, now=now)  # it may have written between the last look and its end
         del self._children[name]
         self._orders.close(name)
         self._ranks.pop(name, None)
@@ -271,10 +273,11 @@ class Supervisor:
         if (done := self._complete_at is not None) and code == 0:
             return
         if name in self.layout.trainers and code == 0:
-            return
+            return  # a trainer ends when all steps are done
         ours = name in self._killed
         self._killed.discard(name)
         if code == -signal.SIGKILL:
+            # Somebody at another terminal takes part in the game.
             if not ours:
                 if name in self._stages:
                     self._away[name] = now
@@ -302,6 +305,7 @@ class Supervisor:
         stage = self._stages.get(name)
         if done:
             return
+        # Before training a crash is most likely in the options, and waiting for others would hide it.
         if self.progress.training_at is None:
             self._problem = f"{name} {how} before training began, see {child.log}"
         elif stage is not None and not self.progress.alive(stage):
@@ -321,7 +325,7 @@ class Supervisor:
                 case FaultEnded(fault, name):
                     if fault.groups:
                         self._orders.rules(self.faults.rules)
-                    elif name in self._children:
+                    elif name in self._children:  # else it was killed while it was stopped
                         self._children[name].send(signal.SIGCONT)
                         self.log.ours("continued", child=name, order=str(fault))
                     self.screen.note(f"{fault} is over")
@@ -359,6 +363,7 @@ class Supervisor:
                     child.send(signal.SIGKILL)
                 return
             case KillRank():
+                # It may have ended by itself a moment ago.
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(self._ranks[name][action.rank], signal.SIGKILL)
             case Stop():
@@ -367,6 +372,7 @@ class Supervisor:
                 self._leaving.add(name)
                 self._children[name].send(signal.SIGTERM)
             case Join():
+                # Progress has to know it before its process is started.
                 self._stages[name] = action.stage
                 self.progress.replicas[name] = ReplicaView(action.stage)
         self.progress.faults[fault.kind] += 1

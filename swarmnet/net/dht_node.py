@@ -257,42 +257,32 @@ class DhtNode:
         daemon = await Daemon.start(identity, listen)
         try:
             async with asyncio.timeout(OPEN_TIMEOUT_S):
-                return await cls._on(daemon, gate, listen, own_keys, admits)
+                p2p = await PacedP2P.replicate(Multiaddr(f"/unix{daemon.control}"))
+                dht = await DHTNode.create(
+                    p2p=p2p,
+                    client_mode=listen.client,
+                    record_validator=gate,
+                    bucket_size=BUCKET_SIZE,
+                    num_replicas=NUM_COPIES,
+                    wait_timeout=RPC_TIMEOUT_S,
+                    # No caches: what others say may be stale a moment later, and is asked for anew.
+                    cache_locally=False,
+                    cache_nearest=0,
+                    cache_on_store=False,
+                    cache_refresh_before_expiry=0,
+                    reuse_get_requests=False,
+                )
+                maddrs = () if listen.client else tuple(str(address) for address in await p2p.get_visible_maddrs())
         except TimeoutError as error:
             daemon.kill()
             raise DaemonFailed("the libp2p daemon does not answer", within_s=OPEN_TIMEOUT_S) from error
         except BaseException:
             daemon.kill()
             raise
-
-    @classmethod
-    async def _on(
-        cls,
-        daemon: Daemon,
-        gate: RecordValidatorBase,
-        listen: Listen,
-        own_keys: Iterable[str],
-        admits: Callable[[object], bool],
-    ) -> DhtNode:
-        p2p = await PacedP2P.replicate(Multiaddr(f"/unix{daemon.control}"))
-        dht = await DHTNode.create(
-            p2p=p2p,
-            client_mode=listen.client,
-            record_validator=gate,
-            bucket_size=BUCKET_SIZE,
-            num_replicas=NUM_COPIES,
-            wait_timeout=RPC_TIMEOUT_S,
-            cache_locally=False,
-            cache_nearest=0,
-            cache_on_store=False,
-            cache_refresh_before_expiry=0,
-            reuse_get_requests=False,
-        )
         own: set[DHTID] = set()
-        storage = dht.protocol.storage = BoundedStorage(own.__contains__, admits=admits)
+        dht.protocol.storage = BoundedStorage(own.__contains__, admits=admits)
         dht.protocol.cache = BoundedStorage(own.__contains__, admits=admits)
-        p2p.own, p2p.held = own, storage
-        maddrs = () if listen.client else tuple(str(address) for address in await p2p.get_visible_maddrs())
+        p2p.own, p2p.held = own, dht.protocol.storage
         node = cls(daemon, p2p, dht, maddrs, own)
         node.own(own_keys)
         return node

@@ -18,17 +18,20 @@ _CHUNKS, _LEAST_CHUNK_BYTES = 32, 16 << 10
 
 @dataclass(frozen=True, slots=True)
 class Links:
-    """latency_s: one way, plus up to as much jitter. loss, double: of one-way messages. late: share of messages held up
-    for up to a second (so that others overtake them). broken: share of calls whose connection breaks. stall_s: a callee
-    that shows no life for so long, stopped or cut off, has timed out."""
+    """The noise between any two peers."""
 
     latency_s: float = 0.005
+    """One way, plus up to as much jitter."""
     loss: float = 0.0
     double: float = 0.0
+    """Shares of one-way messages that are lost, and that arrive twice."""
     late: float = 0.0
+    """Share of messages that are held up for up to a second, so that others overtake them."""
     broken: float = 0.0
+    """Share of calls whose connection breaks."""
     bytes_per_s: float = 1e9
     stall_s: float = 10.0
+    """A callee that shows no life for so long, stopped or cut off, has timed out."""
 
 
 class LinkDirection:

@@ -9,9 +9,10 @@ can dial the other, the same holds for what the one who cannot opens, and for no
 from __future__ import annotations
 
 import asyncio
+import functools
 import random
 from collections import Counter, deque
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable
 from dataclasses import dataclass
 
 from swarmnet.errors import BadMessage, PeerGone, PeerTimeout, Refused
@@ -78,12 +79,14 @@ class MemoryNetwork:
         node = self._nodes.pop(peer)
         self.loop.kill_process(node.process)
         for call in [call for call in self._calls if peer in (call.caller, call.callee)]:
+            # Across a cut nobody hears that the connection has broken.
             if self.lines.connected(call.caller, call.callee):
                 self.break_call(call)
         for other in list(self._nodes.values()):
             if self.lines.connected(peer, other.peer):
                 definite = self.lines.dials(other.peer, peer)  # else it may be behind its firewall as ever
-                self._at(other, self.delay(peer, other.peer), other.service.on_gone, peer, definite)
+                gone = functools.partial(other.service.on_gone, peer, definite=definite)
+                self._at(other, self.delay(peer, other.peer), gone)
 
     def stop(self, peer: PeerId) -> None:
         """SIGSTOP."""
@@ -140,11 +143,13 @@ class MemoryNetwork:
         self.sent[type(message).__name__] += 1
         node, mine = self._nodes.get(peer), self._nodes.get(sender)
         if not self.lines.reaches(sender, peer) or self.lines.blocked(sender, peer):
-            return
+            return  # lost, and nobody is told
         if node is None:
             if mine is not None and self.lines.connected(sender, peer):
-                self._at(mine, self.delay(peer, sender), mine.service.on_gone, peer, True)
+                gone = functools.partial(mine.service.on_gone, peer, definite=True)
+                self._at(mine, self.delay(peer, sender), gone)
             return
+        # Each copy of a message may be lost by itself.
         for _ in range(1 + (self.rng.random() < self.links.double)):
             if self.rng.random() >= self.links.loss:
                 self._at(node, self._in_order(sender, peer), self._hand_over, node, sender, mine, message)
@@ -153,7 +158,7 @@ class MemoryNetwork:
         """Seconds a one-way message takes: never less than the one before it on this link, unless that was late."""
         delay = self.latency(sender, peer)
         if self.rng.random() < self.links.late:
-            return delay + self.rng.random()
+            return delay + self.rng.random()  # others overtake it
         now = self.loop.time()
         arrives = max(now + delay, self._last_at.get((sender, peer), 0.0) + 1e-6)
         self._last_at[sender, peer] = arrives
@@ -197,7 +202,7 @@ class MemoryNetwork:
             await asyncio.sleep(max(0.0, min(deadline - self.loop.time(), SILENCE_S)))
             raise PeerGone("no answer", peer=peer)
         if peer not in self._nodes:
-            raise PeerGone("refused", peer=peer)
+            raise PeerGone("refused", peer=peer)  # its machine says so
         if self.is_stopped(peer):
             await asyncio.sleep(max(0.0, deadline - self.loop.time()))
             raise PeerTimeout("something answers, and does not say in time who it is", peer=peer)
@@ -215,6 +220,7 @@ class MemoryNetwork:
 
     def hears(self, call: _SimulatedCall) -> bool:
         """Would pulses of the callee's process reach the caller?"""
+        # A call that was opened across a cut has no callee yet.
         if call.node is None and not self.lines.dials(call.caller, call.callee):
             return False
         return not self.is_stopped(call.callee) and self.lines.connected(call.caller, call.callee)
@@ -235,17 +241,9 @@ class MemoryNetwork:
 
     # ------------------------------------------------------------ inside
 
-    def _at(self, node: _Node, delay: float, callback: object, *args: object) -> None:
+    def _at(self, node: _Node, delay: float, callback: Callable[..., object], *args: object) -> None:
         """Run something in a node's process after a while."""
-        if callback == node.service.on_gone:
-            peer, definite = args
-            self.loop.call_later(
-                delay,
-                lambda: node.service.on_gone(peer, definite=definite),  # type: ignore[arg-type]
-                context=node.process.context,
-            )
-        else:
-            self.loop.call_later(delay, callback, *args, context=node.process.context)  # type: ignore[arg-type]
+        self.loop.call_later(delay, callback, *args, context=node.process.context)
 
     @staticmethod
     def _cancel(call: _SimulatedCall) -> None:
@@ -254,7 +252,7 @@ class MemoryNetwork:
 
     def _accept(self, node: _Node, call: _SimulatedCall, request: Request, payload: tuple[Packed, ...]) -> None:
         if call.over:
-            return
+            return  # the caller left while the request was under way
         call.task = self.loop.start(node.process, self._serve(node, call, request, payload))
 
     async def _serve(self, node: _Node, call: _SimulatedCall, request: Request, payload: tuple[Packed, ...]) -> None:
@@ -277,7 +275,7 @@ class MemoryNetwork:
         except (BadMessage, Refused) as error:
             self._answer(call, Rejected(error.code, error.reason))
         except PeerGone:
-            pass
+            pass  # who would hear of it is the one that has gone
         self._answer(call, None)
 
     def _answer(self, call: _SimulatedCall, answer: Answer | None) -> None:
@@ -285,7 +283,7 @@ class MemoryNetwork:
         if call.over or caller is None:
             return
         if not self.lines.connected(call.caller, call.callee):
-            self._held.append((call, answer))
+            self._held.append((call, answer))  # it goes on if the cut heals in time
             return
         delay = self.delay(call.callee, call.caller)
         call.last_at = max(call.last_at + 1e-6, self.loop.time() + delay)  # a stream keeps its order

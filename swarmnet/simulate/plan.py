@@ -15,14 +15,7 @@ OWNER = PeerId(f"12D3Koo{'W' * 45}")
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to simulate. forward_s: seconds of a forward (backward and weight pass take as long). poison: (stage, step,
-    index) whose forward is not finite, which leaves the index out in every stage. rounding: sums differ in their last
-    digits with the order and grouping they are made in, as in fp32 (default: as in deterministic mode). overlap_after:
-    as in a manifest, and nothing without sync = "overlap". state_bytes: of
-    a copy of a stage's state, at least; it travels in pieces of piece_bytes. averaging_s: what a round takes beyond its
-    messages. no_beginning: these peers have no weights of version 0. invite: the run
-    is by invitation of `OWNER`. padding: elements of each sum that are zero and
-    only take their time on the lines."""
+    """The shape of a swarm, its timers and links; without a word below, a field is what the manifest calls so."""
 
     stages: int = 2
     replicas: int = 2
@@ -30,13 +23,17 @@ class Plan:
     steps: int = 3
     trainers: int = 1
     sync: Literal["exact", "overlap"] = "exact"
-    overlap_after: int = 0
+    overlap_after: int = 0  # nothing without sync = "overlap"
     rounding: bool = False
+    """Sums differ in their last digits with the order and grouping they are made in, as in fp32."""
     slots: int = 4
     memo_bytes: int = 1 << 20
     forward_s: float = 0.02
+    """Seconds of a forward; backward and weight pass take as long."""
     averaging_s: float = 0.001
+    """What a round takes beyond its messages."""
     padding: int = 0
+    """Elements of each sum that are zero, and only take their time on the lines."""
     data_at_peers: bool = True
     eval_every: int = 0
     max_void: int = 0
@@ -46,14 +43,20 @@ class Plan:
     resync_every: int = 0
     group_size: int = 16
     state_bytes: int = 0
+    """Of a copy of a stage's state, at least; it travels in pieces of `piece_bytes`."""
     piece_bytes: int = 1 << 10
     poison: frozenset[tuple[int, int, int]] = frozenset()
+    """(stage, step, index) whose forward is not finite, which leaves the index out in every stage."""
     links: Links = field(default_factory=Links)
     no_beginning: frozenset[str] = frozenset()
+    """These peers have no weights of version 0."""
     invite: bool = False
+    """The run is by invitation of `OWNER`."""
     protocol: Protocol = field(default_factory=Protocol)
-    routing: str = "least_time"  # of every peer and trainer
-    served: tuple[tuple[int, ...], ...] | None = None  # stages of each peer; default: `replicas` of each stage
+    routing: str = "least_time"
+    """The rule of every peer and trainer."""
+    served: tuple[tuple[int, ...], ...] | None = None
+    """Stages of each peer; None: `replicas` of each stage."""
 
     @property
     def delay(self) -> Delay:

@@ -61,42 +61,71 @@ class Int8:
             raise BadMessage(RejectCode.MALFORMED, "-128 is no int8 code")
 
     def encode(self, x_N: torch.Tensor) -> torch.Tensor:
-        return encode(fp32(x_N))
+        """Encode a flat fp32 tensor to uint8 [4 ceil(N / 256) + N]. Raises BadMessage(NON_FINITE)."""
+        import torch
+
+        x_N = fp32(x_N)
+        total = x_N.numel()
+        num_blocks = -(-total // BLOCK)
+        out = torch.empty(4 * num_blocks + total, dtype=torch.uint8, device=x_N.device)
+        scales, codes = out[: 4 * num_blocks].view(torch.float32), out[4 * num_blocks :].view(torch.int8)
+        whole = total - total % BLOCK
+        scratch = torch.empty(2, min(whole, _chunk(x_N)), dtype=torch.float32, device=x_N.device)
+        for start in range(0, whole, _chunk(x_N)):
+            stop = min(start + _chunk(x_N), whole)
+            blocks = slice(start // BLOCK, stop // BLOCK)
+            _encode_blocks(
+                x_N[start:stop].view(-1, BLOCK),
+                scales[blocks],
+                codes[start:stop].view(-1, BLOCK),
+                scratch[:, : stop - start].view(2, -1, BLOCK),
+            )
+        # The last block is shorter, and has its own scale.
+        if whole < total:
+            short = x_N[whole:].view(1, -1)
+            _encode_blocks(short, scales[-1:], codes[whole:].view(1, -1), scratch.new_empty(2, *short.shape))
+        return out
 
     def decode(self, data: torch.Tensor, out_N: torch.Tensor, *, add: bool) -> None:
-        decode(data.to(out_N.device), out_N, add=add)
+        """Piece by piece.
+
+        Raises BadMessage before `out_N` is touched: NON_FINITE (a negative scale, NaN, infinity), MALFORMED (-128).
+        """
+        import torch
+
+        data = data.to(out_N.device)
+        total = out_N.numel()
+        if not total:
+            return
+        num_blocks = -(-total // BLOCK)
+        scales, codes = data[: 4 * num_blocks].view(torch.float32), data[4 * num_blocks :].view(torch.int8)
+        low, high = (float(bound) for bound in torch.aminmax(scales))
+        if not (low >= 0.0 and high < math.inf):  # aminmax of a NaN is NaN
+            raise BadMessage(RejectCode.NON_FINITE, "a block's scale is not a finite number >= 0")
+        # No encoder writes -128: with it |x'| could exceed the scale.
+        if codes.min().item() < -127:
+            raise BadMessage(RejectCode.MALFORMED, "-128 is no int8 code")
+        whole = total - total % BLOCK
+        scratch = torch.empty(2, min(whole, _chunk(out_N)), dtype=torch.float32, device=out_N.device)
+        for start in range(0, whole, _chunk(out_N)):
+            stop = min(start + _chunk(out_N), whole)
+            blocks = slice(start // BLOCK, stop // BLOCK)
+            _decode_blocks(
+                scales[blocks],
+                codes[start:stop].view(-1, BLOCK),
+                out_N[start:stop].view(-1, BLOCK),
+                scratch[:, : stop - start].view(2, -1, BLOCK),
+                add=add,
+            )
+        if whole < total:
+            short = codes[whole:].view(1, -1)
+            _decode_blocks(scales[-1:], short, out_N[whole:].view(1, -1), scratch.new_empty(2, *short.shape), add=add)
 
     def bound(self, x_N: torch.Tensor) -> torch.Tensor:
         """The error bound that the module's docstring states."""
         size = x_N.double().abs()
         scale = per_element(blocks(size, BLOCK).amax(1), BLOCK, size.numel())
         return ((size * scale).sqrt() / 127 + scale / 254**2) * (1 + 1e-5) + 2**-110 * (scale <= 2**-110)
-
-
-def encode(x_N: torch.Tensor) -> torch.Tensor:
-    """Encode a flat fp32 tensor to uint8 [4 ceil(N / 256) + N]. Raises BadMessage(NON_FINITE)."""
-    import torch
-
-    total = x_N.numel()
-    num_blocks = -(-total // BLOCK)
-    out = torch.empty(4 * num_blocks + total, dtype=torch.uint8, device=x_N.device)
-    scales, codes = out[: 4 * num_blocks].view(torch.float32), out[4 * num_blocks :].view(torch.int8)
-    whole = total - total % BLOCK
-    scratch = torch.empty(2, min(whole, _chunk(x_N)), dtype=torch.float32, device=x_N.device)
-    for start in range(0, whole, _chunk(x_N)):
-        stop = min(start + _chunk(x_N), whole)
-        blocks = slice(start // BLOCK, stop // BLOCK)
-        _encode_blocks(
-            x_N[start:stop].view(-1, BLOCK),
-            scales[blocks],
-            codes[start:stop].view(-1, BLOCK),
-            scratch[:, : stop - start].view(2, -1, BLOCK),
-        )
-    # The last block is shorter, and has its own scale.
-    if whole < total:
-        short = x_N[whole:].view(1, -1)
-        _encode_blocks(short, scales[-1:], codes[whole:].view(1, -1), scratch.new_empty(2, *short.shape))
-    return out
 
 
 def _encode_blocks(x: torch.Tensor, scales: torch.Tensor, codes: torch.Tensor, scratch: torch.Tensor) -> None:
@@ -114,41 +143,6 @@ def _encode_blocks(x: torch.Tensor, scales: torch.Tensor, codes: torch.Tensor, s
     size.mul_(stretch.unsqueeze(1)).sqrt_().round_()
     torch.bitwise_and(x.view(torch.int32), _SIGN, out=sign)
     codes.copy_(size.view(torch.int32).bitwise_or_(sign).view(torch.float32))
-
-
-def decode(data: torch.Tensor, out: torch.Tensor, *, add: bool) -> None:
-    """Decode uint8 `data` of the right length over flat fp32 `out`, or add to it.
-
-    Raises BadMessage before `out` is touched: NON_FINITE (a scale is negative, NaN or infinite), MALFORMED (-128).
-    """
-    import torch
-
-    total = out.numel()
-    if not total:
-        return
-    num_blocks = -(-total // BLOCK)
-    scales, codes = data[: 4 * num_blocks].view(torch.float32), data[4 * num_blocks :].view(torch.int8)
-    low, high = (float(bound) for bound in torch.aminmax(scales))
-    if not (low >= 0.0 and high < math.inf):  # aminmax of a NaN is NaN
-        raise BadMessage(RejectCode.NON_FINITE, "a block's scale is not a finite number >= 0")
-    # No encoder writes -128: with it |x'| could exceed the scale.
-    if codes.min().item() < -127:
-        raise BadMessage(RejectCode.MALFORMED, "-128 is no int8 code")
-    whole = total - total % BLOCK
-    scratch = torch.empty(2, min(whole, _chunk(out)), dtype=torch.float32, device=out.device)
-    for start in range(0, whole, _chunk(out)):
-        stop = min(start + _chunk(out), whole)
-        blocks = slice(start // BLOCK, stop // BLOCK)
-        _decode_blocks(
-            scales[blocks],
-            codes[start:stop].view(-1, BLOCK),
-            out[start:stop].view(-1, BLOCK),
-            scratch[:, : stop - start].view(2, -1, BLOCK),
-            add=add,
-        )
-    if whole < total:
-        short = codes[whole:].view(1, -1)
-        _decode_blocks(scales[-1:], short, out[whole:].view(1, -1), scratch.new_empty(2, *short.shape), add=add)
 
 
 def _decode_blocks(

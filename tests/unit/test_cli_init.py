@@ -185,7 +185,7 @@ def test_a_name_stays_a_name_where_a_file_has_it(asked) -> None:
 
 def test_who_waits_for_long_is_told_how_far_it_is(asked, capsys, monkeypatch: pytest.MonkeyPatch) -> None:
     assert typed("init quick.toml") == 0 and not capsys.readouterr().err
-    monkeypatch.setattr("swarmnet.cli.phases.PLAIN_EVERY_S", 0.0)
+    monkeypatch.setattr("swarmnet.telemetry.screen.PLAIN_EVERY_S", 0.0)
     assert typed("init long.toml") == 0
     assert capsys.readouterr().err == (
         "reading the data: 3 documents, 1,000 tokens\nhashing the data: 14 of 14 windows\n"

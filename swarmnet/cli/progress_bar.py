@@ -1,54 +1,50 @@
-"""What a person sees while a peer joins: one line a phase, and on a terminal a bar while the state comes in.
+"""What a person sees while one process joins, or scores: one line a phase, and a bar on a terminal for what takes long.
 
-The story goes to standard output, the log as always to standard error. Decides nothing and knows no network: it is told
-phases in words (`peer.joining`) and the peer's events.
+The log goes to standard error as always. Decides nothing and knows no network: it is told phases in words
+(`peer.joining`), the peer's events, and how many of how many are scored.
 """
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterable, Mapping
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, DownloadColumn, Progress, ProgressColumn, TaskID, TextColumn, TimeRemainingColumn
 from rich.progress import TransferSpeedColumn as SpeedColumn
 from rich.table import Column
 
-PLAIN_EVERY_S = 5.0
-"""Where there is no bar, a line about the bytes so far this often."""
+from swarmnet.telemetry.screen import PLAIN_EVERY_S, Screen
 
 
-class Story:
-    """A context manager; leave it before anything else is printed.
+class ProgressBar(Screen):
+    """Leave it before anything else is printed.
 
-    clock: seconds. on_bar: called when the bar appears and when it has gone, so that the log can be pointed at whatever
-    standard error is then (rich puts itself in between, and prints log lines above the bar).
+    Args:
+        console: where.
+        clock: seconds.
+        on_bar: called when the bar appears and when it has gone, so that the log can be pointed elsewhere.
     """
 
     def __init__(
         self, console: Console, *, clock: Callable[[], float], on_bar: Callable[[], None] = lambda: None
     ) -> None:
-        self._console, self._clock, self._on_bar = console, clock, on_bar
-        self._bars = contextlib.ExitStack()
+        super().__init__(console, transient=True, on_live=on_bar)
+        self._clock = clock
         self._progress: Progress | None = None
         self._tasks: dict[object, TaskID] = {}
         self._began: dict[object, tuple[float, float]] = {}
         self._serving: set[object] = set()
         self._said_at = float("-inf")
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._close_bar()
+    def clear(self) -> None:
+        """The bar goes."""
+        super().clear()
+        self._progress, self._tasks = None, {}
 
     def phase(self, name: str, text: str) -> None:
         """One line that stays."""
-        self._console.print(_named(name, text), markup=False, highlight=False, soft_wrap=True)
+        self.note(_named(name, text))
 
     def on_event(self, event: str, fields: Mapping[str, Any]) -> None:
         """Take in one event of the peer."""
@@ -75,7 +71,7 @@ class Story:
             case "synced":
                 self._synced(fields)
             case "stopped":
-                self._close_bar()
+                self.clear()
 
     # ------------------------------------------------------------ the state
 
@@ -83,8 +79,8 @@ class Story:
         stage, got, total = fields["stage"], fields["bytes"], fields["total"]
         now, donors = self._clock(), fields["donors"]
         from_whom = f"from {donors} replica{'s' if donors != 1 else ''}"
-        if self._console.is_terminal:
-            self._bar(stage, got, total, from_whom)
+        if self.redraws:
+            self._bar(stage, got, total, from_whom, DownloadColumn, SpeedColumn, _time_left)
             return
         began, first = self._began.setdefault(stage, (now, got))
         if now - self._said_at >= PLAIN_EVERY_S:
@@ -94,7 +90,7 @@ class Story:
             self.phase("state", f"{size(got)} of {size(total)} {from_whom}{going}")
 
     def _synced(self, fields: Mapping[str, Any]) -> None:
-        self._close_bar()
+        self.clear()
         self._began.pop(fields["stage"], None)
         how, num_bytes, seconds = fields["how"], fields.get("bytes", 0), fields.get("seconds", 0.0)
         pace = f" ({size(num_bytes / seconds)}/s)" if num_bytes and seconds else ""
@@ -111,37 +107,59 @@ class Story:
             place = f"stage {fields['stage']} from step {fields['version']} on"
             self.phase("serving", f"{place}; Ctrl+C leaves in good order")
 
+    # ------------------------------------------------------------ scoring
+
+    def scored(self, done: int, total: int, words: str) -> None:
+        """`words` say how many of how many there are, and what of it; called as often as one likes."""
+        now = self._clock()
+        if "scoring" not in self._began:
+            self._began["scoring"], self._said_at = (now, done), now
+        began, first = self._began["scoring"]
+        words += _pace(now - began, done - first, total - done)
+        if self.redraws:
+            self._bar("scoring", done, total, words)
+        elif now - self._said_at >= PLAIN_EVERY_S:
+            self._said_at = now
+            self.phase("scoring", words)
+
     # ------------------------------------------------------------ the bar
 
-    def _bar(self, key: object, got: int, total: int, words: str) -> None:
+    def _bar(self, key: object, got: int, total: int, words: str, *columns: Callable[..., ProgressColumn]) -> None:
+        """key: "scoring", or the stage whose state comes in."""
         if self._progress is None:
-            whole = Column(no_wrap=True)  # in a narrow window the bar gives way, never a line
+            whole = Column(no_wrap=True, overflow="ellipsis")  # in a narrow window the bar gives way, never a line
             self._progress = Progress(
-                TextColumn("{task.description}", table_column=whole),
+                TextColumn("{task.description}", table_column=whole, markup=False),
                 BarColumn(bar_width=None, table_column=Column(ratio=1)),
-                DownloadColumn(table_column=whole),
-                SpeedColumn(table_column=whole),
-                TimeRemainingColumn(compact=True, table_column=whole),
+                *(column(table_column=Column(no_wrap=True)) for column in columns),
                 console=self._console,
-                transient=True,
                 expand=True,
             )
-            self._bars.enter_context(self._progress)
-            self._on_bar()
         if key not in self._tasks:
-            self._tasks[key] = self._progress.add_task(_named("state", words), total=total)
+            self._tasks[key] = self._progress.add_task("", total=total)
         self._progress.update(self._tasks[key], completed=got, total=total)
         self._bar_says(key, words)
 
     def _bar_says(self, key: object, words: str) -> None:
         if self._progress is not None and key in self._tasks:
-            self._progress.update(self._tasks[key], description=_named("state", words))
+            name = "scoring" if key == "scoring" else "state"
+            self._progress.update(self._tasks[key], description=_named(name, words))
+            self.show(self._progress.get_renderable())
 
-    def _close_bar(self) -> None:
-        if self._progress is not None:
-            self._bars.close()
-            self._progress, self._tasks = None, {}
-            self._on_bar()
+
+def _time_left(**named: Any) -> ProgressColumn:
+    return TimeRemainingColumn(compact=True, **named)
+
+
+def _pace(seconds: float, done: float, left: float) -> str:
+    if not done or seconds <= 0.0:
+        return ""
+    rate = done / seconds
+    how_fast = f"{rate:.1f}/s" if rate >= 1.0 else f"{60.0 * rate:.1f}/min"
+    left_s = left / rate
+    if left_s < 120.0:
+        return f"; {how_fast}, {left_s:.0f} s left"
+    return f"; {how_fast}, " + (f"{left_s / 60.0:.0f} min left" if left_s < 7200.0 else f"{left_s / 3600.0:.1f} h left")
 
 
 def _dialled_back(could: list[str], could_not: list[str], not_asked: list[str]) -> str:

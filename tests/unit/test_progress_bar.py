@@ -5,7 +5,7 @@ import io
 import pytest
 from rich.console import Console
 
-from swarmnet.cli.phases import PLAIN_EVERY_S, Story, size
+from swarmnet.cli.progress_bar import PLAIN_EVERY_S, ProgressBar, size
 
 
 class Clock:
@@ -26,7 +26,7 @@ def synced(version: int = 8, **changes: object) -> dict[str, object]:
 def told(console: Console, tell) -> tuple[str, list[str]]:
     changes: list[str] = []
     clock = Clock()
-    with Story(console, clock=clock, on_bar=lambda: changes.append("bar")) as story:
+    with ProgressBar(console, clock=clock, on_bar=lambda: changes.append("bar")) as story:
         tell(story, clock)
     return console.file.getvalue(), changes
 
@@ -40,7 +40,7 @@ def terminal() -> Console:
 
 
 def test_in_a_pipe_every_phase_is_a_line_and_bytes_are_told_now_and_then() -> None:
-    def tell(story: Story, clock: Clock) -> None:
+    def tell(story: ProgressBar, clock: Clock) -> None:
         story.phase("identity", "12D3KooW[bold], kept in a directory with a name that is longer than the line")
         story.on_event("fetching", fetching(0))
         clock.now += PLAIN_EVERY_S / 2
@@ -78,7 +78,7 @@ def test_state_that_did_not_travel(how: str, words: str) -> None:
 
 
 def test_on_a_terminal_a_bar_comes_and_goes_and_the_log_is_told() -> None:
-    def tell(story: Story, clock: Clock) -> None:
+    def tell(story: ProgressBar, clock: Clock) -> None:
         story.on_event("fetching", fetching(1_000_000, donors=1))
         story.on_event("fetching", fetching(4_000_000))
         story.on_event("following", {"stage": 1, "version": 8})
@@ -93,7 +93,7 @@ def test_the_bar_goes_however_it_ends() -> None:
     _, changes = told(terminal(), lambda story, clock: story.on_event("fetching", fetching(1)))
     assert changes == ["bar", "bar"]
 
-    def stop(story: Story, clock: Clock) -> None:
+    def stop(story: ProgressBar, clock: Clock) -> None:
         story.on_event("fetching", fetching(1))
         story.on_event("stopped", {"reason": "asked to stop"})
 
@@ -113,7 +113,7 @@ def test_sizes() -> None:
 
 
 def test_ranks_that_start_and_that_are_lost_are_lines() -> None:
-    def tell(story: Story, clock: Clock) -> None:
+    def tell(story: ProgressBar, clock: Clock) -> None:
         story.on_event("mesh_starting", {"stage": 1, "mesh": "tp2", "ranks": 2})
         story.on_event("mesh_started", {"stage": 1, "mesh": "tp2", "epoch": 1, "pids": (7, 8), "seconds": 3.21})
         story.on_event("rank_lost", {"stage": 1, "rank": 1, "reason": "killed by SIGKILL"})
@@ -142,3 +142,50 @@ def test_who_connected_back_is_a_line(
     at = ["/ip4/203.0.113.7/tcp/31340"]
     fields = {"addresses": at, "could": could, "could_not": could_not, "not_asked": not_asked}
     assert told(plain(), lambda story, clock: story.on_event("dialled_back", fields))[0].splitlines() == [line]
+
+
+# ---------------------------------------------------------------- scoring
+
+
+def scoring(console: Console, *scored: tuple[float, int, str]) -> str:
+    """What is printed of phases, then of `scored` of 400 at some seconds."""
+    clock = Clock()
+    with ProgressBar(console, clock=clock) as following:
+        following.phase("asking", "[here]")
+        for at, done, words in scored:
+            clock.now = 100.0 + at
+            following.scored(done, 400, words)
+    return console.file.getvalue()
+
+
+def test_in_a_pipe_it_is_a_line_every_five_seconds_with_the_rate_and_what_is_left() -> None:
+    text = scoring(
+        Console(file=io.StringIO(), width=40),
+        (0.0, 0, "none"),
+        (2.0, 8, "eight"),
+        (5.0, 10, "ten of a longer line"),
+        (9.0, 11, "eleven"),
+        (10.5, 11, "eleven; waiting: nobody serves stage 0"),
+        (440.0, 220, "most"),
+    )
+    assert text.splitlines() == [
+        "asking    [here]",
+        "scoring   ten of a longer line; 2.0/s, 3 min left",
+        "scoring   eleven; waiting: nobody serves stage 0; 1.0/s, 6 min left",
+        "scoring   most; 30.0/min, 6 min left",
+    ]
+
+
+def test_what_takes_hours_is_told_in_hours_and_what_has_not_begun_has_no_rate() -> None:
+    text = scoring(Console(file=io.StringIO()), (0.0, 0, "none"), (30.0, 0, "none yet"), (3600.0, 40, "forty"))
+    assert "none yet\n" in text and text.endswith("scoring   forty; 0.7/min, 9.0 h left\n")
+
+
+def test_on_a_terminal_it_is_a_bar_that_goes_away() -> None:
+    text = scoring(
+        Console(file=io.StringIO(), width=100, force_terminal=True, color_system=None),
+        (0.0, 0, "none"),
+        (1.0, 100, "100 of 400"),
+    )
+    assert text.startswith("asking    [here]\n") and "100 of 400; 100.0/s, 3 s left" in text
+    assert "━" in text and text.endswith("\x1b[2K")
