@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import click
@@ -38,7 +39,7 @@ from swarmnet.errors import UsageError
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, sizes in bytes.")
 @peer_options(*MESH_AND_MEMORY, "device", "slots")
 @click.pass_context
-def plan(ctx: click.Context, /, *, room: str | None, as_json: bool, **_: Any) -> int:
+def plan(ctx: click.Context, /, *, manifest: str, room: str | None, as_json: bool, **_: Any) -> int:
     """Print what memory stages of MANIFEST take on each rank, and how much is missing where they do not fit.
 
     Takes --config and the flags of `swarmnet peer` that say how memory is spent, and refuses what that refuses. Needs
@@ -52,8 +53,8 @@ def plan(ctx: click.Context, /, *, room: str | None, as_json: bool, **_: Any) ->
       swarmnet plan run.toml --stage 1,2 --gpus 1 --memory 80GiB
       swarmnet plan run.toml --gpus 8 --memory 80GiB --activations selective
     """
-    config = read_config(ctx, "stage")
-    manifest = read_manifest(config, "plan")
+    config = read_config(ctx, "stage").model_copy(update={"manifest": Path(manifest).expanduser()})
+    run = read_manifest(config, "plan")
     size = None if room is None else _size(room)
     named = "gpus" in config.mesh.model_fields_set  # "1" is also what nobody said
     imagined = room is not None and named and config.device != "cpu" and config.mesh.ranks == 1
@@ -68,12 +69,12 @@ def plan(ctx: click.Context, /, *, room: str | None, as_json: bool, **_: Any) ->
         cuda = 10_000  # of another machine: as many as one can ask for
         if config.mesh.gpus == "auto":
             raise UsageError("--gpus auto: torch sees no CUDA device here; say how many the other machine has")
-    layout = choose_layout(config.mesh, config.device, manifest, cuda=cuda)
+    layout = choose_layout(config.mesh, config.device, run, cuda=cuda)
     check_memory(config.memory, layout)
     if ignored := meaningless(config.mesh, layout):
         click.echo(f"ignored: {ignored} (one rank shares its stages with no other)", err=True)
     room_bytes = room_here(layout) if size is None else size
-    return run_plan(setup_of(config, manifest, layout), config.stages, room_bytes, as_json=as_json)
+    return run_plan(setup_of(config, run, layout), config.stages, room_bytes, as_json=as_json)
 
 
 def _size(text: str) -> int:
