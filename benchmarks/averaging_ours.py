@@ -19,7 +19,8 @@ import torch
 from averaging_place import die, sample_of
 
 from swarmnet.averaging.exchange import Exchange
-from swarmnet.ids import Ballot, Chain, Generation, PeerId, RoundId
+from swarmnet.engine.compute_thread import ComputeThread, StageJobs
+from swarmnet.ids import Ballot, Chain, Generation, PeerId
 from swarmnet.manifest.schema import Averaging, Manifest, Numerics
 from swarmnet.messages import (
     UNMEASURED,
@@ -30,7 +31,6 @@ from swarmnet.messages import (
     Finished,
     Indexes,
     LinkQuality,
-    Packed,
     Part,
     Report,
     Request,
@@ -39,11 +39,9 @@ from swarmnet.messages import (
 )
 from swarmnet.net.grpc_transport import GrpcTransport
 from swarmnet.stage.canonical import Canonical
-from swarmnet.stage.compute import ComputeThread, Turn, Work
-from swarmnet.stage.engine import Contribution, Engine, Reduced
-from swarmnet.stage.step_sum import StepSum
 from swarmnet.step.ledger import Ledger
 from swarmnet.step.rounds import RoundBuilder
+from swarmnet.sums.step_sum import StepSum
 from swarmnet.transport import ReadPayload
 
 CHAIN = Chain("00" * 32)
@@ -66,8 +64,8 @@ class Given:
         return self.vector
 
 
-class VectorEngine:
-    """The averaging part of `stage.engine.Engine` over one given vector: the run's own arithmetic, no model."""
+class VectorSum(StepSum):
+    """The sums of a run over one given vector: the run's own arithmetic, no model."""
 
     def __init__(self, vector: torch.Tensor, codec: str, compute: ComputeThread) -> None:
         exact = codec == "int64"
@@ -76,44 +74,19 @@ class VectorEngine:
         )
         self._unit = 2.0**-manifest.numerics.grid_bits if exact else 1.0
         given: Any = Given((vector / self._unit).to(torch.int64) if exact else vector, manifest)
-        self._sum = StepSum(manifest, given, (given,), memory=torch.zeros_like(given.vector))
-        self.num_elements, self.phases, self._compute = vector.numel(), self._sum.phases, compute
-        self.block, self.private_phases, self.sum_elements = self._sum.block, 0, vector.numel()
-
-    async def _do(self, job: Callable[[], T]) -> T:
-        return await self._compute.run(Turn(Work.ROUND, 0, 0, 0), job)
-
-    async def open_round(self, round_id: RoundId, **stands: object) -> None:
-        """See Engine."""
-        await self._do(lambda: self._sum.begin(round_id))
-
-    async def contribution(self, start: int, stop: int) -> Packed:
-        """See Engine."""
-        return await self._do(lambda: self._sum.contribution(start, stop))
-
-    async def reduce(self, contributions: Sequence[Contribution], start: int, stop: int, *, hop: int = 0) -> Reduced:
-        """See Engine."""
-        return await self._do(lambda: self._sum.reduce(contributions, start, stop, hop=hop))
-
-    async def open_sum(self) -> None:
-        """See Engine."""
-        await self._do(self._sum.open)
-
-    async def put(self, start: int, packed: Packed) -> None:
-        """See Engine."""
-        await self._do(lambda: self._sum.put(start, packed))
-
-    async def next_phase(self) -> None:
-        """See Engine."""
-        await self._do(self._sum.next_phase)
-
-    async def seal(self) -> tuple[bytes, float]:
-        """See Engine."""
-        return await self._do(self._sum.seal)
+        super().__init__(
+            StageJobs(compute, 0, vector.device, reproducible=False),
+            given,
+            (given,),
+            manifest.averaging,
+            fixed_point=exact,
+            microbatches=manifest.training.microbatches,
+            memory=torch.zeros_like(given.vector),
+        )
 
     def sample(self) -> torch.Tensor:
         """Both ends of the finished sum, in the vector's own unit."""
-        return sample_of(self._sum.flat) * self._unit
+        return sample_of(self.flat) * self._unit
 
 
 class Shares:
@@ -194,7 +167,7 @@ class Member:
         self.transport: GrpcTransport
         self.everyone: tuple[PeerId, ...] = ()
         self._compute = ComputeThread()
-        self._exchanges: dict[str, tuple[Exchange, VectorEngine]] = {}
+        self._exchanges: dict[str, tuple[Exchange, VectorSum]] = {}
         self._codec = ""
         self._told: asyncio.Queue[Round | Committed] = asyncio.Queue()
         self._ballot: Ballot
@@ -212,13 +185,11 @@ class Member:
         else:
             self.transport.tell(peer, message)
 
-    def _exchange(self, codec: str) -> tuple[Exchange, VectorEngine]:
+    def _exchange(self, codec: str) -> tuple[Exchange, VectorSum]:
         if codec not in self._exchanges:
             self._exchanges.clear()  # one vector's memory at a time
-            engine = VectorEngine(self._vector, codec, self._compute)
-            exchange = Exchange(
-                self.me, cast(Engine, engine), self.transport, lambda stamp, number: None, num_tokens=_TOKENS
-            )
+            engine = VectorSum(self._vector, codec, self._compute)
+            exchange = Exchange(self.me, engine, self.transport, lambda stamp, number: None, num_tokens=_TOKENS)
             self._exchanges[codec] = exchange, engine
         return self._exchanges[codec]
 

@@ -25,13 +25,13 @@ from curves import draw as draw_curves
 from swarmnet.data.sampler import Sampler
 from swarmnet.data.source import load_tokens
 from swarmnet.data.tokens import Tokens
+from swarmnet.engine.compute_thread import ComputeThread
 from swarmnet.ids import Ballot, Chain, PeerId, RoundId
 from swarmnet.manifest.schema import Averaging, Cut, Data, Manifest, Model, Numerics, Optimizer, Training
 from swarmnet.messages import Commit, Packed
-from swarmnet.stage.compute import ComputeThread
+from swarmnet.peer.engines import torch_engine
 from swarmnet.stage.device_backend import DeviceBackend
-from swarmnet.stage.engine import Contribution
-from swarmnet.stage.torch_engine import TorchEngine
+from swarmnet.stage.seams import Contribution
 from swarmnet.wire import codecs
 
 CODECS = ("fp32", "bf16", "fp16", "int8", "bnb8", "auto", "nf4", "powersgd:16", "powersgd:8", "powersgd:4", "topk:0.05")
@@ -56,7 +56,7 @@ class Replicas:
 
     def __init__(self, manifest: Manifest, compute: ComputeThread, tokens: Tokens, size: int) -> None:
         self.manifest, self._tokens = manifest, tokens
-        self._engines = [TorchEngine(manifest, 0, compute, DeviceBackend(manifest, 0)) for _ in range(size)]
+        self._engines = [torch_engine(manifest, 0, compute, DeviceBackend(manifest, 0)) for _ in range(size)]
         training = manifest.training
         self._sampler = Sampler(training.seed, tokens.num_tokens, training.sequence_length, training.microbatch_size)
         self.sent_bytes = 0
@@ -76,14 +76,14 @@ class Replicas:
             assert await engine.accumulate(stash)
             loss, num_tokens = loss + stash.loss_sum, num_tokens + stash.num_tokens
         for engine in self._engines:
-            await engine.open_round(ROUND)
-            await engine.open_sum()
-        for phase, span in enumerate(itertools.pairwise(itertools.accumulate(self._engines[0].phases, initial=0))):
+            await engine.sums.open_round(ROUND)
+            await engine.sums.open_sum()
+        for phase, span in enumerate(itertools.pairwise(itertools.accumulate(self._engines[0].sums.phases, initial=0))):
             if phase:
                 for engine in self._engines:
-                    await engine.next_phase()
+                    await engine.sums.next_phase()
             await self._all_reduce(*span)
-        sealed = {await engine.seal() for engine in self._engines}
+        sealed = {await engine.sums.seal() for engine in self._engines}
         if len(sealed) != 1:
             raise SystemExit(f"replicas hold different sums of step {step}")
         digest, square = sealed.pop()
@@ -98,13 +98,13 @@ class Replicas:
         for reducer, (start, stop) in enumerate(itertools.pairwise(edges)):
             share = len(self._engines)
             contributions = [
-                Contribution(PeerId(f"replica{place}"), share, await engine.contribution(start, stop))
+                Contribution(PeerId(f"replica{place}"), share, await engine.sums.contribution(start, stop))
                 for place, engine in enumerate(self._engines)
             ]
-            reduced = (await self._engines[reducer].reduce(contributions, start, stop)).packed
+            reduced = (await self._engines[reducer].sums.reduce(contributions, start, stop)).packed
             self.sent_bytes += others * reduced.num_bytes if reducer == 0 else contributions[0].packed.num_bytes
             for engine in self._engines:
-                await engine.put(start, reduced)
+                await engine.sums.put(start, reduced)
 
     async def held_out(self) -> float:
         """The mean loss on microbatches that no step has seen."""

@@ -25,7 +25,7 @@ from typing import Any
 import torch
 
 from swarmnet.messages import Packed
-from swarmnet.stage.low_rank import LowRank
+from swarmnet.sums.powersgd import LowRank
 from swarmnet.wire import codecs
 
 Operation = Callable[[], object]

@@ -35,10 +35,10 @@ from swarmnet.messages import Answer, Control, Gradient, Packed, Process, Reques
 from swarmnet.net.grpc_transport import GrpcTransport
 from swarmnet.net.identity import Identity
 from swarmnet.net.tls import open_authority
-from swarmnet.state.copies import Seal
-from swarmnet.state.cut import StateHeader
-from swarmnet.state.fetch import Fetcher
-from swarmnet.state.handover import Donor
+from swarmnet.state.header import StateHeader
+from swarmnet.state.snapshot_fetch import Fetcher
+from swarmnet.state.snapshot_index import Seal
+from swarmnet.state.snapshot_source import Donor
 from swarmnet.transport import ReadPayload
 
 RUN = RunId("00" * 32)

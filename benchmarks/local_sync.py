@@ -5,7 +5,7 @@
 A small decoder on the default data (Python's standard library, as bytes). Every step's microbatches are dealt to the
 replicas anew, at random and not evenly, as a swarm's routers do. *exact* averages gradients in fp32 in every step; the
 others train on their own and take outer steps now and then, under the settings printed. Arithmetic, codecs and
-error feedback are the product's (`stage.outer`, `stage.sum_codec`); only the network is left out.
+error feedback are the product's (`stage.outer`, `sums.sum_codec`); only the network is left out.
 
 Printed per setting: the held-out loss of the weights one takes home, over that of exact (1.00 is no harm), worst and
 mean of all seeds, and how many times fewer bytes a replica sends for averaging. Goals: at most 1.03, at least 50 times.
@@ -34,11 +34,11 @@ from swarmnet.ids import Ballot, PeerId, RoundId
 from swarmnet.manifest.implied import PAIRS_MOMENTUM, PAIRS_WARMUP_STEPS
 from swarmnet.manifest.schema import Averaging, Model, Optimizer
 from swarmnet.model.decoder import StageModule, loss_sum
+from swarmnet.stage.canonical import gradient_scale, learning_rate
 from swarmnet.stage.optimizer import StageOptimizer
 from swarmnet.stage.outer import Outer
-from swarmnet.stage.outer_plan import OuterPlan
-from swarmnet.stage.schedule import gradient_scale, learning_rate
-from swarmnet.stage.sum_codec import SumCodec
+from swarmnet.sums.local_sum import OuterPlan
+from swarmnet.sums.sum_codec import SumCodec
 from swarmnet.wire import codecs
 
 MODEL = Model(hidden_size=32, intermediate_size=88, num_layers=1, num_heads=2, num_kv_heads=1, head_dim=16)

@@ -14,14 +14,15 @@ from collections.abc import Iterator
 import torch
 from mesh_tensor import BACKWARDS, MICROBATCHES, Case
 
+from swarmnet.engine.compute_thread import ComputeThread
+from swarmnet.engine.torch_engine import TorchEngine
 from swarmnet.ids import Ballot, PeerId, RoundId
 from swarmnet.manifest.schema import Averaging, Cut, Manifest, Numerics, Training
 from swarmnet.messages import Packed
+from swarmnet.peer.engines import torch_engine
 from swarmnet.ranks.backend import MeshBackend
 from swarmnet.ranks.layout import MeshLayout
-from swarmnet.stage.compute import ComputeThread
 from swarmnet.stage.device_backend import DeviceBackend
-from swarmnet.stage.torch_engine import TorchEngine
 from swarmnet.wire import codecs
 
 STAGE = 1
@@ -75,8 +76,8 @@ class Fed:
 
     async def total(self) -> Packed:
         """The sum of the gradients."""
-        await self._engine.open_round(RoundId(Ballot(0, PeerId("benchmark")), 0))
-        return await self._engine.contribution(0, self._engine.num_elements)
+        await self._engine.sums.open_round(RoundId(Ballot(0, PeerId("benchmark")), 0))
+        return await self._engine.sums.contribution(0, self._engine.sums.num_elements)
 
 
 @contextlib.contextmanager
@@ -86,8 +87,8 @@ def engines(case: Case, devices: list[str]) -> Iterator[dict[str, Fed]]:
     mesh = MeshLayout(tensor=len(devices), devices=tuple(devices))
     with contextlib.ExitStack() as stack:
         stack.callback(compute.close)
-        here = TorchEngine(manifest, STAGE, compute, DeviceBackend(manifest, STAGE, device=devices[0]))
-        there = TorchEngine(manifest, STAGE, compute, MeshBackend(manifest, STAGE, mesh))
+        here = torch_engine(manifest, STAGE, compute, DeviceBackend(manifest, STAGE, device=devices[0]))
+        there = torch_engine(manifest, STAGE, compute, MeshBackend(manifest, STAGE, mesh))
         stack.callback(there.close)
         yield {"mesh": Fed(there, manifest), "in process": Fed(here, manifest)}
 

@@ -36,8 +36,8 @@ from swarmnet.manifest.schema import Averaging, Cut, Manifest, Model, Numerics, 
 from swarmnet.messages import Commit
 from swarmnet.model.decoder import StageModule, loss_sum
 from swarmnet.model.precision import Compute
+from swarmnet.stage.canonical import learning_rate
 from swarmnet.stage.device_backend import DeviceBackend
-from swarmnet.stage.schedule import learning_rate
 
 PEAK_TERAFLOPS = {
     "B200": 2250.0,

@@ -30,13 +30,13 @@ from torch import Tensor
 
 from swarmnet.data.sampler import Sampler
 from swarmnet.data.tokens import Tokens
+from swarmnet.engine.compute_thread import ComputeThread
 from swarmnet.ids import Ballot, Chain, PeerId, RoundId
 from swarmnet.manifest.schema import Averaging, Cut, Manifest, Model, Numerics, Optimizer, Training
 from swarmnet.messages import Commit, Packed
-from swarmnet.stage.compute import ComputeThread
+from swarmnet.peer.engines import torch_engine
 from swarmnet.stage.device_backend import DeviceBackend
-from swarmnet.stage.engine import Contribution
-from swarmnet.stage.torch_engine import TorchEngine
+from swarmnet.stage.seams import Contribution
 from swarmnet.wire import codecs
 
 REPLICAS, LIARS, EVALS = 8, 2, 8
@@ -85,7 +85,7 @@ class Replicas:
 
     def __init__(self, manifest: Manifest, compute: ComputeThread, attack: Attack | None) -> None:
         self.manifest, self._attack = manifest, attack
-        self.engine = TorchEngine(manifest, 0, compute, DeviceBackend(manifest, 0))
+        self.engine = torch_engine(manifest, 0, compute, DeviceBackend(manifest, 0))
         walk = np.random.default_rng(5).integers(0, 3, 20_000).cumsum() % manifest.model.vocab_size
         self._tokens = Tokens(
             walk.astype(np.uint8), vocab_size=manifest.model.vocab_size, source="walk", tokenizer_sha256="0" * 64
@@ -111,16 +111,16 @@ class Replicas:
             stash = await engine.forward(step, index, self._microbatch(step * REPLICAS + index), train=True)
             await engine.backward(stash, ())
             await engine.accumulate(stash)
-            sums.append(codecs.decode(await engine.contribution(0, engine.num_elements)))
+            sums.append(codecs.decode(await engine.sums.contribution(0, engine.sums.num_elements)))
             engine.void()  # the next one's accumulator
             loss, num_tokens = loss + stash.loss_sum, num_tokens + stash.num_tokens
         if self._attack is not None:
             for liar in range(LIARS):
                 sums[liar] = self._attack(step, sums[liar], sums[LIARS:], self._rng)
         parts = []
-        edges = [engine.num_elements * part // REPLICAS for part in range(REPLICAS + 1)]
+        edges = [engine.sums.num_elements * part // REPLICAS for part in range(REPLICAS + 1)]
         for start, stop in itertools.pairwise(edges):
-            reduced = await engine.reduce(
+            reduced = await engine.sums.reduce(
                 [
                     Contribution(PeerId(f"replica{place}"), 1, codecs.encode("fp32", each[start:stop]))
                     for place, each in enumerate(sums)
@@ -131,7 +131,7 @@ class Replicas:
             parts.append(reduced.packed)
             for clipped in reduced.clipped:
                 self.clipped[clipped.peer] = self.clipped.get(clipped.peer, 0) + 1
-        digest, square = await engine.install(parts)
+        digest, square = await engine.sums.install(parts)
         round_id = RoundId(Ballot(0, PeerId("replica0")), 0)
         await engine.apply([Commit(0, step, Chain(""), round_id, digest, num_tokens, loss, square)])
 

@@ -793,7 +793,7 @@ class FiftyAhead(Lie):
 
 
 @lie
-class Restarts(Lie):
+class Rollbacks(Lie):
     """says that the run has gone back to its beginning, again and again"""
 
     def tells(self, to: PeerId, message: Control) -> Iterable[Control]:

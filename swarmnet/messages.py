@@ -532,7 +532,7 @@ class PartData:
 @dataclass(frozen=True, slots=True)
 class Snapshot:
     """A copy that the callee keeps for as long as it is fetched, as its donor describes and signs it
-    (`state.copies`)."""
+    (`state.snapshot_index`)."""
 
     stage: Stage
     version: Step

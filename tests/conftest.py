@@ -73,15 +73,15 @@ def pytest_runtest_setup() -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    skip_long = pytest.mark.skip(reason="takes minutes: run with --long")
     skip_gpu = pytest.mark.skip(reason="no CUDA device here")
     skip_netns = pytest.mark.skip(reason="needs root and network namespaces")
     items.sort(key=_turn)
+    if not config.getoption("--long") and (long := [item for item in items if item.get_closest_marker("long")]):
+        items[:] = [item for item in items if not item.get_closest_marker("long")]
+        config.hook.pytest_deselected(items=long)
     for item in items:
         if item.nodeid.startswith(("tests/swarm/", "tests/netns/")) and item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(PROCESSES_S))
-        if "long" in item.keywords and not config.getoption("--long"):
-            item.add_marker(skip_long)
         if "gpu" in item.keywords and not _has_cuda():
             item.add_marker(skip_gpu)
         if "netns" in item.keywords and os.geteuid() != 0:

@@ -20,6 +20,8 @@ ROWS = (
     "data wire",
     "model net",
     "stage",
+    "engine",
+    "sums",
     "pipeline averaging ranks state",
     "plan step",
     "peer trainer",
@@ -32,8 +34,7 @@ GROUND = frozenset(ROWS[0].split())
 
 # Decisions: the standard library, row 0 and each other. No clock, no socket, no torch.
 PURE = (
-    "state/pasts.py",
-    "state/aside.py",
+    "state/lineage.py",
     "net/admission.py",
     "ids.py",
     "errors.py",
@@ -49,16 +50,12 @@ PURE = (
     "peer/revival.py",
     "peer/ranks.py",
     "peer/memory.py",
-    "state/restart.py",
-    "state/rhythm.py",
-    "state/pieces.py",
+    "state/rollback.py",
     "averaging/parts.py",
     "averaging/grid.py",
     "averaging/watch.py",
     "plan/budget.py",
-    "stage/codec_choice.py",
     "ranks/layout.py",
-    "stage/outer_plan.py",
     "manifest/implied.py",
 )
 DRIVER = "driver.py"  # modules of step/ whose name ends so perform the actions, and are not pure
@@ -148,8 +145,8 @@ def test_imports_are_absolute_and_point_down() -> None:
     assert not [breach for module, source in SOURCES.items() for breach in breaches(module, source)]
 
 
-SPINE = frozenset(["step", "pipeline", "averaging", "stage"])
-WINGS = frozenset(["net", "state", "mesh", "trainer", "peer", "simulate", "local", "cli", "api"])
+SPINE = frozenset(["step", "pipeline", "averaging", "stage", "engine"])
+WINGS = frozenset(["net", "state", "sums", "plan", "ranks", "trainer", "peer", "simulate", "local", "cli", "api"])
 """Rooms that the spine is read without: what they do for it is handed in by `peer`, through a protocol."""
 
 

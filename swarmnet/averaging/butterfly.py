@@ -39,7 +39,7 @@ from swarmnet.messages import (
     Running,
     Stamp,
 )
-from swarmnet.stage.engine import Contribution, Engine
+from swarmnet.stage.seams import Contribution, Summation
 from swarmnet.transport import Transport
 
 Losses = dict[int, tuple[float, int]]
@@ -83,7 +83,7 @@ class ExchangeContext:
     """What a replica takes part with. num_tokens: of every microbatch. running_s: between two signs of life."""
 
     me: PeerId
-    engine: Engine
+    sums: Summation
     transport: Transport
     num_tokens: int
     running_s: float
@@ -110,7 +110,7 @@ class Butterfly:
         kept: Butterfly | None = None,
     ) -> None:
         self.me, self.round, self.group, self._below = context.me, current, group, below
-        self._engine, self._transport = context.engine, context.transport
+        self._summation, self._transport = context.sums, context.transport
         self._num_tokens, self._running_s, self._on_event = context.num_tokens, context.running_s, context.on_event
         self._meter, self._watch = context.meter, context.watch
         self._losses = losses
@@ -195,7 +195,7 @@ class Butterfly:
                         self._summed |= losses
                     contributions.append(Contribution(peer, speaker.weight, packed))
                 with self._noted():
-                    result = await self._engine.reduce(contributions, *chunk, hop=self.group.hop)
+                    result = await self._summation.reduce(contributions, *chunk, hop=self.group.hop)
                 for clipped in result.clipped:
                     self._on_event(
                         "clipped",
@@ -210,12 +210,12 @@ class Butterfly:
                 reduced.set_result(result.packed)
             if self.group.last:
                 self._ended(chunk, reduced.result(), self._summed)
-                await self._engine.put(chunk[0], reduced.result())
+                await self._summation.put(chunk[0], reduced.result())
 
     async def _mine(self, chunk: Range) -> tuple[Packed, Losses]:
         """What I contribute."""
         if self._below is None:
-            return await self._engine.contribution(*chunk), self._losses
+            return await self._summation.contribution(*chunk), self._losses
         return await asyncio.shield(self._below._sums[chunk]), self._below._summed
 
     async def _reduced(self, peer: PeerId) -> Losses:
@@ -225,7 +225,7 @@ class Butterfly:
             told |= losses
             self._ended(chunk, packed, told)
             with self._noted(peer):
-                await self._engine.put(chunk[0], packed)
+                await self._summation.put(chunk[0], packed)
         return told
 
     @contextlib.contextmanager
@@ -394,7 +394,7 @@ def planned_groups(
 
     Raises Refused: who came after the round was opened has no partners in it, and fetches the sum once somebody has it.
     """
-    block = context.engine.block
+    block = context.sums.block
     if private:
         if context.me not in current.receivers:
             raise Refused(RejectCode.NOT_FOUND, "no partner in a round that was opened before I came")
@@ -411,7 +411,7 @@ def butterflies(
     A sum of that is used again if it is the same round, tried again, or this one follows at once, and nothing that it
     is made of has changed: members, generations, microbatches, order, pieces. Only at once: in between a contributor
     may have taken part in a round that its reducers never heard of, and owe no more what they have summed
-    (`stage.feedback`).
+    (`sums.feedback`).
     """
     made: list[Butterfly] = []
     for group in planned:

@@ -49,7 +49,7 @@ from swarmnet.messages import (
     TrailStep,
     Trouble,
 )
-from swarmnet.stage.engine import Engine
+from swarmnet.stage.seams import Summation
 from swarmnet.transport import Transport, ask
 
 PIECE_ELEMENTS = 1 << 22
@@ -86,7 +86,7 @@ class Exchange:
     def __init__(
         self,
         me: PeerId,
-        engine: Engine,
+        sums: Summation,
         transport: Transport,
         finished: Callable[[Stamp, RoundId], Finished | None],
         *,
@@ -95,7 +95,7 @@ class Exchange:
         running_s: float = 0.5,
         on_event: OnEvent = lambda event, fields: None,
     ) -> None:
-        self.me, self._engine, self._transport, self._finished = me, engine, transport, finished
+        self.me, self._sums, self._transport, self._finished = me, sums, transport, finished
         self._running_s, self._num_tokens, self._on_event = running_s, num_tokens, on_event
         self._group_size = group_size
         self._held: tuple[Stamp, Finished] | None = None
@@ -105,12 +105,12 @@ class Exchange:
         self.meter, self.watch = Meter(), Watch()
         self._silent_until: dict[PeerId, float] = {}
         self._held_elements = self._sent_bytes = 0  # _held_elements: how long the sum in the buffer is
-        self.replay_log = ReplayLog(engine, lambda: pieces(0, self._held_elements))
+        self.replay_log = ReplayLog(sums, lambda: pieces(0, self._held_elements))
 
     # ------------------------------------------------------------ my part in a round
 
     async def sum(self, current: Round, losses: Mapping[int, tuple[float, int]]) -> Finished:
-        """Take part until the whole sum is in the engine's sum buffer. Cancel to abandon.
+        """Take part until the whole sum is in the sum buffer. Cancel to abandon.
 
         losses: of the indexes in my accumulator, which must not change meanwhile.
         """
@@ -118,7 +118,7 @@ class Exchange:
         self.meter.begin()
         context = ExchangeContext(
             self.me,
-            self._engine,
+            self._sums,
             self._transport,
             self._num_tokens,
             self._running_s,
@@ -127,18 +127,18 @@ class Exchange:
             self.watch,
         )
         self.watch.begin(current.id, *self._allowances(current))
-        spans = list(itertools.pairwise(itertools.accumulate(self._engine.phases, initial=0)))
+        spans = list(itertools.pairwise(itertools.accumulate(self._sums.phases, initial=0)))
         # With more than one, what a later phase sums hangs on the whole sum of the one before: nothing stands.
         before = self._before if len(spans) == 1 else ()
         all_losses: Losses = {}
         for phase, span in enumerate(spans):
-            private = phase < self._engine.private_phases
+            private = phase < self._sums.private_phases
             planned = planned_groups(context, current, span, group_size=self._group_size, private=private)
             mine = butterflies(context, current, planned, {} if private else dict(losses), before)
             if phase:
-                await self._engine.next_phase()
+                await self._sums.next_phase()
             else:
-                await self._engine.open_round(
+                await self._sums.open_round(
                     current.id, resent=contributes_alike(before, mine), kept=self._note_kept(mine)
                 )
             self._open = (*self._open, *mine)  # others may still be at the phase before
@@ -147,12 +147,12 @@ class Exchange:
             self._opened = asyncio.Event()
             if not phase:
                 await self._leave(current)
-                await self._engine.open_sum()
+                await self._sums.open_sum()
             told = await self._run(mine)
             if not private:
                 check_losses(told, NONE.union(*(found for _, _, found in current.contributions)), self._num_tokens)
                 all_losses = told
-        digest, sq_norm = await self._engine.seal()
+        digest, sq_norm = await self._sums.seal()
         return self._hold(current, _describe(current, digest, sq_norm, all_losses))
 
     async def collect(self, current: Round, digest: bytes) -> Finished:
@@ -200,7 +200,7 @@ class Exchange:
                 unless a holder describes the right sum and sends other bits.
         """
         window = asyncio.Semaphore(_AT_ONCE * len(holders))
-        ranges = pieces(0, self._engine.sum_elements)
+        ranges = pieces(0, self._sums.sum_elements)
         try:
             async with asyncio.TaskGroup() as group:
                 tasks = [
@@ -281,7 +281,7 @@ class Exchange:
                 yield Rejected(RejectCode.NOT_FOUND, "that sum is not here")
                 return
             yield Accepted()  # the compute thread may be busy for long
-            packed = await self._engine.finished_sum(request.start, request.stop)
+            packed = await self._sums.finished_sum(request.start, request.stop)
             # Another sum may have come into the buffer while the compute thread was busy.
             if self.holds(request.stamp, request.id):
                 yield PartData((packed,), finished=finished)
@@ -353,9 +353,9 @@ class Exchange:
         n = len(current.receivers)
         bandwidths = current.bandwidths or (0,) * n
         more = [1.0] * n if current.rows else [float(max(n - 2, 0) * share) for share in shares(bandwidths)]
-        whole = _MOST_ELEMENT_BYTES * sum(self._engine.phases)
+        whole = _MOST_ELEMENT_BYTES * sum(self._sums.phases)
         chunk = _MOST_ELEMENT_BYTES * max(
-            min(chunk_elements(size, n, current.bandwidths), size) for size in self._engine.phases
+            min(chunk_elements(size, n, current.bandwidths), size) for size in self._sums.phases
         )
         streams = Counter[PeerId]()  # a contribution to everybody it exchanges with, and a sum
         for circle in circles(grid_of(current), self._group_size):
@@ -371,13 +371,13 @@ class Exchange:
 
     def _hold(self, current: Round, finished: Finished) -> Finished:
         """The sum of that round is in the buffer, whole."""
-        self._held, self._held_elements = (current.stamp, finished), self._engine.sum_elements
+        self._held, self._held_elements = (current.stamp, finished), self._sums.sum_elements
         return finished
 
     async def _install(self, current: Round, parts: Sequence[Packed]) -> tuple[bytes, float]:
         """Put a collected sum into the buffer."""
         await self._leave(current)
-        return await self._engine.install(parts)
+        return await self._sums.install(parts)
 
     async def _leave(self, current: Round) -> None:
         """Another sum comes into the buffer; what was there goes to the trail."""
@@ -415,7 +415,7 @@ class Exchange:
     def _waits_before(self, request: Part) -> bool:
         """Am I still at an earlier phase of that round?"""
         reached = max((hop.group.span[1] for hop in self._open if hop.is_in(request.stamp, request.id)), default=None)
-        return reached is not None and reached <= request.start < request.stop <= sum(self._engine.phases)
+        return reached is not None and reached <= request.start < request.stop <= sum(self._sums.phases)
 
     async def _ask(self, peer: PeerId, request: Part, digest: bytes, patience_s: float | None) -> PartData:
         # Only the first sign of life is waited for so long: a piece on a slow line takes as long as it takes.

@@ -2,7 +2,7 @@
 
 A state takes longer to travel than a step may take. Whoever has fetched version v goes on from there by the sums of
 steps v, v + 1, ... and catches up as long as a sum travels faster than a step takes. Sums are kept only while somebody
-is on the way, the newest few of them, within a memory cap. The last one lies in the engine's sum buffer and is copied
+is on the way, the newest few of them, within a memory cap. The last one lies in the sum buffer and is copied
 just before another takes its place.
 
 So is a sum of the open step that this replica has signed and leaves for another: with that vote it may still become the
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from swarmnet.ids import RoundId
 from swarmnet.messages import Commit, Finished, Packed, Part, PartData, Stamp, TrailStep
-from swarmnet.stage.engine import Engine
+from swarmnet.stage.seams import Summation
 
 KEEP_S = 60.0
 """How long after the last sign of a joiner sums are kept."""
@@ -30,7 +30,7 @@ _BYTES_PER_ELEMENT, _LEAST_BYTES = 24, 64 << 20
 
 @dataclass(slots=True)
 class _Kept:
-    """A sum, of a step that is over or set aside. data: in pieces, None while it is still in the engine's buffer."""
+    """A sum, of a step that is over or set aside. data: in pieces, None while it is still in the sum buffer."""
 
     finished: Finished
     commits: tuple[Commit, ...]
@@ -42,18 +42,18 @@ class _Kept:
 
 
 class ReplayLog:
-    """The last steps of one (peer, stage). cut(): the pieces that the sum in the engine's buffer travels in."""
+    """The last steps of one (peer, stage). cut(): the pieces that the sum in the sum buffer travels in."""
 
     def __init__(
         self,
-        engine: Engine,
+        sums: Summation,
         cut: Callable[[], list[tuple[int, int]]],
         *,
         most_steps: int = MOST_STEPS,
         most_bytes: int | None = None,
     ) -> None:
-        self._engine, self._pieces, self.most_steps = engine, cut, most_steps
-        self._most_bytes = most_bytes or max(_LEAST_BYTES, _BYTES_PER_ELEMENT * engine.num_elements)
+        self._sums, self._pieces, self.most_steps = sums, cut, most_steps
+        self._most_bytes = most_bytes or max(_LEAST_BYTES, _BYTES_PER_ELEMENT * sums.num_elements)
         self._steps: dict[Stamp, _Kept] = {}
         self._aside: dict[tuple[Stamp, RoundId], _Kept] = {}
         self._until = -1.0
@@ -68,7 +68,7 @@ class ReplayLog:
         self._aside.clear()
 
     def applied(self, stamp: Stamp, finished: Finished, commits: tuple[Commit, ...]) -> None:
-        """The step of `stamp` is over; its sum is in the engine's buffer until `save`."""
+        """The step of `stamp` is over; its sum is in the sum buffer until `save`."""
         self._steps = {at: kept for at, kept in self._steps.items() if kept.data is not None}
         self._steps[stamp] = _Kept(finished, commits)
         self._aside.clear()
@@ -86,7 +86,7 @@ class ReplayLog:
         return kept.finished, [packed for _, packed in sorted(kept.data.items())]
 
     def drop_aside(self, stamp: Stamp, round_id: RoundId) -> None:
-        """It is in the engine's buffer again."""
+        """It is in the sum buffer again."""
         self._aside.pop((stamp, round_id), None)
 
     async def save(self, stamp: Stamp, round_id: RoundId) -> None:
@@ -110,7 +110,7 @@ class ReplayLog:
         return None if kept is None else TrailStep(kept.finished, kept.commits)
 
     def piece(self, request: Part) -> PartData | None:
-        """A piece of a kept sum; None if it is not kept, or still in the engine's buffer."""
+        """A piece of a kept sum; None if it is not kept, or still in the sum buffer."""
         kept = self._aside.get((request.stamp, request.id)) or self._steps.get(request.stamp)
         if kept is None or kept.data is None or kept.finished.id != request.id:
             return None
@@ -118,8 +118,8 @@ class ReplayLog:
         return None if packed is None else PartData((packed,), finished=kept.finished)
 
     async def _copy(self) -> dict[tuple[int, int], Packed]:
-        """What is in the engine's buffer."""
-        return {piece: await self._engine.finished_sum(*piece) for piece in self._pieces()}
+        """What is in the sum buffer."""
+        return {piece: await self._sums.finished_sum(*piece) for piece in self._pieces()}
 
     def _shrink(self) -> None:
         """Forget what is over the cap: the oldest steps, and then the oldest sums that were set aside, but one."""

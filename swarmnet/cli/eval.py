@@ -13,7 +13,7 @@ import click
 from click.core import ParameterSource
 
 from swarmnet.cli.frame import INTERRUPTED
-from swarmnet.cli.settings import BUILT_IN, SETTINGS, with_bootstrap, with_checkpoints, with_json
+from swarmnet.cli.settings import BUILT_IN, SETTINGS, collected, with_bootstrap, with_checkpoints, with_json
 from swarmnet.errors import UsageError
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from swarmnet.data.tokenizer import Tokenizer
     from swarmnet.manifest.schema import Manifest
     from swarmnet.net.swarm_link import SwarmLink
-    from swarmnet.state.collect import Collection
+    from swarmnet.state.collect import CollectedCheckpoints
 
 NO_FILE = ("bytes", "ids")
 """Tokenizers that are no files."""
@@ -112,15 +112,14 @@ def _progress_bar() -> ProgressBar:
     return ProgressBar(Console(stderr=True), clock=time.monotonic)
 
 
-Weights = tuple["Collection", int]
+Weights = tuple["CollectedCheckpoints", int]
 """Checkpoints, and which version of them."""
 
 
 def _on_disk(manifest: Manifest, directories: list[Path], step: int | None) -> Weights:
     from swarmnet.manifest.file import run_id
-    from swarmnet.state.collect import Collection
 
-    collection = Collection(manifest, run_id(manifest), directories)
+    collection = collected(manifest, run_id(manifest), directories)
     return collection, collection.newest() if step is None else step
 
 
@@ -137,7 +136,6 @@ def _fetched(
 
     from swarmnet import telemetry
     from swarmnet.peer.gather import gather
-    from swarmnet.state.collect import Collection
 
     telemetry.setup("error")
     scores: list[Scores] = []
@@ -156,10 +154,10 @@ def _fetched(
     except KeyboardInterrupt:
         click.echo("nothing has been scored yet: the weights were still being fetched", err=True)
         raise
-    return scores[0], (Collection(found.manifest, found.run, [folder]), found.version)
+    return scores[0], (collected(found.manifest, found.run, [folder]), found.version)
 
 
-def _score(scores: Scores, collection: Collection, version: int, bar: ProgressBar) -> None:
+def _score(scores: Scores, collection: CollectedCheckpoints, version: int, bar: ProgressBar) -> None:
     """Score all, or what there is time for until Ctrl+C."""
     from swarmnet.model.whole import loss_of, whole
 

@@ -243,9 +243,8 @@ def _fill(manifest: Manifest, *, base: Path, sized_by: str | None) -> Manifest:
     Raises UsageError for data that cannot feed such a run.
     """
     from swarmnet.config.check import SettingsLayer
-    from swarmnet.data.sampler import Sampler
     from swarmnet.data.source import load_tokens
-    from swarmnet.data.windows import WindowTree
+    from swarmnet.data.windows import with_digests
     from swarmnet.manifest.file import change
 
     click.echo(f"reading the data: {manifest.data.source}")
@@ -256,18 +255,11 @@ def _fill(manifest: Manifest, *, base: Path, sized_by: str | None) -> Manifest:
             f"{sized_by}: model.vocab_size = {manifest.model.vocab_size}: must be at least "
             f"{tokens.vocab_size}, which the data need"
         )
-    training = manifest.training
-    sampler = Sampler(training.seed, tokens.num_tokens, training.sequence_length, training.microbatch_size)
     said = _said_now_and_then("hashing the data: {:,} of {:,} windows")
-    tree = WindowTree(tokens, sampler.sequence_length, sampler.num_windows, progress=said)
-    data = {
-        "num_tokens": tokens.num_tokens,
-        "tokens_sha256": tokens.sha256,
-        "tokens_root": tree.root,
-        "tokenizer_sha256": tokens.tokenizer_sha256,
-    }
+    data = with_digests(manifest.data, tokens, manifest.training, progress=said)
     model = {} if sized_by else {"vocab_size": tokens.vocab_size}
-    return change(manifest, [SettingsLayer("data", {"data": data, "model": model})], where="data")
+    filled = SettingsLayer("data", {"data": data.model_dump(mode="json"), "model": model})
+    return change(manifest, [filled], where="data")
 
 
 def _said_now_and_then(words: str) -> Callable[[int, int], None]:

@@ -23,7 +23,9 @@ if TYPE_CHECKING:
     from swarmnet.config.check import SettingsLayer
     from swarmnet.config.peer import PeerConfig, Role
     from swarmnet.config.table import CliOption
+    from swarmnet.ids import RunId
     from swarmnet.manifest.schema import Manifest
+    from swarmnet.state.collect import CollectedCheckpoints
 
 F = TypeVar("F", bound=Callable[..., Any])
 FieldPath = tuple[str, ...]
@@ -169,10 +171,12 @@ class FlaggedField:
         if get_origin(self.type) is Literal:
             return {"type": click.Choice(get_args(self.type))}
         if get_origin(self.type) is tuple:
+            # Numbers have no commas, so several fit in one value; a multiaddr or FILE is said once each.
             of_numbers = _bare(get_args(self.type)[0]) is int
             return {"type": StageList()} if of_numbers else {"multiple": True}
         if self.type is bool:
             return {"is_flag": True}
+        # That it can be read is found out by whoever reads it, who says what it is for.
         if self.type is Path:
             kind = {"DIR": {"file_okay": False}, "FILE": {"dir_okay": False}}[self.flag.metavar or ""]
             return {"type": click.Path(path_type=Path, readable=False, **kind)}
@@ -333,7 +337,8 @@ def _layers(ctx: click.Context, role: Role) -> list[SettingsLayer]:
     if file := ctx.params["config"]:
         layers.append(SettingsLayer(file, toml.read(Path(file).expanduser())))
     assignments = next(param for param in ctx.command.params if param.name == "assignments")
-    for source in (ParameterSource.ENVIRONMENT, ParameterSource.COMMANDLINE):
+    for source in TYPED:
+        # A flag of its own says it more plainly than --set, so it lies above.
         if ctx.get_parameter_source("assignments") is source:
             name = origin_of(assignments, source)
             layers += [layer(name, *toml.assignment(text, where=name)) for text in ctx.params["assignments"]]
@@ -346,3 +351,12 @@ def _layers(ctx: click.Context, role: Role) -> list[SettingsLayer]:
 
 def _command(role: Role) -> str:
     return "peer" if role == "stage" else role
+
+
+def collected(manifest: Manifest, run: RunId, directories: list[Path]) -> CollectedCheckpoints:
+    """What peers of that run have left below `directories`."""
+    from swarmnet.model.huggingface.checkpoint import stage_shapes
+    from swarmnet.state.collect import CollectedCheckpoints
+
+    shapes = list(stage_shapes(manifest.model, manifest.cut, manifest.training.sequence_length))
+    return CollectedCheckpoints(run, directories, shapes, allow_drop=manifest.training.allow_drop)

@@ -11,12 +11,12 @@ import click
 from click.core import ParameterSource
 
 from swarmnet.cli.frame import INTERRUPTED
-from swarmnet.cli.settings import SETTINGS, with_checkpoints
+from swarmnet.cli.settings import SETTINGS, collected, with_checkpoints
 from swarmnet.errors import UsageError
 
 if TYPE_CHECKING:
     from swarmnet.manifest.schema import Manifest
-    from swarmnet.state.collect import Collection
+    from swarmnet.state.collect import CollectedCheckpoints
 
 
 @click.command("export", context_settings=SETTINGS)
@@ -54,13 +54,12 @@ def export(run: str, target: Path, directories: tuple[Path, ...], step: int | No
 
 def _from_disk(path: Path, target: Path, directories: list[Path], step: int | None, like: Path | None) -> int:
     from swarmnet.manifest.file import load, run_id
-    from swarmnet.state.collect import Collection
 
     manifest = load(path)
     beginning = _beginning(manifest, path.parent)
     began = beginning or _named_beginning(like, manifest)
     notes = _notes(like, began, manifest)
-    collection = Collection(manifest, run_id(manifest), directories)
+    collection = collected(manifest, run_id(manifest), directories)
     version = collection.newest() if step is None else step
     return _write(
         target, manifest, collection, version, like or beginning, began, _tokenizer(manifest, path.parent), notes
@@ -75,7 +74,6 @@ def _from_swarm(link: str, target: Path, step: int | None, like: Path | None) ->
     from swarmnet import telemetry
     from swarmnet.net.swarm_link import SwarmLink
     from swarmnet.peer.gather import gather
-    from swarmnet.state.collect import Collection
 
     telemetry.setup("warning")
     with tempfile.TemporaryDirectory(prefix="swarmnet-export-") as folder:
@@ -89,7 +87,7 @@ def _from_swarm(link: str, target: Path, step: int | None, like: Path | None) ->
         )
         began = _named_beginning(like, found.manifest)
         notes = _notes(like, began, found.manifest)
-        collection = Collection(found.manifest, found.run, [Path(folder)])
+        collection = collected(found.manifest, found.run, [Path(folder)])
         return _write(target, found.manifest, collection, found.version, like, began, None, notes)
 
 
@@ -114,7 +112,7 @@ def _notes(like: Path | None, began: Path | None, manifest: Manifest) -> list[st
 def _write(
     target: Path,
     manifest: Manifest,
-    collection: Collection,
+    collection: CollectedCheckpoints,
     version: int,
     like: Path | None,
     began: Path | None,
@@ -204,14 +202,13 @@ def generate(
     from swarmnet.manifest.file import load, run_id
     from swarmnet.model.whole import generate as tokens_of
     from swarmnet.model.whole import whole
-    from swarmnet.state.collect import Collection
 
     run = load(manifest)
     tokenizer = tokenizer_of(run.data.tokenizer, manifest.parent)
     ids = tokenizer.of_prompt(prompt)
     if not ids:
         raise UsageError("PROMPT is empty: a model continues something")
-    collection = Collection(run, run_id(run), [path.expanduser() for path in directories] or [manifest.parent])
+    collection = collected(run, run_id(run), [path.expanduser() for path in directories] or [manifest.parent])
     version = collection.newest() if step is None else step
     module = whole(run.model, collection.stages(version))
     interrupted = False

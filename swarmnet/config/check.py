@@ -31,15 +31,21 @@ def check(model: type[T], data: Mapping[str, Any], *, origin: Origin, complete: 
 
     Raises UsageError, one line, at the first unknown key, else at the first missing or misfit value.
     """
-    for path in _unknown(model, data, ()):
-        raise UsageError(f"{origin(path)}: {dotted(path)}: unknown key; {_advice(model, path)}")
-    for path, field, value in _misplaced(model, data, ()):
-        written = "a table" if _table(field) else "a value, not a table"
-        raise UsageError(f"{origin(path)}: {dotted(path)} = {_shown(value)}: must be {written}")
+    named = list(_walk(model, data, ()))
+    for path, field, _ in named:
+        if field is None:
+            raise UsageError(f"{origin(path)}: {dotted(path)}: unknown key; {_advice(model, path)}")
+    for path, field, value in named:
+        # pydantic would name what is inside, which the operator has not written.
+        if field and bool(_table(field)) != isinstance(value, Mapping):
+            written = "a table" if _table(field) else "a value, not a table"
+            raise UsageError(f"{origin(path)}: {dotted(path)} = {_shown(value)}: must be {written}")
     if complete and (missing := list(_missing(model, data, ()))):
         path, field = missing[0]
         more = f" (missing too: {', '.join(dotted(p) for p, _ in missing[1:])})" if missing[1:] else ""
-        problem = f"missing, and every field must be named; {_default(field)}{more}"
+        usual = f"the usual value is {_shown(field.get_default())}"
+        remedy = "`swarmnet init` writes a complete file" if _table(field) else usual
+        problem = f"missing, and every field must be named; {remedy}{more}"
         raise UsageError(f"{origin(path)}: {dotted(path)}: {problem}")
     try:
         # JSON mode: strict about types, yet a list is a tuple and a string is a path. TOML's dates fit nothing.
@@ -76,16 +82,6 @@ def _walk(model: type[Table], data: Mapping[str, Any], prefix: Path) -> Iterator
             yield from _walk(inner, value, (*prefix, name))
 
 
-def _unknown(model: type[Table], data: Mapping[str, Any], prefix: Path) -> Iterator[Path]:
-    return (path for path, field, _ in _walk(model, data, prefix) if field is None)
-
-
-def _misplaced(model: type[Table], data: Mapping[str, Any], prefix: Path) -> Iterator[tuple[Path, FieldInfo, Any]]:
-    for path, field, value in _walk(model, data, prefix):
-        if field and bool(_table(field)) != isinstance(value, Mapping):
-            yield path, field, value
-
-
 def _missing(model: type[Table], data: Mapping[str, Any], prefix: Path) -> Iterator[tuple[Path, FieldInfo]]:
     for name, field in model.model_fields.items():
         if name not in data:
@@ -96,27 +92,19 @@ def _missing(model: type[Table], data: Mapping[str, Any], prefix: Path) -> Itera
 
 def _advice(model: type[Table], path: Path) -> str:
     """What may have been meant: that key of another table, or one spelled alike in the same table, else anywhere."""
-    known = [dotted(p) for p, _ in leaves(model)]
     here: type[Table] | None = model
     for name in path[:-1]:
         here = _table(here.model_fields[name]) if here else None
-    siblings = list(here.model_fields) if here else []
-    by_leaf = {name.rpartition(".")[2]: name for name in known}
+    siblings = {name: dotted((*path[:-1], name)) for name in here.model_fields} if here else {}
+    by_leaf = {each[-1]: dotted(each) for each, _ in leaves(model)}
+    by_path = {dotted(each): dotted(each) for each, _ in leaves(model)}
     if path[-1] in by_leaf:
         return f"did you mean {by_leaf[path[-1]]}?"
-    if close := difflib.get_close_matches(path[-1], siblings, n=1):
-        return f"did you mean {dotted((*path[:-1], close[0]))}?"
-    if close := difflib.get_close_matches(path[-1], by_leaf, n=1):
-        return f"did you mean {by_leaf[close[0]]}?"
-    if close := difflib.get_close_matches(dotted(path), known, n=1):
-        return f"did you mean {close[0]}?"
+    # A misspelled key of this table is likelier than one of another table.
+    for word, known in ((path[-1], siblings), (path[-1], by_leaf), (dotted(path), by_path)):
+        if close := difflib.get_close_matches(word, known, n=1):
+            return f"did you mean {known[close[0]]}?"
     return f"known here: {', '.join(siblings)}"
-
-
-def _default(field: FieldInfo) -> str:
-    if _table(field):
-        return "`swarmnet init` writes a complete file"
-    return f"the usual value is {_shown(field.get_default())}"
 
 
 _WORDS = {

@@ -21,7 +21,9 @@ from hashlib import sha256
 
 import numpy as np
 
+from swarmnet.data.sampler import Sampler
 from swarmnet.data.tokens import Tokens
+from swarmnet.manifest.schema import Data, Training
 
 HASH_BYTES = 32
 
@@ -112,6 +114,24 @@ class WindowTree:
             found += _parents(_hash_rows(_LEAF, np.ascontiguousarray(windows).view(np.uint8)))
             progress(stop, num_windows)
         return bytes(found)
+
+
+def with_digests(
+    data: Data, tokens: Tokens, training: Training, *, progress: Progress = lambda done, total: None
+) -> Data:
+    """`data` with what a manifest says of `tokens`: length, digests, and the root of the windows that a run trains on.
+
+    Raises UsageError if they are too few for one microbatch.
+    """
+    sampler = Sampler(training.seed, tokens.num_tokens, training.sequence_length, training.microbatch_size)
+    tree = WindowTree(tokens, sampler.sequence_length, sampler.num_windows, progress=progress)
+    found = {
+        "num_tokens": tokens.num_tokens,
+        "tokens_sha256": tokens.sha256,
+        "tokens_root": tree.root,
+        "tokenizer_sha256": tokens.tokenizer_sha256,
+    }
+    return data.model_copy(update=found)
 
 
 def _leaf(window: bytes) -> bytes:

@@ -8,18 +8,16 @@ from __future__ import annotations
 import asyncio
 import sys
 from pathlib import Path
-from typing import cast
 
 from swarmnet import telemetry
 from swarmnet.config import toml
 from swarmnet.config.check import check
 from swarmnet.config.peer import PeerConfig
 from swarmnet.errors import UsageError
-from swarmnet.local.interpose import FaultyService, FaultyTransport, HeldEngine, Interposed
+from swarmnet.local.interpose import FaultyService, FaultyTransport, Interposed, held_engine
 from swarmnet.manifest.file import load
 from swarmnet.net.endpoint import Wrap
 from swarmnet.peer.run import run_peer
-from swarmnet.stage.engine import Engine
 from swarmnet.telemetry.events import EventLog, EventReader
 from swarmnet.trainer.run import run_trainer
 
@@ -41,12 +39,11 @@ def main(argv: list[str]) -> int:
                 service=lambda service: FaultyService(service, between),
                 beside=lambda: follow(orders, between),
             )
+            # What holds from the start is there before the first message.
             _read(orders, between)
             if "trainer" in config.roles:
                 return run_trainer(config, manifest, wrap=wrap)
-            return run_peer(
-                config, manifest, wrap=wrap, wrap_engine=lambda engine: cast(Engine, HeldEngine(engine, between))
-            )
+            return run_peer(config, manifest, wrap=wrap, wrap_engine=lambda engine: held_engine(engine, between))
     except UsageError as error:
         print(error, file=sys.stderr)
         return 2

@@ -122,8 +122,12 @@ class Fault(Table):
 
     @classmethod
     def drawn(cls, rng: random.Random, draw: Draw) -> list[Fault]:
-        """One such fault by chance, or what else it leads to."""
-        return [cls(step=draw.step, stage=draw.stage, phase=draw.phase, moment=draw.moment)]
+        """Such a fault by chance, and what else it leads to."""
+        return [cls._struck(draw)]
+
+    @classmethod
+    def _struck(cls, draw: Draw, **more: Any) -> Self:
+        return cls(step=draw.step, stage=draw.stage, phase=draw.phase, moment=draw.moment, **more)
 
 
 class Kill(Fault):
@@ -142,13 +146,10 @@ class Kill(Fault):
 
     @classmethod
     def drawn(cls, rng: random.Random, draw: Draw) -> list[Fault]:
-        stage, step = draw.stage, draw.step
-        found: list[Fault] = [
-            cls(stage=stage, step=step, phase=draw.phase, moment=draw.moment, back_s=rng.uniform(0.2, 2.0))
-        ]
+        found: list[Fault] = [cls._struck(draw, back_s=rng.uniform(0.2, 2.0))]
         if rng.random() < 0.3:  # and again while the first one fetches its state
             during: Phase = rng.choice(("snapshot", "fetch"))
-            found.append(cls(stage=stage, step=step, phase=during, back_s=rng.uniform(0.2, 2.0)))
+            found.append(cls(stage=draw.stage, step=draw.step, phase=during, back_s=rng.uniform(0.2, 2.0)))
         return found
 
 
@@ -162,8 +163,7 @@ class Stop(Fault):
 
     @classmethod
     def drawn(cls, rng: random.Random, draw: Draw) -> list[Fault]:
-        for_s = rng.uniform(0.5, 6.0)
-        return [cls(stage=draw.stage, step=draw.step, phase=draw.phase, moment=draw.moment, for_s=for_s)]
+        return [cls._struck(draw, for_s=rng.uniform(0.5, 6.0))]
 
 
 class Join(Fault):
@@ -191,8 +191,7 @@ class Drain(Fault):
 
     @classmethod
     def drawn(cls, rng: random.Random, draw: Draw) -> list[Fault]:
-        back_s = rng.uniform(1.0, 3.0)
-        return [cls(stage=draw.stage, step=draw.step, phase=draw.phase, moment=draw.moment, back_s=back_s)]
+        return [cls._struck(draw, back_s=rng.uniform(1.0, 3.0))]
 
 
 class Partition(Fault):

@@ -12,14 +12,14 @@ import asyncio
 import contextlib
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 from swarmnet.errors import PeerTimeout
 from swarmnet.ids import PeerId
 from swarmnet.local.fault import Moment, Phase
 from swarmnet.local.orders import LinkLimit
 from swarmnet.messages import Answer, Commit, Control, Packed, Request, Running, SnapshotPiece, SnapshotRequest
-from swarmnet.stage.engine import Engine, Stash
+from swarmnet.stage.seams import Compute, Engine, Stash, Summation
 from swarmnet.transport import ReadPayload, Service, Transport
 
 BREAK_S = 5.0
@@ -102,10 +102,10 @@ class Interposed:
             raise PeerTimeout("the link is cut", peer=peer) from None
 
 
-class HeldEngine:
-    """An Engine that takes longer where its child holds. What is not here is the inner engine's."""
+class HeldCompute:
+    """A Compute that takes longer where its child holds. What is not here is the inner one's."""
 
-    def __init__(self, inner: Engine, between: Interposed) -> None:
+    def __init__(self, inner: Compute, between: Interposed) -> None:
         self._inner, self._between = inner, between
         self._step = 0
 
@@ -113,7 +113,7 @@ class HeldEngine:
         return getattr(self._inner, name)
 
     @property
-    def _averaged(self) -> int:
+    def averaged(self) -> int:
         """The step that rounds are about: where steps overlap, not the one computed last."""
         return int(getattr(self._inner, "version", self._step))
 
@@ -140,26 +140,42 @@ class HeldEngine:
             self._between.working("counted", stash.step, stash.index)
         return counted
 
-    async def contribution(self, start: int, stop: int) -> Packed:
-        await self._between.reach("averaging", "begin", self._averaged)
-        return await self._inner.contribution(start, stop)
-
-    async def seal(self) -> tuple[bytes, float]:
-        digest = await self._inner.seal()
-        await self._between.reach("averaging", "end", self._averaged)
-        return digest
-
-    async def install(self, parts: Sequence[Packed]) -> tuple[bytes, float]:
-        digest = await self._inner.install(parts)
-        await self._between.reach("averaging", "end", self._averaged)
-        return digest
-
     async def apply(self, commits: Sequence[Commit]) -> None:
         step = commits[0].step
         await self._between.reach("apply", "begin", step)
         await self._inner.apply(commits)
         self._step = step + 1
         await self._between.reach("apply", "end", step)
+
+
+class HeldSums:
+    """A Summation that takes longer where its child holds. What is not here is the inner one's."""
+
+    def __init__(self, inner: Summation, compute: HeldCompute, between: Interposed) -> None:
+        self._inner, self._compute, self._between = inner, compute, between
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    async def contribution(self, start: int, stop: int) -> Packed:
+        await self._between.reach("averaging", "begin", self._compute.averaged)
+        return await self._inner.contribution(start, stop)
+
+    async def seal(self) -> tuple[bytes, float]:
+        digest = await self._inner.seal()
+        await self._between.reach("averaging", "end", self._compute.averaged)
+        return digest
+
+    async def install(self, parts: Sequence[Packed]) -> tuple[bytes, float]:
+        digest = await self._inner.install(parts)
+        await self._between.reach("averaging", "end", self._compute.averaged)
+        return digest
+
+
+def held_engine(inner: Engine, between: Interposed) -> Engine:
+    """`inner`, longer where its child holds."""
+    compute = HeldCompute(inner.compute, between)
+    return Engine(cast(Compute, compute), cast(Summation, HeldSums(inner.sums, compute, between)))
 
 
 class FaultyTransport:

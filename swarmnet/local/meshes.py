@@ -37,6 +37,7 @@ def parse_meshes(options: LocalOptions, manifest: Manifest, replicas: Iterable[s
     names = set(replicas)
     for text in _entries(options.ranks):
         whom, ranks = _entry(text, names, manifest.cut.stages)
+        # A stage and one replica of it are two: the replica wins.
         if whom in found:
             raise UsageError(f"--ranks {text}: it is said twice how many ranks {whom} has")
         found[whom] = (
@@ -46,6 +47,7 @@ def parse_meshes(options: LocalOptions, manifest: Manifest, replicas: Iterable[s
                 ranks=ranks, tensor=options.tensor, shard=options.shard, sequence_parallel=options.sequence_parallel
             )
         )
+        # Said now, before anything starts, and not by each of its peers.
         try:
             _layout(found[whom], manifest)
         except UsageError as error:

@@ -112,6 +112,7 @@ class LocalOptions:
         """
         everything = fault.kill_all(self.kill_all, steps=steps)
         if self.chaos is not None:
+            # A schedule has a seed of its own: the same faults in any run.
             own, faults = fault.load(self.chaos, stages=stages, replicas=replicas, steps=steps)
             return f"{own}/whom", (*faults, *everything)
         flagged = (

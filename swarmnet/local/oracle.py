@@ -31,8 +31,8 @@ from swarmnet.model.decoder import StageModule, loss_sum
 from swarmnet.model.huggingface.checkpoint import stage_shapes, stage_weights
 from swarmnet.model.precision import products_in
 from swarmnet.stage.accumulator import Accumulator
+from swarmnet.stage.canonical import gradient_scale, learning_rate
 from swarmnet.stage.optimizer import StageOptimizer, average, square_norm
-from swarmnet.stage.schedule import gradient_scale, learning_rate
 
 OnStep = Callable[[int, float, int], None]
 """Called after every step with its number, mean loss and number of tokens."""
@@ -87,6 +87,7 @@ def run_oracle(
     behind = copy.deepcopy(module) if delay.most else module
     update: _Update = _Exact(manifest, module, behind) if exact else _Plain(manifest, module, behind)
     result = OracleResult()
+    # Several threads would sum in an order of their own.
     threads = 1 if exact else torch.get_num_threads()
     with _threads(threads), products_in(manifest.numerics.compute, torch.device("cpu")):
         _evaluate(manifest, module, sampler, tokens, 0, result)
@@ -102,6 +103,7 @@ def run_oracle(
                 total += loss.item()
                 num_tokens += batch[:, 1:].numel()
             update.step(step, num_tokens)
+            # Where steps overlap, the next gradient is still that of the weights before these.
             if not delay.behind(step + 1):
                 _follow(list(module.parameters()), list(behind.parameters()))
             result.losses.append(total / num_tokens)
@@ -198,6 +200,7 @@ class _Exact:
         pieces = [total[start:stop] for start, stop in itertools.pairwise(self._edges)]
         squares = [0.0] * self._manifest.cut.stages
         for name, piece in zip(self._names, pieces, strict=True):
+            # Per stage, as the commits carry them: the order of a sum is part of its bits.
             squares[self._stage_of[name]] += square_norm(piece, numerics=numerics)
         scale = gradient_scale(squares, num_tokens=num_tokens, clip_norm=table.clip_norm)
         gradients = [torch.empty_like(p, requires_grad=False) for p in self._parameters]

@@ -73,6 +73,7 @@ class FaultOrders:
             "cut": sorted(self._peers[other] for other in cut),
             "paces": {self._peers[other]: pace for other, pace in paces.items()},
         }
+        # Most rules are about others: a child is told only what changes for it.
         if links != self._said.get(name, {"cut": [], "paces": {}}):
             self._said[name] = links
             self.send(name, "links", **links)

@@ -8,10 +8,9 @@ from pathlib import Path
 
 from swarmnet.config import toml
 from swarmnet.config.check import layer
-from swarmnet.data.sampler import Sampler
 from swarmnet.data.source import load_tokens
 from swarmnet.data.tokens import Tokens, verify
-from swarmnet.data.windows import WindowTree
+from swarmnet.data.windows import with_digests
 from swarmnet.errors import UsageError
 from swarmnet.ids import RunId
 from swarmnet.local.options import LocalOptions
@@ -19,7 +18,7 @@ from swarmnet.manifest import file
 from swarmnet.manifest.codec_names import may_owe, named_by
 from swarmnet.manifest.file import run_id
 from swarmnet.manifest.implied import implied
-from swarmnet.manifest.schema import Admission, Data, Manifest
+from swarmnet.manifest.schema import Admission, Manifest
 from swarmnet.manifest.terms import RunTerms
 from swarmnet.net.admission_files import new_owner, write_invitation, write_owner
 from swarmnet.net.identity import Identity
@@ -98,6 +97,7 @@ def choose(options: LocalOptions) -> Manifest:
         and options.manifest is None
         and not any(name in ("numerics.mode", "averaging.codec") for _, name, _ in (*follows, *typed))
     ):
+        # Nobody has said how to sum: exactly, as long as that costs little.
         small = _laid(manifest, [*described, *follows, *typed]).model.num_parameters < SMALL_PARAMETERS
         mode = "deterministic" if small else "fp32"
     if mode is not None:
@@ -165,24 +165,16 @@ def with_data(manifest: Manifest, *, base: Path) -> Manifest:
     """
     source, tokenizer = (absolute(text, base) for text in (manifest.data.source, manifest.data.tokenizer))
     tokens = load_tokens(source, tokenizer)
-    if manifest.data.tokens_sha256:
+    if manifest.data.tokens_sha256:  # else it has not been prepared: whatever is there is the run's
         verify(tokens, manifest.data)
     if tokens.vocab_size > manifest.model.vocab_size:
         raise UsageError(
             f"the tokenizer knows {tokens.vocab_size} tokens, the model {manifest.model.vocab_size}: "
             f"add --set model.vocab_size={tokens.vocab_size}"
         )
-    training = manifest.training
-    sampler = Sampler(training.seed, tokens.num_tokens, training.sequence_length, training.microbatch_size)
-    tree = WindowTree(tokens, sampler.sequence_length, sampler.num_windows)  # --set may have changed its windows
-    data = Data(
-        source=source,
-        tokenizer=tokenizer,
-        num_tokens=tokens.num_tokens,
-        tokens_sha256=tokens.sha256,
-        tokens_root=tree.root,
-        tokenizer_sha256=tokens.tokenizer_sha256,
-    )
+    # Also where it has digests: --set may have changed the windows.
+    named = manifest.data.model_copy(update={"source": source, "tokenizer": tokenizer})
+    data = with_digests(named, tokens, manifest.training)
     initial = manifest.initial.model_copy(
         update={"source": manifest.initial.source and absolute(manifest.initial.source, base)}
     )

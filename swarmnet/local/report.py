@@ -161,7 +161,8 @@ def judged_before(directory: Path, *, steps: int) -> str | None:
     if found is None or found.get("steps") != steps:
         return None
     problem = str(found["problem"]).removesuffix(str(found.get("oracle_problem", ""))).removesuffix("; ")
-    return "" if problem == INTERRUPTED else problem  # at the very end
+    # Interrupted after the last step was done: the swarm itself had ended well.
+    return "" if problem == INTERRUPTED else problem
 
 
 def add_comparison(outcome: RunOutcome, directory: Path) -> str:
@@ -265,6 +266,7 @@ def print_summary(outcome: RunOutcome, directory: Path, console: Console) -> Non
     if progress.strays:
         lines.append(f"drifted {len(progress.strays)} times; who had drifted took the others' weights")
     if outcome.resumed:
+        # After a stage has lost its state, or where order counts, other losses are no fault.
         how = "other" if verdict.changed or verdict.renewed else "the same"
         lines.append(f"resumed; {verdict.repeated} steps were done again" + f", with {how} losses" * verdict.repeats)
     if verdict.renewed:

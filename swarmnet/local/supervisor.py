@@ -277,7 +277,7 @@ class Supervisor:
         ours = name in self._killed
         self._killed.discard(name)
         if code == -signal.SIGKILL:
-            # Somebody at another terminal takes part in the game.
+            # Somebody by hand, or the kernel for want of memory: it comes back all the same.
             if not ours:
                 if name in self._stages:
                     self._away[name] = now

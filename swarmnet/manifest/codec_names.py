@@ -64,7 +64,7 @@ def travels_as(name: str) -> str:
 
 
 def may_owe(name: str) -> bool:
-    """May what a sum under it lacks be sent in a later step (`stage.feedback`)? Of plug-ins nobody knows."""
+    """May what a sum under it lacks be sent in a later step (`sums.feedback`)? Of plug-ins nobody knows."""
     family, parameter = split(name)
     return family in ("nf4", "topk", "powersgd") or parameter == "nf4" or is_plug_in(name)
 

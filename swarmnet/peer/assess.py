@@ -15,8 +15,8 @@ from typing import Literal
 from swarmnet.directory import Complaint, Record
 from swarmnet.ids import NO_RESTART, Chain, PeerId, Restart, RunId
 from swarmnet.net.admission import Admissions
-from swarmnet.state.pasts import of_one_past
-from swarmnet.state.restart import Holding, Restarts, half_of, newest_on_disk
+from swarmnet.state.lineage import of_one_lineage
+from swarmnet.state.rollback import Holding, Rollbacks, half_of, newest_on_disk
 
 NO_BOOTSTRAP = "no_bootstrap"
 """The kind of problem when none of the addresses answered."""
@@ -156,7 +156,7 @@ def assess(run: RunId, records: Sequence[Record], num_stages: int, admissions: A
         for s in r.stages
         if s.stage < num_stages
     ]
-    holdings = of_one_past(announced, restart, _rules(num_stages, restart).common)
+    holdings = of_one_lineage(announced, Rollbacks(num_stages, current=restart))
     standing = _standing(holdings, num_stages, restart)
     synced = [[replica.version for replica in line.replicas if standing.serves(replica)] for line in stages]
     problems = [*_halts(records), *_run_problems(trainers, finished), *_went_back(restart, records)]
@@ -222,12 +222,8 @@ class _Standing:
         return not self.restart.number and replica.version == 0 and not any(replica.disk) and self.on_disk > 1
 
 
-def _rules(num_stages: int, restart: Restart) -> Restarts:
-    return Restarts(num_stages, 2**53, settle_s=0.0, lost_s=0.0, current=restart)
-
-
 def _standing(holdings: Sequence[Holding], num_stages: int, restart: Restart) -> _Standing:
-    rules = _rules(num_stages, restart)
+    rules = Rollbacks(num_stages, current=restart)
     served = [held.version for held in holdings if held.version is not None and held.restart == restart]
     begun = bool(restart.number) or any(served) or any(any(held.disk) for held in holdings)
     on_disk = max((version for held in holdings for version in held.disk), default=0)

@@ -1,8 +1,8 @@
 """Fetch a checkpoint of every stage from a live swarm, as somebody who takes no part in it.
 
 What peers announce to have on disk decides the step: the newest that every stage has, of one past. Each stage's copy
-comes from all who have it, by the machinery that joiners use (`state.fetch`), and is put on disk as a peer would. It
-is what most donors describe, piece by piece, signed by one of them: it is as true as they are.
+comes from all who have it, by the machinery that joiners use (`state.snapshot_fetch`), and is put on disk as a peer
+would. It is what most donors describe, piece by piece, signed by one of them: it is as true as they are.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from swarmnet.net.swarm_link import SwarmLink
 from swarmnet.net.tls import open_authority
 from swarmnet.peer.joining import FoundRun, Nobody, Tell, reach
 from swarmnet.stage.canonical import Canonical
-from swarmnet.state.collect import usable_together
-from swarmnet.state.copies import Seal
-from swarmnet.state.cut import StateHeader
 from swarmnet.state.disk import CheckpointStore
-from swarmnet.state.fetch import Fetcher
-from swarmnet.state.restart import Holding, half_of, newest_on_disk
+from swarmnet.state.header import StateHeader
+from swarmnet.state.lineage import of_one_lineage
+from swarmnet.state.rollback import Holding, Rollbacks, half_of, newest_on_disk
+from swarmnet.state.snapshot_fetch import Fetcher
+from swarmnet.state.snapshot_index import Seal
 from swarmnet.transport import Transport
 
 LOOK_S, BETWEEN_LOOKS_S = 5.0, 0.5
@@ -90,10 +90,7 @@ async def gather(
         async with transport:
             for stage, peers in enumerate(donors):
                 snapshot, data = await _fetch(found, identity, transport, stage, peers, chosen)
-                header = StateHeader(
-                    snapshot.version, snapshot.chain, snapshot.before, snapshot.term_chain, snapshot.restart
-                )
-                info = store.describe(stage, header, data)
+                info = store.describe(stage, StateHeader.of(snapshot), data)
                 await asyncio.to_thread(store.write, info, data)
                 tell("stage", f"{stage}: {len(data):,} bytes")
         return Gathered(found.manifest, found.run, chosen)
@@ -132,7 +129,10 @@ def _holdings(manifest: Manifest, records: Sequence[Record]) -> list[Holding]:
         for status in record.stages
         if status.stage < manifest.cut.stages
     ]
-    return usable_together(manifest, announced, half_of([record.restart for record in records]))
+    current = half_of([record.restart for record in records])
+    return of_one_lineage(
+        announced, Rollbacks(manifest.cut.stages, allow_drop=manifest.training.allow_drop, current=current)
+    )
 
 
 async def _fetch(

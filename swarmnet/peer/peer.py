@@ -44,9 +44,9 @@ from swarmnet.peer.replica import Replica, ReplicaLimits, Surroundings, timers_o
 from swarmnet.peer.starting import Starting, StartingContext
 from swarmnet.pipeline.inputs import Windows
 from swarmnet.pipeline.router import RoutingRule, least_time
-from swarmnet.stage.engine import Engine
-from swarmnet.state.checkpoints import Disk
-from swarmnet.state.restart import Restarts, newest_on_disk
+from swarmnet.stage.seams import Engine
+from swarmnet.state.disk import Disk
+from swarmnet.state.rollback import Rollbacks, newest_on_disk
 from swarmnet.transport import ReadPayload, Transport
 
 Tokens = Callable[[int, int], tuple[Packed, ...] | None]
@@ -108,7 +108,7 @@ class Peer:
         asking = Asking(self._record, transport, lambda: self.records, self._on_event, other_way)
         self._starting = Starting(
             self.replicas,
-            Restarts(
+            Rollbacks(
                 manifest.cut.stages,
                 training.total_steps,
                 settle_s=self._timers.suspect_s,

@@ -26,11 +26,12 @@ from swarmnet.pipeline.inputs import AnswerCheck, InputCheck, Known, TurnedAway,
 from swarmnet.pipeline.recovery import Recovery, Spawn
 from swarmnet.pipeline.router import AdaptiveTimeout, Router, RoutingRule, least_time
 from swarmnet.pipeline.tasks import PipelineContext, PipelineLimits
-from swarmnet.stage.engine import Engine
-from swarmnet.state.checkpoints import Checkpointer, CheckpointPlan, Disk, Written
-from swarmnet.state.copies import PIECE_BYTES, Seal
-from swarmnet.state.cut import StateHeader
-from swarmnet.state.handover import Donor
+from swarmnet.stage.seams import Engine
+from swarmnet.state.checkpoints import Checkpointer, CheckpointSchedule
+from swarmnet.state.disk import Disk, Written
+from swarmnet.state.header import StateHeader
+from swarmnet.state.snapshot_index import PIECE_BYTES, Seal
+from swarmnet.state.snapshot_source import Donor
 from swarmnet.step.drift import NO_DRIFT, DriftRules
 from swarmnet.step.driver import Listener, StepDriver
 from swarmnet.step.gate import Shape
@@ -122,7 +123,7 @@ class Replica:
     def __init__(self, stage: int, engine: Engine, around: Surroundings, caps: ReplicaLimits) -> None:
         manifest, timers = around.manifest, timers_of(around.manifest)
         num_stages = manifest.cut.stages
-        self.stage, self.engine, self._around = stage, engine, around
+        self.stage, self.engine, self._sums, self._around = stage, engine.compute, engine.sums, around
         self._first_chain = first_chain(around.run, stage)
         shape = Shape(
             num_stages,
@@ -147,7 +148,7 @@ class Replica:
         )
         self.exchange = Exchange(
             around.me,
-            engine,
+            engine.sums,
             around.transport,
             self.member.sum_of,
             running_s=timers.heartbeat_s,
@@ -158,7 +159,7 @@ class Replica:
         self.driver = StepDriver(
             self.member,
             transport=around.transport,
-            engine=engine,
+            engine=self.engine,
             exchange=self.exchange,
             listener=around.listener,
             spawn=around.spawn,
@@ -178,7 +179,7 @@ class Replica:
         context = PipelineContext(
             stage,
             num_stages,
-            engine=engine,
+            engine=self.engine,
             claims=self.driver,
             caller=self.caller,
             recovery=Recovery(
@@ -200,10 +201,12 @@ class Replica:
         self.execution = Execution(context, may_feed=self._may_feed)
         self.driver.attach(self.execution)
         seal = Seal(around.run, around.signer)
-        self.donor = Donor(stage, engine, self._header, seal, stored=self._checkpoint, piece_bytes=caps.piece_bytes)
+        self.donor = Donor(
+            stage, self.engine, self._header, seal, stored=self._checkpoint, piece_bytes=caps.piece_bytes
+        )
         self._state = Restoring(
             around.transport,
-            engine,
+            self.engine,
             self.exchange,
             seal,
             Footing(lambda: self.member.restart, self._touch, self._stand, self._event),
@@ -212,10 +215,12 @@ class Replica:
         )
         self.checkpoints = Checkpointer(
             stage,
-            engine,
+            self.engine,
+            self._sums,
             self._header,
             around.disk,
-            CheckpointPlan(manifest.training.checkpoint_every, manifest.training.total_steps, caps.keep_checkpoints),
+            CheckpointSchedule(every=manifest.training.checkpoint_every, last=manifest.training.total_steps),
+            keep=caps.keep_checkpoints,
             on_event=self._event,
             common=around.common,
         )
@@ -300,7 +305,7 @@ class Replica:
         if owed is None:
             return
         try:
-            await self.engine.recall(owed)
+            await self._sums.recall(owed)
         except BadMessage as error:
             path = self.checkpoints.path(version)
             self.checkpoints.say_not_owed(BadCheckpoint(path, f"what was owed beside it is not so: {error.reason}"))

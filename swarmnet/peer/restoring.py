@@ -1,7 +1,7 @@
 """Give a replica the state of its mates: fetch a copy, follow their trail until level, say how far it is.
 
-Wires `state.fetch`, `state.catch_up` and the exchange of sums to one replica's engine and step machine. It decides
-neither when state is needed nor who might have it.
+Wires `state.snapshot_fetch`, `state.replay` and the exchange of sums to one replica's engine and step machine. It
+decides neither when state is needed nor who might have it.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from swarmnet.averaging.exchange import Exchange
 from swarmnet.errors import BadMessage, Refused, RejectCode, SwarmError
 from swarmnet.ids import PeerId, Restart, next_chain
 from swarmnet.messages import Commit, Finished, Round, Snapshot, Stamp
-from swarmnet.stage.engine import Engine
-from swarmnet.state.catch_up import CatchUp, Level, TrailEnds
-from swarmnet.state.copies import Seal
-from swarmnet.state.cut import StateHeader
-from swarmnet.state.fetch import Donors, Fetcher, TransferProgress
+from swarmnet.stage.seams import Compute
+from swarmnet.state.header import StateHeader
+from swarmnet.state.replay import Level, Replay, ReplayLogEnds
+from swarmnet.state.snapshot_fetch import Donors, Fetcher, TransferProgress
+from swarmnet.state.snapshot_index import Seal
 from swarmnet.step.gate import Shape, commit_refusal
 from swarmnet.step.membership import evidence
 from swarmnet.transport import Transport
@@ -46,7 +46,7 @@ class Restoring:
     def __init__(
         self,
         transport: Transport,
-        engine: Engine,
+        engine: Compute,
         exchange: Exchange,
         seal: Seal,
         footing: Footing,
@@ -64,7 +64,7 @@ class Restoring:
             progress=self._say_progress,
             unfit=self.unfit,
         )
-        self._catch_up = CatchUp(
+        self._replay = Replay(
             transport,
             engine,
             stage,
@@ -87,9 +87,7 @@ class Restoring:
             snapshot, data = await self._fetcher.fetch(donors, version=version)
             num_bytes = len(data)
             # A checkpoint of a mate may be older than the restart that goes on from it.
-            header = StateHeader(
-                snapshot.version, snapshot.chain, snapshot.before, snapshot.term_chain, self._footing.restart()
-            )
+            header = StateHeader.of(snapshot, self._footing.restart())
             self._footing.touch()
             try:
                 await self._engine.restore(data, version=snapshot.version)
@@ -99,8 +97,8 @@ class Restoring:
             del data
             self._footing.stand(header)
             try:
-                level = await self._catch_up.run(header, lambda: self._fetcher.trusted(donors()))
-            except TrailEnds as error:
+                level = await self._replay.run(header, lambda: self._fetcher.trusted(donors()))
+            except ReplayLogEnds as error:
                 self._footing.event("fetching_again", {"version": snapshot.version, "reason": str(error)})
                 continue
             self._failed.clear()

@@ -24,9 +24,8 @@ from swarmnet.peer.ranks import choose_layout, meaningless
 from swarmnet.peer.replica import ReplicaLimits
 from swarmnet.pipeline.router import routing_rule
 from swarmnet.pipeline.windows import OwnTokens, ProvenWindows
-from swarmnet.stage.engine import Engine
-from swarmnet.state.checkpoints import DirectoryDisk
-from swarmnet.state.disk import CheckpointStore
+from swarmnet.stage.seams import Engine
+from swarmnet.state.disk import CheckpointStore, DirectoryDisk
 from swarmnet.telemetry.events import EventLog
 from swarmnet.telemetry.journal import Journal, Reminder
 
@@ -51,13 +50,14 @@ def run_peer(
     """
     import torch
 
+    from swarmnet.engine.compute_thread import ComputeThread
+    from swarmnet.engine.torch_engine import TorchEngine
+    from swarmnet.peer.engines import torch_engine
     from swarmnet.peer.fitting import setup_of, slots_here
     from swarmnet.ranks.backend import MeshBackend
     from swarmnet.stage.backend import StageBackend
     from swarmnet.stage.canonical import Initial
-    from swarmnet.stage.compute import ComputeThread
     from swarmnet.stage.device_backend import DeviceBackend
-    from swarmnet.stage.torch_engine import TorchEngine
 
     routing_rule(config.routing)  # refuses early
     torch.set_num_threads(config.threads)
@@ -90,7 +90,7 @@ def run_peer(
 
         for stage in config.stages:
             engines[stage] = begin.engine(
-                stage, lambda stage, initial: TorchEngine(manifest, stage, compute, backend(stage, initial))
+                stage, lambda stage, initial: torch_engine(manifest, stage, compute, backend(stage, initial))
             )
             stack.callback(engines[stage].close)
             if layout.ranks > 1:
@@ -103,7 +103,7 @@ def run_peer(
                 _serve(
                     config,
                     manifest,
-                    {stage: wrap_engine(engine) for stage, engine in engines.items()},
+                    {stage: wrap_engine(Engine(engine, engine.sums)) for stage, engine in engines.items()},
                     [engine.supervise for engine in engines.values() if layout.ranks > 1],
                     tokens,
                     windows,

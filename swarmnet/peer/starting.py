@@ -1,6 +1,6 @@
 """Gets the replicas of one peer their state: when the process starts, when one lags, and when the run goes back.
 
-Asks `state.restart` where from, does it, and asks again until the replica serves. One task per stage at a time; a
+Asks `state.rollback` where from, does it, and asks again until the replica serves. One task per stage at a time; a
 restart of the run replaces it.
 """
 
@@ -14,8 +14,8 @@ from swarmnet.directory import Record
 from swarmnet.ids import PeerId, Restart
 from swarmnet.peer.replica import Replica
 from swarmnet.pipeline.recovery import Spawn
-from swarmnet.state.pasts import of_one_past
-from swarmnet.state.restart import (
+from swarmnet.state.lineage import of_one_lineage
+from swarmnet.state.rollback import (
     FromDisk,
     FromHere,
     FromLive,
@@ -25,7 +25,7 @@ from swarmnet.state.restart import (
     Move,
     NoSource,
     RestartReport,
-    Restarts,
+    Rollbacks,
     Source,
 )
 
@@ -60,7 +60,7 @@ class Starting:
     """Keeps every replica of a peer supplied with state."""
 
     def __init__(
-        self, replicas: Mapping[int, Replica], restarts: Restarts, context: StartingContext, *, pause_s: float
+        self, replicas: Mapping[int, Replica], restarts: Rollbacks, context: StartingContext, *, pause_s: float
     ) -> None:
         self._replicas, self.restarts, self._context, self._pause_s = replicas, restarts, context, pause_s
         self.opened = asyncio.Event()
@@ -115,7 +115,7 @@ class Starting:
         for _, disk in announced:
             for kept in disk:
                 self.restarts.remember(kept.restart.number)  # the next one must not be taken for one of those
-        return of_one_past(announced, self.restarts.current, self.restarts.common)
+        return of_one_lineage(announced, self.restarts)
 
     # ------------------------------------------------------------ inside
 

@@ -33,7 +33,7 @@ from swarmnet.messages import (
 from swarmnet.pipeline.caller import OF_PAYLOAD, Caller
 from swarmnet.pipeline.inputs import InputCheck, OnBadInput
 from swarmnet.pipeline.recovery import Keepalive, Memo, Recovery, Spawn
-from swarmnet.stage.engine import Engine, Stash
+from swarmnet.stage.seams import Compute, Stash
 from swarmnet.transport import ReadPayload
 
 # ---------------------------------------------------------------- one microbatch, and slots
@@ -232,7 +232,7 @@ class PipelineContext:
 
     stage: int
     num_stages: int
-    engine: Engine
+    engine: Compute
     claims: Claims
     caller: Caller | None
     recovery: Recovery

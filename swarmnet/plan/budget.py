@@ -153,9 +153,9 @@ class StagePlan:
 def together(plans: Sequence[StagePlan]) -> int:
     """`device_peak` of one peer that serves all these stages. All devices are theirs, so what lasts adds up.
 
-    One rank is one process that does one job at a time, whichever stage's (`stage.compute`): of what comes on top, the
-    largest comes once. Ranks of several are processes of each stage, and a process keeps for itself what its largest
-    job took.
+    One rank is one process that does one job at a time, whichever stage's (`engine.compute_thread`): of what comes on
+    top, the largest comes once. Ranks of several are processes of each stage, and a process keeps for itself what its
+    largest job took.
     """
     count_once: Callable[[Iterable[int]], int] = max if len(plans[0].ranks) == 1 else sum
     peaks: list[int] = [

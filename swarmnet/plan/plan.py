@@ -24,9 +24,9 @@ from swarmnet.ranks.host_state import mirrored
 from swarmnet.ranks.layout import MeshLayout, MeshSplit
 from swarmnet.stage.accumulator import chunk_elements, sum_dtype
 from swarmnet.stage.canonical import Canonical
-from swarmnet.stage.low_rank import vector_sizes
 from swarmnet.stage.passes import MemoryPolicy
-from swarmnet.stage.robust import rule_of
+from swarmnet.sums.powersgd import vector_sizes
+from swarmnet.sums.reducer import rule_of
 
 if TYPE_CHECKING:
     from swarmnet.plan.rehearsal import Rehearsed

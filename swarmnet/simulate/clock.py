@@ -89,6 +89,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def at_once(self, process: SimulatedProcess, act: Callable[[], None]) -> None:
         """Do this inside a process, now, or when it continues: without a timer, which would reorder others' events."""
         if process.stopped or process.dead:
+            # It may be stopped again before its turn comes.
             process.held.append(self._gated(act, process.context))  # it is continued inside its context
         else:
             process.context.run(act)
@@ -101,6 +102,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         """SIGCONT."""
         process.stopped = False
         held, process.held = process.held, []
+        # In the order in which they came due, past the gate that held them.
         for callback in held:
             super().call_soon(callback, context=process.context)
 
@@ -121,7 +123,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def _gated(callback: Callable[..., None], context: contextvars.Context) -> Callable[..., None]:
         process = context.get(_process)
         if process is None:
-            return callback
+            return callback  # of the simulator itself, which nobody stops
 
         def run(*args: Any) -> None:
             if process.stopped or process.dead:
@@ -133,5 +135,6 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
     def _on_exception(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         error = context.get("exception")
+        # The first failure is the cause of most that follow.
         if error is not None and not isinstance(error, asyncio.CancelledError):
             self.failure = self.failure or error

@@ -83,6 +83,7 @@ class Device:
             try:
                 await ticket
             except asyncio.CancelledError:
+                # It was given the device in the same moment: the next in line has it.
                 if ticket.done() and not ticket.cancelled():
                     self._next()
                 raise
@@ -91,6 +92,7 @@ class Device:
     def _next(self) -> None:
         while self._line:
             ticket = heapq.heappop(self._line)[2]
+            # Whoever has given up is still in line.
             if not ticket.done():
                 ticket.set_result(None)
                 return

@@ -42,6 +42,7 @@ class MemoryDirectory:
         """The records that one peer can see."""
         if self._before is None:
             return self._fresh(self._records)
+        # A record of before the cut stays where it was, as in a DHT whose nodes are on both sides.
         near = {peer: entry for peer, entry in self._records.items() if lines.connected(peer, reader)}
         return self._fresh({**self._before, **near})
 

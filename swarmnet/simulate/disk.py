@@ -8,14 +8,12 @@ from collections.abc import Collection
 
 from swarmnet.errors import BadCheckpoint
 from swarmnet.ids import RunId
-from swarmnet.state.checkpoint_info import CheckpointInfo
-from swarmnet.state.checkpoints import Written
-from swarmnet.state.cut import StateHeader
-from swarmnet.state.disk import Found
+from swarmnet.state.disk import CheckpointInfo, Found, Written
+from swarmnet.state.header import StateHeader
 
 
 class SimulatedDisk:
-    """A `state.checkpoints.Disk`. open_s, write_s: seconds of reading all that is there, and of one write. full: writes
+    """A `state.disk.Disk`. open_s, write_s: seconds of reading all that is there, and of one write. full: writes
     fail. A process that dies while it writes leaves nothing behind."""
 
     def __init__(self, run: RunId, *, open_s: float = 0.05, write_s: float = 0.01) -> None:
@@ -47,18 +45,8 @@ class SimulatedDisk:
     async def write(
         self, stage: int, header: StateHeader, data: bytes | memoryview, owed: bytes | memoryview | None
     ) -> Written:
-        info = CheckpointInfo(
-            run=self._run,
-            stage=stage,
-            version=header.version,
-            chain=header.chain,
-            before=header.before,
-            term_chain=header.term_chain,
-            restart_number=header.restart.number,
-            restart_version=header.restart.version,
-            num_bytes=len(data),
-            sha256=hashlib.sha256(data).hexdigest(),
-        )
+        info = CheckpointInfo.of(self._run, stage, header, data, owed)
+        # Only after the wait: a process that dies meanwhile has written nothing.
         await asyncio.sleep(self.write_s)
         if self.full:
             return Written(info, "No space left on device")

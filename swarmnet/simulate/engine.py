@@ -15,16 +15,15 @@ import contextvars
 import hashlib
 import json
 import struct
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from swarmnet.averaging.exchange import PIECE_ELEMENTS
 from swarmnet.errors import BadMessage, Refused, RejectCode
-from swarmnet.ids import RoundId
 from swarmnet.manifest.schema import NO_DELAY, Delay
 from swarmnet.messages import Commit, Packed
 from swarmnet.simulate.device import Device, JobKind, JobTurn
-from swarmnet.stage.engine import Audience, Contribution, Reduced, Stash
+from swarmnet.stage.seams import Audience, Compute, Contribution, Reduced, Stash, Summation
 from swarmnet.step.membership import evidence
 from swarmnet.wire.codecs import check_values
 
@@ -180,8 +179,8 @@ class _SimulatedStash:
     gradient: tuple[Packed, ...] = ()
 
 
-class SimulatedEngine:
-    """An Engine on virtual time. Records what it adds, for the invariants.
+class SimulatedEngine(Compute, Summation):
+    """Both seams on virtual time. Records what it adds, for the invariants.
 
     poison: (stage, step, index) whose forward is not finite. weights: of this version; before: of the one earlier.
     digits: the last digits of the weights, if there are any. state_bytes: of a snapshot, at least. restore_s: how long
@@ -208,7 +207,7 @@ class SimulatedEngine:
         self.weights, self.version, self.digits = self.arithmetic.seed(), 0, 0
         self.before = self.weights
         self.restore_s, self.averaging_s = RESTORE_S, averaging_s
-        self.delay, self._elements = delay, NUM_ELEMENTS + padding
+        self._delay, self._elements = delay, NUM_ELEMENTS + padding
         self.accumulators = [SimulatedSum() for _ in range(1 + delay.most)]  # step s: number s % (1 + most)
         self.debt: bytes | None = None
         self._buffer = [0] * NUM_ELEMENTS
@@ -242,6 +241,10 @@ class SimulatedEngine:
     def num_elements(self) -> int:
         return self._elements
 
+    @property
+    def delay(self) -> Delay:
+        return self._delay
+
     def snapshot_bytes(self, stage: int) -> int:
         """The same for all stages."""
         return max(self._state_bytes, _MOST_STATE_BYTES)
@@ -257,10 +260,10 @@ class SimulatedEngine:
         """What an open step is computed on."""
         if not self._is_open(step):
             raise Refused(RejectCode.STALE, f"step {step} on weights {self.version}")
-        return self.before if step - self.delay.behind(step) < self.version else self.weights
+        return self.before if step - self._delay.behind(step) < self.version else self.weights
 
     def _is_open(self, step: int) -> bool:
-        return self.version <= step <= self.version + self.delay.ahead(self.version)
+        return self.version <= step <= self.version + self._delay.ahead(self.version)
 
     async def forward(self, step: int, index: int, payload: Sequence[Packed], *, train: bool) -> Stash:
         voids, life = self.voids(step), self._life
@@ -304,30 +307,6 @@ class SimulatedEngine:
         """Empty the accumulators. Nothing is owed here."""
         for accumulator in self.accumulators if step is None else (self.accumulator(step),):
             accumulator.void()
-
-    @property
-    def block(self) -> int:
-        return 1
-
-    @property
-    def phases(self) -> tuple[int, ...]:
-        return (self._elements,)
-
-    @property
-    def private_phases(self) -> int:
-        return 0
-
-    @property
-    def sum_elements(self) -> int:
-        return self._elements
-
-    async def next_phase(self) -> None:
-        """There is only one phase."""
-
-    async def open_round(
-        self, round_id: RoundId, *, resent: bool = False, kept: Collection[tuple[int, int, int]] = ()
-    ) -> None:
-        """No codec loses anything here, so nothing is owed."""
 
     async def contribution(self, start: int, stop: int) -> Packed:
         if self.accumulator(self.version).lost:
@@ -392,12 +371,9 @@ class SimulatedEngine:
         await asyncio.sleep(MEASURE_S)
         return found[0], hashlib.sha256(json.dumps(found).encode()).digest()
 
-    async def prepare_snapshot(self) -> None:
-        """A snapshot needs no memory of its own here."""
-
     async def snapshot(self) -> bytes:
         await asyncio.sleep(0.01)
-        state = [self.version, self.weights, self.digits, *([self.before] if self.delay.most else [])]
+        state = [self.version, self.weights, self.digits, *([self.before] if self._delay.most else [])]
         return json.dumps(state).encode().ljust(self._state_bytes)
 
     async def restore(self, data: bytes | memoryview, *, version: int, becomes: int | None = None) -> None:

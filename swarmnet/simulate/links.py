@@ -127,6 +127,7 @@ class SimulatedLinks:
         directions = [
             direction for direction in (self._up.get(sender), self._down.get(receiver)) if direction is not None
         ]
+        # Without a limited line there is nobody to share it with.
         chunk = num_bytes if not directions else max(-(-num_bytes // _CHUNKS), _LEAST_CHUNK_BYTES)
         passed = 0
         while passed < num_bytes:

@@ -28,6 +28,7 @@ class Oracle:
             for index in [index for index in range(plan.microbatches) if index not in voided]:
                 inputs = [tokens_of(step * plan.microbatches + index)]
                 for stage, at in zip(stages[:-1], computed_on[:-1], strict=True):
+                    # Every stage computes on its own weights of the same version.
                     inputs.append(stage.forward(at, inputs[-1]))
                 loss_sum += stages[-1].loss(computed_on[-1], inputs[-1])
                 gradient: tuple[Packed, ...] = ()
@@ -35,6 +36,7 @@ class Oracle:
                     delta = stages[place].weight_gradient(computed_on[place], inputs[place], gradient)
                     sums[place] = [a + b for a, b in zip(sums[place], delta, strict=True)]
                     gradient = stages[place].backward(computed_on[place], inputs[place], gradient)
+            # The commits carry norms: the update of a stage depends on all of them.
             described = [Arithmetic.digest(total) for total in sums]
             self.sums.append(sums)
             self.losses.append(loss_sum)

@@ -32,7 +32,7 @@ from swarmnet.simulate.network import MemoryNetwork
 from swarmnet.simulate.oracle import Oracle
 from swarmnet.simulate.plan import OWNER, Plan, manifest_of
 from swarmnet.simulate.signer import SimulatedSigner
-from swarmnet.stage.engine import Engine
+from swarmnet.stage.seams import Engine
 from swarmnet.trainer.trainer import Trainer
 from swarmnet.transport import Service, Transport
 
@@ -54,7 +54,7 @@ class Guise(Protocol):
         """What others reach."""
         ...
 
-    def engine(self, honest: SimulatedEngine) -> Engine:
+    def engine(self, honest: SimulatedEngine) -> SimulatedEngine:
         """What computes, of one of its stages."""
         ...
 
@@ -131,11 +131,12 @@ class Swarm:
         admissions, shown = self._admit(peer_id, "stage", invited)
         guise = self.guises.get(peer_id)
         transport: Transport = self.network.transport(peer_id)
+        seen = engines if guise is None else {stage: guise.engine(engine) for stage, engine in engines.items()}
         peer = Peer(
             peer_id,
             RUN,
             self.manifest,
-            engines if guise is None else {stage: guise.engine(engine) for stage, engine in engines.items()},
+            {stage: Engine(shown, shown) for stage, shown in seen.items()},
             transport=transport if guise is None else guise.transport(transport),
             directory=DirectoryAt(peer_id, self.directory, self.network.lines, admissions),
             incarnation=incarnation,
@@ -213,7 +214,7 @@ class Swarm:
         """A peer that nobody can connect to ends by itself."""
         try:
             await node.peer.run()
-        except* UsageError:
+        except* UsageError:  # as `swarmnet peer` ends with a line
             await node.peer.leave()
             self.counts["given_up"] += 1
             node.up = False
@@ -307,6 +308,7 @@ class Swarm:
                 for other in self.replicas(stage)
                 if other is not node and stage in other.peer.replicas and not other.process.stopped
             ]
+            # Who holds a finished sum that the others lack may not go either.
             if mine is None or not any(
                 other.synced
                 and (
@@ -344,7 +346,7 @@ class Swarm:
         while not (self.done and (acting is None or acting.done())):
             await asyncio.sleep(0.25)
             if self.loop.failure is not None:
-                raise self.loop.failure
+                raise self.loop.failure  # of any process: soon everything else would follow from it
             if acting is not None and acting.done():
                 acting.result()  # a script that fails ends the run
             if self.loop.time() > until_s:
@@ -379,7 +381,7 @@ class Swarm:
 
     def _on_event(self, peer: PeerId, event: str, fields: dict[str, object]) -> None:
         if self.over or peer in self.guises:
-            return
+            return  # a liar may say anything
         self.counts[event] += 1
         self.events.append((self.loop.time(), peer, event, fields))
         try:
@@ -400,9 +402,11 @@ class Swarm:
                 continue
             if self.exact and node.engines[stage].weights != self.oracle.history[version][stage]:
                 raise Broken(f"{peer}: weights {version} of stage {stage} are not those of the single process")
+            # Where steps overlap it computes on the version before, which has to be right, too.
             earlier = self.oracle.history[max(version - 1, 0)][stage]
             if self.exact and self.plan.delay.most and node.engines[stage].before != earlier:
                 raise Broken(f"{peer}: weights {version - 1} of stage {stage} are not those of the single process")
+            # The same commits in the same order have to lead to the same last digits.
             of = stage, node.peer.replicas[stage].member.chain
             if self.bits.setdefault(of, node.engines[stage].digits) != node.engines[stage].digits:
                 raise Broken(f"{peer}: weights {version} of stage {stage} differ from others of the same chain")
@@ -416,6 +420,7 @@ class Swarm:
         voided = self.plan.voided(step)
         if seen != Counter(set(range(self.plan.microbatches)) - voided) or fields["voided"] != sorted(voided):
             raise Broken(f"stage {stage} step {step}: contributed {dict(seen)}")
+        # A peer of this name may have lived before.
         engine = next(node.engines[stage] for node in self.nodes if node.up and node.peer_id == peer)
         if self.exact and engine.exact_sum != self.oracle.sums[step][stage]:
             raise Broken(f"stage {stage} step {step}: {peer} holds another sum than the single process")
@@ -465,6 +470,7 @@ class Swarm:
             self.loop.bury_process(process)
         for task in asyncio.all_tasks(self.loop):
             task.cancel()
+        # A task may need several turns to end what it has begun.
         for _ in range(1000):
             if not asyncio.all_tasks(self.loop):
                 break

@@ -53,6 +53,7 @@ class Timeline:
         jobs = [
             Bar(node.peer_id, -job.turn.later_stage, job.turn.kind.name.lower(), job.turn.step, job.start, job.stop)
             for node in self._swarm.nodes
+            # Stages of one peer share its device.
             for device in {id(engine.device): engine.device for engine in node.engines.values()}.values()
             for job in device.log
         ]
@@ -84,6 +85,7 @@ class Timeline:
         """A call was opened: is it of a step that is not open there?"""
         node = next((node for node in self._swarm.nodes if node.up and node.peer_id == callee), None)
         replica = node.peer.replicas.get(request.stage) if node is not None else None
+        # A call of a step beyond what is open now waits for weights, and not for a device.
         if replica is not None and request.step > replica.member.version + self._ahead(replica.member.version):
             self._waiting.setdefault((callee, request.stage, request.step), self._swarm.loop.time())
 

@@ -27,7 +27,7 @@ MAX_SUM = 1 << 62
 """No fixed-point sum of a whole step exceeds this in absolute value, whoever adds it in whatever grouping."""
 
 MAX_MAGNITUDE = 2.0**96
-"""No gradient has an element near this. Below it no float sum of a step overflows, and nothing in `stage.robust`."""
+"""No gradient has an element near this. Below it no float sum of a step overflows, and nothing in `sums.reducer`."""
 
 _CPU_CHUNK, _DEVICE_CHUNK = 1 << 16, 1 << 24
 

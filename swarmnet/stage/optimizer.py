@@ -9,7 +9,7 @@ late makes momentum swing; this damps it (arXiv:2505.01099).
 With fp32 moments everything is elementwise, and no bit of an update depends on which other elements share the tensor: a
 rank that holds a part of a parameter makes of it what one that holds all of it does. With 8-bit moments that holds for
 one update, and then moments are rounded in blocks of what the rank holds, so other parts round otherwise. Weight decay
-falls on matrices only. Learning rate and gradient scale come from `stage.schedule`.
+falls on matrices only. Learning rate and gradient scale come from `stage.canonical`.
 """
 
 from __future__ import annotations

@@ -10,8 +10,8 @@ The way from random weights to the first useful ones is long and leads nowhere f
 the slow weights past where they should be for many outer steps. So early ones are *plain*: slow weights become the mean
 of the weights, and there is no momentum yet.
 
-Everything is elementwise on flat fp32 vectors, so any range of elements can be exchanged at any time (`outer_plan`).
-Knows no rounds, no codecs and no peers.
+Everything is elementwise on flat fp32 vectors, so any range of elements can be exchanged at any time
+(`sums.local_sum`). Knows no rounds, no codecs and no peers.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""A replica's checkpoints: written beside training when they are due, verified before anybody hears of them.
+"""A replica's checkpoints: at which versions one is written, how it is written beside training, which ones stay.
+
+What counts when the run goes back is the newest version that *every* stage has on some disk. So all stages aim at the
+same versions, multiples of `training.checkpoint_every`. A disk too slow for each of them takes every second, fourth,
+..., which are among those of the faster ones. Nobody deletes a version that may still become, or is, the newest common.
 
 The copy is taken between two steps; hashing and writing happen on a thread, one checkpoint at a time. A disk that is
 slower than training is given fewer checkpoints, never a queue; one that is full or broken costs a warning and the
@@ -8,150 +12,89 @@ checkpoint, never the step. Knows when the state moves by being told (`reached`)
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import threading
-from collections.abc import Callable, Collection
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Callable, Iterable
 
 from swarmnet.errors import BadCheckpoint
 from swarmnet.ids import NO_RESTART, OnDisk, Restart
-from swarmnet.stage.engine import Engine
-from swarmnet.state.checkpoint_info import CheckpointInfo
-from swarmnet.state.cut import StateHeader, consistent_copy
-from swarmnet.state.disk import CheckpointStore, Found
-from swarmnet.state.rhythm import Rhythm, abandoned, retained
+from swarmnet.stage.seams import Compute, Summation
+from swarmnet.state.disk import CheckpointInfo, Disk, Written
+from swarmnet.state.header import StateHeader, consistent_copy
+from swarmnet.state.lineage import abandoned
 
 OnEvent = Callable[[str, dict[str, object]], None]
 
 
-@dataclass(frozen=True, slots=True)
-class CheckpointPlan:
-    """every: steps between checkpoints, 0 for none. last: the run's last version. keep: how many stay on disk."""
+class CheckpointSchedule:
+    """When one replica's checkpoints are due. every: steps between them, 0 for none. last: the run's last version."""
 
-    every: int
-    last: int
-    keep: int
+    def __init__(self, *, every: int, last: int) -> None:
+        self.every, self.last = every, last
+        self.stride = 1
 
+    def due(self, version: int) -> bool:
+        """Is this version to be written?"""
+        if version == self.last:
+            return True
+        return version > 0 and self.every > 0 and version % (self.every * self.stride) == 0
 
-@dataclass(frozen=True, slots=True)
-class Written:
-    """What came of writing a checkpoint. `problem` says in words why it is not on disk; None: it is."""
-
-    info: CheckpointInfo
-    problem: str | None = None
-
-    @property
-    def on_disk(self) -> bool:
-        """Is it there?"""
-        return self.problem is None
+    def took(self, num_steps: int) -> None:
+        """The write that has just ended began so many steps ago: thin out until one is over before the next is due."""
+        self.stride = 1
+        while 0 < self.every * self.stride < num_steps:
+            self.stride *= 2
 
 
-class Disk(Protocol):
-    """Where the checkpoints of a run lie: a directory, or in the simulator a dictionary."""
-
-    def path(self, stage: int, version: int) -> str:
-        """Where a checkpoint lies or would lie, for people."""
-        ...
-
-    async def open(self, stage: int) -> Found:
-        """Tidy up after a crash, and say what is there, verified."""
-        ...
-
-    async def write(
-        self, stage: int, header: StateHeader, data: bytes | memoryview, owed: bytes | memoryview | None
-    ) -> Written:
-        """Put a checkpoint on disk, in place of one of the same version. owed: see `Engine.memory`."""
-        ...
-
-    async def retain(self, stage: int, versions: Collection[int]) -> str | None:
-        """Delete the stage's checkpoints but these. Returns what went wrong, in words."""
-        ...
-
-    async def load(self, stage: int, version: int) -> tuple[CheckpointInfo, memoryview]:
-        """One checkpoint, verified. Raises BadCheckpoint."""
-        ...
-
-    async def owed(self, stage: int, version: int) -> memoryview | None:
-        """What was owed at that checkpoint, verified, None for nothing. Raises BadCheckpoint."""
-        ...
+def roundness(version: int, every: int) -> int:
+    """How often a multiple of `every` can be halved and stay one; -1 if it is none."""
+    if every <= 0 or version <= 0 or version % every:
+        return -1
+    multiple = version // every
+    return (multiple & -multiple).bit_length() - 1
 
 
-class DirectoryDisk:
-    """A `CheckpointStore`, on threads. One writes at a time, also if whoever waited for the one before has given up."""
+def retained(versions: Iterable[int], *, keep: int, every: int, common: int | None) -> frozenset[int]:
+    """Which of the checkpoints to keep: `keep` of them, the newest first, but never without these three:
 
-    def __init__(self, store: CheckpointStore) -> None:
-        self.store = store
-        self._one_writes = threading.Lock()
-
-    def path(self, stage: int, version: int) -> str:
-        return str(self.store.data_path(stage, version))
-
-    async def open(self, stage: int) -> Found:
-        return await asyncio.to_thread(self._open, stage)
-
-    async def write(
-        self, stage: int, header: StateHeader, data: bytes | memoryview, owed: bytes | memoryview | None
-    ) -> Written:
-        return await asyncio.to_thread(self._write, stage, header, data, owed)
-
-    async def retain(self, stage: int, versions: Collection[int]) -> str | None:
-        return await asyncio.to_thread(self._retain, stage, frozenset(versions))
-
-    async def load(self, stage: int, version: int) -> tuple[CheckpointInfo, memoryview]:
-        return await asyncio.to_thread(self.store.load, stage, version)
-
-    async def owed(self, stage: int, version: int) -> memoryview | None:
-        return await asyncio.to_thread(self.store.owed, stage, version)
-
-    def _open(self, stage: int) -> Found:
-        with contextlib.suppress(OSError):  # a disk that cannot be written can be read
-            self.store.clean(stage)
-        return self.store.verified(stage)
-
-    def _write(
-        self, stage: int, header: StateHeader, data: bytes | memoryview, owed: bytes | memoryview | None
-    ) -> Written:
-        with self._one_writes:
-            info = self.store.describe(stage, header, data, owed)
-            try:
-                self.store.write(info, data, owed)
-            except OSError as error:
-                return Written(info, error.strerror or str(error))
-            return Written(info)
-
-    def _retain(self, stage: int, versions: frozenset[int]) -> str | None:
-        store = self.store
-        with self._one_writes:
-            try:
-                store.remove(stage, [old.version for old in store.found(stage).good if old.version not in versions])
-                store.remove_leftovers(stage, below=min(versions, default=0))
-            except OSError as error:
-                return f"older checkpoints cannot be deleted: {error.strerror or error}"
-        return None
+    the newest; the newest common one (common: the newest version that every stage is known to have on some disk); and
+    of those in between the roundest, which is the one that a slower stage is about to have as well.
+    """
+    newest_first = sorted(set(versions), reverse=True)
+    kept = newest_first[:1]
+    if common in newest_first[1:]:
+        kept += [version for version in newest_first if version == common]
+    between = [version for version in newest_first[1:] if version > (common or 0)]
+    if between:
+        kept.append(max(between, key=lambda version: (roundness(version, every), version)))
+    kept += [version for version in newest_first if version not in kept][: max(keep - len(kept), 0)]
+    return frozenset(kept)
 
 
 class Checkpointer:
     """The checkpoints of one (peer, stage). `open` first; then `run` for as long as the replica lives.
 
-    where(): where the replica stands, None while it has no state of its own or is applying. common(): the newest
-    version that every stage is known to have on some disk.
+    Args:
+        where: tells where the replica stands, None while it has no state of its own or is applying.
+        keep: how many checkpoints stay on disk.
+        common: tells the newest version that every stage is known to have on some disk.
     """
 
     def __init__(
         self,
         stage: int,
-        engine: Engine,
+        engine: Compute,
+        sums: Summation,
         where: Callable[[], StateHeader | None],
         disk: Disk,
-        plan: CheckpointPlan,
+        schedule: CheckpointSchedule,
         *,
+        keep: int,
         on_event: OnEvent,
         common: Callable[[], int | None] = lambda: None,
     ) -> None:
-        self._stage, self._engine, self._where, self._disk, self._keep = stage, engine, where, disk, plan.keep
+        self._stage, self._engine, self._sums, self._where, self._disk = stage, engine, sums, where, disk
+        self._keep = keep
         self._on_event, self._common_now = on_event, common
-        self._rhythm = Rhythm(every=plan.every, last=plan.last)
+        self._schedule = schedule
         self._held: dict[int, CheckpointInfo] = {}
         self._restarts: set[Restart] = set()
         self._under: Restart | None = None
@@ -238,7 +181,7 @@ class Checkpointer:
                     self._tried = header
                     await self._copy_and_write(attempts=1)
                     if (now := self._where()) is not None:
-                        self._rhythm.took(now.version - header.version)
+                        self._schedule.took(now.version - header.version)
             self.reached()
 
     async def write_now(self) -> Written | None:
@@ -289,21 +232,21 @@ class Checkpointer:
 
     def _is_due(self, header: StateHeader | None) -> bool:
         """Once per place: a failed write is tried again at the next checkpoint, not at once."""
-        if header is None or header == self._tried or not self._rhythm.due(header.version):
+        if header is None or header == self._tried or not self._schedule.due(header.version):
             return False
         info = self._held.get(header.version)
         return info is None or info.header != header
 
     def _is_next(self, header: StateHeader) -> bool:
         """Will the next version be due? Then its memory can be had before training could have to wait for it."""
-        return header != self._prepared and not self._is_due(header) and self._rhythm.due(header.version + 1)
+        return header != self._prepared and not self._is_due(header) and self._schedule.due(header.version + 1)
 
     async def _copy_and_write(self, *, attempts: int = 3) -> Written | None:
         copy = await consistent_copy(self._engine, self._where, attempts=attempts)
         if copy is None:
             return None
         header, data = copy
-        owed_at, owed = await self._engine.memory()
+        owed_at, owed = await self._sums.memory()
         if owed_at != header.version or self._where() != header:
             owed = None  # of another version: without it the next start forgets what was owed, and no more
         self.go_back(header.restart)
@@ -345,7 +288,7 @@ class Checkpointer:
         if found is not None:
             self._common = max(found, self._common or 0)  # a record that expires does not undo what was seen
         candidates = {version for version in self.versions if version != newest}
-        keep = retained(candidates | {newest}, keep=self._keep, every=self._rhythm.every, common=self._common)
+        keep = retained(candidates | {newest}, keep=self._keep, every=self._schedule.every, common=self._common)
         # Until the restart has led to a step, it may be taken back.
         return keep if newest > self.restart.version else keep | self._held.keys()
 

@@ -1,7 +1,7 @@
 """The weights of a whole run from checkpoints that its peers have left on disks, stage by stage.
 
 Peers' directories are found below those that are named. A version is whole if every stage has a checkpoint of it, all
-of one past: where the run went back, what was given up is left alone (`state.pasts`). Reads weights only: what the
+of one lineage: where the run went back, what was given up is left alone (`state.lineage`). Reads weights only: what the
 optimizer keeps is twice as much. Decides nothing about formats.
 """
 
@@ -14,13 +14,11 @@ from pathlib import Path
 from torch import Tensor
 
 from swarmnet.errors import BadCheckpoint, UsageError
-from swarmnet.ids import NO_RESTART, OnDisk, PeerId, Restart, RunId
-from swarmnet.manifest.schema import Manifest
-from swarmnet.model.huggingface.checkpoint import opened, stage_shapes, tensor_in
-from swarmnet.state.checkpoint_info import CheckpointInfo
-from swarmnet.state.disk import CheckpointStore
-from swarmnet.state.pasts import Announced, of_one_past
-from swarmnet.state.restart import Holding, Restarts
+from swarmnet.ids import OnDisk, PeerId, RunId
+from swarmnet.model.huggingface.checkpoint import Shapes, opened, tensor_in
+from swarmnet.state.disk import CheckpointInfo, CheckpointStore
+from swarmnet.state.lineage import of_one_lineage
+from swarmnet.state.rollback import Holding, Rollbacks
 
 _DEEPEST = 6
 
@@ -33,26 +31,35 @@ class Kept:
     info: CheckpointInfo
 
 
-class Collection:
-    """All checkpoints of `run` below `directories`. bad: what cannot be used, and why."""
+class CollectedCheckpoints:
+    """All checkpoints of `run` below `directories`.
 
-    def __init__(self, manifest: Manifest, run: RunId, directories: Sequence[Path]) -> None:
-        self._manifest = manifest
+    Args:
+        shapes: each stage's parameters, by name.
+        allow_drop: may stages of the run have taken older states of their own (training.allow_drop)?
+    """
+
+    def __init__(
+        self, run: RunId, directories: Sequence[Path], shapes: Sequence[Shapes], *, allow_drop: bool = False
+    ) -> None:
+        self._shapes = shapes
         self._kept: dict[tuple[int, int], list[Kept]] = {}
         self.bad: list[BadCheckpoint] = []
+        """What cannot be used, and why."""
         found: list[tuple[Holding, list[Kept]]] = []
         for directory in _homes(directories, run):
             store = CheckpointStore(directory, run)
-            for stage in range(manifest.cut.stages):
+            for stage in range(len(shapes)):
                 there = store.found(stage)
                 self.bad += there.bad
                 found.append((Holding(PeerId(str(directory)), stage), [Kept(store, info) for info in there.good]))
         announced = [
             (held, tuple(OnDisk(each.info.version, each.info.restart) for each in kept)) for held, kept in found
         ]
-        for (_, kept), usable in zip(found, usable_together(manifest, announced, NO_RESTART), strict=True):
+        usable = of_one_lineage(announced, Rollbacks(len(shapes), allow_drop=allow_drop))
+        for (_, kept), holding in zip(found, usable, strict=True):
             for each in kept:
-                if each.info.version in usable.disk:
+                if each.info.version in holding.disk:
                     self._kept.setdefault((each.info.stage, each.info.version), []).append(each)
 
     def newest(self) -> int:
@@ -68,17 +75,14 @@ class Collection:
 
     def stages(self, version: int) -> Iterator[dict[str, Tensor]]:
         """Each stage's weights of `version`, by name, verified. Raises UsageError if a stage has none that is sound."""
-        manifest = self._manifest
-        stages = stage_shapes(manifest.model, manifest.cut, manifest.training.sequence_length)
-        for stage, shapes in enumerate(stages):
+        for stage, shapes in enumerate(self._shapes):
             path = self._sound(stage, version)
             with opened(path) as content:
                 yield {name: tensor_in(content, path, name, shape) for name, shape in shapes.items()}
 
     def _versions(self) -> list[set[int]]:
         """By stage."""
-        stages = range(self._manifest.cut.stages)
-        return [{version for at, version in self._kept if at == stage} for stage in stages]
+        return [{version for at, version in self._kept if at == stage} for stage in range(len(self._shapes))]
 
     def _whole(self) -> set[int]:
         return set.intersection(*self._versions())
@@ -97,20 +101,6 @@ class Collection:
             f"no sound checkpoint of stage {stage} at step {version} is here{why}; "
             f"{f'whole: {_listed(others, 12)}' if others else 'nor is another step here whole'}"
         )
-
-
-def usable_together(manifest: Manifest, announced: Sequence[Announced], current: Restart) -> list[Holding]:
-    """Which of the checkpoints announced by several may be put together; in their order."""
-    training = manifest.training
-    rules = Restarts(
-        manifest.cut.stages,
-        training.total_steps,
-        settle_s=0.0,
-        lost_s=0.0,
-        allow_drop=training.allow_drop,
-        current=current,
-    )
-    return of_one_past(announced, current, rules.common)
 
 
 def _homes(directories: Sequence[Path], run: RunId) -> list[Path]:

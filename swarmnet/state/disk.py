@@ -1,34 +1,113 @@
-"""Checkpoints on disk: each is whole, named as bad with a reason, or absent. Blocking; call it beside the event loop.
+"""Checkpoints on disk: each is whole, named as bad with a reason, or absent.
 
 A checkpoint is two files, `stage-S-step-V.safetensors` and the JSON that vouches for it, and sometimes `.owed`: what
 this peer's averaging codec owed then, which is nobody else's. Each is written to a temporary file, synced, renamed, and
 the directory synced; the JSON last, so that it makes the checkpoint exist. What is read is not trusted: regular files
 only, sizes before contents, and the digest before anybody sees a byte.
 
-One process writes a directory at a time (net.identity holds the lock), and one writer a stage. Knows no engine and
-decides nothing about when to write or what to keep.
+`CheckpointStore` blocks; `DirectoryDisk` runs it on threads. One process writes a directory at a time (net.identity
+holds the lock). Knows no engine and decides nothing about when to write or what to keep.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import datetime
 import errno
 import hashlib
 import io
 import os
+import re
 import stat
+import threading
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated, Literal, Protocol
 
+from pydantic import Field, ValidationError
+
+from swarmnet.config.table import Count, Table
 from swarmnet.errors import BadCheckpoint
-from swarmnet.ids import RunId
-from swarmnet.state.checkpoint_info import MAX_JSON_BYTES, CheckpointInfo, file_name, parse_info, parse_name
-from swarmnet.state.cut import StateHeader
+from swarmnet.ids import Chain, Restart, RunId
+from swarmnet.state.header import StateHeader
+
+MAX_JSON_BYTES = 64 << 10
 
 _CHUNK = 4 << 20
 _TEMPORARY = ".tmp"
+_NAME = re.compile(r"stage-(0|[1-9][0-9]{0,15})-step-(0|[1-9][0-9]{0,15})\.(json|safetensors|owed)")
+_Hex64 = Annotated[str, Field(pattern=r"\A[0-9a-f]{64}\z")]
+_Name = Annotated[str, Field(max_length=256)]
+
+
+class CheckpointInfo(Table):
+    """What the JSON beside a checkpoint says of it."""
+
+    format: Literal[1] = 1
+    run: _Hex64
+    stage: Count
+    version: Count
+    chain: _Hex64
+    """Which commits led here."""
+    before: _Hex64
+    """Which led to one version earlier."""
+    term_chain: _Hex64
+    restart_number: Count
+    """Of the restart of the run that the state descends from; 0 if there was none."""
+    restart_version: Count
+    num_bytes: Count
+    sha256: _Hex64
+    numerics: _Name = ""
+    written_at: Annotated[str, Field(max_length=64)] = ""
+    owner: _Name = ""
+    """The peer that wrote it. What its averaging codec owed is of no use to another."""
+    owed_bytes: Count = 0
+    owed_sha256: Annotated[str, Field(pattern=r"\A([0-9a-f]{64})?\z")] = ""
+    """Empty: it owed nothing."""
+
+    @classmethod
+    def of(
+        cls,
+        run: RunId,
+        stage: int,
+        header: StateHeader,
+        data: bytes | memoryview,
+        owed: bytes | memoryview | None = None,
+        *,
+        numerics: str = "",
+        written_at: str = "",
+        owner: str = "",
+    ) -> CheckpointInfo:
+        """What a checkpoint of `data`, the state at `header`, has to say of itself, and of what is owed beside it."""
+        return cls(
+            run=run,
+            stage=stage,
+            version=header.version,
+            chain=header.chain,
+            before=header.before,
+            term_chain=header.term_chain,
+            restart_number=header.restart.number,
+            restart_version=header.restart.version,
+            num_bytes=len(data),
+            sha256=hashlib.sha256(data).hexdigest(),
+            numerics=numerics,
+            written_at=written_at,
+            owner=owner,
+            owed_bytes=0 if owed is None else len(owed),
+            owed_sha256="" if owed is None else hashlib.sha256(owed).hexdigest(),
+        )
+
+    @property
+    def restart(self) -> Restart:
+        """The restart that the state descends from."""
+        return Restart(self.restart_number, self.restart_version)
+
+    @property
+    def header(self) -> StateHeader:
+        """Where a replica stands that has loaded it."""
+        return StateHeader(self.version, Chain(self.chain), Chain(self.before), Chain(self.term_chain), self.restart)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +116,103 @@ class Found:
 
     good: tuple[CheckpointInfo, ...] = ()
     bad: tuple[BadCheckpoint, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What came of writing a checkpoint. `problem` says in words why it is not on disk; None: it is."""
+
+    info: CheckpointInfo
+    problem: str | None = None
+
+    @property
+    def on_disk(self) -> bool:
+        """Is it there?"""
+        return self.problem is None
+
+
+class Disk(Protocol):
+    """Where the checkpoints of a run lie: a directory, or in the simulator a dictionary."""
+
+    def path(self, stage: int, version: int) -> str:
+        """Where a checkpoint lies or would lie, for people."""
+        ...
+
+    async def open(self, stage: int) -> Found:
+        """Tidy up after a crash, and say what is there, verified."""
+        ...
+
+    async def write(
+        self, stage: int, header: StateHeader, data: bytes | memoryview, owed: bytes | memoryview | None
+    ) -> Written:
+        """Put a checkpoint on disk, in place of one of the same version. owed: see `Summation.memory`."""
+        ...
+
+    async def retain(self, stage: int, versions: Collection[int]) -> str | None:
+        """Delete the stage's checkpoints but these. Returns what went wrong, in words."""
+        ...
+
+    async def load(self, stage: int, version: int) -> tuple[CheckpointInfo, memoryview]:
+        """One checkpoint, verified. Raises BadCheckpoint."""
+        ...
+
+    async def owed(self, stage: int, version: int) -> memoryview | None:
+        """What was owed at that checkpoint, verified, None for nothing. Raises BadCheckpoint."""
+        ...
+
+
+class DirectoryDisk:
+    """A `CheckpointStore`, on threads. One writes at a time, also if whoever waited for the one before has given up."""
+
+    def __init__(self, store: CheckpointStore) -> None:
+        self.store = store
+        self._one_writes = threading.Lock()
+
+    def path(self, stage: int, version: int) -> str:
+        return str(self.store.data_path(stage, version))
+
+    async def open(self, stage: int) -> Found:
+        return await asyncio.to_thread(self._open, stage)
+
+    async def write(
+        self, stage: int, header: StateHeader, data: bytes | memoryview, owed: bytes | memoryview | None
+    ) -> Written:
+        return await asyncio.to_thread(self._write, stage, header, data, owed)
+
+    async def retain(self, stage: int, versions: Collection[int]) -> str | None:
+        return await asyncio.to_thread(self._retain, stage, frozenset(versions))
+
+    async def load(self, stage: int, version: int) -> tuple[CheckpointInfo, memoryview]:
+        return await asyncio.to_thread(self.store.load, stage, version)
+
+    async def owed(self, stage: int, version: int) -> memoryview | None:
+        return await asyncio.to_thread(self.store.owed, stage, version)
+
+    def _open(self, stage: int) -> Found:
+        with contextlib.suppress(OSError):  # a disk that cannot be written can be read
+            self.store.clean(stage)
+        return self.store.verified(stage)
+
+    def _write(
+        self, stage: int, header: StateHeader, data: bytes | memoryview, owed: bytes | memoryview | None
+    ) -> Written:
+        with self._one_writes:
+            info = self.store.describe(stage, header, data, owed)
+            try:
+                self.store.write(info, data, owed)
+            except OSError as error:
+                return Written(info, error.strerror or str(error))
+            return Written(info)
+
+    def _retain(self, stage: int, versions: frozenset[int]) -> str | None:
+        store = self.store
+        with self._one_writes:
+            try:
+                store.remove(stage, [old.version for old in store.found(stage).good if old.version not in versions])
+                store.remove_leftovers(stage, below=min(versions, default=0))
+            except OSError as error:
+                return f"older checkpoints cannot be deleted: {error.strerror or error}"
+        return None
 
 
 class CheckpointStore:
@@ -51,15 +227,15 @@ class CheckpointStore:
 
     def data_path(self, stage: int, version: int) -> Path:
         """Where the data of a checkpoint lies."""
-        return self.folder / file_name(stage, version, "safetensors")
+        return self.folder / f"stage-{stage}-step-{version}.safetensors"
 
     def info_path(self, stage: int, version: int) -> Path:
         """Where the JSON of a checkpoint lies."""
-        return self.folder / file_name(stage, version, "json")
+        return self.folder / f"stage-{stage}-step-{version}.json"
 
     def owed_path(self, stage: int, version: int) -> Path:
         """Where it lies what the averaging codec owed at a checkpoint."""
-        return self.folder / file_name(stage, version, "owed")
+        return self.folder / f"stage-{stage}-step-{version}.owed"
 
     # ------------------------------------------------------------ reading
 
@@ -137,8 +313,8 @@ class CheckpointStore:
         """version -> parts that are there. Raises OSError."""
         versions: dict[int, set[str]] = {}
         for name in os.listdir(self.folder) if self.folder.exists() else ():
-            if (parsed := parse_name(name)) is not None and parsed[0] == stage:
-                versions.setdefault(parsed[1], set()).add(parsed[2])
+            if (match := _NAME.fullmatch(name)) and int(match[1]) == stage:
+                versions.setdefault(int(match[2]), set()).add(match[3])
         return versions
 
     def _info(self, stage: int, version: int) -> CheckpointInfo:
@@ -147,7 +323,7 @@ class CheckpointStore:
             if num_bytes > MAX_JSON_BYTES:
                 raise BadCheckpoint(path, f"{num_bytes} bytes, far more than a checkpoint's JSON has")
             text = file.read(MAX_JSON_BYTES)
-        info = parse_info(text, path, run=self._run, stage=stage, version=version)
+        info = _parsed(text, path, run=self._run, stage=stage, version=version)
         with self._data(info):
             return info
 
@@ -170,23 +346,10 @@ class CheckpointStore:
     def describe(
         self, stage: int, header: StateHeader, data: bytes | memoryview, owed: bytes | memoryview | None = None
     ) -> CheckpointInfo:
-        """What a checkpoint of `data`, the state at `header`, has to say of itself, and of what is owed beside it."""
-        return CheckpointInfo(
-            run=self._run,
-            stage=stage,
-            version=header.version,
-            chain=header.chain,
-            before=header.before,
-            term_chain=header.term_chain,
-            restart_number=header.restart.number,
-            restart_version=header.restart.version,
-            num_bytes=len(data),
-            sha256=hashlib.sha256(data).hexdigest(),
-            numerics=self._numerics,
-            written_at=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-            owner=self._owner,
-            owed_bytes=0 if owed is None else len(owed),
-            owed_sha256="" if owed is None else hashlib.sha256(owed).hexdigest(),
+        """What the JSON of a checkpoint that is written here now has to say."""
+        now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+        return CheckpointInfo.of(
+            self._run, stage, header, data, owed, numerics=self._numerics, written_at=now, owner=self._owner
         )
 
     def write(self, info: CheckpointInfo, data: bytes | memoryview, owed: bytes | memoryview | None = None) -> None:
@@ -221,12 +384,9 @@ class CheckpointStore:
     def remove(self, stage: int, versions: Collection[int]) -> None:
         """Delete these checkpoints; the JSON first, so that none is left half. Raises OSError."""
         for version in versions:
-            for path in (
-                self.info_path(stage, version),
-                self.owed_path(stage, version),
-                self.data_path(stage, version),
-            ):
-                path.unlink(missing_ok=True)
+            self.info_path(stage, version).unlink(missing_ok=True)
+            self.owed_path(stage, version).unlink(missing_ok=True)
+            self.data_path(stage, version).unlink(missing_ok=True)
 
     def remove_leftovers(self, stage: int, *, below: int) -> None:
         """Delete what is older than version `below` and no checkpoint: nobody will repair it. Raises OSError."""
@@ -237,6 +397,21 @@ class CheckpointStore:
         """Delete what interrupted writes have left. Call it before the stage's first write. Raises OSError."""
         for path in self.folder.glob(f".stage-{stage}-step-*{_TEMPORARY}"):
             path.unlink(missing_ok=True)
+
+
+def _parsed(text: bytes, path: Path, *, run: RunId, stage: int, version: int) -> CheckpointInfo:
+    """Read the JSON found at `path`. Raises BadCheckpoint unless it is about exactly this run, stage and version."""
+    try:
+        info = CheckpointInfo.model_validate_json(text)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(map(str, first["loc"]))
+        raise BadCheckpoint(path, f"not a checkpoint's JSON: {where and where + ': '}{first['msg']}"[:300]) from error
+    if info.run != run:
+        raise BadCheckpoint(path, f"of another run ({info.run[:12]}, not {run[:12]})")
+    if (info.stage, info.version) != (stage, version):
+        raise BadCheckpoint(path, f"speaks of stage {info.stage}, step {info.version}: the file was renamed")
+    return info
 
 
 @contextlib.contextmanager

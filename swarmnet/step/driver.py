@@ -18,7 +18,7 @@ from swarmnet.ids import PeerId, Restart, RoundId
 from swarmnet.messages import Commit, Control, Finished, Heartbeat, Measure, Round, Stamp
 from swarmnet.pipeline.execution import Execution
 from swarmnet.pipeline.recovery import Spawn
-from swarmnet.stage.engine import Engine, Stash
+from swarmnet.stage.seams import Compute, Stash
 from swarmnet.step import actions as act
 from swarmnet.step.actions import Action
 from swarmnet.step.member import Member
@@ -64,7 +64,7 @@ class StepDriver:
         member: Member,
         *,
         transport: Transport,
-        engine: Engine,
+        engine: Compute,
         exchange: Exchange,
         listener: Listener,
         spawn: Spawn,

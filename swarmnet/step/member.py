@@ -425,7 +425,7 @@ class Member:
 
     def _on_heartbeat(self, peer: PeerId, beat: Heartbeat, now: float) -> list[Action]:
         if beat.stamp.restart != self.restart:
-            self.view.forget(peer)  # it has no say here; who goes where is not for one to say (state/restart.py)
+            self.view.forget(peer)  # it has no say here; who goes where is not for one to say (state/rollback.py)
             return []
         stood = self._stands(peer, now)
         fresh = self.view.hear(peer, beat, now=now)

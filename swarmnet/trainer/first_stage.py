@@ -15,7 +15,7 @@ from swarmnet.net.records import nobody_serves, unserved
 from swarmnet.pipeline.caller import Caller
 from swarmnet.pipeline.inputs import AnswerCheck
 from swarmnet.pipeline.router import AdaptiveTimeout, Router, RoutingRule, least_time
-from swarmnet.state.restart import MAX_RESTARTS_AHEAD
+from swarmnet.state.rollback import MAX_RESTARTS_AHEAD
 from swarmnet.transport import Transport
 
 

@@ -2,7 +2,7 @@
 
 Layout: uint64 number of runs; per run a uint64, the number of its elements times 256 plus its codec's number; then each
 run under its own codec, padded with zeros to a multiple of 8 bytes. Every element has its run's error. Which elements
-go under which codec is the encoder's choice (`stage.codec_choice`); runs of no elements, or more of them than
+go under which codec is the encoder's choice (`sums.sum_codec`); runs of no elements, or more of them than
 4 + N / 1024, are not written and are refused. Neighbours may be of one codec: a run begins a codec's blocks anew.
 """
 

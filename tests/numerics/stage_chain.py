@@ -13,14 +13,15 @@ import torch
 
 from swarmnet.data.sampler import Sampler
 from swarmnet.data.tokens import Tokens
+from swarmnet.engine.compute_thread import ComputeThread
+from swarmnet.engine.torch_engine import TorchEngine
 from swarmnet.ids import Ballot, Chain, PeerId, RoundId
 from swarmnet.manifest.schema import Averaging, Cut, Manifest, Model, Numerics, Optimizer, Training
 from swarmnet.messages import Commit, Packed
-from swarmnet.stage.compute import ComputeThread
+from swarmnet.peer.engines import torch_engine
 from swarmnet.stage.device_backend import DeviceBackend
-from swarmnet.stage.engine import Contribution, Stash
 from swarmnet.stage.passes import MemoryPolicy
-from swarmnet.stage.torch_engine import TorchEngine
+from swarmnet.stage.seams import Contribution, Stash
 from swarmnet.wire import codecs
 
 MODEL = Model(
@@ -86,7 +87,7 @@ class StageChain:
         self.manifest, self.tokens = manifest, text(manifest.model.vocab_size)
         self.engines = [
             [
-                TorchEngine(manifest, stage, compute, DeviceBackend(manifest, stage, device=device, memory=each))
+                torch_engine(manifest, stage, compute, DeviceBackend(manifest, stage, device=device, memory=each))
                 for each in memory or [MemoryPolicy()] * replicas
             ]
             for stage in range(manifest.cut.stages)
@@ -145,7 +146,7 @@ class StageChain:
         commits = []
         for stage, replicas in enumerate(self.engines):
             await self.all_reduce(replicas, parts)
-            installed = {await engine.seal() for engine in replicas}
+            installed = {await engine.sums.seal() for engine in replicas}
             assert len(installed) == 1
             digest, square = installed.pop()
             commits.append(commit(stage, self.step_number, digest, loss, num_tokens, square))
@@ -157,14 +158,14 @@ class StageChain:
     async def all_reduce(self, replicas: Sequence[TorchEngine], parts: int) -> None:
         """A round of one stage up to `seal`, every phase of it in `parts` parts."""
         for engine in replicas:
-            await engine.open_round(ROUND)
-            await engine.open_sum()
-        for phase, span in enumerate(itertools.pairwise(itertools.accumulate(replicas[0].phases, initial=0))):
+            await engine.sums.open_round(ROUND)
+            await engine.sums.open_sum()
+        for phase, span in enumerate(itertools.pairwise(itertools.accumulate(replicas[0].sums.phases, initial=0))):
             for engine in replicas if phase else ():
-                await engine.next_phase()
+                await engine.sums.next_phase()
             for start, packed in await self.reduced(replicas, parts, span):
                 for engine in replicas:
-                    await engine.put(start, packed)
+                    await engine.sums.put(start, packed)
 
     async def reduced(
         self, replicas: Sequence[TorchEngine], parts: int, span: tuple[int, int]
@@ -176,9 +177,9 @@ class StageChain:
             (
                 start,
                 (
-                    await replicas[part % len(replicas)].reduce(
+                    await replicas[part % len(replicas)].sums.reduce(
                         [
-                            Contribution(PeerId(f"replica{place}"), 1, await engine.contribution(start, stop))
+                            Contribution(PeerId(f"replica{place}"), 1, await engine.sums.contribution(start, stop))
                             for place, engine in enumerate(replicas)
                         ],
                         start,

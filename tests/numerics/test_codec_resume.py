@@ -11,13 +11,13 @@ import pytest
 import torch
 from stage_chain import StageChain, compute_thread, tiny
 
+from swarmnet.engine.torch_engine import TorchEngine
 from swarmnet.errors import BadCheckpoint
 from swarmnet.ids import Chain, RunId
 from swarmnet.manifest.schema import Averaging, Manifest, Model
-from swarmnet.stage.torch_engine import TorchEngine
-from swarmnet.state.checkpoints import Checkpointer, CheckpointPlan, DirectoryDisk
-from swarmnet.state.cut import StateHeader
-from swarmnet.state.disk import CheckpointStore
+from swarmnet.state.checkpoints import Checkpointer, CheckpointSchedule
+from swarmnet.state.disk import CheckpointStore, DirectoryDisk
+from swarmnet.state.header import StateHeader
 
 RUN, KILLED, LAST = RunId("a1" * 32), 3, 6
 HASH = Chain("00" * 32)
@@ -35,9 +35,11 @@ class Kept:
             engine: Checkpointer(
                 stage,
                 engine,
+                engine.sums,
                 self._where,
                 DirectoryDisk(CheckpointStore(folder / f"{stage}-{place}", RUN, owner=f"{stage}-{place}")),
-                CheckpointPlan(KILLED, LAST, 3),
+                CheckpointSchedule(every=KILLED, last=LAST),
+                keep=3,
                 on_event=lambda event, fields: self.said.append({"event": event, **fields}),
             )
             for stage, replicas in enumerate(chain.engines)
@@ -60,7 +62,7 @@ class Kept:
             await engine.restore(data, version=version)
             owed = await checkpointer.owed(version)
             if owed is not None:
-                await engine.recall(owed)
+                await engine.sums.recall(owed)
         self.chain.step_number = version
 
 
@@ -74,7 +76,7 @@ def bits(chain: StageChain) -> list[torch.Tensor]:
     found = []
     for engine in (engine for replicas in chain.engines for engine in replicas):
         found += [parameter.detach().clone() for parameter in engine._state.newest]
-        found += [tensor.clone() for tensor in engine._sum._codec.memory.values()]
+        found += [tensor.clone() for tensor in engine.sums.codec.memory.values()]
     return found
 
 
@@ -135,8 +137,8 @@ def test_a_joiner_owes_nothing_whoever_it_has_its_state_from(tmp_path: Path) -> 
         donor: TorchEngine = chain.engines[0][0]
         joiner: TorchEngine = new().engines[0][0]
         await joiner.restore(bytes(await donor.snapshot()), version=2)
-        residual = joiner._sum._codec.memory["averaging.residual"]
-        assert not bool(residual.any()) and bool(donor._sum._codec.memory["averaging.residual"].any())
+        residual = joiner.sums.codec.memory["averaging.residual"]
+        assert not bool(residual.any()) and bool(donor.sums.codec.memory["averaging.residual"].any())
         checkpointer = Kept(chain, tmp_path).checkpoints[donor]
         await checkpointer.write_now()
         foreign = CheckpointStore(tmp_path / "0-0", RUN, owner="joiner")

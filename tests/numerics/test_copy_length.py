@@ -10,19 +10,20 @@ from types import SimpleNamespace
 import pytest
 from stage_chain import StageChain, compute_thread, tiny
 
+from swarmnet.engine.torch_engine import TorchEngine
 from swarmnet.errors import NoReplica, UsageError
 from swarmnet.ids import NO_RESTART, Chain, PeerId, RunId
 from swarmnet.manifest.schema import Averaging
 from swarmnet.messages import Answer, Packed, Request, SnapshotRequest, TrailRequest, TrailStep
 from swarmnet.peer import gather
+from swarmnet.peer.engines import torch_engine
 from swarmnet.peer.restoring import Footing, Restoring
 from swarmnet.simulate.signer import SimulatedSigner
 from swarmnet.stage.device_backend import DeviceBackend
-from swarmnet.stage.torch_engine import TorchEngine
-from swarmnet.state import fetch
-from swarmnet.state.copies import Seal
-from swarmnet.state.cut import StateHeader
-from swarmnet.state.handover import Donor
+from swarmnet.state import snapshot_fetch
+from swarmnet.state.header import StateHeader
+from swarmnet.state.snapshot_index import Seal
+from swarmnet.state.snapshot_source import Donor
 from swarmnet.step.gate import Shape
 
 RUN, CHAIN, MATE, ME = RunId("7" * 64), Chain("00" * 32), PeerId("mate"), PeerId("me")
@@ -94,7 +95,7 @@ async def gathered(chain: StageChain, mate: Mate) -> memoryview:
 
 @pytest.mark.parametrize("averaging", SYNCS.values(), ids=SYNCS)
 def test_a_mate_is_believed_to_the_byte(averaging: Averaging, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fetch, "_PATIENCE_S", 0.0)  # a mate that is refused is the only one: no use in waiting
+    monkeypatch.setattr(snapshot_fetch, "_PATIENCE_S", 0.0)  # a mate that is refused is the only one: no use in waiting
 
     async def story() -> None:
         async with compute_thread() as compute:
@@ -102,7 +103,7 @@ def test_a_mate_is_believed_to_the_byte(averaging: Averaging, monkeypatch: pytes
             for step in range(STEPS):
                 await chain.step(random.Random(step))
             donor = chain.engines[STAGE][0]
-            joiner = TorchEngine(chain.manifest, STAGE, compute, DeviceBackend(chain.manifest, STAGE))
+            joiner = torch_engine(chain.manifest, STAGE, compute, DeviceBackend(chain.manifest, STAGE))
             await restored(joiner, Mate(donor))
             assert await joiner.snapshot() == await donor.snapshot() == await gathered(chain, Mate(donor))
             with pytest.raises(NoReplica, match="a copy larger than this stage"):

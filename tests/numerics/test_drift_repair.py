@@ -10,11 +10,11 @@ import pytest
 import torch
 from stage_chain import StageChain, compute_thread, tiny
 
+from swarmnet.engine.torch_engine import TorchEngine
 from swarmnet.ids import Chain, PeerId
 from swarmnet.manifest.schema import Averaging
 from swarmnet.messages import Heartbeat, Measure, Stamp
 from swarmnet.stage.snapshot import digest
-from swarmnet.stage.torch_engine import TorchEngine
 from swarmnet.step.drift import Drift, DriftRules, Verdict
 from swarmnet.step.view import Timers, View
 

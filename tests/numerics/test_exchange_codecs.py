@@ -11,15 +11,16 @@ import torch
 from stage_chain import commit, compute_thread, tiny
 
 from swarmnet.averaging.exchange import Exchange
+from swarmnet.engine.compute_thread import ComputeThread
+from swarmnet.engine.torch_engine import TorchEngine
 from swarmnet.errors import BadMessage, PeerGone
 from swarmnet.ids import Ballot, Chain, Generation, PeerId, RoundId
 from swarmnet.manifest.schema import Averaging, Manifest, Model
 from swarmnet.messages import Answer, Finished, Packed, Part, Request, Round, Stamp
+from swarmnet.peer.engines import torch_engine
 from swarmnet.stage.accumulator import Accumulator
-from swarmnet.stage.compute import ComputeThread
 from swarmnet.stage.device_backend import DeviceBackend
-from swarmnet.stage.feedback import Feedback
-from swarmnet.stage.torch_engine import TorchEngine
+from swarmnet.sums.feedback import Feedback
 
 MODEL = Model(
     vocab_size=64, hidden_size=64, intermediate_size=112, num_layers=2, num_heads=4, num_kv_heads=4, head_dim=16
@@ -46,7 +47,7 @@ class Member:
 
     @property
     def feedback(self) -> Feedback:
-        feedback = self.engine._sum._codec.feedback
+        feedback = self.engine.sums.codec.feedback
         assert feedback is not None
         return feedback
 
@@ -55,13 +56,16 @@ class Members:
     """Replicas of one stage that call each other directly. `fails` says which calls break."""
 
     def __init__(self, manifest: Manifest, compute: ComputeThread) -> None:
+        self.manifest, self.compute = manifest, compute
         self.fails: Callable[[PeerId, Part], bool] = lambda peer, part: False
         self.all: dict[PeerId, Member] = {}
         for place, peer in enumerate(PEERS):
-            engine = TorchEngine(manifest, 0, compute, DeviceBackend(manifest, 0))
-            gradient = torch.randn(engine.num_elements, generator=torch.Generator().manual_seed(place)) * 10.0**place
+            engine = torch_engine(manifest, 0, compute, DeviceBackend(manifest, 0))
+            gradient = (
+                torch.randn(engine.sums.num_elements, generator=torch.Generator().manual_seed(place)) * 10.0**place
+            )
             self.fill(engine._accumulators[0], engine, gradient)
-            exchange = Exchange(peer, engine, self, lambda stamp, number: None, num_tokens=10, running_s=0.05)
+            exchange = Exchange(peer, engine.sums, self, lambda stamp, number: None, num_tokens=10, running_s=0.05)
             self.all[peer] = Member(engine, exchange, gradient)
 
     @staticmethod
@@ -94,7 +98,7 @@ class Members:
             await member.engine.apply([done])
 
     def total(self, peer: PeerId = PEERS[0]) -> torch.Tensor:
-        return self.all[peer].engine._sum._sum.flat.double()
+        return self.all[peer].engine.sums._sum.flat.double()
 
 
 def play(codec: str, story: Callable[[Members], object]) -> None:
@@ -111,7 +115,7 @@ def test_all_hold_the_same_sum_and_it_is_near(codec: str) -> None:
     async def story(members: Members) -> None:
         told = await members.sum(round_of(1))
         assert told[0] == told[1] == told[2] and told[0].num_tokens == 30
-        sums = {member.engine._sum._sum.flat.numpy().tobytes() for member in members.all.values()}
+        sums = {member.engine.sums._sum.flat.numpy().tobytes() for member in members.all.values()}
         assert len(sums) == 1
         exact = sum(member.gradient.double() for member in members.all.values())
         near = {
@@ -151,7 +155,7 @@ def test_a_round_that_is_abandoned_half_way_changes_nothing(codec: str) -> None:
     """The first round breaks in its last phase, the second is of two, the third of all three is applied."""
 
     async def story(members: Members) -> None:
-        last = sum(members.all[PEERS[0]].engine.phases) - 1
+        last = sum(members.all[PEERS[0]].engine.sums.phases) - 1
         members.fails = lambda peer, part: part.kind == "reduced" and part.stop > last
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.5):
@@ -165,7 +169,7 @@ def test_a_round_that_is_abandoned_half_way_changes_nothing(codec: str) -> None:
         await members.apply(finished)
         residuals = [member.feedback.residual.clone() for member in members.all.values()]
 
-        undisturbed = Members(members.all[PEERS[0]].engine._manifest, members.all[PEERS[0]].engine._compute)
+        undisturbed = Members(members.manifest, members.compute)
         (expected, *_) = await undisturbed.sum(round_of(3))
         assert expected == finished and torch.equal(undisturbed.total(), total)
         await undisturbed.apply(expected)
@@ -180,8 +184,8 @@ def test_a_collected_sum_of_a_round_i_took_part_in_counts_as_sent(codec: str) ->
     async def story(members: Members) -> None:
         (finished, *_) = await members.sum(round_of(1))
         late, holder = members.all[PEERS[2]], members.all[PEERS[0]]
-        whole = await holder.engine.finished_sum(0, holder.engine.num_elements)
-        await late.engine.install([whole])
+        whole = await holder.engine.sums.finished_sum(0, holder.engine.sums.num_elements)
+        await late.engine.sums.install([whole])
         await members.apply(finished)
         assert bool(late.feedback.residual.any())
 
@@ -191,10 +195,10 @@ def test_a_collected_sum_of_a_round_i_took_part_in_counts_as_sent(codec: str) ->
 @pytest.mark.parametrize("codec", ["powersgd:2"])
 def test_directions_are_learned_by_all_that_summed(codec: str) -> None:
     async def story(members: Members) -> None:
-        before = members.all[PEERS[0]].engine._sum._codec.low_rank.directions
+        before = members.all[PEERS[0]].engine.sums.codec.low_rank.directions
         (finished, *_) = await members.sum(round_of(1))
         await members.apply(finished)
-        after = [member.engine._sum._codec.low_rank.directions for member in members.all.values()]
+        after = [member.engine.sums.codec.low_rank.directions for member in members.all.values()]
         assert torch.equal(after[0], after[1]) and torch.equal(after[0], after[2]) and not torch.equal(after[0], before)
 
     play(codec, story)
@@ -206,26 +210,26 @@ def test_what_is_owed_survives_a_restart_of_its_replica(codec: str) -> None:
         (finished, *_) = await members.sum(round_of(1))
         await members.apply(finished)
         old = members.all[PEERS[0]]
-        state, (version, owed) = await old.engine.snapshot(), await old.engine.memory()
+        state, (version, owed) = await old.engine.snapshot(), await old.engine.sums.memory()
         assert version == 1 and owed is not None
-        manifest = old.engine._manifest
-        new = TorchEngine(manifest, 0, old.engine._compute, DeviceBackend(manifest, 0))
+        manifest = members.manifest
+        new = torch_engine(manifest, 0, members.compute, DeviceBackend(manifest, 0))
         with pytest.raises(BadMessage, match="not the snapshot asked for"):
-            await new.recall(owed)  # not before its state is back
+            await new.sums.recall(owed)  # not before its state is back
         await new.restore(state, version=version)
-        assert not bool(new._sum._codec.feedback.residual.any())
-        await new.recall(owed)
-        assert torch.equal(new._sum._codec.feedback.residual, old.feedback.residual)
-        assert bytes((await new.memory())[1]) == bytes(owed)
+        assert not bool(new.sums.codec.feedback.residual.any())
+        await new.sums.recall(owed)
+        assert torch.equal(new.sums.codec.feedback.residual, old.feedback.residual)
+        assert bytes((await new.sums.memory())[1]) == bytes(owed)
         await new.restore(state, version=version)  # other state: what was owed was owed by another past
-        await new.open_round(round_of(9).id)
-        assert not bool(new._sum._codec.feedback.residual.any())
+        await new.sums.open_round(round_of(9).id)
+        assert not bool(new.sums.codec.feedback.residual.any())
 
     play(codec, story)
 
 
 def test_codecs_that_owe_nothing_save_nothing() -> None:
     async def story(members: Members) -> None:
-        assert await members.all[PEERS[0]].engine.memory() == (0, None)
+        assert await members.all[PEERS[0]].engine.sums.memory() == (0, None)
 
     play("int8", story)

@@ -18,7 +18,7 @@ from swarmnet.manifest.codec_names import named_by
 from swarmnet.manifest.schema import Averaging, Manifest, Wire
 from swarmnet.model import decoder
 from swarmnet.stage.optimizer import update_rule_of
-from swarmnet.stage.robust import rule_of
+from swarmnet.sums.reducer import rule_of
 from swarmnet.wire import codecs
 from swarmnet.wire.codec_contract import check_codec
 

@@ -13,8 +13,8 @@ from swarmnet.averaging.exchange import pieces
 from swarmnet.averaging.replay_log import ReplayLog
 from swarmnet.ids import Chain
 from swarmnet.messages import Commit, Finished, Part, Stamp
+from swarmnet.peer.engines import torch_engine
 from swarmnet.stage.device_backend import DeviceBackend
-from swarmnet.stage.torch_engine import TorchEngine
 
 STAGE, COPIED, LAST = 1, 2, 6
 
@@ -30,9 +30,9 @@ def test_an_old_copy_and_the_kept_sums_make_the_new_state(mode: str) -> None:
             manifest = tiny(2, mode=mode)
             chain, rng = StageChain(manifest, compute), random.Random(3)
             donor = chain.engines[STAGE][0]
-            joiner = TorchEngine(manifest, STAGE, compute, DeviceBackend(manifest, STAGE))
-            cut = pieces(0, donor.num_elements, donor.num_elements // 3 + 1)
-            trail = ReplayLog(donor, lambda: cut)
+            joiner = torch_engine(manifest, STAGE, compute, DeviceBackend(manifest, STAGE))
+            cut = pieces(0, donor.sums.num_elements, donor.sums.num_elements // 3 + 1)
+            trail = ReplayLog(donor.sums, lambda: cut)
             apply = donor.apply
 
             async def watched(commits: Sequence[Commit]) -> None:
@@ -60,8 +60,8 @@ def test_an_old_copy_and_the_kept_sums_make_the_new_state(mode: str) -> None:
                 parts = []
                 for start, stop in cut:
                     kept = trail.piece(Part(stamp(step), told.finished.id, "sum", start, stop))
-                    parts.append(kept.payload[0] if kept else await donor.finished_sum(start, stop))
-                digest, norm = await joiner.install(parts)
+                    parts.append(kept.payload[0] if kept else await donor.sums.finished_sum(start, stop))
+                digest, norm = await joiner.sums.install(parts)
                 assert (digest, norm) == (told.commits[STAGE].digest, told.commits[STAGE].grad_sq_norm)
                 await joiner.apply(told.commits)
             assert await joiner.snapshot() == await donor.snapshot(), "weights and moments, bit by bit"

@@ -15,13 +15,14 @@ from torch import Tensor
 
 from swarmnet.averaging.exchange import Exchange
 from swarmnet.averaging.grid import grid_of
+from swarmnet.engine.compute_thread import ComputeThread
+from swarmnet.engine.torch_engine import TorchEngine
 from swarmnet.errors import PeerGone
 from swarmnet.ids import Ballot, Chain, Generation, PeerId, RoundId
 from swarmnet.manifest.schema import Averaging, Manifest, Model
 from swarmnet.messages import Answer, Finished, Packed, Part, Request, Round, Stamp
-from swarmnet.stage.compute import ComputeThread
+from swarmnet.peer.engines import torch_engine
 from swarmnet.stage.device_backend import DeviceBackend
-from swarmnet.stage.torch_engine import TorchEngine
 
 MODEL = Model(
     vocab_size=64, hidden_size=64, intermediate_size=112, num_layers=1, num_heads=4, num_kv_heads=4, head_dim=16
@@ -48,12 +49,12 @@ class Members:
         self.gradients: dict[PeerId, Tensor] = {}
         self.heard: list[tuple[PeerId, str, dict[str, object]]] = []
         for place, peer in enumerate(PEERS):
-            engine = TorchEngine(manifest, 0, compute, DeviceBackend(manifest, 0))
-            self.gradients[peer] = torch.randn(engine.num_elements, generator=torch.Generator().manual_seed(place))
+            engine = torch_engine(manifest, 0, compute, DeviceBackend(manifest, 0))
+            self.gradients[peer] = torch.randn(engine.sums.num_elements, generator=torch.Generator().manual_seed(place))
             self.engines[peer] = engine
             self.exchanges[peer] = Exchange(
                 peer,
-                engine,
+                engine.sums,
                 self,
                 lambda stamp, number: None,
                 num_tokens=TOKENS,
@@ -85,7 +86,7 @@ class Members:
                 for peer, _, indexes in current.contributions
             ]
         assert len({task.result() for task in tasks}) == 1
-        bits = {self.engines[peer]._sum._sum.flat.numpy().tobytes() for peer in current.receivers}
+        bits = {self.engines[peer].sums._sum.flat.numpy().tobytes() for peer in current.receivers}
         assert len(bits) == 1, "whatever was lost, all hold the same"
         return tasks[0].result()
 
@@ -111,10 +112,10 @@ class Members:
             await self.engines[peer].apply([done])
 
     def total(self) -> Tensor:
-        return self.engines[PEERS[0]]._sum._sum.flat.double()
+        return self.engines[PEERS[0]].sums._sum.flat.double()
 
     def owed(self, peers: Collection[PeerId]) -> Tensor:
-        feedbacks = [self.engines[peer]._sum._codec.feedback for peer in peers]
+        feedbacks = [self.engines[peer].sums.codec.feedback for peer in peers]
         return sum((feedback.residual.double() for feedback in feedbacks if feedback is not None), torch.zeros(()))
 
     def computed(self, peers: Collection[PeerId]) -> Tensor:
@@ -190,7 +191,7 @@ def test_so_it_is_where_sums_of_the_round_before_are_kept(codec: str) -> None:
 @pytest.mark.parametrize("reducer", ["norm_clip", "centered_clip"])
 def test_a_liar_is_found_in_its_row_and_the_row_is_weighed_by_its_microbatches(reducer: str) -> None:
     async def story(members: Members) -> None:
-        shared = torch.randn(members.engines[PEERS[0]].num_elements, generator=torch.Generator().manual_seed(9))
+        shared = torch.randn(members.engines[PEERS[0]].sums.num_elements, generator=torch.Generator().manual_seed(9))
         for peer in PEERS:
             members.engines[peer].void()
             members.gradients[peer] = shared + 0.1 * members.gradients[peer]

@@ -21,8 +21,8 @@ from swarmnet.manifest.file import load, run_id, to_toml
 from swarmnet.manifest.schema import Manifest, Model
 from swarmnet.model.decoder import StageModule
 from swarmnet.model.whole import generate
-from swarmnet.state.cut import StateHeader
 from swarmnet.state.disk import CheckpointStore
+from swarmnet.state.header import StateHeader
 
 MODEL = Model(
     vocab_size=61,

@@ -24,8 +24,8 @@ from swarmnet.manifest.file import load
 from swarmnet.manifest.schema import Manifest
 from swarmnet.model.huggingface import checkpoint
 from swarmnet.peer.beginning import Beginning
+from swarmnet.peer.engines import torch_engine
 from swarmnet.stage.device_backend import DeviceBackend
-from swarmnet.stage.torch_engine import TorchEngine
 
 SMALL = (
     "--set training.sequence_length=16 --set training.microbatches=2 --set training.microbatch_size=2 "
@@ -74,7 +74,7 @@ def test_the_first_loss_is_that_of_transformers_and_the_swarm_is_the_single_proc
             chain.tokens = tokens
             chain.engines = [
                 [
-                    TorchEngine(
+                    torch_engine(
                         manifest,
                         stage,
                         compute,

@@ -13,12 +13,12 @@ import torch
 from stage_chain import ROUND, StageChain, commit, compute_thread, tiny
 from torch import Tensor
 
+from swarmnet.engine.torch_engine import TorchEngine
 from swarmnet.errors import BadMessage
 from swarmnet.ids import Ballot, PeerId, RoundId
 from swarmnet.manifest.schema import Averaging, Manifest
 from swarmnet.messages import Commit
-from swarmnet.stage.engine import Contribution, OuterStep
-from swarmnet.stage.torch_engine import TorchEngine
+from swarmnet.stage.seams import Contribution, OuterStep
 from swarmnet.wire import codecs
 
 Scenario = Callable[[StageChain], Coroutine[Any, Any, None]]
@@ -53,24 +53,24 @@ async def a_round(chain: StageChain, members: Sequence[int], shares: Sequence[Se
     """These members of the only stage sum; private phases in pairs of neighbours."""
     engines = [chain.engines[0][member] for member in members]
     for engine in engines:
-        await engine.open_round(ROUND)
-        await engine.open_sum()
-    private = engines[0].private_phases
-    for phase, (start, stop) in enumerate(itertools.pairwise(itertools.accumulate(engines[0].phases, initial=0))):
+        await engine.sums.open_round(ROUND)
+        await engine.sums.open_sum()
+    private = engines[0].sums.private_phases
+    for phase, (start, stop) in enumerate(itertools.pairwise(itertools.accumulate(engines[0].sums.phases, initial=0))):
         for engine in engines if phase else ():
-            await engine.next_phase()
+            await engine.sums.next_phase()
         places = tuple(range(len(engines)))
         for group in [places[at : at + 2] for at in range(0, len(places), 2)] if phase < private else [places]:
             weights = {place: 1 if phase < private else len(shares[members[place]]) for place in group}
             given = [
-                Contribution(PeerId(f"{place}"), weight, await engines[place].contribution(start, stop))
+                Contribution(PeerId(f"{place}"), weight, await engines[place].sums.contribution(start, stop))
                 for place, weight in weights.items()
                 if weight
             ]
-            reduced = (await engines[group[0]].reduce(given, start, stop)).packed
+            reduced = (await engines[group[0]].sums.reduce(given, start, stop)).packed
             for place in group:
-                await engines[place].put(start, reduced)
-    sealed = {await engine.seal() for engine in engines}
+                await engines[place].sums.put(start, reduced)
+    sealed = {await engine.sums.seal() for engine in engines}
     assert len(sealed) == 1
     return sealed.pop()
 
@@ -156,10 +156,10 @@ def test_rounds_carry_one_number_but_for_the_exchange() -> None:
         engine = chain.engines[0][0]
         lengths = []
         for _ in range(7):
-            assert sum(engine.phases) == engine.sum_elements
-            lengths.append(engine.sum_elements)
+            assert sum(engine.sums.phases) == engine.sums.sum_elements
+            lengths.append(engine.sums.sum_elements)
             await step(chain, EVEN)
-        whole = engine.num_elements
+        whole = engine.sums.num_elements
         assert lengths == [1, 1, whole // 2 + 1, 1, whole - whole // 2 + 1, 1, lengths[2]]
 
     run(scenario, local(inner_steps=4, fragments=2), replicas=2)
@@ -203,9 +203,9 @@ def test_a_member_that_waited_for_its_partner_in_vain_is_told_so() -> None:
         for _ in range(3):
             await step(chain, FOUR)
         loss, tokens = await count(chain, FOUR)
-        await engines[0].open_round(ROUND)  # and its partner died: the number comes from somebody else
+        await engines[0].sums.open_round(ROUND)  # and its partner died: the number comes from somebody else
         digest, square = await a_round(chain, [1, 2, 3], [(), *FOUR[1:]])
-        assert await engines[0].install([await engines[1].finished_sum(0, 1)]) == (digest, square)
+        assert await engines[0].sums.install([await engines[1].sums.finished_sum(0, 1)]) == (digest, square)
         outer = await apply(chain, [commit(0, 3, digest, loss, tokens, square)])
         assert missed(outer) == ["did not get its partners' mean", "", "", ""]
 
@@ -267,7 +267,7 @@ def test_everything_is_exchanged_in_the_last_step() -> None:
             await engine.restore(await engine.snapshot(), version=0, becomes=19)
         chain.step_number = 19
         outer = await step(chain, EVEN)
-        assert [each.elements for each in outer if each is not None] == [chain.engines[0][0].num_elements] * 2
+        assert [each.elements for each in outer if each is not None] == [chain.engines[0][0].sums.num_elements] * 2
 
     run(scenario, local(inner_steps=4, fragments=4), replicas=2)
 
@@ -283,7 +283,7 @@ def test_partners_agree_on_a_vector_of_their_own_and_everybody_on_the_number() -
         engines = chain.engines[0]
         for _ in range(3):
             await step(chain, FOUR)
-        assert engines[0].private_phases == 1 and engines[0].sum_elements == 1
+        assert engines[0].sums.private_phases == 1 and engines[0].sums.sum_elements == 1
         mean = torch.stack([await weights(engine) for engine in engines]).mean(0)
         outer = await step(chain, FOUR)
         assert all(each is not None and each.taken for each in outer)
@@ -305,7 +305,7 @@ def test_without_a_partner_nothing_is_exchanged_and_all_is_kept() -> None:
         loss, tokens = await count(chain, FOUR)
         digest, square = await a_round(chain, [0, 1], [(0,), (1,), (), ()])
         for absent in engines[2:]:
-            await absent.install([await engines[0].finished_sum(0, 1)])
+            await absent.sums.install([await engines[0].sums.finished_sum(0, 1)])
         outer = await apply(chain, [commit(0, 3, digest, loss, tokens, square)])
         assert missed(outer) == ["", "", *["was no member of the round to the end"] * 2]
         for (slow_before, weights_before), engine in list(zip(before, engines, strict=True))[2:]:
@@ -321,7 +321,7 @@ def test_a_partner_may_have_agreed_before_the_number_is_fetched_from_somebody_el
             await step(chain, FOUR)
         loss, tokens = await count(chain, FOUR)
         digest, square = await a_round(chain, range(4), FOUR)
-        assert await engines[0].install([await engines[3].finished_sum(0, 1)]) == (digest, square)
+        assert await engines[0].sums.install([await engines[3].sums.finished_sum(0, 1)]) == (digest, square)
         outer = await apply(chain, [commit(0, 3, digest, loss, tokens, square)])
         assert all(each is not None and each.taken for each in outer)
         assert torch.equal(slow(engines[0]), slow(engines[1]))
@@ -336,8 +336,8 @@ def test_a_round_that_was_given_up_leaves_nothing_behind() -> None:
             await step(chain, FOUR)
         loss, tokens = await count(chain, FOUR)
         await a_round(chain, range(4), FOUR)
-        await engines[0].open_round(OTHER)  # and nothing comes of it: the first round's sum is adopted after all
-        digest, square = await engines[0].install([await engines[3].finished_sum(0, 1)])
+        await engines[0].sums.open_round(OTHER)  # and nothing comes of it: the first round's sum is adopted after all
+        digest, square = await engines[0].sums.install([await engines[3].sums.finished_sum(0, 1)])
         outer = await apply(chain, [commit(0, 3, digest, loss, tokens, square)])
         assert missed(outer) == ["was no member of the round to the end", "", "", ""]
 
@@ -352,14 +352,14 @@ def test_pieces_that_are_no_sum_are_refused() -> None:
         engine = chain.engines[0][0]
         for wrong in ([codecs.encode("fp32", torch.zeros(2))], [codecs.encode("bf16", torch.zeros(1))]):
             with pytest.raises(BadMessage):
-                await engine.install(wrong)
-        await engine.open_sum()
+                await engine.sums.install(wrong)
+        await engine.sums.open_sum()
         with pytest.raises(BadMessage):
-            await engine.put(0, codecs.encode("int8", torch.zeros(1)))
+            await engine.sums.put(0, codecs.encode("int8", torch.zeros(1)))
         with pytest.raises(BadMessage):
-            await engine.seal()
+            await engine.sums.seal()
         with pytest.raises(BadMessage):
-            await engine.finished_sum(0, 2)
+            await engine.sums.finished_sum(0, 2)
 
     run(scenario, local("int8"), replicas=1)
 

@@ -17,18 +17,19 @@ import torch
 from safetensors.torch import load
 from stage_chain import ROUND, StageChain, compute_thread, tiny
 
+from swarmnet.engine.compute_thread import ComputeThread
+from swarmnet.engine.torch_engine import TorchEngine
 from swarmnet.errors import BadMessage, MeshFailed, Refused, RejectCode, UsageError
 from swarmnet.ids import RoundId
 from swarmnet.manifest.schema import Averaging, Manifest, Model
 from swarmnet.messages import Commit
+from swarmnet.peer.engines import torch_engine
 from swarmnet.ranks import backend as mesh_backend
 from swarmnet.ranks.backend import MeshBackend
 from swarmnet.ranks.layout import MeshLayout
 from swarmnet.ranks.restarts import RestartBackoff
-from swarmnet.stage.compute import ComputeThread
-from swarmnet.stage.feedback import RESIDUAL
-from swarmnet.stage.step_sum import StepSum
-from swarmnet.stage.torch_engine import TorchEngine
+from swarmnet.sums.feedback import RESIDUAL
+from swarmnet.sums.step_sum import StepSum
 from swarmnet.wire import codecs
 
 CPUS = ("cpu", "cpu")
@@ -70,7 +71,7 @@ class Chains:
         self, manifest: Manifest, compute: ComputeThread, stage: int, layout: MeshLayout, backoff: RestartBackoff | None
     ) -> None:
         self.own, self.mixed = StageChain(manifest, compute), StageChain(manifest, compute)
-        self.engine = TorchEngine(manifest, stage, compute, MeshBackend(manifest, stage, layout, backoff=backoff))
+        self.engine = torch_engine(manifest, stage, compute, MeshBackend(manifest, stage, layout, backoff=backoff))
         self.mixed.engines[stage] = [self.engine]
         self.one_rank = self.own.engines[stage][0]
         self.heard = Heard()
@@ -131,7 +132,7 @@ async def kill(both: Chains, rank: int) -> None:
 
 
 async def the_sum(engine: TorchEngine) -> torch.Tensor:
-    return codecs.decode(await engine.contribution(0, engine.num_elements))
+    return codecs.decode(await engine.sums.contribution(0, engine.sums.num_elements))
 
 
 def orders(engine: TorchEngine, name: str) -> list[dict[str, Any]]:
@@ -208,7 +209,7 @@ def test_the_same_sum_leads_to_the_same_bits_on_any_mesh() -> None:
             one.apply = both_apply  # type: ignore[method-assign]
             await chain.finish(loss, tokens)
             one.apply = apply  # type: ignore[method-assign]
-            digest, _ = await mesh.install([await one.finished_sum(0, one.num_elements)])
+            digest, _ = await mesh.sums.install([await one.sums.finished_sum(0, one.sums.num_elements)])
             assert digest == one_commits[0][1].digest
             await mesh.apply(one_commits[0])
             assert await mesh.measure() == await one.measure()
@@ -286,7 +287,7 @@ def test_a_void_empties_the_sum_and_work_that_is_given_up_leaves_nothing_on_rank
         assert not any(await the_sum(engine)) and not engine._accumulators[0].indexes(0)
         bad = (await chain.forward(route, 2))[1]
         with pytest.raises(BadMessage):
-            await engine.backward(bad, (await engine.contribution(0, 1),))
+            await engine.backward(bad, (await engine.sums.contribution(0, 1),))
         await chain.forward(route, 3, train=False)
         del stashes, again, late, bad
         assert held(engine) == []
@@ -484,7 +485,7 @@ def test_a_lost_sum_is_refused_until_it_is_voided() -> None:
         route = [replicas[0] for replicas in chain.engines]
         kept, counted = [(await chain.travel(route, index))[1] for index in range(2)]
         assert await engine.accumulate(counted)
-        await engine.open_round(ROUND)
+        await engine.sums.open_round(ROUND)
         assert any(await the_sum(engine))
         voids = engine.voids(0)
         await kill(both, 0)
@@ -492,12 +493,12 @@ def test_a_lost_sum_is_refused_until_it_is_voided() -> None:
         kept.voids = engine.voids(0)
         assert not await engine.accumulate(kept), "its ranks are gone"
         with pytest.raises(Refused) as refused:
-            await engine.contribution(0, engine.num_elements)
+            await engine.sums.contribution(0, engine.sums.num_elements)
         assert refused.value.code is RejectCode.NOT_READY
         engine.void(0, lost=True)
         with pytest.raises(Refused):
-            await engine.contribution(0, engine.num_elements)  # of the round that it was to be in
-        await engine.open_round(RoundId(ROUND.ballot, 1))
+            await engine.sums.contribution(0, engine.sums.num_elements)  # of the round that it was to be in
+        await engine.sums.open_round(RoundId(ROUND.ballot, 1))
         assert not any(await the_sum(engine))
 
     run(scenario, tiny(2))
@@ -512,7 +513,7 @@ def test_what_is_owed_from_earlier_steps_is_not_lost_with_ranks(codec: str) -> N
         apply = engine.apply
 
         async def owed() -> torch.Tensor:
-            _, saved = await engine.memory()  # what a checkpoint would hold
+            _, saved = await engine.sums.memory()  # what a checkpoint would hold
             assert saved is not None
             return load(bytes(saved))[RESIDUAL]
 
@@ -535,8 +536,8 @@ def test_what_is_owed_from_earlier_steps_is_not_lost_with_ranks(codec: str) -> N
             computed = engine._accumulators[0].read(number).clone()
             engine.apply = die_and_apply if whole else apply  # type: ignore[method-assign]
             await chain.finish(*losses)
-            assert isinstance(engine._sum, StepSum)
-            applied, after = engine._sum._sum.flat, await owed()
+            assert isinstance(engine.sums, StepSum)
+            applied, after = engine.sums._sum.flat, await owed()
             torch.testing.assert_close(applied + after, computed + before, rtol=1e-5, atol=1e-5)
             assert after.norm() > 0.1 * computed.norm()
 
@@ -555,7 +556,7 @@ def test_ranks_that_finish_nothing_are_given_up(monkeypatch: pytest.MonkeyPatch)
         async with compute_thread() as compute:
             manifest = tiny(1)
             backoff = RestartBackoff(restarts=1, pause_s=0.01)
-            engine = TorchEngine(manifest, 0, compute, MeshBackend(manifest, 0, TP2, backoff=backoff))
+            engine = torch_engine(manifest, 0, compute, MeshBackend(manifest, 0, TP2, backoff=backoff))
             body = engine._backend
             assert isinstance(body, MeshBackend)
             order = body._group.order

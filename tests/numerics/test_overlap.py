@@ -12,12 +12,12 @@ import torch
 from safetensors.torch import load
 from stage_chain import StageChain, batch_of, compute_thread, text, tiny
 
+from swarmnet.engine.torch_engine import TorchEngine
 from swarmnet.errors import Refused, RejectCode
 from swarmnet.local.oracle import OracleResult, run_oracle
 from swarmnet.manifest.schema import Averaging, Manifest
-from swarmnet.stage.engine import Stash
 from swarmnet.stage.passes import MemoryPolicy
-from swarmnet.stage.torch_engine import TorchEngine
+from swarmnet.stage.seams import Stash
 from swarmnet.wire import codecs
 
 STEPS = 12
@@ -78,7 +78,7 @@ def assert_same_bits(found: OracleResult, expected: OracleResult) -> None:
 
 
 async def the_sum(engine: TorchEngine) -> torch.Tensor:
-    return codecs.decode(await engine.contribution(0, engine.num_elements))
+    return codecs.decode(await engine.sums.contribution(0, engine.sums.num_elements))
 
 
 # ---------------------------------------------------------------- the oracle
@@ -214,14 +214,14 @@ def test_a_void_of_the_newest_step_leaves_what_the_codec_owes() -> None:
         engine, rng = chain.engines[0][0], random.Random(0)
         for _ in range(2):
             await chain.step(rng)
-        owed = (await engine.memory())[1]
+        owed = (await engine.sums.memory())[1]
         assert owed is not None
         engine.void(chain.step_number + 1)
         await chain.all_reduce([engine], 1)
-        assert (await engine.memory())[1] == owed
+        assert (await engine.sums.memory())[1] == owed
         engine.void(chain.step_number)
         await chain.all_reduce([engine], 1)
-        forgotten = (await engine.memory())[1]
+        forgotten = (await engine.sums.memory())[1]
         assert forgotten is not None and not any(bool(tensor.any()) for tensor in load(bytes(forgotten)).values())
 
     run(scenario, overlapping(1, codec="topk:0.05"))

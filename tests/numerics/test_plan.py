@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from at_once import JobsAtOnce
 from torch.profiler import ProfilerActivity, profile
 
 from swarmnet.errors import UsageError
@@ -29,7 +30,7 @@ from swarmnet.ranks.stage import RankStage
 from swarmnet.stage.canonical import Canonical
 from swarmnet.stage.device_backend import DeviceBackend
 from swarmnet.stage.passes import MemoryPolicy
-from swarmnet.stage.step_sum import StepSum
+from swarmnet.sums.step_sum import StepSum
 from tests.contracts.thread_comm import run_ranks
 
 CPU = torch.device("cpu")
@@ -69,7 +70,15 @@ def boundary(manifest: Manifest) -> torch.Tensor:
 
 def made(manifest: Manifest, stage: int, policy: str) -> tuple[DeviceBackend, StepSum]:
     body = DeviceBackend(manifest, stage, device=CPU, memory=MemoryPolicy(activations=policy))  # type: ignore[arg-type]
-    return body, StepSum(manifest, body.state, body.sums, memory=body.sum_memory())
+    return body, StepSum(
+        JobsAtOnce(),  # type: ignore[arg-type]
+        body.state,
+        body.sums,
+        manifest.averaging,
+        fixed_point=manifest.numerics.mode == "deterministic",
+        microbatches=manifest.training.microbatches,
+        memory=body.sum_memory(),
+    )
 
 
 def measured(manifest: Manifest, stage: int, policy: str, count: int) -> tuple[int, int]:

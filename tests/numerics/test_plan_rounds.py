@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from at_once import AtOnce, JobsAtOnce
 from test_plan import CPU, GPU, MODEL, RUN, allocated
 
 from swarmnet.ids import Ballot, Chain, PeerId, RoundId
@@ -18,10 +19,10 @@ from swarmnet.ranks.host_state import HostState, mirrored
 from swarmnet.ranks.layout import MeshLayout
 from swarmnet.stage.canonical import Canonical
 from swarmnet.stage.device_backend import DeviceBackend
-from swarmnet.stage.engine import Contribution
-from swarmnet.stage.local_sum import LocalSum
 from swarmnet.stage.passes import MemoryPolicy
-from swarmnet.stage.step_sum import StepSum
+from swarmnet.stage.seams import Contribution
+from swarmnet.sums.local_sum import LocalSum
+from swarmnet.sums.step_sum import StepSum
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 WIDE = RUN.model_copy(
@@ -52,11 +53,11 @@ class Counted:
         return frozenset({0})
 
 
-def train(manifest: Manifest, sums: StepSum | LocalSum) -> None:
+def train(manifest: Manifest, sums: AtOnce) -> None:
     """All steps of a replica that is alone: in each a round that is given up, another, and what follows it."""
     for step in range(manifest.training.total_steps):
         for each in ROUNDS:
-            sums.begin(each)
+            sums.open_round(each)
             digest, square = sum_up(sums)
         sums.apply(
             [
@@ -66,9 +67,9 @@ def train(manifest: Manifest, sums: StepSum | LocalSum) -> None:
         )
 
 
-def sum_up(sums: StepSum | LocalSum) -> tuple[bytes, float]:
+def sum_up(sums: AtOnce) -> tuple[bytes, float]:
     """A round of one member, piece by piece."""
-    sums.open()
+    sums.open_sum()
     for phase, (first, last) in enumerate(itertools.pairwise(itertools.accumulate(sums.phases, initial=0))):
         if phase:
             sums.next_phase()
@@ -111,18 +112,26 @@ def test_rounds_take_what_was_planned(averaging: Averaging, ranks: int) -> None:
     own = DeviceBackend(manifest, 1, device=CPU).state
     own.reset_to_seed()
     memory = [torch.zeros(mirrored(canonical).num_bytes, dtype=torch.uint8) for _ in range(2)]
-    finished = torch.zeros_like(flat)
+    finished, jobs = torch.zeros_like(flat), JobsAtOnce()
 
     def run() -> StepSum | LocalSum:
         state = (
             own if ranks == 1 else HostState(canonical, memory, update=lambda total, how: None, changed=lambda: None)
         )
         sums = (
-            LocalSum(manifest, state, counted, device=CPU)
+            LocalSum(jobs, state, counted, averaging, manifest.training, device=CPU)
             if averaging.sync == "local"
-            else StepSum(manifest, state, [counted] * (1 + averaging.delay.most), memory=finished)
+            else StepSum(
+                jobs,
+                state,
+                [counted] * (1 + averaging.delay.most),
+                averaging,
+                fixed_point=manifest.numerics.mode == "deterministic",
+                microbatches=manifest.training.microbatches,
+                memory=finished,
+            )
         )
-        train(manifest, sums)
+        train(manifest, AtOnce(sums))
         return sums
 
     layout = MeshLayout(ranks, devices=("cpu",) * ranks)

@@ -12,15 +12,16 @@ from stage_chain import commit, compute_thread, tiny
 from torch import Tensor
 
 from swarmnet.averaging.exchange import Exchange
+from swarmnet.engine.compute_thread import ComputeThread
+from swarmnet.engine.torch_engine import TorchEngine
 from swarmnet.errors import SwarmError
 from swarmnet.ids import Ballot, Chain, Generation, PeerId, RoundId
 from swarmnet.manifest.schema import Averaging, Manifest
 from swarmnet.messages import Answer, Finished, Packed, Part, Request, Round, Stamp
-from swarmnet.stage.compute import ComputeThread
+from swarmnet.peer.engines import torch_engine
 from swarmnet.stage.device_backend import DeviceBackend
-from swarmnet.stage.engine import Contribution
-from swarmnet.stage.reducer import PartReducer
-from swarmnet.stage.torch_engine import TorchEngine
+from swarmnet.stage.seams import Contribution
+from swarmnet.sums.reducer import PartReducer
 from swarmnet.wire import codecs
 
 PEERS = tuple(PeerId(name) for name in "abcde")
@@ -35,15 +36,15 @@ def manifest_of(reducer: str, codec: str = "fp32") -> Manifest:
     )
 
 
-class Member(TorchEngine):
+def member(manifest: Manifest, compute: ComputeThread, gradient: Tensor, send: Lie) -> TorchEngine:
     """An engine whose accumulator holds what it is told to, sent as it is told to."""
+    engine = torch_engine(manifest, 0, compute, DeviceBackend(manifest, 0))
 
-    def __init__(self, manifest: Manifest, compute: ComputeThread, gradient: Tensor, send: Lie) -> None:
-        super().__init__(manifest, 0, compute, DeviceBackend(manifest, 0))
-        self.gradient, self.send = gradient, send
+    async def contribution(start: int, stop: int) -> Packed:
+        return send(gradient[start:stop])
 
-    async def contribution(self, start: int, stop: int) -> Packed:
-        return self.send(self.gradient[start:stop])
+    engine.sums.contribution = contribution  # type: ignore[method-assign]
+    return engine
 
 
 class Group:
@@ -51,11 +52,11 @@ class Group:
 
     def __init__(self, manifest: Manifest, compute: ComputeThread, lie: Lie | None) -> None:
         noise, codec = torch.Generator().manual_seed(1), manifest.averaging.codec
-        size = TorchEngine(manifest, 0, compute, DeviceBackend(manifest, 0)).num_elements
+        size = torch_engine(manifest, 0, compute, DeviceBackend(manifest, 0)).sums.num_elements
         self.shared = torch.randn(size, generator=noise)
         self.gradients = [self.shared + 0.1 * torch.randn(size, generator=noise) for _ in PEERS]
         self.engines = {
-            peer: Member(
+            peer: member(
                 manifest,
                 compute,
                 gradient,
@@ -67,7 +68,7 @@ class Group:
         self.exchanges = {
             peer: Exchange(
                 peer,
-                engine,
+                engine.sums,
                 self,
                 lambda stamp, round_id: None,
                 num_tokens=TOKENS,
@@ -193,22 +194,22 @@ def test_the_centre_is_the_last_mean_and_who_has_just_arrived_has_none() -> None
         async with compute_thread() as compute:
             group = Group(manifest_of("centered_clip"), compute, None)
             await group.step(0)
-            old, size = group.engines[PEERS[0]], group.engines[PEERS[0]].num_elements
-            last = codecs.decode(await old.finished_sum(0, size)) / len(PEERS)
+            old, size = group.engines[PEERS[0]], group.engines[PEERS[0]].sums.num_elements
+            last = codecs.decode(await old.sums.finished_sum(0, size)) / len(PEERS)
             clipped = manifest_of("centered_clip")
-            new = TorchEngine(clipped, 0, compute, DeviceBackend(clipped, 0))
+            new = torch_engine(clipped, 0, compute, DeviceBackend(clipped, 0))
             await new.restore(bytes(await old.snapshot()), version=1)
             contributions = [
                 Contribution(peer, 1, codecs.encode("fp32", gradient + 1.0))
                 for peer, gradient in zip(PEERS, group.gradients, strict=True)
             ]
-            reducer, (start, stop) = PartReducer(manifest_of("centered_clip")), (5, size - 7)
+            reducer, (start, stop) = PartReducer(clipped.averaging, fixed_point=False), (5, size - 7)
             part = [
                 replace(each, packed=codecs.encode("fp32", codecs.decode(each.packed)[start:stop].clone()))
                 for each in contributions
             ]
             for engine, centre in ((old, last[start:stop]), (new, None)):
-                found = codecs.decode((await engine.reduce(part, start, stop)).packed)
+                found = codecs.decode((await engine.sums.reduce(part, start, stop)).packed)
                 assert torch.equal(found, reducer(part, stop - start, centre)[0])
             assert not torch.equal(reducer(part, stop - start, last[start:stop])[0], reducer(part, stop - start)[0])
 

@@ -18,11 +18,11 @@ from safetensors.torch import load
 from stage_chain import StageChain, compute_thread, tiny
 
 from swarmnet.ids import Chain, RunId
+from swarmnet.peer.engines import torch_engine
 from swarmnet.stage.device_backend import DeviceBackend
-from swarmnet.stage.torch_engine import TorchEngine
-from swarmnet.state.checkpoints import Checkpointer, CheckpointPlan, DirectoryDisk
-from swarmnet.state.cut import StateHeader
-from swarmnet.state.disk import CheckpointStore
+from swarmnet.state.checkpoints import Checkpointer, CheckpointSchedule
+from swarmnet.state.disk import CheckpointStore, DirectoryDisk
+from swarmnet.state.header import StateHeader
 
 RUN = RunId("a1" * 32)
 
@@ -96,7 +96,7 @@ async def test_a_snapshot_goes_before_everything_that_is_queued() -> None:
             order.append(name)
 
         async with asyncio.TaskGroup() as group:
-            blocker = engine._turn(lambda: go_on.wait(30))
+            blocker = engine._jobs.between_rounds(engine.version, lambda: go_on.wait(30))
             group.create_task(note("blocker", blocker))
             await asyncio.sleep(0)
             group.create_task(note("forward", chain.forward([engine], 0)))
@@ -126,9 +126,11 @@ async def test_training_goes_on_while_a_checkpoint_is_written(tmp_path: Path, mo
         checkpointer = Checkpointer(
             0,
             engine,
+            engine.sums,
             lambda: StateHeader(engine.version, *[Chain("00" * 32)] * 3),
             DirectoryDisk(store),
-            CheckpointPlan(every=1, last=20, keep=3),
+            CheckpointSchedule(every=1, last=20),
+            keep=3,
             on_event=lambda event, fields: written.set(),
         )
         async with asyncio.TaskGroup() as group:
@@ -170,7 +172,7 @@ async def test_snapshots_of_all_versions_have_one_layout_and_are_safetensors() -
 async def test_a_stage_without_parameters_has_a_snapshot() -> None:
     async with compute_thread() as compute:
         manifest = tiny(3, layers=(2, 0, 2))
-        engine = TorchEngine(manifest, 1, compute, DeviceBackend(manifest, 1))
+        engine = torch_engine(manifest, 1, compute, DeviceBackend(manifest, 1))
         data = await engine.snapshot()
         await engine.restore(data, version=0)
         assert load(bytes(data)) == {}

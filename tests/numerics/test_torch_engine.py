@@ -13,14 +13,14 @@ from blake3 import blake3
 from safetensors.torch import load, save
 from stage_chain import MODEL, StageChain, batch_of, commit, compute_thread, text, tiny
 
+from swarmnet.engine.torch_engine import TorchEngine
 from swarmnet.errors import BadMessage, Overflow, Refused, RejectCode
 from swarmnet.ids import PeerId
 from swarmnet.local.oracle import run_oracle
 from swarmnet.manifest.schema import Averaging, Manifest, Numerics, Wire
 from swarmnet.messages import Packed
 from swarmnet.model.decoder import StageModule, loss_sum
-from swarmnet.stage.engine import Contribution, Engine, Stash
-from swarmnet.stage.torch_engine import TorchEngine
+from swarmnet.stage.seams import Contribution, Engine, Stash
 from swarmnet.wire import codecs
 
 Scenario = Callable[[StageChain], Coroutine[Any, Any, None]]
@@ -59,7 +59,7 @@ async def refused(awaited: Awaitable[object], code: RejectCode) -> BadMessage:
 
 
 async def the_sum(engine: TorchEngine) -> torch.Tensor:
-    return codecs.decode(await engine.contribution(0, engine.num_elements))
+    return codecs.decode(await engine.sums.contribution(0, engine.sums.num_elements))
 
 
 # ---------------------------------------------------------------- gradients
@@ -87,7 +87,7 @@ def test_every_parameter_gradient_is_the_oracles(stages: int) -> None:
                 assert torch.equal(flat[start : start + gradient.numel()].view_as(gradient), gradient), name
                 start += gradient.numel()
                 seen.add(name)
-            assert start == engine.num_elements
+            assert start == engine.sums.num_elements
         assert seen == expected.keys()
 
     run(scenario, manifest)
@@ -96,7 +96,7 @@ def test_every_parameter_gradient_is_the_oracles(stages: int) -> None:
 def test_the_engine_meets_its_contract_by_type_too() -> None:
     async def scenario(chain: StageChain) -> None:
         engine: Engine = chain.engines[0][0]
-        assert engine.num_elements > 0 and engine.voids(0) == chain.engines[0][0].voids(0)
+        assert engine.sums.num_elements > 0 and engine.voids(0) == chain.engines[0][0].voids(0)
 
     run(scenario)
 
@@ -330,20 +330,20 @@ def test_parts_that_do_not_fit_are_refused_and_the_sum_stays() -> None:
     async def scenario(chain: StageChain) -> None:
         await chain.step(random.Random(0))
         engine = chain.engines[0][0]
-        n = engine.num_elements
-        before = await engine.finished_sum(0, n)
+        n = engine.sums.num_elements
+        before = await engine.sums.finished_sum(0, n)
         half = packed(torch.zeros(n // 2, dtype=torch.int64), "int64")
         beyond = packed(torch.full((n,), 1 << 62) + 1, "int64")
-        await refused(engine.install([half]), RejectCode.BAD_SHAPE)
-        await refused(engine.install([packed(torch.zeros(n))]), RejectCode.MALFORMED)
-        await refused(engine.install([beyond]), RejectCode.MALFORMED)
-        await refused(engine.reduce([from_a_mate(beyond)], 0, n), RejectCode.MALFORMED)
-        await refused(engine.reduce([from_a_mate(half)], 0, n), RejectCode.BAD_SHAPE)
-        await refused(engine.contribution(0, n + 1), RejectCode.BAD_SHAPE)
+        await refused(engine.sums.install([half]), RejectCode.BAD_SHAPE)
+        await refused(engine.sums.install([packed(torch.zeros(n))]), RejectCode.MALFORMED)
+        await refused(engine.sums.install([beyond]), RejectCode.MALFORMED)
+        await refused(engine.sums.reduce([from_a_mate(beyond)], 0, n), RejectCode.MALFORMED)
+        await refused(engine.sums.reduce([from_a_mate(half)], 0, n), RejectCode.BAD_SHAPE)
+        await refused(engine.sums.contribution(0, n + 1), RejectCode.BAD_SHAPE)
         with pytest.raises(Overflow):
             most = packed(torch.full((n,), 1 << 62), "int64")
-            await engine.reduce([from_a_mate(most), from_a_mate(most)], 0, n)
-        assert bytes((await engine.finished_sum(0, n)).data) == bytes(before.data)
+            await engine.sums.reduce([from_a_mate(most), from_a_mate(most)], 0, n)
+        assert bytes((await engine.sums.finished_sum(0, n)).data) == bytes(before.data)
 
     run(scenario)
 
@@ -354,14 +354,14 @@ def test_the_digest_is_that_of_the_decoded_sum_and_the_sum_can_be_handed_on() ->
         for engine, index in ((one, 0), (two, 1)):
             stash = (await chain.travel([engine, chain.engines[1][0]], index))[0]
             assert await engine.accumulate(stash)
-        parts = [packed for _, packed in await chain.reduced([one, two], 3, (0, one.num_elements))]
-        digest, square = await one.install(parts)
-        n = one.num_elements
+        parts = [packed for _, packed in await chain.reduced([one, two], 3, (0, one.sums.num_elements))]
+        digest, square = await one.sums.install(parts)
+        n = one.sums.num_elements
         of_its_only_block = blake3(b"".join(bytes(part.data) for part in parts)).digest()
         assert digest == blake3(of_its_only_block).digest()
-        assert of_its_only_block == blake3(bytes((await one.finished_sum(0, n)).data)).digest()
-        handed_on = [await one.finished_sum(0, 100), await one.finished_sum(100, n)]
-        assert await two.install(handed_on) == (digest, square)
+        assert of_its_only_block == blake3(bytes((await one.sums.finished_sum(0, n)).data)).digest()
+        handed_on = [await one.sums.finished_sum(0, 100), await one.sums.finished_sum(100, n)]
+        assert await two.sums.install(handed_on) == (digest, square)
         total = (await the_sum(one) + await the_sum(two)).double() * 2.0**-32
         assert square == pytest.approx(total.square().sum().item(), rel=1e-12)
 
@@ -372,7 +372,7 @@ def test_a_packed_piece_does_not_change_when_the_engine_moves_on() -> None:
     async def scenario(chain: StageChain) -> None:
         engine, stash = await one_stash(chain)
         await engine.accumulate(stash)
-        piece = await engine.contribution(0, engine.num_elements)
+        piece = await engine.sums.contribution(0, engine.sums.num_elements)
         before = bytes(piece.data)
         engine.void()
         _, other = await one_stash(chain, 1)
@@ -412,7 +412,7 @@ def test_apply_needs_a_sum_of_this_version_and_all_commits_in_order() -> None:
         commits = [commit(stage, 0, b"", 1.0, 32, 1.0) for stage in range(2)]
         with pytest.raises(ValueError, match="no finished sum"):
             await engine.apply(commits)
-        await engine.install([await engine.contribution(0, engine.num_elements)])
+        await engine.sums.install([await engine.sums.contribution(0, engine.sums.num_elements)])
         for wrong in (commits[:1], commits[::-1], [commit(stage, 1, b"", 1.0, 32, 1.0) for stage in range(2)]):
             with pytest.raises(ValueError, match="commit of each stage"):
                 await engine.apply(wrong)

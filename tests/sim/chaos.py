@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from swarmnet.ids import PeerId
 from swarmnet.simulate.swarm import Node, Swarm
-from swarmnet.state.restart import Holding, newest_on_disk
+from swarmnet.state.rollback import Holding, newest_on_disk
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from swarmnet.messages import Answer, Control, Finished, Packed, Part, Request, 
 from swarmnet.simulate.clock import SimulatedProcess, VirtualLoop
 from swarmnet.simulate.links import Links
 from swarmnet.simulate.network import MemoryNetwork
-from swarmnet.stage.engine import Contribution, Reduced
+from swarmnet.stage.seams import Contribution, Reduced
 from swarmnet.transport import ReadPayload
 
 ELEMENTS, TOKENS = 4 << 20, 10

@@ -11,7 +11,7 @@ from swarmnet.ids import NO_RESTART, OnDisk, PeerId, Restart, first_chain
 from swarmnet.messages import Heartbeat, Stamp
 from swarmnet.simulate.plan import Plan
 from swarmnet.simulate.swarm import RUN, Swarm
-from swarmnet.state.restart import Move
+from swarmnet.state.rollback import Move
 from tests.sim.going_back import GoingBack
 from tests.sim.strike import watched
 from tests.sim.test_sim_restart import reached

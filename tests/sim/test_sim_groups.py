@@ -19,7 +19,7 @@ from swarmnet.messages import Control, Round
 from swarmnet.simulate.engine import SimulatedEngine
 from swarmnet.simulate.plan import Plan
 from swarmnet.simulate.swarm import Swarm
-from swarmnet.stage.engine import Contribution, Reduced
+from swarmnet.stage.seams import Contribution, Reduced
 
 
 @pytest.fixture(scope="module")

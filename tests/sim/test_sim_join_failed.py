@@ -10,7 +10,7 @@ from strike import watched
 from swarmnet.errors import BadMessage, RejectCode
 from swarmnet.simulate.plan import Plan
 from swarmnet.simulate.swarm import Swarm
-from swarmnet.state.copies import Seal
+from swarmnet.state.snapshot_index import Seal
 
 
 def test_a_failed_join_is_said_and_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:

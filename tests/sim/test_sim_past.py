@@ -19,7 +19,7 @@ from swarmnet.messages import Answer, Commit, Finished, Round, TrailRequest, Tra
 from swarmnet.simulate.engine import SimulatedEngine
 from swarmnet.simulate.plan import Plan
 from swarmnet.simulate.swarm import Node, Swarm
-from swarmnet.state.checkpoints import Written
+from swarmnet.state.disk import Written
 from swarmnet.step.member import Member
 
 JOINER = PeerId("joiner")

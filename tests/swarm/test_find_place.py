@@ -22,8 +22,8 @@ from swarmnet.net.endpoint import Endpoint, open_endpoint
 from swarmnet.net.swarm_link import SwarmLink
 from swarmnet.peer import joining
 from swarmnet.peer.joining import Place, find_place
-from swarmnet.state.cut import StateHeader
 from swarmnet.state.disk import CheckpointStore
+from swarmnet.state.header import StateHeader
 
 MANIFEST = Manifest(name="genuine")
 RUN = run_id(MANIFEST)

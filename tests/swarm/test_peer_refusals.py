@@ -11,6 +11,7 @@ import torch
 from swarmnet.data.sampler import Sampler
 from swarmnet.data.tokens import Tokens
 from swarmnet.data.windows import WindowTree
+from swarmnet.engine.compute_thread import ComputeThread
 from swarmnet.errors import RejectCode
 from swarmnet.ids import Ballot, Chain, PeerId, RoundId
 from swarmnet.manifest.file import run_id
@@ -19,14 +20,13 @@ from swarmnet.manifest.terms import RunTerms
 from swarmnet.messages import Answer, Fetch, Gradient, Packed, Part, Process, Rejected, Request, SnapshotRequest, Stamp
 from swarmnet.net.endpoint import Endpoint, open_endpoint
 from swarmnet.net.identity import Identity
+from swarmnet.peer.engines import torch_engine
 from swarmnet.peer.peer import Peer
 from swarmnet.peer.replica import ReplicaLimits
 from swarmnet.pipeline.windows import OwnTokens, ProvenWindows
-from swarmnet.stage.compute import ComputeThread
 from swarmnet.stage.device_backend import DeviceBackend
-from swarmnet.stage.torch_engine import TorchEngine
-from swarmnet.state.checkpoints import DirectoryDisk
-from swarmnet.state.disk import CheckpointStore
+from swarmnet.stage.seams import Engine
+from swarmnet.state.disk import CheckpointStore, DirectoryDisk
 from swarmnet.wire.codecs import encode
 
 B, T, D, V = 2, 8, 16, 64
@@ -75,7 +75,7 @@ class Silent:
 async def peer_and_caller(tmp_path: Path):
     """(ask, peer): a peer that serves both stages, and a stranger's way to call it."""
     compute = ComputeThread()
-    engines = {stage: TorchEngine(MANIFEST, stage, compute, DeviceBackend(MANIFEST, stage)) for stage in (0, 1)}
+    engines = {stage: torch_engine(MANIFEST, stage, compute, DeviceBackend(MANIFEST, stage)) for stage in (0, 1)}
     run = run_id(MANIFEST)
     applied = asyncio.Event()
 
@@ -88,7 +88,7 @@ async def peer_and_caller(tmp_path: Path):
             end.me,
             run,
             MANIFEST,
-            engines,
+            {stage: Engine(engine, engine.sums) for stage, engine in engines.items()},
             transport=end.transport,
             directory=end.directory,
             incarnation=end.incarnation,

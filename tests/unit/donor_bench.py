@@ -11,9 +11,9 @@ from swarmnet.ids import Chain, PeerId, RunId
 from swarmnet.messages import Answer, Packed, Request, SnapshotRequest
 from swarmnet.simulate.clock import VirtualLoop
 from swarmnet.simulate.signer import SimulatedSigner
-from swarmnet.state.copies import Seal
-from swarmnet.state.cut import StateHeader
-from swarmnet.state.handover import Donor
+from swarmnet.state.header import StateHeader
+from swarmnet.state.snapshot_index import Seal
+from swarmnet.state.snapshot_source import Donor
 
 RUN = RunId("7" * 64)
 STAGE = 2

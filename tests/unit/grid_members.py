@@ -16,7 +16,7 @@ from swarmnet.errors import PeerGone
 from swarmnet.ids import Ballot, Chain, Generation, PeerId, RoundId
 from swarmnet.messages import Answer, Finished, Packed, Part, Request, Round, Stamp
 from swarmnet.simulate.clock import VirtualLoop
-from swarmnet.stage.engine import Contribution, Reduced
+from swarmnet.stage.seams import Contribution, Reduced
 from swarmnet.step.ledger import Ledger
 from swarmnet.step.rounds import RoundBuilder
 

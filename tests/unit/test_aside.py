@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from swarmnet.ids import PeerId
-from swarmnet.state.aside import ASIDE_S, Aside
+from swarmnet.state.snapshot_fetch import ASIDE_S, Aside
 
 A, B, C = PeerId("a"), PeerId("b"), PeerId("c")
 

@@ -21,7 +21,7 @@ from swarmnet.errors import PeerGone, RejectCode
 from swarmnet.ids import Ballot, Chain, Generation, PeerId, RoundId
 from swarmnet.messages import Answer, Fetched, Finished, Packed, Part, PartData, Request, Round, Running, Stamp
 from swarmnet.simulate.clock import VirtualLoop
-from swarmnet.stage.engine import Contribution, Reduced
+from swarmnet.stage.seams import Contribution, Reduced
 
 STAMP = Stamp(3, 0, Chain("00" * 32))
 CHUNK = 4

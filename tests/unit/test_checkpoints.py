@@ -15,9 +15,9 @@ from swarmnet.errors import BadCheckpoint
 from swarmnet.ids import NO_RESTART, Chain, Restart, RunId
 from swarmnet.simulate.clock import VirtualLoop
 from swarmnet.simulate.disk import SimulatedDisk
-from swarmnet.state.checkpoints import Checkpointer, CheckpointPlan, DirectoryDisk, Disk, Written
-from swarmnet.state.cut import StateHeader
-from swarmnet.state.disk import CheckpointStore
+from swarmnet.state.checkpoints import Checkpointer, CheckpointSchedule
+from swarmnet.state.disk import CheckpointStore, DirectoryDisk, Disk, Written
+from swarmnet.state.header import StateHeader
 
 RUN, STAGE, LAST, EVERY = RunId("a1" * 32), 1, 45, 10
 STEP_S = 1.0
@@ -55,9 +55,11 @@ class Replica:
         self.checkpointer = Checkpointer(
             STAGE,
             self,
+            self,
             self.where,
             disk,
-            CheckpointPlan(every, LAST, keep),
+            CheckpointSchedule(every=every, last=LAST),
+            keep=keep,
             common=lambda: self.common,  # type: ignore[arg-type]
             on_event=lambda event, fields: self.events.append((event, fields)),
         )

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swarmnet.stage.codec_choice import SMALL, choose, runs
+from swarmnet.sums.sum_codec import SMALL, choose, runs
 from swarmnet.wire import codecs
 
 names = st.sampled_from(

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarmnet.stage.compute import ComputeThread, JobQueue, Turn, Work
+from swarmnet.engine.compute_thread import ComputeThread, JobQueue, Turn, Work
 
 turns = st.builds(
     Turn, work=st.sampled_from(Work), step=st.integers(0, 2), later_stage=st.integers(-3, 0), index=st.integers(0, 3)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swarmnet.averaging.parts import LEAST_CHUNK, chunks, parts
-from swarmnet.stage.sum_codec import SumCodec
+from swarmnet.sums.sum_codec import SumCodec
 from swarmnet.wire import codecs
 
 PARAMETERS = [

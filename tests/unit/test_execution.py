@@ -16,12 +16,13 @@ from swarmnet.messages import Accepted, Answer, Busy, Fetch, Fetched, Gradient, 
 from swarmnet.pipeline.caller import OF_PAYLOAD, Caller
 from swarmnet.pipeline.execution import Execution
 from swarmnet.pipeline.inputs import AnswerCheck, InputCheck, TurnedAway
-from swarmnet.pipeline.recovery import Recovery
+from swarmnet.pipeline.recovery import Keepalive, Recovery
 from swarmnet.pipeline.router import AdaptiveTimeout, Router
 from swarmnet.pipeline.tasks import PipelineContext, PipelineLimits
+from swarmnet.simulate.clock import VirtualLoop
 from swarmnet.simulate.device import Device
 from swarmnet.simulate.engine import SimulatedEngine
-from swarmnet.stage.engine import Stash
+from swarmnet.stage.seams import Stash
 from swarmnet.transport import ReadPayload, layout_of
 
 SLOTS = 2
@@ -552,3 +553,12 @@ def test_the_end_of_a_step_ends_its_calls() -> None:
         assert refused.value.code is RejectCode.STALE
 
     scene(0, act)
+
+
+def test_a_caller_sees_signs_of_life_until_the_work_is_done() -> None:
+    async def act() -> None:
+        kept = Keepalive(asyncio.get_running_loop().create_task, asyncio.sleep(1.0, "done"))
+        assert [sign async for sign in kept.signs(0.3)] == [Running()] * 3
+        assert kept.result() == "done"
+
+    VirtualLoop().run_until_complete(act())

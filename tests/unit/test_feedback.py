@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from swarmnet.averaging.parts import parts
 from swarmnet.errors import BadMessage, RejectCode
 from swarmnet.ids import Ballot, PeerId, RoundId
-from swarmnet.stage.feedback import Feedback
-from swarmnet.stage.sum_codec import SumCodec
+from swarmnet.sums.feedback import Feedback
+from swarmnet.sums.sum_codec import SumCodec
 from swarmnet.wire import codecs
 
 CPU = torch.device("cpu")

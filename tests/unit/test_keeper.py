@@ -33,7 +33,7 @@ from swarmnet.simulate.signer import SimulatedSigner
 from swarmnet.step.actions import Action, Broadcast, Note, Send
 from swarmnet.step.context import StepContext
 from swarmnet.step.gate import Shape
-from swarmnet.step.keeper import Keeper
+from swarmnet.step.keeper import Keeper, NonFinite
 from swarmnet.step.ledger import Generations, Ledger
 from swarmnet.step.membership import Membership, commit_of, statement
 from swarmnet.step.rounds import RoundBuilder
@@ -220,6 +220,17 @@ def test_while_indexes_are_claimed_whatever_has_consequences_is_looked_at():
     office.beat(C, 0.4, incarnation=2)
     office.keeper.advance(now=0.4, resend=False)
     assert not office.keeper.claiming and office.claim(B, 1) == [], "somebody has not reported"
+
+
+def test_more_than_half_of_the_members_leave_a_microbatch_out():
+    found, ledger = NonFinite(0, max_void=1), Ledger(2)
+    report = Report(STAMP, BALLOT, gen(0), frozenset(), frozenset(), None, None, 0, non_finite=frozenset({1}))
+    left_out = []
+    for peer in (PeerId("no member"), B, C, ME):
+        found.hear(peer, report)
+        found.void(ledger, {ME, B, C, PeerId("another")})
+        left_out.append(set(ledger.voided))
+    assert left_out == [set(), set(), set(), {1}]
 
 
 def test_a_claim_is_granted_once_and_again_to_the_same_owner_and_moved_to_others():

@@ -11,10 +11,11 @@ import pytest
 
 from swarmnet.errors import PeerTimeout
 from swarmnet.local.fault import Partition, Slow
-from swarmnet.local.interpose import BREAK_S, FaultyService, FaultyTransport, HeldEngine, Interposed
+from swarmnet.local.interpose import BREAK_S, FaultyService, FaultyTransport, Interposed, held_engine
 from swarmnet.local.orders import FaultOrders
 from swarmnet.messages import ManifestRequest, Packed, Running, SnapshotPiece, SnapshotRequest
 from swarmnet.simulate.clock import VirtualLoop
+from swarmnet.stage.seams import Engine
 from swarmnet.telemetry.events import EventReader
 
 TOLD = ("hello", "again", "bye")
@@ -152,7 +153,7 @@ def test_a_slow_link_delays_in_order_and_paces_payloads_one_after_the_other() ->
 
 
 class Echo:
-    """Engine and Service in one: does nothing, at once."""
+    """Compute, Summation and Service in one: does nothing, at once."""
 
     num_elements = 7
 
@@ -172,12 +173,17 @@ class Echo:
         self.gone = peer, definite
 
 
+def both(between: Interposed) -> tuple[Any, Any]:
+    engine = held_engine(Engine(Echo(), Echo()), between)  # type: ignore[arg-type]
+    return engine.compute, engine.sums
+
+
 def test_a_child_holds_once_where_it_was_told_to_and_goes_on_when_told() -> None:
     async def work() -> None:
         said: list[tuple[str, dict[str, Any]]] = []
         between = Interposed(lambda event, **fields: said.append((event, fields)))
-        engine = HeldEngine(Echo(), between)
-        assert engine.num_elements == 7
+        engine, sums = both(between)
+        assert sums.num_elements == 7
         between.take(hold("h", "forward", 2, "end"))
         loop = asyncio.get_running_loop()
         loop.call_later(3.0, between.take, go_on("h"))
@@ -199,7 +205,7 @@ def test_two_holds_of_one_phase_are_each_reached_by_one_call() -> None:
     async def work() -> None:
         said: list[object] = []
         between = Interposed(lambda event, **fields: said.append(fields["hold"]))
-        engine = HeldEngine(Echo(), between)
+        engine, _ = both(between)
         for name in ("one", "two"):
             between.take(hold(name, "forward", 2, "end"))
         loop = asyncio.get_running_loop()
@@ -218,7 +224,7 @@ def test_what_is_revoked_before_it_was_reached_holds_nobody() -> None:
         between = Interposed(print)
         between.take(hold("h", "averaging", 0, "begin"))
         between.take(go_on("h"))
-        assert await HeldEngine(Echo(), between).contribution(0, 1) == "mine"
+        assert await both(between)[1].contribution(0, 1) == "mine"
 
     run(work())
 

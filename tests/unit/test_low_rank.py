@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swarmnet.errors import BadMessage, RejectCode
-from swarmnet.stage.low_rank import LowRank, orthonormal
+from swarmnet.sums.powersgd import LowRank, orthonormal
 
 SHAPES = [
     ("embed.weight", (96, 64)),

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from swarmnet.stage.outer import Outer, pull
-from swarmnet.stage.outer_plan import OuterPlan
+from swarmnet.sums.local_sum import OuterPlan
 
 SHAPES = ((3, 4), (5,), (), (2, 2, 2))
 NAMES = ("matrix", "vector", "scalar", "cube")

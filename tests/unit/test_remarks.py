@@ -6,7 +6,7 @@ import pytest
 
 from swarmnet.manifest.implied import remarks
 from swarmnet.manifest.schema import Averaging, Manifest, Numerics, Training
-from swarmnet.stage.outer_plan import OuterPlan
+from swarmnet.sums.local_sum import OuterPlan
 
 
 def manifest(steps: int, **averaging: object) -> Manifest:

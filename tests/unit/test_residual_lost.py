@@ -13,6 +13,7 @@ from typing import cast
 
 import pytest
 import torch
+from at_once import AtOnce, JobsAtOnce
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -23,8 +24,8 @@ from swarmnet.messages import Commit, Packed
 from swarmnet.ranks.host_state import RankSum, SumReading
 from swarmnet.ranks.restarts import Ranks
 from swarmnet.stage.canonical import Canonical
-from swarmnet.stage.engine import Contribution
-from swarmnet.stage.step_sum import StepSum
+from swarmnet.stage.seams import Contribution
+from swarmnet.sums.step_sum import StepSum
 
 CODECS = ("topk:0.02", "nf4", "powersgd:4")
 MICROBATCHES, PARTS = 4, 3
@@ -67,7 +68,17 @@ class Replica:
         ranks = cast(Ranks, SimpleNamespace(lock=threading.RLock()))
         self.sums = [RankSum(ranks, self.reading, self._write) for _ in range(1 + ahead)]
         memory = torch.zeros(self.state.canonical.num_elements)
-        self.sum = StepSum(manifest, self.state, self.sums, memory=memory)  # type: ignore[arg-type]
+        self.sum = AtOnce(
+            StepSum(
+                JobsAtOnce(),  # type: ignore[arg-type]
+                self.state,  # type: ignore[arg-type]
+                self.sums,
+                manifest.averaging,
+                fixed_point=manifest.numerics.mode == "deterministic",
+                microbatches=manifest.training.microbatches,
+                memory=memory,
+            )
+        )
         self.counts: dict[int, set[int]] = {}
 
     def _write(self, step: int, voids: int) -> None:
@@ -75,7 +86,7 @@ class Replica:
 
     @property
     def residual(self) -> torch.Tensor:
-        return self.sum.memory()["averaging.residual"]
+        return self.sum.codec.memory["averaging.residual"].clone()
 
     def of(self, step: int) -> RankSum:
         return self.sums[step % len(self.sums)]
@@ -146,7 +157,7 @@ class Swarm:
         round_id, whole = self.round(version, victim, when, times)
         for replica in self.replicas:
             if replica not in whole:
-                replica.sum.install([whole[0].sum.finished(0, self.num_elements)])
+                replica.sum.install([whole[0].sum.finished_sum(0, self.num_elements)])
         if when == "committed":
             self.die(victim, times)
             victim.hear()
@@ -162,8 +173,8 @@ class Swarm:
 
     def begin(self, round_id: RoundId) -> None:
         for replica in self.replicas:
-            replica.sum.begin(round_id)
-            replica.sum.open()
+            replica.sum.open_round(round_id)
+            replica.sum.open_sum()
 
     def members(self, step: int) -> list[Replica]:
         return [replica for replica in self.replicas if replica.counts.get(step)]
@@ -229,7 +240,7 @@ class Swarm:
         for _ in range(2):
             round_id = RoundId(Ballot(1, PeerId("keeper")), next(self.numbers))
             for replica in rest:
-                replica.sum.begin(round_id)
+                replica.sum.open_round(round_id)
         for span in self.edges(0):
             sent = [(replica.me, replica.sum.contribution(*span)) for replica in rest if replica.counts.get(step)]
             given = [Contribution(peer, 1, packed) for peer, packed in sent]

@@ -10,7 +10,7 @@ from swarmnet.ids import NO_RESTART, PeerId, Restart
 from swarmnet.messages import Snapshot
 from swarmnet.peer.restoring import Footing, Restoring
 from swarmnet.simulate.signer import SimulatedSigner
-from swarmnet.state.copies import Seal
+from swarmnet.state.snapshot_index import Seal
 from swarmnet.step.gate import Shape
 
 LAST = 20

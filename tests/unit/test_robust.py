@@ -17,9 +17,17 @@ from swarmnet.ids import PeerId
 from swarmnet.manifest.schema import Averaging, Manifest, Numerics
 from swarmnet.messages import Packed
 from swarmnet.stage.accumulator import MAX_MAGNITUDE
-from swarmnet.stage.engine import Clipped, Contribution
-from swarmnet.stage.reducer import PartReducer
-from swarmnet.stage.robust import CenteredClip, NormClip, Rule, coordinate_median, lower_median, pull, rule_of
+from swarmnet.stage.seams import Clipped, Contribution
+from swarmnet.sums.reducer import (
+    CenteredClip,
+    NormClip,
+    PartReducer,
+    Rule,
+    coordinate_median,
+    lower_median,
+    pull,
+    rule_of,
+)
 from swarmnet.wire import codecs
 
 RULES: dict[str, Rule] = {"norm_clip": NormClip(2.0), "centered_clip": CenteredClip(1.0, 5)}
@@ -236,9 +244,7 @@ def test_half_of_the_weight_is_on_either_side_of_the_median(pairs: list[tuple[fl
 
 
 def reducer(name: str, codec: str = "fp32", **fields: float) -> PartReducer:
-    return PartReducer(
-        Manifest(numerics=Numerics(mode="fp32"), averaging=Averaging(codec=codec, reducer=name, **fields))
-    )
+    return PartReducer(Averaging(codec=codec, reducer=name, **fields), fixed_point=False)
 
 
 def packed(tensor: Tensor, codec: str = "fp32") -> Packed:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swarmnet.manifest.schema import Optimizer
-from swarmnet.stage.schedule import gradient_scale, learning_rate
+from swarmnet.stage.canonical import gradient_scale, learning_rate
 
 
 def rates(total: int, **fields: object) -> list[float]:

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swarmnet.errors import BadMessage
-from swarmnet.stage import sum_buffer
-from swarmnet.stage.sum_buffer import SumBuffer
+from swarmnet.sums import sum_buffer
+from swarmnet.sums.sum_buffer import SumBuffer
 
 BLOCK = 8
 

@@ -32,6 +32,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
+import torch
+
 T = TypeVar("T")
 J = TypeVar("J")
 
@@ -118,7 +120,7 @@ class _Job(Generic[T]):
             self.loop.call_soon_threadsafe(action)
 
 
-class _Lane:
+class _JobThread:
     """One thread and its queue."""
 
     def __init__(self, name: str, *, max_deferred: int) -> None:
@@ -181,8 +183,8 @@ class ComputeThread:
     """Owns the device, with the averaging thread beside it. `run` from an event loop, `close` when stages are done."""
 
     def __init__(self, *, max_deferred: int = MAX_DEFERRED) -> None:
-        self._compute = _Lane("compute", max_deferred=max_deferred)
-        self._averaging = _Lane("averaging", max_deferred=max_deferred)
+        self._compute = _JobThread("compute", max_deferred=max_deferred)
+        self._averaging = _JobThread("averaging", max_deferred=max_deferred)
 
     async def run(self, turn: Turn, call: Callable[[], T]) -> T:
         """Run `call` on its thread when its turn comes; returns or raises what it does.
@@ -195,3 +197,43 @@ class ComputeThread:
         """Finish the running jobs, cancel the queued ones, end the threads. Idempotent."""
         self._compute.close()
         self._averaging.close()
+
+
+class StageJobs:
+    """The jobs of one stage on the threads of its peer.
+
+    device: that compute is on. reproducible: equal work is to give equal bits.
+    """
+
+    def __init__(self, threads: ComputeThread, stage: int, device: torch.device, *, reproducible: bool) -> None:
+        self._threads, self._stage, self._device = threads, stage, device
+        self._one_core = reproducible and device.type == "cpu"
+        self._sums = threading.Lock()  # the sums, and what they read of the state: of one thread at a time
+
+    async def run(self, work: Work, step: int, index: int, job: Callable[[], T]) -> T:
+        """Run `job` on its thread when its turn comes; see `ComputeThread.run`."""
+
+        def guarded() -> T:
+            if self._one_core and torch.get_num_threads() != 1:
+                torch.set_num_threads(1)  # sums inside kernels depend on how many threads share them
+            with _current(self._device):
+                return job()
+
+        return await self._threads.run(Turn(work, step, -self._stage, index), guarded)
+
+    async def in_round(self, step: int, job: Callable[[], T]) -> T:
+        """Arithmetic on sums: on the averaging thread. May be left over from a round that was given up."""
+        return await self.run(Work.ROUND, step, 0, lambda: self._alone(job))
+
+    async def between_rounds(self, step: int, job: Callable[[], T]) -> T:
+        """What changes the state, or reads sums: on the compute thread, before all else, and no round meanwhile."""
+        return await self.run(Work.STATE, step, 0, lambda: self._alone(job))
+
+    def _alone(self, job: Callable[[], T]) -> T:
+        with self._sums:
+            return job()
+
+
+def _current(device: torch.device) -> contextlib.AbstractContextManager[object]:
+    """Each thread has a CUDA device of its own that what names none works on: compiled and foreign kernels, pinning."""
+    return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from swarmnet.errors import BadMessage, RejectCode
 from swarmnet.ids import PeerId, RunId, Signer
 from swarmnet.messages import MAX_PIECES, Snapshot
-from swarmnet.state.cut import StateHeader
+from swarmnet.state.header import StateHeader
 
 PIECE_BYTES = 2 << 20
 """Of an ordinary copy. Larger ones have larger pieces, so that a description never has more than MAX_PIECES."""

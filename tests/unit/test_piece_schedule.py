@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swarmnet.ids import PeerId
-from swarmnet.state.pieces import Action, Ask, Drop, PieceSchedule
+from swarmnet.state.snapshot_fetch import Action, Ask, Drop, PieceSchedule
 
 A, B, C = PeerId("a"), PeerId("b"), PeerId("c")
 
@@ -46,7 +46,7 @@ class World:
         self.do(self.schedule.arrived(*at, now=self.now))
 
     def tick(self) -> None:
-        self.do(self.schedule.tick(now=self.now))
+        self.do(self.schedule.fill(self.now))
 
 
 @given(st.integers(0, 30), st.integers(1, 5), st.frozensets(st.integers(0, 29)), st.data())

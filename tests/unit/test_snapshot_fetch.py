@@ -13,9 +13,9 @@ from swarmnet.errors import BadMessage, NoReplica, PeerGone, PeerTimeout, Refuse
 from swarmnet.ids import PeerId
 from swarmnet.messages import MAX_PIECES, Answer, Busy, Packed, Snapshot, SnapshotPiece, SnapshotRequest
 from swarmnet.simulate.signer import SimulatedSigner
-from swarmnet.state.copies import Seal, num_pieces, piece_size, root_of, span
-from swarmnet.state.fetch import Fetcher, TransferProgress
-from swarmnet.state.handover import KEEP_S, LEASE_S
+from swarmnet.state.snapshot_fetch import Fetcher, TransferProgress
+from swarmnet.state.snapshot_index import Seal, num_pieces, piece_size, root_of, span
+from swarmnet.state.snapshot_source import KEEP_S, LEASE_S
 
 ALL = -(-SIZE // PIECE)
 

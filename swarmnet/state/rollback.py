@@ -29,14 +29,15 @@ MAX_RESTARTS_AHEAD = 1024
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """What one live peer has of one stage. version: of the weights it serves, None while it has none. disk: versions
-    it has on disk."""
+    """What one live peer has of one stage."""
 
     peer: PeerId
     stage: int
     restart: Restart = NO_RESTART
     version: int | None = None
+    """Of the weights it serves, None while it serves none."""
     disk: tuple[int, ...] = ()
+    """Versions it has on disk."""
 
     def has(self, version: int, under: Restart) -> bool:
         """Can it serve exactly that version?"""
@@ -77,26 +78,26 @@ class FromSeed:
 
 @dataclass(frozen=True, slots=True)
 class NoSource:
-    """There is nothing to begin with. words: what is missing and what to do, for a person."""
+    """There is nothing to begin with."""
 
     words: str
+    """What is missing and what to do, for a person."""
 
 
 @dataclass(frozen=True, slots=True)
 class RestartReport:
-    """What another peer, whose record has not expired, says of restarts: the one it is under, and the one it wants.
-
-    heard: by itself, lately. has_say: it has state, or is under a restart: in which run goes on, nobody else has.
-    """
+    """What another peer, whose record has not expired, says of restarts: the one it is under, and the one it wants."""
 
     restart: Restart = NO_RESTART
     wants: Restart = NO_RESTART
     heard: bool = True
+    """Has it spoken itself, lately?"""
     has_say: bool = True
+    """Has it state, or is it under a restart? Nobody else says in which run all go on."""
 
 
 class Move(Enum):
-    """How to go under `Restarts.current`, which has changed."""
+    """How to go under `Rollbacks.current`, which has changed."""
 
     GO_BACK = "go back"
     """Go on from its version."""
@@ -110,25 +111,26 @@ Source = FromLive | FromHere | FromDisk | FromMatesDisk | FromSeed | NoSource
 
 
 @dataclass(slots=True)
-class Restarts:
-    """One peer's view of the run's restarts.
-
-    settle_s: how long nothing must have changed before a run that nobody serves is to begin again, and how long the
-    others are waited for under a higher number. lost_s: how long nothing must have changed before the run is to go back
-    for a stage that is without its newest state; as long as any stage moves, it waits. allow_drop: a stage takes an
-    older state of its own instead. seed_until: up to this version the seed is as good as a checkpoint. floor: the
-    highest number of a restart that a disk remembers. wanted: what this peer would go under, if most want that.
-    """
+class Rollbacks:
+    """One peer's view of whether the run has to go back, or has gone back."""
 
     num_stages: int
-    last_version: int
-    settle_s: float
-    lost_s: float
+    last_version: int = 2**53
+    settle_s: float = 0.0
+    """How long nothing must have changed before a run that nobody serves begins again, and how long the others are
+    waited for under a higher number."""
+    lost_s: float = 0.0
+    """How long nothing must have changed before the run goes back for a stage that is without its newest state. As long
+    as any stage moves, it waits."""
     allow_drop: bool = False
+    """May a stage take an older state of its own instead?"""
     seed_until: int = 0
+    """Up to this version the seed is as good as a checkpoint."""
     current: Restart = NO_RESTART
     floor: int = 0
+    """The highest number of a restart that a disk remembers."""
     wanted: Restart | None = None
+    """What this peer would go under, if most want that."""
     _facts: object = None
     _since: float | None = field(default=None)
     _alone_since: float | None = field(default=None)
@@ -332,7 +334,8 @@ class Restarts:
         if newest is None or newest < restart.version or self._begun_anew(newest, holdings):
             return False
         # Whoever stands where the others went back to has gone along: the sum that brought me one further is lost.
-        least = {self.current: newest - 1, restart: newest if newest - 1 == restart.version else newest - 1}
+        taken_along = newest - 1 == restart.version
+        least = {self.current: newest - 1, restart: newest if taken_along else newest - 1}
         near = {h.stage for h in holdings if h.version is not None and h.version >= least.get(h.restart, newest + 1)}
         return len(near) == self.num_stages
 

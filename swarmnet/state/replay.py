@@ -19,8 +19,9 @@ from typing import Any, Protocol
 from swarmnet.errors import BadMessage, NoReplica, PeerGone, PeerTimeout, Refused, RejectCode, SwarmError
 from swarmnet.ids import PeerId
 from swarmnet.messages import Commit, Finished, Rejected, Stamp, TrailRequest, TrailStep
-from swarmnet.stage.engine import Engine
-from swarmnet.state.cut import StateHeader
+from swarmnet.stage.seams import Compute
+from swarmnet.state.header import StateHeader
+from swarmnet.state.snapshot_fetch import first_answers
 from swarmnet.transport import Transport, ask
 
 _ATTEMPTS, _PAUSE_S = 10, 0.5
@@ -42,7 +43,7 @@ class Failed(Protocol):
         ...
 
 
-class TrailEnds(SwarmError):
+class ReplayLogEnds(SwarmError):
     """No donor remembers the step that comes next: a newer copy is needed."""
 
 
@@ -57,7 +58,7 @@ class Level:
     last_commits: tuple[Commit, ...] = ()
 
 
-class CatchUp:
+class Replay:
     """Brings one engine level with the replicas of its stage.
 
     collect(stamp, finished, holders): fetch that sum into the engine's buffer; raises Refused, BadMessage, PeerGone,
@@ -70,7 +71,7 @@ class CatchUp:
     def __init__(
         self,
         transport: Transport,
-        engine: Engine,
+        engine: Compute,
         stage: int,
         num_stages: int,
         *,
@@ -86,7 +87,7 @@ class CatchUp:
         self._refusal = refusal
 
     async def run(self, header: StateHeader, donors: Callable[[], Sequence[PeerId]]) -> Level:
-        """Follow from `header`, where the engine stands. Raises TrailEnds, or NoReplica if nobody answers."""
+        """Follow from `header`, where the engine stands. Raises ReplayLogEnds, or NoReplica if nobody answers."""
         attempts = 0
         failures: Counter[PeerId] = Counter()  # how often what somebody told has led nowhere
         while True:
@@ -94,7 +95,7 @@ class CatchUp:
             told, past = await self._told(stamp, donors())
             if not told:
                 if past:
-                    raise TrailEnds("the donors' trail does not reach back", version=header.version)
+                    raise ReplayLogEnds("the donors' trail does not reach back", version=header.version)
                 attempts += 1
                 if attempts >= _ATTEMPTS:
                     raise NoReplica("nobody says what came next", stage=self._stage, version=header.version)
@@ -158,25 +159,12 @@ class CatchUp:
 
     async def _told(self, stamp: Stamp, donors: Sequence[PeerId]) -> tuple[dict[PeerId, TrailStep], bool]:
         """What the donors say of a step, and whether any of them says that it is past remembering."""
-        told: dict[PeerId, TrailStep] = {}
-        past, until = False, None
-        async with asyncio.TaskGroup() as group:
-            tasks = {group.create_task(self._ask(donor, stamp)): donor for donor in dict.fromkeys(donors)}
-            waiting = set(tasks)
-            while waiting and (until is None or until > self._now()):
-                timeout = None if until is None else until - self._now()
-                done, waiting = await asyncio.wait(waiting, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
-                for task in done:
-                    match task.result():
-                        case TrailStep() as step:
-                            told[tasks[task]] = step
-                            until = until or self._now() + GRACE_S
-                        case RejectCode.NOT_FOUND:
-                            past = True
-            for task in waiting:
-                task.cancel()
-                self._failed(tasks[task], PeerTimeout("says nothing", peer=tasks[task]), after_s=GRACE_S)
-        return {donor: told[donor] for donor in donors if donor in told}, past
+        asked = {donor: self._ask(donor, stamp) for donor in dict.fromkeys(donors)}
+        answers, late = await first_answers(asked, grace_s=GRACE_S, counts=lambda told: isinstance(told, TrailStep))
+        for donor in late:
+            self._failed(donor, PeerTimeout("says nothing", peer=donor), after_s=GRACE_S)
+        told = {donor: step for donor in donors if isinstance(step := answers.get(donor), TrailStep)}
+        return told, RejectCode.NOT_FOUND in answers.values()
 
     async def _ask(self, donor: PeerId, stamp: Stamp) -> TrailStep | RejectCode | None:
         began = self._now()

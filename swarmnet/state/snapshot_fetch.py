@@ -1,30 +1,45 @@
 """Take a copy of a stage's state from everybody who has it, piece by piece, believing nobody.
 
-All donors are asked for a description; those who offer the same copy are its sources (`pieces` says who is asked for
-what). A piece that has not its digest costs its donor the transfer, and only that piece is fetched again. What is
-verified stays when all sources are lost, and is used when somebody has that copy again. Knows no steps: which copies
+All donors are asked for a description; those who offer the same copy are its sources. `PieceSchedule` decides who is
+asked for what: every source has a few pieces in flight and is given the next one when one arrives, so whoever is faster
+delivers more. A piece that has not its digest costs its donor the transfer, and only that piece is fetched again. What
+is verified stays when all sources are lost, and is used when somebody has that copy again. Knows no steps: which copies
 are of the run's present state is handed in.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 import numpy as np
 
 from swarmnet.errors import BadMessage, NoReplica, PeerGone, PeerTimeout, Refused, RejectCode, SwarmError
 from swarmnet.ids import PeerId
 from swarmnet.messages import Busy, Packed, Rejected, Snapshot, SnapshotPiece, SnapshotRequest
-from swarmnet.state.aside import Aside
-from swarmnet.state.copies import LARGE, Seal, digest_of, num_pieces, same_copy, sha256, span
-from swarmnet.state.pieces import Action, Ask, PieceSchedule
+from swarmnet.state.snapshot_index import LARGE, Seal, digest_of, num_pieces, same_copy, sha256, span
 from swarmnet.transport import Transport, ask
+
+T = TypeVar("T")
 
 Donors = Callable[[], Sequence[PeerId]]
 Failed = Callable[[PeerId, SwarmError], None]
 Unfit = Callable[[Snapshot, int], Refused | BadMessage | None]
+
+WINDOW = 4
+"""Pieces in flight per source."""
+
+_FADE = 0.3
+"""Weight of the newest piece in a source's usual time."""
+
+_TOO_LONG = 2.0
+"""A piece is asked for again after so many times what the idle source usually takes."""
+
+ASIDE_S = 60.0
+"""How long a donor that has lied, or was late, is set aside."""
 
 GRACE_S = 1.0
 """How long after the first donor's description those of others are waited for; who takes longer is late."""
@@ -41,13 +56,188 @@ _TICK_S, _LOOK_S = 0.25, 2.0
 
 @dataclass(frozen=True, slots=True)
 class TransferProgress:
-    """How far a transfer is. seconds_left: by the rate so far, None before there is one."""
+    """How far a transfer is."""
 
     version: int
     done_bytes: int
     total_bytes: int
     donors: int
     seconds_left: float | None
+    """By the rate so far, None before there is one."""
+
+
+class Aside:
+    """The donors that one joiner has set aside. Pure.
+
+    A liar is asked for nothing at all. Who was only late is left out as long as somebody else is there: a peer that
+    cannot be called costs a joiner its patience once a minute, and not once a step.
+    """
+
+    def __init__(self) -> None:
+        self._lied: dict[PeerId, float] = {}
+        self._late: dict[PeerId, float] = {}
+
+    def lied(self, donor: PeerId, *, now: float) -> None:
+        """What it handed over was not what it described, or could not be true."""
+        self._lied[donor] = now + ASIDE_S
+
+    def late(self, donor: PeerId, *, now: float) -> None:
+        """It has not answered in time."""
+        self._late[donor] = now + ASIDE_S
+
+    def answered(self, donor: PeerId) -> None:
+        """It has answered: whatever kept it is over."""
+        self._late.pop(donor, None)
+
+    def asked(self, donors: Iterable[PeerId], *, now: float) -> list[PeerId]:
+        """Whom of these to ask now, each once. Those who were late only if there is nobody else."""
+        honest = [donor for donor in dict.fromkeys(donors) if self._lied.get(donor, now) <= now]
+        return [donor for donor in honest if self._late.get(donor, now) <= now] or honest
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """Ask this source for this piece."""
+
+    peer: PeerId
+    piece: int
+
+
+@dataclass(frozen=True, slots=True)
+class Drop:
+    """Nobody needs the answer to this any more: cancel."""
+
+    peer: PeerId
+    piece: int
+
+
+Action = Ask | Drop
+
+
+@dataclass(slots=True)
+class _Source:
+    asked_at: dict[int, float] = field(default_factory=dict)
+    usual_s: float | None = None
+    """From asking to arrival, as measured lately; None until its first piece."""
+
+
+class PieceSchedule:
+    """Distributes the pieces 0 .. num_pieces - 1 that are not `done` over whoever has them. Pure.
+
+    It knows no bytes and no digests: a piece arrives when its bytes have been verified.
+    """
+
+    def __init__(self, num_pieces: int, *, done: Iterable[int] = (), window: int = WINDOW) -> None:
+        self.done = set(done)
+        self._num_pieces, self._window = num_pieces, window
+        self._left = deque(piece for piece in range(num_pieces) if piece not in self.done)
+        self._sources: dict[PeerId, _Source] = {}
+
+    @property
+    def complete(self) -> bool:
+        """Is every piece here?"""
+        return len(self.done) == self._num_pieces
+
+    @property
+    def sources(self) -> frozenset[PeerId]:
+        """Who is asked at present."""
+        return frozenset(self._sources)
+
+    def add(self, peer: PeerId, *, now: float) -> list[Action]:
+        """`peer` has the copy."""
+        if peer in self._sources:
+            return []
+        self._sources[peer] = _Source()
+        return self.fill(now)
+
+    def remove(self, peer: PeerId, *, now: float) -> list[Action]:
+        """`peer` broke, lied or no longer has the copy: others take over what it was asked for."""
+        source = self._sources.pop(peer, None)
+        if source is None:
+            return []
+        lost = [piece for piece in sorted(source.asked_at) if piece not in self.done and not self._askers(piece)]
+        self._left.extendleft(reversed(lost))
+        return [*(Drop(peer, piece) for piece in sorted(source.asked_at)), *self.fill(now)]
+
+    def arrived(self, peer: PeerId, piece: int, *, now: float) -> list[Action]:
+        """A verified piece. Late ones of a source that was given up count too."""
+        source = self._sources.get(peer)
+        asked_at = source.asked_at.pop(piece, None) if source is not None else None
+        if source is not None and asked_at is not None:
+            took = now - asked_at
+            source.usual_s = took if source.usual_s is None else source.usual_s + _FADE * (took - source.usual_s)
+        if piece in self.done:
+            return self.fill(now)
+        self.done.add(piece)
+        if piece in self._left:
+            self._left.remove(piece)
+        actions: list[Action] = []
+        for other in self._askers(piece):
+            del self._sources[other].asked_at[piece]
+            actions.append(Drop(other, piece))
+        return [*actions, *self.fill(now)]
+
+    def _askers(self, piece: int) -> list[PeerId]:
+        return [peer for peer, source in self._sources.items() if piece in source.asked_at]
+
+    def fill(self, now: float) -> list[Action]:
+        """Use every source to its window, the least busy first. Ask now and then: what is slow is asked of others."""
+        actions: list[Action] = []
+        while self._sources:
+            peer = min(self._sources, key=lambda p: (len(self._sources[p].asked_at), p))
+            source = self._sources[peer]
+            if not self._left or len(source.asked_at) >= self._window:
+                break
+            piece = self._left.popleft()
+            source.asked_at[piece] = now
+            actions.append(Ask(peer, piece))
+        if not self._left:
+            actions += self._take_over(now)
+        return actions
+
+    def _take_over(self, now: float) -> list[Action]:
+        """Give idle sources what others have had for too long; no piece is with more than two."""
+        # The last piece must not wait for the slowest source.
+        actions: list[Action] = []
+        for peer, source in self._sources.items():
+            if source.asked_at or source.usual_s is None:
+                continue
+            waiting = [
+                (other.asked_at[piece], piece)
+                for other in self._sources.values()
+                for piece in other.asked_at
+                if len(self._askers(piece)) == 1
+            ]
+            since, piece = min(waiting, default=(now, -1))
+            if now - since > _TOO_LONG * source.usual_s:
+                source.asked_at[piece] = now
+                actions.append(Ask(peer, piece))
+        return actions
+
+
+async def first_answers(
+    asked: Mapping[PeerId, Coroutine[Any, Any, T]], *, grace_s: float, counts: Callable[[T], bool]
+) -> tuple[dict[PeerId, T], list[PeerId]]:
+    """Answers by peer, in the order in which they came, and who has not answered `grace_s` after the first that counts.
+
+    Once one answer counts, those of others are waited for a little, and not for as long as the slowest takes.
+    """
+    loop = asyncio.get_running_loop()
+    answers: dict[PeerId, T] = {}
+    until: float | None = None
+    async with asyncio.TaskGroup() as group:
+        tasks = {group.create_task(work): peer for peer, work in asked.items()}
+        waiting = set(tasks)
+        while waiting and (until is None or until > loop.time()):
+            timeout = None if until is None else until - loop.time()
+            done, waiting = await asyncio.wait(waiting, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                answers[tasks[task]] = task.result()
+                if until is None and counts(task.result()):
+                    until = loop.time() + grace_s
+        for task in waiting:
+            task.cancel()
+    return answers, [tasks[task] for task in waiting]
 
 
 class _PartialCopy:
@@ -160,25 +350,10 @@ class Fetcher:
         self, donors: Sequence[PeerId], request: SnapshotRequest, version: int
     ) -> tuple[dict[PeerId, Snapshot], float | None]:
         """Descriptions by donor, and after how long to ask again if donors are busy."""
-        offers: dict[PeerId, Snapshot] = {}
-        waits: list[float] = []
-        async with asyncio.TaskGroup() as group:
-            tasks = {group.create_task(self.describe(donor, request, version)): donor for donor in donors}
-            waiting = set(tasks)
-            until = None
-            while waiting and (until is None or until > self._now()):
-                timeout = None if until is None else until - self._now()
-                done, waiting = await asyncio.wait(waiting, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
-                for task in done:
-                    match task.result():
-                        case Snapshot() as offer:
-                            offers[tasks[task]] = offer
-                            until = until or self._now() + GRACE_S
-                        case Busy() as busy:
-                            waits.append(pause_s(busy))
-            for task in waiting:
-                task.cancel()
-        return offers, min(waits, default=None)
+        asked = {donor: self.describe(donor, request, version) for donor in donors}
+        answers, _ = await first_answers(asked, grace_s=GRACE_S, counts=lambda answer: isinstance(answer, Snapshot))
+        offers = {donor: answer for donor, answer in answers.items() if isinstance(answer, Snapshot)}
+        return offers, min((pause_s(busy) for busy in answers.values() if isinstance(busy, Busy)), default=None)
 
     async def describe(self, donor: PeerId, request: SnapshotRequest, version: int) -> Snapshot | Busy | None:
         """A donor's checked description; None if it gave none that can be used. version: as `fetch` was asked for."""
@@ -308,7 +483,7 @@ class _Pull:
     async def _ticking(self) -> None:
         while True:
             await asyncio.sleep(_TICK_S)
-            self._perform(self._schedule.tick(now=self._now()))
+            self._perform(self._schedule.fill(self._now()))
             if self._now() - self._said >= 1.0:
                 self._say()
 

@@ -1,4 +1,4 @@
-"""What rounds sum with `averaging.sync = "local"`, and the step that follows, in the place of `stage.step_sum`.
+"""What rounds sum with `averaging.sync = "local"`, and the step that follows, in the place of `sums.step_sum`.
 
 Nobody's gradient travels. Each replica steps with what it has accumulated itself, averaged over its own tokens. A
 round sums one number, the length of each member's own sum: so every stage knows how long gradients are in the others,
@@ -9,7 +9,12 @@ DiLoCo, arXiv:2501.18512, with a delay of one).
 
 With `partners = "all"` both vectors are what everybody holds in the end. With "pairs" the first is a plain mean among
 partners: it is no part of the digest, nobody can fetch it later, and who does not get it keeps its own for the next
-time. Knows no peers. Compute thread only, but for what a round looks like.
+time. Knows no peers.
+
+`OuterPlan` says which elements take an outer step when. The flat weights of a stage are cut into contiguous fragments,
+each of which takes one every `inner_steps` steps; the fragments' turns are spread evenly over that time, so that the
+traffic is. With one fragment all of them do at once (DiLoCo, arXiv:2311.08105). In the last step everything is,
+whosever turn it is: a run ends with what all its replicas have learned.
 """
 
 from __future__ import annotations
@@ -17,39 +22,94 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from swarmnet.engine.compute_thread import StageJobs
+from swarmnet.engine.payloads import blameless, check_codec
 from swarmnet.errors import BadMessage, Refused, RejectCode
 from swarmnet.ids import RoundId
-from swarmnet.manifest.schema import Manifest
+from swarmnet.manifest.schema import Averaging, Training
 from swarmnet.messages import Commit, Packed
-from swarmnet.stage import snapshot
 from swarmnet.stage.backend import GradientSum, State
-from swarmnet.stage.engine import Contribution, OuterStep, Reduced
-from swarmnet.stage.outer_plan import OuterPlan, Range
-from swarmnet.stage.reducer import PartReducer
-from swarmnet.stage.step_sum import blameless, check_codec, check_part, codec_of
-from swarmnet.stage.sum_buffer import SumBuffer
+from swarmnet.stage.seams import Contribution, OuterStep, Reduced
+from swarmnet.sums.reducer import PartReducer
+from swarmnet.sums.step_sum import RoundSum, check_part, in_round
+from swarmnet.sums.sum_buffer import SumBuffer
 from swarmnet.wire import codecs
+
+Range = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class OuterPlan:
+    """The outer steps of one stage of `num_elements`. fragments <= inner_steps: no two have the same turn."""
+
+    num_elements: int
+    inner_steps: int
+    fragments: int
+    total_steps: int
+    warmup_steps: int = 0
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.fragments <= self.inner_steps:
+            raise ValueError(f"{self.fragments} fragments have no turns of their own in {self.inner_steps} steps")
+
+    def fragment(self, number: int) -> Range:
+        """Elements [start, stop) of one fragment. Together they are all elements, in order."""
+        start, stop = (self.num_elements * edge // self.fragments for edge in (number, number + 1))
+        return start, stop
+
+    def due(self, step: int) -> Range | None:
+        """The elements of which the round of `step` takes an outer step; None: this is an inner step only.
+
+        Never in step 0: nobody has moved yet.
+        """
+        if step == 0:
+            return None
+        if step == self.total_steps - 1:
+            return 0, self.num_elements
+        turn = step % self.inner_steps
+        number = -(-turn * self.fragments // self.inner_steps)  # the only one that could have this turn
+        if number < self.fragments and turn == self._turn(number):
+            return self.fragment(number)
+        return None
+
+    def plain(self, step: int) -> bool:
+        """Is an outer step here still plain (`stage.outer`)?"""
+        return step <= self.warmup_steps
+
+    def _turn(self, number: int) -> int:
+        """Fragment 0 goes with the full rounds of inner steps, the others in between."""
+        return number * self.inner_steps // self.fragments
+
 
 _LENGTHS = 1
 """Elements of the vector that every round sums last."""
 
 
-class LocalSum:
+class LocalSum(RoundSum):
     """The rounds of one stage, always of the version that `state` is at.
 
     Positions count through all `phases`: the elements of an outer step at this version, if any, then the one number.
     Raises as `StepSum` does.
     """
 
-    def __init__(self, manifest: Manifest, state: State, accumulator: GradientSum, *, device: torch.device) -> None:
+    def __init__(
+        self,
+        jobs: StageJobs,
+        state: State,
+        accumulator: GradientSum,
+        averaging: Averaging,
+        training: Training,
+        *,
+        device: torch.device,
+    ) -> None:
         assert state.outer is not None
-        averaging, training = manifest.averaging, manifest.training
-        self._manifest, self._state, self._accumulator, self._outer = manifest, state, accumulator, state.outer
-        self._canonical = state.canonical
+        super().__init__(jobs, state, averaging.codec, device)
+        self._training, self._accumulator, self._outer = training, accumulator, state.outer
         self._plan = OuterPlan(
             state.canonical.num_elements,
             averaging.inner_steps,
@@ -60,10 +120,10 @@ class LocalSum:
         self._gossip = averaging.partners == "pairs"
         self._device = device
         self._tokens_each = training.microbatch_size * training.sequence_length
-        self._codec = codec_of(averaging.codec, state.canonical, device)
-        self._reducer, self._length_reducer = PartReducer(manifest), PartReducer(manifest, codec="fp32")
+        self._reducer = PartReducer(averaging, fixed_point=False)
+        self._length_reducer = PartReducer(averaging, fixed_point=False, codec="fp32")
         self._centers: dict[Range, Tensor] = {}  # the last mean of each fragment, where the reducer asks for it
-        self._forgotten = 0  # how often what the codec owes was dropped
+        self.forgotten = 0  # how often what the codec owes was dropped
         self._lengths = SumBuffer(_LENGTHS, dtype=torch.float32, device=torch.device("cpu"))
         self._exchanged = SumBuffer(0, dtype=torch.float32, device=device)
         self._arriving = self._exchanged
@@ -81,7 +141,7 @@ class LocalSum:
     @property
     def due(self) -> Range | None:
         """The elements of which the round of this version takes an outer step."""
-        return self._plan.due(self._state.version)
+        return self._plan.due(self.state.version)
 
     @property
     def phases(self) -> tuple[int, ...]:
@@ -100,92 +160,101 @@ class LocalSum:
         return stop - start + _LENGTHS
 
     @property
-    def block(self) -> int:
-        return self._codec.block
-
-    @property
     def _outer_phases(self) -> tuple[int, ...]:
         due = self.due
         if due is None:
             return ()
-        whole = due == (0, self._canonical.num_elements)
-        return self._codec.phases if whole else (due[1] - due[0],)
+        whole = due == (0, self.num_elements)
+        return self.codec.phases if whole else (due[1] - due[0],)
 
     # ------------------------------------------------------------ taking part in a round
 
-    def begin(self, round_id: RoundId, *, resent: bool = False, kept: Collection[tuple[int, int, int]] = ()) -> None:
+    @in_round
+    def open_round(
+        self, round_id: RoundId, *, resent: bool = False, kept: Collection[tuple[int, int, int]] = ()
+    ) -> None:
         """What is contributed and reduced from now on is so in that round, of which the accumulator is as it is now."""
-        self._codec.begin(round_id, voids=self._forgotten)
+        self.codec.begin(round_id, voids=self.forgotten)
         self._round, self._phase, self._reached = round_id, 0, None
-        self._counted, self._voids = self._accumulator.indexes(self._state.version), self._accumulator.voids
+        self._counted, self._voids = self._accumulator.indexes(self.state.version), self._accumulator.voids
         self._mine = self._length = None
 
+    @in_round
     def contribution(self, start: int, stop: int) -> Packed:
         """Positions [start, stop) of what I give."""
         check_part(start, stop, sum(self.phases))
         edge = sum(self._outer_phases)
-        with blameless(self._canonical.stage):
+        with blameless(self.canonical.stage):
             if start >= edge:
                 if self._length is None:
-                    own = self._accumulator.read(self._state.version)
-                    self._length = torch.tensor([math.sqrt(self._canonical.square_norm(own))])
+                    own = self._accumulator.read(self.state.version)
+                    self._length = torch.tensor([math.sqrt(self.canonical.square_norm(own))])
                 return codecs.encode("fp32", self._length[start - edge : stop - edge].clone())
             shift = self._shift
-            return self._codec.contribution(self._vector(), start + shift, stop + shift, voids=self._forgotten)
+            return self.codec.contribution(self._vector(), start + shift, stop + shift, voids=self.forgotten)
 
+    @in_round
     def reduce(self, contributions: Sequence[Contribution], start: int, stop: int, *, hop: int = 0) -> Reduced:
         """Reduce contributions in the order given. Between partners to their mean, else to their sum."""
         edge = sum(self._outer_phases)
         if start >= edge:
             total, clipped = self._length_reducer(contributions, stop - start, hop=hop)
-            with blameless(self._canonical.stage):
+            with blameless(self.canonical.stage):
                 return Reduced(codecs.encode("fp32", total), clipped)
         center = self._centers.get(self.due or (0, 0))
         about = None if center is None else center[start:stop]
         total, clipped = self._reducer(contributions, stop - start, about, hop=hop)
         if self._gossip:
             total.div_(sum(contribution.num_microbatches for contribution in contributions))
-        with blameless(self._canonical.stage):
-            return Reduced(self._codec.sum(total, start + self._shift, voids=self._forgotten, hop=hop), clipped)
+        with blameless(self.canonical.stage):
+            return Reduced(self.codec.sum(total, start + self._shift, voids=self.forgotten, hop=hop), clipped)
 
-    def open(self) -> None:
+    @in_round
+    def open_sum(self) -> None:
         """Another sum comes: what was there is gone."""
+        self._open()
+
+    def _open(self) -> None:
         start, stop = self.due or (0, 0)
         self._lengths.open()
         if self._exchanged.flat.numel() != stop - start:
             self._exchanged = SumBuffer(stop - start, dtype=torch.float32, device=self._device)
         self._exchanged.open()
-        self._arriving = self._codec.buffer(self._exchanged)
+        self._arriving = self.codec.buffer(self._exchanged)
         self._arriving.open()
         self._version = -1
 
+    @in_round
     def put(self, start: int, packed: Packed) -> None:
         """Decode a reduced piece, its first element at position `start`."""
         edge, size = sum(self._outer_phases), codecs.num_elements(packed.shape)
-        check_codec(packed, "fp32" if start >= edge else self._codec.reduced)
+        check_codec(packed, "fp32" if start >= edge else self.codec.reduced)
         buffer, start = (self._lengths, start - edge) if start >= edge else (self._arriving, start)
         codecs.decode_into(buffer.place(start, size), packed)
         buffer.written(start, size)
 
+    @in_round
     def next_phase(self) -> None:
         """A vector was put whole, and another is to be summed."""
         self._phase += 1
         if self._phase < len(self._outer_phases):
-            with blameless(self._canonical.stage):
-                self._codec.next_phase(voids=self._forgotten)
+            with blameless(self.canonical.stage):
+                self.codec.next_phase(voids=self.forgotten)
         elif self._gossip:
             self._exchanged.seal()
             self._reached = self._round
 
+    @in_round
     def seal(self) -> tuple[bytes, float]:
         """Everything was put: the digest of what everybody holds, and its measure."""
         if self.due is not None:
-            with blameless(self._canonical.stage, only=RejectCode.NON_FINITE):
-                self._codec.finish(self._exchanged)
+            with blameless(self.canonical.stage, only=RejectCode.NON_FINITE):
+                self.codec.finish(self._exchanged)
         return self._sealed()
 
     # ------------------------------------------------------------ finished sums
 
+    @in_round
     def install(self, parts: Sequence[Packed]) -> tuple[bytes, float]:
         """Take over a sum that others have finished, all of it or none. From a partner there is nothing to take."""
         if sum(codecs.num_elements(packed.shape) for packed in parts) != self.sum_elements:
@@ -199,14 +268,15 @@ class LocalSum:
         if self._gossip:  # what my partner and I have agreed on stays
             self._lengths.open()
         else:
-            self.open()
+            self._open()
             self._exchanged.place(0, edge).copy_(flat[:edge])
             self._exchanged.written(0, edge)
         self._lengths.place(0, _LENGTHS).copy_(flat[edge:])
         self._lengths.written(0, _LENGTHS)
         return self._sealed()
 
-    def finished(self, start: int, stop: int) -> Packed:
+    @in_round
+    def finished_sum(self, start: int, stop: int) -> Packed:
         """Elements [start, stop) of the finished sum, losslessly."""
         shared = [] if self._gossip else [self._exchanged.flat]
         edge = sum(flat.numel() for flat in shared)
@@ -220,16 +290,16 @@ class LocalSum:
 
     def apply(self, commits: Sequence[Commit]) -> OuterStep | None:
         """The outer step, if one is due, then my own gradient's; `state` is a version further."""
-        if self._version != self._state.version:
-            raise ValueError(f"no finished sum of version {self._state.version} is installed")
-        commit, due = commits[self._canonical.stage], self.due
+        if self._version != self.state.version:
+            raise ValueError(f"no finished sum of version {self.state.version} is installed")
+        commit, due = commits[self.canonical.stage], self.due
         mine = commit.id == self._round and bool(self._counted)
         own = self._own(commit.step) if mine else None
         outer = None if due is None else self._outer_step(commit, due)
         if own is not None:
-            self._state.apply(own, commits, own_tokens=len(self._counted) * self._tokens_each)
+            self.state.apply(own, commits, own_tokens=len(self._counted) * self._tokens_each)
         else:
-            self._state.stay(commits)
+            self.state.stay(commits)
         self._round, self._reached, self._mine, self._length = None, None, None, None
         return outer
 
@@ -246,15 +316,15 @@ class LocalSum:
         start, stop = due
         missed = self._missed(commit)
         if self._gossip and missed:
-            self._codec.applied(None, voids=self._forgotten)
+            self.codec.applied(None, voids=self.forgotten)
             return OuterStep(elements=stop - start, moved=0.0, missed=missed)
         mean = self._exchanged.flat
         if not self._gossip:
-            mean = mean / (self._manifest.training.microbatches - len(commit.voided))
+            mean = mean / (self._training.microbatches - len(commit.voided))
         moved = self._outer.step(mean, start, mine=not missed, plain=self._plan.plain(commit.step))
         if self._reducer.needs_center and not self._gossip:
             self._centers[due] = mean.cpu()
-        self._codec.applied(commit.id, voids=self._forgotten)
+        self.codec.applied(commit.id, voids=self.forgotten)
         return OuterStep(elements=stop - start, moved=moved, missed=missed)
 
     def _missed(self, commit: Commit) -> str:
@@ -271,17 +341,7 @@ class LocalSum:
         """The state is another: no sum of mine leads on from it."""
         self._version, self._round, self._reached = -1, None, None
         self._centers.clear()
-        self._forgotten += 1
-
-    # ------------------------------------------------------------ what only this replica knows
-
-    def memory(self) -> dict[str, Tensor]:
-        return {name: tensor.to("cpu", copy=True) for name, tensor in self._codec.memory.items()}
-
-    def recall(self, data: bytes | memoryview) -> None:
-        shapes = {name: tensor.shape for name, tensor in self._codec.memory.items()}
-        saved = snapshot.unpack(data, shapes, stage=self._canonical.stage, version=self._state.version)
-        self._codec.recall(saved, voids=self._forgotten)
+        self.forgotten += 1
 
     # ------------------------------------------------------------ inside
 
@@ -296,8 +356,8 @@ class LocalSum:
         if self._mine is None:
             assert self.due is not None
             start, stop = self.due
-            self._mine = torch.empty(self._canonical.num_elements, dtype=torch.float32, device=self._device)
-            self._mine[start:stop] = self._outer.vector(start, stop, plain=self._plan.plain(self._state.version))
+            self._mine = torch.empty(self.num_elements, dtype=torch.float32, device=self._device)
+            self._mine[start:stop] = self._outer.vector(start, stop, plain=self._plan.plain(self.state.version))
             if not self._gossip:
                 self._mine[start:stop] *= len(self._counted)
         return self._mine
@@ -306,5 +366,5 @@ class LocalSum:
         digest = hashlib.sha256(self._lengths.seal())
         if self.due is not None and not self._gossip:
             digest.update(self._exchanged.seal())
-        self._version = self._state.version
+        self._version = self.state.version
         return digest.digest(), float(self._lengths.flat[0].item()) ** 2

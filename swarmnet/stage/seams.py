@@ -1,12 +1,15 @@
-"""What one replica computes with: the seam between protocol and arithmetic.
+"""What one replica computes with: the two seams between protocol and arithmetic.
 
-Two implementations: torch on a compute thread (`stage.torch_engine`), emulated compute on virtual time (`simulate`).
-It knows no peers and no rounds. Step s leads from version s to s + 1; `version` counts the applied ones.
+`Compute` runs microbatches and holds the weights; `Summation` takes a step's gradients through a round to the finished
+sum. Torch implements both on threads (`engine.torch_engine`, `sums.step_sum`), `simulate.engine` on virtual time.
+Neither knows peers. Step s leads from version s to s + 1; `version` counts the applied ones.
 
-delay = 0: an engine holds the weights of one version, one accumulator and one finished sum, and computes step
-`version`. delay = 1 (`averaging.sync = "overlap"`): the gradient of step s is that of weights s - 1 (of weights 0 for
-s = 0), so an engine holds the weights of two versions and an accumulator for each of the two open steps, `version` and
-`version + 1`. A round is always about the oldest open step, `version`: there is one finished sum.
+delay = 0: there are the weights of one version, one accumulator and one finished sum, for step `version`. delay = 1
+(`averaging.sync = "overlap"`): the gradient of step s is that of weights s - 1 (of weights 0 for s = 0), so there are
+the weights of two versions and an accumulator for each of the two open steps, `version` and `version + 1`. A round is
+always about the oldest open step, `version`: there is one finished sum.
+
+Methods with a body here are what most implementations do: those inherit from the protocol.
 """
 
 from __future__ import annotations
@@ -92,51 +95,23 @@ class Audience(Protocol):
         ...
 
 
-class Engine(Protocol):
-    """One replica's compute. Awaitable methods run on the compute thread in priority order: backward before forward,
-    then older step, later stage, lower index; weight passes after both.
+class Compute(Protocol):
+    """One replica's microbatches, weights and versions. Awaitable methods run on the compute thread in priority order:
+    backward before forward, then older step, later stage, lower index; weight passes after both.
 
-    Raises BadMessage (BAD_SHAPE, NON_FINITE, MALFORMED) for what a peer sent, Refused(VOID) for a result that is not
-    finite although everything sent was; the engine is then unchanged. Refused(NOT_READY) if what computes was lost with
-    the work (a rank of a mesh): the same may be asked again, here or elsewhere; of `accumulate` the answer is False. An
-    `apply` is not lost.
+    Raises:
+        BadMessage: what a peer sent is wrong (BAD_SHAPE, NON_FINITE, MALFORMED). Nothing has changed then.
+        Refused: VOID, for a result that is not finite although everything sent was. NOT_READY, if what computes was
+            lost with the work (a rank of a mesh): the same may be asked again, here or elsewhere; `accumulate` says
+            False instead, and an `apply` is not lost.
     """
 
     def subscribe(self, audience: Audience) -> None:
         """Say whom to tell what happens; once, before anything else is asked, in the event loop."""
         ...
 
-    @property
-    def num_elements(self) -> int:
-        """Length of the flat gradient, in canonical parameter order."""
-        ...
-
     def snapshot_bytes(self, stage: int) -> int:
         """Bytes of a snapshot of that stage of the run, this one or another, at any version: no honest one has more."""
-        ...
-
-    @property
-    def phases(self) -> tuple[int, ...]:
-        """Lengths of the vectors that a round sums, one after the other: mostly one, the flat gradient.
-
-        `contribution`, `reduce` and `put` count positions through all of them. They may differ from version to version.
-        """
-        ...
-
-    @property
-    def private_phases(self) -> int:
-        """How many of this version's `phases`, from the first, each member sums with its partners only
-        (`averaging.grid`): no part of the finished sum."""
-        ...
-
-    @property
-    def sum_elements(self) -> int:
-        """Length of the finished sum of this version: mostly of the flat gradient."""
-        ...
-
-    @property
-    def block(self) -> int:
-        """Pieces of a round begin at its multiples, or the bits of a sum depend on how it was cut: a power of two."""
         ...
 
     @property
@@ -146,6 +121,12 @@ class Engine(Protocol):
 
     def voids(self, step: int) -> int:
         """The void counter of an open step's accumulator: it only grows, from step to step too."""
+        ...
+
+    def void(self, step: int | None = None, *, lost: bool = False) -> None:
+        """Empty the accumulator of one open step, or of all, and move its void counter; running weight passes of that
+        step add nothing any more. What the averaging codec owes from earlier steps is void with the oldest one's,
+        unless this only follows a loss of the sums: `lost`."""
         ...
 
     async def forward(self, step: int, index: int, payload: Sequence[Packed], *, train: bool) -> Stash:
@@ -167,23 +148,92 @@ class Engine(Protocol):
         """
         ...
 
-    def void(self, step: int | None = None, *, lost: bool = False) -> None:
-        """Empty the accumulator of one open step, or of all, and move its void counter; running weight passes of that
-        step add nothing any more. What the averaging codec owes from earlier steps is void with the oldest one's,
-        unless this only follows a loss of the sums: `lost`."""
+    async def apply(self, commits: Sequence[Commit]) -> OuterStep | None:
+        """One optimizer step on the finished sum: average by num_tokens, clip once by the global norm (all stages'
+        grad_sq_norm summed in stage order), AdamW at the schedule's rate on the newest weights; then empty the step's
+        accumulator and count the version up. Stashes of step version + 1, open before, stay good. The finished sum can
+        still be read until the next one. With `averaging.sync = "local"` the outer step comes first, if one is due, and
+        the gradient is this replica's own (`sums.local_sum`).
+
+        commits: of all P stages, in order.
+        """
         ...
+
+    async def measure(self) -> tuple[int, bytes]:
+        """(version, SHA-256 of the weights' bits), see `messages.Measure`. Costs compute one pass over them."""
+        ...
+
+    async def prepare_snapshot(self) -> None:
+        """One snapshot will be asked for soon: have its memory ready, so that it can be taken without delay."""
+        return  # not everybody's snapshot needs memory of its own
+
+    async def snapshot(self) -> bytes | memoryview:
+        """Weights (with delay = 1 also those one version earlier) and optimizer state at this version as safetensors
+        bytes, canonical names, full layout.
+
+        Taken before anything else is computed; costs compute one copy of the state, and no more."""
+        ...
+
+    async def restore(self, data: bytes | memoryview, *, version: int, becomes: int | None = None) -> None:
+        """Take over a snapshot of `version`, as the weights of version `becomes` (default: the same).
+
+        Raises BadMessage if names, shapes or dtypes do not fit; unchanged then.
+        """
+        ...
+
+    async def reset_to_seed(self) -> None:
+        """Back to the weights of version 0: those a new engine has. Raises UsageError, and nothing has changed: the
+        checkpoint that the run began with cannot be read any more."""
+        ...
+
+
+class Summation(Protocol):
+    """One replica's part in the rounds of its stage, always of the oldest open step. Awaitable methods run beside the
+    compute thread, one at a time.
+
+    A round sums `phases`, vectors one after the other; mostly one, the flat gradient. Positions count through all of
+    them. Raises as `Compute` does; Refused(VOID) for a result of our own that is not finite.
+    """
+
+    @property
+    def num_elements(self) -> int:
+        """Length of the flat gradient, in canonical parameter order."""
+        ...
+
+    @property
+    def phases(self) -> tuple[int, ...]:
+        """Lengths of the vectors that the round of this version sums. They may differ from version to version."""
+        return (self.num_elements,)
+
+    @property
+    def private_phases(self) -> int:
+        """How many of `phases`, from the first, each member sums with its partners only (`averaging.grid`): no part
+        of the finished sum."""
+        return 0
+
+    @property
+    def sum_elements(self) -> int:
+        """Length of the finished sum of this version."""
+        return self.num_elements
+
+    @property
+    def block(self) -> int:
+        """Pieces of a round begin at its multiples, or the bits of a sum depend on how it was cut: a power of two."""
+        return 1
 
     async def open_round(
         self, round_id: RoundId, *, resent: bool = False, kept: Collection[tuple[int, int, int]] = ()
     ) -> None:
         """What is contributed and reduced from now on is so in that round. Only if its sum is applied does it count as
-        sent (`stage.feedback`). resent: so is what was contributed in the last round, in the same pieces. kept: so are
+        sent (`sums.feedback`). resent: so is what was contributed in the last round, in the same pieces. kept: so are
         these reduced pieces of it, (hop, start, stop)."""
-        ...
+        return  # a codec that loses nothing owes nothing
 
     async def contribution(self, start: int, stop: int) -> Packed:
-        """Positions [start, stop) of the oldest step's accumulator under the averaging codec. Of the second phase: once
-        it began."""
+        """Positions [start, stop) of the accumulator under the averaging codec. Of the second phase: once it began.
+
+        Raises Refused(NOT_READY) if the accumulator was voided or lost since the round began.
+        """
         ...
 
     async def reduce(self, contributions: Sequence[Contribution], start: int, stop: int, *, hop: int = 0) -> Reduced:
@@ -204,7 +254,7 @@ class Engine(Protocol):
 
     async def next_phase(self) -> None:
         """All of this phase's vector was put, and another follows."""
-        ...
+        return  # mostly there is one phase
 
     async def seal(self) -> tuple[bytes, float]:
         """The sum is whole. Returns what `install` returns. Raises BAD_SHAPE unless each element was put once."""
@@ -222,36 +272,6 @@ class Engine(Protocol):
         """Elements [start, stop) of the sum buffer, losslessly."""
         ...
 
-    async def apply(self, commits: Sequence[Commit]) -> OuterStep | None:
-        """One optimizer step on the sum buffer: average by num_tokens, clip once by the global norm (all stages'
-        grad_sq_norm summed in stage order), AdamW at the schedule's rate on the newest weights; then empty the step's
-        accumulator and count the version up. Stashes of step version + 1, open before, stay good. commits: of all P
-        stages, in order. The sum buffer stays readable until the next `install`. With `averaging.sync = "local"` the
-        outer step comes first, if one is due, and the gradient is this replica's own (`stage.local_sum`)."""
-        ...
-
-    async def measure(self) -> tuple[int, bytes]:
-        """(version, SHA-256 of the weights' bits), see `messages.Measure`. Costs compute one pass over them."""
-        ...
-
-    async def prepare_snapshot(self) -> None:
-        """One snapshot will be asked for soon: have its memory ready, so that it can be taken without delay."""
-        ...
-
-    async def snapshot(self) -> bytes | memoryview:
-        """Weights (with delay = 1 also those one version earlier) and optimizer state at this version as safetensors
-        bytes, canonical names, full layout.
-
-        Taken before anything else is computed; costs compute one copy of the state, and no more."""
-        ...
-
-    async def restore(self, data: bytes | memoryview, *, version: int, becomes: int | None = None) -> None:
-        """Take over a snapshot of `version`, as the weights of version `becomes` (default: the same).
-
-        Raises BadMessage if names, shapes or dtypes do not fit; unchanged then.
-        """
-        ...
-
     async def memory(self) -> tuple[int, bytes | memoryview | None]:
         """(version, what the averaging codec of this very replica owes from earlier steps), to be saved beside its own
         snapshots and never handed on; None: it owes nothing."""
@@ -261,7 +281,10 @@ class Engine(Protocol):
         """Go on from `memory` of the same version, after `restore`. Raises BadMessage; nothing is owed then."""
         ...
 
-    async def reset_to_seed(self) -> None:
-        """Back to the weights of version 0: those a new engine has. Raises UsageError, and nothing has changed: the
-        checkpoint that the run began with cannot be read any more."""
-        ...
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """Both halves of what one replica computes with."""
+
+    compute: Compute
+    sums: Summation

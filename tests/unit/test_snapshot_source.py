@@ -10,7 +10,7 @@ from donor_bench import CALLER, PIECE, SIZE, STAGE, Mate, header_at, play, state
 from swarmnet.errors import RejectCode
 from swarmnet.ids import PeerId
 from swarmnet.messages import Accepted, Answer, Busy, Rejected, Snapshot, SnapshotPiece, SnapshotRequest
-from swarmnet.state.handover import KEEP_S, LEASE_S, MOST_COPIES, WAIT_S
+from swarmnet.state.snapshot_source import KEEP_S, LEASE_S, MOST_COPIES, WAIT_S
 
 ALL = -(-SIZE // PIECE)
 

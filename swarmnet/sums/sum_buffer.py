@@ -3,7 +3,7 @@
 The digest is the BLAKE3 of the BLAKE3 of every block of `BLOCK_ELEMENTS` elements, in order: a function of the sum
 alone, whoever cut it in which pieces, yet each block is hashed as soon as it is whole and still in cache. As hard to
 collide as SHA-256, three to four times as fast where processors have instructions for that, and more where they have
-none. Knows no codecs and no rounds. Compute thread only.
+none. Knows no codecs and no rounds. Averaging thread only.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""One consistent copy of a replica's state: nothing was applied between the question where it stands and the bytes.
-
-The state moves while others await: a copy counts only if the replica stands where it stood before. Knows no steps and
-no peers; the step machine says where it stands.
-"""
+"""Where a replica stands, and a copy of its state that was taken while it stood there."""
 
 from __future__ import annotations
 
@@ -11,24 +7,28 @@ from dataclasses import dataclass
 
 from swarmnet.ids import NO_RESTART, Chain, Restart
 from swarmnet.manifest.schema import Delay
-from swarmnet.messages import Stamp
-from swarmnet.stage.engine import Engine
+from swarmnet.messages import Snapshot, Stamp
+from swarmnet.stage.seams import Compute
 
 _ATTEMPTS = 3
 
 
 @dataclass(frozen=True, slots=True)
 class StateHeader:
-    """Where a replica stands: equal before and after the copy means the copy is consistent.
-
-    before: the chain of one version earlier (of version 0: its own). term_chain: at the start of the keepers' term.
-    """
+    """Version, chains and restart of a state, without its bytes."""
 
     version: int
     chain: Chain
     before: Chain
+    """The chain of one version earlier; of version 0, its own."""
     term_chain: Chain
+    """The chain at the start of the keepers' term."""
     restart: Restart = NO_RESTART
+
+    @classmethod
+    def of(cls, snapshot: Snapshot, restart: Restart | None = None) -> StateHeader:
+        """What a described copy says; under `restart` if the run has gone on from that copy."""
+        return cls(snapshot.version, snapshot.chain, snapshot.before, snapshot.term_chain, restart or snapshot.restart)
 
     def oldest(self, stage: int, delay: Delay) -> Stamp:
         """The stamp of the step that is applied next: it carries the chain of the weights it is computed on."""
@@ -36,7 +36,7 @@ class StateHeader:
 
 
 async def consistent_copy(
-    engine: Engine, where: Callable[[], StateHeader | None], *, attempts: int = _ATTEMPTS
+    engine: Compute, where: Callable[[], StateHeader | None], *, attempts: int = _ATTEMPTS
 ) -> tuple[StateHeader, bytes | memoryview] | None:
     """The state and where it stands; None while `where()` is None, or if it moved during every attempt."""
     for _ in range(attempts):
@@ -44,6 +44,7 @@ async def consistent_copy(
         if before is None:
             return None
         data = await engine.snapshot()
+        # The optimizer may step while the copy is awaited: only a state that has not moved is one state.
         if where() == before:
             return before, data
     return None

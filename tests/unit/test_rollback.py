@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swarmnet.ids import NO_RESTART, PeerId, Restart
-from swarmnet.state.restart import (
+from swarmnet.state.rollback import (
     FromDisk,
     FromHere,
     FromLive,
@@ -18,22 +18,22 @@ from swarmnet.state.restart import (
     Move,
     NoSource,
     RestartReport,
-    Restarts,
+    Rollbacks,
     Source,
 )
 
 SETTLE_S, LOST_S, LAST = 3.0, 15.0, 1000
 
 
-def restarts(num_stages: int = 2, *, current: Restart = NO_RESTART, **more: object) -> Restarts:
-    return Restarts(num_stages, LAST, SETTLE_S, LOST_S, current=current, **more)  # type: ignore[arg-type]
+def restarts(num_stages: int = 2, *, current: Restart = NO_RESTART, **more: object) -> Rollbacks:
+    return Rollbacks(num_stages, LAST, SETTLE_S, LOST_S, current=current, **more)  # type: ignore[arg-type]
 
 
 def holding(peer: str, stage: int, **more: object) -> Holding:
     return Holding(PeerId(peer), stage, **more)  # type: ignore[arg-type]
 
 
-def decided(machine: Restarts, holdings: list[Holding], *, after_s: float) -> Restart | None:
+def decided(machine: Rollbacks, holdings: list[Holding], *, after_s: float) -> Restart | None:
     """What it comes to want, and goes under if nobody else has anything to say; not a moment too early."""
     assert machine.decide(holdings, [], serving=False, now=0.0) is None
     assert machine.decide(holdings, [], serving=False, now=after_s - 0.1) is None and machine.wanted is None
@@ -163,7 +163,7 @@ LACKING = [holding("a", 0, version=37, disk=(20, 30)), holding("b", 1, disk=(20,
 WANTED = Restart(1, 30)
 
 
-def wanting(machine: Restarts, words: list[RestartReport], holdings: list[Holding] | None = None) -> Move | None:
+def wanting(machine: Rollbacks, words: list[RestartReport], holdings: list[Holding] | None = None) -> Move | None:
     """What a peer does that has come to want a restart, given what the others say."""
     held = LACKING if holdings is None else holdings
     assert machine.decide(held, words, serving=True, now=0.0) is None
@@ -432,7 +432,7 @@ def _swarms(draw: st.DrawFn) -> list[Holding]:
 def test_all_come_to_serve_one_version_if_every_stage_has_one(swarm: list[Holding], late: st.DataObject) -> None:
     """Peers that see the others late, and not all at once, still end under one restart, in the state it names."""
     num_stages = 1 + max(h.stage for h in swarm)
-    machines = {h.peer: Restarts(num_stages, LAST, SETTLE_S, LOST_S) for h in swarm}
+    machines = {h.peer: Rollbacks(num_stages, LAST, SETTLE_S, LOST_S) for h in swarm}
     state = {h.peer: h for h in swarm}
     possible = restarts(num_stages).common(swarm)
     stuck = restarts(num_stages).uncovered(swarm)
@@ -481,7 +481,7 @@ def test_all_come_to_serve_one_version_if_every_stage_has_one(swarm: list[Holdin
 
 
 def test_the_next_restart_is_higher_than_all_that_any_disk_remembers_within_reason() -> None:
-    rules = Restarts(1, 100, settle_s=0.0, lost_s=0.0)
+    rules = Rollbacks(1, 100, settle_s=0.0, lost_s=0.0)
     rules.remember(3)
     rules.remember(1 << 50)
     assert rules.floor == 3, "a number far ahead of all others is nobody's"

@@ -9,29 +9,30 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swarmnet.ids import NO_RESTART, Restart
-from swarmnet.state.rhythm import Rhythm, abandoned, retained, roundness
+from swarmnet.state.checkpoints import CheckpointSchedule, retained, roundness
+from swarmnet.state.lineage import abandoned
 
 
 def test_multiples_and_the_last_version_are_due() -> None:
-    rhythm = Rhythm(every=5, last=23)
+    rhythm = CheckpointSchedule(every=5, last=23)
     assert [version for version in range(24) if rhythm.due(version)] == [5, 10, 15, 20, 23]
 
 
 def test_without_a_rhythm_only_the_end_is_due() -> None:
-    rhythm = Rhythm(every=0, last=7)
+    rhythm = CheckpointSchedule(every=0, last=7)
     rhythm.took(3)
     assert [version for version in range(8) if rhythm.due(version)] == [7]
 
 
 @pytest.mark.parametrize(("steps", "stride"), [(0, 1), (10, 1), (11, 2), (20, 2), (21, 4), (79, 8), (-5, 1)])
 def test_a_slow_disk_is_given_fewer(steps: int, stride: int) -> None:
-    rhythm = Rhythm(every=10, last=1000)
+    rhythm = CheckpointSchedule(every=10, last=1000)
     rhythm.took(steps)
     assert [v for v in range(1, 161) if rhythm.due(v)] == list(range(10 * stride, 161, 10 * stride))
 
 
 def test_a_disk_that_recovers_is_given_all_again() -> None:
-    rhythm = Rhythm(every=10, last=1000)
+    rhythm = CheckpointSchedule(every=10, last=1000)
     rhythm.took(75)
     rhythm.took(4)
     assert rhythm.due(30)
@@ -67,7 +68,7 @@ class Stage:
     """A stage whose disk takes `slow` steps per checkpoint."""
 
     slow: int
-    rhythm: Rhythm
+    rhythm: CheckpointSchedule
     held: set[int] = field(default_factory=set)
     writing: int | None = None
 
@@ -82,7 +83,7 @@ class Stage:
 
 @given(st.lists(st.integers(0, 70), min_size=2, max_size=4), st.integers(1, 4), st.integers(1, 5))
 def test_stages_with_unequal_disks_always_share_a_version_and_move_on(slow: list[int], keep: int, every: int) -> None:
-    stages = [Stage(steps, Rhythm(every=every, last=10**6)) for steps in slow]
+    stages = [Stage(steps, CheckpointSchedule(every=every, last=10**6)) for steps in slow]
     common: int | None = None
     for version in range(1, 700):
         for stage in stages:

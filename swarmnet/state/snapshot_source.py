@@ -18,9 +18,9 @@ from dataclasses import dataclass, field
 from swarmnet.errors import RejectCode
 from swarmnet.ids import PeerId
 from swarmnet.messages import Accepted, Answer, Busy, Packed, Rejected, Snapshot, SnapshotPiece, SnapshotRequest
-from swarmnet.stage.engine import Engine
-from swarmnet.state.copies import LARGE, PIECE_BYTES, Seal, num_pieces, piece_digests, piece_size, span
-from swarmnet.state.cut import StateHeader, consistent_copy
+from swarmnet.stage.seams import Compute
+from swarmnet.state.header import StateHeader, consistent_copy
+from swarmnet.state.snapshot_index import LARGE, PIECE_BYTES, Seal, num_pieces, piece_digests, piece_size, span
 
 MOST_COPIES = 2
 """In memory at once."""
@@ -79,7 +79,7 @@ class Donor:
     def __init__(
         self,
         stage: int,
-        engine: Engine,
+        engine: Compute,
         where: Callable[[], StateHeader | None],
         seal: Seal,
         *,

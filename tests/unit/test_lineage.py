@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swarmnet.ids import NO_RESTART, OnDisk, PeerId, Restart
-from swarmnet.state.pasts import Announced, of_one_past
-from swarmnet.state.restart import Holding, Restarts, newest_on_disk
+from swarmnet.state.lineage import Announced, of_one_lineage
+from swarmnet.state.rollback import Holding, Rollbacks, newest_on_disk
 
 ONE = Restart(1, 8)
 
@@ -17,8 +17,8 @@ def has(name: str, stage: int, *kept: OnDisk, version: int | None = None, under:
 
 
 def disks(current: Restart, *announced: Announced) -> dict[str, tuple[int, ...]]:
-    rules = Restarts(2, 100, settle_s=0.0, lost_s=0.0, current=current)
-    return {held.peer: held.disk for held in of_one_past(announced, current, rules.common)}
+    rules = Rollbacks(2, 100, settle_s=0.0, lost_s=0.0, current=current)
+    return {held.peer: held.disk for held in of_one_lineage(announced, rules)}
 
 
 def old(*versions: int) -> list[OnDisk]:
@@ -70,8 +70,8 @@ one_disk = st.lists(kept, max_size=5, unique_by=lambda one: one.version)
 def test_what_every_stage_has_of_the_newest_common_version_is_of_one_past(found: list[list[OnDisk]]) -> None:
     """Whoever was away when: steps that were done under one restart are never put beside those of another."""
     announced = [has(f"p{n}", n % 2, *disk) for n, disk in enumerate(found)]
-    rules = Restarts(2, 100, settle_s=0.0, lost_s=0.0)
-    holdings = of_one_past(announced, NO_RESTART, rules.common)
+    rules = Rollbacks(2, 100, settle_s=0.0, lost_s=0.0)
+    holdings = of_one_lineage(announced, rules)
     newest = newest_on_disk(holdings, 2)
     used = {
         one.restart

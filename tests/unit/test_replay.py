@@ -14,8 +14,8 @@ from swarmnet.ids import Ballot, Chain, PeerId, RoundId
 from swarmnet.manifest.schema import NO_DELAY
 from swarmnet.messages import Answer, Commit, Finished, Rejected, Stamp, TrailRequest, TrailStep
 from swarmnet.simulate.clock import VirtualLoop
-from swarmnet.state.catch_up import CatchUp, Level, TrailEnds
-from swarmnet.state.cut import StateHeader
+from swarmnet.state.header import StateHeader
+from swarmnet.state.replay import Level, Replay, ReplayLogEnds
 
 STAGE, STAGES, HERE = 1, 2, 9
 A, B, C = PeerId("a"), PeerId("b"), PeerId("c")
@@ -62,7 +62,7 @@ class Story:
         self.refuse: dict[PeerId, SwarmError] = {}
         self.slow_s: dict[PeerId, float] = {}
         self.took_s = 0.0
-        self.machine = CatchUp(
+        self.machine = Replay(
             self,
             self,
             STAGE,
@@ -216,7 +216,7 @@ def test_a_trail_that_does_not_reach_back_is_said_at_once() -> None:
     story = Story()
     for donor in story.donors:
         story.lies[donor] = lambda step: Rejected(RejectCode.NOT_FOUND) if step < 7 else told(step)
-    with pytest.raises(TrailEnds):
+    with pytest.raises(ReplayLogEnds):
         story.run(6)
     assert story.run(7).header == header(HERE)
 

@@ -6,35 +6,42 @@ to blame for the value of a pure function.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
 
-from swarmnet.errors import BadMessage, RejectCode
-from swarmnet.manifest.codec_names import named_by
-from swarmnet.manifest.schema import Manifest
+from swarmnet.errors import BadMessage, Refused, RejectCode
+from swarmnet.manifest.schema import Training, Wire
 from swarmnet.messages import Packed
-from swarmnet.stage.step_sum import blameless
 from swarmnet.wire import codecs
 
 
 class Payloads:
     """The run's codecs and shapes at `stage`. device: where activations are decoded to."""
 
-    def __init__(self, manifest: Manifest, stage: int, *, device: torch.device) -> None:
-        codecs.use_all(named_by(manifest))
-        self._stage, self._wire, self._device = stage, manifest.wire, device
-        self.first, self.last = stage == 0, stage == manifest.cut.stages - 1
-        training, model = manifest.training, manifest.model
+    def __init__(
+        self,
+        stage: int,
+        num_stages: int,
+        wire: Wire,
+        training: Training,
+        *,
+        hidden_size: int,
+        vocab_size: int,
+        device: torch.device,
+    ) -> None:
+        self._stage, self._wire, self._device = stage, wire, device
+        self.first, self.last = stage == 0, stage == num_stages - 1
         self._tokens = training.microbatch_size, training.sequence_length + 1
-        self._hidden = training.microbatch_size, training.sequence_length, model.hidden_size
-        self._vocab_size = model.vocab_size
+        self._hidden = training.microbatch_size, training.sequence_length, hidden_size
+        self._vocab_size = vocab_size
 
     def input(self, payload: Sequence[Packed]) -> tuple[Tensor, Tensor | None]:
         """tokens [B, T + 1] int32 on the CPU; hidden [B, T, D] on the device, None in stage 0."""
         _expect(payload, 1 if self.first else 2)
-        _expect_codec(payload[0], "int32")
+        check_codec(payload[0], "int32")
         tokens = codecs.decode(payload[0], expect_shape=self._tokens)
         low, high = (int(extreme) for extreme in torch.aminmax(tokens))
         if low < 0 or high >= self._vocab_size:
@@ -56,7 +63,7 @@ class Payloads:
 
     def _activation(self, packed: Packed, codec: str) -> Tensor:
         """[B, T, D], fp32, finite, fresh memory on the device."""
-        _expect_codec(packed, codec)
+        check_codec(packed, codec)
         return codecs.decode(packed, expect_shape=self._hidden, device=self._device)
 
     def _encode(self, codec: str, own: Tensor) -> Packed:
@@ -69,6 +76,18 @@ def _expect(payload: Sequence[Packed], count: int) -> None:
         raise BadMessage(RejectCode.BAD_SHAPE, "wrong number of tensors", found=len(payload), expected=count)
 
 
-def _expect_codec(packed: Packed, *allowed: str) -> None:
+@contextlib.contextmanager
+def blameless(stage: int, *, only: RejectCode | None = None) -> Iterator[None]:
+    """Encoding what we computed ourselves: if it is refused, nobody is to blame, and it is void."""
+    try:
+        yield
+    except BadMessage as error:
+        if only not in (None, error.code):
+            raise
+        raise Refused(RejectCode.VOID, "our own result is not finite", stage=stage) from error
+
+
+def check_codec(packed: Packed, *allowed: str) -> None:
+    """Raises BadMessage if it travels as anything else."""
     if packed.codec not in allowed:
         raise BadMessage(RejectCode.MALFORMED, "not the run's codec", found=packed.codec[:32], expected=allowed)

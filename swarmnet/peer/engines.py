@@ -1,0 +1,57 @@
+"""Builds what a replica of a stage computes with: an engine on a backend, and the sums that the run asks for."""
+
+from __future__ import annotations
+
+import torch
+
+from swarmnet.engine.compute_thread import ComputeThread, StageJobs
+from swarmnet.engine.payloads import Payloads
+from swarmnet.engine.torch_engine import StageSums, TorchEngine
+from swarmnet.manifest.codec_names import named_by
+from swarmnet.manifest.schema import Manifest
+from swarmnet.stage.backend import StageBackend
+from swarmnet.stage.canonical import Canonical
+from swarmnet.sums.local_sum import LocalSum
+from swarmnet.sums.step_sum import StepSum
+from swarmnet.wire import codecs
+
+_HOST = torch.device("cpu")
+"""Where sums are while they travel, also those of a GPU: see `DeviceBackend.sum_memory`."""
+
+
+def torch_engine(manifest: Manifest, stage: int, threads: ComputeThread, backend: StageBackend) -> TorchEngine:
+    """The engine of one stage of `manifest`, with its sums, computed by `backend`: on a device, or on ranks."""
+    codecs.use_all(named_by(manifest))  # refuses early what nobody here can encode
+    jobs = StageJobs(threads, stage, backend.device, reproducible=manifest.numerics.mode == "deterministic")
+
+    def snapshot_bytes(other: int) -> int:
+        canonical = backend.state.canonical if other == stage else Canonical.of(manifest, other)
+        return canonical.layout.num_bytes
+
+    payloads = Payloads(
+        stage,
+        manifest.cut.stages,
+        manifest.wire,
+        manifest.training,
+        hidden_size=manifest.model.hidden_size,
+        vocab_size=manifest.model.vocab_size,
+        device=backend.device,
+    )
+    sums = sums_of(manifest, backend, jobs)
+    return TorchEngine(backend, sums, jobs, payloads, manifest.averaging.delay, snapshot_bytes=snapshot_bytes)
+
+
+def sums_of(manifest: Manifest, backend: StageBackend, jobs: StageJobs) -> StageSums:
+    """The sums that this run's rounds make of what `backend` accumulates."""
+    averaging, training = manifest.averaging, manifest.training
+    if averaging.sync == "local":
+        return LocalSum(jobs, backend.state, backend.sums[0], averaging, training, device=_HOST)
+    return StepSum(
+        jobs,
+        backend.state,
+        backend.sums,
+        averaging,
+        fixed_point=manifest.numerics.mode == "deterministic",
+        microbatches=training.microbatches,
+        memory=backend.sum_memory(),
+    )
