@@ -35,7 +35,7 @@ def cut_layers(model: Model, cut: Cut, sequence_length: int) -> tuple[range, ...
     """
     if cut.layers == "auto":
         costs = [layer_flops(model, sequence_length)] * model.num_layers
-        costs[-1] += head_flops(model)
+        costs[-1] += head_flops(model)  # the head is in the last layer's stage, whichever that is
         return balance(costs, cut.stages)
     ranges, start = [], 0
     for length in cut.layers:
@@ -77,7 +77,7 @@ def _least_squares(prefix: Sequence[int], parts: int, limit: int) -> tuple[range
         for start, (squares, edges) in best.items():
             for stop in range(start + 1, total + 1):
                 cost = prefix[stop] - prefix[start]
-                if cost > limit:
+                if cost > limit:  # and so are all longer ranges
                     break
                 candidate = (squares + cost * cost, (*edges, stop))
                 if stop not in longer or candidate < longer[stop]:

@@ -58,7 +58,7 @@ class RMSNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x: Tensor, tape: Tape | None) -> Tensor:
-        x = x.to(torch.promote_types(x.dtype, torch.float32))
+        x = x.to(torch.promote_types(x.dtype, torch.float32))  # squares of bf16 lose most of their digits
         normed = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.eps)
         return split.scale(normed, self.weight, tape)
 
@@ -234,5 +234,5 @@ def rotate(x_BHTC: Tensor, cos_TC: Tensor, sin_TC: Tensor) -> Tensor:
 def loss_sum(logits_BTV: Tensor, labels_BT: Tensor) -> Tensor:
     """Cross entropy in nats, *summed* over tokens, at least fp32; the division by their count comes at the step."""
     logits_NV = logits_BTV.flatten(0, 1)
-    logits_NV = logits_NV.to(torch.promote_types(logits_NV.dtype, torch.float32))
+    logits_NV = logits_NV.to(torch.promote_types(logits_NV.dtype, torch.float32))  # exponentials need the digits
     return F.cross_entropy(logits_NV, labels_BT.flatten().long(), reduction="sum")

@@ -31,6 +31,7 @@ def draw(name: str, shape: torch.Size, model: Model, *, seed: int) -> Tensor:
     std = model.init_std
     if name.endswith(RESIDUAL):
         std /= math.sqrt(2 * model.num_layers)
+    # by name, not by place: a stage draws what the whole model would
     generator = torch.Generator().manual_seed(_seed(seed, name))
     total = torch.rand(shape, generator=generator)
     for _ in range(3):

@@ -20,6 +20,7 @@ def products_in(compute: Compute, device: torch.device) -> contextlib.AbstractCo
     """Within it, products on `device` are computed so. Backward needs none: it goes by what forward has done."""
     if compute == "fp32":
         return contextlib.nullcontext()
+    # without torch's cache: `split.Casts` keeps casts of weights, from one microbatch to the next
     return torch.autocast(_kind(device), dtype=torch.bfloat16, cache_enabled=False)
 
 

@@ -162,7 +162,7 @@ class TensorSplit:
         ]
         if model.num_kv_heads % ranks and ranks % model.num_kv_heads:
             problems.append(f"num_kv_heads = {model.num_kv_heads} is neither a multiple nor a divisor of {ranks}")
-        if model.output_bias and ranks > 1:
+        if model.output_bias and ranks > 1:  # outputs are summed, and the bias with them, once per rank
             problems.append("output_bias = true, which ranks would each add")
         if model.vocab_size < ranks:
             problems.append(f"vocab_size = {model.vocab_size} is less than {ranks}")

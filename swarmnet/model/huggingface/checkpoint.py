@@ -70,7 +70,7 @@ def tensor_in(content: Any, path: Path, name: str, shape: torch.Size) -> Tensor:
         tensor: Tensor = content.get_tensor(name)
     except SafetensorError as error:
         raise UsageError(f"{path}: {name} cannot be read: {error}") from error
-    if not tensor.is_floating_point():
+    if not tensor.is_floating_point():  # integers mean something only with scales that we do not read
         raise UsageError(f"{path}: {name} is of type {tensor.dtype}: quantised weights are not supported")
     tensor = tensor.to(torch.float32)  # what is computed with, whatever the file holds
     if not bool(torch.isfinite(tensor).all()):
@@ -118,6 +118,7 @@ class Checkpoint:
             return
         if may_differ or EMBEDDING not in self._file_of:
             return
+        # both are here although the config calls them one: the number of stages must not decide which is trained
         embedding, head = (self.read({name: shapes[EMBEDDING]})[name] for name in (EMBEDDING, HEAD))
         if not torch.equal(embedding, head):
             raise UsageError(

@@ -261,6 +261,7 @@ def _refuse(data: Mapping[str, Any], where: str) -> None:
 
 def _window(data: Mapping[str, Any], kind: str, where: str) -> int | None:
     """How far attention reaches back, where that has a limit in any layer."""
+    # a Mistral has a window unless it says null, a Qwen only if it says so
     used = kind == "mistral" or (kind in ("qwen2", "qwen3") and data.get("use_sliding_window") is True)
     window = data.get("sliding_window", _DEFAULT_WINDOW)
     if not used or window is None:

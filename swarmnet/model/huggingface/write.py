@@ -147,6 +147,7 @@ def _shards(folder: Path, stages: Iterable[Mapping[str, Tensor]], shard_bytes: i
 def _cut(tensors: Mapping[str, Tensor], shard_bytes: int) -> Iterable[dict[str, Tensor]]:
     shard: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
+        # a tensor larger than a shard gets one of its own
         if shard and sum(each.nbytes for each in shard.values()) + tensor.nbytes > shard_bytes:
             yield shard
             shard = {}
