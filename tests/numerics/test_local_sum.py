@@ -177,8 +177,9 @@ def test_who_only_fetches_the_sum_keeps_what_it_has_learned_and_adds_nothing() -
         (stash,) = await chain.travel([second], 3)
         assert await second.accumulate(stash)
         digest, square = await a_round(chain, [0, 1], [(0, 1), (2, 3), ()])
-        pieces = [await first.finished_sum(0, 1000), await first.finished_sum(1000, first.sum_elements)]
-        assert await third.install(pieces) == (digest, square)
+        sums = first.sums
+        pieces = [await sums.finished_sum(0, 1000), await sums.finished_sum(1000, sums.sum_elements)]
+        assert await third.sums.install(pieces) == (digest, square)
         outer = await apply(chain, [commit(0, 3, digest, loss, tokens, square)])
         assert missed(outer) == ["", "", "collected the sum instead of taking part"]
         assert torch.equal(slow(third), slow(first))
