@@ -59,3 +59,23 @@ def test_a_message_that_nobody_prints_is_found() -> None:
     texts = templates('def f(x):\n    raise E(f"stage {x} is gone: " "start it")')
     assert said("stage … is gone: start", texts) and said("start it", texts)
     assert not said("stage … has gone", texts)
+
+
+LISTS = ("README.md", "glossary.md", "troubleshooting.md", "faq.md", "architecture.md")
+"""Pages that one looks things up in."""
+
+
+def words_before_appendix(page: str) -> int:
+    """Words of prose and tables; code blocks do not count."""
+    answer = page.split("\n## Appendix\n")[0]
+    return len(re.sub(r"```.*?```", "", answer, flags=re.DOTALL).split())
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page.name not in LISTS], ids=lambda path: path.name)
+def test_a_page_answers_its_question_in_800_words(page: Path) -> None:
+    assert words_before_appendix(page.read_text(encoding="utf-8")) <= 800
+
+
+def test_every_page_is_reached_from_the_readme() -> None:
+    reached = {page.name for page in PAGES if f"](docs/{page.name}" in (ROOT / "README.md").read_text(encoding="utf-8")}
+    assert {page.name for page in PAGES} - reached == {"README.md"}
