@@ -299,8 +299,7 @@ class Evicted:
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """Member to keeper: I do not hold `indexes`. I dropped the work on them, or a round names them wrongly (rule
-    10)."""
+    """Member to keeper: I do not hold `indexes`: their work was dropped, or a round names them wrongly (rule 10)."""
 
     stamp: Stamp
     ballot: Ballot
@@ -575,8 +574,7 @@ class TrailStep:
     finished: Finished | None
     commits: Commits
     last_commits: Commits = ()
-    """The commits of the step before, all or none: a joiner that has caught up can tell them to a stage a step
-    behind."""
+    """The commits of the step before, all or none: a joiner can tell them to a stage that is a step behind."""
 
 
 @dataclass(frozen=True, slots=True)

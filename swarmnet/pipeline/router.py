@@ -295,8 +295,7 @@ class Router:
         return [replica for replica in eligible if replica.measured]
 
     def _readmit(self, now: float) -> None:
-        """A replica that was skipped starts again at the virtual time of the least loaded: skipped time is no
-        credit."""
+        """Skipped time is no credit: the replica starts again at the virtual time of the least loaded."""
         for replica in self._replicas.values():
             if _NEVER < replica.skipped_until <= now:
                 replica.time_ns = max(replica.time_ns, self._level_ns)

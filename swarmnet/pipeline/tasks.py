@@ -251,8 +251,7 @@ class PipelineContext:
     sending: Counter[PeerId] = field(default_factory=Counter)
 
     def may_send(self, caller: PeerId) -> bool:
-        """May this caller upload one more input? At most as many at once as there are slots, since uploads take
-        memory."""
+        """May this caller upload one more input? Uploads take memory: at most as many at once as slots."""
         return self.sending[caller] < self.limits.slots * (1 + self.engine.delay.most)
 
     def look(self, caller: PeerId, request: Process, read: ReadPayload) -> None:
@@ -458,8 +457,7 @@ class StepTasks:
     async def _feed(
         self, task: MicrobatchTask, caller: PeerId, request: Process, read: ReadPayload
     ) -> AsyncGenerator[Running, None]:
-        """Take the input from this caller, unless another one is sending it and is not slow: callers die while they
-        send."""
+        """Take the input from this caller, unless another is sending it and is not slow: callers die meanwhile."""
         clock = asyncio.get_running_loop().time
         task.waiting += 1
         try:
@@ -594,8 +592,7 @@ class StepTasks:
         await self._count(task, stash, answer)
 
     async def _gradient_of(self, task: MicrobatchTask, output: tuple[Packed, ...]) -> Gradient:
-        """The gradient of this stage's output: the next stage's memoised one if the keeper ordered this work, else by a
-        call."""
+        """The gradient of this stage's output: for ordered work a memoised one, if there is; else by a call."""
         context = self._context
         assert context.caller is not None
         # Nobody uploaded or waited for it: the keeper ordered it (or every caller left), so the rest may be done

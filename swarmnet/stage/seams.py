@@ -45,8 +45,7 @@ class Stash:
 
 @dataclass(frozen=True, slots=True)
 class Contribution:
-    """What one member adds to a part: a sum over as many microbatches as the *round* names, whatever the member
-    says."""
+    """What one member adds to a part: a sum over as many microbatches as the *round* names for it."""
 
     peer: PeerId
     num_microbatches: int
@@ -287,8 +286,7 @@ class Summation(Protocol):
         ...
 
     async def memory(self) -> tuple[int, bytes | memoryview | None]:
-        """(version, the codec's error feedback), to be saved beside this replica's own snapshots and never handed on;
-        None: there is none."""
+        """(version, the codec's error feedback or None), to be saved beside my own snapshots and never handed on."""
         ...
 
     async def recall(self, data: bytes | memoryview) -> None:

@@ -182,8 +182,7 @@ class StepDriver:
         return asyncio.get_running_loop().time()
 
     def _perform(self, actions: list[Action]) -> None:
-        """Perform actions in order. What they cause, messages to myself included, is performed after them, never
-        inside."""
+        """Perform actions in order. What they cause, messages to myself included, comes after them, never inside."""
         self._actions.extend(actions)
         # An action has caused an event: what follows from it is performed after all that is under way.
         if self._busy:

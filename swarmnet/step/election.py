@@ -88,8 +88,7 @@ class Election:
         return sorted(order, key=self._membership.is_new)
 
     def _usurps(self, ballot: Ballot, now: float) -> bool:
-        """Does this candidate stand against a keeper that lives and is followed, or that is first and has just
-        begun?"""
+        """Does it stand against a keeper that lives and is followed, or that is first and has just begun?"""
         view = self._view
         order = self._order(now)
         begins = now - self._began_at <= view.timers.suspect_s and len(order) > 2
@@ -102,8 +101,7 @@ class Election:
         return fit and (self._followed(self.promised, now) or (begins and keeper == order[0]))
 
     def _followed(self, ballot: Ballot, now: float) -> bool:
-        """Do most live replicas, the keeper among them, follow this ballot? A keeper that kept in vain has no vote
-        here."""
+        """Do most live replicas, the keeper among them, follow this ballot? A keeper in vain has no vote here."""
         live = self._membership.live(self._view.stage, now=now)
         found = {ballot.peer} if ballot.peer != self._view.me or ballot == self.promised else set[PeerId]()
         for peer in live - {self._view.me}:

@@ -277,8 +277,7 @@ class Keeper:
 
     @property
     def without(self) -> frozenset[PeerId]:
-        """Mates that the step goes on without: those that sit out, and those absent last time that have not reported
-        yet."""
+        """Mates that the step goes on without: they sit out, or were absent last time and have not reported yet."""
         return self.sitting | (self._absent - self.members.keys())
 
     def absent(self, now: float) -> frozenset[PeerId]:
@@ -315,8 +314,7 @@ class Keeper:
         ]
 
     def _excused(self, now: float) -> frozenset[PeerId]:
-        """The mates that sit out: they count nothing and fetch the committed sum. Only the worst, if too few would be
-        left."""
+        """The mates that sit out: they count nothing and fetch the sum. Only the worst, if too few would be left."""
         live = self._membership.live(self.stamp.stage, now=now)
         mates = (live | {peer for peer, _ in self.view.mates()}) - {self.view.me}
         return sitting(mates, self._strikes, self.view.shunned(now=now), live, now=now)
@@ -369,8 +367,7 @@ class Keeper:
         )
 
     def _leave_offender(self, peer: PeerId, now: float) -> list[Action]:
-        """Leave out a member whose reports were impossible several times: each one makes the step begin anew with
-        it."""
+        """Leave out a member after several impossible reports: each one makes the step begin anew with it."""
         if self._offences[peer] < _OFFENCES:
             return []
         self._left_out.add(peer)
@@ -562,8 +559,7 @@ class Keeper:
         return notes
 
     def _certificate(self, now: float) -> Commit | None:
-        """The commit that the votes make a certificate, or None. Votes of members that no longer hold the sum do not
-        count."""
+        """The commit that the votes certify, or None. Members that no longer hold the sum have no vote."""
         holders: dict[Commit, set[PeerId]] = {}
         for peer, held in self.acks.items():
             holders.setdefault(held, set()).add(peer)
@@ -755,8 +751,7 @@ class IdleWork:
 
 
 class NonFinite:
-    """Reports of non-finite gradients. found_by: index -> who found it so. halted: more are left out than the run
-    allows."""
+    """Reports of non-finite gradients. found_by: index -> members. halted: more are left out than the run allows."""
 
     def __init__(self, step: int, *, max_void: int) -> None:
         self._step, self._max_void = step, max_void

@@ -454,8 +454,7 @@ class Member:
         return actions
 
     def _stands(self, peer: PeerId, now: float) -> tuple[object, ...]:
-        """What the keeper's decisions depend on of a mate: while it is the same, the keeper need not look before a
-        tick."""
+        """What a keeper's decisions depend on of a mate: while it is the same, a tick is early enough to look again."""
         seen = self.view.get(peer)
         if seen is None:
             return ()
@@ -494,8 +493,7 @@ class Member:
     # ------------------------------------------------------------ inside
 
     def _mend(self, now: float, *, begins: bool) -> list[Action]:
-        """Take over a mate's weights if mine are off, or of another numerics class. begins: a version has just
-        begun."""
+        """Take over a mate's weights if mine are off, or of another numerics class. begins: a version begins."""
         if donors := self.drift.donors(now=now):
             if actions := self._lag.resync(donors, "drift", self.version, now=now):
                 self.drift.repairing()

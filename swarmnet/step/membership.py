@@ -214,8 +214,7 @@ class Membership:
         self._given_up.add(commit)
 
     def hear_vote(self, commit: Commit, peer: PeerId, signature: bytes, *, now: float) -> bool:
-        """Record that vote. False if the signature is not the peer's, or the peer signed another sum of the same
-        round."""
+        """Record that vote. False if it is not the peer's, or if the peer signed another sum of the same round."""
         found = self._votes.setdefault((commit.stage, commit.step), {})
         if found.get(commit, {}).get(peer) == signature:
             return True

@@ -36,8 +36,7 @@ class Strikes:
         self._struck: dict[PeerId, tuple[int, float, float]] = {}  # level, since, until; the latest last
 
     def strike(self, peer: PeerId, reason: str, *, cost_s: float, pardon: bool = False, now: float) -> list[Note]:
-        """The stage waited for this peer in vain, for `cost_s` seconds: one strike for one wait. pardon: the first is
-        free."""
+        """The stage waited in vain, for `cost_s` seconds: one strike for one wait. pardon: the first is free."""
         # It sits out already: nobody waited for it.
         if self.sits(peer, now=now):
             return []
@@ -134,8 +133,7 @@ class Delays:
         return max((late_s for peer, late_s in self._late_s.items() if peer != without), default=0.0)
 
     def charge(self, strikes: Strikes, me: PeerId, *, now: float) -> list[Note]:
-        """The step is over. A member may be late by half of the time that the others took; it owes every second
-        above."""
+        """The step is over. A member owes what it was late beyond half of the time that the others took."""
         self.note(frozenset(), 0, now=now)
         alone_s = now - self._began_at - max(self._late_s.values(), default=0.0)
         free_s = max(alone_s, 0.0) / 2 + 2 * self._timers.heartbeat_s

@@ -107,8 +107,7 @@ class View:
         return 0.0 if peer == self.me else now - self._reached_at.get(peer, -math.inf)
 
     def answers(self, peer: PeerId, *, now: float) -> bool:
-        """Can I call this peer, as far as I know? False if I could and no longer can: perhaps a firewall, I may hear
-        it."""
+        """Can I call this peer, for all I know? False if I no longer can, though I may hear it: a firewall."""
         reached_at = self._reached_at.get(peer)
         return reached_at is None or now - reached_at <= self.timers.long_silence_s
 
@@ -159,8 +158,7 @@ class View:
         return seen is not None and not seen.dead and now - seen.heard_at <= self.silence_limit(seen)
 
     def left_out(self, stage: int, *, now: float) -> frozenset[PeerId]:
-        """Replicas that this stage goes on without. Its keeper (whom most live replicas name) says so, or most of them
-        do."""
+        """Replicas that this stage goes on without: the keeper that most of it names says so, or most of it."""
         live = [seen for peer in self.live(stage, now=now) if (seen := self.get(peer, stage)) is not None]
         keepers = Counter(seen.keeper.peer for seen in live if seen.keeper is not None)
         said = Counter(peer for seen in live for peer in set(seen.sitting))
@@ -322,8 +320,7 @@ class Pace:
 
     @property
     def idle_s(self) -> float:
-        """Seconds without a claim after which the keeper orders idle indexes: a multiple of the pauses between
-        claims."""
+        """Seconds without a claim before idle indexes are ordered: a multiple of the pauses between claims."""
         if self._gap_s is None:
             return self._timers.idle_index_s
         # One step that was stuck must not make the next ones wait four times as long, and so on.
@@ -367,8 +364,7 @@ class BrokenLinks:
             del self._broken[pair]
 
     def apart(self, members: Collection[PeerId], *, step: int) -> frozenset[PeerId]:
-        """Members that should reduce nothing, because their line to another broke. At most half, or one pair of
-        three."""
+        """Members that should reduce nothing, as a line between them broke: at most half, or a pair of three."""
         found = frozenset[PeerId]()
         for pair, since in reversed(self._broken.items()):
             wider = found | pair
