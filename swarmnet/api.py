@@ -19,7 +19,7 @@ from swarmnet.local.options import LocalOptions as LocalOptions
 from swarmnet.manifest.schema import Manifest as Manifest
 
 if TYPE_CHECKING:
-    from swarmnet.peer.assess import Assessment
+    from swarmnet.peer.swarm_health import Assessment
 
 
 def load_manifest(path: Path | str) -> Manifest:

@@ -1,6 +1,6 @@
 """Every error swarmnet raises on purpose. The class says what happened; facts are keyword arguments.
 
-Whether to try again is the caller's decision, which knows what it asked for.
+The caller decides whether to try again: it knows what it asked for.
 
 SwarmError
 ├── UsageError          the person at the keyboard: what, where, what to do (exit code 2)
@@ -65,7 +65,7 @@ class RejectCode(enum.Enum):
     NOT_FOUND = "not_found"  # nothing memoised under that key
     BAD_SHAPE = "bad_shape"
     NON_FINITE = "non_finite"  # what was sent
-    VOID = "void"  # computed from finite values, and not finite: nobody is to blame
+    VOID = "void"  # the result is not finite although all inputs were: nobody is to blame
     TOO_LARGE = "too_large"
     MALFORMED = "malformed"
     UNKNOWN_IDENTITY = "unknown_identity"
@@ -116,7 +116,7 @@ class Overflow(SwarmError):
 
 
 def leaves(group: BaseExceptionGroup[_Error]) -> Iterator[_Error]:
-    """What the tasks of a group failed of, groups inside it unfolded."""
+    """The errors of a group, with the groups inside it unfolded."""
     for error in group.exceptions:
         if isinstance(error, BaseExceptionGroup):
             yield from leaves(error)

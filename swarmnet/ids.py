@@ -54,9 +54,9 @@ class Ballot:
 
 @dataclass(frozen=True, slots=True, order=True)
 class RoundId:
-    """An averaging round that one keeper opened under one ballot; no two that it ever opens have one number.
+    """One attempt to sum a stage's accumulators. A keeper opens it under one ballot and never uses a number twice.
 
-    Later ones of a process have higher numbers.
+    A process numbers its rounds in ascending order.
     """
 
     ballot: Ballot
@@ -65,7 +65,7 @@ class RoundId:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Restart:
-    """The run-wide decision to go on from `version`, which every stage has. The highest one heard wins everywhere."""
+    """The run-wide decision to go on from `version`, which every stage has (`state.rollback`). The highest one wins."""
 
     number: Number
     version: Number

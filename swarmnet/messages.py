@@ -95,7 +95,7 @@ class Vote:
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """The sum of (stage, step) that its stage stands by. Two commits with other votes are one commit."""
+    """The sum of (stage, step) that the stage settles on. Commits that differ only in their votes are equal."""
 
     stage: Stage
     step: Step
@@ -110,11 +110,11 @@ class Commit:
     contributors: Members = ()
     """Whose gradients are in it, sorted."""
     votes: Annotated[tuple[Vote, ...], Entries(MAX_VOTES)] = field(default=(), compare=False)
-    """Of those who hold it. More than half of those who count in the stage make it a certificate
+    """Signatures of replicas that hold the sum. With those of more than half of the roster the commit is a certificate
     (`step.membership`)."""
 
     def says(self, finished: Finished) -> bool:
-        """Is that the sum, bit by bit, whichever round made it?"""
+        """Is `finished` the committed sum, bit by bit, whichever round made it?"""
         return (self.digest, self.num_tokens, self.loss_sum, self.grad_sq_norm, self.voided) == (
             finished.digest,
             finished.num_tokens,
@@ -135,7 +135,7 @@ class Stamp:
     stage: Stage
     chain: Chain
     restart: Restart = NO_RESTART
-    """What the sender's state descends from. A lower one has no say in this run."""
+    """The rollback that the sender's state descends from. Messages with a lower one are ignored."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,26 +156,26 @@ class Heartbeat:
     incarnation: Incarnation
     synced: bool
     keeper: Ballot | None
-    """Whom I go by in the open step, or went by in the last."""
+    """The ballot that I follow in the open step, or followed in the last one."""
     commits: Commits = ()
-    """Of step `stamp.step` (= my version), as far as known."""
+    """The commits of step `stamp.step` (= my version) that I know."""
     last_commits: Commits = ()
-    """All P of the step before; only sent to a peer that is known to be behind."""
+    """The commits of all stages of the step before; only sent to a peer that is known to be behind."""
     queue: Count = 0
     """Microbatches in flight."""
     draining: bool = False
     numerics: Annotated[str, Size(256)] = ""
     """The numerics class of my weights."""
     measure: Measure | None = None
-    """The newest one of them; only sent to replicas of my stage."""
+    """The newest measure of my weights; only sent to replicas of my stage."""
     before: Chain = NO_CHAIN
-    """The chain of one version earlier; of version 0 its own."""
+    """My chain one version earlier; at version 0 the first chain."""
     sitting: Annotated[tuple[PeerId, ...], Entries(MAX_SITTING)] = ()
     """Mates that my step goes on without."""
 
 
 MAX_SITTING = 16
-"""Mates that a heartbeat says sit out."""
+"""Mates that a heartbeat can name as sitting out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +185,8 @@ class Prepare:
     stamp: Stamp
     ballot: Ballot
     given: Indexes = NONE
-    """What has an owner, or had one and must be executed again: a successor need not wait to find out."""
+    """The indexes that somebody owns or has owned. If this keeper dies, its successor orders those of them that have
+    lost their owner at once, without the idle timeout."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,7 +211,7 @@ class Granted:
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """Keeper to member: `index` is owned by `owner`."""
+    """Keeper to member: do not count `index`, `owner` does. (A callee tells its caller so by `MovedTo`.)"""
 
     stamp: Stamp
     ballot: Ballot
@@ -220,7 +221,7 @@ class Moved:
 
 
 MAX_MATES = 64
-"""Mates whose distance a replica reports: those it has exchanged with last."""
+"""Mates whose round trip a replica reports: those that it exchanged with last."""
 
 MAX_BYTES_PER_S = 10**12
 Microseconds = Annotated[int, Between(1, 3600 * 10**6)]
@@ -245,9 +246,9 @@ class Late:
 
     peer: PeerId
     owes: bool
-    """It is its own contribution that is waited for, which hangs on nobody else."""
+    """The missing chunk is of its own contribution, which depends on nobody else."""
     allowed_s: Annotated[float, Between(0.0, 1e6)]
-    """It stood still for longer than this, which its line explains."""
+    """The line's speed explains a pause of this many seconds; the stream has stood still for longer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,7 +264,8 @@ class Trouble:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Member to keeper, every heartbeat and on change (rule 9). `finished` doubles as the Ack of a round."""
+    """Member to keeper: what I hold (rule 9). Sent on every heartbeat, when a sum is whole, when a generation ends, and
+    whenever the keeper asks. `finished` doubles as the Ack of a round."""
 
     stamp: Stamp
     ballot: Ballot
@@ -297,7 +299,7 @@ class Evicted:
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """Member to keeper: the round names `indexes` under my name that I do not hold (rule 10)."""
+    """Member to keeper: I do not hold `indexes`: their work was dropped, or a round names them wrongly (rule 10)."""
 
     stamp: Stamp
     ballot: Ballot
@@ -307,20 +309,22 @@ class Release:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """Keeper to members: sum these contributions (rule 15), or fetch the finished sum `id` from `holders` (rule
-    14)."""
+    """Keeper to members: sum these contributions (rule 15).
+
+    A replica also gives itself one, never sent, to fetch the sum that its stage has committed (rule 16)."""
 
     stamp: Stamp
     ballot: Ballot
     id: RoundId
     contributions: Contributions
-    """Empty for a sum that was adopted."""
+    """Empty only where a replica tells itself to fetch a sum."""
     receivers: Members
     """Everybody who must end up holding the sum."""
     holders: Members
+    """The peers that hold the finished sum. A keeper always sends (): only a replica's order to itself names some."""
     voided: Indexes = NONE
     bandwidths: Annotated[tuple[Annotated[int, Between(1, MAX_BYTES_PER_S)], ...], Entries(MAX_MEMBERS, "members")] = ()
-    """Of the receivers, in their order, by which the vector is cut in parts; (): cut it evenly."""
+    """Bytes per second of each receiver, by which the vector is cut in parts; (): it is cut evenly."""
     rows: Annotated[tuple[Annotated[int, Between(1, MAX_MEMBERS)], ...], Entries(MAX_MEMBERS, "members")] = ()
     """How many of the receivers, in their order, stand in each row of a grid (`averaging.grid`); (): all are one
     group."""
@@ -363,7 +367,7 @@ Control = Heartbeat | Prepare | Claim | Granted | Moved | Report | Evicted | Rel
 # ---------------------------------------------------------------- calls
 
 MAX_HOPS = 16
-"""Hops of a round: more than the most members have in groups of two."""
+"""Hops of a round: more than the largest stage needs with groups of two."""
 
 MAX_PIECES = 1 << 13
 """Pieces of one copy of a state: their digests take at most 256 KiB."""
@@ -384,7 +388,7 @@ class Process:
     purpose: Literal["train", "eval"] = "train"
     """"eval": forward only, claims nothing."""
     hedge: bool = False
-    """Compute, whoever owns it: the caller believes that the owner hung."""
+    """Compute it, whoever owns it: the caller believes that the owner hangs. Wins over `repair`."""
     repair: bool = False
     """Somebody has begun this microbatch before: wait for the claim's answer before computing, since an owner with a
     finished answer may exist."""
@@ -412,9 +416,9 @@ class Part:
     stamp: Stamp
     id: RoundId
     kind: PartKind
-    """"contribution": what the callee adds to a sum of hop `hop`, its own accumulator in hop 0, later the sum it made
-    in the hop before. "reduced": of what the callee reduced in that hop, the sum over all contributors. "sum": from a
-    finished sum `id`."""
+    """"contribution": the callee's input to the sum of hop `hop`; in hop 0 its accumulator, in a later hop the sum that
+    it made in the hop before. "reduced": the sum over all contributors, for elements that the callee reduced in that
+    hop. "sum": elements of the finished sum `id`."""
     start: Extent
     stop: Extent
     hop: Annotated[int, Between(0, MAX_HOPS - 1)] = 0
@@ -426,7 +430,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotRequest:
-    """State of `stage`, in pieces that no payload limit minds."""
+    """The state of `stage`, in pieces that are smaller than any payload limit."""
 
     stage: Stage
     version: Version = -1
@@ -443,14 +447,14 @@ class SnapshotRequest:
 
 @dataclass(frozen=True, slots=True)
 class TrailRequest:
-    """What was summed and committed on this version, so that somebody with a copy of it can follow."""
+    """The replay log's entry of this version: a joiner with a copy of the version applies it and goes on."""
 
     stamp: Stamp
 
 
 @dataclass(frozen=True, slots=True)
 class DialBack:
-    """Open a new connection to me, where my record says that I listen, and say whether it came about."""
+    """Open a new connection to me at the address in my record, and say whether that worked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -482,7 +486,7 @@ class Busy:
 
 @dataclass(frozen=True, slots=True)
 class MovedTo:
-    """Somebody else owns this index: attach there."""
+    """Callee to caller: somebody else owns this index, attach there. (A keeper tells a member so by `Moved`.)"""
 
     owner: PeerId
 
@@ -570,7 +574,7 @@ class TrailStep:
     finished: Finished | None
     commits: Commits
     last_commits: Commits = ()
-    """Of the step before, all or none: whoever is level then can tell them to a stage that is a step behind."""
+    """The commits of the step before, all or none: a joiner can tell them to a stage that is a step behind."""
 
 
 @dataclass(frozen=True, slots=True)

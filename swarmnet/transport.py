@@ -1,4 +1,6 @@
-"""How peers reach each other: one-way messages and streamed calls. Two implementations: gRPC and memory.
+"""How peers reach each other: one-way messages and streamed calls.
+
+Three implementations: gRPC (`net`), memory (`simulate.network`), and a peer's calls to itself (`peer.loopback`).
 
 A transport knows who is calling (proved, not claimed) and nothing of what is said. `ask` is how most of its users call.
 """
@@ -19,7 +21,7 @@ TensorLayout = tuple[str, tuple[int, ...]]
 """(codec, shape) of a tensor."""
 
 Layout = tuple[TensorLayout, ...]
-"""Of each tensor of a payload."""
+"""The layouts of the tensors of a payload, in order."""
 
 
 def layout_of(payload: Iterable[Packed]) -> Layout:
@@ -31,7 +33,8 @@ def layout_of(payload: Iterable[Packed]) -> Layout:
 class ReadPayload:
     """A caller's payload, which has not been read yet. Call it to read it, once; it raises BadMessage or PeerGone.
 
-    Not calling it is how a refusal costs nothing. declared: what the caller says it sends; nothing else can come.
+    A callee that refuses never calls it, so a refusal costs nothing. declared: the layout that the caller announced;
+    nothing else can come.
     """
 
     declared: Layout
@@ -92,7 +95,7 @@ class Service(Protocol):
 
 
 _DEADLINE_S = 3600.0
-"""Of one call, where only silence is to end it."""
+"""The longest call, where only silence should end one."""
 
 
 async def ask(
@@ -107,8 +110,7 @@ async def ask(
 ) -> Answer:
     """Call and return the first answer that is more than a sign of life. Cancel to give up.
 
-    Silence and an end without an answer are the peer's failures. What an answer means, a refusal included, is the
-    caller's business.
+    Silence, or an end without an answer, raises. A refusal is an answer like any other: the caller judges it.
 
     patience() is asked before every wait: the seconds of silence after which the peer is given up; None leaves that to
     the transport, which ends a call when nothing moves. heard() is called at every sign of life, the answer among them.

@@ -46,20 +46,20 @@ Losses = dict[int, tuple[float, int]]
 OnEvent = Callable[[str, dict[str, object]], None]
 
 PAUSE_S = 0.05
-"""Before a broken stream is asked for again."""
+"""Pause before a broken stream is requested again."""
 
 _AHEAD = 4
-"""Chunks of one contributor that wait for the others'."""
+"""Chunks of one contributor that may wait here for those of the others."""
 
 _DEADLINE_S = 3600.0
 
 _LEAST_PATIENCE_S, _PATIENCE = 10.0, 20.0
-"""A contributor owes the next chunk without waiting for anybody: a stream silent for so many times its slowest chunk so
-far, and for so many seconds, is stuck. It is asked for again, and who it was is said."""
+"""A contributor's next chunk depends on nobody else. If its stream is silent for `_PATIENCE` times its slowest chunk so
+far, and for `_LEAST_PATIENCE_S` at least, it is stuck: the chunk is requested again and the peer logged."""
 
 
 class _Pace:
-    """How long a stream may be silent. owes: the callee waits for nobody else. Its first chunk may take any time."""
+    """How long a stream may be silent. owes: its chunks depend on nobody else. The first chunk may take any time."""
 
     def __init__(self, *, owes: bool) -> None:
         self._owes = owes
@@ -95,8 +95,12 @@ class ExchangeContext:
 class Butterfly:
     """One member's part in one group's sum: `run` it once; `serve` others meanwhile and after, until `close`.
 
-    losses: of the indexes in my accumulator, which must not change before `close`. below: in a later hop, what I have
-    summed in the one before. kept: my own sums of an equal group in the round before; what they hold is not asked for.
+    losses: of the indexes in my accumulator, which must not change before `close`. below: in a later hop, my butterfly
+    of the hop before, whose sums I contribute. kept: my butterfly of an equal group in the round before, whose sums are
+    used again.
+
+    Each chunk that I reduce has two values: its sum over this group (`_sums`), and its final value over the whole round
+    (`_ends`). In the last hop they are the same.
     """
 
     def __init__(
@@ -120,7 +124,7 @@ class Butterfly:
         mine = self._chunks.get(self.me, ())
         self._sums: dict[Range, asyncio.Future[Packed]] = {chunk: loop.create_future() for chunk in mine}
         self._summed: Losses = {}
-        # A round opened again over the same members: what was summed stays summed.
+        # The round was opened again over an equal group: its sums are equal too.
         if kept is not None:
             assert kept.group == group, "a sum of other contributions"
             self._sums |= {chunk: kept._sums[chunk] for chunk in kept.done}
@@ -156,9 +160,9 @@ class Butterfly:
     # ------------------------------------------------------------ taking part
 
     async def run(self) -> list[tuple[PeerId, Losses]]:
-        """Return when all that this group has for me was put into the engine. Cancel to abandon.
+        """Take part until all of this group's result is in the engine. Cancel to abandon.
 
-        Returns the losses of the whole round, as every reducer of the group tells them: all the same, or one is wrong.
+        Returns (reducer, the round's losses as it tells them): all must be the same, or one reducer is wrong.
         """
         missing = [chunk for chunk, summed in self._sums.items() if not summed.done()]
         async with asyncio.TaskGroup() as group:
@@ -230,7 +234,7 @@ class Butterfly:
 
     @contextlib.contextmanager
     def _noted(self, peer: PeerId | None = None) -> Iterator[None]:
-        """What is refused here came from that member, or from whom the refusal names: the keeper will hear of it."""
+        """A refusal inside blames that member, or the one that it names: the next report tells the keeper."""
         try:
             yield
         except (BadMessage, Refused) as error:
@@ -240,7 +244,7 @@ class Butterfly:
             raise
 
     def _ended(self, chunk: Range, packed: Packed, told: Losses) -> None:
-        """What everybody installs of this chunk is known: those wait for it whose sum I made in the hops before."""
+        """The final value of this chunk is known. Hand it to the members of my earlier hops: they wait for it."""
         hop: Butterfly | None = self
         while hop is not None:
             if chunk in hop._ends:
@@ -392,7 +396,7 @@ def planned_groups(
 ) -> list[Group]:
     """The groups that sum this span for me, hop by hop. private: my partners, random ones, and I among ourselves.
 
-    Raises Refused: who came after the round was opened has no partners in it, and fetches the sum once somebody has it.
+    Raises Refused if I came after the round was opened: then I have no partners and fetch the sum once somebody has it.
     """
     block = context.sums.block
     if private:
@@ -408,9 +412,9 @@ def butterflies(
 ) -> tuple[Butterfly, ...]:
     """My butterflies of a round, each on the one below. before: of my last round.
 
-    A sum of that is used again if it is the same round, tried again, or this one follows at once, and nothing that it
-    is made of has changed: members, generations, microbatches, order, pieces. Only at once: in between a contributor
-    may have taken part in a round that its reducers never heard of, and owe no more what they have summed
+    A group's sum is used again if nothing that it is made of has changed: members, generations, microbatches, order,
+    pieces; and if this is the same round, tried again, or the very next one. With a round in between, a contributor may
+    have taken part in a round that its reducers never heard of, and its error feedback may no longer match their sum
     (`sums.feedback`).
     """
     made: list[Butterfly] = []

@@ -56,7 +56,7 @@ PIECE_ELEMENTS = 1 << 22
 """A finished sum travels in pieces of this many elements, so that no message grows with the model."""
 
 _MOST_ELEMENT_BYTES = 8
-"""Of what travels: int64 sums."""
+"""Bytes of the largest element that travels: int64 sums."""
 
 _AT_ONCE = 4
 """Pieces asked for at a time."""
@@ -65,7 +65,7 @@ SILENT_S = 1.0
 """A holder of a finished sum that shows no sign of life for so long is passed over; twice as long in the next turn."""
 
 ASIDE_S = 60.0
-"""For so long it is asked last, so that one who cannot be called costs that once a minute and not once a step."""
+"""A silent holder is asked last for so long: one that cannot be called costs time once a minute, not once a step."""
 
 
 def pieces(start: int, stop: int, size: int = PIECE_ELEMENTS) -> list[tuple[int, int]]:
@@ -128,7 +128,7 @@ class Exchange:
         )
         self.watch.begin(current.id, *self._allowances(current))
         spans = list(itertools.pairwise(itertools.accumulate(self._sums.phases, initial=0)))
-        # With more than one, what a later phase sums hangs on the whole sum of the one before: nothing stands.
+        # A later phase depends on the whole sum of the one before, so with several phases no old sum is used again.
         before = self._before if len(spans) == 1 else ()
         all_losses: Losses = {}
         for phase, span in enumerate(spans):
@@ -237,13 +237,13 @@ class Exchange:
         return sent
 
     def applied(self, stamp: Stamp, finished: Finished, commits: tuple[Commit, ...]) -> None:
-        """The sum in the buffer has been applied: remember it for who is on the way (`trail`)."""
+        """The sum in the buffer has been applied: keep it in the replay log, for joiners."""
         self.replay_log.applied(stamp, finished, commits)
         self.watch.forget()
         self._before = ()
 
     def forget(self) -> None:
-        """The run has gone back: what is in the buffer and in the trail is of a past that was given up."""
+        """The run has gone back: drop the buffer and the replay log, which belong to the past that was given up."""
         self.close()
         self.replay_log.forget()
         self.watch.forget()
@@ -295,9 +295,9 @@ class Exchange:
                 async with asyncio.timeout(self._running_s):
                     await self._opened.wait()
             current = self._opened_as(request)
-        # I wait for somebody myself, so whoever asks must not blame me.
+        # I still wait for others in an earlier phase or hop: `Busy` tells the caller not to blame me.
         if current is None and self._waits_before(request):
-            yield Busy(PAUSE_S, request.stamp.step)  # it is not me who holds that up
+            yield Busy(PAUSE_S, request.stamp.step)
             return
         if current is None:
             yield Rejected(RejectCode.NOT_READY, "that round is not open here")
@@ -443,7 +443,7 @@ class Exchange:
 
 
 def odd_ones(told: Sequence[tuple[PeerId, Losses]]) -> list[PeerId]:
-    """Who tells other losses than most do; nobody, if most tell no one thing."""
+    """The reducers that tell other losses than most do; none if there is no majority."""
     for _, losses in told:
         odd = [peer for peer, others in told if others != losses]
         if 2 * len(odd) < len(told):

@@ -32,9 +32,9 @@ Counted = tuple[PeerId, Generation, Indexes]
 
 @dataclass(frozen=True, slots=True)
 class Speaker:
-    """What `peer` adds to its group's sum: these contributions, its own ones or those of the group it summed before.
+    """What `peer` adds to its group's sum: its own contribution, or those of the group that it summed in the last hop.
 
-    weight: what that counts for where a reducer weighs: microbatches, or members where each counts alike.
+    weight: its weight in a weighted reducer: the number of microbatches, or 1 where all members count alike.
     """
 
     peer: PeerId
@@ -196,7 +196,7 @@ def _groups(
     if len(grid.rows) == 1:
         yield Group(hop, span, tuple(said.values()), tuple(cutting.chunks(grid.rows[0], span)), last=True)
         return
-    mine = next((row for row in grid.rows if me in row), grid.rows[0])  # who came later only receives
+    mine = next((row for row in grid.rows if me in row), grid.rows[0])  # a member that came later only receives
     columns = cutting.columns(grid, span)
     reduced: dict[PeerId, list[Range]] = {}
     for column, part in columns:
@@ -233,10 +233,10 @@ RoundTrips = Mapping[tuple[PeerId, PeerId], float]
 def arrange(
     members: Iterable[PeerId], round_trips: RoundTrips, group_size: int, bandwidths: Mapping[PeerId, int] | None = None
 ) -> Grid:
-    """A grid of all members, each once: near peers share a row, and who is fast stands where something is reduced.
+    """A grid of all members, each once: near peers share a row, and fast ones stand where something is reduced.
 
-    Greedy: a row is begun by who is farthest from all others, on average over what is known, and filled with who is
-    nearest to it, as measured or over one mate between them. Of whom nothing is known comes last.
+    Greedy: the peer that is farthest from all others (the mean of its known distances) begins a row, and the peers
+    nearest to it fill the row, by a measured distance or the way over one mate. Unknown peers come last.
     """
     rates = bandwidths or {}
     left = sorted(set(members))
@@ -263,7 +263,7 @@ def rearranged(
 ) -> Grid:
     """The grid of the next round of a step: `before` without who is gone, so that other rows stay as they are.
 
-    All anew if somebody has come, or a row is down to half of what is reduced in it.
+    A new grid is made if somebody has come, or if a row has only half as many members as columns.
     """
     present = set(members)
     if before is not None and len(before.rows) > 1 and present <= {peer for row in before.rows for peer in row}:

@@ -135,13 +135,13 @@ def _fetched(
     import asyncio
 
     from swarmnet import telemetry
-    from swarmnet.peer.gather import gather
+    from swarmnet.peer.collect_remote import collect_remote
 
     telemetry.setup("error")
     scores: list[Scores] = []
     try:
         found = asyncio.run(
-            gather(
+            collect_remote(
                 invitation,
                 folder,
                 bar.phase,

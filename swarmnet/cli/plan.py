@@ -60,9 +60,8 @@ def plan(ctx: click.Context, /, *, manifest: str, room: str | None, as_json: boo
     imagined = room is not None and named and config.device != "cpu" and config.mesh.ranks == 1
 
     from swarmnet.cli.plan_report import run_plan
-    from swarmnet.peer.fitting import room_here, setup_of
-    from swarmnet.peer.memory import check_memory
-    from swarmnet.peer.ranks import choose_layout, meaningless
+    from swarmnet.peer.devices import check_memory, choose_layout, meaningless
+    from swarmnet.peer.memory_fit import room_here, setup_of
 
     cuda = _gpus_here()
     if (imagined or config.mesh.gpus not in ("1", "auto") or config.device == "cuda") and not cuda:

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from swarmnet.peer.fitting import leaves_half, room_of, with_slots
-from swarmnet.peer.planning import PlanFit, judge, listed
+from swarmnet.peer.memory_fit import PlanFit, judge, leaves_half, listed, room_of, with_slots
 from swarmnet.plan.budget import StagePlan, groups, shown
 from swarmnet.plan.plan import Setup
 

@@ -73,12 +73,12 @@ def _from_swarm(link: str, target: Path, step: int | None, like: Path | None) ->
 
     from swarmnet import telemetry
     from swarmnet.net.swarm_link import SwarmLink
-    from swarmnet.peer.gather import gather
+    from swarmnet.peer.collect_remote import collect_remote
 
     telemetry.setup("warning")
     with tempfile.TemporaryDirectory(prefix="swarmnet-export-") as folder:
         found = asyncio.run(
-            gather(
+            collect_remote(
                 SwarmLink.parse(link),
                 Path(folder),
                 lambda phase, words: click.echo(f"{phase:<10} {words}"),

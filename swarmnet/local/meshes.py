@@ -15,7 +15,7 @@ from swarmnet.errors import UsageError
 from swarmnet.local.fault import stage_of
 from swarmnet.local.options import MOST, LocalOptions
 from swarmnet.manifest.schema import Manifest
-from swarmnet.peer.ranks import choose_layout
+from swarmnet.peer.devices import choose_layout
 from swarmnet.ranks.layout import MeshLayout
 
 Meshes = Mapping[str, Mesh]

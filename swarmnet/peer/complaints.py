@@ -1,6 +1,6 @@
 """What a replica holds against its mates, for its record: whom its step waits for, whom it goes on without, and why.
 
-`peer.assess` puts it in words for `swarmnet status`. It decides nothing.
+`peer.swarm_health` puts it in words for `swarmnet status`. It decides nothing.
 """
 
 from __future__ import annotations

@@ -38,10 +38,10 @@ from swarmnet.net.admission import Admissions, advised, role_for
 from swarmnet.net.records import nobody_serves, unserved
 from swarmnet.peer.complaints import Complaints
 from swarmnet.peer.dial_back import Asking, DialBacks, OtherWay, no_other_way
-from swarmnet.peer.draining import Around, drain
+from swarmnet.peer.leaving import Around, drain
 from swarmnet.peer.loopback import Loopback
-from swarmnet.peer.replica import Replica, ReplicaLimits, Surroundings, timers_of
-from swarmnet.peer.starting import Starting, StartingContext
+from swarmnet.peer.replica import Replica, ReplicaContext, ReplicaLimits, timers_of
+from swarmnet.peer.state_supply import StateSupply
 from swarmnet.pipeline.inputs import Windows
 from swarmnet.pipeline.router import RoutingRule, least_time
 from swarmnet.stage.seams import Engine
@@ -83,7 +83,7 @@ class Peer:
         windows: Windows,
         disk: Disk,
         on_event: OnEvent,
-        caps: ReplicaLimits,
+        limits: ReplicaLimits,
         manifest_toml: str = "",
         numerics: str = "",
         admissions: Admissions | None = None,
@@ -95,7 +95,7 @@ class Peer:
         self._engines, self._directory = engines, directory
         self._incarnation, self._record = incarnation, record
         self._transport = Loopback(me, self, transport)
-        self._tokens, self._on_event, self._caps, self._toml = tokens, on_event, caps, manifest_toml
+        self._tokens, self._on_event, self._limits, self._toml = tokens, on_event, limits, manifest_toml
         self._windows, self._routing = windows, routing
         self._disk, self._signer, self._numerics = disk, signer, numerics
         self._admissions, self._wall = admissions or Admissions(run), wall
@@ -106,7 +106,8 @@ class Peer:
         training = manifest.training
         self._dial_backs = DialBacks(transport, lambda: self.records, self._look_again)
         asking = Asking(self._record, transport, lambda: self.records, self._on_event, other_way)
-        self._starting = Starting(
+        self._supply = StateSupply(
+            me,
             self.replicas,
             Rollbacks(
                 manifest.cut.stages,
@@ -116,16 +117,13 @@ class Peer:
                 allow_drop=training.allow_drop,
                 seed_until=training.checkpoint_every,
             ),
-            StartingContext(
-                me,
-                lambda: self.records,
-                self._refresh,
-                self._say,
-                self._spawn,
-                lambda: self._news.set(),
-                asking.check,
-                asking.settle,
-            ),
+            records=lambda: self.records,
+            look=self._refresh,
+            news=lambda: self._news.set(),
+            reachable=asking.check,
+            served=asking.settle,
+            spawn=self._spawn,
+            say=self._say,
             pause_s=self._timers.heartbeat_s,
         )
         self._group: asyncio.TaskGroup | None = None
@@ -144,11 +142,12 @@ class Peer:
         """Serve until cancelled. Raises UsageError, in a group, if others cannot connect to this peer."""
         async with asyncio.TaskGroup() as group:
             self._group = group
-            around = Surroundings(
+            context = ReplicaContext(
                 self.me,
                 self.run_id,
                 self._incarnation,
                 self.manifest,
+                self._limits,
                 self._transport,
                 self,
                 group.create_task,
@@ -157,21 +156,21 @@ class Peer:
                 self._tokens,
                 self._windows,
                 self._disk,
-                lambda: newest_on_disk(self._starting.everybody(), self.manifest.cut.stages),
+                lambda: newest_on_disk(self._supply.everybody(), self.manifest.cut.stages),
                 self._numerics,
                 self.admitted,
                 self._routing,
             )
             for stage, engine in self._engines.items():
                 self._complaints[stage] = Complaints(self._timers, partial(self.on_event, stage), now=self._now())
-                self.replicas[stage] = Replica(stage, engine, around, self._caps)
+                self.replicas[stage] = Replica(stage, engine, context)
             await self._refresh()
             group.create_task(self._looking())
             group.create_task(self._publishing())
             group.create_task(self._ticking())
             for replica in self.replicas.values():
-                group.create_task(replica.checkpoints.run())
-            self._starting.begin()
+                group.create_task(replica.state.checkpoints.run())
+            self._supply.begin()
 
     async def drain(self, drain_s: float) -> str:
         """Begin nothing new and finish what is here; returns, with the reason, once this peer may go."""
@@ -204,7 +203,7 @@ class Peer:
         if not self.admitted(caller, "stage"):
             return
         if isinstance(message, Heartbeat):
-            self._starting.hear(caller)
+            self._supply.hear(caller)
         if isinstance(message, Heartbeat) or self._takes_part(caller):
             self._dispatch(caller, message)
 
@@ -257,7 +256,7 @@ class Peer:
                 beyond = 1 + ahead if request.purpose == "eval" else 0
                 if request.step >= training.total_steps + beyond:
                     raise Refused(RejectCode.FINISHED, f"the run ends after step {training.total_steps - 1}")
-                return self._serving(request.stage).process(caller, request, payload)
+                return self._serving(request.stage).execution.process(caller, request, payload)
             case Fetch():
                 if not 0 <= request.index < training.microbatches:
                     raise Refused(RejectCode.MALFORMED, f"index {request.index} of {training.microbatches}")
@@ -265,9 +264,9 @@ class Peer:
             case Part():
                 return self._serving(request.stamp.stage).exchange.serve(request)
             case SnapshotRequest():
-                return self._serving(request.stage).snapshot(caller, request)
+                return self._serving(request.stage).state.snapshot(caller, request)
             case TrailRequest():
-                return self._serving(request.stamp.stage).trail(request)
+                return self._serving(request.stamp.stage).state.trail(request)
             case DialBack():
                 return self._dial_backs.serve(caller)
             case _:
@@ -304,7 +303,7 @@ class Peer:
         if event in ("synced", "halted", "checkpoint", "checkpoint_bad", "drift"):
             self._news.set()
         if event in ("applied", "synced"):
-            self.replicas[stage].checkpoints.reached()
+            self.replicas[stage].state.checkpoints.reached()
         if event == "applied":
             replica = self.replicas[stage]
             self._count(replica)
@@ -340,10 +339,10 @@ class Peer:
         self._on_event(event, fields)
 
     def on_resync(self, stage: int, donors: tuple[PeerId, ...]) -> None:
-        self._starting.lags(stage, donors)
+        self._supply.lags(stage, donors)
 
     def on_orphaned(self, stage: int) -> None:
-        self._starting.orphaned(stage)
+        self._supply.orphaned(stage)
 
     def on_local(self, message: Control) -> None:
         self._dispatch(self.me, message)
@@ -390,7 +389,7 @@ class Peer:
                     await self._look.wait()
             self._look.clear()
             await self._refresh()
-            self._starting.consider()
+            self._supply.consider()
             self._say_who_is_missing()
             await asyncio.sleep(0.1 * _LOOK_S)
 
@@ -413,7 +412,7 @@ class Peer:
         self.records = {record.peer: record for record in found if record.peer != self.me}
 
     async def _publishing(self) -> None:
-        await self._starting.opened.wait()  # a record that did not say what is on disk would mislead
+        await self._supply.opened.wait()  # a record that did not say what is on disk would mislead
         while True:
             self._news.clear()
             await self._directory.publish(self._status())
@@ -423,7 +422,7 @@ class Peer:
 
     def _serves(self, replica: Replica) -> bool:
         member = replica.member
-        return member.synced and not self._left and member.restart == self._starting.restarts.current
+        return member.synced and not self._left and member.restart == self._supply.rollbacks.current
 
     def _still_s(self, replica: Replica) -> int:
         over = replica.member.done or self._halted is not None or not self._serves(replica)
@@ -437,8 +436,8 @@ class Peer:
                 replica.member.chain,
                 self._serves(replica),
                 replica.execution.queue,
-                self._caps.slots,
-                disk=replica.checkpoints.on_disk,
+                self._limits.slots,
+                disk=replica.state.checkpoints.on_disk,
                 draining=replica.member.view.draining,
                 executions=self._executed[stage],
                 counted=self._counted[stage],
@@ -455,8 +454,8 @@ class Peer:
             tokens_per_second=self._tokens_per_second(),
             finished=self.finished.is_set(),
             halted=self._halted,
-            restart=self._starting.restarts.current,
-            wants=self._starting.restarts.wanted or NO_RESTART,
+            restart=self._supply.rollbacks.current,
+            wants=self._supply.rollbacks.wanted or NO_RESTART,
             complaints=tuple(
                 complaint
                 for stage, replica in self.replicas.items()

@@ -18,9 +18,8 @@ from swarmnet.net.endpoint import NOTHING_BETWEEN, Endpoint, Wrap, open_endpoint
 from swarmnet.net.stop import stopped_by_signal, unless_stopped
 from swarmnet.peer.away import remember, until_somebody_answers, was_in
 from swarmnet.peer.beginning import Beginning
-from swarmnet.peer.memory import check_memory, rounding
+from swarmnet.peer.devices import check_memory, choose_layout, meaningless, rounding
 from swarmnet.peer.peer import OnEvent, Peer, Tokens
-from swarmnet.peer.ranks import choose_layout, meaningless
 from swarmnet.peer.replica import ReplicaLimits
 from swarmnet.pipeline.router import routing_rule
 from swarmnet.pipeline.windows import OwnTokens, ProvenWindows
@@ -53,7 +52,7 @@ def run_peer(
     from swarmnet.engine.compute_thread import ComputeThread
     from swarmnet.engine.torch_engine import TorchEngine
     from swarmnet.peer.engines import torch_engine
-    from swarmnet.peer.fitting import setup_of, slots_here
+    from swarmnet.peer.memory_fit import setup_of, slots_here
     from swarmnet.ranks.backend import MeshBackend
     from swarmnet.stage.backend import StageBackend
     from swarmnet.stage.canonical import Initial
@@ -193,7 +192,7 @@ async def _serve(
             windows=windows,
             disk=disk,
             on_event=on_event,
-            caps=ReplicaLimits(
+            limits=ReplicaLimits(
                 config.slots, config.caps.memo_bytes, config.caps.keep_checkpoints, no_beginning=begin.missing
             ),
             manifest_toml=to_toml(manifest),
@@ -210,7 +209,7 @@ async def _serve(
             await stop.wait()
             reason = await peer.drain(config.drain_s)
             for replica in peer.replicas.values():
-                await replica.checkpoints.write_now()
+                await replica.state.checkpoints.write_now()
             await peer.leave()
             for task in (serving, ending, beside, reminding, *computing):
                 task.cancel()
@@ -267,7 +266,7 @@ async def _compute(ranks: Callable[[], Awaitable[None]], peer: Peer, on_event: O
         await ranks()
     except MeshFailed as failed:
         for replica in peer.replicas.values():
-            await replica.write_last()
+            await replica.state.write_last()
         on_event("stopped", {"reason": failed.message})
         raise
 
@@ -276,7 +275,7 @@ async def _keep_result(peer: Peer, on_event: OnEvent) -> None:
     """At the last version: write the final snapshot and say so; the peer goes on serving it read-only."""
     await peer.finished.wait()
     for stage, replica in sorted(peer.replicas.items()):
-        written = await replica.checkpoints.write_now()
+        written = await replica.state.checkpoints.write_now()
         if written is None:  # the run went back meanwhile, and will end again
             continue
         on_event(
@@ -285,6 +284,6 @@ async def _keep_result(peer: Peer, on_event: OnEvent) -> None:
                 "stage": stage,
                 "version": written.info.version,
                 "weights_sha256": written.info.sha256,
-                "path": replica.checkpoints.path(written.info.version),
+                "path": replica.state.checkpoints.path(written.info.version),
             },
         )

@@ -22,7 +22,7 @@ from swarmnet.manifest.file import load, run_id
 from swarmnet.manifest.terms import RunTerms
 from swarmnet.net.admission import Admissions
 from swarmnet.net.admission_files import admissions_of
-from swarmnet.peer.assess import NO_BOOTSTRAP, AdmissionLine, Assessment, ReplicaLine, assess, unanswered
+from swarmnet.peer.swarm_health import NO_BOOTSTRAP, AdmissionLine, Assessment, ReplicaLine, assess, unanswered
 
 _UNBOUNDED = 10_000  # columns of a pipe
 

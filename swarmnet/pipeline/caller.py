@@ -24,10 +24,10 @@ OF_PAYLOAD = frozenset({RejectCode.BAD_SHAPE, RejectCode.NON_FINITE, RejectCode.
 """Refusals of what was sent. Believed when all replicas agree: one alone may be the one that is wrong."""
 
 _SHARES = 32
-"""Shares of the results that others give, after which somebody hears of a replica that gives none."""
+"""A replica is reported when the others have given so many results per candidate, and it none."""
 
 _UNHEARD_S = 0.5
-"""How long a replica is left alone that does not know us as one who may call it."""
+"""Pause before the next call to a replica that does not yet know us as a caller."""
 
 
 @dataclass(slots=True)
@@ -49,10 +49,10 @@ class _Attempt:
 class Caller:
     """Calls `Process` on replicas of one stage.
 
-    candidates() gives the live replicas and their advertised queues; check(request, answer) raises BadMessage for an
-    answer that is none; on_reroute(request, peer, reason) hears of every microbatch that had to leave a replica, and of
-    replicas that have others do all their work.
-    leaving() names candidates about to leave: they answer for what they own and get nothing new while others can.
+    candidates() gives the live replicas and their advertised queues. check(request, answer) raises BadMessage if the
+    answer is not valid. The caller calls on_reroute(request, peer, reason) when it moves a microbatch away from a
+    replica, and when a replica never does work itself. leaving() names candidates about to leave: they answer for what
+    they own, and get nothing new while others can.
     """
 
     def __init__(
@@ -121,9 +121,9 @@ class Caller:
                 case MovedTo():
                     self._settle(pick)
                     self._idle.setdefault(attempt.peer, 0)
-                    # Following would lead back to where nothing came from.
+                    # To follow would lead back to a replica that gave nothing, or to a stranger.
                     if answer.owner in avoid or answer.owner not in self._candidates():
-                        # The owner is the one we just left, or nobody we can see: compute elsewhere, uncounted.
+                        # So another replica computes it, uncounted.
                         request = replace(request, hedge=True)
                         avoid.discard(attempt.peer)
                     else:
@@ -158,7 +158,7 @@ class Caller:
                     if pick:
                         self._router.failed(pick, now=now, hung=hung, over=over)
                     avoid.add(attempt.peer)
-                    # It may have got far: whoever is next learns first who owns what further on (a repair).
+                    # The microbatch may have got far there, so the next replica asks who owns it before it computes.
                     request = replace(request, repair=True, hedge=request.hedge or hung)
                     self._on_reroute(request, attempt.peer, type(answer).__name__)
 

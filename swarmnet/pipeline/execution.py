@@ -1,13 +1,13 @@
-"""The microbatches of one replica: which step's tasks a call belongs to, and what calls get whose step is not open.
+"""The microbatches of one replica: finds the open step that a call belongs to, and answers calls about other steps.
 
-Each open step has its `StepTasks` (`pipeline.tasks`). At version v the steps v .. v + ahead are open: one where
-training is exact, two where steps overlap.
+Each open step has its `StepTasks` (`pipeline.tasks`). At version v the steps v .. v + ahead are open: one as a rule,
+two where steps overlap.
 
 | the call's step | what it gets |
 |---|---|
 | applied | refused (`STALE`) |
 | open | its `StepTasks` |
-| later | waits at the door for a moment, then `Busy` |
+| later | waits for that step for a moment, then `Busy` |
 """
 
 from __future__ import annotations
@@ -24,13 +24,14 @@ from swarmnet.pipeline.tasks import PipelineContext, StepTasks
 from swarmnet.transport import ReadPayload
 
 _UNSURE_S = 0.25
-"""When a caller may try again that is known and was not heard for a while."""
+"""A known caller that was not heard for a while may try again after this time."""
 
 
 class Execution:
     """Executes the microbatches of one (peer, stage).
 
-    steps: the open ones by number, the oldest first. may_feed(caller, request): why not, if not."""
+    steps: the open steps by number, the oldest first. may_feed(caller, request): why the caller may not feed, or None.
+    """
 
     def __init__(self, context: PipelineContext, *, may_feed: Callable[[PeerId, Process], TurnedAway | None]) -> None:
         self._context, self._may_feed = context, may_feed
@@ -65,7 +66,7 @@ class Execution:
     # ------------------------------------------------------------ what the step machine says
 
     def begin(self, version: int, *, alive: Callable[[PeerId], bool]) -> None:
-        """The weights are those of `version`: what is older is over, and work is taken for every step now open."""
+        """The weights are those of `version`: end older steps, and take work for every step now open."""
         self._context.version = version
         for step in [step for step in self.steps if step < version]:
             self.end(step)

@@ -8,8 +8,8 @@ Checked before anything is computed, and as early as can be:
 | before the payload is read | declared codecs and shapes | `BAD_SHAPE` |
 | it is here | tokens are words, proven to be those of (step, index); all is finite | `MALFORMED`, `NON_FINITE` |
 
-Whoever sends what does not pass is to blame, so it is checked where the sender is still known: at the upload, at the
-answer. What passes is used without further suspicion, and a value that is not finite from then on is nobody's fault.
+The sender of an invalid tensor is to blame, so the check is made where the sender is still known: at the upload, at the
+answer. A tensor that passes is trusted: if a value computed from it is not finite, nobody is to blame.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from swarmnet.wire.codecs import check_range, check_values
 
 # ---------------------------------------------------------------- who may feed
 #
-# Stage k > 0 is fed by members of stage k - 1, stage 0 by trainers: what those send is proven (`pipeline.windows`),
-# what the others send cannot be. Where the facts about a caller come from is the replica's concern.
+# Stage k > 0 is fed by members of stage k - 1, stage 0 by trainers. Tokens carry a proof (`pipeline.windows`), hidden
+# states cannot. The replica finds out the facts about a caller.
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ def may_feed(caller: Known, request: Process) -> TurnedAway | None:
 # ---------------------------------------------------------------- what it must look like
 
 OnBadInput = Callable[[PeerId, int, int, BadMessage], None]
-"""Hears (peer, step, index, error) of an input that cannot be used, and whose it is."""
+"""Hears (sender, step, index, error) of an input that cannot be used."""
 
 
 class Windows(Protocol):

@@ -21,7 +21,7 @@ ASK_S = 10.0
 """Silence after which somebody asked for a memoised copy is given up."""
 
 LIMIT_S = 60.0
-"""The same, whatever it says meanwhile: another one may have it."""
+"""The longest that one peer is asked, whatever it says meanwhile: another may have the copy."""
 
 _PAUSE_S = 0.2
 
@@ -29,9 +29,9 @@ _PAUSE_S = 0.2
 class Recovery:
     """Fetches inputs for and gradients of microbatches of one stage.
 
-    before() and after() list live replicas of the neighbour stages; holders() whoever may have tokens (stage 0 only);
-    tokens(step, index) is this peer's own data, or None without data. check and check_answer raise BadMessage for an
-    input or an answer that is none: then the next one is asked, and on_bad_input hears whose input it was.
+    before() and after() list live replicas of the neighbour stages; holders() lists peers that may have tokens (stage 0
+    only); tokens(step, index) gives this peer's own data, None without data. check and check_answer raise BadMessage
+    for an invalid input or answer: then the next peer is asked, and on_bad_input hears whose input it was.
     """
 
     def __init__(

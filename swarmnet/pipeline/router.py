@@ -24,9 +24,9 @@ from swarmnet.manifest.schema import Protocol
 
 _NEVER = -math.inf
 _TRIALS = 0.1
-"""Of the time, at most, in which a call waits for a replica that has never answered, while others have."""
+"""The largest share of time in which a call may wait for a replica that has never answered, while others have."""
 _TRIES_OVER = 16.0
-"""Banned for so many times as long as a call was, that showed life and was never answered."""
+"""A replica whose call showed life and was never answered is banned for so many times the length of the call."""
 _LONGEST_WAIT_S = 1.0  # ask again after this long at the latest: `update` may bring somebody new
 
 
@@ -137,7 +137,8 @@ class Router:
     def update(self, replicas: Mapping[PeerId, int]) -> None:
         """Take the live candidates and their advertised queue lengths.
 
-        Who is missing is forgotten, debts and bans included. Who is new starts level with the most loaded.
+        A missing replica is forgotten, with its debts and bans. A new one starts at the virtual time of the most
+        loaded.
         """
         for peer in self._replicas.keys() - replicas.keys():
             del self._replicas[peer]
@@ -233,7 +234,8 @@ class Router:
         as long until it answers. Calls that were open when the ban began belong to the same incident.
 
         over: it showed signs of life all the while. Every probe of such a replica costs a whole call's limit, so its
-        bans are in proportion to that, and grow for longer: while others give results, or it might just be slow.
+        bans are in proportion to that limit and may grow longer; but only while others give results, because otherwise
+        it might just be slow.
         """
         replica, _ = self._close(pick)
         if replica is None:
@@ -276,9 +278,11 @@ class Router:
         return replica, replica.charges.pop(pick.number)
 
     def _without_trials(self, eligible: list[_Replica], exclude: frozenset[PeerId], now: float) -> list[_Replica]:
-        """Leave out who has never answered, once such a trial was in vain, unless nobody has, or it is time to try one:
-        one at a time, and the longer they took in vain, the more rarely. A record costs nothing, and a hundred dead
-        ones stop no trainer. Before that all are alike, or whoever answers first when a run begins would get all work.
+        """Leave out replicas that have never answered, once a call to such a one was in vain.
+
+        They are then tried one at a time, and the more rarely the more time they wasted: a directory record costs
+        nothing, and a hundred dead ones must not stop a trainer. Before that all are alike: else the first replica to
+        answer at the start of a run would get all work.
         """
         proven = any(
             replica.measured and replica.banned_until <= now and replica.peer not in exclude
@@ -291,14 +295,15 @@ class Router:
         return [replica for replica in eligible if replica.measured]
 
     def _readmit(self, now: float) -> None:
-        """Let nobody use the time it was skipped as credit: it starts again level with the least loaded."""
+        """Skipped time is no credit: the replica starts again at the virtual time of the least loaded."""
         for replica in self._replicas.values():
             if _NEVER < replica.skipped_until <= now:
                 replica.time_ns = max(replica.time_ns, self._level_ns)
                 replica.busy_until = replica.banned_until = _NEVER
 
     def _costs_ns(self, num_bytes: int) -> dict[PeerId, int]:
-        """Compute, plus what link and queue take beyond the typical replica. Who is unmeasured costs as the dearest.
+        """Compute time, plus what link and queue take beyond the typical replica. An unmeasured one costs as the
+        dearest.
 
         `rest` holds the remaining pipeline too. That part is common to all replicas, so subtracting the typical
         `rest` leaves what is particular to one.
@@ -368,8 +373,8 @@ class AdaptiveTimeout:
     def of(cls, protocol: Protocol, *, stages: int) -> AdaptiveTimeout:
         """By a run's timers: no shorter than others wait before they suspect, twice as long as they bear at most.
 
-        stages: how many the call goes through. Who calls the first of them waits for longer than who calls the last,
-        who is then the first to leave a replica that never answers.
+        stages: how many stages the call goes through. A caller with more of them ahead waits longer, so the caller next
+        to a replica that never answers is the first to leave it.
         """
         suspect_s = protocol.suspect_s
         return cls(floor_s=suspect_s, ceiling_s=2 * protocol.long_silence_s, call_floor_s=2 * stages * suspect_s)

@@ -45,12 +45,12 @@ Outcome = Gradient | MovedTo | Busy | SwarmError
 
 @dataclass(slots=True, eq=False)
 class MicrobatchTask:
-    """input and outcome are set once; `voids` (granted) and `owner` (counted by another) follow the keeper's word.
+    """One microbatch at work. input and outcome are set once; voids and owner follow the keeper's word.
 
-    patient: learn who owns it before computing (a repair's call). hedged: a caller found the owner hung, so it is
-    computed whoever owns it.
-    waiting: callers attached while the input is missing, the one who sends it among them. sending: who sends it now,
-    and since when; unsent: the last upload came to nothing.
+    voids: the void counter of the grant, if this replica counts it. owner: the replica that counts it, if another does.
+    patient: ask who owns it before computing (a repair's call). hedged: compute it whoever owns it, because a caller
+    found the owner hung. waiting: callers attached while the input is missing, the sender among them. sending: caller
+    -> when its upload began; unsent: the last upload failed. starved: nobody uploads the input, so it is fetched.
     """
 
     index: int
@@ -106,7 +106,8 @@ class MicrobatchTask:
 
 
 class Slots:
-    """Bounds the microbatches that hold memory at once. Work that waits in line goes before calls at the door."""
+    """Bounds the microbatches that hold memory at once. Two queues wait for a slot: tasks of this replica in *line*,
+    which go first, and calls at the *door*, as many as there are slots."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -128,7 +129,7 @@ class Slots:
 
     @property
     def crowded(self) -> bool:
-        """As many wait at the door as there are slots: nobody else may."""
+        """Is the door full: do as many calls wait there as there are slots?"""
         return len(self._door) >= self.size
 
     @property
@@ -176,7 +177,7 @@ class Slots:
 # ---------------------------------------------------------------- what the open steps share
 
 _AFTER_LEAVING_S = 1.0
-"""When to ask a replica again that is about to leave: it may be the last one then, and serve on."""
+"""A caller asks a leaving replica again after this time: it may be the last one then, and serve on."""
 
 
 _EVAL_UPLOAD_S = 30.0
@@ -205,9 +206,12 @@ class Claims(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PipelineLimits:
-    """slots: microbatches in flight, of each open step. running_s: pause between signs of life to callers, and how long
-    a call that is ahead of us may wait. wait_s: how long finished work waits for the keeper's word before its stash is
-    dropped. memo_bytes: of each open step."""
+    """Limits of one replica's pipeline.
+
+    slots: microbatches in flight, for each open step. running_s: pause between signs of life to callers, and the wait
+    of a call for a later step. wait_s: how long finished work waits for the keeper's word before its stash is dropped.
+    memo_bytes: of the memo, for each open step.
+    """
 
     slots: int
     running_s: float
@@ -216,8 +220,8 @@ class PipelineLimits:
 
     @property
     def door_s(self) -> float:
-        """How long a call waits for a slot before it is told to come back: longer, and callers leave a replica that
-        is stuck behind a hung neighbour too late."""
+        """How long a call waits for a slot before it must come back. With a longer wait, callers would leave a replica
+        behind a hung neighbour too late."""
         return self.wait_s / 4
 
 
@@ -247,11 +251,11 @@ class PipelineContext:
     sending: Counter[PeerId] = field(default_factory=Counter)
 
     def may_send(self, caller: PeerId) -> bool:
-        """May this caller upload one more input? As many at once as there are slots: what is received takes memory."""
+        """May this caller upload one more input? Uploads take memory: at most as many at once as slots."""
         return self.sending[caller] < self.limits.slots * (1 + self.engine.delay.most)
 
     def look(self, caller: PeerId, request: Process, read: ReadPayload) -> None:
-        """Raise BadMessage, and name whose input it is, unless what the caller declares can be this stage's input."""
+        """Raise BadMessage, and log the caller, unless the declared layout can be this stage's input."""
         try:
             self.check.declared(request, read.declared)
         except BadMessage as error:
@@ -279,7 +283,7 @@ class PipelineContext:
             ) from None
 
     def wrong_step(self, step: int) -> Answer:
-        """What a call gets whose step is not open here."""
+        """The answer to a call about a step that is not open here."""
         if 0 <= step < self.version:
             return Rejected(RejectCode.STALE, f"step {step} is applied", self.version)
         return self.busy()
@@ -352,9 +356,9 @@ class StepTasks:
         if task is None:
             self._start(index, patient=True)  # a caller may have brought it to another replica meanwhile
             self._claims.claim(self.step, index)
-        # The keeper knows better than what I heard last.
+        # The keeper's order is newer than the owner that I know of.
         elif task.owner is not None:
-            self._owners.pop(index, None)  # whoever it was is gone
+            self._owners.pop(index, None)  # that owner is gone
             task.undecided()
             self._claims.claim(self.step, index)
 
@@ -411,7 +415,7 @@ class StepTasks:
     # ------------------------------------------------------------ inside
 
     async def _admit(self, request: Process) -> MicrobatchTask | Answer | None:
-        """The task a call attaches to, begun if need be; or its answer right away; None: no slot came free so far."""
+        """The task that the call attaches to, begun if need be; or its answer at once; None: no slot is free yet."""
         slots = self._slots
         found = self._ready_answer(request) or self.by_index.get(request.index)
         if found is not None:
@@ -427,7 +431,7 @@ class StepTasks:
         return found
 
     def _ready_answer(self, request: Process) -> Answer | None:
-        """What a call gets without any task here: the memoised answer, the owner, or that its step is over."""
+        """An answer that needs no task: the memoised one, the owner, or that the step is over. Else None."""
         if self.ended:
             return self._context.wrong_step(self.step)
         known = self.memo.answer(request.index)
@@ -453,7 +457,7 @@ class StepTasks:
     async def _feed(
         self, task: MicrobatchTask, caller: PeerId, request: Process, read: ReadPayload
     ) -> AsyncGenerator[Running, None]:
-        """Take the input from this caller, unless another one sends it and is not slow (callers die while they do)."""
+        """Take the input from this caller, unless another is sending it and is not slow: callers die meanwhile."""
         clock = asyncio.get_running_loop().time
         task.waiting += 1
         try:
@@ -514,7 +518,8 @@ class StepTasks:
                 async with asyncio.timeout(self._limits.door_s):
                     await task.fed_or_starved.wait()
             if not task.fed_or_starved.is_set() and task.has_slot and self._slots.wanted:
-                # Whoever says it sends and does not keeps nobody out: once the input is here, it is first in line.
+                # A caller that announces an input and does not send it must not block others: the slot goes back,
+                # and this task gets the next free one when its input is here.
                 self._release(task)
                 self._slow.add(task)
                 if len(self._slow) > self._limits.slots:
@@ -587,15 +592,17 @@ class StepTasks:
         await self._count(task, stash, answer)
 
     async def _gradient_of(self, task: MicrobatchTask, output: tuple[Packed, ...]) -> Gradient:
-        """The gradient of what this stage sent on: memoised there after a repair's order, else executed there."""
+        """The gradient of this stage's output: for ordered work a memoised one, if there is; else by a call."""
         context = self._context
         assert context.caller is not None
+        # Nobody uploaded or waited for it: the keeper ordered it (or every caller left), so the rest may be done
+        # already.
         ordered = not task.waiting and task.starved
         if ordered:
             found = await context.recovery.gradient(self.step, task.index)
             if found is not None:
                 return Gradient(found.loss_sum, found.num_tokens, 0.0, found.payload)
-        again = ordered or task.patient or task.hedged  # somebody began it before: it is likely to be done further on
+        again = ordered or task.patient or task.hedged  # begun before, so later stages may have finished it
         request = Process(self.step, context.stage + 1, task.index, repair=again)
         try:
             return await context.caller.process(request, output)
@@ -610,6 +617,7 @@ class StepTasks:
             async with asyncio.timeout(self._limits.wait_s):
                 await task.decided.wait()
         except TimeoutError:
+            # Without a grant nothing was added: a later grant finds no task, and is released.
             self._claims.withdraw(self.step, task.index)
             return
         if task.voids is None or task.index in self.losses:
@@ -631,7 +639,7 @@ class StepTasks:
 
 # ---------------------------------------------------------------- what is computed or handed out without being counted
 #
-# Repairs of other stages (rule 6), and evaluation.
+# Work for repairs of other stages (rule 6), and evaluation.
 
 
 class UncountedWork:

@@ -1,8 +1,8 @@
-"""Tokens that come with their proof: who has the run's data hands them out, who has not can tell whether they are it.
+"""Tokens that come with a proof: a peer with the run's data hands them out, and a peer without it can check them.
 
-Which windows the rows of a microbatch are follows from the manifest and (step, index) alone. So tokens of training are
-either the run's own for that very microbatch, or refused, whoever sends them; the proof travels on with the tokens, and
-each stage looks for itself. docs/data.md has the tree.
+The manifest and (step, index) alone say which windows the rows of a microbatch are. So training tokens are either the
+run's own for that very microbatch or refused, whoever sends them. The proof travels on with the tokens, and each stage
+checks it for itself. docs/data.md has the tree.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from swarmnet.wire.codecs import encode
 log = telemetry.get(__name__)
 
 _MANY = 1_000_000
-"""Windows that take seconds to hash: worth a line."""
+"""So many windows take seconds to hash, which is worth a line in the log."""
 
 
 def sampler_of(data: Data, training: Training) -> Sampler:

@@ -146,7 +146,7 @@ class Swarm:
             windows=SimulatedWindows(plan.microbatches),
             disk=self.disks.setdefault(peer_id, SimulatedDisk(RUN)),
             on_event=lambda event, fields: self._on_event(peer_id, event, fields),
-            caps=ReplicaLimits(
+            limits=ReplicaLimits(
                 plan.slots,
                 plan.memo_bytes,
                 piece_bytes=plan.piece_bytes,

@@ -4,11 +4,12 @@ Two modes. *deterministic*: each microbatch's gradient is rounded to the grid 2^
 sum does not depend on order or grouping. *fp32*: plain float sums. In both a gradient enters whole or not at all: it is
 checked before the first element is added.
 
-A sum cannot lose a term again, so it is void whole (docs/protocol.md, I3 and rule 5). The content carries the (step,
-void count) it belongs to; `void` moves the count and nothing else, and whoever finds content of another count starts
-from zero. So voiding never waits for an addition, and an addition that was overtaken has added to nothing.
+Nobody can subtract one gradient from a sum, so `void` discards the whole sum (docs/protocol.md, I3 and rule 5). The
+content carries the (step, void count) that it belongs to. `void` only increases the count; the next reader or writer
+that finds content of another count clears it. So voiding never waits for an addition, and an addition that a void has
+overtaken adds to nothing.
 
-The averaging thread may read while the compute thread adds: only one of them at a time starts from zero.
+The averaging thread may read while the compute thread adds. A lock ensures that only one of them clears the sum.
 """
 
 from __future__ import annotations
@@ -40,9 +41,9 @@ def chunk_elements(device: torch.device) -> int:
 class Accumulator:
     """A flat sum over microbatches. `void`, `voids` and `read` from any thread, `add` from the compute thread.
 
-    max_microbatches: how many gradients a step adds at most, wherever: with ranks, each may add a term of every
-    microbatch's. In deterministic mode one gradient's elements are limited to MAX_SUM divided by it, so among replicas
-    of one mesh whether a microbatch overflows depends on that microbatch alone; more ranks have a lower limit.
+    max_microbatches: the most gradients that a step adds anywhere; with ranks, each may add one term per microbatch. In
+    deterministic mode an element of one gradient may be MAX_SUM / max_microbatches at most. So replicas with equal
+    meshes agree on whether a microbatch overflows, whatever else is in the sum; more ranks have a lower limit.
     """
 
     def __init__(self, num_elements: int, numerics: Numerics, *, max_microbatches: int, device: torch.device) -> None:
@@ -64,7 +65,7 @@ class Accumulator:
 
     @property
     def revoked(self) -> int:
-        """How often that took back what was counted in it."""
+        """How often a void took back gradients that counted: all voids but those after a loss."""
         with self._lock:
             return self._revoked
 
@@ -89,9 +90,9 @@ class Accumulator:
     ) -> bool:
         """Add one microbatch's gradients: fp32, contiguous, in canonical order, sums over tokens.
 
-        voids: the void count when the work on this microbatch began. False if it has moved since, or if `index` is
-        in the sum already. largest: their largest magnitude, where others have a part of the gradient too and all are
-        to find the same. Raises BadMessage(NON_FINITE) or Overflow; the sum is unchanged then.
+        voids: the void count when this replica was granted the microbatch. False if it has moved since, or if `index`
+        is in the sum already. largest: the largest magnitude over all ranks, where each rank has a part of the gradient
+        and all must decide alike. Raises BadMessage(NON_FINITE) or Overflow; the sum is unchanged then.
         """
         if voids != self.voids:
             return False

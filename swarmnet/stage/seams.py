@@ -25,10 +25,12 @@ from swarmnet.messages import Commit, Packed
 
 @dataclass(slots=True)
 class Stash:
-    """What backward needs of one forward, and later what the weight pass needs of backward. Opaque to drivers.
+    """One microbatch's work between forward, backward and weight pass. `saved` is the engine's own; others leave it
+    alone.
 
     output: what goes to the next stage, () in the last one. loss_sum (nats), num_tokens: last stage only.
-    voids: the step's void counter when the work began (rule 5). compute_s: compute spent on it so far.
+    voids: the step's void counter, first as the forward was queued, then as the index was granted: the gradient counts
+    only if the counter has not moved since (rule 5). compute_s: compute spent on it so far.
     """
 
     step: int
@@ -43,7 +45,7 @@ class Stash:
 
 @dataclass(frozen=True, slots=True)
 class Contribution:
-    """What one member adds to a part: a sum over as many microbatches as the *round* gives it, whatever it claims."""
+    """What one member adds to a part: a sum over as many microbatches as the *round* names for it."""
 
     peer: PeerId
     num_microbatches: int
@@ -52,7 +54,7 @@ class Contribution:
 
 @dataclass(frozen=True, slots=True)
 class Clipped:
-    """A member whose contribution to a part counted for less than its sum. factor: what was left of it, in [0, 1)."""
+    """A member whose contribution the reducer shortened. factor: the share of it that counted, in [0, 1)."""
 
     peer: PeerId
     factor: float
@@ -68,9 +70,11 @@ class Reduced:
 
 @dataclass(frozen=True, slots=True)
 class OuterStep:
-    """The outer step of a version (`averaging.sync = "local"`). elements: of the weights, that were due. moved:
-    how far the weights went, as a part of their length. missed: why this replica's pseudo-gradient was not in it, for
-    people; it is then kept for the next time. Empty: it was."""
+    """The outer step of a version (`averaging.sync = "local"`).
+
+    elements: how many weights took it. moved: how far they moved, relative to their length. missed: why this replica's
+    pseudo-gradient was left out and kept for the next time, in words for a person; "" if it was in.
+    """
 
     elements: int
     moved: float
@@ -86,8 +90,8 @@ class Audience(Protocol):
     """Who hears of what happens to an engine by itself. In the thread of the event loop that subscribed."""
 
     def on_sums_lost(self) -> None:
-        """What computes has lost the sums of all open steps and every stash. Void counters have moved before, and what
-        is asked of those sums is refused with NOT_READY until `void`."""
+        """The sums of all open steps and every stash are lost. The engine has already increased the void counters.
+        Until the driver calls `void`, the engine answers every question about those sums with NOT_READY."""
         ...
 
     def on_engine(self, event: str, fields: dict[str, object]) -> None:
@@ -101,9 +105,9 @@ class Compute(Protocol):
 
     Raises:
         BadMessage: what a peer sent is wrong (BAD_SHAPE, NON_FINITE, MALFORMED). Nothing has changed then.
-        Refused: VOID, for a result that is not finite although everything sent was. NOT_READY, if what computes was
-            lost with the work (a rank of a mesh): the same may be asked again, here or elsewhere; `accumulate` says
-            False instead, and an `apply` is not lost.
+        Refused: VOID, for a result that is not finite although everything sent was. NOT_READY, if a rank died and the
+            work with it: the caller may ask again, here or elsewhere. Two methods never raise that: `accumulate`
+            returns False, and a rank's death does not interrupt `apply`.
     """
 
     def subscribe(self, audience: Audience) -> None:
@@ -124,9 +128,12 @@ class Compute(Protocol):
         ...
 
     def void(self, step: int | None = None, *, lost: bool = False) -> None:
-        """Empty the accumulator of one open step, or of all, and move its void counter; running weight passes of that
-        step add nothing any more. What the averaging codec owes from earlier steps is void with the oldest one's,
-        unless this only follows a loss of the sums: `lost`."""
+        """Empty the accumulator of one open step (None: of all) and increase its void counter. Running weight passes of
+        that step add nothing.
+
+        Voiding the oldest step also drops the codec's error feedback. lost: the sums are gone already, and the feedback
+        stays.
+        """
         ...
 
     async def forward(self, step: int, index: int, payload: Sequence[Packed], *, train: bool) -> Stash:
@@ -141,8 +148,8 @@ class Compute(Protocol):
         ...
 
     async def accumulate(self, stash: Stash) -> bool:
-        """The weight pass: add this microbatch's gradient once to the sum of its step. False if that was voided since
-        the work began (rule 5), or has been applied.
+        """The weight pass: add this microbatch's gradient once to the sum of its step. False if the void counter is no
+        longer `stash.voids` (rule 5), or if the step is applied.
 
         Raises Overflow; NON_FINITE as BadMessage when the gradient is not finite (nothing is added then).
         """
@@ -150,10 +157,10 @@ class Compute(Protocol):
 
     async def apply(self, commits: Sequence[Commit]) -> OuterStep | None:
         """One optimizer step on the finished sum: average by num_tokens, clip once by the global norm (all stages'
-        grad_sq_norm summed in stage order), AdamW at the schedule's rate on the newest weights; then empty the step's
-        accumulator and count the version up. Stashes of step version + 1, open before, stay good. The finished sum can
-        still be read until the next one. With `averaging.sync = "local"` the outer step comes first, if one is due, and
-        the gradient is this replica's own (`sums.local_sum`).
+        grad_sq_norm summed in stage order), update the newest weights by the run's optimizer at the schedule's rate;
+        then empty the step's accumulator and count the version up. Stashes of step version + 1, open before, stay
+        good. The finished sum can still be read until the next one. With `averaging.sync = "local"` the outer step
+        comes first, if one is due, and the gradient is this replica's own (`sums.local_sum`).
 
         commits: of all P stages, in order.
         """
@@ -207,8 +214,8 @@ class Summation(Protocol):
 
     @property
     def private_phases(self) -> int:
-        """How many of `phases`, from the first, each member sums with its partners only (`averaging.grid`): no part
-        of the finished sum."""
+        """How many of the first `phases` each member sums with its partners only (`averaging.grid`). They are no part
+        of the finished sum. 0 except with `averaging.partners = "pairs"`."""
         return 0
 
     @property
@@ -218,15 +225,21 @@ class Summation(Protocol):
 
     @property
     def block(self) -> int:
-        """Pieces of a round begin at its multiples, or the bits of a sum depend on how it was cut: a power of two."""
+        """The block size, a power of two. Every piece of a round must start at a multiple of it: otherwise the bits of
+        the sum would depend on where the pieces were cut."""
         return 1
 
     async def open_round(
         self, round_id: RoundId, *, resent: bool = False, kept: Collection[tuple[int, int, int]] = ()
     ) -> None:
-        """What is contributed and reduced from now on is so in that round. Only if its sum is applied does it count as
-        sent (`sums.feedback`). resent: so is what was contributed in the last round, in the same pieces. kept: so are
-        these reduced pieces of it, (hop, start, stop)."""
+        """Open round `round_id`: every later `contribution` and `reduce` belongs to it. The codec's error feedback
+        changes only if the sum of this round is applied (`sums.feedback`).
+
+        Args:
+            resent: this replica contributed the same data, in the same pieces, in the last round; that data belongs to
+                this round as well.
+            kept: (hop, start, stop) of the pieces reduced in the last round that this round takes over.
+        """
         return  # a codec that loses nothing owes nothing
 
     async def contribution(self, start: int, stop: int) -> Packed:
@@ -253,7 +266,7 @@ class Summation(Protocol):
         ...
 
     async def next_phase(self) -> None:
-        """All of this phase's vector was put, and another follows."""
+        """This phase's vector is whole here, and another one follows."""
         return  # mostly there is one phase
 
     async def seal(self) -> tuple[bytes, float]:
@@ -273,12 +286,11 @@ class Summation(Protocol):
         ...
 
     async def memory(self) -> tuple[int, bytes | memoryview | None]:
-        """(version, what the averaging codec of this very replica owes from earlier steps), to be saved beside its own
-        snapshots and never handed on; None: it owes nothing."""
+        """(version, the codec's error feedback or None), to be saved beside my own snapshots and never handed on."""
         ...
 
     async def recall(self, data: bytes | memoryview) -> None:
-        """Go on from `memory` of the same version, after `restore`. Raises BadMessage; nothing is owed then."""
+        """Go on from `memory` of the same version, after `restore`. Raises BadMessage; the feedback is empty then."""
         ...
 
 

@@ -8,10 +8,10 @@ An index in the claims of one member (`ledger.ClaimBook`), under one generation:
 
 | state | event | next | said |
 |---|---|---|---|
-| - | work on it begins | asked | `Claim` to the keeper, again until answered |
+| - | work on it begins | asked | `Claim` to the keeper, on every tick until answered |
 | asked | `Granted` | granted | - |
 | asked | `Moved` | - | callers go to the owner |
-| granted | its weight gradient is in the accumulator | summed | `Report` |
+| granted | its weight gradient is in the accumulator | summed | the next `Report`, on a tick |
 | granted | the work was dropped | - | `Release` |
 | any | `Evicted(void=false)` | the same, under the next generation | `Report` |
 | any | `Evicted(void=true)` | asked, if work goes on | `Report` |

@@ -19,7 +19,10 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Broadcast:
-    """Tell every live replica of every stage that I know, myself included."""
+    """Tell all replicas of all stages that my peer knows, myself included.
+
+    A heartbeat goes only to the replicas of my stage and of the stages beside it, and not to me.
+    """
 
     message: Control
 
@@ -43,8 +46,8 @@ class Owned:
 
 @dataclass(frozen=True, slots=True)
 class Void:
-    """Empty the step's accumulator (rule 11). lost: only because its content is lost already, not because what was
-    counted there does not count."""
+    """Empty the step's accumulator (rule 11). lost: its content is gone already; nothing that was counted is taken
+    back."""
 
     step: int
     lost: bool = False
@@ -63,7 +66,7 @@ class CollectSum:
 
     round: Round
     digest: bytes
-    """As the certificate has it: a holder of other bits is passed over."""
+    """The digest that the certificate names: a holder of other bits is passed over."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +110,7 @@ class MeasureWeights:
 
 @dataclass(frozen=True, slots=True)
 class Orphaned:
-    """The others have applied a step that my stage cannot end: what I have cannot be brought level any more."""
+    """Other stages have applied a step that mine cannot end: my state can no longer catch up."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""What all open steps of a replica have in common: it outlives each of them. Pure."""
+"""What the open steps of a replica share, and what outlives them. Pure."""
 
 from __future__ import annotations
 
@@ -24,25 +24,25 @@ class StepContext:
     membership: Membership
     generations: Generations
     numbers: Iterator[int]
-    """Of the rounds that I open (`round_numbers`)."""
+    """The numbers of the rounds that I open (`ledger.round_numbers`)."""
     term_chain: Chain
-    """At the start of the keepers' term: the order of keepers follows from it."""
+    """The chain at the start of the keepers' term: the order of keepers follows from it."""
     synced: bool = False
-    """Have I state, and so a say?"""
+    """Do I have state? Without it I take no part in the step."""
 
     line: LinkQuality = UNMEASURED
-    """What I have measured of my line."""
+    """What I have measured of my own network line."""
     trouble: Trouble | None = None
     """What holds me up in the round I take part in."""
     waits: Mapping[PeerId, bool] = field(default_factory=dict)
-    """For whom I wait there; True: whose stream breaks whenever it is asked for."""
+    """Members that I wait for in the round. True: the stream breaks each time that I request it."""
     awaited: frozenset[PeerId] = frozenset()
-    """Whose streams are later there than their lines need."""
+    """Members whose streams are later than their measured lines explain."""
 
     absent: frozenset[PeerId] = frozenset()
     """Mates that had no part in the step before."""
     lines: BrokenLinks = field(default_factory=BrokenLinks)
-    """What I know of others' lines, as a keeper."""
+    """Pairs of members between which nothing came through; a keeper uses it."""
     pace: Pace = field(init=False)
     strikes: Strikes = field(init=False)
     """What I hold against others as members."""
@@ -54,7 +54,7 @@ class StepContext:
         self.strikes, self.vain = Strikes(self.view.timers), Strikes(self.view.timers)
 
     def stuck(self, *, now: float) -> bool:
-        """Can the exchange I take part in not end by itself? Its streams stand still or break, or end at the dead."""
+        """Is my exchange unable to end by itself? A stream stands still, breaks, or comes from a dead member."""
         return self.trouble is not None or any(
             broken or not self.view.alive(peer, now=now) for peer, broken in self.waits.items()
         )

@@ -24,7 +24,7 @@ from swarmnet.step.actions import Note, note
 from swarmnet.step.view import View
 
 MOST_RESTS = 64
-"""Measures that are let pass, at most, before another repair that has not helped before."""
+"""After repairs that did not help, at most so many measures pass before the next repair."""
 
 
 @dataclass(frozen=True, slots=True)

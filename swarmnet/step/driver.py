@@ -25,11 +25,11 @@ from swarmnet.step.member import Member
 from swarmnet.transport import Transport
 
 _MOST_REASONS = 32
-"""Why a sum of one round failed is said so often; reasons come from others, too."""
+"""Reasons logged for the failed sums of one round; others can invent reasons, so there is a limit."""
 
 
 class Listener(Protocol):
-    """Who hears of a replica's progress: logs, records, the peer itself."""
+    """The peer of a replica: it logs and records progress, and knows other peers."""
 
     def on_event(self, stage: int, event: str, fields: dict[str, object]) -> None:
         """Something worth a line."""
@@ -182,7 +182,7 @@ class StepDriver:
         return asyncio.get_running_loop().time()
 
     def _perform(self, actions: list[Action]) -> None:
-        """Perform actions in order; what they cause (messages to myself included) comes after them, never inside."""
+        """Perform actions in order. What they cause, messages to myself included, comes after them, never inside."""
         self._actions.extend(actions)
         # An action has caused an event: what follows from it is performed after all that is under way.
         if self._busy:

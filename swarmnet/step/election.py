@@ -16,7 +16,7 @@ from swarmnet.step.strikes import sitting
 
 
 class Election:
-    """Promises of one replica in one step. given: the promised keeper's word on what has an owner."""
+    """Promises of one replica in one step. given: the indexes that, by the keeper's word, have or had an owner."""
 
     def __init__(self, context: StepContext, *, step: int, now: float) -> None:
         self._context, self._step = context, step
@@ -36,23 +36,23 @@ class Election:
         return seen is not None and seen.version >= self._step
 
     def sits(self, peer: PeerId, *, now: float) -> bool:
-        """Do I pass this mate over?"""
+        """Does this mate sit out, so that I do not let it keep?"""
         return peer in self._sitting(now)
 
     def _sitting(self, now: float) -> frozenset[PeerId]:
-        """Whom I pass over: less than half of us, whether they count or do not yet."""
+        """The mates that I do not let keep: less than half of us, new ones included."""
         view = self._view
         live = self._membership.live(view.stage, now=now) | {*view.live(view.stage, now=now), view.me}
         mates = live - {view.me}
         return sitting(mates, self._strikes, view.shunned(now=now), live, vain=self._vain, now=now)
 
     def promise(self, ballot: Ballot, *, told_by: PeerId | None = None, now: float) -> bool:
-        """Promise a ballot unless as high a one is promised already, its keeper sits out or could not hear my reports.
+        """Promise a ballot. False: I promised as high a one, or its keeper sits out, usurps, or cannot hear my reports.
 
-        told_by: who has reported that it promised this one. If that is whom I take for the keeper, it keeps no longer.
+        If most live replicas follow a keeper, I follow it too: even if it sits out in my own strike book, and even if
+        I have promised a higher ballot meanwhile.
 
-        What most who live go by comes first: who sits out in my book only keeps for me as well, nobody takes its place,
-        and I come back to it from a higher ballot.
+        told_by: the peer that reported its promise of this ballot. If that is my keeper, it keeps no longer.
         """
         peer, view = ballot.peer, self._view
         if ballot == self.promised:
@@ -82,13 +82,13 @@ class Election:
         return True
 
     def _order(self, now: float) -> list[PeerId]:
-        """Who should keep: as drawn, those who count before those who do not yet."""
+        """Who should keep, best first: the order as drawn, but members of the roster before newcomers."""
         passed_over = self._sitting(now)
         order = [peer for peer in self._view.keeper_order(self._term_chain, now=now) if peer not in passed_over]
         return sorted(order, key=self._membership.is_new)
 
     def _usurps(self, ballot: Ballot, now: float) -> bool:
-        """Does it stand though another keeper is alive and followed, or is the first and has just begun?"""
+        """Does it stand against a keeper that lives and is followed, or that is first and has just begun?"""
         view = self._view
         order = self._order(now)
         begins = now - self._began_at <= view.timers.suspect_s and len(order) > 2
@@ -101,7 +101,7 @@ class Election:
         return fit and (self._followed(self.promised, now) or (begins and keeper == order[0]))
 
     def _followed(self, ballot: Ballot, now: float) -> bool:
-        """Do most who live go by this ballot, its keeper among them? One that has kept in vain has no vote here."""
+        """Do most live replicas, the keeper among them, follow this ballot? A keeper in vain has no vote here."""
         live = self._membership.live(self._view.stage, now=now)
         found = {ballot.peer} if ballot.peer != self._view.me or ballot == self.promised else set[PeerId]()
         for peer in live - {self._view.me}:
@@ -119,12 +119,12 @@ class Election:
         self._promised_at, self.given = now, prepare.given
 
     def moves(self, *, now: float) -> None:
-        """The step is not the keeper's to end yet, or it does what it should."""
+        """The keeper does what it should, or cannot end the step yet: its patience begins anew."""
         self._kept_at = now
         self._kept_s.clear()
 
     def opened(self, members: int, *, now: float) -> None:
-        """The keeper has opened a round of so many. One of fewer than ever: it goes on without who held it up."""
+        """The keeper has opened a round of so many members. Fewer than ever means progress: it left somebody out."""
         if members < self._smallest:
             if self._smallest < math.inf:
                 self.moves(now=now)
@@ -148,7 +148,7 @@ class Election:
         if self.promised is None:
             waited_s = now - self._began_at
             if place and waited_s > view.timers.long_silence_s and self._level(order[0]):
-                # It is heard, and its turn has come: whoever does not keep then is passed over from now on.
+                # It is heard and its turn has come, and it does not keep: let it sit out.
                 self.notes += self._vain.strike(order[0], "does not keep in its turn", cost_s=waited_s, now=now)
             return Ballot(0, view.me) if place == 0 or now - self._began_at > (2 + place) * limit else None
         higher = Ballot(self.promised.number + 1, view.me)
@@ -162,8 +162,8 @@ class Election:
         if seen is not None and seen.dead:
             return higher if place == 0 else None
         if self.sits(keeper, now=now):
-            # Those who follow it may be about to leave it, too; if they are not, I come back to it.
-            # Each time they are not I wait longer: while keepers change no sum comes.
+            # I wait longer if others still follow it: if they stay with it, I would only come back.
+            # Each time that I stood in vain doubles the wait, because no sum comes while keepers change.
             turns = place + self._followed(self.promised, now) + 2**self._stood - 1
             if turns and now - self._kept_at <= turns * limit:
                 return None
@@ -179,7 +179,7 @@ class Election:
         return None
 
     def _strike_idle(self, now: float) -> None:
-        """Rule 13: whoever keeps for several usual steps, and what it should do next is not done, is passed over."""
+        """Rule 13: strike a keeper that has kept for several usual steps without doing what it should do next."""
         if self.promised is None or self.promised.peer == self._view.me:
             return
         timers, kept_s = self._view.timers, self._kept_for_s(now)

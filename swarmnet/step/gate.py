@@ -37,8 +37,8 @@ LARGEST_LOSS, LARGEST_NORM = 1e29, 1e200
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What of the manifest the machines need. delay: on which version's weights a step is computed. group_size: of a
-    round, see `averaging.grid`."""
+    """The numbers of the manifest that the step machines need. delay: which version's weights a step is computed on.
+    group_size: members that exchange directly in a round (`averaging.grid`)."""
 
     num_stages: int
     num_microbatches: int
@@ -86,7 +86,7 @@ def commit_refusal(commit: Commit, shape: Shape) -> str | None:
     if not (0 <= commit.stage < shape.num_stages and 0 <= commit.step < shape.total_steps):
         return "a commit of no stage or step of this run"
     if any(not 0 <= index < shape.num_microbatches for index in commit.voided):
-        return "a commit that voids no microbatch of this run"
+        return "a commit that voids an index outside this run"
     sane = abs(commit.loss_sum) < LARGEST_LOSS and 0.0 <= commit.grad_sq_norm < LARGEST_NORM
     if commit.num_tokens < 1 or not sane:
         return "a commit that cannot be applied"

@@ -38,10 +38,10 @@ from swarmnet.step.strikes import Delays, sitting
 from swarmnet.step.view import Seen, View
 
 _LATE = 4.0
-"""Whoever lacks a sum so many times as long as it took to make, and for `suspect_s`, is not waited for."""
+"""The keeper waits for a member without the sum for so many times as long as the sum took, and for `suspect_s`."""
 
 _OFFENCES = 3
-"""Reports of one member in one step that could not be; the first ones may have crossed with a new keeper's word."""
+"""Impossible reports of one member in one step before it is left out: the first may have crossed with a new ballot."""
 
 _STILL = 4.0
 """Long silences without a finished job, after which a member that owns some is stalled; fewer where steps are short."""
@@ -50,7 +50,13 @@ _STILL = 4.0
 class Keeper:
     """One term of office. Discard it when a higher ballot is promised or the step is over.
 
-    oldest: is the step applied next where I keep? Only then it opens rounds and orders what is idle.
+    oldest: the step is the one applied next. Only then the keeper opens rounds and orders idle work.
+
+    | who | in the step | decided by |
+    |---|---|---|
+    | `sitting` | counts nothing, is not waited for, may fetch the sum | strikes, mine or of most others |
+    | `_left_out` | the same, for this step only | what it did in this step: late, refused, silent, offending |
+    | `_absent` | not waited for until it reports | it had no part in the step before |
     """
 
     def __init__(
@@ -63,7 +69,7 @@ class Keeper:
         given: Indexes = NONE,
         now: float,
     ) -> None:
-        """given: what had an owner under the keeper before."""
+        """given: indexes that had an owner under the last keeper."""
         shape = context.shape
         self.stamp, self.ballot, self.oldest, self.view = stamp, ballot, oldest, context.view
         self._delay = shape.delay.behind(stamp.step)  # so many versions the weights of the step are behind it
@@ -184,7 +190,7 @@ class Keeper:
 
     def on_release(self, peer: PeerId, release: Release, *, now: float) -> list[Action]:
         """A member does not hold what the round says it does: free that, open the round again (rule 10)."""
-        # Who holds the round's sum has what this member says it never gave; of two such words against one it is a lie.
+        # A holder of the round's sum has what this member denies having given. If I hold it, or two others do, it lies.
         whole = {holder for holder, held in self.acks.items() if held.id == self.current_id} - {peer}
         denied = self.view.me in whole or len(whole) > 1
         if release.ballot != self.ballot or self._sure(now) or denied:
@@ -256,10 +262,10 @@ class Keeper:
 
     @property
     def claiming(self) -> bool:
-        """Are free indexes claimed, by members that have all reported?
+        """Are members claiming free indexes, and have all of them reported?
 
-        Then nothing follows from one claim or report that could not wait for a tick, and what it costs must not grow
-        with the number of members.
+        Then one claim or report never changes what the keeper does next, so `advance` waits for the next tick: a claim
+        costs the same however many members there are.
         """
         to_do = self.ledger.complete or self.ledger.freed or self._non_finite.found_by
         return self._level and self.current_id is None and not to_do
@@ -271,7 +277,7 @@ class Keeper:
 
     @property
     def without(self) -> frozenset[PeerId]:
-        """Mates that the step goes on without: whoever sits out, or was absent last time and has not reported yet."""
+        """Mates that the step goes on without: they sit out, or were absent last time and have not reported yet."""
         return self.sitting | (self._absent - self.members.keys())
 
     def absent(self, now: float) -> frozenset[PeerId]:
@@ -280,7 +286,7 @@ class Keeper:
         return frozenset(found - self.members.keys())
 
     def waits(self, now: float) -> list[tuple[PeerId, str]]:
-        """Whom the step waits for here, and why, in words. Who holds up an open round its members know better."""
+        """(peer, reason in words) of those that the step waits for; in an open round its members know better."""
         if self.commit is not None or (self.current_id is not None and not self.acks):
             return []
         if self.acks:
@@ -291,16 +297,16 @@ class Keeper:
     # ------------------------------------------------------------ inside
 
     def _everybody_reported(self, now: float) -> bool:
-        """Rule 14: nothing is granted or opened before every live member has reported.
+        """Rule 14: the keeper grants and opens nothing before every live member has reported.
 
-        Whoever is new is heard by a heartbeat, after which the keeper advances: until then the last answer stands.
+        A new mate is first heard by a heartbeat, after which the keeper advances: until then the last answer stands.
         """
         if not self._level:
             self._level = {self.view.me, *self._waited_for(now)} - self._left_out <= self.members.keys()
         return self._level
 
     def _waited_for(self, now: float) -> list[PeerId]:
-        """Live mates whose report I wait for, or have: of those who count, or anybody while nobody does."""
+        """Live mates whose report I have or wait for: members of the roster, or everybody while it is empty."""
         return [
             peer
             for peer in self._live(now)
@@ -308,17 +314,17 @@ class Keeper:
         ]
 
     def _excused(self, now: float) -> frozenset[PeerId]:
-        """Who sits out: it counts nothing and fetches what was committed. The worst, if the others were too few."""
+        """The mates that sit out: they count nothing and fetch the sum. Only the worst, if too few would be left."""
         live = self._membership.live(self.stamp.stage, now=now)
         mates = (live | {peer for peer, _ in self.view.mates()}) - {self.view.me}
         return sitting(mates, self._strikes, self.view.shunned(now=now), live, now=now)
 
     def _leave_silent(self, now: float) -> list[Action]:
-        """Rule 14: go on without mates that are heard and do not report, after several usual steps if most others
-        have, or a long silence; at once without those whom I cannot call, if most others have reported.
+        """Rule 14: leave out mates that are heard and do not report.
 
-        They may be behind a firewall, and hear nothing of me; or they may be hostile. Only the time counts in which
-        they are heard: whoever was cut off does not get a strike for it when it is back.
+        The keeper waits for a long silence; if most others have reported, for several usual steps, and not at all for a
+        mate that it cannot call. Such a mate may be behind a firewall and hear nothing of me, or be hostile. Only time
+        in which it is heard counts: a mate that was cut off gets no strike for that.
         """
         awaited, timers = self._waited_for(now), self.view.timers
         missing = [peer for peer in awaited if peer not in self.members and peer not in self._left_out]
@@ -361,7 +367,7 @@ class Keeper:
         )
 
     def _leave_offender(self, peer: PeerId, now: float) -> list[Action]:
-        """Who says again and again what cannot be is left out: each time the step would begin anew with it."""
+        """Leave out a member after several impossible reports: each one makes the step begin anew with it."""
         if self._offences[peer] < _OFFENCES:
             return []
         self._left_out.add(peer)
@@ -370,7 +376,7 @@ class Keeper:
         return [*self._strikes.strike(peer, reason, cost_s=cost_s, now=now), self._left(peer, reason)]
 
     def _may_be_certified(self, now: float) -> bool:
-        """Have I just begun to keep, and hold a sum myself? Others may hold it, too: their reports are on the way."""
+        """Have I just begun to keep, holding a sum? Others may hold it too, and their reports are on the way."""
         return self.view.me in self.acks and now - self._began_at <= self.view.timers.suspect_s
 
     def _evict(self, peer: PeerId, generation: Generation) -> None:
@@ -443,7 +449,7 @@ class Keeper:
         return actions
 
     def _settle_dispute(self, now: float) -> list[Action]:
-        """Rule 12: go on without who holds up the round, by its members' word."""
+        """Rule 12: leave out the member that holds up the round by the word of the others, or cut the round again."""
         alive = {self.view.me, *(peer for peer, seen in self.view.mates() if not seen.dead)}
         self._left_out = self._left_out & alive if self.members else set()  # nobody may be all that is left
         if self.round is None:
@@ -467,7 +473,7 @@ class Keeper:
         return []
 
     def _leave_late(self, now: float) -> list[Action]:
-        """There is a certificate: who lacks the sum may fetch it in its own time."""
+        """There is a certificate: leave out members without the sum once they are late; they may fetch it later."""
         whole_at = self._first_ack_at = self._first_ack_at or now
         late = sorted(self.members.keys() - self.acks.keys())
         if (
@@ -506,7 +512,7 @@ class Keeper:
         return Send(peer, Evicted(self.stamp, self.ballot, generation, void=True))
 
     def _note_last(self, now: float) -> None:
-        """Who alone has something left to sum, while most have not, and since when."""
+        """Note since when a few members still have gradients to add while most have none."""
         left = {peer for peer in self.members if self._idle.at_work.get(peer)}
         if not self.ledger.complete or 2 * len(left) >= len(self.members):
             left = set()
@@ -540,7 +546,7 @@ class Keeper:
             self._held_at, self.acks[peer] = now, commit
 
     def _give_up_sums(self) -> list[Action]:
-        """Those who hold something make no certificate, and who could is gone or holds other bits: sum again."""
+        """Drop the round if its signed sums can make no certificate: a signer is gone, or the bits differ."""
         whole = self.round is not None and self.members.keys() <= self.acks.keys()
         # All hold a sum of one round and not the same bits: a reducer told two of them different things.
         differing = whole and len(set(self.acks.values())) > 1
@@ -553,7 +559,7 @@ class Keeper:
         return notes
 
     def _certificate(self, now: float) -> Commit | None:
-        """What the votes make the commit of this step, if anything; not of members that hold that sum no more."""
+        """The commit that the votes certify, or None. Members that no longer hold the sum have no vote."""
         holders: dict[Commit, set[PeerId]] = {}
         for peer, held in self.acks.items():
             holders.setdefault(held, set()).add(peer)
@@ -569,7 +575,7 @@ class Keeper:
         return self.commit is not None or (bool(self.acks) and self._certificate(now) is not None)
 
     def _prepare(self, live: set[PeerId], resend: bool) -> list[Action]:
-        """live: who is left out, too, or it would stand itself."""
+        """live: mates left out as well; one that never hears of me would stand itself."""
         fresh = live if resend else live - self._prepared
         self._prepared |= live
         prepare = Prepare(self.stamp, self.ballot, self.ledger.given() if fresh else NONE)
@@ -607,7 +613,7 @@ class Keeper:
         return actions
 
     def _try_commit(self, now: float) -> list[Action]:
-        """All members hold the sum that more than half of those who count have signed."""
+        """Publish the commit once all members hold its sum: a member that holds it need not fetch it."""
         commit = self._certificate(now)
         if commit is None or not {*self.members, *({self.view.me} - self._left_out)} <= self.acks.keys():
             return []
@@ -631,7 +637,7 @@ class Progress:
         self._moved: dict[PeerId, tuple[int, float]] = {}
 
     def hear(self, peer: PeerId, report: Report, *, now: float) -> None:
-        """A member's count; who has summed what it owns need not move."""
+        """A member's count of jobs; a member that has summed all that it owns need not move."""
         before = self._moved.get(peer)
         if before is None or before[0] != report.progress or report.owned <= report.summed:
             self._moved[peer] = (report.progress, now)
@@ -641,7 +647,7 @@ class Progress:
         self._moved.pop(peer, None)
 
     def still_s(self, peer: PeerId, *, now: float) -> float:
-        """For how long its counter has stood still; 0 if nothing was heard."""
+        """Seconds for which its counter has stood still; 0 if nothing was heard."""
         moved = self._moved.get(peer)
         return now - moved[1] if moved is not None else 0.0
 
@@ -651,14 +657,14 @@ class Progress:
 # Whom a keeper has execute what nobody else does (rule 8).
 #
 # What an evicted owner leaves behind is ordered at once, the rest only when nothing has been claimed for a while.
-# IdleWork go to who has least left to do, a few at a time: a step that nobody feeds is executed bit by bit.
+# Orders go to the member with the least left to do, a few at a time: a step that nobody feeds is executed bit by bit.
 
 _ORDERS_PER_MEMBER = 8
-"""IdleWork under way at a time."""
+"""Orders under way at a time."""
 
 
 class IdleWork:
-    """Those of one keeper. idle_s: how long nothing may be claimed before what is free is ordered."""
+    """The orders of one keeper. idle_s: seconds without a claim after which it orders free indexes."""
 
     def __init__(self, stamp: Stamp, ballot: Ballot, view: View, *, idle_s: float, now: float) -> None:
         self._stamp, self._ballot, self._view, self._idle_s = stamp, ballot, view, idle_s
@@ -677,7 +683,7 @@ class IdleWork:
         self.at_work[peer] = len(report.owned - report.summed)
 
     def instead(self, index: int, members: Sequence[PeerId], *, now: float) -> tuple[PeerId, list[Action]]:
-        """Who executes what somebody has begun that may not count it; ordered, unless it was lately."""
+        """The member that executes an index begun by a mate that sits out; an order for it, unless one is fresh."""
         for_s = max(self._idle_s, self._view.timers.suspect_s)
         if index in self._instead and now - self._ordered.get(index, -1e9) <= for_s and self._instead[index] in members:
             return self._instead[index], []
@@ -695,7 +701,7 @@ class IdleWork:
         *,
         now: float,
     ) -> list[Action]:
-        """IdleWork that are due.
+        """Orders that are due.
 
         failed: who has found an index non-finite, and is asked for it last. spares: see `step.rounds`.
         """
@@ -741,11 +747,11 @@ class IdleWork:
 
 # ---------------------------------------------------------------- microbatches without a finite gradient
 #
-# A microbatch is a pure function: more than half of the members that found it non-finite settle it.
+# A microbatch is a pure function, so it is left out of the step if more than half of the members found it non-finite.
 
 
 class NonFinite:
-    """Those of one keeper. found_by: index -> who found it non-finite. halted: the step left out more than it may."""
+    """Reports of non-finite gradients. found_by: index -> members. halted: more are left out than the run allows."""
 
     def __init__(self, step: int, *, max_void: int) -> None:
         self._step, self._max_void = step, max_void
@@ -758,12 +764,12 @@ class NonFinite:
             self.found_by.setdefault(index, set()).add(peer)
 
     def alone(self, ledger: Ledger) -> list[Action]:
-        """Who has found what was counted all the same."""
+        """Log the members that found an index non-finite that others counted."""
         names = {peer for index, found_by in self.found_by.items() if index not in ledger.voided for peer in found_by}
         return [note("finds_alone", step=self._step, peer=peer) for peer in sorted(names)]
 
     def void(self, ledger: Ledger, members: Set[PeerId]) -> list[Action]:
-        """Take what is settled out of the ledger."""
+        """Leave the indexes out of the step that most members found non-finite."""
         actions: list[Action] = []
         for index, found_by in self.found_by.items():
             confirmed = 2 * len(found_by & members) > len(members)

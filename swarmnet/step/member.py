@@ -1,10 +1,9 @@
 """The step machine of one replica of one stage: where it stands, whom it believes alive, and its open steps. Pure.
 
-Events come in as method calls with `now`; each returns actions for the driver. What is of one step lives in
-`open_step.OpenStep`; messages find theirs by their stamp. A replica of version v has steps v .. v + ahead open: one
-where training is exact, two where steps overlap, the *oldest* of which is applied next. Only version, chain, generation
-and incarnation outlive a step (docs/protocol.md). It knows nothing of tensors: the driver tells it what compute has
-done.
+Events come in as method calls with `now`; each returns actions for the driver. What belongs to one step lives in
+`open_step.OpenStep`; a message finds its step by its stamp. A replica of version v has steps v .. v + ahead open: one
+as a rule, two where steps overlap; the *oldest* is applied next. What outlives a step lies here and in `context`. The
+machine knows nothing of tensors: the driver tells it what compute has done.
 """
 
 from __future__ import annotations
@@ -110,7 +109,7 @@ class Member:
 
     @property
     def oldest(self) -> OpenStep:
-        """The step that is averaged and applied next."""
+        """The open step that is averaged and applied next."""
         return self.steps[0]
 
     @property
@@ -120,12 +119,12 @@ class Member:
 
     @property
     def promised(self) -> Ballot | None:
-        """Whom I report to of the oldest step."""
+        """The ballot of the keeper that I report the oldest step to."""
         return self.oldest.promised
 
     @property
     def claims(self) -> ClaimBook:
-        """What I count of the oldest step."""
+        """My claims in the oldest step."""
         return self.oldest.claims
 
     @property
@@ -195,7 +194,7 @@ class Member:
             yield peer, made[told]
 
     def _told(self, peer: PeerId) -> tuple[bool, bool]:
-        """May it lack the last step's commits; and is it a mate?"""
+        """(May this peer lack the last step's commits? Is it a mate?)"""
         return self.view.newest(peer) < self.version, self.view.get(peer) is not None
 
     def _heartbeat(self, behind: bool, mate: bool) -> Heartbeat:
@@ -216,7 +215,7 @@ class Member:
 
     @property
     def _sitting(self) -> tuple[PeerId, ...]:
-        """Whom my step goes on without, as its keeper, or would if I kept."""
+        """The mates that the step goes on without if I keep it; else those that my own strikes let sit out."""
         found = self.keeper.without if self.keeper is not None else self._context.strikes.sitting
         return tuple(sorted(found))[:MAX_SITTING]
 
@@ -299,10 +298,10 @@ class Member:
         waits: Mapping[PeerId, bool],
         awaited: frozenset[PeerId] = frozenset(),
     ) -> None:
-        """What the exchange has noticed: of my line, and of what holds me up in the round. Reports tell it.
+        """Record what the exchange noticed of my line and of the members that hold up the round; reports tell the
+        keeper.
 
-        allowed: how long it lets each member's stream stand still. waits: for whom; True: whose stream breaks whenever
-        it is asked for. awaited: whose is later than its line needs.
+        allowed: how long each member's stream may stand still. waits and awaited: see `StepContext`.
         """
         self._context.line, self._context.trouble, self._context.lines.allowed = line, trouble, allowed
         self._context.waits, self._context.awaited = waits, awaited
@@ -350,9 +349,9 @@ class Member:
         return actions + self._advance(now)
 
     def _review_keeper(self, late_s: float, now: float) -> list[Note]:
-        """Under whom several steps in a row were slow, though under others they are not, keeps no more for a while.
+        """Strike a keeper under whom several steps in a row were slow, if steps under others are not.
 
-        late_s: for so long the step waited for another member, which is not the keeper's fault.
+        late_s: seconds that the step waited for another member, which is not the keeper's fault.
         """
         kept = self._kept_last.peer if self._kept_last is not None else None
         slow_s = self._context.pace.applied(kept, late_s=late_s, now=now)
@@ -425,7 +424,8 @@ class Member:
 
     def _on_heartbeat(self, peer: PeerId, beat: Heartbeat, now: float) -> list[Action]:
         if beat.stamp.restart != self.restart:
-            self.view.forget(peer)  # it has no say here; who goes where is not for one to say (state/rollback.py)
+            # It follows another restart, so it has no say here. One peer alone cannot move the run (state/rollback.py).
+            self.view.forget(peer)
             return []
         stood = self._stands(peer, now)
         fresh = self.view.hear(peer, beat, now=now)
@@ -454,7 +454,7 @@ class Member:
         return actions
 
     def _stands(self, peer: PeerId, now: float) -> tuple[object, ...]:
-        """What a keeper asks of a mate; if nothing of it has changed, the next tick is early enough to look again."""
+        """What a keeper's decisions depend on of a mate: while it is the same, a tick is early enough to look again."""
         seen = self.view.get(peer)
         if seen is None:
             return ()
@@ -474,8 +474,9 @@ class Member:
         return of.add_commit(commit, now=now) if of is not None else []
 
     def _on_fork(self, peer: PeerId, beat: Heartbeat, now: float) -> list[Action]:
+        # I hold the sum of a step before the fork, perhaps as the only one: I apply it first and give way afterwards.
         if self.finished is not None and beat.before == self.stamp.chain:
-            return []  # a sum of the step that we share: it may be the last one there is, so I yield after its apply
+            return []
         theirs = any(commit.stage == self.stage for commit in beat.commits)
         mine = self.barrier.of(self.stage) is not None
         live = self.membership.live(self.stage, now=now)
@@ -492,7 +493,7 @@ class Member:
     # ------------------------------------------------------------ inside
 
     def _mend(self, now: float, *, begins: bool) -> list[Action]:
-        """My weights are off, or of another numerics class than the keeper's: take over others'. begins: a version."""
+        """Take over a mate's weights if mine are off, or of another numerics class. begins: a version begins."""
         if donors := self.drift.donors(now=now):
             if actions := self._lag.resync(donors, "drift", self.version, now=now):
                 self.drift.repairing()
@@ -535,8 +536,8 @@ class Lag:
     def behind(self, version: int, *, fetching: bool, now: float) -> list[Action]:
         """A mate is ahead (rule 18): by one step the sum may still be fetched; by more, or for long, the state must.
 
-        One alone is not the run: most of the others who count and live are ahead, or most of another stage is,
-        or for two long silences nothing else has led on. fetching: is the sum being fetched?
+        One mate alone is not believed: either most live others of my stage are ahead, or most of another stage are, or
+        for two long silences nothing has led me on. fetching: is the sum being fetched?
         """
         if self._behind_since is None:
             self._behind_since = now
@@ -568,11 +569,11 @@ class Lag:
         return False
 
     def orphaned(self, version: int, *, now: float) -> bool:
-        """Have others gone past a step that this replica cannot end, and no mate either?
+        """Have other stages gone past a step that neither this replica nor a mate of it can end?
 
-        They applied it on its commits; whoever held the sum behind one, or could tell them, is gone. It cannot be made
-        again, since nobody has the other stages' weights of that step. Two long silences, so that somebody may still
-        be heard.
+        The others applied the step; every peer that held my stage's sum or knew the commits is gone. Nobody can make
+        the sum again, because the other stages no longer have the weights of that step. True only after two long
+        silences, in which a peer that could still help would be heard.
         """
         view = self._view
         passed = any(seen.version > version and seen.synced and not seen.dead for _, _, seen in view.known())

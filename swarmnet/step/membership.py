@@ -3,10 +3,10 @@
 A mate counts from the first committed sum that it has contributed to, until it has neither contributed nor signed for
 a while: silence and fresh identities win nobody a say.
 
-| a commit of | is gone by if |
+| a commit of | a replica believes it if |
 |---|---|
 | my own stage | it is a *certificate* |
-| another stage | it is a certificate, or most of a stage that I hear, neighbours or mates, go by it |
+| another stage | it is a certificate, or most replicas of a stage that I hear, neighbours or mates, believe it |
 
 A certificate has the signatures of more than half of those who count, or of those of them who live: they hold its sum.
 Nobody fetches or applies a sum of its own stage without a certificate (docs/protocol.md, Who counts). Nobody applies
@@ -33,13 +33,14 @@ _STAYS = 32
 """Steps without a contribution or a signature, after which a mate counts no more."""
 
 _MOST_SUMS = 2
-"""Sums of one step that one voter is heard about: it may be asked to sum again what others could not finish."""
+"""Sums of one step that one voter may sign. It needs the second when the first round failed and a keeper opens
+another."""
 
 _MOST_COUNT = 2 * MAX_VOTES - 1
 """Replicas of a stage that count at a time: a commit has room for the votes of more than half of them."""
 
 _MOST_ODD = 1024
-"""Peers that are named for going by another commit: each once."""
+"""Peers that the log names because they believed another commit, each once."""
 
 _ALIKE = 0.02
 """Relative difference of two squared norms whose sums may be one, rounded differently."""
@@ -101,10 +102,12 @@ class Membership:
         self._lives: dict[PeerId, int] = {}  # of my stage: the incarnation in which it first counted or contributed
         self._votes: dict[tuple[int, int], dict[Commit, dict[PeerId, bytes]]] = {}
         self._heard_at: dict[Commit, float] = {}  # its first vote
-        self._listed: dict[int, dict[PeerId, frozenset[Commit]]] = {}  # stage -> replica -> what it goes by
+        self._listed: dict[
+            int, dict[PeerId, frozenset[Commit]]
+        ] = {}  # stage -> replica -> the commits that it believes
         self._given_up: set[Commit] = set()  # sums of the open step
         self._convicted: set[PeerId] = set()
-        self._alone: set[PeerId] = set()  # who has gone by what nobody committed
+        self._alone: set[PeerId] = set()  # replicas that believed what nobody committed
 
     # ------------------------------------------------------------ who counts
 
@@ -126,9 +129,9 @@ class Membership:
         return _first(heard - (self._convicted - {self.me}))
 
     def is_new(self, peer: PeerId) -> bool:
-        """Has this mate, or have I, yet to contribute before it counts, or again since it came back?
+        """Must this mate (or I) still contribute before it counts, for the first time or since it came back?
 
-        Who was killed counts on for others and not for itself: they must agree on who keeps.
+        A replica that was killed still counts for the others, but not for itself: they must agree on who keeps.
         """
         counting = self._counting.get(self.stage, {}).keys() - self._convicted
         if not counting or peer not in counting:
@@ -176,7 +179,7 @@ class Membership:
                 self._lives[peer] = seen.incarnation if seen is not None else 0
 
     def _name_odd(self, commits: Iterable[Commit]) -> None:
-        """Say once of a replica that it went by another commit than the one its stage, or another, has made."""
+        """Log, once for each replica, that it believed another commit than the one that the stage made."""
         made = {(commit.stage, commit.step): commit for commit in commits}
         for told in self._listed.values():
             for peer, listed in told.items():
@@ -207,11 +210,11 @@ class Membership:
         return self._signer.sign(statement(commit, self._restart))
 
     def give_up(self, commit: Commit) -> None:
-        """I have signed that sum and hold it no more: for me it takes others to make it a certificate."""
+        """I signed that sum and no longer hold it: my vote no longer counts when I look for a certificate."""
         self._given_up.add(commit)
 
     def hear_vote(self, commit: Commit, peer: PeerId, signature: bytes, *, now: float) -> bool:
-        """Take in that vote. False if it is not that peer's, or the peer has said otherwise of the same round."""
+        """Record that vote. False if it is not the peer's, or if the peer signed another sum of the same round."""
         found = self._votes.setdefault((commit.stage, commit.step), {})
         if found.get(commit, {}).get(peer) == signature:
             return True
@@ -244,7 +247,7 @@ class Membership:
         )
 
     def lists(self, peer: PeerId, stage: int, commits: Iterable[Commit]) -> None:
-        """A replica of `stage` that I hear goes by these commits."""
+        """Record that a replica of `stage`, which I hear, believes these commits."""
         if self._view.get(peer, stage) is not None:
             self._listed.setdefault(stage, {})[peer] = frozenset(commits)
 
@@ -267,8 +270,10 @@ class Membership:
         return replace(commit, votes=tuple(Vote(peer, votes[peer]) for peer in first))
 
     def certified(self, commit: Commit, *, without: Set[PeerId] = frozenset(), now: float) -> bool:
-        """Have more than half of those who count, or of those of them who live, signed it? Of two who live one is
-        enough when the other has signed nothing else for a long silence. without: who does not hold it any more.
+        """Have more than half of the roster, or of its live members, signed it?
+
+        If two live, one vote is enough after a long silence in which the other signed nothing else. without: peers
+        that no longer hold the sum.
         """
         signed = self._votes_of(commit).keys() - self._convicted - without
         if commit in self._given_up:
@@ -303,12 +308,12 @@ class Membership:
         return commit.stage != self.stage and all(alike(other) and commit.id < other.id for other in rivals)
 
     def believed(self, commit: Commit, *, now: float) -> bool:
-        """May I go by it? Of my own stage: certified. Of others: or most of some stage that I hear go by it."""
+        """May I believe it? If it is certified; or, for another stage, if most of a stage that I hear believe it."""
         if self.certified(commit, now=now):
             return True
         for stage, told in self._listed.items():
             live = self.live(stage, now=now)
-            # Not of mine if my mates say so: they show a certificate.
+            # For my own stage the word of mates is not enough: they can show a certificate.
             if stage != commit.stage and 2 * sum(commit in told.get(peer, ()) for peer in live) > len(live) > 0:
                 return True
         return False
@@ -323,7 +328,7 @@ def _place(peer: PeerId) -> bytes:
 
 
 def _first(peers: Set[PeerId]) -> frozenset[PeerId]:
-    """These, or of more than may count the same ones at every replica."""
+    """These peers; if they are too many, the same selection at every replica."""
     return frozenset(peers if len(peers) <= _MOST_COUNT else sorted(peers, key=_place)[:_MOST_COUNT])
 
 

@@ -41,10 +41,10 @@ from swarmnet.step.strikes import Delays
 #
 # One replica's part in the rounds of a step: contribute, receive, collect a finished sum, or say why not.
 #
-# It knows what its keeper asks for and what is being exchanged; what the replica counts it is told (rules 10, 14 to 16
-# of docs/protocol.md). A sum once finished is replaced only when the other is in hand. That others have finished first
-# is no reason to give up an exchange: what it still lacks is on its way, and a whole sum fetched instead is sent
-# twice.
+# It knows what its keeper asks for and what is being exchanged; it is told what the replica counts (rules 10, 14 to 16
+# of docs/protocol.md). A replica that joins another round no longer reports its finished sum but keeps it aside; one
+# that fetches another sum keeps its own until that one is whole. That others have finished first is no reason to give
+# up an exchange: what it still lacks is on its way, and a whole sum fetched instead would be sent twice.
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +60,12 @@ class Differs:
 
 
 class RoundPart:
-    """What takes part for `me`. exchange: the sum being exchanged or collected; collecting: from whom it is fetched.
+    """My part in rounds. exchange: the sum being exchanged or collected; collecting: the holders it is fetched from.
 
-    stuck: the exchange cannot end by itself, as far as is known here. locked: who has signed a sum takes part in no
-    other one of the step for a while, for the first may have become a certificate elsewhere. Both are said on
-    every tick. aside: sums that were left for others all the same, and are still here, as (round, digest).
+    stuck: the exchange cannot end by itself, as far as is known here. locked: I have signed a sum and join no other
+    round of the step for a while, because the first may have become a certificate elsewhere. The step sets both on
+    every tick. aside: (round, digest) of finished sums that I stopped offering when I joined another round; their data
+    is still here.
     """
 
     def __init__(self, me: PeerId, finished: Finished | None = None) -> None:
@@ -85,13 +86,13 @@ class RoundPart:
         return [act.StopSum()]
 
     def hear(self, message: Round) -> list[Action]:
-        """The keeper's word on what is summed now. What it has given up ends: its set need not be mine any more."""
+        """The keeper opened this round. An exchange of another round ends: its index sets may no longer be true."""
         dropped = self.drop() if self.exchange is not None and self.exchange != message.id else []
         self.round = message
         return dropped
 
     def join(self, claims: ClaimBook) -> list[Action] | Lacks | Differs:
-        """Contribute, receive or collect, as the current round asks; or what the keeper must hear first."""
+        """Take part in the current round. Returns actions, or what the keeper must hear before I can take part."""
         current = self.round
         if current is None or (self.finished is not None and self.finished.id == current.id):
             return []
@@ -119,11 +120,11 @@ class RoundPart:
     def collect(self, wanted: Round, digest: bytes, holders: Iterable[PeerId]) -> list[Action]:
         """Fetch the sum of `wanted` with that digest from one of these, unless one of them is being asked already.
 
-        What I take part in goes on for as long as it can end. If it cannot, a contribution may be void by now or a
-        reducer gone; and those it was collected from may all be gone: then start again with who holds it now.
+        A running exchange of that round goes on as long as it can end. It starts again, with the present holders, if it
+        is stuck (a contribution may be void, or a reducer gone) or if all whom it was collected from are gone.
         """
         found = sorted(holders)
-        # Nobody else is known to hold it; it may be what I have set aside myself.
+        # Nobody else is known to hold it: perhaps I have it aside myself.
         if not found:
             alone = (wanted.id, digest) in self.aside and self.exchange != wanted.id
             return self._start(wanted.id, act.CollectSum(wanted, digest)) if alone else []
@@ -171,7 +172,7 @@ class OpenStep:
         self.progress = 0
         self._vote = b""
         self._signed_at = -math.inf
-        self._refused: set[PeerId] = set()  # who has asked in vain to be, or to have somebody, promised
+        self._refused: set[PeerId] = set()  # peers whose ballot I did not promise
         self._fed = False  # has work of this step come here?
         self._delays = Delays(context.view.timers, now)
         if finished is not None:
@@ -253,7 +254,7 @@ class OpenStep:
         self._context.membership.hear_vote(commit, self._context.me, self._vote, now=now)
 
     def _lock_again(self, now: float) -> None:
-        """Another keeper: it is to hear what I have signed before I take part in anything else, however long ago."""
+        """A new keeper must hear which sum I signed before I join another round, however long ago I signed."""
         if self.finished is not None:
             self.part.locked, self._signed_at = True, now
 
@@ -289,29 +290,29 @@ class OpenStep:
                 return self._to_keeper(peer, message, now)
 
     def inherit(self, commits: tuple[Commit, ...]) -> None:
-        """Commits that came with the state: whoever handed it over went by them."""
+        """Take over the commits that came with the state: its donor believed them."""
         for commit in commits:
             if commit.stage != self.stamp.stage or commit.chain == self.stamp.chain:
                 self.barrier.add(commit)
 
     def add_commit(self, commit: Commit, *, now: float) -> list[Action]:
-        """A stage may have committed this step: its votes tell, or what most others go by (`step.membership`)."""
+        """Record this commit if its votes, or the word of most others, make it credible (`step.membership`)."""
         if self.applying:
             return []
         return self.advance(now) if self._learn(commit, now) else []
 
     def _learn(self, commit: Commit, now: float) -> bool:
-        """Go by this commit if it is to be believed. Returns True if it is news."""
+        """Record this commit if it is credible. Returns True if it is news."""
         mine = commit.stage == self.stamp.stage
         if mine and commit.chain != self.stamp.chain:
             return False
         known = self.barrier.of(commit.stage)
-        # Of two commits of my stage the one stays whose sum is here (A4).
+        # Of two commits of my stage (a fork) the one stays whose sum is here.
         if known is not None and (self._holds(known) or not (mine and self._holds(commit))):
             return False
         if not self._context.membership.believed(commit, now=now):
             return False
-        self.barrier.replace(self._context.membership.with_votes(commit))  # of two forks the one whose sum I hold (A4)
+        self.barrier.replace(self._context.membership.with_votes(commit))
         if not mine:
             return True
         finished = self.finished
@@ -321,7 +322,7 @@ class OpenStep:
         return True
 
     def _look_around(self, now: float) -> bool:
-        """Is one of the commits that I know of to be believed by now?"""
+        """Record the commits that have become credible since. Returns True if one is news."""
         news = False
         for stage in range(self._context.shape.num_stages):
             # A keeper has all votes first, and waits for who is nearly there.
@@ -342,12 +343,13 @@ class OpenStep:
         if told is not None and mine and self._context.membership.hear(told, now=now) and self._learn(told, now):
             return self.advance(now)
         if isinstance(message, Report) and (self.promised is None or message.ballot > self.promised):
-            # Somebody has promised a higher ballot: whoever keeps under a lower one stops (rule 13). If it is one of my
-            # own, from before I began this step again, I am waited for: my turn comes under the next one.
+            # The reporter promised a higher ballot: a keeper under a lower one stops (rule 13). If the ballot is an old
+            # one of mine (I have begun this step again since), members wait for me, and I stand with the next number.
             return self._promise(message.ballot, now, told_by=peer)
         if self.keeper is None:
             if isinstance(message, Report) and self.promised is not None and message.ballot < self.promised:
-                return [Send(peer, self._make_report(self.promised))]  # I do not keep, and they see me alive and wait
+                # It takes me for its keeper, sees me alive and would wait: my report names the keeper.
+                return [Send(peer, self._make_report(self.promised))]
             return []
         match message:
             case Claim():
@@ -385,7 +387,7 @@ class OpenStep:
     def _on_granted(self, granted: Granted) -> list[Action]:
         ours = granted.ballot == self.promised and granted.generation == self.claims.generation
         if not ours or granted.index not in self.claims.asked or self._own_commit is not None or self.applying:
-            return []  # the keeper hears of it by Release (A1)
+            return []  # an old grant, or one for dropped work: if a round names the index, `Release` tells the keeper
         self.claims.asked.discard(granted.index)
         self.claims.granted.add(granted.index)
         # Who grants has no open round: what I take part in was given up. Whoever finishes it all the same wins.
@@ -401,7 +403,8 @@ class OpenStep:
     def _on_evicted(self, evicted: Evicted) -> list[Action]:
         if evicted.ballot != self.promised or evicted.generation != self.claims.generation:
             return []
-        self.claims.renew(void=evicted.void)  # a new generation always: grants in flight for the old one are dead (A2)
+        # Always a new generation: a grant still under way names the old one and is ignored.
+        self.claims.renew(void=evicted.void)
         actions = self.part.drop()
         # Only then is the accumulator worth nothing; otherwise its work is offered again.
         if evicted.void:
@@ -503,7 +506,7 @@ class OpenStep:
         return actions + self._try_apply()
 
     def _is_fed(self, now: float) -> bool:
-        """Has work of this step come here, or to a mate that does not keep, or has another stage done it all?"""
+        """Is the step under way? Work came to me or to a mate that does not keep, or another stage has committed."""
         view, keeper = self._context.view, self.promised.peer if self.promised is not None else None
         mates = (view.get(peer) for peer in view.live(self.stamp.stage, now=now) if peer != keeper)
         return self._fed or bool(self.barrier.known) or any(seen is not None and seen.queue > 0 for seen in mates)
@@ -520,7 +523,7 @@ class OpenStep:
         return actions + self.keeper.advance(now=now, resend=False)
 
     def applied(self, now: float) -> list[Note]:
-        """The step is over: whoever has slowed it down owes that, and who had no part in it is remembered."""
+        """The step is over: charge the members that slowed it down, and remember those that had no part in it."""
         context = self._context
         if self.keeper is not None:
             context.absent = self.keeper.absent(now)
@@ -530,7 +533,7 @@ class OpenStep:
 
     @property
     def late_s(self) -> float:
-        """How long its round has waited here for one member alone, the keeper apart."""
+        """The longest time that I waited for one member of the round, the keeper not counted."""
         return self._delays.late_s(without=self.promised.peer if self.promised is not None else None)
 
     def _collect_committed(self) -> list[Action]:

@@ -24,7 +24,7 @@ from swarmnet.step.view import BrokenLinks, View
 # best executed again in its own row: then no other row's sum changes, and none is made anew.
 
 _SURVEY = 8
-"""Every so many steps parts are even: who reduces little moves little, and would never be seen to carry more."""
+"""Every so many steps parts are even: a member with a small part moves little, so its true speed would never show."""
 
 
 _ANY = 1 << 20
@@ -52,7 +52,7 @@ class RoundBuilder:
             self._home.update(dict.fromkeys(indexes, frozenset(row)))
 
     def turn(self) -> None:
-        """From the next round on somebody else of its row reduces what a member reduced, and everybody alike much."""
+        """From the next round on parts are even, and each part is reduced by another member of the row."""
         self._turns += 1
 
     def spares(self, peer: PeerId, index: int) -> bool:
@@ -61,7 +61,7 @@ class RoundBuilder:
         return home is None or peer in home
 
     def open(self, members: Collection[PeerId], ledger: Ledger, apart: frozenset[PeerId] = frozenset()) -> Round:
-        """The next round, of all that the ledger holds. apart: some members, not all, that should reduce nothing."""
+        """The next round, over all that the ledger holds. apart: members (never all) that should reduce nothing."""
         bandwidths = self._bandwidths(members)
         if bandwidths and (self._turns or self.stamp.step % _SURVEY == 0):
             # Even parts. None would mean that no line is known, and members would wait for a hung one much longer.
@@ -96,7 +96,7 @@ class RoundBuilder:
         return [frozenset(group) & frozenset(members) for group in circles(grid_of(current), self._group_size)]
 
     def _bandwidths(self, members: Collection[PeerId]) -> Mapping[PeerId, int]:
-        """As they have measured them; a stranger's is taken to be like the others'. Empty: nobody's is known."""
+        """What members measured; an unknown one counts as the median. Empty: nobody has measured anything."""
         measured = {peer: self._lines.get(peer, UNMEASURED).bytes_per_s for peer in members}
         known = [bandwidth for bandwidth in measured.values() if bandwidth]
         if not known:
@@ -118,7 +118,7 @@ def _turned(row: tuple[PeerId, ...], turns: int) -> tuple[PeerId, ...]:
 
 
 def left_alone(view: View, stamp: Stamp, members: Collection[PeerId], *, now: float) -> str | None:
-    """Why I sum with nobody although mates are alive; None: there is company, or nobody it could be."""
+    """Why I sum alone although mates are alive; None: I do not, or no mate lives."""
     if set(members) != {view.me}:
         return None
     reasons = []
@@ -138,7 +138,7 @@ def left_alone(view: View, stamp: Stamp, members: Collection[PeerId], *, now: fl
 
 # ---------------------------------------------------------------- stragglers
 #
-# Who holds up a round, by the word of its members: whom the keeper leaves out, or asks others about.
+# The members that hold up a round, by the word of the others: the keeper leaves them out, or cuts the round again.
 #
 # A member names whose stream stands still for too long, and whose chunks it had to refuse (`averaging.watch`).
 # Somebody is left out when most of those that exchange with it say so, two at least where there are two; its own word
@@ -240,7 +240,7 @@ class Stragglers:
             for accused in sorted(late, key=lambda peer: (peer == self._me, peer))
             if any(_most(late[accused] - odd, circle - {accused}) for circle in _of(accused, circles))
         ]
-        # Whoever waits itself for one that most wait for is excused; for one that owes it alone, it is alone with that.
+        # A late member that waits for another late one is excused. If it alone waits for somebody, it is the odd one.
         waits = {accused: self._owing(accused) for accused in late}
         owing = Counter(of for accused in late.keys() - odd for of in waits[accused])
         alone = {
@@ -262,13 +262,13 @@ class Stragglers:
                 return verdict
 
     def _owing(self, peer: PeerId) -> frozenset[PeerId]:
-        """Who owes it something without conditions, by its word."""
+        """The members that, by its word, owe it a chunk that hangs on nobody else."""
         return frozenset(late.peer for late in self._late.get(peer, ()) if late.owes)
 
     def _is_refused(
         self, accused: PeerId, circles: list[frozenset[PeerId]], members: frozenset[PeerId], odd: frozenset[PeerId]
     ) -> bool:
-        """Do most of those that exchange with it refuse what it sends, and all of them, or again after another cut?"""
+        """Do all that exchange with it refuse its chunks, or most of them, and again after the round was cut anew?"""
         voices = (self._refused[accused] & members) - odd
         # One word against another: the keeper's counts.
         if len(members) == 2:
@@ -279,7 +279,7 @@ class Stragglers:
         return any(_most(voices, others) and (again or others <= voices | odd) for others in near)
 
     def _odd(self, circles: list[frozenset[PeerId]], late: dict[PeerId, set[PeerId]]) -> frozenset[PeerId]:
-        """Who names so many of a circle that the others would be no majority against any of them."""
+        """Members that accuse so many of a circle that the rest could not outvote any of the accused."""
         names: dict[PeerId, set[PeerId]] = {}
         for found in (self._refused, late):
             for accused, accusers in found.items():
@@ -292,7 +292,7 @@ class Stragglers:
         )
 
     def _named(self, members: frozenset[PeerId], odd: frozenset[PeerId], now: float) -> dict[PeerId, set[PeerId]]:
-        """accused -> who names it, of those that have had their time."""
+        """accused -> accusers, once the accused has had the time that its line needs."""
         if not any(self._late.values()):
             self._late_since = None
         elif self._late_since is None:

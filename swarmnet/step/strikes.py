@@ -1,8 +1,8 @@
-"""Who is not waited for, because its stage has waited for it in vain. Pure; private to each replica.
+"""Which peers sit out, because their stage has waited for them in vain. Pure; private to each replica.
 
-A strike costs patience and nothing else: whoever sits out may report and count as always. It sits out in proportion to
-the time that it has cost, and longer with each strike, so that one identity costs no more than a share of all time.
-Strikes fade.
+While a replica sits out, nobody waits for it, it does not keep, and its keeper grants it nothing (`keeper`). It may
+compute, answer and fetch the sum as always. It sits out in proportion to the time that it has cost, and longer with
+each strike, so that one identity costs no more than a share of all time. Strikes fade.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from swarmnet.step.actions import Note, note
 from swarmnet.step.view import Timers
 
 _SHARE = 16.0
-"""Seconds sat out for each that it has cost."""
+"""Seconds that a peer sits out for each second that it has cost."""
 
 _MOST_LEVEL, _MOST_PEERS = 5, 1024
 
 _LONGEST = 16.0
-"""Long silences that anybody sits out at most."""
+"""Nobody sits out for more than so many long silences."""
 
 _FADES_AFTER = 4.0
-"""A strike fades after so many times the seconds that the last one was sat out."""
+"""A strike fades after so many times the time that the peer sat out for the last one."""
 
 
 class Strikes:
-    """What one replica holds against others. Whoever was never struck is not in it."""
+    """What one replica holds against others; a peer that was never struck is not in it."""
 
     def __init__(self, timers: Timers) -> None:
         self._longest_s, self._worth_s = _LONGEST * timers.long_silence_s, 1.5 * timers.suspect_s
@@ -36,7 +36,8 @@ class Strikes:
         self._struck: dict[PeerId, tuple[int, float, float]] = {}  # level, since, until; the latest last
 
     def strike(self, peer: PeerId, reason: str, *, cost_s: float, pardon: bool = False, now: float) -> list[Note]:
-        """Its stage waited for this peer in vain, for so many seconds. Once for one wait. pardon: the first time."""
+        """The stage waited in vain, for `cost_s` seconds: one strike for one wait. pardon: the first is free."""
+        # It sits out already: nobody waited for it.
         if self.sits(peer, now=now):
             return []
         if pardon and peer not in self._struck:
@@ -55,7 +56,7 @@ class Strikes:
         ]
 
     def charge(self, peer: PeerId, reason: str, *, cost_s: float, now: float) -> list[Note]:
-        """It came late, and cost so many seconds. More than a share of all time makes a strike."""
+        """The peer came late and cost `cost_s` seconds. What exceeds a share of all time makes a strike."""
         owed_s, since = self._owed.pop(peer, (0.0, now))
         owed_s = max(owed_s - (now - since) / _SHARE, 0.0) + cost_s
         if owed_s > self._worth_s:
@@ -67,7 +68,7 @@ class Strikes:
 
     @property
     def sitting(self) -> list[PeerId]:
-        """Whoever sat out when that was last looked at."""
+        """The peers that sat out when `sits` was last asked."""
         return [peer for peer, (_, since, until) in self._struck.items() if since <= self._now < until]
 
     def sits(self, peer: PeerId, *, now: float) -> bool:
@@ -76,7 +77,7 @@ class Strikes:
         return peer in self._struck and now < self._struck[peer][2]
 
     def until(self, peer: PeerId) -> float:
-        """When it has sat out."""
+        """The time at which this peer stops sitting out."""
         return self._struck[peer][2] if peer in self._struck else -math.inf
 
     def level(self, peer: PeerId, *, now: float) -> int:
@@ -97,10 +98,10 @@ def sitting(
     vain: Strikes | None = None,
     now: float,
 ) -> frozenset[PeerId]:
-    """Which of these mates sit out: whoever was struck, or is shunned by most others.
+    """Which of these mates sit out: those that I struck, and those that most others shun.
 
-    Of those who live and count less than half: those who have kept in vain, where keepers are chosen (`vain`); then
-    those that most shun; then those that sit longest.
+    Less than half of the live members sit out. If more deserve it, the worst do: first those that kept in vain (where a
+    keeper is chosen, `vain`), then those that most shun, then those that sit out longest.
     """
 
     def until(book: Strikes | None, peer: PeerId) -> float:
@@ -113,7 +114,7 @@ def sitting(
 
 
 class Delays:
-    """For whom alone one step has waited here, and how long: for reports, last gradients, streams, or signatures."""
+    """Which members one step has waited for, and how long: for reports, last gradients, streams, or signatures."""
 
     def __init__(self, timers: Timers, now: float) -> None:
         self._timers, self._began_at, self._noted_at = timers, now, now
@@ -121,18 +122,18 @@ class Delays:
         self._late_s: dict[PeerId, float] = {}
 
     def note(self, waits_for: Set[PeerId], members: int, *, now: float) -> None:
-        """Whom the step waits for from now on. It is nobody's fault unless most of the members are ready."""
+        """The members that the step waits for from now on. Nobody is to blame unless most members are ready."""
         for peer in self._waits_for:
             self._late_s[peer] = self._late_s.get(peer, 0.0) + now - self._noted_at
         self._noted_at = now
         self._waits_for = frozenset(waits_for) if 2 * len(waits_for) < 1 + members else frozenset()
 
     def late_s(self, *, without: PeerId | None) -> float:
-        """The longest that it has waited for one of the others."""
+        """The longest time that the step waited for one member other than `without`."""
         return max((late_s for peer, late_s in self._late_s.items() if peer != without), default=0.0)
 
     def charge(self, strikes: Strikes, me: PeerId, *, now: float) -> list[Note]:
-        """The step is over: what whoever was late has cost beyond half of what the others took is its debt."""
+        """The step is over. A member owes what it was late beyond half of the time that the others took."""
         self.note(frozenset(), 0, now=now)
         alone_s = now - self._began_at - max(self._late_s.values(), default=0.0)
         free_s = max(alone_s, 0.0) / 2 + 2 * self._timers.heartbeat_s

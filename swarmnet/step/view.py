@@ -75,7 +75,7 @@ class View:
         if seen is not None and seen.incarnation == beat.incarnation and self._last_words(seen, now):
             return False
         fresh = seen is None or seen.dead or seen.incarnation != beat.incarnation
-        # Identities cost nothing: those who are known stay.
+        # Identities cost nothing, so a newcomer never displaces a known replica.
         if seen is None and len(stage) >= _MOST_REPLICAS:
             return False
         if seen is None or seen.incarnation != beat.incarnation:
@@ -107,7 +107,7 @@ class View:
         return 0.0 if peer == self.me else now - self._reached_at.get(peer, -math.inf)
 
     def answers(self, peer: PeerId, *, now: float) -> bool:
-        """False of whoever I could call before and can no more, though it may still be heard: a firewall in between."""
+        """Can I call this peer, for all I know? False if I no longer can, though I may hear it: a firewall."""
         reached_at = self._reached_at.get(peer)
         return reached_at is None or now - reached_at <= self.timers.long_silence_s
 
@@ -131,11 +131,11 @@ class View:
             stage.pop(peer, None)
 
     def forget_all(self) -> None:
-        """Believe nothing that was said. Whom I reach I still reach."""
+        """Forget all that others said; what I know of connections stays."""
         self._seen.clear()
 
     def forget_silent(self, *, now: float) -> None:
-        """Drop what has been dead or silent for ten long silences; a comeback is then a new acquaintance."""
+        """Drop replicas that were dead or silent for ten long silences; one that comes back is then new."""
         for stage in self._seen.values():
             for peer in [p for p, s in stage.items() if now - s.heard_at > 10 * self.timers.long_silence_s]:
                 del stage[peer]
@@ -158,7 +158,7 @@ class View:
         return seen is not None and not seen.dead and now - seen.heard_at <= self.silence_limit(seen)
 
     def left_out(self, stage: int, *, now: float) -> frozenset[PeerId]:
-        """Whom that stage goes on without, by the word of who keeps for most of those I hear, or of most of them."""
+        """Replicas that this stage goes on without: the keeper that most of it names says so, or most of it."""
         live = [seen for peer in self.live(stage, now=now) if (seen := self.get(peer, stage)) is not None]
         keepers = Counter(seen.keeper.peer for seen in live if seen.keeper is not None)
         said = Counter(peer for seen in live for peer in set(seen.sitting))
@@ -169,7 +169,7 @@ class View:
         return frozenset(found)
 
     def shunned(self, *, now: float) -> frozenset[PeerId]:
-        """Mates that most others of my stage, two at least, go on without: I need not find out for myself."""
+        """Mates that most others of my stage, two at least, go on without: I need not wait for them to find out."""
         live = {peer: seen for peer in self.live(self.stage, now=now) if (seen := self.get(peer)) is not None}
         said = Counter(of for peer, seen in live.items() for of in set(seen.sitting) - {peer})
         return frozenset(of for of, voices in said.items() if voices > 1 and 2 * voices > len(live.keys() - {of}))
@@ -254,7 +254,7 @@ def keeper_rank(term_chain: Chain, stage: int, peer: PeerId) -> bytes:
 # ---------------------------------------------------------------- how long others are waited for
 
 _KEPT_STEPS, _KEEPERS = 9, 16
-"""Steps of one keeper, and keepers, whose median is the usual one: no keeper alone makes slow steps usual."""
+"""Steps of one keeper, and keepers, in the median of a usual step: no single keeper makes slow steps usual."""
 
 _SLOW = 4
 """Usual steps that a step may take."""
@@ -272,9 +272,10 @@ class Pace:
         self._slow_s: list[float] = []  # the slow steps in a row under the last keeper
 
     def applied(self, keeper: PeerId | None = None, *, late_s: float = 0.0, now: float) -> float:
-        """A step is over. Returns the seconds of slow steps in a row under its keeper, if they are several and many.
+        """A step is over. Returns how long the last slow steps in a row under this keeper took together.
 
-        late_s: of the step, that are another member's.
+        0 unless they were two at least and cost more than four silence limits. late_s: the seconds of the step for
+        which another member is to blame.
         """
         if self._applied_at is None:
             self._applied_at = now
@@ -319,7 +320,7 @@ class Pace:
 
     @property
     def idle_s(self) -> float:
-        """How long nothing may be claimed before idle indexes are ordered: a multiple of the pauses between claims."""
+        """Seconds without a claim before idle indexes are ordered: a multiple of the pauses between claims."""
         if self._gap_s is None:
             return self._timers.idle_index_s
         # One step that was stuck must not make the next ones wait four times as long, and so on.
@@ -343,14 +344,14 @@ _MOST_BROKEN = 64
 
 
 class BrokenLinks:
-    """Of one stage. allowed: how long each member's stream may stand still in the round I take part in, by my count."""
+    """Broken lines of one stage. allowed: how long each member's stream may stand still in my round, by my count."""
 
     def __init__(self) -> None:
         self.allowed: Mapping[PeerId, float] = {}
         self._broken: dict[frozenset[PeerId], int] = {}  # the latest last -> step
 
     def least_s(self, peer: PeerId) -> float:
-        """So long a member's stream may stand still, whatever others allow it."""
+        """Seconds for which a member's stream may stand still, whatever others say."""
         return max(LEAST_S, self.allowed.get(peer, 0.0))
 
     def broken(self, one: PeerId, others: Iterable[PeerId], *, step: int) -> None:
@@ -363,7 +364,7 @@ class BrokenLinks:
             del self._broken[pair]
 
     def apart(self, members: Collection[PeerId], *, step: int) -> frozenset[PeerId]:
-        """Who should reduce nothing: half of the members at the most, or one pair of three; the latest pairs first."""
+        """Members that should reduce nothing, as a line between them broke: at most half, or a pair of three."""
         found = frozenset[PeerId]()
         for pair, since in reversed(self._broken.items()):
             wider = found | pair

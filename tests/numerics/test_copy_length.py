@@ -15,9 +15,9 @@ from swarmnet.errors import NoReplica, UsageError
 from swarmnet.ids import NO_RESTART, Chain, PeerId, RunId
 from swarmnet.manifest.schema import Averaging
 from swarmnet.messages import Answer, Packed, Request, SnapshotRequest, TrailRequest, TrailStep
-from swarmnet.peer import gather
+from swarmnet.peer import collect_remote
 from swarmnet.peer.engines import torch_engine
-from swarmnet.peer.restoring import Footing, Restoring
+from swarmnet.peer.restore import FetchAndReplay
 from swarmnet.simulate.signer import SimulatedSigner
 from swarmnet.stage.device_backend import DeviceBackend
 from swarmnet.state import snapshot_fetch
@@ -58,20 +58,17 @@ class Mate:
 async def restored(joiner: TorchEngine, mate: Mate) -> None:
     """As a replica does it. Raises NoReplica, with what the mate is refused for."""
     said: list[dict[str, object]] = []
-    footing = Footing(
-        lambda: NO_RESTART,
-        lambda: None,
-        lambda header: None,
-        lambda event, fields: said.append(fields) if event == "join_failed" else None,
-    )
-    machine = Restoring(
+    machine = FetchAndReplay(
         mate,
         joiner,
-        None,
+        None,  # type: ignore[arg-type]  # nothing was summed since
         Seal(RUN, SimulatedSigner(ME)),
-        footing,
-        stage=STAGE,  # type: ignore[arg-type]
+        stage=STAGE,
         shape=Shape(3, 4, 20),
+        restart=lambda: NO_RESTART,
+        touch=lambda: None,
+        stand=lambda header: None,
+        event=lambda event, fields: said.append(fields) if event == "join_failed" else None,
     )
     try:
         await machine.run(lambda: [MATE])
@@ -82,7 +79,7 @@ async def restored(joiner: TorchEngine, mate: Mate) -> None:
 async def gathered(chain: StageChain, mate: Mate) -> memoryview:
     """As whoever takes no part does it."""
     found = SimpleNamespace(manifest=chain.manifest, run=RUN)
-    _, data = await gather._fetch(
+    _, data = await collect_remote._fetch(
         found,
         SimulatedSigner(ME),
         mate,

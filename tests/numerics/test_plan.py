@@ -19,8 +19,7 @@ from torch.profiler import ProfilerActivity, profile
 from swarmnet.errors import UsageError
 from swarmnet.manifest.schema import Averaging, Cut, Manifest, Model, Numerics, Optimizer, Training
 from swarmnet.model.comm import Comm
-from swarmnet.peer.fitting import check_fits, slots_that_fit
-from swarmnet.peer.planning import judge, needed
+from swarmnet.peer.memory_fit import check_fits, judge, needed, slots_that_fit
 from swarmnet.plan.budget import Passage, together
 from swarmnet.plan.metering import LiveBytes
 from swarmnet.plan.plan import Setup, plan_stage

@@ -13,8 +13,7 @@ from test_plan import GPU, RUN
 from swarmnet.cli import plan as cli_plan
 from swarmnet.cli.frame import run
 from swarmnet.manifest.file import to_toml
-from swarmnet.peer.fitting import slots_that_fit
-from swarmnet.peer.planning import judge
+from swarmnet.peer.memory_fit import judge, slots_that_fit
 from swarmnet.plan.budget import MIB
 from swarmnet.plan.plan import Setup
 from swarmnet.ranks.layout import MeshLayout

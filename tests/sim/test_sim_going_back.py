@@ -110,8 +110,8 @@ def test_one_that_went_back_alone_takes_it_back_and_nothing_is_lost() -> None:
         lone = swarm.replicas(1)[0]
         await until(lambda: not member(lone).applying)
         had.append(member(lone).version)
-        lone.peer._starting.restarts.current = Restart(1, 4)
-        lone.peer._starting._follow(Move.GO_BACK, since=NO_RESTART)
+        lone.peer._supply.rollbacks.current = Restart(1, 4)
+        lone.peer._supply._follow(Move.GO_BACK, since=NO_RESTART)
         await until(lambda: member(lone).restart.number and member(lone).synced and member(lone).version == 4)
         await until(lambda: member(lone).restart == NO_RESTART and member(lone).synced)
         assert member(lone).version >= had[0]

@@ -115,7 +115,7 @@ def test_a_joiner_is_not_led_along_the_past_that_was_given_up() -> None:
         swarm.add((1,), other.peer_id)
         await until(lambda: member(donor).restart.number)
         await until(lambda: member(donor).synced)
-        assert not trail._steps and donor.peer.replicas[0].donor.num_copies == 0
+        assert not trail._steps and donor.peer.replicas[0].state.donor.num_copies == 0
         swarm.add((0,), JOINER)
 
     swarm.run(script=script, until_s=150.0)
@@ -150,7 +150,7 @@ def test_a_take_over_that_ends_after_the_run_went_back_is_not_taken_for_the_pres
         await until(lambda: member(laggard).restart.number)
         assert taken and taken[0][1] >= 12 and engine.version == 4, "the take-over has begun and not ended"
         await asyncio.sleep(0.1)
-        assert laggard.peer.replicas[0].held is None and not member(laggard).synced
+        assert laggard.peer.replicas[0].state.held is None and not member(laggard).synced
 
     swarm.run(script=script, until_s=200.0)
     restarts = [f["version"] for _, _, event, f in swarm.events if event == "restart"]
@@ -216,8 +216,8 @@ def test_a_peer_that_ends_because_it_cannot_step_leaves_what_it_stood_at_on_disk
 
     async def last(victim: Node) -> None:
         replica = victim.peer.replicas[0]
-        assert replica.member.applying and await replica.checkpoints.write_now() is None
-        written.append(await replica.write_last())
+        assert replica.member.applying and await replica.state.checkpoints.write_now() is None
+        written.append(await replica.state.write_last())
         assert not replica.member.synced
 
     monkeypatch.setattr(SimulatedEngine, "apply", once)

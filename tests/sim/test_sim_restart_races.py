@@ -178,7 +178,7 @@ def test_disks_that_remember_a_higher_restart_are_not_forgotten(seed: int) -> No
     assert max(numbered) == len(ends)
     assert len(back.restarts) <= len(ends) + 1
     for node in swarm.replicas(0) + swarm.replicas(1):
-        checkpoints = node.peer.replicas[node.stages[0]].checkpoints
+        checkpoints = node.peer.replicas[node.stages[0]].state.checkpoints
         assert {version for _, version in swarm.disks[node.peer_id].files} == set(checkpoints.versions)
 
 
@@ -205,7 +205,7 @@ def test_checkpoints_of_a_run_under_a_lower_number_than_disks_remember_are_good(
         await until(lambda: all(member(node) is not None and member(node).synced for node in held))
         for node in held:  # what was written under the second restart is not this run's
             of = swarm.disks[node.peer_id].files
-            announced = node.peer.replicas[node.stages[0]].checkpoints.versions
+            announced = node.peer.replicas[node.stages[0]].state.checkpoints.versions
             assert any(info.restart_number == 2 for info, _ in of.values())
             assert not any(of[node.stages[0], version][0].restart_number == 2 for version in announced)
 
@@ -213,7 +213,7 @@ def test_checkpoints_of_a_run_under_a_lower_number_than_disks_remember_are_good(
     assert [move.restart.number for move in back.moves][-2:] == [1, 1]
     assert {restart.number for restart in back.restarts} == {1, 2}
     for node in swarm.replicas(0) + swarm.replicas(1):
-        checkpoints = node.peer.replicas[node.stages[0]].checkpoints
+        checkpoints = node.peer.replicas[node.stages[0]].state.checkpoints
         assert {version for _, version in swarm.disks[node.peer_id].files} == set(checkpoints.versions)
         assert max(checkpoints.versions) >= 38
 

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from swarmnet.peer.assess import assess
+from swarmnet.peer.swarm_health import assess
 from swarmnet.simulate.plan import Plan
 from swarmnet.simulate.swarm import RUN, Swarm
 

@@ -17,7 +17,7 @@ from swarmnet.cli.frame import run
 from swarmnet.data.source import load_tokens
 from swarmnet.local.oracle import run_oracle
 from swarmnet.manifest.file import load
-from swarmnet.peer import gather
+from swarmnet.peer import collect_remote
 
 STEPS = 4
 
@@ -101,7 +101,7 @@ def test_one_peer_has_the_files_and_everybody_trains(
     assert all(torch.equal(found[name], expected[name]) for name in expected)
 
     capsys.readouterr()
-    monkeypatch.setattr(gather, "LOOK_S", 0.5)
+    monkeypatch.setattr(collect_remote, "LOOK_S", 0.5)
     assert run(["export", link, "other", "--step", "3"]) == 2
     err = capsys.readouterr().err
     assert "step 3 does not have a checkpoint of every stage" in err and err.count("\n") == 1

@@ -16,8 +16,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux ties
 
 PARENT = """
 import json, random, sys
-from swarmnet.peer.revival import Pauses
-from swarmnet.peer.supervise import supervise
+from swarmnet.peer.supervise import Pauses, supervise
 code = supervise([sys.executable, "-u", "-c", sys.argv[1]], pauses=Pauses(first_s=float(sys.argv[2])),
                  rng=random.Random(1), say=lambda line: print(json.dumps({"said": line}), flush=True))
 print(json.dumps({"heavy": sorted({"torch", "hivemind", "grpc", "pydantic", "numpy"} & sys.modules.keys())}))

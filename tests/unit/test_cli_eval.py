@@ -14,7 +14,7 @@ from swarmnet.cli.frame import run
 from swarmnet.data.source import load_tokens
 from swarmnet.manifest.file import load, run_id
 from swarmnet.model import whole
-from swarmnet.peer import gather
+from swarmnet.peer import collect_remote
 from swarmnet.state import collect
 
 LINK = f"swarm:{'0' * 64}@/ip4/203.0.113.7/tcp/31337/p2p/12D3KooWEyoppNCUx8Yx66oV9fJnriXwCcXwDDUA2kj6vnc6iDEp"
@@ -87,9 +87,9 @@ def test_from_a_swarm_it_is_a_version_that_is_fetched(
         tell("swarm", "2 peers")
         agreed(load(manifest))
         asked.append((type(invitation).__name__, tuple(bootstrap), version))
-        return gather.Gathered(load(manifest), run_id(load(manifest)), 4)
+        return collect_remote.CollectedRun(load(manifest), run_id(load(manifest)), 4)
 
-    monkeypatch.setattr(gather, "gather", gather_)
+    monkeypatch.setattr(collect_remote, "collect_remote", gather_)
     monkeypatch.setattr(collect, "CollectedCheckpoints", Zeros)
     address = LINK.partition("@")[2]
     assert run(["eval", LINK, "--json"]) == 0

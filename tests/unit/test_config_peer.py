@@ -11,7 +11,7 @@ from swarmnet.config import PeerConfig, toml
 from swarmnet.config.check import SettingsLayer, check, dotted, layer, leaves, merge, resolve
 from swarmnet.errors import UsageError
 from swarmnet.manifest.schema import Manifest, Model
-from swarmnet.peer.ranks import choose_layout
+from swarmnet.peer.devices import choose_layout
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = sorted((ROOT / "peer_configs").glob("*.toml"))

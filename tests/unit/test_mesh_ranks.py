@@ -13,7 +13,7 @@ from swarmnet.config.peer import Mesh
 from swarmnet.errors import UsageError
 from swarmnet.manifest.file import to_toml
 from swarmnet.manifest.schema import Manifest, Model, Training
-from swarmnet.peer.ranks import Device, choose_layout, meaningless
+from swarmnet.peer.devices import Device, choose_layout, meaningless
 from swarmnet.ranks.layout import MeshLayout, Shard
 
 MANIFEST = Manifest(

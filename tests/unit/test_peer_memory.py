@@ -6,7 +6,7 @@ import pytest
 
 from swarmnet.config.peer import Memory
 from swarmnet.errors import UsageError
-from swarmnet.peer.memory import check_memory, rounding
+from swarmnet.peer.devices import check_memory, rounding
 from swarmnet.ranks.layout import MeshLayout
 
 

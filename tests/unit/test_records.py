@@ -27,7 +27,7 @@ from swarmnet.net.records import (
     seal,
     unseal,
 )
-from swarmnet.peer.assess import LossAt, assess
+from swarmnet.peer.swarm_health import LossAt, assess
 
 NOW = 1_800_000_000.0
 RUN = RunId("ab" * 32)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarmnet.peer.revival import FINAL, Over, Pauses, Revivals, StartAgain
+from swarmnet.peer.supervise import FINAL, Over, Pauses, Revivals, StartAgain
 
 CRASHES = st.integers(-64, 255).filter(lambda code: code not in FINAL)
 

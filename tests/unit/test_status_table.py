@@ -10,7 +10,7 @@ from rich.console import Console
 from swarmnet.directory import Record, StageStatus
 from swarmnet.ids import Chain, OnDisk, PeerId, RunId
 from swarmnet.peer import status
-from swarmnet.peer.assess import assess
+from swarmnet.peer.swarm_health import assess
 
 NUMERICS = "cpu/torch2.13/ranks=2,tensor=2/threads=1"
 RECORDS = [

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from swarmnet.directory import Complaint, Record, StageStatus
 from swarmnet.ids import NO_RESTART, Chain, OnDisk, PeerId, Restart, RunId
-from swarmnet.peer.assess import Assessment, Problem, assess
+from swarmnet.peer.swarm_health import Assessment, Problem, assess
 
 RUN = RunId("ab" * 32)
 BACK = Restart(1, 40)

@@ -1,6 +1,6 @@
 """Fetch a checkpoint of every stage from a live swarm, as somebody who takes no part in it.
 
-What peers announce to have on disk decides the step: the newest that every stage has, of one past. Each stage's copy
+What peers announce to have on disk decides the step: the newest that every stage has, of one lineage. Each stage's copy
 comes from all who have it, by the machinery that joiners use (`state.snapshot_fetch`), and is put on disk as a peer
 would. It is what most donors describe, piece by piece, signed by one of them: it is as true as they are.
 """
@@ -40,7 +40,7 @@ LOOK_S, BETWEEN_LOOKS_S = 5.0, 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class Gathered:
+class CollectedRun:
     """A run, and the version of which every stage has been fetched."""
 
     manifest: Manifest
@@ -48,7 +48,7 @@ class Gathered:
     version: int
 
 
-async def gather(
+async def collect_remote(
     invitation: SwarmLink | Manifest,
     folder: Path,
     tell: Tell,
@@ -56,7 +56,7 @@ async def gather(
     version: int | None = None,
     bootstrap: Sequence[str] = (),
     agreed: Callable[[Manifest], None] = lambda manifest: None,
-) -> Gathered:
+) -> CollectedRun:
     """Put a checkpoint of every stage below `folder`.
 
     Args:
@@ -93,7 +93,7 @@ async def gather(
                 info = store.describe(stage, StateHeader.of(snapshot), data)
                 await asyncio.to_thread(store.write, info, data)
                 tell("stage", f"{stage}: {len(data):,} bytes")
-        return Gathered(found.manifest, found.run, chosen)
+        return CollectedRun(found.manifest, found.run, chosen)
 
 
 async def _choose(found: FoundRun, version: int | None) -> tuple[int, list[list[PeerId]], Sequence[Record]]:

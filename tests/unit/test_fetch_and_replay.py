@@ -8,7 +8,7 @@ from donor_bench import RUN, header_at
 from swarmnet.errors import BadMessage, NoReplica, PeerGone, Refused
 from swarmnet.ids import NO_RESTART, PeerId, Restart
 from swarmnet.messages import Snapshot
-from swarmnet.peer.restoring import Footing, Restoring
+from swarmnet.peer.restore import FetchAndReplay
 from swarmnet.simulate.signer import SimulatedSigner
 from swarmnet.state.snapshot_index import Seal
 from swarmnet.step.gate import Shape
@@ -18,25 +18,25 @@ ME = PeerId("me")
 
 
 class Restored:
-    """A Restoring without a swarm. Stands for its engine."""
+    """A FetchAndReplay without a swarm. Stands for its engine."""
 
     def snapshot_bytes(self, stage: int) -> int:
         return 4
 
     def __init__(self, restart: Restart = NO_RESTART) -> None:
         self.said: list[dict[str, object]] = []
-        footing = Footing(
-            lambda: restart, lambda: None, lambda cut: None, lambda event, fields: self.said.append(fields)
-        )
         seal = Seal(RUN, SimulatedSigner(ME))
-        self.machine = Restoring(
+        self.machine = FetchAndReplay(
             None,
             self,
             None,
             seal,
-            footing,
             stage=0,
-            shape=Shape(2, 4, LAST),  # type: ignore[arg-type]
+            shape=Shape(2, 4, LAST),
+            restart=lambda: restart,
+            touch=lambda: None,
+            stand=lambda header: None,
+            event=lambda event, fields: self.said.append(fields),
         )
 
 

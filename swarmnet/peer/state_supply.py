@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
 
 from swarmnet.directory import Record
 from swarmnet.ids import PeerId, Restart
@@ -38,33 +37,40 @@ _WHY = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class StartingContext:
-    """What this needs of its peer. look(): read the directory again. news(): my record has changed.
+class StateSupply:
+    """Keeps every replica of a peer supplied with state.
 
-    reachable(): returns if others can connect to this peer, as far as anybody can tell; raises UsageError. served(): a
-    replica serves now.
+    Args:
+        me: this peer.
+        records: everybody else's, as last read.
+        look: reads the directory again.
+        news: is told that this peer's record has changed.
+        reachable: returns if others can connect to this peer, as far as anybody can tell. Raises UsageError.
+        served: is told that a replica serves now.
+        pause_s: between two attempts.
     """
 
-    me: PeerId
-    records: Callable[[], Mapping[PeerId, Record]]
-    look: Callable[[], Awaitable[None]]
-    say: Say
-    spawn: Spawn
-    news: Callable[[], None]
-    reachable: Callable[[], Awaitable[None]]
-    served: Callable[[], None]
-
-
-class Starting:
-    """Keeps every replica of a peer supplied with state."""
-
     def __init__(
-        self, replicas: Mapping[int, Replica], restarts: Rollbacks, context: StartingContext, *, pause_s: float
+        self,
+        me: PeerId,
+        replicas: Mapping[int, Replica],
+        rollbacks: Rollbacks,
+        *,
+        records: Callable[[], Mapping[PeerId, Record]],
+        look: Callable[[], Awaitable[None]],
+        news: Callable[[], None],
+        reachable: Callable[[], Awaitable[None]],
+        served: Callable[[], None],
+        spawn: Spawn,
+        say: Say,
+        pause_s: float,
     ) -> None:
-        self._replicas, self.restarts, self._context, self._pause_s = replicas, restarts, context, pause_s
+        self._me, self._replicas, self.rollbacks, self._pause_s = me, replicas, rollbacks, pause_s
+        self._records, self._look, self._news, self._say = records, look, news, say
+        self._reachable, self._served, self._spawn = reachable, served, spawn
         self.opened = asyncio.Event()
-        self._opened_at, self._settle_s = 0.0, restarts.settle_s / 2
+        """Is it known what is on this peer's disk?"""
+        self._opened_at, self._settle_s = 0.0, rollbacks.settle_s / 2
         self._unopened = 0
         self._heard_at: dict[PeerId, float] = {}
         self._tasks: dict[int, asyncio.Task[None]] = {}
@@ -79,12 +85,12 @@ class Starting:
     def lags(self, stage: int, donors: tuple[PeerId, ...]) -> None:
         """The replica is behind or on the losing side of a fork."""
         if not self._busy(stage):
-            self._replace(stage, self._catch_up(stage, donors))
+            self._replace(stage, self._resync(stage, donors))
 
     def orphaned(self, stage: int) -> None:
         """The replica cannot be brought level: only a mate that got further helps, or the run going back."""
-        self._replace(stage, self._bring_up(stage, beyond=self._replicas[stage].held))
-        self._context.news()
+        self._replace(stage, self._bring_up(stage, beyond=self._replicas[stage].state.held))
+        self._news()
 
     def hear(self, peer: PeerId) -> None:
         """A heartbeat, under whatever restart. Only of those who have a record is it of any interest."""
@@ -95,27 +101,29 @@ class Starting:
         """Look at who holds and says what, if I know it of myself: may the run be stuck for good, or have gone back?"""
         if not self.opened.is_set():
             return
-        before, wanted, now = self.restarts.current, self.restarts.wanted, asyncio.get_running_loop().time()
+        before, wanted, now = self.rollbacks.current, self.rollbacks.wanted, asyncio.get_running_loop().time()
         serving = any(replica.member.synced for replica in self._replicas.values())
-        move = self.restarts.decide(self.everybody(), self._words_of_others(now), serving=serving, now=now)
+        move = self.rollbacks.decide(self.everybody(), self._words_of_others(now), serving=serving, now=now)
         if move is not None:
             self._follow(move, since=before)
-        elif self.restarts.wanted != wanted:
-            self._context.news()
+        elif self.rollbacks.wanted != wanted:
+            self._news()
 
     def everybody(self) -> list[Holding]:
-        """Who holds what: the live peers of all stages, myself included. What is on disk is of one past."""
-        announced = [(self._here(stage), replica.checkpoints.on_disk) for stage, replica in self._replicas.items()]
+        """Who holds what: the live peers of all stages, myself included. What is on disk is of one lineage."""
+        announced = [
+            (self._here(stage), replica.state.checkpoints.on_disk) for stage, replica in self._replicas.items()
+        ]
         announced += [
             (self._heard(record, status.stage, status.version if status.synced else None), status.disk)
-            for record in self._context.records().values()
+            for record in self._records().values()
             if not self._dead(record)
             for status in record.stages
         ]
         for _, disk in announced:
             for kept in disk:
-                self.restarts.remember(kept.restart.number)  # the next one must not be taken for one of those
-        return of_one_lineage(announced, self.restarts)
+                self.rollbacks.remember(kept.restart.number)  # the next one must not be taken for one of those
+        return of_one_lineage(announced, self.rollbacks)
 
     # ------------------------------------------------------------ inside
 
@@ -124,9 +132,9 @@ class Starting:
         replica = self._replicas[stage]
         member = replica.member
         return Holding(
-            self._context.me,
+            self._me,
             stage,
-            member.restart if member.synced else self.restarts.current,
+            member.restart if member.synced else self.rollbacks.current,
             member.version if member.synced else None,
         )
 
@@ -152,7 +160,7 @@ class Starting:
     def _words_of_others(self, now: float) -> list[RestartReport]:
         """What the others say of restarts. Whose heartbeats should reach me and do not is not heard, whatever its
         record says."""
-        records = self._context.records()
+        records = self._records()
         self._heard_at = {peer: self._heard_at.get(peer, now) for peer, record in records.items() if record.stages}
         near = {stage + beside for stage in self._replicas for beside in (-1, 0, 1)}
         return [
@@ -161,7 +169,7 @@ class Starting:
                 record.wants,
                 heard=not self._dead(record)
                 and (
-                    now - self._heard_at[record.peer] <= self.restarts.lost_s
+                    now - self._heard_at[record.peer] <= self.rollbacks.lost_s
                     or not any(status.stage in near for status in record.stages)
                 ),
                 has_say=bool(record.restart.number) or any(status.synced for status in record.stages),
@@ -172,18 +180,16 @@ class Starting:
 
     def _may_seed(self) -> bool:
         """Do I see a peer of every stage, or have I looked for a while? Somebody may have more on disk."""
-        seen = {status.stage for record in self._context.records().values() for status in record.stages}
-        complete = len(seen | self._replicas.keys()) == self.restarts.num_stages
+        seen = {status.stage for record in self._records().values() for status in record.stages}
+        complete = len(seen | self._replicas.keys()) == self.rollbacks.num_stages
         return complete or asyncio.get_running_loop().time() - self._opened_at >= self._settle_s
 
     def _follow(self, move: Move, *, since: Restart) -> None:
-        restart, keep = self.restarts.current, move is Move.KEEP
-        self._context.say(
-            "restart", {"number": restart.number, "version": restart.version, "kept": keep, "reason": _WHY[move]}
-        )
+        restart, keep = self.rollbacks.current, move is Move.KEEP
+        self._say("restart", {"number": restart.number, "version": restart.version, "kept": keep, "reason": _WHY[move]})
         for stage in self._replicas:
             self._replace(stage, self._go(stage, restart, since=since, keep=keep))
-        self._context.news()
+        self._news()
 
     def _busy(self, stage: int) -> bool:
         task = self._tasks.get(stage)
@@ -192,40 +198,40 @@ class Starting:
     def _replace(self, stage: int, work: object) -> None:
         if self._busy(stage):
             self._tasks[stage].cancel()
-        self._tasks[stage] = self._context.spawn(work)  # type: ignore[arg-type]
+        self._tasks[stage] = self._spawn(work)  # type: ignore[arg-type]
 
     async def _start(self, stage: int) -> None:
-        checkpoints = self._replicas[stage].checkpoints
+        checkpoints = self._replicas[stage].state.checkpoints
         await checkpoints.open()
-        self.restarts.remember(checkpoints.restart.number)
+        self.rollbacks.remember(checkpoints.restart.number)
         self._unopened -= 1
         if not self._unopened:
             self._opened_at = asyncio.get_running_loop().time()
             self.opened.set()
         await self.opened.wait()
-        await self._context.look()
+        await self._look()
         await self._bring_up(stage)
 
     async def _go(self, stage: int, restart: Restart, *, since: Restart, keep: bool) -> None:
         replica = self._replicas[stage]
         keep = keep and replica.member.synced
         if restart > since and not keep:
-            await replica.put_by(restart)
+            await replica.state.put_by(restart)
         await replica.driver.follow(restart)
-        replica.forget_past()
+        replica.state.forget_past()
         if restart > since:
-            replica.checkpoints.go_back(restart)
+            replica.state.checkpoints.go_back(restart)
         else:
-            replica.checkpoints.stand_under(restart)
+            replica.state.checkpoints.stand_under(restart)
         if keep:
-            replica.stay()
+            replica.state.stay()
             return
         await self._bring_up(stage)
 
-    async def _catch_up(self, stage: int, donors: tuple[PeerId, ...]) -> None:
+    async def _resync(self, stage: int, donors: tuple[PeerId, ...]) -> None:
         replica = self._replicas[stage]
-        if not await replica.restore_from(donors) and not replica.member.synced:
-            replica.stay()
+        if not await replica.state.restore_from(donors) and not replica.member.synced:
+            replica.state.stay()
 
     async def _bring_up(self, stage: int, *, beyond: int | None = None) -> None:
         """Ask where from, take it, and again until there is state. beyond: what is not newer than this is no help."""
@@ -234,36 +240,36 @@ class Starting:
             if self._tasks[stage] is not asyncio.current_task():
                 return  # the run goes on from elsewhere: another task has this replica now
             everybody = self.everybody()
-            mine = next(h for h in everybody if (h.peer, h.stage) == (self._context.me, stage))
+            mine = next(h for h in everybody if (h.peer, h.stage) == (self._me, stage))
             others = [h for h in everybody if h.peer != mine.peer]
-            source = self.restarts.source(mine, others, held=self._replicas[stage].held, beyond=beyond)
+            source = self.rollbacks.source(mine, others, held=self._replicas[stage].state.held, beyond=beyond)
             if not isinstance(source, NoSource):
-                await self._context.reachable()
+                await self._reachable()
             if await self._take(stage, source):
-                self._context.served()
+                self._served()
                 self._words.pop(stage, None)
-                self._context.news()
+                self._news()
                 return
             await asyncio.sleep(self._pause_s)
-            await self._context.look()
+            await self._look()
 
     async def _take(self, stage: int, source: Source) -> bool:
         """True if the replica serves now."""
         replica = self._replicas[stage]
         match source:
             case FromLive(donors):
-                return await replica.restore_from(donors)
+                return await replica.state.restore_from(donors)
             case FromHere():
-                replica.stay()
+                replica.state.stay()
                 return True
             case FromDisk(version):
-                return await replica.load(version, becomes=max(version, self.restarts.current.version))
+                return await replica.state.load(version, becomes=max(version, self.rollbacks.current.version))
             case FromMatesDisk(version, donors):
-                return await replica.restore_from(donors, version=version)
+                return await replica.state.restore_from(donors, version=version)
             case FromSeed():
                 if not self._may_seed():
                     return False
-                if not replica.no_beginning and await replica.start_from_seed():
+                if not replica.state.no_beginning and await replica.state.start_from_seed():
                     return True
                 return await self._begin_with_mates(stage)
             case NoSource(words):
@@ -272,20 +278,20 @@ class Starting:
 
     async def _begin_with_mates(self, stage: int) -> bool:
         """The weights of version 0 are not here: take those of whoever serves the stage. True if it serves now."""
-        replica, restart = self._replicas[stage], self.restarts.current
+        replica, restart = self._replicas[stage], self.rollbacks.current
         donors = tuple(
             sorted(
                 h.peer
                 for h in self.everybody()
-                if h.stage == stage and h.peer != self._context.me and h.version is not None and h.restart == restart
+                if h.stage == stage and h.peer != self._me and h.version is not None and h.restart == restart
             )
         )
-        if donors and await replica.restore_from(donors):
+        if donors and await replica.state.restore_from(donors):
             return True
-        self._say_waiting(stage, replica.no_beginning)
+        self._say_waiting(stage, replica.state.no_beginning)
         return False
 
     def _say_waiting(self, stage: int, words: str) -> None:
         if self._words.get(stage) != words:
             self._words[stage] = words
-            self._context.say("waiting", {"stage": stage, "reason": words})
+            self._say("waiting", {"stage": stage, "reason": words})

@@ -1,4 +1,4 @@
-"""Which ranks a peer gets: what its operator asked for, what the machine has, and what the run's model lets be split.
+"""On which devices a peer computes, and what these can do: what its operator asked for, the machine and the run allow.
 
 Pure: knows neither torch nor a process; the number of CUDA devices is told. Everything that cannot work is said here,
 in one line, before a rank starts: inside a collective it would be an abort or a hang.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from swarmnet.config.peer import Mesh
+from swarmnet.config.peer import Memory, Mesh
 from swarmnet.errors import UsageError
 from swarmnet.manifest.schema import Manifest
 from swarmnet.ranks.layout import MeshLayout, MeshSplit
@@ -89,3 +89,38 @@ def _shaped(mesh: Mesh, devices: tuple[str, ...]) -> MeshLayout:
     if tensor == 1 and mesh.sequence_parallel:
         raise UsageError("--sequence-parallel is for ranks that split layers: add --tensor 2 or more")
     return MeshLayout(tensor, data, mesh.shard, mesh.sequence_parallel, devices)
+
+
+_ON_THE_CPU = {
+    "offload": "--activations offload: the CPU's memory is host memory already, so a copy there frees nothing. Use "
+    '"selective", "recompute_layers" or "recompute"',
+    "offload_optimizer": "memory.offload_optimizer: the CPU's memory is host memory already. Leave it away; "
+    'optimizer.state = "8bit" in the manifest takes a quarter',
+    "compile": "--compile: on the CPU it costs some ten seconds a start and brings nothing that was measured (see "
+    "docs/memory.md). Leave it away",
+}
+
+
+def rounding(memory: Memory) -> str:
+    """The end of a numerics class's name (peers of one class have the same bits): what of `memory` rounds in its own
+    way, which is layers that are compiled, and updates of a GPU's weights on the CPU. "" if nothing does."""
+    return "/compiled" * memory.compile + "/updates-cpu" * memory.offload_optimizer
+
+
+def check_memory(memory: Memory, layout: MeshLayout) -> None:
+    """Raises UsageError if the devices of `layout` cannot do what `memory` says."""
+    if memory.compile and (layout.tensor > 1 or layout.shard == "zero3"):
+        raise UsageError(
+            "--compile: layers that ranks share (--tensor, --shard zero3) exchange tensors in their middle"
+            ", which is not compiled. Leave it away, or share otherwise, by --shard dp, zero1 or zero2"
+        )
+    if "cpu" not in layout.devices:
+        return
+    asked = {
+        "offload": memory.activations == "offload",
+        "offload_optimizer": memory.offload_optimizer,
+        "compile": memory.compile,
+    }
+    for name, words in _ON_THE_CPU.items():
+        if asked[name]:
+            raise UsageError(words)
