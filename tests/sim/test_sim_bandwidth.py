@@ -232,8 +232,8 @@ def test_in_a_first_round_slow_lines_are_waited_for_and_a_stream_that_hangs_is_f
                 await asyncio.sleep(1e6)
                 raise AssertionError
 
-            engine: Any = members.exchanges[members.peers[3]]._engine
-            engine.contribution = contribution
+            sums: Any = members.exchanges[members.peers[3]]._sums
+            sums.contribution = contribution
         began = members.loop.time()
         tasks = members.take_part(1, ())
         found = await complaints(members, tasks, until_s=300.0)
