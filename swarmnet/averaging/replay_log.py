@@ -96,8 +96,10 @@ class ReplayLog:
             # A sum that was not applied here: what waited in the buffer before it is gone.
             self._steps = {at: kept for at, kept in self._steps.items() if kept.data is not None}
             return
+        # It was copied already.
         if last.data is not None:
             return
+        # Nobody is on the way, so no copy is worth its memory.
         if asyncio.get_running_loop().time() > self._until:
             self._steps.clear()
             return

@@ -82,7 +82,9 @@ class Meter:
         if not found:
             return
         self._rates.append(min(found))
+        # Other load only ever makes a line look narrower, so the best round is believed.
         rate = max(self._rates)
+        # Parts follow what is said here, and should not follow noise.
         if not self._said or not self._said / _NOISE <= rate <= self._said * _NOISE:
             self._said = max(round(rate), 1)
 
@@ -269,6 +271,7 @@ class Watch:
         """Whose next chunk is later than its line needs, and who does not say that it waits for others: of those who
         owe it without conditions, or else of all."""
         wanted = [(wait, now - wait.since) for wait in self._waits if wait.since is not None and not wait.waits]
+        # If somebody owes its own contribution, others may be waiting for it, too.
         wanted = [(wait, still_s) for wait, still_s in wanted if wait.owes] or wanted
         return frozenset(wait.peer for wait, still_s in wanted if still_s > self._needs.get(wait.peer, 0.0))
 

@@ -167,6 +167,7 @@ class TorchEngine:
     def _backward(self, stash: Stash, gradient: Sequence[Packed]) -> tuple[Packed, ...]:
         began = time.perf_counter()
         saved = _saved(stash)
+        # The weights that this forward used are gone.
         if saved.epoch != self._epochs[self._place(stash.step)]:
             raise Refused(RejectCode.STALE, "the weights have changed since forward", step=stash.step)
         if saved.work is None:
@@ -179,10 +180,13 @@ class TorchEngine:
     def _accumulate(self, stash: Stash) -> bool:
         began = time.perf_counter()
         saved = _saved(stash)
+        # Asked again after a cancellation: the same answer, and nothing is added twice.
         if saved.added is not None:
             return saved.added
+        # Ended first: if the backend raises, nobody may run this work again.
         work, saved.work, saved.added = saved.work, None, False
         place = self._place(stash.step)
+        # Voided or applied meanwhile: the gradient belongs to no sum any more.
         if saved.epoch != self._epochs[place] or stash.voids != self.voids(stash.step):
             return False
         saved.added = self._backend.accumulate(work, step=stash.step, index=stash.index, voids=stash.voids)

@@ -54,6 +54,7 @@ class Feedback:
     def at(self, voids: int) -> None:
         """The accumulator's void count now, without losses (`GradientSum.revoked`): if it has moved, nothing is owed
         any more, nor sent in this round."""
+        # The accumulator was voided, and what its codec owed goes with it.
         if voids != self._voids:
             self._voids = voids
             self.residual.zero_()
@@ -69,7 +70,9 @@ class Feedback:
         """
         self.at(voids)
         now = self._now
+        # The same round, tried again, goes on with what it has.
         if round_id != now.round_id:
+            # A round in which nothing was sent leaves nothing to remember.
             self._before = now if now.own or now.reduced else self._before
             stands = {piece: lost for piece, lost in now.reduced.items() if piece in kept}
             self._now = _RoundResidual(round_id, dict(now.own) if resent else {}, stands)
@@ -88,9 +91,11 @@ class Feedback:
 
     def applied(self, round_id: RoundId | None) -> None:
         """The sum of that round has been applied, whether it was mine or another. None: the step ended without one."""
+        # The sum of any other round has nothing of mine in it.
         rounds = (self._now, self._before) if round_id is not None else ()
         found = next((each for each in rounds if each.round_id == round_id), _RoundResidual())
         for (start, stop), owed in found.own.items():
+            # What my own contribution left is the residual now; what my reducing lost comes on top.
             self.residual[start:stop] = owed
         for (_, start, stop), lost in found.reduced.items():
             self.residual[start:stop] += lost

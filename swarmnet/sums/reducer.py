@@ -133,6 +133,7 @@ class CenteredClip:
         limit, kept = math.inf, [1.0] * len(means)
         for _ in range(self.iterations):
             distances = [_distance(mean, start) for mean in means]
+            # The bound never grows, so nobody gains by staying far away.
             limit = min(limit, self.radius * lower_median(distances, weights))
             kept = _shares(distances, limit, noise=_ROUNDING * _length(start))
             pull(start, means, [weight * share / whole for weight, share in zip(weights, kept, strict=True)])
@@ -231,6 +232,7 @@ class PartReducer:
         if not contributions:
             return torch.zeros(num_elements, dtype=self._dtype), ()
         codec = self._reduced if hop else self._codec
+        # The plain sum needs one contribution in memory at a time.
         if self._rule is None:
             return self._sum(contributions, num_elements, codec), ()
         good: list[Contribution] = []
@@ -240,6 +242,7 @@ class PartReducer:
             try:
                 sums.append(self._decode(contribution, num_elements, codec))
                 good.append(contribution)
+            # Under a rule a bad contribution counts for nothing, and stops nobody.
             except BadMessage:
                 clipped.append(Clipped(contribution.peer, 0.0))
         if not good:
@@ -247,6 +250,7 @@ class PartReducer:
         weights = [contribution.num_microbatches for contribution in good]
         outcome = self._rule(sums, weights, center)
         whole = sum(contribution.num_microbatches for contribution in contributions)
+        # The others take over the weight of those that were left out.
         if len(good) < len(contributions):
             outcome.total.mul_(whole / sum(weights))
         clipped += [
@@ -263,6 +267,7 @@ class PartReducer:
                 with _named(contribution):
                     codecs.add_decoded(total, self._checked(contribution, num_elements, codec))
             if not largest_magnitude([total]) <= MAX_MAGNITUDE:  # NaN, too: two infinities against each other
+                # Sum first, and look for a culprit only if the sum is off.
                 self._find_too_large(contributions, num_elements, codec)
             return total
         for place, contribution in enumerate(contributions):

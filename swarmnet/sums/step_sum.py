@@ -177,6 +177,7 @@ class StepSum(RoundSum):
     def reduce(self, contributions: Sequence[Contribution], start: int, stop: int, *, hop: int = 0) -> Reduced:
         """Reduce contributions in the order given, on the CPU: they come from the network and return to it."""
         center = None
+        # A mean of another version would pull towards old weights.
         if self._center is not None and self._center_version == self.state.version:
             center = self._center[start:stop]
         total, clipped = self._reducer(contributions, stop - start, center, hop=hop)
@@ -229,6 +230,7 @@ class StepSum(RoundSum):
             check_codec(packed, self.codec.reduced, self._lossless)
             decoded.append(codecs.decode(packed, expect_shape=(size,)))
             self._check_range(decoded[-1])
+        # Everything was decoded before the buffer is touched: all parts, or none.
         self._open()
         start = 0
         for piece in decoded:
