@@ -5,8 +5,8 @@ steps v, v + 1, ... and catches up as long as a sum travels faster than a step t
 is on the way, the newest few of them, within a memory cap. The last one lies in the sum buffer and is copied
 just before another takes its place.
 
-So is a sum of the open step that this replica has signed and leaves for another: with that vote it may still become the
-stage's commit, and then somebody must have it. Knows no peers and no rounds.
+A sum of the open step that this replica has signed, and sets aside for another round, is kept as well: with that vote
+it may still become the stage's commit, and then somebody must have it. Knows no peers and no rounds.
 """
 
 from __future__ import annotations

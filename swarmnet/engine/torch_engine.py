@@ -91,7 +91,7 @@ class TorchEngine:
         self._backend.watch(LoopCallback(asyncio.get_running_loop(), audience))
 
     async def supervise(self) -> None:
-        """Have everything up that computes, as long as this is awaited. Raises MeshFailed: it was given up."""
+        """Keep whatever computes running for as long as this is awaited. Raises MeshFailed if it was given up."""
         while True:
             await self._jobs.run(Work.STATE, self.version, 0, self._backend.start)
             await asyncio.sleep(_LOOK_S)
@@ -280,8 +280,7 @@ def _saved(stash: Stash) -> _ForwardWork:
 
 
 class LoopCallback:
-    """`stage.backend.Watcher` that tells the event loop what a body finds out by itself, in whatever thread, in order.
-    `stage.backend.Watcher` that tells the event loop what a body finds out by itself, in whatever thread, in order."""
+    """A `stage.backend.Watcher` for any thread: it passes on what a backend reports to the event loop, in order."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, audience: Audience) -> None:
         self._loop, self._audience = loop, audience

@@ -152,7 +152,7 @@ class Canonical:
     def unpack(self, data: bytes | memoryview, *, version: int) -> dict[str, Tensor]:
         """The tensors of a snapshot that fits this stage, checked. Raises BadMessage."""
         tensors = snapshot.unpack(data, self.state_shapes, stage=self.stage, version=version)
-        # Every update takes its root.
+        # An update takes the root of each second moment.
         for name in self.shapes:
             if bool((tensors[snapshot.moment_name("exp_avg_sq", name)] < 0).any()):
                 raise BadMessage(RejectCode.MALFORMED, "a second moment is negative", name=name)

@@ -171,7 +171,7 @@ class DeviceState:
         self._optimizer.set_num_steps(self.version)  # as where a snapshot of it is taken over
 
     def reset_to_seed(self) -> None:
-        """Back to version 0, and what would be before it is the same."""
+        """Back to version 0; where two versions are held, both are that one."""
         # From the manifest's seed, or from the checkpoint that the run began with.
         if self._initial is None:
             self._modules[0].reset(seed=self.manifest.training.seed)

@@ -174,7 +174,7 @@ class LocalSum(RoundSum):
     def open_round(
         self, round_id: RoundId, *, resent: bool = False, kept: Collection[tuple[int, int, int]] = ()
     ) -> None:
-        """What is contributed and reduced from now on is so in that round, of which the accumulator is as it is now."""
+        """Open that round: later contributions and reductions belong to it, and the accumulator counts as it is now."""
         self.codec.begin(round_id, voids=self.forgotten)
         self._round, self._phase, self._reached = round_id, 0, None
         self._counted, self._voids = self._accumulator.indexes(self.state.version), self._accumulator.voids
@@ -214,7 +214,7 @@ class LocalSum(RoundSum):
 
     @in_round
     def open_sum(self) -> None:
-        """Another sum comes: what was there is gone."""
+        """Empty the sum buffers for another sum."""
         self._open()
 
     def _open(self) -> None:
@@ -238,7 +238,7 @@ class LocalSum(RoundSum):
 
     @in_round
     def next_phase(self) -> None:
-        """A vector was put whole, and another is to be summed."""
+        """This phase's vector is whole here, and another is to be summed."""
         self._phase += 1
         if self._phase < len(self._outer_phases):
             with blameless(self.canonical.stage):
@@ -297,7 +297,7 @@ class LocalSum(RoundSum):
         if self._version != self.state.version:
             raise ValueError(f"no finished sum of version {self.state.version} is installed")
         commit, due = commits[self.canonical.stage], self.due
-        # The plan of the step counts me only if this commit is of the round that I took part in.
+        # What I counted is in this commit only if it is of the round that I took part in.
         mine = commit.id == self._round and bool(self._counted)
         own = self._own(commit.step) if mine else None
         outer = None if due is None else self._outer_step(commit, due)
@@ -336,7 +336,7 @@ class LocalSum(RoundSum):
         return OuterStep(elements=stop - start, moved=moved, missed=missed)
 
     def _missed(self, commit: Commit) -> str:
-        """Why my vector is not in the outer step of that round; empty if it is."""
+        """Why my vector is not in that outer step, for people; empty if it is."""
         if self._gossip and commit.id != self._round:
             return "was no member of the round to the end"
         if self._gossip:
@@ -359,8 +359,10 @@ class LocalSum(RoundSum):
         return 0 if self.due is None else self.due[0]
 
     def _vector(self) -> Tensor:
-        """What I give to the outer step, over all elements, of which only those that are due are there: my vector, as
-        often as I have counted microbatches; between partners once."""
+        """My input to the outer step, in memory for all elements of which only those that are due are set.
+
+        It is my vector times the microbatches that I counted; between partners, the vector itself.
+        """
         if self._mine is None:
             assert self.due is not None
             start, stop = self.due

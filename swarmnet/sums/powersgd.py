@@ -226,8 +226,8 @@ class PowerSGDCodec:
     def begin(
         self, round_id: RoundId, *, voids: int, resent: bool = False, kept: Collection[tuple[int, int, int]] = ()
     ) -> None:
-        """A round begins, at its first phase. Only where there is no second may anything of the last one stand; nothing
-        is owed then."""
+        """A round begins, at its first phase. Nothing of the last round is taken over: with two phases it depends on
+        the whole first sum, and with one this codec loses nothing."""
         self.feedback.begin(round_id, voids=voids)
         self._round, self._finished = round_id, None
         self._corrected, self._mine, self._basis = None, [], []
@@ -252,7 +252,7 @@ class PowerSGDCodec:
         return self._sums
 
     def next_phase(self, *, voids: int) -> None:
-        """The first sum is whole: what it says is where to look, and what I send of it is settled."""
+        """The first sum is whole: it gives the basis, and with it what I send and what I still owe."""
         first = self._sums.flat[: self.phases[0]]
         self._basis = self.low_rank.basis(first)
         # Nobody asked for my contribution, so nothing of mine was sent.

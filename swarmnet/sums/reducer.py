@@ -5,9 +5,9 @@ Either the plain sum, in the accumulator's dtype, or a rule that a minority of w
     norm_clip       no mean gradient longer than a multiple of the median length (arXiv:1911.07963)
     centered_clip   a few steps towards everybody, each step of bounded length (arXiv:2012.10333, arXiv:2106.11257)
 
-Under a rule a contribution that is no gradient (it does not decode, is not finite, or has elements beyond any
+Under a rule a contribution that is no gradient (it does not decode, is not finite, or has elements larger than any
 gradient's) is left out, its weight shared among the others, and reported as kept to 0. The plain sum refuses the whole
-part instead, since without it it would be another sum.
+part instead: without one contribution it would be another sum than the round names.
 
 A contribution is a sum over microbatches, its weight their number as the *ledger* has it. Rules compare means and give
 back a sum over all weights. "Median" is weighted throughout: what holds, holds while wrong members have less than half
@@ -56,7 +56,7 @@ class Rule(Protocol):
 
     @property
     def noted_below(self) -> float:
-        """Whoever kept less than this has been clipped, and is reported. In (0, 1]."""
+        """A member whose contribution kept less than this is reported as clipped. In (0, 1]."""
         ...
 
     @property
@@ -312,7 +312,7 @@ class PartReducer:
 
 @contextlib.contextmanager
 def _named(contribution: Contribution) -> Iterator[None]:
-    """What is wrong with a contribution is said with its sender's name."""
+    """Name the sender in an error about its contribution."""
     try:
         yield
     except BadMessage as error:

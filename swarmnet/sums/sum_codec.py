@@ -67,8 +67,7 @@ class SumCodec:
     """contributed, reduced: the codecs that a contribution and a reduced piece carry by name. block: see Engine.
 
     codec: `averaging.codec` of the manifest. parameters: all of the stage's, in canonical order. device: where pieces
-    are encoded, wherever the accumulator is. Raises UsageError if another distribution is to bring the codec and does
-    not.
+    are encoded, wherever the accumulator is. Raises UsageError if no installed distribution brings the codec.
     """
 
     def __init__(self, codec: str, parameters: Sequence[Parameter], num_elements: int, *, device: torch.device) -> None:
