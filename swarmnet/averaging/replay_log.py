@@ -86,7 +86,7 @@ class ReplayLog:
         return kept.finished, [packed for _, packed in sorted(kept.data.items())]
 
     def drop_aside(self, stamp: Stamp, round_id: RoundId) -> None:
-        """It is in the sum buffer again."""
+        """Forget a sum that was set aside: it is in the sum buffer again."""
         self._aside.pop((stamp, round_id), None)
 
     async def save(self, stamp: Stamp, round_id: RoundId) -> None:

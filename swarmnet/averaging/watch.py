@@ -28,7 +28,7 @@ LEAST_BYTES, LEAST_STRETCH_S = 1 << 18, 0.05
 """Less than that in a stretch says nothing about a line."""
 
 _STRETCH, _BUFFERED = 1 / 4, 4 << 20
-"""Of a round's bytes, and bytes at least: what lies in buffers as a stretch begins, and arrives at once, is less."""
+"""The share of a round's bytes in a stretch, and the least bytes: more than buffers hold and hand over at once."""
 
 _ROUNDS = 9
 _PINGS = 8
@@ -234,7 +234,7 @@ class Watch:
         self._round, self._allowed, self._needs, self._slowest_s = round_id, allowed, needs or {}, 0.0
 
     def end(self) -> None:
-        """The round is over here, whole or given up; who was refused in it is remembered until another one begins."""
+        """The round is over here, whole or given up; refusals are remembered until another round begins."""
         self._waits = []
 
     def forget(self) -> None:
@@ -256,7 +256,7 @@ class Watch:
 
     @property
     def allowed(self) -> Mapping[PeerId, float]:
-        """Of the round that was begun last."""
+        """Seconds for which each member's stream may stand still in the last round."""
         return self._allowed
 
     def waits(self, *, now: float) -> dict[PeerId, bool]:

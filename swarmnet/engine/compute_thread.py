@@ -154,7 +154,7 @@ class _JobThread:
             self._closed = True
             dropped = self._queue.clear()
             self._changed.notify()
-        # Whoever awaits a dropped job must not wait for ever.
+        # Callers of dropped jobs must not wait for ever.
         for job in dropped:
             job.tell(job.outcome.cancel)
         self._thread.join()

@@ -121,7 +121,7 @@ class Accumulator:
         return self._sum
 
     def indexes(self, step: int) -> frozenset[int]:
-        """Whose gradients the sum of `step` holds."""
+        """The microbatches whose gradients the sum of `step` holds."""
         self._enter(step, self.voids)
         return frozenset(self._indexes)
 

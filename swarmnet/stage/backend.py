@@ -37,7 +37,7 @@ class State(Protocol):
 
     @property
     def version(self) -> int:
-        """Of the newest weights."""
+        """The version of the newest weights."""
 
     @property
     def outer(self) -> Outer | None:
@@ -84,7 +84,7 @@ class GradientSum(Protocol):
         """
 
     def indexes(self, step: int) -> frozenset[int]:
-        """Whose gradients the sum of `step` holds."""
+        """The microbatches whose gradients the sum of `step` holds."""
 
 
 class StageBackend(Protocol):

@@ -87,7 +87,7 @@ class Canonical:
 
     @classmethod
     def of(cls, manifest: Manifest, stage: int) -> Canonical:
-        """Of stage `stage` of a run."""
+        """The canonical form of stage `stage` of a run."""
         ranges = cut_layers(manifest.model, manifest.cut, manifest.training.sequence_length)
         # Only names and shapes are wanted, so the module takes no memory.
         with torch.device("meta"):

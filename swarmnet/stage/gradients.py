@@ -30,7 +30,7 @@ def aligned(shapes: Sequence[torch.Size], device: torch.device) -> list[Tensor]:
 
 
 class WholeGradients:
-    """Of every parameter as this device has it; no collective. `scratch` is free whenever no weight pass runs."""
+    """Gradients of every parameter as this device has it; no collective. `scratch` is free between weight passes."""
 
     def __init__(self, places: Places, shapes: Sequence[torch.Size], device: torch.device) -> None:
         self._places, self.scratch = places, aligned(shapes, device)

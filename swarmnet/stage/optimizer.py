@@ -148,7 +148,7 @@ class StageOptimizer:
 
     @property
     def moments(self) -> Sequence[WholeMoments | PackedMoments]:
-        """Those of each parameter: to `read`, to `write`, and their `num_bytes`."""
+        """The moments of each parameter: to `read`, to `write`, and their `num_bytes`."""
         return self._moments
 
     def set_num_steps(self, steps: int) -> None:
