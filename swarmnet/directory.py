@@ -16,7 +16,7 @@ MAX_ADDRESSES = 8
 MAX_ON_DISK = 8
 """Checkpoints of one stage that are announced: the newest."""
 MAX_COMPLAINTS = 8
-"""Of all stages together."""
+"""Complaints in one record, about all stages together."""
 MAX_REASON = 80
 MAX_NUM_STAGES = 1024
 
@@ -42,11 +42,11 @@ class StageStatus:
     queue: Amount = 0
     """Microbatches in flight."""
     slots: Amount = 0
-    """How many it takes."""
+    """Microbatches that it takes at once."""
     disk: Annotated[tuple[OnDisk, ...], Entries(MAX_ON_DISK)] = ()
     """The checkpoints that it holds, verified, oldest first."""
     draining: bool = False
-    """It is about to leave."""
+    """Is the replica about to leave?"""
     executions: Number = 0
     """Training forwards of this process up to the newest version."""
     counted: Number = 0
@@ -54,9 +54,9 @@ class StageStatus:
     drift: Number | None = None
     """The version at which its weights were last compared with its mates'; None: never."""
     stray: bool = False
-    """They were not theirs."""
+    """Did its weights differ from theirs then?"""
     still_s: Amount = 0
-    """For how long it has made no step, if that is much longer than usual."""
+    """Seconds since its last step, if that is much longer than usual; else 0."""
 
 
 Grounds = Literal["waited_for", "unreached", "sits_out", "left_out"]
@@ -69,8 +69,8 @@ class Complaint:
     stage: StageNumber
     peer: PeerId
     how: Grounds
-    """The step waits for it; it is heard and cannot be connected to; a step does not wait for it, for `seconds` more;
-    a step went on without it `seconds` ago."""
+    """waited_for: the step waits for it. unreached: it is heard but cannot be called. sits_out: steps do not wait for
+    it for `seconds` more. left_out: a step went on without it `seconds` ago."""
     reason: Annotated[str, Size(MAX_REASON)]
     """In words for a person."""
     seconds: Amount = 0
@@ -91,25 +91,25 @@ class Record:
     numerics: Annotated[str, Size(256)] = ""
     """The numerics class, such as "cpu/torch-2.13/1"."""
     loss: Loss | None = None
-    """Of the newest commit of the last stage that this peer has seen."""
+    """The loss in the newest commit of the last stage that this peer has seen."""
     eval_loss: Loss | None = None
     tokens_per_second: Annotated[float, Between(0.0, 1e15)] = 0.0
-    """Of the whole run, measured."""
+    """Measured speed of the whole run."""
     finished: bool = False
     halted: Number | None = None
     """The step at which too many microbatches gave no finite gradient, if that stopped the run."""
     restart: Restart = NO_RESTART
-    """The restart of the run that it is under."""
+    """The restart that this peer follows."""
     wants: Restart = NO_RESTART
-    """The one it would go under if most did; none if it sees no need."""
+    """The restart that it would follow if most peers did; NO_RESTART if it sees no need."""
     invitation: Annotated[str, Size(512)] = ""
     """The pass that it shows in a run by invitation."""
     complaints: Annotated[tuple[Complaint, ...], Entries(MAX_COMPLAINTS)] = ()
-    """What matters most first."""
+    """The most important one first."""
 
     @property
     def roles(self) -> tuple[Role, ...]:
-        """What it has to be admitted as."""
+        """The roles in which it must be admitted."""
         return (*(("stage",) if self.stages else ()), *(("trainer",) if self.trainer else ()))
 
     @property

@@ -108,7 +108,7 @@ class Commit:
     grad_sq_norm: NotNegative
     voided: Indexes = NONE
     contributors: Members = ()
-    """Whose gradients are in it, sorted."""
+    """The replicas whose gradients are in it, sorted."""
     votes: Annotated[tuple[Vote, ...], Entries(MAX_VOTES)] = field(default=(), compare=False)
     """Signatures of replicas that hold the sum. With those of more than half of the roster the commit is a certificate
     (`step.membership`)."""
@@ -259,7 +259,7 @@ class Trouble:
     late: Annotated[tuple[Late, ...], Entries(MAX_MATES, distinct=True)] = ()
     """Who is late."""
     refused: Annotated[tuple[PeerId, ...], Entries(MAX_MATES, distinct=True)] = ()
-    """Whose chunks it had to refuse."""
+    """Members whose chunks it had to refuse."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -481,7 +481,7 @@ class Busy:
 
     retry_after_s: Annotated[float, Between(0.0, 3600.0)]
     version: Version
-    """Of the callee's weights; below the asked step it is merely behind."""
+    """The version of the callee's weights. If it is below the requested step, the callee is merely behind."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -549,7 +549,7 @@ class Snapshot:
     """What the state descends from."""
     num_bytes: Extent
     piece_bytes: Annotated[int, Between(1, 1 << 48)]
-    """Of every piece but the last, which may be shorter."""
+    """Length of every piece but the last, which may be shorter."""
     digests: Annotated[bytes, Size(32 * MAX_PIECES)]
     """SHA-256 of every piece, one after the other."""
     root: Sha256

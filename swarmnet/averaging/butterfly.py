@@ -193,6 +193,7 @@ class Butterfly:
                 for speaker in self.group.speakers:
                     peer = speaker.peer
                     packed, losses = await (self._mine(chunk) if peer == self.me else arriving[peer].get())
+                    # Losses come with the first chunk of a stream.
                     if not number:
                         with self._noted(peer):
                             check_losses(losses, self._indexes[peer], self._num_tokens, peer=peer)
@@ -220,6 +221,7 @@ class Butterfly:
         """What I contribute."""
         if self._below is None:
             return await self._summation.contribution(*chunk), self._losses
+        # Others wait for the same sum: my end must not cancel it.
         return await asyncio.shield(self._below._sums[chunk]), self._below._summed
 
     async def _reduced(self, peer: PeerId) -> Losses:
@@ -263,6 +265,7 @@ class Butterfly:
         with self._watch.stream(peer, owes=owes, now=loop.time()) as wait:
             while place < len(wanted):
                 request = Part(self.round.stamp, self.round.id, kind, wanted[place][0], wanted[-1][1], hop)
+                # Whatever went wrong, ask again from the first missing chunk.
                 with contextlib.suppress(PeerGone, PeerTimeout, BadMessage, Refused):
                     async with contextlib.aclosing(self._answers(peer, request, pace, wait)) as answers:
                         async for data in answers:

@@ -177,8 +177,10 @@ class Exchange:
                 try:
                     finished = await self.collect_from(current, digest, holder, patience_s=patience_s)
                 except (PeerGone, PeerTimeout) as error:
+                    # Silence costs time, a refused connection does not.
                     if isinstance(error, PeerTimeout):
                         self._silent_until[holder] = clock() + ASIDE_S
+                # It has another sum or none: the next holder may have this one.
                 except (BadMessage, Refused):
                     pass
                 else:
@@ -218,6 +220,7 @@ class Exchange:
         if any(data.finished != finished for data in collected):
             raise BadMessage(RejectCode.MALFORMED, "two descriptions of a sum", peer=holders[0])
         found, sq_norm = await self._install(current, [data.payload[0] for data in collected])
+        # Each piece had the right description; only the whole shows whether the bits are right.
         if found != digest or sq_norm != finished.grad_sq_norm:
             raise BadMessage(RejectCode.MALFORMED, "the sum does not have its digest", peer=holders[0])
         return self._hold(current, finished)

@@ -28,6 +28,7 @@ def shares(bandwidths: Sequence[int]) -> list[Fraction]:
     bandwidths: bytes per second, at least one. With two members every cut costs the same, so it is even.
     """
     n = len(bandwidths)
+    # Two members move the same bytes however the vector is cut.
     if n <= 2 or min(bandwidths) <= 0:
         return [Fraction(1, n)] * n
     fastest = sorted(bandwidths, reverse=True)

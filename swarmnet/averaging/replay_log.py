@@ -5,8 +5,8 @@ steps v, v + 1, ... and catches up as long as a sum travels faster than a step t
 is on the way, the newest few of them, within a memory cap. The last one lies in the sum buffer and is copied
 just before another takes its place.
 
-So is a sum of the open step that this replica has signed and leaves for another: with that vote it may still become the
-stage's commit, and then somebody must have it. Knows no peers and no rounds.
+A sum of the open step that this replica has signed, and sets aside for another round, is kept as well: with that vote
+it may still become the stage's commit, and then somebody must have it. Knows no peers and no rounds.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class ReplayLog:
         return kept.finished, [packed for _, packed in sorted(kept.data.items())]
 
     def drop_aside(self, stamp: Stamp, round_id: RoundId) -> None:
-        """It is in the sum buffer again."""
+        """Forget a sum that was set aside: it is in the sum buffer again."""
         self._aside.pop((stamp, round_id), None)
 
     async def save(self, stamp: Stamp, round_id: RoundId) -> None:
@@ -96,8 +96,10 @@ class ReplayLog:
             # A sum that was not applied here: what waited in the buffer before it is gone.
             self._steps = {at: kept for at, kept in self._steps.items() if kept.data is not None}
             return
+        # It was copied already.
         if last.data is not None:
             return
+        # Nobody is on the way, so no copy is worth its memory.
         if asyncio.get_running_loop().time() > self._until:
             self._steps.clear()
             return

@@ -1,5 +1,5 @@
-"""What one replica notices of a round's streams: what its line carries, who keeps it waiting, who sends what it must
-refuse. Its keeper hears of it in reports (`step.rounds` decides what follows).
+"""What one replica notices of a round's streams: how fast its line is, which members are late, whose chunks it refused.
+Its keeper hears of it in reports (`step.rounds` decides what follows).
 
 Events and `now` in, numbers and a report out. Pure; knows no ledger.
 """
@@ -28,7 +28,7 @@ LEAST_BYTES, LEAST_STRETCH_S = 1 << 18, 0.05
 """Less than that in a stretch says nothing about a line."""
 
 _STRETCH, _BUFFERED = 1 / 4, 4 << 20
-"""Of a round's bytes, and bytes at least: what lies in buffers as a stretch begins, and arrives at once, is less."""
+"""The share of a round's bytes in a stretch, and the least bytes: more than buffers hold and hand over at once."""
 
 _ROUNDS = 9
 _PINGS = 8
@@ -82,7 +82,9 @@ class Meter:
         if not found:
             return
         self._rates.append(min(found))
+        # Other load only ever makes a line look narrower, so the best round is believed.
         rate = max(self._rates)
+        # Parts follow what is said here, and should not follow noise.
         if not self._said or not self._said / _NOISE <= rate <= self._said * _NOISE:
             self._said = max(round(rate), 1)
 
@@ -160,7 +162,7 @@ _AGAIN_S = 3.0
 """A stream that breaks is asked for again at once. If its last break is longer ago than this, it was answered."""
 
 _LONGEST_S, _LONGEST_MEASURED_S = 120.0, 600.0
-"""The most that a line is given which nobody has measured; and any, whatever its member says that it carries."""
+"""The longest pause allowed to a line that nobody has measured; and to any line, whatever its member says of it."""
 
 
 def allowance_s(num_bytes: float, bandwidth: int, at_once: float) -> float:
@@ -190,11 +192,11 @@ class StreamWait:
         self.since, self.owes, self.waits = now, self._owes, False
 
     def excused(self) -> None:
-        """Its sender says that it waits for others itself, so it is not the one that I wait for without conditions."""
+        """The sender says that it waits for others itself, so it owes me nothing yet."""
         self.owes, self.waits = False, True
 
     def came(self, *, now: float) -> None:
-        """It has; what follows waits for me."""
+        """The chunk has come; the next one is not wanted yet."""
         if self.since is not None:
             self.slowest_s = max(self.slowest_s, now - self.since)
         self.since, self._breaks = None, 0
@@ -205,7 +207,7 @@ class StreamWait:
         self._broke_at = now
 
     def is_broken(self, *, now: float) -> bool:
-        """Did it break, and break again when it was asked for again? Once may be a connection that was lost."""
+        """Did it break twice in a row? Once may be a lost connection."""
         return self._breaks > 1 and now - self._broke_at <= _AGAIN_S
 
 
@@ -232,7 +234,7 @@ class Watch:
         self._round, self._allowed, self._needs, self._slowest_s = round_id, allowed, needs or {}, 0.0
 
     def end(self) -> None:
-        """The round is over here, whole or given up; who was refused in it is remembered until another one begins."""
+        """The round is over here, whole or given up; refusals are remembered until another round begins."""
         self._waits = []
 
     def forget(self) -> None:
@@ -254,11 +256,11 @@ class Watch:
 
     @property
     def allowed(self) -> Mapping[PeerId, float]:
-        """Of the round that was begun last."""
+        """Seconds for which each member's stream may stand still in the last round."""
         return self._allowed
 
     def waits(self, *, now: float) -> dict[PeerId, bool]:
-        """Whom I wait for; True: whose stream breaks whenever it is asked for."""
+        """Members that I wait for. True: the stream breaks each time that I request it."""
         found: dict[PeerId, bool] = {}
         for wait in self._waits:
             if wait.since is not None:
@@ -266,9 +268,10 @@ class Watch:
         return found
 
     def awaited(self, *, now: float) -> frozenset[PeerId]:
-        """Whose next chunk is later than its line needs, and who does not say that it waits for others: of those who
-        owe it without conditions, or else of all."""
+        """Members whose next chunk is later than their lines explain. Those that owe their own contribution, if there
+        are such; else all. A member that says that it waits for others is not among them."""
         wanted = [(wait, now - wait.since) for wait in self._waits if wait.since is not None and not wait.waits]
+        # If somebody owes its own contribution, others may be waiting for it, too.
         wanted = [(wait, still_s) for wait, still_s in wanted if wait.owes] or wanted
         return frozenset(wait.peer for wait, still_s in wanted if still_s > self._needs.get(wait.peer, 0.0))
 

@@ -89,9 +89,11 @@ class JobQueue(Generic[J]):
         """Take out the next job. Raises IndexError if there is none."""
         if not self._weights:
             return heapq.heappop(self._jobs)[-1]
+        # Deferred weight passes hold activations: of too many, one goes before the next forward.
         limit = Work.FORWARD if len(self._weights) > self._max_deferred else Work.WEIGHTS
         if self._jobs:
             turn, deferred = self._jobs[0][2], self._weights[0][2]
+            # State work always goes first; else only work of the same or an older step goes before a weight pass.
             if turn.work < Work.BACKWARD or (turn.work < limit and turn.step <= deferred.step):
                 return heapq.heappop(self._jobs)[-1]
         return heapq.heappop(self._weights)[-1]
@@ -152,6 +154,7 @@ class _JobThread:
             self._closed = True
             dropped = self._queue.clear()
             self._changed.notify()
+        # Callers of dropped jobs must not wait for ever.
         for job in dropped:
             job.tell(job.outcome.cancel)
         self._thread.join()

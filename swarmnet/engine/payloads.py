@@ -44,6 +44,7 @@ class Payloads:
         check_codec(payload[0], "int32")
         tokens = codecs.decode(payload[0], expect_shape=self._tokens)
         low, high = (int(extreme) for extreme in torch.aminmax(tokens))
+        # Such an id would index outside the embedding.
         if low < 0 or high >= self._vocab_size:
             raise BadMessage(RejectCode.MALFORMED, "a token id outside the vocabulary", low=low, high=high)
         return tokens, None if self.first else self._activation(payload[1], self._wire.activations)
@@ -82,6 +83,7 @@ def blameless(stage: int, *, only: RejectCode | None = None) -> Iterator[None]:
     try:
         yield
     except BadMessage as error:
+        # Another error is the sender's, and stays it.
         if only not in (None, error.code):
             raise
         raise Refused(RejectCode.VOID, "our own result is not finite", stage=stage) from error

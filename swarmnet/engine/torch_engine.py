@@ -91,7 +91,7 @@ class TorchEngine:
         self._backend.watch(LoopCallback(asyncio.get_running_loop(), audience))
 
     async def supervise(self) -> None:
-        """Have everything up that computes, as long as this is awaited. Raises MeshFailed: it was given up."""
+        """Keep whatever computes running for as long as this is awaited. Raises MeshFailed if it was given up."""
         while True:
             await self._jobs.run(Work.STATE, self.version, 0, self._backend.start)
             await asyncio.sleep(_LOOK_S)
@@ -167,6 +167,7 @@ class TorchEngine:
     def _backward(self, stash: Stash, gradient: Sequence[Packed]) -> tuple[Packed, ...]:
         began = time.perf_counter()
         saved = _saved(stash)
+        # The weights that this forward used are gone.
         if saved.epoch != self._epochs[self._place(stash.step)]:
             raise Refused(RejectCode.STALE, "the weights have changed since forward", step=stash.step)
         if saved.work is None:
@@ -179,10 +180,13 @@ class TorchEngine:
     def _accumulate(self, stash: Stash) -> bool:
         began = time.perf_counter()
         saved = _saved(stash)
+        # Asked again after a cancellation: the same answer, and nothing is added twice.
         if saved.added is not None:
             return saved.added
+        # Ended first: if the backend raises, nobody may run this work again.
         work, saved.work, saved.added = saved.work, None, False
         place = self._place(stash.step)
+        # Voided or applied meanwhile: the gradient belongs to no sum any more.
         if saved.epoch != self._epochs[place] or stash.voids != self.voids(stash.step):
             return False
         saved.added = self._backend.accumulate(work, step=stash.step, index=stash.index, voids=stash.voids)
@@ -276,8 +280,7 @@ def _saved(stash: Stash) -> _ForwardWork:
 
 
 class LoopCallback:
-    """`stage.backend.Watcher` that tells the event loop what a body finds out by itself, in whatever thread, in order.
-    `stage.backend.Watcher` that tells the event loop what a body finds out by itself, in whatever thread, in order."""
+    """A `stage.backend.Watcher` for any thread: it passes on what a backend reports to the event loop, in order."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, audience: Audience) -> None:
         self._loop, self._audience = loop, audience

@@ -1,4 +1,4 @@
-"""One replica: everything that one (peer, stage) is made of, wired together. READ FIRST.
+"""One replica: everything that one (peer, stage) is made of, wired together: the summary of the spine.
 
     network -> Peer -> Replica -> Execution   microbatches: forward, backward, weight pass   \\
                                -> StepDriver  performs what Member decides: what counts       > Engine: arithmetic
@@ -249,6 +249,7 @@ class Replica:
         without, newest = self.member.view.left_out(self.stage + 1, now=self._now()), self.member.version + 1
         chains = Counter((seen.version, seen.chain) for seen in found.values())
         # The smaller side of a fork computes on other weights than the run's.
+        # Of the forks of one version, the chains that fewer replicas stand on.
         apart = {at for at in chains if any(at[0] == other[0] and chains[at] < chains[other] for other in chains)}
         fit = {
             peer: seen.queue
@@ -287,7 +288,7 @@ class Replica:
         self._name("bad_input", peer, {"step": step, "index": index, "code": error.code.value, "reason": error.reason})
 
     def _name(self, event: str, peer: PeerId, fields: dict[str, object]) -> None:
-        """Say what a peer did: once a version and peer, and not of more than so many, or it could fill a disk."""
+        """Log what a peer did: once per version and peer, and for a limited number, or peers could fill the disk."""
         if self._named_at != self.member.version:
             self._named_at, self._named = self.member.version, set()
         if (event, peer) not in self._named and len(self._named) < _MOST_NAMED:

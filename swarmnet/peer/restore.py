@@ -86,7 +86,7 @@ class Restorer:
         self._whole = False  # is the state in the engine one that can be served?
         self._restoring = False
         self._touched = False  # does the engine hold other weights than it was built with?
-        self._still = False  # does nothing move the state here any more, though it is served no longer?
+        self._still = False  # no longer served, and nothing changes it: it may still be written
 
     @property
     def held(self) -> int | None:
@@ -221,7 +221,7 @@ class Restorer:
         return [donor for donor in donors if not self._member.drift.strays(donor)] or donors
 
     async def put_by(self, restart: Restart) -> None:
-        """Write what is newer here than where the run goes back to: nobody may come along, and it is taken back."""
+        """Before the run goes back: write my newer version. If no other peer follows, the run may return to it."""
         if not self._member.synced or self._member.version <= restart.version:
             return
         await self._driver.settled()
@@ -239,7 +239,7 @@ class Restorer:
         self._mates.forget()
 
     def _touch(self) -> None:
-        """From now on the engine may hold weights that nothing is known of: a job that has begun ends all the same."""
+        """From now on the weights may not be served: a restore runs on in the compute thread even if cancelled."""
         self._touched, self._whole = True, False
 
     def _stand(self, header: StateHeader) -> None:

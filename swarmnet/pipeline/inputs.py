@@ -78,7 +78,7 @@ class Windows(Protocol):
 
     @property
     def layout(self) -> TensorLayout:
-        """Of the proof that travels with the tokens."""
+        """The layout of the proof that travels with the tokens."""
         ...
 
     def check(self, step: int, index: int, tokens: Packed, proof: Packed) -> None:

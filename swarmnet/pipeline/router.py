@@ -371,7 +371,7 @@ class AdaptiveTimeout:
 
     @classmethod
     def of(cls, protocol: Protocol, *, stages: int) -> AdaptiveTimeout:
-        """By a run's timers: no shorter than others wait before they suspect, twice as long as they bear at most.
+        """The limits for a run's timers: silence from the suspicion limit up to twice the long silence.
 
         stages: how many stages the call goes through. A caller with more of them ahead waits longer, so the caller next
         to a replica that never answers is the first to leave it.

@@ -39,7 +39,7 @@ class ProvenWindows:
 
     @staticmethod
     def of(data: Data, training: Training) -> ProvenWindows:
-        """Those of this run. Raises UsageError if the manifest does not say."""
+        """The windows of this run. Raises UsageError if the manifest does not name their root."""
         if not data.tokens_root:
             raise UsageError(
                 "the manifest names no data.tokens_root, so nobody can tell whether tokens are the run's: "

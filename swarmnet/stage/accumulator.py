@@ -94,14 +94,17 @@ class Accumulator:
         is in the sum already. largest: the largest magnitude over all ranks, where each rank has a part of the gradient
         and all must decide alike. Raises BadMessage(NON_FINITE) or Overflow; the sum is unchanged then.
         """
+        # Voided since the grant: the gradient would not count.
         if voids != self.voids:
             return False
+        # The whole gradient is checked before its first element is added.
         self._check(largest_magnitude(gradients) if largest is None else largest, index)
         size = sum(gradient.numel() for gradient in gradients)
         if size != self._sum.numel():
             raise ValueError(f"gradients have {size} elements, the sum has {self._sum.numel()}")
         with self._content:
             self._enter(step, voids)
+            # A weight pass asked for again adds nothing.
             if index in self._indexes:
                 return False
             self._indexes.add(index)
@@ -109,6 +112,7 @@ class Accumulator:
             for gradient in gradients:
                 self._add_flat(self._sum[start : start + gradient.numel()], gradient.view(-1))
                 start += gradient.numel()
+        # A void may have come while this was adding: then it added to nothing.
         return voids == self.voids
 
     def read(self, step: int) -> Tensor:
@@ -117,12 +121,13 @@ class Accumulator:
         return self._sum
 
     def indexes(self, step: int) -> frozenset[int]:
-        """Whose gradients the sum of `step` holds."""
+        """The microbatches whose gradients the sum of `step` holds."""
         self._enter(step, self.voids)
         return frozenset(self._indexes)
 
     def _enter(self, step: int, voids: int) -> None:
         with self._content:
+            # Content of another step or void count is worth nothing.
             if self._epoch != (step, voids):
                 self._sum.zero_()
                 self._indexes.clear()
@@ -131,8 +136,10 @@ class Accumulator:
     def _check(self, largest: float, index: int) -> None:
         if not math.isfinite(largest):
             raise BadMessage(RejectCode.NON_FINITE, "the gradient of a microbatch is not finite", index=index)
+        # A float sum with such a term could overflow.
         if not self.fixed_point and largest > MAX_MAGNITUDE:
             raise BadMessage(RejectCode.NON_FINITE, "a gradient too large to be summed", index=index)
+        # With so large a term from every microbatch the sum would leave int64.
         if self.fixed_point and largest * self._grid > self._limit:
             raise Overflow(
                 "a gradient does not fit the grid: lower numerics.grid_bits or the learning rate",
@@ -144,6 +151,7 @@ class Accumulator:
         if not self.fixed_point:
             total.add_(gradient)
             return
+        # In chunks: the product and its rounding are temporaries.
         size = chunk_elements(total.device)
         for part, piece in zip(torch.split(total, size), torch.split(gradient, size), strict=True):
             part.add_((piece * self._grid).round_().to(torch.int64))  # the product is exact: a power of two
@@ -165,6 +173,7 @@ def check_fixed_point(piece: Tensor) -> float:
 def largest_magnitude(tensors: Sequence[Tensor]) -> float:
     """The largest absolute value of all; NaN or infinity if there is one. One pass, one synchronisation."""
     extremes = [torch.stack(torch.aminmax(tensor)) for tensor in tensors if tensor.numel()]
+    # There are only empty tensors.
     if not extremes:
         return 0.0
     low, high = torch.stack(extremes).unbind(1)

@@ -19,7 +19,7 @@ from swarmnet.stage.outer import Outer
 
 
 class Watcher(Protocol):
-    """Who hears what becomes of a body by itself. From whatever thread finds it out."""
+    """Hears what happens to a backend by itself. Called from any thread."""
 
     def lost(self) -> None:
         """The sums of all open steps and all work are gone; void counts have moved, and `read` refuses."""
@@ -37,7 +37,7 @@ class State(Protocol):
 
     @property
     def version(self) -> int:
-        """Of the newest weights."""
+        """The version of the newest weights."""
 
     @property
     def outer(self) -> Outer | None:
@@ -54,7 +54,7 @@ class State(Protocol):
         """On to the next version with the same weights: there was no gradient for them."""
 
     def reset_to_seed(self) -> None:
-        """Back to version 0, and what would be before it is the same."""
+        """Back to version 0; where two versions are held, both are that one."""
 
     def copy(self, memory: Tensor) -> int:
         """Copy all of it into `canonical.layout.memory()`; returns its version. `layout.seal` makes it a snapshot."""
@@ -72,7 +72,7 @@ class GradientSum(Protocol):
 
     @property
     def revoked(self) -> int:
-        """How often what was counted in it was taken back: its voids, but for losses and those that follow one."""
+        """How often a void took back gradients that counted: all voids but those after a loss."""
 
     def void(self, *, lost: bool = False) -> None:
         """Make it empty. An addition now running adds to nothing. lost: this only follows a loss."""
@@ -84,7 +84,7 @@ class GradientSum(Protocol):
         """
 
     def indexes(self, step: int) -> frozenset[int]:
-        """Whose gradients the sum of `step` holds."""
+        """The microbatches whose gradients the sum of `step` holds."""
 
 
 class StageBackend(Protocol):
@@ -107,7 +107,7 @@ class StageBackend(Protocol):
         """Tell it from now on."""
 
     def start(self) -> None:
-        """Have everything up that computes, and notice if it is not. Raises MeshFailed: it was given up."""
+        """Start whatever computes, or check that it runs. Raises MeshFailed if it was given up."""
 
     def close(self) -> None:
         """End whatever was started, in the middle of a job too: that raises. Any thread."""

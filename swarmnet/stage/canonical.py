@@ -36,6 +36,7 @@ def learning_rate(optimizer: Optimizer, step: int, *, total_steps: int) -> float
     constant, then linear over the last `decay_steps` down to `min_lr_ratio`.
     """
     peak, floor = optimizer.learning_rate, optimizer.min_lr_ratio
+    # The first step already moves; the last one of the warm-up has the full rate.
     if step < optimizer.warmup_steps:
         return peak * (step + 1) / optimizer.warmup_steps
     if optimizer.schedule == "cosine":
@@ -55,6 +56,7 @@ def gradient_scale(grad_sq_norms: Sequence[float], *, num_tokens: int, clip_norm
     """
     if num_tokens <= 0:
         raise ValueError(f"a step needs tokens, num_tokens = {num_tokens}")
+    # One after the other, in stage order: another order would give other bits.
     total = 0.0
     for square in grad_sq_norms:
         total += square
@@ -85,8 +87,9 @@ class Canonical:
 
     @classmethod
     def of(cls, manifest: Manifest, stage: int) -> Canonical:
-        """Of stage `stage` of a run."""
+        """The canonical form of stage `stage` of a run."""
         ranges = cut_layers(manifest.model, manifest.cut, manifest.training.sequence_length)
+        # Only names and shapes are wanted, so the module takes no memory.
         with torch.device("meta"):
             module = StageModule(manifest.model, ranges[stage], first=stage == 0, last=stage == len(ranges) - 1)
         return cls(manifest, stage, {name: parameter.shape for name, parameter in module.named_parameters()})
@@ -122,10 +125,12 @@ class Canonical:
         """
         everybodys = self.check(version, commits)
         norms = [commit.grad_sq_norm for commit in commits]
+        # My own sum, as long as it would be if everybody had my gradient per token.
         if own_tokens is not None:
             norms[self.stage] = self.square_norm(total) * (everybodys / own_tokens) ** 2
         table, training = self.manifest.optimizer, self.manifest.training
         scale = gradient_scale(norms, num_tokens=everybodys, clip_norm=table.clip_norm)
+        # `gradient_scale` divides by everybody's tokens; this sum may be over my own alone.
         scale *= everybodys / (own_tokens or everybodys)
         return Update(scale, learning_rate(table, version, total_steps=training.total_steps))
 
@@ -135,8 +140,10 @@ class Canonical:
         Raises BadMessage for a commit without tokens or norm, ValueError for other commits.
         """
         stages = [(commit.stage, commit.step) for commit in commits]
+        # In stage order, in which the norm is summed.
         if stages != [(stage, version) for stage in range(self.manifest.cut.stages)]:
             raise ValueError(f"version {version} needs a commit of each stage, in order; got {stages}")
+        # All stages count the same microbatches, so any commit has the number.
         num_tokens = commits[-1].num_tokens
         if num_tokens <= 0 or not all(0 <= commit.grad_sq_norm < math.inf for commit in commits):
             raise BadMessage(RejectCode.MALFORMED, "a commit without tokens or norm", step=version)
@@ -145,6 +152,7 @@ class Canonical:
     def unpack(self, data: bytes | memoryview, *, version: int) -> dict[str, Tensor]:
         """The tensors of a snapshot that fits this stage, checked. Raises BadMessage."""
         tensors = snapshot.unpack(data, self.state_shapes, stage=self.stage, version=version)
+        # An update takes the root of each second moment.
         for name in self.shapes:
             if bool((tensors[snapshot.moment_name("exp_avg_sq", name)] < 0).any()):
                 raise BadMessage(RejectCode.MALFORMED, "a second moment is negative", name=name)
@@ -156,8 +164,10 @@ def _state_shapes(manifest: Manifest, shapes: Mapping[str, torch.Size]) -> dict[
     found: dict[str, torch.Size] = {}
     for name, shape in shapes.items():
         names = [name, *(snapshot.moment_name(moment, name) for moment in MOMENTS)]
+        # A joiner also computes the step that is open on the weights one version earlier.
         if manifest.averaging.delay.most:
             names.append(snapshot.previous_name(name))
+        # A joiner goes on from the same slow weights and outer momentum.
         if manifest.averaging.sync == "local":
             names += [snapshot.slow_name(name), snapshot.outer_momentum_name(name)]
         found |= dict.fromkeys(names, shape)

@@ -54,6 +54,7 @@ class DeviceBackend:
             memory=memory,
             compute=manifest.numerics.compute,
         )
+        # One accumulator for each open step.
         self.sums = [
             Accumulator(
                 self.state.canonical.num_elements,
@@ -92,6 +93,7 @@ class DeviceBackend:
         assert isinstance(work, ForwardPass)
         if not work.went_back or work.tape is None:
             raise ValueError(f"no gradient to add: microbatch {step}/{index}")
+        # The tape's operands are free as soon as the gradients are added.
         tape, work.tape = work.tape, None
         gradients = self.state.gradients(tape)
         return self.sums[step % len(self.sums)].add(gradients, step=step, index=index, voids=voids)
@@ -126,6 +128,7 @@ class DeviceState:
         self._parameters = [list(module.parameters()) for module in self._modules]
         self._optimizer = StageOptimizer(self._parameters[0], manifest.optimizer, offload=offload)
         self._offload = offload
+        # The modules take turns, so their parameters share one scratch.
         places = {parameter: place for parameters in self._parameters for place, parameter in enumerate(parameters)}
         self._gradients = WholeGradients(places, [parameter.shape for parameter in self._parameters[0]], device)
         self.canonical = Canonical(
@@ -144,16 +147,20 @@ class DeviceState:
     def apply(self, total: Tensor, commits: Sequence[Commit], *, own_tokens: int | None = None) -> None:
         """Step to the next version with the flat sum `total` (see `Canonical.update`)."""
         update = self.canonical.update(self.version, total, commits, own_tokens=own_tokens)
+        # Averaged gradients lie where the optimizer computes: on the host, or in scratch that is free now.
         gradients = self._optimizer.room() if self._offload else self._gradients.scratch
         if self.outer is not None:  # which may have changed the weights
             self._optimizer.take(self.newest)
         for gradient, piece in zip(gradients, self.canonical.pieces(total), strict=True):
             average(piece.to(gradient.device), gradient.view(-1), scale=update.scale, numerics=self.manifest.numerics)
+        # Nobody computes on these weights any more: they are those of the step that is applied.
         into = self._parameters[self.version % len(self._modules)]
+        # The update starts from the newest weights, which rest in the other module.
         if self.delay.most:
             _copy(self.newest, into)
         self._optimizer.step(gradients, learning_rate=update.rate, parameters=into)
         self.version += 1
+        # Steps do not overlap yet, so both modules hold the newest weights.
         if not self.delay.behind(self.version) and self.delay.most:
             _copy(into, self._parameters[self.version % len(self._modules)])
 
@@ -164,7 +171,8 @@ class DeviceState:
         self._optimizer.set_num_steps(self.version)  # as where a snapshot of it is taken over
 
     def reset_to_seed(self) -> None:
-        """Back to version 0, and what would be before it is the same."""
+        """Back to version 0; where two versions are held, both are that one."""
+        # From the manifest's seed, or from the checkpoint that the run began with.
         if self._initial is None:
             self._modules[0].reset(seed=self.manifest.training.seed)
         else:
@@ -203,12 +211,14 @@ class DeviceState:
     @property
     def newest(self) -> list[Parameter]:
         """The weights of `version`."""
+        # With a delay, module `version` still holds the weights that step `version` is computed on.
         return self._parameters[(self.version + self.delay.most) % len(self._modules)]
 
     def _tensors(self) -> dict[str, Tensor]:
         """The live tensors under their snapshot names, moments apart."""
         tensors: dict[str, Tensor] = dict(zip(self._names, self.newest, strict=True))
         if self.delay.most:
+            # A joiner needs the weights that the open step is computed on.
             oldest = self._parameters[self.version % len(self._modules)]
             tensors |= {snapshot.previous_name(name): p for name, p in zip(self._names, oldest, strict=True)}
         if self.outer is not None:

@@ -23,19 +23,21 @@ Places = Mapping[Parameter, int]
 
 def aligned(shapes: Sequence[torch.Size], device: torch.device) -> list[Tensor]:
     """One buffer, cut into contiguous fp32 tensors of these shapes, each on a 64-byte boundary."""
+    # Each start is rounded up to the next boundary; the last one is the length of the buffer.
     starts = [0, *itertools.accumulate(-(-shape.numel() // _ALIGN) * _ALIGN for shape in shapes)]
     buffer = torch.zeros(starts[-1], dtype=torch.float32, device=device)
     return [buffer[start : start + shape.numel()].view(shape) for start, shape in zip(starts, shapes, strict=False)]
 
 
 class WholeGradients:
-    """Of every parameter as this device has it; no collective. `scratch` is free whenever no weight pass runs."""
+    """Gradients of every parameter as this device has it; no collective. `scratch` is free between weight passes."""
 
     def __init__(self, places: Places, shapes: Sequence[torch.Size], device: torch.device) -> None:
         self._places, self.scratch = places, aligned(shapes, device)
 
     def of(self, tape: Tape) -> list[Tensor]:
         """Run the weight pass: one fp32 gradient per parameter, valid until the next call."""
+        # Written over the last microbatch's: nothing is zeroed in between.
         written = tape.weight_pass(lambda parameter: self.scratch[self._places[parameter]])
         check_all_written(len(written), len(self.scratch))
         return self.scratch

@@ -106,8 +106,6 @@ class StageOptimizer:
 
     whole: the number of elements of each whole parameter, where these are parts. It alone says whose moments are in 8
     bits, so ranks that hold other parts keep the same ones so.
-
-    Calls torch's function and not its class, whose constructor imports the compiler: a second of CPU per process.
     """
 
     def __init__(
@@ -129,6 +127,7 @@ class StageOptimizer:
 
     def reset(self) -> None:
         """Back to version 0: no moments, no steps."""
+        # Small parameters keep fp32 moments: they take few bytes.
         packed = self._table.state == "8bit"
         self._moments = [
             PackedMoments(p) if packed and size >= LEAST else WholeMoments(p)
@@ -139,6 +138,7 @@ class StageOptimizer:
     @torch.no_grad()
     def take(self, parameters: Sequence[Tensor]) -> None:
         """The newest weights are these now."""
+        # Without offload the optimizer reads the weights where they rest.
         for copy, parameter in zip(self._host or [], parameters, strict=self._host is not None):
             copy.copy_(parameter)
 
@@ -148,7 +148,7 @@ class StageOptimizer:
 
     @property
     def moments(self) -> Sequence[WholeMoments | PackedMoments]:
-        """Those of each parameter: to `read`, to `write`, and their `num_bytes`."""
+        """The moments of each parameter: to `read`, to `write`, and their `num_bytes`."""
         return self._moments
 
     def set_num_steps(self, steps: int) -> None:
@@ -169,15 +169,18 @@ class StageOptimizer:
         weights = self._host or (self._parameters if parameters is None else parameters)
         pairs = list(zip(weights, gradients, strict=True))
         whole = [place for place, moments in enumerate(self._moments) if isinstance(moments, WholeMoments)]
+        # Weight decay falls on matrices only.
         matrices = [place for place in whole if weights[place].ndim >= 2]
         vectors = [place for place in whole if weights[place].ndim < 2]
         self._update(pairs, matrices, learning_rate, self._table.weight_decay)
         self._update(pairs, vectors, learning_rate, 0.0)
+        # After the update, which has brought the moments up to date.
         for place in whole if self._table.lead else ():
             self._lead(*pairs[place], *self._moments[place].read(), self._steps[place], learning_rate)
         for (weight, gradient), moments, steps in zip(pairs, self._moments, self._steps, strict=True):
             if isinstance(moments, PackedMoments):
                 self._update_packed(weight, gradient, moments, steps, learning_rate)
+        # The update was computed in host memory: hand the weights back to the device.
         if self._host is not None:
             assert parameters is not None
             for parameter, copy in zip(parameters, self._host, strict=True):
@@ -206,6 +209,7 @@ class StageOptimizer:
         parts, pieces = torch.split(weight.view(-1), size), torch.split(gradient.view(-1), size)
         for start, part, piece in zip(itertools.count(0, size), parts, pieces, strict=False):
             first, second = moments.piece(start, start + part.numel())
+            # All pieces are of one step, which is counted up once, below.
             seen = steps.clone()
             self._apply([[part], [piece], [first], [second]], [seen], learning_rate, decay)
             if self._table.lead:
@@ -218,6 +222,7 @@ class StageOptimizer:
     ) -> None:
         """columns: weights, gradients, first and second moments. counts: steps seen by each, counted up here."""
         with _whole_vectors(columns, counts) as ((weights, gradients, firsts, seconds), steps):
+            # A plugged-in rule does not count steps, AdamW does.
             if self._rule is not None and steps:
                 for step in steps:
                     step += 1
@@ -232,6 +237,7 @@ class StageOptimizer:
                     table=self._table,
                 )
                 return
+            # The function and not the class, whose constructor imports the compiler: a second of CPU per process.
             adamw(
                 weights,
                 gradients,
@@ -255,6 +261,7 @@ class StageOptimizer:
         """Add what is missing to the update of one weight. Of the first moment before it only this is left: with g the
         gradient, m(t) - m(t - 1) = (1 - beta1) / (beta1 - beta1^t) (g - m(t)), without bias."""
         steps = int(seen.item())
+        # The first step has no step before it to lead on from.
         if steps < 2:
             return
         beta1, size = self._table.beta1, chunk_elements(weight.device)
@@ -274,6 +281,7 @@ def _whole_vectors(
     torch's kernel for CPUs treats what remains at the end of a tensor by other code, which rounds in another order. So
     ends are padded and written back: how an element is rounded does not depend on where its tensor was cut.
     """
+    # Only the kernel for CPUs treats the end of a tensor by other code.
     if not steps or steps[0].device.type != "cpu":
         yield [list(column) for column in columns], list(steps)
         return
@@ -283,6 +291,7 @@ def _whole_vectors(
         flat = [tensor.view(-1) for tensor in own]
         size = flat[0].numel()
         even = size - size % _VECTOR
+        # An empty tensor makes no row, so no kernel counts its step.
         if not size:
             count += 1
         if even:
@@ -295,6 +304,7 @@ def _whole_vectors(
             counts.append(count.clone() if even else count)  # each is counted up once
             ends.append((end, padded))
     yield [list(column) for column in zip(*rows, strict=True)] or [[] for _ in columns], counts
+    # The padded ends are copies: write the results back.
     for end, padded in ends:
         for tensor, new in zip(end, padded, strict=True):
             tensor.copy_(new[: tensor.numel()])
@@ -308,6 +318,7 @@ def average(total: Tensor, out: Tensor, *, scale: float, numerics: Numerics) -> 
     if numerics.mode == "fp32":
         torch.mul(total, scale, out=out)
         return
+    # In fp64, because an int64 sum has more digits than fp32 can hold.
     unit = scale * 2.0**-numerics.grid_bits
     size = chunk_elements(total.device)
     for piece, part in zip(torch.split(total, size), torch.split(out, size), strict=True):

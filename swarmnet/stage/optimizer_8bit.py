@@ -33,6 +33,7 @@ class PackedMoments:
         blocks = -(-self.num_elements // BLOCK)
         self._codes = torch.zeros(self.num_elements, dtype=torch.int8, device=like.device)
         self._root_codes = torch.zeros(self.num_elements, dtype=torch.uint8, device=like.device)
+        # What `keep` stores for zeros.
         self._largest = torch.full((blocks,), _FIRST_FLOOR, device=like.device)
         self._largest_root = torch.full((blocks,), _ROOT_FLOOR, device=like.device)
 
@@ -55,6 +56,7 @@ class PackedMoments:
         """Copies of elements [start, stop) in fp32; start is a multiple of BLOCK."""
         blocks = slice(start // BLOCK, -(-stop // BLOCK))
         codes, roots = self._codes[start:stop].to(torch.float32), self._root_codes[start:stop].to(torch.float32)
+        # Squared with its sign kept: `keep` has taken the root.
         first = _scaled(codes * codes.abs() / _FIRST**2, self._largest[blocks])
         return first, _scaled(roots * roots / _SECOND**2, self._largest_root[blocks]).square_()
 
@@ -63,10 +65,12 @@ class PackedMoments:
         stop, root = start + first.numel(), second.sqrt()
         blocks = slice(start // BLOCK, -(-stop // BLOCK))
         parts, largest = _parts(first, _FIRST_FLOOR)
+        # The root leaves small values more of the codes.
         codes = parts.abs().sqrt_().mul_(_FIRST).round_().copysign_(parts).view(-1)
         self._codes[start:stop] = codes[: first.numel()].to(torch.int8)
         self._largest[blocks] = largest
         parts, largest = _parts(root, _ROOT_FLOOR)
+        # Above zero stays above zero: such a weight would else be divided by eps.
         codes = torch.maximum(parts.sqrt().mul_(_SECOND).round_(), (parts > 0).to(parts.dtype)).view(-1)
         self._root_codes[start:stop] = codes[: root.numel()].to(torch.uint8)
         self._largest_root[blocks] = largest
@@ -74,6 +78,7 @@ class PackedMoments:
 
 def _parts(values: Tensor, floor: float) -> tuple[Tensor, Tensor]:
     """[blocks, BLOCK] of `values` divided by each block's largest magnitude, which is at least `floor`; and these."""
+    # The last block may be short; zeros do not change its largest magnitude.
     padded = functional.pad(values, (0, -values.numel() % BLOCK)).view(-1, BLOCK)
     largest = padded.abs().amax(1).clamp_(min=floor)
     return padded / largest.unsqueeze(1), largest
@@ -83,6 +88,7 @@ def _scaled(parts: Tensor, largest: Tensor) -> Tensor:
     """Every block of `parts` times its largest magnitude."""
     whole = parts.numel() - parts.numel() % BLOCK
     scaled = torch.empty_like(parts)
+    # All whole blocks at once, then the short one.
     torch.mul(parts[:whole].view(-1, BLOCK), largest[: whole // BLOCK].unsqueeze(1), out=scaled[:whole].view(-1, BLOCK))
     torch.mul(parts[whole:], largest[-1:], out=scaled[whole:])
     return scaled

@@ -74,9 +74,11 @@ class Outer:
         for at, weights in self._pieces(start, stop):
             slow, piece = self.slow[at : at + weights.numel()], out[at - start : at - start + weights.numel()]
             torch.sub(slow, weights, out=piece)
+            # A plain step between partners takes the mean of the weights themselves.
             if self._gossip and plain:
                 piece.copy_(weights)
             elif self._gossip:
+                # The partner's slow weights pull, see `gossip_step`.
                 piece.mul_(-self._rate).add_(slow, alpha=pull(self._decay))
         return out
 
@@ -92,17 +94,21 @@ class Outer:
         for at, weights in self._pieces(start, start + mean.numel()):
             here = slice(at, at + weights.numel())
             slow, momentum = self.slow[here], self.momentum[here]
+            # To measure how far the weights move.
             before = weights.clone()
+            # Keep what I learned beyond the slow weights: it is added to the moved ones below.
             if not mine:
                 weights.sub_(slow)
             towards = mean[at - start : here.stop - start].to(slow.device)
             if plain:
                 slow.copy_(towards) if self._gossip else slow.sub_(towards)
+                # Early steps lead nowhere further, so they leave no momentum.
                 momentum.zero_()
             elif self._gossip:
                 gossip_step(slow, momentum, towards, decay=self._decay)
             else:
                 nesterov_step(slow, momentum, towards, learning_rate=self._rate, decay=self._decay)
+            # What I brought is in the slow weights now; else my way stays on top of them.
             weights.copy_(slow) if mine else weights.add_(slow)
             moved += _square(before.sub_(weights))
             length += _square(weights)
@@ -124,6 +130,7 @@ class Outer:
         size = chunk_elements(self.slow.device)
         for parameter, (first, last) in zip(self._parameters, itertools.pairwise(self._edges), strict=True):
             low, high = max(start, first), min(stop, last)
+            # A chunk at a time: what is computed on the way takes little memory.
             for at in range(low, high, size):
                 yield at, parameter.view(-1)[at - first : min(at + size, high) - first]
 

@@ -102,6 +102,7 @@ class Passes:
         Returns hidden [B, T, D], in the last stage the loss summed over tokens; and what backward needs, None for an
         evaluation.
         """
+        # Keep nothing: an evaluation has no backward, and under "recompute" backward runs forward again.
         if not train or self.memory.activations == "recompute":
             with torch.no_grad():
                 output = self._run(module, tokens, hidden, None)
@@ -114,6 +115,7 @@ class Passes:
             )
         with torch.enable_grad(), self._saving(module):
             tape = self._tape(module)
+            # Its gradient goes to the stage before; token ids have none.
             leaf = None if hidden is None else hidden.requires_grad_()
             output = self._run(module, tokens, leaf, tape)
         return output, ForwardPass(module, leaf, output, None, tape, _versions(module))
@@ -126,6 +128,7 @@ class Passes:
         if saved.went_back:
             raise ValueError("backward of this pass has run already")
         output, again, leaf = saved.output, saved.again, saved.leaf
+        # Before anything can raise: a second call must find nothing.
         saved.output = saved.again = saved.leaf = None
         if self._tapes and saved.versions != _versions(saved.module):
             raise RuntimeError("the weights of this pass have been modified since forward")
@@ -140,6 +143,7 @@ class Passes:
 
     def _run(self, module: StageModule, tokens: Tensor, hidden: Tensor | None, tape: Tape | None) -> Tensor:
         with self._kernels(), products_in(self._compute, self._device):
+            # The last token of a row is a label only.
             x = tokens[:, :-1].to(self._device) if hidden is None else hidden
             output: Tensor = module(x, tape, self._run_layer)
             return module.loss_sum(output, tokens[:, 1:].to(self._device)) if self._last else output
@@ -147,8 +151,10 @@ class Passes:
     def _tape(self, module: StageModule) -> Tape | None:
         if not self._tapes:
             return None
+        # The weight pass computes the gradients later, from operands that the tape keeps.
         if not self.memory.writes_at_once:
             return Tape(self._casts)
+        # Backward writes the gradients itself, and no operands are kept.
         parameters = list(module.parameters())
         return WritingTape(parameters, lambda: aligned([p.shape for p in parameters], self._device), self._casts)
 

@@ -59,9 +59,11 @@ class Layout:
         self._stage = stage
         self._entries: dict[str, Any] = {}
         end = 0
+        # Sorted, so that equal states give equal bytes.
         for name in sorted(shapes):
             start, end = end, end + 4 * shapes[name].numel()
             self._entries[name] = {"dtype": "F32", "shape": list(shapes[name]), "data_offsets": [start, end]}
+        # Room for the header of any version: tensors lie at the same place in all of them.
         longest = 8 + len(self._header(LARGEST_INTEGER))
         self._begin = -(-longest // _ALIGN) * _ALIGN
         self.num_bytes = self._begin + end
@@ -85,6 +87,7 @@ class Layout:
 
     def seal(self, memory: Tensor, *, version: int) -> memoryview:
         """Write the header in front of what `copy` made: now it is a snapshot."""
+        # JSON may end in spaces, so a shorter header is padded.
         header = self._header(version).ljust(self._begin - 8)
         front = len(header).to_bytes(8, "little") + header
         memory[: self._begin] = torch.frombuffer(bytearray(front), dtype=torch.uint8)
@@ -111,12 +114,14 @@ def unpack(
     """
     raw = bytes(data)
     expected, found = _metadata(stage, version), _read_metadata(raw)
+    # Before anything is decoded: of another stage or version nothing is worth reading.
     if found != expected:
         raise BadMessage(RejectCode.MALFORMED, "not the snapshot asked for", found=str(found)[:200], expected=expected)
     try:
         tensors = safetensors.torch.load(raw)
     except (SafetensorError, ValueError, KeyError) as error:
         raise BadMessage(RejectCode.MALFORMED, "not a snapshot", error=str(error)[:200]) from error
+    # Neither a name less nor one more.
     if tensors.keys() != shapes.keys():
         strange = sorted(tensors.keys() ^ shapes.keys())[:4]
         raise BadMessage(RejectCode.BAD_SHAPE, "a snapshot of other parameters", differing=strange)
@@ -130,6 +135,7 @@ def unpack(
                 dtype=str(tensor.dtype),
                 expected=tuple(shapes[name]),
             )
+        # One NaN would spread through the whole run with the next sums.
         if not math.isfinite(largest_magnitude([tensor])):
             raise BadMessage(RejectCode.NON_FINITE, "NaN or infinity in a snapshot", name=name)
     return tensors
@@ -151,6 +157,7 @@ def _metadata(stage: int, version: int) -> dict[str, str]:
 def _read_metadata(raw: bytes) -> Any:
     """What the header says of itself; the loader returns tensors only."""
     length = int.from_bytes(raw[:8], "little")
+    # The length is the sender's word.
     if not 0 < length <= min(len(raw) - 8, _MAX_HEADER_BYTES):
         raise BadMessage(RejectCode.MALFORMED, "not a snapshot", num_bytes=len(raw))
     try:

@@ -55,7 +55,7 @@ class Verdict:
     first: PeerId
     """The first in the order of keepers that is not off."""
     judged: frozenset[PeerId]
-    """Whose measures they were."""
+    """The replicas whose measures were compared."""
     strays: frozenset[PeerId]
     """Who is off."""
 
@@ -139,7 +139,7 @@ class Drift:
         ]
 
     def donors(self, *, now: float) -> tuple[PeerId, ...]:
-        """Whose state I should take now, if I am off and it is my turn; () otherwise."""
+        """Mates whose state I should take now, if my weights are off and it is my turn; () otherwise."""
         verdict, me = self.verdict, self._view.me
         if verdict is None or self._resting or not self.strays(me):
             return ()
@@ -160,7 +160,7 @@ class Drift:
         self._repairs += 1
 
     def class_donors(self, version: int, term_chain: Chain, *, now: float) -> tuple[PeerId, ...]:
-        """Whose state I should take at the beginning of this version because I am of another numerics class."""
+        """Mates whose state I should take as this version begins, because my numerics class is not the keeper's."""
         if not self.rules.resync_every:
             return ()
         order = self._view.keeper_order(term_chain, now=now)

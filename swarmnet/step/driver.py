@@ -48,7 +48,7 @@ class Listener(Protocol):
         ...
 
     def neighbours(self, stage: int) -> Iterable[PeerId]:
-        """Whom heartbeats of `stage` go to: its other replicas and those of the stages beside it."""
+        """The receivers of heartbeats of `stage`: its other replicas and those of the stages beside it."""
         ...
 
     def everyone(self) -> Iterable[PeerId]:

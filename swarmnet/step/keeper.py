@@ -118,7 +118,7 @@ class Keeper:
         if self.current_id is None and not self._everybody_reported(now):
             self._early[peer, claim.index] = claim
             return []
-        # Who sits out may compute, and counts nothing: somebody else is ordered to count it.
+        # A mate that sits out may compute, but the index is ordered from a member, which counts it.
         if peer in self.sitting and self.members:
             if (owned := self.ledger.owners[claim.index]) is not None:
                 owner, actions = owned[0], list[Action]()
@@ -242,7 +242,7 @@ class Keeper:
         if self.oldest and self._sure(now):
             actions += self._leave_late(now) + self._try_commit(now)
             return actions if self.commit is not None or self.round is None else actions + self._say_round(resend)
-        # Who has signed a sum joins no other round for a moment: only after that it is worth another try.
+        # A member that signed a sum joins no other round for a while, so another try must wait as long.
         if self.acks and now - self._held_at > self.view.timers.suspect_s:
             actions += self._give_up_sums()
         if self.current_id is None and self.oldest:
@@ -460,7 +460,7 @@ class Keeper:
                 generation = self.members[peer]
                 self._left_out.add(peer)
                 self._evict(peer, generation)
-                # Who complains alone may have a broken line to one mate: once, that is no fault.
+                # A member that complains alone may have a broken line to one mate: the first time is no fault.
                 cost_s, pardon = now - self._opened_at, reason == "alone"
                 strikes = self._strikes.strike(
                     peer, f"holds up the round ({reason})", cost_s=cost_s, pardon=pardon, now=now
@@ -496,7 +496,7 @@ class Keeper:
         return [*strikes, *(self._left(peer, "late") for peer in late)]
 
     def _note_waits(self, now: float) -> None:
-        """Whom the step waits for now: for a report, a stream, a last gradient, or an ack."""
+        """Note the members that the step waits for: for a report, a stream, a last gradient, or an ack."""
         if self._sure(now):
             waits = self.members.keys() - self.acks.keys()
         elif not self._level:
@@ -654,7 +654,7 @@ class Progress:
 
 # ---------------------------------------------------------------- idle work
 #
-# Whom a keeper has execute what nobody else does (rule 8).
+# Which member the keeper orders to execute an index that nobody owns (rule 8).
 #
 # What an evicted owner leaves behind is ordered at once, the rest only when nothing has been claimed for a while.
 # Orders go to the member with the least left to do, a few at a time: a step that nobody feeds is executed bit by bit.
@@ -709,7 +709,7 @@ class IdleWork:
         if not stagnant and not ledger.freed:
             return []
         actions: list[Action] = []
-        # Who has summed much has time: what counts is what a member still has to do.
+        # The load is what a member still has to do, not what it has done.
         load = {peer: self.at_work.get(peer, 0) for peer in members}
         patience_s = max(self._idle_s, self._view.timers.suspect_s)
         free = ledger.free()

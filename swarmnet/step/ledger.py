@@ -132,7 +132,7 @@ class Generations:
 
 
 def round_numbers(incarnation: int) -> Iterator[int]:
-    """For the rounds that one process opens: none twice, and none that another start of its identity has used.
+    """Numbers for the rounds that one process opens: none twice, and none that another start of its identity used.
 
     A replica may keep the same step twice under the same ballot: after a restart, or with a state of the same version
     taken from a mate. Who still exchanges the earlier round must not take the later one for it.

@@ -410,7 +410,7 @@ class Member:
             if message.restart != self.restart:
                 return []
             return self._on_commit(peer, message.commit, now)
-        # Whoever has sent no heartbeat as a replica of my stage has no say in it.
+        # A peer that never sent a heartbeat as a replica of my stage has no say in it.
         if message.stamp.stage != self.stage or not mate:
             return []
         if isinstance(message, Prepare) and message.stamp.step == self.version + self._ahead + 1:

@@ -116,7 +116,8 @@ class Membership:
         return _first(self._counting.get(stage, {}).keys() - self._convicted)
 
     def live(self, stage: int, *, now: float) -> frozenset[PeerId]:
-        """Those of them who are not lost to me; if there is nobody, all whom I hear and can call."""
+        """The members of the roster that are not lost to me; if there are none, all replicas that I hear and can
+        call."""
         view = self._view
         found = frozenset(
             peer

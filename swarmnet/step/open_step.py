@@ -390,7 +390,8 @@ class OpenStep:
             return []  # an old grant, or one for dropped work: if a round names the index, `Release` tells the keeper
         self.claims.asked.discard(granted.index)
         self.claims.granted.add(granted.index)
-        # Who grants has no open round: what I take part in was given up. Whoever finishes it all the same wins.
+        # A keeper that grants has no open round, so mine was given up. If others finish it all the same, its sum
+        # stands.
         return [*self.part.drop(), act.AddGranted(self.stamp.step, granted.index)]
 
     def _on_moved(self, moved: Moved) -> list[Action]:

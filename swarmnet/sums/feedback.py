@@ -4,14 +4,13 @@
     owed   = gradient + residual - send
 
 `owed` becomes the residual only when the sum of that very round is applied. A round that is abandoned leaves the
-residual as it was. Somebody may have finished it all the same, and be heard of only when the next one has begun: what
-is owed in it is remembered beside what is owed in that. A void drops the residual, and what is owed with it: it is void
-with its accumulator. An accumulator that was lost with the ranks that held it drops nothing: the residual is here, and
-others may yet finish the round.
+residual as it was. Another replica may have finished that round all the same, and this one may hear of it only in the
+next round, so `owed` is remembered for two rounds. A void of the accumulator drops the residual and `owed`. An
+accumulator that was lost with its ranks drops nothing: the residual is here, and others may still finish the round.
 
-A reducer loses something too, when it encodes the sum of its part. It owes that itself, on top: over all replicas,
-what is applied and what is left in residuals always add up to what was computed and what was left before. Hence it
-does not matter who reduces which part in which round.
+A reducer loses something too, when it encodes the sum of its part. It adds that to its own residual: over all replicas,
+what is applied and what is left in residuals always add up to what was computed and what was left before. So it does
+not matter who reduces which part in which round.
 
 The residual belongs to one replica: others need it neither to verify a sum nor to follow. Knows no codecs and no
 peers. Compute thread only.
@@ -52,8 +51,9 @@ class Feedback:
         self._before = _RoundResidual()  # of the last round before, in which anything was sent
 
     def at(self, voids: int) -> None:
-        """The accumulator's void count now, without losses (`GradientSum.revoked`): if it has moved, nothing is owed
-        any more, nor sent in this round."""
+        """Compare with the accumulator's void count, losses not counted (`GradientSum.revoked`). If it has moved, drop
+        the residual and all that was sent in this round."""
+        # The accumulator was voided, and what its codec owed goes with it.
         if voids != self._voids:
             self._voids = voids
             self.residual.zero_()
@@ -62,14 +62,16 @@ class Feedback:
     def begin(
         self, round_id: RoundId, *, voids: int, resent: bool = False, kept: Collection[tuple[int, int, int]] = ()
     ) -> None:
-        """What is sent from now on is sent in that round, as long as the void count stays.
+        """Open that round: everything sent later belongs to it, until the void count moves.
 
-        resent: all that was contributed in the last one is in this one, too. kept: so are these pieces of mine,
-        (hop, start, stop).
+        resent: all that I contributed in the last round belongs to this one too. kept: (hop, start, stop) of the pieces
+        reduced in the last round that this round takes over.
         """
         self.at(voids)
         now = self._now
+        # The same round, tried again, goes on with what it has.
         if round_id != now.round_id:
+            # A round in which nothing was sent leaves nothing to remember.
             self._before = now if now.own or now.reduced else self._before
             stands = {piece: lost for piece, lost in now.reduced.items() if piece in kept}
             self._now = _RoundResidual(round_id, dict(now.own) if resent else {}, stands)
@@ -79,18 +81,20 @@ class Feedback:
         return gradient + self.residual[start : start + gradient.numel()]
 
     def contributed(self, corrected: Tensor, sent: Tensor, start: int) -> None:
-        """Of `corrected`, `sent` is what others decode. The same elements again replace what was said before."""
+        """Others decode `sent` for `corrected`. A second call for the same elements replaces the first."""
         self._now.own[start, start + corrected.numel()] = corrected - sent
 
     def reduced(self, total: Tensor, sent: Tensor, start: int, *, hop: int = 0) -> None:
-        """Of a part's sum `total`, `sent` is what everybody installs, or sums further."""
+        """Everybody installs `sent`, or sums it further, for a part's sum `total`."""
         self._now.reduced[hop, start, start + total.numel()] = (total - sent).to(self.residual.device)
 
     def applied(self, round_id: RoundId | None) -> None:
         """The sum of that round has been applied, whether it was mine or another. None: the step ended without one."""
+        # The sum of any other round has nothing of mine in it.
         rounds = (self._now, self._before) if round_id is not None else ()
         found = next((each for each in rounds if each.round_id == round_id), _RoundResidual())
         for (start, stop), owed in found.own.items():
+            # What my own contribution left is the residual now; what my reducing lost comes on top.
             self.residual[start:stop] = owed
         for (_, start, stop), lost in found.reduced.items():
             self.residual[start:stop] += lost

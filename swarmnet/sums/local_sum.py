@@ -69,6 +69,7 @@ class OuterPlan:
         """
         if step == 0:
             return None
+        # The run ends with what all its replicas have learned.
         if step == self.total_steps - 1:
             return 0, self.num_elements
         turn = step % self.inner_steps
@@ -173,7 +174,7 @@ class LocalSum(RoundSum):
     def open_round(
         self, round_id: RoundId, *, resent: bool = False, kept: Collection[tuple[int, int, int]] = ()
     ) -> None:
-        """What is contributed and reduced from now on is so in that round, of which the accumulator is as it is now."""
+        """Open that round: later contributions and reductions belong to it, and the accumulator counts as it is now."""
         self.codec.begin(round_id, voids=self.forgotten)
         self._round, self._phase, self._reached = round_id, 0, None
         self._counted, self._voids = self._accumulator.indexes(self.state.version), self._accumulator.voids
@@ -185,6 +186,7 @@ class LocalSum(RoundSum):
         check_part(start, stop, sum(self.phases))
         edge = sum(self._outer_phases)
         with blameless(self.canonical.stage):
+            # Past the outer vector lies the one number, the length of my own sum.
             if start >= edge:
                 if self._length is None:
                     own = self._accumulator.read(self.state.version)
@@ -204,6 +206,7 @@ class LocalSum(RoundSum):
         center = self._centers.get(self.due or (0, 0))
         about = None if center is None else center[start:stop]
         total, clipped = self._reducer(contributions, stop - start, about, hop=hop)
+        # Partners install a mean, so what each of them weighs is divided out.
         if self._gossip:
             total.div_(sum(contribution.num_microbatches for contribution in contributions))
         with blameless(self.canonical.stage):
@@ -211,7 +214,7 @@ class LocalSum(RoundSum):
 
     @in_round
     def open_sum(self) -> None:
-        """Another sum comes: what was there is gone."""
+        """Empty the sum buffers for another sum."""
         self._open()
 
     def _open(self) -> None:
@@ -235,11 +238,12 @@ class LocalSum(RoundSum):
 
     @in_round
     def next_phase(self) -> None:
-        """A vector was put whole, and another is to be summed."""
+        """This phase's vector is whole here, and another is to be summed."""
         self._phase += 1
         if self._phase < len(self._outer_phases):
             with blameless(self.canonical.stage):
                 self.codec.next_phase(voids=self.forgotten)
+        # The partners' mean is whole: it counts whatever becomes of the rest of the round.
         elif self._gossip:
             self._exchanged.seal()
             self._reached = self._round
@@ -293,12 +297,14 @@ class LocalSum(RoundSum):
         if self._version != self.state.version:
             raise ValueError(f"no finished sum of version {self.state.version} is installed")
         commit, due = commits[self.canonical.stage], self.due
+        # What I counted is in this commit only if it is of the round that I took part in.
         mine = commit.id == self._round and bool(self._counted)
         own = self._own(commit.step) if mine else None
         outer = None if due is None else self._outer_step(commit, due)
         if own is not None:
             self.state.apply(own, commits, own_tokens=len(self._counted) * self._tokens_each)
         else:
+            # The version counts up all the same, or this replica would fall behind.
             self.state.stay(commits)
         self._round, self._reached, self._mine, self._length = None, None, None, None
         return outer
@@ -315,11 +321,13 @@ class LocalSum(RoundSum):
     def _outer_step(self, commit: Commit, due: Range) -> OuterStep:
         start, stop = due
         missed = self._missed(commit)
+        # Without the partners' mean the weights go on alone until the next outer step.
         if self._gossip and missed:
             self.codec.applied(None, voids=self.forgotten)
             return OuterStep(elements=stop - start, moved=0.0, missed=missed)
         mean = self._exchanged.flat
         if not self._gossip:
+            # A sum over the counted microbatches becomes their mean.
             mean = mean / (self._training.microbatches - len(commit.voided))
         moved = self._outer.step(mean, start, mine=not missed, plain=self._plan.plain(commit.step))
         if self._reducer.needs_center and not self._gossip:
@@ -328,7 +336,7 @@ class LocalSum(RoundSum):
         return OuterStep(elements=stop - start, moved=moved, missed=missed)
 
     def _missed(self, commit: Commit) -> str:
-        """Why my vector is not in the outer step of that round; empty if it is."""
+        """Why my vector is not in that outer step, for people; empty if it is."""
         if self._gossip and commit.id != self._round:
             return "was no member of the round to the end"
         if self._gossip:
@@ -351,8 +359,10 @@ class LocalSum(RoundSum):
         return 0 if self.due is None else self.due[0]
 
     def _vector(self) -> Tensor:
-        """What I give to the outer step, over all elements, of which only those that are due are there: my vector, as
-        often as I have counted microbatches; between partners once."""
+        """My input to the outer step, in memory for all elements of which only those that are due are set.
+
+        It is my vector times the microbatches that I counted; between partners, the vector itself.
+        """
         if self._mine is None:
             assert self.due is not None
             start, stop = self.due

@@ -142,6 +142,7 @@ def _laid_out(rank: int, parameters: Sequence[Parameter]) -> tuple[list[_Matrix]
     for name, shape in parameters:
         start, edge = edge, edge + math.prod(shape)
         rows, columns = (shape[0], math.prod(shape[1:])) if len(shape) > 1 else (edge - start, 1)
+        # Factors travel if they take half of the matrix's bytes at most.
         if choose(name, shape, matrices="factors") != EXACT and 2 * rank * (rows + columns) <= rows * columns:
             matrices.append(_Matrix(name, start, rows, columns, p, q))
             p, q = p + rows * rank, q + columns * rank
@@ -159,6 +160,7 @@ def orthonormal(columns: Tensor) -> Tensor:
     for column in columns.double().unbind(1):
         length = _length(column)
         rest = column
+        # Twice: rounding leaves a rest after one pass.
         for _, other in itertools.product(range(2), found):
             rest = rest - other * _tree_sum(rest * other)
         left = _length(rest)
@@ -224,14 +226,15 @@ class PowerSGDCodec:
     def begin(
         self, round_id: RoundId, *, voids: int, resent: bool = False, kept: Collection[tuple[int, int, int]] = ()
     ) -> None:
-        """A round begins, at its first phase. Only where there is no second may anything of the last one stand; nothing
-        is owed then."""
+        """A round begins, at its first phase. Nothing of the last round is taken over: with two phases it depends on
+        the whole first sum, and with one this codec loses nothing."""
         self.feedback.begin(round_id, voids=voids)
         self._round, self._finished = round_id, None
         self._corrected, self._mine, self._basis = None, [], []
 
     def contribution(self, total: Tensor, start: int, stop: int, *, voids: int) -> Packed:
         """Positions [start, stop) of what I send of the accumulator `total` and of what is still owed."""
+        # Once in a round: all pieces must be of one product.
         if self._corrected is None:
             self.feedback.at(voids)
             self._corrected = self.feedback.corrected(total.to(self._device), 0)
@@ -249,9 +252,10 @@ class PowerSGDCodec:
         return self._sums
 
     def next_phase(self, *, voids: int) -> None:
-        """The first sum is whole: what it says is where to look, and what I send of it is settled."""
+        """The first sum is whole: it gives the basis, and with it what I send and what I still owe."""
         first = self._sums.flat[: self.phases[0]]
         self._basis = self.low_rank.basis(first)
+        # Nobody asked for my contribution, so nothing of mine was sent.
         if self._corrected is None:
             return
         corrected = self._corrected.cpu()
@@ -287,6 +291,7 @@ class PowerSGDCodec:
         """The sum of that round has been applied, made here or fetched; None: the step has ended without one."""
         self.feedback.at(voids)
         self.feedback.applied(round_id)
+        # A sum that was fetched whole has no factors to learn from.
         if round_id is not None and round_id == self._finished:
             self.low_rank.learn(self._sums.flat[self.phases[0] :])
         self._corrected, self._mine, self._basis, self._finished = None, [], [], None

@@ -5,9 +5,9 @@ Either the plain sum, in the accumulator's dtype, or a rule that a minority of w
     norm_clip       no mean gradient longer than a multiple of the median length (arXiv:1911.07963)
     centered_clip   a few steps towards everybody, each step of bounded length (arXiv:2012.10333, arXiv:2106.11257)
 
-Under a rule a contribution that is no gradient (it does not decode, is not finite, or has elements beyond any
+Under a rule a contribution that is no gradient (it does not decode, is not finite, or has elements larger than any
 gradient's) is left out, its weight shared among the others, and reported as kept to 0. The plain sum refuses the whole
-part instead, since without it it would be another sum.
+part instead: without one contribution it would be another sum than the round names.
 
 A contribution is a sum over microbatches, its weight their number as the *ledger* has it. Rules compare means and give
 back a sum over all weights. "Median" is weighted throughout: what holds, holds while wrong members have less than half
@@ -56,7 +56,7 @@ class Rule(Protocol):
 
     @property
     def noted_below(self) -> float:
-        """Whoever kept less than this has been clipped, and is reported. In (0, 1]."""
+        """A member whose contribution kept less than this is reported as clipped. In (0, 1]."""
         ...
 
     @property
@@ -133,6 +133,7 @@ class CenteredClip:
         limit, kept = math.inf, [1.0] * len(means)
         for _ in range(self.iterations):
             distances = [_distance(mean, start) for mean in means]
+            # The bound never grows, so nobody gains by staying far away.
             limit = min(limit, self.radius * lower_median(distances, weights))
             kept = _shares(distances, limit, noise=_ROUNDING * _length(start))
             pull(start, means, [weight * share / whole for weight, share in zip(weights, kept, strict=True)])
@@ -231,6 +232,7 @@ class PartReducer:
         if not contributions:
             return torch.zeros(num_elements, dtype=self._dtype), ()
         codec = self._reduced if hop else self._codec
+        # The plain sum needs one contribution in memory at a time.
         if self._rule is None:
             return self._sum(contributions, num_elements, codec), ()
         good: list[Contribution] = []
@@ -240,6 +242,7 @@ class PartReducer:
             try:
                 sums.append(self._decode(contribution, num_elements, codec))
                 good.append(contribution)
+            # Under a rule a bad contribution counts for nothing, and stops nobody.
             except BadMessage:
                 clipped.append(Clipped(contribution.peer, 0.0))
         if not good:
@@ -247,6 +250,7 @@ class PartReducer:
         weights = [contribution.num_microbatches for contribution in good]
         outcome = self._rule(sums, weights, center)
         whole = sum(contribution.num_microbatches for contribution in contributions)
+        # The others take over the weight of those that were left out.
         if len(good) < len(contributions):
             outcome.total.mul_(whole / sum(weights))
         clipped += [
@@ -263,6 +267,7 @@ class PartReducer:
                 with _named(contribution):
                     codecs.add_decoded(total, self._checked(contribution, num_elements, codec))
             if not largest_magnitude([total]) <= MAX_MAGNITUDE:  # NaN, too: two infinities against each other
+                # Sum first, and look for a culprit only if the sum is off.
                 self._find_too_large(contributions, num_elements, codec)
             return total
         for place, contribution in enumerate(contributions):
@@ -307,7 +312,7 @@ class PartReducer:
 
 @contextlib.contextmanager
 def _named(contribution: Contribution) -> Iterator[None]:
-    """What is wrong with a contribution is said with its sender's name."""
+    """Name the sender in an error about its contribution."""
     try:
         yield
     except BadMessage as error:

@@ -96,9 +96,10 @@ class RoundSum:
 class StepSum(RoundSum):
     """The sums of one stage, always of the version that `state` is at: of the oldest open step.
 
-    accumulators: step s sums in accumulators[s % len]. memory: where the finished sum is put together. What a codec
-    remembers is void with the accumulator of the step that is being averaged; a void of a step that has contributed
-    nothing yet leaves it, and so does a loss: ranks that died never held it.
+    accumulators: step s sums in accumulators[s % len]. memory: where the finished sum is put together. If the
+    accumulator of the step that is averaged is voided, the codec forgets its error feedback. It keeps it if another
+    open step is voided, which has contributed nothing yet, and if the sums are lost: ranks that died never held the
+    feedback.
 
     Positions count through all `phases`, the vectors that a round sums one after the other; for most codecs there is
     one, the flat gradient itself. Raises BadMessage for what a peer sent, Refused(VOID) for a result of our own that is
@@ -155,7 +156,7 @@ class StepSum(RoundSum):
     def open_round(
         self, round_id: RoundId, *, resent: bool = False, kept: Collection[tuple[int, int, int]] = ()
     ) -> None:
-        """What is contributed and reduced from now on is so in that round; and what stands of the last one."""
+        """Open that round: later contributions and reductions belong to it, and so do those kept of the last one."""
         self._voids = self._accumulator.voids
         self.codec.begin(round_id, voids=self.forgotten, resent=resent, kept=kept)
 
@@ -163,8 +164,8 @@ class StepSum(RoundSum):
     def contribution(self, start: int, stop: int) -> Packed:
         """Positions [start, stop) of the accumulator under the averaging codec.
 
-        Raises Refused(NOT_READY) if that was voided since the round began: another piece of it has perhaps been sent,
-        and of the same sum all are, or the codec would remember the wrong rest.
+        Raises Refused(NOT_READY) if the accumulator was voided since the round began. Another piece may have been sent
+        already, and all pieces must be of one sum, or the codec would remember a wrong residual.
         """
         check_part(start, stop, sum(self.phases))
         total = self._accumulator.read(self.state.version)
@@ -177,6 +178,7 @@ class StepSum(RoundSum):
     def reduce(self, contributions: Sequence[Contribution], start: int, stop: int, *, hop: int = 0) -> Reduced:
         """Reduce contributions in the order given, on the CPU: they come from the network and return to it."""
         center = None
+        # A mean of another version would pull towards old weights.
         if self._center is not None and self._center_version == self.state.version:
             center = self._center[start:stop]
         total, clipped = self._reducer(contributions, stop - start, center, hop=hop)
@@ -185,7 +187,7 @@ class StepSum(RoundSum):
 
     @in_round
     def open_sum(self) -> None:
-        """Another sum comes: what was there is gone."""
+        """Empty the sum buffer for another sum."""
         self._open()
 
     def _open(self) -> None:
@@ -205,13 +207,13 @@ class StepSum(RoundSum):
 
     @in_round
     def next_phase(self) -> None:
-        """A vector was put whole, and another is to be summed."""
+        """This phase's vector is whole here, and another is to be summed."""
         with blameless(self.canonical.stage):
             self.codec.next_phase(voids=self.forgotten)
 
     @in_round
     def seal(self) -> tuple[bytes, float]:
-        """Everything was put: the digest of the whole sum and its squared norm."""
+        """The digest of the whole sum, once every piece was put, and its squared norm."""
         with blameless(self.canonical.stage, only=RejectCode.NON_FINITE):
             self.codec.finish(self._sum)
         return self._sealed()
@@ -229,6 +231,7 @@ class StepSum(RoundSum):
             check_codec(packed, self.codec.reduced, self._lossless)
             decoded.append(codecs.decode(packed, expect_shape=(size,)))
             self._check_range(decoded[-1])
+        # Everything was decoded before the buffer is touched: all parts, or none.
         self._open()
         start = 0
         for piece in decoded:
@@ -264,8 +267,7 @@ class StepSum(RoundSum):
 
     @property
     def forgotten(self) -> int:  # type: ignore[override]
-        """How often the codec is to forget: the oldest step was revoked since it is that, and those before it while
-        they were."""
+        """How often the codec must forget: each time that the accumulator of the then oldest step was revoked."""
         return self._before + self._accumulator.revoked - self._revoked_then
 
     def _turn(self) -> None:

@@ -40,6 +40,7 @@ class SumBuffer:
 
     def place(self, start: int, size: int) -> Tensor:
         """Where elements [start, start + size) belong: write there, then say `written`. Raises BAD_SHAPE."""
+        # No element is written twice.
         if not 0 <= start <= start + size <= self.flat.numel() or self._covered.get(start, start) != start:
             raise BadMessage(RejectCode.BAD_SHAPE, "no such piece, or a second one", start=start, size=size)
         return self.flat[start : start + size]
@@ -47,6 +48,7 @@ class SumBuffer:
     def written(self, start: int, size: int) -> None:
         """Elements [start, start + size) are final: the blocks wholly inside are hashed."""
         self._covered[start] = max(start + size, self._covered.get(start, start))
+        # These blocks are final and still in cache, so they are hashed now.
         first = -(-start // BLOCK_ELEMENTS)
         for block in range(first, (start + size) // BLOCK_ELEMENTS):
             self._digests[block] = self._hash(block)
@@ -54,6 +56,7 @@ class SumBuffer:
     def seal(self) -> bytes:
         """The digest of the whole sum. Raises BadMessage(BAD_SHAPE) unless every element was written exactly once."""
         edge = 0
+        # In order, each piece must begin where the one before ended.
         for start, stop in sorted(self._covered.items()):
             if start < stop and start != edge:
                 raise BadMessage(RejectCode.BAD_SHAPE, "pieces overlap, or leave a gap", at=edge, piece=(start, stop))
@@ -62,6 +65,7 @@ class SumBuffer:
             raise BadMessage(RejectCode.BAD_SHAPE, "pieces do not cover the sum", covered=edge)
         digest = blake3()
         for block in range(-(-self.flat.numel() // BLOCK_ELEMENTS)):
+            # A block that two pieces share is hashed only now.
             digest.update(self._digests.get(block) or self._hash(block))
         self.whole = True
         return digest.digest()

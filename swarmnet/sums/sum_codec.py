@@ -67,8 +67,7 @@ class SumCodec:
     """contributed, reduced: the codecs that a contribution and a reduced piece carry by name. block: see Engine.
 
     codec: `averaging.codec` of the manifest. parameters: all of the stage's, in canonical order. device: where pieces
-    are encoded, wherever the accumulator is. Raises UsageError if another distribution is to bring the codec and does
-    not.
+    are encoded, wherever the accumulator is. Raises UsageError if no installed distribution brings the codec.
     """
 
     def __init__(self, codec: str, parameters: Sequence[Parameter], num_elements: int, *, device: torch.device) -> None:
@@ -103,12 +102,14 @@ class SumCodec:
         self.feedback.at(voids)
         corrected = self.feedback.corrected(piece, start)
         packed = self._encode(self.contributed, corrected, start)
+        # What others decode is what was sent.
         self.feedback.contributed(corrected, codecs.decode(packed, device=corrected.device), start)
         return packed
 
     def sum(self, total: Tensor, start: int, *, voids: int, hop: int = 0) -> Packed:
         """A piece reduced in that hop, on the CPU; do not change `total` afterwards. Raises NON_FINITE."""
         packed = self._encode(self.reduced, total, start)
+        # The reducer owes what encoding its sum has lost.
         if self.feedback is not None and self._loses_twice:
             self.feedback.at(voids)
             self.feedback.reduced(total, codecs.decode(packed), start, hop=hop)
