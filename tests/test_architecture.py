@@ -204,6 +204,37 @@ def test_a_class_name_means_one_class() -> None:
     assert not twice, "; ".join(twice)
 
 
+SMALL = 60
+
+
+def small_satellites(sources: Mapping[str, str]) -> list[str]:
+    """Modules of fewer than SMALL lines that one module alone imports, of the same room. sources: by module."""
+    importers: dict[str, set[str]] = {}
+    for module, source in sources.items():
+        for target, _ in imports(source, frozenset(sources)):
+            importers.setdefault(target, set()).add(module)
+    return [
+        f"{module} ({len(source.splitlines())} lines): fold it into {only}"
+        for module, source in sources.items()
+        if len(source.splitlines()) < SMALL
+        for only in importers.get(module, set())
+        if len(importers[module]) == 1 and room_of(only) == room_of(module)
+    ]
+
+
+def test_no_small_module_serves_one_neighbour_alone() -> None:
+    sources = {name_of(path): path.read_text(encoding="utf-8") for path in MODULES if path.name != "__init__.py"}
+    assert not small_satellites(sources)
+
+
+def test_a_small_satellite_is_found() -> None:
+    user = "from swarmnet.net.small import x"
+    sources = {"swarmnet.net.small": "x = 1", "swarmnet.net.user": user, "swarmnet.net.big": "x = 1\n" * SMALL}
+    assert small_satellites(sources) == ["swarmnet.net.small (1 lines): fold it into swarmnet.net.user"]
+    assert not small_satellites({**sources, "swarmnet.peer.other": user}), "two use it"
+    assert not small_satellites({**sources, "swarmnet.net.user": "", "swarmnet.peer.other": user}), "another room's"
+
+
 def test_a_second_class_of_a_name_is_found() -> None:
     sources = {"a": "class Lane: ...\nclass Of:\n    class Inner: ...", "b": "class Lane: ...", "c": "class Inner: ..."}
     assert duplicates(sources) == {"Lane": ["a", "b"]}

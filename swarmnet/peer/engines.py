@@ -9,14 +9,27 @@ from swarmnet.engine.payloads import Payloads
 from swarmnet.engine.torch_engine import StageSums, TorchEngine
 from swarmnet.manifest.codec_names import named_by
 from swarmnet.manifest.schema import Manifest
+from swarmnet.ranks.backend import MeshBackend
+from swarmnet.ranks.layout import MeshLayout
 from swarmnet.stage.backend import StageBackend
-from swarmnet.stage.canonical import Canonical
+from swarmnet.stage.canonical import Canonical, Initial
+from swarmnet.stage.device_backend import DeviceBackend
+from swarmnet.stage.passes import MemoryPolicy
 from swarmnet.sums.local_sum import LocalSum
 from swarmnet.sums.step_sum import StepSum
 from swarmnet.wire import codecs
 
 _HOST = torch.device("cpu")
-"""Where sums are while they travel, also those of a GPU: see `DeviceBackend.sum_memory`."""
+"""Where sums are while they travel, also those of a GPU: `DeviceBackend.sum_memory`."""
+
+
+def backend_of(
+    manifest: Manifest, stage: int, layout: MeshLayout, initial: Initial | None, memory: MemoryPolicy
+) -> StageBackend:
+    """What computes one stage here: this process on one device, or a process on each device of `layout`."""
+    if layout.ranks == 1:
+        return DeviceBackend(manifest, stage, device=layout.devices[0], initial=initial, memory=memory)
+    return MeshBackend(manifest, stage, layout, initial=initial, memory=memory)
 
 
 def torch_engine(manifest: Manifest, stage: int, threads: ComputeThread, backend: StageBackend) -> TorchEngine:

@@ -17,12 +17,12 @@ from pathlib import Path
 
 from swarmnet.config.peer import PeerConfig
 from swarmnet.directory import Record, Role, StageStatus
-from swarmnet.errors import RejectCode, SwarmError, UsageError
+from swarmnet.errors import BadMessage, Refused, RejectCode, SwarmError, UsageError
 from swarmnet.ids import PeerId, RunId, first_chain
 from swarmnet.manifest.file import load, run_id, to_toml
 from swarmnet.manifest.schema import Manifest
 from swarmnet.manifest.terms import RunTerms
-from swarmnet.messages import Answer, Control, Rejected, Request
+from swarmnet.messages import Answer, Control, ManifestData, ManifestRequest, Rejected, Request
 from swarmnet.net.address import announced_at
 from swarmnet.net.admission_files import OwnPass, admissions_of
 from swarmnet.net.dht import DhtDirectory
@@ -34,10 +34,9 @@ from swarmnet.net.identity import Identity, own_identity
 from swarmnet.net.swarm_link import SwarmLink
 from swarmnet.net.tls import open_authority
 from swarmnet.peer.away import until_somebody_answers, was_in
-from swarmnet.peer.manifest_fetch import fetch_manifest
 from swarmnet.peer.placement import Choice, Serving, placement_rule
 from swarmnet.state.disk import CheckpointStore
-from swarmnet.transport import ReadPayload
+from swarmnet.transport import ReadPayload, Transport, ask
 
 LOOK_S = 10.0
 """How long a newcomer looks for a run: the nodes it meets first may not know yet what they will know in a moment."""
@@ -399,3 +398,46 @@ def servings(records: Sequence[Record]) -> list[Serving]:
 
 def _count(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+PATIENCE_S = 5.0
+"""A peer that says nothing for so long is passed over."""
+
+OnFailure = Callable[[PeerId, SwarmError], None]
+
+
+async def fetch_manifest(
+    transport: Transport, run: RunId, peers: Sequence[PeerId], *, on_failure: OnFailure
+) -> Manifest | None:
+    """Ask `peers` in order for the manifest of `run`; None if none of them had it.
+
+    on_failure(peer, error) is told why each in vain: PeerGone, PeerTimeout, Refused, or BadMessage (it lied, or has
+    another version of swarmnet).
+    """
+    for peer in peers:
+        try:
+            return await _ask_one(transport, run, peer)
+        except SwarmError as error:
+            on_failure(peer, error)
+    return None
+
+
+async def _ask_one(transport: Transport, run: RunId, peer: PeerId) -> Manifest:
+    match answer := await ask(transport, peer, ManifestRequest(), patience=lambda: PATIENCE_S):
+        case Rejected():
+            raise Refused(answer.code, answer.reason, peer=peer)
+        case ManifestData(text):
+            return genuine(text, run, peer=peer)
+        case _:
+            raise BadMessage(RejectCode.MALFORMED, "not an answer to ManifestRequest", peer=peer)
+
+
+def genuine(text: str, run: RunId, *, peer: PeerId) -> Manifest:
+    """`text` as a manifest, if it is the one of `run`. Raises BadMessage."""
+    try:
+        manifest = load(f"{text}\n", where="what it sent")  # with a line break it is never taken for a path
+    except UsageError as error:
+        raise BadMessage(RejectCode.MALFORMED, f"not a manifest of this version: {error}", peer=peer) from error
+    if (found := run_id(manifest)) != run:
+        raise BadMessage(RejectCode.WRONG_RUN, f"the manifest of another run, {found[:12]}", peer=peer)
+    return manifest

@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any
 
 from swarmnet.directory import Directory, Record, Role, StageStatus
-from swarmnet.errors import Refused, RejectCode
+from swarmnet.errors import BadMessage, Refused, RejectCode
 from swarmnet.ids import NO_RESTART, PeerId, RunId, Signer
 from swarmnet.manifest.schema import Manifest
 from swarmnet.messages import (
@@ -30,6 +30,7 @@ from swarmnet.messages import (
     Packed,
     Part,
     Process,
+    Rejected,
     Request,
     SnapshotRequest,
     TrailRequest,
@@ -39,7 +40,6 @@ from swarmnet.net.records import nobody_serves, unserved
 from swarmnet.peer.complaints import Complaints
 from swarmnet.peer.dial_back import Asking, DialBacks, OtherWay, no_other_way
 from swarmnet.peer.leaving import Around, drain
-from swarmnet.peer.loopback import Loopback
 from swarmnet.peer.replica import Replica, ReplicaContext, ReplicaLimits, timers_of
 from swarmnet.peer.state_supply import StateSupply
 from swarmnet.pipeline.inputs import Windows
@@ -47,7 +47,7 @@ from swarmnet.pipeline.router import RoutingRule, least_time
 from swarmnet.stage.seams import Engine
 from swarmnet.state.disk import Disk
 from swarmnet.state.rollback import Rollbacks, newest_on_disk
-from swarmnet.transport import ReadPayload, Transport
+from swarmnet.transport import ReadPayload, Service, Transport, layout_of
 
 Tokens = Callable[[int, int], tuple[Packed, ...] | None]
 OnEvent = Callable[[str, dict[str, object]], None]
@@ -57,6 +57,43 @@ _PUBLISH_S, _LOOK_S = 2.0, 1.0
 
 _LAST_WORD_S = 1.0
 """How long a peer that leaves tries to tell the directory."""
+
+
+class Loopback:
+    """A Transport that hands calls to `me` straight to my own service, all else to the network."""
+
+    def __init__(self, me: PeerId, service: Service, network: Transport) -> None:
+        self._me, self._service, self._network = me, service, network
+
+    def tell(self, peer: PeerId, message: Control) -> None:
+        if peer == self._me:
+            self._service.on_tell(self._me, message)
+        else:
+            self._network.tell(peer, message)
+
+    async def call(
+        self, peer: PeerId, request: Request, payload: tuple[Packed, ...] = (), *, deadline: float
+    ) -> AsyncGenerator[Answer, None]:
+        if peer != self._me:
+            answers = self._network.call(peer, request, payload, deadline=deadline)
+        else:
+            answers = self._call_me(request, payload)
+        async with contextlib.aclosing(answers):
+            async for answer in answers:
+                yield answer
+
+    async def dial(self, peer: PeerId, address: str, *, deadline: float) -> None:
+        await self._network.dial(peer, address, deadline=deadline)
+
+    async def _call_me(self, request: Request, payload: tuple[Packed, ...]) -> AsyncGenerator[Answer, None]:
+        async def read() -> tuple[Packed, ...]:
+            return payload
+
+        try:
+            async for answer in self._service.on_call(self._me, request, ReadPayload(layout_of(payload), read)):
+                yield answer
+        except (BadMessage, Refused) as error:
+            yield Rejected(error.code, error.reason)
 
 
 class Peer:

@@ -51,12 +51,9 @@ def run_peer(
 
     from swarmnet.engine.compute_thread import ComputeThread
     from swarmnet.engine.torch_engine import TorchEngine
-    from swarmnet.peer.engines import torch_engine
+    from swarmnet.peer.engines import backend_of, torch_engine
     from swarmnet.peer.memory_fit import setup_of, slots_here
-    from swarmnet.ranks.backend import MeshBackend
-    from swarmnet.stage.backend import StageBackend
     from swarmnet.stage.canonical import Initial
-    from swarmnet.stage.device_backend import DeviceBackend
 
     routing_rule(config.routing)  # refuses early
     torch.set_num_threads(config.threads)
@@ -81,16 +78,12 @@ def run_peer(
         begin = Beginning(config, manifest, at_source=data_at_source)
         engines: dict[int, TorchEngine] = {}
 
-        def backend(stage: int, initial: Initial | None) -> StageBackend:
-            if layout.ranks == 1:
-                device = layout.devices[0]
-                return DeviceBackend(manifest, stage, device=device, initial=initial, memory=setup.memory)
-            return MeshBackend(manifest, stage, layout, initial=initial, memory=setup.memory)
+        def engine_of(stage: int, initial: Initial | None) -> TorchEngine:
+            backend = backend_of(manifest, stage, layout, initial, setup.memory)
+            return torch_engine(manifest, stage, compute, backend)
 
         for stage in config.stages:
-            engines[stage] = begin.engine(
-                stage, lambda stage, initial: torch_engine(manifest, stage, compute, backend(stage, initial))
-            )
+            engines[stage] = begin.engine(stage, engine_of)
             stack.callback(engines[stage].close)
             if layout.ranks > 1:
                 heard("mesh_starting", {"stage": stage, "mesh": layout.label, "ranks": layout.ranks})

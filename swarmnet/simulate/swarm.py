@@ -8,6 +8,7 @@ process would have.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import random
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -31,12 +32,28 @@ from swarmnet.simulate.engine import SimulatedEngine, SimulatedWindows, proven_t
 from swarmnet.simulate.network import MemoryNetwork
 from swarmnet.simulate.oracle import Oracle
 from swarmnet.simulate.plan import OWNER, Plan, manifest_of
-from swarmnet.simulate.signer import SimulatedSigner
 from swarmnet.stage.seams import Engine
 from swarmnet.trainer.trainer import Trainer
 from swarmnet.transport import Service, Transport
 
 RUN = RunId("0" * 64)
+
+
+class SimulatedSigner:
+    """A `Signer`."""
+
+    def __init__(self, me: PeerId) -> None:
+        self._me = me
+
+    def sign(self, data: bytes) -> bytes:
+        return _signature(self._me, data)
+
+    def verify(self, peer: PeerId, data: bytes, signature: bytes) -> bool:
+        return signature == _signature(peer, data)
+
+
+def _signature(peer: PeerId, data: bytes) -> bytes:
+    return hashlib.sha256(peer.encode() + b"\0" + data).digest()
 
 
 class Broken(AssertionError):

@@ -24,7 +24,6 @@ from swarmnet.messages import Answer, Control, Fetch, Fetched, Packed, Process, 
 from swarmnet.net.admission import Admissions, advised, role_for
 from swarmnet.pipeline.router import RoutingRule, least_time
 from swarmnet.trainer.first_stage import FirstStage
-from swarmnet.trainer.window import Window
 from swarmnet.transport import ReadPayload, Transport
 
 Tokens = Callable[[int], tuple[Packed, ...]]
@@ -36,6 +35,27 @@ _LACKS_S = 3.0
 _LAST_WORD_S, _LAST_EVAL_S = 1.0, 20.0
 """How long to wait for the directory when leaving, and for the held-out loss of the last version: the run is over then,
 and replicas may leave."""
+
+
+class Window:
+    """A semaphore whose size may change: `size()` is asked whenever a place is wanted."""
+
+    def __init__(self, size: Callable[[], int]) -> None:
+        self._size = size
+        self._taken = 0
+        self._given = asyncio.Event()
+
+    async def take(self) -> None:
+        """Wait for a place."""
+        while self._taken >= self._size():
+            self._given.clear()
+            await self._given.wait()
+        self._taken += 1
+
+    def give(self) -> None:
+        """Give a place back."""
+        self._taken -= 1
+        self._given.set()
 
 
 class Trainer:

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, fields, is_dataclass, replace
 
 from swarmnet.ids import Chain, PeerId, RoundId
 from swarmnet.messages import Committed, Control, Finished, Heartbeat, Round
-from swarmnet.simulate.signer import SimulatedSigner
+from swarmnet.simulate.swarm import SimulatedSigner
 from swarmnet.step import actions as act
 from swarmnet.step.actions import Action, Broadcast, Send
 from swarmnet.step.drift import DriftRules

@@ -18,7 +18,7 @@ from swarmnet.messages import Answer, Packed, Request, SnapshotRequest, TrailReq
 from swarmnet.peer import collect_remote
 from swarmnet.peer.engines import torch_engine
 from swarmnet.peer.restore import FetchAndReplay
-from swarmnet.simulate.signer import SimulatedSigner
+from swarmnet.simulate.swarm import SimulatedSigner
 from swarmnet.stage.device_backend import DeviceBackend
 from swarmnet.state import snapshot_fetch
 from swarmnet.state.header import StateHeader

@@ -10,7 +10,7 @@ from swarmnet.errors import PeerGone
 from swarmnet.ids import Chain, PeerId, RunId
 from swarmnet.messages import Answer, Packed, Request, SnapshotRequest
 from swarmnet.simulate.clock import VirtualLoop
-from swarmnet.simulate.signer import SimulatedSigner
+from swarmnet.simulate.swarm import SimulatedSigner
 from swarmnet.state.header import StateHeader
 from swarmnet.state.snapshot_index import Seal
 from swarmnet.state.snapshot_source import Donor

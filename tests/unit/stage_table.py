@@ -13,7 +13,7 @@ from dataclasses import replace
 from swarmnet.ids import NO_RESTART, Chain, PeerId
 from swarmnet.manifest.schema import Delay
 from swarmnet.messages import Commit, Committed, Control, Finished, Heartbeat, Prepare, Round, Stamp, Vote
-from swarmnet.simulate.signer import SimulatedSigner
+from swarmnet.simulate.swarm import SimulatedSigner
 from swarmnet.step import actions as act
 from swarmnet.step.actions import Action, Broadcast, Note, Send
 from swarmnet.step.gate import Shape

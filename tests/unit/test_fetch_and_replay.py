@@ -9,7 +9,7 @@ from swarmnet.errors import BadMessage, NoReplica, PeerGone, Refused
 from swarmnet.ids import NO_RESTART, PeerId, Restart
 from swarmnet.messages import Snapshot
 from swarmnet.peer.restore import FetchAndReplay
-from swarmnet.simulate.signer import SimulatedSigner
+from swarmnet.simulate.swarm import SimulatedSigner
 from swarmnet.state.snapshot_index import Seal
 from swarmnet.step.gate import Shape
 

@@ -29,7 +29,7 @@ from swarmnet.messages import (
     Stamp,
     Trouble,
 )
-from swarmnet.simulate.signer import SimulatedSigner
+from swarmnet.simulate.swarm import SimulatedSigner
 from swarmnet.step.actions import Action, Broadcast, Note, Send
 from swarmnet.step.context import StepContext
 from swarmnet.step.gate import Shape

@@ -14,8 +14,8 @@ from swarmnet.ids import PeerId
 from swarmnet.manifest.file import override, run_id, to_toml
 from swarmnet.manifest.schema import Manifest
 from swarmnet.messages import Accepted, Answer, ManifestData, ManifestRequest, Packed, Rejected, Request, Running
-from swarmnet.peer import manifest_fetch
-from swarmnet.peer.manifest_fetch import fetch_manifest, genuine
+from swarmnet.peer import joining
+from swarmnet.peer.joining import fetch_manifest, genuine
 
 MANIFEST = Manifest(name="genuine")
 RUN = run_id(MANIFEST)
@@ -72,7 +72,7 @@ def fetch(*peers: str) -> tuple[Manifest | None, list[PeerId], dict[str, SwarmEr
 
 
 def test_one_honest_peer_is_enough_and_the_others_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(manifest_fetch, "PATIENCE_S", 0.01)
+    monkeypatch.setattr(joining, "PATIENCE_S", 0.01)
     found, asked, failures = fetch("liar", "junk", "newer", "trainer", "confused", "dead", "silent", "honest", "never")
     assert found == MANIFEST and asked[-1] == "honest"
     assert {peer: type(error) for peer, error in failures.items()} == {

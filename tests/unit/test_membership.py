@@ -11,7 +11,7 @@ from stage_table import CHAIN, TIMERS
 
 from swarmnet.ids import NO_RESTART, Ballot, Generation, PeerId, Restart, RoundId
 from swarmnet.messages import MAX_VOTES, Commit, Finished, Heartbeat, Stamp, Vote
-from swarmnet.simulate.signer import SimulatedSigner
+from swarmnet.simulate.swarm import SimulatedSigner
 from swarmnet.step.gate import Shape
 from swarmnet.step.member import Member
 from swarmnet.step.membership import Membership, commit_of, statement

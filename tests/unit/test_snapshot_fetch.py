@@ -12,7 +12,7 @@ from donor_bench import PIECE, RUN, SIZE, STAGE, Line, Mate, header_at, play, st
 from swarmnet.errors import BadMessage, NoReplica, PeerGone, PeerTimeout, Refused, RejectCode, SwarmError
 from swarmnet.ids import PeerId
 from swarmnet.messages import MAX_PIECES, Answer, Busy, Packed, Snapshot, SnapshotPiece, SnapshotRequest
-from swarmnet.simulate.signer import SimulatedSigner
+from swarmnet.simulate.swarm import SimulatedSigner
 from swarmnet.state.snapshot_fetch import Fetcher, TransferProgress
 from swarmnet.state.snapshot_index import Seal, num_pieces, piece_size, root_of, span
 from swarmnet.state.snapshot_source import KEEP_S, LEASE_S
