@@ -1,9 +1,8 @@
 """Shared by all tests: `--long`, GPU and namespace markers with a reason, property tests that repeat, one torch thread.
 
-The whole suite runs in three processes at once, unless `-n` says otherwise: tests of one file in one of them, in order.
-On two cores, that is: tests that start processes wait for part of their time. One begins with the swarms of many
-processes, one after the other, while the others compute; other tests that start processes come last, when all three
-take them. Tests that are named run in this process.
+The whole suite runs in two processes at once, unless `-n` says otherwise: tests of one file in one of them, in order.
+One begins with the swarms of many processes, one after the other, while the other computes; other tests that start
+processes come last, when both take them. Tests that are named run in this process.
 """
 
 import gc
@@ -19,7 +18,7 @@ settings.register_profile("swarmnet", derandomize=True, deadline=None, print_blo
 settings.load_profile("swarmnet")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-PROCESSES = 3
+PROCESSES = 2
 
 CROWDS = tuple(
     f"tests/swarm/test_{name}.py"
