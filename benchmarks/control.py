@@ -119,6 +119,8 @@ class Stage:
         """Deliver what is on the wire, and what that causes."""
         while self.wire:
             sender, receiver, message = self.wire.popleft()
+            if isinstance(message, Heartbeat):
+                self.members[sender].reached(receiver, now=self.now)
             self._call(
                 receiver,
                 type(message).__name__,

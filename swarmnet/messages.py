@@ -172,10 +172,12 @@ class Heartbeat:
     """My chain one version earlier; at version 0 the first chain."""
     sitting: Annotated[tuple[PeerId, ...], Entries(MAX_SITTING)] = ()
     """Mates that my step goes on without."""
+    unreached: Annotated[tuple[PeerId, ...], Entries(MAX_SITTING)] = ()
+    """Mates that I hear and cannot call: I can pull nothing from them."""
 
 
 MAX_SITTING = 16
-"""Mates that a heartbeat can name as sitting out."""
+"""Mates that a heartbeat can name as sitting out, and as many that cannot be called."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,12 +18,12 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 import grpc
 
 from swarmnet import telemetry
-from swarmnet.errors import BadMessage, PeerGone, Refused, RejectCode
+from swarmnet.errors import BadMessage, PeerGone, Refused, RejectCode, leaves
 from swarmnet.ids import PeerId
-from swarmnet.messages import Accepted, Answer, Busy, ManifestRequest, Packed, Rejected, Request, SnapshotPiece
+from swarmnet.messages import Accepted, Answer, Busy, Control, ManifestRequest, Packed, Rejected, Request, SnapshotPiece
 from swarmnet.net.dials import Dials
 from swarmnet.net.greeting import HELLO, Greeted, Greeter
-from swarmnet.net.grpc_caller import LINK, METHODS
+from swarmnet.net.grpc_caller import LINK, METHODS, Outbox
 from swarmnet.net.grpc_channels import SERVICE_FAILED
 from swarmnet.net.grpc_options import GrpcConfig
 from swarmnet.net.tls import caller_of
@@ -37,6 +37,7 @@ from swarmnet.wire.convert import (
     Pulse,
     Signal,
     TensorHeader,
+    Told,
     read_hello,
     write_answer,
     write_hello_reply,
@@ -67,11 +68,15 @@ class Callee(grpc.GenericRpcHandler):  # type: ignore[misc]
         dials: Dials,
         config: GrpcConfig,
         traffic: Traffic,
+        write: Callable[[Control], bytes],
     ) -> None:
+        """write: as for links (`grpc_caller.Link`)."""
+        self._write = write
         self._greeter, self._greeted, self._service = greeter, greeted, service
         self._link_ended, self._dials, self._config, self._traffic = link_ended, dials, config, traffic
         self._allowances = Allowances(config.allowance)
         self._links: Counter[PeerId] = Counter()
+        self._back: dict[PeerId, Outbox] = {}  # what goes to the caller of a link on the way back, on its newest one
         self._calls: Counter[PeerId] = Counter()
         self._complained_at: dict[tuple[str, PeerId], float] = {}
 
@@ -118,33 +123,69 @@ class Callee(grpc.GenericRpcHandler):  # type: ignore[misc]
             await context.write(write_answer(Busy(self._config.stall_s, version=-1)))
             return
         self._links[caller] += 1
+        writing, back = asyncio.Lock(), Outbox(self._config.outbox, self._write)
+        self._back[caller] = back
         try:
             await context.write(write_answer(Accepted()))
-            while (data := await context.read()) is not grpc.aio.EOF:
-                await self._keep_to_allowance(caller, len(data))
-                # At every message: a link may be open for days.
-                if self._greeter.unwelcome(caller):  # banned since, or its invitation has ended
-                    await context.write(write_answer(GreetFirst()))
-                    return
-                message = self._config.reader.control(data)
-                # Answered by the event loop itself: it proves that this process runs, not that its service is quick.
-                if isinstance(message, Ping):
-                    await self._pong(context, message)
-                else:
-                    self._service().on_tell(caller, message)
-        except TimeoutError:
+            async with asyncio.TaskGroup() as group:
+                telling = group.create_task(self._tell_back(context, writing, back))
+                await self._read_link(context, caller, writing)
+                telling.cancel()
+        except* TimeoutError:
             # It asks and does not read the answer. It will open another link when it is well.
             log.debug("link_stalls", peer=caller)
-        except BadMessage as error:
+        except* BadMessage as found:
             # The link ends, and nobody else's with it.
+            error = next(leaves(found))
             if self._may_complain("bad_control", caller):
                 log.warning("bad_control", peer=caller, error=error)
             await context.write(write_answer(Rejected(error.code, error.reason)))
-        except Exception:
+        except* Refused:
+            await context.write(write_answer(GreetFirst()))
+        except* Exception:
             await _confess(context, "link", caller)
         finally:
+            if self._back.get(caller) is back:
+                del self._back[caller]
             _one_less(self._links, caller)
             self._link_ended(caller)
+
+    async def _read_link(self, context: grpc.aio.ServicerContext, caller: PeerId, writing: asyncio.Lock) -> None:
+        while (data := await context.read()) is not grpc.aio.EOF:
+            # Answered by the event loop itself: it proves that this process runs, not that its service is quick.
+            if (ping := await self._hear(caller, data)) is not None:
+                await self._say(context, writing, Pong(ping.nonce))
+
+    async def _hear(self, peer: PeerId, data: bytes) -> Ping | None:
+        """Take one message of a link, whoever opened it; returns a ping. Raises BadMessage, and Refused for a peer that
+        is not admitted any more."""
+        await self._keep_to_allowance(peer, len(data))
+        # At every message: a link may be open for days.
+        if self._greeter.unwelcome(peer):  # banned since, or its invitation has ended
+            raise Refused(RejectCode.NOT_ADMITTED, "not admitted any more", peer=peer)
+        message = self._config.reader.control(data)
+        if isinstance(message, Ping):
+            return message
+        self._service().on_tell(peer, message)
+        return None
+
+    # ------------------------------------------------------------ the way back
+
+    def tell_back(self, peer: PeerId, message: Control) -> bool:
+        """Say it on the newest link that this peer has open to us. False: it has none."""
+        if peer in self._back:
+            self._back[peer].put(message)
+        return peer in self._back
+
+    async def told(self, peer: PeerId, data: bytes) -> None:
+        """Take what the callee of a link of ours says on it. Raises BadMessage, Refused."""
+        if await self._hear(peer, data) is not None:
+            raise BadMessage(RejectCode.MALFORMED, "a ping on the way back", peer=peer)
+
+    async def _tell_back(self, context: grpc.aio.ServicerContext, writing: asyncio.Lock, back: Outbox) -> None:
+        while True:
+            await back.filled()
+            await self._say(context, writing, Told(back.pop()))
 
     def _knows(self, caller: PeerId) -> bool:
         """Has it greeted, and is it still admitted? If not it has to greet again, and is told why it is not."""
@@ -155,10 +196,10 @@ class Callee(grpc.GenericRpcHandler):  # type: ignore[misc]
         self._greeted.forget(caller)
         return False
 
-    async def _pong(self, context: grpc.aio.ServicerContext, ping: Ping) -> None:
+    async def _say(self, context: grpc.aio.ServicerContext, writing: asyncio.Lock, signal: Signal) -> None:
         """Raises TimeoutError if the caller does not read."""
-        async with asyncio.timeout(self._config.stall_s):
-            await context.write(write_answer(Pong(ping.nonce)))
+        async with asyncio.timeout(self._config.stall_s), writing:
+            await context.write(write_answer(signal))
 
     async def _keep_to_allowance(self, caller: PeerId, num_bytes: int) -> None:
         """Leave the link unread for a while if too much came: the rest waits at the caller's end."""

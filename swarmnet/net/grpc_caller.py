@@ -7,7 +7,8 @@ A link is one long-lived stream, best effort, in order: opened when the first me
 while messages wait. The queue is bounded: when it is full the oldest message that will be said again anyway goes first.
 What a broken stream had not delivered is lost; every message of the step protocol is re-sent until the state it reports
 has changed. Among the messages goes a ping now and then: its nonce, coming back, proves that the peer can be called and
-that its event loop runs. While nothing is said nothing is asked, so it needs no timer.
+that its event loop runs. While nothing is said nothing is asked, so it needs no timer. On the way back come the
+one-way messages of a peer that cannot connect to us (`Told`).
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import math
 import random
 import secrets
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 
 import grpc
 
@@ -57,6 +58,7 @@ from swarmnet.wire.convert import (
     Pong,
     Pulse,
     Signal,
+    Told,
     declare,
     read_answer,
     with_payload,
@@ -174,9 +176,8 @@ class _Call:
                 self._refused = True
             if isinstance(answer, GreetFirst):
                 return answer
-            # Pings are asked on links alone.
-            if isinstance(answer, Pong):
-                raise BadMessage(RejectCode.MALFORMED, "a pong in a call", peer=self._channels.peer)
+            if isinstance(answer, Pong | Told):
+                raise BadMessage(RejectCode.MALFORMED, "what is said on links, in a call", peer=self._channels.peer)
             assembly = Assembly(declared, max_bytes=self._max_bytes)
             if chunk is not None:
                 assembly.take(chunk)
@@ -338,8 +339,8 @@ class Probe:
 
 
 class Link:
-    """Carries one outbox to one peer. on_reached: told that the peer has just answered on this link. write: shared by
-    all links, so that what many are told is written once."""
+    """Carries one outbox to one peer. on_reached: told that the peer has just answered on this link. on_told: given
+    what the peer says on it, as bytes. write: shared by all links, so that what many are told is written once."""
 
     def __init__(
         self,
@@ -347,9 +348,11 @@ class Link:
         config: GrpcConfig,
         write: Callable[[Control], bytes],
         on_reached: Callable[[PeerId], None],
+        on_told: Callable[[PeerId, bytes], Awaitable[None]],
     ) -> None:
-        self._channels, self._config, self._on_reached = channels, config, on_reached
+        self._channels, self._config, self._on_reached, self._on_told = channels, config, on_reached, on_told
         self.outbox = Outbox(config.outbox, write)
+        self.is_open = False
 
     async def run(self) -> None:
         """Until cancelled: connect when a message waits, stream, back off when it breaks."""
@@ -390,12 +393,14 @@ class Link:
             if not isinstance(answer, Accepted):
                 log.debug("link_not_taken", peer=self._channels.peer, answer=answer)
                 return False
+            self.is_open = True
             await self._carry(stream, channel)
             return True
         except TimeoutError:
             self._channels.retire(channel)
             return False
         finally:
+            self.is_open = False
             stream.cancel()
 
     async def _carry(self, stream: grpc.aio.StreamStreamCall, channel: Channel) -> None:
@@ -416,13 +421,17 @@ class Link:
     async def _listen(
         self, stream: grpc.aio.StreamStreamCall, channel: Channel, probe: Probe
     ) -> Answer | Signal | None:
-        """Hear pongs until anything else is said, which ends the link. Raises as PeerChannels.read, and BadMessage."""
+        """Hear pongs and messages until anything else is said, which ends the link. Raises as PeerChannels.read, and
+        BadMessage."""
         while (said := await self._channels.read(stream, channel)) is not None:
-            answer, _ = read_answer(said)
-            if not isinstance(answer, Pong):
-                return answer
-            if probe.answered(answer, now=asyncio.get_running_loop().time()):
-                self._on_reached(self._channels.peer)
+            match read_answer(said)[0]:
+                case Pong() as pong:
+                    if probe.answered(pong, now=asyncio.get_running_loop().time()):
+                        self._on_reached(self._channels.peer)
+                case Told(message):
+                    await self._on_told(self._channels.peer, message)
+                case answer:
+                    return answer
         return None
 
     async def _write(self, stream: grpc.aio.StreamStreamCall, probe: Probe) -> None:

@@ -25,7 +25,7 @@ import grpc
 from swarmnet import telemetry
 from swarmnet.errors import PeerGone, PeerTimeout, UsageError
 from swarmnet.ids import PeerId, RunId
-from swarmnet.messages import Answer, Control, Packed, Request
+from swarmnet.messages import Answer, Control, Heartbeat, Packed, Request
 from swarmnet.net.address import Address
 from swarmnet.net.greeting import Greeted, Greeter
 from swarmnet.net.grpc_callee import Callee
@@ -131,10 +131,20 @@ class GrpcTransport:
         self._greeter = greeter or Greeter(run, numerics, config.max_clock_offset_s)
         self._greeted = Greeted()
         self._dialling = Dialling(self._leaf, self._greeter, config, addresses, self._tell_gone)
+        self._written = MessageWriter()
+        self._callee = Callee(
+            self._greeter,
+            self._greeted,
+            self._the_service,
+            self._link_ended,
+            self._dialling.dials,
+            config,
+            self.traffic,
+            self._written,
+        )
         self._channels: dict[PeerId, PeerChannels] = {}
         self._links: dict[PeerId, tuple[Link, asyncio.Task[None]]] = {}
         self._unknown_since: dict[PeerId, float] = {}
-        self._written = MessageWriter()
         self._tasks: set[asyncio.Task[None]] = set()
         self._group = asyncio.TaskGroup()
         self._listener: grpc.aio.Server | None = None
@@ -156,16 +166,7 @@ class GrpcTransport:
 
     async def _listen(self) -> grpc.aio.Server:
         listener = grpc.aio.server(options=listener_options(self._config))
-        callee = Callee(
-            self._greeter,
-            self._greeted,
-            self._the_service,
-            self._link_ended,
-            self._dialling.dials,
-            self._config,
-            self.traffic,
-        )
-        listener.add_generic_rpc_handlers((callee,))
+        listener.add_generic_rpc_handlers((self._callee,))
         first = 0
         if self._first_port:
             with contextlib.suppress(UsageError, RuntimeError):  # taken, or taken meanwhile: any free one will do
@@ -228,9 +229,15 @@ class GrpcTransport:
         if self._closing or not self._started:
             return
         if peer not in self._links:
-            link = Link(self._channels_to(peer), self._config, self._written, self._tell_reached)
+            link = Link(self._channels_to(peer), self._config, self._written, self._tell_reached, self._callee.told)
             self._links[peer] = link, self._spawn(link.run())
-        self._links[peer][0].outbox.put(message)
+        link, _ = self._links[peer]
+        # A peer that we cannot connect to may be connected to us. Our own link is tried all the same, now and then.
+        if link.is_open or not self._callee.tell_back(peer, message):
+            link.outbox.put(message)
+        elif isinstance(message, Heartbeat):
+            link.outbox.clear()
+            link.outbox.put(message)
 
     def call(
         self, peer: PeerId, request: Request, payload: tuple[Packed, ...] = (), *, deadline: float

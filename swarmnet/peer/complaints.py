@@ -97,13 +97,10 @@ class Complaints:
 
     def _cannot_reach(self, member: Member, now: float) -> dict[PeerId, float]:
         """Mates that have been heard for a while, and answered nothing on a connection that I opened."""
-        view, limit_s = member.view, self._timers.suspect_s
-        self._unreached = {
-            peer: self._unreached.get(peer, now)
-            for peer, seen in view.mates()
-            if seen.synced and view.alive(peer, now=now) and view.reach_age(peer, now=now) > limit_s
-        }
-        found = {peer: since for peer, since in self._unreached.items() if now - since > limit_s}
+        synced = {peer for peer, seen in member.view.mates() if seen.synced}
+        mates = synced.intersection(member.view.unreached(now=now))
+        self._unreached = {peer: self._unreached.get(peer, now) for peer in mates}
+        found = {peer: since for peer, since in self._unreached.items() if now - since > self._timers.suspect_s}
         for peer in sorted(found.keys() - self._said):
             self._say("cannot_reach", {"peer": peer, "reason": "it is heard and cannot be connected to"})
         self._said = set(found)

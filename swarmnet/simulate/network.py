@@ -142,7 +142,10 @@ class MemoryNetwork:
         """One-way message."""
         self.sent[type(message).__name__] += 1
         node, mine = self._nodes.get(peer), self._nodes.get(sender)
-        if not self.lines.reaches(sender, peer) or self.lines.blocked(sender, peer):
+        # Who cannot dial the other speaks on the link that the other has opened.
+        dials = not self.lines.blocked(sender, peer)
+        back = node is not None and not self.lines.blocked(peer, sender)
+        if not self.lines.reaches(sender, peer) or not (dials or back):
             return  # lost, and nobody is told
         if node is None:
             if mine is not None and self.lines.connected(sender, peer):

@@ -92,6 +92,8 @@ class Keeper:
         self._idle = IdleWork(stamp, ballot, self.view, idle_s=self._pace.idle_s, now=now)
         self._progress = Progress()
         self._level_at = now
+        self._apart: frozenset[PeerId] = frozenset()  # who reduces nothing in the open round
+        self._cut_for_lines = False
         self._stragglers = Stragglers(self.view.me, patience_s=self.view.timers.suspect_s, lines=self._lines)
         self._left_out: set[PeerId] = set()  # of this step, see step.rounds
         self._opened_at = now
@@ -244,7 +246,7 @@ class Keeper:
             return actions if self.commit is not None or self.round is None else actions + self._say_round(resend)
         # A member that signed a sum joins no other round for a while, so another try must wait as long.
         if self.acks and now - self._held_at > self.view.timers.suspect_s:
-            actions += self._give_up_sums()
+            actions += self._give_up_sums(now)
         if self.current_id is None and self.oldest:
             actions += self._non_finite.void(self.ledger, self.members.keys())
             if self._non_finite.halted:
@@ -454,6 +456,10 @@ class Keeper:
         self._left_out = self._left_out & alive if self.members else set()  # nobody may be all that is left
         if self.round is None:
             return []
+        if not self._broken_ends(now) <= self._apart and not self.acks and not self._cut_for_lines:
+            self._cut_for_lines = True  # once a step: what a member says of its lines costs it nothing
+            self.round = None
+            return [note("cut_again", step=self.stamp.step)]
         match self._stragglers.verdict(self._builder.circles(self.round, self.members), now=now):
             case Leave(peer, reason, waits_for) if len(self.members) > 1:
                 self._lines.broken(peer, waits_for, step=self.stamp.step)
@@ -471,6 +477,13 @@ class Keeper:
                 self._builder.turn()
                 return [note("cut_again", step=self.stamp.step)]
         return []
+
+    def _broken_ends(self, now: float) -> frozenset[PeerId]:
+        """Members with a broken line between them: they should reduce nothing."""
+        said = {peer: seen.unreached for peer, seen in self.view.mates() if seen.unreached}
+        return self._lines.apart(
+            self.members, said | {self.view.me: self.view.unreached(now=now)}, step=self.stamp.step
+        )
 
     def _leave_late(self, now: float) -> list[Action]:
         """There is a certificate: leave out members without the sum once they are late; they may fetch it later."""
@@ -545,9 +558,15 @@ class Keeper:
         elif self.acks.get(peer) != commit:
             self._held_at, self.acks[peer] = now, commit
 
-    def _give_up_sums(self) -> list[Action]:
-        """Drop the round if its signed sums can make no certificate: a signer is gone, or the bits differ."""
+    def _give_up_sums(self, now: float) -> list[Action]:
+        """Drop the round if its signed sums can make no certificate: a signer is gone, or the bits differ.
+
+        For very long none has come of them: who was left out may have signed another sum, and is needed again.
+        """
         whole = self.round is not None and self.members.keys() <= self.acks.keys()
+        if self._left_out and now - self._held_at > 2 * self.view.timers.long_silence_s:
+            self._left_out, self._held_at, self.round = set(), now, None
+            return [note("cut_again", step=self.stamp.step)]
         # All hold a sum of one round and not the same bits: a reducer told two of them different things.
         differing = whole and len(set(self.acks.values())) > 1
         if not self._spoilt and not differing:
@@ -592,9 +611,9 @@ class Keeper:
                 peer, "gives back what it was granted", cost_s=max(now - since, least_s), now=now
             )
         ]
-        apart = self._lines.apart(self.members, step=self.stamp.step)
+        self._apart = self._broken_ends(now)
         self._first_ack_at = None
-        self.round, self._spoilt = self._builder.open(self.members, self.ledger, apart), False
+        self.round, self._spoilt = self._builder.open(self.members, self.ledger, self._apart), False
         self._told, self._opened_at = {}, now
         self._stragglers.opened(self.round.id, now=now)
         reason = left_alone(self.view, self.stamp, self.members, now=now)

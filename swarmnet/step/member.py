@@ -70,6 +70,7 @@ class Member:
         self.version, self.chain, self.before = 0, chain, chain
         self.restart = NO_RESTART
         self.queue = 0
+        self._unreached: tuple[PeerId, ...] = ()  # mates that I cannot call
         self.last_commits: tuple[Commit, ...] = ()
         self.last_finished: Finished | None = None
         self._last_stamp: Stamp | None = None
@@ -211,6 +212,7 @@ class Member:
             measure=self.drift.mine if mate else None,
             before=self.before,
             sitting=self._sitting,
+            unreached=self._unreached[:MAX_SITTING] if mate else (),
         )
 
     @property
@@ -377,6 +379,7 @@ class Member:
     def tick(self, *, now: float) -> list[Action]:
         """Every heartbeat interval: say again whatever state asks for."""
         self.view.forget_silent(now=now)
+        self._unreached = self.view.unreached(now=now)
         if not self.synced:
             return []
         convicted, self.membership.notes = self.membership.notes, []

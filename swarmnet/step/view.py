@@ -4,7 +4,7 @@
 |---|---|---|
 | `View` | heartbeats, broken connections | who lives, who is lost, who is first in the order of keepers |
 | `Pace` | claims and applied steps | how long others are waited for |
-| `BrokenLinks` | members left out because nothing came through | who should reduce nothing for a while |
+| `BrokenLinks` | reports, and members left out because nothing came through | who should reduce nothing for a while |
 
 Suspicion decides progress, never correctness (docs/protocol.md, I2). Pure.
 """
@@ -38,10 +38,12 @@ class Timers:
 
 @dataclass(slots=True)
 class Seen:
-    """One replica of one stage, as last heard. gap_s: the longest recent pause between two signs of life."""
+    """One replica of one stage, as last heard. since: when this life of it was first heard. gap_s: the longest recent
+    pause between two signs of life."""
 
     heard_at: float
     incarnation: int
+    since: float
     version: int = -1
     chain: Chain = NO_CHAIN
     before: Chain = NO_CHAIN
@@ -49,6 +51,7 @@ class Seen:
     committed: bool = False
     keeper: Ballot | None = None
     sitting: tuple[PeerId, ...] = ()
+    unreached: tuple[PeerId, ...] = ()
     queue: int = 0
     draining: bool = False
     numerics: str = ""
@@ -79,13 +82,13 @@ class View:
         if seen is None and len(stage) >= _MOST_REPLICAS:
             return False
         if seen is None or seen.incarnation != beat.incarnation:
-            seen = stage[peer] = Seen(heard_at=now, incarnation=beat.incarnation)
+            seen = stage[peer] = Seen(heard_at=now, incarnation=beat.incarnation, since=now)
         self._alive(seen, now)
         seen.version, seen.chain, seen.synced = beat.stamp.step, beat.stamp.chain, beat.synced
         seen.before = beat.before
         seen.committed = any(commit.stage == beat.stamp.stage for commit in beat.commits)
         seen.queue, seen.draining, seen.keeper = beat.queue, beat.draining, beat.keeper
-        seen.sitting = beat.sitting
+        seen.sitting, seen.unreached = beat.sitting, beat.unreached
         seen.numerics, seen.measure = beat.numerics, beat.measure
         return fresh
 
@@ -105,6 +108,17 @@ class View:
     def reach_age(self, peer: PeerId, *, now: float) -> float:
         """Seconds since the peer last answered on a connection that I opened; infinite if it never did, 0 for me."""
         return 0.0 if peer == self.me else now - self._reached_at.get(peer, -math.inf)
+
+    def unreached(self, *, now: float) -> tuple[PeerId, ...]:
+        """Mates that I have heard for a while, and that answered nothing meanwhile on a connection that I opened."""
+        limit_s = self.timers.suspect_s / 2  # it only reduces nothing for that, and is suspected of nothing
+        return tuple(
+            sorted(
+                peer
+                for peer, seen in self.mates()
+                if now - seen.since > limit_s < self.reach_age(peer, now=now) and self.alive(peer, now=now)
+            )
+        )
 
     def answers(self, peer: PeerId, *, now: float) -> bool:
         """Can I call this peer, for all I know? False if I no longer can, though I may hear it: a firewall."""
@@ -169,10 +183,15 @@ class View:
         return frozenset(found)
 
     def shunned(self, *, now: float) -> frozenset[PeerId]:
-        """Mates that most others of my stage, two at least, go on without: I need not wait for them to find out."""
+        """Mates that most others of my stage, two at least, go on without or cannot call: I need not wait for them to
+        find out."""
         live = {peer: seen for peer in self.live(self.stage, now=now) if (seen := self.get(peer)) is not None}
-        said = Counter(of for peer, seen in live.items() for of in set(seen.sitting) - {peer})
-        return frozenset(of for of, voices in said.items() if voices > 1 and 2 * voices > len(live.keys() - {of}))
+        said = Counter(of for peer, seen in live.items() for of in {*seen.sitting, *seen.unreached} - {peer})
+        mine = self.unreached(now=now)
+        said.update(mine)
+        return frozenset(
+            of for of, voices in said.items() if voices > 1 and 2 * voices > len(live.keys() - {of}) + (of in mine)
+        )
 
     def leaves(self, peer: PeerId) -> bool:
         """Is this replica of my stage (or am I) about to leave?"""
@@ -333,14 +352,18 @@ class Pace:
 # ---------------------------------------------------------------- link quality
 #
 # One broken line between two members costs a step two cuts and one of the two (`step.rounds`), and would cost that in
-# every step. So for some steps the two reduce nothing: members that only contribute exchange with the reducers alone,
-# and not with each other. Later it is tried again: lines come back, and a liar can have somebody named.
+# every step. So the two reduce nothing: members that only contribute exchange with the reducers alone, and not with
+# each other. A member that cannot call a mate says so before a round is opened, and that line costs no step anything. A
+# line that broke in a round is tried again some steps later: lines come back, and a liar can have somebody named.
 
 _BROKEN_STEPS = 32
 """How long a broken line is remembered."""
 
 _MOST_BROKEN = 64
 """Broken lines that are remembered."""
+
+_MOST_NAMED = 2
+"""Mates that a member is believed to be unable to call."""
 
 
 class BrokenLinks:
@@ -363,12 +386,19 @@ class BrokenLinks:
         for pair in list(self._broken)[:-_MOST_BROKEN]:
             del self._broken[pair]
 
-    def apart(self, members: Collection[PeerId], *, step: int) -> frozenset[PeerId]:
-        """Members that should reduce nothing, as a line between them broke: at most half, or a pair of three."""
+    def apart(
+        self, members: Collection[PeerId], unreached: Mapping[PeerId, Collection[PeerId]], *, step: int
+    ) -> frozenset[PeerId]:
+        """Members that should reduce nothing, as a line between them is broken; a quarter reduce, and one at least.
+
+        unreached: the mates that each member says it cannot call. Who names more than two is at fault itself.
+        """
+        pairs = [pair for pair, since in reversed(self._broken.items()) if 0 <= step - since <= _BROKEN_STEPS]
+        for one in sorted(peer for peer, others in unreached.items() if len(others) <= _MOST_NAMED):
+            pairs += (frozenset({one, other}) for other in unreached[one])
+        most = len(members) - max(1, len(members) // 4)
         found = frozenset[PeerId]()
-        for pair, since in reversed(self._broken.items()):
-            wider = found | pair
-            known = pair <= set(members) and 0 <= step - since <= _BROKEN_STEPS
-            if known and len(wider) < len(members) and len(wider) <= max(2, len(members) // 2):
-                found = wider
+        for pair in pairs:
+            if pair <= set(members) and len(found | pair) <= most:
+                found |= pair
         return found

@@ -93,6 +93,13 @@ class Pong:
 
 
 @dataclass(frozen=True, slots=True)
+class Told:
+    """Said on a link by its callee, which cannot connect to the caller: a one-way message, by `write_control`."""
+
+    message: Annotated[bytes, Size(MAX_MESSAGE_BYTES)]
+
+
+@dataclass(frozen=True, slots=True)
 class GreetFirst:
     """The callee does not know the caller (any more): say Hello, then repeat the call."""
 
@@ -107,7 +114,7 @@ class Done:
     """That was the last answer, and the payload was not wanted: leave."""
 
 
-Signal = GreetFirst | Pulse | Done | Pong
+Signal = GreetFirst | Pulse | Done | Pong | Told
 """What stands where an answer would, for the caller's transport alone."""
 
 PAYLOAD_ANSWERS = (Gradient, Fetched, PartData, SnapshotPiece)

@@ -56,13 +56,13 @@ async def _fetched(caller, request, payload):
     yield Fetched()
 
 
-def test_who_cannot_be_dialled_is_silent_and_reaches_others_in_full() -> None:
+def test_who_cannot_be_dialled_is_told_on_its_own_links_and_called_by_nobody() -> None:
     two = Two()
 
     async def scenario() -> None:
         two.network.lines.block_dial(A, B)
         await two.beat(A, B)
-        assert two.b.told.empty() and two.a.reached.empty()
+        assert two.b.told.get_nowait() == (A, HEARTBEAT) and two.a.reached.empty()
         await two.beat(B, A)
         assert two.a.told.get_nowait() == (B, HEARTBEAT) and two.b.reached.get_nowait() == A
         assert await two.fetch(B, A) == [Fetched()]

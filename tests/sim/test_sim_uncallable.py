@@ -31,12 +31,10 @@ def struck(swarm: Swarm) -> set[object]:
 @pytest.mark.parametrize("seed", range(3))
 def test_a_member_that_nobody_can_call_any_more_holds_the_run_up_once(seed: int) -> None:
     swarm = Swarm(Plan(stages=2, replicas=3, microbatches=6, steps=120, forward_s=0.05), seed)
-    behind: list[PeerId] = []
 
     async def script(swarm: Swarm) -> None:
         await asyncio.sleep(3.0)
         victim = swarm.replicas(seed % 2)[seed]
-        behind.append(victim.peer_id)
         for node in swarm.nodes:
             if node is not victim:
                 swarm.block_dial(node, victim)
@@ -45,11 +43,23 @@ def test_a_member_that_nobody_can_call_any_more_holds_the_run_up_once(seed: int)
 
     swarm.run(until_s=300, script=script)  # checks every commit and the final weights against the oracle
     waited = gaps(swarm, 0.0)
-    assert max(waited) <= 20.0  # protocol.long_silence_s, and a step
+    assert max(waited) <= 5.0  # until all have said that they cannot call it, and a step
     assert sum(gap > 2.0 for gap in waited) == 1, "it was waited for again"
-    left_out = [(fields["peer"], fields["reason"]) for _, _, event, fields in swarm.events if event == "evicted"]
-    assert left_out == [(behind[0], "late")], "it held up the round that was under way, and no other"
-    assert struck(swarm) == set(behind)
+    assert not struck(swarm) and not any(event == "evicted" for _, _, event, _ in swarm.events), "it has no fault"
+
+
+@pytest.mark.parametrize(("replicas", "blocked"), [(3, ((0, 2),)), (4, ((0, 3), (1, 3), (2, 3)))])
+def test_who_cannot_call_a_mate_that_calls_it_costs_the_steps_nothing(replicas: int, blocked: tuple) -> None:
+    """Each speaks on the link of the other, and pulls nothing: both reduce nothing, or the one sits out."""
+    swarm = Swarm(Plan(stages=2, replicas=replicas, microbatches=4, steps=100), 0)
+
+    async def script(swarm: Swarm) -> None:
+        mates = swarm.replicas(0)
+        for caller, called in blocked:
+            swarm.block_dial(mates[caller], mates[called])
+
+    swarm.run(until_s=300, script=script)
+    assert max(gaps(swarm, 0.0)) < 1.0
 
 
 @pytest.mark.parametrize("replicas", [3, 2])

@@ -17,10 +17,11 @@ import grpc
 import pytest
 
 from swarmnet.errors import BadMessage, PeerGone, PeerTimeout, RejectCode, UsageError
-from swarmnet.ids import PeerId, RunId
+from swarmnet.ids import Ballot, Generation, PeerId, RunId
 from swarmnet.messages import (
     Accepted,
     Answer,
+    Claim,
     Fetched,
     Gradient,
     ManifestData,
@@ -39,7 +40,16 @@ from swarmnet.net.grpc_transport import GrpcTransport
 from swarmnet.net.identity import Identity
 from swarmnet.net.tls import Authority, Leaf, open_authority, trust_anchor
 from swarmnet.transport import ReadPayload
-from swarmnet.wire.convert import GreetFirst, Hello, TensorHeader, read_answer, write_hello, write_request
+from swarmnet.wire.convert import (
+    GreetFirst,
+    Hello,
+    Ping,
+    TensorHeader,
+    read_answer,
+    write_control,
+    write_hello,
+    write_request,
+)
 from swarmnet.wire.framing import CHUNK_BYTES
 from tests.contracts.transport_contract import (
     CHECKS,
@@ -53,6 +63,11 @@ from tests.contracts.transport_contract import (
     execute,
     packed,
 )
+
+
+def claim_of(peer: PeerId) -> Claim:
+    return Claim(HEARTBEAT.stamp, Ballot(0, peer), Generation(1, 0), 3)
+
 
 RUN = RunId("ab" * 32)
 ALICE = Identity.generate().peer
@@ -463,7 +478,7 @@ def test_a_bug_in_the_service_costs_one_call() -> None:
     run(scenario)
 
 
-def test_who_calls_but_cannot_be_called_is_heard_and_not_reached() -> None:
+def test_who_calls_but_cannot_be_called_is_told_on_its_own_link_and_not_reached() -> None:
     async def main() -> None:
         book: dict[PeerId, tuple[str, ...]] = {}
         a, service_a = make_transport(book, config=GrpcConfig(stall_s=0.3))
@@ -479,7 +494,33 @@ def test_who_calls_but_cannot_be_called_is_heard_and_not_reached() -> None:
             with pytest.raises(PeerTimeout):
                 async for _ in a.call(b.peer, FETCH, deadline=in_s(10)):
                     raise AssertionError("nobody can call b")
-            assert service_a.reached.empty() and service_b.told.empty()
+            assert await service_b.told.get() == (a.peer, HEARTBEAT), "it came back on the link of b"
+            a.tell(b.peer, claim_of(a.peer))
+            assert await service_b.told.get() == (a.peer, claim_of(a.peer))
+            assert service_a.reached.empty()
+
+    asyncio.run(main())
+
+
+def test_what_is_wrong_on_the_way_back_ends_that_link_and_nothing_else() -> None:
+    async def main() -> None:
+        book: dict[PeerId, tuple[str, ...]] = {}
+        a, service_a = make_transport(book)
+        b, service_b = make_transport(book)
+        async with asyncio.timeout(LIMIT_S), a, b:
+            book |= {a.peer: a.addresses}
+            b.tell(a.peer, HEARTBEAT)
+            assert await service_a.told.get() == (b.peer, HEARTBEAT)
+            links = a._callee._back
+            for wrong in (b"no message", write_control(Ping(bytes(8)))):
+                link = links[b.peer]
+                link._write = lambda _, wrong=wrong: wrong
+                link.put(HEARTBEAT)
+                while links.get(b.peer) in (None, link):  # it ends, and the next message opens another
+                    b.tell(a.peer, HEARTBEAT)
+                    await asyncio.sleep(0.01)
+            assert a._callee.tell_back(b.peer, claim_of(a.peer)) and service_b.told.empty()
+            assert await service_b.told.get() == (a.peer, claim_of(a.peer))
 
     asyncio.run(main())
 

@@ -208,6 +208,8 @@ class Table:
                     continue
                 beat = member.heartbeat()
                 self.wire += [(member.me, PeerId(other), beat) for other in self.members if other != name]
+                for other in self.members.keys() - silent:
+                    member.reached(PeerId(other), now=self.now)
                 self.do(name, member.tick(now=self.now))
             if silent:
                 self.take(lambda sender, receiver, _: sender in silent or receiver in silent)

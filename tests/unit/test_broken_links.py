@@ -34,22 +34,32 @@ def opened(members: tuple[PeerId, ...], bandwidths: dict[PeerId, int], apart: fr
 
 def test_a_broken_line_is_remembered_for_some_steps() -> None:
     lines = BrokenLinks()
-    assert lines.apart(PEERS, step=3) == frozenset()
+    assert lines.apart(PEERS, {}, step=3) == frozenset()
     lines.broken(C, [D], step=3)
-    assert lines.apart(PEERS, step=3) == lines.apart(PEERS, step=35) == {C, D}
-    assert lines.apart(PEERS, step=36) == frozenset(), "it is tried again"
-    assert lines.apart((A, B, C), step=4) == frozenset(), "who is not there keeps nobody apart"
-    assert lines.apart((A, C, D), step=4) == {C, D} and lines.apart((C, D), step=4) == frozenset()
+    assert lines.apart(PEERS, {}, step=3) == lines.apart(PEERS, {}, step=35) == {C, D}
+    assert lines.apart(PEERS, {}, step=36) == frozenset(), "it is tried again"
+    assert lines.apart((A, B, C), {}, step=4) == frozenset(), "who is not there keeps nobody apart"
+    assert lines.apart((A, C, D), {}, step=4) == {C, D} and lines.apart((C, D), {}, step=4) == frozenset()
 
 
-def test_half_of_the_members_reduce_whatever_is_said_and_the_latest_pairs_count() -> None:
+def test_a_quarter_of_the_members_reduces_whatever_is_said_and_the_latest_pairs_count() -> None:
     lines = BrokenLinks()
     for step, (one, other) in enumerate(itertools.combinations(PEERS, 2)):
         lines.broken(one, [other], step=step)
-    assert lines.apart(PEERS, step=6) == {C, D}
+    assert lines.apart(PEERS, {}, step=6) == {B, C, D}
     for number in range(100):
         lines.broken(A, [PeerId(f"p{number}")], step=7)
-    assert len(lines._broken) <= 64 and lines.apart(PEERS, step=8) == frozenset()
+    assert len(lines._broken) <= 64 and lines.apart(PEERS, {}, step=8) == frozenset()
+
+
+def test_who_cannot_call_a_mate_says_so_and_neither_reduces() -> None:
+    lines = BrokenLinks()
+    assert lines.apart(PEERS, {A: (B,)}, step=3) == lines.apart((A, B, C), {A: (B,)}, step=3) == {A, B}
+    assert lines.apart((A, B), {A: (B,)}, step=3) == frozenset(), "somebody must reduce"
+    assert lines.apart(PEERS, {A: (B, C, D), C: (D,)}, step=3) == {C, D}, "who names many is at fault itself"
+    assert lines.apart(PEERS, {A: (B,), D: (A,)}, step=3) == {A, B, D}
+    lines.broken(B, [C], step=3)
+    assert lines.apart(PEERS, {A: (D,)}, step=3) == {B, C}, "what broke in a round comes first"
 
 
 @given(st.lists(st.integers(1, 10**9), min_size=3, max_size=16), st.booleans(), st.data())

@@ -70,6 +70,7 @@ class Office:
 
     def beat(self, mate: PeerId, now: float, incarnation: int = 1) -> None:
         self.view.hear(mate, Heartbeat(STAMP, incarnation, True, None), now=now)
+        self.view.reached(mate, now=now)
 
     def report(
         self,

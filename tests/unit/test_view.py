@@ -160,6 +160,18 @@ def test_who_answers_my_dialling_is_reached_whatever_it_says_and_ages():
     assert view.reach_age(B, now=4.0) == math.inf
 
 
+def test_a_mate_that_is_heard_and_never_answers_is_unreached():
+    view = view_of(B, C)
+    keep_hearing(view, B, C, until=1.5)
+    assert view.unreached(now=1.5) == (), "it may still answer"
+    view.reached(B, now=1.5)
+    keep_hearing(view, B, C, until=2.0)
+    assert view.unreached(now=2.0) == (C,)
+    view.reached(C, now=2.1)
+    assert view.unreached(now=2.2) == ()
+    assert view.unreached(now=30.0) == (), "both are silent: that is another thing"
+
+
 def test_who_was_reached_is_forgotten_in_the_end_and_identities_cost_no_memory():
     view = view_of()
     view.reached(B, now=0.0)

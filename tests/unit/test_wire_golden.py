@@ -57,7 +57,7 @@ from swarmnet.messages import (
     Vote,
 )
 from swarmnet.wire import convert
-from swarmnet.wire.convert import Done, GreetFirst, Hello, Ping, Pong, Pulse, Signal, TensorHeader
+from swarmnet.wire.convert import Done, GreetFirst, Hello, Ping, Pong, Pulse, Signal, TensorHeader, Told
 from swarmnet.wire.peer_ids import peer_id_from_public_bytes
 
 GOLDEN = Path(__file__).with_name("wire_golden.json")
@@ -84,7 +84,7 @@ TENSOR = Packed("fp32", (2, 3), bytes(24))
 
 CONTROLS = (
     Heartbeat(STAMP, 1 << 63, True, BALLOT, (COMMIT,), (COMMIT, COMMIT), 12, True, "cpu/1",
-              Measure(40, chain(8), b"bits"), chain(7), (peer(3), peer(4))),
+              Measure(40, chain(8), b"bits"), chain(7), (peer(3), peer(4)), (peer(5),)),
     Prepare(STAMP, BALLOT, frozenset({3, 8})),
     Claim(*FENCED, 6),
     Granted(*FENCED, 6),
@@ -126,6 +126,7 @@ ANSWERS = (
     Pulse(),
     Done(),
     Pong(b"8 bytes."),
+    Told(b"an envelope"),
 )
 LEAST = (  # every optional field empty
     Heartbeat(Stamp(0, 0, chain(0)), 0, False, None, before=chain(0)),

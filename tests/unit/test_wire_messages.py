@@ -56,7 +56,19 @@ from swarmnet.messages import (
     Trouble,
 )
 from swarmnet.wire import convert
-from swarmnet.wire.convert import ANSWERS, CONTROL, REQUESTS, Done, GreetFirst, Hello, Ping, Pong, Pulse, TensorHeader
+from swarmnet.wire.convert import (
+    ANSWERS,
+    CONTROL,
+    REQUESTS,
+    Done,
+    GreetFirst,
+    Hello,
+    Ping,
+    Pong,
+    Pulse,
+    TensorHeader,
+    Told,
+)
 from swarmnet.wire.fields import bitmap_problem, from_bitmap, struct_of, to_bitmap
 from swarmnet.wire.pb import calls_pb2, control_pb2, values_pb2
 from swarmnet.wire.peer_ids import peer_id_from_public_bytes
@@ -193,6 +205,7 @@ answers: dict[type, st.SearchStrategy] = {
     Pulse: st.builds(Pulse),
     Done: st.builds(Done),
     Pong: st.builds(Pong, nonces),
+    Told: st.builds(Told, st.binary(max_size=100)),
 }
 tensors = st.lists(
     st.builds(TensorHeader, st.text(max_size=8), st.lists(st.integers(0, 99), max_size=8).map(tuple), counts.map(

@@ -239,8 +239,14 @@ class Pong(_message.Message):
     nonce: bytes
     def __init__(self, nonce: _Optional[bytes] = ...) -> None: ...
 
+class Told(_message.Message):
+    __slots__ = ("message",)
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    message: bytes
+    def __init__(self, message: _Optional[bytes] = ...) -> None: ...
+
 class AnswerHeader(_message.Message):
-    __slots__ = ("accepted", "running", "busy", "moved_to", "rejected", "gradient", "fetched", "part", "snapshot", "manifest", "snapshot_piece", "done", "greet_first", "pulse", "trail", "pong", "dialled_back", "payload")
+    __slots__ = ("accepted", "running", "busy", "moved_to", "rejected", "gradient", "fetched", "part", "snapshot", "manifest", "snapshot_piece", "done", "greet_first", "pulse", "trail", "pong", "dialled_back", "told", "payload")
     ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     RUNNING_FIELD_NUMBER: _ClassVar[int]
     BUSY_FIELD_NUMBER: _ClassVar[int]
@@ -258,6 +264,7 @@ class AnswerHeader(_message.Message):
     TRAIL_FIELD_NUMBER: _ClassVar[int]
     PONG_FIELD_NUMBER: _ClassVar[int]
     DIALLED_BACK_FIELD_NUMBER: _ClassVar[int]
+    TOLD_FIELD_NUMBER: _ClassVar[int]
     PAYLOAD_FIELD_NUMBER: _ClassVar[int]
     accepted: Accepted
     running: Running
@@ -276,8 +283,9 @@ class AnswerHeader(_message.Message):
     trail: TrailStep
     pong: Pong
     dialled_back: DialledBack
+    told: Told
     payload: _containers.RepeatedCompositeFieldContainer[_values_pb2.Tensor]
-    def __init__(self, accepted: _Optional[_Union[Accepted, _Mapping]] = ..., running: _Optional[_Union[Running, _Mapping]] = ..., busy: _Optional[_Union[Busy, _Mapping]] = ..., moved_to: _Optional[_Union[MovedTo, _Mapping]] = ..., rejected: _Optional[_Union[Rejected, _Mapping]] = ..., gradient: _Optional[_Union[Gradient, _Mapping]] = ..., fetched: _Optional[_Union[Fetched, _Mapping]] = ..., part: _Optional[_Union[PartData, _Mapping]] = ..., snapshot: _Optional[_Union[Snapshot, _Mapping]] = ..., manifest: _Optional[_Union[ManifestData, _Mapping]] = ..., snapshot_piece: _Optional[_Union[SnapshotPiece, _Mapping]] = ..., done: _Optional[_Union[Done, _Mapping]] = ..., greet_first: _Optional[_Union[GreetFirst, _Mapping]] = ..., pulse: _Optional[_Union[Pulse, _Mapping]] = ..., trail: _Optional[_Union[TrailStep, _Mapping]] = ..., pong: _Optional[_Union[Pong, _Mapping]] = ..., dialled_back: _Optional[_Union[DialledBack, _Mapping]] = ..., payload: _Optional[_Iterable[_Union[_values_pb2.Tensor, _Mapping]]] = ...) -> None: ...
+    def __init__(self, accepted: _Optional[_Union[Accepted, _Mapping]] = ..., running: _Optional[_Union[Running, _Mapping]] = ..., busy: _Optional[_Union[Busy, _Mapping]] = ..., moved_to: _Optional[_Union[MovedTo, _Mapping]] = ..., rejected: _Optional[_Union[Rejected, _Mapping]] = ..., gradient: _Optional[_Union[Gradient, _Mapping]] = ..., fetched: _Optional[_Union[Fetched, _Mapping]] = ..., part: _Optional[_Union[PartData, _Mapping]] = ..., snapshot: _Optional[_Union[Snapshot, _Mapping]] = ..., manifest: _Optional[_Union[ManifestData, _Mapping]] = ..., snapshot_piece: _Optional[_Union[SnapshotPiece, _Mapping]] = ..., done: _Optional[_Union[Done, _Mapping]] = ..., greet_first: _Optional[_Union[GreetFirst, _Mapping]] = ..., pulse: _Optional[_Union[Pulse, _Mapping]] = ..., trail: _Optional[_Union[TrailStep, _Mapping]] = ..., pong: _Optional[_Union[Pong, _Mapping]] = ..., dialled_back: _Optional[_Union[DialledBack, _Mapping]] = ..., told: _Optional[_Union[Told, _Mapping]] = ..., payload: _Optional[_Iterable[_Union[_values_pb2.Tensor, _Mapping]]] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("run", "major", "minor", "numerics", "clock", "invitation")
