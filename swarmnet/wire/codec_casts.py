@@ -82,7 +82,7 @@ class Cast:
             check_finite(values)
         elif self.name == "int64":
             # Fixed-point sums must not wrap around; int32 and uint8 hold tokens and are never summed.
-            _check_sum(out_N, values)
+            check_sum(out_N, values)
         out_N.add_(values)
 
     def bound(self, x_N: torch.Tensor) -> torch.Tensor:
@@ -98,7 +98,7 @@ class Cast:
         return dtype
 
 
-def _check_sum(left: torch.Tensor, right: torch.Tensor) -> None:
+def check_sum(left: torch.Tensor, right: torch.Tensor) -> None:
     """Raise Overflow if an element of left + right leaves int64. Ranges first, elements only where ranges touch."""
     import torch
 

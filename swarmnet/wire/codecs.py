@@ -54,6 +54,7 @@ from swarmnet.wire.codec_fp16 import Fp16
 from swarmnet.wire.codec_int8 import BLOCK as INT8_BLOCK
 from swarmnet.wire.codec_int8 import Int8
 from swarmnet.wire.codec_mixed import Mixed, Run
+from swarmnet.wire.codec_planes import Planes
 from swarmnet.wire.codec_sparse import Sparse, topk
 from swarmnet.wire.codec_table import BNB8, NF4
 
@@ -63,7 +64,7 @@ if TYPE_CHECKING:
 # ---------------------------------------------------------------- by name
 
 
-_PLAIN: dict[str, Codec] = {codec.name: codec for codec in (*CASTS, Fp16(), Int8(), BNB8, NF4, Sparse(), Mixed())}
+_PLAIN: dict[str, Codec] = {codec.name: codec for codec in (*CASTS, Fp16(), Int8(), BNB8, NF4, Sparse(), Mixed(), Planes())}
 _MAX_CHARACTERS = 32
 _used: dict[str, Codec] = {}
 
