@@ -1,234 +1,163 @@
-"""Groups of a round: whatever their shape, every contribution reaches everybody, once."""
+"""The small grid: unbiased, the same for everybody, and as its page says."""
 
-from __future__ import annotations
+import math
+import zlib
 
-import itertools
-from collections import Counter
-from collections.abc import Iterator
-
+import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+import torch
 
-from swarmnet.averaging import parts
-from swarmnet.averaging.grid import (
-    Grid,
-    Group,
-    arrange,
-    circles,
-    groups,
-    in_rows,
-    partners,
-    random_groups,
-    rearranged,
-    shape,
-)
-from swarmnet.ids import Ballot, Chain, Generation, PeerId, RoundId
-from swarmnet.messages import Round, Stamp
+from swarmnet.errors import BadMessage
+from swarmnet.stage import grid as of_grid
+from swarmnet.stage.grid import FINENESS, LIMIT, FineGrid, SmallGrid, dither, first_scales, next_scales
 
-STAMP = Stamp(3, 0, Chain("00" * 32))
+PARAMETERS = [("embed.weight", (40, 16)), ("norm.weight", (24,)), ("layer.weight", (12, 33))]
+SHAPES = [shape for _, shape in PARAMETERS]
+BITS = 32
 
 
-@pytest.fixture(autouse=True, scope="module")
-def small_chunks() -> Iterator[None]:
-    patch = pytest.MonkeyPatch()
-    patch.setattr(parts, "LEAST_CHUNK", 4)
-    yield
-    patch.undo()
+def gradients(seed, scale=1e-3):
+    rng = torch.Generator().manual_seed(seed)
+    found = []
+    for _, shape in PARAMETERS:
+        rows = torch.logspace(-1, 1, shape[0]).view(-1, *[1] * (len(shape) - 1))
+        found.append((torch.randn(shape, generator=rng) * rows * scale).reshape(-1))
+    return found
 
 
-def peers(number: int) -> tuple[PeerId, ...]:
-    return tuple(PeerId(f"p{place:03}") for place in range(number))
+def summed(grid, microbatches):
+    totals = [torch.zeros(math.prod(shape), dtype=torch.int64) for shape in SHAPES]
+    for index in microbatches:
+        for place, gradient in enumerate(gradients(index)):
+            grid.add(totals[place], gradient, place, index=index)
+    return totals
 
 
-def round_of(grid: Grid, shares: dict[PeerId, frozenset[int]], bandwidths: tuple[int, ...] = ()) -> Round:
-    ballot = Ballot(1, grid.rows[0][0])
-    contributions = tuple((peer, Generation(1, 0), share) for peer, share in sorted(shares.items()))
-    receivers = tuple(peer for row in grid.rows for peer in row)
-    lengths = tuple(len(row) for row in grid.rows) if len(grid.rows) > 1 else ()
-    return Round(
-        STAMP,
-        ballot,
-        RoundId(ballot, 1),
-        contributions,
-        receivers,
-        (),
-        bandwidths=bandwidths,
-        rows=lengths,
-        columns=grid.columns if lengths else 0,
-    )
+def grid_of(scales, step=1):
+    return SmallGrid(PARAMETERS, scales[::2], scales[1::2], step=step)
 
 
-Place = tuple[int, PeerId, parts.Range]
+FIRST = first_scales(summed(FineGrid(BITS, 8), range(8)), SHAPES, counted=8, bits=BITS)
 
 
-def carried_out(plans: dict[PeerId, list[Group]]) -> dict[PeerId, dict[parts.Range, Counter[int]]]:
-    """What everybody ends up with, chunk by chunk: how often which microbatch is in it."""
-    sums: dict[Place, Counter[int]] = {}
-
-    def summed(hop: int, peer: PeerId, group: Group, chunk: parts.Range) -> Counter[int]:
-        if (hop, peer, chunk) not in sums:
-            total: Counter[int] = Counter()
-            for speaker in group.speakers:
-                said = Counter(index for _, _, indexes in speaker.counted for index in indexes)
-                if hop:
-                    plan = (g for g in plans[speaker.peer] if g.hop == hop - 1)
-                    before = next(g for g in plan if reduces(speaker.peer, g, chunk))
-                    assert summed(hop - 1, speaker.peer, before, chunk) == said, "it speaks for what it has summed"
-                total += said
-            sums[hop, peer, chunk] = total
-        return sums[hop, peer, chunk]
-
-    def reduces(peer: PeerId, group: Group, chunk: parts.Range) -> bool:
-        return chunk in dict(group.chunks).get(peer, ())
-
-    def result(peer: PeerId, chunk: parts.Range, hop: int) -> Counter[int]:
-        """Follow the chunk to whoever sums it last, as a receiver does."""
-        group = next(g for g in plans[peer] if g.hop == hop and any(chunk in cut for _, cut in g.chunks))
-        reducer = next(who for who, cut in group.chunks if chunk in cut)
-        if reducer != peer:
-            return result(reducer, chunk, hop)
-        return summed(hop, peer, group, chunk) if group.last else result(peer, chunk, hop + 1)
-
-    return {
-        peer: {chunk: result(peer, chunk, 0) for _, cut in plan[0].chunks for chunk in cut}
-        for peer, plan in plans.items()
-    }
-
-
-@st.composite
-def grids(draw: st.DrawFn) -> tuple[Grid, int]:
-    """As a keeper makes them, and as losses leave them."""
-    members, size = peers(draw(st.integers(1, 40))), draw(st.integers(2, 12))
-    grid = in_rows(members, shape(len(members), size))
-    lost = draw(st.sets(st.sampled_from(members), max_size=len(members) - 1)) if draw(st.booleans()) else set()
-    rows = tuple(row for row in (tuple(p for p in row if p not in lost) for row in grid.rows) if row)
-    return Grid(rows, grid.columns), size
-
-
-@settings(max_examples=50)
-@given(grids(), st.integers(1, 400), st.sampled_from([1, 4]), st.data())
-def test_every_contribution_reaches_everybody_once(
-    made: tuple[Grid, int], elements: int, block: int, data: st.DataObject
-) -> None:
-    grid, size = made
-    members = [peer for row in grid.rows for peer in row]
-    owners = data.draw(st.lists(st.sampled_from(members), min_size=1, max_size=8))
-    shares: dict[PeerId, frozenset[int]] = {}
-    for index, owner in enumerate(owners):
-        shares[owner] = shares.get(owner, frozenset()) | {index}
-    rates = tuple(data.draw(st.lists(st.sampled_from([1, 3, 20]), min_size=len(members), max_size=len(members))))
-    current = round_of(grid, shares, data.draw(st.sampled_from([(), rates])))
-    plans = {peer: groups(peer, current, (0, elements), group_size=size, block=block) for peer in members}
-
-    found = carried_out(plans)
-    want = Counter(range(len(owners)))
-    for peer in members:
-        chunks = sorted(found[peer])
-        assert [start for start, _ in chunks] == [0, *(stop for _, stop in chunks[:-1])]
-        assert chunks[-1][1] == elements and all(start % block == 0 for start, _ in chunks)
-        assert all(counted == want for counted in found[peer].values())
-    for hop in range(3):
-        for row in {tuple(group.chunks) for plan in plans.values() for group in plan if group.hop == hop}:
-            for _, cut in row:
-                assert all(one[1] == two[0] for one, two in itertools.pairwise(cut)), "contiguous"
-
-
-@given(st.integers(1, 400), st.integers(2, 32))
-def test_rows_and_columns_are_about_equal_and_no_group_is_too_large(members: int, size: int) -> None:
-    lengths = shape(members, size)
-    assert sum(lengths) == members and max(lengths) - min(lengths) <= 1 and max(lengths) <= size
-    assert (len(lengths) == 1) == (members <= size)
-    if size < members <= size * size:
-        assert len(lengths) <= size and len(lengths) <= max(lengths) <= len(lengths) + 2
-
-
-def test_a_lost_member_changes_the_groups_of_its_own_row_only() -> None:
-    members = peers(64)
-    whole = in_rows(members, shape(64, 16))
-    shares = {peer: frozenset({at}) for at, peer in enumerate(members)}
-    left = rearranged(whole, [peer for peer in members if peer != members[19]], {}, 16)
-    remaining = {**shares, members[20]: shares[members[20]] | shares.pop(members[19])}
-    remaining.pop(members[19])
-    before, after = round_of(whole, {p: frozenset({at}) for at, p in enumerate(members)}), round_of(left, remaining)
-    changed = [
-        peer
-        for peer in members
-        if peer != members[19]
-        if groups(peer, before, (0, 1000), group_size=16)[0] != groups(peer, after, (0, 1000), group_size=16)[0]
+def by_hand(total, shape, a_used, b_used, a_newest, b_newest, counted):
+    """The page's formulas, element by element."""
+    rows, columns = (shape[0], shape[1]) if len(shape) > 1 else (1, shape[0])
+    s = [[int(total[i * columns + j]) ** 2 for j in range(columns)] for i in range(rows)]
+    unit = counted * FINENESS**2
+    r = [sum(row) / unit / columns for row in s]
+    k = [sum(s[i][j] for i in range(rows)) / unit / rows for j in range(columns)]
+    t = math.fsum(sum(row) / unit for row in s) / (rows * columns)
+    a = [(float(a_newest[i]) ** 2 + r[i] * float(a_used[i]) ** 2) / 2 for i in range(rows)]
+    b = [(float(b_newest[j]) ** 2 + k[j] / t * float(b_used[j]) ** 2) / 2 for j in range(columns)]
+    if len(shape) == 1:
+        b = [1.0] * columns
+    return [
+        np.float32(math.sqrt(max(x, math.fsum(found) / len(found) / 256))) for found in (a, b) for x in found
     ]
-    assert changed == [peer for peer in whole.rows[2] if peer != members[19]]
 
 
-@given(st.integers(2, 80), st.integers(2, 20), st.data())
-def test_everybody_is_arranged_once_whatever_is_known(members: int, size: int, data: st.DataObject) -> None:
-    found = peers(members)
-    pairs = st.tuples(st.sampled_from(found), st.sampled_from(found))
-    trips = data.draw(st.dictionaries(pairs, st.integers(0, 10**6), max_size=60))
-    grid = arrange(found, trips, size)
-    assert grid == arrange(reversed(found), trips, size)
-    assert sorted(peer for row in grid.rows for peer in row) == list(found)
-    assert tuple(len(row) for row in grid.rows) == shape(members, size)
-    gone = data.draw(st.sets(st.sampled_from(found), max_size=members - 1))
-    again = rearranged(grid, set(found) - gone, trips, size)
-    assert sorted(peer for row in again.rows for peer in row) == sorted(set(found) - gone)
+def murmur(x):
+    x = ((x ^ x >> 16) * 0x85EBCA6B) % 2**32
+    x = ((x ^ x >> 13) * 0xC2B2AE35) % 2**32
+    return x ^ x >> 16
 
 
-def test_near_peers_share_a_row() -> None:
-    members = peers(25)
-    site = {peer: at % 5 for at, peer in enumerate(members)}
-    trips = {
-        (one, other): 1.0 if site[one] == site[other] else 40.0 + abs(site[one] - site[other])
-        for one in members
-        for other in members
-        if one < other
-    }
-    grid = arrange(members, trips, 5)
-    assert sorted(len(row) for row in grid.rows) == [5] * 5
-    assert all(len({site[peer] for peer in row}) == 1 for row in grid.rows)
-    rates = {peer: 100 - at for at, peer in enumerate(members)}
-    assert all(list(row) == sorted(row) for row in arrange(members, trips, 5, rates).rows), "the fast stand first"
+def test_the_sum_is_the_same_in_any_order_and_grouping():
+    grid = grid_of(FIRST)
+    whole = summed(grid, range(8))
+    parts = [summed(grid, some) for some in ((7, 2), (0, 5, 1), (6,), (4, 3))]
+    for place, total in enumerate(whole):
+        assert torch.equal(total, sum(part[place] for part in parts))
 
 
-@given(st.integers(2, 70), st.integers(2, 9), st.text(max_size=5))
-def test_nobody_gossips_alone(members: int, size: int, salt: str) -> None:
-    found = peers(members)
-    drawn = random_groups(found, size, salt)
-    assert sorted(peer for group in drawn for peer in group) == list(found)
-    assert all(size <= len(group) < 2 * size for group in drawn) or len(drawn) == 1
-    assert drawn == random_groups(found[::-1], size, salt)
+def test_a_microbatch_is_about_two_grid_steps_long_and_its_mean_error_is_none():
+    grid, scale = grid_of(FIRST), []
+    one = summed(grid, [3])
+    for total in one:
+        scale.append(float(total.double().square().mean().sqrt()))
+    assert all(1.0 < each < 4.0 for each in scale)
+    # The same gradient many times: what is rounded up in one microbatch is rounded down in another.
+    gradient, total = gradients(3)[0], torch.zeros(640, dtype=torch.int64)
+    for index in range(64):
+        grid.add(total, gradient, 0, index=index)
+    (values,) = grid.values(total, 0, scale=1 / 64)
+    steps = (values - gradient).view(40, 16) / (FIRST[0][:, None] * FIRST[1])
+    assert float(steps.abs().max()) < 0.05
 
 
-def test_partners_are_mutual_and_drawn_anew_every_round() -> None:
-    members, met = peers(9), set()
-    for number in range(40):
-        round_id = RoundId(Ballot(1, members[0]), number)
-        for peer in members:
-            mine = partners(peer, members, 2, STAMP, round_id)
-            assert peer in mine and len(mine) in (2, 3)
-            assert all(partners(other, members, 2, STAMP, round_id) == mine for other in mine)
-            met.add(mine)
-    assert len({frozenset(pair) for pair in met}) > 30
-    with pytest.raises(ValueError, match="no member"):
-        partners(PeerId("stranger"), members, 2, STAMP, round_id)
+def test_scales_follow_the_formulas_of_the_page():
+    totals = summed(grid_of(FIRST), range(8))
+    newest = tuple(scale * 1.5 for scale in FIRST)
+    found = next_scales(totals, SHAPES, FIRST, newest, counted=8)
+    for place, (total, shape) in enumerate(zip(totals, SHAPES, strict=True)):
+        at = slice(2 * place, 2 * place + 2)
+        if len(shape) == 1:
+            newest_b = FIRST[at][1]
+            expected = by_hand(total, shape, *FIRST[at], newest[at][0], newest_b, 8)
+            got = torch.cat(next_scales(totals, SHAPES, FIRST, (*newest[:3], newest_b, *newest[4:]), counted=8)[at])
+        else:
+            expected = by_hand(total, shape, *FIRST[at], *newest[at], 8)
+            got = torch.cat(found[at])
+        assert torch.allclose(got, torch.tensor(np.array(expected)), rtol=1e-6)
 
 
-def test_a_grid_of_three_axes() -> None:
-    grid = in_rows(peers(60), shape(60, 4))
-    current = round_of(grid, {peer: frozenset({at}) for at, peer in enumerate(peers(60))})
-    plan = groups(peers(60)[0], current, (0, 5000), group_size=4)
-    assert [group.hop for group in plan] == [0, 1, 2] and [group.last for group in plan] == [False, False, True]
-    assert all(len(group.speakers) <= 4 for group in plan)
+def test_after_the_first_step_the_grid_fits_its_gradients():
+    for place, shape in enumerate(SHAPES):
+        total = summed(FineGrid(BITS, 8), range(8))[place].double().view(shape) * 2.0**-BITS
+        a, b = FIRST[2 * place], FIRST[2 * place + 1]
+        steps = total / (a[:, None] * b if len(shape) > 1 else a * b)
+        assert 0.7 < float(steps.square().mean()) / (8 * FINENESS**2) < 1.4
 
 
-@pytest.mark.parametrize(("number", "group_size"), [(7, 16), (30, 16), (27, 3), (60, 4), (64, 4), (40, 2)])
-def test_circles_are_those_who_share_a_group_in_some_hop(number: int, group_size: int) -> None:
-    members = peers(number)
-    grid = in_rows(members, shape(number, group_size))
-    current = round_of(grid, {peer: frozenset({place}) for place, peer in enumerate(members)})
-    found = {frozenset(circle) for circle in circles(grid, group_size)}
-    assert max(map(len, found)) <= group_size
-    for me in members:
-        for group in groups(me, current, (0, 64 * number), group_size=group_size):
-            together = {*(speaker.peer for speaker in group.speakers), *(peer for peer, _ in group.chunks)}
-            assert any(together <= circle for circle in found)
+def test_a_row_without_gradients_keeps_a_step_that_a_later_gradient_fits():
+    gradient = gradients(0)[0].view(40, 16).clone()
+    gradient[7] = 0
+    total = torch.zeros(640, dtype=torch.int64)
+    FineGrid(BITS, 1).add(total, gradient.view(-1), 0, index=0)
+    rows, _ = first_scales([total], [SHAPES[0]], counted=1, bits=BITS)
+    assert float(rows[7]) >= 0.99 * float(rows.double().square().mean().sqrt()) / 16
+
+
+def test_a_gradient_beyond_the_limit_is_cut_off_and_one_that_is_not_finite_refused():
+    grid, total = grid_of(FIRST), torch.zeros(640, dtype=torch.int64)
+    grid.add(total, torch.full((640,), 1e20), 0, index=0)
+    assert bool((total == LIMIT).all())
+    with pytest.raises(BadMessage):
+        grid.check(math.nan, 0)
+
+
+def test_no_gradient_at_all_leaves_a_grid_that_later_ones_can_use():
+    zeros = [torch.zeros(math.prod(shape), dtype=torch.int64) for shape in SHAPES]
+    scales = first_scales(zeros, SHAPES, counted=8, bits=BITS)
+    for _ in range(50):
+        scales = next_scales(zeros, SHAPES, scales, scales, counted=8)
+    assert all(bool((scale > 0).all()) for scale in scales)
+    for _ in range(60):  # then they come, and the grid follows
+        scales = next_scales(summed(grid_of(scales), range(8)), SHAPES, scales, scales, counted=8)
+    steps = summed(grid_of(scales), [1])
+    assert all(0.5 < float(total.double().square().mean().sqrt()) < 6 for total in steps)
+
+
+def test_chunks_change_no_bit(monkeypatch):
+    def everything():
+        totals = summed(grid_of(FIRST), range(3))
+        values = [torch.cat(list(grid_of(FIRST).values(total, at, scale=0.3))) for at, total in enumerate(totals)]
+        return [*totals, *values, *next_scales(totals, SHAPES, FIRST, FIRST, counted=3)]
+
+    whole = everything()
+    monkeypatch.setattr(of_grid, "_CPU_CHUNK", 50)
+    for one, other in zip(whole, everything(), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_dither_is_the_same_everywhere_and_spreads_evenly():
+    offset = murmur(zlib.crc32(b"embed.weight") + 5)
+    by_hand = [(murmur((offset + e) % 2**16) + 4 * 10368890) % 2**24 for e in range(9)]
+    assert [round(float(each) * 2**24) for each in dither(5, 3, "embed.weight", 9)] == by_hand
+    once = dither(5, 3, "embed.weight", 1 << 16)
+    assert abs(float(once.double().mean()) - 0.5) < 0.01 and float(once.max()) < 1
+    over = torch.stack([dither(5, index, "x", 8) for index in range(34)])
+    # A golden ratio apart: no two microbatches of 34 are closer than that in any element.
+    gaps = over.sort(dim=0).values.diff(dim=0)
+    assert float(gaps.min()) > 0.5 / 34
