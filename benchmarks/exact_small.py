@@ -3,7 +3,7 @@
     python benchmarks/exact_small.py [--steps N] [--seeds N] [--microbatches N] [--width N] [--full] [--json FILE]
 
 A decoder of a million parameters on the default data (Python's standard library, as bytes). Every microbatch's gradient
-goes through the product's grid (`stage.grid`), partial sums of R members and the total through its codec; only the
+goes through the product's grid (`stage.rounding`), partial sums of R members and the total through its codec; only the
 network is left out. Beside it the same training in fp32, and in fp32 with unbiased noise of the same size as the grid's
 (share of the mean squared sum, as measured), which says how much of a difference is luck.
 
@@ -32,8 +32,17 @@ from swarmnet.data.tokens import Tokens
 from swarmnet.manifest.schema import Model, Optimizer
 from swarmnet.model.decoder import StageModule, loss_sum
 from swarmnet.stage.canonical import gradient_scale, learning_rate
-from swarmnet.stage.grid import LIMIT, FineGrid, Grid, NoGrid, SmallGrid, first_scales, next_scales
 from swarmnet.stage.optimizer import StageOptimizer
+from swarmnet.stage.rounding import (
+    LIMIT,
+    FineRounding,
+    NoRounding,
+    Rectangle,
+    Rounding,
+    SmallRounding,
+    first_scales,
+    next_scales,
+)
 from swarmnet.wire import codecs
 
 LENGTH, SEQUENCES, EVALS, BITS = 64, 32, 32, 32
@@ -62,6 +71,7 @@ class Run:
         self.module.reset(seed=seed)
         self.parameters = list(self.module.parameters())
         self.named = [(name, tuple(p.shape)) for name, p in self.module.named_parameters()]
+        self.held = [Rectangle.whole(name, shape) for name, shape in self.named]
         self.sizes = [p.numel() for p in self.parameters]
         self.table = Optimizer()
         self.optimizer = StageOptimizer(self.parameters, self.table)
@@ -74,12 +84,12 @@ class Run:
 
     def go(self) -> float:
         """Train; returns the held-out loss."""
-        scales: tuple[Tensor, ...] = ()
+        scales: list[Tensor] = []
         for step in range(self.steps):
-            grid: Grid = NoGrid()
+            grid: Rounding = NoRounding()
             if self.sums == "small":
-                fine = FineGrid(BITS, self.microbatches)
-                grid = SmallGrid(self.named, scales[::2], scales[1::2], step=step) if step else fine
+                fine = FineRounding(BITS, self.microbatches)
+                grid = SmallRounding(self.held, scales, step=step) if step else fine
             total, plain, loss = self._sum(step, grid)
             pieces = total.split(self.sizes)
             values = torch.cat([piece for at, each in enumerate(pieces) for piece in grid.values(each, at, scale=1.0)])
@@ -101,10 +111,10 @@ class Run:
             self.losses.append(loss)
         return self._held_out()
 
-    def _sum(self, step: int, grid: Grid) -> tuple[Tensor, Tensor, float]:
+    def _sum(self, step: int, grid: Rounding) -> tuple[Tensor, Tensor, float]:
         """(the sum on the grid, the sum in fp32, mean loss)."""
         parts = max(GROUPS) if self.sums == "small" and step % 10 == 5 else 1
-        dtype = torch.float32 if isinstance(grid, NoGrid) else torch.int64
+        dtype = torch.float32 if isinstance(grid, NoRounding) else torch.int64
         sums = [torch.zeros(sum(self.sizes), dtype=dtype) for _ in range(parts)]
         plain, loss = torch.zeros(sum(self.sizes)), 0.0
         for index in range(self.microbatches):
@@ -128,7 +138,7 @@ class Run:
             self._measure(sums, total, grid, gradients)
         return total, plain, loss / (SEQUENCES * LENGTH)
 
-    def _measure(self, sums: Sequence[Tensor], total: Tensor, grid: Grid, gradients: Sequence[Tensor]) -> None:
+    def _measure(self, sums: Sequence[Tensor], total: Tensor, grid: Rounding, gradients: Sequence[Tensor]) -> None:
         down = codecs.encode("small", total).num_bytes
         for members in GROUPS:
             partial = [torch.stack(list(sums[first::members])).sum(0) for first in range(members)]

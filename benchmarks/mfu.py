@@ -160,7 +160,7 @@ class Replica:
             added = self.body.accumulate(work, step=version, index=index, voids=total.voids)
             assert added
         gradient = total.read(version)
-        square = state.canonical.square_norm(gradient)
+        square = state.square_norm(gradient)
         round_id = RoundId(Ballot(0, PeerId("benchmark")), 0)
         state.apply(gradient, [Commit(0, version, Chain(""), round_id, b"", self._num_tokens, loss, square)])
         return loss / self._num_tokens

@@ -30,9 +30,10 @@ from swarmnet.model.cut import cut_layers
 from swarmnet.model.decoder import StageModule, loss_sum
 from swarmnet.model.huggingface.checkpoint import stage_shapes, stage_weights
 from swarmnet.model.precision import products_in
-from swarmnet.stage.accumulator import Accumulator
+from swarmnet.stage.accumulator import Accumulator, sum_dtype
 from swarmnet.stage.canonical import gradient_scale, learning_rate
 from swarmnet.stage.optimizer import StageOptimizer, average, square_norm
+from swarmnet.stage.rounding import Roundings
 
 OnStep = Callable[[int, float, int], None]
 """Called after every step with its number, mean loss and number of tokens."""
@@ -179,11 +180,12 @@ class _Exact:
         self._stage_of = stage_of_parameters(manifest)
         self._names = [name for name, _ in module.named_parameters()]
         self._optimizer = StageOptimizer(self._parameters, manifest.optimizer)
-        self._accumulator = Accumulator(
-            self._edges[-1],
+        self._accumulator = Accumulator(self._edges[-1], dtype=sum_dtype(manifest.numerics), device=torch.device("cpu"))
+        self._roundings = Roundings(
             manifest.numerics,
-            max_microbatches=manifest.training.microbatches,
-            device=torch.device("cpu"),
+            manifest.averaging,
+            {name: parameter.shape for name, parameter in module.named_parameters()},
+            terms=manifest.training.microbatches,
         )
         self._step = 0
 
@@ -193,22 +195,23 @@ class _Exact:
             assert parameter.grad is not None
             gradients.append(parameter.grad.contiguous())
             parameter.grad = None
-        self._accumulator.add(gradients, step=self._step, index=index, voids=0)
+        self._accumulator.add(gradients, self._roundings.of(self._step), step=self._step, index=index, voids=0)
 
     def step(self, step: int, num_tokens: int) -> None:
-        total, numerics, table = self._accumulator.read(step), self._manifest.numerics, self._manifest.optimizer
+        total, rounding, table = self._accumulator.read(step), self._roundings.of(step), self._manifest.optimizer
         pieces = [total[start:stop] for start, stop in itertools.pairwise(self._edges)]
         squares = [0.0] * self._manifest.cut.stages
-        for name, piece in zip(self._names, pieces, strict=True):
+        for place, (name, piece) in enumerate(zip(self._names, pieces, strict=True)):
             # Per stage, as the commits carry them: the order of a sum is part of its bits.
-            squares[self._stage_of[name]] += square_norm(piece, numerics=numerics)
+            squares[self._stage_of[name]] += square_norm(piece, rounding=rounding, place=place)
         scale = gradient_scale(squares, num_tokens=num_tokens, clip_norm=table.clip_norm)
         gradients = [torch.empty_like(p, requires_grad=False) for p in self._parameters]
-        for piece, gradient in zip(pieces, gradients, strict=True):
-            average(piece, gradient.view(-1), scale=scale, numerics=numerics)
+        for place, (piece, gradient) in enumerate(zip(pieces, gradients, strict=True)):
+            average(piece, gradient.view(-1), scale=scale, rounding=rounding, place=place)
         rate = learning_rate(table, step, total_steps=self._manifest.training.total_steps)
         _follow(self._parameters, self._behind)
         self._optimizer.step(gradients, learning_rate=rate)
+        self._roundings.applied(step, pieces, counted=self._manifest.training.microbatches)
         self._step += 1
 
 

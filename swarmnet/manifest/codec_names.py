@@ -19,6 +19,9 @@ if TYPE_CHECKING:  # the schema checks names with this module
 ELEMENTWISE = ("fp32", "bf16", "fp16", "int8", "bnb8", "nf4")
 """Float codecs that need no memory of what they lost: for activations as for sums."""
 
+EXACT = ("int64", "small")
+"""Those of integers, for sums in deterministic mode."""
+
 AUTO_DEFAULT = "int8"
 """What `auto` sends matrices in."""
 
@@ -92,9 +95,9 @@ def check_averaging(name: str) -> str:
             rank(parameter)
         case "auto":
             auto_matrices(parameter)
-        case _ if name not in ("int64", *ELEMENTWISE) and not is_plug_in(name):
+        case _ if name not in (*EXACT, *ELEMENTWISE) and not is_plug_in(name):
             raise ValueError(
-                f"must be one of {_listed(('int64', *ELEMENTWISE, 'auto', 'topk:F', 'powersgd:R'))}, "
+                f"must be one of {_listed((*EXACT, *ELEMENTWISE, 'auto', 'topk:F', 'powersgd:R'))}, "
                 "or a plug-in's such as acme.ternary"
             )
     return name

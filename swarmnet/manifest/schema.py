@@ -14,7 +14,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from swarmnet.config.plug_in import one_of
 from swarmnet.config.table import CliOption, Count, Positive, Seconds, Table, says
-from swarmnet.manifest.codec_names import check_averaging, check_boundary
+from swarmnet.manifest.codec_names import EXACT, check_averaging, check_boundary
 
 Above0 = Annotated[float, Field(gt=0)]
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
@@ -256,8 +256,8 @@ _BELONGS = {
 
 
 class Averaging(Table):
-    """How replicas of a stage agree (docs/numerics.md, docs/local-sync.md). `codec` "int64" belongs to deterministic
-    mode."""
+    """How replicas of a stage agree (docs/numerics.md, docs/local-sync.md). `codec` "int64" and "small" belong to
+    deterministic mode."""
 
     sync: Annotated[Literal["exact", "overlap", "local"], CliOption()] = says(
         "exact",
@@ -266,7 +266,7 @@ class Averaging(Table):
     )
     overlap_after: Count = says(40, '"overlap": after so many steps one by one; `init` writes 100')
     codec: SumCodec = says(
-        "int64", '"int64" (deterministic mode), "fp32", "bf16", "int8", "auto", ...; see docs/codecs.md'
+        "int64", '"int64", "small" (deterministic mode), "fp32", "bf16", "int8", "auto", ...; see docs/codecs.md'
     )
     group_size: Annotated[int, Field(ge=2, le=1024)] = says(
         16, "replicas that average in one group; more stand in a grid of groups"
@@ -440,10 +440,11 @@ class Manifest(Table):
                 'numerics.mode = "deterministic" is for: set numerics.mode = "fp32" and averaging.codec = "int8" with '
                 'it (as `swarmnet init --sync local` does), or averaging.sync = "overlap"'
             )
-        if (self.numerics.mode == "deterministic") != (self.averaging.codec == "int64"):
+        if (self.numerics.mode == "deterministic") != (self.averaging.codec in EXACT):
             raise ValueError(
                 f'averaging.codec = "{self.averaging.codec}" does not go with numerics.mode = "{self.numerics.mode}": '
-                'exact sums are "int64" in "deterministic" mode, every other codec needs numerics.mode = "fp32"'
+                'exact sums are "int64" or "small" in "deterministic" mode, every other codec needs '
+                'numerics.mode = "fp32"'
             )
         if self.averaging.codec.startswith("powersgd") and self.averaging.reducer != "sum":
             raise ValueError(

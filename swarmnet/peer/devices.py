@@ -23,7 +23,8 @@ def choose_layout(mesh: Mesh, device: Device, manifest: Manifest, *, cuda: int) 
     One rank is the peer process itself: `shard` and `sequence_parallel` then mean nothing (`meaningless`).
     """
     layout = _shaped(mesh, _devices(mesh, device, cuda))
-    MeshSplit(manifest.model, layout, manifest.training)  # raises what the run's model and microbatches do not allow
+    # Raises what the run's model and microbatches do not allow.
+    MeshSplit(manifest.model, layout, manifest.training, manifest.averaging.codec)
     return layout
 
 

@@ -22,9 +22,10 @@ from swarmnet.plan.budget import HostMemory, Passage, RankMemory, StagePlan
 from swarmnet.ranks.buckets import layer_of
 from swarmnet.ranks.host_state import mirrored
 from swarmnet.ranks.layout import MeshLayout, MeshSplit
-from swarmnet.stage.accumulator import chunk_elements, sum_dtype
+from swarmnet.stage.accumulator import sum_dtype
 from swarmnet.stage.canonical import Canonical
 from swarmnet.stage.passes import MemoryPolicy
+from swarmnet.stage.rounding import chunk_elements
 from swarmnet.sums.powersgd import vector_sizes
 from swarmnet.sums.reducer import rule_of
 
@@ -55,7 +56,7 @@ class Setup:
 def plan_stage(setup: Setup, stage: int) -> StagePlan:
     """The memory of each rank that serves `stage`, and of its peer process. Raises UsageError if these ranks cannot."""
     manifest, layout = setup.manifest, setup.layout
-    mesh = MeshSplit(manifest.model, layout, manifest.training)
+    mesh = MeshSplit(manifest.model, layout, manifest.training, manifest.averaging.codec)
     ranges = cut_layers(manifest.model, manifest.cut, manifest.training.sequence_length)
     canonical = Canonical.of(manifest.of_stage(stage))
     shapes = canonical.shapes

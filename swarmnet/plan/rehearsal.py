@@ -32,6 +32,7 @@ from swarmnet.stage.accumulator import Accumulator, sum_dtype
 from swarmnet.stage.canonical import Canonical
 from swarmnet.stage.optimizer import StageOptimizer, average
 from swarmnet.stage.passes import ForwardPass, MemoryPolicy, Passes
+from swarmnet.stage.rounding import FineRounding, NoRounding
 
 _CPU = torch.device("cpu")
 _ROUND = RoundId(Ballot(0, PeerId("")), 0)
@@ -212,7 +213,7 @@ class _FullySharded:
     def __init__(self, part: RehearsedRank, live: LiveBytes) -> None:
         manifest, layout, self._inputs = part.manifest, part.layout, _Inputs(part)
         mesh, shapes = (
-            MeshSplit(manifest.model, layout, manifest.training),
+            MeshSplit(manifest.model, layout, manifest.training, manifest.averaging.codec),
             Canonical.of(manifest.of_stage(part.stage)).shapes,
         )
         ranges = cut_layers(manifest.model, manifest.cut, manifest.training.sequence_length)
@@ -235,13 +236,15 @@ class _FullySharded:
         )
         held = [mesh.held("moments", name, shape, part.rank) for name, shape in shapes.items()]
         self._chunks = [torch.Size(block.shape) for block in held]
-        self._numerics = manifest.numerics
+        self._dtype = sum_dtype(manifest.numerics)
+        exact = manifest.numerics.mode == "deterministic"
+        self._rounding = FineRounding(manifest.numerics.grid_bits, 1) if exact else NoRounding()
         for parameter in self._module.parameters():
             parameter.register_post_accumulate_grad_hook(_forget)  # type: ignore[no-untyped-call]
         versions = range(1 + manifest.averaging.delay.most)
         self._weights = [[torch.empty(chunk) for chunk in self._chunks] for _ in versions]
         size = sum(chunk.numel() for chunk in self._chunks)
-        self._sums = [Accumulator(size, manifest.numerics, max_microbatches=1, device=_CPU) for _ in versions]
+        self._sums = [Accumulator(size, dtype=self._dtype, device=_CPU) for _ in versions]
         self._optimizer = StageOptimizer(
             self._weights[0], manifest.optimizer, whole=[math.prod(shape) for shape in shapes.values()]
         )
@@ -263,13 +266,13 @@ class _FullySharded:
 
     def accumulate(self) -> None:
         gradients, self._gradients = self._gradients, []
-        self._sums[0].add(gradients, step=0, index=0, voids=0)
+        self._sums[0].add(gradients, self._rounding, step=0, index=0, voids=0)
 
     def update(self) -> None:
         gradients = [torch.empty(chunk) for chunk in self._chunks]
-        for gradient in gradients:
-            total = torch.empty(gradient.numel(), dtype=sum_dtype(self._numerics))
-            average(total, gradient.view(-1), scale=1.0, numerics=self._numerics)
+        for place, gradient in enumerate(gradients):
+            total = torch.empty(gradient.numel(), dtype=self._dtype)
+            average(total, gradient.view(-1), scale=1.0, rounding=self._rounding, place=place)
         self._optimizer.step(gradients, learning_rate=1.0)
 
 

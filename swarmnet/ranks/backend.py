@@ -27,6 +27,7 @@ from swarmnet.stage.accumulator import sum_dtype
 from swarmnet.stage.backend import OnEvent
 from swarmnet.stage.canonical import Canonical, Initial
 from swarmnet.stage.passes import MemoryPolicy
+from swarmnet.stage.rounding import num_scales
 
 PROGRAM = "swarmnet.ranks.program:handler"
 
@@ -56,7 +57,8 @@ class MeshBackend:
         backoff: RestartBackoff | None = None,
     ) -> None:
         memory, backoff = memory or MemoryPolicy(), backoff or RestartBackoff()
-        MeshSplit(spec.model, layout, spec.training)  # raises what is wrong with that, before anything is made
+        # Raises what is wrong with that, before anything is made.
+        MeshSplit(spec.model, layout, spec.training, spec.averaging.codec)
         canonical, training = Canonical.of(spec), spec.training
         self.writes_at_once = memory.writes_at_once
         self._layout, self._spec = layout, spec
@@ -88,8 +90,10 @@ class MeshBackend:
             backoff=backoff,
         )
         holder = HostState(canonical, mirrors, update=self._update, changed=self._ranks.reload)
-        self.state = StageState(canonical, holder, initial)
-        self.sums = [RankSum(self._ranks, self._reading, self._write_sum) for _ in range(1 + spec.averaging.delay.most)]
+        late = 1 + spec.averaging.delay.most
+        scales = self._share("scales", (late, num_scales(spec.averaging, canonical.shapes)), torch.float32)
+        self.state = StageState(canonical, holder, scales, initial)
+        self.sums = [RankSum(self._ranks, self._reading, self._write_sum) for _ in range(late)]
         self.watch(lambda: None, lambda event, fields: None)
         self._keys = itertools.count()
 

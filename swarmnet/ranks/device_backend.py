@@ -36,7 +36,7 @@ class DeviceBackend:
         layout = MeshLayout(devices=(str(device),))
         self._rank = RankStage(spec, layout, 0, tensor=_NOBODY, data=_NOBODY, device=self.device, memory=memory)
         self.sums, self.writes_at_once = self._rank.sums, memory.writes_at_once
-        self.state = StageState(self._rank.canonical, self._rank, initial)
+        self.state = StageState(self._rank.canonical, self._rank, self._rank.scales, initial)
 
     def watch(self, lost: Callable[[], None], event: OnEvent) -> None:
         """Nothing happens by itself here."""

@@ -27,11 +27,13 @@ from swarmnet.stage import snapshot
 from swarmnet.stage.canonical import Canonical, Initial
 from swarmnet.stage.optimizer import MOMENTS
 from swarmnet.stage.outer import Outer
+from swarmnet.stage.rounding import Roundings
 
 
 def mirrored(canonical: Canonical) -> snapshot.Layout:
     """Where each tensor lies in the memory of a mirror: in the peer process and on every rank alike."""
-    apart = {*map(snapshot.slow_name, canonical.shapes), *map(snapshot.outer_momentum_name, canonical.shapes)}
+    outer = {*map(snapshot.slow_name, canonical.shapes), *map(snapshot.outer_momentum_name, canonical.shapes)}
+    apart = outer | canonical.scale_shapes.keys()
     shapes = {name: shape for name, shape in canonical.state_shapes.items() if name not in apart}
     return snapshot.Layout(shapes, stage=canonical.stage)
 
@@ -63,10 +65,16 @@ class StateHolder(Protocol):
 
 class StageState:
     """`stage.backend.State`: the version, and what leads on from it. The outer optimizer's tensors (`sync = "local"`)
-    are here, and no holder's concern."""
+    are here, and no holder's concern. scales: memory of `Roundings`, which the holder reads, too."""
 
-    def __init__(self, canonical: Canonical, holder: StateHolder, initial: Initial | None = None) -> None:
+    def __init__(
+        self, canonical: Canonical, holder: StateHolder, scales: Tensor, initial: Initial | None = None
+    ) -> None:
         self.canonical, self.version, self._holder, self._initial = canonical, 0, holder, initial
+        spec = canonical.spec
+        self._roundings = Roundings(
+            spec.numerics, spec.averaging, canonical.shapes, terms=spec.training.microbatches, memory=scales
+        )
         self.outer = Outer.of(canonical.spec.averaging, self.newest)
         self._outer_steps = 0  # that the holder knows of
 
@@ -76,17 +84,24 @@ class StageState:
         return self._holder.weights(self.version)
 
     def apply(self, total: Tensor, commits: Sequence[Commit], *, own_tokens: int | None = None) -> None:
-        update = self.canonical.update(self.version, total, commits, own_tokens=own_tokens)
+        square = self.square_norm(total) if own_tokens is not None else 0.0
+        update = self.canonical.update(self.version, commits, own_tokens=own_tokens, own_square=square)
         # An outer step has changed the weights.
         if self.outer is not None and self.outer.steps != self._outer_steps:
             self._outer_steps = self.outer.steps
             self._holder.take(self.version)
         # It may raise, and the version is what it was.
         self._holder.update(self.version, total, scale=update.scale, rate=update.rate)
+        counted = self.canonical.spec.training.microbatches - len(commits[self.canonical.stage].voided)
+        self._roundings.applied(self.version, self.canonical.pieces(total), counted=counted)
         self._become(self.version + 1)
+
+    def square_norm(self, total: Tensor) -> float:
+        return self.canonical.square_norm(total, self._roundings.of(self.version))
 
     def stay(self, commits: Sequence[Commit]) -> None:
         self.canonical.check(self.version, commits)
+        self._roundings.stayed(self.version)
         self._become(self.version + 1)
         self._holder.stay(self.version - 1)
 
@@ -94,6 +109,7 @@ class StageState:
         # Raises before anything has changed if the checkpoint is gone.
         weights = self.canonical.initial(self._initial)
         self._become(0)
+        self._roundings.reset()
         self._holder.reset(weights)
         if self.outer is not None:
             self.outer.reset()
@@ -101,12 +117,16 @@ class StageState:
     def copy(self, memory: Tensor) -> int:
         places = self.canonical.layout.views(memory)
         self._holder.write_state(self.version, places)
-        for name, tensor in self._outer_tensors().items():
+        for name, tensor in self._own_tensors().items():
             places[name].copy_(tensor)
         return self.version
 
     def take_over(self, tensors: Mapping[str, Tensor], *, version: int) -> None:
         self._become(version)
+        # The holder finds the scales when it is told to read.
+        for name, tensor in self._roundings.tensors(version).items():
+            tensor.copy_(tensors[name])
+        self._roundings.changed()
         self._holder.read_state(version, tensors)
         for name, tensor in self._outer_tensors().items():
             tensor.copy_(tensors[name])
@@ -116,6 +136,9 @@ class StageState:
         # The weights of another version may rest elsewhere.
         if self.outer is not None:
             self.outer.follow(self.newest)
+
+    def _own_tensors(self) -> dict[str, Tensor]:
+        return self._outer_tensors() | self._roundings.tensors(self.version)
 
     def _outer_tensors(self) -> dict[str, Tensor]:
         return {} if self.outer is None else self.outer.tensors(list(self.canonical.shapes))

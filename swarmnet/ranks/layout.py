@@ -19,6 +19,7 @@ from typing import Literal
 from swarmnet.errors import UsageError
 from swarmnet.manifest.schema import Model, Training
 from swarmnet.model.tensor_plan import Slice, TensorSplit
+from swarmnet.stage.rounding import Rectangle
 
 Shard = Literal["none", "dp", "zero1", "zero2", "zero3"]
 """What the data axis shards: "none": there is no such axis; "dp": nothing, whole copies; "zero1": moments; "zero2":
@@ -106,6 +107,11 @@ class Block:
         """How many elements it has."""
         return math.prod(self.shape)
 
+    def rectangle(self, name: str, shape: Sequence[int]) -> Rectangle:
+        """The same of parameter `name`, whole of `shape`, as rounding sees it."""
+        rows = self.ranges[0] if len(shape) > 1 else range(1)
+        return Rectangle(name, shape[-1], rows, self.ranges[-1])
+
 
 def chunk(length: int, index: int, count: int) -> range:
     """The `index`-th of `count` chunks of a dimension, as torch.chunk cuts it; empty where that has no more chunks."""
@@ -120,6 +126,8 @@ class MeshSplit:
     model: Model
     layout: MeshLayout
     training: Training
+    codec: str = ""
+    """Of averaging."""
 
     def __post_init__(self) -> None:
         rows, ranks = self.training.microbatch_size, self.layout.data
@@ -148,7 +156,9 @@ class MeshSplit:
 
     def shards(self, what: What) -> bool:
         """Does the data axis cut `what`?"""
-        return what in _SHARDED[self.layout.shard]
+        # A small grid is too coarse for terms: data ranks sum theirs before they round.
+        scattered = what == "accumulators" and self.codec == "small" and self.layout.data > 1
+        return scattered or what in _SHARDED[self.layout.shard]
 
     def slice_of(self, name: str, rank: int) -> Slice:
         """What the tensor axis leaves `rank` of the parameter with that Hugging Face name."""

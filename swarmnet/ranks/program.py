@@ -59,6 +59,7 @@ class _Program:
                 self._places = fields["places"]
                 # What was computed on other weights is worth nothing.
                 self._works.clear()
+                self._stage.round_by(self._memory("scales").view(torch.float32))
                 self._stage.read_state(fields["version"], self._mirror(fields["version"]))
             case "forward":
                 return self._forward(**{key: fields[key] for key in ("key", "step", "train")})

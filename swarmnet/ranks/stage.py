@@ -7,8 +7,9 @@ All ranks of a peer get the same orders in the same sequence, so none waits in a
 and errors are the same on all: what a rank finds in its part of a gradient is agreed on before anything is added.
 
 Terms of a gradient, those of data ranks and what tensor ranks have in part (`Slice.partial`), are summed once per step,
-when the sum is written; with ZeRO-2 and 3 those of data ranks for each microbatch, in fp32, before they are rounded to
-the grid. Everything after the sum is elementwise, so ranks of any mesh make the same weights of the same sum.
+when the sum is written. With ZeRO-2 and 3, and with `averaging.codec = "small"`, those of data ranks are summed for
+each microbatch, in fp32, before they are rounded to the grid. Everything after the sum is elementwise, so ranks of any
+mesh make the same weights of the same sum.
 
 With `averaging.sync = "overlap"` step s is computed on the weights of version s - 1: two versions' weights rest in two
 modules, and step s uses module s % 2. The update of step s reads the other one, which holds the newest weights, and
@@ -37,11 +38,12 @@ from swarmnet.ranks.buckets import ScatteredGradients, buckets_of, own_chunk, ta
 from swarmnet.ranks.comm import ProcessComm
 from swarmnet.ranks.layout import Block, MeshLayout, MeshSplit, What
 from swarmnet.stage import snapshot
-from swarmnet.stage.accumulator import Accumulator, largest_magnitude
+from swarmnet.stage.accumulator import Accumulator, largest_magnitude, sum_dtype
 from swarmnet.stage.canonical import Canonical, layers_of
 from swarmnet.stage.gradients import WholeGradients
 from swarmnet.stage.optimizer import MOMENTS, StageOptimizer, average
 from swarmnet.stage.passes import ForwardPass, MemoryPolicy, Passes
+from swarmnet.stage.rounding import Roundings, num_scales
 
 if TYPE_CHECKING:
     from swarmnet.ranks.fully_sharded import FullySharded
@@ -74,7 +76,7 @@ class RankStage:
         if layout.shard == "zero3" and memory.activations == "offload":
             raise UsageError("ZeRO-3 gathers weights, and offloaded activations would take them along: recompute them")
         self.spec, self._device, self._rank, self._tensor, self._data = spec, device, rank, tensor, data
-        self._split = MeshSplit(spec.model, layout, spec.training)
+        self._split = MeshSplit(spec.model, layout, spec.training, spec.averaging.codec)
         self._delay = spec.averaging.delay
         self._fully = self._fully_sharded()
         self._scatters = self._split.shards("accumulators") and layout.data > 1
@@ -140,13 +142,26 @@ class RankStage:
         self._summed = [torch.Size(block.shape) for block in blocks]
         self.sums = [  # one for each open step
             Accumulator(
-                sum(block.num_elements for block in blocks),
-                self.spec.numerics,
-                device=self._device,
-                max_microbatches=self.spec.training.microbatches * self._split.layout.ranks,
+                sum(block.num_elements for block in blocks), dtype=sum_dtype(self.spec.numerics), device=self._device
             )
             for _ in self._modules
         ]
+        self.round_by(torch.zeros(len(self._modules), num_scales(self.spec.averaging, self._shapes)))
+
+    def round_by(self, scales: Tensor) -> None:
+        """Gradients are rounded by the scales in that memory (`stage.rounding.Roundings`) from now on."""
+        self.scales = scales
+        self._rounded, self._averages = (
+            Roundings(
+                self.spec.numerics,
+                self.spec.averaging,
+                self._shapes,
+                terms=self.spec.training.microbatches * self._split.layout.ranks,
+                memory=scales,
+                held=[self._held(what, name).rectangle(name, shape) for name, shape in self._shapes.items()],
+            )
+            for what in ("accumulators", "moments")
+        )
 
     # ------------------------------------------------------------ microbatches
 
@@ -186,7 +201,9 @@ class RankStage:
             gradients = self._gradients.of(tape)
         assert gradients is not None
         total = self.sums[step % len(self.sums)]
-        return total.add(gradients, step=step, index=index, voids=voids, largest=self._largest(gradients))
+        return total.add(
+            gradients, self._rounded.of(step), step=step, index=index, voids=voids, largest=self._largest(gradients)
+        )
 
     def _largest(self, gradients: Sequence[Tensor]) -> float:
         """The largest magnitude that any rank has: infinity if one has NaN."""
@@ -232,7 +249,7 @@ class RankStage:
         if self._delay.most:  # the module of `version`'s step gets the next weights, made from the newest
             _copy(self._own(self._newest(version)), own)
         self._optimizer.set_num_steps(version)
-        self._optimizer.step(self._averaged(total, scale), learning_rate=rate, parameters=own)
+        self._optimizer.step(self._averaged(version, total, scale), learning_rate=rate, parameters=own)
         if self._data.size > 1 and self._split.shards("moments") and self._fully is None:
             for bucket in self._buckets:  # each rank has updated its chunk only
                 bucket.gather([self._parameters[into][place].detach() for place in bucket.places])
@@ -242,6 +259,8 @@ class RankStage:
 
     def take(self, version: int) -> None:
         """The weights of `version` have changed where they rest: the optimizer goes on from them."""
+        for roundings in (self._rounded, self._averages):
+            roundings.changed()
         self._optimizer.take(self._own(self._newest(version)))
         self._optimizer.set_num_steps(version)
 
@@ -259,12 +278,12 @@ class RankStage:
         self._optimizer.reset()
         self.take(0)
 
-    def _averaged(self, total: Tensor, scale: float) -> list[Tensor]:
+    def _averaged(self, version: int, total: Tensor, scale: float) -> list[Tensor]:
         """The average gradient of what this rank updates."""
-        gradients = self._room()
-        for (name, whole), gradient in zip(self._cut(total).items(), gradients, strict=True):
+        gradients, rounding = self._room(), self._averages.of(version)
+        for place, (gradient, (name, whole)) in enumerate(zip(gradients, self._cut(total).items(), strict=True)):
             block = take_block(whole, self._held("moments", name)).reshape(-1)
-            average(block.to(gradient.device), gradient.view(-1), scale=scale, numerics=self.spec.numerics)
+            average(block.to(gradient.device), gradient.view(-1), scale=scale, rounding=rounding, place=place)
         return gradients
 
     def _room(self) -> list[Tensor]:

@@ -1,7 +1,6 @@
 """The sum of a step's gradients in one replica, and what may enter it.
 
-Two modes. *deterministic*: each microbatch's gradient is rounded to the grid 2^-grid_bits and summed in int64, so the
-sum does not depend on order or grouping. *fp32*: plain float sums. In both a gradient enters whole or not at all: it is
+Each microbatch's gradient is rounded as the step says (`stage.rounding`), and enters whole or not at all: it is
 checked before the first element is added.
 
 Nobody can subtract one gradient from a sum, so `void` discards the whole sum (docs/protocol.md, I3 and rule 5). The
@@ -14,43 +13,22 @@ The averaging thread may read while the compute thread adds. A lock ensures that
 
 from __future__ import annotations
 
-import math
 import threading
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from swarmnet.errors import BadMessage, Overflow, RejectCode
+from swarmnet.errors import BadMessage, RejectCode
 from swarmnet.manifest.schema import Numerics
-
-MAX_SUM = 1 << 62
-"""No fixed-point sum of a whole step exceeds this in absolute value, whoever adds it in whatever grouping."""
-
-MAX_MAGNITUDE = 2.0**96
-"""No gradient has an element near this. Below it no float sum of a step overflows, and nothing in `sums.reducer`."""
-
-_CPU_CHUNK, _DEVICE_CHUNK = 1 << 16, 1 << 24
-
-
-def chunk_elements(device: torch.device) -> int:
-    """How many elements to treat at once where temporaries arise: what fits a core's cache, or a launch's worth."""
-    return _CPU_CHUNK if device.type == "cpu" else _DEVICE_CHUNK
+from swarmnet.stage.rounding import MAX_SUM, Rounding
 
 
 class Accumulator:
-    """A flat sum over microbatches. `void`, `voids` and `read` from any thread, `add` from the compute thread.
+    """A flat sum over microbatches. `void`, `voids` and `read` from any thread, `add` from the compute thread."""
 
-    max_microbatches: the most gradients that a step adds anywhere; with ranks, each may add one term per microbatch. In
-    deterministic mode an element of one gradient may be MAX_SUM / max_microbatches at most. So replicas with equal
-    meshes agree on whether a microbatch overflows, whatever else is in the sum; more ranks have a lower limit.
-    """
-
-    def __init__(self, num_elements: int, numerics: Numerics, *, max_microbatches: int, device: torch.device) -> None:
-        self.fixed_point = numerics.mode == "deterministic"
-        self._grid = 2.0**numerics.grid_bits
-        self._limit = float(MAX_SUM // max_microbatches)
-        self._sum = torch.zeros(num_elements, dtype=sum_dtype(numerics), device=device)
+    def __init__(self, num_elements: int, *, dtype: torch.dtype, device: torch.device) -> None:
+        self._sum = torch.zeros(num_elements, dtype=dtype, device=device)
         self._lock = threading.Lock()  # of the void count: held for a moment
         self._content = threading.RLock()  # of the sum: held while one gradient is added
         self.voids = 0
@@ -72,19 +50,27 @@ class Accumulator:
             self.voids = voids
 
     def add(
-        self, gradients: Sequence[Tensor], *, step: int, index: int, voids: int, largest: float | None = None
+        self,
+        gradients: Sequence[Tensor],
+        rounding: Rounding,
+        *,
+        step: int,
+        index: int,
+        voids: int,
+        largest: float | None = None,
     ) -> bool:
         """Add one microbatch's gradients: fp32, contiguous, in canonical order, sums over tokens.
 
-        voids: the void count when this replica was granted the microbatch. False if it has moved since, or if `index`
-        is in the sum already. largest: the largest magnitude over all ranks, where each rank has a part of the gradient
-        and all must decide alike. Raises BadMessage(NON_FINITE) or Overflow; the sum is unchanged then.
+        rounding: of the step. voids: the void count when this replica was granted the microbatch. False if it has moved
+        since, or if `index` is in the sum already. largest: the largest magnitude over all ranks, where each rank has a
+        part of the gradient and all must decide alike. Raises BadMessage(NON_FINITE) or Overflow; the sum is unchanged
+        then.
         """
         # Voided since the grant: the gradient would not count.
         if voids != self.voids:
             return False
         # The whole gradient is checked before its first element is added.
-        self._check(largest_magnitude(gradients) if largest is None else largest, index)
+        rounding.check(largest_magnitude(gradients) if largest is None else largest, index)
         size = sum(gradient.numel() for gradient in gradients)
         if size != self._sum.numel():
             raise ValueError(f"gradients have {size} elements, the sum has {self._sum.numel()}")
@@ -95,8 +81,9 @@ class Accumulator:
                 return False
             self._indexes.add(index)
             start = 0
-            for gradient in gradients:
-                self._add_flat(self._sum[start : start + gradient.numel()], gradient.view(-1))
+            for place, gradient in enumerate(gradients):
+                total = self._sum[start : start + gradient.numel()]
+                rounding.add(total, gradient.view(-1), place, index=index)
                 start += gradient.numel()
         # A void may have come while this was adding: then it added to nothing.
         return voids == self.voids
@@ -118,29 +105,6 @@ class Accumulator:
                 self._sum.zero_()
                 self._indexes.clear()
                 self._epoch = (step, voids)
-
-    def _check(self, largest: float, index: int) -> None:
-        if not math.isfinite(largest):
-            raise BadMessage(RejectCode.NON_FINITE, "the gradient of a microbatch is not finite", index=index)
-        # A float sum with such a term could overflow.
-        if not self.fixed_point and largest > MAX_MAGNITUDE:
-            raise BadMessage(RejectCode.NON_FINITE, "a gradient too large to be summed", index=index)
-        # With so large a term from every microbatch the sum would leave int64.
-        if self.fixed_point and largest * self._grid > self._limit:
-            raise Overflow(
-                "a gradient does not fit the grid: lower numerics.grid_bits or the learning rate",
-                index=index,
-                largest=largest,
-            )
-
-    def _add_flat(self, total: Tensor, gradient: Tensor) -> None:
-        if not self.fixed_point:
-            total.add_(gradient)
-            return
-        # In chunks: the product and its rounding are temporaries.
-        size = chunk_elements(total.device)
-        for part, piece in zip(torch.split(total, size), torch.split(gradient, size), strict=True):
-            part.add_((piece * self._grid).round_().to(torch.int64))  # the product is exact: a power of two
 
 
 def sum_dtype(numerics: Numerics) -> torch.dtype:

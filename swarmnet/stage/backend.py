@@ -43,6 +43,9 @@ class State(Protocol):
     def apply(self, total: Tensor, commits: Sequence[Commit], *, own_tokens: int | None = None) -> None:
         """Step to the next version with the flat sum `total` (see `Canonical.update`)."""
 
+    def square_norm(self, total: Tensor) -> float:
+        """Squared L2 norm of a flat sum of the step that is applied next."""
+
     def stay(self, commits: Sequence[Commit]) -> None:
         """On to the next version with the same weights: there was no gradient for them."""
 

@@ -24,6 +24,7 @@ from swarmnet.model.decoder import StageModule
 from swarmnet.model.initial import draw
 from swarmnet.stage import snapshot
 from swarmnet.stage.optimizer import MOMENTS, square_norm
+from swarmnet.stage.rounding import Rounding, matrix_of, scales_name
 
 CLIP_EPS = 1e-6
 """Keeps the clip factor finite for a zero gradient; the same constant as in torch's `clip_grad_norm_`."""
@@ -83,7 +84,8 @@ class Canonical:
     def __init__(self, spec: StageSpec, shapes: Mapping[str, torch.Size]) -> None:
         self.spec, self.stage, self.shapes = spec, spec.stage, dict(shapes)
         self.edges = [0, *itertools.accumulate(shape.numel() for shape in shapes.values())]
-        self.state_shapes = _state_shapes(spec.averaging, self.shapes)
+        self.scale_shapes = _scale_shapes(spec.averaging, self.shapes)
+        self.state_shapes = _state_shapes(spec.averaging, self.shapes) | self.scale_shapes
         self.layout = snapshot.Layout(self.state_shapes, stage=spec.stage)
 
     @classmethod
@@ -108,26 +110,26 @@ class Canonical:
         """A flat tensor over all elements, cut into the parameters: flat views, in canonical order."""
         return [flat[start:stop] for start, stop in itertools.pairwise(self.edges)]
 
-    def square_norm(self, total: Tensor) -> float:
+    def square_norm(self, total: Tensor, rounding: Rounding) -> float:
         """Squared L2 norm of a flat sum: per parameter in fp64, added in canonical order."""
         squares = 0.0
-        for piece in self.pieces(total):
-            squares += square_norm(piece, numerics=self.spec.numerics)
+        for place, piece in enumerate(self.pieces(total)):
+            squares += square_norm(piece, rounding=rounding, place=place)
         return squares
 
     def update(
-        self, version: int, total: Tensor, commits: Sequence[Commit], *, own_tokens: int | None = None
+        self, version: int, commits: Sequence[Commit], *, own_tokens: int | None = None, own_square: float = 0.0
     ) -> Update:
-        """How `version` goes on with the flat sum `total` and these commits, one of each stage.
+        """How `version` goes on with these commits, one of each stage.
 
-        own_tokens: that `total` is a sum over, where it is this replica's own. Then its own length counts in the norm
-        by which it is clipped, and those of other stages are what their commits say. Raises as `check`.
+        own_tokens: that the sum is over, where it is this replica's own. Then its own squared norm `own_square` counts
+        in the norm by which it is clipped, and those of other stages are what their commits say. Raises as `check`.
         """
         everybodys = self.check(version, commits)
         norms = [commit.grad_sq_norm for commit in commits]
         # My own sum, as long as it would be if everybody had my gradient per token.
         if own_tokens is not None:
-            norms[self.stage] = self.square_norm(total) * (everybodys / own_tokens) ** 2
+            norms[self.stage] = own_square * (everybodys / own_tokens) ** 2
         table, training = self.spec.optimizer, self.spec.training
         scale = gradient_scale(norms, num_tokens=everybodys, clip_norm=table.clip_norm)
         # `gradient_scale` divides by everybody's tokens; this sum may be over my own alone.
@@ -162,10 +164,10 @@ class Canonical:
     def unpack(self, data: bytes | memoryview, *, version: int) -> dict[str, Tensor]:
         """The tensors of a snapshot that fits this stage, checked. Raises BadMessage."""
         tensors = snapshot.unpack(data, self.state_shapes, stage=self.stage, version=version)
-        # An update takes the root of each second moment.
-        for name in self.shapes:
-            if bool((tensors[snapshot.moment_name("exp_avg_sq", name)] < 0).any()):
-                raise BadMessage(RejectCode.MALFORMED, "a second moment is negative", name=name)
+        # An update takes the root of each second moment, and divides by scales.
+        for name in (*(snapshot.moment_name("exp_avg_sq", name) for name in self.shapes), *self.scale_shapes):
+            if bool((tensors[name] < 0).any()):
+                raise BadMessage(RejectCode.MALFORMED, "a number of the state is negative", name=name)
         return tensors
 
 
@@ -187,3 +189,11 @@ def _state_shapes(averaging: Averaging, shapes: Mapping[str, torch.Size]) -> dic
             names += [snapshot.slow_name(name), snapshot.outer_momentum_name(name)]
         found |= dict.fromkeys(names, shape)
     return found
+
+
+def _scale_shapes(averaging: Averaging, shapes: Mapping[str, torch.Size]) -> dict[str, torch.Size]:
+    """Of these the grids of open steps: small numbers of bytes, which the peer process holds (`stage.rounding`)."""
+    if averaging.codec != "small":
+        return {}
+    late = range(1 + averaging.delay.most)
+    return {scales_name(name, by): torch.Size([sum(matrix_of(shape))]) for name, shape in shapes.items() for by in late}

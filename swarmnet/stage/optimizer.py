@@ -26,9 +26,9 @@ from torch.nn import functional
 from torch.optim.adamw import adamw
 
 from swarmnet.config import plug_in
-from swarmnet.manifest.schema import Numerics, Optimizer
-from swarmnet.stage.accumulator import chunk_elements
+from swarmnet.manifest.schema import Optimizer
 from swarmnet.stage.optimizer_8bit import LEAST, PackedMoments
+from swarmnet.stage.rounding import Rounding, chunk_elements
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
@@ -302,26 +302,18 @@ def _whole_vectors(
             tensor.copy_(new[: tensor.numel()])
 
 
-def average(total: Tensor, out: Tensor, *, scale: float, numerics: Numerics) -> None:
-    """Write `total` (a flat piece of a sum) times `scale` to `out` (fp32): the one division by tokens.
-
-    A fixed-point sum passes through fp64, rounded to fp32 once at the end.
-    """
-    if numerics.mode == "fp32":
-        torch.mul(total, scale, out=out)
-        return
-    # In fp64, because an int64 sum has more digits than fp32 can hold.
-    unit = scale * 2.0**-numerics.grid_bits
-    size = chunk_elements(total.device)
-    for piece, part in zip(torch.split(total, size), torch.split(out, size), strict=True):
-        part.copy_(piece.to(torch.float64) * unit)
+def average(total: Tensor, out: Tensor, *, scale: float, rounding: Rounding, place: int) -> None:
+    """Write what `total` (a flat piece of a sum, of parameter number `place`) stands for, times `scale`, to `out`
+    (fp32): the one division by tokens. A sum on the fine grid passes through fp64, and is rounded once at the end."""
+    start = 0
+    for piece in rounding.values(total, place, scale=scale):
+        out[start : start + piece.numel()] = piece
+        start += piece.numel()
 
 
-def square_norm(total: Tensor, *, numerics: Numerics) -> float:
+def square_norm(total: Tensor, *, rounding: Rounding, place: int) -> float:
     """Squared L2 norm, fp64, of one parameter's piece of a sum, in the gradient's own unit."""
-    unit = 2.0**-numerics.grid_bits if numerics.mode == "deterministic" else 1.0
     squares = 0.0
-    for piece in torch.split(total, chunk_elements(total.device)):
-        wide = piece.to(torch.float64)
-        squares += (wide if unit == 1.0 else wide.mul_(unit)).square_().sum().item()
+    for piece in rounding.values(total, place):
+        squares += piece.to(torch.float64).square_().sum().item()
     return squares

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from swarmnet.manifest.schema import Averaging
 from swarmnet.stage import snapshot
-from swarmnet.stage.accumulator import chunk_elements
+from swarmnet.stage.rounding import chunk_elements
 
 
 class Outer:

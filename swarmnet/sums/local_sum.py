@@ -181,7 +181,7 @@ class LocalSum(RoundSum):
             if start >= edge:
                 if self._length is None:
                     own = self._accumulator.read(self.state.version)
-                    self._length = torch.tensor([math.sqrt(self.canonical.square_norm(own))])
+                    self._length = torch.tensor([math.sqrt(self.state.square_norm(own))])
                 return codecs.encode("fp32", self._length[start - edge : stop - edge].clone())
             shift = self._shift
             return self.codec.contribution(self._vector(), start + shift, stop + shift, voids=self.forgotten)

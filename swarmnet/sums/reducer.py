@@ -32,7 +32,8 @@ from swarmnet.errors import BadMessage, Overflow, RejectCode, UsageError
 from swarmnet.manifest.codec_names import travels_as
 from swarmnet.manifest.schema import Averaging
 from swarmnet.messages import Packed
-from swarmnet.stage.accumulator import MAX_MAGNITUDE, MAX_SUM, check_fixed_point, chunk_elements, largest_magnitude
+from swarmnet.stage.accumulator import check_fixed_point, largest_magnitude
+from swarmnet.stage.rounding import MAX_MAGNITUDE, MAX_SUM, chunk_elements
 from swarmnet.stage.seams import Clipped, Contribution
 from swarmnet.wire import codecs
 

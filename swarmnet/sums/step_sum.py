@@ -270,7 +270,7 @@ class StepSum(RoundSum):
     def _sealed(self) -> tuple[bytes, float]:
         digest = self._sum.seal()
         self._version = self.state.version
-        return digest, self.canonical.square_norm(self._sum.flat)
+        return digest, self.state.square_norm(self._sum.flat)
 
     def _check_range(self, piece: Tensor) -> None:
         if self._fixed_point:  # in fp32 mode decoding has checked enough

@@ -183,7 +183,7 @@ def _read(parts: _Parts, first: int, last: int) -> torch.Tensor:
 
 
 def _turned(numbers: torch.Tensor, low: int) -> torch.Tensor:
-    """Bits low to low + 7 of numbers int64 [n, 64] as planes int64 [n, 8]: bit k of word p is bit low + p of number k."""
+    """Bits low to low + 7 of int64 [n, 64] as planes int64 [n, 8]: bit k of word p is bit low + p of number k."""
     import torch
 
     octets = numbers.contiguous().view(torch.uint8).view(-1, BLOCK, 8)[:, :, low // 8].contiguous()

@@ -10,6 +10,7 @@
     sparse   all but zeros, exact               at most 4 1/8              codec_sparse
     mixed    run after run under other codecs   at most about 4            codec_mixed
     int64, int32, uint8                         exact integers             codec_casts
+    small    exact integers, by blocks          bits of the largest in 64   codec_planes
 
 and those of other distributions. Data is little endian and carries no header of its own: codec and shape travel beside
 it in a `Packed`. Decoders are total: bytes in, a tensor or BadMessage out. No NaN or infinity crosses in either
@@ -64,7 +65,8 @@ if TYPE_CHECKING:
 # ---------------------------------------------------------------- by name
 
 
-_PLAIN: dict[str, Codec] = {codec.name: codec for codec in (*CASTS, Fp16(), Int8(), BNB8, NF4, Sparse(), Mixed(), Planes())}
+_OURS = (*CASTS, Fp16(), Int8(), BNB8, NF4, Sparse(), Mixed(), Planes())
+_PLAIN: dict[str, Codec] = {codec.name: codec for codec in _OURS}
 _MAX_CHARACTERS = 32
 _used: dict[str, Codec] = {}
 

@@ -20,6 +20,7 @@ from swarmnet.ranks.stage import RankStage
 from swarmnet.stage.accumulator import sum_dtype
 from swarmnet.stage.canonical import Canonical
 from swarmnet.stage.passes import ForwardPass, MemoryPolicy
+from swarmnet.stage.rounding import FineRounding, NoRounding, Rounding
 
 ROWS, LENGTH, MICROBATCHES, STEPS = 4, 8, 3, 5
 BACKWARDS, ADDITIONS = (1, 2, 0), (2, 0, 1)
@@ -98,10 +99,16 @@ def batches(manifest: Manifest, stage: int, step: int) -> Iterator[Batch]:
         yield Batch(tokens, hidden if stage else None, None if last else gradient)
 
 
+def rounding_of(canonical: Canonical) -> Rounding:
+    """Of every step, with int64 sums as with fp32."""
+    numerics = canonical.spec.numerics
+    return FineRounding(numerics.grid_bits, 1) if numerics.mode == "deterministic" else NoRounding()
+
+
 def commits_of(canonical: Canonical, step: int, total: Tensor) -> list[Commit]:
     """As if the other stages had nothing to add."""
     squares = [0.0] * canonical.spec.cut.stages
-    squares[canonical.stage] = canonical.square_norm(total)
+    squares[canonical.stage] = canonical.square_norm(total, rounding_of(canonical))
     tokens = MICROBATCHES * ROWS * LENGTH
     return [Commit(stage, step, NO_CHAIN, ROUND, b"", tokens, 0.0, square) for stage, square in enumerate(squares)]
 
@@ -221,14 +228,14 @@ class Rank:
             seen.total = self.sum_of(step)
             commits = commits_of(self.canonical, step, seen.total)
             seen.norms.append(commits[self.number].grad_sq_norm ** 0.5 / commits[self.number].num_tokens)
-            update = self.canonical.update(step, seen.total, commits)
+            update = self.canonical.update(step, commits)
             stage.update(step, seen.total, scale=update.scale, rate=update.rate)
         seen.state = self.state_of(start + steps)
         return seen
 
     def one_update(self, version: int, total: Tensor) -> dict[str, Tensor]:
         """The state that a given sum leads to."""
-        update = self.canonical.update(version, total, commits_of(self.canonical, version, total))
+        update = self.canonical.update(version, commits_of(self.canonical, version, total))
         self.stage.update(version, total, scale=update.scale, rate=update.rate)
         return self.state_of(version + 1)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
+from typing import Any
 
 import pytest
 import torch
@@ -12,15 +13,31 @@ from hypothesis import strategies as st
 
 from swarmnet.errors import BadMessage, Overflow, RejectCode
 from swarmnet.manifest.schema import Numerics
-from swarmnet.stage.accumulator import MAX_MAGNITUDE, MAX_SUM, Accumulator, largest_magnitude
+from swarmnet.stage.accumulator import Accumulator, largest_magnitude, sum_dtype
 from swarmnet.stage.optimizer import average, square_norm
+from swarmnet.stage.rounding import MAX_MAGNITUDE, MAX_SUM, FineRounding, NoRounding
 
 CPU = torch.device("cpu")
 EXACT, FLOAT = Numerics(mode="deterministic", grid_bits=20), Numerics(mode="fp32")
 
 
-def accumulator(elements: int = 3, numerics: Numerics = EXACT, *, microbatches: int = 8) -> Accumulator:
-    return Accumulator(elements, numerics, max_microbatches=microbatches, device=CPU)
+class Summed:
+    """An accumulator, and how its gradients are rounded."""
+
+    def __init__(self, elements: int, numerics: Numerics, microbatches: int) -> None:
+        exact = numerics.mode == "deterministic"
+        self.held = Accumulator(elements, dtype=sum_dtype(numerics), device=CPU)
+        self.rounding = FineRounding(numerics.grid_bits, microbatches) if exact else NoRounding()
+
+    def add(self, gradients: list[torch.Tensor], **facts: int) -> bool:
+        return self.held.add(gradients, self.rounding, **facts)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.held, name)
+
+
+def accumulator(elements: int = 3, numerics: Numerics = EXACT, *, microbatches: int = 8) -> Summed:
+    return Summed(elements, numerics, microbatches)
 
 
 def gradient(*values: float) -> list[torch.Tensor]:
@@ -142,9 +159,9 @@ def test_large_gradients_pass_in_chunks() -> None:
     acc.add([values], step=0, index=0, voids=0)
     assert torch.equal(acc.read(0), (values.double() * 2**20).long())
     out = torch.empty(200_001)
-    average(acc.read(0), out, scale=0.5, numerics=EXACT)
+    average(acc.read(0), out, scale=0.5, rounding=acc.rounding, place=0)
     assert torch.equal(out, values / 2)
-    assert square_norm(acc.read(0), numerics=EXACT) == values.double().square().sum().item()
+    assert square_norm(acc.read(0), rounding=acc.rounding, place=0) == values.double().square().sum().item()
 
 
 @given(st.lists(st.integers(-(2**63), 2**63 - 1), min_size=1, max_size=5))

@@ -16,7 +16,7 @@ from swarmnet.errors import BadMessage, RejectCode
 from swarmnet.ids import PeerId
 from swarmnet.manifest.schema import Averaging, Manifest, Numerics
 from swarmnet.messages import Packed
-from swarmnet.stage.accumulator import MAX_MAGNITUDE
+from swarmnet.stage.rounding import MAX_MAGNITUDE
 from swarmnet.stage.seams import Clipped, Contribution
 from swarmnet.sums.reducer import (
     CenteredClip,

@@ -8,8 +8,17 @@ import pytest
 import torch
 
 from swarmnet.errors import BadMessage
-from swarmnet.stage import grid as of_grid
-from swarmnet.stage.grid import FINENESS, LIMIT, FineGrid, SmallGrid, dither, first_scales, next_scales
+from swarmnet.stage import rounding
+from swarmnet.stage.rounding import (
+    FINENESS,
+    LIMIT,
+    FineRounding,
+    Rectangle,
+    SmallRounding,
+    dither,
+    first_scales,
+    next_scales,
+)
 
 PARAMETERS = [("embed.weight", (40, 16)), ("norm.weight", (24,)), ("layer.weight", (12, 33))]
 SHAPES = [shape for _, shape in PARAMETERS]
@@ -34,10 +43,10 @@ def summed(grid, microbatches):
 
 
 def grid_of(scales, step=1):
-    return SmallGrid(PARAMETERS, scales[::2], scales[1::2], step=step)
+    return SmallRounding([Rectangle.whole(name, shape) for name, shape in PARAMETERS], scales, step=step)
 
 
-FIRST = first_scales(summed(FineGrid(BITS, 8), range(8)), SHAPES, counted=8, bits=BITS)
+FIRST = first_scales(summed(FineRounding(BITS, 8), range(8)), SHAPES, counted=8, bits=BITS)
 
 
 def by_hand(total, shape, a_used, b_used, a_newest, b_newest, counted):
@@ -52,9 +61,7 @@ def by_hand(total, shape, a_used, b_used, a_newest, b_newest, counted):
     b = [(float(b_newest[j]) ** 2 + k[j] / t * float(b_used[j]) ** 2) / 2 for j in range(columns)]
     if len(shape) == 1:
         b = [1.0] * columns
-    return [
-        np.float32(math.sqrt(max(x, math.fsum(found) / len(found) / 256))) for found in (a, b) for x in found
-    ]
+    return [np.float32(math.sqrt(max(x, math.fsum(found) / len(found) / 256))) for found in (a, b) for x in found]
 
 
 def murmur(x):
@@ -104,7 +111,7 @@ def test_scales_follow_the_formulas_of_the_page():
 
 def test_after_the_first_step_the_grid_fits_its_gradients():
     for place, shape in enumerate(SHAPES):
-        total = summed(FineGrid(BITS, 8), range(8))[place].double().view(shape) * 2.0**-BITS
+        total = summed(FineRounding(BITS, 8), range(8))[place].double().view(shape) * 2.0**-BITS
         a, b = FIRST[2 * place], FIRST[2 * place + 1]
         steps = total / (a[:, None] * b if len(shape) > 1 else a * b)
         assert 0.7 < float(steps.square().mean()) / (8 * FINENESS**2) < 1.4
@@ -114,7 +121,7 @@ def test_a_row_without_gradients_keeps_a_step_that_a_later_gradient_fits():
     gradient = gradients(0)[0].view(40, 16).clone()
     gradient[7] = 0
     total = torch.zeros(640, dtype=torch.int64)
-    FineGrid(BITS, 1).add(total, gradient.view(-1), 0, index=0)
+    FineRounding(BITS, 1).add(total, gradient.view(-1), 0, index=0)
     rows, _ = first_scales([total], [SHAPES[0]], counted=1, bits=BITS)
     assert float(rows[7]) >= 0.99 * float(rows.double().square().mean().sqrt()) / 16
 
@@ -146,7 +153,7 @@ def test_chunks_change_no_bit(monkeypatch):
         return [*totals, *values, *next_scales(totals, SHAPES, FIRST, FIRST, counted=3)]
 
     whole = everything()
-    monkeypatch.setattr(of_grid, "_CPU_CHUNK", 50)
+    monkeypatch.setattr(rounding, "_CPU_CHUNK", 50)
     for one, other in zip(whole, everything(), strict=True):
         assert torch.equal(one, other)
 
