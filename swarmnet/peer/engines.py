@@ -26,7 +26,15 @@ _HOST = torch.device("cpu")
 def backend_of(
     manifest: Manifest, stage: int, layout: MeshLayout, initial: Initial | None, memory: MemoryPolicy
 ) -> StageBackend:
-    """What computes one stage here: this process on one device, or a process on each device of `layout`."""
+    """What computes one stage here: this process on one device, or a process on each device of `layout`.
+
+    Args:
+        initial: reads the weights of version 0; None: they are drawn from the run's seed.
+        memory: how each device spends its own.
+
+    Raises:
+        UsageError: these ranks cannot share the stage.
+    """
     spec = manifest.of_stage(stage)
     if layout.ranks == 1:
         return DeviceBackend(spec, device=layout.devices[0], initial=initial, memory=memory)

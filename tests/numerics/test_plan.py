@@ -196,7 +196,7 @@ def test_so_does_a_rank_of_two(sequence_parallel: bool, policy: str) -> None:
             canonical = Canonical.of(RUN.of_stage(1))
             stage.read_state(0, {name: torch.zeros(shape) for name, shape in canonical.state_shapes.items()})
             live.take()
-            _, work = stage.forward(0, *inputs(RUN, first=False), train=True)
+            work = stage.forward(0, *inputs(RUN, first=False), train=True)[1]  # its output goes on to the next stage
             assert work is not None
             forward = live.take()[0]
             stage.backward(work, boundary(RUN))
@@ -236,7 +236,7 @@ LARGE = RUN.model_copy(
 def test_planning_allocates_nothing() -> None:
     layout = MeshLayout(8, 1, devices=tuple(f"cuda:{number}" for number in range(8)))
     plan, _, most = allocated(lambda: plan_stage(Setup(LARGE, layout), 1))
-    assert most < 2**20 < 2**33 < plan.device_peak
+    assert most < 2**20 < 2**33 < together([plan])
     assert len(set(plan.ranks)) == 1
 
 
