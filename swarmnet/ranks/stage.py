@@ -7,8 +7,8 @@ All ranks of a peer get the same orders in the same sequence, so none waits in a
 and errors are the same on all: what a rank finds in its part of a gradient is agreed on before anything is added.
 
 Terms of a gradient, those of data ranks and what tensor ranks have in part (`Slice.partial`), are summed once per step,
-when the sum is written. With ZeRO-2 and 3, and with `averaging.codec = "small"`, those of data ranks are summed for
-each microbatch, in fp32, before they are rounded to the grid. Everything after the sum is elementwise, so ranks of any
+when the sum is written. With ZeRO-2 and 3 those of data ranks are summed for each microbatch, in fp32, before they are
+rounded to the grid; with `averaging.codec = "small"` all are. Everything after the sum is elementwise, so ranks of any
 mesh make the same weights of the same sum.
 
 With `averaging.sync = "overlap"` step s is computed on the weights of version s - 1: two versions' weights rest in two
@@ -80,6 +80,7 @@ class RankStage:
         self._delay = spec.averaging.delay
         self._fully = self._fully_sharded()
         self._scatters = self._split.shards("accumulators") and layout.data > 1
+        self._sums_first = spec.averaging.codec == "small"
         self.canonical = Canonical.of(spec)
         self._shapes = self.canonical.shapes
         self._names = list(self._shapes)
@@ -200,6 +201,9 @@ class RankStage:
             assert tape is not None
             gradients = self._gradients.of(tape)
         assert gradients is not None
+        # A small grid is too coarse for terms: their sum is rounded, once.
+        if self._sums_first:
+            gradients = sum_terms(gradients, self._names, self._split.tensor, self._tensor)
         total = self.sums[step % len(self.sums)]
         return total.add(
             gradients, self._rounded.of(step), step=step, index=index, voids=voids, largest=self._largest(gradients)
@@ -238,7 +242,9 @@ class RankStage:
             if self._data.size > 1 and not self._scatters:  # else each rank holds its chunk's sum already
                 parts = bucket.scatter_sum(parts)
             names = [self._names[place] for place in bucket.places]
-            for name, part in zip(names, sum_terms(parts, names, self._split.tensor, self._tensor), strict=True):
+            if not self._sums_first:
+                parts = sum_terms(parts, names, self._split.tensor, self._tensor)
+            for name, part in zip(names, parts, strict=True):
                 self._write(name, part, wholes[name])
 
     @torch.no_grad()

@@ -185,7 +185,8 @@ class SmallRounding:
         """(rows of the block, piece of `total`, piece of `other`), as many rows at a time as fit a cache."""
         num_rows, num_columns = len(self._blocks[place].rows), len(self._blocks[place].columns)
         each = max(chunk_elements(total.device) // max(num_columns, 1), 1)
-        for first in range(0, num_rows, each):
+        # A rank may hold nothing of a short parameter.
+        for first in range(0, num_rows if num_columns else 0, each):
             last = min(first + each, num_rows)
             piece = slice(first * num_columns, last * num_columns)
             yield slice(first, last), total[piece], other[piece]

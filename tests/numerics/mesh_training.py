@@ -50,13 +50,13 @@ def run_of(
 ) -> Manifest:
     """A run whose gradients are clipped. eps is large: under Adam a gradient of nothing but rounding moves a weight as
     far as any other, and rounding is what meshes differ by."""
-    codec = "int64" if mode == "deterministic" else "fp32"
+    codec = "small" if mode == "small" else "int64" if mode == "deterministic" else "fp32"
     return Manifest(
         model=model,
         cut=Cut(stages=stages, layers=(1, 1, 0) if stages == 3 else "auto"),
         training=Training(seed=4, microbatches=MICROBATCHES, microbatch_size=ROWS, sequence_length=LENGTH),
         optimizer=Optimizer(**{"learning_rate": 3e-3, "warmup_steps": 2, "clip_norm": 0.2, "eps": 1e-3} | optimizer),
-        numerics=Numerics(mode=mode, compute=compute),
+        numerics=Numerics(mode="deterministic" if mode == "small" else mode, compute=compute),
         averaging=Averaging(sync=sync, codec=codec, **{"overlap_after": 2} if sync == "overlap" else {}),
     )
 
@@ -105,10 +105,10 @@ def rounding_of(canonical: Canonical) -> Rounding:
     return FineRounding(numerics.grid_bits, 1) if numerics.mode == "deterministic" else NoRounding()
 
 
-def commits_of(canonical: Canonical, step: int, total: Tensor) -> list[Commit]:
-    """As if the other stages had nothing to add."""
+def commits_of(canonical: Canonical, step: int, total: Tensor, square: float | None = None) -> list[Commit]:
+    """As if the other stages had nothing to add. square: of what the total stands for, if that is no fixed grid's."""
     squares = [0.0] * canonical.spec.cut.stages
-    squares[canonical.stage] = canonical.square_norm(total, rounding_of(canonical))
+    squares[canonical.stage] = canonical.square_norm(total, rounding_of(canonical)) if square is None else square
     tokens = MICROBATCHES * ROWS * LENGTH
     return [Commit(stage, step, NO_CHAIN, ROUND, b"", tokens, 0.0, square) for stage, square in enumerate(squares)]
 
@@ -139,7 +139,7 @@ def train_alone(
         seen.losses.append(sum(loss.item() for loss in losses))
         seen.total = body.sums[step % len(body.sums)].read(step).clone()
         canonical = body.state.canonical
-        commits = commits_of(canonical, step, seen.total)
+        commits = commits_of(canonical, step, seen.total, body.state.square_norm(seen.total))
         seen.norms.append(commits[stage].grad_sq_norm ** 0.5 / commits[stage].num_tokens)
         body.state.apply(seen.total, commits)
         if body.state.outer is not None:
@@ -207,8 +207,8 @@ class Rank:
         self.stage.sums[step % len(self.stage.sums)].follow(voids)
         return self.stage.accumulate(self.works.pop(key), step=step, index=index, voids=voids)
 
-    def train(self, *, start: int = 0, steps: int = STEPS) -> Trained:
-        """From version `start` on, which the stage has."""
+    def train(self, *, start: int = 0, steps: int = STEPS, rounding: Rounding | None = None) -> Trained:
+        """From version `start` on, which the stage has. rounding: of sums that are on no fixed grid."""
         seen, stage = Trained(), self.stage
         rows = slice(self.rows.start, self.rows.stop)
         last = self.number == self.manifest.cut.stages - 1
@@ -226,7 +226,8 @@ class Rank:
                 assert self.accumulate(m, step=step, index=m)
             seen.losses.append(sum(self.comms[1].all_reduce(loss).item() for loss in losses))
             seen.total = self.sum_of(step)
-            commits = commits_of(self.canonical, step, seen.total)
+            square = None if rounding is None else self.canonical.square_norm(seen.total, rounding)
+            commits = commits_of(self.canonical, step, seen.total, square)
             seen.norms.append(commits[self.number].grad_sq_norm ** 0.5 / commits[self.number].num_tokens)
             update = self.canonical.update(step, commits)
             stage.update(step, seen.total, scale=update.scale, rate=update.rate)
