@@ -270,7 +270,7 @@ class Averaging(Table):
     )
     overlap_after: Count = says(40, '"overlap": after so many steps one by one; `init` writes 100')
     codec: SumCodec = says(
-        "int64", '"int64", "small" (deterministic mode), "fp32", "bf16", "int8", "auto", ...; see docs/codecs.md'
+        "int64", '"int64", "small" (deterministic mode), "fp32", "int8", "auto", ...; see docs/codecs.md'
     )
     group_size: Annotated[int, Field(ge=2, le=1024)] = says(
         16, "replicas that average in one group; more stand in a grid of groups"

@@ -19,7 +19,6 @@ from typing import Literal
 from swarmnet.errors import UsageError
 from swarmnet.manifest.schema import Model, Training
 from swarmnet.model.tensor_plan import Slice, TensorSplit
-from swarmnet.stage.rounding import Rectangle
 
 Shard = Literal["none", "dp", "zero1", "zero2", "zero3"]
 """What the data axis shards: "none": there is no such axis; "dp": nothing, whole copies; "zero1": moments; "zero2":
@@ -106,11 +105,6 @@ class Block:
     def num_elements(self) -> int:
         """How many elements it has."""
         return math.prod(self.shape)
-
-    def rectangle(self, name: str, shape: Sequence[int]) -> Rectangle:
-        """The same of parameter `name`, whole of `shape`, as rounding sees it."""
-        rows = self.ranges[0] if len(shape) > 1 else range(1)
-        return Rectangle(name, shape[-1], rows, self.ranges[-1])
 
 
 def chunk(length: int, index: int, count: int) -> range:

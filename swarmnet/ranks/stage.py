@@ -43,7 +43,7 @@ from swarmnet.stage.canonical import Canonical, layers_of
 from swarmnet.stage.gradients import WholeGradients
 from swarmnet.stage.optimizer import MOMENTS, StageOptimizer, average
 from swarmnet.stage.passes import ForwardPass, MemoryPolicy, Passes
-from swarmnet.stage.rounding import Roundings, num_scales
+from swarmnet.stage.rounding import Rectangle, Roundings, num_scales
 
 if TYPE_CHECKING:
     from swarmnet.ranks.fully_sharded import FullySharded
@@ -159,7 +159,7 @@ class RankStage:
                 self._shapes,
                 terms=self.spec.training.microbatches * self._split.layout.ranks,
                 memory=scales,
-                held=[self._held(what, name).rectangle(name, shape) for name, shape in self._shapes.items()],
+                held=[self._rectangle(what, name) for name in self._names],
             )
             for what in ("accumulators", "moments")
         )
@@ -341,6 +341,11 @@ class RankStage:
 
     def _held(self, what: What, name: str) -> Block:
         return self._split.held(what, name, self._shapes[name], self._rank)
+
+    def _rectangle(self, what: What, name: str) -> Rectangle:
+        """The same as rounding sees it: a vector is one row."""
+        ranges, shape = self._held(what, name).ranges, self._shapes[name]
+        return Rectangle(name, shape[-1], ranges[0] if len(shape) > 1 else range(1), ranges[-1])
 
     def _live(self, number: int) -> list[Tensor]:
         """Module `number`'s parameters as far as this rank holds them."""

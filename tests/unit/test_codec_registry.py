@@ -202,7 +202,7 @@ def test_names_that_are_good_for_sums_alone(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("int9", "must be one of int64, fp32"),
+        ("int9", "must be one of int64, small, fp32"),
         ("sparse", "must be one of"),
         ("mixed", "must be one of"),
         ("uint8", "must be one of"),
