@@ -259,6 +259,9 @@ class Supervisor:
         if (code := child.returncode()) is None:
             return
         self._read(name, now=now)  # it may have written between the last look and its end
+        if self.progress.training_at is None:
+            for other in list(self._children):  # whether it ended before training began, those say that are with it
+                self._read(other, now=now)
         del self._children[name]
         self._orders.close(name)
         self._ranks.pop(name, None)
