@@ -196,7 +196,7 @@ def test_so_does_a_rank_of_two(sequence_parallel: bool, policy: str) -> None:
             canonical = Canonical.of(RUN.of_stage(1))
             stage.read_state(0, {name: torch.zeros(shape) for name, shape in canonical.state_shapes.items()})
             live.take()
-            work = stage.forward(0, *inputs(RUN, first=False), train=True)[1]  # its output is not held here
+            work = stage.forward(0, *inputs(RUN, first=False), train=True)[1]  # its output goes on to the next stage
             assert work is not None
             forward = live.take()[0]
             stage.backward(work, boundary(RUN))
