@@ -91,7 +91,7 @@ async def grpc_pair(config: GrpcConfig = GrpcConfig()) -> AsyncIterator[Pair]:  
     b, service_b = make_transport(book, config=config)
     async with a, b:
         book |= {a.peer: a.addresses, b.peer: b.addresses}
-        yield Pair(End(a.peer, a, service_a), End(b.peer, b, service_b), b.close)
+        yield Pair(End(a.peer, a, service_a), End(b.peer, b, service_b), lambda: b.__aexit__(None, None, None))
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
