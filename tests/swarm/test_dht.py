@@ -434,8 +434,8 @@ def test_impossible_starts_say_why(monkeypatch: pytest.MonkeyPatch) -> None:
             _, first = await nodes.start()
             port = int(first.maddrs[0].split("/")[4])
             for options, words in (
-                ({"port": port}, r"cannot listen on .*: choose another with --dht-port$"),
-                ({"host": "192.0.2.1"}, "--host must be the IP address of one of"),
+                ({"listen": Listen(port=port)}, r"cannot listen on .*: choose another with --dht-port$"),
+                ({"listen": Listen("192.0.2.1")}, "--host must be the IP address of one of"),
                 ({"bootstrap": ("/ip4/127.0.0.1/tcp/1",)}, "peer id"),
                 ({"bootstrap": ("nonsense",)}, "nonsense"),
             ):
