@@ -1070,7 +1070,9 @@ class WrongGradient(Lie):
             added = await engine.accumulate(stash)
             if added and self.lying:
                 into = engine.accumulator(stash.step)
-                into.total = engine.numbers.add(into.total, engine.numbers.of([5] * (NUM_ELEMENTS - 1) + [0]))
+                into.total = engine.arithmetic.add(
+                    into.total, engine.arithmetic.numbers([5] * (NUM_ELEMENTS - 1) + [0])
+                )
             return added
 
         return Bent(engine, accumulate=accumulate)

@@ -38,6 +38,7 @@ def _multiaddr(text: str) -> str:
 
 def _threads(count: int) -> int:
     cores = os.cpu_count() or 1
+    # A typing mistake here would bring the machine to a halt.
     if count > THREADS_PER_CORE * cores:
         raise ValueError(
             f"must be at most {THREADS_PER_CORE * cores} on this machine, which has {cores} core{'s' * (cores != 1)}"
@@ -50,6 +51,7 @@ def _in_words(value: object) -> object:
 
 
 def _gpus(text: str) -> str:
+    # A trailing comma tells GPU 3 from three GPUs.
     if not re.fullmatch(r"auto|[1-9]\d{0,3}|\d{1,4},|\d{1,4}(,\d{1,4})+", text):
         raise ValueError('must be a number from 1 to 9999, which ones with commas ("0,1,3"), or "auto"')
     listed = [int(part) for part in text.strip(",").split(",")] if "," in text else []
@@ -115,6 +117,7 @@ class Memory(Table):
 
     @model_validator(mode="after")
     def _whole_layers(self) -> Memory:
+        # The compiler decides inside a layer; these policies would, too.
         if self.compile and self.activations in ("selective", "offload"):
             raise ValueError(
                 f'compile = true chooses itself what a layer keeps: with it activations = "stash", '
@@ -197,8 +200,10 @@ class PeerConfig(Table):
     def _together(self) -> PeerConfig:
         if not self.roles:
             raise ValueError('roles must name at least one of "stage", "trainer", "bootstrap"')
+        # A peer is one replica of a stage: two of them would fail together.
         if len(set(self.stages)) != len(self.stages):
             raise ValueError(f"stages = {list(self.stages)} names a stage twice")
+        # 0 is any free port, so two zeros are two ports.
         if self.port and self.port == self.dht_port:
             raise ValueError(f"port and dht_port are both {self.port}: the data plane and the DHT each need their own")
         if self.device == "cpu" and self.mesh.gpus not in ("1", "auto"):

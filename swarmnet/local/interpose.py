@@ -17,7 +17,7 @@ from typing import Any, cast
 from swarmnet.errors import PeerTimeout
 from swarmnet.ids import PeerId
 from swarmnet.local.fault import Moment, Phase
-from swarmnet.local.orders import LinkLimit
+from swarmnet.local.processes import LinkLimit
 from swarmnet.messages import Answer, Commit, Control, Packed, Request, Running, SnapshotPiece, SnapshotRequest
 from swarmnet.stage.seams import Compute, Engine, Stash, Summation
 from swarmnet.transport import ReadPayload, Service, Transport

@@ -62,9 +62,9 @@ class SwarmProgress:
     averaging_bytes: int = 0  # of sums that replicas have sent each other
     outer: Counter[bool] = field(default_factory=Counter)  # outer steps; False: missed
     strays: set[tuple[int, int, str]] = field(default_factory=set)  # (stage, version, peer) whose weights were off
+    starts: Counter[str] = field(default_factory=Counter)  # of processes, by name
     trainer_dht: dict[str, tuple[str, ...]] = field(default_factory=dict)
     _executions: Counter[tuple[str, int, int]] = field(default_factory=Counter)
-    _starts: Counter[str] = field(default_factory=Counter)
     _early: dict[int, Point] = field(default_factory=dict)
 
     @property
@@ -85,7 +85,7 @@ class SwarmProgress:
 
     def started(self, name: str, *, now: float) -> None:
         """The process of `name` has been started (again)."""
-        self._starts[name] += 1
+        self.starts[name] += 1
         if self.training_at is None:
             self.moved_at = now  # while all start, each start is progress; later it is none
         if name in self.replicas:
@@ -123,7 +123,7 @@ class SwarmProgress:
             case "rerouted":
                 self.reroutes += 1
             case "executed":
-                key = name, self._starts[name], event["stage"]
+                key = name, self.starts[name], event["stage"]
                 self._executions[key] = max(self._executions[key], event["executions"])
             case "evaluated":
                 self.evaluations[event["step"]] = float(event["loss"])
@@ -229,7 +229,7 @@ class SwarmProgress:
         if len(self.points) > self.earlier_points:
             return ""
         total = len(self.replicas) + len(self.trainers)
-        if not self._starts:
+        if not self.starts:
             return f"importing torch and hivemind, once for {total} processes"
         up = sum(bool(replica.dht) for replica in self.replicas.values()) + len(self.trainer_dht)
         if up < total:
@@ -252,7 +252,7 @@ class SwarmProgress:
         """A replica in a word: the version it holds, or what it is doing instead."""
         replica = self.replicas[name]
         if not replica.alive:
-            return "down" if self._starts[name] else "to come"
+            return "down" if self.starts[name] else "to come"
         if replica.ranks_lost:
             return "ranks start anew"
         if replica.version is not None:

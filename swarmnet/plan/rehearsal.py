@@ -69,8 +69,8 @@ class Rehearsed:
             along(self.state, other.state, share),
             along(self.finished_sum, other.finished_sum, share),
             along(self.shared, other.shared, share),
-            self.passing.along(other.passing, share),
-            self.beside.along(other.beside, share),
+            along(self.passing, other.passing, share),
+            along(self.beside, other.beside, share),
             along(self.update, other.update, share),
         )
 

@@ -39,6 +39,7 @@ from swarmnet.sums.reducer import PartReducer
 from swarmnet.sums.step_sum import RoundSum, check_part, in_round
 from swarmnet.sums.sum_buffer import SumBuffer
 from swarmnet.wire import codecs
+from swarmnet.wire.codec import num_elements
 
 Range = tuple[int, int]
 
@@ -230,7 +231,7 @@ class LocalSum(RoundSum):
     @in_round
     def put(self, start: int, packed: Packed) -> None:
         """Decode a reduced piece, its first element at position `start`."""
-        edge, size = sum(self._outer_phases), codecs.num_elements(packed.shape)
+        edge, size = sum(self._outer_phases), num_elements(packed.shape)
         check_codec(packed, "fp32" if start >= edge else self.codec.reduced)
         buffer, start = (self._lengths, start - edge) if start >= edge else (self._arriving, start)
         codecs.decode_into(buffer.place(start, size), packed)
@@ -261,12 +262,12 @@ class LocalSum(RoundSum):
     @in_round
     def install(self, parts: Sequence[Packed]) -> tuple[bytes, float]:
         """Take over a sum that others have finished, all of it or none. From a partner there is nothing to take."""
-        if sum(codecs.num_elements(packed.shape) for packed in parts) != self.sum_elements:
+        if sum(num_elements(packed.shape) for packed in parts) != self.sum_elements:
             raise BadMessage(RejectCode.BAD_SHAPE, "parts do not cover the sum", count=len(parts))
         decoded = []
         for packed in parts:
             check_codec(packed, "fp32")
-            decoded.append(codecs.decode(packed, expect_shape=(codecs.num_elements(packed.shape),)))
+            decoded.append(codecs.decode(packed, expect_shape=(num_elements(packed.shape),)))
         flat = torch.cat(decoded)
         edge = flat.numel() - _LENGTHS
         if self._gossip:  # what my partner and I have agreed on stays

@@ -33,6 +33,7 @@ from swarmnet.sums.reducer import PartReducer
 from swarmnet.sums.sum_buffer import SumBuffer
 from swarmnet.sums.sum_codec import SumCodec
 from swarmnet.wire import codecs
+from swarmnet.wire.codec import num_elements
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -199,7 +200,7 @@ class StepSum(RoundSum):
     def put(self, start: int, packed: Packed) -> None:
         """Decode a reduced piece, its first element at position `start`."""
         check_codec(packed, self.codec.reduced)
-        size = codecs.num_elements(packed.shape)
+        size = num_elements(packed.shape)
         place = self._arriving.place(start, size)
         codecs.decode_into(place, packed)
         self._check_range(place)

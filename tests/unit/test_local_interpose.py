@@ -12,7 +12,7 @@ import pytest
 from swarmnet.errors import PeerTimeout
 from swarmnet.local.fault import Partition, Slow
 from swarmnet.local.interpose import BREAK_S, FaultyService, FaultyTransport, Interposed, held_engine
-from swarmnet.local.orders import FaultOrders
+from swarmnet.local.processes import FaultOrders
 from swarmnet.messages import ManifestRequest, Packed, Running, SnapshotPiece, SnapshotRequest
 from swarmnet.simulate.clock import VirtualLoop
 from swarmnet.stage.seams import Engine
