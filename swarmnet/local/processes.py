@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 from swarmnet.config import toml
 from swarmnet.config.peer import PeerConfig
 from swarmnet.local.fault import Fault, Partition, Slow, member_of
-from swarmnet.ranks.starter import ChildCall, Starter, best_starter
+from swarmnet.ranks.starter import ChildCall, ForkStarter, Starter
 from swarmnet.telemetry.events import EventLog, EventReader
 
 START_S = 60.0
@@ -52,8 +52,8 @@ PRELOAD = (
 
 
 def child_starter() -> Starter:
-    """What children are started with: on Linux forks of a process that has imported what they need."""
-    return best_starter(PRELOAD, quiet=True)
+    """What children are started with: forks of a process that has imported what they need."""
+    return ForkStarter(PRELOAD, quiet=True)
 
 
 @dataclass(frozen=True, slots=True)

@@ -379,6 +379,28 @@ class Limits(Table):
     max_clock_offset_s: Seconds = says(60.0, "peers whose clocks differ by more are refused")
 
 
+class StageSpec(Table):
+    """What of a manifest the arithmetic of one stage follows from. The rest is the protocol's and the network's."""
+
+    stage: Count
+    model: Model
+    cut: Cut
+    training: Training
+    optimizer: Optimizer
+    numerics: Numerics
+    averaging: Averaging
+
+    @property
+    def first(self) -> bool:
+        """Does it read token ids?"""
+        return self.stage == 0
+
+    @property
+    def last(self) -> bool:
+        """Does it compute the loss?"""
+        return self.stage == self.cut.stages - 1
+
+
 class Manifest(Table):
     """A run."""
 
@@ -396,6 +418,10 @@ class Manifest(Table):
     protocol: Protocol = Protocol()
     admission: Admission = Admission()
     limits: Limits = Limits()
+
+    def of_stage(self, stage: int) -> StageSpec:
+        """The tables that stage `stage` computes by."""
+        return StageSpec(stage=stage, **{name: table for name, table in self if name in StageSpec.model_fields})
 
     @model_validator(mode="after")
     def _together(self) -> Manifest:

@@ -128,7 +128,7 @@ async def _fetch(
         transport,
         stage,
         Seal(found.run, identity),
-        max_bytes=Canonical.of(found.manifest, stage).layout.num_bytes,
+        max_bytes=Canonical.of(found.manifest.of_stage(stage)).layout.num_bytes,
         failed=lambda peer, error: failures.append(f"{peer}: {error}"),
     )
     try:

@@ -23,9 +23,7 @@ def choose_layout(mesh: Mesh, device: Device, manifest: Manifest, *, cuda: int) 
     One rank is the peer process itself: `shard` and `sequence_parallel` then mean nothing (`meaningless`).
     """
     layout = _shaped(mesh, _devices(mesh, device, cuda))
-    MeshSplit(
-        manifest.model, layout, manifest.training.microbatch_size, manifest.training.sequence_length
-    )  # raises what the run's model and microbatches do not allow
+    MeshSplit(manifest.model, layout, manifest.training)  # raises what the run's model and microbatches do not allow
     return layout
 
 

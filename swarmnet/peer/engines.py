@@ -20,10 +20,10 @@ from swarmnet.manifest.codec_names import named_by
 from swarmnet.manifest.schema import Manifest
 from swarmnet.model.huggingface.checkpoint import stage_shapes, stage_weights
 from swarmnet.ranks.backend import MeshBackend
+from swarmnet.ranks.device_backend import DeviceBackend
 from swarmnet.ranks.layout import MeshLayout
 from swarmnet.stage.backend import StageBackend
 from swarmnet.stage.canonical import Canonical, Initial
-from swarmnet.stage.device_backend import DeviceBackend
 from swarmnet.stage.passes import MemoryPolicy
 from swarmnet.sums.local_sum import LocalSum
 from swarmnet.sums.step_sum import StepSum
@@ -91,11 +91,20 @@ class InitialWeights:
 def backend_of(
     manifest: Manifest, stage: int, layout: MeshLayout, initial: Initial | None, memory: MemoryPolicy
 ) -> StageBackend:
-    """What computes one stage here: this process on one device, or a process on each device of `layout`."""
+    """What computes one stage here: this process on one device, or a process on each device of `layout`.
+
+    Args:
+        initial: reads the weights of version 0; None: they are drawn from the run's seed.
+        memory: how each device spends its own.
+
+    Raises:
+        UsageError: these ranks cannot share the stage.
+    """
+    spec = manifest.of_stage(stage)
     # One rank is the peer process itself, without messages between processes.
     if layout.ranks == 1:
-        return DeviceBackend(manifest, stage, device=layout.devices[0], initial=initial, memory=memory)
-    return MeshBackend(manifest, stage, layout, initial=initial, memory=memory)
+        return DeviceBackend(spec, device=layout.devices[0], initial=initial, memory=memory)
+    return MeshBackend(spec, layout, initial=initial, memory=memory)
 
 
 def torch_engine(manifest: Manifest, stage: int, threads: ComputeThread, backend: StageBackend) -> TorchEngine:
@@ -104,34 +113,16 @@ def torch_engine(manifest: Manifest, stage: int, threads: ComputeThread, backend
     jobs = StageJobs(threads, stage, backend.device, reproducible=manifest.numerics.mode == "deterministic")
 
     def snapshot_bytes(other: int) -> int:
-        canonical = backend.state.canonical if other == stage else Canonical.of(manifest, other)
+        canonical = backend.state.canonical if other == stage else Canonical.of(manifest.of_stage(other))
         return canonical.layout.num_bytes
 
-    payloads = Payloads(
-        stage,
-        manifest.cut.stages,
-        manifest.wire,
-        manifest.training,
-        hidden_size=manifest.model.hidden_size,
-        vocab_size=manifest.model.vocab_size,
-        device=backend.device,
-    )
-    sums = sums_of(manifest, backend, jobs)
-    return TorchEngine(backend, sums, jobs, payloads, manifest.averaging.delay, snapshot_bytes=snapshot_bytes)
+    payloads = Payloads(manifest.of_stage(stage), manifest.wire, device=backend.device)
+    return TorchEngine(backend, sums_of(backend, jobs), jobs, payloads, snapshot_bytes=snapshot_bytes)
 
 
-def sums_of(manifest: Manifest, backend: StageBackend, jobs: StageJobs) -> StageSums:
+def sums_of(backend: StageBackend, jobs: StageJobs) -> StageSums:
     """The sums that this run's rounds make of what `backend` accumulates."""
-    averaging, training = manifest.averaging, manifest.training
-    # Replicas then train apart and average their weights.
-    if averaging.sync == "local":
-        return LocalSum(jobs, backend.state, backend.sums[0], averaging, training, device=_HOST)
-    return StepSum(
-        jobs,
-        backend.state,
-        backend.sums,
-        averaging,
-        fixed_point=manifest.numerics.mode == "deterministic",
-        microbatches=training.microbatches,
-        memory=backend.sum_memory(),
-    )
+    # Replicas then train on their own and average their weights.
+    if backend.state.canonical.spec.averaging.sync == "local":
+        return LocalSum(jobs, backend.state, backend.sums[0], device=_HOST)
+    return StepSum(jobs, backend.state, backend.sums, memory=backend.sum_memory())

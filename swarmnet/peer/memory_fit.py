@@ -203,7 +203,7 @@ def _rough(setup: Setup, stages: Sequence[int]) -> int:
     manifest, training = setup.manifest, setup.manifest.training
     model, tokens = manifest.model, training.microbatch_size * training.sequence_length
     ranges = cut_layers(model, manifest.cut, training.sequence_length)
-    elements = sum(Canonical.of(manifest, stage).num_elements for stage in stages)
+    elements = sum(Canonical.of(manifest.of_stage(stage)).num_elements for stage in stages)
     layer = 16 * model.hidden_size + 8 * model.intermediate_size + 8 * model.num_heads * model.head_dim
     scores = 2 * model.num_heads * training.sequence_length
     width = sum(len(ranges[stage]) for stage in stages) * (layer + scores) + 4 * model.vocab_size

@@ -55,9 +55,9 @@ class Setup:
 def plan_stage(setup: Setup, stage: int) -> StagePlan:
     """The memory of each rank that serves `stage`, and of its peer process. Raises UsageError if these ranks cannot."""
     manifest, layout = setup.manifest, setup.layout
-    mesh = MeshSplit(manifest.model, layout, manifest.training.microbatch_size, manifest.training.sequence_length)
+    mesh = MeshSplit(manifest.model, layout, manifest.training)
     ranges = cut_layers(manifest.model, manifest.cut, manifest.training.sequence_length)
-    canonical = Canonical.of(manifest, stage)
+    canonical = Canonical.of(manifest.of_stage(stage))
     shapes = canonical.shapes
     found: dict[object, RankMemory] = {}
     ranks = []

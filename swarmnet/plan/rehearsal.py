@@ -1,6 +1,6 @@
 """One microbatch and one update on one rank, with tensors that are only shapes: what would be allocated, and when.
 
-Makes what a peer makes, `stage.device_backend` or `ranks.stage`, and calls it as the engine does. Only FSDP2 (ZeRO-3)
+Makes what a peer makes, `ranks.device_backend` or `ranks.stage`, and calls it as the engine does. Only FSDP2 (ZeRO-3)
 cannot go without its group: there the rank computes on whole layers, and what is whole but for a while is forgotten at
 once; `plan.plan` adds what is gathered. CUDA is rehearsed on the CPU, with the kind of attention kernel it would take.
 """
@@ -25,11 +25,11 @@ from swarmnet.model.sharded import ShardedStage
 from swarmnet.plan.budget import Passage, along, highest
 from swarmnet.plan.metering import LiveBytes, imagined
 from swarmnet.ranks.comm import FakeComm
+from swarmnet.ranks.device_backend import DeviceBackend
 from swarmnet.ranks.layout import MeshLayout, MeshSplit
 from swarmnet.ranks.stage import RankStage
 from swarmnet.stage.accumulator import Accumulator, sum_dtype
 from swarmnet.stage.canonical import Canonical
-from swarmnet.stage.device_backend import DeviceBackend
 from swarmnet.stage.optimizer import StageOptimizer, average
 from swarmnet.stage.passes import ForwardPass, MemoryPolicy, Passes
 
@@ -120,11 +120,7 @@ class _Inputs:
 
     def __init__(self, part: RehearsedRank) -> None:
         manifest, stages = part.manifest, part.manifest.cut.stages
-        self._rows = len(
-            MeshSplit(
-                manifest.model, part.layout, manifest.training.microbatch_size, manifest.training.sequence_length
-            ).rows(part.rank)
-        )
+        self._rows = len(MeshSplit(manifest.model, part.layout, manifest.training).rows(part.rank))
         self._length, self._width = manifest.training.sequence_length, manifest.model.hidden_size
         self.first, self.last = part.stage == 0, part.stage == stages - 1
 
@@ -143,7 +139,7 @@ class _Own:
 
     def __init__(self, part: RehearsedRank) -> None:
         self._manifest, self._inputs = part.manifest, _Inputs(part)
-        self._body = DeviceBackend(part.manifest, part.stage, device=_CPU, memory=part.memory)
+        self._body = DeviceBackend(part.manifest.of_stage(part.stage), device=_CPU, memory=part.memory)
         self._work: object | None = None
 
     def hold_sum(self) -> bool:
@@ -178,8 +174,7 @@ class _OfMesh:
         self._manifest, self._inputs = part.manifest, _Inputs(part)
         d, t = part.layout.coordinates(part.rank)
         self._stage = RankStage(
-            part.manifest,
-            part.stage,
+            part.manifest.of_stage(part.stage),
             part.layout,
             part.rank,
             tensor=FakeComm(t, part.layout.tensor),
@@ -187,20 +182,24 @@ class _OfMesh:
             device=_CPU,
             memory=part.memory,
         )
-        self._num_elements = Canonical.of(part.manifest, part.stage).num_elements
+        self._work: ForwardPass | None = None
+        self._num_elements = Canonical.of(part.manifest.of_stage(part.stage)).num_elements
 
     def hold_sum(self) -> bool:
         self._total = torch.zeros(self._num_elements, dtype=sum_dtype(self._manifest.numerics))
         return False  # it is in the peer process
 
     def forward(self) -> None:
-        self._stage.forward(0, 0, self._inputs.tokens(), self._inputs.hidden(), train=True)
+        _, self._work = self._stage.forward(0, self._inputs.tokens(), self._inputs.hidden(), train=True)
 
     def backward(self) -> None:
-        self._stage.backward(0, self._inputs.gradient())
+        assert self._work is not None
+        self._stage.backward(self._work, self._inputs.gradient())
 
     def accumulate(self) -> None:
-        self._stage.accumulate(0, step=0, index=0, voids=0)
+        work, self._work = self._work, None
+        assert work is not None
+        self._stage.accumulate(work, step=0, index=0, voids=0)
 
     def update(self) -> None:
         self._stage.update(0, self._total, scale=1.0, rate=1.0)
@@ -213,8 +212,8 @@ class _FullySharded:
     def __init__(self, part: RehearsedRank, live: LiveBytes) -> None:
         manifest, layout, self._inputs = part.manifest, part.layout, _Inputs(part)
         mesh, shapes = (
-            MeshSplit(manifest.model, layout, manifest.training.microbatch_size, manifest.training.sequence_length),
-            Canonical.of(manifest, part.stage).shapes,
+            MeshSplit(manifest.model, layout, manifest.training),
+            Canonical.of(manifest.of_stage(part.stage)).shapes,
         )
         ranges = cut_layers(manifest.model, manifest.cut, manifest.training.sequence_length)
         layers, first, last = ranges[part.stage], self._inputs.first, self._inputs.last

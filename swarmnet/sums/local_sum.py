@@ -31,7 +31,6 @@ from swarmnet.engine.compute_thread import StageJobs
 from swarmnet.engine.payloads import blameless, check_codec
 from swarmnet.errors import BadMessage, Refused, RejectCode
 from swarmnet.ids import RoundId
-from swarmnet.manifest.schema import Averaging, Training
 from swarmnet.messages import Commit, Packed
 from swarmnet.stage.backend import GradientSum, State
 from swarmnet.stage.seams import Contribution, OuterStep, Reduced
@@ -99,18 +98,10 @@ class LocalSum(RoundSum):
     Raises as `StepSum` does.
     """
 
-    def __init__(
-        self,
-        jobs: StageJobs,
-        state: State,
-        accumulator: GradientSum,
-        averaging: Averaging,
-        training: Training,
-        *,
-        device: torch.device,
-    ) -> None:
+    def __init__(self, jobs: StageJobs, state: State, accumulator: GradientSum, *, device: torch.device) -> None:
         assert state.outer is not None
-        super().__init__(jobs, state, averaging.codec, device)
+        super().__init__(jobs, state, device)
+        averaging, training = state.canonical.spec.averaging, state.canonical.spec.training
         self._training, self._accumulator, self._outer = training, accumulator, state.outer
         self._plan = OuterPlan(
             state.canonical.num_elements,

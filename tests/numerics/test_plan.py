@@ -24,10 +24,10 @@ from swarmnet.plan.budget import Passage, together
 from swarmnet.plan.metering import LiveBytes
 from swarmnet.plan.plan import Setup, plan_stage
 from swarmnet.ranks.comm import FakeComm
+from swarmnet.ranks.device_backend import DeviceBackend
 from swarmnet.ranks.layout import MeshLayout
 from swarmnet.ranks.stage import RankStage
 from swarmnet.stage.canonical import Canonical
-from swarmnet.stage.device_backend import DeviceBackend
 from swarmnet.stage.passes import MemoryPolicy
 from swarmnet.sums.step_sum import StepSum
 from tests.contracts.thread_comm import run_ranks
@@ -68,14 +68,11 @@ def boundary(manifest: Manifest) -> torch.Tensor:
 
 
 def made(manifest: Manifest, stage: int, policy: str) -> tuple[DeviceBackend, StepSum]:
-    body = DeviceBackend(manifest, stage, device=CPU, memory=MemoryPolicy(activations=policy))  # type: ignore[arg-type]
+    body = DeviceBackend(manifest.of_stage(stage), device=CPU, memory=MemoryPolicy(activations=policy))  # type: ignore[arg-type]
     return body, StepSum(
         JobsAtOnce(),  # type: ignore[arg-type]
         body.state,
         body.sums,
-        manifest.averaging,
-        fixed_point=manifest.numerics.mode == "deterministic",
-        microbatches=manifest.training.microbatches,
         memory=body.sum_memory(),
     )
 
@@ -98,7 +95,7 @@ def measured(manifest: Manifest, stage: int, policy: str, count: int) -> tuple[i
 def forwards(body: DeviceBackend, manifest: Manifest, count: int) -> list[object]:
     works: list[object] = []
     for _ in range(count):
-        tokens, hidden = inputs(manifest, first=body.state.first)
+        tokens, hidden = inputs(manifest, first=body.state.canonical.spec.first)
         work = body.forward(0, tokens, hidden, train=True)[1]
         assert work is not None
         works.append(work)
@@ -192,16 +189,19 @@ def test_so_does_a_rank_of_two(sequence_parallel: bool, policy: str) -> None:
 
     def body(comm: Comm) -> tuple[int, Passage]:
         with LiveBytes() as live:
-            stage = RankStage(RUN, 1, layout, comm.rank, tensor=comm, data=FakeComm(0, 1), device=CPU, memory=memory)
+            stage = RankStage(
+                RUN.of_stage(1), layout, comm.rank, tensor=comm, data=FakeComm(0, 1), device=CPU, memory=memory
+            )
             state = sum(live.take()[0])
-            canonical = Canonical.of(RUN, 1)
+            canonical = Canonical.of(RUN.of_stage(1))
             stage.read_state(0, {name: torch.zeros(shape) for name, shape in canonical.state_shapes.items()})
             live.take()
-            stage.forward(0, 0, *inputs(RUN, first=False), train=True)
+            work = stage.forward(0, *inputs(RUN, first=False), train=True)[1]  # its output goes on to the next stage
+            assert work is not None
             forward = live.take()[0]
-            stage.backward(0, boundary(RUN))
+            stage.backward(work, boundary(RUN))
             backward = live.take()[0]
-            assert stage.accumulate(0, step=0, index=0, voids=0)
+            assert stage.accumulate(work, step=0, index=0, voids=0)
             return state, Passage.of(forward, backward, live.take()[0])
 
     for (state, seen), rank in zip(run_ranks(2, body), plan.ranks, strict=True):

@@ -25,7 +25,7 @@ from swarmnet.peer.engines import torch_engine
 from swarmnet.peer.peer import Peer
 from swarmnet.peer.replica import ReplicaLimits
 from swarmnet.pipeline.windows import OwnTokens, ProvenWindows
-from swarmnet.stage.device_backend import DeviceBackend
+from swarmnet.ranks.device_backend import DeviceBackend
 from swarmnet.stage.seams import Engine
 from swarmnet.state.disk import CheckpointStore, DirectoryDisk
 from swarmnet.wire.codecs import encode
@@ -76,7 +76,9 @@ class Silent:
 async def peer_and_caller(tmp_path: Path):
     """(ask, peer): a peer that serves both stages, and a stranger's way to call it."""
     compute = ComputeThread()
-    engines = {stage: torch_engine(MANIFEST, stage, compute, DeviceBackend(MANIFEST, stage)) for stage in (0, 1)}
+    engines = {
+        stage: torch_engine(MANIFEST, stage, compute, DeviceBackend(MANIFEST.of_stage(stage))) for stage in (0, 1)
+    }
     run = run_id(MANIFEST)
     applied = asyncio.Event()
 
