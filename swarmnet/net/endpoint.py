@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from swarmnet.config.peer import PeerConfig
+from swarmnet.config.peer import NetworkSettings
 from swarmnet.directory import Record, Role
 from swarmnet.ids import PeerId, RunId
 from swarmnet.manifest.terms import RunTerms
@@ -133,40 +133,42 @@ def greeter_of(terms: RunTerms, numerics: str, admissions: Admissions, own_pass:
 
 @contextlib.asynccontextmanager
 async def open_endpoint(
-    terms: RunTerms, config: PeerConfig, *, numerics: str, role: Role = "stage"
+    terms: RunTerms, network: NetworkSettings, *, numerics: str, role: Role = "stage"
 ) -> AsyncGenerator[Endpoint, None]:
-    """Take the identity in `config.dir`, which nobody else may be meanwhile, and join the DHT.
+    """Take the identity in `network.dir`, which nobody else may be meanwhile, and join the DHT.
 
     numerics: my numerics class, for greetings and my record. Raises UsageError, with what to do.
     """
-    with own_identity(config.dir) as identity:
+    with own_identity(network.dir) as identity:
         admissions = admissions_of(terms)
-        own_pass = OwnPass(admissions, identity, role, config.dir, given=config.invitation, now=time.time())
-        announced = announced_at(config.announce, identity.peer, port=config.port, dht_port=config.dht_port)
-        last = LastPorts.read(config.dir)
+        own_pass = OwnPass(admissions, identity, role, network.dir, given=network.invitation, now=time.time())
+        announced = announced_at(network.announce, identity.peer, port=network.port, dht_port=network.dht_port)
+        last = LastPorts.read(network.dir)
         # The operator may have given the last DHT port to the data plane.
-        first = 0 if last.dht_port == config.port else last.dht_port
+        first = 0 if last.dht_port == network.port else last.dht_port
         async with DhtDirectory(
             identity,
             terms.run,
             num_stages=terms.num_stages,
-            listen=Listen(config.host, config.dht_port, first, tuple(map(str, announced["dht_port"]))),
-            bootstrap=config.bootstrap,
-            state_dir=config.dir,
+            listen=Listen(network.host, network.dht_port, first, tuple(map(str, announced["dht_port"]))),
+            bootstrap=network.bootstrap,
+            state_dir=network.dir,
             admissions=admissions,
-            manifest=config.manifest,
+            manifest=network.manifest,
         ) as dht:
             own_pass.check(now=time.time())  # now that bans have been heard of
             transport = GrpcTransport(
                 identity,
                 terms.run,
                 addresses=dht.addresses,
-                host=config.host,
-                port=config.port,
+                host=network.host,
+                port=network.port,
                 first_port=last.port,
                 announce=announced["port"],
                 config=GrpcConfig.of(terms),
                 greeter=greeter_of(terms, numerics, admissions, own_pass),
             )
             incarnation = secrets.randbits(62)
-            yield Endpoint(identity, dht, transport, incarnation, numerics, terms.run, config.dir, admissions, own_pass)
+            yield Endpoint(
+                identity, dht, transport, incarnation, numerics, terms.run, network.dir, admissions, own_pass
+            )

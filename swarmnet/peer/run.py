@@ -159,7 +159,7 @@ async def _serve(
         journal = Journal(stack.enter_context(EventLog(config.events)), log)
         stop = stack.enter_context(stopped_by_signal())
         joining = until_somebody_answers(
-            lambda: stack.enter_async_context(open_endpoint(RunTerms.of(manifest), config, numerics=numerics)),
+            lambda: stack.enter_async_context(open_endpoint(RunTerms.of(manifest), config.network, numerics=numerics)),
             say=lambda words: on_event("away", {"reason": words}),
             patient=was_in(config.dir, run_id(manifest)),
         )

@@ -52,7 +52,7 @@ async def _feed(
 
     async with contextlib.AsyncExitStack() as stack:
         stop = stack.enter_context(stopped_by_signal())
-        joining = open_endpoint(RunTerms.of(manifest), config, numerics="trainer", role="trainer")
+        joining = open_endpoint(RunTerms.of(manifest), config.network, numerics="trainer", role="trainer")
         endpoint = await unless_stopped(stop, stack.enter_async_context(joining))
         # Asked to stop while it was joining.
         if endpoint is None:

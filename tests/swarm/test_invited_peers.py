@@ -319,7 +319,10 @@ async def served(owned: Path) -> AsyncIterator[tuple[Endpoint, Owner]]:
     manifest, owner = load(owned), Owner(owned, RunTerms.of(load(owned)))
     letter = owner.invite(None, ["stage"], int(time.time()) + 3600).text
     config = PeerConfig(dir=owned.parent / "host", host="127.0.0.1", manifest=owned, invitation=letter)
-    async with open_endpoint(RunTerms.of(manifest), config, numerics="cpu") as end, end.serve(Gives(to_toml(manifest))):
+    async with (
+        open_endpoint(RunTerms.of(manifest), config.network, numerics="cpu") as end,
+        end.serve(Gives(to_toml(manifest))),
+    ):
         status = StageStatus(0, 3, first_chain(owner.run, 0), synced=True, slots=4)
         await end.directory.publish(replace(end.record(), stages=(status,)))
         yield end, owner

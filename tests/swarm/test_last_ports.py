@@ -42,7 +42,7 @@ class Silent:
 
 async def life(config: PeerConfig) -> tuple[LastPorts, tuple[str, ...]]:
     """Open and close an endpoint: where it listened, and the links it gave."""
-    async with open_endpoint(RunTerms.of(MANIFEST), config, numerics="") as endpoint, endpoint.serve(Silent()):
+    async with open_endpoint(RunTerms.of(MANIFEST), config.network, numerics="") as endpoint, endpoint.serve(Silent()):
         return LastPorts(endpoint.transport.port, endpoint.directory.port), endpoint.links
 
 

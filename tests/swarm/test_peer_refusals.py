@@ -87,7 +87,7 @@ async def peer_and_caller(tmp_path: Path):
             applied.set()
 
     config = PeerConfig(dir=tmp_path / "peer", host="127.0.0.1")
-    async with open_endpoint(RunTerms.of(MANIFEST), config, numerics="cpu") as end:
+    async with open_endpoint(RunTerms.of(MANIFEST), config.network, numerics="cpu") as end:
         peer = Peer(
             end.me,
             run,
@@ -107,7 +107,7 @@ async def peer_and_caller(tmp_path: Path):
         async with end.serve(peer), asyncio.TaskGroup() as group:
             serving = group.create_task(peer.run())
             calls = PeerConfig(dir=tmp_path / "caller", host="127.0.0.1", bootstrap=end.directory.maddrs)
-            calling = open_endpoint(RunTerms.of(MANIFEST), calls, numerics="caller")
+            calling = open_endpoint(RunTerms.of(MANIFEST), calls.network, numerics="caller")
             async with calling as stranger, stranger.serve(Silent()):
                 await found(stranger, end.me)
 
