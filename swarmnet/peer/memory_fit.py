@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import bisect
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -89,11 +89,6 @@ def needed(plans: Sequence[StagePlan], layout: MeshLayout) -> int:
     return together(plans) + RESERVE[layout.kind] * processes
 
 
-def most_slots(need: Callable[[int], int], room: int, *, most: int) -> int:
-    """How many slots, of 1 to `most`, need no more than `room` bytes; 0 if none."""
-    return bisect.bisect_right(range(1, most + 1), room, key=need)
-
-
 MOST_SLOTS = 64
 """More microbatches in flight keep no stage busier."""
 
@@ -119,6 +114,7 @@ def setup_of(config: PeerConfig, manifest: Manifest, layout: MeshLayout) -> Setu
 
 def room_here(layout: MeshLayout) -> int | None:
     """Bytes free on the fullest device of `layout` here; of CPU memory what is available. None: nobody knows."""
+    # On the CPU the machine's memory is the device's.
     if layout.kind == "cpu":
         return available()
     if not torch.cuda.is_available():
@@ -183,8 +179,11 @@ def slots_that_fit(setup: Setup, stages: Sequence[int], room: int) -> int:
 
 
 def _slots_in(setup: Setup, stages: Sequence[int], room: int) -> int:
+    """The most slots that need no more than `room` bytes; 0 if one is too many."""
     most = min(setup.specs[0].training.microbatches, MOST_SLOTS)
-    return most_slots(lambda slots: judge(replace(setup, slots=slots), stages, room).need, room, most=most)
+    return bisect.bisect_right(
+        range(1, most + 1), room, key=lambda slots: judge(replace(setup, slots=slots), stages, room).need
+    )
 
 
 def check_fits(setup: Setup, stages: Sequence[int], room: int) -> None:
