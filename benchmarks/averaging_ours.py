@@ -57,7 +57,7 @@ class Given:
     stage = version = voids = revoked = 0
 
     def __init__(self, vector: torch.Tensor, manifest: Manifest) -> None:
-        self.vector, self.canonical = vector, Canonical(manifest, 0, {"vector": vector.shape})
+        self.vector, self.canonical = vector, Canonical(manifest.of_stage(0), {"vector": vector.shape})
 
     def read(self, step: int) -> torch.Tensor:
         """The sum of a step's gradients."""
@@ -78,9 +78,6 @@ class VectorSum(StepSum):
             StageJobs(compute, 0, vector.device, reproducible=False),
             given,
             (given,),
-            manifest.averaging,
-            fixed_point=exact,
-            microbatches=manifest.training.microbatches,
             memory=torch.zeros_like(given.vector),
         )
 

@@ -30,7 +30,7 @@ from swarmnet.ids import Ballot, Chain, PeerId, RoundId
 from swarmnet.manifest.schema import Averaging, Cut, Data, Manifest, Model, Numerics, Optimizer, Training
 from swarmnet.messages import Commit, Packed
 from swarmnet.peer.engines import torch_engine
-from swarmnet.stage.device_backend import DeviceBackend
+from swarmnet.ranks.device_backend import DeviceBackend
 from swarmnet.stage.seams import Contribution
 from swarmnet.wire import codecs
 
@@ -56,7 +56,7 @@ class Replicas:
 
     def __init__(self, manifest: Manifest, compute: ComputeThread, tokens: Tokens, size: int) -> None:
         self.manifest, self._tokens = manifest, tokens
-        self._engines = [torch_engine(manifest, 0, compute, DeviceBackend(manifest, 0)) for _ in range(size)]
+        self._engines = [torch_engine(manifest, 0, compute, DeviceBackend(manifest.of_stage(0))) for _ in range(size)]
         training = manifest.training
         self._sampler = Sampler(training.seed, tokens.num_tokens, training.sequence_length, training.microbatch_size)
         self.sent_bytes = 0

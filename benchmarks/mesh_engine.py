@@ -21,8 +21,8 @@ from swarmnet.manifest.schema import Averaging, Cut, Manifest, Numerics, Trainin
 from swarmnet.messages import Packed
 from swarmnet.peer.engines import torch_engine
 from swarmnet.ranks.backend import MeshBackend
+from swarmnet.ranks.device_backend import DeviceBackend
 from swarmnet.ranks.layout import MeshLayout
-from swarmnet.stage.device_backend import DeviceBackend
 from swarmnet.wire import codecs
 
 STAGE = 1
@@ -87,8 +87,8 @@ def engines(case: Case, devices: list[str]) -> Iterator[dict[str, Fed]]:
     mesh = MeshLayout(tensor=len(devices), devices=tuple(devices))
     with contextlib.ExitStack() as stack:
         stack.callback(compute.close)
-        here = torch_engine(manifest, STAGE, compute, DeviceBackend(manifest, STAGE, device=devices[0]))
-        there = torch_engine(manifest, STAGE, compute, MeshBackend(manifest, STAGE, mesh))
+        here = torch_engine(manifest, STAGE, compute, DeviceBackend(manifest.of_stage(STAGE), device=devices[0]))
+        there = torch_engine(manifest, STAGE, compute, MeshBackend(manifest.of_stage(STAGE), mesh))
         stack.callback(there.close)
         yield {"mesh": Fed(there, manifest), "in process": Fed(here, manifest)}
 

@@ -36,8 +36,8 @@ from swarmnet.manifest.schema import Averaging, Cut, Manifest, Model, Numerics, 
 from swarmnet.messages import Commit
 from swarmnet.model.decoder import StageModule, loss_sum
 from swarmnet.model.precision import Compute
+from swarmnet.ranks.device_backend import DeviceBackend
 from swarmnet.stage.canonical import learning_rate
-from swarmnet.stage.device_backend import DeviceBackend
 
 PEAK_TERAFLOPS = {
     "B200": 2250.0,
@@ -143,7 +143,7 @@ class Replica:
     """A replica's arithmetic without its network; call it to train a step. options: of DeviceBackend."""
 
     def __init__(self, manifest: Manifest, batches: Sequence[Tensor], device: torch.device, **options: Any) -> None:
-        self.body = DeviceBackend(manifest, 0, device=device, **options)
+        self.body = DeviceBackend(manifest.of_stage(0), device=device, **options)
         self.body.state.reset_to_seed()
         self._batches = batches
         self._num_tokens = sum(batch[:, 1:].numel() for batch in batches)

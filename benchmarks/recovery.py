@@ -31,7 +31,7 @@ from typing import Any
 from rich.console import Console
 
 from swarmnet.local import LocalOptions, run_local
-from swarmnet.local.run import Kit
+from swarmnet.local.supervisor import Kit
 
 STAGES, REPLICAS, STRUCK = 3, 3, 1
 HANG_S = 10.0

@@ -35,7 +35,7 @@ from swarmnet.ids import Ballot, Chain, PeerId, RoundId
 from swarmnet.manifest.schema import Averaging, Cut, Manifest, Model, Numerics, Optimizer, Training
 from swarmnet.messages import Commit, Packed
 from swarmnet.peer.engines import torch_engine
-from swarmnet.stage.device_backend import DeviceBackend
+from swarmnet.ranks.device_backend import DeviceBackend
 from swarmnet.stage.seams import Contribution
 from swarmnet.wire import codecs
 
@@ -85,7 +85,7 @@ class Replicas:
 
     def __init__(self, manifest: Manifest, compute: ComputeThread, attack: Attack | None) -> None:
         self.manifest, self._attack = manifest, attack
-        self.engine = torch_engine(manifest, 0, compute, DeviceBackend(manifest, 0))
+        self.engine = torch_engine(manifest, 0, compute, DeviceBackend(manifest.of_stage(0)))
         walk = np.random.default_rng(5).integers(0, 3, 20_000).cumsum() % manifest.model.vocab_size
         self._tokens = Tokens(
             walk.astype(np.uint8), vocab_size=manifest.model.vocab_size, source="walk", tokenizer_sha256="0" * 64

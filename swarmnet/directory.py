@@ -110,6 +110,7 @@ class Record:
     @property
     def roles(self) -> tuple[Role, ...]:
         """The roles in which it must be admitted."""
+        # A peer may be both; who is neither serves the DHT alone.
         return (*(("stage",) if self.stages else ()), *(("trainer",) if self.trainer else ()))
 
     @property

@@ -28,6 +28,7 @@ class SwarmError(Exception):
     """Base of all named errors."""
 
     def __init__(self, message: str = "", **facts: object) -> None:
+        # repr: a peer's text must not pass for ours.
         shown = " ".join(f"{key}={value!r}" for key, value in facts.items())
         super().__init__(" ".join(part for part in (message, shown) if part) or type(self).__name__)
         self.message = message
@@ -75,20 +76,20 @@ class RejectCode(enum.Enum):
     FINISHED = "finished"  # the run has reached its last step
 
 
-class Refused(SwarmError):
-    """The other side answered `Rejected`."""
+class Coded(SwarmError):
+    """Base of errors that are a refusal, or are answered with one."""
 
     def __init__(self, code: RejectCode, reason: str = "", **facts: object) -> None:
         super().__init__(reason, code=code.value, **facts)
         self.code, self.reason = code, reason
 
 
-class BadMessage(SwarmError):
-    """A peer sent something malformed. The request is dropped and answered with `code`; the peer is scored down."""
+class Refused(Coded):
+    """The other side answered `Rejected`."""
 
-    def __init__(self, code: RejectCode, reason: str, **facts: object) -> None:
-        super().__init__(reason, code=code.value, **facts)
-        self.code, self.reason = code, reason
+
+class BadMessage(Coded):
+    """A peer sent something malformed. The request is dropped and answered with `code`; the peer is scored down."""
 
 
 class BadCheckpoint(SwarmError):
@@ -118,6 +119,7 @@ class Overflow(SwarmError):
 def leaves(group: BaseExceptionGroup[_Error]) -> Iterator[_Error]:
     """The errors of a group, with the groups inside it unfolded."""
     for error in group.exceptions:
+        # Task groups nest.
         if isinstance(error, BaseExceptionGroup):
             yield from leaves(error)
         else:

@@ -115,6 +115,7 @@ class Commit:
 
     def says(self, finished: Finished) -> bool:
         """Is `finished` the committed sum, bit by bit, whichever round made it?"""
+        # Rounds may differ: the same contributions, summed again, are the same sum.
         return (self.digest, self.num_tokens, self.loss_sum, self.grad_sq_norm, self.voided) == (
             finished.digest,
             finished.num_tokens,
@@ -181,43 +182,49 @@ MAX_SITTING = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Prepare:
-    """Keeper to members: follow me (rule 13). Repeated as the keeper's heartbeat."""
+class OfTerm:
+    """What a keeper and a member say to each other: these fields come first."""
 
     stamp: Stamp
     ballot: Ballot
+    """The keeper's term."""
+
+
+@dataclass(frozen=True, slots=True)
+class OfGeneration(OfTerm):
+    """Messages about one accumulator of a member: these fields come first."""
+
+    generation: Generation
+    """The member's accumulator."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prepare(OfTerm):
+    """Keeper to members: follow me (rule 13). Repeated as the keeper's heartbeat."""
+
     given: Indexes = NONE
     """The indexes that somebody owns or has owned. If this keeper dies, its successor orders those of them that have
     lost their owner at once, without the idle timeout."""
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
+class Claim(OfGeneration):
     """Member to keeper: may I count `index`? (rule 3)"""
 
-    stamp: Stamp
-    ballot: Ballot
-    generation: Generation
     index: Index
 
 
 @dataclass(frozen=True, slots=True)
-class Granted:
+class Granted(OfGeneration):
     """Keeper to member: `index` is yours to count under this ballot and generation."""
 
-    stamp: Stamp
-    ballot: Ballot
-    generation: Generation
     index: Index
 
 
 @dataclass(frozen=True, slots=True)
-class Moved:
+class Moved(OfGeneration):
     """Keeper to member: do not count `index`, `owner` does. (A callee tells its caller so by `MovedTo`.)"""
 
-    stamp: Stamp
-    ballot: Ballot
-    generation: Generation
     index: Index
     owner: PeerId
 
@@ -265,13 +272,10 @@ class Trouble:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class Report(OfGeneration):
     """Member to keeper: what I hold (rule 9). Sent on every heartbeat, when a sum is whole, when a generation ends, and
     whenever the keeper asks. `finished` doubles as the Ack of a round."""
 
-    stamp: Stamp
-    ballot: Ballot
-    generation: Generation
     owned: Indexes
     """Granted or summed."""
     summed: Indexes
@@ -289,34 +293,26 @@ class Report:
 
 
 @dataclass(frozen=True, slots=True)
-class Evicted:
+class Evicted(OfGeneration):
     """Keeper to member: `generation` is closed."""
 
-    stamp: Stamp
-    ballot: Ballot
-    generation: Generation
     void: bool
     """Empty the accumulator too (rule 11)."""
 
 
 @dataclass(frozen=True, slots=True)
-class Release:
+class Release(OfGeneration):
     """Member to keeper: I do not hold `indexes`: their work was dropped, or a round names them wrongly (rule 10)."""
 
-    stamp: Stamp
-    ballot: Ballot
-    generation: Generation
     indexes: Indexes
 
 
 @dataclass(frozen=True, slots=True)
-class Round:
+class Round(OfTerm):
     """Keeper to members: sum these contributions (rule 15).
 
     A replica also gives itself one, never sent, to fetch the sum that its stage has committed (rule 16)."""
 
-    stamp: Stamp
-    ballot: Ballot
     id: RoundId
     contributions: Contributions
     """Empty only where a replica tells itself to fetch a sum."""
@@ -335,12 +331,14 @@ class Round:
 
     def contradiction(self) -> str:
         """What in it cannot be, in words; "" if nothing."""
+        # One of each receiver, in their order, or none.
         if self.bandwidths and len(self.bandwidths) != len(self.receivers):
             return "has bandwidths of others than the receivers"
         return _voided_but_contributed(self)
 
 
 def _voided_but_contributed(of: Finished | Round) -> str:
+    # What is left out of the step cannot be in its sum.
     both = any(indexes & of.voided for _, _, indexes in of.contributions)
     return "has a voided index that is contributed" if both else ""
 
@@ -355,11 +353,9 @@ class Committed:
 
 
 @dataclass(frozen=True, slots=True)
-class Execute:
+class Execute(OfTerm):
     """Keeper to member: this index is idle; take it (rule 8)."""
 
-    stamp: Stamp
-    ballot: Ballot
     index: Index
 
 
@@ -427,6 +423,7 @@ class Part:
 
     def contradiction(self) -> str:
         """What in it cannot be, in words; "" if nothing."""
+        # A range that runs backwards would have a negative length.
         return "starts after its stop" if self.start > self.stop else ""
 
 
@@ -444,6 +441,7 @@ class SnapshotRequest:
 
     def contradiction(self) -> str:
         """What in it cannot be, in words; "" if nothing."""
+        # A piece without its copy could be of any version.
         return "asks for a piece of no copy" if self.piece >= 0 and not self.root else ""
 
 

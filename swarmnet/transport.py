@@ -1,6 +1,6 @@
 """How peers reach each other: one-way messages and streamed calls.
 
-Three implementations: gRPC (`net`), memory (`simulate.network`), and a peer's calls to itself (`peer.loopback`).
+Three implementations: gRPC (`net`), memory (`simulate.network`), and a peer's calls to itself (`peer.peer.Loopback`).
 
 A transport knows who is calling (proved, not claimed) and nothing of what is said. `ask` is how most of its users call.
 """
@@ -94,8 +94,7 @@ class Service(Protocol):
         ...
 
 
-_DEADLINE_S = 3600.0
-"""The longest call, where only silence should end one."""
+_DEADLINE_S = 3600.0  # The longest call, where only silence should end one.
 
 
 async def ask(
@@ -121,14 +120,17 @@ async def ask(
     deadline = clock() + limit_s
     async with contextlib.aclosing(transport.call(peer, request, payload, deadline=deadline)) as answers:
         while True:
+            # Asked each time: how long silence is normal changes while one waits.
             patience_s = patience()
             try:
                 async with asyncio.timeout_at(min(clock() + (patience_s or limit_s), deadline)):
                     answer = await anext(answers)
             except TimeoutError as error:
+                # Which of the two limits it was decides what the caller does next.
                 if clock() >= deadline:
                     raise PeerTimeout("no answer in time", peer=peer, limit_s=round(limit_s, 2)) from error
                 raise PeerTimeout("silent", peer=peer, patience_s=round(patience_s or 0.0, 2)) from error
+            # The callee has left without a word.
             except StopAsyncIteration as error:
                 raise PeerGone("the call ended without an answer", peer=peer) from error
             heard()

@@ -294,6 +294,45 @@ def test_purity_can_be_broken(source: str) -> None:
     assert list(impurities("swarmnet.step.x", source, frozenset()))
 
 
+WHOLE = frozenset(["Manifest", "PeerConfig"])
+WHERE_THEY_ARE = frozenset(["manifest", "config"])
+
+
+def whole_settings(module: str, source: str) -> Iterator[str]:
+    """Annotations that name all of a run's or a peer's settings: a room below `peer` takes the table that it reads."""
+    for node in ast.walk(parsed(source)):
+        annotated = [getattr(node, "annotation", None), getattr(node, "returns", None)]
+        for each in (part for annotation in annotated if annotation for part in ast.walk(annotation)):
+            if {getattr(each, name, None) for name in ("id", "attr", "value")} & WHOLE:
+                yield f"{module}:{each.lineno} takes a whole {ast.unparse(each)}"
+
+
+def test_rooms_below_peer_take_the_tables_they_read() -> None:
+    below = {room for room in ROW if ROW[room] < ROW["peer"]} - WHERE_THEY_ARE
+    sources = {
+        module: source for module, source in SOURCES.items() if room_of(module) in below and module != "swarmnet"
+    }
+    assert not [finding for module, source in sources.items() for finding in whole_settings(module, source)]
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "def f(run: Manifest): ...",
+        "def f() -> list[schema.Manifest]: ...",
+        "class A:\n    config: PeerConfig | None = None",
+        "def f(run: 'Manifest'): ...",
+        "x: Callable[[PeerConfig], int]",
+    ],
+)
+def test_whole_settings_are_found(source: str) -> None:
+    assert len(list(whole_settings("swarmnet.net.x", source))) == 1
+
+
+def test_a_table_of_the_settings_is_no_whole() -> None:
+    assert not list(whole_settings("m", "def f(spec: StageSpec, given: ManifestRequest) -> Training: ..."))
+
+
 def test_words_are_found_inside_names() -> None:
     assert words("GrpcServer") & FORBIDDEN and words("io_utils") & FORBIDDEN and words("HTTPServer") & FORBIDDEN
     assert not words("Observer") & FORBIDDEN and not words("scores") & FORBIDDEN

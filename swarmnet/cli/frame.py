@@ -30,7 +30,7 @@ COMMANDS = {
     "bootstrap": "serve.bootstrap",
     "status": "serve.status",
     "export": "weights.export",
-    "eval": "eval.evaluate",
+    "eval": "weights.evaluate",
     "generate": "weights.generate",
 }
 """Where each command is, below `swarmnet.cli`, in the order in which a newcomer types them."""
@@ -63,6 +63,7 @@ class Lazy(click.Group):
         if cmd_name not in COMMANDS:
             return None
         module, _, name = COMMANDS[cmd_name].partition(".")
+        # Importing every command for `--help` would take seconds.
         command = getattr(importlib.import_module(f"swarmnet.cli.{module}"), name)
         assert isinstance(command, click.Command), cmd_name
         return command
@@ -72,6 +73,7 @@ class Lazy(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """As click does, with a did-you-mean."""
         if args and not args[0].startswith("-") and args[0] not in COMMANDS:
+            # Imported only now: a command that exists never pays for it.
             import difflib
 
             close = difflib.get_close_matches(args[0], COMMANDS, n=1)
@@ -100,11 +102,13 @@ def run(argv: Sequence[str] | None = None) -> int:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
     try:
+        # The words as they were typed: `peer` and `join` start themselves again with them.
         words = list(sys.argv[1:] if argv is None else argv)
         code = swarmnet.main(args=words, prog_name="swarmnet", standalone_mode=False, obj=Typed(words))
         sys.stdout.flush()
         return code if isinstance(code, int) else 0
     except click.ClickException as error:
+        # click's own errors may have line breaks; ours are one line, too.
         return _say(" ".join(error.format_message().split()), BAD_INPUT)
     except SwarmError as error:
         return _report(error)
@@ -119,6 +123,7 @@ def run(argv: Sequence[str] | None = None) -> int:
         if any(isinstance(error, KeyboardInterrupt) for error in found):
             return INTERRUPTED
         if all(isinstance(error, SwarmError) for error in found):
+            # Each is a line of its own; bad input outweighs a failure.
             return max(_report(error) for error in found if isinstance(error, SwarmError))
         raise
 

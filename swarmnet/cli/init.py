@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from swarmnet.manifest.schema import Manifest
 
 EXISTS = "exists already; choose another name, or add --force to overwrite it"
+
+Said = dict[str, tuple[str, Any]]
+"""Field of the manifest, by its dotted name -> (who says it, value)."""
 
 NAMES = frozenset(["stdlib", "bytes", "ids"])
 """Sources and tokenizers that are no paths, even where a file has that name."""
@@ -58,6 +61,7 @@ def init(
     if path.exists() and not force:
         raise UsageError(f"{path}: {EXISTS}")
 
+    from swarmnet.config import toml
     from swarmnet.manifest.codec_names import named_by
     from swarmnet.manifest.file import run_id, to_toml
     from swarmnet.manifest.implied import remarks
@@ -65,58 +69,52 @@ def init(
     from swarmnet.wire import codecs
 
     begins = None if checkpoint is None else Begins(checkpoint)
-    said = {".".join(option.path): (origin, value) for option, origin, value in given(ctx, *TYPED)}
-    if "data.tokenizer" not in said and not _sets("data.tokenizer", assignments):
+    said: Said = {".".join(option.path): (origin, value) for option, origin, value in given(ctx, *TYPED)}
+    sets: Said = {".".join(key): ("--set", value) for key, value in map(toml.assignment, assignments)}
+    if "data.tokenizer" not in said | sets:
         said["data.tokenizer"] = ("--tokenizer", "bytes" if begins is None else begins.tokenizer)
-    for name in ("data.source", "data.tokenizer"):
-        if name in said:
-            said[name] = (said[name][0], _seen_from(path.parent, said[name][1]))
+    for name in said.keys() & {"data.source", "data.tokenizer"}:
+        said[name] = (said[name][0], _seen_from(path.parent, said[name][1]))
     owner = None
-    if said.get("admission.policy", ("", ""))[1] == "invite" and not _sets("admission.key", assignments):
+    if said.get("admission.policy", ("", ""))[1] == "invite" and "admission.key" not in sets:
+        # The run's id depends on the key, so it is made before the manifest.
         owner = new_owner(path)
         said["admission.key"] = ("owner's key", owner.peer)
-    chosen, follows = _manifest(said, assignments, begins)
+    chosen, follows = _manifest(said | sets, begins)
+    # A codec that is not installed is said before minutes of reading.
     codecs.use_all(named_by(chosen))
-    sized = _sets("model.vocab_size", assignments)
-    sized_by = "--set" if sized else f"--from {checkpoint}" if begins is not None else None
+    sized_by = "--set" if "model.vocab_size" in sets else f"--from {checkpoint}" if begins is not None else None
     manifest = _fill(chosen, base=path.parent, sized_by=sized_by)
+    model, data = manifest.model, manifest.data
     if begins is not None:
-        source = _seen_from(path.parent, str(checkpoint))
-        manifest = begins.fill(manifest, source=source, tied=_said_tied(assignments))
+        tied = sets.get("model.tie_embeddings", ("", None))[1]
+        manifest = begins.fill(manifest, source=_seen_from(path.parent, str(checkpoint)), tied=tied)
     if owner is not None:
         write_owner(path, owner)  # first: a run without its key can never have a guest
     _write(path, to_toml(manifest), force=force)
-    click.echo(
-        f"wrote {path}: a model of {manifest.model.num_parameters:,} parameters in {manifest.cut.stages} stages, "
-        f"{manifest.training.total_steps} steps"
-    )
-    click.echo(
-        f"data: {manifest.data.num_tokens:,} tokens of {manifest.data.source}, tokenizer {manifest.data.tokenizer} "
-        f"({manifest.model.vocab_size:,} ids)"
-    )
+    lines = [
+        f"wrote {path}: a model of {model.num_parameters:,} parameters in {manifest.cut.stages} stages, "
+        f"{manifest.training.total_steps} steps",
+        f"data: {data.num_tokens:,} tokens of {data.source}, tokenizer {data.tokenizer} ({model.vocab_size:,} ids)",
+    ]
     if begins is not None:
-        click.echo(
-            f"weights of version 0 are those in {checkpoint}"
-            f"{'; embedding and head are no longer tied' if begins.unties(manifest) else ''}"
-        )
+        untied = "; embedding and head are no longer tied" if begins.unties(manifest) else ""
+        lines.append(f"weights of version 0 are those in {checkpoint}{untied}")
     if follows:
         also = ", ".join(f"{name} = {value}" for name, value in follows.items())
-        click.echo(f"with it: {also}; --set chooses otherwise")
-    for line in remarks(manifest):
-        click.echo(line)
-    click.echo(f"run id {run_id(manifest)}")
+        lines.append(f"with it: {also}; --set chooses otherwise")
+    lines += [*remarks(manifest), f"run id {run_id(manifest)}"]
     if owner is not None:
-        click.echo(
+        lines.append(
             f"wrote {owner_key_file(path)}: whoever has this key says who joins, and nobody can without it: "
             "keep it safe, and a copy"
         )
     elif manifest.admission.policy == "open":
-        click.echo(
+        lines.append(
             "open run: anyone may join, and a majority of strangers could stop or change it; --admission invite "
             "lets in only whom you invite"
         )
-    for line in _next(path, manifest):
-        click.echo(line)
+    click.echo("\n".join([*lines, *_next(path, manifest)]))
     return 0
 
 
@@ -128,6 +126,7 @@ def _next(path: Path, manifest: Manifest) -> list[str]:
             f"next: swarmnet invite {path} --bearer, or with the id of the peer that you invite",
             f"to try it on this machine: {here}",
         ]
+    # Nobody else could join it, so no other machine is mentioned.
     if manifest.data.source == "stdlib":  # another Python version has another text
         return [f"next: {here}"]
     return [
@@ -137,44 +136,29 @@ def _next(path: Path, manifest: Manifest) -> list[str]:
     ]
 
 
-def _sets(field: str, assignments: tuple[str, ...]) -> bool:
-    return any(text.partition("=")[0].strip() == field for text in assignments)
-
-
-def _said_tied(assignments: tuple[str, ...]) -> bool | None:
-    """What --set says of model.tie_embeddings, if anything."""
-    from swarmnet.config import toml
-
-    said = [value for path, value in map(toml.assignment, assignments) if path == ("model", "tie_embeddings")]
-    return bool(said[-1]) if said else None
-
-
 def _seen_from(folder: Path, source: str) -> str:
     """A relative path that exists here, as a path relative to the manifest's folder; anything else as it is."""
+    # The file may be written elsewhere; who reads it starts at its folder.
     if source in NAMES or Path(source).is_absolute() or not Path(source).exists():
         return source
     return Path(os.path.relpath(source, folder)).as_posix()
 
 
-def _manifest(
-    options: Mapping[str, tuple[str, object]], assignments: tuple[str, ...], begins: Begins | None
-) -> tuple[Manifest, dict[str, object]]:
-    """The manifest asked for, and which of its fields follow from others. options: (who says it, value) by field."""
-    from swarmnet.config import toml
+def _manifest(said: Said, begins: Begins | None) -> tuple[Manifest, dict[str, object]]:
+    """The manifest asked for, and which of its fields follow from others."""
     from swarmnet.config.check import layer
     from swarmnet.manifest.file import change
     from swarmnet.manifest.implied import implied
     from swarmnet.manifest.schema import Manifest
 
-    changes = [layer(origin, tuple(key.split(".")), value) for key, (origin, value) in options.items()]
-    changes += [layer("--set", *toml.assignment(text)) for text in assignments]
-    said = {key: value for key, (_, value) in options.items()}
-    said |= {".".join(path): value for path, value in map(toml.assignment, assignments)}
-    follows = implied(said, opened=said.get("admission.policy", "open") == "open")
-    under = [layer("manifest", tuple(name.split(".")), value) for name, value in follows.items()]
+    values = {key: value for key, (_, value) in said.items()}
+    follows = implied(values, opened=values.get("admission.policy", "open") == "open")
+    layers = [layer("manifest", tuple(name.split(".")), value) for name, value in follows.items()]
     if begins is not None:
-        under.append(begins.layer(stages=said.get("cut.stages", Manifest().cut.stages)))
-    return change(Manifest(), [*under, *changes], where="manifest"), follows
+        # Under what was typed: --set may still change the model that the checkpoint describes.
+        layers.append(begins.layer(stages=values.get("cut.stages", Manifest().cut.stages)))
+    layers += [layer(origin, tuple(key.split(".")), value) for key, (origin, value) in said.items()]
+    return change(Manifest(), layers, where="manifest"), follows
 
 
 class Begins:
@@ -202,6 +186,7 @@ class Begins:
         from swarmnet.config.check import SettingsLayer
 
         model = self._described.model.model_dump(mode="json")
+        # Between stages the head is a matrix of its own, which begins as a copy.
         model["tie_embeddings"] = model["tie_embeddings"] and stages == 1
         return SettingsLayer(f"--from {self._folder}", {"model": model})
 
@@ -219,22 +204,18 @@ class Begins:
         from swarmnet.model.huggingface.checkpoint import digests, stage_shapes
 
         window, length = self._described.window, manifest.training.sequence_length
+        # Inside its window a model computes the same with and without it.
         if window is not None and length > window:
             raise UsageError(
                 f"{self._folder}: its attention reaches back {window} tokens only (sliding_window), which "
                 f"is not supported: set training.sequence_length = {length} to {window} or less"
             )
-        described = self._described.model.tie_embeddings
+        described, shapes = self._described.model.tie_embeddings, stage_shapes(manifest.model, manifest.cut, length)
         click.echo(f"reading the weights in {self._folder}")
-        found = digests(
-            self._folder,
-            stage_shapes(manifest.model, manifest.cut, length),
-            may_lack_head=described or tied is True,
-            may_differ_head=not (described if tied is None else tied),
-        )
-        return change(
-            manifest, [SettingsLayer("--from", {"initial": {"source": source, "sha256": found}})], where="--from"
-        )
+        differs = not (described if tied is None else tied)
+        found = digests(self._folder, shapes, may_lack_head=described or tied is True, may_differ_head=differs)
+        initial = {"initial": {"source": source, "sha256": found}}
+        return change(manifest, [SettingsLayer("--from", initial)], where="--from")
 
 
 def _fill(manifest: Manifest, *, base: Path, sized_by: str | None) -> Manifest:
@@ -250,6 +231,7 @@ def _fill(manifest: Manifest, *, base: Path, sized_by: str | None) -> Manifest:
     click.echo(f"reading the data: {manifest.data.source}")
     said = _said_now_and_then("reading the data: {:,} documents, {:,} tokens")
     tokens = load_tokens(manifest.data.source, manifest.data.tokenizer, base=base, progress=said)
+    # An id beyond the embedding would crash the first step.
     if sized_by and manifest.model.vocab_size < tokens.vocab_size:
         raise UsageError(
             f"{sized_by}: model.vocab_size = {manifest.model.vocab_size}: must be at least "
@@ -285,6 +267,7 @@ def _write(path: Path, text: str, *, force: bool) -> None:
         with path.open("w" if force else "x", encoding="utf-8") as file:
             file.write(text)
     except OSError as error:
+        # Somebody has written it since we looked.
         if isinstance(error, FileExistsError) and path.exists():
             raise UsageError(f"{path}: {EXISTS}") from error
         raise UsageError(f"{path}: cannot be written: {error.strerror}") from error

@@ -14,11 +14,11 @@ from swarmnet.errors import UsageError
 if TYPE_CHECKING:
     from swarmnet.local.options import LocalOptions
 
+# Options that change the manifest that is given; the others have no place in one, or go by themselves.
 _OVER_A_MANIFEST = ("stages", "steps", "seed")
-"""Options that change the manifest that is given; the others have no place in one, or go by themselves."""
 
+# What a resumed run may be told anew. All else says what it is.
 _MAY_CHANGE = frozenset(["out", "oracle", "kill", "kill_every", "kill_rank", "kill_all", "chaos", "resume", "slots"])
-"""What a resumed run may be told anew. All else says what it is."""
 
 
 @click.command("local", cls=SchemaCommand, context_settings=SETTINGS)
@@ -47,9 +47,11 @@ def local(ctx: click.Context, /, **_: Any) -> int:
     said = {option.name or "": value for option, _, value in given(ctx, *TYPED)}
     paths = {option.name: ".".join(option.path) for option, _, _ in given(ctx, *TYPED)}
     typed: list[tuple[str, str]] = []
+    # Not an option of its own: it changes the manifest, and so what else follows from it.
     if sync := said.pop("sync", None):
         typed.append((f"--sync {sync}", f"averaging.sync={sync}"))
     if "manifest" in said:
+        # A run that goes on may be told again what its data are.
         if "data" in said and "resume" not in said:
             raise UsageError("--data: a manifest fixes its data by digest; make another with `swarmnet init --data`")
         typed += [(f"--{name}", f"{paths[name]}={said[name]}") for name in _OVER_A_MANIFEST if name in said]
@@ -60,6 +62,7 @@ def local(ctx: click.Context, /, **_: Any) -> int:
         if options.manifest is not None:
             options = _from_manifest(options)
         # What cannot be is refused at once.
+        # A kill of a stage that the run has not would only be noticed at its step.
         options.faults(stages=options.stages, replicas=options.replicas, steps=options.steps, seed=options.seed)
     telemetry.setup(ctx.params["log_level"])
 

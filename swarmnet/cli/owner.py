@@ -65,6 +65,7 @@ def invite(named: tuple[str, ...], bearer: bool, roles: str, expires: str, boots
     from swarmnet.net.swarm_link import SwarmLink
 
     path, manifest, peers = _run_and_peers(named)
+    # An invitation is for one peer or for whoever holds it: exactly one of them is said.
     if bool(peers) == bearer or len(peers) > 1:
         raise UsageError(
             "name the one peer to invite by its id (12D3KooW...), or say --bearer to invite whoever holds "
@@ -76,14 +77,14 @@ def invite(named: tuple[str, ...], bearer: bool, roles: str, expires: str, boots
     if bootstrap is None:
         click.echo(invitation.text)
     else:
+        # Parsed again: a link that no guest could paste is refused here.
         link = SwarmLink.parse(str(SwarmLink(owner.run, bootstrap, invitation.text)))
         click.echo(f"swarmnet join {link}")
-    whom = f"peer {invitation.terms.guest}" if peers else "whoever holds it (it is a secret)"
-    click.echo(f"good for {whom}, as {' and '.join(invitation.terms.roles)}, until {in_words(not_after)}", err=True)
+    guest, roles = invitation.terms.guest, " and ".join(invitation.terms.roles)
+    whom = f"peer {guest}" if peers else "whoever holds it (it is a secret)"
+    click.echo(f"good for {whom}, as {roles}, until {in_words(not_after)}", err=True)
     if bearer:
-        click.echo(
-            f"to withdraw it, with everybody it has let in: swarmnet ban {path} {invitation.terms.guest}", err=True
-        )
+        click.echo(f"to withdraw it, with everybody it has let in: swarmnet ban {path} {guest}", err=True)
     return 0
 
 
@@ -93,8 +94,10 @@ def _run_and_peers(named: tuple[str, ...]) -> tuple[Path, Manifest, list[PeerId]
     from swarmnet.manifest.file import load
     from swarmnet.wire.peer_ids import is_peer_id
 
+    # A manifest's path and a peer's id cannot be mistaken for each other.
     peers = [PeerId(text) for text in named if is_peer_id(text)]
     others = [text for text in named if not is_peer_id(text)]
+    # A peer id that was cut while it was copied.
     if len(others) > 1 or (others and others[0].startswith("12D3")):
         raise UsageError(f"{others[-1]}: is no peer id, which has 52 characters and begins with 12D3Koo")
     path = Path(others[0] if others else "run.toml").expanduser()
@@ -107,6 +110,7 @@ def _roles(text: str) -> list[Role]:
     named = [part.strip() for part in text.split(",")]
     if unknown := [name for name in named if name not in ROLES]:
         raise UsageError(f"--roles {text}: {unknown[0]!r} is no role: roles are {', '.join(ROLES)}")
+    # In our order, each once: equal invitations are equal bytes.
     return [role for role in ROLES if role in named]
 
 
@@ -146,6 +150,7 @@ def ban(named: tuple[str, ...], lift: bool, bootstrap: tuple[str, ...]) -> int:
         raise UsageError("name the peers to ban by whole ids (12D3KooW...); `swarmnet status --json` has them")
     bans = Owner(path, RunTerms.of(manifest)).ban(peers, lift=lift, now=time.time())
     click.echo(f"wrote {bans_beside(path)}: list {bans.number}, {len(bans.peers)} banned")
+    # The list is signed: whoever runs beside this file may spread it.
     if not bootstrap:
         click.echo(
             f"nobody has been told: a peer or trainer that runs with --manifest {path} on this machine tells "
@@ -160,10 +165,10 @@ def ban(named: tuple[str, ...], lift: bool, bootstrap: tuple[str, ...]) -> int:
 
 async def _spread(bans: Bans, bootstrap: tuple[str, ...]) -> bool:
     from swarmnet.net.dht import DhtDirectory
+    from swarmnet.net.dht_daemon import Listen
     from swarmnet.net.identity import Identity
 
-    directory = await DhtDirectory.start(Identity.generate(), bans.run, num_stages=0, bootstrap=bootstrap, client=True)
-    try:
+    # A client of the DHT with a key of its own: who speaks does not count, the owner's signature does.
+    client = Listen(client=True)
+    async with DhtDirectory(Identity.generate(), bans.run, bootstrap=bootstrap, listen=client) as directory:
         return await directory.publish_bans(bans)
-    finally:
-        await directory.close()

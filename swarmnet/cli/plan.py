@@ -57,6 +57,7 @@ def plan(ctx: click.Context, /, *, manifest: str, room: str | None, as_json: boo
     run = read_manifest(config, "plan")
     size = None if room is None else _size(room)
     named = "gpus" in config.mesh.model_fields_set  # "1" is also what nobody said
+    # A size and a number of GPUs describe another machine, whatever is in this one.
     imagined = room is not None and named and config.device != "cpu" and config.mesh.ranks == 1
 
     from swarmnet.cli.plan_report import run_plan
@@ -68,10 +69,12 @@ def plan(ctx: click.Context, /, *, manifest: str, room: str | None, as_json: boo
         cuda = 10_000  # of another machine: as many as one can ask for
         if config.mesh.gpus == "auto":
             raise UsageError("--gpus auto: torch sees no CUDA device here; say how many the other machine has")
+    # The same checks as before a peer starts, so a plan is never of what a peer would refuse.
     layout = choose_layout(config.mesh, config.device, run, cuda=cuda)
     check_memory(config.memory, layout)
     if ignored := meaningless(config.mesh, layout):
         click.echo(f"ignored: {ignored} (one rank shares its stages with no other)", err=True)
+    # What is said wins over what is here.
     room_bytes = room_here(layout) if size is None else size
     return run_plan(setup_of(config, run, layout), config.stages, room_bytes, as_json=as_json)
 

@@ -21,6 +21,7 @@ def table(plans: Sequence[StagePlan]) -> list[str]:
         for number, (ranks, rank) in enumerate(groups(plan.ranks)):
             rows.append(
                 (
+                    # A stage's later lines are of other ranks of it.
                     "" if number else str(plan.stage),
                     ranks,
                     shown(rank.parameters),
@@ -62,11 +63,12 @@ def run_plan(setup: Setup, stages: Sequence[int], room: int | None, *, as_json: 
     half, room, remarks = leaves_half(setup), room_of(setup, room), []
     peer: PlanFit | None = None
     if len(stages) > 1:
+        # Stages of one peer share its slots, so they are chosen once.
         sized = with_slots(setup, stages, room)
         alone = [judge(sized, [stage], room) for stage in stages]
         peer = judge(sized, stages, room)
     else:
-        every = stages or range(setup.manifest.cut.stages)
+        every = stages or range(len(setup.specs))
         alone = [judge(with_slots(setup, [stage], room), [stage], room) for stage in every]
         if len(alone) > 1:
             remarks.append(f"each is for a peer of its own: --stage {listed(every[:2])} plans one peer with both")
@@ -78,6 +80,7 @@ def run_plan(setup: Setup, stages: Sequence[int], room: int | None, *, as_json: 
     if as_json:
         records = [record(found.plans[0], found) for found in alone]
         together = None if peer is None else {"stages": list(stages), **_meaning(peer)}
+        # Bytes, so that programs need not read units.
         print(json.dumps({"stages": records, "peer": together}, indent=2))
     else:
         paragraphs = [

@@ -6,7 +6,7 @@ The log goes to standard error as always. Decides nothing and knows no network: 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from rich.console import Console
@@ -57,17 +57,16 @@ class ProgressBar(Screen):
                 whom = f"stage {fields['stage']} on {fields['ranks']} ranks ({fields['mesh']})"
                 self.phase("ranks", f"{whom}: starting their processes")
             case "mesh_started":
-                self.phase(
-                    "ranks",
-                    f"{len(fields['pids'])} ranks ({fields['mesh']}) of stage {fields['stage']} are up "
-                    f"after {fields['seconds']:.1f} s",
-                )
+                up = f"{len(fields['pids'])} ranks ({fields['mesh']}) of stage {fields['stage']} are up"
+                self.phase("ranks", f"{up} after {fields['seconds']:.1f} s")
             case "rank_lost":
                 which = "a rank" if fields["rank"] is None else f"rank {fields['rank']}"
                 self.phase("ranks", f"{which} of stage {fields['stage']} was lost ({fields['reason']}): all start anew")
             case "dialled_back":
-                found = (_names(fields[which]) for which in ("could", "could_not", "not_asked"))
-                self.phase("reachable", _dialled_back(*found))
+                could, could_not, not_asked = (
+                    [f"...{peer[-8:]}" for peer in fields[which]] for which in ("could", "could_not", "not_asked")
+                )
+                self.phase("reachable", _dialled_back(could, could_not, not_asked))
             case "synced":
                 self._synced(fields)
             case "stopped":
@@ -82,6 +81,7 @@ class ProgressBar(Screen):
         if self.redraws:
             self._bar(stage, got, total, from_whom, DownloadColumn, SpeedColumn, _time_left)
             return
+        # Bytes of an earlier attempt count as there already, not as pace.
         began, first = self._began.setdefault(stage, (now, got))
         if now - self._said_at >= PLAIN_EVERY_S:
             self._said_at = now
@@ -91,6 +91,7 @@ class ProgressBar(Screen):
 
     def _synced(self, fields: Mapping[str, Any]) -> None:
         self.clear()
+        # A later fetch of the stage has a pace of its own.
         self._began.pop(fields["stage"], None)
         how, num_bytes, seconds = fields["how"], fields.get("bytes", 0), fields.get("seconds", 0.0)
         pace = f" ({size(num_bytes / seconds)}/s)" if num_bytes and seconds else ""
@@ -99,9 +100,9 @@ class ProgressBar(Screen):
             "seed": "drawn from the run's seed: it has not begun yet",
             "snapshot": took,
             "checkpoint": "from this peer's own disk",
-            "neighbours": "made anew from the stages beside it, as a last resort",
         }.get(how, how)
         self.phase("state", f"version {fields['version']}, {words}")
+        # A later resync is no news of where this peer serves.
         if fields["stage"] not in self._serving:
             self._serving.add(fields["stage"])
             place = f"stage {fields['stage']} from step {fields['version']} on"
@@ -112,6 +113,7 @@ class ProgressBar(Screen):
     def scored(self, done: int, total: int, words: str) -> None:
         """`words` say how many of how many there are, and what of it; called as often as one likes."""
         now = self._clock()
+        # The first call only starts the clock: what is done later is the pace.
         if "scoring" not in self._began:
             self._began["scoring"], self._said_at = (now, done), now
         began, first = self._began["scoring"]
@@ -135,6 +137,7 @@ class ProgressBar(Screen):
                 console=self._console,
                 expand=True,
             )
+        # Stages of one peer fetch at once, a line each.
         if key not in self._tasks:
             self._tasks[key] = self._progress.add_task("", total=total)
         self._progress.update(self._tasks[key], completed=got, total=total)
@@ -157,6 +160,7 @@ def _pace(seconds: float, done: float, left: float) -> str:
     rate = done / seconds
     how_fast = f"{rate:.1f}/s" if rate >= 1.0 else f"{60.0 * rate:.1f}/min"
     left_s = left / rate
+    # Minutes and hours where seconds would pretend to be exact.
     if left_s < 120.0:
         return f"; {how_fast}, {left_s:.0f} s left"
     return f"; {how_fast}, " + (f"{left_s / 60.0:.0f} min left" if left_s < 7200.0 else f"{left_s / 3600.0:.1f} h left")
@@ -164,16 +168,13 @@ def _pace(seconds: float, done: float, left: float) -> str:
 
 def _dialled_back(could: list[str], could_not: list[str], not_asked: list[str]) -> str:
     silent = f"; could not ask {', '.join(not_asked)}" if not_asked else ""
+    # One that could not is what the operator has to hear of; who could is only counted.
     if could_not:
         tried, others = len(could) + len(could_not), ", ".join(could_not)
         return f"{len(could)} of {tried} members that tried could connect to this peer, not {others}{silent}"
     if not could:
         return f"nobody who was asked could say whether others can connect to this peer{silent}"
     return f"{len(could)} member{'s' if len(could) > 1 else ''} connected back{silent}"
-
-
-def _names(peers: Iterable[str]) -> list[str]:
-    return [f"...{peer[-8:]}" for peer in peers]
 
 
 def _named(name: str, text: str) -> str:

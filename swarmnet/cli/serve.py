@@ -54,34 +54,41 @@ def join(ctx: click.Context, /, run: str, *, no_restart: bool, **_: Any) -> int:
     The first Ctrl+C finishes what the peer holds and leaves; the second ends it at once.
     """
     if not no_restart:
-        from swarmnet.peer.supervise import supervise
-
-        typed = ctx.find_object(Typed)
-        assert typed is not None, "run by the frame"
-        return supervise(typed.again("--no-restart"))
+        return _supervised(ctx)
     config = read_config(ctx, "stage")
-    invited, config = _invited(run, config)
-    return _join(config, invited)
+    return _join(*_invited(run, config))
 
 
-def _invited(run: str, config: PeerConfig) -> tuple[SwarmLink | Manifest, PeerConfig]:
+def _supervised(ctx: click.Context) -> int:
+    """Run the same command in a process of its own, again after each crash."""
+    from swarmnet.peer.supervise import supervise
+
+    typed = ctx.find_object(Typed)
+    assert typed is not None, "run by the frame"
+    return supervise(typed.again("--no-restart"))
+
+
+def _invited(run: str, config: PeerConfig) -> tuple[PeerConfig, SwarmLink | Manifest]:
     """What was typed: a link, or a manifest with somebody to ask. Raises UsageError."""
     from swarmnet.net.swarm_link import SCHEME, SwarmLink
 
+    # Pasted links often have a blank at an end.
     if run.strip().startswith(SCHEME):
-        return SwarmLink.parse(run), config
+        return config, SwarmLink.parse(run)
 
     from swarmnet.manifest.file import load
 
     path = Path(run).expanduser()
     if not path.is_file():
         raise UsageError(f"{run}: no such file, and no link such as swarm:RUN_ID@ADDRESS")
+    # A manifest names nobody; a link does.
     if not config.bootstrap:
         raise UsageError(
             f"joining by {run} needs --bootstrap with the address of a peer that is up; to start a new swarm "
             "use `swarmnet peer`"
         )
-    return load(path), config.model_copy(update={"manifest": path})
+    # The peer looks for data beside its manifest, so it has to know where that lies.
+    return config.model_copy(update={"manifest": path}), load(path)
 
 
 def _join(config: PeerConfig, invited: SwarmLink | Manifest) -> int:
@@ -94,6 +101,7 @@ def _join(config: PeerConfig, invited: SwarmLink | Manifest) -> int:
     from swarmnet.cli.progress_bar import ProgressBar
     from swarmnet.net.swarm_link import SwarmLink
 
+    # rich replaces standard error while the bar is there: the log has to follow it.
     def set_up_log() -> None:
         telemetry.setup(config.log.level, format=config.log.format)
 
@@ -105,12 +113,13 @@ def _join(config: PeerConfig, invited: SwarmLink | Manifest) -> int:
         place = asyncio.run(find_place(config, invited, story.phase))
         story.phase("starting", "making room for the stage, then listening under this machine's own address")
 
-        from swarmnet.peer import run_peer
+        from swarmnet.peer.run import run_peer
 
         return run_peer(
             place.config,
             place.manifest,
             heard=story.on_event,
+            # A manifest from strangers must not make this peer read a file that they name.
             data_at_source=not isinstance(invited, SwarmLink) or place.manifest.data.source in BUILT_IN,
         )
 
@@ -133,15 +142,11 @@ def peer(ctx: click.Context, /, *, no_restart: bool, **_: Any) -> int:
     The first Ctrl+C finishes what the peer holds and leaves; the second ends it at once.
     """
     if not no_restart:
-        from swarmnet.peer.supervise import supervise
-
-        typed = ctx.find_object(Typed)
-        assert typed is not None, "run by the frame"
-        return supervise(typed.again("--no-restart"))
+        return _supervised(ctx)
     config = read_config(ctx, "stage")
     manifest = read_manifest(config, "peer")
 
-    from swarmnet.peer import run_peer
+    from swarmnet.peer.run import run_peer
 
     return run_peer(config, manifest)
 
@@ -160,7 +165,7 @@ def trainer(ctx: click.Context, /, **_: Any) -> int:
     config = read_config(ctx, "trainer")
     manifest = read_manifest(config, "trainer")
 
-    from swarmnet.trainer import run_trainer
+    from swarmnet.trainer.run import run_trainer
 
     return run_trainer(config, manifest)
 
@@ -202,6 +207,7 @@ def status(run: str, bootstrap: tuple[str, ...], as_json: bool, log_level: str) 
     """
     from swarmnet.net.swarm_link import find_run
 
+    # What is typed is checked before hivemind is imported, which takes a second.
     named, bootstrap = find_run(run, bootstrap)
 
     from swarmnet import telemetry

@@ -9,7 +9,9 @@ the schemas, and pydantic with them, only when a command's options are asked for
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+import functools
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
@@ -23,9 +25,7 @@ if TYPE_CHECKING:
     from swarmnet.config.check import SettingsLayer
     from swarmnet.config.peer import PeerConfig, Role
     from swarmnet.config.table import CliOption
-    from swarmnet.ids import RunId
     from swarmnet.manifest.schema import Manifest
-    from swarmnet.state.collect import CollectedCheckpoints
 
 F = TypeVar("F", bound=Callable[..., Any])
 FieldPath = tuple[str, ...]
@@ -93,9 +93,8 @@ class SchemaCommand(click.Command):
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
         """All options and arguments, in the order in which they are declared."""
-        self.params = [
-            option for each in self.params for option in (each.options() if isinstance(each, _Fields) else [each])
-        ]
+        each = (param() if isinstance(param, functools.partial) else [param] for param in self.params)
+        self.params = list(itertools.chain.from_iterable(each))
         return super().get_params(ctx)
 
 
@@ -109,30 +108,23 @@ def fields(schema: Literal["peer", "manifest", "local"], *names: str, **changes:
     """
 
     def decorate(command: F) -> F:
-        command.__dict__.setdefault("__click_params__", []).append(_Fields(schema, names, changes))
+        # Not yet the options: `swarmnet --help` comes without pydantic.
+        later = functools.partial(_options, schema, names, changes)
+        command.__dict__.setdefault("__click_params__", []).append(later)
         return command
 
     return decorate
 
 
-@dataclass(frozen=True, slots=True)
-class _Fields:
-    """What `fields` says, in a command's list of options."""
-
-    schema: str
-    names: tuple[str, ...]
-    changes: dict[str, Any]
-
-    def options(self) -> list[FieldOption]:
-        """The options, by the order of `names`."""
-        found = {".".join(field.path): field for field in flagged(self.schema)}
-        chosen = [
-            field
-            for name in self.names or found
-            for dotted, field in found.items()
-            if dotted == name or dotted.startswith(f"{name}.")
-        ]
-        return [field.option(self.changes) for field in chosen]
+def _options(schema: str, names: Sequence[str], changes: dict[str, Any]) -> list[FieldOption]:
+    """By the order of `names`."""
+    found = {".".join(field.path): field for field in flagged(schema)}
+    return [
+        field.option(changes)
+        for name in names or found
+        for dotted, field in found.items()
+        if dotted == name or dotted.startswith(f"{name}.")
+    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +146,7 @@ class FlaggedField:
 
     def option(self, changes: dict[str, Any]) -> FieldOption:
         """The option as click wants it."""
+        # The text of the help is the field's own description, as it stands in the file.
         kind = self._kind()
         words = self.description.replace('"', "")
         if words.partition(" ")[0].isalpha() and self.description[:1] != '"':  # `text:`, "bytes" are what one types
@@ -178,8 +171,8 @@ class FlaggedField:
             return {"is_flag": True}
         # That it can be read is found out by whoever reads it, who says what it is for.
         if self.type is Path:
-            kind = {"DIR": {"file_okay": False}, "FILE": {"dir_okay": False}}[self.flag.metavar or ""]
-            return {"type": click.Path(path_type=Path, readable=False, **kind)}
+            other = "dir_okay" if self.flag.metavar == "FILE" else "file_okay"
+            return {"type": click.Path(path_type=Path, readable=False, **{other: False})}
         return {"type": self.type if self.type in (int, float) else str}
 
 
@@ -193,6 +186,7 @@ class StageList(click.ParamType):  # type: ignore[type-arg]  # generic only in s
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
         """Raises click's BadParameter."""
+        # click also converts defaults, which are tuples already.
         if isinstance(value, tuple) or (self._knows_all and value == "all"):
             return value if isinstance(value, tuple) else ()
         try:
@@ -228,6 +222,7 @@ def _bare(annotation: Any) -> Any:
     """A type without `Annotated` and without "or None"."""
     inner = getattr(annotation, "__origin__", annotation) if hasattr(annotation, "__metadata__") else annotation
     some = [each for each in get_args(inner) if each is not type(None)]
+    # An option that is left away is None anyway, so the option's type is the other half.
     return _bare(some[0]) if type(None) in get_args(inner) else inner
 
 
@@ -246,6 +241,7 @@ def given(ctx: click.Context, *sources: ParameterSource) -> Iterator[tuple[Field
 
 def origin_of(param: click.Parameter, source: ParameterSource | None) -> str:
     """What the operator typed: `--dht-port`, or the variable `SWARMNET_DHT_PORT`."""
+    # The variable's name, so that an error names what has to be changed.
     if source is ParameterSource.ENVIRONMENT:
         return f"{PREFIX}_{param.opts[0].lstrip('-').replace('-', '_').upper()}"
     return param.opts[0]
@@ -256,20 +252,8 @@ def origin_of(param: click.Parameter, source: ParameterSource | None) -> str:
 MESH_AND_MEMORY = ("mesh", "memory")
 NETWORK = ("dht_port", "announce", "bootstrap")
 LOGS = ("events", "log")
-SERVING = (
-    "stages",
-    *MESH_AND_MEMORY,
-    "dir",
-    "data",
-    "initial",
-    "host",
-    "port",
-    *NETWORK,
-    "invitation",
-    "device",
-    "slots",
-    *LOGS,
-)
+PLACES = ("dir", "data", "initial", "host", "port")
+SERVING = ("stages", *MESH_AND_MEMORY, *PLACES, *NETWORK, "invitation", "device", "slots", *LOGS)
 """Fields of the peer config that whoever serves a stage says."""
 
 
@@ -296,6 +280,7 @@ def read_config(ctx: click.Context, role: Role) -> PeerConfig:
     from swarmnet.config.check import resolve
     from swarmnet.config.peer import PeerConfig
 
+    # Checked after all layers are laid: what a stronger one corrects is no mistake.
     config = resolve(PeerConfig, _layers(ctx, role), where=ctx.params["config"] or "peer config")
     if role not in config.roles:
         raise UsageError(
@@ -313,6 +298,7 @@ def read_manifest(config: PeerConfig, command: str) -> Manifest:
     if config.manifest is None:
         raise UsageError(f"`swarmnet {command}` needs the run's manifest: add --manifest run.toml")
     manifest = load(config.manifest)
+    # The config alone cannot know how many stages a run has.
     for stage in config.stages:
         if stage >= manifest.cut.stages:
             raise UsageError(f"there is no stage {stage}: {config.manifest} has stages 0 to {manifest.cut.stages - 1}")
@@ -351,12 +337,3 @@ def _layers(ctx: click.Context, role: Role) -> list[SettingsLayer]:
 
 def _command(role: Role) -> str:
     return "peer" if role == "stage" else role
-
-
-def collected(manifest: Manifest, run: RunId, directories: list[Path]) -> CollectedCheckpoints:
-    """What peers of that run have left below `directories`."""
-    from swarmnet.model.huggingface.checkpoint import stage_shapes
-    from swarmnet.state.collect import CollectedCheckpoints
-
-    shapes = list(stage_shapes(manifest.model, manifest.cut, manifest.training.sequence_length))
-    return CollectedCheckpoints(run, directories, shapes, allow_drop=manifest.training.allow_drop)

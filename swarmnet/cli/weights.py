@@ -1,9 +1,12 @@
-"""What a run has learned: `export` writes the model for transformers, `generate` continues a text with it."""
+"""What a run has learned: `export` writes it for transformers, `eval` scores a text, `generate` continues one."""
 
 from __future__ import annotations
 
+import contextlib
+import json
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,12 +14,108 @@ import click
 from click.core import ParameterSource
 
 from swarmnet.cli.frame import INTERRUPTED
-from swarmnet.cli.settings import SETTINGS, collected, with_checkpoints
+from swarmnet.cli.settings import BUILT_IN, SETTINGS, with_bootstrap, with_checkpoints, with_json
 from swarmnet.errors import UsageError
 
 if TYPE_CHECKING:
+    import torch
+
+    from swarmnet.data.heldout import HeldOutText, Tally
+    from swarmnet.data.tokenizer import Tokenizer
+    from swarmnet.ids import RunId
     from swarmnet.manifest.schema import Manifest
     from swarmnet.state.collect import CollectedCheckpoints
+
+NO_FILE = ("bytes", "ids")
+"""Tokenizers that are no files."""
+
+
+# ------------------------------------------------------------ where the weights are
+
+
+@dataclass(frozen=True, slots=True)
+class FoundWeights:
+    """One version of a run's weights."""
+
+    manifest: Manifest
+    base: Path | None
+    """Where the manifest lies; None: it came from the network, and has no say in which files are opened here."""
+    collection: CollectedCheckpoints
+    version: int
+
+
+@contextlib.contextmanager
+def weights_of(
+    run: str,
+    directories: tuple[Path, ...],
+    step: int | None,
+    *,
+    bootstrap: tuple[str, ...] = (),
+    say: Callable[[str, str], None] = lambda phase, words: None,
+    agreed: Callable[[Manifest, Path | None], None] = lambda manifest, base: None,
+) -> Iterator[FoundWeights]:
+    """The weights of version `step`, without it the newest that is whole. Raises UsageError.
+
+    Args:
+        run: a link, or a manifest's path: without `bootstrap` the weights are on this disk then.
+        say: hears what goes on while they are fetched.
+        agreed: hears the manifest, and where it lies, before anything is fetched or read; it may raise.
+    """
+    import asyncio
+    import tempfile
+
+    from swarmnet.manifest.file import load, run_id
+    from swarmnet.net.swarm_link import SCHEME, SwarmLink
+
+    # A link stands for a run of strangers, a path for one of ours.
+    link, path = run.strip().startswith(SCHEME), Path(run).expanduser()
+    # A variable that names directories is meant for other commands, too.
+    typed = click.get_current_context().get_parameter_source("directories") == ParameterSource.COMMANDLINE
+    if (link or bootstrap) and directories and typed:
+        how = "a link" if link else "--bootstrap"
+        raise UsageError(f"--dir is for weights on this disk: with {how} they come from the swarm")
+    if not link and not path.is_file():
+        raise UsageError(f"{run}: no such file, and no link such as swarm:RUN_ID@ADDRESS")
+    if not (link or bootstrap):
+        manifest = load(path)
+        # A mistake in what is asked is said before weights are read.
+        agreed(manifest, path.parent)
+        collection = _collected(
+            manifest, run_id(manifest), [each.expanduser() for each in directories] or [path.parent]
+        )
+        yield FoundWeights(manifest, path.parent, collection, collection.newest() if step is None else step)
+        return
+
+    from swarmnet import telemetry
+    from swarmnet.peer.collect_remote import collect_remote
+
+    # Peers that do not answer are normal while weights are fetched; only errors are news.
+    telemetry.setup("error")
+    invitation, base = (SwarmLink.parse(run), None) if link else (load(path), path.parent)
+    with tempfile.TemporaryDirectory(prefix="swarmnet-weights-") as folder:
+        found = asyncio.run(
+            collect_remote(
+                invitation,
+                Path(folder),
+                say,
+                version=step,
+                bootstrap=bootstrap,
+                agreed=lambda manifest: agreed(manifest, base),
+            )
+        )
+        yield FoundWeights(found.manifest, base, _collected(found.manifest, found.run, [Path(folder)]), found.version)
+
+
+def _collected(manifest: Manifest, run: RunId, directories: list[Path]) -> CollectedCheckpoints:
+    """What peers of that run have left below `directories`."""
+    from swarmnet.model.huggingface.checkpoint import stage_shapes
+    from swarmnet.state.collect import CollectedCheckpoints
+
+    shapes = list(stage_shapes(manifest.model, manifest.cut, manifest.training.sequence_length))
+    return CollectedCheckpoints(run, directories, shapes, allow_drop=manifest.training.allow_drop)
+
+
+# ------------------------------------------------------------ export
 
 
 @click.command("export", context_settings=SETTINGS)
@@ -44,51 +143,38 @@ def export(run: str, target: Path, directories: tuple[Path, ...], step: int | No
     """
     if target.exists():
         raise UsageError(f"{target}: exists already; name a directory that does not")
-    if not run.strip().startswith("swarm:"):
-        path = Path(run).expanduser()
-        return _from_disk(path, target, [each.expanduser() for each in directories] or [path.parent], step, like)
-    if directories and click.get_current_context().get_parameter_source("directories") == ParameterSource.COMMANDLINE:
-        raise UsageError("--dir is for a manifest: with a link the weights come from the swarm")
-    return _from_swarm(run, target, step, like)
+    from swarmnet.model.huggingface.write import brought, write_model
 
-
-def _from_disk(path: Path, target: Path, directories: list[Path], step: int | None, like: Path | None) -> int:
-    from swarmnet.manifest.file import load, run_id
-
-    manifest = load(path)
-    beginning = _beginning(manifest, path.parent)
-    began = beginning or _named_beginning(like, manifest)
-    notes = _notes(like, began, manifest)
-    collection = collected(manifest, run_id(manifest), directories)
-    version = collection.newest() if step is None else step
-    return _write(
-        target, manifest, collection, version, like or beginning, began, _tokenizer(manifest, path.parent), notes
-    )
-
-
-def _from_swarm(link: str, target: Path, step: int | None, like: Path | None) -> int:
-    """The manifest came from strangers: it has no say in which files are copied from here."""
-    import asyncio
-    import tempfile
-
-    from swarmnet import telemetry
-    from swarmnet.net.swarm_link import SwarmLink
-    from swarmnet.peer.collect_remote import collect_remote
-
-    telemetry.setup("warning")
-    with tempfile.TemporaryDirectory(prefix="swarmnet-export-") as folder:
-        found = asyncio.run(
-            collect_remote(
-                SwarmLink.parse(link),
-                Path(folder),
-                lambda phase, words: click.echo(f"{phase:<10} {words}"),
-                version=step,
-            )
+    notes: list[str] = []
+    with weights_of(
+        run,
+        directories,
+        step,
+        say=lambda phase, words: click.echo(f"{phase:<10} {words}"),
+        agreed=lambda manifest, base: notes.extend(_notes(like, _began(manifest, base, like), manifest)),
+    ) as found:
+        manifest, base = found.manifest, found.base
+        like = like or _beginning(manifest, base)
+        files = write_model(
+            target,
+            manifest.model,
+            found.collection.stages(found.version),
+            longest=manifest.training.sequence_length,
+            like=like,
+            began=_began(manifest, base, like),
+            tokenizer=_tokenizer(manifest, base),
         )
-        began = _named_beginning(like, found.manifest)
-        notes = _notes(like, began, found.manifest)
-        collection = collected(found.manifest, found.run, [Path(folder)])
-        return _write(target, found.manifest, collection, found.version, like, began, None, notes)
+    total = manifest.training.total_steps
+    click.echo(f"wrote {target}: the weights of step {found.version} of {total}, in {', '.join(files)}")
+    if like is not None and (what := brought(like)):
+        click.echo(f"from {like} came {', '.join(what)}")
+    for note in notes:
+        click.echo(note)
+    # transformers would load such a model and then fail at its first text.
+    if "tokenizer.json" not in files:
+        where = "--like DIR brings one along" if like is None else f"{like} has no tokenizer.json either"
+        click.echo(f"without a tokenizer: the run's is {manifest.data.tokenizer!r}; {where}")
+    return 0
 
 
 def _notes(like: Path | None, began: Path | None, manifest: Manifest) -> list[str]:
@@ -103,60 +189,35 @@ def _notes(like: Path | None, began: Path | None, manifest: Manifest) -> list[st
         )
     if like is None:
         return notes
+    # Whoever names a checkpoint wants something of it.
     if not brought(like):
         raise UsageError(f"--like {like}: has none of {', '.join(BESIDE)}, and no config.json that says more")
     different = unlike(like, manifest.model, longest=manifest.training.sequence_length, began=began)
     return notes if different is None else [*notes, f"note: {different}: what came along may not fit"]
 
 
-def _write(
-    target: Path,
-    manifest: Manifest,
-    collection: CollectedCheckpoints,
-    version: int,
-    like: Path | None,
-    began: Path | None,
-    tokenizer: Path | None,
-    notes: list[str],
-) -> int:
-    from swarmnet.model.huggingface.write import brought, write_model
-
-    files = write_model(
-        target,
-        manifest.model,
-        collection.stages(version),
-        longest=manifest.training.sequence_length,
-        like=like,
-        began=began,
-        tokenizer=tokenizer,
-    )
-    total = manifest.training.total_steps
-    click.echo(f"wrote {target}: the weights of step {version} of {total}, in {', '.join(files)}")
-    if like is not None and (what := brought(like)):
-        click.echo(f"from {like} came {', '.join(what)}")
-    for note in notes:
-        click.echo(note)
-    if "tokenizer.json" not in files:
-        where = "--like DIR brings one along" if like is None else f"{like} has no tokenizer.json either"
-        click.echo(f"without a tokenizer: the run's is {manifest.data.tokenizer!r}; {where}")
-    return 0
-
-
-def _beginning(manifest: Manifest, base: Path) -> Path | None:
-    """The checkpoint the run began with, if it is still there."""
+def _beginning(manifest: Manifest, base: Path | None) -> Path | None:
+    """The checkpoint the run began with, if it is still where a manifest of ours says."""
+    if base is None or not manifest.initial.source:
+        return None
     folder = base / Path(manifest.initial.source).expanduser()
-    return folder if manifest.initial.source and (folder / "config.json").is_file() else None
+    return folder if (folder / "config.json").is_file() else None
 
 
-def _named_beginning(like: Path | None, manifest: Manifest) -> Path | None:
-    """`like`, if the run began with a checkpoint and `like` has a config: whoever names it says that it is that one."""
-    return like if like is not None and manifest.initial.sha256 and (like / "config.json").is_file() else None
+def _began(manifest: Manifest, base: Path | None, like: Path | None) -> Path | None:
+    """The same, or `like` if the run began with a checkpoint: whoever names one says that it is that one."""
+    # A manifest without digests began at random: no checkpoint can be its beginning.
+    named = like is not None and manifest.initial.sha256 and (like / "config.json").is_file()
+    return _beginning(manifest, base) or (like if named else None)
 
 
-def _tokenizer(manifest: Manifest, base: Path) -> Path | None:
-    """The run's tokenizer, where it is a file that is here."""
-    path = base / Path(manifest.data.tokenizer).expanduser()
-    return path if path.suffix == ".json" and path.is_file() else None
+def _tokenizer(manifest: Manifest, base: Path | None) -> Path | None:
+    """The run's tokenizer, where it is a file that a manifest of ours names."""
+    path = None if base is None else base / Path(manifest.data.tokenizer).expanduser()
+    return path if path is not None and path.suffix == ".json" and path.is_file() else None
+
+
+# ------------------------------------------------------------ generate
 
 
 @click.command("generate", context_settings=SETTINGS)
@@ -199,31 +260,229 @@ def generate(
         raise UsageError("--temperature nan: must be a number from 0 on")
     from swarmnet.data.source import tokenizer_of
     from swarmnet.data.tokenizer import spelled
-    from swarmnet.manifest.file import load, run_id
+    from swarmnet.manifest.file import load
     from swarmnet.model.whole import generate as tokens_of
     from swarmnet.model.whole import whole
 
     run = load(manifest)
     tokenizer = tokenizer_of(run.data.tokenizer, manifest.parent)
     ids = tokenizer.of_prompt(prompt)
+    # The model needs a position to continue from.
     if not ids:
         raise UsageError("PROMPT is empty: a model continues something")
-    collection = collected(run, run_id(run), [path.expanduser() for path in directories] or [manifest.parent])
-    version = collection.newest() if step is None else step
-    module = whole(run.model, collection.stages(version))
-    interrupted = False
+    with weights_of(str(manifest), directories, step) as found:
+        module = whole(run.model, found.collection.stages(found.version))
+    interrupted, context = False, run.training.sequence_length
 
-    def found() -> Iterator[int]:
+    def written() -> Iterator[int]:
         nonlocal interrupted
         try:
-            yield from tokens_of(
-                module, ids, num_tokens=tokens, context=run.training.sequence_length, temperature=temperature, seed=seed
-            )
+            yield from tokens_of(module, ids, num_tokens=tokens, context=context, temperature=temperature, seed=seed)
         except KeyboardInterrupt:
             interrupted = True
 
     click.echo(prompt, nl=False)
-    for piece in spelled(tokenizer, ids, found()):
+    for piece in spelled(tokenizer, ids, written()):
         click.echo(piece, nl=False)
     click.echo()
     return INTERRUPTED if interrupted else 0
+
+
+# ------------------------------------------------------------ eval
+
+
+@click.command("eval", context_settings=SETTINGS)
+@click.argument("run", metavar="LINK_OR_MANIFEST")
+@with_bootstrap
+@click.option("--data", metavar="SOURCE", help="Any text, as `init` takes it.  [the part the run has held out]")
+@click.option(
+    "--tokenizer",
+    type=click.Path(path_type=Path, dir_okay=False, exists=True),
+    metavar="FILE",
+    help="The run's tokenizer.json.  [where the manifest says]",
+)
+@click.option("--microbatches", type=click.IntRange(min=1), metavar="N", help="How many to score at most.  [all]")
+@with_checkpoints
+@with_json
+def evaluate(
+    run: str,
+    bootstrap: tuple[str, ...],
+    data: str | None,
+    tokenizer: Path | None,
+    microbatches: int | None,
+    directories: tuple[Path, ...],
+    step: int | None,
+    as_json: bool,
+) -> int:
+    """Print the loss (nats per token), perplexity and bits per byte of a text by one version of a run's weights.
+
+    With a manifest the weights come from checkpoints on this disk. With a link, or a manifest and --bootstrap, they are
+    fetched from the peers of a swarm that is up. Either way the whole model runs in this process, on the CPU. How far
+    it is goes to standard error. Ctrl+C prints what has been scored so far.
+
+    \b
+    Examples, the last one after `swarmnet local --steps 200 --out runs/local`:
+      swarmnet eval swarm:RUN_ID@/ip4/203.0.113.7/tcp/31337/p2p/12D3KooW... --data essay.txt
+      swarmnet eval run.toml --bootstrap /ip4/203.0.113.7/tcp/31337/p2p/12D3KooW...
+      swarmnet eval runs/local/run.toml --microbatches 10
+    """
+    import time
+
+    from rich.console import Console
+
+    from swarmnet.cli.progress_bar import ProgressBar
+    from swarmnet.model.whole import loss_of, whole
+
+    # A text that is not here is noticed before gigabytes are fetched.
+    asked: list[Scores] = []
+    with ProgressBar(Console(stderr=True), clock=time.monotonic) as bar, contextlib.ExitStack() as stack:
+        source = weights_of(
+            run,
+            directories,
+            step,
+            bootstrap=bootstrap,
+            say=bar.phase,
+            agreed=lambda manifest, base: asked.append(scores_of(manifest, base, data, tokenizer, microbatches)),
+        )
+        try:
+            found = stack.enter_context(source)
+        except KeyboardInterrupt:
+            click.echo("nothing has been scored yet: the weights were still being fetched", err=True)
+            raise
+        scores, module = asked[0], whole(found.manifest.model, found.collection.stages(found.version))
+        scores.version, total = found.version, scores.text.num_microbatches
+        with contextlib.suppress(KeyboardInterrupt):  # the tally says how far it came
+            bar.scored(0, total, scores.so_far)
+            for number in range(total):
+                tokens = scores.microbatch(number)
+                loss = loss_of(module, tokens, compute=scores.manifest.numerics.compute)
+                scores.tally.add(loss, tokens[:, 1:].numel(), scores.text.num_bytes(number, scores.tokenizer))
+                bar.scored(number + 1, total, scores.so_far)
+    if scores.tally.num_tokens or as_json:
+        click.echo(scores.as_json() if as_json else scores.as_text())
+    else:
+        click.echo(f"nothing has been scored yet (0 of {total} microbatches)", err=True)
+    return 0 if scores.complete else INTERRUPTED
+
+
+def scores_of(
+    manifest: Manifest, base: Path | None, data: str | None, tokenizer: Path | None, microbatches: int | None
+) -> Scores:
+    """What is to be scored. Raises UsageError: the data or the tokenizer are not here, or others.
+
+    Args:
+        base: where the manifest lies; None: it came from the network, and opens no files here.
+        data: a source; None: what the run has held out.
+        tokenizer: the run's; None: where its manifest says.
+        microbatches: at most so many.
+    """
+    from swarmnet.data.heldout import Tally, any_text, held_out
+    from swarmnet.data.source import load_tokens, tokenizer_of
+    from swarmnet.data.tokens import verify
+
+    named = manifest.data.tokenizer if tokenizer is None else str(tokenizer.resolve())
+    if base is None and tokenizer is None and named not in NO_FILE:
+        raise UsageError(
+            f"the run's tokenizer is {named!r} where it was made, and a manifest from the "
+            "network opens no files here: name your copy of it with --tokenizer FILE"
+        )
+    if base is None and data is None and manifest.data.source not in BUILT_IN:
+        raise UsageError(
+            f"the run's text is {manifest.data.source!r} where it was made, and a manifest from the network "
+            "opens no files here: name a text with --data, or take the manifest's file instead of "
+            "the link, with --bootstrap"
+        )
+    # The same file, wherever the command is typed.
+    if base is not None and named not in NO_FILE:
+        named = str((base / Path(named).expanduser()).resolve())
+    if data is None:
+        tokens = load_tokens(manifest.data.source, named, base=base or Path())
+        # Held-out windows are only held out if the stream is the run's.
+        verify(tokens, manifest.data)
+        text = held_out(tokens, manifest.training, at_most=microbatches)
+    else:
+        tokens = load_tokens(data, named)
+        # Another tokenizer's ids would score noise.
+        if named != "ids" and tokens.tokenizer_sha256 != manifest.data.tokenizer_sha256 != "":
+            raise UsageError(
+                f"{named} is not the tokenizer the run was made with (digest {tokens.tokenizer_sha256[:12]} here, "
+                f"{manifest.data.tokenizer_sha256[:12]} in the manifest)"
+            )
+        text = any_text(tokens, manifest.training, at_most=microbatches)
+    if tokens.vocab_size > manifest.model.vocab_size:
+        raise UsageError(
+            f"{tokens.source!r} holds token ids up to {tokens.vocab_size - 1}, and the model knows "
+            f"{manifest.model.vocab_size}"
+        )
+    return Scores(manifest, text, None if named == "ids" else tokenizer_of(named, None), Tally())
+
+
+@dataclass(slots=True)
+class Scores:
+    """An evaluation of `text`, and what it has come to."""
+
+    manifest: Manifest
+    text: HeldOutText
+    tokenizer: Tokenizer | None
+    """None: `text` is mere ids."""
+    tally: Tally
+    version: int = 0
+    """Of the weights."""
+
+    @property
+    def complete(self) -> bool:
+        """Was all scored that was to be?"""
+        return self.tally.num_microbatches == self.text.num_microbatches
+
+    def microbatch(self, number: int) -> torch.Tensor:
+        """Tokens of microbatch `number`, int32 [B, T + 1]."""
+        return self.text.tokens.microbatch(self.text.positions(number), self.text.sequence_length)
+
+    @property
+    def so_far(self) -> str:
+        """One line for whoever waits."""
+        tally = self.tally
+        loss = f", loss {tally.loss:.4f}" if tally.num_tokens else ""
+        return f"{tally.num_microbatches} of {self.text.num_microbatches} microbatches{loss}"
+
+    def as_text(self) -> str:
+        """For people."""
+        tally = self.tally
+        bits = tally.bits_per_byte
+        lines = [
+            f"loss {tally.loss:.6f} nats per token, perplexity {tally.perplexity:.4f}"
+            f"{'' if bits is None else f', {bits:.4f} bits per byte'}"
+            f"{'' if self.complete else ' (partial)'}",
+            f"over {tally.num_tokens:,} tokens of {self.text.tokens.source}, {tally.num_microbatches} of "
+            f"{self.text.in_all} microbatches"
+            f"{f'; {self.text.left_out:,} tokens more are in none' if self.text.left_out else ''}",
+            f"by the weights of step {self.version}",
+        ]
+        # There are as many models as replicas then.
+        if self.manifest.averaging.sync == "local":
+            lines.append("which are each replica's own between outer steps: those of one replica of each stage")
+        return "\n".join(lines)
+
+    def as_json(self) -> str:
+        """For programs: what cannot be known is null."""
+        from swarmnet.manifest.file import run_id
+
+        tally, some = self.tally, bool(self.tally.num_tokens)
+        # JSON has no word for infinity.
+        perplexity = tally.perplexity if some else math.inf
+        return json.dumps(
+            {
+                "run": run_id(self.manifest),
+                "data": self.text.tokens.source,
+                "loss": tally.loss if some else None,
+                "perplexity": perplexity if math.isfinite(perplexity) else None,
+                "bits_per_byte": tally.bits_per_byte,
+                "tokens": tally.num_tokens,
+                "bytes": tally.num_bytes if some else None,
+                "microbatches": tally.num_microbatches,
+                "of_microbatches": self.text.in_all,
+                "tokens_left_out": self.text.left_out,
+                "version": self.version,
+                "partial": not self.complete,
+            }
+        )

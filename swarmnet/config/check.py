@@ -31,22 +31,21 @@ def check(model: type[T], data: Mapping[str, Any], *, origin: Origin, complete: 
 
     Raises UsageError, one line, at the first unknown key, else at the first missing or misfit value.
     """
-    named = list(_walk(model, data, ()))
-    for path, field, _ in named:
+    # Unknown keys first: they often explain what else is wrong.
+    for path, field, value in sorted(_walk(model, data, ()), key=lambda each: each[1] is not None):
         if field is None:
             raise UsageError(f"{origin(path)}: {dotted(path)}: unknown key; {_advice(model, path)}")
-    for path, field, value in named:
         # pydantic would name what is inside, which the operator has not written.
-        if field and bool(_table(field)) != isinstance(value, Mapping):
+        if bool(_table(field)) != isinstance(value, Mapping):
             written = "a table" if _table(field) else "a value, not a table"
             raise UsageError(f"{origin(path)}: {dotted(path)} = {_shown(value)}: must be {written}")
+    # A later release may have other defaults, and a file must go on meaning the same run.
     if complete and (missing := list(_missing(model, data, ()))):
         path, field = missing[0]
         more = f" (missing too: {', '.join(dotted(p) for p, _ in missing[1:])})" if missing[1:] else ""
         usual = f"the usual value is {_shown(field.get_default())}"
         remedy = "`swarmnet init` writes a complete file" if _table(field) else usual
-        problem = f"missing, and every field must be named; {remedy}{more}"
-        raise UsageError(f"{origin(path)}: {dotted(path)}: {problem}")
+        raise UsageError(f"{origin(path)}: {dotted(path)}: missing, and every field must be named; {remedy}{more}")
     try:
         # JSON mode: strict about types, yet a list is a tuple and a string is a path. TOML's dates fit nothing.
         return model.model_validate_json(json.dumps(data, default=lambda value: {str(value): None}))
@@ -98,6 +97,7 @@ def _advice(model: type[Table], path: Path) -> str:
     siblings = {name: dotted((*path[:-1], name)) for name in here.model_fields} if here else {}
     by_leaf = {each[-1]: dotted(each) for each, _ in leaves(model)}
     by_path = {dotted(each): dotted(each) for each, _ in leaves(model)}
+    # The right name in the wrong table.
     if path[-1] in by_leaf:
         return f"did you mean {by_leaf[path[-1]]}?"
     # A misspelled key of this table is likelier than one of another table.
@@ -140,6 +140,7 @@ def _first_line(model: type[Table], data: Mapping[str, Any], error: ValidationEr
         return ": ".join(part for part in (origin(path), dotted(path), problems[0]) if part)
     head = f"{dotted(path)} = {_shown(value)}"
     field = dict(leaves(model)).get(path)
+    # What a field means helps whoever got it wrong, unless the choices say it already.
     listed = errors[0]["type"] == "literal_error"  # the choices say it all
     meaning = f" ({field.description})" if field and field.description and not listed else ""
     return f"{origin(path)}: {head}: {', or '.join(dict.fromkeys(problems))}{meaning}"
@@ -158,6 +159,7 @@ def _found(data: Any, loc: Sequence[int | str]) -> tuple[Path, Any]:
 def _shown(value: object) -> str:
     """A value as the operator wrote it, on one line, shortened."""
     try:
+        # As TOML would have it, or nearly: JSON quotes alike.
         text = json.dumps(value, ensure_ascii=False, default=str)
     except (TypeError, ValueError, RecursionError):
         text = repr(value)
@@ -186,8 +188,20 @@ def merge(layers: Iterable[SettingsLayer]) -> tuple[dict[str, Any], dict[Path, s
     """Lay `layers` over each other, weakest first. Returns the data and who set each path."""
     data: dict[str, Any] = {}
     origins: dict[Path, str] = {}
+
+    def lay(into: dict[str, Any], values: Mapping[str, Any], origin: str, prefix: Path) -> None:
+        for name, value in values.items():
+            path = (*prefix, name)
+            origins[path] = origin
+            if isinstance(value, Mapping):
+                # Over a plain value, a table takes its place.
+                into[name] = into[name] if isinstance(into.get(name), dict) else {}
+                lay(into[name], value, origin, path)
+            else:
+                into[name] = value
+
     for each in layers:
-        _lay(data, each.values, each.origin, (), origins)
+        lay(data, each.values, each.origin, ())
     return data, origins
 
 
@@ -196,20 +210,9 @@ def resolve(model: type[T], layers: Iterable[SettingsLayer], *, where: str) -> T
     data, origins = merge(layers)
 
     def origin(path: Path) -> str:
+        # A rule about several fields has the path of their table, which nobody sets as a whole.
         while path and path not in origins:
             path = path[:-1]
         return origins.get(path, where)
 
     return check(model, data, origin=origin)
-
-
-def _lay(data: dict[str, Any], values: Mapping[str, Any], origin: str, prefix: Path, origins: dict[Path, str]) -> None:
-    for name, value in values.items():
-        path = (*prefix, name)
-        origins[path] = origin
-        if isinstance(value, Mapping):
-            if not isinstance(data.get(name), dict):
-                data[name] = {}
-            _lay(data[name], value, origin, path, origins)
-        else:
-            data[name] = value

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -38,6 +39,7 @@ def _multiaddr(text: str) -> str:
 
 def _threads(count: int) -> int:
     cores = os.cpu_count() or 1
+    # A typing mistake here would bring the machine to a halt.
     if count > THREADS_PER_CORE * cores:
         raise ValueError(
             f"must be at most {THREADS_PER_CORE * cores} on this machine, which has {cores} core{'s' * (cores != 1)}"
@@ -50,6 +52,7 @@ def _in_words(value: object) -> object:
 
 
 def _gpus(text: str) -> str:
+    # A trailing comma tells GPU 3 from three GPUs.
     if not re.fullmatch(r"auto|[1-9]\d{0,3}|\d{1,4},|\d{1,4}(,\d{1,4})+", text):
         raise ValueError('must be a number from 1 to 9999, which ones with commas ("0,1,3"), or "auto"')
     listed = [int(part) for part in text.strip(",").split(",")] if "," in text else []
@@ -115,6 +118,7 @@ class Memory(Table):
 
     @model_validator(mode="after")
     def _whole_layers(self) -> Memory:
+        # The compiler decides inside a layer; these policies would, too.
         if self.compile and self.activations in ("selective", "offload"):
             raise ValueError(
                 f'compile = true chooses itself what a layer keeps: with it activations = "stash", '
@@ -140,6 +144,20 @@ class Log(Table):
     format: Annotated[Literal["text", "json"], CliOption(name="log-format")] = says(
         "text", "text: short lines; json: one object per line"
     )
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkSettings:
+    """Where a process keeps its identity, where it listens and by whom it joins: fields of `PeerConfig`."""
+
+    dir: Path
+    host: str
+    port: int
+    dht_port: int
+    announce: tuple[str, ...]
+    bootstrap: tuple[str, ...]
+    invitation: str
+    manifest: Path | None
 
 
 class PeerConfig(Table):
@@ -193,12 +211,19 @@ class PeerConfig(Table):
     caps: Caps = Caps()
     log: Log = Log()
 
+    @property
+    def network(self) -> NetworkSettings:
+        """What an endpoint needs to know."""
+        return NetworkSettings(*(getattr(self, each.name) for each in fields(NetworkSettings)))
+
     @model_validator(mode="after")
     def _together(self) -> PeerConfig:
         if not self.roles:
             raise ValueError('roles must name at least one of "stage", "trainer", "bootstrap"')
+        # A peer is one replica of a stage: two of them would fail together.
         if len(set(self.stages)) != len(self.stages):
             raise ValueError(f"stages = {list(self.stages)} names a stage twice")
+        # 0 is any free port, so two zeros are two ports.
         if self.port and self.port == self.dht_port:
             raise ValueError(f"port and dht_port are both {self.port}: the data plane and the DHT each need their own")
         if self.device == "cpu" and self.mesh.gpus not in ("1", "auto"):

@@ -70,13 +70,16 @@ def load(kind: str, name: str, *, field: str = "", needs: Sequence[str] = ("__ca
             "install the one that brings it"
         )
     brought = sorted({entry.dist.name if entry.dist else entry.value for entry in found})
+    # Which of two would be taken may differ between machines of one run.
     if len(found) > 1:
         raise UsageError(f"{head}{kind} {name}: brought by {' and by '.join(brought)}; uninstall all but one")
     where = f"{head}{kind} {name} of distribution {brought[0]}"
     try:
+        # Code of another distribution runs from here on.
         made = found[0].load()(parameter)
     except Exception as error:  # foreign code: whatever it raises, its distribution is to blame
         raise UsageError(f"{where} cannot be loaded: {type(error).__name__}: {error}") from error
+    # Found now, in words, and not by an AttributeError in the middle of a step.
     if lacking := [each for each in needs if not hasattr(made, each)]:
         raise UsageError(f"{where} is no {kind}: it has no {', no '.join(lacking)}")
     return made, where

@@ -50,9 +50,11 @@ def assignment(text: str, *, where: str = "--set") -> tuple[tuple[str, ...], Any
     if not equals or not all(path):
         raise UsageError(f"{where} {text}: write section.key=value")
     try:
+        # Quotes around every word would be a nuisance in a shell, so what is no TOML is a string.
         data = tomllib.loads(f"value = {value}")
     except (tomllib.TOMLDecodeError, RecursionError):
         return path, value.strip()
+    # A line break in the value could smuggle in other keys.
     return path, data["value"] if set(data) == {"value"} else value.strip()
 
 
@@ -69,6 +71,7 @@ def _section(table: Table, *, prefix: str) -> Iterator[str]:
     inner = {}
     for name, field in type(table).model_fields.items():
         value = getattr(table, name)
+        # Tables come last: a plain key below a table's head would belong to it.
         if isinstance(value, BaseModel):
             inner[name] = value
         else:
@@ -81,6 +84,7 @@ def _section(table: Table, *, prefix: str) -> Iterator[str]:
 
 def _entry(name: str, value: object, comment: str) -> Iterator[str]:
     """One line if it fits, else the comment above."""
+    # TOML has no null: the key stands there, ready to be given a value.
     text = f"# {name} =" if value is None else f"{name} = {_literal(value)}"
     line = f"{text:<32} # {comment}" if comment else text
     if len(line) <= WIDTH:

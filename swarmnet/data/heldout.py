@@ -57,6 +57,7 @@ def held_out(tokens: Tokens, training: Training, *, at_most: int | None = None) 
     sampler = Sampler(training.seed, tokens.num_tokens, length, size)
     whole = max(sampler.num_eval_windows // size, 1)  # a split that fills none is gone through again, as in training
     count = whole if at_most is None else at_most
+    # What does not fill the last microbatch.
     left_out = max(sampler.num_eval_windows - whole * size, 0) * length
     return HeldOutText(tokens, length, count, max(whole, count), left_out, sampler.eval_positions)
 
@@ -64,6 +65,7 @@ def held_out(tokens: Tokens, training: Training, *, at_most: int | None = None) 
 def any_text(tokens: Tokens, training: Training, *, at_most: int | None = None) -> HeldOutText:
     """All of `tokens` from the beginning. Raises UsageError if they fill no microbatch."""
     length, size = training.sequence_length, training.microbatch_size
+    # The last token is a label only.
     scored = max(tokens.num_tokens - 1, 0)
     whole = scored // (length * size)
     if not whole:
@@ -92,6 +94,7 @@ class Tally:
         """Count one microbatch. loss_sum: nats."""
         self.loss_sum += loss_sum
         self.num_tokens += num_tokens
+        # One microbatch of unknown length makes the sum unknown.
         self.num_bytes = None if self.num_bytes is None or num_bytes is None else self.num_bytes + num_bytes
         self.num_microbatches += 1
 

@@ -24,10 +24,12 @@ class Sampler:
     def __init__(self, seed: int, num_tokens: int, sequence_length: int, microbatch_size: int) -> None:
         """Raises UsageError if the stream is too short for one training microbatch and one evaluation window."""
         self.sequence_length, self.microbatch_size = sequence_length, microbatch_size
+        # At least one window, however short the text is.
         reserved = max(-(-num_tokens // 100), sequence_length + 1)
         self.eval_start = num_tokens - reserved
         self.num_windows = max(0, self.eval_start - 1) // sequence_length
         self.num_eval_windows = (reserved - 1) // sequence_length
+        # A microbatch may not hold one window twice.
         if self.num_windows < microbatch_size:
             raise UsageError(
                 f"the data holds {num_tokens} tokens, too few for a microbatch of {microbatch_size} sequences of"
@@ -75,6 +77,7 @@ def permute(place: int, size: int, key: bytes) -> int:
     half = (max(size - 1, 1).bit_length() + 1) // 2
     while True:
         place = _feistel(place, half, key)
+        # Outside the range: go on. The walk always comes back, as a permutation has no dead ends.
         if place < size:
             return place
 

@@ -15,6 +15,7 @@ is an error that names the place, never silently repaired, since two peers would
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import os
 import sysconfig
@@ -38,7 +39,11 @@ _CHUNK = 1 << 20
 
 
 def load_tokens(
-    source: str, tokenizer: str = "bytes", *, base: Path | None = None, progress: Progress | None = None
+    source: str,
+    tokenizer: str = "bytes",
+    *,
+    base: Path | None = None,
+    progress: Progress = lambda documents, tokens: None,
 ) -> Tokens:
     """Load the stream `source` names. Paths are relative to `base` (the manifest's folder), else to the current one.
 
@@ -46,29 +51,30 @@ def load_tokens(
     them but the largest. Raises UsageError for whatever is missing, empty, unreadable or out of range.
     """
     path = _resolve(source, base)
+    # Ids need no tokenizer to be read, only to be understood.
     if path is not None and path.name.endswith((".bin", ".npy")) and path.is_file():
         return _load_ids(path, source, tokenizer, base)
     if tokenizer == "ids":
         raise UsageError(f'tokenizer "ids" is for files of token ids (.bin, .npy), and {source!r} is text: use "bytes"')
-    encoder = tokenizer_of(tokenizer, base)
-    found = _Counted(_documents(source, path))
-    pieces = list(_reported(encoder.encode(found), progress))
-    if not found.num_bytes or not any(len(piece) for piece in pieces):  # end tokens alone are no text
+    encoder, pieces = tokenizer_of(tokenizer, base), []
+    num_bytes = num_tokens = 0
+
+    def documents() -> Iterator[bytes]:
+        nonlocal num_bytes
+        for document in _documents(source, path):
+            num_bytes += len(document)
+            yield document
+
+    for count, piece in enumerate(encoder.encode(documents()), start=1):
+        pieces.append(piece)
+        num_tokens += len(piece)
+        progress(count, num_tokens)
+    # End tokens alone are no text.
+    if not num_bytes or not num_tokens:
         raise UsageError(f"data source {source!r} holds no text")
+    # One array: windows reach over the ends of documents.
     ids = np.concatenate(pieces)
     return Tokens(ids, vocab_size=encoder.vocab_size, source=source, tokenizer_sha256=encoder.sha256)
-
-
-class _Counted:
-    """Documents as they are, and how long those were that have been taken."""
-
-    def __init__(self, documents: Iterable[bytes]) -> None:
-        self._documents, self.num_bytes = documents, 0
-
-    def __iter__(self) -> Iterator[bytes]:
-        for document in self._documents:
-            self.num_bytes += len(document)
-            yield document
 
 
 def _resolve(source: str, base: Path | None) -> Path | None:
@@ -91,15 +97,15 @@ def _resolve(source: str, base: Path | None) -> Path | None:
 
 
 def _documents(source: str, path: Path | None) -> Iterable[bytes]:
-    if path is None:
-        if source == "stdlib":
-            return _standard_library()
-        if source == "corpus:small":
-            return _small_corpus()
-        raise UsageError(f'unknown data source {source!r}: the only corpus is "corpus:small"')
-    if path.is_dir():
-        return _folder(path)
-    return _file(path)
+    if path is not None:
+        # Hidden files are none of a folder's, and links to folders are not followed.
+        files = [path / name for name in _walk(path, skipped=frozenset())] if path.is_dir() else [path]
+        return itertools.chain.from_iterable(map(_file, files))
+    if source == "stdlib":
+        return _standard_library()
+    if source == "corpus:small":  # the text inside this package, equal on every machine: one document
+        return [resources.files("swarmnet.data").joinpath("corpus/small.txt").read_bytes()]
+    raise UsageError(f'unknown data source {source!r}: the only corpus is "corpus:small"')
 
 
 def tokenizer_of(name: str, base: Path | None) -> Tokenizer:
@@ -109,15 +115,6 @@ def tokenizer_of(name: str, base: Path | None) -> Tokenizer:
     if not name.endswith(".json"):
         raise UsageError(f'unknown tokenizer {name!r}: "bytes", or the path of a tokenizer.json')
     return HuggingFace((base or Path()) / Path(name).expanduser())
-
-
-def _reported(pieces: Iterator[np.ndarray], progress: Progress | None) -> Iterator[np.ndarray]:
-    num_tokens = 0
-    for count, piece in enumerate(pieces, start=1):
-        yield piece
-        num_tokens += len(piece)
-        if progress is not None:
-            progress(count, num_tokens)
 
 
 # ---------------------------------------------------------------- files of token ids
@@ -132,11 +129,13 @@ def _load_ids(path: Path, source: str, tokenizer: str, base: Path | None) -> Tok
     else:
         encoder = tokenizer_of(tokenizer, base)
         vocab_size, digest = encoder.vocab_size, encoder.sha256
+        # A pass over the whole file, only where its type leaves room for larger ids.
         if np.iinfo(ids.dtype).max >= vocab_size and (largest := _largest(ids)) >= vocab_size:
             raise UsageError(
                 f"{path} holds token id {largest}, but tokenizer {tokenizer!r} knows only {vocab_size}: name the"
                 ' tokenizer.json that made it, or "ids" if it is not known'
             )
+    # Beyond int32 an id would come out negative on the wire.
     if vocab_size > MAX_VOCAB:
         raise UsageError(f"{path} holds token id {vocab_size - 1}: ids must be below 2^31 (is its type right?)")
     return Tokens(ids, vocab_size=vocab_size, source=source, tokenizer_sha256=digest)
@@ -144,6 +143,7 @@ def _load_ids(path: Path, source: str, tokenizer: str, base: Path | None) -> Tok
 
 def _map_bin(path: Path) -> np.ndarray:
     kind = path.name.removesuffix(".bin").rpartition(".")[2]
+    # A file of ids has no header: its name is all that says how wide they are.
     dtype = np.dtype({"u8": "u1", "u32": "<u4"}.get(kind, "<u2"))
     num_bytes = os.path.getsize(path)
     if num_bytes % dtype.itemsize:
@@ -161,6 +161,7 @@ def _map_npy(path: Path) -> np.ndarray:
         raise UsageError(f"{path} is not a .npy file: {error}") from error
     if not isinstance(ids, np.ndarray) or ids.ndim != 1 or ids.dtype.kind not in "ui":
         raise UsageError(f"{path} must hold one array of integers in one dimension")
+    # Mapped as it is; other types are copied, and checked first.
     if not len(ids) or ids.dtype in (np.uint8, np.uint16, np.uint32):
         return ids
     low, high = int(ids.min()), int(ids.max())
@@ -177,35 +178,22 @@ def _largest(ids: np.ndarray) -> int:
 # ---------------------------------------------------------------- documents
 
 _STDLIB_SKIPPED = frozenset({"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"})
+# Files that differ between two builds of one Python version.
 _STDLIB_LOCAL = ("_sysconfigdata_", "_sysconfig_vars_", "sitecustomize", "usercustomize")
-"""Files that differ between two builds of one Python version."""
 
 
 def _standard_library() -> Iterator[bytes]:
     """`*.py` of the running Python's standard library: no site-packages, no tests, nothing written per build."""
     root = Path(sysconfig.get_paths()["stdlib"])
     for path in _walk(root, skipped=_STDLIB_SKIPPED):
+        # Two machines with one Python version read the same text.
         if path.endswith(".py") and not os.path.basename(path).startswith(_STDLIB_LOCAL):
             yield _read(root / path)
 
 
-def _small_corpus() -> Iterator[bytes]:
-    """The text inside this package, equal on every machine: one document."""
-    yield resources.files("swarmnet.data").joinpath("corpus/small.txt").read_bytes()
-
-
-def _folder(root: Path) -> Iterator[bytes]:
-    """Every file below `root` except hidden ones, by sorted relative path; links to folders are not followed."""
-    for path in _walk(root, skipped=frozenset()):
-        yield from _file(root / path)
-
-
-def _file(path: Path) -> Iterator[bytes]:
+def _file(path: Path) -> Iterable[bytes]:
     """A file is one document, and so is each line of a `.jsonl` file."""
-    if path.suffix == ".jsonl":
-        yield from _json_lines(path)
-    else:
-        yield _read(path)
+    return _json_lines(path) if path.suffix == ".jsonl" else [_read(path)]
 
 
 def _json_lines(path: Path) -> Iterator[bytes]:
@@ -232,6 +220,7 @@ def _walk(root: Path, *, skipped: frozenset[str]) -> list[str]:
     """Relative paths with forward slashes, sorted by code point; hidden files and folders are left out."""
     found = []
     for where, folders, files in os.walk(root, onerror=_refuse):
+        # In place: os.walk then does not go down there.
         folders[:] = [name for name in folders if name not in skipped and not name.startswith(".")]
         base = Path(where).relative_to(root)
         found += [(base / name).as_posix() for name in files if not name.startswith(".")]
@@ -244,6 +233,7 @@ def _read(path: Path) -> bytes:
     except OSError as error:
         raise _unreadable(path, error) from error
     try:
+        # Only a look: what is handed on are the bytes.
         content.decode()
     except UnicodeDecodeError as error:
         raise UsageError(

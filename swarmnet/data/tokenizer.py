@@ -22,11 +22,9 @@ END_TOKENS = ("<|endoftext|>", "<|end_of_text|>", "<|im_end|>", "</s>", "<eos>",
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
 _BATCH = 256
-_CONTEXT = 16
-"""So many ids are decoded with the next one, so that it is spelled as in a text."""
+_CONTEXT = 16  # So many ids are decoded with the next one, so that it is spelled as in a text.
 
-_LONGEST_START = 3
-"""Bytes of a character that are not yet all of it."""
+_LONGEST_START = 3  # Bytes of a character that are not yet all of it.
 
 
 class Tokenizer(Protocol):
@@ -85,6 +83,7 @@ class HuggingFace:
             self._tokenizer = tokenizers.Tokenizer.from_buffer(content)
         except Exception as error:  # the library raises bare Exception for every malformed file
             raise UsageError(f"{str(path)!r} is not a tokenizer.json: {error}") from error
+        # A file may bring both, made for batches of a fixed length.
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self.sha256 = hashlib.sha256(content).hexdigest()
@@ -95,6 +94,7 @@ class HuggingFace:
     def encode(self, documents: Iterable[bytes]) -> Iterator[np.ndarray]:
         dtype = smallest_dtype(self.vocab_size)
         texts = (document.decode() for document in documents)
+        # Batches use all cores, and bound how much text is in memory.
         while batch := list(islice(texts, _BATCH)):
             for encoding in self._tokenizer.encode_batch_fast(batch, add_special_tokens=False):
                 yield np.array(encoding.ids + self._end, dtype=dtype)
@@ -118,9 +118,11 @@ def spelled(tokenizer: Tokenizer, before: Sequence[int], ids: Iterable[int]) -> 
         window.append(each)
         text = tokenizer.decode(window)
         unsure = len(text) - len(text.rstrip(REPLACEMENT))
+        # A replacement character at the end may be the start of one that is still to come.
         sure = max(len(text) - min(unsure, _LONGEST_START), said)
         yield text[said:sure]
         said = sure
+        # Cut only between characters, or the rest would be spelled otherwise.
         if not unsure and len(window) > 2 * _CONTEXT:
             window = window[-_CONTEXT:]
             said = len(tokenizer.decode(window))

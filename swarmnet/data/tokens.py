@@ -46,6 +46,7 @@ class Tokens:
         """SHA-256 of all ids as little-endian uint32, whatever array holds them. Read once, then remembered."""
         digest = hashlib.sha256()
         for start in range(0, len(self.ids), _CHUNK):
+            # As uint32 whatever the array is: the same ids have one digest.
             digest.update(self.ids[start : start + _CHUNK].astype("<u4").data)
         return digest.hexdigest()
 
@@ -54,6 +55,7 @@ class Tokens:
         import torch
 
         width = sequence_length + 1
+        # numpy would wrap around, or hand back fewer.
         if any(start < 0 or start + width > self.num_tokens for start in positions):
             raise ValueError(f"positions {tuple(positions)} leave the stream of {self.num_tokens} tokens")
         tokens_BT = np.empty((len(positions), width), dtype=np.int32)
@@ -64,6 +66,7 @@ class Tokens:
 
 def verify(tokens: Tokens, data: Data) -> None:
     """Raise UsageError, naming what differs and what to do, unless `tokens` is the stream the manifest fixed."""
+    # A manifest written by hand.
     if not data.tokens_sha256 or not data.tokenizer_sha256:
         raise UsageError(
             "the manifest names no data.tokens_sha256 or no data.tokenizer_sha256, so nobody can tell whether two peers"
@@ -74,19 +77,18 @@ def verify(tokens: Tokens, data: Data) -> None:
             f"the tokenizer is not the one the run was made with (digest {tokens.tokenizer_sha256[:12]} here,"
             f" {data.tokenizer_sha256[:12]} in the manifest): get the author's {data.tokenizer!r}"
         )
+    # The length first: hashing reads all of it.
     if tokens.num_tokens == data.num_tokens and tokens.sha256 == data.tokens_sha256:
         return
-    differs = (
-        f"{tokens.num_tokens} tokens here, {data.num_tokens} in the manifest"
-        if tokens.num_tokens != data.num_tokens
-        else f"digest {tokens.sha256[:12]} here, {data.tokens_sha256[:12]} in the manifest"
-    )
-    hint = (
-        f"the standard library differs between Python versions (this is {platform.python_version()}): use the version"
-        " the run was made with"
-        if tokens.source == "stdlib"
-        else "get the same files as the run's author"
-    )
+    differs = f"digest {tokens.sha256[:12]} here, {data.tokens_sha256[:12]} in the manifest"
+    if tokens.num_tokens != data.num_tokens:
+        differs = f"{tokens.num_tokens} tokens here, {data.num_tokens} in the manifest"
+    hint = "get the same files as the run's author"
+    if tokens.source == "stdlib":
+        hint = (
+            f"the standard library differs between Python versions (this is {platform.python_version()}): use the"
+            " version the run was made with"
+        )
     raise UsageError(
         f"the data in {tokens.source!r} is not what the run was made with ({differs}): {hint}, or join without data;"
         " trainers and peers of stage 0 that hold it hand it out"

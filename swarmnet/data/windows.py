@@ -50,6 +50,7 @@ class WindowRoot:
 
     def proves(self, number: int, window: bytes, path: bytes) -> bool:
         """Does `path` prove that `window` (int32, little endian) is window `number` of the stream?"""
+        # All of it comes from a peer: lengths before anything is hashed.
         if not 0 <= number < self.num_windows or len(path) != self.depth * HASH_BYTES:
             return False
         if len(window) != 4 * (self.sequence_length + 1):
@@ -57,8 +58,10 @@ class WindowRoot:
         node, place, size = _leaf(window), number, self.num_windows
         for level in range(self.depth):
             beside = path[level * HASH_BYTES : (level + 1) * HASH_BYTES]
+            # There is a neighbour; the left one is hashed first.
             if place ^ 1 < size:
                 node = sha256(_NODE + beside + node if place & 1 else _NODE + node + beside).digest()
+            # A node that moves up has one path only.
             elif beside != _NOBODY:
                 return False
             place, size = place >> 1, (size + 1) >> 1
@@ -110,6 +113,7 @@ class WindowTree:
         for first in range(0, num_windows, rows):
             stop = min(first + rows, num_windows)
             span = self._ids[first * length : stop * length + 1].astype("<i4")
+            # Windows overlap by a token, so rows are views that overlap.
             windows = np.lib.stride_tricks.as_strided(span, (stop - first, length + 1), (4 * length, 4))
             found += _parents(_hash_rows(_LEAF, np.ascontiguousarray(windows).view(np.uint8)))
             progress(stop, num_windows)
@@ -156,5 +160,6 @@ def _hash_rows(first: bytes, rows: np.ndarray) -> bytes:
     so rows and their first bytes are laid out together before."""
     count, width = rows.shape
     laid = np.empty((count, width + 1), np.uint8)
+    # One copy for all rows, instead of a concatenation for each.
     laid[:, 0], laid[:, 1:] = first[0], rows
     return b"".join([sha256(row).digest() for (row,) in struct.iter_unpack(f"{width + 1}s", laid.data)])

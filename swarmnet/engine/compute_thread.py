@@ -12,8 +12,7 @@ while there is a core for both. One pair serves all stages of a peer. Order of c
       when nothing above is queued - which must happen, since a step has finitely many microbatches and the next but
       `delay` cannot begin without them. Each holds activations meanwhile, so once more than `max_deferred` are queued
       the first of them goes before the next forward: memory is bounded, and none starves. Where backward has written
-      the gradients already (`stage.passes`) it only adds them and frees memory, and its turn is a backward's;
-3. copies of the weights for tests and tools.
+      the gradients already (`stage.passes`) it only adds them and frees memory, and its turn is a backward's.
 
 Then later stage, then lower index, then first come; of averaging jobs, too, the older step first. `JobQueue` decides,
 purely.
@@ -24,11 +23,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import enum
-import functools
 import heapq
 import itertools
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -49,7 +48,6 @@ class Work(enum.IntEnum):
     BACKWARD = 2
     FORWARD = 3
     WEIGHTS = 4
-    BACKGROUND = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +62,7 @@ class Turn:
     @property
     def urgency(self) -> tuple[int, ...]:
         """The lowest runs first, weight passes apart."""
-        among = {Work.ROUND: 0, Work.STATE: 0, Work.BACKGROUND: 2}.get(self.work, 1)
-        return among, self.step, self.work, self.later_stage, self.index
+        return self.work > Work.STATE, self.step, self.work, self.later_stage, self.index
 
 
 class JobQueue(Generic[J]):
@@ -105,49 +102,27 @@ class JobQueue(Generic[J]):
         return jobs
 
 
-@dataclass(slots=True)
-class _Job(Generic[T]):
-    call: Callable[[], T]
-    loop: asyncio.AbstractEventLoop
-    outcome: asyncio.Future[tuple[T | None, BaseException | None]]
-
-    def finish(self, pair: tuple[T | None, BaseException | None]) -> None:
-        """Hand the outcome over; in the waiting loop's thread."""
-        if not self.outcome.done():
-            self.outcome.set_result(pair)
-
-    def tell(self, action: Callable[[], object]) -> None:
-        """Run `action` in the waiting loop, unless that was closed meanwhile."""
-        with contextlib.suppress(RuntimeError):
-            self.loop.call_soon_threadsafe(action)
-
-
 class _JobThread:
     """One thread and its queue."""
 
     def __init__(self, name: str, *, max_deferred: int) -> None:
-        self._queue: JobQueue[_Job[Any]] = JobQueue(max_deferred=max_deferred)
+        self._queue: JobQueue[tuple[Callable[[], Any], Future[Any]]] = JobQueue(max_deferred=max_deferred)
         self._changed = threading.Condition()
         self._closed = False
         self._thread = threading.Thread(target=self._work, name=name, daemon=True)
         self._thread.start()
 
     async def run(self, turn: Turn, call: Callable[[], T]) -> T:
-        loop = asyncio.get_running_loop()
-        job = _Job(call, loop, loop.create_future())
+        outcome: Future[T] = Future()
         with self._changed:
             if self._closed:
                 raise asyncio.CancelledError("the compute thread is closed")
-            self._queue.push(turn, job)
+            self._queue.push(turn, (call, outcome))
             self._changed.notify()
-        value, error = await job.outcome
-        del job  # it holds the error, which will hold this frame
         try:
-            if error is not None:
-                raise error
+            return await asyncio.wrap_future(outcome)
         finally:
-            del error
-        return value  # type: ignore[return-value]  # None only if T is
+            del outcome  # it holds an error, which holds this frame
 
     def close(self) -> None:
         with self._changed:
@@ -155,11 +130,11 @@ class _JobThread:
             dropped = self._queue.clear()
             self._changed.notify()
         # Callers of dropped jobs must not wait for ever.
-        for job in dropped:
-            job.tell(job.outcome.cancel)
+        for _, outcome in dropped:
+            outcome.cancel()
         self._thread.join()
 
-    def _next(self) -> _Job[Any] | None:
+    def _next(self) -> tuple[Callable[[], Any], Future[Any]] | None:
         with self._changed:
             while not self._queue and not self._closed:
                 self._changed.wait()
@@ -167,19 +142,15 @@ class _JobThread:
 
     def _work(self) -> None:
         while (job := self._next()) is not None:
-            if not job.outcome.cancelled():
-                self._do(job)
-            del job  # the closure holds activations
-
-    @staticmethod
-    def _do(job: _Job[Any]) -> None:
-        pair: tuple[Any, BaseException | None]
-        try:
-            pair = job.call(), None
-        except BaseException as error:  # not swallowed: raised again where the job is awaited
-            pair = None, error
-        job.tell(functools.partial(job.finish, pair))
-        del job, pair  # an error holds this frame, and would hold itself and a stash
+            call, outcome = job
+            if outcome.set_running_or_notify_cancel():
+                try:
+                    outcome.set_result(call())
+                # Not swallowed: raised again where the job is awaited.
+                except BaseException as error:
+                    outcome.set_exception(error)
+            # The closure and the outcome hold activations, and an error holds this frame.
+            del job, call, outcome
 
 
 class ComputeThread:

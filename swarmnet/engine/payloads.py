@@ -13,30 +13,20 @@ import torch
 from torch import Tensor
 
 from swarmnet.errors import BadMessage, Refused, RejectCode
-from swarmnet.manifest.schema import Training, Wire
+from swarmnet.manifest.schema import StageSpec, Wire
 from swarmnet.messages import Packed
 from swarmnet.wire import codecs
 
 
 class Payloads:
-    """The run's codecs and shapes at `stage`. device: where activations are decoded to."""
+    """The run's codecs and shapes at a stage. device: where activations are decoded to."""
 
-    def __init__(
-        self,
-        stage: int,
-        num_stages: int,
-        wire: Wire,
-        training: Training,
-        *,
-        hidden_size: int,
-        vocab_size: int,
-        device: torch.device,
-    ) -> None:
-        self._stage, self._wire, self._device = stage, wire, device
-        self.first, self.last = stage == 0, stage == num_stages - 1
-        self._tokens = training.microbatch_size, training.sequence_length + 1
-        self._hidden = training.microbatch_size, training.sequence_length, hidden_size
-        self._vocab_size = vocab_size
+    def __init__(self, spec: StageSpec, wire: Wire, *, device: torch.device) -> None:
+        self._stage, self._wire, self._device = spec.stage, wire, device
+        self.first, self.last = spec.first, spec.last
+        rows, length = spec.training.microbatch_size, spec.training.sequence_length
+        self._tokens, self._hidden = (rows, length + 1), (rows, length, spec.model.hidden_size)
+        self._vocab_size = spec.model.vocab_size
 
     def input(self, payload: Sequence[Packed]) -> tuple[Tensor, Tensor | None]:
         """tokens [B, T + 1] int32 on the CPU; hidden [B, T, D] on the device, None in stage 0."""

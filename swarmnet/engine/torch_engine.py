@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -21,7 +22,6 @@ from torch import Tensor
 from swarmnet.engine.compute_thread import StageJobs, Work
 from swarmnet.engine.payloads import Payloads
 from swarmnet.errors import Refused, RejectCode
-from swarmnet.manifest.schema import Delay
 from swarmnet.messages import Commit, Packed
 from swarmnet.stage import snapshot
 from swarmnet.stage.backend import StageBackend
@@ -70,16 +70,16 @@ class TorchEngine:
         sums: StageSums,
         jobs: StageJobs,
         payloads: Payloads,
-        delay: Delay,
         *,
         snapshot_bytes: Callable[[int], int],
     ) -> None:
-        self._backend, self.sums, self._jobs, self._payloads, self._delay = backend, sums, jobs, payloads, delay
+        self._backend, self.sums, self._jobs, self._payloads = backend, sums, jobs, payloads
         self.snapshot_bytes = snapshot_bytes
         self._state, self._accumulators = backend.state, backend.sums
+        self.delay = backend.state.canonical.spec.averaging.delay
         # A weight pass that only adds what backward has written frees a gradient of the stage, and does not wait.
         self._weights = Work.BACKWARD if backend.writes_at_once else Work.WEIGHTS
-        self._epochs = [0] * (1 + delay.most)  # counts changes of the weights
+        self._epochs = [0] * (1 + self.delay.most)  # counts changes of the weights
         self._spare: Tensor | None = None  # memory for the next snapshot
         try:
             self._reset_to_seed()
@@ -88,7 +88,13 @@ class TorchEngine:
             raise
 
     def subscribe(self, audience: Audience) -> None:
-        self._backend.watch(LoopCallback(asyncio.get_running_loop(), audience))
+        loop = asyncio.get_running_loop()
+
+        def post(tell: Callable[..., None], *facts: object) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody listens any more
+                loop.call_soon_threadsafe(tell, *facts)
+
+        self._backend.watch(functools.partial(post, audience.on_sums_lost), functools.partial(post, audience.on_engine))
 
     async def supervise(self) -> None:
         """Keep whatever computes running for as long as this is awaited. Raises MeshFailed if it was given up."""
@@ -101,11 +107,6 @@ class TorchEngine:
         self._backend.close()
 
     # ------------------------------------------------------------ what others may read at any time
-
-    @property
-    def delay(self) -> Delay:
-        """On which version's weights each step is computed."""
-        return self._delay
 
     def voids(self, step: int) -> int:
         """How often the accumulator that `step` sums in has been voided."""
@@ -201,7 +202,8 @@ class TorchEngine:
 
     async def measure(self) -> tuple[int, bytes]:
         """Digest of the newest weights. At once: later they would be of another version."""
-        return await self._jobs.run(Work.STATE, self.version, 0, self._measure)
+        state = self._state
+        return await self._jobs.run(Work.STATE, self.version, 0, lambda: (state.version, snapshot.digest(state.newest)))
 
     async def prepare_snapshot(self) -> None:
         """Take the memory for the next snapshot."""
@@ -233,26 +235,11 @@ class TorchEngine:
         """Back to the weights of version 0."""
         await self._jobs.between_rounds(self.version, self._reset_to_seed)
 
-    async def weights(self) -> dict[str, Tensor]:
-        """Copies of the weights by name, on the CPU."""
-        return await self._jobs.run(
-            Work.BACKGROUND,
-            self.version,
-            0,
-            lambda: {
-                name: tensor.detach().to("cpu", copy=True)
-                for name, tensor in zip(self._state.canonical.shapes, self._state.newest, strict=True)
-            },
-        )
-
     def _apply(self, commits: Sequence[Commit]) -> OuterStep | None:
         applied = self._place(self.version)
         outer = self.sums.apply(commits)
         self._epochs[applied] += 1  # its accumulator's content is of that step: for the next it reads as empty
         return outer
-
-    def _measure(self) -> tuple[int, bytes]:
-        return self._state.version, snapshot.digest(self._state.newest)
 
     def _reset_to_seed(self) -> None:
         self._state.reset_to_seed()
@@ -277,20 +264,3 @@ def _saved(stash: Stash) -> _ForwardWork:
     if not isinstance(stash.saved, _ForwardWork):
         raise ValueError(f"nothing is stashed of microbatch {stash.step}/{stash.index}: it was an evaluation")
     return stash.saved
-
-
-class LoopCallback:
-    """A `stage.backend.Watcher` for any thread: it passes on what a backend reports to the event loop, in order."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop, audience: Audience) -> None:
-        self._loop, self._audience = loop, audience
-
-    def lost(self) -> None:
-        self._post(self._audience.on_sums_lost)
-
-    def event(self, event: str, fields: dict[str, object]) -> None:
-        self._post(lambda: self._audience.on_engine(event, fields))
-
-    def _post(self, tell: Callable[[], None]) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody listens any more
-            self._loop.call_soon_threadsafe(tell)

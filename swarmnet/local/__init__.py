@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from swarmnet.local.options import LocalOptions
 
 if TYPE_CHECKING:
-    from swarmnet.local.run import Kit
+    from swarmnet.local.supervisor import Kit
 
 __all__ = ["LocalOptions", "run_local"]
 

@@ -8,18 +8,20 @@ from __future__ import annotations
 import bisect
 import re
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
 from swarmnet.config import toml
+from swarmnet.config.check import layer
 from swarmnet.config.peer import Mesh
 from swarmnet.errors import UsageError
 from swarmnet.local.audit import Audit
-from swarmnet.local.meshes import meshes_of, parse_meshes
+from swarmnet.local.fault import Kill
 from swarmnet.local.options import LocalOptions
-from swarmnet.local.prepare import absolute, choose, resume
+from swarmnet.local.prepare import FIELDS, absolute, choose, parse_meshes, resume
 from swarmnet.local.progress import SwarmProgress
+from swarmnet.manifest.file import change
 from swarmnet.manifest.schema import Manifest
 from swarmnet.telemetry.events import EventReader
 
@@ -39,20 +41,6 @@ def members(out: Path) -> tuple[dict[str, int], tuple[str, ...]]:
     return dict(sorted(replicas.items(), key=lambda item: (item[0].partition("-")[2], item[1]))), trainers
 
 
-_FIELDS = {
-    "stages": "cut.stages",
-    "steps": "training.total_steps",
-    "seed": "training.seed",
-    "numerics": "numerics.mode",
-    "checkpoint_every": "training.checkpoint_every",
-    "admission": "admission.policy",
-    "data": "data.source",
-}
-"""Options of `swarmnet local` that are fields of its manifest."""
-
-_PATHS = ("data.source", "data.tokenizer", "initial.source")
-
-
 def said_otherwise(options: LocalOptions, said: Collection[str]) -> str | None:
     """Of the options `said`, the first that the run in `options.out` is not; None if it is all of them.
 
@@ -61,8 +49,7 @@ def said_otherwise(options: LocalOptions, said: Collection[str]) -> str | None:
     if options.out is None:
         raise UsageError("--resume needs --out DIR: the directory of the run that is to go on")
     (replicas, trainers), manifest = members(options.out), resume(options.out).manifest
-    fields = manifest.model_dump(mode="json")
-    assigned = {".".join(path): value for path, value in map(toml.assignment, options.set)}
+    assigned = [toml.assignment(text) for text in options.set]
     for name in said:
         match name:
             case "replicas":
@@ -74,11 +61,12 @@ def said_otherwise(options: LocalOptions, said: Collection[str]) -> str | None:
             case "manifest":
                 same = _is_from(manifest, choose(options))
             case "set":
-                same = all(_has(fields, field, value) for field, value in assigned.items())
+                same = all(_has(manifest, path, value) for path, value in assigned)
             case "sync":
                 same = f"averaging.sync={manifest.averaging.sync}" in [text for _, text in options.typed]
             case _:
-                same = _FIELDS[name] in assigned or _has(fields, _FIELDS[name], getattr(options, name))
+                path = tuple(FIELDS[name].split("."))
+                same = path in dict(assigned) or _has(manifest, path, getattr(options, name))
         if not same:
             return name
     return None
@@ -98,39 +86,40 @@ def _is_from(manifest: Manifest, chosen: Manifest) -> bool:
     return ours == theirs
 
 
-def _has(fields: Mapping[str, Any], name: str, value: object) -> bool:
-    """Has the manifest `fields` this value in the field `name`?"""
-    found: Any = fields
-    for part in name.split("."):
-        found = found.get(part) if isinstance(found, Mapping) else None
-    if name in _PATHS and isinstance(value, str) and value:
-        return found in (value, absolute(value, Path()))
-    if isinstance(value, Mapping) and isinstance(found, Mapping):
-        return all(_has(found, key, inner) for key, inner in value.items())
-    return bool(found == value)
+def _has(manifest: Manifest, path: tuple[str, ...], value: object) -> bool:
+    """Would it be the same manifest with this `value` at `path`?"""
+    # A run makes the paths absolute that it was told.
+    values = [value, absolute(value, Path())] if isinstance(value, str) and path in _PATHS else [value]
+    try:
+        return manifest in [change(manifest, [layer("", path, each)], where="") for each in values]
+    except UsageError:
+        return False
+
+
+_PATHS = (("data", "source"), ("data", "tokenizer"), ("initial", "source"))
+
+
+def _records(out: Path, event: str) -> list[dict[str, Any]]:
+    """What the supervisor wrote under this name, in all lives of the run."""
+    records = EventReader(out / "events.jsonl").read()
+    return [each for each in records if each.get("event") == event and each.get("name", "local") == "local"]
 
 
 def lives(out: Path) -> list[float]:
     """When each life of the run began, in unix seconds."""
-    records = EventReader(out / "events.jsonl").read()
-    return [record["t"] for record in records if record.get("event") == BEGAN]
+    return [record["t"] for record in _records(out, BEGAN)]
 
 
 def kills(out: Path) -> list[tuple[str, int, float]]:
     """Who was killed: (name, in which step, seconds since the run began)."""
-    records = EventReader(out / "events.jsonl").read()
-    first = next((record["t"] for record in records if record.get("event") == BEGAN), 0.0)
-    return [
-        (record["child"], record["step"], record["t"] - first)
-        for record in records
-        if record.get("event") == "killed" and record.get("name") == "local"
-    ]
+    first = next(iter(lives(out)), 0.0)
+    return [(record["child"], record["step"], record["t"] - first) for record in _records(out, Kill.event)]
 
 
 def meshes(out: Path) -> dict[str, Mesh]:
     """What the run was begun with."""
-    records = EventReader(out / "events.jsonl").read()
-    return next((meshes_of(record.get("meshes", {})) for record in records if record.get("event") == BEGAN), {})
+    began = next(iter(_records(out, BEGAN)), {})
+    return {whom: Mesh.model_validate(fields) for whom, fields in sorted(began.get("meshes", {}).items())}
 
 
 def finished(out: Path, *, stages: int, steps: int) -> bool:
@@ -144,7 +133,7 @@ def finished(out: Path, *, stages: int, steps: int) -> bool:
     return len(ended) == stages
 
 
-def replay(out: Path, began: list[float], progress: SwarmProgress, audit: Audit) -> None:
+def replay(out: Path, began: Sequence[float], progress: SwarmProgress, audit: Audit) -> None:
     """Let `progress` and `audit` take in every commit, checkpoint and held-out loss that was written before."""
     events = sorted(
         (

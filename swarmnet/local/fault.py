@@ -22,7 +22,7 @@ import random
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, PrivateAttr, create_model, model_validator
 
@@ -41,17 +41,6 @@ TRANSFERS = ("snapshot", "fetch")
 """Phases that a replica comes through only while it hands over or takes state."""
 PHASES: tuple[Phase, ...] = ("forward", "backward", "averaging", "apply")
 """Phases that every replica comes through in every step, so that random faults can count on them."""
-
-
-class Draw(NamedTuple):
-    """What chance has chosen for any kind of fault, in a swarm of `stages` stages of `replicas` replicas."""
-
-    stages: int
-    replicas: int
-    step: int
-    stage: int
-    moment: Moment
-    phase: Phase | None
 
 
 class Fault(Table):
@@ -121,13 +110,14 @@ class Fault(Table):
         return ()
 
     @classmethod
-    def drawn(cls, rng: random.Random, draw: Draw) -> list[Fault]:
-        """Such a fault by chance, and what else it leads to."""
-        return [cls._struck(draw)]
+    def drawn(cls, rng: random.Random, at: Mapping[str, Any], replicas: Sequence[str]) -> list[Fault]:
+        """Such a fault by chance, and what else it leads to.
 
-    @classmethod
-    def _struck(cls, draw: Draw, **more: Any) -> Self:
-        return cls(step=draw.step, stage=draw.stage, phase=draw.phase, moment=draw.moment, **more)
+        Args:
+            at: what chance has chosen already: step, stage, phase and moment.
+            replicas: names of all, of each stage equally many.
+        """
+        return []
 
 
 class Kill(Fault):
@@ -145,11 +135,11 @@ class Kill(Fault):
         return (self.back_s or 1.0) if self.back else None
 
     @classmethod
-    def drawn(cls, rng: random.Random, draw: Draw) -> list[Fault]:
-        found: list[Fault] = [cls._struck(draw, back_s=rng.uniform(0.2, 2.0))]
+    def drawn(cls, rng: random.Random, at: Mapping[str, Any], replicas: Sequence[str]) -> list[Fault]:
+        found: list[Fault] = [cls(**at, back_s=rng.uniform(0.2, 2.0))]
         if rng.random() < 0.3:  # and again while the first one fetches its state
-            during: Phase = rng.choice(("snapshot", "fetch"))
-            found.append(cls(stage=draw.stage, step=draw.step, phase=during, back_s=rng.uniform(0.2, 2.0)))
+            during = dict(at, phase=rng.choice(TRANSFERS), moment="begin")
+            found.append(cls(**during, back_s=rng.uniform(0.2, 2.0)))
         return found
 
 
@@ -162,8 +152,8 @@ class Stop(Fault):
     told = "{name} is stopped for {fault.for_s:.1f} s ({fault})"
 
     @classmethod
-    def drawn(cls, rng: random.Random, draw: Draw) -> list[Fault]:
-        return [cls._struck(draw, for_s=rng.uniform(0.5, 6.0))]
+    def drawn(cls, rng: random.Random, at: Mapping[str, Any], replicas: Sequence[str]) -> list[Fault]:
+        return [cls(**at, for_s=rng.uniform(0.5, 6.0))]
 
 
 class Join(Fault):
@@ -173,8 +163,8 @@ class Join(Fault):
     told = "{name} joins stage {stage} ({fault})"
 
     @classmethod
-    def drawn(cls, rng: random.Random, draw: Draw) -> list[Fault]:
-        return [cls(stage=rng.choice((None, draw.stage)), step=draw.step)]
+    def drawn(cls, rng: random.Random, at: Mapping[str, Any], replicas: Sequence[str]) -> list[Fault]:
+        return [cls(stage=rng.choice((None, at["stage"])), step=at["step"])]
 
 
 class Drain(Fault):
@@ -190,8 +180,8 @@ class Drain(Fault):
         return self.back_s
 
     @classmethod
-    def drawn(cls, rng: random.Random, draw: Draw) -> list[Fault]:
-        return [cls._struck(draw, back_s=rng.uniform(1.0, 3.0))]
+    def drawn(cls, rng: random.Random, at: Mapping[str, Any], replicas: Sequence[str]) -> list[Fault]:
+        return [cls(**at, back_s=rng.uniform(1.0, 3.0))]
 
 
 class Partition(Fault):
@@ -210,13 +200,13 @@ class Partition(Fault):
         return self.between
 
     @classmethod
-    def drawn(cls, rng: random.Random, draw: Draw) -> list[Fault]:
-        everybody = [f"s{stage}-r{replica}" for stage in range(draw.stages) for replica in range(draw.replicas)]
+    def drawn(cls, rng: random.Random, at: Mapping[str, Any], replicas: Sequence[str]) -> list[Fault]:
+        everybody = list(replicas)
         rng.shuffle(everybody)
         here = rng.choice((1, max(len(everybody) // 2, 1)))
         groups = tuple(sorted(everybody[:here])), tuple(sorted(everybody[here:]))
         # A lone replica has nobody to be cut off from.
-        return [cls(step=draw.step, for_s=rng.uniform(0.5, 4.0), between=groups)] if groups[1] else []
+        return [cls(step=at["step"], for_s=rng.uniform(0.5, 4.0), between=groups)] if groups[1] else []
 
 
 class Slow(Fault):
@@ -243,11 +233,11 @@ class Slow(Fault):
         return (self.peers,)
 
     @classmethod
-    def drawn(cls, rng: random.Random, draw: Draw) -> list[Fault]:
-        peers = (f"s{draw.stage}-r{rng.randrange(draw.replicas)}",)
+    def drawn(cls, rng: random.Random, at: Mapping[str, Any], replicas: Sequence[str]) -> list[Fault]:
+        peers = (rng.choice([name for name in replicas if names(f"s{at['stage']}", name)]),)
         for_s, bytes_per_s = rng.uniform(1.0, 5.0), 10 ** rng.uniform(5.0, 7.0)
         latency_s = rng.uniform(0.0, 0.1)
-        return [cls(step=draw.step, peers=peers, for_s=for_s, bytes_per_s=bytes_per_s, latency_s=latency_s)]
+        return [cls(step=at["step"], peers=peers, for_s=for_s, bytes_per_s=bytes_per_s, latency_s=latency_s)]
 
 
 class KillRank(Fault):
@@ -258,9 +248,9 @@ class KillRank(Fault):
     flag = "SIGKILL one rank of a replica of STAGE in the middle of STEP"
 
     @classmethod
-    def drawn(cls, rng: random.Random, draw: Draw) -> list[Fault]:
+    def drawn(cls, rng: random.Random, at: Mapping[str, Any], replicas: Sequence[str]) -> list[Fault]:
         # The stage is one that has ranks: the machine of faults knows which.
-        return [cls(step=draw.step, phase=draw.phase, moment=draw.moment)]
+        return [cls(**dict(at, stage=None))]
 
 
 class KillAll(Fault):
@@ -391,16 +381,16 @@ def _exists(fault: Fault, here: str, *, stages: int, steps: int) -> None:
 def expand(rates: Table, seed: int, *, stages: int, replicas: int, steps: int) -> tuple[Fault, ...]:
     """Draw faults for `steps` steps: the same for the same arguments. The last steps are left alone."""
     rng = random.Random(f"{seed}/chaos")
+    everybody = [f"s{stage}-r{number}" for stage in range(stages) for number in range(replicas)]
     found: list[Fault] = []
     for kind, model in KINDS.items():
         expected = getattr(rates, kind) * steps / 100
         # The rest of a whole one is a chance.
         for _ in range(int(expected) + (rng.random() < expected % 1)):
             # The last two steps are left alone: who is struck there has nothing to come back to.
-            step, stage = rng.randrange(1, max(steps - 2, 2)), rng.randrange(stages)
-            moment: Moment = rng.choice(("begin", "end"))
-            phase = rng.choice((None, *PHASES))
-            found += model.drawn(rng, Draw(stages, replicas, step, stage, moment, phase))
+            at: dict[str, Any] = {"step": rng.randrange(1, max(steps - 2, 2)), "stage": rng.randrange(stages)}
+            at |= {"moment": rng.choice(("begin", "end")), "phase": rng.choice((None, *PHASES))}
+            found += model.drawn(rng, at, everybody)
     return tuple(sorted(found, key=lambda fault: fault.step or 0))
 
 

@@ -12,8 +12,10 @@ supervisor kills, starts and tells what happened. Names are those of processes: 
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 from swarmnet.local.fault import TRANSFERS, Drain, Fault, Join, Kill, KillRank, Partition, Slow, Stop, member_of
 
@@ -26,8 +28,7 @@ WAIT_S = 10.0
 # ---------------------------------------------------------------- actions
 
 
-@dataclass(frozen=True, slots=True)
-class FaultAction:
+class FaultAction(NamedTuple):
     """Do `fault` now."""
 
     fault: Fault
@@ -39,24 +40,21 @@ class FaultAction:
     rank: int = -1
 
 
-@dataclass(frozen=True, slots=True)
-class FaultEnded:
+class FaultEnded(NamedTuple):
     """A fault that lasts has ended: `name` goes on, or links are as before."""
 
     fault: Fault
     name: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class FaultPostponed:
+class FaultPostponed(NamedTuple):
     """This has to wait; it is done as soon as it may."""
 
     fault: Fault
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class HoldAction:
+class HoldAction(NamedTuple):
     """`name` is to hold in the phase of `fault`, from its step on, and say so."""
 
     name: str
@@ -64,16 +62,14 @@ class HoldAction:
     fault: Fault
 
 
-@dataclass(frozen=True, slots=True)
-class ReleaseAction:
+class ReleaseAction(NamedTuple):
     """`name` goes on, or need not hold any more."""
 
     name: str
     id: str
 
 
-@dataclass(frozen=True, slots=True)
-class RestartAction:
+class RestartAction(NamedTuple):
     """Start `name` again in its old directory."""
 
     name: str
@@ -185,21 +181,41 @@ class Faults:
         """Time has passed."""
         return self._next([], now)
 
-    def at(self, name: str, version: int, *, now: float, took: bool = False) -> list[Action]:
-        """`name` is synced and holds `version` of its stage. took: it has just taken its state from others."""
+    def on(self, name: str, event: Mapping[str, Any], *, now: float) -> list[Action]:
+        """One event of the process `name`."""
+        if (replica := self._replicas.get(name)) is None:
+            return []  # a trainer's
+        actions: list[Action] = []
+        match event:
+            case {"event": "synced" | "applied", "version": version}:
+                self._at(name, version, now, took=event.get("how") == "snapshot")
+            case {"event": "reached", "hold": hold}:
+                actions = self._reached(hold, name, now)
+            case {"event": "asking"}:  # for the first time since it was started
+                actions = self._end([lasting for lasting in self._lasting if lasting.joiner == name])
+            case {"event": "mesh_started", "pids": pids}:
+                replica.ranks = len(pids)
+            case {"event": "rank_lost"}:
+                replica.ranks = 0  # it starts them anew
+            case _:
+                return []
+        return self._next(actions, now)
+
+    def _at(self, name: str, version: int, now: float, *, took: bool) -> None:
+        """`name` holds `version` of its stage. took: it has just taken its state from others."""
         replica = self._replicas[name]
-        if replica.up:  # else it was written before it died, and read after
-            replica.version = version
-            stage = self._stages[replica.stage]
-            if replica.stopped or self._cut_off(name):
-                replica.good_at = max(stage.seen, version) + 2
-            elif took:
-                replica.good_at = version + 1
-            if version > stage.seen:
-                if version == stage.seen + 1 and stage.seen >= 0:
-                    stage.step_s = now - stage.since
-                stage.seen, stage.since = version, now
-        return self._next([], now)
+        if not replica.up:
+            return  # it was written before it died, and read after
+        replica.version = version
+        stage = self._stages[replica.stage]
+        if replica.stopped or self._cut_off(name):
+            replica.good_at = max(stage.seen, version) + 2
+        elif took:
+            replica.good_at = version + 1
+        if version > stage.seen:
+            if version == stage.seen + 1 and stage.seen >= 0:
+                stage.step_s = now - stage.since
+            stage.seen, stage.since = version, now
 
     def started(self, name: str, *, now: float) -> list[Action]:
         """The process of `name` was started (again)."""
@@ -222,22 +238,9 @@ class Faults:
         for order in self._orders:
             order.holds.pop(name, None)
             order.waits.pop(name, None)
-        actions = self._let_go([lasting for lasting in self._lasting if name in (lasting.name, lasting.joiner)])
+        actions = self._end([lasting for lasting in self._lasting if name in (lasting.name, lasting.joiner)])
         # The dead need not be told to go on.
         return self._next([act for act in actions if not (isinstance(act, ReleaseAction) and act.name == name)], now)
-
-    def holds(self, name: str, hold: str, *, now: float) -> list[Action]:
-        """`name` holds where it was told to."""
-        return self._next(self._reached(hold, name, now), now)
-
-    def asked(self, name: str, *, now: float) -> list[Action]:
-        """`name` has asked for a snapshot for the first time since it was started."""
-        return self._next(self._let_go([lasting for lasting in self._lasting if lasting.joiner == name]), now)
-
-    def ranks(self, name: str, number: int, *, now: float) -> list[Action]:
-        """`name` has so many rank processes now; 0: it has lost them, and starts them anew."""
-        self._replicas[name].ranks = number
-        return self._next([], now)
 
     def complete(self, *, now: float) -> list[Action]:
         """The run's last step is done: nothing new is done to anybody, and everything ends that lasts."""
@@ -320,23 +323,15 @@ class Faults:
             and not (replica.stopped or replica.draining or self._cut_off(name))
         )
 
-    def _may_go(self, name: str) -> bool:
-        """Is this replica up and undisturbed, and another one of its stage good?"""
-        replica = self._replicas[name]
-        free = replica.up and replica.version is not None and not (replica.stopped or replica.draining)
-        return free and any(
-            self._good(other)
-            for other, fellow in self._replicas.items()
-            if fellow.stage == replica.stage and other != name
-        )
-
     def _may(self, fault: Fault, name: str) -> bool:
-        """May this be done to `name`?"""
-        if fault.takes_away:
-            return self._may_go(name)
+        """May this be done to `name`? What takes it away needs it up and undisturbed, and another of its stage good."""
         replica = self._replicas[name]
-        able = not isinstance(fault, KillRank) or (replica.ranks > 0 and not replica.stopped)
-        return able and replica.version is not None
+        if not fault.takes_away:
+            able = not isinstance(fault, KillRank) or (replica.ranks > 0 and not replica.stopped)
+            return able and replica.version is not None
+        free = replica.up and replica.version is not None and not (replica.stopped or replica.draining)
+        mates = (other for other, mate in self._replicas.items() if mate.stage == replica.stage and other != name)
+        return free and any(self._good(mate) for mate in mates)
 
     # ---------------------------------------------------------------- when
 
@@ -448,45 +443,39 @@ class Faults:
 
     def _carry_out(self, order: Order, name: str, now: float, *, hold: str = "") -> list[Action]:
         """Do it: to `name`, or while `name` holds, or to nobody in particular."""
-        fault, step = order.fault, self._seen(order).seen
+        fault, replica = order.fault, self._replicas.get(name)
+        act = FaultAction(fault, self._seen(order).seen)
+        if replica is not None and fault.strikes_one:
+            act = act._replace(name=name, stage=replica.stage)
         self._orders.remove(order)
-        stage = self._replicas[name].stage if name else -1
-        release: list[Action] = [ReleaseAction(name, hold)] if hold else []
-        if isinstance(fault, Kill | Drain):
-            self._back_s[name] = fault.returns_s
         match fault:
-            case Kill():
-                self._replicas[name].version, self._replicas[name].up = None, False
-                return [FaultAction(fault, step, name, stage)]  # the dead are not told to go on
-            case Stop():
-                self._replicas[name].stopped = True
+            case Kill() if replica is not None:
+                replica.version, replica.up = None, False
+                self._back_s[name] = fault.returns_s
+                hold = ""  # the dead are not told to go on
+            case Drain() if replica is not None:
+                replica.draining = True
+                self._back_s[name] = fault.returns_s
+            case KillRank() if replica is not None:
+                act, replica.ranks = act._replace(rank=self._rng.randrange(replica.ranks)), 0
+            case Stop() if replica is not None:
+                replica.stopped = True
                 self._lasting.append(Lasting(now + fault.for_s, fault, name, hold))
-                return [FaultAction(fault, step, name, stage)]  # it holds until it goes on
+                hold = ""  # it holds until it goes on
             case Join():
                 joiner = self._newcomer(fault.place)
+                act = act._replace(name=joiner, stage=self._replicas[joiner].stage)
                 if hold:  # until the joiner has asked
                     self._lasting.append(Lasting(now + ASK_S, fault, name, hold, joiner))
-                return [FaultAction(fault, step, joiner, self._replicas[joiner].stage)]
-            case KillRank():
-                rank, self._replicas[name].ranks = self._rng.randrange(self._replicas[name].ranks), 0
-                return [FaultAction(fault, step, name, stage, rank), *release]
-            case Drain():
-                self._replicas[name].draining = True
-                return [FaultAction(fault, step, name, stage), *release]
+                    hold = ""
             case Partition() | Slow():
                 self._lasting.append(Lasting(now + fault.for_s, fault))
-        return [FaultAction(fault, step), *release]
+        return [act, ReleaseAction(name, hold)] if hold else [act]
 
     def _newcomer(self, stage: int | None) -> str:
         """A new name in `stage`, or in the stage with the fewest live replicas."""
         if stage is None:
-            alive = {
-                number: sum(
-                    replica.up and not replica.draining and replica.stage == number
-                    for replica in self._replicas.values()
-                )
-                for number in self._stages
-            }
+            alive = Counter(each.stage for each in self._replicas.values() if each.up and not each.draining)
             stage = min(self._stages, key=lambda number: (alive[number], number))
         number = sum(replica.stage == stage for replica in self._replicas.values())
         while (name := f"s{stage}-r{number}") in self._replicas:
@@ -497,25 +486,17 @@ class Faults:
     # ---------------------------------------------------------------- ends
 
     def _end(self, over: list[Lasting]) -> list[Action]:
-        """These have lasted long enough."""
-        actions = self._let_go([lasting for lasting in over if lasting.name])
-        links = [lasting for lasting in over if not lasting.name]
-        for lasting in links:
-            self._lasting.remove(lasting)
-            for name in self._replicas:
-                if self._touches(lasting.fault, name):
-                    self._disturbed(name)
-            actions.append(FaultEnded(lasting.fault))
-        return actions
-
-    def _let_go(self, over: list[Lasting]) -> list[Action]:
-        """Stopped replicas go on; those that were held for a joiner, too."""
+        """These have lasted long enough: who is stopped goes on, links are as before, nobody waits for the joiner."""
         actions: list[Action] = []
         for lasting in over:
             self._lasting.remove(lasting)
             if isinstance(lasting.fault, Stop):
                 self._replicas[lasting.name].stopped = False
                 self._disturbed(lasting.name)
+            for name in self._replicas:
+                if self._touches(lasting.fault, name):
+                    self._disturbed(name)
+            if not isinstance(lasting.fault, Join):
                 actions.append(FaultEnded(lasting.fault, lasting.name))
             if lasting.hold:
                 actions.append(ReleaseAction(lasting.name, lasting.hold))

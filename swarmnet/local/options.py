@@ -78,17 +78,15 @@ class LocalOptions:
     log_level: str = "warning"
 
     def __post_init__(self) -> None:
-        for name in ("stages", "replicas", "steps", "trainers", "slots"):
+        for name in ("stages", "replicas", "steps", "trainers", "slots", "checkpoint_every", "tensor"):
             value: int | None = getattr(self, name)
-            if value is not None and value < 1:
-                raise UsageError(f"--{name} must be at least 1, got {value}")
-        for name in ("stages", "replicas", "trainers", "slots", "tensor"):
-            if (value := getattr(self, name)) is not None and value > MOST:
-                raise UsageError(f"--{name} must be at most {MOST}, got {value}")
+            flag = f"--{name.replace('_', '-')}"
+            if value is not None and value < (name != "tensor"):  # 0 is what a mesh chooses itself
+                raise UsageError(f"{flag} must be at least 1, got {value}")
+            if value is not None and value > MOST and name not in ("steps", "checkpoint_every"):
+                raise UsageError(f"{flag} must be at most {MOST}, got {value}")
         if self.kill_every is not None and not self.kill_every > 0:
             raise UsageError(f"--kill-every must be more than 0 seconds, got {self.kill_every}")
-        if self.tensor < 0:
-            raise UsageError(f"--tensor must be at least 1, got {self.tensor}")
         if self.chaos is not None and (self.kill or self.kill_rank or self.kill_every is not None):
             raise UsageError("--chaos and --kill exclude each other: write [[kill]] entries into the chaos file")
         if self.kill_all is not None and (self.chaos is not None or self.oracle):
@@ -96,8 +94,6 @@ class LocalOptions:
                 f"{'--oracle' if self.chaos is None else '--chaos'} and --kill-all exclude each other: losses are held "
                 "against one process at the end of a run, which --kill-all does not reach; give it with --resume"
             )
-        if self.checkpoint_every is not None and self.checkpoint_every < 1:
-            raise UsageError(f"--checkpoint-every must be at least 1, got {self.checkpoint_every}")
         if self.resume and self.out is None:
             raise UsageError("--resume needs --out DIR: the directory of the run that is to go on")
         if self.numerics not in (None, "deterministic", "fp32"):

@@ -14,10 +14,10 @@ from __future__ import annotations
 import contextlib
 import copy
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+import sys
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -25,14 +25,16 @@ from torch.nn import Parameter
 
 from swarmnet.data.sampler import Sampler
 from swarmnet.data.tokens import Tokens
+from swarmnet.local.prepare import read_tokens
+from swarmnet.manifest.file import load
 from swarmnet.manifest.schema import Manifest
-from swarmnet.model.cut import cut_layers
 from swarmnet.model.decoder import StageModule, loss_sum
 from swarmnet.model.huggingface.checkpoint import stage_shapes, stage_weights
 from swarmnet.model.precision import products_in
 from swarmnet.stage.accumulator import Accumulator
 from swarmnet.stage.canonical import gradient_scale, learning_rate
 from swarmnet.stage.optimizer import StageOptimizer, average, square_norm
+from swarmnet.telemetry.events import EventLog
 
 OnStep = Callable[[int, float, int], None]
 """Called after every step with its number, mean loss and number of tokens."""
@@ -49,16 +51,6 @@ class OracleResult:
     tokens: list[int] = field(default_factory=list)
     weights: dict[str, Tensor] = field(default_factory=dict)
     evals: dict[int, float] = field(default_factory=dict)
-
-
-class _Update(Protocol):
-    def count(self, index: int) -> None:
-        """Take in the gradients that one microbatch's backward left in `.grad`."""
-        ...
-
-    def step(self, step: int, num_tokens: int) -> None:
-        """Update the weights; those that gradients come from follow."""
-        ...
 
 
 @torch.no_grad()
@@ -85,11 +77,13 @@ def run_oracle(
     exact = manifest.numerics.mode == "deterministic"
     delay = manifest.averaging.delay
     behind = copy.deepcopy(module) if delay.most else module
-    update: _Update = _Exact(manifest, module, behind) if exact else _Plain(manifest, module, behind)
+    update = (_Exact if exact else _Plain)(manifest, module, behind)
     result = OracleResult()
-    # Several threads would sum in an order of their own.
-    threads = 1 if exact else torch.get_num_threads()
-    with _threads(threads), products_in(manifest.numerics.compute, torch.device("cpu")):
+    with contextlib.ExitStack() as after:
+        after.callback(torch.set_num_threads, torch.get_num_threads())
+        if exact:  # several threads would sum in an order of their own
+            torch.set_num_threads(1)
+        after.enter_context(products_in(manifest.numerics.compute, torch.device("cpu")))
         _evaluate(manifest, module, sampler, tokens, 0, result)
         for step in range(training.total_steps if steps is None else steps):
             total, num_tokens = 0.0, 0
@@ -115,11 +109,28 @@ def run_oracle(
     return result
 
 
-class _Plain:
-    """torch's own way. behind: where gradients come from, `module` itself or what follows a version behind it."""
+class _Update:
+    """How gradients become weights. behind: where gradients come from, `module` itself or what follows a version behind
+    it."""
 
     def __init__(self, manifest: Manifest, module: StageModule, behind: StageModule) -> None:
         self._manifest, self._parameters, self._behind = manifest, list(module.parameters()), list(behind.parameters())
+
+    def count(self, index: int) -> None:
+        """Take in the gradients that one microbatch's backward left in `.grad`."""
+
+    def step(self, step: int, num_tokens: int) -> None:
+        """Update the weights; those that gradients come from follow."""
+
+    def _rate(self, step: int) -> float:
+        return learning_rate(self._manifest.optimizer, step, total_steps=self._manifest.training.total_steps)
+
+
+class _Plain(_Update):
+    """torch's own way. Backward has added up in `.grad` already."""
+
+    def __init__(self, manifest: Manifest, module: StageModule, behind: StageModule) -> None:
+        super().__init__(manifest, module, behind)
         table = manifest.optimizer
         plain = table.state == "fp32" and table.name == "adamw"
         self._own = None if plain else StageOptimizer(self._parameters, table)
@@ -133,16 +144,12 @@ class _Plain:
             eps=table.eps,
         )
 
-    def count(self, index: int) -> None:
-        """Backward has added to `.grad` already."""
-
     def step(self, step: int, num_tokens: int) -> None:
-        table = self._manifest.optimizer
         for parameter, source in zip(self._parameters, self._behind, strict=True):
             assert source.grad is not None
             parameter.grad = source.grad.div_(num_tokens)
-        torch.nn.utils.clip_grad_norm_(self._parameters, table.clip_norm)
-        rate = learning_rate(table, step, total_steps=self._manifest.training.total_steps)
+        torch.nn.utils.clip_grad_norm_(self._parameters, self._manifest.optimizer.clip_norm)
+        rate = self._rate(step)
         _follow(self._parameters, self._behind)
         if self._own is not None:  # of which torch has none
             self._own.step([p.grad for p in self._parameters if p.grad is not None], learning_rate=rate)
@@ -170,13 +177,14 @@ class _Plain:
                 parameter.sub_(group["lr"] * table.lead * change / scale)
 
 
-class _Exact:
+class _Exact(_Update):
     """The product's fixed-point sum and update, on the uncut model."""
 
     def __init__(self, manifest: Manifest, module: StageModule, behind: StageModule) -> None:
-        self._manifest, self._parameters, self._behind = manifest, list(module.parameters()), list(behind.parameters())
+        super().__init__(manifest, module, behind)
         self._edges = [0, *itertools.accumulate(p.numel() for p in self._parameters)]
-        self._stage_of = stage_of_parameters(manifest)
+        stages = stage_shapes(manifest.model, manifest.cut, manifest.training.sequence_length)
+        self._stage_of = {name: stage for stage, shapes in enumerate(stages) for name in shapes}
         self._names = [name for name, _ in module.named_parameters()]
         self._optimizer = StageOptimizer(self._parameters, manifest.optimizer)
         self._accumulator = Accumulator(
@@ -196,19 +204,18 @@ class _Exact:
         self._accumulator.add(gradients, step=self._step, index=index, voids=0)
 
     def step(self, step: int, num_tokens: int) -> None:
-        total, numerics, table = self._accumulator.read(step), self._manifest.numerics, self._manifest.optimizer
+        total, numerics = self._accumulator.read(step), self._manifest.numerics
         pieces = [total[start:stop] for start, stop in itertools.pairwise(self._edges)]
         squares = [0.0] * self._manifest.cut.stages
         for name, piece in zip(self._names, pieces, strict=True):
             # Per stage, as the commits carry them: the order of a sum is part of its bits.
             squares[self._stage_of[name]] += square_norm(piece, numerics=numerics)
-        scale = gradient_scale(squares, num_tokens=num_tokens, clip_norm=table.clip_norm)
+        scale = gradient_scale(squares, num_tokens=num_tokens, clip_norm=self._manifest.optimizer.clip_norm)
         gradients = [torch.empty_like(p, requires_grad=False) for p in self._parameters]
         for piece, gradient in zip(pieces, gradients, strict=True):
             average(piece, gradient.view(-1), scale=scale, numerics=numerics)
-        rate = learning_rate(table, step, total_steps=self._manifest.training.total_steps)
         _follow(self._parameters, self._behind)
-        self._optimizer.step(gradients, learning_rate=rate)
+        self._optimizer.step(gradients, learning_rate=self._rate(step))
         self._step += 1
 
 
@@ -218,17 +225,6 @@ def _follow(parameters: Sequence[Parameter], behind: Sequence[Parameter]) -> Non
     for parameter, follower in zip(parameters, behind, strict=True):
         if follower is not parameter:
             follower.copy_(parameter)
-
-
-def stage_of_parameters(manifest: Manifest) -> dict[str, int]:
-    """Which stage of the manifest's cut holds each parameter, by name."""
-    ranges = cut_layers(manifest.model, manifest.cut, manifest.training.sequence_length)
-    with torch.device("meta"):
-        modules = [
-            StageModule(manifest.model, layers, first=stage == 0, last=stage == len(ranges) - 1)
-            for stage, layers in enumerate(ranges)
-        ]
-    return {name: stage for stage, module in enumerate(modules) for name, _ in module.named_parameters()}
 
 
 @torch.no_grad()
@@ -246,11 +242,20 @@ def _evaluate(
     result.evals[version] = total / num_tokens
 
 
-@contextlib.contextmanager
-def _threads(count: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
+def main(argv: list[str]) -> int:
+    """`python -m swarmnet.local.oracle RUN.toml EVENTS`, as a child. Exit code 0 when every step has been written.
+
+    Writes `oracle_step {step, loss, tokens}` events, floats as shortest decimals that read back to the same bits.
+    """
+    manifest = load(Path(argv[0]))
+    with EventLog(Path(argv[1])) as log:
+        run_oracle(
+            manifest,
+            read_tokens(manifest),
+            on_step=lambda step, loss, tokens: log.emit("oracle_step", step=step, loss=loss, tokens=tokens),
+        )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,19 +1,27 @@
-"""Turn options into a manifest: build or load it, lay `--set` over it, fill in the data's digests; then write it."""
+"""Turn options into a manifest: build or load it, lay `--set` over it, fill in the data's digests; then write it.
+
+And `--ranks` with the flags beside it into tables of the peer config, by what they are for: a stage ("s1") or one
+replica of it ("s1-r0"), which wins. What a peer would refuse is refused here, before a process starts.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from swarmnet.config import toml
 from swarmnet.config.check import layer
+from swarmnet.config.peer import Mesh
 from swarmnet.data.source import load_tokens
 from swarmnet.data.tokens import Tokens, verify
 from swarmnet.data.windows import with_digests
 from swarmnet.errors import UsageError
 from swarmnet.ids import RunId
-from swarmnet.local.options import LocalOptions
+from swarmnet.local.fault import stage_of
+from swarmnet.local.options import MOST, LocalOptions
 from swarmnet.manifest import file
 from swarmnet.manifest.codec_names import may_owe, named_by
 from swarmnet.manifest.file import run_id
@@ -22,6 +30,8 @@ from swarmnet.manifest.schema import Admission, Manifest
 from swarmnet.manifest.terms import RunTerms
 from swarmnet.net.admission_files import new_owner, write_invitation, write_owner
 from swarmnet.net.identity import Identity
+from swarmnet.peer.devices import choose_layout
+from swarmnet.ranks.layout import MeshLayout
 from swarmnet.wire import codecs
 
 _INVITED_S = 10 * 365 * 24 * 3600.0
@@ -51,11 +61,8 @@ class Prepared:
     @property
     def lossless(self) -> bool:
         """No codec rounds what crosses the wire."""
-        wire = self.manifest.wire
-        return (wire.activations, wire.gradients) == ("fp32", "fp32") and self.manifest.averaging.codec in (
-            "int64",
-            "fp32",
-        )
+        wire, codec = self.manifest.wire, self.manifest.averaging.codec
+        return wire.activations == wire.gradients == "fp32" and codec in ("int64", "fp32")
 
     @property
     def pure(self) -> bool:
@@ -76,57 +83,54 @@ class Prepared:
             raise UsageError(f"{self.path} cannot be written ({error.strerror}): choose another --out") from error
 
 
-def choose(options: LocalOptions) -> Manifest:
-    """The manifest the options ask for, data digests not filled in yet. Raises UsageError in the name of the flag.
-
-    A manifest file keeps its own stages, steps, seed, data and numerics; what was typed beside it goes over it.
-    """
-    manifest = Manifest(name="local") if options.manifest is None else file.load(options.manifest)
-    described = _described(options, manifest) if options.manifest is None else []
-    typed = [(flag, *_assignment(flag, text)) for flag, text in options.typed]
-    if options.checkpoint_every is not None:
-        typed.append(("--checkpoint-every", "training.checkpoint_every", options.checkpoint_every))
-    typed += [("--set", *_assignment("--set", text)) for text in options.set]
-    said = {name: value for _, name, value in typed}
-    if options.numerics is not None:
-        said.setdefault("numerics.mode", options.numerics)
-    follows = [("manifest", name, value) for name, value in implied(said, opened=False).items()]
-    mode = options.numerics
-    if (
-        mode is None
-        and options.manifest is None
-        and not any(name in ("numerics.mode", "averaging.codec") for _, name, _ in (*follows, *typed))
-    ):
-        # Nobody has said how to sum: exactly, as long as that costs little.
-        small = _laid(manifest, [*described, *follows, *typed]).model.num_parameters < SMALL_PARAMETERS
-        mode = "deterministic" if small else "fp32"
-    if mode is not None:
-        flag = "manifest" if options.numerics is None else f"--numerics {mode}"
-        described += [
-            (flag, "numerics.mode", mode),
-            (flag, "averaging.codec", "int64" if mode == "deterministic" else "fp32"),
-        ]
-    return _laid(manifest, [*described, *follows, *typed])
-
+FIELDS = {
+    "stages": "cut.stages",
+    "steps": "training.total_steps",
+    "seed": "training.seed",
+    "data": "data.source",
+    "numerics": "numerics.mode",
+    "checkpoint_every": "training.checkpoint_every",
+    "admission": "admission.policy",
+}
+"""Options of `swarmnet local` that are fields of its manifest."""
 
 Change = tuple[str, str, object]
 """(Who says so, dotted name of a field, its value.)"""
 
 
-def _described(options: LocalOptions, manifest: Manifest) -> list[Change]:
-    """A small model made on the spot: a layer for each stage at least."""
-    usual = LocalOptions()
-    found: list[Change] = []
-    for name, field, value in (
-        ("stages", "model.num_layers", max(manifest.model.num_layers, options.stages)),
-        ("stages", "cut.stages", options.stages),
-        ("steps", "training.total_steps", options.steps),
-        ("seed", "training.seed", options.seed),
-        ("data", "data.source", options.data),
-    ):
-        typed = getattr(options, name) != getattr(usual, name)
-        found.append((f"--{name}" if typed else "manifest", field, value))
-    return found
+def choose(options: LocalOptions) -> Manifest:
+    """The manifest the options ask for, data digests not filled in yet. Raises UsageError in the name of the flag.
+
+    A manifest file keeps its own stages, steps, seed, data and numerics; what was typed beside it goes over it.
+    """
+    described: list[Change] = []
+    if options.manifest is None:
+        manifest, usual = Manifest(name="local"), LocalOptions()
+        # Each stage has a layer at least.
+        described.append(("manifest", "model.num_layers", max(manifest.model.num_layers, options.stages)))
+        for name in ("stages", "steps", "seed", "data"):
+            value = getattr(options, name)
+            described.append((f"--{name}" if value != getattr(usual, name) else "manifest", FIELDS[name], value))
+    else:
+        manifest = file.load(options.manifest)
+    typed: list[Change] = [(flag, *_assignment(flag, text)) for flag, text in options.typed]
+    if options.checkpoint_every is not None:
+        typed.append(("--checkpoint-every", FIELDS["checkpoint_every"], options.checkpoint_every))
+    typed += [("--set", *_assignment("--set", text)) for text in options.set]
+    said = {name: value for _, name, value in typed}
+    mode, flag = options.numerics, f"--numerics {options.numerics}"
+    if mode is not None:
+        said.setdefault("numerics.mode", mode)
+    follows: list[Change] = [("manifest", name, value) for name, value in implied(said, opened=False).items()]
+    known = said | {name: value for _, name, value in follows}
+    if mode is None and options.manifest is None and not known.keys() & {"numerics.mode", "averaging.codec"}:
+        # Nobody has said how to sum: exactly, as long as that costs little.
+        small = _laid(manifest, [*described, *follows, *typed]).model.num_parameters < SMALL_PARAMETERS
+        mode, flag = "deterministic" if small else "fp32", "manifest"
+    if mode is not None:
+        codec = "int64" if mode == "deterministic" else "fp32"
+        described += [(flag, "numerics.mode", mode), (flag, "averaging.codec", codec)]
+    return _laid(manifest, [*described, *follows, *typed])
 
 
 def _assignment(flag: str, text: str) -> tuple[str, object]:
@@ -198,13 +202,83 @@ def resume(directory: Path) -> Prepared:
     return Prepared(manifest, run_id(manifest), path)
 
 
-def read_manifest(path: Path) -> Manifest:
-    """What `Prepared.write` wrote."""
-    return file.load(path)
-
-
 def read_tokens(manifest: Manifest) -> Tokens:
     """The token stream of a manifest that was prepared. Raises UsageError if it has changed since."""
     tokens = load_tokens(manifest.data.source, manifest.data.tokenizer)
     verify(tokens, manifest.data)
     return tokens
+
+
+# ---------------------------------------------------------------- ranks
+
+Meshes = Mapping[str, Mesh]
+"""By "s1" or "s1-r0"; who is not named is one rank."""
+
+
+def parse_meshes(options: LocalOptions, manifest: Manifest, replicas: Iterable[str]) -> dict[str, Mesh]:
+    """The meshes that the options ask for. replicas: names of those at the start. Raises UsageError with the text at
+    fault, or with why the model cannot be split so."""
+    shared = {name: getattr(options, name) for name in ("shard", "tensor", "sequence_parallel")}
+    for name, value in shared.items():
+        if not options.ranks and value != getattr(Mesh(), name):
+            flag = name.replace("_", "-")
+            raise UsageError(f"--{flag} says how ranks share a stage: add --ranks STAGE=N")
+    found: dict[str, Mesh] = {}
+    names = set(replicas)
+    for text in (part.strip() for part in ",".join(options.ranks).split(",") if options.ranks):
+        try:
+            whom, ranks = _entry(text, names, manifest.cut.stages)
+            # A stage and one replica of it are two: the replica wins.
+            if whom in found:
+                raise UsageError(f"it is said twice how many ranks {whom} has")
+            found[whom] = Mesh() if ranks == 1 else Mesh(ranks=ranks, **shared)
+            # Said now, before anything starts, and not by each of its peers.
+            _layout(found[whom], manifest)
+        except UsageError as error:
+            raise UsageError(f"--ranks {text}: {error}") from error
+    return found
+
+
+def _entry(text: str, names: Collection[str], stages: int) -> tuple[str, int]:
+    """("s1" or "s1-r0", number of ranks)."""
+    if not (match := re.fullmatch(r"(\d{1,18})(?:\.(\d{1,18}))?\s*=\s*(\d{1,18})", text)):
+        raise UsageError("write STAGE=N, or STAGE.REPLICA=N, for example 1=2")
+    stage, replica, ranks = int(match[1]), match[2], int(match[3])
+    if stage >= stages:
+        raise UsageError(f"there is no stage {stage}, stages are 0 to {stages - 1}")
+    if not 1 <= ranks <= MOST:
+        raise UsageError(f"a replica has at {'least one rank' if ranks < 1 else f'most {MOST} ranks'}")
+    if replica is None:
+        return f"s{stage}", ranks
+    if (name := f"s{stage}-r{int(replica)}") not in names:
+        mates = sum(stage_of(other) == stage for other in names)
+        raise UsageError(f"there is no replica {replica} in stage {stage}, they are 0 to {mates - 1}")
+    return name, ranks
+
+
+def _layout(mesh: Mesh, manifest: Manifest) -> MeshLayout:
+    return choose_layout(mesh, "cpu", manifest, cuda=0)
+
+
+def mesh_of(meshes: Meshes, name: str) -> Mesh:
+    """That of the process `name`; of a replica that joins later, its stage's."""
+    return meshes.get(name) or meshes.get(f"s{stage_of(name)}") or Mesh()
+
+
+def meshed(meshes: Meshes, replicas: Iterable[str]) -> frozenset[str]:
+    """Who of `replicas` has more than one rank."""
+    return frozenset(name for name in replicas if mesh_of(meshes, name).ranks > 1)
+
+
+def record(meshes: Meshes) -> dict[str, Any]:
+    """As JSON, for a run that goes on."""
+    return {whom: mesh.model_dump(mode="json") for whom, mesh in sorted(meshes.items())}
+
+
+def in_words(meshes: Meshes, manifest: Manifest) -> str:
+    """For the terminal: "ranks: s1 2 (tp2), s2-r0 4 (zero3x4)"; "" if every peer is one rank."""
+    said = [
+        f"{whom} {mesh.ranks}" + (f" ({_layout(mesh, manifest).label})" if mesh.ranks > 1 else "")
+        for whom, mesh in sorted(meshes.items())
+    ]
+    return f"ranks: {', '.join(said)}" if any(mesh.ranks > 1 for mesh in meshes.values()) else ""

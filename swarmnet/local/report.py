@@ -6,12 +6,10 @@ import csv
 import json
 import os
 import shlex
-import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
-from typing import IO, Any, Self
+from typing import Any
 
 from rich.console import Console
 
@@ -19,34 +17,10 @@ from swarmnet.local.audit import FP32_STEPS, AuditResult, Comparison
 from swarmnet.local.progress import SwarmProgress
 from swarmnet.local.screen import duration, say
 from swarmnet.manifest.schema import Manifest
-from swarmnet.telemetry.log import encode, plain
+from swarmnet.telemetry.log import plain
 
 INTERRUPTED = "interrupted"
 UNCOMPARED = "the swarm finished; only the comparison with one process was interrupted"
-
-
-class MergedLog:
-    """events.jsonl: every child's events in the order they were read, with the child's name; ours under "local"."""
-
-    def __init__(self, path: Path, *, append: bool = False) -> None:
-        self._file: IO[str] = path.open("a" if append else "w", encoding="utf-8")
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._file.close()
-
-    def child(self, name: str, record: Mapping[str, Any]) -> None:
-        """One event as the child wrote it."""
-        self._file.write(encode({"name": name, **record}) + "\n")
-
-    def ours(self, event: str, **fields: Any) -> None:
-        """One event of the supervisor: kill, restart, postponed, crashed."""
-        self.child("local", {"t": time.time(), "event": event, **fields})
-        self._file.flush()
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,55 +119,46 @@ def summary(outcome: RunOutcome) -> dict[str, Any]:
 
 def _compared(outcome: RunOutcome) -> dict[str, Any]:
     """What summary.json holds of a comparison with one process; nothing if none was asked for."""
-    if outcome.comparison is None:
-        return {"oracle_problem": outcome.oracle_problem} if outcome.oracle_problem else {}
-    return {
-        "oracle_max_difference": outcome.comparison.max_difference,
-        "oracle_bit_equal": outcome.comparison.bit_equal,
-        "oracle_problem": outcome.oracle_problem,
-    }
+    found: dict[str, Any] = {}
+    if outcome.comparison is not None:
+        found["oracle_max_difference"] = outcome.comparison.max_difference
+        found["oracle_bit_equal"] = outcome.comparison.bit_equal
+    if outcome.comparison is not None or outcome.oracle_problem:
+        found["oracle_problem"] = outcome.oracle_problem
+    return found
 
 
-def judged_before(directory: Path, *, steps: int) -> str | None:
-    """What summary.json says is wrong with the swarm of a finished run, the comparison apart; None if there is no
-    summary of all its `steps`."""
-    found = _read(directory)
-    if found is None or found.get("steps") != steps:
-        return None
-    problem = str(found["problem"]).removesuffix(str(found.get("oracle_problem", ""))).removesuffix("; ")
-    # Interrupted after the last step was done: the swarm itself had ended well.
-    return "" if problem == INTERRUPTED else problem
-
-
-def add_comparison(outcome: RunOutcome, directory: Path) -> str:
-    """Put the comparison of a finished run into the summary it has, and into loss.png. Returns what `draw` does."""
-    found = (_read(directory) or {}) | {"ok": not outcome.problem, "problem": outcome.problem} | _compared(outcome)
-    _write(found, directory)
-    return draw(outcome, directory / "loss.png")
-
-
-def _read(directory: Path) -> dict[str, Any] | None:
+def summary_before(directory: Path, *, steps: int) -> dict[str, Any] | None:
+    """The summary that a finished run has, None if it has none of all its `steps`. Its `problem` is the swarm's."""
     try:
-        found = json.loads((directory / "summary.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return found if isinstance(found, dict) and "problem" in found else None
+        found: dict[str, Any] = json.loads((directory / "summary.json").read_text(encoding="utf-8"))
+        if found["steps"] != steps:
+            return None
+        problem = found["problem"].removesuffix(found.get("oracle_problem", "")).removesuffix("; ")
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        return None  # somebody else's file, or half of ours
+    # Interrupted after the last step was done: the swarm itself had ended well.
+    return found | {"problem": "" if problem == INTERRUPTED else problem}
 
 
-def _write(found: dict[str, Any], directory: Path) -> None:
+def write(outcome: RunOutcome, directory: Path, before: dict[str, Any] | None = None) -> str:
+    """loss.csv, summary.json, loss.png. Returns a note if the picture could not be drawn, else "".
+
+    before: the summary of a run that was finished already; only its comparison is new.
+    """
+    if before is None:
+        found = summary(outcome)
+        with (directory / "loss.csv").open("w", newline="", encoding="utf-8") as file:
+            rows = csv.writer(file, lineterminator="\n")
+            rows.writerow(("step", "loss", "tokens", "seconds"))
+            rows.writerows(
+                (point.step, repr(point.loss), point.tokens, f"{point.seconds:.3f}")
+                for point in outcome.progress.points
+            )
+    else:
+        found = before | {"ok": not outcome.problem, "problem": outcome.problem} | _compared(outcome)
     text = json.dumps(plain(found), indent=2, allow_nan=False)
     (directory / "summary.json").write_text(text + "\n", encoding="utf-8")
-
-
-def write(outcome: RunOutcome, directory: Path) -> str:
-    """loss.csv, summary.json, loss.png. Returns a note if the picture could not be drawn, else ""."""
-    with (directory / "loss.csv").open("w", newline="", encoding="utf-8") as file:
-        rows = csv.writer(file, lineterminator="\n")
-        rows.writerow(("step", "loss", "tokens", "seconds"))
-        rows.writerows(
-            (point.step, repr(point.loss), point.tokens, f"{point.seconds:.3f}") for point in outcome.progress.points
-        )
-    _write(summary(outcome), directory)
     return draw(outcome, directory / "loss.png")
 
 
@@ -209,99 +174,33 @@ def draw(outcome: RunOutcome, path: Path) -> str:
         return "no loss.png: no step was finished"
     figure = Figure(figsize=(9, 5), layout="constrained")
     FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
-    axes.plot(
-        [point.step for point in progress.points],
-        [point.loss for point in progress.points],
-        label="swarm",
-        linewidth=2.5 if outcome.oracle else 1.5,
-    )
+    axes = figure.add_subplot(xlabel="step", ylabel="loss (nats per token)")
+    steps, losses = zip(*((point.step, point.loss) for point in progress.points), strict=True)
+    axes.plot(steps, losses, label="swarm", linewidth=2.5 if outcome.oracle else 1.5)
     if outcome.oracle:
-        axes.plot(range(len(outcome.oracle)), outcome.oracle, label="one process", linestyle="--", linewidth=1.2)
+        axes.plot(outcome.oracle, label="one process", linestyle="--", linewidth=1.2)
     if progress.evaluations:
-        steps = sorted(progress.evaluations)
-        axes.plot(steps, [progress.evaluations[step] for step in steps], "o", label="held out", markersize=5)
+        axes.plot(*zip(*sorted(progress.evaluations.items()), strict=True), "o", label="held out", markersize=5)
     for number, (name, step, _) in enumerate(progress.kills):
-        axes.axvline(step, color="tab:red", linewidth=0.8, alpha=0.6, label="kill" if number == 0 else None)
-        axes.annotate(
-            name,
-            (step, 1.0),
-            xycoords=("data", "axes fraction"),
-            rotation=90,
-            fontsize=7,
-            va="top",
-            ha="right",
-            color="tab:red",
-        )
-    axes.set(
-        xlabel="step",
-        ylabel="loss (nats per token)",
-        title=f"{shape(progress.stages, len(progress.replicas) // progress.stages)}, "
-        f"{outcome.manifest.numerics.mode}, run {outcome.run_id[:12]}",
-    )
+        axes.axvline(step, color="tab:red", linewidth=0.8, alpha=0.6, label=None if number else "kill")
+        place: dict[str, Any] = {"transform": axes.get_xaxis_transform(), "rotation": 90, "va": "top", "ha": "right"}
+        axes.text(step, 1, name, fontsize=7, color="tab:red", **place)
+    size = shape(progress.stages, len(progress.replicas) // progress.stages)
+    axes.set_title(f"{size}, {outcome.manifest.numerics.mode}, run {outcome.run_id[:12]}")
     axes.grid(alpha=0.3)
     axes.legend()
     figure.savefig(path, dpi=120)
     return ""
 
 
-def print_summary(outcome: RunOutcome, directory: Path, console: Console) -> None:
-    """The last lines on the terminal."""
-    progress, verdict = outcome.progress, outcome.verdict
-    points = progress.points
-    curve = f"loss {points[0].loss:.4f} → {points[-1].loss:.4f}" if points else "no loss"
-    lines = [
-        f"{len(points)} of {progress.steps} steps in {duration(outcome.seconds)}, {curve}, "
-        f"{progress.tokens_per_second():,.0f} tokens/s",
-        f"{_faults(progress)}{_postponed(outcome)}, reroutes {progress.reroutes}, "
-        f"executions per index {executions_per_index(outcome):.3f}",
-        f"lost {verdict.lost}, doubled {verdict.doubled}, voided {verdict.voided}",
-        f"averaging: {averaging_bytes_each(outcome):,} bytes sent per replica and step{_outer(progress)}",
-    ]
-    if outcome.ranks:
-        lines.append(
-            f"ranks: {', '.join(f'{name} {ranks}' for name, ranks in sorted(outcome.ranks.items()))}; "
-            f"started anew {progress.rank_restarts} time{'s' * (progress.rank_restarts != 1)}"
-        )
-    if progress.strays:
-        lines.append(f"drifted {len(progress.strays)} times; who had drifted took the others' weights")
-    if outcome.resumed:
-        # After a stage has lost its state, or where order counts, other losses are no fault.
-        how = "other" if verdict.changed or verdict.renewed else "the same"
-        lines.append(f"resumed; {verdict.repeated} steps were done again" + f", with {how} losses" * verdict.repeats)
-    if verdict.renewed:
-        lines.append(
-            f"from version {', '.join(map(str, verdict.renewed))} on another run than before: a stage had "
-            "lost its state"
-        )
-    lines += _beside_one_process(outcome)
-    lines.append(f"run {outcome.run_id[:16]}, files in {directory}")
-    say(console, *lines)
-    kept, again = progress.checkpoint, f"    swarmnet local --resume --out {directory}"
-    if outcome.killed_all is not None:
-        how = (
-            f"it goes on from the checkpoints of version {kept}"
-            if kept
-            else "no checkpoint of all stages was on disk: everything will be done again"
-        )
-        say(console, f"everything was killed in step {outcome.killed_all}; {how}. Go on with:", again)
-    elif outcome.problem == INTERRUPTED and kept:
-        say(console, f"go on from the checkpoints of version {kept} with:", again)
-    _print_problem(outcome, directory, console)
-
-
-def print_comparison(outcome: RunOutcome, directory: Path, console: Console) -> None:
-    """The last lines on the terminal for a run that was finished already."""
-    say(console, *_beside_one_process(outcome))
-    _print_problem(outcome, directory, console)
-
-
-def _beside_one_process(outcome: RunOutcome) -> list[str]:
-    return [] if outcome.comparison is None else [f"beside one process: {_beside(outcome.comparison)}"]
-
-
-def _print_problem(outcome: RunOutcome, directory: Path, console: Console) -> None:
-    """What is wrong, if anything is."""
+def print_summary(outcome: RunOutcome, directory: Path, console: Console, *, finished: bool = False) -> None:
+    """The last lines on the terminal. finished: the run was before, and only its comparison is news."""
+    if not finished:
+        say(console, *_told(outcome))
+    if (found := outcome.comparison) is not None:
+        say(console, f"beside one process: {_beside(found)}")
+    if not finished:
+        say(console, f"run {outcome.run_id[:16]}, files in {directory}", *_way_on(outcome, directory))
     if outcome.oracle_problem == UNCOMPARED:
         again = f"    swarmnet local --resume --oracle --out {shlex.quote(str(directory))}"
         say(console, f"{UNCOMPARED}. Do it again with:", again)
@@ -309,21 +208,54 @@ def _print_problem(outcome: RunOutcome, directory: Path, console: Console) -> No
         console.print(f"FAILED: {outcome.problem}", style="bold red", markup=False, highlight=False, soft_wrap=True)
 
 
-def next_step(manifest: Manifest, path: Path) -> str:
-    """What to do with a finished run whose manifest is at `path`; "" if its tokens are no text."""
-    if manifest.data.tokenizer == "ids":
-        return ""
-    here = os.path.relpath(path)
-    shown = str(path) if here.startswith(os.pardir) else here
-    prompt = "def " if manifest.data.source == "stdlib" else "The "
-    return f'next: swarmnet generate {shlex.quote(shown)} "{prompt}"'
-
-
-def _outer(progress: SwarmProgress) -> str:
-    if not progress.outer:
-        return ""
+def _told(outcome: RunOutcome) -> Iterator[str]:
+    """What happened, in numbers."""
+    progress, verdict = outcome.progress, outcome.verdict
+    points = progress.points
+    curve = f"loss {points[0].loss:.4f} → {points[-1].loss:.4f}" if points else "no loss"
+    yield (
+        f"{len(points)} of {progress.steps} steps in {duration(outcome.seconds)}, {curve}, "
+        f"{progress.tokens_per_second():,.0f} tokens/s"
+    )
+    faults = [f"{kind} {count}" for kind, count in sorted(progress.faults.items()) if kind != "kill"]
+    late = [f"{len(progress.postponed)} postponed"] if progress.postponed else []
+    late += [f"not carried out: {', '.join(outcome.not_killed)}"] if outcome.not_killed else []
+    waited = f" ({'; '.join(late)})" if late else ""
+    yield (
+        f"{', '.join([f'kills {len(progress.kills)}', *faults])}{waited}, "
+        f"reroutes {progress.reroutes}, executions per index {executions_per_index(outcome):.3f}"
+    )
+    yield f"lost {verdict.lost}, doubled {verdict.doubled}, voided {verdict.voided}"
     missed = f", {progress.outer[False]} missed" if progress.outer[False] else ""
-    return f"; {progress.outer[True]} outer steps taken together{missed}"
+    outer = f"; {progress.outer[True]} outer steps taken together{missed}" if progress.outer else ""
+    yield f"averaging: {averaging_bytes_each(outcome):,} bytes sent per replica and step{outer}"
+    if outcome.ranks:
+        yield (
+            f"ranks: {', '.join(f'{name} {ranks}' for name, ranks in sorted(outcome.ranks.items()))}; "
+            f"started anew {progress.rank_restarts} time{'s' * (progress.rank_restarts != 1)}"
+        )
+    if progress.strays:
+        yield f"drifted {len(progress.strays)} times; who had drifted took the others' weights"
+    if outcome.resumed:
+        # After a stage has lost its state, or where order counts, other losses are no fault.
+        how = "other" if verdict.changed or verdict.renewed else "the same"
+        yield f"resumed; {verdict.repeated} steps were done again" + f", with {how} losses" * verdict.repeats
+    if verdict.renewed:
+        versions = ", ".join(map(str, verdict.renewed))
+        yield f"from version {versions} on another run than before: a stage had lost its state"
+
+
+def _way_on(outcome: RunOutcome, directory: Path) -> list[str]:
+    """How a run that was broken off goes on."""
+    kept, again = outcome.progress.checkpoint, f"    swarmnet local --resume --out {directory}"
+    if outcome.killed_all is not None:
+        how = "no checkpoint of all stages was on disk: everything will be done again"
+        if kept:
+            how = f"it goes on from the checkpoints of version {kept}"
+        return [f"everything was killed in step {outcome.killed_all}; {how}. Go on with:", again]
+    if outcome.problem == INTERRUPTED and kept:
+        return [f"go on from the checkpoints of version {kept} with:", again]
+    return []
 
 
 def _beside(comparison: Comparison) -> str:
@@ -335,13 +267,11 @@ def _beside(comparison: Comparison) -> str:
     return f"largest loss difference {comparison.max_difference:.3g} ({how})"
 
 
-def _faults(progress: SwarmProgress) -> str:
-    others = (f"{kind} {count}" for kind, count in sorted(progress.faults.items()) if kind != "kill")
-    return ", ".join([f"kills {len(progress.kills)}", *others])
-
-
-def _postponed(outcome: RunOutcome) -> str:
-    said = [f"{len(outcome.progress.postponed)} postponed"] if outcome.progress.postponed else []
-    if outcome.not_killed:
-        said.append(f"not carried out: {', '.join(outcome.not_killed)}")
-    return f" ({'; '.join(said)})" if said else ""
+def next_step(manifest: Manifest, path: Path) -> str:
+    """What to do with a finished run whose manifest is at `path`; "" if its tokens are no text."""
+    if manifest.data.tokenizer == "ids":
+        return ""
+    here = os.path.relpath(path)
+    shown = str(path) if here.startswith(os.pardir) else here
+    prompt = "def " if manifest.data.source == "stdlib" else "The "
+    return f'next: swarmnet generate {shlex.quote(shown)} "{prompt}"'

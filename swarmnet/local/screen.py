@@ -1,17 +1,22 @@
 """What a person sees while a local swarm runs: a live table on a terminal, else one line a step. Decides nothing.
 
+Beside the curve some of the children's events are worth a line, each said once (`News`): the link by which others join,
+as long as there is one that works; checkpoints that cannot be used or written, and what is used instead; ranks that are
+lost, and back; what a stage waits for; the run going back. Faults and crashes are the supervisor's to tell.
+
 The run is not about its output: when nobody reads it any more (`swarmnet local | head`), one line on standard error
 says so, printing stops, and everything else goes on.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, TextIO, cast
+from typing import Any, TextIO
 
 from rich.console import Console, Group
 from rich.table import Table
@@ -30,9 +35,19 @@ class SwarmScreen(Screen):
         super().__init__(console)
         self._shown = 0
         self._said, self._said_at = "", float("-inf")
+        self._news = News()
+
+    def on(self, name: str, event: Mapping[str, Any], *, now: float) -> None:
+        """One event of the process `name`."""
+        say(self._console, *self._news.on(name, event, now=now))
+
+    def gone(self, name: str, *, back: bool) -> None:
+        """The process `name` has ended. back: it will be started again."""
+        say(self._console, *self._news.gone(name, back=back))
 
     def update(self, progress: SwarmProgress, *, now: float) -> None:
         """Show this, if it differs from what is shown."""
+        say(self._console, *self._news.tick(now=now))
         if self.redraws:
             self.show(Group(Text(headline(progress, now=now)), stages(progress)))
             return
@@ -103,65 +118,131 @@ def say(console: Console, *lines: str) -> None:
         console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
+# ---------------------------------------------------------------- news
+
+
+PATIENCE_S = 5.0
+"""A wait that ends sooner is part of every start, and nothing to tell."""
+
+_ONCE = {
+    "checkpoint_failed": (
+        "{name}: the checkpoint {path} could not be written: {reason}; training goes on without it",
+        "{event} {name}",
+    ),
+    "restart": ("the run goes on from version {version} (restart {number}, {reason})", "{event} {number}"),
+    "dropped": ("stage {stage} at version {to} is not what it was: {reason}", "{event} {stage} {to} {reason}"),
+}
+"""The line for an event, and what of it is said once, whoever says it again."""
+
+_SOURCES = {
+    "checkpoint": "from an older checkpoint of its own",
+    "snapshot": "fetched from other replicas",
+    "seed": "drawn from the run's seed",
+    "neighbours": "made anew from the stages beside it",
+}
+
+
+@dataclass(slots=True)
+class News:
+    """What is worth a line. Tell it everything; what it returns are the lines. Pure."""
+
+    _links: dict[str, str] = field(default_factory=dict)  # of those that listen now
+    _invited: tuple[str, str] | None = None  # by whom, and with which link
+    _bad: set[str] = field(default_factory=set)  # whose checkpoint was of no use
+    _waits: dict[tuple[str, int | None], tuple[float, str]] = field(default_factory=dict)  # by process and stage
+    _said: set[str] = field(default_factory=set)
+
+    def on(self, name: str, event: Mapping[str, Any], *, now: float) -> list[str]:
+        """One event of the process `name`."""
+        match event:
+            case {"event": "listening", "links": [*_, link]}:  # the last one is the one that works on this machine
+                return self._listening(name, link)
+            case {"event": "checkpoint_bad", "path": path, "reason": reason}:
+                self._bad.add(name)
+                return [f"{name}: the checkpoint {path} is of no use: {reason}"]
+            case {"event": "waiting", "reason": reason}:
+                stage = event.get("stage")  # none: no step can be done without it
+                if (name, stage) not in self._waits or self._waits[name, stage][1] != reason:
+                    self._waits[name, stage] = now, reason
+            case {"event": "complete"}:
+                self._waits.pop((name, None), None)
+            case {"event": kind} if kind in _ONCE:
+                line, about = (text.format(name=name, **event) for text in _ONCE[kind])
+                return self._once(line, about=about)
+            case {"event": "rank_lost", "rank": rank, "reason": reason}:
+                which = "a rank" if rank is None else f"rank {rank}"
+                return [f"{name} has lost {which} ({reason}): its ranks start anew"]
+            case {"event": "mesh_started", "mesh": mesh, "pids": pids, "seconds": seconds} if event["epoch"] > 1:
+                return [f"{name} has its {len(pids)} ranks ({mesh}) again, after {seconds:.1f} s"]
+            case {"event": "synced", "stage": stage, "version": version, "how": how}:
+                self._waits.pop((name, stage), None)
+                self._waits.pop((name, None), None)  # it serves: others say what is missing
+                if name in self._bad:
+                    self._bad.discard(name)
+                    return [f"{name} goes on from version {version}, {_SOURCES.get(how, how)}"]
+        return []
+
+    def gone(self, name: str, *, back: bool) -> list[str]:
+        """The process `name` has ended. back: it will be started again."""
+        self._waits = {key: wait for key, wait in self._waits.items() if key[0] != name}
+        if self._links.pop(name, None) is None or back or self._invited is None or self._invited[0] != name:
+            return []
+        self._invited = None
+        return self._invite(next(iter(self._links.items()))) if self._links else []
+
+    def tick(self, *, now: float) -> list[str]:
+        """Time has passed: what has been waited for so long that it is worth a word."""
+        reasons = Counter(reason for since, reason in self._waits.values() if now - since >= PATIENCE_S)
+        if not reasons:
+            return []
+        ((reason, _),) = reasons.most_common(1)  # some see less of the swarm than others
+        return self._once(f"waiting: {reason}")
+
+    def _listening(self, name: str, link: str) -> list[str]:
+        self._links[name] = link
+        if self._invited is None or (self._invited[0] == name and self._invited[1] != link):
+            return self._invite((name, link))
+        return []
+
+    def _invite(self, who: tuple[str, str]) -> list[str]:
+        self._invited = who
+        return [f"join it while it runs: swarmnet join {who[1]}"]
+
+    def _once(self, text: str, *, about: str = "") -> list[str]:
+        if (about or text) in self._said:
+            return []
+        self._said.add(about or text)
+        return [text]
+
+
 # ---------------------------------------------------------------- a reader that goes away
 
 
-class Outlet:
-    """A text stream in front of `stream` for which a closed pipe is no error. As much of a file as `Console` needs."""
+class PatientConsole(Console):
+    """Standard output as rich has it. A pipe that nobody reads any more ends the printing, and nothing else."""
 
-    def __init__(self, stream: TextIO, *, files: Path) -> None:
+    def __init__(self, files: Path) -> None:
         """files: where the run's results are, for who wonders."""
-        self._stream, self._files = stream, files
+        super().__init__()
+        self._files = files
 
-    @property
-    def encoding(self) -> str:
-        """That of the stream."""
-        return self._stream.encoding
-
-    def isatty(self) -> bool:
-        """Is it a terminal?"""
-        return self._stream.isatty()
-
-    def fileno(self) -> int:
-        """The stream's descriptor. Raises OSError if it has none."""
-        return self._stream.fileno()
-
-    def write(self, text: str) -> int:
-        """Pass it on, as long as somebody reads."""
-        with self._unread():
-            self._stream.write(text)
-        return len(text)
-
-    def flush(self) -> None:
-        """Pass on what is buffered, as long as somebody reads."""
-        with self._unread():
-            self._stream.flush()
-
-    @contextlib.contextmanager
-    def _unread(self) -> Iterator[None]:
+    def on_broken_pipe(self) -> None:
+        """Say so, once, and print nothing from now on."""
+        self.quiet = True
         try:
-            yield
-        except BrokenPipeError:
-            # What is in the buffer would raise again at the end of the process.
-            _to_nowhere(self._stream)
-            try:
-                print(
-                    f"swarmnet: nobody reads the output any more; the run goes on, its files are in {self._files} "
-                    "(Ctrl+C ends it)",
-                    file=sys.stderr,
-                    flush=True,
-                )
-            except BrokenPipeError:  # both went to one reader: `2>&1 | head`
-                _to_nowhere(sys.stderr)
+            print(
+                f"swarmnet: nobody reads the output any more; the run goes on, its files are in {self._files} "
+                "(Ctrl+C ends it)",
+                file=sys.stderr,
+                flush=True,
+            )
+        except BrokenPipeError:  # both went to one reader: `2>&1 | head`
+            _to_nowhere(sys.stderr)
+        # What is in the buffer would raise again at the end of the process.
+        _to_nowhere(sys.stdout)
 
 
-def _to_nowhere(stream: IO[str]) -> None:
+def _to_nowhere(stream: TextIO) -> None:
     """What is written from now on, and what still is in its buffer, is dropped."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, stream.fileno())
-    os.close(nowhere)
-
-
-def console(files: Path) -> Console:
-    """Standard output as rich has it; see `Outlet`."""
-    return Console(file=cast("IO[str]", Outlet(sys.stdout, files=files)))
+    with open(os.devnull, "wb") as nowhere:
+        os.dup2(nowhere.fileno(), stream.fileno())

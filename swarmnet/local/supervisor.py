@@ -1,4 +1,4 @@
-"""Run a swarm of real processes to its end: start children, read their events, carry out faults, judge, report.
+"""Run a swarm of real processes to its end: start children, read their events, carry out faults.
 
 The loop is synchronous and single-threaded: it looks at every child a few dozen times a second. It learns about the
 swarm from the children's event files and exit codes alone; it never speaks the protocol.
@@ -8,16 +8,20 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import signal
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-from swarmnet.config.peer import PeerConfig
+from rich.console import Console
+
+from swarmnet.config.peer import Log, LogLevel, PeerConfig
+from swarmnet.local import earlier
 from swarmnet.local.audit import Audit
-from swarmnet.local.fault import Drain, Join, Kill, KillAll, KillRank, Stop
+from swarmnet.local.fault import Drain, Fault, Join, Kill, KillAll, KillRank, Stop
 from swarmnet.local.faults import (
     Action,
     FaultAction,
@@ -28,15 +32,25 @@ from swarmnet.local.faults import (
     ReleaseAction,
     RestartAction,
 )
-from swarmnet.local.meshes import Meshes, mesh_of
-from swarmnet.local.news import News
-from swarmnet.local.orders import FaultOrders
-from swarmnet.local.processes import Child, ChildCommand, ChildSpec, Interrupt, stop
+from swarmnet.local.options import LocalOptions
+from swarmnet.local.prepare import Meshes, Prepared, mesh_of, meshed, prepare, record
+from swarmnet.local.processes import (
+    Child,
+    ChildCommand,
+    ChildSpec,
+    FaultOrders,
+    Interrupt,
+    child_starter,
+    oracle_command,
+    stop,
+    swarmnet_command,
+)
 from swarmnet.local.progress import ReplicaView, SwarmProgress
-from swarmnet.local.report import MergedLog
 from swarmnet.local.screen import SwarmScreen
+from swarmnet.net.admission_files import invitation_beside
 from swarmnet.ranks.starter import ForkerLost, Starter
 from swarmnet.telemetry.events import EventReader
+from swarmnet.telemetry.log import encode
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,23 +66,72 @@ class Timing:
 
 
 @dataclass(frozen=True, slots=True)
-class SwarmLayout:
-    """Who runs where."""
+class Kit:
+    """What tests put in place of the real thing."""
 
+    child: ChildCommand = swarmnet_command
+    oracle: ChildCommand = oracle_command
+    starter: Callable[[], Starter] = child_starter
+    prepare: Callable[[LocalOptions, Path], Prepared] = prepare
+    timing: Timing = field(default_factory=Timing)
+    console: Console | None = None
+    trace: bool = False
+    """With chaos: children say what they work on."""
+
+
+@dataclass(frozen=True, slots=True)
+class LocalSwarm:
+    """One swarm: what it consists of, and with what it is run."""
+
+    options: LocalOptions
+    kit: Kit
     out: Path
-    config: PeerConfig
-    """What all children are told alike."""
+    console: Console
+    prepared: Prepared
     replicas: dict[str, int]
     """Stage by name; the names, and those of trainers, are directories below `out`/peers."""
     trainers: tuple[str, ...]
     meshes: Meshes
-    """Whose replicas have several ranks."""
-    chaos: bool
-    """Faults in phases and on links: children follow orders."""
-    trace: bool
-    """They say what they work on, too."""
-    life: int
-    """How often this run has been resumed."""
+    lives: Sequence[float] = ()
+    """When it was begun and went on before this time, in unix seconds."""
+
+    @property
+    def exact(self) -> bool:
+        """Is every loss to have the bits of one process's? Ranks that share a stage sum in another order than one."""
+        return self.prepared.exact and not meshed(self.meshes, self.replicas)
+
+    @property
+    def config(self) -> PeerConfig:
+        """What all children are told. They compute on the CPU, as the single process they are compared with."""
+        options, invitation = self.options, invitation_beside(self.prepared.path)
+        return PeerConfig(
+            manifest=self.prepared.path,
+            host="127.0.0.1",
+            device="cpu",
+            invitation=str(invitation) if invitation.exists() else "",
+            log=Log(level=cast(LogLevel, options.log_level)),
+            slots=PeerConfig().slots if options.slots is None else options.slots,
+        )
+
+    def books(self) -> tuple[SwarmProgress, Audit]:
+        """What is known of the run so far, to be told everything that happens."""
+        manifest, training = self.prepared.manifest, self.prepared.manifest.training
+        progress = SwarmProgress(
+            steps=training.total_steps,
+            trainers=frozenset(self.trainers),
+            replicas={name: ReplicaView(stage) for name, stage in self.replicas.items()},
+        )
+        audit = Audit(
+            stages=manifest.cut.stages,
+            steps=training.total_steps,
+            microbatches=training.microbatches,
+            exact=self.exact,
+            equal=manifest.averaging.equal_bits,
+            repeats=self.prepared.pure and self.prepared.lossless,
+        )
+        if self.options.resume:
+            earlier.replay(self.out, self.lives, progress, audit)
+        return progress, audit
 
 
 class Supervisor:
@@ -76,32 +139,39 @@ class Supervisor:
 
     def __init__(
         self,
-        layout: SwarmLayout,
+        swarm: LocalSwarm,
+        faults: Sequence[Fault],
         *,
-        progress: SwarmProgress,
-        audit: Audit,
-        faults: Faults,
+        seed: str,
         starter: Starter,
-        command: ChildCommand,
         screen: SwarmScreen,
-        log: MergedLog,
         interrupt: Interrupt,
-        timing: Timing,
     ) -> None:
-        self.layout, self.progress, self.audit, self.faults = layout, progress, audit, faults
-        self.starter, self.command = starter, command
-        self.screen, self.log, self.interrupt, self.timing = screen, log, interrupt, timing
+        """seed: of the choice of replicas, where a fault names only a stage."""
+        self.swarm, self.timing, self.starter = swarm, swarm.kit.timing, starter
+        self.screen, self.interrupt = screen, interrupt
+        self.progress, self.audit = swarm.books()
+        self.faults = Faults(
+            faults,
+            replicas=swarm.replicas,
+            steps=self.progress.steps,
+            rng=random.Random(seed),
+            every_s=swarm.options.kill_every,
+            restart_s=self.timing.restart_s,
+            meshed=meshed(swarm.meshes, swarm.replicas),
+        )
         self.crashes: list[str] = []
         self.killed_all: int | None = None  # at which step all processes were killed, by order
-        self._stages = dict(layout.replicas)  # those that joined, too
-        self._orders = FaultOrders(trace=layout.trace)
-        self._ranks: dict[str, tuple[int, ...]] = {}  # process ids, of the replicas whose ranks are up
+        self._life = len(swarm.lives)
+        # Every child's events in the order they were read, and our own.
+        self._log = (swarm.out / "events.jsonl").open("a" if swarm.options.resume else "w", encoding="utf-8")
+        self._orders = FaultOrders(trace=swarm.kit.trace)
+        self._ranks: dict[str, Sequence[int]] = {}  # process ids, of the replicas that have several
         self._leaving: set[str] = set()  # told to drain
         self._children: dict[str, Child] = {}
         self._readers: dict[str, EventReader] = {}  # outlive their children
         self._waiting: list[str] = []  # not started yet
         self._back_at: dict[str, float] = {}  # trainers killed from outside
-        self._starts: dict[str, int] = {}
         self._killed: set[str] = set()  # by us, not reaped yet
         self._away: dict[str, float] = {}  # killed replicas that have not synced again: since when
         self._complete_at: float | None = None
@@ -109,8 +179,7 @@ class Supervisor:
         self._ending = False  # events are still read, nothing is done about them
         self._warned_at = float("-inf")
         self._problem = ""
-        self._news = News()
-        self._resumes = layout.life > 0  # until it is said from which version
+        self._resumes = self._life > 0  # until it is said from which version
 
     def run(self) -> str:
         """Until every step is done, nothing can go on, or someone interrupts. Returns the problem, "" if none.
@@ -119,27 +188,32 @@ class Supervisor:
         """
         now = time.monotonic()
         self.progress.started_at, self.progress.moved_at = now - self.progress.earlier_s, now
-        self._waiting = [*self.layout.replicas, *self.layout.trainers]
-        try:
-            while not self._over(now):
-                time.sleep(self.timing.poll_s)
-                now = time.monotonic()
-                self._turn(now)
-        except ForkerLost as error:
-            self._problem = str(error)
-        finally:
-            self._ending = True
-            # Who is stopped would not hear the SIGTERM.
-            for child in self._children.values():
-                child.send(signal.SIGCONT)
-            forced = stop(self._children.values(), grace_s=self.timing.grace_s, hurry=lambda: self.interrupt.again)
-            # What they wrote at their end counts: final weights, commits.
-            for name in list(self._children):
-                self._read(name, now=time.monotonic())
+        self._waiting = [*self.swarm.replicas, *self.swarm.trainers]
+        with self._log:
+            self._write(earlier.BEGAN, life=self._life, meshes=record(self.swarm.meshes))
+            try:
+                while not self._over(now):
+                    time.sleep(self.timing.poll_s)
+                    now = time.monotonic()
+                    self._turn(now)
+            except ForkerLost as error:
+                self._problem = str(error)
+            finally:
+                self._end_all()
+        return self._problem
+
+    def _end_all(self) -> None:
+        self._ending = True
+        # Who is stopped would not hear the SIGTERM.
+        for child in self._children.values():
+            child.send(signal.SIGCONT)
+        forced = stop(self._children.values(), grace_s=self.timing.grace_s, hurry=lambda: self.interrupt.again)
+        # What they wrote at their end counts: final weights, commits.
+        for name in list(self._children):
+            self._read(name, now=time.monotonic())
         if forced and not self._problem and not self.interrupt.count:
             self.screen.note(f"{', '.join(forced)} did not stop within {self.timing.grace_s:g} s and had to be killed")
         self.screen.update(self.progress, now=time.monotonic())
-        return self._problem
 
     def _turn(self, now: float) -> None:
         for name in list(self._children):
@@ -151,7 +225,6 @@ class Supervisor:
             self._start(name, now=now)
         if self._waiting and self.starter.ready():
             self._start_waiting(now)
-        self._say(self._news.tick(now=now))
         self.screen.update(self.progress, now=now)
         self._watch(now)
 
@@ -163,96 +236,80 @@ class Supervisor:
         if self._complete_at is None:
             self._complete_at = self._all_up_at = now
             self._perform(self.faults.complete(now=now), now=now)
-        trainers = any(name in self._children for name in self.layout.trainers)
+        trainers = any(name in self._children for name in self.swarm.trainers)
         # A replica killed in the last moments comes back and takes the final weights like any other.
         settled = self.progress.all_finished and not trainers and not self._away
         # A mesh may need minutes to start: it is no sign that its replica hangs.
-        if self.progress.not_up(self._num_ranks) and now - self._complete_at < self.timing.give_up_s:
+        waits = self.progress.not_up(lambda name: mesh_of(self.swarm.meshes, name).ranks)
+        if waits and now - self._complete_at < self.timing.give_up_s:
             self._all_up_at = now
         return settled or now - self._all_up_at > self.timing.settle_s
 
-    def _num_ranks(self, name: str) -> int:
-        return mesh_of(self.layout.meshes, name).ranks
+    def _write(self, event: str, **fields: Any) -> None:
+        """One event of ours, such as a kill, in events.jsonl."""
+        self._log.write(encode({"name": "local", "t": time.time(), "event": event, **fields}) + "\n")
+        self._log.flush()
 
     # ---------------------------------------------------------------- children
 
     def _start_waiting(self, now: float) -> None:
         """The first replica alone, as there must be a DHT node to join; all others as soon as it has an address."""
-        if not self._starts:
+        if not self.progress.starts:
             self._start(self._waiting.pop(0), now=now)
         elif self.progress.bootstrap():
             while self._waiting and not self.interrupt.count:  # of many processes the last is started late
                 self._start(self._waiting.pop(0), now=now)
 
     def _start(self, name: str, *, now: float) -> None:
-        number = self._starts[name] = self._starts.get(name, 0) + 1
-        directory, stage = self.layout.out / "peers" / name, self._stages.get(name)
-        config = self.layout.config.model_copy(
+        directory, replica = self.swarm.out / "peers" / name, self.progress.replicas.get(name)
+        config = self.swarm.config.model_copy(
             update={
-                "roles": ("trainer",) if stage is None else ("stage",),
-                "stages": () if stage is None else (stage,),
+                "roles": ("trainer",) if replica is None else ("stage",),
+                "stages": () if replica is None else (replica.stage,),
                 "dir": directory,
                 "events": directory / "events.jsonl",
                 "bootstrap": self.progress.bootstrap(but=name),
-                "mesh": mesh_of(self.layout.meshes, name),
+                "mesh": mesh_of(self.swarm.meshes, name),
             }
         )
-        spec = ChildSpec(name, config, directory / "orders" / f"{time.time_ns()}.jsonl" if self.layout.chaos else None)
+        chaos = self.swarm.options.chaos is not None
+        spec = ChildSpec(name, config, directory / "orders" / f"{time.time_ns()}.jsonl" if chaos else None)
         if spec.orders is not None:
             self._orders.open(name, spec.orders)
         if (reader := self._readers.get(name)) is None:
             reader = self._readers[name] = EventReader(spec.events)
             reader.read()  # of a run that goes on: said before, and replayed by `earlier`
-        child = self._children[name] = Child(spec, self.command, reader, self.starter)
+        child = self._children[name] = Child(spec, self.swarm.kit.child, reader, self.starter)
         self.progress.started(name, now=now)
-        self.log.ours("started", child=name, pid=child.pid, start=number)
-        if name in self._stages:
+        self._write("started", child=name, pid=child.pid, start=self.progress.starts[name])
+        if replica is not None:
             self._perform(self.faults.started(name, now=now), now=now)
 
     def _read(self, name: str, *, now: float) -> None:
         for event in self._children[name].read():
-            self.log.child(name, event)
-            if event["event"] == "dropped" and not self.audit.anew(event["to"], life=self.layout.life):
+            self._log.write(encode({"name": name, **event}) + "\n")
+            if event["event"] == "dropped" and not self.audit.anew(event["to"], life=self._life):
                 continue  # another replica has said so
             self.progress.on(name, event, now=now)
-            self.audit.on(event, life=self.layout.life)
-            self._say(self._news.on(name, event, now=now))
+            self.audit.on(event, life=self._life)
+            self.screen.on(name, event, now=now)
             if event["event"] == "halted":
                 self._problem = event["reason"]
-            if not self._ending:
-                self._perform(self._decide(name, event, now), now=now)
+            if self._ending:
+                continue
+            match event:
+                case {"event": "listening", "peer": peer}:
+                    self._orders.listening(name, peer)
+                case {"event": "mesh_started", "pids": pids}:
+                    self._ranks[name] = pids
+                case {"event": "synced", "version": version, "how": how}:
+                    if name in self._away and name not in self._killed:
+                        away = f"{now - self._away.pop(name):.1f} s after it was killed"
+                        self.screen.note(f"{name} is back at version {version} by {how}, {away}")
+            self._perform(self.faults.on(name, event, now=now), now=now)
         if self._resumes and self.progress.training_at is not None:
             self._resumes = False
-            self._say([self.progress.again()])
-
-    def _decide(self, name: str, event: Mapping[str, Any], now: float) -> list[Action]:
-        """What an event of `name` means for the faults."""
-        match event["event"]:
-            case "synced" if name in self._stages:
-                version, how = event["version"], event["how"]
-                if name in self._away and name not in self._killed:
-                    away = f"{now - self._away.pop(name):.1f} s after it was killed"
-                    self.screen.note(f"{name} is back at version {version} by {how}, {away}")
-                return self.faults.at(name, version, took=how == "snapshot", now=now)
-            case "applied" if name in self._stages:
-                return self.faults.at(name, event["version"], now=now)
-            case "listening":
-                self._orders.listening(name, event["peer"])
-            case "reached":
-                return self.faults.holds(name, event["hold"], now=now)
-            case "mesh_started":
-                self._ranks[name] = tuple(event["pids"])
-                return self.faults.ranks(name, len(event["pids"]), now=now)
-            case "rank_lost":
-                self._ranks.pop(name, None)
-                return self.faults.ranks(name, 0, now=now)
-            case "asking":
-                return self.faults.asked(name, now=now)
-        return []
-
-    def _say(self, lines: list[str]) -> None:
-        for line in lines:
-            self.screen.note(line)
+            self.screen.note(self.progress.again())
 
     def _reap(self, name: str, *, now: float) -> None:
         child = self._children[name]
@@ -264,56 +321,45 @@ class Supervisor:
                 self._read(other, now=now)
         del self._children[name]
         self._orders.close(name)
-        self._ranks.pop(name, None)
         self.progress.ended(name)
-        self._say(self._news.gone(name, back=self._returns(name, code)))
-        if name in self._leaving and code == 0:
+        replica, ours, killed = name in self.progress.replicas, name in self._killed, code == -signal.SIGKILL
+        # Somebody by hand, or the kernel for want of memory: it comes back all the same.
+        by_others = killed and not ours
+        self.screen.gone(name, back=by_others or (killed and name in self._away))
+        self._killed.discard(name)
+        if left := code == 0 and name in self._leaving:
             self._leaving.discard(name)
             self.screen.note(f"{name} has left")
-            self.log.ours("left", child=name)
-            self._perform(self.faults.gone(name, now=now), now=now)
-            return
-        if (done := self._complete_at is not None) and code == 0:
-            return
-        if name in self.layout.trainers and code == 0:
+            self._write("left", child=name)
+        elif code == 0 and (self._complete_at is not None or not replica):
             return  # a trainer ends when all steps are done
-        ours = name in self._killed
-        self._killed.discard(name)
-        if code == -signal.SIGKILL:
-            # Somebody by hand, or the kernel for want of memory: it comes back all the same.
-            if not ours:
-                if name in self._stages:
-                    self._away[name] = now
-                self._note_kill(name, f"{name} was killed (from outside)", by="from outside", now=now)
-            if name in self._stages:
-                self._perform(self.faults.gone(name, now=now), now=now)
-            else:
-                self._back_at[name] = now + self.timing.restart_s
-        else:
-            self._crashed(child, code, done=done, now=now)
+        elif by_others:
+            if replica:
+                self._away[name] = now
+            self._note_kill(name, f"{name} was killed (from outside)", by="from outside", now=now)
+        elif not killed:
+            self._crashed(child, code)
+        if replica:
+            self._perform(self.faults.gone(name, back=left or killed, now=now), now=now)
+        elif killed:
+            self._back_at[name] = now + self.timing.restart_s
 
-    def _returns(self, name: str, code: int) -> bool:
-        """Will it be started again after this end? Killed from outside, or by an order that brings it back."""
-        return code == -signal.SIGKILL and (name not in self._killed or name in self._away)
-
-    def _crashed(self, child: Child, code: int, *, done: bool, now: float) -> None:
+    def _crashed(self, child: Child, code: int) -> None:
         name = child.spec.name
-        if name in self._stages:
-            self._perform(self.faults.gone(name, back=False, now=now), now=now)
         how = f"ended with exit code {code}" if code >= 0 else f"was ended by {signal.Signals(-code).name}"
         self.crashes.append(f"{name} {how}")
-        self.log.ours("crashed", child=name, code=code)
+        self._write("crashed", child=name, code=code)
         lines = child.last_lines() or ["(it wrote nothing)"]
         self.screen.note("\n".join([f"{name} {how}; the end of {child.log}:", *(f"    {line}" for line in lines)]))
-        stage = self._stages.get(name)
-        if done:
+        replica = self.progress.replicas.get(name)
+        if self._complete_at is not None:
             return
         # Before training a crash is most likely in the options, and waiting for others would hide it.
         if self.progress.training_at is None:
             self._problem = f"{name} {how} before training began, see {child.log}"
-        elif stage is not None and not self.progress.alive(stage):
-            self._problem = f"{name} {how}, it was the last replica of stage {stage}, see {child.log}"
-        elif stage is None and not (self._children.keys() | self._back_at.keys()) & set(self.layout.trainers):
+        elif replica is not None and not self.progress.alive(replica.stage):
+            self._problem = f"{name} {how}, it was the last replica of stage {replica.stage}, see {child.log}"
+        elif replica is None and not (self._children.keys() | self._back_at.keys()) & set(self.swarm.trainers):
             self._problem = f"{name} {how}, no trainer is left, see {child.log}"
 
     # ---------------------------------------------------------------- faults
@@ -330,13 +376,13 @@ class Supervisor:
                         self._orders.rules(self.faults.rules)
                     elif name in self._children:  # else it was killed while it was stopped
                         self._children[name].send(signal.SIGCONT)
-                        self.log.ours("continued", child=name, order=str(fault))
+                        self._write("continued", child=name, order=str(fault))
                     self.screen.note(f"{fault} is over")
-                    self.log.ours("over", order=str(fault))
+                    self._write("over", order=str(fault))
                 case FaultPostponed(fault, reason):
                     self.progress.postponed.append(str(fault))
                     self.screen.note(f"{fault} is postponed: {reason}")
-                    self.log.ours("postponed", order=str(fault), reason=reason)
+                    self._write("postponed", order=str(fault), reason=reason)
                 case HoldAction(name, id, fault):
                     step = -1 if fault.step is None else fault.step
                     self._orders.send(name, "hold", id=id, phase=fault.phase, step=step, moment=fault.moment)
@@ -361,7 +407,7 @@ class Supervisor:
             case KillAll():
                 self.killed_all = action.step
                 self.screen.note(told)
-                self.log.ours(fault.event, step=action.step)
+                self._write(fault.event, step=action.step)
                 for child in self._children.values():
                     child.send(signal.SIGKILL)
                 return
@@ -376,11 +422,10 @@ class Supervisor:
                 self._children[name].send(signal.SIGTERM)
             case Join():
                 # Progress has to know it before its process is started.
-                self._stages[name] = action.stage
                 self.progress.replicas[name] = ReplicaView(action.stage)
         self.progress.faults[fault.kind] += 1
         self.screen.note(told)
-        self.log.ours(fault.event, step=len(self.progress.points), **fields)
+        self._write(fault.event, step=len(self.progress.points), **fields)
         if isinstance(fault, Join):
             self._start(name, now=now)
 
@@ -389,7 +434,7 @@ class Supervisor:
         self.progress.kills.append((name, step, now - self.progress.started_at))
         self.progress.faults[Kill.kind] += 1
         self.screen.note(told)
-        self.log.ours(Kill.event, child=name, by=by, step=step)
+        self._write(Kill.event, child=name, by=by, step=step)
 
     # ---------------------------------------------------------------- patience
 
@@ -406,8 +451,8 @@ class Supervisor:
 
     def _missing(self) -> str:
         what = (
-            f"{next(iter(self.layout.replicas))} has not said where its DHT node listens"
+            f"{next(iter(self.swarm.replicas))} has not said where its DHT node listens"
             if self._waiting
             else f"waiting for {self.progress.waiting_for()}"
         )
-        return f"{what}; logs are in {self.layout.out / 'peers'}/*/log.txt"
+        return f"{what}; logs are in {self.swarm.out / 'peers'}/*/log.txt"

@@ -35,6 +35,7 @@ def fraction(parameter: str | None) -> float:
         raise ValueError(advice) from None
     if not 0.0 < value <= LARGEST_FRACTION:
         raise ValueError(advice)
+    # 0.010 and 0.01 would be two runs.
     if repr(value) != parameter:
         raise ValueError(f"write topk:{value!r}: equal runs are spelled alike")
     return value
@@ -43,6 +44,7 @@ def fraction(parameter: str | None) -> float:
 def rank(parameter: str | None) -> int:
     """The parameter of `powersgd`. Raises ValueError, in words."""
     text = parameter or ""
+    # Digits of other scripts are digits to Python, too.
     if not (text.isascii() and text.isdigit() and text[0] != "0" and len(text) < 4 and int(text) <= LARGEST_RANK):
         raise ValueError(f"powersgd:R sends matrices as factors of rank R, 1 to {LARGEST_RANK}, such as powersgd:4")
     return int(text)
@@ -52,6 +54,7 @@ def auto_matrices(parameter: str | None) -> str:
     """The codec `auto` sends matrices in. Raises ValueError, in words."""
     if parameter is None:
         return AUTO_DEFAULT
+    # Neither what it is without a parameter nor what the rest travels in anyway.
     if parameter not in ELEMENTWISE or parameter in ("fp32", AUTO_DEFAULT):
         others = ", ".join(f"auto:{each}" for each in ELEMENTWISE if each not in ("fp32", AUTO_DEFAULT))
         raise ValueError(f"auto sends large matrices in {AUTO_DEFAULT} and the rest in fp32; others: {others}")
@@ -74,6 +77,7 @@ def check_boundary(name: str) -> str:
     if name in ELEMENTWISE or is_plug_in(name):
         return name
     family, _ = split(name)
+    # Said apart from unknown names: it looks as if it should work.
     if family in ("topk", "powersgd"):
         raise ValueError(
             f"{family} makes up in later steps for what it drops, and activations have none: choose one "

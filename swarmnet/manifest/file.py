@@ -26,6 +26,7 @@ def load(source: Path | str, *, where: str = "manifest") -> Manifest:
     Raises UsageError, one line: unreadable, not TOML, an unknown key, a missing field, a wrong type or range.
     """
     if isinstance(source, str) and "\n" in source:
+        # A path has no line break in it, and a manifest has several.
         data = toml.parse(source, where=where)
     else:
         where, data = str(source), toml.read(Path(source))

@@ -32,12 +32,14 @@ def implied(said: Mapping[str, object], *, opened: bool) -> dict[str, object]:
     local = said.get("averaging.sync") == "local"
     mode = said.get("numerics.mode", "fp32" if local else "deterministic")
     pairs = said.get("averaging.partners") == "pairs"
+    # Weights that drift apart between outer steps have no exact sum to lose.
     if local and mode == "fp32":
         follows |= {"numerics.mode": mode, "averaging.codec": "fp16" if pairs else "int8"}
     if local and pairs:
         follows |= {"averaging.outer_momentum": PAIRS_MOMENTUM, "averaging.outer_warmup_steps": PAIRS_WARMUP_STEPS}
     if said.get("averaging.sync") == "overlap":
         follows |= {"averaging.overlap_after": OVERLAP_AFTER}
+        # Without a first moment there is nothing to carry on.
         if said.get("optimizer.beta1") != 0:
             follows |= {"optimizer.lead": LEAD}
     summed = str(said.get("averaging.codec", "")).startswith("powersgd")  # its factors can only be summed
@@ -54,6 +56,7 @@ def remarks(manifest: Manifest) -> list[str]:
 def _late_momentum(manifest: Manifest) -> list[str]:
     averaging, steps = manifest.averaging, manifest.training.total_steps
     warmup = averaging.outer_warmup_steps
+    # Only local training has a warm-up of outer steps.
     if averaging.sync != "local" or averaging.outer_momentum == 0 or steps > 2 * warmup:
         return []
     last = steps - 1
@@ -66,6 +69,7 @@ def _late_momentum(manifest: Manifest) -> list[str]:
 
 def _no_overlap(manifest: Manifest) -> list[str]:
     steps, delay = manifest.training.total_steps, manifest.averaging.delay
+    # The last step is late, so some are.
     if not delay.most or delay.behind(steps - 1):
         return []
     return [

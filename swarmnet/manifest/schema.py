@@ -91,6 +91,7 @@ class Model(Table):
 
     @model_validator(mode="after")
     def _heads(self) -> Model:
+        # Each key head serves equally many query heads.
         if self.num_heads % self.num_kv_heads:
             raise ValueError(f"num_heads = {self.num_heads} must be a multiple of num_kv_heads = {self.num_kv_heads}")
         if self.head_dim % 2:
@@ -117,6 +118,7 @@ class Initial(Table):
 
     @model_validator(mode="after")
     def _either(self) -> Initial:
+        # Digests without a source, or the other way round, come from editing by hand.
         if bool(self.source) != bool(self.sha256):
             raise ValueError("source and sha256 go together: let `swarmnet init --from DIR` write them")
         return self
@@ -153,6 +155,7 @@ class Training(Table):
 
     @model_validator(mode="after")
     def _something_counts(self) -> Training:
+        # A step without any gradient would divide by zero tokens.
         if self.max_void >= self.microbatches:
             raise ValueError(f"max_void = {self.max_void} must be below microbatches = {self.microbatches}")
         return self
@@ -183,6 +186,7 @@ class Optimizer(Table):
 
     @model_validator(mode="after")
     def _moving(self) -> Optimizer:
+        # Without decay the first moment is the gradient itself.
         if self.lead and not self.beta1:
             raise ValueError(f"lead = {self.lead} carries on a first moment that beta1 = 0 does not keep: set lead = 0")
         if self.name != "adamw" and (self.lead or self.state != "fp32"):
@@ -242,6 +246,7 @@ NO_DELAY = Delay()
 """Every step on the weights that the one before has led to."""
 
 
+# Fields of `Averaging` that have an effect with one value of another field; with any other they keep their default.
 _BELONGS = {
     "overlap_after": ("sync", "overlap"),
     **dict.fromkeys(
@@ -252,7 +257,6 @@ _BELONGS = {
     "clip_radius": ("reducer", "centered_clip"),
     "clip_iterations": ("reducer", "centered_clip"),
 }
-"""Fields of `Averaging` that have an effect with one value of another field; with any other they keep their default."""
 
 
 class Averaging(Table):
@@ -292,6 +296,7 @@ class Averaging(Table):
     def _nothing_in_vain(self) -> Averaging:
         for name, (chooser, value) in _BELONGS.items():
             default = type(self).model_fields[name].default
+            # A field that does nothing would still change the run id, and mislead whoever reads it.
             if getattr(self, chooser) != value and getattr(self, name) != default:
                 raise ValueError(
                     f'{name} has no effect without {chooser} = "{value}": leave it at its default, '
@@ -303,6 +308,7 @@ class Averaging(Table):
     def _outer_steps(self) -> Averaging:
         if self.sync != "local":
             return self
+        # Fragments take outer steps by turns, and each turn is a step.
         if self.fragments > self.inner_steps:
             raise ValueError(
                 f"fragments = {self.fragments} have no turns of their own in inner_steps = "
@@ -339,6 +345,7 @@ class Protocol(Table):
 
     @model_validator(mode="after")
     def _ordered(self) -> Protocol:
+        # Whoever is suspected before it can speak would always be taken for dead.
         if not self.heartbeat_s < self.suspect_s <= self.long_silence_s:
             raise ValueError(
                 f"heartbeat_s = {self.heartbeat_s} < suspect_s = {self.suspect_s} <= long_silence_s = "
@@ -372,6 +379,28 @@ class Limits(Table):
     max_clock_offset_s: Seconds = says(60.0, "peers whose clocks differ by more are refused")
 
 
+class StageSpec(Table):
+    """What of a manifest the arithmetic of one stage follows from. The rest is the protocol's and the network's."""
+
+    stage: Count
+    model: Model
+    cut: Cut
+    training: Training
+    optimizer: Optimizer
+    numerics: Numerics
+    averaging: Averaging
+
+    @property
+    def first(self) -> bool:
+        """Does it read token ids?"""
+        return self.stage == 0
+
+    @property
+    def last(self) -> bool:
+        """Does it compute the loss?"""
+        return self.stage == self.cut.stages - 1
+
+
 class Manifest(Table):
     """A run."""
 
@@ -390,22 +419,34 @@ class Manifest(Table):
     admission: Admission = Admission()
     limits: Limits = Limits()
 
+    def of_stage(self, stage: int) -> StageSpec:
+        """The tables that stage `stage` computes by."""
+        return StageSpec(stage=stage, **{name: table for name, table in self if name in StageSpec.model_fields})
+
+    @property
+    def specs(self) -> tuple[StageSpec, ...]:
+        """Those of every stage, in order."""
+        return tuple(map(self.of_stage, range(self.cut.stages)))
+
     @model_validator(mode="after")
     def _together(self) -> Manifest:
         if isinstance(self.cut.layers, tuple):
             if len(self.cut.layers) != self.cut.stages:
                 raise ValueError(f"cut.layers names {len(self.cut.layers)} stages, cut.stages = {self.cut.stages}")
+            # Every layer is in one stage.
             if sum(self.cut.layers) != self.model.num_layers:
                 raise ValueError(
                     f"cut.layers sums to {sum(self.cut.layers)}, model.num_layers = {self.model.num_layers}"
                 )
         elif self.cut.stages > self.model.num_layers:
             raise ValueError(f"cut.stages = {self.cut.stages} is more than model.num_layers = {self.model.num_layers}")
+        # Digests are per stage: another cut needs other ones.
         if len(self.initial.sha256) not in (0, self.cut.stages):
             raise ValueError(
                 f"initial.sha256 holds {len(self.initial.sha256)} digests, one a stage, cut.stages = "
                 f"{self.cut.stages}: write the manifest anew with `swarmnet init --from`"
             )
+        # Two stages cannot share one matrix that both change.
         if self.model.tie_embeddings and self.cut.stages > 1:
             raise ValueError("model.tie_embeddings = true needs both ends in one stage: untie, or set cut.stages = 1")
         if self.averaging.sync == "local" and self.numerics.mode == "deterministic":
@@ -414,6 +455,7 @@ class Manifest(Table):
                 'numerics.mode = "deterministic" is for: set numerics.mode = "fp32" and averaging.codec = "int8" with '
                 'it (as `swarmnet init --sync local` does), or averaging.sync = "overlap"'
             )
+        # Exact sums are integers on a grid; any other codec rounds them.
         if (self.numerics.mode == "deterministic") != (self.averaging.codec == "int64"):
             raise ValueError(
                 f'averaging.codec = "{self.averaging.codec}" does not go with numerics.mode = "{self.numerics.mode}": '

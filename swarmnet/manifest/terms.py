@@ -34,11 +34,13 @@ class RunTerms:
         training, limits, admission = manifest.training, manifest.limits, manifest.admission
         return cls(
             run=run_id(manifest),
+            # An open run has no owner, whatever stands there.
             owner=PeerId(admission.key) if admission.policy == "invite" else None,
             num_stages=manifest.cut.stages,
             microbatches=training.microbatches,
             boundary=(training.microbatch_size, training.sequence_length, manifest.model.hidden_size),
             boundary_codecs=(manifest.wire.activations, manifest.wire.gradients),
+            # Some of them are held out; as a bound it is close enough.
             num_windows=manifest.data.num_tokens // training.sequence_length,
             heartbeat_s=manifest.protocol.heartbeat_s,
             max_payload_bytes=limits.max_payload_mib << 20,

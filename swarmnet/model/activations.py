@@ -33,6 +33,7 @@ RunLayer = Callable[[Callable[..., Tensor], Tensor, Tensor, Tensor, Tape | None]
 """Runs layer(x, cos, sin, tape)."""
 
 _aten = torch.ops.aten
+# What costs more to compute than to keep. Not the products inside attention's math kernel: they are T x T.
 _KEPT = frozenset(
     [
         _aten.mm.default,
@@ -43,7 +44,6 @@ _KEPT = frozenset(
         _aten._scaled_dot_product_cudnn_attention.default,
     ]
 )
-"""What costs more to compute than to keep. Not the products inside attention's math kernel: they are T x T."""
 
 
 def plainly(layer: Callable[..., Tensor], x: Tensor, cos: Tensor, sin: Tensor, tape: Tape | None) -> Tensor:
@@ -53,23 +53,18 @@ def plainly(layer: Callable[..., Tensor], x: Tensor, cos: Tensor, sin: Tensor, t
 
 def run_layers(policy: Policy) -> RunLayer:
     """How to run each layer under `policy`. What is done around all of them is not part of it."""
-    if policy == "recompute_layers":
-        return _again
-    return _selectively if policy == "selective" else plainly
+    if policy == "selective":
+        return functools.partial(_again, context_fn=functools.partial(create_selective_checkpoint_contexts, _keep))
+    return _again if policy == "recompute_layers" else plainly
 
 
-def _again(layer: Callable[..., Tensor], x: Tensor, cos: Tensor, sin: Tensor, tape: Tape | None) -> Tensor:
+def _again(
+    layer: Callable[..., Tensor], x: Tensor, cos: Tensor, sin: Tensor, tape: Tape | None, **options: Any
+) -> Tensor:
+    # An evaluation has no backward that could compute anything again.
     if not torch.is_grad_enabled():
         return layer(x, cos, sin, tape)
-    y: Tensor = checkpoint(layer, x, cos, sin, tape, use_reentrant=False, preserve_rng_state=False)
-    return y
-
-
-def _selectively(layer: Callable[..., Tensor], x: Tensor, cos: Tensor, sin: Tensor, tape: Tape | None) -> Tensor:
-    if not torch.is_grad_enabled():
-        return layer(x, cos, sin, tape)
-    contexts = functools.partial(create_selective_checkpoint_contexts, _keep)
-    y: Tensor = checkpoint(layer, x, cos, sin, tape, use_reentrant=False, preserve_rng_state=False, context_fn=contexts)
+    y: Tensor = checkpoint(layer, x, cos, sin, tape, use_reentrant=False, preserve_rng_state=False, **options)
     return y
 
 
@@ -105,19 +100,16 @@ class Offload:
 
         def pack(tensor: Tensor) -> Tensor | _Moved:
             storage = tensor.untyped_storage()
+            # Weights live on anyway, and small tensors are not worth a copy.
             if storage._cdata in staying or tensor.numel() * tensor.element_size() < self._least:
                 return tensor
-            key = (
-                storage._cdata,
-                tensor.storage_offset(),
-                tensor.shape,
-                tensor.stride(),
-                tensor.dtype,
-                tensor._version,
-            )
-            found = moved.get(key)  # several operations save the same tensor
-            if found is None or _gone(found[0]):
-                found = moved[key] = _weakly(storage), _Moved(tensor, self._stream)
+            place = storage._cdata, tensor.storage_offset(), tensor.shape, tensor.stride()
+            key = (*place, tensor.dtype, tensor._version)
+            found = moved.get(key)
+            # Where its storage is freed, the address may be another tensor's.
+            if found is None or found[0].expired():  # type: ignore[no-untyped-call]
+                weak = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
+                found = moved[key] = weak, _Moved(tensor, self._stream)
             return found[1]
 
         with saved_tensors_hooks(pack, lambda kept: kept.back() if isinstance(kept, _Moved) else kept):
@@ -133,6 +125,7 @@ class _Moved:
         if stream is None:
             self._host.copy_(tensor)
             return
+        # The copy may not begin before the kernel that writes the tensor has ended.
         stream.wait_stream(torch.cuda.current_stream(tensor.device))
         with torch.cuda.stream(stream):
             self._host.copy_(tensor, non_blocking=True)
@@ -145,15 +138,6 @@ class _Moved:
             return self._host.clone()
         torch.cuda.current_stream(self._device).wait_event(self._ready)
         return self._host.to(self._device, non_blocking=True)
-
-
-def _weakly(storage: torch.UntypedStorage) -> StorageWeakRef:
-    return StorageWeakRef(storage)  # type: ignore[no-untyped-call]
-
-
-def _gone(storage: StorageWeakRef) -> bool:
-    """Is it freed? Its address may be another tensor's then."""
-    return bool(storage.expired())  # type: ignore[no-untyped-call]
 
 
 # ---------------------------------------------------------------- torch.compile
@@ -185,6 +169,7 @@ class CompiledLayers:
             assert isinstance(layer, nn.Module)
             for parameter in layer.parameters():
                 parameter.register_post_accumulate_grad_hook(self._hand_over)  # type: ignore[no-untyped-call]
+        # Without a tape: autograd computes all gradients inside the compiled graph.
         return self._run(compiled, x, cos, sin, None)
 
     @contextlib.contextmanager
@@ -202,8 +187,4 @@ class CompiledLayers:
             return
         assert isinstance(parameter, nn.Parameter)
         parameter.grad = None
-
-        def write(out: Tensor) -> None:
-            out.copy_(gradient)
-
-        tape.owe(parameter, write)
+        tape.owe(parameter, lambda out: out.copy_(gradient))

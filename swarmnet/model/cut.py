@@ -60,6 +60,7 @@ def balance(costs: Sequence[int], parts: int) -> tuple[range, ...]:
 
 def _ranges_below(costs: Sequence[int], most: int) -> float:
     """Into how many ranges of at most `most` these costs can be cut; infinity if one of them alone is more."""
+    # No cut makes a single layer cheaper.
     if max(costs) > most:
         return math.inf
     ranges, filled = 1, 0
@@ -80,6 +81,7 @@ def _least_squares(prefix: Sequence[int], parts: int, limit: int) -> tuple[range
                 if cost > limit:  # and so are all longer ranges
                     break
                 candidate = (squares + cost * cost, (*edges, stop))
+                # Tuples compare edges last: ties go to shorter early ranges, on every peer alike.
                 if stop not in longer or candidate < longer[stop]:
                     longer[stop] = candidate
         best = longer

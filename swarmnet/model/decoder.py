@@ -80,20 +80,18 @@ class Attention(nn.Module):
     def forward(self, x_BTD: Tensor, cos: Tensor, sin: Tensor, tape: Tape | None) -> Tensor:
         batch, length, _ = x_BTD.shape
         x_BTD = operand(x_BTD)
-        q, k, v = (
-            _normed(norm, projection(x_BTD, tape).view(batch, length, -1, self.head_dim), tape).transpose(1, 2)
-            for projection, norm in ((self.q_proj, self.q_norm), (self.k_proj, self.k_norm), (self.v_proj, None))
-        )
+
+        def heads(projection: Linear, norm: RMSNorm | None) -> Tensor:
+            x_BTHC: Tensor = projection(x_BTD, tape).view(batch, length, -1, self.head_dim)
+            x_BTHC = x_BTHC if norm is None else norm(x_BTHC, tape)
+            return x_BTHC.transpose(1, 2)
+
+        q, k, v = heads(self.q_proj, self.q_norm), heads(self.k_proj, self.k_norm), heads(self.v_proj, None)
         # rotation is in fp32: a position of a long text is no whole number of bf16
         q, k = operand(rotate(q, cos, sin)), operand(rotate(k, cos, sin))
         y_BHTC = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=q.shape[1] != k.shape[1])
         y_BTD: Tensor = self.o_proj(y_BHTC.transpose(1, 2).reshape(batch, length, -1), tape)
         return y_BTD
-
-
-def _normed(norm: RMSNorm | None, x_BTHC: Tensor, tape: Tape | None) -> Tensor:
-    y: Tensor = x_BTHC if norm is None else norm(x_BTHC, tape)
-    return y
 
 
 class MLP(nn.Module):
@@ -194,6 +192,7 @@ class StageModule(nn.Module):
 
     def _rotary_tables(self, length: int, device: torch.device) -> tuple[Tensor, Tensor]:
         if self._rotary is None or self._rotary[0].shape[0] != length or self._rotary[0].device != device:
+            # Made again only where length or device change.
             self._rotary = rotary_tables(self._dimensions, length, device)
         return self._rotary
 
@@ -217,6 +216,7 @@ def _scaled(frequencies: Tensor, model: Model) -> Tensor:
     """
     if model.rope_scaling == "none":
         return frequencies
+    # Every pair turns slower by the same factor.
     if model.rope_scaling == "linear":
         return frequencies / model.rope_factor
     low, high = model.rope_low_freq_factor, model.rope_high_freq_factor

@@ -29,11 +29,13 @@ def draw(name: str, shape: torch.Size, model: Model, *, seed: int) -> Tensor:
     if name.endswith(".bias"):
         return torch.zeros(shape)
     std = model.init_std
+    # Each layer adds to the stream twice.
     if name.endswith(RESIDUAL):
         std /= math.sqrt(2 * model.num_layers)
     # by name, not by place: a stage draws what the whole model would
     generator = torch.Generator().manual_seed(_seed(seed, name))
     total = torch.rand(shape, generator=generator)
+    # Four terms in all: the first is there already.
     for _ in range(3):
         total += torch.rand(shape, generator=generator)
     return total.sub_(2.0).mul_(std * math.sqrt(3.0))  # four uniforms: mean 2, variance 1/3

@@ -66,7 +66,7 @@ class ShardedStage(StageModule):
             split.local(comm.rank), layers, first=first, last=last, layer=lambda local: ShardedLayer(local, regions)
         )
         self.split, self.comm, self._regions = split, comm, regions
-        self._rows = split.vocabulary(comm.rank)
+        self._rows = split.part("vocabulary", comm.rank)
 
     @torch.no_grad()
     def reset(self, *, seed: int) -> None:
@@ -90,6 +90,7 @@ class ShardedStage(StageModule):
             x = self._regions.to_shares(x)
         for layer in self.model.layers.values():
             x = run(layer, x, cos, sin, tape)
+        # The last stage leaves the logits split: the loss is computed on the parts.
         if self.model.norm is not None and self.lm_head is not None:
             y: Tensor = self.lm_head(self._regions.enter(operand(self.model.norm(x, tape))), tape)
             return y
@@ -105,6 +106,7 @@ class ShardedStage(StageModule):
 
 def whole_shape(part: Tensor, held: Slice) -> torch.Size:
     """Shape of the parameter of which `part` is what a rank holds."""
+    # Whole on every rank.
     if held.dim is None:
         return part.shape
     shape = list(part.shape)
@@ -220,6 +222,7 @@ def _change(x: Tensor, there: Change, back: Change) -> Tensor:
 def look_up(ids_BT: Tensor, table: Embedding, rows: range, tape: Tape | None) -> Tensor:
     """This rank's term [B, T, D] of the embedding: rows of `table`, which holds the ids of `rows`; 0 for other ids."""
     own = ids_BT - rows.start
+    # Ids of other ranks look up row 0, and are masked: shapes stay the same on all ranks.
     elsewhere = (own < 0) | (own >= len(rows))
     x_BTD: Tensor = table(own.masked_fill(elsewhere, 0), tape)
     return x_BTD.masked_fill(elsewhere.unsqueeze(-1), 0)

@@ -16,7 +16,7 @@ written as fp32, as autograd would have it. Knows no model and no accumulator.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -25,13 +25,8 @@ from torch.nn import Parameter
 
 from swarmnet.model.precision import operand_dtype
 
-Write = Callable[[Tensor], None]
+Write = Callable[[Tensor], object]
 """Writes one gradient over the tensor it is given (the parameter's shape, contiguous)."""
-
-
-class _Owed(NamedTuple):
-    parameter: Parameter
-    write: Write
 
 
 class Casts:
@@ -58,7 +53,7 @@ class Tape:
     """
 
     def __init__(self, casts: Casts | None = None) -> None:
-        self._owed: list[_Owed] = []
+        self._owed: list[tuple[Parameter, Write]] = []
         self.casts = casts or Casts()
 
     def __len__(self) -> int:
@@ -66,7 +61,7 @@ class Tape:
 
     def owe(self, parameter: Parameter, write: Write) -> None:
         """Queue one gradient of `parameter`; `write` holds what it needs."""
-        self._owed.append(_Owed(parameter, write))
+        self._owed.append((parameter, write))
 
     def weight_pass(self, out: Callable[[Parameter], Tensor]) -> set[Parameter]:
         """Write every owed gradient over `out(parameter)` and forget it; returns the parameters written.
@@ -174,12 +169,8 @@ class _Embedding(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[None, None, None]:
         (ids,) = ctx.saved_tensors
-        grad, rows = grads[0], ctx.weight.shape[0]
-
-        def write(out_VD: Tensor) -> None:
-            out_VD.copy_(torch.ops.aten.embedding_dense_backward(grad, ids, rows, -1, False))
-
-        ctx.tape.owe(ctx.weight, write)
+        grad, rows, summed = grads[0], ctx.weight.shape[0], torch.ops.aten.embedding_dense_backward
+        ctx.tape.owe(ctx.weight, lambda out_VD: out_VD.copy_(summed(grad, ids, rows, -1, False)))
         return None, None, None
 
 

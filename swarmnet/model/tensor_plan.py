@@ -19,6 +19,15 @@ Unit = Literal["vocabulary", "heads", "key heads", "width"]
 """What ranks divide among themselves: token ids, query heads, key and value heads, channels of the MLP."""
 
 
+# Which field of a `Model` says how many there are.
+_COUNTS: Mapping[Unit, str] = {
+    "vocabulary": "vocab_size",
+    "heads": "num_heads",
+    "key heads": "num_kv_heads",
+    "width": "intermediate_size",
+}
+
+
 class Split(NamedTuple):
     """How ranks split the weight of one module; its bias is split as its rows are."""
 
@@ -87,6 +96,7 @@ class TensorSplit:
     sequence_parallel: bool = False
 
     def __post_init__(self) -> None:
+        # Every number of ranks is tried: an error that names what works ends the search.
         if problems := self._problems(self.ranks):
             possible = [ranks for ranks in range(1, _MANY) if not self._problems(ranks)]
             raise UsageError(
@@ -96,22 +106,12 @@ class TensorSplit:
 
     def local(self, rank: int) -> Model:
         """The dimensions of what `rank` holds."""
-        return self.model.model_copy(
-            update={
-                "vocab_size": len(self.part("vocabulary", rank)),
-                "intermediate_size": len(self.part("width", rank)),
-                "num_heads": len(self.part("heads", rank)),
-                "num_kv_heads": len(self.part("key heads", rank)),
-            }
-        )
-
-    def vocabulary(self, rank: int) -> range:
-        """The token ids whose rows `rank` holds."""
-        return self.part("vocabulary", rank)
+        return self.model.model_copy(update={field: len(self.part(unit, rank)) for unit, field in _COUNTS.items()})
 
     def part(self, unit: Unit, rank: int) -> range:
         """Which of them are `rank`'s: consecutive ones, its own but for key heads that it shares with neighbours."""
         whole, each = self._whole(unit), self.ranks
+        # Ranges may overlap here: at least one head each.
         if unit == "key heads":
             start = rank * whole // each
             return range(start, max(start + 1, (rank + 1) * whole // each))
@@ -130,6 +130,7 @@ class TensorSplit:
             by_tokens = split.partial == "by tokens" and self.sequence_parallel
             partial = self.ranks > 1 and (by_tokens or split.partial == "by heads")
             return Slice(None, 0, 0, 0, owner=rank == 0, partial=partial)
+        # With fewer key heads than ranks, neighbours hold the same one.
         copies = max(1, self.ranks // self.model.num_kv_heads) if split.unit == "key heads" else 1
         width = self.model.head_dim if split.unit in ("heads", "key heads") else 1  # elements of one of the unit
         places = self.part(split.unit, rank)
@@ -143,13 +144,7 @@ class TensorSplit:
         )
 
     def _whole(self, unit: Unit) -> int:
-        model = self.model
-        return {
-            "vocabulary": model.vocab_size,
-            "heads": model.num_heads,
-            "key heads": model.num_kv_heads,
-            "width": model.intermediate_size,
-        }[unit]
+        return int(getattr(self.model, _COUNTS[unit]))
 
     def _problems(self, ranks: int) -> list[str]:
         model = self.model
@@ -160,6 +155,7 @@ class TensorSplit:
             for name, value in (("num_heads", model.num_heads), ("intermediate_size", model.intermediate_size))
             if value % ranks
         ]
+        # Either a rank has several key heads, or several ranks share one.
         if model.num_kv_heads % ranks and ranks % model.num_kv_heads:
             problems.append(f"num_kv_heads = {model.num_kv_heads} is neither a multiple nor a divisor of {ranks}")
         if model.output_bias and ranks > 1:  # outputs are summed, and the bias with them, once per rank

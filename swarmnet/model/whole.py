@@ -23,6 +23,7 @@ def whole(model: Model, stages: Iterable[Mapping[str, Tensor]]) -> StageModule:
     parameters = dict(module.named_parameters())
     for weights in stages:
         for name, tensor in weights.items():
+            # Copied at once, so that one stage's tensors can be freed before the next come.
             parameters[name].copy_(tensor)
     return module
 
@@ -55,6 +56,7 @@ def generate(
         raise ValueError("a model continues something: the prompt is empty")
     generator, ids = torch.Generator().manual_seed(seed), list(prompt)
     for _ in range(num_tokens):
+        # No cache of keys: a look at a model, not a way to serve it.
         logits_V = module(torch.tensor([ids[-context:]]))[0, -1].double()
         if temperature:
             likely_V = ((logits_V - logits_V.max()) / temperature).softmax(-1)  # at most 0: nothing overflows

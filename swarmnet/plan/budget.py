@@ -10,17 +10,24 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import astuple, dataclass, replace
+from dataclasses import astuple, dataclass, fields, replace
+from typing import Any, TypeVar, cast
 
+T = TypeVar("T")
 Deltas = tuple[int, ...]
 """Bytes allocated (+) and freed (-), one after the other."""
 
 MIB, GIB = 1 << 20, 1 << 30
 
 
-def along(few: int, many: int, share: float) -> int:
-    """On the line through `few` and `many`: 0 is few, 1 is many, 2 as far again."""
-    return few + round(share * (many - few))
+def along(few: T, many: T, share: float) -> T:
+    """On the line through `few` and `many`: 0 is few, 1 is many, 2 as far again. Of a dataclass, each field is."""
+    if isinstance(few, int) and isinstance(many, int):
+        found: Any = few + round(share * (many - few))
+    else:
+        pairs = ((getattr(few, each.name), getattr(many, each.name)) for each in fields(cast(Any, few)))
+        found = type(few)(*(along(one, other, share) for one, other in pairs))
+    return cast(T, found)
 
 
 def highest(deltas: Deltas, start: int = 0) -> int:
@@ -50,10 +57,6 @@ class Passage:
     def more(self, extra: int) -> Passage:
         """With `extra` at any time while a pass runs."""
         return replace(self, forward=self.forward + extra, backward=self.backward + extra, weights=self.weights + extra)
-
-    def along(self, other: Passage, share: float) -> Passage:
-        """Each figure on the line from here to `other`."""
-        return Passage(*(along(a, b, share) for a, b in zip(astuple(self), astuple(other), strict=True)))
 
     @property
     def peak(self) -> int:
@@ -104,6 +107,7 @@ class RankMemory:
 
     def peak(self, in_flight: int) -> int:
         """The most at any time, with so many microbatches in flight."""
+        # An offloaded optimizer updates in host memory.
         update = self.update * (not self.offloaded)
         return self.state + max(self.passing.several(in_flight), in_flight * self.passing.held + update)
 
@@ -144,19 +148,17 @@ class StagePlan:
     in_flight: int
     on_host: bool
 
-    @property
-    def device_peak(self) -> int:
-        """The most that any one device has to have; the machine, if ranks compute on the CPU."""
-        return together([self])
-
 
 def together(plans: Sequence[StagePlan]) -> int:
-    """`device_peak` of one peer that serves all these stages. All devices are theirs, so what lasts adds up.
+    """The most that a device of one peer with all these stages has to have; the machine, if ranks are on the CPU.
+
+    All devices are theirs, so what lasts adds up.
 
     One rank is one process that does one job at a time, whichever stage's (`engine.compute_thread`): of what comes on
     top, the largest comes once. Ranks of several are processes of each stage, and a process keeps for itself what its
     largest job took.
     """
+    # Processes keep the memory of their largest job; one process uses it for every stage.
     count_once: Callable[[Iterable[int]], int] = max if len(plans[0].ranks) == 1 else sum
     peaks: list[int] = [
         sum(rank.lasting(plan.in_flight) for plan, rank in zip(plans, same, strict=True))
@@ -178,27 +180,16 @@ def groups(ranks: Sequence[RankMemory]) -> list[tuple[str, RankMemory]]:
 def shown(num_bytes: float) -> str:
     """12.3 GiB, 456 MiB, 7.8 KiB: three digits and a unit."""
     for unit, size in (("GiB", GIB), ("MiB", MIB), ("KiB", 1 << 10)):
+        # From here on it rounds to a whole one of the larger unit.
         if abs(num_bytes) >= 0.9995 * size:
             value = num_bytes / size
             return f"{value:.{0 if value >= 99.95 else 1 if value >= 9.995 else 2}f} {unit}"
     return f"{num_bytes:.0f} B"
 
 
-_UNITS = {
-    "B": 1,
-    "K": 1 << 10,
-    "KIB": 1 << 10,
-    "M": MIB,
-    "MIB": MIB,
-    "G": GIB,
-    "GIB": GIB,
-    "T": 1 << 40,
-    "TIB": 1 << 40,
-    "KB": 10**3,
-    "MB": 10**6,
-    "GB": 10**9,
-    "TB": 10**12,
-}
+_UNITS = {"B": 1}
+for _power, _letter in enumerate("KMGT", start=1):
+    _UNITS |= {_letter: 1024**_power, f"{_letter}IB": 1024**_power, f"{_letter}B": 1000**_power}
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.ASCII)
 
 
@@ -206,6 +197,7 @@ def read_size(text: str) -> int:
     """Bytes of "24GiB", "24 GB", "80g" or "1073741824B". Raises ValueError, in words, also without a unit."""
     number = text.strip().rstrip("KMGTIBkmgtib ")
     unit = text.strip()[len(number) :].strip().upper()
+    # A number without a unit is refused: it could be meant in any.
     if not _NUMBER.fullmatch(number) or unit not in _UNITS:
         raise ValueError(f"write a size{' with its unit' if _NUMBER.fullmatch(text.strip()) else ''}, such as 24GiB")
     value = float(number) * _UNITS[unit]

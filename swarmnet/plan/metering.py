@@ -56,6 +56,7 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's 
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None) -> Any:
         kwargs = kwargs or {}
+        # Code may ask for a value that a fake tensor has not; 0 takes the usual branch.
         if self._shapes_only and func is torch.ops.aten._local_scalar_dense.default:
             return 0.0 if args[0].is_floating_point() else 0
         if self._shapes_only and func is torch.ops.aten.split.Tensor and _is_long(*args[:2]):
@@ -70,6 +71,7 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's 
     def _meet(self, tensor: Tensor, deltas: list[int]) -> None:
         storage = tensor.untyped_storage()
         key, size = storage._cdata, storage.nbytes()
+        # A view shares its storage, which is counted already.
         if key in self._seen or not size or tensor.device.type == "meta":
             return
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -18,14 +18,14 @@ import torch
 from torch import Tensor
 
 from swarmnet.errors import Refused
-from swarmnet.manifest.schema import Manifest
+from swarmnet.manifest.schema import StageSpec
 from swarmnet.ranks.group import RankGroup
-from swarmnet.ranks.host_state import HostState, RankSum, SumReading, mirrored
+from swarmnet.ranks.host_state import HostState, RankSum, StageState, SumReading, mirrored
 from swarmnet.ranks.layout import MeshLayout, MeshSplit
 from swarmnet.ranks.restarts import Ranks, RestartBackoff
 from swarmnet.stage.accumulator import sum_dtype
-from swarmnet.stage.backend import Watcher
-from swarmnet.stage.canonical import Canonical, Initial, Update
+from swarmnet.stage.backend import OnEvent
+from swarmnet.stage.canonical import Canonical, Initial
 from swarmnet.stage.passes import MemoryPolicy
 
 PROGRAM = "swarmnet.ranks.program:handler"
@@ -48,8 +48,7 @@ class MeshBackend:
 
     def __init__(
         self,
-        manifest: Manifest,
-        stage: int,
+        spec: StageSpec,
         layout: MeshLayout,
         *,
         initial: Initial | None = None,
@@ -57,42 +56,41 @@ class MeshBackend:
         backoff: RestartBackoff | None = None,
     ) -> None:
         memory, backoff = memory or MemoryPolicy(), backoff or RestartBackoff()
-        MeshSplit(
-            manifest.model, layout, manifest.training.microbatch_size, manifest.training.sequence_length
-        )  # raises what is wrong with that, before anything is made
-        canonical, training = Canonical.of(manifest, stage), manifest.training
+        MeshSplit(spec.model, layout, spec.training)  # raises what is wrong with that, before anything is made
+        canonical, training = Canonical.of(spec), spec.training
         self.writes_at_once = memory.writes_at_once
-        self._layout, self._first, self._last = layout, stage == 0, stage == manifest.cut.stages - 1
-        settings = {
-            "manifest": manifest.model_dump_json(),
-            "stage": stage,
-            "layout": layout.record(),
-            "memory": asdict(memory),
-        }
+        self._layout, self._spec = layout, spec
+        settings = {"spec": spec.model_dump_json(), "layout": asdict(layout), "memory": asdict(memory)}
         self._group = RankGroup(
             PROGRAM,
             settings,
             devices=layout.devices,
-            deadline_s=backoff.first_s,
+            deadline_s=backoff.order_s,
             # FSDP2 takes seconds to import: no restart should wait for it, and other meshes need none of it
             preload=("swarmnet.ranks.fully_sharded",) if layout.shard == "zero3" else (),
         )
         self._places: dict[str, int] = {}
         rows, length = training.microbatch_size, training.sequence_length
-        dtype = sum_dtype(manifest.numerics)
+        dtype = sum_dtype(spec.numerics)
         self._tokens = self._share("tokens", (rows, length + 1), torch.int32)
-        self._inward = self._share("inward", (rows, length, manifest.model.hidden_size), torch.float32)
-        self._outward = self._share("outward", (rows, length, manifest.model.hidden_size), torch.float32)
+        self._inward = self._share("inward", (rows, length, spec.model.hidden_size), torch.float32)
+        self._outward = self._share("outward", (rows, length, spec.model.hidden_size), torch.float32)
         self._finished = self._share("finished", (canonical.num_elements,), dtype)
         self._reading = SumReading(self._share("reading", (canonical.num_elements,), dtype))
         size = mirrored(canonical).num_bytes
         mirrors = [self._share(f"mirror{number}", (size,), torch.uint8) for number in range(2)]
-        self._ranks = Ranks(self._group, self, label=layout.label, load=self._standing, backoff=backoff)
-        self.state = HostState(canonical, mirrors, update=self._update, changed=self._changed, initial=initial)
-        self.sums = [
-            RankSum(self._ranks, self._reading, self._write_sum) for _ in range(1 + manifest.averaging.delay.most)
-        ]
-        self._watcher: Watcher | None = None
+        self._ranks = Ranks(
+            self._group,
+            self._lost,
+            lambda *facts: self._on_event(*facts),
+            label=layout.label,
+            load=self._standing,
+            backoff=backoff,
+        )
+        holder = HostState(canonical, mirrors, update=self._update, changed=self._ranks.reload)
+        self.state = StageState(canonical, holder, initial)
+        self.sums = [RankSum(self._ranks, self._reading, self._write_sum) for _ in range(1 + spec.averaging.delay.most)]
+        self.watch(lambda: None, lambda event, fields: None)
         self._keys = itertools.count()
 
     def _share(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
@@ -103,8 +101,8 @@ class MeshBackend:
 
     # ------------------------------------------------------------ ranks
 
-    def watch(self, watcher: Watcher) -> None:
-        self._watcher = watcher
+    def watch(self, lost: Callable[[], None], event: OnEvent) -> None:
+        self._on_lost, self._on_event = lost, event
 
     def start(self) -> None:
         self._ranks.start()
@@ -112,22 +110,10 @@ class MeshBackend:
     def close(self) -> None:
         self._ranks.close()
 
-    @property
-    def pids(self) -> tuple[int, ...]:
-        """Process ids by rank; none while no rank runs."""
-        return self._group.pids
-
-    def lost(self) -> None:
-        """The ranks are lost, and with them the sums of all open steps."""
+    def _lost(self) -> None:
         for total in self.sums:  # first: nobody may read what is not there
             total.lose()
-        if self._watcher is not None:
-            self._watcher.lost()
-
-    def event(self, event: str, fields: dict[str, object]) -> None:
-        """Pass on what the ranks say, for the log."""
-        if self._watcher is not None:
-            self._watcher.event(event, fields)
+        self._on_lost()
 
     def _standing(self) -> Mapping[str, Any]:
         return {"version": self.state.version, "places": self._places}
@@ -144,7 +130,7 @@ class MeshBackend:
             held = self._hold(key, step) if train else None
             if held is None:
                 self._ranks.finished()
-            if not self._last:  # cloned: the next microbatch comes out at the same place
+            if not self._spec.last:  # cloned: the next microbatch comes out at the same place
                 return self._outward.clone(), held
             # tensor ranks agree on a loss, data ranks have one of their rows each; summed in the order of ranks
             losses = [answers[self._layout.rank(d, 0)]["loss"] for d in range(self._layout.data)]
@@ -159,6 +145,7 @@ class MeshBackend:
 
     def backward(self, work: object, gradient: Tensor | None) -> Tensor | None:
         assert isinstance(work, Held)
+        # Ranks would find no stash: say it here, where the caller is.
         if work.went_back:
             raise ValueError("backward of this pass has run already")
         with self._ranks.lock:
@@ -166,7 +153,7 @@ class MeshBackend:
                 self._inward.copy_(gradient)
             work.went_back = True
             self._ranks.order("backward", life=work.life, key=work.key)
-            return None if self._first else self._outward.clone()
+            return None if self._spec.first else self._outward.clone()
 
     def accumulate(self, work: object, *, step: int, index: int, voids: int) -> bool:
         assert isinstance(work, Held)
@@ -194,9 +181,8 @@ class MeshBackend:
     def _write_sum(self, step: int, voids: int) -> None:
         self._ranks.order("write_sum", life=self._ranks.life, step=step, voids=voids)
 
-    def _update(self, total: Tensor, update: Update) -> None:
+    def _update(self, version: int, total: Tensor, scale: float, rate: float) -> None:
         """Raises Refused(NOT_READY) if the ranks are given up."""
-        version = self.state.version
         found = [
             name
             for name, flat in (("finished", self._finished), ("reading", self._reading.flat))
@@ -206,10 +192,6 @@ class MeshBackend:
             raise ValueError("a sum that ranks cannot read")
         with self._ranks.lock:
             # an update that a death broke off begins again: its finished sum and the old state are still here
-            self._ranks.insist("update", version=version, total=found[0], scale=update.scale, rate=update.rate)
+            self._ranks.insist("update", version=version, total=found[0], scale=scale, rate=rate)
             self._ranks.finished()
             self._ranks.forget_step(version)
-
-    def _changed(self) -> None:
-        """The ranks read another state, and so drop everything."""
-        self._ranks.reload()

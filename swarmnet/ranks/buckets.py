@@ -46,6 +46,7 @@ class Bucket:
 
     def scatter_sum(self, wholes: Sequence[Tensor]) -> list[Tensor]:
         """This rank's chunk of each parameter's sum over the data ranks. One reduce-scatter."""
+        # One row per rank: its chunks of all parameters, one after the other.
         packed = wholes[0].new_zeros(self._comm.size, self._edges[-1])
         for whole, start, stop in zip(wholes, self._edges, self._edges[1:], strict=False):
             full, rest = divmod(whole.numel(), stop - start)

@@ -6,6 +6,7 @@ first, and how its process ended, is told in words for a person; nothing is deci
 
 from __future__ import annotations
 
+import contextlib
 import select
 import signal
 import time
@@ -14,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from swarmnet.errors import RankLost
-from swarmnet.ranks.line import LineEnded, Packet, PeerEnd, packed
+from swarmnet.ranks.line import Line, LineEnded, Packet, packed
 from swarmnet.ranks.memory import SharedMemory
 from swarmnet.ranks.starter import ChildProcess
 
@@ -34,14 +35,19 @@ DUMP_S = 0.3
 class Rank:
     """One rank that runs: its process, our end of its line, and how much of the shared memory it has."""
 
-    def __init__(self, number: int, line: PeerEnd, process: ChildProcess, shared: list[SharedMemory]) -> None:
+    def __init__(self, number: int, line: Line, process: ChildProcess, shared: list[SharedMemory]) -> None:
         self.number, self.line, self.process = number, line, process
         self._shared, self._mapped = shared, 0
 
+    def send(self, data: bytes, descriptor: int | None = None) -> None:
+        """Send a packet. If the rank is gone, that shows when its line is read, behind its last words."""
+        with contextlib.suppress(LineEnded):
+            self.line.send(data, descriptor)
+
     def map(self) -> None:
-        """Send the memory that it does not have yet ahead of what is queued next."""
+        """Send the memory that it does not have yet."""
         for each in self._shared[self._mapped :]:
-            self.line.queue(packed({"map": each.id}), each.descriptor)
+            self.send(packed({"map": each.id}), each.descriptor)
         self._mapped = len(self._shared)
 
 
@@ -55,21 +61,16 @@ class Heard:
 
 
 def hear(ranks: Sequence[Rank], left: float) -> Heard:
-    """Send what their lines take, wait up to `left` seconds for something to happen, receive up to one packet each."""
+    """Wait up to `left` seconds for something to happen, then receive up to one packet each."""
     poll = select.poll()
-    ended = []
     for rank in ranks:
-        try:
-            poll.register(rank.line, select.POLLIN | (0 if rank.line.flush() else select.POLLOUT))
-        except LineEnded:  # shows when it is read, behind its last words
-            poll.register(rank.line, select.POLLIN)
-    packets = []
+        poll.register(rank.line, select.POLLIN)
     events = dict(poll.poll(left * 1000))
+    packets, ended = [], []
     for rank in ranks:
         if rank.line.fileno() in events:
             try:
-                if (packet := rank.line.receive()) is not None:
-                    packets.append((rank, packet))
+                packets.append((rank, rank.line.hear()[0]))
             except LineEnded:
                 ended.append(rank)
     return Heard(packets, ended, bool(events))
@@ -122,11 +123,9 @@ def late(missing: Sequence[Rank], what: str, limit_s: float) -> RankLost:
 
 
 def _is_stopped(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:  # no Linux
-        return False
-    return state in "tT"
+    with contextlib.suppress(OSError):  # it is gone
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "tT"
+    return False
 
 
 def _ended(code: int | None) -> str:

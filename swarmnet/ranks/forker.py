@@ -71,6 +71,7 @@ def attend(control: socket.socket, parent: int) -> tuple[dict[str, Any], list[in
                     return None
                 if not packet:
                     return None
+                # The forker goes on; the child returns to `main`, and becomes what was ordered.
                 if pid := os.fork():
                     handle = os.pidfd_open(pid)
                     children[handle] = pid

@@ -48,10 +48,6 @@ class FullySharded:
         assert isinstance(parameter, DTensor)
         return parameter.to_local().detach()
 
-    def held_bytes(self, module: StageModule) -> int:
-        """Memory of its parameters as they are now: of those that are gathered, all."""
-        return sum((each.to_local() if isinstance(each, DTensor) else each).nbytes for each in module.parameters())
-
     def take_gradient(self, parameter: Parameter) -> Tensor:
         """This rank's chunk of the gradient that backward has left, which is no longer there then."""
         gradient, parameter.grad = parameter.grad, None

@@ -10,23 +10,19 @@ program's business.
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import socket
-import sys
-import tempfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, NoReturn
 
 from swarmnet import telemetry
 from swarmnet.errors import RankLost
 from swarmnet.ranks.fate import KILL_S, Rank, cause, hear, late
-from swarmnet.ranks.line import Packet, PeerEnd, disagreement, error_of, packed
+from swarmnet.ranks.line import Line, Packet, disagreement, error_of, packed
 from swarmnet.ranks.memory import SharedMemory, anonymous_file
-from swarmnet.ranks.starter import ChildCall, ForkerLost, Starter, best_starter
+from swarmnet.ranks.starter import ChildCall, ForkerLost, ForkStarter, Starter
 
 log = telemetry.get(__name__)
 
@@ -42,6 +38,9 @@ PRELOAD = (
     "torch.fx.experimental.symbolic_shapes",  # the first backward imports it, and with it sympy
 )
 """What every rank imports, beside its program. Importing these starts no thread and touches no device."""
+
+WRITE_S = 5.0
+"""How long a rank may take to read a packet that its line does not hold; packets are small, and lines hold many."""
 
 MAP_BYTES_PER_S = 1 << 28
 """Slower than any rank maps memory, and registers it with CUDA."""
@@ -78,10 +77,10 @@ class RankGroup:
         self._shared: list[SharedMemory] = []
         self._ranks: list[Rank] = []
         self._lost = RankLost(None, "the ranks have not been started")
-        # `stop` and `close` do not wait for the call that has `_lock`: under `_killing` they say why in `_asked`, kill
-        # all in `_ranks` (`_join` kills who comes later), and break off what `_starting` is at.
+        # `close` does not wait for the call that has `_lock`: under `_killing` it sets `_closed`, kills all in `_ranks`
+        # (`_join` kills who comes later), and breaks off what `_starting` is at.
         self._killing = threading.Lock()
-        self._asked: str | None = None
+        self._closed = False
         self._starting: Starter | None = None
 
     # ------------------------------------------------------------ what the peer process calls
@@ -93,34 +92,32 @@ class RankGroup:
         called again, unless the group is closed.
         """
         with self._lock:
-            with self._killing:
-                self._must_be_open()
-                self._asked = None
+            self._must_be_open()
             self._end(RankLost(None, "the ranks are being started again"))  # not one of an earlier epoch may live on
             self.epoch += 1
             began = time.monotonic()
-            limit_s = self._start_limit_s() if deadline_s is None else deadline_s
+            mapping_s = sum(each.num_bytes for each in self._shared) / MAP_BYTES_PER_S
+            limit_s = self._start_deadline_s + mapping_s if deadline_s is None else deadline_s
             deadline = began + limit_s
-            with _Store() as store:
+            # Where ranks meet before they are a group: a file that nobody else has.
+            store = anonymous_file("swarmnet-store")
+            try:
                 self._fork(deadline)
                 for rank in self._ranks:
-                    rank.line.queue(
-                        packed(
-                            {
-                                "rank": rank.number,
-                                "ranks": len(self._ranks),
-                                "device": self._devices[rank.number],
-                                "epoch": self.epoch,
-                                "program": self._program,
-                                "settings": self._settings,
-                                "memory": [each.id for each in self._shared],
-                                "store": store.path,
-                            }
-                        ),
-                        store.descriptor,
-                    )
+                    hello = {
+                        "rank": rank.number,
+                        "ranks": len(self._ranks),
+                        "device": self._devices[rank.number],
+                        "epoch": self.epoch,
+                        "program": self._program,
+                        "settings": self._settings,
+                        "memory": [each.id for each in self._shared],
+                    }
+                    rank.send(packed(hello), store)
                     rank.map()
                 self._exchange("start", deadline, limit_s)
+            finally:
+                os.close(store)
             log.info("ranks_started", epoch=self.epoch, ranks=len(self._ranks), seconds=time.monotonic() - began)
 
     def share(self, num_bytes: int) -> SharedMemory:
@@ -142,7 +139,7 @@ class RankGroup:
             self._must_run()
             for rank in self._ranks:
                 rank.map()
-                rank.line.queue(data)
+                rank.send(data)
             limit_s = self._deadline_s if deadline_s is None else deadline_s
             return self._agreed(name, self._exchange(name, time.monotonic() + limit_s, limit_s))
 
@@ -157,17 +154,19 @@ class RankGroup:
         """Process ids by rank; none while no rank runs."""
         return tuple(rank.process.pid for rank in self._ranks)
 
-    def stop(self) -> None:
-        """End all ranks; `start` begins anew. An order or start under way raises RankLost at once."""
-        self._stop("the ranks have been stopped")
-
     def close(self) -> None:
         """End all ranks and let go of everything. An order or start under way raises RankLost at once.
 
         May be called again; nothing opens the group once more.
         """
-        self._stop(CLOSED)
+        with self._killing:
+            self._closed = True
+            for rank in self._ranks:
+                rank.process.send(signal.SIGKILL)
+            if self._starting is not None:
+                self._starting.abort()
         with self._lock:
+            self._end(RankLost(None, CLOSED))
             if self._starter is not None:
                 self._starter.close()
                 self._starter = None
@@ -181,11 +180,12 @@ class RankGroup:
         """Have all rank processes started, `_ranks` in order of number. Raises RankLost; none runs then."""
         try:
             self._let_go_of_lost_starter()
+            # The process that forks ranks outlives them: only the first start imports anything.
             if self._starter is None:
-                self._starter = best_starter(self._modules)
+                self._starter = ForkStarter(self._modules)
             with self._killing:
-                if self._asked is not None:
-                    raise ForkerLost(self._asked)
+                if self._closed:
+                    raise ForkerLost(CLOSED)
                 self._starting = self._starter
             for number in range(len(self._devices)):
                 self._join(_begun(self._starter, number, self._shared, deadline))
@@ -203,17 +203,14 @@ class RankGroup:
             self._starter.close()
             self._starter = None
 
-    def _start_limit_s(self) -> float:
-        return self._start_deadline_s + sum(each.num_bytes for each in self._shared) / MAP_BYTES_PER_S
-
     def _join(self, rank: Rank) -> None:
         with self._killing:
             self._ranks.append(rank)
-            if self._asked is not None:  # `_stop` did not see this one
+            if self._closed:  # `close` did not see this one
                 rank.process.send(signal.SIGKILL)
 
     def _must_be_open(self) -> None:
-        if self._asked == CLOSED:
+        if self._closed:
             raise RankLost(None, CLOSED)
 
     def _must_run(self) -> None:
@@ -223,7 +220,7 @@ class RankGroup:
     # ------------------------------------------------------------ orders and answers
 
     def _exchange(self, what: str, deadline: float, limit_s: float) -> list[Packet]:
-        """Send what is queued; one answer of each rank."""
+        """One answer of each rank."""
         answers: list[Packet | None] = [None] * len(self._ranks)
         try:
             while missing := [rank for rank in self._ranks if answers[rank.number] is None]:
@@ -238,7 +235,7 @@ class RankGroup:
         return [answer for answer in answers if answer is not None]
 
     def _listen(self, answers: list[Packet | None], left: float, what: str) -> bool:
-        """Send and receive once, waiting up to `left` seconds for something to happen; whether it did.
+        """Receive once, waiting up to `left` seconds for something to happen; whether it did.
 
         Answers are put in `answers`, by rank. Raises RankLost, all ranks ended, if one has failed or ended.
         """
@@ -267,25 +264,13 @@ class RankGroup:
     # ------------------------------------------------------------ ends
 
     def _fail(self, lost: RankLost) -> NoReturn:
-        """End all ranks and raise `lost`, or why somebody has asked for their end."""
-        with self._killing:
-            asked = self._asked
-        if asked is None:
+        """End all ranks and raise `lost`, or that the group is closed."""
+        if not self._closed:
             log.warning("ranks_lost", epoch=self.epoch, rank=lost.rank, reason=lost.reason)
         else:
-            lost = RankLost(None, asked)
+            lost = RankLost(None, CLOSED)
         self._end(lost)
         raise lost
-
-    def _stop(self, words: str) -> None:
-        with self._killing:
-            words = self._asked = CLOSED if self._asked == CLOSED else words
-            for rank in self._ranks:
-                rank.process.send(signal.SIGKILL)
-            if self._starting is not None:
-                self._starting.abort()
-        with self._lock:
-            self._end(RankLost(None, words))
 
     def _end(self, lost: RankLost) -> None:
         """Kill and reap all ranks that run; whoever asks for them next hears `lost`."""
@@ -306,7 +291,7 @@ class RankGroup:
 def _begun(starter: Starter, number: int, shared: list[SharedMemory], deadline: float) -> Rank:
     """A rank's process and our end of its line. Raises ForkerLost, OSError."""
     ours, theirs = socket.socketpair()
-    line = PeerEnd(ours)
+    line = Line(ours, limit_s=WRITE_S)
     with theirs:
         try:
             process = starter.start(ChildCall(CALL, f"swarmnet-rank-{number}", line=theirs), deadline)
@@ -314,24 +299,3 @@ def _begun(starter: Starter, number: int, shared: list[SharedMemory], deadline: 
         except BaseException:
             line.close()
             raise
-
-
-class _Store:
-    """Where ranks meet before they are a group: a file that only they have (Linux), or one that is gone afterwards."""
-
-    def __init__(self) -> None:
-        self.descriptor: int | None = None
-        self.path = ""
-
-    def __enter__(self) -> _Store:
-        if sys.platform == "linux":
-            self.descriptor = anonymous_file("swarmnet-store")
-        else:
-            self.path = str(Path(tempfile.mkdtemp(prefix="swarmnet-ranks-")) / "store")
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self.descriptor is not None:
-            os.close(self.descriptor)
-        else:
-            shutil.rmtree(Path(self.path).parent, ignore_errors=True)

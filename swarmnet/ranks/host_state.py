@@ -1,35 +1,32 @@
-"""What the peer process holds of a stage that ranks compute: its state, and what it knows of the sums of open steps.
+"""What the peer process holds of a stage: its state, and what it knows of the sums of open steps on ranks.
 
-The state is what a version is when all who compute it are gone: two copies of weights and moments, whole and in
-canonical order, in memory that ranks share. Number version % 2 is `version`, the other is where ranks write the next
-one. Only when every rank has answered does the version count up. So a rank that dies in the middle of an update leaves
-this version whole, and the update is done again. Snapshots and digests are read here and never hold up a rank; nowhere
-does one device have all of it.
+`StageState` is the state of one rank in this process as of several: a holder has the tensors. A rank that is alone
+(`ranks.stage`) is its own holder. Several ranks have `HostState`, the state that stays when all who compute it are
+gone: two copies of weights and moments, whole and in canonical order, in memory that ranks share. Number version % 2 is
+`version`, the other is where ranks write the next one. Only when every rank has answered does the version count up. So
+a rank that dies in the middle of an update leaves this version whole, and the update is done again. Snapshots and
+digests are read here and never hold up a rank; nowhere does one device have all of it.
 
-Of the sum of an open step ranks hold the terms (`ranks.stage`). Whose gradients were added, and which additions a void
-has overtaken, is counted here. A sum that is lost with its ranks is refused until somebody has voided it: whoever takes
-part in a round must not take zeros for what it counted.
+Of the sum of an open step ranks hold the terms. Whose gradients were added, and which additions a void has overtaken,
+is counted here. A sum that is lost with its ranks is refused until somebody has voided it: whoever takes part in a
+round must not take zeros for what it counted.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
 from swarmnet.errors import Refused, RejectCode
 from swarmnet.messages import Commit
-from swarmnet.model.initial import draw
 from swarmnet.ranks.restarts import Ranks
 from swarmnet.stage import snapshot
-from swarmnet.stage.canonical import Canonical, Initial, Update
+from swarmnet.stage.canonical import Canonical, Initial
 from swarmnet.stage.optimizer import MOMENTS
 from swarmnet.stage.outer import Outer
-
-Views = dict[str, Tensor]
-"""The tensors of a state in one memory, by their names in a snapshot."""
 
 
 def mirrored(canonical: Canonical) -> snapshot.Layout:
@@ -39,12 +36,96 @@ def mirrored(canonical: Canonical) -> snapshot.Layout:
     return snapshot.Layout(shapes, stage=canonical.stage)
 
 
-class HostState:
-    """`stage.backend.State` in two mirrors. memory: of each, of `mirrored(canonical).num_bytes`.
+class StateHolder(Protocol):
+    """Who has the tensors of a state: weights and moments, whole or as far as one rank has them."""
 
-    update: has ranks lead on from `version` with (total, how) and write the mirror of the next one; it does not return
-    before all have. changed: ranks are to read the mirror of `version`. The outer optimizer's tensors (`sync =
-    "local"`) are of no rank's concern, and not in the mirrors.
+    def weights(self, version: int) -> list[Tensor]:
+        """The live weights of `version`, in canonical order."""
+
+    def update(self, version: int, total: Tensor, *, scale: float, rate: float) -> None:
+        """From `version` to the next, with the flat sum `total` times `scale`."""
+
+    def take(self, version: int) -> None:
+        """The weights of `version` have changed where they rest, and not by an update."""
+
+    def stay(self, version: int) -> None:
+        """The version after `version` has the same weights and moments."""
+
+    def reset(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+        """Become version 0 with these whole weights, in canonical order."""
+
+    def read_state(self, version: int, tensors: Mapping[str, Tensor]) -> None:
+        """Become `version`, whose whole state is in `tensors`, by the names of `stage.snapshot`."""
+
+    def write_state(self, version: int, tensors: Mapping[str, Tensor]) -> None:
+        """Write the state of `version` over `tensors`."""
+
+
+class StageState:
+    """`stage.backend.State`: the version, and what leads on from it. The outer optimizer's tensors (`sync = "local"`)
+    are here, and no holder's concern."""
+
+    def __init__(self, canonical: Canonical, holder: StateHolder, initial: Initial | None = None) -> None:
+        self.canonical, self.version, self._holder, self._initial = canonical, 0, holder, initial
+        self.outer = Outer.of(canonical.spec.averaging, self.newest)
+        self._outer_steps = 0  # that the holder knows of
+
+    @property
+    def newest(self) -> list[Tensor]:
+        """The weights of `version`."""
+        return self._holder.weights(self.version)
+
+    def apply(self, total: Tensor, commits: Sequence[Commit], *, own_tokens: int | None = None) -> None:
+        update = self.canonical.update(self.version, total, commits, own_tokens=own_tokens)
+        # An outer step has changed the weights.
+        if self.outer is not None and self.outer.steps != self._outer_steps:
+            self._outer_steps = self.outer.steps
+            self._holder.take(self.version)
+        # It may raise, and the version is what it was.
+        self._holder.update(self.version, total, scale=update.scale, rate=update.rate)
+        self._become(self.version + 1)
+
+    def stay(self, commits: Sequence[Commit]) -> None:
+        self.canonical.check(self.version, commits)
+        self._become(self.version + 1)
+        self._holder.stay(self.version - 1)
+
+    def reset_to_seed(self) -> None:
+        # Raises before anything has changed if the checkpoint is gone.
+        weights = self.canonical.initial(self._initial)
+        self._become(0)
+        self._holder.reset(weights)
+        if self.outer is not None:
+            self.outer.reset()
+
+    def copy(self, memory: Tensor) -> int:
+        places = self.canonical.layout.views(memory)
+        self._holder.write_state(self.version, places)
+        for name, tensor in self._outer_tensors().items():
+            places[name].copy_(tensor)
+        return self.version
+
+    def take_over(self, tensors: Mapping[str, Tensor], *, version: int) -> None:
+        self._become(version)
+        self._holder.read_state(version, tensors)
+        for name, tensor in self._outer_tensors().items():
+            tensor.copy_(tensors[name])
+
+    def _become(self, version: int) -> None:
+        self.version = version
+        # The weights of another version may rest elsewhere.
+        if self.outer is not None:
+            self.outer.follow(self.newest)
+
+    def _outer_tensors(self) -> dict[str, Tensor]:
+        return {} if self.outer is None else self.outer.tensors(list(self.canonical.shapes))
+
+
+class HostState:
+    """The state of ranks in two mirrors. memory: of each, of `mirrored(canonical).num_bytes`.
+
+    update: has ranks lead on from a version with (total, scale, rate) and write the mirror of the next one; it does not
+    return before all have. changed: ranks are to read the mirror of the version that the state is at.
     """
 
     def __init__(
@@ -52,88 +133,46 @@ class HostState:
         canonical: Canonical,
         memory: Sequence[Tensor],
         *,
-        update: Callable[[Tensor, Update], None],
+        update: Callable[[int, Tensor, float, float], None],
         changed: Callable[[], None],
-        initial: Initial | None = None,
     ) -> None:
-        self.canonical, self.version, self._initial = canonical, 0, initial
-        self._update, self._changed = update, changed
+        self._names, self._memory, self._update, self._changed = list(canonical.shapes), list(memory), update, changed
+        self._late = bool(canonical.spec.averaging.delay.most)
         layout = mirrored(canonical)
         self._views = [layout.views(each) for each in memory]
-        self._memory = list(memory)
-        self._delay = canonical.manifest.averaging.delay
-        self.outer = Outer.of(canonical.manifest.averaging, self.newest)
-        self._outer_steps = 0  # that ranks have been told of
 
-    @property
-    def newest(self) -> list[Tensor]:
-        """The weights of `version`."""
-        return [self._now[name] for name in self.canonical.shapes]
+    def weights(self, version: int) -> list[Tensor]:
+        return [self._views[version % 2][name] for name in self._names]
 
-    @property
-    def _now(self) -> Views:
-        return self._views[self.version % 2]
+    def update(self, version: int, total: Tensor, *, scale: float, rate: float) -> None:
+        self._update(version, total, scale, rate)
 
-    def apply(self, total: Tensor, commits: Sequence[Commit], *, own_tokens: int | None = None) -> None:
-        update = self.canonical.update(self.version, total, commits, own_tokens=own_tokens)
-        if self.outer is not None and self.outer.steps != self._outer_steps:
-            self._tell()
-        self._update(total, update)
-        self._become(self.version + 1)
-
-    def stay(self, commits: Sequence[Commit]) -> None:
-        self.canonical.check(self.version, commits)
-        # ranks write only what an update changes, and there is none: carry all of it over
-        self._memory[(self.version + 1) % 2].copy_(self._memory[self.version % 2])
-        self._become(self.version + 1)
-        self._tell()
-
-    def reset_to_seed(self) -> None:
-        model, seed = self.canonical.manifest.model, self.canonical.manifest.training.seed
-        found = self._initial() if self._initial is not None else None  # first: its files may be gone
-        self._become(0)
-        for name, shape in self.canonical.shapes.items():
-            weights = found[name] if found is not None else draw(name, shape, model, seed=seed)
-            self._now[name].copy_(weights)
-            if self._delay.most:
-                self._now[snapshot.previous_name(name)].copy_(weights)
-            for moment in MOMENTS:
-                self._now[snapshot.moment_name(moment, name)].zero_()
-        if self.outer is not None:
-            self.outer.reset()
-        self._tell()
-
-    def copy(self, memory: Tensor) -> int:
-        self.canonical.layout.copy(self._tensors(), memory)
-        return self.version
-
-    def take_over(self, tensors: Mapping[str, Tensor], *, version: int) -> None:
-        self._become(version)
-        for name, tensor in self._tensors().items():
-            tensor.copy_(tensors[name])
-        self._tell()
-
-    def _tell(self) -> None:
-        if self.outer is not None:
-            self._outer_steps = self.outer.steps
+    def take(self, version: int) -> None:
         self._changed()
 
-    def _become(self, version: int) -> None:
-        self.version = version
-        if self.outer is not None:
-            self.outer.follow(self.newest)
+    def stay(self, version: int) -> None:
+        # Ranks write only what an update changes, and there is none: carry all of it over.
+        self._memory[(version + 1) % 2].copy_(self._memory[version % 2])
+        self._changed()
 
-    def _tensors(self) -> Views:
-        outer = {} if self.outer is None else self.outer.tensors(list(self.canonical.shapes))
-        return self._now | outer
+    def reset(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+        now = self._views[0]
+        for name, tensor in weights:
+            now[name].copy_(tensor)
+            if self._late:
+                now[snapshot.previous_name(name)].copy_(tensor)
+            for moment in MOMENTS:
+                now[snapshot.moment_name(moment, name)].zero_()
+        self._changed()
 
+    def read_state(self, version: int, tensors: Mapping[str, Tensor]) -> None:
+        for name, place in self._views[version % 2].items():
+            place.copy_(tensors[name])
+        self._changed()
 
-class SumReading:
-    """The flat memory that sums are written to, and which one it holds now: (step, voids, how many were added)."""
-
-    def __init__(self, flat: Tensor) -> None:
-        self.flat = flat
-        self.holds: tuple[int, int, int] | None = None
+    def write_state(self, version: int, tensors: Mapping[str, Tensor]) -> None:
+        for name, held in self._views[version % 2].items():
+            tensors[name].copy_(held)
 
 
 class _Content(NamedTuple):
@@ -144,6 +183,14 @@ class _Content(NamedTuple):
     indexes: frozenset[int]
 
 
+class SumReading:
+    """The flat memory that sums are written to, and the content that it holds now."""
+
+    def __init__(self, flat: Tensor) -> None:
+        self.flat = flat
+        self.holds: _Content | None = None
+
+
 class RankSum:
     """`stage.backend.GradientSum`. write(step, voids): has the ranks that are up write that sum to `reading`'s memory;
     raises Refused if they are lost, for ranks started afterwards do not hold it."""
@@ -151,31 +198,20 @@ class RankSum:
     def __init__(self, ranks: Ranks, reading: SumReading, write: Callable[[int, int], None]) -> None:
         self._ranks, self._reading, self._write = ranks, reading, write
         self._lock = threading.Lock()  # of the void count: held for a moment
-        self._voids = self._revoked = 0
+        self.voids = self.revoked = 0
         self._lost: int | None = None  # the step whose sum is gone, and not voided since
         self._content = _Content(-1, -1, frozenset())  # replaced, by whoever has the ranks' lock, never changed
 
-    @property
-    def voids(self) -> int:
-        """How often it has been voided, or lost."""
-        with self._lock:
-            return self._voids
-
-    @property
-    def revoked(self) -> int:
-        with self._lock:
-            return self._revoked
-
     def void(self, *, lost: bool = False) -> None:
         with self._lock:
-            self._voids += 1
-            self._revoked += not lost
+            self.voids += 1
+            self.revoked += not lost
             self._lost = None
 
     def lose(self) -> None:
         """What ranks held is gone. Whoever has the ranks' lock."""
         with self._lock:
-            self._voids += 1
+            self.voids += 1
             self._lost = self._content.step if self._content.indexes else self._lost
 
     def add(self, add: Callable[[], object], *, step: int, index: int, voids: int) -> bool:
@@ -197,10 +233,11 @@ class RankSum:
             return written
         with self._ranks.lock:
             with self._lock:
-                voids, lost = self._voids, self._lost
+                voids, lost = self.voids, self._lost
             if lost == step:
                 raise Refused(RejectCode.NOT_READY, "the sum was lost with the ranks that held it", step=step)
-            wanted = _held(self._entered(step, voids))
+            wanted = self._entered(step, voids)
+            # A round reads a sum in many pieces: it is written once.
             if self._reading.holds != wanted:
                 self._reading.holds = None  # half written if ranks are lost meanwhile
                 if self._content.indexes:
@@ -221,14 +258,10 @@ class RankSum:
         """
         with self._lock:
             content = self._content
-            stands = self._lost != step and (content.step, content.voids) == (step, self._voids)
-            return self._reading.flat if stands and self._reading.holds == _held(content) else None
+            stands = self._lost != step and (content.step, content.voids) == (step, self.voids)
+            return self._reading.flat if stands and self._reading.holds == content else None
 
     def _entered(self, step: int, voids: int) -> _Content:
         if self._content[:2] != (step, voids):
             self._content = _Content(step, voids, frozenset())
         return self._content
-
-
-def _held(content: _Content) -> tuple[int, int, int]:
-    return content.step, content.voids, len(content.indexes)

@@ -14,10 +14,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from swarmnet.errors import UsageError
-from swarmnet.manifest.schema import Model
+from swarmnet.manifest.schema import Model, Training
 from swarmnet.model.tensor_plan import Slice, TensorSplit
 
 Shard = Literal["none", "dp", "zero1", "zero2", "zero3"]
@@ -78,21 +78,6 @@ class MeshLayout:
         spread = f"{self.shard}x{self.data}" if self.data > 1 else ""
         return "-".join(filter(None, (split, spread))) or "1"
 
-    def record(self) -> dict[str, Any]:
-        """As JSON, for rank processes."""
-        return {
-            "tensor": self.tensor,
-            "data": self.data,
-            "shard": self.shard,
-            "sequence_parallel": self.sequence_parallel,
-            "devices": list(self.devices),
-        }
-
-    @classmethod
-    def of(cls, record: Mapping[str, Any]) -> MeshLayout:
-        """What `record` wrote."""
-        return cls(**{**record, "devices": tuple(record["devices"])})
-
 
 What = Literal["parameters", "accumulators", "moments"]
 
@@ -130,19 +115,15 @@ def chunk(length: int, index: int, count: int) -> range:
 
 @dataclass(frozen=True, slots=True)
 class MeshSplit:
-    """How the ranks of `layout` share the stages of `model`.
-
-    microbatch_size: sequences per microbatch, sequence_length: tokens per sequence. Raises UsageError with advice if
-    these ranks cannot.
-    """
+    """How the ranks of `layout` share the stages of `model`. Raises UsageError with advice if these ranks cannot."""
 
     model: Model
     layout: MeshLayout
-    microbatch_size: int
-    sequence_length: int
+    training: Training
 
     def __post_init__(self) -> None:
-        rows, ranks = self.microbatch_size, self.layout.data
+        rows, ranks = self.training.microbatch_size, self.layout.data
+        # Each rank computes the same number of whole sequences.
         if rows % ranks:
             possible = ", ".join(str(number) for number in range(1, rows + 1) if rows % number == 0)
             raise UsageError(
@@ -156,11 +137,12 @@ class MeshSplit:
         """How the tensor axis shares a stage."""
         layout = self.layout
         sequence_parallel = layout.sequence_parallel and layout.tensor > 1
-        return TensorSplit(self.model, layout.tensor, self.sequence_length, sequence_parallel=sequence_parallel)
+        length = self.training.sequence_length
+        return TensorSplit(self.model, layout.tensor, length, sequence_parallel=sequence_parallel)
 
     def rows(self, rank: int) -> range:
         """Which sequences of a microbatch `rank` computes."""
-        share = self.microbatch_size // self.layout.data
+        share = self.training.microbatch_size // self.layout.data
         d, _ = self.layout.coordinates(rank)
         return range(d * share, (d + 1) * share)
 
@@ -199,6 +181,7 @@ class MeshSplit:
 
 def _block(held: Slice, shape: Sequence[int]) -> Block:
     ranges = [range(length) for length in shape]
+    # The tensor axis cuts one dimension, or none.
     if held.dim is not None:
         ranges[held.dim] = range(held.start, held.stop)
     return Block(tuple(ranges))

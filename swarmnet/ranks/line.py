@@ -1,7 +1,7 @@
 """The pipe between the peer process and one rank: JSON packets, and descriptors of shared memory beside them.
 
-A stream socket pair. A packet is its length (8 bytes) and JSON; numbers cross exactly, infinities and NaN too. The
-peer's end never blocks, so a rank that reads nothing cannot hold it up; the rank's end always does. Knows no order.
+A stream socket pair. A packet is its length (8 bytes) and JSON; numbers cross exactly, infinities and NaN too. Packets
+are small and few are under way, so a rank that reads nothing does not hold up the peer process. Knows no order.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import socket
-from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -23,7 +22,6 @@ class LineEnded(Exception):
 
 
 LENGTH_BYTES = 8
-CHUNK_BYTES = 1 << 18
 
 
 def packed(packet: Packet) -> bytes:
@@ -40,109 +38,55 @@ def receive_with_descriptor(end: socket.socket, count: int) -> tuple[bytes, int 
     return data, descriptors[0] if descriptors else None
 
 
-class PeerEnd:
-    """The peer process's end. Nothing here blocks."""
+class Line:
+    """One end. Everything here blocks, on the peer process's end no longer than `limit_s`."""
 
-    def __init__(self, end: socket.socket) -> None:
-        end.setblocking(False)
-        self._end = end
-        self._out: deque[tuple[memoryview, int | None]] = deque()
-        self._read = bytearray()
-
-    def fileno(self) -> int:
-        """For select and poll."""
-        return self._end.fileno()
-
-    def queue(self, data: bytes, descriptor: int | None = None) -> None:
-        """Send `packed` bytes with the next `flush`, after what is queued already, and a descriptor beside them."""
-        self._out.append((memoryview(data), descriptor))
-
-    def flush(self) -> bool:
-        """Send what the line takes now; False while something is left. Raises LineEnded."""
-        while self._out:
-            data, descriptor = self._out.popleft()
-            try:
-                beside = [] if descriptor is None else [descriptor]
-                sent = socket.send_fds(self._end, [data], beside) if beside else self._end.send(data)
-            except BlockingIOError:
-                self._out.appendleft((data, descriptor))
-                return False
-            except OSError as error:
-                raise LineEnded from error
-            if sent < len(data):  # the descriptor went with the first byte
-                self._out.appendleft((data[sent:], None))
-        return True
-
-    def receive(self) -> Packet | None:
-        """The next packet, None while it is not all there. Raises LineEnded."""
-        while (packet := self._cut()) is None:
-            try:
-                chunk = self._end.recv(CHUNK_BYTES)
-            except BlockingIOError:
-                return None
-            except OSError as error:
-                raise LineEnded from error
-            if not chunk:
-                raise LineEnded
-            self._read += chunk
-        return packet
-
-    def _cut(self) -> Packet | None:
-        end = LENGTH_BYTES + int.from_bytes(self._read[:LENGTH_BYTES], "big")
-        if len(self._read) < max(end, LENGTH_BYTES):
-            return None
-        packet: Packet = json.loads(self._read[LENGTH_BYTES:end])
-        del self._read[:end]
-        return packet
-
-    def close(self) -> None:
-        """A rank that still runs leaves."""
-        self._end.close()
-        self._out.clear()
-
-
-class RankEnd:
-    """A rank's end. Everything here blocks."""
-
-    def __init__(self, end: socket.socket) -> None:
-        end.setblocking(True)
+    def __init__(self, end: socket.socket, *, limit_s: float | None = None) -> None:
+        end.settimeout(limit_s)
         self._end = end
 
     def fileno(self) -> int:
         """For select and poll."""
         return self._end.fileno()
 
-    def say(self, packet: Packet) -> None:
-        """Raises LineEnded; TypeError, ValueError if the packet is not JSON."""
-        data = packed(packet)
+    def say(self, packet: Packet, descriptor: int | None = None) -> None:
+        """Send a packet, and a descriptor beside it. Raises LineEnded; TypeError, ValueError if it is not JSON."""
+        self.send(packed(packet), descriptor)
+
+    def send(self, data: bytes, descriptor: int | None = None) -> None:
+        """Send what `packed` has made. Raises LineEnded."""
         try:
-            self._end.sendall(data)
+            # The descriptor goes with the first byte.
+            sent = 0 if descriptor is None else socket.send_fds(self._end, [data], [descriptor])
+            self._end.sendall(data[sent:])
         except OSError as error:
             raise LineEnded from error
 
     def hear(self) -> tuple[Packet, int | None]:
         """The next packet and the descriptor that came with it. Raises LineEnded."""
         try:
-            # no more than the length: a descriptor comes with its own packet's first byte
+            # No more than the length: a descriptor comes with its own packet's first byte.
             head, descriptor = receive_with_descriptor(self._end, LENGTH_BYTES)
             if not head:
                 raise LineEnded
             head += self._exactly(LENGTH_BYTES - len(head))
-            body = self._exactly(int.from_bytes(head, "big"))
+            packet: Packet = json.loads(self._exactly(int.from_bytes(head, "big")))
         except OSError as error:
             raise LineEnded from error
-        packet: Packet = json.loads(body)
         return packet, descriptor
 
     def _exactly(self, count: int) -> bytes:
-        parts = []
-        while count:
-            part = self._end.recv(min(count, CHUNK_BYTES))
+        data = bytearray()
+        while len(data) < count:
+            part = self._end.recv(count - len(data))
             if not part:
                 raise LineEnded
-            parts.append(part)
-            count -= len(part)
-        return b"".join(parts)
+            data += part
+        return bytes(data)
+
+    def close(self) -> None:
+        """Whoever is at the other end finds the line ended."""
+        self._end.close()
 
 
 # ---------------------------------------------------------------- what a rank's handler may raise and live

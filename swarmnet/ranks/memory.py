@@ -1,8 +1,8 @@
 """Memory that the peer process and its ranks have in common: how tensors cross between them.
 
-Anonymous: a memfd where the system has one, else a temporary file without a name. It has no entry in /dev/shm or
-anywhere else, so nothing is left to clean up, however the processes end. The peer process makes it and sends the
-descriptor to each rank (`ranks.line`), which maps it again. Knows nothing of what is in it.
+Anonymous: a memfd. It has no entry in /dev/shm or anywhere else, so nothing is left to clean up, however the processes
+end. The peer process makes it and sends the descriptor to each rank (`ranks.line`), which maps it again. Knows nothing
+of what is in it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import fcntl
 import mmap
 import os
-import tempfile
 
 import torch
 from torch import Tensor
@@ -40,16 +39,12 @@ class SharedMemory:
 
 
 def anonymous_file(name: str, num_bytes: int = 0) -> int:
-    """A new descriptor of a file in memory (elsewhere: on disk) that no directory knows. Raises OSError."""
-    if hasattr(os, "memfd_create"):  # Linux: counted as memory, never written to a disk
-        descriptor = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    else:
-        descriptor, path = tempfile.mkstemp(prefix=f"{name}-")
-        os.unlink(path)
+    """A new descriptor of a file in memory that no directory knows. Raises OSError."""
+    descriptor = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         os.ftruncate(descriptor, num_bytes)
-        if num_bytes and hasattr(fcntl, "F_ADD_SEALS") and hasattr(os, "memfd_create"):
-            # a file cut short under a mapping would end whoever reads there
+        # A file cut short under a mapping would end whoever reads there.
+        if num_bytes:
             fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
     except BaseException:
         os.close(descriptor)

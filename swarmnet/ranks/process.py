@@ -30,7 +30,7 @@ from torch._C._distributed_c10d import FileStore
 
 from swarmnet.ranks.comm import ProcessComm
 from swarmnet.ranks.fate import DUMP
-from swarmnet.ranks.line import ALIKE, LineEnded, Packet, RankEnd, packet_of
+from swarmnet.ranks.line import ALIKE, Line, LineEnded, Packet, packet_of
 from swarmnet.ranks.memory import mapped, pin
 
 Handler = Callable[[str, Mapping[str, Any]], Mapping[str, Any] | None]
@@ -39,7 +39,7 @@ Handler = Callable[[str, Mapping[str, Any]], Mapping[str, Any] | None]
 NO_LIMIT = timedelta(days=1)
 """Of a collective. The peer process holds the deadlines: it ends all ranks, at whatever they are."""
 
-LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
+LOOPBACK = "lo"
 
 
 class RankContext:
@@ -77,7 +77,7 @@ class RankContext:
 
 def main(end: socket.socket) -> NoReturn:
     """Be the rank at this end of the line. The process ends with the line, or when the program fails."""
-    line, code = RankEnd(end), 1
+    line, code = Line(end), 1
     try:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -95,7 +95,7 @@ def main(end: socket.socket) -> NoReturn:
         os._exit(code)
 
 
-def _leave_with(line: RankEnd) -> None:
+def _leave_with(line: Line) -> None:
     """End this process when the peer's end of the line is closed. Nothing else wakes this thread."""
     gone = select.poll()
     gone.register(line, 0)
@@ -103,7 +103,7 @@ def _leave_with(line: RankEnd) -> None:
     os._exit(0)
 
 
-def _say_last(line: RankEnd, error: BaseException) -> None:
+def _say_last(line: Line, error: BaseException) -> None:
     """Between ranks the earliest is to blame: the others fail because a partner in a collective is gone."""
     words = "".join(traceback.format_exception_only(error)).strip()
     try:
@@ -112,7 +112,7 @@ def _say_last(line: RankEnd, error: BaseException) -> None:
         pass
 
 
-def _joined(line: RankEnd) -> tuple[RankContext, Handler]:
+def _joined(line: Line) -> tuple[RankContext, Handler]:
     """The first packet says what this rank is: join the group, map memory, make the program's handler."""
     hello, store = line.hear()
     device = torch.device(hello["device"])
@@ -127,10 +127,9 @@ def _joined(line: RankEnd) -> tuple[RankContext, Handler]:
         context.map(number, descriptor)
     # ranks are on one machine: nothing of theirs may go over its network, or wait for its name service
     os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = LOOPBACK
-    path = hello["store"] if store is None else f"/proc/self/fd/{store}"
     dist.init_process_group(
         backend,
-        store=FileStore(path, context.ranks),
+        store=FileStore(f"/proc/self/fd/{store}", context.ranks),
         rank=context.rank,
         world_size=context.ranks,
         timeout=NO_LIMIT,
@@ -142,7 +141,7 @@ def _joined(line: RankEnd) -> tuple[RankContext, Handler]:
     return context, handler
 
 
-def _answer(line: RankEnd, context: RankContext, handler: Handler) -> NoReturn:
+def _answer(line: Line, context: RankContext, handler: Handler) -> NoReturn:
     while True:
         packet, descriptor = line.hear()
         if descriptor is not None:  # memory that the next order may speak of

@@ -11,14 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from swarmnet.manifest.schema import Manifest
+from swarmnet.manifest.schema import StageSpec
 from swarmnet.ranks.host_state import mirrored
 from swarmnet.ranks.layout import MeshLayout, MeshSplit
 from swarmnet.ranks.process import Handler, RankContext
 from swarmnet.ranks.stage import RankStage
 from swarmnet.stage.accumulator import sum_dtype
-from swarmnet.stage.canonical import Canonical
-from swarmnet.stage.passes import MemoryPolicy
+from swarmnet.stage.passes import ForwardPass, MemoryPolicy
 
 Fields = Mapping[str, Any]
 
@@ -31,14 +30,13 @@ def handler(context: RankContext) -> Handler:
 class _Program:
     def __init__(self, context: RankContext) -> None:
         settings = context.settings
-        manifest, layout = Manifest.model_validate_json(settings["manifest"]), MeshLayout.of(settings["layout"])
-        self._context, self._manifest = context, manifest
+        self._spec, layout = StageSpec.model_validate_json(settings["spec"]), MeshLayout(**settings["layout"])
+        self._context = context
         _, t = layout.coordinates(context.rank)
         along_tensor = [[layout.rank(row, column) for column in range(layout.tensor)] for row in range(layout.data)]
         along_data = [[layout.rank(row, column) for row in range(layout.data)] for column in range(layout.tensor)]
         self._stage = RankStage(
-            manifest,
-            settings["stage"],
+            self._spec,
             layout,
             context.rank,
             tensor=context.new_group(along_tensor),
@@ -47,28 +45,36 @@ class _Program:
             memory=MemoryPolicy(**settings["memory"]),
         )
         self._speaks = t == 0  # what leaves is the same on all tensor ranks
-        self._rows = MeshSplit(
-            manifest.model, layout, manifest.training.microbatch_size, manifest.training.sequence_length
-        ).rows(context.rank)
-        self._canonical = Canonical.of(manifest, settings["stage"])
-        self._layout = mirrored(self._canonical)
-        self._first, self._last = settings["stage"] == 0, settings["stage"] == manifest.cut.stages - 1
+        self._rows = MeshSplit(self._spec.model, layout, self._spec.training).rows(context.rank)
+        self._layout = mirrored(self._stage.canonical)
         self._places: Mapping[str, int] = {}
+        self._works: dict[int, ForwardPass] = {}  # microbatches in flight, by the key they were ordered under
 
     def __call__(self, name: str, fields: Fields) -> Mapping[str, Any] | None:
-        self._stage.drop(fields["forgotten"])  # first: what is to come may need its memory
+        # First: what is to come may need its memory.
+        for key in fields["forgotten"]:
+            self._works.pop(key, None)
         match name:
             case "load":
                 self._places = fields["places"]
+                # What was computed on other weights is worth nothing.
+                self._works.clear()
                 self._stage.read_state(fields["version"], self._mirror(fields["version"]))
             case "forward":
                 return self._forward(**{key: fields[key] for key in ("key", "step", "train")})
             case "backward":
-                self._backward(fields["key"])
+                gradient = None if self._spec.last else self._copied("inward", torch.float32)
+                own = self._stage.backward(self._works[fields["key"]], gradient)
+                if own is not None:
+                    self._answer(own)
             case "accumulate":
-                self._stage.accumulate(fields["key"], step=fields["step"], index=fields["index"], voids=fields["voids"])
+                step, voids = fields["step"], fields["voids"]
+                self._follow(step, voids)
+                work = self._works.pop(fields["key"])
+                self._stage.accumulate(work, step=step, index=fields["index"], voids=voids)
             case "write_sum":
-                self._stage.write_sum(fields["step"], fields["voids"], self._sum("reading"))
+                self._follow(fields["step"], fields["voids"])
+                self._stage.write_sum(fields["step"], self._sum("reading"))
             case "update":
                 version = fields["version"]
                 self._stage.update(version, self._sum(fields["total"]), scale=fields["scale"], rate=fields["rate"])
@@ -78,34 +84,36 @@ class _Program:
         return None
 
     def _forward(self, key: int, step: int, train: bool) -> Mapping[str, Any] | None:
-        tokens = self._activations("tokens", torch.int32)
-        hidden = None if self._first else self._activations("inward", torch.float32)
-        output = self._stage.forward(key, step, tokens, hidden, train=train)
-        if self._last:
+        hidden = None if self._spec.first else self._copied("inward", torch.float32)
+        output, work = self._stage.forward(step, self._copied("tokens", torch.int32), hidden, train=train)
+        if work is not None:
+            self._works[key] = work
+        if self._spec.last:
             return {"loss": output.item()}
         self._answer(output)
         return None
 
-    def _backward(self, key: int) -> None:
-        gradient = None if self._last else self._activations("inward", torch.float32)
-        own = self._stage.backward(key, gradient)
-        if own is not None:
-            self._answer(own)
+    def _follow(self, step: int, voids: int) -> None:
+        """The peer process counts voids."""
+        self._stage.sums[step % len(self._stage.sums)].follow(voids)
 
     def _answer(self, rows: Tensor) -> None:
         if self._speaks:  # one rank of those that have these rows writes them
             self._activations("outward", torch.float32).copy_(rows)
 
+    def _copied(self, name: str, dtype: torch.dtype) -> Tensor:
+        """Ours to keep: the next microbatch comes in at the same place, before the weight pass."""
+        return self._activations(name, dtype).to(self._context.device, copy=True)
+
     def _activations(self, name: str, dtype: torch.dtype) -> Tensor:
         """This rank's rows of a microbatch's tensor."""
-        whole = self._memory(name).view(dtype).view(self._manifest.training.microbatch_size, -1)
+        training = self._spec.training
+        whole = self._memory(name).view(dtype).view(training.microbatch_size, -1)
         rows = whole[self._rows.start : self._rows.stop]
-        if name == "tokens":
-            return rows
-        return rows.view(len(self._rows), self._manifest.training.sequence_length, -1)
+        return rows if name == "tokens" else rows.view(len(self._rows), training.sequence_length, -1)
 
     def _sum(self, name: str) -> Tensor:
-        return self._memory(name).view(sum_dtype(self._manifest.numerics))
+        return self._memory(name).view(sum_dtype(self._spec.numerics))
 
     def _mirror(self, version: int) -> dict[str, Tensor]:
         return self._layout.views(self._memory(f"mirror{version % 2}"))

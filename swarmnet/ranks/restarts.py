@@ -4,8 +4,8 @@ What ranks hold is of two kinds. Sums and microbatches in flight are gone with t
 refused. Weights and moments are not: after each start the ranks read them again (`load`), so an order that needs
 nothing else is repeated until it is done (`insist`). Knows no tensors; what orders mean is `ranks.program`'s.
 
-A deadline is there for what never ends, not for what is slow. It is a multiple of what the same order has taken before,
-and generous as long as little is known: first orders build kernels, fill caches, meet a busy machine.
+A deadline is there for what never ends, not for what is slow: first orders build kernels, fill caches, meet a busy
+machine.
 
 Ranks are given up that do nothing but get lost. Finished work shows that they are good for something, and so do minutes
 without a loss. Neither shows that for an order that kills them whenever it comes: only that order, done, does.
@@ -22,28 +22,20 @@ from typing import Any
 
 from swarmnet.errors import MeshFailed, RankLost, Refused, RejectCode
 from swarmnet.ranks.group import RankGroup
-from swarmnet.stage.backend import Watcher
-
-_SEEN = 3
-"""Orders of a kind after which its pace is known."""
-
-_FADES = 0.95
-"""By how much the slowest order so far counts less with every further one."""
+from swarmnet.stage.backend import OnEvent
 
 
 @dataclass(frozen=True, slots=True)
 class RestartBackoff:
     """How long ranks may take for an order, how often they are started again, and after which pauses.
 
-    first_s: for an order of which little is known. floor_s: for any. factor: times the slowest seen.
+    order_s: for an order.
     restarts: how often ranks are started again without anything finished in between, or for one kind of order without
     one done in between; pauses before a restart grow from nothing over pause_s, doubled each time. forget_s: of being
     up, after which losses are forgotten that no order is to blame for.
     """
 
-    first_s: float = 300.0
-    floor_s: float = 60.0
-    factor: float = 20.0
+    order_s: float = 300.0
     restarts: int = 5
     pause_s: float = 0.25
     forget_s: float = 300.0
@@ -51,29 +43,6 @@ class RestartBackoff:
     def pause(self, losses: int) -> float:
         """Seconds to wait before ranks are started that were lost so often since something was finished."""
         return 0.0 if losses < 2 else self.pause_s * 2.0 ** (losses - 2)
-
-
-@dataclass(slots=True)
-class OrderTimes:
-    """What orders have taken, by kind."""
-
-    backoff: RestartBackoff
-    _seen: dict[str, tuple[int, float]] = field(default_factory=dict)
-
-    def deadline_s(self, order: str) -> float:
-        """How long an order of that kind may take."""
-        backoff, (count, slowest) = self.backoff, self._seen.get(order, (0, 0.0))
-        known = max(backoff.floor_s, backoff.factor * slowest)  # what has been slow once may be again
-        return known if count >= _SEEN else max(known, backoff.first_s)
-
-    def took(self, order: str, seconds: float) -> None:
-        """One was done."""
-        count, slowest = self._seen.get(order, (0, 0.0))
-        self._seen[order] = count + 1, max(seconds, _FADES * slowest)
-
-    def started(self) -> None:
-        """Ranks are new: their first orders are first ones again. What is known of slow ones stays."""
-        self._seen = {order: (0, slowest) for order, (_, slowest) in self._seen.items()}
 
 
 @dataclass(slots=True)
@@ -103,6 +72,7 @@ class Losses:
     def lost(self, order: str | None, *, up_s: float) -> None:
         """They were, at that order, after so long up; None: at no order, or as they started."""
         self._since_work = 1 if up_s >= self.backoff.forget_s else self._since_work + 1
+        # An order that kills them whenever it comes is not excused by others that they finish.
         if order is not None:
             self._in_order[order] = self._in_order.get(order, 0) + 1
 
@@ -118,15 +88,16 @@ class Losses:
 class Ranks:
     """Threads take turns by `lock`, which they may hold around several calls.
 
-    load: the fields of the order that brings ranks to the state as it is now. label: of the mesh, for people. life: how
-    often what ranks held was lost. holds: the step of each microbatch that they have something of, by the key that it
-    was ordered under.
+    on_lost: hears that what ranks held is gone. load: the fields of the order that brings ranks to the state as it is
+    now. label: of the mesh, for people. life: how often what ranks held was lost. holds: the step of each microbatch
+    that they have something of, by the key that it was ordered under.
     """
 
     def __init__(
         self,
         group: RankGroup,
-        watcher: Watcher,
+        on_lost: Callable[[], None],
+        on_event: OnEvent,
         *,
         label: str,
         load: Callable[[], Mapping[str, Any]],
@@ -135,8 +106,8 @@ class Ranks:
         self.lock = threading.RLock()
         self.life = 0
         self.holds: dict[int, int] = {}
-        self._group, self._watcher, self._label, self._load = group, watcher, label, load
-        self._backoff, self._pace = backoff, OrderTimes(backoff)
+        self._group, self._lost, self._event, self._label, self._load = group, on_lost, on_event, label, load
+        self._backoff = backoff
         self._up = False
         self._since = 0.0
         self._losses = Losses(backoff)
@@ -151,6 +122,7 @@ class Ranks:
     def forget_step(self, version: int) -> None:
         """Have them drop what is of steps up to `version`: they are applied."""
         with self.lock:
+            # The engine lets go of them too, but a task that lingers would keep their memory on the ranks.
             for key, step in self.holds.items():
                 if step <= version:
                     self.forget(key)
@@ -158,6 +130,7 @@ class Ranks:
     def start(self) -> None:
         """Have the ranks up: at once if they are. Notices the death of idle ones. Raises MeshFailed: given up."""
         with self.lock:
+            # Idle ranks die unnoticed until somebody looks.
             if self._up:
                 try:
                     self._group.check()
@@ -202,6 +175,7 @@ class Ranks:
     def reload(self) -> None:
         """The state of now is another. Ranks that are not up read it when they start."""
         with self.lock:
+            # They read the state of now when they start.
             if not self._up:
                 return
             try:
@@ -220,6 +194,7 @@ class Ranks:
         self._group.close()
 
     def _begin(self) -> None:
+        # Starting them once more would end as it always has.
         if (verdict := self._losses.verdict) is not None:
             raise MeshFailed(f"ranks ({self._label}) {verdict}; the last time {self._why}")
         if self._closing.wait(self._backoff.pause(self._losses.times)):
@@ -227,13 +202,12 @@ class Ranks:
         began = time.monotonic()
         try:
             self._group.start()
-            self._pace.started()
             self._do("load", self._load())
         except RankLost as lost:
             self._on_loss(lost, None)
             return
         self._up, self._since = True, time.monotonic()
-        self._watcher.event(
+        self._event(
             "mesh_started",
             {
                 "mesh": self._label,
@@ -245,15 +219,11 @@ class Ranks:
 
     def _do(self, name: str, fields: Mapping[str, Any]) -> list[Mapping[str, Any]]:
         # of keys that ranks no longer hold, such as those of ranks that were lost, nothing is said
-        forgotten = [key for key in self._drained() if self.holds.pop(key, None) is not None]
-        began = time.monotonic()
-        answers = self._group.order(name, deadline_s=self._pace.deadline_s(name), forgotten=forgotten, **fields)
-        self._pace.took(name, time.monotonic() - began)
+        keys = [self._forgotten.popleft() for _ in range(len(self._forgotten))]
+        forgotten = [key for key in keys if self.holds.pop(key, None) is not None]
+        answers = self._group.order(name, deadline_s=self._backoff.order_s, forgotten=forgotten, **fields)
         self._losses.did(name)
         return answers
-
-    def _drained(self) -> list[int]:
-        return [self._forgotten.popleft() for _ in range(len(self._forgotten))]
 
     def _on_loss(self, lost: RankLost, order: str | None) -> None:
         self._losses.lost(order, up_s=time.monotonic() - self._since if self._up else 0.0)
@@ -261,10 +231,10 @@ class Ranks:
             self._up = False
             self.life += 1
             self.holds.clear()
-            self._watcher.lost()
+            self._lost()
         self._why = lost.reason
         if not self._closing.is_set():  # ranks that we end ourselves are no event
             seconds = round(time.monotonic() - self._since, 3) if self._since else 0.0
-            self._watcher.event(
+            self._event(
                 "rank_lost", {"rank": lost.rank, "reason": lost.reason, "epoch": self._group.epoch, "seconds": seconds}
             )

@@ -1,4 +1,7 @@
-"""What one rank of a mesh computes of a stage, and what it holds: `ranks.layout` with tensors, ZeRO (arXiv:1910.02054).
+"""What one rank computes of a stage, and what it holds: `ranks.layout` with tensors, ZeRO (arXiv:1910.02054).
+
+A stage on one device is one rank that is alone (`ranks.device_backend`); of several, each is a process
+(`ranks.program`).
 
 All ranks of a peer get the same orders in the same sequence, so none waits in a collective that others do not enter;
 and errors are the same on all: what a rank finds in its part of a gradient is agreed on before anything is added.
@@ -7,24 +10,27 @@ Terms of a gradient, those of data ranks and what tensor ranks have in part (`Sl
 when the sum is written; with ZeRO-2 and 3 those of data ranks for each microbatch, in fp32, before they are rounded to
 the grid. Everything after the sum is elementwise, so ranks of any mesh make the same weights of the same sum.
 
-Outside the ranks there are only whole tensors in canonical order. Knows no pipes, no processes and no protocol. Rank's
-thread only.
+With `averaging.sync = "overlap"` step s is computed on the weights of version s - 1: two versions' weights rest in two
+modules, and step s uses module s % 2. The update of step s reads the other one, which holds the newest weights, and
+writes into the module of s, whose weights nobody needs any more. Before steps overlap both hold the same. The moments
+exist once.
+
+Outside the ranks there are only whole tensors in canonical order. Knows no pipes, no processes and no protocol. Of one
+thread.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from swarmnet.errors import UsageError
-from swarmnet.manifest.schema import Manifest
+from swarmnet.manifest.schema import StageSpec
 from swarmnet.model.comm import Comm
-from swarmnet.model.cut import cut_layers
 from swarmnet.model.decoder import StageModule
 from swarmnet.model.sharded import ShardedStage, sum_terms
 from swarmnet.ranks.buckets import ScatteredGradients, buckets_of, own_chunk, take_block
@@ -32,7 +38,7 @@ from swarmnet.ranks.comm import ProcessComm
 from swarmnet.ranks.layout import Block, MeshLayout, MeshSplit, What
 from swarmnet.stage import snapshot
 from swarmnet.stage.accumulator import Accumulator, largest_magnitude
-from swarmnet.stage.canonical import Canonical
+from swarmnet.stage.canonical import Canonical, layers_of
 from swarmnet.stage.gradients import WholeGradients
 from swarmnet.stage.optimizer import MOMENTS, StageOptimizer, average
 from swarmnet.stage.passes import ForwardPass, MemoryPolicy, Passes
@@ -41,28 +47,16 @@ if TYPE_CHECKING:
     from swarmnet.ranks.fully_sharded import FullySharded
 
 
-@dataclass(slots=True, eq=False)
-class _Stash:
-    """One microbatch in flight. changes: how often the module it was computed on had got other weights. gradients:
-    chunks that a fused backward has left."""
-
-    step: int
-    changes: int
-    work: ForwardPass
-    gradients: list[Tensor] | None = None
-
-
 class RankStage:
-    """Rank `rank`'s part of stage `stage`. tensor, data: its groups along either axis.
+    """Rank `rank`'s part of a stage. tensor, data: its groups along either axis.
 
-    memory: how this rank spends its own. Weights are whatever was there until `read_state`. Raises UsageError if these
-    ranks cannot share the stage.
+    memory: how this rank spends its own. Weights are whatever was there until `read_state` or `reset`. Raises
+    UsageError if these ranks cannot share the stage.
     """
 
     def __init__(
         self,
-        manifest: Manifest,
-        stage: int,
+        spec: StageSpec,
         layout: MeshLayout,
         rank: int,
         *,
@@ -76,43 +70,36 @@ class RankStage:
             layout.tensor,
         ):
             raise ValueError(f"rank {rank} of {layout.label} in groups of {data.size} and {tensor.size}")
-        if layout.shard == "zero3" and memory is not None and memory.activations == "offload":
+        memory = memory or MemoryPolicy()
+        if layout.shard == "zero3" and memory.activations == "offload":
             raise UsageError("ZeRO-3 gathers weights, and offloaded activations would take them along: recompute them")
-        self._manifest, self._device, self._rank = manifest, device, rank
-        self._split, self._tensor, self._data = (
-            MeshSplit(manifest.model, layout, manifest.training.microbatch_size, manifest.training.sequence_length),
-            tensor,
-            data,
-        )
-        self._delay = manifest.averaging.delay
-        ranges = cut_layers(manifest.model, manifest.cut, manifest.training.sequence_length)
-        self._layers, self._first, self._last = ranges[stage], stage == 0, stage == len(ranges) - 1
+        self.spec, self._device, self._rank, self._tensor, self._data = spec, device, rank, tensor, data
+        self._split = MeshSplit(spec.model, layout, spec.training)
+        self._delay = spec.averaging.delay
         self._fully = self._fully_sharded()
         self._scatters = self._split.shards("accumulators") and layout.data > 1
-        self._canonical = Canonical.of(manifest, stage)
-        self._shapes = self._canonical.shapes
+        self.canonical = Canonical.of(spec)
+        self._shapes = self.canonical.shapes
         self._names = list(self._shapes)
         self._modules = [self._module() for _ in range(1 + self._delay.most)]
         self._parameters = [list(module.parameters()) for module in self._modules]
         self._make_sums()
-        self._offload = memory is not None and memory.offload_optimizer
+        self._offload = memory.offload_optimizer
         self._optimizer = StageOptimizer(
             self._own(0),
-            manifest.optimizer,
+            spec.optimizer,
             offload=self._offload,
             whole=[math.prod(shape) for shape in self._shapes.values()],
         )
         self._passes = Passes(
-            first=self._first,
-            last=self._last,
+            first=spec.first,
+            last=spec.last,
             device=device,
             tapes=self._fully is None,
-            reproducible=manifest.numerics.mode == "deterministic",
+            reproducible=spec.numerics.mode == "deterministic",
             memory=memory,
-            compute=manifest.numerics.compute,
+            compute=spec.numerics.compute,
         )
-        self._changes = [0] * len(self._modules)
-        self._stashes: dict[int, _Stash] = {}
 
     def _fully_sharded(self) -> FullySharded | None:
         """What shards modules, with ZeRO-3: backward is fused then."""
@@ -125,21 +112,23 @@ class RankStage:
         return FullySharded(self._data.group, self._device)
 
     def _module(self) -> StageModule:
-        split, layers, first, last = self._split.tensor, self._layers, self._first, self._last
+        spec, split, layers = self.spec, self._split.tensor, layers_of(self.spec)
         module: StageModule
-        # with ZeRO-3 no rank ever has memory for the whole module: FSDP makes it of chunks
+        # Made where it rests: a stage that fits the device need not fit elsewhere. With ZeRO-3 no rank ever has memory
+        # for the whole module: FSDP makes it of chunks.
         with torch.device(self._device if self._fully is None else "meta"):
             if split.ranks > 1:
-                module = ShardedStage(split, layers, first=first, last=last, comm=self._tensor)
+                module = ShardedStage(split, layers, first=spec.first, last=spec.last, comm=self._tensor)
             else:
-                module = StageModule(self._manifest.model, layers, first=first, last=last)
+                module = StageModule(spec.model, layers, first=spec.first, last=spec.last)
         if self._fully is not None:
             self._fully.shard(module)
         return module
 
     def _make_sums(self) -> None:
         """Scratch for the weight pass, and the accumulators."""
-        shapes = [torch.Size(self._slice(name).shape) for name in self._names]
+        slices = [self._split.along_tensor(name, shape, self._rank) for name, shape in self._shapes.items()]
+        shapes = [torch.Size(block.shape) for block in slices]
         places = {parameter: place for parameters in self._parameters for place, parameter in enumerate(parameters)}
         self._buckets = buckets_of(self._names, shapes, self._data)
         self._gradients: WholeGradients | ScatteredGradients | None = None
@@ -149,90 +138,65 @@ class RankStage:
             self._gradients = WholeGradients(places, shapes, self._device)
         blocks = [self._held("accumulators", name) for name in self._names]
         self._summed = [torch.Size(block.shape) for block in blocks]
-        self._sums = [
+        self.sums = [  # one for each open step
             Accumulator(
                 sum(block.num_elements for block in blocks),
-                self._manifest.numerics,
+                self.spec.numerics,
                 device=self._device,
-                max_microbatches=self._manifest.training.microbatches * self._split.layout.ranks,
+                max_microbatches=self.spec.training.microbatches * self._split.layout.ranks,
             )
             for _ in self._modules
         ]
 
     # ------------------------------------------------------------ microbatches
 
-    def forward(self, key: int, step: int, tokens: Tensor, hidden: Tensor | None, *, train: bool) -> Tensor:
+    def forward(
+        self, step: int, tokens: Tensor, hidden: Tensor | None, *, train: bool
+    ) -> tuple[Tensor, ForwardPass | None]:
         """Run the module of `step` on this data rank's rows (`MeshSplit.rows`): tokens [b, T + 1] int32, hidden
-        [b, T, D], None in the first stage; both stay the caller's. `key` is what to call it by until it is dropped.
+        [b, T, D], None in the first stage; both ours to keep.
 
-        Returns hidden [b, T, D], in the last stage the sum of these rows' losses: both the same on all tensor ranks.
+        Returns hidden [b, T, D], in the last stage the sum of these rows' losses: both the same on all tensor ranks;
+        and, to train, the work done.
         """
-        if key in self._stashes:
-            raise ValueError(f"two microbatches called {key}")
-        output, work = self._passes.forward(
-            self._modules[step % len(self._modules)],
-            tokens.to(self._device, copy=True),
-            self._copy(hidden),
-            train=train,
-        )
-        if work is not None:
-            self._stashes[key] = _Stash(step, self._changes[step % len(self._modules)], work)
-        return output.detach()
+        output, work = self._passes.forward(self._modules[step % len(self._modules)], tokens, hidden, train=train)
+        return output.detach(), work
 
-    def backward(self, key: int, gradient: Tensor | None) -> Tensor | None:
-        """The gradient of these rows' input, None in the first stage; once per key. gradient: of their output, None in
-        the last stage. The same on all tensor ranks."""
-        stash = self._stashes[key]
-        self._check(key, stash)
-        own = self._passes.backward(stash.work, self._copy(gradient))
+    def backward(self, work: ForwardPass, gradient: Tensor | None) -> Tensor | None:
+        """The gradient of these rows' input, None in the first stage; once per pass. gradient: of their output, ours to
+        keep, None in the last stage. The same on all tensor ranks."""
+        own = self._passes.backward(work, gradient)
+        # FSDP has no weight pass apart: its backward leaves gradients at the parameters.
         if self._fully is not None:
-            parameters = self._parameters[stash.step % len(self._modules)]
-            stash.gradients = [self._fully.take_gradient(parameter) for parameter in parameters]
+            work.gradients = [self._fully.take_gradient(parameter) for parameter in work.module.parameters()]
         return own
 
-    def accumulate(self, key: int, *, step: int, index: int, voids: int) -> bool:
-        """Add the gradients of what `backward` has run of to the sum (step, voids), and forget it.
+    def accumulate(self, work: ForwardPass, *, step: int, index: int, voids: int) -> bool:
+        """Add the gradients of what `backward` has run of to the sum (step, voids), and let go of it.
 
-        False if the sum has that index already. Raises BadMessage(NON_FINITE) or Overflow; the sum is unchanged then.
-        All of it alike on all ranks.
+        False if the sum has that index already, or another void count. Raises BadMessage(NON_FINITE) or Overflow; the
+        sum is unchanged then. All of it alike on all ranks.
         """
-        stash = self._stashes.pop(key)
-        work, tape = stash.work, stash.work.tape
-        self._check(key, stash)
-        if not work.went_back or stash.step != step:
-            raise ValueError(f"no gradient of step {step} to add: microbatch {key} of {stash.step}")
+        # What the weight pass needs is free as soon as the gradients are added.
+        tape, gradients, work.tape, work.gradients = work.tape, work.gradients, None, None
+        if not work.went_back or (tape is None and gradients is None):
+            raise ValueError(f"no gradient to add: microbatch {step}/{index}")
         if self._gradients is not None:
             assert tape is not None
             gradients = self._gradients.of(tape)
-        else:
-            assert stash.gradients is not None
-            gradients = stash.gradients
-        total = self._sums[step % len(self._sums)]
-        total.follow(voids)
+        assert gradients is not None
+        total = self.sums[step % len(self.sums)]
         return total.add(gradients, step=step, index=index, voids=voids, largest=self._largest(gradients))
-
-    def drop(self, keys: Iterable[int]) -> None:
-        """Forget these microbatches, whether known or not."""
-        for key in keys:
-            self._stashes.pop(key, None)
-
-    def drop_all(self) -> None:
-        """Forget every microbatch."""
-        self._stashes.clear()
-
-    def _copy(self, rows: Tensor | None) -> Tensor | None:
-        """Ours to keep: what it is a copy of may be written over before the weight pass."""
-        return None if rows is None else rows.to(self._device, copy=True)
-
-    def _check(self, key: int, stash: _Stash) -> None:
-        if stash.changes != self._changes[stash.step % len(self._modules)]:
-            raise ValueError(f"the weights that microbatch {key} was computed on are gone")
 
     def _largest(self, gradients: Sequence[Tensor]) -> float:
         """The largest magnitude that any rank has: infinity if one has NaN."""
         largest = largest_magnitude(gradients)
+        # A rank that is alone has nobody to agree with.
+        if self._split.layout.ranks == 1:
+            return largest
+        # The maximum of NaN and a number may be the number.
         if not math.isfinite(largest):
-            largest = math.inf  # a maximum need not be NaN where one of two is
+            largest = math.inf
         agreed = torch.tensor([largest], dtype=torch.float32, device=self._device)
         for comm in (self._tensor, self._data):  # one after the other: then all ranks have the same number
             if comm.size > 1:
@@ -241,13 +205,12 @@ class RankStage:
 
     # ------------------------------------------------------------ sums and versions
 
-    def write_sum(self, step: int, voids: int, total: Tensor) -> None:
-        """Write what this rank speaks for of the sum (step, voids) to `total`, flat, in canonical order, on the CPU.
+    def write_sum(self, step: int, total: Tensor) -> None:
+        """Write what this rank speaks for of the sum of `step` to `total`, flat, in canonical order, on the CPU.
 
         Terms are summed on the way, a layer at a time; what the sum is made of stays as it is.
         """
-        held = self._sums[step % len(self._sums)]
-        held.follow(voids)
+        held = self.sums[step % len(self.sums)]
         sizes = [shape.numel() for shape in self._summed]
         pieces = [
             piece.view(shape) for piece, shape in zip(torch.split(held.read(step), sizes), self._summed, strict=True)
@@ -273,18 +236,35 @@ class RankStage:
         if self._data.size > 1 and self._split.shards("moments") and self._fully is None:
             for bucket in self._buckets:  # each rank has updated its chunk only
                 bucket.gather([self._parameters[into][place].detach() for place in bucket.places])
-        self._changes[into] += 1
+        # Steps do not overlap yet, so both modules hold the newest weights.
         if self._delay.most and not self._delay.behind(version + 1):
-            other = (version + 1) % len(self._modules)
-            _copy(self._live(into), self._live(other))
-            self._changes[other] += 1
+            _copy(self._live(into), self._live((version + 1) % len(self._modules)))
+
+    def take(self, version: int) -> None:
+        """The weights of `version` have changed where they rest: the optimizer goes on from them."""
+        self._optimizer.take(self._own(self._newest(version)))
+        self._optimizer.set_num_steps(version)
+
+    def stay(self, version: int) -> None:
+        """The version after `version` has the same weights and moments."""
+        self.take(version + 1)
+
+    @torch.no_grad()
+    def reset(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+        """Become version 0 with these whole weights, in canonical order. What was summed is the caller's to void."""
+        modules = [self._live(number) for number in range(len(self._modules))]
+        for place, (name, whole) in enumerate(weights):
+            for live in modules:
+                live[place].copy_(take_block(whole, self._held("parameters", name)))
+        self._optimizer.reset()
+        self.take(0)
 
     def _averaged(self, total: Tensor, scale: float) -> list[Tensor]:
         """The average gradient of what this rank updates."""
         gradients = self._room()
         for (name, whole), gradient in zip(self._cut(total).items(), gradients, strict=True):
             block = take_block(whole, self._held("moments", name)).reshape(-1)
-            average(block.to(gradient.device), gradient.view(-1), scale=scale, numerics=self._manifest.numerics)
+            average(block.to(gradient.device), gradient.view(-1), scale=scale, numerics=self.spec.numerics)
         return gradients
 
     def _room(self) -> list[Tensor]:
@@ -307,30 +287,19 @@ class RankStage:
 
     @torch.no_grad()
     def read_state(self, version: int, tensors: Mapping[str, Tensor]) -> None:
-        """Become version `version`, whose whole state is in `tensors` (see `write_state`). Stashes are gone then, and
-        what was summed is the caller's to void."""
-        self.drop_all()
+        """Become version `version`, whose whole state is in `tensors` (see `write_state`). What was summed is the
+        caller's to void."""
         for number, called in self._named(version):
             for name, live in zip(self._names, self._live(number), strict=True):
                 live.copy_(take_block(tensors[called(name)], self._held("parameters", name)))
-            self._changes[number] += 1
         for name, moments in zip(self._names, self._optimizer.moments, strict=True):
             held = self._held("moments", name)
             moments.write(*(take_block(tensors[snapshot.moment_name(moment, name)], held) for moment in MOMENTS))
-        self._optimizer.take(self._own(self._newest(version)))
-        self._optimizer.set_num_steps(version)
+        self.take(version)
 
-    def held_bytes(self) -> dict[What, int]:
-        """Memory of what this rank holds between orders."""
-        fully, modules = self._fully, self._modules
-        return {
-            "parameters": sum(
-                fully.held_bytes(module) if fully is not None else sum(each.nbytes for each in module.parameters())
-                for module in modules
-            ),
-            "accumulators": sum(total.num_bytes for total in self._sums),
-            "moments": sum(moments.num_bytes for moments in self._optimizer.moments),
-        }
+    def weights(self, version: int) -> list[Tensor]:
+        """The live weights of `version`, as far as this rank holds them."""
+        return self._live(self._newest(version))
 
     # ------------------------------------------------------------ blocks
 
@@ -344,10 +313,6 @@ class RankStage:
         if self._delay.most:
             named.append((version % len(self._modules), snapshot.previous_name))
         return named
-
-    def _slice(self, name: str) -> Block:
-        """What this rank would hold if the data axis cut nothing."""
-        return self._split.along_tensor(name, self._shapes[name], self._rank)
 
     def _held(self, what: What, name: str) -> Block:
         return self._split.held(what, name, self._shapes[name], self._rank)
@@ -368,7 +333,7 @@ class RankStage:
 
     def _cut(self, flat: Tensor) -> dict[str, Tensor]:
         """Views of all elements in canonical order, by parameter."""
-        pieces = self._canonical.pieces(flat)
+        pieces = self.canonical.pieces(flat)
         return {name: piece.view(shape) for (name, shape), piece in zip(self._shapes.items(), pieces, strict=True)}
 
     def _write(self, name: str, chunk: Tensor, whole: Tensor) -> None:

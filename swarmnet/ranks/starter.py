@@ -1,8 +1,9 @@
 """How a child process is started: as a fork of one that has everything loaded, or in a fresh interpreter.
 
-Importing torch takes seconds, a fork milliseconds. `mesh.forker` says what holds for a forked child. Its pidfd is ours,
-so that a signal never reaches another process; the forker reaps it and tells its exit code. A fresh child ends with its
-line, or with us if it has none. Either way a child has a session of its own: Ctrl+C in the terminal reaches us alone.
+Importing torch takes seconds, a fork milliseconds. `ranks.forker` says what holds for a forked child. Its pidfd is
+ours, so that a signal never reaches another process; the forker reaps it and tells its exit code. A fresh child ends
+with its line, or with us if it has none. Either way a child has a session of its own: Ctrl+C in the terminal reaches us
+alone.
 
 Not `multiprocessing`: its fork server would run the main module again in each child, keeps a second process for
 resources, leaves a directory behind when we are killed and does not end what its children have started.
@@ -11,6 +12,7 @@ resources, leaves a directory behind when we are killed and does not end what it
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import select
@@ -19,7 +21,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -33,9 +35,6 @@ log = telemetry.get(__name__)
 
 FORKER = Path(__file__).with_name("forker.py")
 MAX_PACKET = 1 << 12
-
-MOST_LATE = 3
-"""So many deadlines may pass while modules are imported; whoever is later still hangs."""
 
 CODE_S = 1.0
 """How long a process that has ended may take to be reaped."""
@@ -60,29 +59,42 @@ class ChildCall:
     """The child gets this end of it, and its number as the last argument. The caller closes its own."""
 
 
-class ChildProcess(Protocol):
-    """A started child."""
+class ChildProcess:
+    """A started child. handle: its pidfd, ours to close; code(): how it has ended, None if nobody can tell."""
 
-    @property
-    def pid(self) -> int:
+    def __init__(self, pid: int, handle: int, code: Callable[[], int | None]) -> None:
+        self.pid = pid
         """Its process id, for people: it may be another's once this one has ended."""
-        ...
+        self._handle, self._ask = handle, code
+        self._code: int | None = None
+        self._ended = self._asked = self._closed = False
 
     def send(self, number: signal.Signals) -> None:
         """A signal, unless it has ended."""
-        ...
+        if not self._closed:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._handle, number)
 
     def wait(self, deadline: float) -> bool:
         """Whether it has ended by `deadline` (of time.monotonic)."""
-        ...
+        if not self._closed:
+            ended = select.poll()
+            ended.register(self._handle, select.POLLIN)
+            self._ended = bool(ended.poll(max(deadline - time.monotonic(), 0.0) * 1000))
+        return self._ended
 
     def code(self) -> int | None:
         """Of a process that has ended: exit code, -9 after SIGKILL, None if nobody can tell."""
-        ...
+        if not self._asked:
+            self._code, self._asked = self._ask(), True
+        return self._code
 
     def close(self) -> None:
         """Let go of it, once it has ended. May be called again."""
-        ...
+        self.code()
+        if not self._closed:
+            self._closed = self._ended = True
+            os.close(self._handle)
 
 
 class Starter(Protocol):
@@ -90,23 +102,18 @@ class Starter(Protocol):
 
     def ready(self) -> bool:
         """Would `start` begin at once, without waiting for imports? Raises ForkerLost."""
-        ...
 
     def lost(self) -> bool:
         """Nothing can be started with it any more."""
-        ...
 
     def start(self, call: ChildCall, deadline: float) -> ChildProcess:
         """Start it by `deadline` (of time.monotonic). Raises ForkerLost, OSError."""
-        ...
 
     def abort(self) -> None:
         """From another thread: have a `start` under way end at once; nothing more is started."""
-        ...
 
     def close(self) -> None:
         """Start no more. Children that still run may be killed."""
-        ...
 
 
 def child_environment(environment: Mapping[str, str]) -> dict[str, str]:
@@ -126,20 +133,11 @@ def _environment() -> dict[str, str]:
     return child_environment(os.environ) | {"PYTHONPATH": os.pathsep.join(sys.path)}
 
 
-def best_starter(modules: Sequence[str], *, quiet: bool = False) -> Starter:
-    """What suits this system: forking after an import is safe on Linux only. Arguments of `ForkStarter`."""
-    try:
-        os.close(os.pidfd_open(os.getpid()))
-    except (AttributeError, OSError):  # another system, an old kernel, a sandbox that forbids it
-        return FreshStarter()
-    return ForkStarter(modules, quiet=quiet)
-
-
 # ---------------------------------------------------------------- a fork of a process that is ready
 
 
 class ForkStarter:
-    """Starts children as forks of a forker, which imports `modules` first. Linux only.
+    """Starts children as forks of a forker, which imports `modules` first.
 
     Packets on the control socket are JSON. To the forker: {name, output, module, arguments} and the child's line,
     answered by {started: pid} and a pidfd. From the forker: {threads} once all is imported; {ended: pid, code}.
@@ -155,7 +153,6 @@ class ForkStarter:
         """
         self._codes: dict[int, int] = {}
         self._ready = self._owes = self._aborted = False
-        self._times_late = 0
         self._instead: FreshStarter | None = None
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         says = subprocess.DEVNULL if quiet else 2
@@ -190,7 +187,7 @@ class ForkStarter:
         if self._aborted:
             return True
         # a forker that owes a child is useless, too: its answer would be taken for another's
-        useless = self._owes or self._times_late > MOST_LATE or self._forker.poll() is not None
+        useless = self._owes or self._forker.poll() is not None
         return self._instead is None and useless
 
     def start(self, call: ChildCall, deadline: float) -> ChildProcess:
@@ -215,14 +212,14 @@ class ForkStarter:
             packet, handle = self._hear(deadline)
             if handle is not None:
                 self._owes = False
-                return _ForkedChild(self, packet["started"], handle)
+                return ChildProcess(packet["started"], handle, functools.partial(self.code, packet["started"]))
 
     def _get_ready(self, deadline: float) -> None:
         try:
             threads = self._hear(deadline)[0]["threads"]
         except ForkerLost:
+            # It is late, and may be ready next time.
             if self._aborted or not self._ended(deadline):
-                self._times_late += 1
                 raise
             threads = 0  # an import has ended the forker
         self._ready = True
@@ -274,38 +271,6 @@ class ForkStarter:
         self._forker.wait()
 
 
-class _ForkedChild:
-    """A child that is the forker's. handle: its pidfd, ours to close."""
-
-    def __init__(self, starter: ForkStarter, pid: int, handle: int) -> None:
-        self._starter, self.pid, self._handle = starter, pid, handle
-        self._code: int | None = None
-        self._ended = self._asked = self._closed = False
-
-    def send(self, number: signal.Signals) -> None:
-        if not self._closed:
-            with contextlib.suppress(ProcessLookupError):  # it has ended
-                signal.pidfd_send_signal(self._handle, number)
-
-    def wait(self, deadline: float) -> bool:
-        if not self._closed:
-            ended = select.poll()
-            ended.register(self._handle, select.POLLIN)
-            self._ended = bool(ended.poll(max(deadline - time.monotonic(), 0.0) * 1000))
-        return self._ended
-
-    def code(self) -> int | None:
-        if not self._asked:
-            self._code, self._asked = self._starter.code(self.pid), True
-        return self._code
-
-    def close(self) -> None:
-        self.code()
-        if not self._closed:
-            self._closed = self._ended = True
-            os.close(self._handle)
-
-
 # ---------------------------------------------------------------- a fresh interpreter
 
 
@@ -322,47 +287,19 @@ class FreshStarter:
         command, line = [sys.executable, "-P", *call.words], call.line
         with contextlib.ExitStack() as stack:
             into = 2 if call.output is None else stack.enter_context(call.output.open("ab"))
-            return _FreshChild(
-                subprocess.Popen(
-                    dies_with_parent(*command) if line is None else [*command, str(line.fileno())],
-                    stdin=subprocess.DEVNULL,
-                    stdout=into,
-                    stderr=into,
-                    env=_environment(),
-                    start_new_session=True,
-                    pass_fds=() if line is None else (line.fileno(),),
-                )
+            process = subprocess.Popen(
+                dies_with_parent(*command) if line is None else [*command, str(line.fileno())],
+                stdin=subprocess.DEVNULL,
+                stdout=into,
+                stderr=into,
+                env=_environment(),
+                start_new_session=True,
+                pass_fds=() if line is None else (line.fileno(),),
             )
+        return ChildProcess(process.pid, os.pidfd_open(process.pid), process.poll)
 
     def abort(self) -> None:
         """A start never waits, so none has to be ended."""
 
     def close(self) -> None:
         """Children end by themselves: there is nothing to close."""
-
-
-class _FreshChild:
-    """A child of our own."""
-
-    def __init__(self, process: subprocess.Popen[bytes]) -> None:
-        self._process = process
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
-
-    def send(self, number: signal.Signals) -> None:
-        self._process.send_signal(number)
-
-    def wait(self, deadline: float) -> bool:
-        try:
-            self._process.wait(max(deadline - time.monotonic(), 0.0))
-        except subprocess.TimeoutExpired:
-            return False
-        return True
-
-    def code(self) -> int | None:
-        return self._process.poll()
-
-    def close(self) -> None:
-        self._process.poll()

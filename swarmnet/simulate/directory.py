@@ -21,6 +21,7 @@ class MemoryDirectory:
         self._before: dict[PeerId, tuple[float, Record]] | None = None
 
     async def publish(self, record: Record) -> None:
+        # One record a peer: a process that comes back replaces what it said before.
         self._records[record.peer] = (self._loop.time() + self._ttl_s, record)
 
     async def records(self) -> tuple[Record, ...]:

@@ -51,6 +51,7 @@ class SimulatedDisk:
         if self.full:
             return Written(info, "No space left on device")
         self.files[stage, header.version] = info, bytes(data)
+        # What one owes the next sums is its own, and never handed on with the state.
         self.debts[stage, header.version] = None if owed is None else bytes(owed)
         return Written(info)
 

@@ -20,9 +20,10 @@ from dataclasses import dataclass, field
 
 from swarmnet.averaging.exchange import PIECE_ELEMENTS
 from swarmnet.errors import BadMessage, Refused, RejectCode
-from swarmnet.manifest.schema import NO_DELAY, Delay
+from swarmnet.manifest.schema import Delay
 from swarmnet.messages import Commit, Packed
 from swarmnet.simulate.device import Device, JobKind, JobTurn
+from swarmnet.simulate.plan import Plan
 from swarmnet.stage.seams import Audience, Compute, Contribution, Reduced, Stash, Summation
 from swarmnet.step.membership import evidence
 from swarmnet.wire.codecs import check_values
@@ -85,11 +86,16 @@ def check_payload(payload: Sequence[Packed]) -> None:
 
 
 class Arithmetic:
-    """The pure functions of one stage; the oracle uses them without any engine. Weights and sums are exact parts."""
+    """The pure functions of one stage; the oracle uses them without any engine. Weights and sums are exact parts.
+
+    With `rounding` a sum is kept as numbers whose last digits depend on how it was made.
+    """
 
     def __init__(self, stage: int, num_stages: int, rounding: bool = False) -> None:
         self.stage, self.last = stage, stage + 1 == num_stages
         self._shift = 8 if rounding else 0  # sums of smaller numbers leave room for the last digits
+        self._digits = _DIGITS if rounding else 0
+        self._mask = (1 << self._digits) - 1
 
     def seed(self) -> int:
         """Weights of version 0."""
@@ -129,20 +135,12 @@ class Arithmetic:
         ]
         return _hash("apply", weights, json.dumps(list(total)), facts)
 
-
-class Numbers:
-    """How sums are kept: as they are, or with last digits that depend on how they were made."""
-
-    def __init__(self, rounding: bool) -> None:
-        self._digits = _DIGITS if rounding else 0
-        self._mask = (1 << self._digits) - 1
-
-    def of(self, exact: Sequence[int]) -> list[int]:
-        """Numbers that nothing was added to yet; the last digits are those of the number itself."""
+    def numbers(self, exact: Sequence[int]) -> list[int]:
+        """What nothing was added to yet; the last digits are those of the number itself."""
         return [(value << self._digits) | (value & self._mask) for value in exact]
 
     def add(self, one: Sequence[int], other: Sequence[int]) -> list[int]:
-        """Neither commutative nor associative in the last digits."""
+        """Of numbers; neither commutative nor associative in the last digits."""
         digits, mask = self._digits, self._mask
         return [
             (((a >> digits) + (b >> digits)) << digits) | ((5 * (a & mask) + 3 * (b & mask) + 1) & mask)
@@ -182,33 +180,18 @@ class _SimulatedStash:
 class SimulatedEngine(Compute, Summation):
     """Both seams on virtual time. Records what it adds, for the invariants.
 
-    poison: (stage, step, index) whose forward is not finite. weights: of this version; before: of the one earlier.
-    digits: the last digits of the weights, if there are any. state_bytes: of a snapshot, at least. restore_s: how long
-    the device writes other weights. averaging_s: how long a round takes beside the device, beyond its messages.
-    padding: zeros at the end of each sum, which take time on the lines and nothing else.
+    weights: of this version; before: of the one earlier. digits: the last digits of the weights, if there are any.
+    restore_s: how long the device writes other weights.
     """
 
-    def __init__(
-        self,
-        stage: int,
-        num_stages: int,
-        device: Device,
-        poison: frozenset[tuple[int, int, int]] = frozenset(),
-        *,
-        rounding: bool = False,
-        state_bytes: int = 0,
-        delay: Delay = NO_DELAY,
-        averaging_s: float = 0.001,
-        padding: int = 0,
-    ) -> None:
-        self.stage, self.arithmetic, self.device = stage, Arithmetic(stage, num_stages, rounding), device
-        self.numbers = Numbers(rounding)
-        self._poison, self._rounding, self._state_bytes = poison, rounding, state_bytes
-        self.weights, self.version, self.digits = self.arithmetic.seed(), 0, 0
-        self.before = self.weights
-        self.restore_s, self.averaging_s = RESTORE_S, averaging_s
-        self._delay, self._elements = delay, NUM_ELEMENTS + padding
-        self.accumulators = [SimulatedSum() for _ in range(1 + delay.most)]  # step s: number s % (1 + most)
+    def __init__(self, stage: int, plan: Plan, device: Device) -> None:
+        self.stage, self.plan, self.device = stage, plan, device
+        self.arithmetic = Arithmetic(stage, plan.stages, plan.rounding)
+        self.weights = self.before = self.arithmetic.seed()
+        self.version = self.digits = 0
+        self.restore_s, self.averaging_s = RESTORE_S, plan.averaging_s
+        self._delay = plan.delay
+        self.accumulators = [SimulatedSum() for _ in range(1 + self._delay.most)]  # step s: number s % (1 + most)
         self.debt: bytes | None = None
         self._buffer = [0] * NUM_ELEMENTS
         self._missing: set[int] = set()
@@ -234,12 +217,13 @@ class SimulatedEngine(Compute, Summation):
         """Occupy the device with a third of a microbatch. life: of the ranks that hold what it needs."""
         life = self._life if life is None else life
         await self.device.run(self.device.forward_s, turn)
+        # They may have been lost while it waited for its turn, or ran.
         if life != self._life:
             raise Refused(RejectCode.NOT_READY, "the ranks were lost")
 
     @property
     def num_elements(self) -> int:
-        return self._elements
+        return NUM_ELEMENTS + self.plan.padding
 
     @property
     def delay(self) -> Delay:
@@ -247,7 +231,7 @@ class SimulatedEngine(Compute, Summation):
 
     def snapshot_bytes(self, stage: int) -> int:
         """The same for all stages."""
-        return max(self._state_bytes, _MOST_STATE_BYTES)
+        return max(self.plan.state_bytes, _MOST_STATE_BYTES)
 
     def voids(self, step: int) -> int:
         return self.accumulator(step).voids
@@ -270,7 +254,7 @@ class SimulatedEngine(Compute, Summation):
         await self._compute(JobTurn(step, JobKind.FORWARD, -self.stage, index))
         weights = self.weights_of(step)
         check_payload(payload)
-        if (self.stage, step, index) in self._poison:
+        if (self.stage, step, index) in self.plan.poison:
             raise Refused(RejectCode.VOID, "our own result is not finite")
         stash = Stash(step, index, voids, compute_s=self.device.forward_s)
         if self.arithmetic.last:
@@ -296,11 +280,12 @@ class SimulatedEngine(Compute, Summation):
         if not self._is_open(stash.step) or saved.life != self._life:
             return False
         into = self.accumulator(stash.step)
+        # What was voided since must not come back (rule 5).
         if stash.voids != into.voids or stash.index in into.added:
             return False
         into.added.append(stash.index)
         delta = self.arithmetic.weight_gradient(self.weights_of(stash.step), saved.payload, saved.gradient)
-        into.total = self.numbers.add(into.total, self.numbers.of(delta))
+        into.total = self.arithmetic.add(into.total, self.arithmetic.numbers(delta))
         return True
 
     def void(self, step: int | None = None, *, lost: bool = False) -> None:
@@ -317,17 +302,19 @@ class SimulatedEngine(Compute, Summation):
         """Sum the contributions, whatever the run's reducer: these numbers have no outliers."""
         total = [0] * len(range(start, min(stop, NUM_ELEMENTS)))
         for contribution in contributions:
+            # A liar may send any codec that the wire knows.
             if contribution.packed.codec != "int64":
                 raise BadMessage(RejectCode.MALFORMED, "not the run's codec", peer=contribution.peer)
-            total = self.numbers.add(total, _unpack(contribution.packed, len(total)))
+            total = self.arithmetic.add(total, _unpack(contribution.packed, len(total)))
         return Reduced(_pack(total, 0, stop - start))
 
     async def open_sum(self) -> None:
-        self._missing, self._padding_missing = set(range(NUM_ELEMENTS)), self._elements - NUM_ELEMENTS
+        self._missing, self._padding_missing = set(range(NUM_ELEMENTS)), self.plan.padding
 
     async def put(self, start: int, packed: Packed) -> None:
         length = packed.shape[0]
         values = _unpack(packed, len(range(start, min(start + length, NUM_ELEMENTS))))
+        # Padding is counted and not kept: it is there for its time on the lines.
         self._padding_missing -= length - len(values)
         for place, value in enumerate(values, start):
             if place not in self._missing:
@@ -353,7 +340,7 @@ class SimulatedEngine(Compute, Summation):
     @property
     def exact_sum(self) -> list[int]:
         """What was summed, whatever the order."""
-        return self.numbers.exact(self._buffer)
+        return self.arithmetic.exact(self._buffer)
 
     async def finished_sum(self, start: int, stop: int) -> Packed:
         return _pack(self._buffer, start, stop)
@@ -361,7 +348,8 @@ class SimulatedEngine(Compute, Summation):
     async def apply(self, commits: Sequence[Commit]) -> None:
         await self.device.run(self.device.forward_s, JobTurn(self.version, JobKind.STATE, -self.stage, 0))
         self.before, self.weights = self.weights, Arithmetic.apply(self.weights, self.exact_sum, commits)
-        if self._rounding:
+        # The weights remember the order in which each of their sums was made.
+        if self.plan.rounding:
             self.digits = _hash(self.digits, json.dumps(self._buffer), evidence(commits))
         self.void(self.version)
         self.version += 1
@@ -374,7 +362,7 @@ class SimulatedEngine(Compute, Summation):
     async def snapshot(self) -> bytes:
         await asyncio.sleep(0.01)
         state = [self.version, self.weights, self.digits, *([self.before] if self._delay.most else [])]
-        return json.dumps(state).encode().ljust(self._state_bytes)
+        return json.dumps(state).encode().ljust(self.plan.state_bytes)
 
     async def restore(self, data: bytes | memoryview, *, version: int, becomes: int | None = None) -> None:
         await asyncio.sleep(UNPACK_S)  # beside the device

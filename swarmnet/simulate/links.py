@@ -98,6 +98,7 @@ class SimulatedLinks:
         """Does a message pass?"""
         if (sender, receiver) in self._deaf:
             return False
+        # Who is in no group reaches everybody.
         mine, theirs = self._group.get(sender), self._group.get(receiver)
         return mine is None or theirs is None or mine == theirs
 

@@ -78,6 +78,7 @@ class MemoryNetwork:
         """SIGKILL the process behind this id: its connections break, everybody connected notices."""
         node = self._nodes.pop(peer)
         self.loop.kill_process(node.process)
+        # The kernel closes the connections of a dead process.
         for call in [call for call in self._calls if peer in (call.caller, call.callee)]:
             # Across a cut nobody hears that the connection has broken.
             if self.lines.connected(call.caller, call.callee):
@@ -194,6 +195,7 @@ class MemoryNetwork:
         self._calls[call] = None
         call.node = node
         self._at(node, self.delay(sender, peer), self._accept, node, call, request, payload)
+        # It breaks at any moment, even before it has arrived.
         if self.rng.random() < self.links.broken:
             self.loop.call_later(self.rng.random(), self.break_call, call)
         return call
@@ -262,6 +264,7 @@ class MemoryNetwork:
         async def read() -> tuple[Packed, ...]:
             await asyncio.sleep(self.delay(call.caller, call.callee))
             await self.lines.carry(call.caller, call.callee, sum(packed.num_bytes for packed in payload))
+            # A cut in the middle of an upload: it goes on if the cut heals in time.
             cut_s = 0.0
             while not self.lines.connected(call.caller, call.callee) and cut_s < self.links.stall_s:
                 await asyncio.sleep(self.links.stall_s / _LOOKS_PER_STALL)
@@ -335,6 +338,7 @@ class MemoryTransport:
             except TimeoutError:
                 if loop.time() >= deadline:
                     raise PeerTimeout("deadline", peer=call.callee) from None
+                # Pulses of its process arrive, whatever the work does.
                 if self._network.hears(call):
                     lived = loop.time()
                 elif loop.time() - lived >= stall_s:

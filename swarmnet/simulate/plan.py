@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
+from swarmnet.config.table import Table
 from swarmnet.ids import PeerId
-from swarmnet.manifest.schema import Admission, Averaging, Cut, Delay, Limits, Manifest, Model, Protocol, Training
+from swarmnet.manifest.schema import Admission, Averaging, Cut, Delay, Manifest, Model, Protocol, Training
 from swarmnet.simulate.links import Links
 
 OWNER = PeerId(f"12D3Koo{'W' * 45}")
@@ -70,6 +71,15 @@ class Plan:
 
 def manifest_of(plan: Plan) -> Manifest:
     """The smallest manifest with the plan's shape."""
+
+    def as_planned(table: type[Table]) -> dict[str, Any]:
+        """What the plan says of this table, by its own names."""
+        return {name: getattr(plan, name) for name in table.model_fields if hasattr(plan, name)}
+
+    averaging = as_planned(Averaging)
+    # A manifest without overlap may not say when it begins.
+    if plan.sync != "overlap":
+        del averaging["overlap_after"]
     return Manifest(
         name="simulated",
         model=Model(
@@ -83,24 +93,9 @@ def manifest_of(plan: Plan) -> Manifest:
         ),
         cut=Cut(stages=plan.stages),
         training=Training(
-            total_steps=plan.steps,
-            microbatches=plan.microbatches,
-            microbatch_size=1,
-            sequence_length=1,
-            eval_every=plan.eval_every,
-            eval_microbatches=1,
-            max_void=plan.max_void,
-            checkpoint_every=plan.checkpoint_every,
-            allow_drop=plan.allow_drop,
+            **as_planned(Training), total_steps=plan.steps, microbatch_size=1, sequence_length=1, eval_microbatches=1
         ),
-        averaging=Averaging(
-            sync=plan.sync,
-            overlap_after=plan.overlap_after if plan.sync == "overlap" else Averaging().overlap_after,
-            drift_every=plan.drift_every,
-            resync_every=plan.resync_every,
-            group_size=plan.group_size,
-        ),
+        averaging=Averaging(**averaging),
         protocol=plan.protocol,
         admission=Admission(policy="invite", key=OWNER) if plan.invite else Admission(),
-        limits=Limits(),
     )

@@ -13,7 +13,7 @@ import random
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any
 
 from swarmnet.directory import Record, Role
 from swarmnet.errors import UsageError
@@ -60,20 +60,21 @@ class Broken(AssertionError):
     """An invariant does not hold."""
 
 
-class Guise(Protocol):
-    """What stands between a peer that lies and everybody else. The peer behind it is production code and honest."""
+class Guise:
+    """What stands between a peer and everybody else. The peer behind it is production code; with this one it is honest,
+    with others it lies."""
 
     def transport(self, honest: Transport) -> Transport:
         """What it says and calls."""
-        ...
+        return honest
 
     def service(self, honest: Service) -> Service:
         """What others reach."""
-        ...
+        return honest
 
     def engine(self, honest: SimulatedEngine) -> SimulatedEngine:
         """What computes, of one of its stages."""
-        ...
+        return honest
 
 
 @dataclass(slots=True, eq=False)
@@ -102,11 +103,11 @@ class Swarm:
         self.nodes: list[Node] = []
         self.trainers: dict[PeerId, SimulatedProcess] = {}
         self.disks: dict[PeerId, SimulatedDisk] = {}
-        self.events: list[tuple[float, PeerId, str, dict[str, object]]] = []
+        self.events: list[tuple[float, PeerId, str, dict[str, Any]]] = []
         self.counts: Counter[str] = Counter()
         self.committed: dict[tuple[int, int], dict[PeerId, str]] = {}
         self.bits: dict[tuple[int, Chain], int] = {}
-        self.hooks: list[Callable[[PeerId, str, dict[str, object]], None]] = []
+        self.hooks: list[Callable[[PeerId, str, dict[str, Any]], None]] = []
         self.slowdown: dict[PeerId, float] = {}
         self.classes: dict[PeerId, str] = {}
         self.guises: dict[PeerId, Guise] = {}  # peers that lie: nobody waits for them at the end, nothing holds in them
@@ -126,35 +127,21 @@ class Swarm:
         process = SimulatedProcess(peer_id)
         self._processes.append(process)
         device = Device(plan.forward_s * self.slowdown.get(peer_id, 1.0))
-        engines = {
-            stage: SimulatedEngine(
-                stage,
-                plan.stages,
-                device,
-                plan.poison,
-                rounding=plan.rounding,
-                state_bytes=plan.state_bytes,
-                delay=plan.delay,
-                averaging_s=plan.averaging_s,
-                padding=plan.padding,
-            )
-            for stage in served
-        }
+        engines = {stage: SimulatedEngine(stage, plan, device) for stage in served}
 
         def own_tokens(step: int, index: int) -> tuple[Packed, ...] | None:
             return proven_tokens_of(step * plan.microbatches + index) if plan.data_at_peers else None
 
         incarnation = self.rng.getrandbits(62)
         admissions, shown = self._admit(peer_id, "stage", invited)
-        guise = self.guises.get(peer_id)
-        transport: Transport = self.network.transport(peer_id)
-        seen = engines if guise is None else {stage: guise.engine(engine) for stage, engine in engines.items()}
+        guise = self.guises.get(peer_id, Guise())
+        seen = {stage: guise.engine(engine) for stage, engine in engines.items()}
         peer = Peer(
             peer_id,
             RUN,
             self.manifest,
-            {stage: Engine(shown, shown) for stage, shown in seen.items()},
-            transport=transport if guise is None else guise.transport(transport),
+            {stage: Engine(engine, engine) for stage, engine in seen.items()},
+            transport=guise.transport(self.network.transport(peer_id)),
             directory=DirectoryAt(peer_id, self.directory, self.network.lines, admissions),
             incarnation=incarnation,
             record=lambda: Record(RUN, peer_id, incarnation, (f"memory/{peer_id}",), (), invitation=shown),
@@ -167,7 +154,7 @@ class Swarm:
                 plan.slots,
                 plan.memo_bytes,
                 piece_bytes=plan.piece_bytes,
-                no_beginning="no weights" if peer_id in plan.no_beginning else "",
+                no_initial_weights="no weights" if peer_id in plan.no_beginning else "",
             ),
             numerics=self.classes.get(peer_id, ""),
             admissions=admissions,
@@ -176,7 +163,7 @@ class Swarm:
         )
         node = Node(peer_id, served, process, peer, engines)
         self.nodes.append(node)
-        self.network.attach(peer_id, process, peer if guise is None else guise.service(peer))
+        self.network.attach(peer_id, process, guise.service(peer))
         self.loop.start(process, self._guard(self._serve(node)))
         return node
 
@@ -290,17 +277,6 @@ class Swarm:
         self.network.heal()
         self.directory.unite()
 
-    def slow(
-        self,
-        one: Node | PeerId,
-        other: Node | PeerId,
-        *,
-        bytes_per_s: float | None = None,
-        latency_s: float | None = None,
-    ) -> None:
-        """Give two peers a line of their own between them."""
-        self.network.lines.slow(_name(one), _name(other), bytes_per_s, latency_s)
-
     def limit(
         self, peer: Node | PeerId, *, up_bytes_per_s: float | None = None, down_bytes_per_s: float | None = None
     ) -> None:
@@ -396,9 +372,9 @@ class Swarm:
             if len(ends) != 1:
                 raise Broken(f"stage {stage}: {len(ends)} chains at the end")
 
-    def _on_event(self, peer: PeerId, event: str, fields: dict[str, object]) -> None:
+    def _on_event(self, peer: PeerId, event: str, fields: dict[str, Any]) -> None:
         if self.over or peer in self.guises:
-            return  # a liar may say anything
+            return  # a liar may say anything, and who is being buried has nothing to say
         self.counts[event] += 1
         self.events.append((self.loop.time(), peer, event, fields))
         try:
@@ -411,10 +387,10 @@ class Swarm:
         except Broken as broken:  # ends the run, not the peer that happened to speak
             self.loop.failure = self.loop.failure or broken
 
-    def _check_weights(self, peer: PeerId, fields: dict[str, object]) -> None:
+    def _check_weights(self, peer: PeerId, fields: dict[str, Any]) -> None:
         stage, version = fields["stage"], fields["version"]
-        assert isinstance(stage, int) and isinstance(version, int)
         for node in self.nodes:
+            # Those that died before may have had the same name.
             if not node.up or node.peer_id != peer:
                 continue
             if self.exact and node.engines[stage].weights != self.oracle.history[version][stage]:
@@ -428,12 +404,10 @@ class Swarm:
             if self.bits.setdefault(of, node.engines[stage].digits) != node.engines[stage].digits:
                 raise Broken(f"{peer}: weights {version} of stage {stage} differ from others of the same chain")
 
-    def _check_commit(self, peer: PeerId, fields: dict[str, object]) -> None:
+    def _check_commit(self, peer: PeerId, fields: dict[str, Any]) -> None:
         stage, step = fields["stage"], fields["step"]
-        assert isinstance(stage, int) and isinstance(step, int)
-        contributions = fields["contributions"]
-        assert isinstance(contributions, list)
-        seen = Counter(index for _, indexes in contributions for index in indexes)
+        seen = Counter(index for _, indexes in fields["contributions"] for index in indexes)
+        # In every stage the same indexes are out: all others are in once.
         voided = self.plan.voided(step)
         if seen != Counter(set(range(self.plan.microbatches)) - voided) or fields["voided"] != sorted(voided):
             raise Broken(f"stage {stage} step {step}: contributed {dict(seen)}")
@@ -444,7 +418,7 @@ class Swarm:
         others = self.committed.get((stage, step), {}).values()
         if self.exact and not self.plan.rounding and len({*others, fields["digest"]}) > 1:
             raise Broken(f"stage {stage} step {step}: two sums with different digests, though order cannot matter")
-        self.committed.setdefault((stage, step), {})[peer] = str(fields["digest"])
+        self.committed.setdefault((stage, step), {})[peer] = fields["digest"]
 
     @property
     def forks(self) -> int:

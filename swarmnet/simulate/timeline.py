@@ -6,7 +6,7 @@ there, only averaging is not done. Spans are (start, stop) in virtual seconds.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,16 +59,22 @@ class Timeline:
         ]
         return sorted([*jobs, *self._averaged, *self._held], key=lambda bar: (bar.start, bar.stop, bar.peer))
 
-    def idle(self, peer: PeerId, begin: float, end: float) -> list[Span]:
-        """When the peer's device had nothing to do."""
-        busy = ((bar.start, bar.stop) for bar in self.bars() if bar.peer == peer and bar.what in _JOBS)
-        return _without([(begin, end)], _union(busy))
-
     def stalls(self, peer: PeerId, begin: float, end: float) -> list[Span]:
-        """When it had nothing to do while some call waited for a version."""
-        held = _union((bar.start, bar.stop) for bar in self._held)
-        idle = self.idle(peer, begin, end)
-        return _without(idle, _without([(begin, end)], held))
+        """When the peer's device had nothing to do while some call waited for a version."""
+        changes = [(end, 0, 0)]  # when, and how many more jobs are done and calls held from then on
+        for bar in self.bars():
+            if bar.what == "held":
+                changes += [(bar.start, 0, 1), (bar.stop, 0, -1)]
+            elif bar.peer == peer and bar.what != "averaging":
+                changes += [(bar.start, 1, 0), (bar.stop, -1, 0)]
+        found: list[Span] = []
+        before, jobs, calls = begin, 0, 0
+        for at, more_jobs, more_calls in sorted(changes):
+            now = min(max(at, begin), end)
+            if calls and not jobs and now > before:
+                found.append((before, now))
+            before, jobs, calls = now, jobs + more_jobs, calls + more_calls
+        return found
 
     def applied_at(self, version: int) -> float:
         """When the first replica had that version."""
@@ -89,49 +95,17 @@ class Timeline:
         if replica is not None and request.step > replica.member.version + self._ahead(replica.member.version):
             self._waiting.setdefault((callee, request.stage, request.step), self._swarm.loop.time())
 
-    def _on_event(self, peer: PeerId, event: str, fields: dict[str, object]) -> None:
-        now, stage = self._swarm.loop.time(), fields.get("stage")
+    def _on_event(self, peer: PeerId, event: str, fields: dict[str, Any]) -> None:
+        now, stage = self._swarm.loop.time(), fields.get("stage", -1)
         if event == "averaged":
-            seconds, step = fields["seconds"], fields["step"]
-            assert isinstance(seconds, float) and isinstance(step, int) and isinstance(stage, int)
-            self._averaged.append(Bar(peer, stage, "averaging", step, now - seconds, now))
+            self._averaged.append(Bar(peer, stage, "averaging", fields["step"], now - fields["seconds"], now))
         if event == "applied":
-            version = fields["version"]
-            assert isinstance(version, int)
+            newest = fields["version"] + self._ahead(fields["version"])
             for at, of, step in [key for key in self._waiting if key[:2] == (peer, stage)]:
-                if step <= version + self._ahead(version):
+                if step <= newest:
                     self._held.append(Bar(at, of, "held", step, self._waiting.pop((at, of, step)), now))
-
-
-_JOBS = frozenset({"forward", "backward", "weights", "state"})
 
 
 def seconds_of(spans: Sequence[Span]) -> float:
     """How long they are together."""
     return sum(stop - start for start, stop in spans)
-
-
-def _union(spans: Iterable[Span]) -> list[Span]:
-    """The same moments, as spans that do not touch, in order."""
-    found: list[Span] = []
-    for start, stop in sorted(spans):
-        if found and start <= found[-1][1]:
-            found[-1] = found[-1][0], max(stop, found[-1][1])
-        else:
-            found.append((start, stop))
-    return found
-
-
-def _without(spans: Sequence[Span], other: Sequence[Span]) -> list[Span]:
-    """What of `spans` is in none of `other`; both in order and without overlaps."""
-    found: list[Span] = []
-    for start, stop in spans:
-        for cut_start, cut_stop in other:
-            if cut_stop <= start or cut_start >= stop:
-                continue
-            if cut_start > start:
-                found.append((start, cut_start))
-            start = cut_stop
-        if start < stop:
-            found.append((start, stop))
-    return found

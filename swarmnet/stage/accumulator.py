@@ -53,37 +53,23 @@ class Accumulator:
         self._sum = torch.zeros(num_elements, dtype=sum_dtype(numerics), device=device)
         self._lock = threading.Lock()  # of the void count: held for a moment
         self._content = threading.RLock()  # of the sum: held while one gradient is added
-        self._voids = self._revoked = 0
+        self.voids = 0
+        """How often the sum has been voided."""
+        self.revoked = 0
+        """How often a void took back gradients that counted: all voids but those after a loss."""
         self._epoch = (-1, -1)
         self._indexes: set[int] = set()
-
-    @property
-    def voids(self) -> int:
-        """How often the sum has been voided."""
-        with self._lock:
-            return self._voids
-
-    @property
-    def revoked(self) -> int:
-        """How often a void took back gradients that counted: all voids but those after a loss."""
-        with self._lock:
-            return self._revoked
-
-    @property
-    def num_bytes(self) -> int:
-        """Memory of the sum."""
-        return self._sum.nbytes
 
     def void(self, *, lost: bool = False) -> None:
         """Make the sum empty. An addition now running adds to nothing and returns False. lost: see GradientSum."""
         with self._lock:
-            self._voids += 1
-            self._revoked += not lost
+            self.voids += 1
+            self.revoked += not lost
 
     def follow(self, voids: int) -> None:
         """The void count is kept elsewhere (ranks of a mesh: by their peer), and is this now."""
         with self._lock:
-            self._voids = voids
+            self.voids = voids
 
     def add(
         self, gradients: Sequence[Tensor], *, step: int, index: int, voids: int, largest: float | None = None

@@ -1,13 +1,13 @@
 """What an engine computes with: the modules, the sums and the state of one stage, wherever they live.
 
-Two implementations: in this process, on one device (`stage.device_backend`), or on the ranks of a mesh
+Two implementations: in this process, on one device (`ranks.device_backend`), or on the ranks of a mesh
 (`ranks.backend`). Tensors in, tensors out; what may be counted, and what travels, is the engine's business. Of the
 compute thread but for `GradientSum`, which the averaging thread reads.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 import torch
@@ -17,15 +17,8 @@ from swarmnet.messages import Commit
 from swarmnet.stage.canonical import Canonical
 from swarmnet.stage.outer import Outer
 
-
-class Watcher(Protocol):
-    """Hears what happens to a backend by itself. Called from any thread."""
-
-    def lost(self) -> None:
-        """The sums of all open steps and all work are gone; void counts have moved, and `read` refuses."""
-
-    def event(self, event: str, fields: dict[str, object]) -> None:
-        """Something worth a line."""
+OnEvent = Callable[[str, dict[str, object]], None]
+"""Hears an event by its name, and its facts."""
 
 
 class State(Protocol):
@@ -103,8 +96,9 @@ class StageBackend(Protocol):
     def writes_at_once(self) -> bool:
         """Does backward write weight gradients, so that `accumulate` only adds them and frees their memory?"""
 
-    def watch(self, watcher: Watcher) -> None:
-        """Tell it from now on."""
+    def watch(self, lost: Callable[[], None], event: OnEvent) -> None:
+        """Call these from now on, from any thread. lost: the sums of all open steps and all work are gone; void counts
+        have moved, and `read` refuses. event: something worth a line."""
 
     def start(self) -> None:
         """Start whatever computes, or check that it runs. Raises MeshFailed if it was given up."""

@@ -10,17 +10,18 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from swarmnet.errors import BadMessage, RejectCode
-from swarmnet.manifest.schema import Manifest, Optimizer
+from swarmnet.manifest.schema import Averaging, Optimizer, StageSpec
 from swarmnet.messages import Commit
 from swarmnet.model.cut import cut_layers
 from swarmnet.model.decoder import StageModule
+from swarmnet.model.initial import draw
 from swarmnet.stage import snapshot
 from swarmnet.stage.optimizer import MOMENTS, square_norm
 
@@ -79,20 +80,19 @@ class Update:
 class Canonical:
     """Names and shapes of one stage. shapes: of its parameters by name, in canonical order."""
 
-    def __init__(self, manifest: Manifest, stage: int, shapes: Mapping[str, torch.Size]) -> None:
-        self.manifest, self.stage, self.shapes = manifest, stage, dict(shapes)
+    def __init__(self, spec: StageSpec, shapes: Mapping[str, torch.Size]) -> None:
+        self.spec, self.stage, self.shapes = spec, spec.stage, dict(shapes)
         self.edges = [0, *itertools.accumulate(shape.numel() for shape in shapes.values())]
-        self.state_shapes = _state_shapes(manifest, self.shapes)
-        self.layout = snapshot.Layout(self.state_shapes, stage=stage)
+        self.state_shapes = _state_shapes(spec.averaging, self.shapes)
+        self.layout = snapshot.Layout(self.state_shapes, stage=spec.stage)
 
     @classmethod
-    def of(cls, manifest: Manifest, stage: int) -> Canonical:
-        """The canonical form of stage `stage` of a run."""
-        ranges = cut_layers(manifest.model, manifest.cut, manifest.training.sequence_length)
+    def of(cls, spec: StageSpec) -> Canonical:
+        """The canonical form of a stage."""
         # Only names and shapes are wanted, so the module takes no memory.
         with torch.device("meta"):
-            module = StageModule(manifest.model, ranges[stage], first=stage == 0, last=stage == len(ranges) - 1)
-        return cls(manifest, stage, {name: parameter.shape for name, parameter in module.named_parameters()})
+            module = StageModule(spec.model, layers_of(spec), first=spec.first, last=spec.last)
+        return cls(spec, {name: parameter.shape for name, parameter in module.named_parameters()})
 
     @property
     def num_elements(self) -> int:
@@ -112,7 +112,7 @@ class Canonical:
         """Squared L2 norm of a flat sum: per parameter in fp64, added in canonical order."""
         squares = 0.0
         for piece in self.pieces(total):
-            squares += square_norm(piece, numerics=self.manifest.numerics)
+            squares += square_norm(piece, numerics=self.spec.numerics)
         return squares
 
     def update(
@@ -128,7 +128,7 @@ class Canonical:
         # My own sum, as long as it would be if everybody had my gradient per token.
         if own_tokens is not None:
             norms[self.stage] = self.square_norm(total) * (everybodys / own_tokens) ** 2
-        table, training = self.manifest.optimizer, self.manifest.training
+        table, training = self.spec.optimizer, self.spec.training
         scale = gradient_scale(norms, num_tokens=everybodys, clip_norm=table.clip_norm)
         # `gradient_scale` divides by everybody's tokens; this sum may be over my own alone.
         scale *= everybodys / (own_tokens or everybodys)
@@ -141,13 +141,23 @@ class Canonical:
         """
         stages = [(commit.stage, commit.step) for commit in commits]
         # In stage order, in which the norm is summed.
-        if stages != [(stage, version) for stage in range(self.manifest.cut.stages)]:
+        if stages != [(stage, version) for stage in range(self.spec.cut.stages)]:
             raise ValueError(f"version {version} needs a commit of each stage, in order; got {stages}")
         # All stages count the same microbatches, so any commit has the number.
         num_tokens = commits[-1].num_tokens
         if num_tokens <= 0 or not all(0 <= commit.grad_sq_norm < math.inf for commit in commits):
             raise BadMessage(RejectCode.MALFORMED, "a commit without tokens or norm", step=version)
         return num_tokens
+
+    def initial(self, read: Initial | None) -> Iterator[tuple[str, Tensor]]:
+        """The weights of version 0, one after the other: from the checkpoint that the run begins with, or its seed."""
+        model, seed = self.spec.model, self.spec.training.seed
+        # Read now, not with the first weight: the files may be gone, and then nothing may have changed.
+        found = read() if read is not None else None
+        return (
+            (name, draw(name, shape, model, seed=seed) if found is None else found[name])
+            for name, shape in self.shapes.items()
+        )
 
     def unpack(self, data: bytes | memoryview, *, version: int) -> dict[str, Tensor]:
         """The tensors of a snapshot that fits this stage, checked. Raises BadMessage."""
@@ -159,16 +169,21 @@ class Canonical:
         return tensors
 
 
-def _state_shapes(manifest: Manifest, shapes: Mapping[str, torch.Size]) -> dict[str, torch.Size]:
+def layers_of(spec: StageSpec) -> range:
+    """The decoder blocks that this stage has."""
+    return cut_layers(spec.model, spec.cut, spec.training.sequence_length)[spec.stage]
+
+
+def _state_shapes(averaging: Averaging, shapes: Mapping[str, torch.Size]) -> dict[str, torch.Size]:
     """Names and shapes of everything in a snapshot."""
     found: dict[str, torch.Size] = {}
     for name, shape in shapes.items():
         names = [name, *(snapshot.moment_name(moment, name) for moment in MOMENTS)]
         # A joiner also computes the step that is open on the weights one version earlier.
-        if manifest.averaging.delay.most:
+        if averaging.delay.most:
             names.append(snapshot.previous_name(name))
         # A joiner goes on from the same slow weights and outer momentum.
-        if manifest.averaging.sync == "local":
+        if averaging.sync == "local":
             names += [snapshot.slow_name(name), snapshot.outer_momentum_name(name)]
         found |= dict.fromkeys(names, shape)
     return found

@@ -61,7 +61,6 @@ class UpdateRule(Protocol):
             weight_decay: decoupled, 0 for all but matrices.
             table: `[optimizer]` of the manifest.
         """
-        ...
 
 
 def update_rule_of(table: Optimizer) -> UpdateRule | None:
@@ -120,7 +119,8 @@ class StageOptimizer:
         self._whole = [p.numel() for p in parameters] if whole is None else list(whole)
         self._host = [torch.empty(p.shape, dtype=p.dtype) for p in parameters] if offload else None
         self._parameters = list(parameters) if self._host is None else self._host
-        self._moments: list[WholeMoments | PackedMoments] = []
+        self.moments: list[WholeMoments | PackedMoments] = []
+        """Of each parameter: to `read`, to `write`, and their `num_bytes`."""
         self._steps: list[Tensor] = []
         self.reset()
         self.take(parameters)
@@ -129,7 +129,7 @@ class StageOptimizer:
         """Back to version 0: no moments, no steps."""
         # Small parameters keep fp32 moments: they take few bytes.
         packed = self._table.state == "8bit"
-        self._moments = [
+        self.moments = [
             PackedMoments(p) if packed and size >= LEAST else WholeMoments(p)
             for p, size in zip(self._parameters, self._whole, strict=True)
         ]
@@ -145,11 +145,6 @@ class StageOptimizer:
     def room(self) -> list[Tensor]:
         """Fresh memory for the gradients of a step."""
         return [torch.empty_like(p, requires_grad=False) for p in self._parameters]
-
-    @property
-    def moments(self) -> Sequence[WholeMoments | PackedMoments]:
-        """The moments of each parameter: to `read`, to `write`, and their `num_bytes`."""
-        return self._moments
 
     def set_num_steps(self, steps: int) -> None:
         """How many steps the moments have seen (bias correction)."""
@@ -168,7 +163,7 @@ class StageOptimizer:
         """
         weights = self._host or (self._parameters if parameters is None else parameters)
         pairs = list(zip(weights, gradients, strict=True))
-        whole = [place for place, moments in enumerate(self._moments) if isinstance(moments, WholeMoments)]
+        whole = [place for place, moments in enumerate(self.moments) if isinstance(moments, WholeMoments)]
         # Weight decay falls on matrices only.
         matrices = [place for place in whole if weights[place].ndim >= 2]
         vectors = [place for place in whole if weights[place].ndim < 2]
@@ -176,8 +171,8 @@ class StageOptimizer:
         self._update(pairs, vectors, learning_rate, 0.0)
         # After the update, which has brought the moments up to date.
         for place in whole if self._table.lead else ():
-            self._lead(*pairs[place], *self._moments[place].read(), self._steps[place], learning_rate)
-        for (weight, gradient), moments, steps in zip(pairs, self._moments, self._steps, strict=True):
+            self._lead(*pairs[place], *self.moments[place].read(), self._steps[place], learning_rate)
+        for (weight, gradient), moments, steps in zip(pairs, self.moments, self._steps, strict=True):
             if isinstance(moments, PackedMoments):
                 self._update_packed(weight, gradient, moments, steps, learning_rate)
         # The update was computed in host memory: hand the weights back to the device.
@@ -193,12 +188,9 @@ class StageOptimizer:
         columns = [
             [pairs[place][0] for place in places],
             [pairs[place][1] for place in places],
-            *([moments[number] for moments in map(self._read, places)] for number in (0, 1)),
+            *([self.moments[place].read()[number] for place in places] for number in (0, 1)),
         ]
         self._apply(columns, [self._steps[place] for place in places], learning_rate, weight_decay)
-
-    def _read(self, place: int) -> tuple[Tensor, Tensor]:
-        return self._moments[place].read()
 
     def _update_packed(
         self, weight: Tensor, gradient: Tensor, moments: PackedMoments, steps: Tensor, learning_rate: float

@@ -49,7 +49,8 @@ class MemoryPolicy:
 @dataclass(slots=True, eq=False)
 class ForwardPass:
     """What a forward leaves behind. Backward takes `leaf`, and `output` or what computes it `again`, and fills `tape`;
-    the weight pass takes that. versions: of the weights, which nobody may change before backward."""
+    the weight pass takes that. versions: of the weights, which nobody may change before backward. gradients: what a
+    fused backward has left (`ranks.fully_sharded`), in the place of a tape."""
 
     module: StageModule
     leaf: Tensor | None
@@ -57,6 +58,7 @@ class ForwardPass:
     again: Callable[[], Tensor] | None
     tape: Tape | None
     versions: int
+    gradients: list[Tensor] | None = None
 
     @property
     def went_back(self) -> bool:

@@ -80,11 +80,6 @@ class OuterStep:
     moved: float
     missed: str = ""
 
-    @property
-    def taken(self) -> bool:
-        """Was this replica's pseudo-gradient in it?"""
-        return not self.missed
-
 
 class Audience(Protocol):
     """Who hears of what happens to an engine by itself. In the thread of the event loop that subscribed."""
@@ -92,11 +87,9 @@ class Audience(Protocol):
     def on_sums_lost(self) -> None:
         """The sums of all open steps and every stash are lost. The engine has already increased the void counters.
         Until the driver calls `void`, the engine answers every question about those sums with NOT_READY."""
-        ...
 
     def on_engine(self, event: str, fields: dict[str, object]) -> None:
         """Something worth a line."""
-        ...
 
 
 class Compute(Protocol):
@@ -112,20 +105,16 @@ class Compute(Protocol):
 
     def subscribe(self, audience: Audience) -> None:
         """Say whom to tell what happens; once, before anything else is asked, in the event loop."""
-        ...
 
     def snapshot_bytes(self, stage: int) -> int:
         """Bytes of a snapshot of that stage of the run, this one or another, at any version: no honest one has more."""
-        ...
 
     @property
     def delay(self) -> Delay:
         """On which version's weights each step is computed, and so how many steps beyond `version` are open."""
-        ...
 
     def voids(self, step: int) -> int:
         """The void counter of an open step's accumulator: it only grows, from step to step too."""
-        ...
 
     def void(self, step: int | None = None, *, lost: bool = False) -> None:
         """Empty the accumulator of one open step (None: of all) and increase its void counter. Running weight passes of
@@ -134,18 +123,15 @@ class Compute(Protocol):
         Voiding the oldest step also drops the codec's error feedback. lost: the sums are gone already, and the feedback
         stays.
         """
-        ...
 
     async def forward(self, step: int, index: int, payload: Sequence[Packed], *, train: bool) -> Stash:
         """Run the stage as the open step `step` does. payload: (tokens,) for stage 0, else (tokens, hidden).
 
         Not train (eval) keeps nothing for backward: the weights of version v are those of step v + delay.
         """
-        ...
 
     async def backward(self, stash: Stash, gradient: Sequence[Packed]) -> tuple[Packed, ...]:
         """Input gradient only; queue the weight pass in the stash. () for stage 0. Last stage: gradient is ()."""
-        ...
 
     async def accumulate(self, stash: Stash) -> bool:
         """The weight pass: add this microbatch's gradient once to the sum of its step. False if the void counter is no
@@ -153,7 +139,6 @@ class Compute(Protocol):
 
         Raises Overflow; NON_FINITE as BadMessage when the gradient is not finite (nothing is added then).
         """
-        ...
 
     async def apply(self, commits: Sequence[Commit]) -> OuterStep | None:
         """One optimizer step on the finished sum: average by num_tokens, clip once by the global norm (all stages'
@@ -164,11 +149,9 @@ class Compute(Protocol):
 
         commits: of all P stages, in order.
         """
-        ...
 
     async def measure(self) -> tuple[int, bytes]:
         """(version, SHA-256 of the weights' bits), see `messages.Measure`. Costs compute one pass over them."""
-        ...
 
     async def prepare_snapshot(self) -> None:
         """One snapshot will be asked for soon: have its memory ready, so that it can be taken without delay."""
@@ -179,19 +162,16 @@ class Compute(Protocol):
         bytes, canonical names, full layout.
 
         Taken before anything else is computed; costs compute one copy of the state, and no more."""
-        ...
 
     async def restore(self, data: bytes | memoryview, *, version: int, becomes: int | None = None) -> None:
         """Take over a snapshot of `version`, as the weights of version `becomes` (default: the same).
 
         Raises BadMessage if names, shapes or dtypes do not fit; unchanged then.
         """
-        ...
 
     async def reset_to_seed(self) -> None:
         """Back to the weights of version 0: those a new engine has. Raises UsageError, and nothing has changed: the
         checkpoint that the run began with cannot be read any more."""
-        ...
 
 
 class Summation(Protocol):
@@ -205,7 +185,6 @@ class Summation(Protocol):
     @property
     def num_elements(self) -> int:
         """Length of the flat gradient, in canonical parameter order."""
-        ...
 
     @property
     def phases(self) -> tuple[int, ...]:
@@ -247,7 +226,6 @@ class Summation(Protocol):
 
         Raises Refused(NOT_READY) if the accumulator was voided or lost since the round began.
         """
-        ...
 
     async def reduce(self, contributions: Sequence[Contribution], start: int, stop: int, *, hop: int = 0) -> Reduced:
         """Reduce positions [start, stop) by the run's reducer and encode them: all contributions of a part in one call.
@@ -255,15 +233,12 @@ class Summation(Protocol):
         hop: after the first one contributions are what others have reduced (`averaging.grid`). Order, content and the
         sum applied last fix the bits. Raises BadMessage, which names the peer, and Overflow.
         """
-        ...
 
     async def open_sum(self) -> None:
         """Another sum comes into the sum buffer, piece by piece; what it held is gone. Accumulator untouched."""
-        ...
 
     async def put(self, start: int, packed: Packed) -> None:
         """Decode reduced elements into the sum buffer, the first at `start`. Raises BAD_SHAPE if they do not fit."""
-        ...
 
     async def next_phase(self) -> None:
         """This phase's vector is whole here, and another one follows."""
@@ -271,7 +246,6 @@ class Summation(Protocol):
 
     async def seal(self) -> tuple[bytes, float]:
         """The sum is whole. Returns what `install` returns. Raises BAD_SHAPE unless each element was put once."""
-        ...
 
     async def install(self, parts: Sequence[Packed]) -> tuple[bytes, float]:
         """Decode reduced parts (in order, covering everything) into the sum buffer; accumulator untouched.
@@ -279,19 +253,15 @@ class Summation(Protocol):
         All or none: refused parts leave the buffer as it was. Returns (digest of the decoded sum, the same however it
         was cut; its squared L2 norm in fp64 in canonical parameter order).
         """
-        ...
 
     async def finished_sum(self, start: int, stop: int) -> Packed:
         """Elements [start, stop) of the sum buffer, losslessly."""
-        ...
 
     async def memory(self) -> tuple[int, bytes | memoryview | None]:
         """(version, the codec's error feedback or None), to be saved beside my own snapshots and never handed on."""
-        ...
 
     async def recall(self, data: bytes | memoryview) -> None:
         """Go on from `memory` of the same version, after `restore`. Raises BadMessage; the feedback is empty then."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from swarmnet.errors import BadCheckpoint
 from swarmnet.ids import NO_RESTART, OnDisk, Restart
 from swarmnet.stage.seams import Compute, Summation
 from swarmnet.state.disk import CheckpointInfo, Disk, Written
-from swarmnet.state.header import StateHeader, consistent_copy
+from swarmnet.state.header import StateHeader, consistent_copy, loop_time
 from swarmnet.state.lineage import abandoned
 
 OnEvent = Callable[[str, dict[str, object]], None]
@@ -33,6 +33,7 @@ class CheckpointSchedule:
 
     def due(self, version: int) -> bool:
         """Is this version to be written?"""
+        # The end of the run is written whatever the disk takes.
         if version == self.last:
             return True
         return version > 0 and self.every > 0 and version % (self.every * self.stride) == 0
@@ -46,6 +47,7 @@ class CheckpointSchedule:
 
 def roundness(version: int, every: int) -> int:
     """How often a multiple of `every` can be halved and stay one; -1 if it is none."""
+    # Such a version no schedule aims at.
     if every <= 0 or version <= 0 or version % every:
         return -1
     multiple = version // every
@@ -62,6 +64,7 @@ def retained(versions: Iterable[int], *, keep: int, every: int, common: int | No
     kept = newest_first[:1]
     if common in newest_first[1:]:
         kept += [version for version in newest_first if version == common]
+    # A slower stage writes the rounder ones of these: the next common version is among them.
     between = [version for version in newest_first[1:] if version > (common or 0)]
     if between:
         kept.append(max(between, key=lambda version: (roundness(version, every), version)))
@@ -136,12 +139,14 @@ class Checkpointer:
 
         Once: asked again, it only answers.
         """
+        # Reading through them all is done once.
         if self._opened:
             return self.versions
         found = await self._disk.open(self._stage)
         self._opened = True
         for error in found.bad:
             self._say_bad(error)
+        # What was written while the disk was read is newer than what was found.
         self._held = {info.version: info for info in found.good} | self._held
         self._restarts |= {info.restart for info in found.good if info.restart != NO_RESTART}
         return self.versions
@@ -150,12 +155,14 @@ class Checkpointer:
         """The run goes on from `restart.version`: checkpoints after it are of a past that was given up."""
         if restart != NO_RESTART and restart not in self._restarts:
             self._restarts.add(restart)
+            # Common versions after the restart are of that past, too.
             if self._common is not None:
                 self._common = min(self._common, restart.version)
 
     def stand_under(self, restart: Restart) -> None:
         """The replica has the run's state, under this restart: what the disk remembers of later ones is nobody's."""
         self._under = restart
+        # A later one that only the disk remembers was never decided, or was taken back.
         self._restarts = {known for known in self._restarts if known.number <= restart.number}
         self.go_back(restart)
 
@@ -172,14 +179,17 @@ class Checkpointer:
         while True:
             await self._wake.wait()
             self._wake.clear()
+            # One checkpoint at a time, also with `write_now`.
             async with self._writing:
                 header = self._where()
+                # Memory takes seconds to have: a step earlier it holds up nobody.
                 if header is not None and self._is_next(header):
                     self._prepared = header
                     await self._engine.prepare_snapshot()
                 elif header is not None and self._is_due(header):
                     self._tried = header
                     await self._copy_and_write(attempts=1)
+                    # A disk that needed several steps is asked less often from now on.
                     if (now := self._where()) is not None:
                         self._schedule.took(now.version - header.version)
             self.reached()
@@ -191,6 +201,7 @@ class Checkpointer:
         """
         async with self._writing:
             header = self._where()
+            # It lies there already, of the same lineage.
             if header is not None and (info := self._held.get(header.version)) is not None and info.header == header:
                 return Written(info)
             return await self._copy_and_write()
@@ -243,6 +254,7 @@ class Checkpointer:
 
     async def _copy_and_write(self, *, attempts: int = 3) -> Written | None:
         copy = await consistent_copy(self._engine, self._where, attempts=attempts)
+        # The state moved on during each attempt, or there is none.
         if copy is None:
             return None
         header, data = copy
@@ -250,10 +262,11 @@ class Checkpointer:
         if owed_at != header.version or self._where() != header:
             owed = None  # of another version: without it the next start forgets what was owed, and no more
         self.go_back(header.restart)
-        began = self._now()
+        began = loop_time()
         written = await self._disk.write(self._stage, header, data, owed)
         path, info = self.path(header.version), written.info
-        if not written.on_disk:
+        # Training goes on without this one; what the others hold is untouched.
+        if written.problem is not None:
             self._held.pop(header.version, None)
             self._on_event(
                 "checkpoint_failed",
@@ -276,7 +289,7 @@ class Checkpointer:
                 "version": header.version,
                 "path": path,
                 "bytes": info.num_bytes,
-                "seconds": round(self._now() - began, 3),
+                "seconds": round(loop_time() - began, 3),
                 **({"problem": problem} if problem else {}),
             },
         )
@@ -297,7 +310,3 @@ class Checkpointer:
             "checkpoint_bad",
             {"path": error.path, "reason": error.reason, "then": "it is not used; an older one is, if there is one"},
         )
-
-    @staticmethod
-    def _now() -> float:
-        return asyncio.get_running_loop().time()

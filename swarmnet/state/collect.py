@@ -88,6 +88,7 @@ class CollectedCheckpoints:
         return set.intersection(*self._versions())
 
     def _sound(self, stage: int, version: int) -> Path:
+        # Another peer may have the same checkpoint whole.
         reasons: list[str] = []
         for kept in self._kept.get((stage, version), []):
             try:
@@ -110,6 +111,7 @@ def _homes(directories: Sequence[Path], run: RunId) -> list[Path]:
         if not directory.is_dir():
             raise UsageError(f"{directory}: no such directory")
         layer = [directory]
+        # Operators name a directory of many peers: look some layers down.
         for _ in range(_DEEPEST):
             found |= dict.fromkeys(path for path in layer if CheckpointStore(path, run).folder.is_dir())
             layer = sorted(inner for path in layer for inner in _inside(path))

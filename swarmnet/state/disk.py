@@ -125,40 +125,29 @@ class Written:
     info: CheckpointInfo
     problem: str | None = None
 
-    @property
-    def on_disk(self) -> bool:
-        """Is it there?"""
-        return self.problem is None
-
 
 class Disk(Protocol):
     """Where the checkpoints of a run lie: a directory, or in the simulator a dictionary."""
 
     def path(self, stage: int, version: int) -> str:
         """Where a checkpoint lies or would lie, for people."""
-        ...
 
     async def open(self, stage: int) -> Found:
         """Tidy up after a crash, and say what is there, verified."""
-        ...
 
     async def write(
         self, stage: int, header: StateHeader, data: bytes | memoryview, owed: bytes | memoryview | None
     ) -> Written:
         """Put a checkpoint on disk, in place of one of the same version. owed: see `Summation.memory`."""
-        ...
 
     async def retain(self, stage: int, versions: Collection[int]) -> str | None:
         """Delete the stage's checkpoints but these. Returns what went wrong, in words."""
-        ...
 
     async def load(self, stage: int, version: int) -> tuple[CheckpointInfo, memoryview]:
         """One checkpoint, verified. Raises BadCheckpoint."""
-        ...
 
     async def owed(self, stage: int, version: int) -> memoryview | None:
         """What was owed at that checkpoint, verified, None for nothing. Raises BadCheckpoint."""
-        ...
 
 
 class DirectoryDisk:
@@ -191,7 +180,7 @@ class DirectoryDisk:
     def _open(self, stage: int) -> Found:
         with contextlib.suppress(OSError):  # a disk that cannot be written can be read
             self.store.clean(stage)
-        return self.store.verified(stage)
+        return self.store.found(stage, through=True)
 
     def _write(
         self, stage: int, header: StateHeader, data: bytes | memoryview, owed: bytes | memoryview | None
@@ -239,8 +228,8 @@ class CheckpointStore:
 
     # ------------------------------------------------------------ reading
 
-    def found(self, stage: int) -> Found:
-        """What is there, by name, JSON and size. Digests are not looked at: see `verify`."""
+    def found(self, stage: int, *, through: bool = False) -> Found:
+        """What is there, by name, JSON and size; through: and holds what it should, as its digest says."""
         good: list[CheckpointInfo] = []
         bad: list[BadCheckpoint] = []
         try:
@@ -249,10 +238,14 @@ class CheckpointStore:
             return Found(bad=(BadCheckpoint(self.folder, f"cannot be listed: {error.strerror}"),))
         for version, kinds in sorted(names.items()):
             try:
+                # The JSON is written last: without it the writing was broken off.
                 if "json" not in kinds:
                     path = (self.data_path if "safetensors" in kinds else self.owed_path)(stage, version)
                     raise BadCheckpoint(path, "no JSON vouches for it (its writing was interrupted, or it is older)")
-                good.append(self._info(stage, version))
+                info = self._info(stage, version)
+                if through:
+                    self.verify(info)
+                good.append(info)
             except BadCheckpoint as error:
                 bad.append(error)
         return Found(tuple(good), tuple(bad))
@@ -261,21 +254,10 @@ class CheckpointStore:
         """Read a checkpoint through. Raises BadCheckpoint."""
         digest = hashlib.sha256()
         with self._data(info) as file:
+            # A checkpoint may be larger than memory that is free.
             while chunk := file.read(_CHUNK):
                 digest.update(chunk)
         self._check(info, digest.hexdigest())
-
-    def verified(self, stage: int) -> Found:
-        """What is there and holds what it should."""
-        found = self.found(stage)
-        good, bad = [], list(found.bad)
-        for info in found.good:
-            try:
-                self.verify(info)
-                good.append(info)
-            except BadCheckpoint as error:
-                bad.append(error)
-        return Found(tuple(good), tuple(bad))
 
     def load(self, stage: int, version: int) -> tuple[CheckpointInfo, memoryview]:
         """One checkpoint, verified. Raises BadCheckpoint."""
@@ -285,6 +267,7 @@ class CheckpointStore:
         with self._data(info) as file:
             for start in range(0, info.num_bytes, _CHUNK):
                 piece = data[start : start + _CHUNK]
+                # Somebody cuts the file short while it is read.
                 if file.readinto(piece) != len(piece):
                     raise BadCheckpoint(self.data_path(stage, version), "became shorter while it was read")
                 digest.update(piece)
@@ -297,8 +280,10 @@ class CheckpointStore:
         Raises BadCheckpoint: the checkpoint itself may be sound all the same.
         """
         info, path = self._info(stage, version), self.owed_path(stage, version)
+        # The codec owed nothing then.
         if not info.owed_sha256:
             return None
+        # The file was copied from another peer: its codec owed that, not ours.
         if info.owner != self._owner:
             raise BadCheckpoint(path, f"owed by another peer ({info.owner or 'unknown'})")
         with _opened(path) as (file, num_bytes):
@@ -320,6 +305,7 @@ class CheckpointStore:
     def _info(self, stage: int, version: int) -> CheckpointInfo:
         path = self.info_path(stage, version)
         with _opened(path) as (file, num_bytes):
+            # Looked at before it is read: the file may be anything.
             if num_bytes > MAX_JSON_BYTES:
                 raise BadCheckpoint(path, f"{num_bytes} bytes, far more than a checkpoint's JSON has")
             text = file.read(MAX_JSON_BYTES)
@@ -361,7 +347,9 @@ class CheckpointStore:
         """
         _make_folder(self.folder)
         told = self.info_path(info.stage, info.version)
+        # After a restart the same state is often here already.
         if not self._holds(info):
+            # Nothing may vouch for data that is about to change.
             if os.path.lexists(told):
                 told.unlink()
                 _sync_folder(self.folder)  # else the old JSON could outlive a crash and speak of the new data
@@ -407,6 +395,7 @@ def _parsed(text: bytes, path: Path, *, run: RunId, stage: int, version: int) ->
         first = error.errors(include_url=False, include_input=False)[0]
         where = ".".join(map(str, first["loc"]))
         raise BadCheckpoint(path, f"not a checkpoint's JSON: {where and where + ': '}{first['msg']}"[:300]) from error
+    # A directory may have been copied from another run.
     if info.run != run:
         raise BadCheckpoint(path, f"of another run ({info.run[:12]}, not {run[:12]})")
     if (info.stage, info.version) != (stage, version):
@@ -421,6 +410,7 @@ def _opened(path: Path) -> Iterator[tuple[io.BufferedReader, int]]:
         handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe must not hang us
         with open(handle, "rb") as file:
             status = os.fstat(handle)
+            # A pipe or a device would hang, or never end.
             if not stat.S_ISREG(status.st_mode):
                 raise BadCheckpoint(path, "not a regular file")
             yield file, status.st_size
@@ -451,6 +441,7 @@ def _put(path: Path, data: bytes | memoryview) -> None:
 
 def _make_folder(folder: Path) -> None:
     """Create it and its parents so that they outlive a crash as well."""
+    # Made before, so it is known to the disk.
     if folder.is_dir():
         return
     _make_folder(folder.parent)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -35,12 +36,18 @@ class StateHeader:
         return Stamp(self.version, stage, self.before if delay.behind(self.version) else self.chain, self.restart)
 
 
+def loop_time() -> float:
+    """The event loop's clock, seconds: in the simulator it jumps."""
+    return asyncio.get_running_loop().time()
+
+
 async def consistent_copy(
     engine: Compute, where: Callable[[], StateHeader | None], *, attempts: int = _ATTEMPTS
 ) -> tuple[StateHeader, bytes | memoryview] | None:
     """The state and where it stands; None while `where()` is None, or if it moved during every attempt."""
     for _ in range(attempts):
         before = where()
+        # It has no state of its own, or is about to apply.
         if before is None:
             return None
         data = await engine.snapshot()

@@ -27,6 +27,7 @@ def of_one_lineage(announced: Sequence[Announced], rules: Rollbacks) -> list[Hol
     """
     current = rules.current
     known = sorted({current, NO_RESTART, *(kept.restart for _, disk in announced for kept in disk)}, reverse=True)
+    # Somebody goes on under the current restart: a later one was decided by nobody here.
     if any(held.version is not None and held.restart == current for held, _ in announced):
         return _filtered(announced, [restart for restart in known if restart <= current], current)
     for latest in (restart for restart in known if restart >= current):
@@ -61,6 +62,7 @@ def _filtered(
 
 
 def _given_up(kept: OnDisk, restarts: Collection[Restart]) -> bool:
+    # Of two restarts of one number the higher one has won.
     mine, won = kept.restart, {restart.number: restart for restart in sorted(restarts)}
     # Two sides that were cut apart may each have decided a restart of one number: the lower one's steps are given up.
     lost = won.get(mine.number, mine) != mine

@@ -20,7 +20,7 @@ from swarmnet.errors import BadMessage, NoReplica, PeerGone, PeerTimeout, Refuse
 from swarmnet.ids import PeerId
 from swarmnet.messages import Commit, Finished, Rejected, Stamp, TrailRequest, TrailStep
 from swarmnet.stage.seams import Compute
-from swarmnet.state.header import StateHeader
+from swarmnet.state.header import StateHeader, loop_time
 from swarmnet.state.snapshot_fetch import first_answers
 from swarmnet.transport import Transport, ask
 
@@ -40,7 +40,6 @@ class Failed(Protocol):
 
     def __call__(self, donor: PeerId, error: SwarmError, *, after_s: float = 0.0) -> None:
         """after_s: how long it was waited for."""
-        ...
 
 
 class ReplayLogEnds(SwarmError):
@@ -53,8 +52,8 @@ class Level:
     of the one before."""
 
     header: StateHeader
-    finished: Finished | None
-    commits: tuple[Commit, ...]
+    finished: Finished | None = None
+    commits: tuple[Commit, ...] = ()
     last_commits: tuple[Commit, ...] = ()
 
 
@@ -94,9 +93,11 @@ class Replay:
             stamp = header.oldest(self._stage, self._engine.delay)
             told, past = await self._told(stamp, donors())
             if not told:
+                # All who answer have forgotten this step: only a newer copy helps.
                 if past:
                     raise ReplayLogEnds("the donors' trail does not reach back", version=header.version)
                 attempts += 1
+                # It is given up only after several seconds of silence.
                 if attempts >= _ATTEMPTS:
                     raise NoReplica("nobody says what came next", stage=self._stage, version=header.version)
                 await asyncio.sleep(_PAUSE_S)
@@ -104,6 +105,7 @@ class Replay:
             story = self._believed(header, told, failures)
             try:
                 arrived = await self._follow(header, stamp, story)
+            # That story led nowhere: next time another one comes first.
             except (BadMessage, Refused, PeerGone, PeerTimeout):
                 failures.update(story.keys())
                 attempts += 1
@@ -123,6 +125,7 @@ class Replay:
         comes before one of an open step, unless it has led nowhere more often."""
         over = {peer: step for peer, step in sorted(told.items()) if self._is_over(step)}
         opened = [failures[peer] for peer in told if peer not in over]
+        # Nobody tells of a step that is over, or those who do have misled us more often.
         if not over or (opened and min(opened) < min(failures[peer] for peer in over)):
             best = max(
                 told, key=lambda peer: (-failures[peer], told[peer].finished is not None, len(told[peer].commits))
@@ -146,8 +149,10 @@ class Replay:
         """One step further, or level."""
         step = next(iter(story.values()))
         finished = next((each.finished for each in story.values() if each.finished is not None), None)
+        # The engine needs the sum itself, not only the word about it.
         if finished is not None:
             await self._collect(stamp, finished, [peer for peer, each in story.items() if each.finished == finished])
+        # The step is still open for those who told of it: here we are level.
         if finished is None or not self._is_over(step):
             before = next((each.last_commits for each in story.values() if each.last_commits), ())
             return Level(header, finished, step.commits, before)  # a member fetches what its stage has committed
@@ -161,13 +166,14 @@ class Replay:
         """What the donors say of a step, and whether any of them says that it is past remembering."""
         asked = {donor: self._ask(donor, stamp) for donor in dict.fromkeys(donors)}
         answers, late = await first_answers(asked, grace_s=GRACE_S, counts=lambda told: isinstance(told, TrailStep))
+        # Whoever is silent while others answer is asked later next time.
         for donor in late:
             self._failed(donor, PeerTimeout("says nothing", peer=donor), after_s=GRACE_S)
         told = {donor: step for donor in donors if isinstance(step := answers.get(donor), TrailStep)}
         return told, RejectCode.NOT_FOUND in answers.values()
 
     async def _ask(self, donor: PeerId, stamp: Stamp) -> TrailStep | RejectCode | None:
-        began = self._now()
+        began = loop_time()
         try:
             match answer := await ask(self._transport, donor, TrailRequest(stamp)):
                 case Rejected():
@@ -178,7 +184,7 @@ class Replay:
                 case _:
                     raise BadMessage(RejectCode.MALFORMED, "not an answer to TrailRequest", peer=donor)
         except (BadMessage, PeerGone, PeerTimeout) as error:
-            self._failed(donor, error, after_s=self._now() - began)
+            self._failed(donor, error, after_s=loop_time() - began)
             return None
 
     def _check(self, step: TrailStep, stamp: Stamp, donor: PeerId) -> None:
@@ -188,21 +194,20 @@ class Replay:
         if not in_order or any(commit.step != stamp.step for commit in step.commits):
             raise BadMessage(RejectCode.MALFORMED, "commits of other steps or stages", step=stamp.step, peer=donor)
         before = [(commit.stage, commit.step) for commit in step.last_commits]
+        # A joiner stands on these: all stages, or none.
         if before and before != [(stage, stamp.step - 1) for stage in range(self._num_stages)]:
             raise BadMessage(RejectCode.MALFORMED, "commits of other steps or stages", step=stamp.step, peer=donor)
         refusal = next(filter(None, map(self._refusal, (*step.commits, *step.last_commits))), None)
         if refusal is not None:
             raise BadMessage(RejectCode.MALFORMED, refusal, step=stamp.step, peer=donor)
         mine = next((commit for commit in step.commits if commit.stage == self._stage), None)
+        # Nothing is committed yet that the sum could be compared with.
         if mine is None or step.finished is None or len(step.commits) < self._num_stages:
             return
         found, committed = (
             (each.id, each.digest, each.num_tokens, each.loss_sum, each.grad_sq_norm, each.voided)
             for each in (step.finished, mine)
         )
+        # Every member has applied the committed sum: another one would lead to other weights.
         if found != committed or mine.chain != stamp.chain:
             raise BadMessage(RejectCode.MALFORMED, "a sum that is not the committed one", step=stamp.step, peer=donor)
-
-    @staticmethod
-    def _now() -> float:
-        return asyncio.get_running_loop().time()

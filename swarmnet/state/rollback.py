@@ -145,6 +145,7 @@ class Rollbacks:
         if (most := self._most(mine + under, holdings)) > self.current and most.version <= self.last_version:
             return self._go(most, Move.KEEP if serving and self._whole_and_further(most, holdings) else Move.GO_BACK)
         votes = [max(word.restart, word.wants) if word.heard else NO_RESTART for word in words]
+        # Most must want it: one peer alone never sends the run back.
         if self.wanted is not None:
             agreed = most_of([self.wanted, *votes])
             if agreed > self.current and self._reachable(agreed, holdings):
@@ -158,6 +159,7 @@ class Rollbacks:
 
     def remember(self, number: int) -> None:
         """A disk, mine or another's, remembers a restart of that number: the next one is higher."""
+        # A number from nowhere would leave no room for the next ones.
         if number <= max(self.current.number, self.floor) + MAX_RESTARTS_AHEAD:
             self.floor = max(self.floor, number)
 
@@ -167,12 +169,14 @@ class Rollbacks:
         Once wanted it is wanted until the run can go on, however things move while others come to see it as well.
         """
         newest, missing = self._newest_served(holdings), self.uncovered(holdings)
+        # The run goes on by itself, has nothing to lose yet, or is just going back.
         if not missing or not self._begun(holdings) or self._under_way(newest, holdings):
             self._since = self.wanted = None
             return
         anew = newest is None or self._begun_anew(newest, holdings)
         version = self.common(holdings)
         facts = version if anew else (missing, self._standing(holdings))
+        # As long as something changes it may still come right.
         if self._since is None or (facts != self._facts and self.wanted is None):
             self._facts, self._since = facts, now
         if now - self._since < (self.settle_s if anew else self.lost_s):
@@ -187,6 +191,7 @@ class Rollbacks:
     def uncovered(self, holdings: Sequence[Holding]) -> tuple[int, ...]:
         """Stages in which nobody serves the weights the run has got to."""
         newest = self._newest_served(holdings)
+        # Nobody serves what the run had got to.
         if newest is None or self._begun_anew(newest, holdings):
             return tuple(range(self.num_stages))
         near = {h.stage for h in self._serving(holdings) if h.version is not None and h.version >= newest - 1}
@@ -237,20 +242,24 @@ class Rollbacks:
         newest = self._newest_served(everyone)
         if beyond is not None and newest is not None and newest <= beyond:
             beyond = None  # whoever was ahead has gone back: what is here is as good as anybody's
+        # Their older state would overwrite the newer one on this disk.
         if beyond is None and newest is not None and self._left_behind(newest, mine, everyone):
             return NoSource(self._words_anew(newest, mine))
         ahead = [h for h in live if h.version is not None and h.version > (version if beyond is None else beyond)]
+        # The run went back to exactly what is in memory here.
         if self.current.number and beyond is None and not ahead and held == version:
             return FromHere()
         if ahead or (live and self.current.number and beyond is None):
             ranked = sorted(ahead or live, key=lambda h: (-(h.version or 0), h.peer))
             return FromLive(tuple(h.peer for h in ranked))
+        # A new run: everybody begins at the seed.
         if not self._begun(everyone):
             return FromSeed()
         if beyond is None and newest in mine.disk and not live:
             return FromDisk(newest)  # the very state that the others have got to
         if beyond is not None or not self.current.number or (newest is not None and newest > version + 1):
             return NoSource(self.words(everyone))  # a decision has to come first
+        # One's own disk is faster than anybody's line.
         if version in mine.disk:
             return FromDisk(version)
         holders = tuple(sorted(h.peer for h in mates if version in h.disk))
@@ -286,6 +295,7 @@ class Rollbacks:
 
     def _begun_anew(self, newest: int, holdings: Sequence[Holding]) -> bool:
         """Have newcomers begun at the seed before they heard of what others have on disk?"""
+        # After a restart they follow a decision, and have not begun by themselves.
         if self.current.number:
             return False
         beyond = {h.peer for h in holdings if any(v > (newest + 1 if newest else 0) for v in h.disk)}
@@ -317,6 +327,7 @@ class Rollbacks:
 
         Of two sides of equal size the lower one stays, unless it lacks a stage and the other does not.
         """
+        # Nobody has a say.
         if not under:
             return self.current
         low, high = most_of(under), half_of(under)
@@ -331,6 +342,7 @@ class Rollbacks:
     def _whole_and_further(self, restart: Restart, holdings: Sequence[Holding]) -> bool:
         """Does my side lack nothing and stand no lower? Those of it that have taken the number already still count."""
         newest = self._newest_served(holdings)
+        # The others stand further, so there is nothing here to keep.
         if newest is None or newest < restart.version or self._begun_anew(newest, holdings):
             return False
         # Whoever stands where the others went back to has gone along: the sum that brought me one further is lost.

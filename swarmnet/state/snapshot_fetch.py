@@ -20,6 +20,7 @@ import numpy as np
 from swarmnet.errors import BadMessage, NoReplica, PeerGone, PeerTimeout, Refused, RejectCode, SwarmError
 from swarmnet.ids import PeerId
 from swarmnet.messages import Busy, Packed, Rejected, Snapshot, SnapshotPiece, SnapshotRequest
+from swarmnet.state.header import loop_time
 from swarmnet.state.snapshot_index import LARGE, Seal, digest_of, num_pieces, same_copy, sha256, span
 from swarmnet.transport import Transport, ask
 
@@ -145,6 +146,7 @@ class PieceSchedule:
 
     def add(self, peer: PeerId, *, now: float) -> list[Action]:
         """`peer` has the copy."""
+        # It was found twice.
         if peer in self._sources:
             return []
         self._sources[peer] = _Source()
@@ -166,12 +168,14 @@ class PieceSchedule:
         if source is not None and asked_at is not None:
             took = now - asked_at
             source.usual_s = took if source.usual_s is None else source.usual_s + _FADE * (took - source.usual_s)
+        # Two sources were asked for it, and the other one was faster.
         if piece in self.done:
             return self.fill(now)
         self.done.add(piece)
         if piece in self._left:
             self._left.remove(piece)
         actions: list[Action] = []
+        # Whoever else was asked for it need not send it any more.
         for other in self._askers(piece):
             del self._sources[other].asked_at[piece]
             actions.append(Drop(other, piece))
@@ -186,6 +190,7 @@ class PieceSchedule:
         while self._sources:
             peer = min(self._sources, key=lambda p: (len(self._sources[p].asked_at), p))
             source = self._sources[peer]
+            # The least busy source is full, so all are.
             if not self._left or len(source.asked_at) >= self._window:
                 break
             piece = self._left.popleft()
@@ -200,6 +205,7 @@ class PieceSchedule:
         # The last piece must not wait for the slowest source.
         actions: list[Action] = []
         for peer, source in self._sources.items():
+            # It is busy, or nobody knows how fast it is.
             if source.asked_at or source.usual_s is None:
                 continue
             waiting = [
@@ -233,8 +239,10 @@ async def first_answers(
             done, waiting = await asyncio.wait(waiting, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 answers[tasks[task]] = task.result()
+                # From now on the others have `grace_s` left.
                 if until is None and counts(task.result()):
                     until = loop.time() + grace_s
+        # They had their time, and would hold up the joiner.
         for task in waiting:
             task.cancel()
     return answers, [tasks[task] for task in waiting]
@@ -284,30 +292,32 @@ class Fetcher:
         unfit: Unfit = lambda snapshot, version: None,
     ) -> None:
         self._transport, self._stage, self._seal = transport, stage, seal
-        self._max_bytes, self._progress, self._failed, self._unfit = max_bytes, progress, failed, unfit
+        self._max_bytes, self.progress, self._failed, self._unfit = max_bytes, progress, failed, unfit
         self._copy: _PartialCopy | None = None
         self._aside = Aside()
-        self._vouched: set[PeerId] = set()  # who described the copy that is fetched, or was last
+        self.vouched: set[PeerId] = set()  # who described the copy that is fetched, or was last
 
     async def fetch(self, donors: Donors, *, version: int = -1) -> tuple[Snapshot, memoryview]:
         """Fetch and verify one copy of `version` (-1: the newest) from whoever donors() names at the time.
 
         Raises NoReplica if nobody hands one over; what has been verified by then serves the next call.
         """
-        until = self._now() + _PATIENCE_S
+        until = loop_time() + _PATIENCE_S
         while True:
             copy, sources = await self._choose(donors, version)
-            self._copy, self._vouched = copy, set(sources)
+            self._copy, self.vouched = copy, set(sources)
             had = len(copy.done)
             pull = _Pull(self, copy, sources, donors, version)
             await pull.run()
-            if pull.complete:
+            if len(copy.done) == num_pieces(copy.snapshot):
                 self._copy = None
+                # The run may have gone back while the copy came in.
                 if self._unfit(copy.snapshot, version) is None:
                     return copy.snapshot, copy.data
+            # As long as pieces come in, patience starts anew.
             if len(copy.done) > had:
-                until = self._now() + _PATIENCE_S
-            elif self._now() >= until:
+                until = loop_time() + _PATIENCE_S
+            elif loop_time() >= until:
                 raise NoReplica("those who describe a copy hand over none of it", stage=self._stage)
             await asyncio.sleep(_PAUSE_S)
 
@@ -317,17 +327,19 @@ class Fetcher:
 
     def useless(self, error: BadMessage) -> None:
         """The copy fetched last was whole and is no state: whoever vouched for it is asked no more for a while."""
-        for donor in sorted(self._vouched):
+        for donor in sorted(self.vouched):
             self.failed(donor, error)
 
     async def _choose(self, donors: Donors, version: int) -> tuple[_PartialCopy, list[PeerId]]:
         """What to fetch, and from whom."""
-        began = self._now()
+        began = loop_time()
         while True:
             candidates = self.trusted(donors())
             kept = self._copy
+            # What is here by halves is of a past that was given up.
             if kept is not None and self._unfit(kept.snapshot, version) is not None:
                 kept = self._copy = None
+            # Somebody may still have the copy that is here by halves.
             if kept is not None and version in (-1, kept.snapshot.version):
                 request = SnapshotRequest(self._stage, kept.snapshot.version, kept.snapshot.root)
                 offers, _ = await self._offers(candidates, request, version)
@@ -336,13 +348,14 @@ class Fetcher:
                     return kept, having
             offers, wait_s = await self._offers(candidates, SnapshotRequest(self._stage, version), version)
             if offers:
+                # Equal states have equal roots: the copy with most donors is the fastest, and the likeliest.
                 groups: dict[bytes, list[PeerId]] = {}
                 for peer, offer in sorted(offers.items()):
                     groups.setdefault(offer.root, []).append(peer)
                 best = max(groups.values(), key=lambda peers: (len(peers), offers[peers[0]].version, peers))
                 chosen = offers[best[0]]
                 return _PartialCopy(chosen), [peer for peer in best if same_copy(offers[peer], chosen)]
-            if self._now() - began >= (_PATIENCE_S if wait_s is None else _BUSY_S):
+            if loop_time() - began >= (_PATIENCE_S if wait_s is None else _BUSY_S):
                 raise NoReplica("nobody hands over a copy", stage=self._stage, asked=len(candidates))
             await asyncio.sleep(_PAUSE_S if wait_s is None else wait_s)
 
@@ -357,7 +370,7 @@ class Fetcher:
 
     async def describe(self, donor: PeerId, request: SnapshotRequest, version: int) -> Snapshot | Busy | None:
         """A donor's checked description; None if it gave none that can be used. version: as `fetch` was asked for."""
-        began = self._now()
+        began = loop_time()
         try:
             answer = await ask(self._transport, donor, request)
             self._aside.answered(donor)
@@ -368,6 +381,7 @@ class Fetcher:
                     raise Refused(answer.code, answer.reason, peer=donor)
                 case Snapshot():
                     self._seal.check(answer, donor=donor, stage=self._stage, max_bytes=self._max_bytes)
+                    # It answers another question.
                     if request.version not in (-1, answer.version) or request.root not in (b"", answer.root):
                         raise BadMessage(RejectCode.MALFORMED, "another copy than asked for", peer=donor)
                     error = self._unfit(answer, version)
@@ -377,7 +391,7 @@ class Fetcher:
                 case _:
                     raise BadMessage(RejectCode.MALFORMED, "not an answer to SnapshotRequest", peer=donor)
         except (BadMessage, Refused, PeerGone, PeerTimeout) as error:
-            self.failed(donor, error, after_s=self._now() - began)
+            self.failed(donor, error, after_s=loop_time() - began)
             return None
 
     async def piece(self, donor: PeerId, copy: _PartialCopy, piece: int) -> None:
@@ -395,27 +409,16 @@ class Fetcher:
 
     def failed(self, donor: PeerId, error: SwarmError, *, after_s: float = 0.0) -> None:
         """A donor did not deliver, `after_s` after it was asked; one that lied or kept us waiting is set aside."""
+        # A lie costs a minute of being asked for nothing.
         if isinstance(error, BadMessage):
-            self._aside.lied(donor, now=self._now())
+            self._aside.lied(donor, now=loop_time())
         elif isinstance(error, PeerGone | PeerTimeout) and after_s >= GRACE_S:
-            self._aside.late(donor, now=self._now())
+            self._aside.late(donor, now=loop_time())
         self._failed(donor, error)
 
     def trusted(self, donors: Sequence[PeerId]) -> list[PeerId]:
         """Those who have not lied lately, nor kept us waiting; see `Aside.asked`."""
-        return self._aside.asked(donors, now=self._now())
-
-    def vouches(self, donor: PeerId) -> None:
-        """A donor has described the copy that is being fetched."""
-        self._vouched.add(donor)
-
-    def say(self, progress: TransferProgress) -> None:
-        """Tell whoever watches."""
-        self._progress(progress)
-
-    @staticmethod
-    def _now() -> float:
-        return asyncio.get_running_loop().time()
+        return self._aside.asked(donors, now=loop_time())
 
 
 def pause_s(busy: Busy) -> float:
@@ -434,20 +437,15 @@ class _Pull:
         self._schedule = PieceSchedule(num_pieces(copy.snapshot), done=copy.done)
         self._asking: dict[tuple[PeerId, int], asyncio.Task[None]] = {}
         self._over = asyncio.Event()
-        self._began, self._had_bytes, self._said = self._now(), copy.done_bytes, -1e9
+        self._began, self._had_bytes, self._said = loop_time(), copy.done_bytes, -1e9
         self._group: asyncio.TaskGroup | None = None
-
-    @property
-    def complete(self) -> bool:
-        """Is the copy whole?"""
-        return self._schedule.complete
 
     async def run(self) -> None:
         """Until the copy is whole or all sources are lost."""
         async with asyncio.TaskGroup() as self._group:
             looking = [self._group.create_task(self._ticking()), self._group.create_task(self._looking())]
             for peer in self._first:
-                self._perform(self._schedule.add(peer, now=self._now()))
+                self._perform(self._schedule.add(peer, now=loop_time()))
             self._look_whether_over()
             await self._over.wait()
             for task in [*looking, *self._asking.values()]:
@@ -468,11 +466,11 @@ class _Pull:
         except (BadMessage, Refused, PeerGone, PeerTimeout) as error:
             if peer in self._schedule.sources:  # else it has been said of another piece
                 self._fetcher.failed(peer, error)
-            self._perform(self._schedule.remove(peer, now=self._now()))
+            self._perform(self._schedule.remove(peer, now=loop_time()))
         else:
             self._copy.done.add(piece)
             self._asking.pop((peer, piece), None)
-            self._perform(self._schedule.arrived(peer, piece, now=self._now()))
+            self._perform(self._schedule.arrived(peer, piece, now=loop_time()))
         self._look_whether_over()
 
     def _look_whether_over(self) -> None:
@@ -483,8 +481,9 @@ class _Pull:
     async def _ticking(self) -> None:
         while True:
             await asyncio.sleep(_TICK_S)
-            self._perform(self._schedule.fill(self._now()))
-            if self._now() - self._said >= 1.0:
+            self._perform(self._schedule.fill(loop_time()))
+            # A line a second is enough for people.
+            if loop_time() - self._said >= 1.0:
                 self._say()
 
     async def _looking(self) -> None:
@@ -502,22 +501,21 @@ class _Pull:
     async def _invite(self, peer: PeerId, described: Snapshot, asked: set[PeerId]) -> None:
         request = SnapshotRequest(described.stage, described.version)
         offer = await self._fetcher.describe(peer, request, self._version)
+        # It may have room later, while we still fetch.
         if isinstance(offer, Busy):
             await asyncio.sleep(pause_s(offer))
         if not isinstance(offer, Snapshot):
             asked.discard(peer)
         elif same_copy(offer, described):
             asked.discard(peer)
-            self._fetcher.vouches(peer)
-            self._perform(self._schedule.add(peer, now=self._now()))
+            self._fetcher.vouched.add(peer)
+            self._perform(self._schedule.add(peer, now=loop_time()))
 
     def _say(self) -> None:
-        self._said = self._now()
+        self._said = loop_time()
         done, total = self._copy.done_bytes, self._copy.snapshot.num_bytes
-        fetched, took = done - self._had_bytes, self._now() - self._began
+        fetched, took = done - self._had_bytes, loop_time() - self._began
         left = (total - done) * took / fetched if fetched > 0 else None
-        self._fetcher.say(TransferProgress(self._copy.snapshot.version, done, total, len(self._schedule.sources), left))
-
-    @staticmethod
-    def _now() -> float:
-        return asyncio.get_running_loop().time()
+        self._fetcher.progress(
+            TransferProgress(self._copy.snapshot.version, done, total, len(self._schedule.sources), left)
+        )

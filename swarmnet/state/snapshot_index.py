@@ -33,6 +33,7 @@ _DIGEST_BYTES = 32
 def piece_size(num_bytes: int, smallest: int = PIECE_BYTES) -> int:
     """Bytes of every piece but the last: `smallest`, doubled until the copy has at most MAX_PIECES."""
     size = smallest
+    # A description lists each piece, and has a bound.
     while size * MAX_PIECES < num_bytes:
         size *= 2
     return size
@@ -61,6 +62,7 @@ def root_of(num_bytes: int, piece_bytes: int, digests: bytes) -> bytes:
 
 async def sha256(data: bytes | bytearray | memoryview) -> bytes:
     """SHA-256; beside the event loop when it would hold it up."""
+    # Handing a small piece to a thread costs more than hashing it.
     if len(data) <= LARGE:
         return hashlib.sha256(data).digest()
     return await asyncio.to_thread(lambda: hashlib.sha256(data).digest())
@@ -105,6 +107,7 @@ class Seal:
         """Is this a description that may be fetched by? Takes no memory. Raises BadMessage, naming the donor."""
         if snapshot.stage != stage:
             raise BadMessage(RejectCode.MALFORMED, "a copy of another stage", stage=snapshot.stage, peer=donor)
+        # Before any memory is taken for it.
         if snapshot.num_bytes > max_bytes:
             raise BadMessage(
                 RejectCode.TOO_LARGE,
@@ -118,6 +121,7 @@ class Seal:
         )
         if not fits:
             raise BadMessage(RejectCode.MALFORMED, "a copy whose pieces do not make it up", peer=donor)
+        # The donor has signed the root alone: it must stand for these digests.
         if snapshot.root != root_of(snapshot.num_bytes, snapshot.piece_bytes, snapshot.digests):
             raise BadMessage(RejectCode.MALFORMED, "a copy whose root is not that of its digests", peer=donor)
         if not self.signer.verify(donor, self._statement(snapshot), snapshot.signature):

@@ -19,7 +19,7 @@ from swarmnet.errors import RejectCode
 from swarmnet.ids import PeerId
 from swarmnet.messages import Accepted, Answer, Busy, Packed, Rejected, Snapshot, SnapshotPiece, SnapshotRequest
 from swarmnet.stage.seams import Compute
-from swarmnet.state.header import StateHeader, consistent_copy
+from swarmnet.state.header import StateHeader, consistent_copy, loop_time
 from swarmnet.state.snapshot_index import LARGE, PIECE_BYTES, Seal, num_pieces, piece_digests, piece_size, span
 
 MOST_COPIES = 2
@@ -105,8 +105,10 @@ class Donor:
 
     async def serve(self, caller: PeerId, request: SnapshotRequest) -> AsyncGenerator[Answer, None]:
         """Answer one call. Joiners of one version share one copy."""
+        # A description came before: now the pieces of that copy are fetched.
         if request.piece >= 0:
             copy = self._copies.get(request.root)
+            # It was freed, or the run has gone back: the caller asks for a description again.
             if copy is None:
                 yield Rejected(RejectCode.NOT_FOUND, "that copy is gone")
                 return
@@ -135,13 +137,14 @@ class Donor:
     async def _find(self, request: SnapshotRequest) -> _Copy | Answer:
         if request.root and request.root in self._copies:
             return self._copies[request.root]
-        until = self._now() + (WAIT_S if request.version >= 0 else 1.0)
+        until = loop_time() + (WAIT_S if request.version >= 0 else 1.0)
         while True:
             async with self._copying:
                 found = await self._now_or_wait(request.version)
             if found is not None:
                 return found
-            if self._now() >= until:
+            # A version that is a step or two away is worth waiting for.
+            if loop_time() >= until:
                 return Rejected(RejectCode.NOT_READY, "no state of my own right now")
             await asyncio.sleep(_LOOK_S)
 
@@ -152,6 +155,7 @@ class Donor:
             held = next((copy for copy in self._copies.values() if copy.header.version == version), None)
             if held is not None:
                 return held
+            # Not in memory: a disk may have it.
             if where is None or where.version != version:
                 found = await self._read_back(version)
                 if found is not None:
@@ -170,6 +174,7 @@ class Donor:
         return held or await self._take(where)
 
     async def _take(self, where: StateHeader) -> _Copy | Answer | None:
+        # Memory for two copies is all that joiners get.
         if not self._has_room():
             return Busy(LEASE_S, where.version)
         past = self._pasts
@@ -190,10 +195,11 @@ class Donor:
             digests = piece_digests(data, size)
         else:
             digests = await asyncio.to_thread(piece_digests, data, size)
+        # The run went back while this copy was taken.
         if past != self._pasts:
             return None
         snapshot = self._seal.describe(header, self._stage, num_bytes=len(data), piece_bytes=size, digests=digests)
-        copy = self._copies.setdefault(snapshot.root, _Copy(header, memoryview(data), snapshot, self._now()))
+        copy = self._copies.setdefault(snapshot.root, _Copy(header, memoryview(data), snapshot, loop_time()))
         self._forget_later(KEEP_S)
         return copy
 
@@ -203,16 +209,13 @@ class Donor:
         """If need be, give up the copy that has been idle longest, if its lease is over."""
         if len(self._copies) < MOST_COPIES:
             return True
-        idle = [copy for copy in self._copies.values() if not copy.asking and not self._leased(copy)]
+        now = loop_time()
+        idle = [
+            copy for copy in self._copies.values() if not copy.asking and max(copy.leases.values(), default=now) <= now
+        ]
         if idle:
             del self._copies[min(idle, key=lambda copy: copy.asked_at).snapshot.root]
         return bool(idle)
-
-    def _leased(self, copy: _Copy) -> bool:
-        return any(until > self._now() for until in copy.leases.values())
-
-    def _idle(self, copy: _Copy, seconds: float) -> bool:
-        return not copy.asking and self._now() - copy.asked_at >= seconds
 
     @contextmanager
     def _in_use(self, copy: _Copy, caller: PeerId) -> Iterator[None]:
@@ -222,23 +225,21 @@ class Donor:
             yield
         finally:
             copy.asking -= 1
-            copy.asked_at = self._now()
+            copy.asked_at = loop_time()
+            # A caller keeps one copy in its place at a time.
             for other in self._copies.values():
                 other.leases.pop(caller, None)
-            copy.renew(caller, self._now() + LEASE_S)
+            copy.renew(caller, loop_time() + LEASE_S)
             self._forget_later(KEEP_S)
 
     def _forget(self) -> None:
         self._forgetting = None
-        self._copies = {root: copy for root, copy in self._copies.items() if not self._idle(copy, KEEP_S)}
+        oldest = loop_time() - KEEP_S
+        self._copies = {root: copy for root, copy in self._copies.items() if copy.asking or copy.asked_at > oldest}
         resting = [copy.asked_at for copy in self._copies.values() if not copy.asking]
         if resting:
-            self._forget_later(max(min(resting) + KEEP_S - self._now(), _LOOK_S))
+            self._forget_later(max(min(resting) + KEEP_S - loop_time(), _LOOK_S))
 
     def _forget_later(self, seconds: float) -> None:
         if self._forgetting is None:
             self._forgetting = asyncio.get_running_loop().call_later(seconds, self._forget)
-
-    @staticmethod
-    def _now() -> float:
-        return asyncio.get_running_loop().time()

@@ -332,11 +332,11 @@ class StepDriver:
         )
         if outer is not None:
             self._event(
-                "outer_step" if outer.taken else "outer_missed",
+                "outer_missed" if outer.missed else "outer_step",
                 step=step,
                 elements=outer.elements,
                 moved=outer.moved,
-                **{} if outer.taken else {"reason": outer.missed},
+                **{"reason": outer.missed} if outer.missed else {},
             )
         self._begin()
         self._perform(actions)

@@ -31,7 +31,6 @@ from swarmnet.engine.compute_thread import StageJobs
 from swarmnet.engine.payloads import blameless, check_codec
 from swarmnet.errors import BadMessage, Refused, RejectCode
 from swarmnet.ids import RoundId
-from swarmnet.manifest.schema import Averaging, Training
 from swarmnet.messages import Commit, Packed
 from swarmnet.stage.backend import GradientSum, State
 from swarmnet.stage.seams import Contribution, OuterStep, Reduced
@@ -39,6 +38,7 @@ from swarmnet.sums.reducer import PartReducer
 from swarmnet.sums.step_sum import RoundSum, check_part, in_round
 from swarmnet.sums.sum_buffer import SumBuffer
 from swarmnet.wire import codecs
+from swarmnet.wire.codec import num_elements
 
 Range = tuple[int, int]
 
@@ -98,18 +98,10 @@ class LocalSum(RoundSum):
     Raises as `StepSum` does.
     """
 
-    def __init__(
-        self,
-        jobs: StageJobs,
-        state: State,
-        accumulator: GradientSum,
-        averaging: Averaging,
-        training: Training,
-        *,
-        device: torch.device,
-    ) -> None:
+    def __init__(self, jobs: StageJobs, state: State, accumulator: GradientSum, *, device: torch.device) -> None:
         assert state.outer is not None
-        super().__init__(jobs, state, averaging.codec, device)
+        super().__init__(jobs, state, device)
+        averaging, training = state.canonical.spec.averaging, state.canonical.spec.training
         self._training, self._accumulator, self._outer = training, accumulator, state.outer
         self._plan = OuterPlan(
             state.canonical.num_elements,
@@ -230,7 +222,7 @@ class LocalSum(RoundSum):
     @in_round
     def put(self, start: int, packed: Packed) -> None:
         """Decode a reduced piece, its first element at position `start`."""
-        edge, size = sum(self._outer_phases), codecs.num_elements(packed.shape)
+        edge, size = sum(self._outer_phases), num_elements(packed.shape)
         check_codec(packed, "fp32" if start >= edge else self.codec.reduced)
         buffer, start = (self._lengths, start - edge) if start >= edge else (self._arriving, start)
         codecs.decode_into(buffer.place(start, size), packed)
@@ -261,12 +253,12 @@ class LocalSum(RoundSum):
     @in_round
     def install(self, parts: Sequence[Packed]) -> tuple[bytes, float]:
         """Take over a sum that others have finished, all of it or none. From a partner there is nothing to take."""
-        if sum(codecs.num_elements(packed.shape) for packed in parts) != self.sum_elements:
+        if sum(num_elements(packed.shape) for packed in parts) != self.sum_elements:
             raise BadMessage(RejectCode.BAD_SHAPE, "parts do not cover the sum", count=len(parts))
         decoded = []
         for packed in parts:
             check_codec(packed, "fp32")
-            decoded.append(codecs.decode(packed, expect_shape=(codecs.num_elements(packed.shape),)))
+            decoded.append(codecs.decode(packed, expect_shape=(num_elements(packed.shape),)))
         flat = torch.cat(decoded)
         edge = flat.numel() - _LENGTHS
         if self._gossip:  # what my partner and I have agreed on stays

@@ -37,6 +37,7 @@ from swarmnet.sums.feedback import RESIDUAL, Feedback
 from swarmnet.sums.sum_buffer import SumBuffer
 from swarmnet.sums.sum_codec import EXACT, Parameter, choose
 from swarmnet.wire import codecs
+from swarmnet.wire.codec import check_finite
 
 _CHUNK = 1 << 17
 _NEGLIGIBLE = 1e-6
@@ -271,7 +272,7 @@ class PowerSGDCodec:
         first, second = self._sums.flat[: self.phases[0]], self._sums.flat[self.phases[0] :]
         out = torch.empty(self.low_rank.num_elements)
         self.low_rank.whole(first, self._basis, second, out)
-        codecs.check_finite(out)
+        check_finite(out)
         whole.open()
         whole.place(0, out.numel()).copy_(out)
         whole.written(0, out.numel())

@@ -57,12 +57,10 @@ class Rule(Protocol):
     @property
     def noted_below(self) -> float:
         """A member whose contribution kept less than this is reported as clipped. In (0, 1]."""
-        ...
 
     @property
     def needs_center(self) -> bool:
         """Is the mean of the step before to be remembered, 4 bytes an element?"""
-        ...
 
     def __call__(self, sums: Sequence[Tensor], weights: Sequence[int], center: Tensor | None) -> RobustTotal:
         """Reduce. Consumes `sums`.
@@ -70,7 +68,6 @@ class Rule(Protocol):
         sums: at least one, fp32 [K] each, finite, |x| <= MAX_MAGNITUDE, a sum over weights[i] >= 1 microbatches.
         center: fp32 [K], the mean per microbatch of the step before; None where nobody remembers it.
         """
-        ...
 
 
 def rule_of(averaging: Averaging) -> Rule | None:
@@ -240,7 +237,11 @@ class PartReducer:
         clipped: list[Clipped] = []
         for contribution in contributions:
             try:
-                sums.append(self._decode(contribution, num_elements, codec))
+                piece = self._open(contribution, num_elements, codec)
+                # The rule's arithmetic cannot hold larger ones.
+                if largest_magnitude([piece]) > MAX_MAGNITUDE:
+                    raise BadMessage(RejectCode.MALFORMED, "larger than any gradient", peer=contribution.peer)
+                sums.append(piece)
                 good.append(contribution)
             # Under a rule a bad contribution counts for nothing, and stops nobody.
             except BadMessage:
@@ -272,7 +273,8 @@ class PartReducer:
             return total
         for place, contribution in enumerate(contributions):
             piece = self._open(contribution, num_elements, codec) if place else total
-            bound += self._largest(contribution, piece)
+            with _named(contribution):
+                bound += check_fixed_point(piece)
             total = total.add_(piece) if place else total
             if bound > MAX_SUM and largest_magnitude([total]) > MAX_SUM:  # the second only where the first touches
                 raise Overflow("contributions exceed what a step's microbatches can sum to")
@@ -285,13 +287,6 @@ class PartReducer:
             if largest > MAX_MAGNITUDE * contribution.num_microbatches:
                 raise BadMessage(RejectCode.MALFORMED, "larger than any gradient", peer=contribution.peer)
 
-    def _decode(self, contribution: Contribution, num_elements: int, codec: str) -> Tensor:
-        """Under a rule: a gradient of the accumulator's size, with elements that its arithmetic can hold."""
-        piece = self._open(contribution, num_elements, codec)
-        if largest_magnitude([piece]) > MAX_MAGNITUDE:
-            raise BadMessage(RejectCode.MALFORMED, "larger than any gradient", peer=contribution.peer)
-        return piece
-
     def _open(self, contribution: Contribution, num_elements: int, codec: str) -> Tensor:
         with _named(contribution):
             return codecs.decode(self._checked(contribution, num_elements, codec))
@@ -303,11 +298,6 @@ class PartReducer:
             raise BadMessage(RejectCode.MALFORMED, f"not the run's codec: {packed.codec[:32]}")
         codecs.check_packed(packed, expect_shape=(num_elements,))
         return packed
-
-    @staticmethod
-    def _largest(contribution: Contribution, piece: Tensor) -> float:
-        with _named(contribution):
-            return check_fixed_point(piece)
 
 
 @contextlib.contextmanager

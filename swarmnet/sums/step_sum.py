@@ -18,21 +18,21 @@ from torch import Tensor
 from swarmnet.config.plug_in import split
 from swarmnet.engine.compute_thread import StageJobs
 from swarmnet.engine.payloads import blameless, check_codec
+from swarmnet.engine.torch_engine import StageSums
 from swarmnet.errors import BadMessage, Refused, RejectCode
 from swarmnet.ids import RoundId
 from swarmnet.manifest.codec_names import rank
-from swarmnet.manifest.schema import Averaging
 from swarmnet.messages import Commit, Packed
 from swarmnet.stage import snapshot
 from swarmnet.stage.accumulator import check_fixed_point
 from swarmnet.stage.backend import GradientSum, State
-from swarmnet.stage.canonical import Canonical
 from swarmnet.stage.seams import Contribution, Reduced
 from swarmnet.sums.powersgd import PowerSGDCodec
 from swarmnet.sums.reducer import PartReducer
 from swarmnet.sums.sum_buffer import SumBuffer
 from swarmnet.sums.sum_codec import SumCodec
 from swarmnet.wire import codecs
+from swarmnet.wire.codec import num_elements
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -49,15 +49,21 @@ def in_round(method: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[S, 
     return run
 
 
-class RoundSum:
+class RoundSum(StageSums):
     """What the sums of a stage have in common, whatever a round sums: the state they lead on from, and a codec."""
 
     forgotten: int
     """How often the codec is to forget what it owes."""
 
-    def __init__(self, jobs: StageJobs, state: State, codec: str, device: torch.device) -> None:
+    def __init__(self, jobs: StageJobs, state: State, device: torch.device) -> None:
         self.jobs, self.state, self.canonical = jobs, state, state.canonical
-        self.codec = codec_of(codec, state.canonical, device)
+        family, parameter = split(name := self.canonical.spec.averaging.codec)
+        shapes = self.canonical.parameter_shapes
+        self.codec: SumCodec | PowerSGDCodec
+        if family == "powersgd":
+            self.codec = PowerSGDCodec(rank(parameter), shapes, device=device)
+        else:
+            self.codec = SumCodec(name, shapes, self.canonical.num_elements, device=device)
 
     @property
     def num_elements(self) -> int:
@@ -106,27 +112,20 @@ class StepSum(RoundSum):
     not finite.
     """
 
-    def __init__(
-        self,
-        jobs: StageJobs,
-        state: State,
-        accumulators: Sequence[GradientSum],
-        averaging: Averaging,
-        *,
-        fixed_point: bool,
-        microbatches: int,
-        memory: Tensor,
-    ) -> None:
-        super().__init__(jobs, state, averaging.codec, memory.device)
+    def __init__(self, jobs: StageJobs, state: State, accumulators: Sequence[GradientSum], *, memory: Tensor) -> None:
+        super().__init__(jobs, state, memory.device)
+        spec = state.canonical.spec
         self._accumulators = accumulators
         self._accumulator = accumulators[0]  # of the oldest open step
         self._revoked_then = self._before = 0
         self._voids: int | None = None  # of the accumulator, as the round began that I take part in
-        self._fixed_point, self._num_microbatches = fixed_point, microbatches
+        self._fixed_point = spec.numerics.mode == "deterministic"
+        self._lossless = "int64" if self._fixed_point else "fp32"
+        self._num_microbatches = spec.training.microbatches
         self._sum = SumBuffer.over(memory)
         self._version = -1  # the version the finished sum leads on from
         self._arriving = self.codec.buffer(self._sum)
-        self._reducer = PartReducer(averaging, fixed_point=fixed_point)
+        self._reducer = PartReducer(spec.averaging, fixed_point=self._fixed_point)
         self._center: Tensor | None = None  # what the last step's mean was, where the reducer asks for it
         self._center_version = -1  # the version it led to
 
@@ -134,14 +133,6 @@ class StepSum(RoundSum):
     def phases(self) -> tuple[int, ...]:
         """Lengths of the vectors that a round sums."""
         return self.codec.phases
-
-    @property
-    def private_phases(self) -> int:
-        return 0  # everybody sums all of them
-
-    @property
-    def sum_elements(self) -> int:
-        return self.num_elements
 
     @property
     def flat(self) -> Tensor:
@@ -199,7 +190,7 @@ class StepSum(RoundSum):
     def put(self, start: int, packed: Packed) -> None:
         """Decode a reduced piece, its first element at position `start`."""
         check_codec(packed, self.codec.reduced)
-        size = codecs.num_elements(packed.shape)
+        size = num_elements(packed.shape)
         place = self._arriving.place(start, size)
         codecs.decode_into(place, packed)
         self._check_range(place)
@@ -277,10 +268,6 @@ class StepSum(RoundSum):
         self._revoked_then = self._accumulator.revoked
         self._voids = None
 
-    @property
-    def _lossless(self) -> str:
-        return "int64" if self._fixed_point else "fp32"
-
     def _sealed(self) -> tuple[bytes, float]:
         digest = self._sum.seal()
         self._version = self.state.version
@@ -295,11 +282,3 @@ def check_part(start: int, stop: int, end: int) -> None:
     """Raises BadMessage unless [start, stop) lies in [0, end)."""
     if not 0 <= start <= stop <= end:
         raise BadMessage(RejectCode.BAD_SHAPE, "no such part", start=start, stop=stop, num_elements=end)
-
-
-def codec_of(name: str, canonical: Canonical, device: torch.device) -> SumCodec | PowerSGDCodec:
-    """How vectors over all elements of this stage travel under that averaging codec."""
-    family, parameter = split(name)
-    if family == "powersgd":
-        return PowerSGDCodec(rank(parameter), canonical.parameter_shapes, device=device)
-    return SumCodec(name, canonical.parameter_shapes, canonical.num_elements, device=device)

@@ -76,16 +76,12 @@ class SumCodec:
         self.reduced = found.reduced
         family, parameter = split(codec)
         self._matrices = auto_matrices(parameter) if family == "auto" else None
-        self._parameters, self._num_elements, self._device = tuple(parameters), num_elements, device
+        self._parameters, self._device = tuple(parameters), device
+        self.phases = (num_elements,)  # one vector is summed: the flat gradient
         coarse = found.feedback or (self._matrices is not None and codecs.find(self._matrices).feedback)
         self.block = codecs.find(self._matrices).block if self._matrices is not None else found.block
         self._loses_twice = self._matrices is not None or codecs.find(self.reduced).feedback
         self.feedback = Feedback(num_elements, device=device) if coarse else None
-
-    @property
-    def phases(self) -> tuple[int, ...]:
-        """One vector is summed: the flat gradient."""
-        return (self._num_elements,)
 
     def begin(
         self, round_id: RoundId, *, voids: int, resent: bool = False, kept: Collection[tuple[int, int, int]] = ()

@@ -21,8 +21,8 @@ from swarmnet.telemetry.log import encode
 
 log = telemetry.get(__name__)
 
+# Why a file cannot be written that passes by itself; all else is the operator's to change.
 _LATER = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ENOMEM))
-"""Why a file cannot be written that passes by itself; all else is the operator's to change."""
 
 
 class EventLog:
@@ -38,6 +38,7 @@ class EventLog:
         try:
             self._open(path)
         except OSError as error:
+            # A directory that is not ours does not become so while we run.
             if error.errno not in _LATER:
                 raise UsageError(f"{path}: events cannot be written there: {error.strerror}") from error
             self._failed(error)
@@ -48,6 +49,7 @@ class EventLog:
         if self._path is None:
             return
         try:
+            # Writing failed before the file could even be opened.
             if self._file < 0:
                 self._open(self._path)
             self._write(encode({"t": self._clock(), "event": name, **fields}))
@@ -73,6 +75,7 @@ class EventLog:
 
     def _failed(self, error: OSError) -> None:
         self._lost += 1
+        # Said once: a full disk would else fill the log as well.
         if self._lost == 1:
             log.warning(
                 "events_not_written",
@@ -110,12 +113,14 @@ class EventReader:
         """
         try:
             with self._path.open("rb") as file:
+                # Somebody has emptied it.
                 if os.fstat(file.fileno()).st_size < self._offset:
                     self._offset = 0
                 file.seek(self._offset)
                 data = file.read()
         except FileNotFoundError:
             return []
+        # Its writer may be in the middle of the last line.
         whole = data[: data.rfind(b"\n") + 1]
         self._offset += len(whole)
         events = []
@@ -124,6 +129,7 @@ class EventReader:
                 event = json.loads(line)
             except ValueError:
                 event = None
+            # A line that was torn may still be JSON, a number say.
             if isinstance(event, dict):
                 events.append(event)
             else:

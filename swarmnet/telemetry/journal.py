@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 
 from swarmnet.telemetry.events import EventLog
 from swarmnet.telemetry.log import FieldLogger
@@ -18,16 +17,15 @@ _TOLD = """
     listening complete synced applied evaluated evicted finished stopped done resync voided checkpoint draining
     outer_step outer_missed averaged_alone mesh_started dialled_back
 """
+# Events that are worth a line at level info, and at level warning.
 _WARNED = """
     halted waiting refused digest_differs join_failed restart dropped orphaned apply_failed checkpoint_failed
     checkpoint_bad drift rank_lost bad_input away cannot_reach
 """
-"""Events that are worth a line at level info, and at level warning."""
 
 _LEVELS = dict.fromkeys(_TOLD.split(), logging.INFO) | dict.fromkeys(_WARNED.split(), logging.WARNING)
 
-_LONG = frozenset(("contributions", "digest", "chain", "weights_sha256", "incarnation", "pids"))
-"""Fields for programs."""
+_LONG = frozenset(("contributions", "digest", "chain", "weights_sha256", "incarnation", "pids"))  # Fields for programs.
 
 
 class Journal:
@@ -43,6 +41,7 @@ class Journal:
         if event == "listening":
             self._listening(fields)
         elif self._log.isEnabledFor(level):
+            # A line for a person: no digests, and no digits that nobody compares.
             shown = {key: _short(value) for key, value in fields.items() if key not in _LONG or level < logging.INFO}
             self._log.at(level, event, shown)
 
@@ -67,6 +66,7 @@ def offered(places: Iterable[str]) -> list[str]:
 
 
 def _of_this_machine(place: str) -> bool:
+    # A link has its address behind the @.
     address = place.partition("@")[2] or place
     return address.startswith(("/ip4/127.", "/ip6/::1/"))
 
@@ -74,17 +74,11 @@ def _of_this_machine(place: str) -> bool:
 def _short(value: object) -> object:
     if not isinstance(value, float):
         return value
+    # Four decimals of a small number would be zeros.
     return round(value, 4) if abs(value) >= 1e-3 else float(f"{value:.1e}")
 
 
 EVERY_S, LOOK_S = 60.0, 5.0
-
-
-@dataclass(slots=True)
-class _Wait:
-    since: float
-    said_at: float
-    fields: dict[str, object]
 
 
 class Reminder:
@@ -96,7 +90,8 @@ class Reminder:
 
     def __init__(self, log: FieldLogger) -> None:
         self._log = log
-        self._waits: dict[object, _Wait] = {}  # by stage; None: all of the process
+        self._waits: dict[object, tuple[float, float, dict[str, object]]] = {}
+        """Stage, or None for all of the process -> (waits since, said at, fields)."""
 
     def __call__(self, event: str, fields: Mapping[str, object]) -> None:
         """Take in one event that was told already."""
@@ -104,11 +99,12 @@ class Reminder:
         match event:
             case "waiting":
                 now = asyncio.get_running_loop().time()
-                self._waits[stage] = _Wait(now, now, dict(fields))
+                self._waits[stage] = now, now, dict(fields)
             case "synced" | "applied":
                 self._waits.pop(stage, None)
             case "complete":
                 self._waits.pop(None, None)
+            # Whatever it waited for before is not what it waits for now.
             case "restart" | "draining":
                 self._waits.clear()
 
@@ -117,9 +113,7 @@ class Reminder:
         while True:
             await asyncio.sleep(LOOK_S)
             now = asyncio.get_running_loop().time()
-            for wait in self._waits.values():
-                if now - wait.said_at >= EVERY_S:
-                    wait.said_at = now
-                    self._log.at(
-                        logging.WARNING, "waiting", {**wait.fields, "since": f"{(now - wait.since) / 60:.0f} min"}
-                    )
+            for stage, (since, said_at, fields) in self._waits.items():
+                if now - said_at >= EVERY_S:
+                    self._waits[stage] = since, now, fields
+                    self._log.at(logging.WARNING, "waiting", {**fields, "since": f"{(now - since) / 60:.0f} min"})

@@ -59,6 +59,7 @@ def setup(level: Level = "info", *, format: Literal["text", "json"] = "text", st
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(Json() if format == "json" else TextFormatter())
     root = logging.getLogger()
+    # Other packages hang handlers on the root when they are imported.
     for old in root.handlers[:]:
         root.removeHandler(old)
     root.addHandler(handler)
@@ -82,6 +83,7 @@ def _hush(ours: int) -> None:
         ("TORCH_CPP_LOG_LEVEL", "ERROR", "WARNING"),
         ("BITSANDBYTES_NOWELCOME", "1", "1"),
     ):
+        # An operator who has set it wants to hear them.
         os.environ.setdefault(name, loud if heard else quiet)
     for name in ("hivemind", "asyncio", "grpc", "grpc._cython", "torch", "py.warnings"):
         logging.getLogger(name).setLevel(logging.WARNING if heard else logging.ERROR)
@@ -94,6 +96,7 @@ class TextFormatter(logging.Formatter):
         """One line, and the traceback below it if there is one."""
         line = io.StringIO()
         line.write(time.strftime("%H:%M:%S ", time.localtime(record.created)))
+        # Most lines are at info, and need no letter.
         if record.levelno != logging.INFO:
             line.write(f"{record.levelname[0]} ")
         if not record.name.startswith("swarmnet"):
@@ -120,6 +123,7 @@ class Json(logging.Formatter):
         if record.exc_info:
             head["traceback"] = self.formatException(record.exc_info)
         fields = getattr(record, _FIELDS, {})
+        # A field may be called `event` or `t`: it must not take their place.
         return encode({**head, **{f"{key}_" if key in head else key: value for key, value in fields.items()}})
 
 
@@ -128,6 +132,7 @@ def _shown(value: object) -> str:
     if isinstance(value, float):
         return f"{value:.4g}"
     text = printable(value if isinstance(value, str) else str(plain(value)))
+    # Quoted where a reader could take it for two fields.
     return text if text and not set(text) & set(' "=') else '"' + text.replace('"', '\\"') + '"'
 
 
@@ -150,6 +155,7 @@ def encode(values: Mapping[str, Any]) -> str:
 def plain(value: Any) -> Any:
     """`value` in JSON's own types."""
     match value:
+        # Before str and int: an enum may be one of those, too.
         case enum.Enum():
             return plain(value.value)
         case None | bool() | str() | int():
@@ -161,6 +167,7 @@ def plain(value: Any) -> Any:
         case Mapping():
             return {str(key): plain(inner) for key, inner in value.items()}
         case Set():
+            # Equal sets give equal lines.
             return sorted((plain(inner) for inner in value), key=lambda inner: (str(type(inner)), inner))
         case list() | tuple():
             return [plain(inner) for inner in value]

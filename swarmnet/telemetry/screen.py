@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from types import TracebackType
 from typing import Self
 
 from rich.console import Console, RenderableType
@@ -39,9 +38,7 @@ class Screen:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.clear()
 
     @property
@@ -63,6 +60,7 @@ class Screen:
             self._live.start()
             self._on_live()
         now = time.monotonic()
+        # Redrawing for each of a thousand events would take more time than the work.
         due = now - self._drawn_at >= REFRESH_S
         self._drawn_at = now if due else self._drawn_at
         self._live.update(what, refresh=due)
@@ -70,6 +68,7 @@ class Screen:
     def clear(self) -> None:
         """End what is shown, with its newest state if it stays."""
         if self._live is not None:
+            # What was shown last may have been held back.
             self._live.refresh()
             self._live.stop()
             self._live = None

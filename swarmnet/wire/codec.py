@@ -10,10 +10,11 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
+import numpy as np
+
 from swarmnet.errors import BadMessage, RejectCode
 
 if TYPE_CHECKING:
-    import numpy as np
     import torch
 
 MAX_RANK = 8
@@ -74,10 +75,12 @@ class Codec(Protocol):
 
 def num_elements(shape: Sequence[int]) -> int:
     """Elements of `shape`. Raises BadMessage: BAD_SHAPE (rank, negative, not an integer), TOO_LARGE."""
+    # Shapes come from peers: bounded before anything is computed of them.
     if len(shape) > MAX_RANK:
         raise BadMessage(RejectCode.BAD_SHAPE, "too many dimensions", rank=len(shape), max_rank=MAX_RANK)
     extent = 1
     for size in shape:
+        # A bool is an int to Python, and numpy's integers overflow.
         if type(size) is not int or size < 0:
             raise BadMessage(RejectCode.BAD_SHAPE, "dimensions must be integers >= 0", shape=tuple(shape))
         extent *= max(size, 1)  # (0, 2^60) holds nothing, yet its strides overflow
@@ -123,16 +126,3 @@ def memory(tensor: torch.Tensor) -> torch.Tensor:
     import torch
 
     return tensor.cpu().as_strided((tensor.numel(),), (1,)).view(torch.uint8)  # stride 1 also for 0 or 1 elements
-
-
-def blocks(x_N: torch.Tensor, block: int) -> torch.Tensor:
-    """[ceil(N / block), block]: a view where blocks are whole, else a copy with zeros behind the last element."""
-    import torch
-
-    short = -x_N.numel() % block
-    return (torch.nn.functional.pad(x_N, (0, short)) if short else x_N).view(-1, block)
-
-
-def per_element(scale_blocks: torch.Tensor, block: int, num_elements: int) -> torch.Tensor:
-    """One number a block as one an element, [N]."""
-    return scale_blocks.repeat_interleave(block)[:num_elements]

@@ -10,16 +10,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from swarmnet.errors import Overflow
 from swarmnet.wire.codec import check_finite, is_finite, non_finite
 
 if TYPE_CHECKING:
-    import numpy as np
     import torch
 
 _BF16_EXPONENT = 0x7F80
-_CHUNK = 1 << 17
-"""Elements handled at a time where several passes are made: small enough to stay in a core's cache."""
+_CHUNK = 1 << 17  # Elements handled at a time where several passes are made: small enough to stay in a core's cache.
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,23 +44,20 @@ class Cast:
 
     def check(self, data: np.ndarray[Any, Any], num_elements: int) -> None:
         """NON_FINITE for floats; any integer is one."""
-        import numpy as np
-
-        match self.name:
-            case "fp32":
-                finite = bool(np.isfinite(data.view("<f4")).all())
-            case "bf16":
-                finite = bool(((data.view("<u2") & _BF16_EXPONENT) != _BF16_EXPONENT).all())
-            case _:
-                return
-        if not finite:
+        if self.name == "fp32":
+            finite = np.isfinite(data.view("<f4"))
+        elif self.name == "bf16":
+            finite = (data.view("<u2") & _BF16_EXPONENT) != _BF16_EXPONENT
+        else:
+            return
+        if not bool(finite.all()):
             raise non_finite((num_elements,))
 
     def encode(self, x_N: torch.Tensor) -> torch.Tensor:
         """The tensor's own memory where it is of the dtype already."""
         import torch
 
-        stored = self._stored()
+        stored: torch.dtype = getattr(torch, self.stored)
         encoded = x_N.to(stored).contiguous()
         # Rounding to bf16 may carry a finite number beyond its range: that becomes the largest one.
         if stored.is_floating_point and not is_finite(encoded):
@@ -71,7 +68,9 @@ class Cast:
 
     def decode(self, data: torch.Tensor, out_N: torch.Tensor, *, add: bool) -> None:
         """bf16 widens inside the copy or the addition. Raises Overflow if an int64 sum would leave int64."""
-        stored = self._stored()
+        import torch
+
+        stored: torch.dtype = getattr(torch, self.stored)
         values = data.view(stored).to(out_N.device)
         if not add:
             out_N.copy_(values)
@@ -89,13 +88,6 @@ class Cast:
         """The error bound that the module's docstring states."""
         size = x_N.double().abs()
         return size * 2**-8 + 2**-134 if self.name == "bf16" else size * 0
-
-    def _stored(self) -> torch.dtype:
-        import torch
-
-        dtype = getattr(torch, self.stored)
-        assert isinstance(dtype, torch.dtype)
-        return dtype
 
 
 def _check_sum(left: torch.Tensor, right: torch.Tensor) -> None:

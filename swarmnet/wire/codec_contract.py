@@ -52,8 +52,6 @@ def check_codec(name: str) -> None:
 def errors_stay_within_the_bound(codec: Subject) -> None:
     """A decoded tensor is fp32, of the same shape, and as close as `bound` says. Sizes are as declared."""
 
-    @settings(deadline=None)
-    @given(x=_vectors(codec))
     def law(x: Tensor) -> None:
         packed = codec.encode(x)
         shortest, longest = codecs.encoded_sizes(codec.name, x.shape)
@@ -62,21 +60,20 @@ def errors_stay_within_the_bound(codec: Subject) -> None:
         assert y.dtype == torch.float32 and y.shape == x.shape and y.is_contiguous()
         assert bool(((y.double() - x.double()).abs() <= codec.bound(x)).all())
 
-    law()
+    _for_all(codec, law)
 
 
 def equal_input_gives_equal_bytes(codec: Subject) -> None:
     """The bytes depend on the numbers alone: not on dtype, layout, graph or how often it is asked."""
 
-    @settings(deadline=None)
-    @given(x=_vectors(codec))
     def law(x: Tensor) -> None:
         plain = bytes(codec.encode(x.clone()).data)
+        # The same numbers with gaps between them.
         spread = torch.stack((x, -x), dim=1)[:, 0]
         for same in (x, spread, x.double(), x.clone().requires_grad_()):
             assert bytes(codec.encode(same).data) == plain
 
-    law()
+    _for_all(codec, law)
 
 
 def threads_change_no_bit(codec: Subject) -> None:
@@ -84,6 +81,7 @@ def threads_change_no_bit(codec: Subject) -> None:
     x = torch.randn(3 * (1 << 18) + 77, generator=torch.Generator().manual_seed(1))
     before, results = torch.get_num_threads(), set()
     try:
+        # Three does not divide what is split, so pieces end elsewhere.
         for threads in (1, 3):
             torch.set_num_threads(threads)
             packed, total = codec.encode(x), torch.ones_like(x)
@@ -97,8 +95,6 @@ def threads_change_no_bit(codec: Subject) -> None:
 def adding_equals_decoding_then_adding(codec: Subject) -> None:
     """`decode(..., add=True)` has the bits of `out += decoded`."""
 
-    @settings(deadline=None)
-    @given(x=_vectors(codec))
     def law(x: Tensor) -> None:
         packed = codec.encode(x)
         total = torch.linspace(-3, 5, x.numel())
@@ -106,7 +102,7 @@ def adding_equals_decoding_then_adding(codec: Subject) -> None:
         codecs.add_decoded(total, packed)
         assert torch.equal(total, expected)
 
-    law()
+    _for_all(codec, law)
 
 
 def pieces_decode_as_the_whole(codec: Subject) -> None:
@@ -120,6 +116,7 @@ def pieces_decode_as_the_whole(codec: Subject) -> None:
 def what_is_not_finite_is_refused(codec: Subject) -> None:
     """Encoding a NaN or an infinity raises BadMessage(NON_FINITE), wherever it stands."""
     for bad in (float("nan"), float("inf"), float("-inf")):
+        # At both ends, and on both sides of where a block may end.
         for place in (0, 255, 256, 299):
             x = torch.ones(300)
             x[place] = bad
@@ -134,6 +131,7 @@ def any_bytes_decode_or_are_refused(codec: Subject) -> None:
     @given(x=_vectors(codec), data=st.data())
     def law(x: Tensor, data: st.DataObject) -> None:
         shortest, longest = codecs.encoded_sizes(codec.name, x.shape)
+        # Nearly right bytes find more than random ones.
         blob = data.draw(_altered(bytes(codec.encode(x).data)) | st.binary(min_size=shortest, max_size=longest))
         packed, total = Packed(codec.name, (x.numel(),), blob), torch.ones(x.numel())
 
@@ -171,6 +169,10 @@ def _refuses(attempt: Callable[[], object], code: RejectCode | None = None) -> b
     except BadMessage as refusal:
         return code in (None, refusal.code)
     return False
+
+
+def _for_all(codec: Subject, law: Callable[[Tensor], None]) -> None:
+    settings(deadline=None)(given(x=_vectors(codec))(law))()
 
 
 def _vectors(codec: Subject) -> st.SearchStrategy[Tensor]:

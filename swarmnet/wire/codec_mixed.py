@@ -13,20 +13,19 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from swarmnet.wire.codec import MAX_BLOCK, Codec, malformed, memory
+from swarmnet.wire.codec_blocks import BLOCKWISE
 from swarmnet.wire.codec_casts import CASTS
-from swarmnet.wire.codec_fp16 import Fp16
-from swarmnet.wire.codec_int8 import Int8
-from swarmnet.wire.codec_table import BNB8, NF4
 
 if TYPE_CHECKING:
-    import numpy as np
     import torch
 
 Run = tuple[str, int]
 """(codec, number of elements)"""
 
-MEMBERS: tuple[Codec, ...] = (*CASTS[:2], Fp16(), Int8(), BNB8, NF4)
+MEMBERS: tuple[Codec, ...] = (*CASTS[:2], *BLOCKWISE)
 """A run's codec number is its place here: append only."""
 
 _NUMBER = {codec.name: number for number, codec in enumerate(MEMBERS)}
@@ -66,6 +65,7 @@ class Mixed:
         fields = [torch.tensor(header, dtype=torch.int64).view(torch.uint8)]
         for (name, _), run in zip(runs, torch.split(x_N, [size for _, size in runs]), strict=True):
             encoded = memory(MEMBERS[_NUMBER[name]].encode(run))
+            # Each run begins at a multiple of 8 bytes: decoders compute with it as it lies.
             fields.append(torch.nn.functional.pad(encoded, (0, -encoded.numel() % _WORD)))
         return torch.cat(fields)
 
@@ -101,10 +101,12 @@ def _fields(data: np.ndarray[Any, Any], num_elements: int) -> Iterator[tuple[Cod
     lengths = [codec.sizes(word >> 8)[0] for codec, word in zip(codecs, words, strict=True)]
     padded = (-(-length // _WORD) * _WORD for length in lengths)
     ends = list(itertools.accumulate(padded, initial=_WORD * (1 + num_runs)))
+    # All lengths follow from the header, so there is one right size.
     if ends[-1] != data.size:
         raise malformed("wrong length", num_bytes=data.size, expected=ends[-1])
     element = 0
     for codec, word, length, begin, end in zip(codecs, words, lengths, ends, ends[1:], strict=False):
+        # Equal tensors have equal bytes, padding included.
         if bool(data[begin + length : end].any()):
             raise malformed("something between two runs")
         yield codec, slice(element, element + (word >> 8)), slice(begin, begin + length)

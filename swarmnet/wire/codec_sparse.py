@@ -19,16 +19,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from swarmnet.manifest.codec_names import fraction
 from swarmnet.wire.codec import check_finite, fp32, malformed, non_finite
 
 if TYPE_CHECKING:
-    import numpy as np
     import torch
 
 BLOCK = 1 << 16
-_SAMPLE = 16
-"""A block's threshold is guessed from every 16th element."""
+_SAMPLE = 16  # A block's threshold is guessed from every 16th element.
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,6 @@ class Sparse:
 
     def encode(self, x_N: torch.Tensor) -> torch.Tensor:
         """Block by block, on the CPU."""
-        import numpy as np
         import torch
 
         x_N = fp32(x_N).cpu()
@@ -86,6 +85,7 @@ class Sparse:
         at, values = (torch.from_numpy(raw).to(out_N.device) for raw in (raw_at, raw_values))
         if not add:
             out_N.zero_()
+        # Places are distinct: one read and one write of each.
         out_N[at] = out_N[at].add_(values) if add else values
 
     def bound(self, x_N: torch.Tensor) -> torch.Tensor:
@@ -128,8 +128,6 @@ class Sparse:
 
     def _read(self, data: np.ndarray[Any, Any], num_elements: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
         """(places in the whole tensor as int64, fp32 values), checked."""
-        import numpy as np
-
         num_blocks = -(-num_elements // BLOCK)
         sizes = [min(BLOCK, num_elements - start) for start in range(0, num_elements, BLOCK)]
         counts = [int(count) for count in data[: 4 * num_blocks].view("<u4")]
@@ -140,6 +138,7 @@ class Sparse:
         if data.size != begin + sum(map(_places, counts, sizes)):
             raise malformed("wrong length", num_bytes=data.size)
         values = data[4 * num_blocks : begin].view("<f4")
+        # Dropped or sent, no NaN crosses.
         if not bool(np.isfinite(values).all()):
             raise non_finite((num_elements,))
         at = [place * BLOCK + found for place, found in enumerate(_read_places(data[begin:], counts, sizes))]
@@ -158,8 +157,6 @@ def _places(count: int, size: int) -> int:
 
 
 def _write_places(chosen: np.ndarray[Any, Any], size: int) -> np.ndarray[Any, Any]:
-    import numpy as np
-
     # Two bytes a place are shorter than a bit an element while there are few.
     if 2 * chosen.size <= -(-size // 8):
         return chosen.astype("<u2")
@@ -170,8 +167,6 @@ def _write_places(chosen: np.ndarray[Any, Any], size: int) -> np.ndarray[Any, An
 
 def _read_places(data: np.ndarray[Any, Any], counts: list[int], sizes: list[int]) -> Iterator[np.ndarray[Any, Any]]:
     """Places inside each block, int64, rising, as many as counted. Raises BadMessage(MALFORMED)."""
-    import numpy as np
-
     start = 0
     for count, size in zip(counts, sizes, strict=True):
         stop = start + _places(count, size)

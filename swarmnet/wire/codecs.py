@@ -2,10 +2,10 @@
 
     fp32     exact                              4 bytes an element         codec_casts
     bf16     round to nearest even              2                          codec_casts
-    fp16     a power of two per block           2                          codec_fp16
-    int8     square-root companded blocks       1 + 4 per 256              codec_int8
-    bnb8     bitsandbytes' dynamic map          1 + 4 per 256              codec_table
-    nf4      4-bit NormalFloat                  1/2 + 4 per 64             codec_table
+    fp16     a power of two per block           2 + 4 per 65536            codec_blocks
+    int8     square-root companded blocks       1 + 4 per 256              codec_blocks
+    bnb8     bitsandbytes' dynamic map          1 + 4 per 256              codec_blocks
+    nf4      4-bit NormalFloat                  1/2 + 4 per 64             codec_blocks
     topk:F   the largest of each block          about 6 F                  codec_sparse
     sparse   all but zeros, exact               at most 4 1/8              codec_sparse
     mixed    run after run under other codecs   at most about 4            codec_mixed
@@ -25,6 +25,7 @@ but not have one loaded: `find` knows ours and those that this process's own man
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import sys
 import warnings
@@ -38,24 +39,11 @@ from swarmnet.config.plug_in import is_plug_in, split
 from swarmnet.errors import BadMessage, RejectCode, UsageError
 from swarmnet.manifest.codec_names import Named
 from swarmnet.messages import Packed
-from swarmnet.wire.codec import (
-    MAX_BLOCK,
-    MAX_ELEMENTS,
-    MAX_RANK,
-    Codec,
-    check_finite,
-    is_finite,
-    malformed,
-    memory,
-    num_elements,
-)
+from swarmnet.wire.codec import MAX_BLOCK, Codec, malformed, memory, num_elements
+from swarmnet.wire.codec_blocks import BLOCKWISE
 from swarmnet.wire.codec_casts import CASTS
-from swarmnet.wire.codec_fp16 import Fp16
-from swarmnet.wire.codec_int8 import BLOCK as INT8_BLOCK
-from swarmnet.wire.codec_int8 import Int8
 from swarmnet.wire.codec_mixed import Mixed, Run
 from swarmnet.wire.codec_sparse import Sparse, topk
-from swarmnet.wire.codec_table import BNB8, NF4
 
 if TYPE_CHECKING:
     import torch
@@ -63,7 +51,7 @@ if TYPE_CHECKING:
 # ---------------------------------------------------------------- by name
 
 
-_PLAIN: dict[str, Codec] = {codec.name: codec for codec in (*CASTS, Fp16(), Int8(), BNB8, NF4, Sparse(), Mixed())}
+_PLAIN: dict[str, Codec] = {codec.name: codec for codec in (*CASTS, *BLOCKWISE, Sparse(), Mixed())}
 _MAX_CHARACTERS = 32
 _used: dict[str, Codec] = {}
 
@@ -101,6 +89,7 @@ def use_all(named: Iterable[Named]) -> None:
     Raises UsageError as `use` does, in the name of the field.
     """
     for field, kind, name in named:
+        # Reducers and optimizers have names of their own; here they are only loaded.
         if kind != "codec":
             if is_plug_in(name):
                 plug_in.load(kind, name, field=field)
@@ -114,29 +103,25 @@ def use_all(named: Iterable[Named]) -> None:
 @functools.lru_cache(maxsize=64)
 def _with_parameter(name: str) -> Codec | None:
     family, parameter = split(name)
-    if family != "topk":
-        return None
-    try:
-        return topk(parameter)
-    except ValueError:
-        return None
+    with contextlib.suppress(ValueError):
+        return topk(parameter) if family == "topk" else None
+    return None
 
 
 def _load(name: str) -> Codec:
     """Raises UsageError unless it is all that a codec must be."""
+    needs = ("name", "dtype", "reduced", "feedback", "block", "sizes", "check", "encode", "decode", "bound")
     codec: Codec
-    codec, where = plug_in.load(
-        "codec",
-        name,
-        needs=("name", "dtype", "reduced", "feedback", "block", "sizes", "check", "encode", "decode", "bound"),
-    )
+    codec, where = plug_in.load("codec", name, needs=needs)
     # An entry point may lead anywhere; what it returns is checked before a run depends on it.
     if codec.name != name or codec.dtype != "float32":
         raise UsageError(f"{where} is no such codec: it is {codec.name!r} for {codec.dtype!r}, not for 'float32'")
+    # Every member must be able to read sums, so they travel under a codec of ours.
     if codec.reduced != name and codec.reduced not in _PLAIN:
         raise UsageError(f"{where}: its sums travel under {codec.reduced!r}, which is no codec")
     if type(codec.block) is not int or not 1 <= codec.block <= MAX_BLOCK or codec.block & (codec.block - 1):
         raise UsageError(f"{where} has blocks of {codec.block!r} elements: not a power of two up to {MAX_BLOCK}")
+    # A codec that lies about its sizes would be refused by every peer.
     for size in (0, 1, 1000):
         sizes = codec.sizes(size)
         low, high = sizes if isinstance(sizes, tuple) and len(sizes) == 2 else (-1, -1)
@@ -147,31 +132,6 @@ def _load(name: str) -> Codec:
 
 if sys.byteorder != "little":
     raise ImportError("swarmnet sends little-endian memory as it is and does not run on big-endian machines")
-
-__all__ = [
-    "FLOATS",
-    "INT8_BLOCK",
-    "MAX_ELEMENTS",
-    "MAX_RANK",
-    "NAMES",
-    "add_decoded",
-    "check_finite",
-    "check_packed",
-    "decode",
-    "decode_into",
-    "encode",
-    "encode_runs",
-    "encoded_bytes",
-    "encoded_sizes",
-    "find",
-    "is_finite",
-    "num_elements",
-    "use",
-    "use_all",
-]
-
-FLOATS = tuple(name for name in NAMES if find(name).dtype == "float32" and name != "mixed")
-"""Those that take a float tensor by themselves and have no parameter."""
 
 
 # ---------------------------------------------------------------- sizes: no torch
@@ -195,19 +155,13 @@ def check_packed(packed: Packed, *, expect_shape: Sequence[int] | None = None, e
     """Raise BadMessage unless codec, shape and length fit together and are the expected ones, where any are."""
     shortest, longest = encoded_sizes(packed.codec, packed.shape)
     if expect_codec is not None and packed.codec != expect_codec:
-        raise BadMessage(RejectCode.MALFORMED, "unexpected codec", codec=packed.codec, expected=expect_codec)
+        raise malformed("unexpected codec", codec=packed.codec, expected=expect_codec)
     if expect_shape is not None and tuple(packed.shape) != tuple(expect_shape):
         raise BadMessage(RejectCode.BAD_SHAPE, "unexpected shape", shape=packed.shape, expected=tuple(expect_shape))
+    # Checked before decoding takes memory for the tensor.
     if not shortest <= packed.num_bytes <= longest:
-        raise BadMessage(
-            RejectCode.MALFORMED,
-            "wrong length",
-            codec=packed.codec,
-            shape=packed.shape,
-            num_bytes=packed.num_bytes,
-            shortest=shortest,
-            longest=longest,
-        )
+        facts = {"num_bytes": packed.num_bytes, "shortest": shortest, "longest": longest}
+        raise malformed("wrong length", codec=packed.codec, shape=packed.shape, **facts)
 
 
 # ---------------------------------------------------------------- encode
@@ -320,8 +274,7 @@ def _allow_read_only() -> None:
 def _dtype(codec: Codec) -> torch.dtype:
     import torch
 
-    dtype = getattr(torch, codec.dtype)
-    assert isinstance(dtype, torch.dtype)
+    dtype: torch.dtype = getattr(torch, codec.dtype)
     return dtype
 
 
@@ -339,4 +292,4 @@ def check_range(packed: Packed, *, below: int) -> None:
     """Raise BadMessage(MALFORMED) unless all numbers of an int32 tensor are in [0, below)."""
     numbers = np.frombuffer(packed.data, "<i4")
     if numbers.size and not (int(numbers.min()) >= 0 and int(numbers.max()) < below):
-        raise BadMessage(RejectCode.MALFORMED, "a number outside its range", below=below)
+        raise malformed("a number outside its range", below=below)

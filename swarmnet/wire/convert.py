@@ -7,7 +7,8 @@ a transport, and never reach a peer's own code.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import contextlib
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, TypeVar, cast, get_args
 
@@ -29,7 +30,8 @@ from swarmnet.messages import (
     Request,
     SnapshotPiece,
 )
-from swarmnet.wire.fields import LENGTH_BYTES, Nested, Structs, Wrong, struct_of
+from swarmnet.wire.codec import malformed
+from swarmnet.wire.fields import LENGTH_BYTES, Nested, Repeated, Wrong, struct_of
 from swarmnet.wire.pb import calls_pb2, control_pb2, values_pb2
 
 MAX_MESSAGE_BYTES = 1 << 20
@@ -121,43 +123,51 @@ PAYLOAD_ANSWERS = (Gradient, Fetched, PartData, SnapshotPiece)
 """The answers that carry tensors, in `payload`."""
 
 
-# ---------------------------------------------------------------- which field of an envelope holds which message
+# ---------------------------------------------------------------- envelopes
 
 
-def _choice(envelope: type[Message], oneof: str, kinds: Iterable[type], bounds: Bounds) -> dict[str, Nested]:
-    """Field of `oneof` -> how its message converts. A dataclass has the name of its message."""
-    known = {kind.__name__: kind for kind in kinds}
-    fields = {field.name: field.message_type for field in envelope.DESCRIPTOR.oneofs_by_name[oneof].fields}
-    return {name: Nested(struct_of(known[of.name], of, bounds)) for name, of in fields.items() if of is not None}
+_DECLARED = Repeated(struct_of(TensorHeader, values_pb2.Tensor.DESCRIPTOR, ANY_RUN), MAX_TENSORS)
 
 
-def control_table(bounds: Bounds) -> dict[str, Nested]:
-    """The one-way messages of a run."""
-    return _choice(control_pb2.Envelope, "kind", (*get_args(Control), Ping), bounds)
+class Envelope:
+    """A message of protobuf's that holds one of ours in a field of the choice `oneof`, within the bounds of a run.
 
+    A dataclass has the name of its message. Where the envelope has a field `payload`, it declares tensors.
+    """
 
-def answer_table(bounds: Bounds) -> dict[str, Nested]:
-    """The answers and signals of a run."""
-    return _choice(calls_pb2.AnswerHeader, "answer", (*get_args(Answer), *get_args(Signal)), bounds)
+    def __init__(self, make: type[Message], oneof: str, kinds: Iterable[type], bounds: Bounds = ANY_RUN) -> None:
+        self._make, self._oneof = make, oneof
+        known = {kind.__name__: kind for kind in kinds}
+        fields = make.DESCRIPTOR.oneofs_by_name[oneof].fields
+        inner = {field.name: field.message_type for field in fields if field.message_type is not None}
+        self.kinds = {name: Nested(struct_of(known[of.name], of, bounds)) for name, of in inner.items()}
+        self._names = {kind.struct.make: name for name, kind in self.kinds.items()}
+        self._declares = "payload" in make.DESCRIPTOR.fields_by_name
 
+    def most_bytes(self, kind: type) -> int:
+        """No valid message of this type takes more."""
+        return _capped(self.kinds[self._names[kind]].most_bytes)
 
-CONTROL, ANSWERS = control_table(ANY_RUN), answer_table(ANY_RUN)
-REQUESTS = _choice(calls_pb2.CallHeader, "request", get_args(Request), ANY_RUN)
-_GREETINGS = _choice(calls_pb2.HelloReply, "reply", (Hello, Rejected), ANY_RUN)
-_HELLO = _GREETINGS["hello"].struct
-_DECLARED = Structs(struct_of(TensorHeader, values_pb2.Tensor.DESCRIPTOR, ANY_RUN), MAX_TENSORS)
-_NAMES = {
-    table.struct.make: name for choice in (CONTROL, REQUESTS, ANSWERS, _GREETINGS) for name, table in choice.items()
-}
-"""In its envelope. A message that is in two has the same name in both."""
+    def write(self, message: object, payload: tuple[TensorHeader, ...] = ()) -> bytes:
+        """The envelope around a valid message."""
+        envelope, name = self._make(), self._names[type(message)]
+        if payload:
+            _DECLARED.write(envelope, "payload", payload)
+        self.kinds[name].write(envelope, name, message)
+        data = envelope.SerializeToString()
+        assert len(data) <= MAX_MESSAGE_BYTES, f"{name} takes {len(data)} bytes, at most {MAX_MESSAGE_BYTES}"
+        return data
 
-
-def _write(envelope: Message, table: dict[str, Nested], message: object) -> bytes:
-    name = _NAMES[type(message)]
-    table[name].write(envelope, name, message)
-    data = envelope.SerializeToString()
-    assert len(data) <= MAX_MESSAGE_BYTES, f"{name} takes {len(data)} bytes, at most {MAX_MESSAGE_BYTES}"
-    return data
+    def read(self, data: bytes, most_bytes: int = MAX_MESSAGE_BYTES) -> tuple[Any, tuple[TensorHeader, ...]]:
+        """The message, and the tensors that are declared with it. Raises BadMessage."""
+        envelope = _parse(self._make(), data, most_bytes)
+        name = envelope.WhichOneof(self._oneof)
+        # A later version may know more kinds; this one refuses what it cannot read.
+        if name is None:
+            raise malformed(f"{self._oneof} is missing or unknown")
+        with _refusing():
+            message = self.kinds[name].read(envelope, name)
+            return message, _DECLARED.read(envelope, "payload") if self._declares else ()
 
 
 def _parse(message: M, data: bytes, most_bytes: int = MAX_MESSAGE_BYTES) -> M:
@@ -171,27 +181,21 @@ def _parse(message: M, data: bytes, most_bytes: int = MAX_MESSAGE_BYTES) -> M:
     return message
 
 
-def _read(envelope: Message, oneof: str, table: dict[str, Nested]) -> Any:
-    name = envelope.WhichOneof(oneof)
-    # A later version may know more kinds; this one refuses what it cannot read.
-    if name is None:
-        raise malformed(f"{oneof} is missing or unknown")
+@contextlib.contextmanager
+def _refusing(where: str = "") -> Iterator[None]:
+    """A field that is wrong makes the whole message a malformed one."""
     try:
-        return table[name].read(envelope, name)
+        yield
     except Wrong as wrong:
-        raise malformed(str(wrong)) from None
+        raise malformed(f"{where}{wrong}") from None
 
 
-def _read_declared(header: Message) -> tuple[TensorHeader, ...]:
-    try:
-        return cast(tuple[TensorHeader, ...], _DECLARED.read(header, "payload"))
-    except Wrong as wrong:
-        raise malformed(str(wrong)) from None
-
-
-def malformed(reason: str, **facts: object) -> BadMessage:
-    """What is raised for bytes that are no message."""
-    return BadMessage(RejectCode.MALFORMED, reason, **facts)
+_CONTROL_KINDS, _ANSWER_KINDS = (*get_args(Control), Ping), (*get_args(Answer), *get_args(Signal))
+CONTROL = Envelope(control_pb2.Envelope, "kind", _CONTROL_KINDS)
+ANSWERS = Envelope(calls_pb2.AnswerHeader, "answer", _ANSWER_KINDS)
+REQUESTS = Envelope(calls_pb2.CallHeader, "request", get_args(Request))
+_GREETINGS = Envelope(calls_pb2.HelloReply, "reply", (Hello, Rejected))
+_HELLO = _GREETINGS.kinds["hello"].struct
 
 
 # ---------------------------------------------------------------- writing
@@ -199,7 +203,7 @@ def malformed(reason: str, **facts: object) -> BadMessage:
 
 def write_control(message: Control | Ping) -> bytes:
     """One message of a link."""
-    return _write(control_pb2.Envelope(), CONTROL, message)
+    return CONTROL.write(message)
 
 
 def declare(payload: tuple[Packed, ...]) -> tuple[TensorHeader, ...]:
@@ -209,17 +213,12 @@ def declare(payload: tuple[Packed, ...]) -> tuple[TensorHeader, ...]:
 
 def write_request(request: Request, payload: tuple[TensorHeader, ...] = ()) -> bytes:
     """The header of a call."""
-    header = calls_pb2.CallHeader()
-    _DECLARED.write(header, "payload", payload)
-    return _write(header, REQUESTS, request)
+    return REQUESTS.write(request, payload)
 
 
 def write_answer(answer: Answer | Signal) -> bytes:
     """The header of an answer; it declares the answer's payload."""
-    header = calls_pb2.AnswerHeader()
-    if isinstance(answer, PAYLOAD_ANSWERS):
-        _DECLARED.write(header, "payload", declare(answer.payload))
-    return _write(header, ANSWERS, answer)
+    return ANSWERS.write(answer, declare(answer.payload) if isinstance(answer, PAYLOAD_ANSWERS) else ())
 
 
 def with_payload(answer: Answer, payload: tuple[Packed, ...]) -> Answer:
@@ -234,14 +233,15 @@ class Reader:
     """Reads what other peers of a run say. What none of them could need is refused by its length, unparsed."""
 
     def __init__(self, bounds: Bounds) -> None:
-        self._control, self._answers = control_table(bounds), answer_table(bounds)
+        self._control = Envelope(control_pb2.Envelope, "kind", _CONTROL_KINDS, bounds)
+        self._answers = Envelope(calls_pb2.AnswerHeader, "answer", _ANSWER_KINDS, bounds)
         number = {field.name: field.number for field in control_pb2.Envelope.DESCRIPTOR.fields}
-        self._most_control = {number[name]: _capped(kind.most_bytes) for name, kind in self._control.items()}
-        self._most_request = _capped(max(kind.most_bytes for kind in REQUESTS.values()) + _DECLARED.most_bytes)
+        self._most_control = {number[name]: _capped(kind.most_bytes) for name, kind in self._control.kinds.items()}
+        self._most_request = _capped(max(kind.most_bytes for kind in REQUESTS.kinds.values()) + _DECLARED.most_bytes)
 
     def most_bytes(self, *kinds: type) -> int:
         """The longest one-way messages of these types, one after the other."""
-        return sum(_capped(self._control[_NAMES[kind]].most_bytes) for kind in kinds)
+        return sum(map(self._control.most_bytes, kinds))
 
     def control(self, data: bytes) -> Control | Ping:
         """The inverse of `write_control`. Raises BadMessage."""
@@ -249,12 +249,11 @@ class Reader:
         most = self._most_control.get(_only_field(data))
         if most is None:
             raise malformed("not a one-way message")
-        return cast(Control | Ping, _read(_parse(control_pb2.Envelope(), data, most), "kind", self._control))
+        return cast(Control | Ping, self._control.read(data, most)[0])
 
     def request(self, data: bytes) -> tuple[Request, tuple[TensorHeader, ...]]:
         """The inverse of `write_request`. Raises BadMessage."""
-        header = _parse(calls_pb2.CallHeader(), data, self._most_request)
-        request, declared = cast(Request, _read(header, "request", REQUESTS)), _read_declared(header)
+        request, declared = REQUESTS.read(data, self._most_request)
         # Payloads cost memory: only the call that has one may declare one.
         if declared and not isinstance(request, Process):
             raise malformed("a call that has no payload declares one", request=type(request).__name__)
@@ -262,8 +261,7 @@ class Reader:
 
     def answer(self, data: bytes) -> tuple[Answer | Signal, tuple[TensorHeader, ...]]:
         """An answer without its payload, and what payload follows. Raises BadMessage."""
-        header = _parse(calls_pb2.AnswerHeader(), data)
-        answer, declared = cast(Answer | Signal, _read(header, "answer", self._answers)), _read_declared(header)
+        answer, declared = self._answers.read(data)
         if declared and not isinstance(answer, PAYLOAD_ANSWERS):
             raise malformed("an answer that has no payload declares one", answer=type(answer).__name__)
         return answer, declared
@@ -310,17 +308,15 @@ def write_hello(hello: Hello) -> bytes:
 
 def read_hello(data: bytes) -> Hello:
     """The inverse of `write_hello`. Raises BadMessage."""
-    try:
+    with _refusing("hello."):
         return cast(Hello, _HELLO.take(_parse(calls_pb2.Hello(), data)))
-    except Wrong as wrong:
-        raise malformed(f"hello.{wrong}") from None
 
 
 def write_hello_reply(reply: Hello | Rejected) -> bytes:
     """What the callee answers."""
-    return _write(calls_pb2.HelloReply(), _GREETINGS, reply)
+    return _GREETINGS.write(reply)
 
 
 def read_hello_reply(data: bytes) -> Hello | Rejected:
     """The inverse of `write_hello_reply`. Raises BadMessage."""
-    return cast(Hello | Rejected, _read(_parse(calls_pb2.HelloReply(), data), "reply", _GREETINGS))
+    return cast(Hello | Rejected, _GREETINGS.read(data)[0])

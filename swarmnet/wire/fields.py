@@ -30,7 +30,7 @@ from dataclasses import dataclass
 from enum import Enum
 from operator import attrgetter
 from types import UnionType
-from typing import Annotated, Any, Literal, Protocol, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import Message
@@ -63,6 +63,7 @@ def to_bitmap(indexes: frozenset[int]) -> bytes:
     if not indexes:
         return b""
     assert min(indexes) >= 0, "an index is negative"
+    # No longer than the highest index needs.
     bits = bytearray(max(indexes) // 8 + 1)
     for index in indexes:
         bits[index >> 3] |= 1 << (index & 7)
@@ -81,23 +82,6 @@ def from_bitmap(bits: bytes) -> frozenset[int]:
 
 
 # ---------------------------------------------------------------- kinds of field
-
-
-class Kind(Protocol):
-    """How one field converts."""
-
-    @property
-    def most_bytes(self) -> int:
-        """No valid field takes more, its number included."""
-        ...
-
-    def write(self, message: Message, name: str, value: Any) -> None:
-        """Write a valid value into `message.name`."""
-        ...
-
-    def read(self, message: Message, name: str) -> Any:
-        """Read and check `message.name`. Raises Wrong."""
-        ...
 
 
 def _same(value: Any) -> Any:
@@ -128,6 +112,10 @@ class Scalar:
             raise Wrong(name, problem)
         return self.unpack(raw)
 
+    def append(self, repeated: Any, name: str, value: Any) -> None:
+        """Write one more entry of a repeated field."""
+        repeated.append(self.packed(name, value))
+
     def write(self, message: Message, name: str, value: Any) -> None:
         setattr(message, name, self.packed(name, value))
 
@@ -152,7 +140,12 @@ class Struct:
         message.SetInParent()  # a message without a set field is there, too
         values = value if self.make is tuple else [getattr(value, name) for name in self.fields]
         for (name, kind), part in zip(self.fields.items(), values, strict=True):
+            # Each field asserts its bound: our own mistake never leaves this process.
             kind.write(message, name, part)
+
+    def append(self, repeated: Any, name: str, value: Any) -> None:
+        """Write one more entry of a repeated field."""
+        self.fill(repeated.add(), value)
 
     def take(self, message: Message) -> Any:
         """Read and check every field. Raises Wrong."""
@@ -165,6 +158,13 @@ class Struct:
         if contradiction is not None and (why := contradiction()):
             raise Wrong("", why)
         return value
+
+    def unpacked(self, name: str, message: Message) -> Any:
+        """What the message holds, which is in another one as `name`. Raises Wrong."""
+        try:
+            return self.take(message)
+        except Wrong as wrong:
+            raise wrong.inside(name) from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,82 +183,54 @@ class Nested:
             self.struct.fill(getattr(message, name), value)
 
     def read(self, message: Message, name: str) -> Any:
-        if not message.HasField(name):
-            if self.optional:
-                return None
-            raise Wrong(name, "is missing")
-        try:
-            return self.struct.take(getattr(message, name))
-        except Wrong as wrong:
-            raise wrong.inside(name) from None
+        if message.HasField(name):
+            return self.struct.unpacked(name, getattr(message, name))
+        if self.optional:
+            return None
+        raise Wrong(name, "is missing")
 
 
 @dataclass(frozen=True, slots=True)
-class Scalars:
-    """A tuple of scalars."""
+class Repeated:
+    """A tuple of scalars or of messages."""
 
-    scalar: Scalar
+    entry: Scalar | Struct
     limit: int
     distinct: bool = False
-
-    @property
-    def most_bytes(self) -> int:
-        return TAG_BYTES + LENGTH_BYTES + self.limit * self.scalar.most_bytes
-
-    def write(self, message: Message, name: str, value: tuple[Any, ...]) -> None:
-        assert len(value) <= self.limit, f"{name} has {len(value)} entries, more than {self.limit}"
-        getattr(message, name).extend(self.scalar.packed(name, each) for each in value)
-
-    def read(self, message: Message, name: str) -> tuple[Any, ...]:
-        raw = getattr(message, name)
-        _check_entries(name, raw, self.limit, _same if self.distinct else None)
-        return tuple(self.scalar.unpacked(name, each) for each in raw)
-
-
-@dataclass(frozen=True, slots=True)
-class Structs:
-    """A tuple of messages."""
-
-    struct: Struct
-    limit: int
-    distinct: bool = False
-    """Each has another `peer`."""
+    """Each is, or has as its `peer`, another peer."""
     below: int = 0
     """Not 0: no index is in the `indexes` of two, and all are below this."""
 
     @property
     def most_bytes(self) -> int:
-        if not self.below:
-            return self.limit * self.struct.most_bytes
-        # The sets are disjoint: no more entries have one than there are indexes.
-        bitmap = self.struct.fields["indexes"].most_bytes
-        return self.limit * (self.struct.most_bytes - bitmap) + min(self.limit, self.below) * bitmap
+        size, bitmap = self.entry.most_bytes, 0
+        if self.below and isinstance(self.entry, Struct):
+            bitmap = self.entry.fields["indexes"].most_bytes
+        # Disjoint sets: no more entries have one than there are indexes.
+        return TAG_BYTES + LENGTH_BYTES + self.limit * (size - bitmap) + min(self.limit, self.below) * bitmap
 
     def write(self, message: Message, name: str, value: tuple[Any, ...]) -> None:
         assert len(value) <= self.limit, f"{name} has {len(value)} entries, more than {self.limit}"
         for each in value:
-            self.struct.fill(getattr(message, name).add(), each)
+            self.entry.append(getattr(message, name), name, each)
 
     def read(self, message: Message, name: str) -> tuple[Any, ...]:
+        # Before any entry is converted: protobuf has parsed them, we have made nothing of them.
         raw = getattr(message, name)
-        _check_entries(name, raw, self.limit, attrgetter("peer") if self.distinct else None)
-        if self.below:
-            self._check_disjoint(name, raw)
-        try:
-            return tuple(map(self.struct.take, raw))
-        except Wrong as wrong:
-            raise wrong.inside(name) from None
-
-    def _check_disjoint(self, name: str, raw: Any) -> None:
+        if len(raw) > self.limit:
+            raise Wrong(name, f"has {len(raw)} entries, more than {self.limit}")
+        if self.distinct and len({getattr(each, "peer", each) for each in raw}) != len(raw):
+            raise Wrong(name, "names a peer twice")
         # As whole numbers, before a set is made: a hundred full bitmaps would be millions of indexes.
         taken = 0
-        for entry in raw:
-            if problem := bitmap_problem(entry.indexes, self.below):
+        for each in raw if self.below else ():
+            if problem := bitmap_problem(each.indexes, self.below):
                 raise Wrong(f"{name}.indexes", problem)
-            mine = int.from_bytes(entry.indexes, "little")
+            mine = int.from_bytes(each.indexes, "little")
             if taken & mine:
                 raise Wrong(name, "names an index twice")
             taken |= mine
+        return tuple(self.entry.unpacked(name, each) for each in raw)
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,6 +258,7 @@ class Columns:
             found = []
             for column, scalar in self.columns.items():
                 raw = getattr(table, column)
+                # A column that is too short would shift every number after it.
                 if len(raw) != len(indexes):
                     raise Wrong(column, "has not one entry per index")
                 found.append([scalar.unpacked(column, each) for each in raw])
@@ -294,12 +267,9 @@ class Columns:
         return dict(zip(indexes, zip(*found, strict=True), strict=True))
 
 
-def _check_entries(name: str, raw: Any, limit: int, peer_of: Callable[[Any], str] | None) -> None:
-    # Before any entry is converted: protobuf has parsed them, we have made nothing of them.
-    if len(raw) > limit:
-        raise Wrong(name, f"has {len(raw)} entries, more than {limit}")
-    if peer_of is not None and len(set(map(peer_of, raw))) != len(raw):
-        raise Wrong(name, "names a peer twice")
+Kind = Scalar | Nested | Repeated | Columns
+"""How one field converts. most_bytes: no valid field takes more, its number included. write(message, name, value)
+writes a valid value; read(message, name) reads and checks it, and raises Wrong."""
 
 
 # ---------------------------------------------------------------- derivation
@@ -326,10 +296,8 @@ def _kind(hint: Any, field: FieldDescriptor, bounds: Bounds) -> Kind:
     inner: Descriptor | None = field.message_type
     if isinstance(bound, Entries):
         limit = min(bound.most, getattr(bounds, bound.of)) if bound.of else bound.most
-        if inner is None:
-            return Scalars(_scalar(parts[0], field, bounds), limit, bound.distinct)
-        below = _most_indexes(bounds) if bound.disjoint else 0
-        return Structs(_message(parts[0], inner, bounds), limit, bound.distinct, below)
+        entry = _scalar(parts[0], field, bounds) if inner is None else _message(parts[0], inner, bounds)
+        return Repeated(entry, limit, bound.distinct, _most_indexes(bounds) if bound.disjoint else 0)
     if inner is None:
         return _scalar(hint, field, bounds)
     if get_origin(plain) is Mapping:
@@ -367,52 +335,46 @@ def _most_indexes(bounds: Bounds) -> int:
 def _scalar(hint: Any, field: FieldDescriptor, bounds: Bounds) -> Scalar:
     plain, bound = _split(hint)
     number, text = TAG_BYTES + VARINT_BYTES, TAG_BYTES + LENGTH_BYTES
-    # Nothing to check.
+    match bound:
+        case Between(low=low, high=high) if plain is int:
+            return Scalar(number, lambda raw: "" if low <= raw <= high else f"is {raw}, not in {low}..{high}")
+        case Size(most=most, cut=cut) if plain is str:
+            pack = (lambda words: words[:most].encode("utf-8", "replace").decode("utf-8")) if cut else _same
+            return Scalar(
+                text + 4 * most,
+                lambda raw: f"has {len(raw)} characters, more than {most}" if len(raw) > most else "",
+                pack,
+            )
+        case Size(most=most, least=least) if plain is bytes:
+            return Scalar(text + most, lambda raw: _length_problem(raw, least, most), bytes)
+        case Between() | None if plain is float:
+            low, high = (bound.low, bound.high) if bound else (-math.inf, math.inf)
+            finite = f"no finite {low}..{high}"
+            return Scalar(
+                number, lambda raw: "" if math.isfinite(raw) and low <= raw <= high else f"is {raw}, {finite}"
+            )
     if plain is bool:
-        return Scalar(number)
-    if plain is int and isinstance(bound, Between):
-        low, high = bound.low, bound.high
-        return Scalar(number, lambda raw: "" if low <= raw <= high else f"is {raw}, not in {low}..{high}")
-    if plain is float and (bound is None or isinstance(bound, Between)):
-        low, high = (bound.low, bound.high) if bound else (-math.inf, math.inf)
-        return Scalar(
-            number,
-            lambda raw: "" if math.isfinite(raw) and low <= raw <= high else f"is {raw}, no finite {low}..{high}",
-        )
+        return Scalar(number)  # nothing to check
     if get_origin(plain) is Literal:
         return _words(get_args(plain))
     if isinstance(plain, type) and issubclass(plain, Enum):
         words = _words(tuple(member.value for member in plain))
         return dataclasses.replace(words, pack=attrgetter("value"), unpack=plain)
-    if plain is str and isinstance(bound, Size):
-        most = bound.most
-        return Scalar(
-            text + 4 * most,
-            lambda raw: "" if len(raw) <= most else f"has {len(raw)} characters, more than {most}",
-            (lambda words: words[:most].encode("utf-8", "replace").decode("utf-8")) if bound.cut else _same,
-        )
-    if plain is bytes and isinstance(bound, Size):
-        least, most = bound.least, bound.most
-        return Scalar(
-            text + most,
-            lambda raw: "" if least <= len(raw) <= most else f"has {len(raw)} bytes, not {least}..{most}",
-            bytes,
-        )
     # Half as long as its hex digits.
     if plain in (Chain, RunId):
-        return Scalar(
-            text + 32, lambda raw: "" if len(raw) == 32 else f"has {len(raw)} bytes, not 32", _unhex, bytes.hex
-        )
+        return Scalar(text + 32, lambda raw: _length_problem(raw, 32, 32), _unhex, bytes.hex)
     if plain is PeerId:
-        return Scalar(
-            text + PEER_ID_CHARS, lambda raw: "" if is_peer_id(raw) else f"is {raw[:64]!r}, no peer id", unpack=PeerId
-        )
+        size = text + PEER_ID_CHARS
+        return Scalar(size, lambda raw: "" if is_peer_id(raw) else f"is {raw[:64]!r}, no peer id", unpack=PeerId)
     if plain == frozenset[int]:
         below = _most_indexes(bounds)
-        return Scalar(
-            text + -(-below // 8), lambda raw: bitmap_problem(raw, below), to_bitmap, lambda raw: from_bitmap(raw)
-        )
+        return Scalar(text + -(-below // 8), lambda raw: bitmap_problem(raw, below), to_bitmap, from_bitmap)
     raise TypeError(f"{field.full_name}: no field is derived from {hint}")
+
+
+def _length_problem(raw: bytes, least: int, most: int) -> str:
+    allowed = f"{least}..{most}" if least < most else least
+    return "" if least <= len(raw) <= most else f"has {len(raw)} bytes, not {allowed}"
 
 
 def _words(words: tuple[str, ...]) -> Scalar:
@@ -423,5 +385,6 @@ def _words(words: tuple[str, ...]) -> Scalar:
 
 
 def _unhex(text: str) -> bytes:
+    # Capitals would come back as other text.
     assert set(text) <= set("0123456789abcdef"), f"{text!r} is not in lower-case hex digits"
     return bytes.fromhex(text)

@@ -32,8 +32,7 @@ CHUNK_BYTES = 1 << 21
 ReadMessage = Callable[[], Awaitable[bytes]]
 """The next message of a stream. It raises (PeerGone) when there is none: an end in the middle is never clean."""
 
-_LEAD = struct.Struct("<I")
-"""The header's length times 256: a zero byte, then three of length."""
+_LEAD = struct.Struct("<I")  # The header's length times 256: a zero byte, then three of length.
 
 _ALIGNED = 16
 
@@ -44,13 +43,8 @@ def check_declared(declared: Sequence[TensorHeader], *, max_bytes: int) -> int:
         shortest, longest = encoded_sizes(tensor.codec, tensor.shape)
         # Before memory is taken: a header of 60 bytes must not reserve a gigabyte.
         if not shortest <= tensor.length <= longest:
-            raise BadMessage(
-                RejectCode.BAD_SHAPE,
-                "length does not fit codec and shape",
-                codec=tensor.codec,
-                shape=tensor.shape,
-                length=tensor.length,
-            )
+            facts = {"codec": tensor.codec, "shape": tensor.shape, "length": tensor.length}
+            raise BadMessage(RejectCode.BAD_SHAPE, "length does not fit codec and shape", **facts)
     total = sum(tensor.length for tensor in declared)
     if total > max_bytes:
         raise BadMessage(RejectCode.TOO_LARGE, "payload is too large", num_bytes=total, max_bytes=max_bytes)
@@ -81,6 +75,7 @@ def split_answer(message: bytes) -> tuple[bytes, memoryview | None]:
         return message, None
     if len(message) >= _LEAD.size:
         length = _LEAD.unpack_from(message)[0] >> 8
+        # The length came from a peer: it may point beyond the end.
         if _begin(length) <= len(message):
             return message[_LEAD.size : _LEAD.size + length], memoryview(message)[_begin(length) :]
     raise BadMessage(RejectCode.MALFORMED, "an answer shorter than its header", num_bytes=len(message))
@@ -94,6 +89,7 @@ def _begin(length: int) -> int:
 def _chunks(payload: Sequence[Packed]) -> Iterator[memoryview]:
     for tensor in payload:
         view = memoryview(tensor.data).cast("B")
+        # Views: a chunk is copied when it is sent, not before.
         for start in range(0, len(view), CHUNK_BYTES):
             yield view[start : start + CHUNK_BYTES]
 

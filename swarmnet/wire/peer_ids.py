@@ -10,8 +10,8 @@ from swarmnet.ids import PeerId
 
 PEER_ID_CHARS = 52
 
+# Identity multihash of 36 bytes: protobuf PublicKey { Ed25519, 32 bytes }.
 _PREFIX = bytes((0x00, 0x24, 0x08, 0x01, 0x12, 0x20))
-"""Identity multihash of 36 bytes: protobuf PublicKey { Ed25519, 32 bytes }."""
 
 
 def peer_id_from_public_bytes(raw: bytes) -> PeerId:
@@ -27,6 +27,7 @@ def public_bytes_of(peer: PeerId) -> bytes:
     if len(peer) != PEER_ID_CHARS or not peer.isascii():
         raise ValueError("not an Ed25519 peer id")
     raw = base58.b58decode(peer)
+    # libp2p also knows ids of RSA keys, and hashes of long keys; a run's peers have Ed25519 keys.
     if len(raw) != len(_PREFIX) + 32 or not raw.startswith(_PREFIX):
         raise ValueError("not an Ed25519 peer id")
     return raw[len(_PREFIX) :]

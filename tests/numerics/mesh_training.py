@@ -8,17 +8,18 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from swarmnet.ids import NO_CHAIN, Ballot, PeerId, RoundId
 from swarmnet.manifest.schema import Averaging, Cut, Manifest, Model, Numerics, Optimizer, Training
 from swarmnet.messages import Commit
 from swarmnet.model.comm import Comm
+from swarmnet.ranks.device_backend import DeviceBackend
 from swarmnet.ranks.layout import MeshLayout, MeshSplit, Shard
 from swarmnet.ranks.stage import RankStage
 from swarmnet.stage.accumulator import sum_dtype
 from swarmnet.stage.canonical import Canonical
-from swarmnet.stage.device_backend import DeviceBackend
-from swarmnet.stage.passes import MemoryPolicy
+from swarmnet.stage.passes import ForwardPass, MemoryPolicy
 
 ROWS, LENGTH, MICROBATCHES, STEPS = 4, 8, 3, 5
 BACKWARDS, ADDITIONS = (1, 2, 0), (2, 0, 1)
@@ -99,7 +100,7 @@ def batches(manifest: Manifest, stage: int, step: int) -> Iterator[Batch]:
 
 def commits_of(canonical: Canonical, step: int, total: Tensor) -> list[Commit]:
     """As if the other stages had nothing to add."""
-    squares = [0.0] * canonical.manifest.cut.stages
+    squares = [0.0] * canonical.spec.cut.stages
     squares[canonical.stage] = canonical.square_norm(total)
     tokens = MICROBATCHES * ROWS * LENGTH
     return [Commit(stage, step, NO_CHAIN, ROUND, b"", tokens, 0.0, square) for stage, square in enumerate(squares)]
@@ -110,7 +111,7 @@ def train_alone(
     manifest: Manifest, stage: int = 0, *, start: int = 0, steps: int = STEPS, memory: MemoryPolicy | None = None
 ) -> Trained:
     """In one process, from version `start`, which is this process's too."""
-    body = DeviceBackend(manifest, stage, device=CPU, memory=memory)
+    body = DeviceBackend(manifest.of_stage(stage), device=CPU, memory=memory)
     body.state.reset_to_seed()
     if start:
         body.state.take_over(train_alone(manifest, stage, steps=start).state, version=start)
@@ -121,7 +122,7 @@ def train_alone(
             hidden = None if batch.hidden is None else batch.hidden.clone()
             output, work = body.forward(step, batch.tokens, hidden, train=True)
             works.append(work)
-            (losses if body.state.last else seen.outputs).append(output.detach())
+            (losses if body.state.canonical.spec.last else seen.outputs).append(output.detach())
         for m in BACKWARDS:
             own = body.backward(works[m], given[m].gradient)
             if own is not None:
@@ -136,6 +137,7 @@ def train_alone(
         body.state.apply(seen.total, commits)
         if body.state.outer is not None:
             torch._foreach_mul_([weight.detach() for weight in body.state.newest], 0.9)  # as an outer step does
+            body.state.outer.steps += 1
     memory = body.state.canonical.layout.memory()
     version = body.state.copy(memory)
     seen.state = body.state.canonical.unpack(body.state.canonical.layout.seal(memory, version=version), version=version)
@@ -145,6 +147,16 @@ def train_alone(
 def initial_state(manifest: Manifest, stage: int = 0) -> dict[str, Tensor]:
     """Version 0, whole."""
     return train_alone(manifest, stage, steps=0).state
+
+
+def held_bytes(stage: RankStage) -> dict[str, int]:
+    """Memory of what a rank holds between orders; of parameters that are gathered, all."""
+    parameters = [parameter for module in stage._modules for parameter in module.parameters()]
+    return {
+        "parameters": sum((p.to_local() if isinstance(p, DTensor) else p).nbytes for p in parameters),
+        "accumulators": sum(total._sum.nbytes for total in stage.sums),
+        "moments": sum(moments.num_bytes for moments in stage._optimizer.moments),
+    }
 
 
 class Rank:
@@ -163,14 +175,30 @@ class Rank:
     ) -> None:
         self.manifest, self.number, self.comms = manifest, stage, (tensor, data)
         self.rank = layout.rank(data.rank, tensor.rank)
-        self.rows = MeshSplit(
-            manifest.model, layout, manifest.training.microbatch_size, manifest.training.sequence_length
-        ).rows(self.rank)
+        self.rows = MeshSplit(manifest.model, layout, manifest.training).rows(self.rank)
         self.stage = RankStage(
-            manifest, stage, layout, self.rank, tensor=tensor, data=data, device=device, memory=memory
+            manifest.of_stage(stage), layout, self.rank, tensor=tensor, data=data, device=device, memory=memory
         )
         self.device = device
-        self.canonical = Canonical.of(manifest, stage)
+        self.canonical = Canonical.of(manifest.of_stage(stage))
+        self.works: dict[int, ForwardPass] = {}
+
+    def forward(self, key: int, step: int, tokens: Tensor, hidden: Tensor | None, *, train: bool = True) -> Tensor:
+        """As its peer process orders it; the microbatch is called `key` until it is added."""
+        kept = None if hidden is None else hidden.to(self.device, copy=True)
+        output, work = self.stage.forward(step, tokens.to(self.device, copy=True), kept, train=train)
+        if work is not None:
+            self.works[key] = work
+        return output
+
+    def backward(self, key: int, gradient: Tensor | None) -> Tensor | None:
+        """The gradient of its input."""
+        return self.stage.backward(self.works[key], None if gradient is None else gradient.to(self.device, copy=True))
+
+    def accumulate(self, key: int, *, step: int, index: int, voids: int = 0) -> bool:
+        """Add its gradients."""
+        self.stage.sums[step % len(self.stage.sums)].follow(voids)
+        return self.stage.accumulate(self.works.pop(key), step=step, index=index, voids=voids)
 
     def train(self, *, start: int = 0, steps: int = STEPS) -> Trained:
         """From version `start` on, which the stage has."""
@@ -181,14 +209,14 @@ class Rank:
             given, losses = list(batches(self.manifest, self.number, step)), []
             for m, batch in enumerate(given):
                 hidden = None if batch.hidden is None else batch.hidden[rows]
-                output = stage.forward(m, step, batch.tokens[rows], hidden, train=True)
+                output = self.forward(m, step, batch.tokens[rows], hidden)
                 (losses if last else seen.outputs).append(output)
             for m in BACKWARDS:
-                own = stage.backward(m, None if last else given[m].gradient[rows])
+                own = self.backward(m, None if last else given[m].gradient[rows])
                 if own is not None:
                     seen.input_gradients.append(own)
             for m in ADDITIONS:
-                assert stage.accumulate(m, step=step, index=m, voids=0)
+                assert self.accumulate(m, step=step, index=m)
             seen.losses.append(sum(self.comms[1].all_reduce(loss).item() for loss in losses))
             seen.total = self.sum_of(step)
             commits = commits_of(self.canonical, step, seen.total)
@@ -208,7 +236,8 @@ class Rank:
         """By how many ranks each element of a sum, and then of a state, is written."""
         nothing = torch.iinfo(torch.int64).min if self.manifest.numerics.mode == "deterministic" else torch.nan
         total = torch.full((self.canonical.num_elements,), nothing, dtype=sum_dtype(self.manifest.numerics))
-        self.stage.write_sum(step, 0, total)
+        self.stage.sums[step % len(self.stage.sums)].follow(0)
+        self.stage.write_sum(step, total)
         state = {name: torch.full(shape, torch.nan) for name, shape in self.canonical.state_shapes.items()}
         self.stage.write_state(step, state)
         values = torch.cat([tensor.flatten() for tensor in state.values()])
@@ -219,15 +248,16 @@ class Rank:
         batch = next(batches(self.manifest, self.number, 0))
         rows = slice(self.rows.start, self.rows.stop)
         hidden = None if batch.hidden is None else batch.hidden[rows]
-        self.stage.forward(99, 0, batch.tokens[rows], hidden, train=True)
-        held = self.stage.held_bytes()
-        self.stage.drop([99])
+        self.forward(99, 0, batch.tokens[rows], hidden)
+        held = held_bytes(self.stage)
+        self.works.clear()
         return held
 
     def sum_of(self, step: int, *, voids: int = 0) -> Tensor:
         """The sum of a step, whole: what the ranks write, each its own."""
         total = torch.zeros(self.canonical.num_elements, dtype=sum_dtype(self.manifest.numerics))
-        self.stage.write_sum(step, voids, total)
+        self.stage.sums[step % len(self.stage.sums)].follow(voids)
+        self.stage.write_sum(step, total)
         return self._together(total)
 
     def state_of(self, version: int) -> dict[str, Tensor]:

@@ -140,7 +140,7 @@ def on_rank(
 
 def against(rank: OnRank, expected: Seen, split: TensorSplit, number: int) -> dict[str, float]:
     """How far rank `number` is from its slices of what the whole stage computed, by name of the quantity."""
-    rows = split.vocabulary(number)
+    rows = split.part("vocabulary", number)
     last = bool(expected.losses)
     outputs = [output[..., rows.start : rows.stop] if last else output for output in expected.outputs]
     found = {f"gradient of {name}": gradient for name, gradient in rank.reduced.items()}

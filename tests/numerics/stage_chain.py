@@ -13,13 +13,13 @@ import torch
 
 from swarmnet.data.sampler import Sampler
 from swarmnet.data.tokens import Tokens
-from swarmnet.engine.compute_thread import ComputeThread
+from swarmnet.engine.compute_thread import ComputeThread, Work
 from swarmnet.engine.torch_engine import TorchEngine
 from swarmnet.ids import Ballot, Chain, PeerId, RoundId
 from swarmnet.manifest.schema import Averaging, Cut, Manifest, Model, Numerics, Optimizer, Training
 from swarmnet.messages import Commit, Packed
 from swarmnet.peer.engines import torch_engine
-from swarmnet.stage.device_backend import DeviceBackend
+from swarmnet.ranks.device_backend import DeviceBackend
 from swarmnet.stage.passes import MemoryPolicy
 from swarmnet.stage.seams import Contribution, Stash
 from swarmnet.wire import codecs
@@ -87,7 +87,9 @@ class StageChain:
         self.manifest, self.tokens = manifest, text(manifest.model.vocab_size)
         self.engines = [
             [
-                torch_engine(manifest, stage, compute, DeviceBackend(manifest, stage, device=device, memory=each))
+                torch_engine(
+                    manifest, stage, compute, DeviceBackend(manifest.of_stage(stage), device=device, memory=each)
+                )
                 for each in memory or [MemoryPolicy()] * replicas
             ]
             for stage in range(manifest.cut.stages)
@@ -194,8 +196,19 @@ class StageChain:
         """All weights of the run, from the given replica of each stage."""
         found: dict[str, torch.Tensor] = {}
         for replicas in self.engines:
-            found |= await replicas[replica].weights()
+            found |= await weights_of(replicas[replica])
         return found
+
+
+async def weights_of(engine: TorchEngine) -> dict[str, torch.Tensor]:
+    """Copies of the weights by name, on the CPU."""
+    state = engine._state
+
+    def copied() -> dict[str, torch.Tensor]:
+        pairs = zip(state.canonical.shapes, state.newest, strict=True)
+        return {name: tensor.detach().to("cpu", copy=True) for name, tensor in pairs}
+
+    return await engine._jobs.run(Work.STATE, engine.version, 0, copied)
 
 
 def commit(stage: int, step: int, digest: bytes, loss: float, num_tokens: int, square: float) -> Commit:

@@ -52,7 +52,7 @@ class Kept:
     async def write(self) -> None:
         for checkpointer in self.checkpoints.values():
             written = await checkpointer.write_now()
-            assert written is not None and written.on_disk
+            assert written is not None and written.problem is None
 
     async def load(self, version: int) -> None:
         """As a replica does that comes back."""

@@ -18,8 +18,8 @@ from swarmnet.messages import Answer, Packed, Request, SnapshotRequest, TrailReq
 from swarmnet.peer import collect_remote
 from swarmnet.peer.engines import torch_engine
 from swarmnet.peer.restore import FetchAndReplay
+from swarmnet.ranks.device_backend import DeviceBackend
 from swarmnet.simulate.swarm import SimulatedSigner
-from swarmnet.stage.device_backend import DeviceBackend
 from swarmnet.state import snapshot_fetch
 from swarmnet.state.header import StateHeader
 from swarmnet.state.snapshot_index import Seal
@@ -100,7 +100,7 @@ def test_a_mate_is_believed_to_the_byte(averaging: Averaging, monkeypatch: pytes
             for step in range(STEPS):
                 await chain.step(random.Random(step))
             donor = chain.engines[STAGE][0]
-            joiner = torch_engine(chain.manifest, STAGE, compute, DeviceBackend(chain.manifest, STAGE))
+            joiner = torch_engine(chain.manifest, STAGE, compute, DeviceBackend(chain.manifest.of_stage(STAGE)))
             await restored(joiner, Mate(donor))
             assert await joiner.snapshot() == await donor.snapshot() == await gathered(chain, Mate(donor))
             with pytest.raises(NoReplica, match="a copy larger than this stage"):

@@ -18,8 +18,8 @@ from swarmnet.ids import Ballot, Chain, Generation, PeerId, RoundId
 from swarmnet.manifest.schema import Averaging, Manifest, Model
 from swarmnet.messages import Answer, Finished, Packed, Part, Request, Round, Stamp
 from swarmnet.peer.engines import torch_engine
+from swarmnet.ranks.device_backend import DeviceBackend
 from swarmnet.stage.accumulator import Accumulator
-from swarmnet.stage.device_backend import DeviceBackend
 from swarmnet.sums.feedback import Feedback
 
 MODEL = Model(
@@ -60,7 +60,7 @@ class Members:
         self.fails: Callable[[PeerId, Part], bool] = lambda peer, part: False
         self.all: dict[PeerId, Member] = {}
         for place, peer in enumerate(PEERS):
-            engine = torch_engine(manifest, 0, compute, DeviceBackend(manifest, 0))
+            engine = torch_engine(manifest, 0, compute, DeviceBackend(manifest.of_stage(0)))
             gradient = (
                 torch.randn(engine.sums.num_elements, generator=torch.Generator().manual_seed(place)) * 10.0**place
             )
@@ -213,7 +213,7 @@ def test_what_is_owed_survives_a_restart_of_its_replica(codec: str) -> None:
         state, (version, owed) = await old.engine.snapshot(), await old.engine.sums.memory()
         assert version == 1 and owed is not None
         manifest = members.manifest
-        new = torch_engine(manifest, 0, members.compute, DeviceBackend(manifest, 0))
+        new = torch_engine(manifest, 0, members.compute, DeviceBackend(manifest.of_stage(0)))
         with pytest.raises(BadMessage, match="not the snapshot asked for"):
             await new.sums.recall(owed)  # not before its state is back
         await new.restore(state, version=version)

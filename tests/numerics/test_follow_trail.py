@@ -14,7 +14,7 @@ from swarmnet.averaging.replay_log import ReplayLog
 from swarmnet.ids import Chain
 from swarmnet.messages import Commit, Finished, Part, Stamp
 from swarmnet.peer.engines import torch_engine
-from swarmnet.stage.device_backend import DeviceBackend
+from swarmnet.ranks.device_backend import DeviceBackend
 
 STAGE, COPIED, LAST = 1, 2, 6
 
@@ -30,7 +30,7 @@ def test_an_old_copy_and_the_kept_sums_make_the_new_state(mode: str) -> None:
             manifest = tiny(2, mode=mode)
             chain, rng = StageChain(manifest, compute), random.Random(3)
             donor = chain.engines[STAGE][0]
-            joiner = torch_engine(manifest, STAGE, compute, DeviceBackend(manifest, STAGE))
+            joiner = torch_engine(manifest, STAGE, compute, DeviceBackend(manifest.of_stage(STAGE)))
             cut = pieces(0, donor.sums.num_elements, donor.sums.num_elements // 3 + 1)
             trail = ReplayLog(donor.sums, lambda: cut)
             apply = donor.apply

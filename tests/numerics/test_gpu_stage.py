@@ -19,8 +19,8 @@ from benchmark_modules import load
 from stage_chain import StageChain, compute_thread, tiny
 
 from swarmnet.manifest.schema import Averaging, Optimizer
+from swarmnet.ranks.device_backend import DeviceBackend
 from swarmnet.ranks.group import RankGroup
-from swarmnet.stage.device_backend import DeviceBackend
 from swarmnet.stage.optimizer import StageOptimizer
 from swarmnet.stage.passes import MemoryPolicy
 from tests.contracts.comm_contract import CHECKS
@@ -153,7 +153,7 @@ def test_a_peak_is_known_or_no_figure_is_given() -> None:
 @pytest.mark.parametrize("device", DEVICES)
 def test_the_finished_sum_is_in_host_memory(device: str) -> None:
     """A round's arithmetic then waits for no kernel of the next step, and none for it."""
-    memory = DeviceBackend(mfu.TINY.manifest("fp32"), 0, device=torch.device(device)).sum_memory()
+    memory = DeviceBackend(mfu.TINY.manifest("fp32").of_stage(0), device=torch.device(device)).sum_memory()
     assert memory.device.type == "cpu" and memory.is_pinned() == (device == "cuda")
 
 

@@ -22,7 +22,7 @@ from swarmnet.ids import Ballot, Chain, Generation, PeerId, RoundId
 from swarmnet.manifest.schema import Averaging, Manifest, Model
 from swarmnet.messages import Answer, Finished, Packed, Part, Request, Round, Stamp
 from swarmnet.peer.engines import torch_engine
-from swarmnet.stage.device_backend import DeviceBackend
+from swarmnet.ranks.device_backend import DeviceBackend
 
 MODEL = Model(
     vocab_size=64, hidden_size=64, intermediate_size=112, num_layers=1, num_heads=4, num_kv_heads=4, head_dim=16
@@ -49,7 +49,7 @@ class Members:
         self.gradients: dict[PeerId, Tensor] = {}
         self.heard: list[tuple[PeerId, str, dict[str, object]]] = []
         for place, peer in enumerate(PEERS):
-            engine = torch_engine(manifest, 0, compute, DeviceBackend(manifest, 0))
+            engine = torch_engine(manifest, 0, compute, DeviceBackend(manifest.of_stage(0)))
             self.gradients[peer] = torch.randn(engine.sums.num_elements, generator=torch.Generator().manual_seed(place))
             self.engines[peer] = engine
             self.exchanges[peer] = Exchange(

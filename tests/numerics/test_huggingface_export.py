@@ -10,7 +10,7 @@ from pathlib import Path
 import hf_models
 import pytest
 import torch
-from stage_chain import StageChain, compute_thread, tiny
+from stage_chain import StageChain, compute_thread, tiny, weights_of
 from torch import Tensor
 
 from swarmnet.cli.frame import run
@@ -59,7 +59,7 @@ def train(manifest: Manifest, here: Path, steps: int = 3) -> dict[str, Tensor]:
                         directory = here / "peers" / f"s{stage}"
                         keep(directory, run_id(manifest), stage, step + 1, await engine.snapshot())
             for (engine,) in chain.engines:
-                weights |= await engine.weights()
+                weights |= await weights_of(engine)
         return weights
 
     (here / "run.toml").write_text(to_toml(manifest))

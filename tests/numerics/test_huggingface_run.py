@@ -12,7 +12,7 @@ import hf_models
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from stage_chain import StageChain, compute_thread
+from stage_chain import StageChain, compute_thread, weights_of
 from torch import Tensor
 
 from swarmnet.cli.frame import run
@@ -23,9 +23,8 @@ from swarmnet.local.oracle import run_oracle
 from swarmnet.manifest.file import load
 from swarmnet.manifest.schema import Manifest
 from swarmnet.model.huggingface import checkpoint
-from swarmnet.peer.beginning import Beginning
-from swarmnet.peer.engines import torch_engine
-from swarmnet.stage.device_backend import DeviceBackend
+from swarmnet.peer.engines import InitialWeights, torch_engine
+from swarmnet.ranks.device_backend import DeviceBackend
 
 SMALL = (
     "--set training.sequence_length=16 --set training.microbatches=2 --set training.microbatch_size=2 "
@@ -79,7 +78,8 @@ def test_the_first_loss_is_that_of_transformers_and_the_swarm_is_the_single_proc
                         stage,
                         compute,
                         DeviceBackend(
-                            manifest, stage, initial=lambda stage=stage: stage_weights(manifest, stage, here / "hf")
+                            manifest.of_stage(stage),
+                            initial=lambda stage=stage: stage_weights(manifest, stage, here / "hf"),
                         ),
                     )
                     for _ in range(2)
@@ -89,9 +89,9 @@ def test_the_first_loss_is_that_of_transformers_and_the_swarm_is_the_single_proc
             losses = [await chain.step(random.Random(step)) for step in range(4)]
             weights = {}
             for replicas in chain.engines:
-                weights |= await replicas[0].weights()
+                weights |= await weights_of(replicas[0])
             await chain.engines[0][0].reset_to_seed()
-            again = await chain.engines[0][0].weights()
+            again = await weights_of(chain.engines[0][0])
             at_first = stage_weights(manifest, 0, here / "hf")
             assert all(torch.equal(again[name], at_first[name]) for name in at_first)
             return losses, weights
@@ -132,7 +132,7 @@ def test_who_has_no_files_asks_its_mates(here: Path) -> None:
     manifest = begun(here, "llama", "--stages", "2")
 
     def built(config: PeerConfig, *, at_source: bool = True) -> tuple[bool, str]:
-        begin = Beginning(config, manifest, at_source=at_source)
+        begin = InitialWeights(config, manifest, at_source=at_source)
         read = begin.engine(1, lambda stage, initial: initial is not None and bool(initial()))
         return read, begin.missing
 
@@ -145,7 +145,7 @@ def test_who_has_no_files_asks_its_mates(here: Path) -> None:
     with pytest.raises(UsageError, match=r"cannot be read|holds neither"):
         built(config.model_copy(update={"initial": here / "hf"}))
     with pytest.raises(UsageError, match=r"--initial .*: this run begins with weights drawn from its seed"):
-        Beginning(PeerConfig(initial=here), Manifest(), at_source=True)
+        InitialWeights(PeerConfig(initial=here), Manifest(), at_source=True)
 
 
 @pytest.mark.parametrize(

@@ -99,7 +99,9 @@ class Chains:
         self, manifest: Manifest, compute: ComputeThread, stage: int, layout: MeshLayout, backoff: RestartBackoff | None
     ) -> None:
         self.own, self.mixed = StageChain(manifest, compute), StageChain(manifest, compute)
-        self.engine = torch_engine(manifest, stage, compute, MeshBackend(manifest, stage, layout, backoff=backoff))
+        self.engine = torch_engine(
+            manifest, stage, compute, MeshBackend(manifest.of_stage(stage), layout, backoff=backoff)
+        )
         self.mixed.engines[stage] = [self.engine]
         self.one_rank = self.own.engines[stage][0]
         self.heard = Heard()
@@ -148,8 +150,8 @@ async def kill(both: Chains, rank: int) -> None:
     body = both.engine._backend
     assert isinstance(body, MeshBackend)
     lost = both.heard.lost
-    handle = os.pidfd_open(body.pids[rank])
-    os.kill(body.pids[rank], signal.SIGKILL)
+    handle = os.pidfd_open(body._group.pids[rank])
+    os.kill(body._group.pids[rank], signal.SIGKILL)
     await asyncio.to_thread(select.select, [handle], [], [])
     os.close(handle)
     supervising = asyncio.ensure_future(both.engine.supervise())
@@ -292,7 +294,7 @@ def test_replicas_that_train_on_their_own() -> None:
 
 def test_ranks_that_cannot_share_the_stage_are_refused_before_any_is_started() -> None:
     with pytest.raises(UsageError, match="Ranks that can: 1, 2, 4"):
-        MeshBackend(tiny(2), 0, MeshLayout(tensor=3, devices=("cpu",) * 3))
+        MeshBackend(tiny(2).of_stage(0), MeshLayout(tensor=3, devices=("cpu",) * 3))
 
 
 # ---------------------------------------------------------------- what may be counted
@@ -405,9 +407,9 @@ def test_a_rank_that_hangs_is_lost_at_the_deadline(monkeypatch: pytest.MonkeyPat
     async def scenario(both: Chains) -> None:
         killing, body = Killing(both.engine), both.engine._backend
         assert isinstance(body, MeshBackend)
-        await both.step()  # the pace of orders is known from now on
+        await both.step()
         killing.arm("forward", 1, "hangs")
-        handles = [os.pidfd_open(pid) for pid in body.pids]
+        handles = [os.pidfd_open(pid) for pid in body._group.pids]
         seed = both.own.step_number
         expected = await both.own.step(random.Random(seed))
         assert await until_done(both, seed) == pytest.approx(expected, rel=1e-5)
@@ -419,7 +421,7 @@ def test_a_rank_that_hangs_is_lost_at_the_deadline(monkeypatch: pytest.MonkeyPat
             os.close(handle)
         await both.check_weights()
 
-    run(scenario, tiny(1), 0, backoff=RestartBackoff(floor_s=5.0, pause_s=0.0))
+    run(scenario, tiny(1), 0, backoff=RestartBackoff(order_s=8.0, pause_s=0.0))
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
@@ -480,10 +482,10 @@ def test_ranks_die_at_any_moment(sync: str) -> None:
         async def strike() -> None:
             while len(both.heard.of("rank_lost")) < 50:
                 await asyncio.sleep(rng.uniform(0.0, 0.4))
-                pids.update(body.pids)
-                if body.pids:
+                pids.update(body._group.pids)
+                if body._group.pids:
                     with contextlib.suppress(ProcessLookupError, IndexError):
-                        os.kill(body.pids[rng.randrange(2)], signal.SIGKILL)
+                        os.kill(body._group.pids[rng.randrange(2)], signal.SIGKILL)
 
         await both.own.step(random.Random(0))
         await both.mixed.step(random.Random(0))
@@ -584,7 +586,7 @@ def test_ranks_that_finish_nothing_are_given_up(monkeypatch: pytest.MonkeyPatch)
         async with compute_thread() as compute:
             manifest = tiny(1)
             backoff = RestartBackoff(restarts=1, pause_s=0.01)
-            engine = torch_engine(manifest, 0, compute, MeshBackend(manifest, 0, TP2, backoff=backoff))
+            engine = torch_engine(manifest, 0, compute, MeshBackend(manifest.of_stage(0), TP2, backoff=backoff))
             body = engine._backend
             assert isinstance(body, MeshBackend)
             order = body._group.order

@@ -7,12 +7,12 @@ import torch
 from stage_chain import tiny
 
 from swarmnet.errors import UsageError
-from swarmnet.ranks.host_state import HostState, mirrored
+from swarmnet.ranks.host_state import HostState, StageState, mirrored
 from swarmnet.stage.canonical import Canonical
 
 
 def test_nothing_changes_if_the_checkpoint_cannot_be_read_any_more() -> None:
-    canonical = Canonical.of(tiny(1), 0)
+    canonical = Canonical.of(tiny(1).of_stage(0))
     there = [True]
 
     def initial() -> dict[str, torch.Tensor]:
@@ -21,15 +21,11 @@ def test_nothing_changes_if_the_checkpoint_cannot_be_read_any_more() -> None:
         return {name: torch.full(shape, 0.25) for name, shape in canonical.shapes.items()}
 
     layout = mirrored(canonical)
-    state = HostState(
-        canonical,
-        [layout.memory(), layout.memory()],
-        initial=initial,
-        update=lambda total, update: None,
-        changed=lambda: None,
-    )
+    memory = [layout.memory(), layout.memory()]
+    holder = HostState(canonical, memory, update=lambda *_: None, changed=lambda: None)
+    state = StageState(canonical, holder, initial)
     state.reset_to_seed()
-    trained = {name: torch.full_like(tensor, 0.5) for name, tensor in state._tensors().items()}
+    trained = {name: torch.full(shape, 0.5) for name, shape in canonical.state_shapes.items()}
     state.take_over(trained, version=3)
     there[0] = False
     with pytest.raises(UsageError, match="moved"):

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load
-from stage_chain import StageChain, batch_of, compute_thread, text, tiny
+from stage_chain import StageChain, batch_of, compute_thread, text, tiny, weights_of
 
 from swarmnet.engine.torch_engine import TorchEngine
 from swarmnet.errors import Refused, RejectCode
@@ -239,7 +239,7 @@ def test_a_restored_engine_continues_with_the_same_bits(version: int) -> None:
         assert copies == [await replicas[1].snapshot() for replicas in chain.engines]
         for replicas, data in zip(chain.engines, copies, strict=True):
             tensors = load(bytes(data))
-            names = (await replicas[0].weights()).keys()
+            names = (await weights_of(replicas[0])).keys()
             assert all(not torch.equal(tensors[f"previous.{n}"], tensors[n]) for n in names if tensors[n].ndim == 2)
             await replicas[1].reset_to_seed()
             await replicas[1].restore(memoryview(data), version=version)
@@ -258,13 +258,13 @@ def test_a_snapshot_becomes_a_version_of_other_parity() -> None:
         for _ in range(3):
             await chain.step(random.Random(0))
         engine = chain.engines[0][0]
-        data, weights = await engine.snapshot(), await engine.weights()
+        data, weights = await engine.snapshot(), await weights_of(engine)
         payload = (batch_of(chain.manifest, chain.tokens, 0, 0),)
         before = [bytes((await engine.forward(step, 0, payload, train=False)).output[1].data) for step in (3, 4)]
         assert before[0] != before[1]
         await engine.restore(data, version=3, becomes=6)
         assert engine.version == 6
-        assert all(torch.equal(weight, weights[name]) for name, weight in (await engine.weights()).items())
+        assert all(torch.equal(weight, weights[name]) for name, weight in (await weights_of(engine)).items())
         after = [bytes((await engine.forward(step, 0, payload, train=False)).output[1].data) for step in (6, 7)]
         assert after == before
 
@@ -279,6 +279,6 @@ def test_version_0_has_the_seeds_weights_for_both_open_steps() -> None:
         await engine.reset_to_seed()
         assert await engine.snapshot() == begin
         tensors = load(bytes(begin))
-        assert all(torch.equal(tensors[f"previous.{name}"], tensors[name]) for name in await engine.weights())
+        assert all(torch.equal(tensors[f"previous.{name}"], tensors[name]) for name in await weights_of(engine))
 
     run(scenario)

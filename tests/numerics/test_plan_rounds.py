@@ -15,10 +15,10 @@ from swarmnet.ids import Ballot, Chain, PeerId, RoundId
 from swarmnet.manifest.schema import Averaging, Manifest, Numerics, Training
 from swarmnet.messages import Commit
 from swarmnet.plan.plan import Setup, plan_stage
-from swarmnet.ranks.host_state import HostState, mirrored
+from swarmnet.ranks.device_backend import DeviceBackend
+from swarmnet.ranks.host_state import HostState, StageState, mirrored
 from swarmnet.ranks.layout import MeshLayout
 from swarmnet.stage.canonical import Canonical
-from swarmnet.stage.device_backend import DeviceBackend
 from swarmnet.stage.passes import MemoryPolicy
 from swarmnet.stage.seams import Contribution
 from swarmnet.sums.local_sum import LocalSum
@@ -106,45 +106,41 @@ def sum_up(sums: AtOnce) -> tuple[bytes, float]:
 )
 def test_rounds_take_what_was_planned(averaging: Averaging, ranks: int) -> None:
     manifest = WIDE.model_copy(update={"averaging": averaging})
-    canonical = Canonical.of(manifest, 1)
+    canonical = Canonical.of(manifest.of_stage(1))
     flat = torch.randn(canonical.num_elements, generator=torch.Generator().manual_seed(1))
     counted: Any = Counted(flat)
-    own = DeviceBackend(manifest, 1, device=CPU).state
+    own = DeviceBackend(manifest.of_stage(1), device=CPU).state
     own.reset_to_seed()
     memory = [torch.zeros(mirrored(canonical).num_bytes, dtype=torch.uint8) for _ in range(2)]
     finished, jobs = torch.zeros_like(flat), JobsAtOnce()
 
     def run() -> StepSum | LocalSum:
-        state = (
-            own if ranks == 1 else HostState(canonical, memory, update=lambda total, how: None, changed=lambda: None)
-        )
+        mirrors = HostState(canonical, memory, update=lambda *_: None, changed=lambda: None)
+        state = own if ranks == 1 else StageState(canonical, mirrors)
         sums = (
-            LocalSum(jobs, state, counted, averaging, manifest.training, device=CPU)
+            LocalSum(jobs, state, counted, device=CPU)
             if averaging.sync == "local"
-            else StepSum(
-                jobs,
-                state,
-                [counted] * (1 + averaging.delay.most),
-                averaging,
-                fixed_point=manifest.numerics.mode == "deterministic",
-                microbatches=manifest.training.microbatches,
-                memory=finished,
-            )
+            else StepSum(jobs, state, [counted] * (1 + averaging.delay.most), memory=finished)
         )
         train(manifest, AtOnce(sums))
         return sums
 
     layout = MeshLayout(ranks, devices=("cpu",) * ranks)
     _, _, most = allocated(run)
-    assert 0 <= most - plan_stage(Setup(manifest, layout), 1).host.rounds < CACHED < 4 * canonical.num_elements
+    assert (
+        0
+        <= most - plan_stage(Setup(manifest.specs, manifest.wire, layout), 1).host.rounds
+        < CACHED
+        < 4 * canonical.num_elements
+    )
 
 
 @pytest.mark.parametrize("averaging", [Averaging(codec="topk:0.01"), Averaging(codec="fp32", **LOCAL)])
 def test_what_rounds_hold_is_beside_a_gpu(averaging: Averaging) -> None:
     """And so is the finished sum, where there is one; but what is as the weights are is with them."""
     manifest = WIDE.model_copy(update={"averaging": averaging})
-    here, there = (plan_stage(Setup(manifest, layout), 1) for layout in (MeshLayout(), GPU))
-    size = 4 * Canonical.of(manifest, 1).num_elements
+    here, there = (plan_stage(Setup(manifest.specs, manifest.wire, layout), 1) for layout in (MeshLayout(), GPU))
+    size = 4 * Canonical.of(manifest.of_stage(1)).num_elements
     local = averaging.sync == "local"
     assert there.host.rounds == here.host.rounds >= 2 * size
     assert (here.ranks[0].sums, here.host.sums) == (size * (2 - local), 0)
@@ -155,9 +151,10 @@ def test_what_rounds_hold_is_beside_a_gpu(averaging: Averaging) -> None:
 
 def test_an_outer_optimizer_is_not_offloaded_with_the_moments() -> None:
     manifest = WIDE.model_copy(update={"averaging": Averaging(codec="fp32", **LOCAL)})
-    size = 4 * Canonical.of(manifest, 1).num_elements
+    size = 4 * Canonical.of(manifest.of_stage(1)).num_elements
     plain, offloaded = (
-        plan_stage(Setup(manifest, GPU, memory=MemoryPolicy(offload_optimizer=offload)), 1) for offload in (False, True)
+        plan_stage(Setup(manifest.specs, manifest.wire, GPU, memory=MemoryPolicy(offload_optimizer=offload)), 1)
+        for offload in (False, True)
     )
     assert plain.ranks[0].state - offloaded.ranks[0].state == plain.ranks[0].optimizer
     assert plain.ranks[0].optimizer == pytest.approx(2 * size, rel=0.01)

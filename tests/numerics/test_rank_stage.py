@@ -13,8 +13,6 @@ from group_processes import run_group
 from mesh_training import (
     CASES,
     CPU,
-    LENGTH,
-    MICROBATCHES,
     MODEL,
     ROWS,
     STEPS,
@@ -24,6 +22,7 @@ from mesh_training import (
     batches,
     changes,
     far,
+    held_bytes,
     layout_of,
     run_of,
     train_alone,
@@ -148,16 +147,13 @@ def test_every_mesh_makes_the_same_bits_of_the_same_sum(layout: MeshLayout, mode
 def test_moments_in_8_bits_are_the_same_ones_on_every_mesh_and_agree_up_to_rounding(layout: MeshLayout) -> None:
     """One update from nothing: weights have the same bits, moments are off by what a block of 256 rounds."""
     manifest = run_of(model=MODEL.model_copy(update={"vocab_size": 600}), state="8bit")  # two matrices of 600 x 9
-    split, expected = (
-        MeshSplit(manifest.model, layout, manifest.training.microbatch_size, manifest.training.sequence_length),
-        train_alone(manifest, steps=1),
-    )
+    split, expected = (MeshSplit(manifest.model, layout, manifest.training), train_alone(manifest, steps=1))
     shapes = {name: tuple(tensor.shape) for name, tensor in expected.state.items() if "optimizer." not in name}
     packed = {name for name, shape in shapes.items() if math.prod(shape) >= LEAST}
 
     def body(rank: Rank) -> tuple[int, int, dict[str, torch.Tensor]]:
         state = rank.one_update(0, expected.total)
-        return rank.rank, rank.stage.held_bytes()["moments"], state
+        return rank.rank, held_bytes(rank.stage)["moments"], state
 
     for number, held, state in on_ranks(manifest, layout, body):
         sizes = {name: split.held("moments", name, shape, number).num_elements for name, shape in shapes.items()}
@@ -186,9 +182,9 @@ def test_a_sum_may_be_written_again_and_grow(layout: MeshLayout) -> None:
         totals = []
         for m, batch in enumerate(given):
             rows = slice(rank.rows.start, rank.rows.stop)
-            rank.stage.forward(m, 0, batch.tokens[rows], None, train=True)
-            rank.stage.backward(m, None)
-            assert rank.stage.accumulate(m, step=0, index=m, voids=0)
+            rank.forward(m, 0, batch.tokens[rows], None)
+            rank.backward(m, None)
+            assert rank.accumulate(m, step=0, index=m)
             totals.append((rank.sum_of(0), rank.sum_of(0)))
         assert all(torch.equal(one, again) for one, again in totals)
         assert not torch.equal(totals[0][0], totals[1][0])
@@ -211,7 +207,7 @@ def test_a_rank_holds_its_share(layout: MeshLayout, mode: str) -> None:
 
     manifest = run_of(mode)
     split, shapes = (
-        MeshSplit(manifest.model, layout, manifest.training.microbatch_size, manifest.training.sequence_length),
+        MeshSplit(manifest.model, layout, manifest.training),
         {name: tuple(tensor.shape) for name, tensor in STATE.items()},
     )
     for number, held in on_ranks(manifest, layout, body):
@@ -244,10 +240,10 @@ def calls(shard: str) -> dict[str, dict[str, int]]:
         total, state = torch.zeros(rank.canonical.num_elements), train_alone(manifest, steps=0).state
         for name, order in (
             ("read_state", lambda: rank.stage.read_state(0, state)),
-            ("forward", lambda: rank.stage.forward(0, 0, batch.tokens[rows], None, train=True)),
-            ("backward", lambda: rank.stage.backward(0, None)),
-            ("accumulate", lambda: rank.stage.accumulate(0, step=0, index=0, voids=0)),
-            ("write_sum", lambda: rank.stage.write_sum(0, 0, total)),
+            ("forward", lambda: rank.forward(0, 0, batch.tokens[rows], None)),
+            ("backward", lambda: rank.backward(0, None)),
+            ("accumulate", lambda: rank.accumulate(0, step=0, index=0)),
+            ("write_sum", lambda: rank.stage.write_sum(0, total)),
             ("update", lambda: rank.stage.update(0, total, scale=1.0, rate=0.1)),
             ("write_state", lambda: rank.stage.write_state(1, state)),
         ):
@@ -283,8 +279,8 @@ def test_what_each_kind_costs(shard: str, expected: dict[str, dict[str, int]]) -
 def prepared(rank: Rank, *, key: int = 0) -> None:
     """Forward and backward of the first microbatch."""
     batch = next(batches(rank.manifest, 0, 0))
-    rank.stage.forward(key, 0, batch.tokens[rank.rows.start : rank.rows.stop], None, train=True)
-    rank.stage.backward(key, None)
+    rank.forward(key, 0, batch.tokens[rank.rows.start : rank.rows.stop], None)
+    rank.backward(key, None)
 
 
 @pytest.mark.parametrize(
@@ -306,16 +302,16 @@ def test_what_one_rank_finds_in_a_gradient_all_raise(
 
     def body(rank: Rank) -> str:
         prepared(rank)
-        assert rank.stage.accumulate(0, step=0, index=0, voids=0)
+        assert rank.accumulate(0, step=0, index=0)
         before = rank.sum_of(0)
         prepared(rank)
         if rank.rank == layout.ranks - 1:
             spoil(rank, value)
         with pytest.raises(error) as raised:
-            rank.stage.accumulate(0, step=0, index=1, voids=0)
+            rank.accumulate(0, step=0, index=1)
         assert torch.equal(rank.sum_of(0), before), "nothing was added anywhere"
         prepared(rank)
-        assert rank.stage.accumulate(0, step=0, index=1, voids=0), "and it goes on"
+        assert rank.accumulate(0, step=0, index=1), "and it goes on"
         return raised.value.code.value if error is BadMessage else str(raised.value)
 
     answers = on_ranks(manifest, layout, body)
@@ -326,7 +322,7 @@ def test_what_one_rank_finds_in_a_gradient_all_raise(
 
 def spoil(rank: Rank, value: float) -> None:
     """Make one element of the microbatch's gradient on this rank `value`."""
-    tape = rank.stage._stashes[0].work.tape
+    tape = rank.works[0].tape
     owed = tape._owed[0]
     tape._owed[0] = owed._replace(write=lambda out: (owed.write(out), out.view(-1)[:1].fill_(value)))
 
@@ -334,72 +330,48 @@ def spoil(rank: Rank, value: float) -> None:
 def test_a_sum_of_another_void_count_is_empty() -> None:
     def body(rank: Rank) -> None:
         prepared(rank)
-        assert rank.stage.accumulate(0, step=0, index=7, voids=3)
+        assert rank.accumulate(0, step=0, index=7, voids=3)
         assert rank.sum_of(0, voids=3).any()
         prepared(rank)
-        assert not rank.stage.accumulate(0, step=0, index=7, voids=3), "that index is in it"
+        assert not rank.accumulate(0, step=0, index=7, voids=3), "that index is in it"
         prepared(rank)
-        assert rank.stage.accumulate(0, step=0, index=7, voids=4), "of the new sum it is not"
+        assert rank.accumulate(0, step=0, index=7, voids=4), "of the new sum it is not"
         assert not rank.sum_of(0, voids=5).any()
 
     on_ranks(run_of(), layout_of(1, 2, "zero1"), body)
 
 
-def test_what_comes_in_may_be_written_over() -> None:
-    """It lies in memory that the next microbatch uses, and the weight pass comes later."""
-    manifest = run_of(stages=3)
-
-    def body(rank: Rank) -> Trained:
-        seen, given = Trained(), list(batches(manifest, 0, 0))
-        tokens = torch.empty(len(rank.rows), LENGTH + 1, dtype=torch.int32)
-        gradient = torch.empty(len(rank.rows), LENGTH, MODEL.hidden_size)
-        rows = slice(rank.rows.start, rank.rows.stop)
-        for m, batch in enumerate(given):
-            tokens.copy_(batch.tokens[rows])
-            seen.outputs.append(rank.stage.forward(m, 0, tokens, None, train=True))
-        for m, batch in enumerate(given):
-            gradient.copy_(batch.gradient[rows])
-            rank.stage.backward(m, gradient)
-        gradient.fill_(math.nan)
-        for m in range(MICROBATCHES):
-            assert rank.stage.accumulate(m, step=0, index=m, voids=0)
-        seen.total = rank.sum_of(0)
-        return seen
-
-    expected = train_alone(manifest, steps=1)
-    for found in on_ranks(manifest, layout_of(1, 2, "zero2"), body):
-        assert (found.total - expected.total).norm() <= 1e-5 * expected.total.norm()
-
-
 def test_what_was_computed_on_weights_that_are_gone_is_refused() -> None:
     def body(rank: Rank) -> None:
-        stage, total = rank.stage, torch.zeros(rank.canonical.num_elements)
         batch = next(batches(rank.manifest, 0, 0))
-        rows = batch.tokens[rank.rows.start : rank.rows.stop]
-        stage.forward(0, 0, rows, None, train=True)
-        prepared(rank, key=1)
-        stage.update(0, total, scale=1.0, rate=0.1)
-        with pytest.raises(ValueError, match="gone"):
-            stage.backward(0, None)
-        with pytest.raises(ValueError, match="gone"):
-            stage.accumulate(1, step=0, index=0, voids=0)
+        rank.forward(0, 0, batch.tokens[rank.rows.start : rank.rows.stop], None)
+        rank.stage.update(0, torch.zeros(rank.canonical.num_elements), scale=1.0, rate=0.1)
+        with pytest.raises(RuntimeError, match="modified since forward"):
+            rank.backward(0, None)
 
     on_ranks(run_of(), layout_of(1, 2, "zero1"), body)
 
 
-def test_dropped_microbatches_are_forgotten() -> None:
+def test_an_evaluation_keeps_nothing() -> None:
     def body(rank: Rank) -> None:
-        prepared(rank, key=5)
-        with pytest.raises(ValueError, match="two microbatches called 5"):
-            prepared(rank, key=5)
-        rank.stage.drop([5, 6])
-        with pytest.raises(KeyError):
-            rank.stage.backward(5, None)
         batch = next(batches(rank.manifest, 0, 0))
         rows = batch.tokens[rank.rows.start : rank.rows.stop]
-        loss = rank.stage.forward(5, 0, rows, None, train=False)
-        assert loss.shape == () and not loss.requires_grad
-        prepared(rank, key=5)
+        loss = rank.forward(5, 0, rows, None, train=False)
+        assert loss.shape == () and not loss.requires_grad and not rank.works
+
+    on_ranks(run_of(), layout_of(1, 2, "dp"), body)
+
+
+def test_a_microbatch_is_added_once_and_after_its_backward() -> None:
+    def body(rank: Rank) -> None:
+        prepared(rank)
+        work = rank.works[0]
+        assert rank.accumulate(0, step=0, index=0)
+        batch = next(batches(rank.manifest, 0, 0))
+        rank.forward(1, 0, batch.tokens[rank.rows.start : rank.rows.stop], None)
+        for again in (work, rank.works[1]):
+            with pytest.raises(ValueError, match="no gradient to add"):
+                rank.stage.accumulate(again, step=0, index=1, voids=0)
 
     on_ranks(run_of(), layout_of(1, 2, "dp"), body)
 
@@ -408,7 +380,7 @@ def test_ranks_that_cannot_are_refused_up_front() -> None:
     def made(layout: MeshLayout, **options: Any) -> None:
         def body(data: ThreadComm, tensor: ThreadComm) -> None:
             rank = layout.rank(data.rank, tensor.rank)
-            RankStage(run_of(), 0, layout, rank, tensor=tensor, data=data, device=CPU, **options)
+            RankStage(run_of().of_stage(0), layout, rank, tensor=tensor, data=data, device=CPU, **options)
 
         run_mesh(layout.data, layout.tensor, body)
 
@@ -436,7 +408,7 @@ def processes(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 def test_four_processes_over_gloo(processes: list[dict[str, Any]], name: str, case: Case) -> None:
     manifest = case.manifest()
     layout = layout_of(case.tensor, 4 // case.tensor, case.shard, sequence_parallel=case.sequence_parallel)
-    split = MeshSplit(manifest.model, layout, manifest.training.microbatch_size, manifest.training.sequence_length)
+    split = MeshSplit(manifest.model, layout, manifest.training)
     shapes = {
         weight: tuple(tensor.shape)
         for weight, tensor in train_alone(manifest, case.stage, steps=0).state.items()

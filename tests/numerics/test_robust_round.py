@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from stage_chain import commit, compute_thread, tiny
+from stage_chain import commit, compute_thread, tiny, weights_of
 from torch import Tensor
 
 from swarmnet.averaging.exchange import Exchange
@@ -19,7 +19,7 @@ from swarmnet.ids import Ballot, Chain, Generation, PeerId, RoundId
 from swarmnet.manifest.schema import Averaging, Manifest
 from swarmnet.messages import Answer, Finished, Packed, Part, Request, Round, Stamp
 from swarmnet.peer.engines import torch_engine
-from swarmnet.stage.device_backend import DeviceBackend
+from swarmnet.ranks.device_backend import DeviceBackend
 from swarmnet.stage.seams import Contribution
 from swarmnet.sums.reducer import PartReducer
 from swarmnet.wire import codecs
@@ -38,7 +38,7 @@ def manifest_of(reducer: str, codec: str = "fp32") -> Manifest:
 
 def member(manifest: Manifest, compute: ComputeThread, gradient: Tensor, send: Lie) -> TorchEngine:
     """An engine whose accumulator holds what it is told to, sent as it is told to."""
-    engine = torch_engine(manifest, 0, compute, DeviceBackend(manifest, 0))
+    engine = torch_engine(manifest, 0, compute, DeviceBackend(manifest.of_stage(0)))
 
     async def contribution(start: int, stop: int) -> Packed:
         return send(gradient[start:stop])
@@ -52,7 +52,7 @@ class Group:
 
     def __init__(self, manifest: Manifest, compute: ComputeThread, lie: Lie | None) -> None:
         noise, codec = torch.Generator().manual_seed(1), manifest.averaging.codec
-        size = torch_engine(manifest, 0, compute, DeviceBackend(manifest, 0)).sums.num_elements
+        size = torch_engine(manifest, 0, compute, DeviceBackend(manifest.of_stage(0))).sums.num_elements
         self.shared = torch.randn(size, generator=noise)
         self.gradients = [self.shared + 0.1 * torch.randn(size, generator=noise) for _ in PEERS]
         self.engines = {
@@ -111,7 +111,7 @@ def play(reducer: str, lie: Lie | None, *, steps: int = 2, codec: str = "fp32") 
             for step in range(steps):
                 found = await group.step(step)
                 assert len({(one.digest, one.grad_sq_norm) for one in found}) == 1, "replicas differ"
-            weights = [await engine.weights() for engine in group.engines.values()]
+            weights = [await weights_of(engine) for engine in group.engines.values()]
             assert all(torch.equal(each[name], weights[0][name]) for each in weights for name in each)
             return group, found
 
@@ -197,7 +197,7 @@ def test_the_centre_is_the_last_mean_and_who_has_just_arrived_has_none() -> None
             old, size = group.engines[PEERS[0]], group.engines[PEERS[0]].sums.num_elements
             last = codecs.decode(await old.sums.finished_sum(0, size)) / len(PEERS)
             clipped = manifest_of("centered_clip")
-            new = torch_engine(clipped, 0, compute, DeviceBackend(clipped, 0))
+            new = torch_engine(clipped, 0, compute, DeviceBackend(clipped.of_stage(0)))
             await new.restore(bytes(await old.snapshot()), version=1)
             contributions = [
                 Contribution(peer, 1, codecs.encode("fp32", gradient + 1.0))

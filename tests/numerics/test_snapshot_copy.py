@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load
-from stage_chain import StageChain, compute_thread, tiny
+from stage_chain import StageChain, compute_thread, tiny, weights_of
 
 from swarmnet.ids import Chain, RunId
 from swarmnet.peer.engines import torch_engine
-from swarmnet.stage.device_backend import DeviceBackend
+from swarmnet.ranks.device_backend import DeviceBackend
 from swarmnet.state.checkpoints import Checkpointer, CheckpointSchedule
 from swarmnet.state.disk import CheckpointStore, DirectoryDisk
 from swarmnet.state.header import StateHeader
@@ -160,7 +160,7 @@ async def test_snapshots_of_all_versions_have_one_layout_and_are_safetensors() -
         await chain.step(random.Random(0))
         second = await engine.snapshot()
         assert len(first) == len(second) and first != second
-        weights = await engine.weights()
+        weights = await weights_of(engine)
         found = load(bytes(second))
         assert all(torch.equal(found[name], weight) for name, weight in weights.items())
         assert len(found) == 3 * len(weights)
@@ -172,7 +172,7 @@ async def test_snapshots_of_all_versions_have_one_layout_and_are_safetensors() -
 async def test_a_stage_without_parameters_has_a_snapshot() -> None:
     async with compute_thread() as compute:
         manifest = tiny(3, layers=(2, 0, 2))
-        engine = torch_engine(manifest, 1, compute, DeviceBackend(manifest, 1))
+        engine = torch_engine(manifest, 1, compute, DeviceBackend(manifest.of_stage(1)))
         data = await engine.snapshot()
         await engine.restore(data, version=0)
         assert load(bytes(data)) == {}

@@ -261,7 +261,7 @@ def test_the_gradient_of_the_loss_scales_with_what_comes_of_it() -> None:
 
     def body(comm: Comm) -> Tensor:
         split = TensorSplit(MODEL.model_copy(update={"vocab_size": 4}), 2, LENGTH)
-        rows = split.vocabulary(comm.rank)
+        rows = split.part("vocabulary", comm.rank)
         own = logits[..., rows.start : rows.stop].clone().requires_grad_()
         stage = ShardedStage(split, range(0), first=False, last=True, comm=comm)
         (-3 * stage.loss_sum(own, labels)).backward()
@@ -278,7 +278,7 @@ def test_the_loss_bears_logits_that_exponentials_do_not() -> None:
 
     def body(comm: Comm) -> float:
         split = TensorSplit(MODEL.model_copy(update={"vocab_size": 4}), 2, LENGTH)
-        rows = split.vocabulary(comm.rank)
+        rows = split.part("vocabulary", comm.rank)
         stage = ShardedStage(split, range(0), first=False, last=True, comm=comm)
         return stage.loss_sum(logits[..., rows.start : rows.stop], labels).item()
 
@@ -339,7 +339,7 @@ def test_shapes_of_large_stages(
     assert sum(p.numel() for p in stage.parameters()) / 1e6 == pytest.approx(millions, abs=0.05)
     tape = Tape()
     y = stage(ids if first else x, tape)
-    assert y.shape == (1, length, len(split.vocabulary(size - 1)) if last else model.hidden_size)
+    assert y.shape == (1, length, len(split.part("vocabulary", size - 1)) if last else model.hidden_size)
     (stage.loss_sum(y, ids) if last else y.sum()).backward()
     assert first or x.grad.shape == x.shape
     written = tape.weight_pass(torch.empty_like)

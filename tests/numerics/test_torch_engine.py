@@ -11,7 +11,7 @@ import pytest
 import torch
 from blake3 import blake3
 from safetensors.torch import load, save
-from stage_chain import MODEL, StageChain, batch_of, commit, compute_thread, text, tiny
+from stage_chain import MODEL, StageChain, batch_of, commit, compute_thread, text, tiny, weights_of
 
 from swarmnet.engine.torch_engine import TorchEngine
 from swarmnet.errors import BadMessage, Overflow, Refused, RejectCode
@@ -82,7 +82,7 @@ def test_every_parameter_gradient_is_the_oracles(stages: int) -> None:
         for engine, stash in zip(route, await chain.travel(route, 2), strict=True):
             assert await engine.accumulate(stash)
             flat, start = await the_sum(engine), 0
-            for name in await engine.weights():
+            for name in await weights_of(engine):
                 gradient = expected[name]
                 assert torch.equal(flat[start : start + gradient.numel()].view_as(gradient), gradient), name
                 start += gradient.numel()

@@ -11,7 +11,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 from group_processes import become_ranks
-from mesh_training import CASES, Case, Rank, far, layout_of, train_alone
+from mesh_training import CASES, Case, Rank, far, held_bytes, layout_of, train_alone
 
 from swarmnet.ranks.comm import ProcessComm
 
@@ -40,7 +40,7 @@ def run(case: Case, data: ProcessComm, tensor: ProcessComm) -> dict[str, object]
     begin = train_alone(manifest, case.stage, steps=case.start).state
     rank.stage.read_state(case.start, begin)
     found = rank.train(start=case.start, steps=case.steps)
-    held = [rank.stage.held_bytes(), rank.held_in_flight()]
+    held = [held_bytes(rank.stage), rank.held_in_flight()]
     expected = train_alone(manifest, case.stage, start=case.start, steps=case.steps)
     rank.stage.read_state(case.start, begin)
     stepped = train_alone(manifest, case.stage, start=case.start, steps=1)

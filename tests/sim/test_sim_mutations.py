@@ -51,7 +51,7 @@ def test_without_the_void_counter_a_voided_gradient_lands_in_the_next_accumulato
         into = engine.accumulator(stash.step)
         if not counted and stash.step == engine.version and stash.index not in into.added:
             delta = engine.arithmetic.weight_gradient(engine.weights, stash.saved.payload, stash.saved.gradient)
-            into.total = engine.numbers.add(into.total, engine.numbers.of(delta))
+            into.total = engine.arithmetic.add(into.total, engine.arithmetic.numbers(delta))
         return counted
 
     healthy = void_within_a_weight_pass(monkeypatch, accumulate)

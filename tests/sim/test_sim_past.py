@@ -224,7 +224,7 @@ def test_a_peer_that_ends_because_it_cannot_step_leaves_what_it_stood_at_on_disk
     swarm.run(until_s=100.0)
     acting[0].result()
     (found,) = written
-    assert found is not None and found.on_disk and found.info.version == 5
+    assert found is not None and found.problem is None and found.info.version == 5
     assert (0, 5) in swarm.disks[PeerId("s0.1")].files
 
 

@@ -26,8 +26,7 @@ from swarmnet.local.prepare import Prepared, choose
 from swarmnet.local.prepare import prepare as real_prepare
 from swarmnet.local.processes import ChildSpec, oracle_command, stop, swarmnet_command
 from swarmnet.local.report import UNCOMPARED
-from swarmnet.local.run import Kit
-from swarmnet.local.supervisor import Timing
+from swarmnet.local.supervisor import Kit, Timing
 from swarmnet.manifest.file import run_id
 from swarmnet.ranks.starter import ChildProcess, ForkerLost, FreshStarter, child_environment
 from swarmnet.telemetry.events import EventReader

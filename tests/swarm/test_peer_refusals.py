@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from swarmnet.config.peer import PeerConfig
 from swarmnet.data.sampler import Sampler
 from swarmnet.data.tokens import Tokens
 from swarmnet.data.windows import WindowTree
@@ -24,7 +25,7 @@ from swarmnet.peer.engines import torch_engine
 from swarmnet.peer.peer import Peer
 from swarmnet.peer.replica import ReplicaLimits
 from swarmnet.pipeline.windows import OwnTokens, ProvenWindows
-from swarmnet.stage.device_backend import DeviceBackend
+from swarmnet.ranks.device_backend import DeviceBackend
 from swarmnet.stage.seams import Engine
 from swarmnet.state.disk import CheckpointStore, DirectoryDisk
 from swarmnet.wire.codecs import encode
@@ -75,7 +76,9 @@ class Silent:
 async def peer_and_caller(tmp_path: Path):
     """(ask, peer): a peer that serves both stages, and a stranger's way to call it."""
     compute = ComputeThread()
-    engines = {stage: torch_engine(MANIFEST, stage, compute, DeviceBackend(MANIFEST, stage)) for stage in (0, 1)}
+    engines = {
+        stage: torch_engine(MANIFEST, stage, compute, DeviceBackend(MANIFEST.of_stage(stage))) for stage in (0, 1)
+    }
     run = run_id(MANIFEST)
     applied = asyncio.Event()
 
@@ -83,7 +86,8 @@ async def peer_and_caller(tmp_path: Path):
         if event == "applied" and fields["stage"] == 1:
             applied.set()
 
-    async with open_endpoint(RunTerms.of(MANIFEST), tmp_path / "peer", numerics="cpu") as end:
+    config = PeerConfig(dir=tmp_path / "peer", host="127.0.0.1")
+    async with open_endpoint(RunTerms.of(MANIFEST), config.network, numerics="cpu") as end:
         peer = Peer(
             end.me,
             run,
@@ -102,9 +106,8 @@ async def peer_and_caller(tmp_path: Path):
         )
         async with end.serve(peer), asyncio.TaskGroup() as group:
             serving = group.create_task(peer.run())
-            calling = open_endpoint(
-                RunTerms.of(MANIFEST), tmp_path / "caller", numerics="caller", bootstrap=end.directory.maddrs
-            )
+            calls = PeerConfig(dir=tmp_path / "caller", host="127.0.0.1", bootstrap=end.directory.maddrs)
+            calling = open_endpoint(RunTerms.of(MANIFEST), calls.network, numerics="caller")
             async with calling as stranger, stranger.serve(Silent()):
                 await found(stranger, end.me)
 

@@ -254,7 +254,7 @@ def test_a_full_disk_at_the_end_is_not_tried_for_ever(disk: Watched) -> None:
             assert len(replica.of("checkpoint_failed")) == 1
             disk.full = False
             result = await replica.checkpointer.write_now()
-            assert result is not None and result.on_disk
+            assert result is not None and result.problem is None
         assert replica.checkpointer.versions == (LAST,)
 
     play(story())
@@ -303,7 +303,7 @@ def test_whoever_leaves_writes_where_it_stands_once(disk: Watched) -> None:
             assert result is not None and result.info.version == 12
             assert written(disk) == [10, 12] and replica.copies == 2
             again = await replica.checkpointer.write_now()
-            assert again is not None and again.on_disk and again.info == result.info
+            assert again is not None and again.problem is None and again.info == result.info
         assert replica.copies == 2
 
     play(story())
@@ -427,7 +427,7 @@ def test_in_a_directory(tmp_path: Path) -> None:
         assert await replica.checkpointer.open() == ()
         replica.common = 30
         for version in (10, 20, 30, 40):
-            assert (await reach(replica, version)).on_disk
+            assert (await reach(replica, version)).problem is None
         store.info_path(STAGE, 40).unlink()
         (store.folder / "stage-1-step-2.safetensors").write_bytes(b"a half")
         await reach(replica, 50)
@@ -449,7 +449,7 @@ def test_a_directory_that_cannot_be_written_is_a_warning(tmp_path: Path) -> None
         store.folder.write_text("a file in the way")
         assert await replica.checkpointer.open() == ()
         result = await reach(replica, 10)
-        assert not result.on_disk and result.problem == "File exists"
+        assert result.problem == "File exists"
         assert [event for event, _ in replica.events] == ["checkpoint_bad", "checkpoint_failed"]
 
     in_directory(tmp_path, story)
@@ -467,7 +467,7 @@ def test_old_checkpoints_that_cannot_be_deleted_do_not_spoil_the_new_one(
         for version in (11, 12, 13, 14):
             result = await reach(replica, version)
         problem = "older checkpoints cannot be deleted: Operation not permitted"
-        assert result.on_disk and replica.of("checkpoint")[-1]["problem"] == problem
+        assert result.problem is None and replica.of("checkpoint")[-1]["problem"] == problem
         assert 14 in replica.checkpointer.versions
 
     in_directory(tmp_path, story)
@@ -499,8 +499,10 @@ def test_a_write_that_was_given_up_and_the_next_are_not_at_it_together(
             second = group.create_task(reach(replica, 11))
             await asyncio.sleep(0)
             go_on.set()
-        assert second.result().on_disk
-        assert [info.version for info in store.verified(STAGE).good] == [11]  # 10 was never known to be there
+        assert second.result().problem is None
+        assert [info.version for info in store.found(STAGE, through=True).good] == [
+            11
+        ]  # 10 was never known to be there
 
     in_directory(tmp_path, story)
 

@@ -14,9 +14,9 @@ from hypothesis.extra import numpy as hnp
 from swarmnet.errors import BadMessage, RejectCode
 from swarmnet.messages import Packed
 from swarmnet.wire import codecs
+from swarmnet.wire.codec_blocks import BNB8, NF4, dynamic_map
 from swarmnet.wire.codec_mixed import MEMBERS
 from swarmnet.wire.codec_sparse import BLOCK
-from swarmnet.wire.codec_table import BNB8, NF4, dynamic_map
 
 MAX32 = torch.finfo(torch.float32).max
 

@@ -20,11 +20,11 @@ def drain(queue: JobQueue[str]) -> list[str]:
     return [queue.pop() for _ in range(len(queue))]
 
 
-def test_state_goes_before_backward_before_forward_before_weights_before_background() -> None:
+def test_state_goes_before_backward_before_forward_before_weights() -> None:
     queue: JobQueue[str] = JobQueue()
-    for work in (Work.BACKGROUND, Work.WEIGHTS, Work.FORWARD, Work.BACKWARD, Work.STATE):
+    for work in (Work.WEIGHTS, Work.FORWARD, Work.BACKWARD, Work.STATE):
         queue.push(Turn(work, 0, 0, 0), work.name)
-    assert drain(queue) == ["STATE", "BACKWARD", "FORWARD", "WEIGHTS", "BACKGROUND"]
+    assert drain(queue) == ["STATE", "BACKWARD", "FORWARD", "WEIGHTS"]
 
 
 def test_inside_a_class_older_step_then_later_stage_then_lower_index_then_first_come() -> None:
@@ -43,7 +43,7 @@ def test_inside_a_class_older_step_then_later_stage_then_lower_index_then_first_
 def test_the_older_step_goes_first_with_all_its_work_but_for_state() -> None:
     queue: JobQueue[str] = JobQueue()
     for step in (4, 3):
-        for work in (Work.WEIGHTS, Work.FORWARD, Work.BACKWARD, Work.STATE, Work.BACKGROUND):
+        for work in (Work.WEIGHTS, Work.FORWARD, Work.BACKWARD, Work.STATE):
             queue.push(Turn(work, step, 0, 0), f"{work.name} {step}")
     assert drain(queue) == [
         "STATE 3",
@@ -54,8 +54,6 @@ def test_the_older_step_goes_first_with_all_its_work_but_for_state() -> None:
         "BACKWARD 4",
         "FORWARD 4",
         "WEIGHTS 4",
-        "BACKGROUND 3",
-        "BACKGROUND 4",
     ]
 
 

@@ -22,6 +22,7 @@ from swarmnet.pipeline.tasks import PipelineContext, PipelineLimits
 from swarmnet.simulate.clock import VirtualLoop
 from swarmnet.simulate.device import Device
 from swarmnet.simulate.engine import SimulatedEngine
+from swarmnet.simulate.plan import Plan
 from swarmnet.stage.seams import Stash
 from swarmnet.transport import ReadPayload, layout_of
 
@@ -65,7 +66,7 @@ class Scene:
             answer_check,
             lambda request, peer, reason: None,
         )
-        self.engine = SimulatedEngine(stage, 2, Device(0.02), poison)
+        self.engine = SimulatedEngine(stage, Plan(poison=poison), Device(0.02))
         context = PipelineContext(
             stage,
             2,

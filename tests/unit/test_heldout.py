@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarmnet.cli.eval import ScoreRequest, Scores
+from swarmnet.cli.weights import Scores, scores_of
 from swarmnet.data.heldout import Tally, any_text, held_out
 from swarmnet.data.sampler import Sampler
 from swarmnet.data.source import load_tokens
@@ -87,9 +87,8 @@ def test_bytes_of_a_tokenizers_text(tmp_path: Path) -> None:
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     (tmp_path / "text").write_text("aaé" * 12)
     stream = load_tokens(str(tmp_path / "text"), str(tmp_path / "tokenizer.json"))
-    scores = ScoreRequest(str(tmp_path / "text"), tmp_path / "tokenizer.json", None).of(
-        Manifest(training=SMALL, data=Data(tokenizer_sha256=stream.tokenizer_sha256)), tmp_path
-    )
+    manifest = Manifest(training=SMALL, data=Data(tokenizer_sha256=stream.tokenizer_sha256))
+    scores = scores_of(manifest, tmp_path, str(tmp_path / "text"), tmp_path / "tokenizer.json", None)
     assert stream.num_tokens == 24 and scores.text.num_bytes(0, scores.tokenizer) == 16 * 2
 
 
@@ -97,39 +96,35 @@ LINKED = Manifest(training=SMALL, data=Data(source="mine.txt", tokenizer="/etc/p
 
 
 @pytest.mark.parametrize(
-    ("manifest", "asked", "words"),
+    ("manifest", "data", "words"),
     [
-        (
-            LINKED,
-            ScoreRequest(None, None, None),
-            r"the network opens no files here: name your copy of it with --tokenizer FILE",
-        ),
+        (LINKED, None, r"the network opens no files here: name your copy of it with --tokenizer FILE"),
         (
             LINKED.model_copy(update={"data": Data(source="mine.txt", tokenizer="bytes")}),
-            ScoreRequest(None, None, None),
+            None,
             r"the network opens no files here: name a text with --data, or take the manifest's file",
         ),
         (
             LINKED.model_copy(update={"data": Data(tokenizer_sha256="0" * 64)}),
-            ScoreRequest("corpus:small", None, None),
+            "corpus:small",
             r"bytes is not the tokenizer the run was made with",
         ),
         (
             LINKED.model_copy(update={"data": Data(), "model": Model(vocab_size=99)}),
-            ScoreRequest("corpus:small", None, None),
+            "corpus:small",
             r"holds token ids up to 255, and the model knows 99",
         ),
     ],
 )
 def test_what_a_manifest_of_strangers_may_not_and_what_does_not_fit(
-    manifest: Manifest, asked: ScoreRequest, words: str
+    manifest: Manifest, data: str | None, words: str
 ) -> None:
     with pytest.raises(UsageError, match=words):
-        asked.of_strangers(manifest)
+        scores_of(manifest, None, data, None, None)
 
 
 def test_what_was_not_asked_for_is_in_microbatches_all_the_same() -> None:
-    scores = Scores(Manifest(training=SMALL), any_text(tokens(60), SMALL, at_most=1), None)
+    scores = Scores(Manifest(training=SMALL), any_text(tokens(60), SMALL, at_most=1), None, Tally())
     assert scores.so_far == "0 of 1 microbatches"
     scores.tally.add(32.0, 16, None)
     assert "over 16 tokens of text, 1 of 3 microbatches; 11 tokens more are in none\n" in scores.as_text()
@@ -140,7 +135,7 @@ def test_what_was_not_asked_for_is_in_microbatches_all_the_same() -> None:
 
 
 def test_it_says_what_it_knows() -> None:
-    scores = Scores(Manifest(training=SMALL), any_text(tokens(60), SMALL), None, version=4)
+    scores = Scores(Manifest(training=SMALL), any_text(tokens(60), SMALL), None, Tally(), version=4)
     assert json.loads(scores.as_json())["loss"] is None and not scores.complete
     scores.tally.add(32.0, 16, None)
     assert scores.as_text() == (

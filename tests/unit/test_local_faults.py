@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
+from fault_events import asked, at, holds
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -21,7 +22,7 @@ from swarmnet.local.faults import (
     ReleaseAction,
     RestartAction,
 )
-from swarmnet.local.orders import LinkLimit, links_of
+from swarmnet.local.processes import LinkLimit, links_of
 
 STEPS = 20
 NAMES = {f"s{stage}-r{number}": stage for stage in range(2) for number in range(3)}
@@ -35,7 +36,7 @@ def machine(*faults: Fault, seed: int = 0) -> Faults:
 
 
 def bring(faults: Faults, version: int, *, now: float, whom: list[str] | None = None) -> list[Action]:
-    return [act for name in whom or NAMES for act in faults.at(name, version, now=now)]
+    return [act for name in whom or NAMES for act in at(faults, name, version, now=now)]
 
 
 def only(acts: list[Action], kind: type) -> list[Any]:
@@ -59,7 +60,7 @@ def test_a_fault_in_a_phase_is_armed_a_step_ahead_and_happens_when_somebody_hold
     faults, hold = armed(KILL)
     assert hold == HoldAction(hold.name, hold.id, KILL) and NAMES[hold.name] == 1
     assert bring(faults, 3, now=3.0) == []  # it is not there yet
-    (kill,) = faults.holds(hold.name, hold.id, now=3.1)
+    (kill,) = holds(faults, hold.name, hold.id, now=3.1)
     assert kill == FaultAction(KILL, 3, hold.name, 1)
     assert faults.pending == ()
     assert faults.gone(hold.name, now=3.2) == []
@@ -71,11 +72,11 @@ def test_whoever_holds_when_it_may_not_die_is_let_go_and_another_is_armed_later(
     others = [name for name, stage in NAMES.items() if stage == 1 and name != hold.name]
     for name in others:
         faults.gone(name, back=False, now=2.5)
-    acts = faults.holds(hold.name, hold.id, now=3.0)
+    acts = holds(faults, hold.name, hold.id, now=3.0)
     assert acts[:2] == [ReleaseAction(hold.name, hold.id), FaultPostponed(KILL, "1 synced replica in stage 1")]
     assert faults.pending == ("k",)
     faults.started(others[0], now=4.0)
-    (again,) = only(faults.at(others[0], 2, now=5.0), HoldAction)
+    (again,) = only(at(faults, others[0], 2, now=5.0), HoldAction)
     assert again.id != hold.id
 
 
@@ -83,7 +84,7 @@ def test_one_that_died_before_it_held_is_replaced() -> None:
     faults, hold = armed(KILL)
     (other,) = only(faults.gone(hold.name, now=2.5), HoldAction)
     assert other.name != hold.name and NAMES[other.name] == 1
-    assert faults.holds(hold.name, hold.id, now=2.6) == [ReleaseAction(hold.name, hold.id)]  # read late
+    assert holds(faults, hold.name, hold.id, now=2.6) == [ReleaseAction(hold.name, hold.id)]  # read late
 
 
 def test_a_stopped_replica_goes_on_and_counts_for_nothing_until_it_has_moved() -> None:
@@ -98,7 +99,7 @@ def test_a_stopped_replica_goes_on_and_counts_for_nothing_until_it_has_moved() -
     assert struck(bring(faults, 3, now=3.0, whom=rest) + bring(faults, 4, now=4.0, whom=rest), Kill) == []
     acts = faults.tick(now=7.7)
     assert acts[:1] == [FaultEnded(stop, "s1-r0")]
-    assert struck(acts, Kill) == [] == struck(faults.at("s1-r0", 4, now=9.0), Kill)  # what step 4 came to, r1 may
+    assert struck(acts, Kill) == [] == struck(at(faults, "s1-r0", 4, now=9.0), Kill)  # what step 4 came to, r1 may
     assert struck(bring(faults, 5, now=10.0, whom=[*rest, "s1-r0"]), Kill) == []  # have alone; and step 5, too
     assert struck(bring(faults, 6, now=11.0, whom=["s1-r0"]), Kill) == [FaultAction(kill, 6, "s1-r1", 1)]
     faults.gone("s1-r1", now=9.6)
@@ -109,7 +110,7 @@ def test_a_drained_replica_is_told_and_returns_when_ordered() -> None:
     drain = Drain(peer="s0-r0", step=1, phase="apply", back_s=2.0)
     faults = machine(drain)
     (hold,) = only(bring(faults, 0, now=0.0), HoldAction)
-    assert faults.holds("s0-r0", hold.id, now=1.0) == [
+    assert holds(faults, "s0-r0", hold.id, now=1.0) == [
         FaultAction(drain, 0, "s0-r0", 0),
         ReleaseAction("s0-r0", hold.id),
     ]
@@ -121,19 +122,19 @@ def test_a_replica_joins_while_another_holds_and_is_asked() -> None:
     join = Join(stage=1, step=1, phase="averaging")
     faults = machine(join)
     (hold,) = only(bring(faults, 0, now=0.0), HoldAction)
-    assert faults.holds(hold.name, hold.id, now=1.0) == [FaultAction(join, 0, "s1-r3", 1)]
+    assert holds(faults, hold.name, hold.id, now=1.0) == [FaultAction(join, 0, "s1-r3", 1)]
     assert faults.started("s1-r3", now=1.0) == []
-    assert faults.asked("s1-r3", now=2.0) == [ReleaseAction(hold.name, hold.id)]
-    assert faults.at("s1-r3", 1, now=2.5) == []
+    assert asked(faults, "s1-r3", now=2.0) == [ReleaseAction(hold.name, hold.id)]
+    assert at(faults, "s1-r3", 1, now=2.5) == []
 
 
 def test_whoever_holds_for_a_joiner_that_does_not_come_is_let_go() -> None:
     join = Join(stage=1, step=1, phase="averaging")
     faults = machine(join)
     (hold,) = only(bring(faults, 0, now=0.0), HoldAction)
-    faults.holds(hold.name, hold.id, now=1.0)
+    holds(faults, hold.name, hold.id, now=1.0)
     assert faults.tick(now=1.0 + ASK_S) == [ReleaseAction(hold.name, hold.id)]
-    assert faults.asked("s1-r3", now=30.0) == []
+    assert asked(faults, "s1-r3", now=30.0) == []
 
 
 def test_a_join_without_a_stage_goes_where_the_fewest_live() -> None:
@@ -146,10 +147,10 @@ def test_a_join_without_a_stage_goes_where_the_fewest_live() -> None:
 def test_in_a_snapshot_transfer_all_of_the_stage_are_armed_and_the_first_is_struck() -> None:
     fault = KILL.model_copy(update={"phase": "snapshot"})
     faults = machine(fault)
-    holds = only([act for version in range(3) for act in bring(faults, version, now=float(version))], HoldAction)
-    assert {hold.name for hold in holds} == {"s1-r0", "s1-r1", "s1-r2"}
-    first, second, third = holds
-    acts = faults.holds(second.name, second.id, now=3.0)
+    armed = only([act for version in range(3) for act in bring(faults, version, now=float(version))], HoldAction)
+    assert {hold.name for hold in armed} == {"s1-r0", "s1-r1", "s1-r2"}
+    first, second, third = armed
+    acts = holds(faults, second.name, second.id, now=3.0)
     assert acts == [
         FaultAction(fault, 2, second.name, 1),
         ReleaseAction(first.name, first.id),
@@ -164,11 +165,11 @@ def test_a_donor_that_may_not_go_yet_is_kept_until_it_may() -> None:
     first, second, third = only(acts, HoldAction)
     for name in (second.name, third.name):
         faults.gone(name, back=False, now=2.5)
-    assert faults.holds(first.name, first.id, now=3.0) == [FaultPostponed(fault, "1 synced replica in stage 1")]
+    assert holds(faults, first.name, first.id, now=3.0) == [FaultPostponed(fault, "1 synced replica in stage 1")]
     assert faults.tick(now=4.0) == []
     (again,) = faults.started(second.name, now=5.0)
     assert isinstance(again, HoldAction)
-    acts = faults.at(second.name, 2, now=6.0)
+    acts = at(faults, second.name, 2, now=6.0)
     assert acts == [FaultAction(fault, 2, first.name, 1), ReleaseAction(again.name, again.id)]
 
 
@@ -179,7 +180,7 @@ def test_a_donor_that_may_never_go_is_let_go() -> None:
     first, second, third = only(acts, HoldAction)
     for name in (second.name, third.name):
         faults.gone(name, back=False, now=2.5)
-    faults.holds(first.name, first.id, now=3.0)
+    holds(faults, first.name, first.id, now=3.0)
     assert faults.tick(now=3.0 + WAIT_S)[0] == ReleaseAction(first.name, first.id)
     assert faults.pending == ("k",)
 
@@ -193,7 +194,7 @@ def test_one_that_fetches_may_always_die_and_is_armed_as_it_starts() -> None:
         faults.gone(name, back=False, now=3.0)
     (hold,) = faults.started("s1-r0", now=4.0)
     assert hold == HoldAction("s1-r0", hold.id, fault)
-    assert faults.holds("s1-r0", hold.id, now=5.0)[0] == FaultAction(fault, 2, "s1-r0", 1)
+    assert holds(faults, "s1-r0", hold.id, now=5.0)[0] == FaultAction(fault, 2, "s1-r0", 1)
 
 
 def test_a_partition_begins_ends_and_spares_those_it_divides() -> None:
@@ -216,9 +217,9 @@ def test_one_that_took_its_state_is_good_a_step_later() -> None:
     for version in range(4):
         bring(faults, version, now=float(version), whom=["s0-r0", "s1-r0"])
     faults.started("s1-r1", now=4.0)
-    assert struck(faults.at("s1-r1", 3, took=True, now=5.0), Kill) == []
+    assert struck(at(faults, "s1-r1", 3, took=True, now=5.0), Kill) == []
     assert struck(bring(faults, 4, now=6.0, whom=["s1-r0"]), Kill) == []
-    assert len(struck(faults.at("s1-r1", 4, now=6.1), Kill)) == 1
+    assert len(struck(at(faults, "s1-r1", 4, now=6.1), Kill)) == 1
 
 
 def test_at_the_end_everything_that_lasts_ends_and_nothing_begins() -> None:
@@ -319,10 +320,10 @@ def test_whatever_takes_a_replica_away_leaves_a_good_one(orders: list[Fault], mo
             own = version[name]
             version[name] = max(known, default=0) if own is None else min(own + 1, STEPS)
             newest[NAMES[name]] = max(newest[NAMES[name]], version[name])
-            check(faults.at(name, version[name], now=now))
+            check(at(faults, name, version[name], now=now))
         elif move == "hold" and up[name] and name not in away:
             for id in [id for id, who in holding.items() if who == name]:
-                check(faults.holds(name, id, now=now))
+                check(holds(faults, name, id, now=now))
         elif move == "gone" and up[name]:
             up[name], version[name] = False, None
             away.discard(name)

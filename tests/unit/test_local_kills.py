@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
+from fault_events import at
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -27,7 +28,7 @@ def machine(*kills: Fault, replicas: int = 2, every_s: float | None = None, seed
 
 
 def bring(churn: Faults, version: int, *names: str, now: float) -> list[Action]:
-    return [action for name in names for action in churn.at(name, version, now=now)]
+    return [action for name in names for action in at(churn, name, version, now=now)]
 
 
 def test_a_kill_waits_for_its_step_then_fires_inside_it() -> None:
@@ -62,7 +63,7 @@ def test_the_last_synced_replica_is_spared_and_that_is_said_once() -> None:
     assert churn.tick(now=3.0) == [RestartAction(kill.name)]
     assert churn.started(kill.name, now=3.0) == []
     assert churn.pending == ("kill 0@1",)
-    assert [type(action) for action in churn.at(kill.name, 1, now=4.0)] == [FaultAction]  # synced again: now it may
+    assert [type(action) for action in at(churn, kill.name, 1, now=4.0)] == [FaultAction]  # synced again: now it may
     assert churn.pending == ()
 
 
@@ -77,7 +78,7 @@ def test_words_of_the_dead_count_for_nothing() -> None:
     churn = machine(kill_order(0, 0), kill_order(0, 1))
     (kill,) = [a for a in bring(churn, 0, "s0-r0", "s0-r1", now=0.0) if isinstance(a, FaultAction)]
     other = {"s0-r0": "s0-r1", "s0-r1": "s0-r0"}[kill.name]
-    churn.at(kill.name, 1, now=0.01)  # written before, read after the kill
+    at(churn, kill.name, 1, now=0.01)  # written before, read after the kill
     actions = bring(churn, 1, other, now=0.02) + churn.tick(now=0.5)
     assert not any(isinstance(action, FaultAction) for action in actions)
 
@@ -136,7 +137,7 @@ def test_a_kill_always_leaves_a_synced_replica_with_the_newest_version(
             own = held[name]
             version = max(fellows, default=0) if own is None else min(own + 1, STEPS)
             held[name], newest[stage] = version, max(newest[stage], version)
-            actions = churn.at(name, version, now=now)
+            actions = at(churn, name, version, now=now)
         elif move == "gone":
             held[name] = None
             down.add(name)

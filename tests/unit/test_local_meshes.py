@@ -8,16 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fault_events import at, holds, ranks
 
 from swarmnet.config.peer import Mesh
 from swarmnet.errors import UsageError
 from swarmnet.local import earlier
 from swarmnet.local.fault import Fault, KillRank, flagged
 from swarmnet.local.faults import Action, FaultAction, FaultPostponed, Faults, HoldAction, ReleaseAction
-from swarmnet.local.meshes import in_words, mesh_of, meshed, parse_meshes, record
-from swarmnet.local.news import News
 from swarmnet.local.options import LocalOptions
+from swarmnet.local.prepare import in_words, mesh_of, meshed, parse_meshes, record
 from swarmnet.local.progress import ReplicaView, SwarmProgress
+from swarmnet.local.screen import News
 from swarmnet.manifest.schema import Manifest, Model, Training
 
 MANIFEST = Manifest(
@@ -94,12 +95,12 @@ def machine(*faults: Fault, meshed: tuple[str, ...] = ("s1-r0", "s1-r1")) -> Fau
     for name in REPLICAS:
         assert found.started(name, now=0.0) == []
     for name in meshed:
-        assert found.ranks(name, 2, now=0.0) == []
+        assert ranks(found, name, 2, now=0.0) == []
     return found
 
 
 def bring(faults: Faults, version: int, *, now: float) -> list[Action]:
-    return [act for name in REPLICAS for act in faults.at(name, version, now=now)]
+    return [act for name in REPLICAS for act in at(faults, name, version, now=now)]
 
 
 def test_a_rank_is_killed_in_the_middle_of_its_step_and_no_replica_goes_away() -> None:
@@ -118,16 +119,16 @@ def test_the_ranks_of_the_only_replica_may_be_killed_and_while_they_are_away_the
     acts = [*bring(faults, 1, now=2.0), *faults.tick(now=2.9)]
     (act,) = acts
     assert isinstance(act, FaultAction)
-    assert faults.ranks("s1-r1", 0, now=3.0) == []
+    assert ranks(faults, "s1-r1", 0, now=3.0) == []
     assert bring(faults, 2, now=3.0) == [FaultPostponed(act.fault, "no replica of stage 1 has its ranks up")]
-    assert [type(act) for act in faults.ranks("s1-r1", 2, now=3.5)] == [FaultAction]
+    assert [type(act) for act in ranks(faults, "s1-r1", 2, now=3.5)] == [FaultAction]
 
 
 def test_a_rank_is_killed_while_its_replica_holds_in_a_phase() -> None:
     faults = machine(KillRank(step=3, phase="backward"))
     (hold,) = [act for version in range(3) for act in bring(faults, version, now=float(version))]
     assert isinstance(hold, HoldAction) and hold.name in ("s1-r0", "s1-r1")
-    kill, release = faults.holds(hold.name, hold.id, now=3.0)
+    kill, release = holds(faults, hold.name, hold.id, now=3.0)
     assert isinstance(kill, FaultAction) and kill.name == hold.name and release == ReleaseAction(hold.name, hold.id)
 
 

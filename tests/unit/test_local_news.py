@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from swarmnet.local.news import PATIENCE_S, News
+from swarmnet.local.screen import PATIENCE_S, News
 
 
 def event(kind: str, **fields: Any) -> dict[str, Any]:

@@ -10,8 +10,8 @@ import pytest
 
 from swarmnet.errors import UsageError
 from swarmnet.local.options import LocalOptions
-from swarmnet.local.prepare import choose, prepare, read_manifest, read_tokens, resume
-from swarmnet.manifest.file import to_toml
+from swarmnet.local.prepare import choose, prepare, read_tokens, resume
+from swarmnet.manifest.file import load, to_toml
 from swarmnet.manifest.schema import Admission, Data, Manifest, Model
 from swarmnet.manifest.terms import RunTerms
 from swarmnet.net.admission_files import Owner, OwnPass, admissions_of
@@ -54,7 +54,7 @@ def test_what_children_read_is_the_run(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()  # nothing is left of what is refused later
     prepared.write()
     assert prepared.exact and prepared.lossless
-    assert read_manifest(prepared.path) == prepared.manifest
+    assert load(prepared.path) == prepared.manifest
     assert prepared.manifest.training.microbatches == 5
     tokens = read_tokens(prepared.manifest)
     assert prepared.manifest.data.num_tokens == tokens.num_tokens and len(tokens.sha256) == 64

@@ -79,7 +79,7 @@ def test_together_stages_need_more_than_alone_and_no_more_than_all_alone(
         staged(stage, Passage(stash, owed, max(stash, owed) + over), ranks, on_host=on_host)
         for stage, (stash, owed, over) in enumerate(sizes)
     ]
-    alone = [plan.device_peak for plan in plans]
+    alone = [together([plan]) for plan in plans]
     assert max(alone) <= together(plans) <= sum(alone)
     assert together(plans[:1]) == alone[0]
 

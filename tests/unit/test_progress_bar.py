@@ -66,11 +66,7 @@ def test_in_a_pipe_every_phase_is_a_line_and_bytes_are_told_now_and_then() -> No
 
 @pytest.mark.parametrize(
     ("how", "words"),
-    [
-        ("seed", "drawn from the run's seed: it has not begun yet"),
-        ("checkpoint", "from this peer's own disk"),
-        ("neighbours", "made anew from the stages beside it, as a last resort"),
-    ],
+    [("seed", "drawn from the run's seed: it has not begun yet"), ("checkpoint", "from this peer's own disk")],
 )
 def test_state_that_did_not_travel(how: str, words: str) -> None:
     text, _ = told(plain(), lambda story, clock: story.on_event("synced", synced(0, how=how, seconds=0.0, bytes=0)))

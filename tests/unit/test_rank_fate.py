@@ -5,7 +5,7 @@ import socket
 import threading
 
 from swarmnet.ranks.fate import DUMP, Rank, cause, hear, late
-from swarmnet.ranks.line import PeerEnd, RankEnd, packed
+from swarmnet.ranks.line import Line, packed
 
 
 class Process:
@@ -35,7 +35,7 @@ def ranks(*codes: int | None) -> tuple[list[Rank], list[socket.socket]]:
     pairs = [socket.socketpair() for _ in codes]
     return (
         [
-            Rank(number, PeerEnd(ours), Process(code), [])
+            Rank(number, Line(ours), Process(code), [])
             for number, ((ours, _), code) in enumerate(zip(pairs, codes, strict=True))
         ],
         [theirs for _, theirs in pairs],
@@ -44,13 +44,13 @@ def ranks(*codes: int | None) -> tuple[list[Rank], list[socket.socket]]:
 
 def test_one_round_hears_packets_and_ends() -> None:
     group, ends = ranks(None, None, -9)
-    group[0].line.queue(packed({"order": "x"}))
-    RankEnd(ends[1]).say({"done": {}})
+    group[0].send(packed({"order": "x"}))
+    Line(ends[1]).say({"done": {}})
     ends[2].close()
     heard = hear(group, 10.0)
     assert [(rank.number, packet) for rank, packet in heard.packets] == [(1, {"done": {}})]
     assert [rank.number for rank in heard.ended] == [2] and heard.anything
-    assert RankEnd(ends[0]).hear()[0] == {"order": "x"}
+    assert Line(ends[0]).hear()[0] == {"order": "x"}
     assert not hear(group[:2], 0.0).anything
 
 
@@ -71,15 +71,15 @@ def test_a_death_that_shows_a_little_later_counts() -> None:
 
 def test_the_first_to_fail_is_blamed_not_the_first_heard() -> None:
     group, ends = ranks(None, None, None)
-    RankEnd(ends[1]).say({"failed": "ValueError: mine", "at": 4.0})
-    RankEnd(ends[2]).say({"failed": "gone, too", "at": 6.0})
+    Line(ends[1]).say({"failed": "ValueError: mine", "at": 4.0})
+    Line(ends[2]).say({"failed": "gone, too", "at": 6.0})
     lost = cause([], [(5.0, 0, "gone")], group[1:], "backward")
     assert (lost.rank, lost.reason) == (1, "rank 1 failed during 'backward': ValueError: mine")
 
 
 def test_a_rank_that_answers_meanwhile_is_not_waited_for() -> None:
     group, ends = ranks(None, None)
-    RankEnd(ends[1]).say({"done": {}})
+    Line(ends[1]).say({"done": {}})
     assert cause([], [(5.0, 0, "ValueError")], group[1:], "x").rank == 0
 
 

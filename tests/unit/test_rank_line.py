@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swarmnet.errors import BadMessage, Overflow, Refused, RejectCode
-from swarmnet.ranks.line import LineEnded, PeerEnd, RankEnd, disagreement, error_of, packed, packet_of
+from swarmnet.ranks.line import Line, LineEnded, disagreement, error_of, packed, packet_of
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=20),
@@ -21,95 +21,85 @@ JSON = st.recursive(
 PACKETS = st.lists(st.dictionaries(st.text(max_size=8), JSON, max_size=4), min_size=1, max_size=6)
 
 
-def pair() -> tuple[PeerEnd, RankEnd, socket.socket]:
+def pair() -> tuple[Line, Line]:
     ours, theirs = socket.socketpair()
-    return PeerEnd(ours), RankEnd(theirs), theirs
+    return Line(ours, limit_s=10.0), Line(theirs)
 
 
 @settings(max_examples=30)
 @given(packets=PACKETS)
 def test_packets_cross_both_ways_in_order(packets: list[dict[str, Any]]) -> None:
-    peer, rank, end = pair()
-    with end:
+    peer, rank = pair()
+    for one, other in ((peer, rank), (rank, peer)):
         for packet in packets:
-            peer.queue(packed(packet))
-        assert peer.flush()
-        assert [rank.hear() for _ in packets] == [(packet, None) for packet in packets]
-        for packet in packets:
-            rank.say(packet)
-        assert [peer.receive() for _ in packets] == packets and peer.receive() is None
-        peer.close()
+            one.say(packet)
+        assert [other.hear() for _ in packets] == [(packet, None) for packet in packets]
+    peer.close()
+    rank.close()
 
 
 @settings(max_examples=20)
 @given(packets=PACKETS, cuts=st.lists(st.integers(1, 9), min_size=1))
-def test_a_packet_is_heard_once_it_is_all_there(packets: list[dict[str, Any]], cuts: list[int]) -> None:
-    peer, _, end = pair()
+def test_a_packet_is_heard_however_it_was_cut(packets: list[dict[str, Any]], cuts: list[int]) -> None:
+    ours, theirs = socket.socketpair()
+    peer = Line(ours, limit_s=10.0)
     data = b"".join(packed(packet) for packet in packets)
-    heard = []
-    with end:
+
+    def write() -> None:
         at = turn = 0
         while at < len(data):
             size = cuts[turn % len(cuts)]
-            end.sendall(data[at : at + size])
+            theirs.sendall(data[at : at + size])
             at, turn = at + size, turn + 1
-            while (packet := peer.receive()) is not None:
-                heard.append(packet)
-        assert heard == packets
-        peer.close()
+
+    with theirs:
+        writer = threading.Thread(target=write)
+        writer.start()
+        assert [peer.hear()[0] for _ in packets] == packets
+        writer.join()
+    peer.close()
 
 
-def test_the_peer_does_not_wait_for_a_rank_that_does_not_read() -> None:
-    peer, rank, end = pair()
-    large = {"text": "x" * 3_000_000}
-    with end:
-        peer.queue(packed(large))
-        peer.queue(packed({"next": 1}))
-        assert not peer.flush()
-        heard: list[Any] = []
-        reader = threading.Thread(target=lambda: heard.extend([rank.hear()[0], rank.hear()[0]]))
-        reader.start()
-        while not peer.flush():
-            pass
-        reader.join()
-        assert heard == [large, {"next": 1}]
-        peer.close()
+def test_the_peer_does_not_wait_for_ever_for_a_rank_that_does_not_read() -> None:
+    ours, theirs = socket.socketpair()
+    peer = Line(ours, limit_s=0.05)
+    with theirs, pytest.raises(LineEnded):
+        peer.say({"text": "x" * 3_000_000})
+    peer.close()
 
 
 def test_descriptors_come_with_their_packets_and_are_not_inherited() -> None:
-    peer, rank, end = pair()
+    peer, rank = pair()
     pipes = [os.pipe() for _ in range(3)]
-    with end:
-        peer.queue(packed({"map": 0}), pipes[0][1])
-        peer.queue(packed({"order": 0}))
-        peer.queue(packed({"map": 1}), pipes[1][1])
-        peer.queue(packed({"map": 2}), pipes[2][1])
-        assert peer.flush()
-        for number in (0, None, 1, 2):
-            packet, descriptor = rank.hear()
-            if number is None:
-                assert packet == {"order": 0} and descriptor is None
-                continue
-            assert packet == {"map": number} and descriptor is not None and not os.get_inheritable(descriptor)
-            os.write(descriptor, b"%d" % number)
-            assert os.read(pipes[number][0], 9) == b"%d" % number
-            os.close(descriptor)
-        peer.close()
+    peer.say({"map": 0}, pipes[0][1])
+    peer.say({"order": 0})
+    peer.say({"map": 1}, pipes[1][1])
+    peer.say({"map": 2}, pipes[2][1])
+    for number in (0, None, 1, 2):
+        packet, descriptor = rank.hear()
+        if number is None:
+            assert packet == {"order": 0} and descriptor is None
+            continue
+        assert packet == {"map": number} and descriptor is not None and not os.get_inheritable(descriptor)
+        os.write(descriptor, b"%d" % number)
+        assert os.read(pipes[number][0], 9) == b"%d" % number
+        os.close(descriptor)
+    peer.close()
+    rank.close()
     for ends in pipes:
         for each in ends:
             os.close(each)
 
 
 def test_the_end_comes_after_the_last_words() -> None:
-    peer, rank, end = pair()
+    peer, rank = pair()
     rank.say({"failed": "why"})
-    end.close()
-    assert peer.receive() == {"failed": "why"}
+    rank.close()
+    assert peer.hear() == ({"failed": "why"}, None)
     with pytest.raises(LineEnded):
-        peer.receive()
-    peer.queue(packed({}))
+        peer.hear()
     with pytest.raises(LineEnded):
-        peer.flush()
+        peer.say({})
     peer.close()
 
 
@@ -118,16 +108,17 @@ def test_a_rank_hears_the_end_wherever_a_packet_is_cut(sent: bytes) -> None:
     ours, theirs = socket.socketpair()
     ours.sendall(sent)
     ours.close()
-    rank = RankEnd(theirs)
+    rank = Line(theirs)
     with theirs, pytest.raises(LineEnded):
         rank.hear()
 
 
 def test_saying_to_nobody_is_the_end() -> None:
-    peer, rank, end = pair()
+    peer, rank = pair()
     peer.close()
-    with end, pytest.raises(LineEnded):
+    with pytest.raises(LineEnded):
         rank.say({})
+    rank.close()
 
 
 # ---------------------------------------------------------------- errors as packets

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from swarmnet.errors import BadMessage, MeshFailed, RankLost, Refused, RejectCode
 from swarmnet.ranks.host_state import RankSum, SumReading
-from swarmnet.ranks.restarts import Losses, OrderTimes, Ranks, RestartBackoff
+from swarmnet.ranks.restarts import Losses, Ranks, RestartBackoff
 
 PATIENCE_S = 30.0
 QUICK = RestartBackoff(restarts=2, pause_s=0.0)
@@ -81,7 +81,8 @@ class Table:
         self.group, self.losses = Group(), Told()
         self.ranks = Ranks(
             self.group,
-            self.losses,
+            self.losses.lost,
+            self.losses.event,
             label="tp2",
             load=lambda: {"version": 3},
             backoff=backoff,  # type: ignore
@@ -293,29 +294,6 @@ def test_ranks_hold_nothing_that_nobody_holds(acts: list[str]) -> None:
 
 
 # ---------------------------------------------------------------- patience
-
-
-def test_a_deadline_is_generous_until_the_pace_is_known() -> None:
-    pace = OrderTimes(RestartBackoff(first_s=300.0, floor_s=60.0, factor=20.0))
-    for _ in range(3):
-        assert pace.deadline_s("forward") == 300.0
-        pace.took("forward", 0.1)
-    assert pace.deadline_s("forward") == 60.0 and pace.deadline_s("backward") == 300.0
-    pace.took("forward", 40.0)
-    assert pace.deadline_s("forward") == 800.0
-    pace.started()
-    assert pace.deadline_s("forward") == 800.0
-    for _ in range(100):
-        pace.took("forward", 0.1)
-    assert pace.deadline_s("forward") == 60.0
-
-
-@given(st.lists(st.floats(0.0, 1e4), min_size=4), st.floats(0.0, 19.0))
-def test_no_order_is_late_that_takes_a_few_times_what_it_took(seen: list[float], times: float) -> None:
-    pace = OrderTimes(RestartBackoff())
-    for seconds in seen:
-        pace.took("update", seconds)
-    assert pace.deadline_s("update") >= times * seen[-1]
 
 
 def test_pauses_grow_from_nothing() -> None:

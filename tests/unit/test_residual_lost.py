@@ -62,7 +62,7 @@ class Replica:
     """A replica on ranks. counts: the microbatches in each open step's sum, as its machine knows them."""
 
     def __init__(self, manifest: Manifest, name: str, *, ahead: int) -> None:
-        self.me, self.state = PeerId(name), State(Canonical.of(manifest, 0))
+        self.me, self.state = PeerId(name), State(Canonical.of(manifest.of_stage(0)))
         self.held: dict[int, torch.Tensor] = {}  # on the ranks, by step
         self.reading = SumReading(torch.zeros(self.state.canonical.num_elements))
         ranks = cast(Ranks, SimpleNamespace(lock=threading.RLock()))
@@ -73,9 +73,6 @@ class Replica:
                 JobsAtOnce(),  # type: ignore[arg-type]
                 self.state,  # type: ignore[arg-type]
                 self.sums,
-                manifest.averaging,
-                fixed_point=manifest.numerics.mode == "deterministic",
-                microbatches=manifest.training.microbatches,
                 memory=memory,
             )
         )

@@ -44,16 +44,6 @@ def test_it_has_no_name_anywhere() -> None:
     shared.close()
 
 
-def test_without_memfd_it_is_a_file_without_a_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.delattr(os, "memfd_create", raising=False)
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    shared = SharedMemory(0, 4096)
-    shared.bytes.fill_(1)
-    assert mapped(shared.descriptor).sum() == 4096 and not list(tmp_path.iterdir())
-    shared.close()
-
-
-@pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="no memfd here")
 def test_nobody_cuts_it_short_under_a_reader() -> None:
     shared = SharedMemory(0, 2 * mmap.PAGESIZE)
     with pytest.raises(PermissionError):

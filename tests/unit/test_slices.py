@@ -96,7 +96,7 @@ def test_slices_are_what_a_rank_really_holds(split: TensorSplit) -> None:
         assert [name for name, _ in stage.named_parameters()] == list(expected)
         for name, parameter in stage.named_parameters():
             assert parameter.shape == take(expected[name], split.slice_of(name, rank)).shape, name
-    assert sum(len(split.vocabulary(rank)) for rank in range(split.ranks)) == split.model.vocab_size
+    assert sum(len(split.part("vocabulary", rank)) for rank in range(split.ranks)) == split.model.vocab_size
 
 
 def test_a_head_on_several_ranks_is_that_of_their_queries() -> None:
@@ -120,7 +120,8 @@ def test_only_owners_speak_for_what_several_ranks_hold() -> None:
 
 def test_the_vocabulary_need_not_divide() -> None:
     split = TensorSplit(MODEL, 4, 16)
-    assert [split.vocabulary(rank) for rank in range(4)] == [range(17), range(17, 34), range(34, 51), range(51, 67)]
+    parts = [split.part("vocabulary", rank) for rank in range(4)]
+    assert parts == [range(17), range(17, 34), range(34, 51), range(51, 67)]
 
 
 @pytest.mark.parametrize(
@@ -152,7 +153,7 @@ def test_a_parameter_without_rule_is_refused() -> None:
 
 def test_a_part_that_does_not_fit_is_refused() -> None:
     split = TensorSplit(MODEL, 4, 16)
-    parts = [torch.zeros(len(split.vocabulary(rank)), 6) for rank in range(4)]
+    parts = [torch.zeros(len(split.part("vocabulary", rank)), 6) for rank in range(4)]
     with pytest.raises(ValueError, match=r"lm_head.weight: a slice of \(17, 6\) where \(16, 6\) belongs"):
         merge([*parts[:3], parts[0]], "lm_head.weight", split)
 

@@ -51,7 +51,7 @@ def test_what_was_written_is_found_and_loaded(store: CheckpointStore) -> None:
     header = header_at(40, Restart(3, 20))
     info = store.describe(STAGE, header, data_of(40))
     store.write(info, memoryview(data_of(40)))
-    assert store.verified(STAGE) == disk.Found(good=(info,))
+    assert store.found(STAGE, through=True) == disk.Found(good=(info,))
     found, data = store.load(STAGE, 40)
     assert (found, found.header, bytes(data)) == (info, header, data_of(40))
     assert (info.numerics, info.sha256) == ("cpu/torch-2.13/1", hashlib.sha256(data_of(40)).hexdigest())
@@ -66,7 +66,7 @@ def test_found_is_in_order_and_of_one_stage(store: CheckpointStore) -> None:
 
 
 def test_nothing_is_there_at_first(store: CheckpointStore) -> None:
-    assert store.found(STAGE) == store.verified(STAGE) == disk.Found()
+    assert store.found(STAGE) == store.found(STAGE, through=True) == disk.Found()
     store.clean(STAGE)
     with pytest.raises(BadCheckpoint, match=r"stage-2-step-4\.json: missing"):
         store.load(STAGE, 4)
@@ -187,7 +187,7 @@ def test_a_bad_checkpoint_is_named_and_the_others_stay(
     put(store, 49)
     spoil(store)
     good = put(store, 40)
-    found = store.verified(STAGE)
+    found = store.found(STAGE, through=True)
     assert good in found.good and 50 not in [info.version for info in found.good]
     (error,) = (error for error in found.bad if "step-50" in error.path)
     assert error.path == str(store.folder / f"stage-2-step-50{ending}")
@@ -206,7 +206,7 @@ def test_a_bad_checkpoint_can_be_written_again(
     put(store, 49)
     spoil(store)
     info = put(store, 50)
-    assert info in store.verified(STAGE).good and bytes(store.load(STAGE, 50)[1]) == data_of(50)
+    assert info in store.found(STAGE, through=True).good and bytes(store.load(STAGE, 50)[1]) == data_of(50)
 
 
 def test_names_that_are_not_ours_are_nobodys_business(store: CheckpointStore) -> None:
@@ -268,7 +268,7 @@ def test_a_write_that_fails_anywhere_leaves_no_lie(
     with monkeypatch.context() as patch, contextlib.suppress(OSError):
         fail(patch, call, nth)
         store.write(new, b"new" * 100)
-    for info in store.verified(STAGE).good:
+    for info in store.found(STAGE, through=True).good:
         expected = (b"new" * 100,) if info == new else (data_of(info.version),)
         assert bytes(store.load(STAGE, info.version)[1]) in expected
     assert bytes(store.load(STAGE, 40)[1]) == data_of(40)
@@ -320,10 +320,10 @@ def test_the_state_a_run_went_back_to_is_never_absent(
     with monkeypatch.context() as patch, contextlib.suppress(OSError):
         fail(patch, call, nth)
         store.write(new, data_of(50))
-    (found,) = store.verified(STAGE).good
+    (found,) = store.found(STAGE, through=True).good
     assert found in (old, new) and bytes(store.load(STAGE, 50)[1]) == data_of(50)
     store.write(new, data_of(50))
-    assert store.verified(STAGE).good == (new,)
+    assert store.found(STAGE, through=True).good == (new,)
 
 
 def test_what_a_crash_left_is_cleaned_for_the_own_stage_only(store: CheckpointStore) -> None:
@@ -369,11 +369,11 @@ def test_a_disk_that_is_really_full(tiny_disk: Path) -> None:
     with pytest.raises(OSError) as caught:
         store.write(store.describe(STAGE, header_at(2), large), large)
     assert caught.value.errno == errno.ENOSPC
-    assert store.verified(STAGE) == disk.Found(good=(first,))
+    assert store.found(STAGE, through=True) == disk.Found(good=(first,))
     assert names(store) == ["stage-2-step-1.json", "stage-2-step-1.safetensors"]
     store.remove(STAGE, [1])
     store.write(store.describe(STAGE, header_at(2), large), large)
-    assert [info.version for info in store.verified(STAGE).good] == [2]
+    assert [info.version for info in store.found(STAGE, through=True).good] == [2]
 
 
 # ---------------------------------------------------------------- what the averaging codec owed
@@ -394,7 +394,7 @@ def test_what_is_owed_lies_beside_and_goes_with_its_checkpoint(tmp_path: Path) -
     put_owing(store, 10)
     put_owing(store, 20, None)
     assert bytes(store.owed(STAGE, 10) or b"") == OWED and store.owed(STAGE, 20) is None
-    assert [info.version for info in store.verified(STAGE).good] == [10, 20]
+    assert [info.version for info in store.found(STAGE, through=True).good] == [10, 20]
     assert names(store)[:2] == ["stage-2-step-10.json", "stage-2-step-10.owed"]
     store.remove(STAGE, [10])
     assert names(store) == ["stage-2-step-20.json", "stage-2-step-20.safetensors"]
@@ -425,7 +425,9 @@ def test_a_bad_debt_is_named_and_its_checkpoint_is_as_good_as_before(
     damage(store.owed_path(STAGE, 10))
     with pytest.raises(BadCheckpoint, match=rf"stage-2-step-10\.owed: {words}"):
         store.owed(STAGE, 10)
-    assert store.verified(STAGE) == disk.Found(good=(info,)) and bytes(store.load(STAGE, 10)[1]) == data_of(10)
+    assert store.found(STAGE, through=True) == disk.Found(good=(info,)) and bytes(store.load(STAGE, 10)[1]) == data_of(
+        10
+    )
 
 
 def test_nobody_owes_what_another_owed(tmp_path: Path) -> None:

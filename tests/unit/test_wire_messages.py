@@ -216,7 +216,7 @@ hellos = st.builds(Hello, hex32, st.integers(0, 99), st.integers(0, 99), st.text
 
 
 def test_the_strategies_know_every_message() -> None:
-    for table, strategies in ((CONTROL, controls), (REQUESTS, requests), (ANSWERS, answers)):
+    for table, strategies in ((CONTROL.kinds, controls), (REQUESTS.kinds, requests), (ANSWERS.kinds, answers)):
         assert {nested.struct.make for nested in table.values()} == set(strategies)
 
 
@@ -238,9 +238,9 @@ def test_a_field_without_bounds_or_counterpart_is_our_bug(kind: type, why: str) 
 
 
 def test_tables_name_every_kind_on_the_wire() -> None:
-    assert set(CONTROL) == {f.name for f in control_pb2.Envelope.DESCRIPTOR.oneofs[0].fields}
-    assert set(REQUESTS) == {f.name for f in calls_pb2.CallHeader.DESCRIPTOR.oneofs[0].fields}
-    assert set(ANSWERS) == {f.name for f in calls_pb2.AnswerHeader.DESCRIPTOR.oneofs[0].fields}
+    assert set(CONTROL.kinds) == {f.name for f in control_pb2.Envelope.DESCRIPTOR.oneofs[0].fields}
+    assert set(REQUESTS.kinds) == {f.name for f in calls_pb2.CallHeader.DESCRIPTOR.oneofs[0].fields}
+    assert set(ANSWERS.kinds) == {f.name for f in calls_pb2.AnswerHeader.DESCRIPTOR.oneofs[0].fields}
 
 
 @given(st.one_of(*controls.values()))

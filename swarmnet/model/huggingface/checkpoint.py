@@ -65,6 +65,7 @@ def tensor_in(content: Any, path: Path, name: str, shape: torch.Size) -> Tensor:
     """One tensor of what is `opened` at `path`: fp32, contiguous. Raises UsageError unless it is finite and fits."""
     try:
         piece = content.get_slice(name)
+        # From the header: nothing large is read before it is known to fit.
         if tuple(piece.get_shape()) != tuple(shape):
             raise UsageError(f"{path}: {name} has shape {tuple(piece.get_shape())}, the model {tuple(shape)}")
         tensor: Tensor = content.get_tensor(name)
@@ -162,6 +163,7 @@ class Checkpoint:
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise UsageError(f"{path}: is not an index of tensors") from error
         for place in files.values():
+            # A path out of the folder could read any file of this machine.
             if Path(place).name != place or place in ("", ".", ".."):
                 raise UsageError(f"{path}: names {place!r}, which is no file beside it")
         return files
@@ -183,6 +185,7 @@ def stage_weights(folder: Path, shapes: Shapes, *, stage: int, agreed: str) -> d
     is a hint and may be wrong. Raises UsageError: not in `folder`, or not these weights.
     """
     tensors = Checkpoint(folder).read(shapes)
+    # Whoever brings the weights, these are the run's or nobody's.
     if (found := digest(tensors)) != agreed:
         raise UsageError(
             f"{folder}: the weights of stage {stage} have digest {found[:12]} here, {agreed[:12]} in the "
@@ -199,6 +202,7 @@ def digests(folder: Path, stages: Sequence[Shapes], *, may_lack_head: bool, may_
     """
     checkpoint = Checkpoint(folder)
     checkpoint.check_head(stages[0], may_lack=may_lack_head, may_differ=may_differ_head)
+    # Weights that nobody reads mean that the config does not say all of the model.
     if strange := checkpoint.beyond(stages):
         raise UsageError(
             f"{folder}: holds tensors that the model has no use for ({', '.join(strange[:3])}"

@@ -36,6 +36,7 @@ _SIZES = {
     "num_attention_heads": "num_heads",
 }
 _ORIGINAL_LENGTH = "original_max_position_embeddings"
+# rope_type -> the fields of its table.
 _SCALINGS = {
     "linear": {"factor": "rope_factor"},
     "llama3": {
@@ -45,15 +46,12 @@ _SCALINGS = {
         _ORIGINAL_LENGTH: "rope_original_length",
     },
 }
-"""rope_type -> the fields of its table."""
 
 _LARGEST_BYTES = 4 << 20
 
-_DEFAULT_EPS = 1e-6
-"""rms_norm_eps in transformers, of all four kinds, where a config has no word of it."""
+_DEFAULT_EPS = 1e-6  # rms_norm_eps in transformers, of all four kinds, where a config has no word of it.
 
-_DEFAULT_WINDOW = 4096
-"""sliding_window in transformers, where a config has no word of it; null means none."""
+_DEFAULT_WINDOW = 4096  # sliding_window in transformers, where a config has no word of it; null means none.
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,11 +94,13 @@ def describe(data: Mapping[str, Any], *, where: str) -> Described:
     if kind != "llama":  # the first Llamas had as many of them as query heads
         _need(data, "num_key_value_heads", where)
     fields["num_kv_heads"] = _or(data, "num_key_value_heads", fields["num_heads"])
+    # Newer files say it; in older ones it follows.
     if data.get("head_dim") is not None:
         fields["head_dim"] = data["head_dim"]
     elif _is_count(fields["hidden_size"]) and _is_count(fields["num_heads"]) and fields["num_heads"]:
         fields["head_dim"] = fields["hidden_size"] // fields["num_heads"]
     fields["rms_norm_eps"] = _or(data, "rms_norm_eps", _DEFAULT_EPS)
+    # 0 is what some files have where nobody will draw weights again.
     fields["init_std"] = _or(data, "initializer_range", Model().init_std) or Model().init_std
     fields["tie_embeddings"] = _or(data, "tie_word_embeddings", False)
     everywhere = _or(data, "attention_bias", False) if kind in ("llama", "qwen3") else False
@@ -123,11 +123,13 @@ def sliding(data: Mapping[str, Any], model: Model, *, longest: int) -> dict[str,
     Empty if there is no window, if sequences of `longest` tokens reach beyond it, or if `data` is of another model.
     """
     kind = data.get("model_type")
+    # A plain model is written as a Llama, and may have come from a Mistral.
     if kind not in (("mistral",) if _is_plain(model) else (_kind(model),)):
         return {}
     if any(data.get(theirs) != getattr(model, ours) for theirs, ours in _SIZES.items()):
         return {}
     window = _window(data, kind, FILE)
+    # Trained beyond the window without it: the model is no longer one with a window.
     if window is None or window < longest:
         return {}
     if kind == "mistral":
@@ -161,12 +163,10 @@ def config_of(model: Model, *, longest: int, window: Mapping[str, Any] | None = 
         "rope_scaling": _scaling(model),
         "use_cache": True,
     }
+    # What a kind does not know is left away, and what it takes for granted is said.
     if kind in ("llama", "qwen3"):
         data["attention_bias"] = model.attention_bias
-    if kind == "llama":
-        data["mlp_bias"] = False
-    else:
-        data["sliding_window"] = None
+    data |= {"mlp_bias": False} if kind == "llama" else {"sliding_window": None}
     if kind.startswith("qwen"):
         data["use_sliding_window"] = False
     return {**data, **window}
@@ -208,6 +208,7 @@ def _rotary(data: Mapping[str, Any], where: str) -> dict[str, Any]:
     """
     tables = {key: data[key] for key in ("rope_parameters", "rope_scaling") if data.get(key) not in (None, {})}
     found = [_turning(table, data, f"{where}: {key}") for key, table in tables.items()]
+    # Either may be the one that transformers takes.
     if len(found) == 2 and found[0] != found[1]:
         differ = sorted(name for name in found[0] | found[1] if found[0].get(name) != found[1].get(name))
         raise UsageError(
@@ -227,23 +228,16 @@ def _turning(table: Any, data: Mapping[str, Any], where: str) -> dict[str, Any]:
     if kind not in _SCALINGS:
         raise UsageError(f'{where}: rope_type = {json.dumps(kind)}: supported are "default", "linear" and "llama3"')
     fields["rope_scaling"] = kind
-    for theirs, ours in _SCALINGS[kind].items():
-        fields[ours] = (
-            _original_length(table, data, where) if theirs == _ORIGINAL_LENGTH else _need(table, theirs, where)
-        )
-    return fields
-
-
-def _original_length(table: Mapping[str, Any], data: Mapping[str, Any], where: str) -> Any:
-    """Of "llama3". Some files have it beside the table, where versions of transformers differ in what they take."""
     key = _ORIGINAL_LENGTH
     inside, beside = table.get(key), data.get(key)
-    if inside is not None and beside is not None and inside != beside:
+    # Some files have it beside the table, where versions of transformers differ in what they take.
+    if kind == "llama3" and inside is not None and beside is not None and inside != beside:
         raise UsageError(
             f"{where}: {key} = {json.dumps(inside)}, and {json.dumps(beside)} at the top of the file: "
             "remove the one that is wrong"
         )
-    return _need({key: inside if beside is None else beside}, key, where)
+    there = {**table, key: inside if beside is None else beside}
+    return fields | {ours: _need(there, theirs, where) for theirs, ours in _SCALINGS[kind].items()}
 
 
 def _refuse(data: Mapping[str, Any], where: str) -> None:

@@ -5,6 +5,7 @@ Everything is written into a folder beside the target and renamed, so that a hal
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
 from collections.abc import Iterable, Mapping
@@ -62,21 +63,21 @@ def write_model(
     """
     if target.exists():
         raise UsageError(f"{target}: exists already; name a directory that does not")
+    # On the same file system, or it could not be renamed.
     beside = target.with_name(f".{target.name}.part")
     try:
         shutil.rmtree(beside, ignore_errors=True)
         beside.mkdir(parents=True)
-        try:
-            _json(beside / FILE, _config(model, longest, began) | _kept(like, longest))
-            _shards(beside, stages, shard_bytes)
-            for path in [*(like / name for name in BESIDE if like is not None), *([tokenizer] if tokenizer else [])]:
-                if path.is_file():
-                    shutil.copyfile(path, beside / ("tokenizer.json" if path == tokenizer else path.name))
-            beside.rename(target)  # only now does anything lie under the name that was asked for
-        finally:
-            shutil.rmtree(beside, ignore_errors=True)
+        _json(beside / FILE, _config(model, longest, began) | _kept(like, longest))
+        _shards(beside, stages, shard_bytes)
+        for path in [*(like / name for name in BESIDE if like is not None), *([tokenizer] if tokenizer else [])]:
+            if path.is_file():
+                shutil.copyfile(path, beside / ("tokenizer.json" if path == tokenizer else path.name))
+        beside.rename(target)  # only now does anything lie under the name that was asked for
     except OSError as error:
         raise UsageError(f"{target}: cannot be written: {error.strerror}") from error
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
     return sorted(path.name for path in target.iterdir())
 
 
@@ -96,6 +97,7 @@ def unlike(like: Path, model: Model, *, longest: int, began: Path | None = None)
         return None
     theirs, ours = raw_config(like), _config(model, longest, began)
     kinds, sizes = ([data.get(key) for data in (theirs, ours)] for key in ("model_type", "vocab_size"))
+    # Ids beyond the embedding would crash whoever uses the model.
     if isinstance(sizes[0], int) and sizes[0] > model.vocab_size and (like / "tokenizer.json").is_file():
         raise UsageError(
             f"{like} is of a model with {sizes[0]:,} token ids, and this one knows {model.vocab_size:,}: "
@@ -118,6 +120,7 @@ def _kept(like: Path | None, longest: int) -> dict[str, Any]:
         return {}
     data = raw_config(like)
     kept = {key: data[key] for key in KEPT if data.get(key) is not None}
+    # A model that was trained on longer texts can read longer ones.
     if isinstance(length := kept.get("max_position_embeddings"), int):
         kept["max_position_embeddings"] = max(length, longest)
     return kept
@@ -125,21 +128,21 @@ def _kept(like: Path | None, longest: int) -> dict[str, Any]:
 
 def _shards(folder: Path, stages: Iterable[Mapping[str, Tensor]], shard_bytes: int) -> None:
     """A shard ends with its stage, or when it is full."""
-    files: list[list[str]] = []
+    files: list[tuple[Path, list[str]]] = []
     total = 0
-    for tensors in stages:
-        for shard in _cut(tensors, shard_bytes):
-            safetensors.torch.save_file(shard, _part(folder, len(files)), metadata={"format": "pt"})
-            shutil.copymode(folder / FILE, _part(folder, len(files)))  # the library lets nobody else read them
-            files.append(list(shard))
-            total += sum(tensor.nbytes for tensor in shard.values())
+    for shard in itertools.chain.from_iterable(_cut(tensors, shard_bytes) for tensors in stages):
+        path = folder / f".part-{len(files)}"
+        safetensors.torch.save_file(shard, path, metadata={"format": "pt"})
+        shutil.copymode(folder / FILE, path)  # the library lets nobody else read them
+        files.append((path, list(shard)))
+        total += sum(tensor.nbytes for tensor in shard.values())
     if len(files) == 1:  # transformers wants no index then
-        _part(folder, 0).rename(folder / SINGLE)
+        files[0][0].rename(folder / SINGLE)
         return
     places: dict[str, str] = {}
-    for number, names in enumerate(files):
-        name = f"model-{number + 1:05d}-of-{len(files):05d}.safetensors"
-        _part(folder, number).rename(folder / name)
+    for number, (path, names) in enumerate(files, start=1):
+        name = f"model-{number:05d}-of-{len(files):05d}.safetensors"
+        path.rename(folder / name)
         places |= dict.fromkeys(names, name)
     _json(folder / INDEX, {"metadata": {"total_size": total}, "weight_map": dict(sorted(places.items()))})
 
@@ -154,10 +157,6 @@ def _cut(tensors: Mapping[str, Tensor], shard_bytes: int) -> Iterable[dict[str, 
         shard[name] = tensor.contiguous()
     if shard:
         yield shard
-
-
-def _part(folder: Path, number: int) -> Path:
-    return folder / f".part-{number}"
 
 
 def _json(path: Path, data: Mapping[str, Any]) -> None:
