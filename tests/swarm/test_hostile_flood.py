@@ -145,11 +145,7 @@ async def transport_to(of: Victim) -> AsyncIterator[GrpcTransport]:
     """An honest caller's line to the victim."""
     identity = Identity.generate()
     async with GrpcTransport(
-        identity,
-        of.run,
-        admission=open_authority().admit(identity.peer),
-        addresses=lambda peer: of.addresses if peer == of.peer else (),
-        service=Nobody(),
+        identity, of.run, addresses=lambda peer: of.addresses if peer == of.peer else (), service=Nobody()
     ) as transport:
         yield transport
 
