@@ -288,10 +288,9 @@ class Supervisor:
     def _read(self, name: str, *, now: float) -> None:
         for event in self._children[name].read():
             self._log.write(encode({"name": name, **event}) + "\n")
-            if event["event"] == "dropped" and not self.audit.anew(event["to"], life=self._life):
-                continue  # another replica has said so
+            if not self.audit.on(event, life=self._life):
+                continue
             self.progress.on(name, event, now=now)
-            self.audit.on(event, life=self._life)
             self.screen.on(name, event, now=now)
             if event["event"] == "halted":
                 self._problem = event["reason"]
