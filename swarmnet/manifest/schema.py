@@ -423,6 +423,11 @@ class Manifest(Table):
         """The tables that stage `stage` computes by."""
         return StageSpec(stage=stage, **{name: table for name, table in self if name in StageSpec.model_fields})
 
+    @property
+    def specs(self) -> tuple[StageSpec, ...]:
+        """Those of every stage, in order."""
+        return tuple(map(self.of_stage, range(self.cut.stages)))
+
     @model_validator(mode="after")
     def _together(self) -> Manifest:
         if isinstance(self.cut.layers, tuple):

@@ -38,6 +38,7 @@ def stopped_by_signal() -> Iterator[asyncio.Event]:
     try:
         yield stop
     finally:
+        # After the first signal the handlers are the system's own already.
         if not stop.is_set():
             for number in _SIGNALS:
                 loop.remove_signal_handler(number)
@@ -61,6 +62,7 @@ async def unless_stopped(stop: asyncio.Event, work: Coroutine[Any, Any, T]) -> T
         working, asked = group.create_task(attempt()), group.create_task(stop.wait())
         await asyncio.wait((working, asked), return_when=asyncio.FIRST_COMPLETED)
         asked.cancel()
+        # Somebody asked to stop first.
         if not working.done():
             working.cancel()
     if failed:

@@ -154,7 +154,7 @@ class Swarm:
                 plan.slots,
                 plan.memo_bytes,
                 piece_bytes=plan.piece_bytes,
-                no_beginning="no weights" if peer_id in plan.no_beginning else "",
+                no_initial_weights="no weights" if peer_id in plan.no_beginning else "",
             ),
             numerics=self.classes.get(peer_id, ""),
             admissions=admissions,
