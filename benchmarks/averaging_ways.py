@@ -21,7 +21,6 @@ from raw_tcp import RawPeer
 from swarmnet.ids import PeerId, RunId
 from swarmnet.net.grpc_transport import GrpcTransport
 from swarmnet.net.identity import Identity
-from swarmnet.net.tls import open_authority
 
 RUN = RunId("00" * 32)
 
@@ -46,12 +45,10 @@ async def obey(place: Place, pipe: Connection, vector: torch.Tensor, theirs: Hiv
     """Carry out orders one after the other."""
     identity = Identity.generate()
     book: dict[PeerId, tuple[str, ...]] = {}
-    admission = open_authority().admit(identity.peer)
     service = Member(identity.peer, vector)
     transport = GrpcTransport(
         identity,
         RUN,
-        admission=admission,
         addresses=lambda p: book.get(p, ()),
         service=service,
         host=place.hosts[place.rank] if place.hosts else "127.0.0.1",

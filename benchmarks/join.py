@@ -34,7 +34,6 @@ from swarmnet.ids import Chain, PeerId, RunId
 from swarmnet.messages import Answer, Control, Gradient, Packed, Process, Request, SnapshotRequest
 from swarmnet.net.grpc_transport import GrpcTransport
 from swarmnet.net.identity import Identity
-from swarmnet.net.tls import open_authority
 from swarmnet.state.header import StateHeader
 from swarmnet.state.snapshot_fetch import Fetcher
 from swarmnet.state.snapshot_index import Seal
@@ -86,14 +85,7 @@ def make_transport(book: dict[PeerId, tuple[str, ...]], service_bytes: int, host
     """A transport with a fresh identity, and what it serves."""
     identity = Identity.generate()
     service = Serving(identity, service_bytes)
-    transport = GrpcTransport(
-        identity,
-        RUN,
-        admission=open_authority().admit(identity.peer),
-        addresses=lambda p: book.get(p, ()),
-        service=service,
-        host=host,
-    )
+    transport = GrpcTransport(identity, RUN, addresses=lambda p: book.get(p, ()), service=service, host=host)
     return transport, service
 
 

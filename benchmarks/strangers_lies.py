@@ -55,7 +55,7 @@ from swarmnet.messages import (
 from swarmnet.messages import Process as ProcessCall
 from swarmnet.simulate.clock import SimulatedProcess
 from swarmnet.simulate.engine import NUM_ELEMENTS, Arithmetic, SimulatedEngine, proven_tokens_of, tokens_of
-from swarmnet.simulate.swarm import RUN, Node, Swarm
+from swarmnet.simulate.swarm import RUN, Guise, Node, Swarm
 from swarmnet.transport import ReadPayload, Service, Transport
 
 STAGE, BESIDE = 1, 0
@@ -79,7 +79,7 @@ KEEPING = Granted | Moved | Evicted | Round | Execute | Committed
 # ---------------------------------------------------------------- how a peer lies
 
 
-class Lie:
+class Lie(Guise):
     """One identity and how it lies; by itself it is honest. Hooks are asked from the moment `lying` is set."""
 
     words: ClassVar[str] = "is honest"

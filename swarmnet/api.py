@@ -66,7 +66,7 @@ def run_peer(
 
     Raises: UsageError before it has joined the run, or if others cannot connect to it.
     """
-    from swarmnet.peer import run_peer as run
+    from swarmnet.peer.run import run_peer as run
 
     return run(config, _begin(config, "peer"), heard=on_event)
 
@@ -80,7 +80,7 @@ def run_trainer(config: PeerConfig) -> int:
 
     Raises: UsageError before it has joined the run, such as when the run's data is not here.
     """
-    from swarmnet.trainer import run_trainer as run
+    from swarmnet.trainer.run import run_trainer as run
 
     return run(config, _begin(config, "trainer"))
 

@@ -1,12 +1,17 @@
 """What a field of a message may hold. A bound stands beside its field: `index: Annotated[int, Between(0, 9)]`.
 
-`wire.fields` derives from type and bound how a field is written, read and checked. Standard library only.
+`wire.fields` derives from type and bound how a field is written, read and checked. `Recent` bounds what is remembered
+of others. Standard library only.
 """
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeVar
+
+K = TypeVar("K")
+V = TypeVar("V")
 
 MAX_INDEXES = 1 << 16
 """Microbatch indexes of a step are below this: a bitmap of them has at most 8 KiB."""
@@ -58,3 +63,17 @@ class Bounds:
 
 
 ANY_RUN = Bounds()
+
+
+class Recent(OrderedDict[K, V]):
+    """A table that others fill: of more than `most` entries, the one that was set longest ago is forgotten."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__()
+        self.most = most
+
+    def __setitem__(self, key: K, value: V) -> None:
+        super().__setitem__(key, value)
+        self.move_to_end(key)
+        if len(self) > self.most:
+            self.popitem(last=False)

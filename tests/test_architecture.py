@@ -296,8 +296,6 @@ def test_purity_can_be_broken(source: str) -> None:
 
 WHOLE = frozenset(["Manifest", "PeerConfig"])
 WHERE_THEY_ARE = frozenset(["manifest", "config"])
-NOT_YET = frozenset(["plan"])
-"""Rooms below `peer` that still take the whole manifest."""
 
 
 def whole_settings(module: str, source: str) -> Iterator[str]:
@@ -310,7 +308,7 @@ def whole_settings(module: str, source: str) -> Iterator[str]:
 
 
 def test_rooms_below_peer_take_the_tables_they_read() -> None:
-    below = {room for room in ROW if ROW[room] < ROW["peer"]} - WHERE_THEY_ARE - NOT_YET
+    below = {room for room in ROW if ROW[room] < ROW["peer"]} - WHERE_THEY_ARE
     sources = {
         module: source for module, source in SOURCES.items() if room_of(module) in below and module != "swarmnet"
     }

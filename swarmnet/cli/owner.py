@@ -165,11 +165,10 @@ def ban(named: tuple[str, ...], lift: bool, bootstrap: tuple[str, ...]) -> int:
 
 async def _spread(bans: Bans, bootstrap: tuple[str, ...]) -> bool:
     from swarmnet.net.dht import DhtDirectory
+    from swarmnet.net.dht_daemon import Listen
     from swarmnet.net.identity import Identity
 
     # A client of the DHT with a key of its own: who speaks does not count, the owner's signature does.
-    directory = await DhtDirectory.start(Identity.generate(), bans.run, num_stages=0, bootstrap=bootstrap, client=True)
-    try:
+    client = Listen(client=True)
+    async with DhtDirectory(Identity.generate(), bans.run, bootstrap=bootstrap, listen=client) as directory:
         return await directory.publish_bans(bans)
-    finally:
-        await directory.close()

@@ -68,7 +68,7 @@ def run_plan(setup: Setup, stages: Sequence[int], room: int | None, *, as_json: 
         alone = [judge(sized, [stage], room) for stage in stages]
         peer = judge(sized, stages, room)
     else:
-        every = stages or range(setup.manifest.cut.stages)
+        every = stages or range(len(setup.specs))
         alone = [judge(with_slots(setup, [stage], room), [stage], room) for stage in every]
         if len(alone) > 1:
             remarks.append(f"each is for a peer of its own: --stage {listed(every[:2])} plans one peer with both")

@@ -113,7 +113,7 @@ def _join(config: PeerConfig, invited: SwarmLink | Manifest) -> int:
         place = asyncio.run(find_place(config, invited, story.phase))
         story.phase("starting", "making room for the stage, then listening under this machine's own address")
 
-        from swarmnet.peer import run_peer
+        from swarmnet.peer.run import run_peer
 
         return run_peer(
             place.config,
@@ -146,7 +146,7 @@ def peer(ctx: click.Context, /, *, no_restart: bool, **_: Any) -> int:
     config = read_config(ctx, "stage")
     manifest = read_manifest(config, "peer")
 
-    from swarmnet.peer import run_peer
+    from swarmnet.peer.run import run_peer
 
     return run_peer(config, manifest)
 
@@ -165,7 +165,7 @@ def trainer(ctx: click.Context, /, **_: Any) -> int:
     config = read_config(ctx, "trainer")
     manifest = read_manifest(config, "trainer")
 
-    from swarmnet.trainer import run_trainer
+    from swarmnet.trainer.run import run_trainer
 
     return run_trainer(config, manifest)
 

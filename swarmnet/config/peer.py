@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -145,6 +146,20 @@ class Log(Table):
     )
 
 
+@dataclass(frozen=True, slots=True)
+class NetworkSettings:
+    """Where a process keeps its identity, where it listens and by whom it joins: fields of `PeerConfig`."""
+
+    dir: Path
+    host: str
+    port: int
+    dht_port: int
+    announce: tuple[str, ...]
+    bootstrap: tuple[str, ...]
+    invitation: str
+    manifest: Path | None
+
+
 class PeerConfig(Table):
     """One machine of a swarm.
 
@@ -195,6 +210,11 @@ class PeerConfig(Table):
     memory: Memory = Memory()
     caps: Caps = Caps()
     log: Log = Log()
+
+    @property
+    def network(self) -> NetworkSettings:
+        """What an endpoint needs to know."""
+        return NetworkSettings(*(getattr(self, each.name) for each in fields(NetworkSettings)))
 
     @model_validator(mode="after")
     def _together(self) -> PeerConfig:

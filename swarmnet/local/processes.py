@@ -45,7 +45,6 @@ PRELOAD = (
     "swarmnet.engine.torch_engine",
     "swarmnet.trainer.run",
     "swarmnet.local.prepare",
-    "swarmnet.local.interpose",
     "torch.fx.experimental.symbolic_shapes",  # the first backward imports it, and with it sympy
 )
 """What peers, trainers and the oracle import. Importing these starts no thread and opens nothing."""

@@ -6,7 +6,7 @@ The first member's word about a commit counts for the curve; the audit compares 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,7 +21,6 @@ class ReplicaView:
     stage: int
     alive: bool = False
     version: int | None = None
-    dht: tuple[str, ...] = ()
     finished: bool = False
     mesh: str = ""  # of its ranks, "" for one
     ranks_lost: bool = False  # they start anew
@@ -63,7 +62,7 @@ class SwarmProgress:
     outer: Counter[bool] = field(default_factory=Counter)  # outer steps; False: missed
     strays: set[tuple[int, int, str]] = field(default_factory=set)  # (stage, version, peer) whose weights were off
     starts: Counter[str] = field(default_factory=Counter)  # of processes, by name
-    trainer_dht: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    dht: dict[str, Sequence[str]] = field(default_factory=dict)  # addresses of the processes that are up
     _executions: Counter[tuple[str, int, int]] = field(default_factory=Counter)
     _early: dict[int, Point] = field(default_factory=dict)
 
@@ -88,14 +87,14 @@ class SwarmProgress:
         self.starts[name] += 1
         if self.training_at is None:
             self.moved_at = now  # while all start, each start is progress; later it is none
+        self.dht.pop(name, None)
         if name in self.replicas:
             self.replicas[name] = ReplicaView(self.replicas[name].stage, alive=True)
 
     def ended(self, name: str) -> None:
         """The process of `name` is gone."""
-        self.trainer_dht.pop(name, None)
-        if name in self.replicas:
-            before = self.replicas[name]
+        self.dht.pop(name, None)
+        if (before := self.replicas.get(name)) is not None:
             # It keeps what it had reached: the run may be complete with it.
             self.replicas[name] = ReplicaView(before.stage, finished=before.finished)
 
@@ -103,10 +102,8 @@ class SwarmProgress:
         """Take in one event of child `name`, as its file has it."""
         replica = self.replicas.get(name)
         match event["event"]:
-            case "listening" if replica is None:
-                self.trainer_dht[name] = tuple(event["dht"])
-            case "listening" if replica is not None:
-                replica.dht = tuple(event["dht"])
+            case "listening":
+                self.dht[name] = event["dht"]
             case ("synced" | "applied") as kind if replica is not None:
                 replica.version = event["version"]
                 if kind == "applied" or self.training_at is None:
@@ -191,12 +188,12 @@ class SwarmProgress:
             for name, replica in self.replicas.items()
             if replica.alive
             and not replica.finished
-            and (not replica.dht or (ranks(name) > 1 and (not replica.mesh or replica.ranks_lost)))
+            and (not self.dht.get(name) or (ranks(name) > 1 and (not replica.mesh or replica.ranks_lost)))
         )
 
     def bootstrap(self, *, but: str = "", most: int = 4) -> tuple[str, ...]:
         """DHT addresses of up to `most` live peers other than `but`."""
-        live = [replica.dht for name, replica in sorted(self.replicas.items()) if replica.alive and name != but]
+        live = [self.dht.get(name) for name in sorted(self.replicas) if name != but]
         return tuple(addresses[0] for addresses in live if addresses)[:most]
 
     def tokens_per_second(self) -> float:
@@ -208,20 +205,27 @@ class SwarmProgress:
         elapsed = points[-1].seconds - (self.training_at - self.started_at)
         return sum(point.tokens for point in points) / elapsed if elapsed > 0 else 0.0
 
+    @property
+    def _recent(self) -> list[Point]:
+        """The last WINDOW_STEPS steps since the start, and the one before them."""
+        return self.points[self.earlier_points :][-WINDOW_STEPS - 1 :]
+
+    @property
+    def _recent_s(self) -> float | None:
+        """How long these took; None: there are none."""
+        return self._recent[-1].seconds - self._recent[0].seconds if len(self._recent) > 1 else None
+
     def recent_tokens_per_second(self) -> float:
         """Over the last WINDOW_STEPS steps."""
-        window = self.points[self.earlier_points :][-WINDOW_STEPS - 1 :]
-        if len(window) < 2:
+        if (elapsed := self._recent_s) is None:
             return self.tokens_per_second()
-        elapsed = window[-1].seconds - window[0].seconds
-        return sum(point.tokens for point in window[1:]) / elapsed if elapsed > 0 else 0.0
+        return sum(point.tokens for point in self._recent[1:]) / elapsed if elapsed > 0 else 0.0
 
     def eta_s(self) -> float | None:
         """Seconds to the last step at the recent pace; None while there is no pace."""
-        window = self.points[self.earlier_points :][-WINDOW_STEPS - 1 :]
-        if len(window) < 2:
+        if (elapsed := self._recent_s) is None:
             return None
-        return (self.steps - len(self.points)) * (window[-1].seconds - window[0].seconds) / (len(window) - 1)
+        return (self.steps - len(self.points)) * elapsed / (len(self._recent) - 1)
 
     @property
     def starting(self) -> str:
@@ -231,9 +235,8 @@ class SwarmProgress:
         total = len(self.replicas) + len(self.trainers)
         if not self.starts:
             return f"importing torch and hivemind, once for {total} processes"
-        up = sum(bool(replica.dht) for replica in self.replicas.values()) + len(self.trainer_dht)
-        if up < total:
-            return f"starting processes, {up} of {total} are up"
+        if len(self.dht) < total:
+            return f"starting processes, {len(self.dht)} of {total} are up"
         synced = sum(len(self.synced(stage)) for stage in range(self.stages))
         if synced < len(self.replicas):
             return f"{total} processes are up, {synced} of {len(self.replicas)} replicas hold their weights"
@@ -257,7 +260,7 @@ class SwarmProgress:
             return "ranks start anew"
         if replica.version is not None:
             return f"{replica.version}"
-        return "joining" if replica.dht else "starting"
+        return "joining" if name in self.dht else "starting"
 
     def waiting_for(self) -> str:
         """In words: what would have to happen next."""

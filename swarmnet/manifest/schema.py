@@ -269,9 +269,7 @@ class Averaging(Table):
         'next computes; "local": each trains on its own, with an outer step now and then',
     )
     overlap_after: Count = says(40, '"overlap": after so many steps one by one; `init` writes 100')
-    codec: SumCodec = says(
-        "int64", '"int64", "small" (deterministic mode), "fp32", "int8", "auto", ...; see docs/codecs.md'
-    )
+    codec: SumCodec = says("int64", '"int64", "small" (deterministic mode), "fp32", "int8", ...; see docs/codecs.md')
     group_size: Annotated[int, Field(ge=2, le=1024)] = says(
         16, "replicas that average in one group; more stand in a grid of groups"
     )
@@ -422,6 +420,11 @@ class Manifest(Table):
     def of_stage(self, stage: int) -> StageSpec:
         """The tables that stage `stage` computes by."""
         return StageSpec(stage=stage, **{name: table for name, table in self if name in StageSpec.model_fields})
+
+    @property
+    def specs(self) -> tuple[StageSpec, ...]:
+        """Those of every stage, in order."""
+        return tuple(map(self.of_stage, range(self.cut.stages)))
 
     @model_validator(mode="after")
     def _together(self) -> Manifest:

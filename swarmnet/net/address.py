@@ -65,6 +65,7 @@ class Address:
                 return f"ipv4:{self.host}:{self.port}"
             case "ip6":
                 return f"ipv6:[{self.host}]:{self.port}"
+        # gRPC resolves the name at every connection: it may move.
         return f"dns:///{self.host}:{self.port}"
 
 
@@ -97,6 +98,7 @@ def _port(text: str, port: str) -> int:
 
 
 def _peer(text: str, peer: str) -> PeerId:
+    # Other key types are peer ids of libp2p too, but cannot sign our certificates.
     if not is_peer_id(peer):
         raise UsageError(f"{text!r}: {peer!r} is not an Ed25519 peer id (12D3Koo...)")
     return PeerId(peer)
@@ -135,6 +137,7 @@ def announced_at(announce: Sequence[str], me: PeerId, **ports: int) -> dict[str,
     for text in announce:
         # The operator types the address as others see it: the port alone says which of our listeners it is.
         address = Address.parse(text)
+        # Others would refuse to talk to it: another key answers there.
         if address.peer not in (None, me):
             raise UsageError(f"--announce {text}: that is another peer's id, this one is {me}: leave out /p2p/...")
         named = next((option for option, port in ports.items() if port == address.port), None)

@@ -19,7 +19,9 @@ import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
+from swarmnet.bounds import Recent
 from swarmnet.directory import Record, Role
+from swarmnet.errors import Refused, RejectCode
 from swarmnet.ids import PeerId, RunId
 from swarmnet.messages import Part, Process, Request, TrailRequest
 
@@ -193,14 +195,15 @@ def role_for(request: Request) -> Role | None:
             return None
 
 
-def advised(reason: str, peer: PeerId, role: Role | None) -> str:
-    """Why `peer` is not admitted, and what it can do about it."""
-    if reason == BANNED:
+def advised(reason: str, peer: PeerId | None, role: Role | None) -> str:
+    """Why `peer` is not admitted, and what it can do about it. None: an identity that lives for one command."""
+    if peer is not None and reason == BANNED:
         return f"{reason}, who alone can lift that (`swarmnet ban --lift`)"
-    return (
-        f"{reason}: ask the run's owner for `swarmnet invite run.toml {peer}{f' --roles {role}' if role else ''}`, "
-        "and start again with --invitation"
-    )
+    then = "and start again with --invitation"
+    if peer is None:
+        then = "and put what it prints at the end of the link: LINK+invite=..."
+    roles = f" --roles {role}" if role else ""
+    return f"{reason}: ask the run's owner for `swarmnet invite run.toml {peer or '--bearer'}{roles}`, {then}"
 
 
 @dataclass(slots=True)
@@ -228,7 +231,7 @@ class Admissions:
         self.bans: Bans | None = None
         self._verify, self._tolerance_s = verify, tolerance_s
         self._shown: dict[PeerId, _Shown] = {}
-        self._refused: dict[PeerId, tuple[str, str]] = {}  # peer -> what it showed, why it is not good
+        self._refused: Recent[PeerId, tuple[str, str]] = Recent(MAX_PEERS)  # peer -> what it showed, why it is not good
         self._banned: frozenset[PeerId] = frozenset()
 
     # ------------------------------------------------------------ who is admitted
@@ -247,7 +250,16 @@ class Admissions:
             return BANNED
         if shown is None:
             return self._refused.get(peer, ("", "it has shown no invitation to this run"))[1]
-        return self._lapsed(shown.terms, now) or _other_role(shown.terms, role)
+        if lapsed := self._lapsed(shown.terms, now):
+            return lapsed
+        invited = shown.terms.roles
+        return "" if role is None or role in invited else f"it is invited as {' and '.join(invited)}, not as {role}"
+
+    def check(self, caller: PeerId, request: Request, *, now: float) -> None:
+        """Raises Refused, with advice, unless `caller` is admitted in the role that `request` needs."""
+        role = role_for(request)
+        if reason := self.why_not(caller, role, now=now):
+            raise Refused(RejectCode.NOT_ADMITTED, advised(reason, caller, role))
 
     def show(self, peer: PeerId, text: str, *, now: float) -> str:
         """`peer` shows a pass, over a connection or in a record that proves it to be `peer`. Returns why it is not
@@ -294,11 +306,8 @@ class Admissions:
         return ""
 
     def _refuse(self, peer: PeerId, text: str, reason: str) -> str:
-        """Remember why, for `why_not`; the oldest of too many is forgotten."""
-        self._refused.pop(peer, None)
+        """Remember why, for `why_not`."""
         self._refused[peer] = text, reason
-        if len(self._refused) > MAX_PEERS:
-            del self._refused[next(iter(self._refused))]
         return reason
 
     def _lapsed(self, terms: Terms, now: float) -> str:
@@ -318,6 +327,7 @@ class Admissions:
 
     def learn(self, bans: Bans) -> bool:
         """Take in a list. Returns whether it is this run's owner's, and newer than the one known."""
+        # An older list, sent again, must not lift what a newer one bans.
         if not self.accepts(bans) or (self.bans is not None and bans.number <= self.bans.number):
             return False
         self.bans, self._banned = bans, frozenset(bans.peers)
@@ -345,17 +355,12 @@ def in_words(moment: float) -> str:
 # ---------------------------------------------------------------- text
 
 
-def _other_role(terms: Terms, role: Role | None) -> str:
-    if role is None or role in terms.roles:
-        return ""
-    return f"it is invited as {' and '.join(terms.roles)}, not as {role}"
-
-
 def _joined(terms: Terms, signature: bytes, second: bytes) -> str:
     return ":".join((terms.text, _base64(signature), *((_base64(second),) if terms.bearer else ())))
 
 
 def _parsed(text: str, *, bearer_bytes: int) -> tuple[Terms, bytes, bytes]:
+    # A stranger sends this: it is bounded before it is split.
     if len(text) > MAX_CHARS:
         raise ValueError("not an invitation: it is too long")
     kind, *fields = text.split(":")
@@ -365,6 +370,7 @@ def _parsed(text: str, *, bearer_bytes: int) -> tuple[Terms, bytes, bytes]:
     roles = tuple(each for each in ROLES if each in listed.split(","))
     if len(run) != _RUN_DIGITS or not _HEX.fullmatch(run) or not _NAME.fullmatch(guest):
         raise ValueError("not an invitation: it names no run or no peer")
+    # One spelling only: what is signed is the text.
     if not roles or ",".join(roles) != listed:
         raise ValueError(f"not an invitation: roles are {','.join(ROLES)}, or one of them")
     if not _NUMBER.fullmatch(not_after) or int(not_after) > _MAX_NOT_AFTER:
@@ -396,4 +402,5 @@ def _bytes(text: str) -> bytes:
 def admits(admissions: Admissions, record: Record, *, now: float) -> bool:
     """Is the record's peer admitted as all that the record says it is, by what it or an earlier one shows?"""
     admissions.show(record.peer, record.invitation, now=now)
+    # Who is invited as a trainer must not serve a stage on the side.
     return all(admissions.admitted(record.peer, role, now=now) for role in record.roles)

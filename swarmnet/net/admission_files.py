@@ -8,8 +8,6 @@ What is signed, and who is admitted by it, is `net.admission`.
 
 from __future__ import annotations
 
-import os
-import secrets
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -34,7 +32,7 @@ from swarmnet.net.admission import (
     invite,
     pass_of,
 )
-from swarmnet.net.identity import Identity, verify
+from swarmnet.net.identity import Identity, verify, write_whole
 
 _LIFE_LEFT_S = 24 * 3600.0
 """A pass that ends sooner is looked for anew: its owner's guest may have put another invitation into the file."""
@@ -61,7 +59,7 @@ def invitation_beside(manifest: Path) -> Path:
 def write_invitation(path: Path, terms: RunTerms, *, life_s: float) -> None:
     """Write one for whoever can read the file. Raises UsageError, OSError."""
     invitation = Owner(path, terms).invite(None, ROLES, int(time.time() + life_s))
-    _write(invitation_beside(path), invitation.text)
+    write_whole(invitation_beside(path), f"{invitation.text}\n")
 
 
 def new_owner(manifest: Path) -> Identity:
@@ -109,11 +107,13 @@ class Owner:
                 f"{key}: cannot be used ({why}): only who has the key that `swarmnet init` wrote there "
                 "can invite or ban"
             ) from error
+        # Its signatures would be worth nothing in this run.
         if self._identity.peer != terms.owner:
             raise UsageError(f"{key}: is another run's key ({self._identity.peer}); {path} names {terms.owner}")
 
     def invite(self, guest: PeerId | None, roles: Iterable[Role], not_after: int) -> Invitation:
         """An invitation of `guest`; None: of whoever holds it."""
+        # A personal invitation needs no secret: the guest signs with its own key.
         if guest is not None:
             return invite(self.run, guest, roles, not_after, self._identity.sign)
         key = Identity.generate()
@@ -126,6 +126,7 @@ class Owner:
         known = _read_bans(path)
         before = () if known is None else known.peers
         banned = set(before) - set(peers) if lift else set(before) | set(peers)
+        # A longer list fits into no entry of the DHT.
         if len(banned) > MAX_BANNED:
             raise UsageError(
                 f"{path}: a run bans {MAX_BANNED} at most, and {len(before)} are banned: take some off "
@@ -135,7 +136,7 @@ class Owner:
             self.run, self._identity.peer, max(int(now), known.number + 1 if known else 0), banned, self._identity.sign
         )
         try:
-            _write(path, bans.text)
+            write_whole(path, f"{bans.text}\n")
         except OSError as error:
             raise UsageError(f"{path}: cannot be written: {error.strerror or error}") from error
         return bans
@@ -175,9 +176,10 @@ class OwnPass:
             return
         self._show(self._of_given() if given else _read(self._file, MAX_CHARS), now)
         self.check(now=now)
+        # It is kept, so that the next start needs no --invitation.
         if given:
             try:
-                _write(self._file, self.text)
+                write_whole(self._file, f"{self.text}\n")
             except OSError as error:
                 raise UsageError(
                     f"cannot keep the invitation in {self._file}: {error.strerror or error}; choose another --dir"
@@ -187,7 +189,7 @@ class OwnPass:
         """Am I still admitted? Raises UsageError. An invitation that was renewed in its file is taken up."""
         me = self._identity.peer
         # Good for another day: the file need not be looked at.
-        if self._admissions.owner is None or self._admitted(now + _LIFE_LEFT_S):
+        if self._admissions.owner is None or self._admissions.admitted(me, self._role, now=now + _LIFE_LEFT_S):
             return
         try:
             renewed = self._of_given() if self._given else _read(self._file, MAX_CHARS)
@@ -195,7 +197,7 @@ class OwnPass:
             renewed = self.text
         self._show(renewed, now)
         if reason := self._admissions.why_not(me, self._role, now=now):
-            words = f"{reason}: {_bearer_advice(self._role)}" if self._transient else advised(reason, me, self._role)
+            words = advised(reason, None if self._transient else me, self._role)
             run = self._admissions.run[:12]
             raise UsageError(f"run {run} is by invitation, and this peer is not admitted: {words}")
 
@@ -204,10 +206,8 @@ class OwnPass:
         """Until when it is good, in words; "" in an open run."""
         return in_words(Pass.parse(self.text).terms.not_after) if self.text else ""
 
-    def _admitted(self, now: float) -> bool:
-        return self._admissions.admitted(self._identity.peer, self._role, now=now)
-
     def _show(self, text: str, now: float) -> None:
+        # A worse one does not replace what is good.
         if text and not self._admissions.show(self._identity.peer, text, now=now):
             self.text = text
 
@@ -221,13 +221,6 @@ class OwnPass:
                 raise UsageError("--invitation: its secret does not belong to it; copy all of it")
             sign = key.sign
         return pass_of(invitation, self._admissions.run, self._identity.peer, sign).text
-
-
-def _bearer_advice(role: Role | None) -> str:
-    return (
-        f"ask the run's owner for `swarmnet invite run.toml --bearer{f' --roles {role}' if role else ''}`, and put "
-        "what it prints at the end of the link: LINK+invite=..."
-    )
 
 
 def given_invitation(given: str) -> Invitation:
@@ -263,7 +256,7 @@ class BanFiles:
     def keep(self) -> None:
         """Write the newest list known. Raises OSError."""
         if self._own is not None and self._admissions.bans is not None:
-            _write(self._own, self._admissions.bans.text)
+            write_whole(self._own, f"{self._admissions.bans.text}\n")
 
 
 # ---------------------------------------------------------------- files
@@ -285,19 +278,6 @@ def _read(path: Path, limit: int) -> str:
     except OSError:
         return ""
     return data.decode("ascii", "replace").strip() if len(data) <= limit else ""
-
-
-def _write(path: Path, text: str) -> None:
-    """Whole or not at all, readable by its owner only. Raises OSError."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    handle = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    try:
-        with os.fdopen(handle, "w", encoding="ascii") as file:
-            file.write(f"{text}\n")
-        os.replace(draft, path)
-    finally:
-        draft.unlink(missing_ok=True)
 
 
 def _cut(text: str) -> str:

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import random
-import secrets
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -24,7 +22,7 @@ from swarmnet.net.admission import Admissions, Bans, admits
 from swarmnet.net.admission_files import BanFiles
 from swarmnet.net.dht_daemon import Listen
 from swarmnet.net.dht_node import DhtNode, Entry, NobodyAnswered, RecordGate, clock_ahead_s
-from swarmnet.net.identity import Identity
+from swarmnet.net.identity import Identity, write_whole
 from swarmnet.net.records import (
     FIRST_DIGITS,
     MAX_AHEAD_S,
@@ -63,6 +61,7 @@ class KnownPeers:
         for peer in {peer for _, peer in peers}:
             now_at = [address for address, owner in peers if owner == peer]
             before = [address for address in self._addresses.pop(peer, ()) if address not in now_at]
+            # Where it is now comes first, and where it was stays as a second try.
             self._addresses[peer] = tuple((now_at + before)[:MAX_ADDRESSES_PER_PEER])
         while len(self._addresses) > MAX_PEERS:
             del self._addresses[next(iter(self._addresses))]
@@ -75,13 +74,7 @@ class KnownPeers:
         """Replace the file if anything changed. Raises OSError."""
         if self._path is None or self._addresses == self._saved:
             return
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        draft = self._path.with_name(f".{self._path.name}.{secrets.token_hex(4)}")
-        try:
-            draft.write_text(json.dumps({"known_peers": self.addresses()}, indent=1) + "\n")
-            os.replace(draft, self._path)
-        finally:
-            draft.unlink(missing_ok=True)
+        write_whole(self._path, json.dumps({"known_peers": self.addresses()}, indent=1) + "\n", mode=0o666)
         self._saved = dict(self._addresses)
 
 
@@ -115,9 +108,17 @@ log = get(__name__)
 class DhtDirectory:
     """A peer's membership in the DHT. `run` must be running for renewal, refresh and recovery to happen.
 
-    With `run_id` None it is a plain node: it stores records of any run and has none of its own. admissions: who takes
-    part in the run; others' records are neither read nor stored here. by_memory: nobody answered at `bootstrap` when it
-    started, and it joined through peers that it remembered, of this run or another.
+    A context manager: entering it joins the DHT, leaving it leaves.
+
+    Args:
+        run: None for a plain node: it stores records of any run and has none of its own.
+        num_stages: 0: not known yet, learned from the records.
+        listen: where its node listens.
+        bootstrap: addresses to join through. Without any (or if they name only ourselves) and with nobody remembered
+            alive, this is the first node.
+        state_dir: where peers are remembered; None: nowhere.
+        admissions: who takes part in the run; others' records are neither read nor stored here. None: unknown.
+        manifest: its file, beside which the run's owner may keep a list of bans.
     """
 
     def __init__(
@@ -125,13 +126,13 @@ class DhtDirectory:
         identity: Identity,
         run: RunId | None,
         *,
-        num_stages: int,
-        listen: Listen,
-        bootstrap: Sequence[str],
-        state_dir: Path | None,
-        ttl_s: float,
-        admissions: Admissions | None,
-        manifest: Path | None,
+        num_stages: int = 0,
+        listen: Listen = Listen(),  # noqa: B008
+        bootstrap: Sequence[str] = (),
+        state_dir: Path | None = None,
+        ttl_s: float = TTL_S,
+        admissions: Admissions | None = None,
+        manifest: Path | None = None,
     ) -> None:
         assert 0 < ttl_s <= MAX_AHEAD_S
         self.peer = identity.peer
@@ -149,49 +150,14 @@ class DhtDirectory:
         self._publish_again_at = self._whole_run_again_at = 0.0
         self._sought: set[RunId] | None = None  # while somebody asks for runs
         self.by_memory = False
+        """Did nobody answer at `bootstrap`, so that it joined through peers it remembered, of this run or another?"""
         self._rng = random.Random()
         self._node: DhtNode
 
-    @classmethod
-    async def start(
-        cls,
-        identity: Identity,
-        run: RunId | None,
-        *,
-        num_stages: int,
-        host: str = "127.0.0.1",
-        port: int = 0,
-        bootstrap: Sequence[str] = (),
-        state_dir: Path | None = None,
-        ttl_s: float = TTL_S,
-        announce: Sequence[str] = (),
-        client: bool = False,
-        first_port: int = 0,
-        admissions: Admissions | None = None,
-        manifest: Path | None = None,
-    ) -> DhtDirectory:
-        """Start a node and join through `bootstrap`, or through peers remembered in `state_dir`.
-
-        num_stages 0: not known yet, learned from the records. Without `bootstrap` (or if it names only ourselves) and
-        with nobody remembered alive, this is the first node. first_port: tried first where `port` is 0. manifest: its
-        file, beside which the run's owner may keep a list of bans.
-
-        Raises UsageError if the address cannot be listened on, `bootstrap` was given and nobody answers, or this
-        machine's clock is off.
-        """
-        listen = Listen(host, port, first_port, tuple(announce), client)
-        self = cls(
-            identity,
-            run,
-            num_stages=num_stages,
-            listen=listen,
-            bootstrap=bootstrap,
-            state_dir=state_dir,
-            ttl_s=ttl_s,
-            admissions=admissions,
-            manifest=manifest,
-        )
-        self._node = await self._open(listen)
+    async def __aenter__(self) -> DhtDirectory:
+        """Raises UsageError if the address cannot be listened on, `bootstrap` was given and nobody answers, or this
+        machine's clock is off."""
+        self._node = await self._open(self._listen)
         try:
             await self._join_first()
             await self._look_for_bans()
@@ -200,10 +166,17 @@ class DhtDirectory:
             raise
         return self
 
+    async def __aexit__(self, *_: object) -> None:
+        """Leave. What was published expires by itself."""
+        self._remember()
+        await self._node.close()
+
     @property
     def maddrs(self) -> tuple[str, ...]:
         """Multiaddrs with which others can bootstrap from this node."""
-        return self._announced()
+        if not self._listen.announce:
+            return self._node.maddrs
+        return tuple(a if peer_in(a) else f"{a}/p2p/{self.peer}" for a in self._listen.announce)
 
     @property
     def port(self) -> int:
@@ -215,14 +188,10 @@ class DhtDirectory:
         """As told, or as most of the known records say; 0 while unknown."""
         return self._num_stages or agreed_num_stages(self._table.fresh(now=time.time()))
 
-    def learn_num_stages(self, num_stages: int) -> None:
-        """The manifest has come: say and look for this many from now on."""
-        self._num_stages = num_stages
+    def learn(self, num_stages: int, admissions: Admissions) -> None:
+        """The manifest has come: from now on it says how many stages there are, and who takes part."""
+        self._num_stages, self._admissions = num_stages, admissions
         self._node.own(self._own_keys())
-
-    def admit_by(self, admissions: Admissions) -> None:
-        """The manifest has come: from now on it says who takes part."""
-        self._admissions = admissions
 
     @property
     def neighbours(self) -> frozenset[PeerId]:
@@ -243,6 +212,7 @@ class DhtDirectory:
         # Nobody has told the number of stages: read a few, and the rest once their records say how many there are.
         if self._run is not None and await self._ask(self._num_stages or UNKNOWN_NUM_STAGES_READ):
             learned = self.num_stages
+            # Their records say that there are more stages than were read.
             if not self._num_stages and learned > UNKNOWN_NUM_STAGES_READ:
                 await self._ask(learned)
         return self.known()
@@ -275,11 +245,6 @@ class DhtDirectory:
             tasks.create_task(self._renew())
             tasks.create_task(self._look_around())
 
-    async def close(self) -> None:
-        """Leave. What was published expires by itself."""
-        self._remember()
-        await self._node.close()
-
     # ---------------------------------------------------------------- publishing
 
     async def _announce(self, record: Record) -> None:
@@ -288,7 +253,7 @@ class DhtDirectory:
         set_back = self._expiry_ms > expiry_ms + self._ttl_s * 1000  # this machine's clock was: start over
         self._expiry_ms = expiry_ms if set_back else max(expiry_ms, self._expiry_ms + 1)
         self._publish_again_at = now + self._rng.uniform(0.8, 1.2) * self._ttl_s / 3
-        dht = self._announced()[:MAX_ADDRESSES]
+        dht = self.maddrs[:MAX_ADDRESSES]
         # Those who look for runs need not know how it goes: one renewal in several.
         places = [place for place in places_of(record) if place != WHOLE_RUN or now >= self._whole_run_again_at]
         found = [Announcement(record, place, self._expiry_ms, self._num_stages, dht) for place in places]
@@ -310,11 +275,6 @@ class DhtDirectory:
             await asyncio.sleep(max(self._publish_again_at - clock(), self._ttl_s / 30))
             if self._mine is not None and clock() >= self._publish_again_at:
                 await self._announce(self._mine)
-
-    def _announced(self) -> tuple[str, ...]:
-        if not self._listen.announce:
-            return self._node.maddrs
-        return tuple(a if peer_in(a) else f"{a}/p2p/{self.peer}" for a in self._listen.announce)
 
     # ---------------------------------------------------------------- reading
 
@@ -355,6 +315,7 @@ class DhtDirectory:
         return kept > 0
 
     def _hear_bans(self, bans: Bans, expiry: float) -> None:
+        # Lists of other runs are only passed on.
         if self._admissions is None or bans.run != self._run:
             return
         if self._admissions.learn(bans):
@@ -373,6 +334,7 @@ class DhtDirectory:
         deadline = asyncio.get_running_loop().time() + READ_DEADLINE_S
         await self._node.lookup((bans_key(self._run),), deadline=deadline)
         bans = self._admissions.bans
+        # Nobody keeps it for long: those who know it renew it in turn.
         if bans is not None and self._bans_until < time.time() + BANS_TTL_S / 2 and not self._listen.client:
             await self.publish_bans(bans)
 
@@ -400,11 +362,13 @@ class DhtDirectory:
         if not met:
             met = await self._node.join(self._strangers()[:REJOIN_AT_ONCE])
             self.by_memory = bool(self._bootstrap and met)
+        # Told to join and unable to: a swarm of its own is not what was asked for.
         if self._bootstrap and not met:
             raise NobodyAnswered(
                 f"no bootstrap peer answered; tried {', '.join(self._bootstrap)}: check that one of them is running "
                 "and reachable from here, or leave bootstrap empty to start a new swarm"
             )
+        # Its records would expire early, or be refused as too far ahead.
         if met and abs(ahead := clock_ahead_s(met)) > self._ttl_s / 3:
             raise UsageError(
                 f"this machine's clock is {abs(ahead):.0f} s {'behind' if ahead > 0 else 'ahead of'} the swarm's: "

@@ -13,6 +13,7 @@ import shutil
 import socket
 import sys
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -39,7 +40,7 @@ class Listen:
     host: str = "127.0.0.1"
     port: int = 0
     first: int = 0
-    announce: tuple[str, ...] = ()
+    announce: Sequence[str] = ()
     client: bool = False
 
 
@@ -167,6 +168,7 @@ def _binary() -> Path:
     spec = find_spec("hivemind")
     assert spec is not None and spec.origin is not None
     path = Path(spec.origin).parent / "hivemind_cli" / "p2pd"
+    # Said here: the child's own error would name a file that nobody knows.
     if not os.access(path, os.X_OK):
         raise DaemonFailed("hivemind is installed without its libp2p daemon: reinstall it", path=str(path))
     return path
@@ -204,6 +206,7 @@ def _listening(listen: Listen) -> list[str]:
 
 def _take_port(listen: Listen) -> tuple[int, socket.socket | None]:
     """(the port to listen on, what claims it as long as it is open). Raises UsageError if a fixed one is taken."""
+    # The last port is only a wish: any other will do.
     if not listen.port and listen.first:
         with contextlib.suppress(UsageError):
             return _take_port(replace(listen, port=listen.first))
@@ -222,6 +225,7 @@ def _claimed(port: int) -> socket.socket | None:
     """Keep others of us away from a port between our look at it and the daemon's listening: two that start at the same
     moment would both find it free. A name that the kernel forgets with its owner. Raises UsageError if it is claimed.
     """
+    # Abstract names of sockets are Linux's own.
     if sys.platform != "linux":
         return None
     claim = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)

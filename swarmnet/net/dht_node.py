@@ -25,6 +25,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
+from swarmnet.bounds import Recent
 from swarmnet.errors import BadMessage, UsageError
 from swarmnet.ids import PeerId
 from swarmnet.net.address import peer_in
@@ -90,11 +91,13 @@ class RecordGate(RecordValidatorBase):  # type: ignore[misc]
         welcome: Callable[[Announcement | Bans], bool] = lambda found: True,
     ) -> None:
         self._heard, self._clock, self._heard_bans, self._welcome = heard, clock, heard_bans, welcome
-        self._verified: dict[bytes, Announcement] = {}  # renewals are read many times: verify each once
-        self._bans: dict[bytes, Bans] = {}
+        # Renewals are read many times: each is verified once. Of too many the next reading verifies anew.
+        self._verified: Recent[bytes, Announcement] = Recent(MAX_REMEMBERED)
+        self._bans: Recent[bytes, Bans] = Recent(MAX_BAN_LISTS)
 
     def validate(self, record: DHTRecord) -> bool:
         """Whether `record` may be stored or believed."""
+        # A stranger's entry may hold any type.
         if not isinstance(record.value, bytes) or not isinstance(record.expiration_time, int | float):
             return False
         if not math.isfinite(record.expiration_time):
@@ -133,9 +136,6 @@ class RecordGate(RecordValidatorBase):  # type: ignore[misc]
             and (record.value in self._bans or verify(bans.owner, bans.signed, bans.signature))
         )
         if genuine:
-            # Emptied at once: what is still needed is verified again when it is read next.
-            if len(self._bans) >= MAX_BAN_LISTS:
-                self._bans.clear()
             self._bans[record.value] = bans
             self._heard_bans(bans, record.expiration_time)
         return genuine
@@ -144,10 +144,7 @@ class RecordGate(RecordValidatorBase):  # type: ignore[misc]
         now = self._clock()
         found = self._verified.get(data)
         if found is None or not now - GRACE_S < found.expiry_ms / 1000 <= now + MAX_AHEAD_S:
-            found = unseal(data, now=now, grace_s=GRACE_S)
-            if len(self._verified) >= MAX_REMEMBERED:
-                self._verified.clear()
-            self._verified[data] = found
+            self._verified[data] = found = unseal(data, now=now, grace_s=GRACE_S)
         return found
 
 
@@ -345,6 +342,7 @@ class DhtNode:
                 asked = time.time()
                 answer = await protocol.get_stub(peer).rpc_ping(request, timeout=None)
                 node_id = DHTID.from_bytes(answer.peer.node_id)
+        # Whoever answers nonsense is no neighbour.
         except (*_RPC_ERRORS, ValueError, AssertionError):
             return
         self._dht.blacklist.register_success(peer)

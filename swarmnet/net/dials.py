@@ -11,10 +11,9 @@ Pure: told what was dialled and how it ended, asked with `now`.
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
 from dataclasses import dataclass
-from typing import TypeVar
 
+from swarmnet.bounds import Recent
 from swarmnet.directory import MAX_ADDRESSES
 from swarmnet.ids import PeerId
 from swarmnet.net.address import Address
@@ -29,8 +28,6 @@ LONGEST_OF_ALL_S = 1.0
 _REMEMBERED = 8192
 
 Endpoint = tuple[str, int]
-K = TypeVar("K")
-V = TypeVar("V")
 
 
 @dataclass(slots=True)
@@ -48,12 +45,12 @@ class Dials:
     """Bounded: of too many peers and addresses those unheard of for longest are forgotten."""
 
     def __init__(self) -> None:
-        self._own: OrderedDict[PeerId, dict[Endpoint, _Pause]] = OrderedDict()
-        self._of_all: OrderedDict[Endpoint, _Pause] = OrderedDict()
+        self._own: Recent[PeerId, Recent[Endpoint, _Pause]] = Recent(_REMEMBERED)
+        self._of_all: Recent[Endpoint, _Pause] = Recent(_REMEMBERED)
         self._under_way: set[Endpoint] = set()
-        self._answered: OrderedDict[tuple[PeerId, Endpoint], None] = OrderedDict()
-        self._called_from: OrderedDict[PeerId, str] = OrderedDict()
-        self._refused: OrderedDict[Endpoint, bool] = OrderedDict()
+        self._answered: Recent[tuple[PeerId, Endpoint], None] = Recent(_REMEMBERED)
+        self._called_from: Recent[PeerId, str] = Recent(_REMEMBERED)
+        self._refused: Recent[Endpoint, bool] = Recent(_REMEMBERED)
 
     def shown(self, peer: PeerId, address: Address) -> bool:
         """Did this peer answer at the address, or call from its host?"""
@@ -62,7 +59,7 @@ class Dials:
     def pause_s(self, peer: PeerId, address: Address, now: float) -> float:
         """For how long this peer is not to be dialled there. 0: dial, and say how it ended."""
         endpoint = _at(address)
-        pauses = [self._own.get(peer, {}).get(endpoint)]
+        pauses = [own.get(endpoint) if (own := self._own.get(peer)) else None]
         # One dial at a time for all who only name the address: it may be a victim's.
         if not self.shown(peer, address):
             if endpoint in self._under_way:
@@ -85,23 +82,20 @@ class Dials:
         self._under_way.discard(endpoint)
         # It is alive: its other addresses are worth a try at once.
         self._own.pop(peer, None)
-        _remember(self._answered, (peer, endpoint), None)
+        self._answered[peer, endpoint] = None
 
     def failed(self, peer: PeerId, address: Address, *, refused: bool, now: float) -> None:
         """Nobody was there (`refused`), nobody answered, or somebody else did."""
         endpoint, shown = _at(address), self.shown(peer, address)
         self._under_way.discard(endpoint)
-        _remember(self._refused, endpoint, refused)
-        own = self._own.get(peer, {})
-        own.setdefault(endpoint, _Pause()).again(now, LONGEST_SHOWN_S if shown else LONGEST_NAMED_S)
-        if len(own) > MAX_ADDRESSES:  # its record names others now
-            del own[next(iter(own))]
-        _remember(self._own, peer, own)
+        self._refused[endpoint] = refused
+        self._own[peer] = own = self._own.get(peer) or Recent(MAX_ADDRESSES)
+        own[endpoint] = pause = own.get(endpoint) or _Pause()
+        pause.again(now, LONGEST_SHOWN_S if shown else LONGEST_NAMED_S)
         # An address that it has shown is its own: its failures make nobody else wait.
         if not shown:
-            of_all = self._of_all.get(endpoint) or _Pause()
+            self._of_all[endpoint] = of_all = self._of_all.get(endpoint) or _Pause()
             of_all.again(now, LONGEST_OF_ALL_S)
-            _remember(self._of_all, endpoint, of_all)
 
     def refused(self, address: Address) -> bool:
         """Did nobody listen there when it was dialled last?"""
@@ -109,18 +103,11 @@ class Dials:
 
     def called(self, peer: PeerId, host: str) -> None:
         """The peer called us from this host: it is alive, and what it names there is worth a dial at once."""
-        _remember(self._called_from, peer, host)
-        own = self._own.get(peer, {})
+        self._called_from[peer] = host
+        own = self._own.get(peer, Recent[Endpoint, _Pause](0))
         for endpoint in [endpoint for endpoint in own if endpoint[0] == host]:
             del own[endpoint]
 
 
 def _at(address: Address) -> Endpoint:
     return address.host, address.port
-
-
-def _remember(table: OrderedDict[K, V], key: K, value: V) -> None:
-    table[key] = value
-    table.move_to_end(key)
-    if len(table) > _REMEMBERED:
-        table.popitem(last=False)

@@ -2,7 +2,7 @@
 
 Peers and trainers stand on it. It knows the run's id and nothing of what is said.
 
-`Wrap` is what a test bench puts between a process and the network: `swarmnet local --chaos` does (local/interpose.py),
+`Wrap` is what a test bench puts between a process and the network: `swarmnet local --chaos` does (local/child.py),
 production passes nothing.
 """
 
@@ -12,11 +12,12 @@ import asyncio
 import contextlib
 import secrets
 import time
-from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from swarmnet.config.peer import NetworkSettings
 from swarmnet.directory import Record, Role
 from swarmnet.ids import PeerId, RunId
 from swarmnet.manifest.terms import RunTerms
@@ -24,13 +25,13 @@ from swarmnet.net.address import announced_at
 from swarmnet.net.admission import Admissions
 from swarmnet.net.admission_files import OwnPass, admissions_of
 from swarmnet.net.dht import DhtDirectory
+from swarmnet.net.dht_daemon import Listen
 from swarmnet.net.greeting import Greeter
 from swarmnet.net.grpc_options import GrpcConfig
 from swarmnet.net.grpc_transport import GrpcTransport
 from swarmnet.net.identity import Identity, own_identity
 from swarmnet.net.ports import LastPorts
 from swarmnet.net.swarm_link import SwarmLink
-from swarmnet.net.tls import open_authority
 from swarmnet.telemetry.journal import loopback_last
 from swarmnet.transport import Service, Transport
 
@@ -132,67 +133,42 @@ def greeter_of(terms: RunTerms, numerics: str, admissions: Admissions, own_pass:
 
 @contextlib.asynccontextmanager
 async def open_endpoint(
-    terms: RunTerms,
-    directory: Path,
-    *,
-    numerics: str,
-    role: Role = "stage",
-    host: str = "127.0.0.1",
-    port: int = 0,
-    dht_port: int = 0,
-    announce: Sequence[str] = (),
-    bootstrap: Sequence[str] = (),
-    invitation: str = "",
-    manifest: Path | None = None,
+    terms: RunTerms, network: NetworkSettings, *, numerics: str, role: Role = "stage"
 ) -> AsyncGenerator[Endpoint, None]:
-    """Take the identity in `directory`, which nobody else may be meanwhile, and join the DHT.
+    """Take the identity in `network.dir`, which nobody else may be meanwhile, and join the DHT.
 
-    Args:
-        numerics: my numerics class, for greetings and my record.
-        port: where calls are answered; 0: the last one, or any.
-        dht_port: where the DHT node listens; likewise.
-        announce: multiaddrs to publish instead of those bound, for both ports.
-        bootstrap: addresses of DHT nodes.
-        invitation: what was given to me, or the file it is in.
-        manifest: its file, beside which the run's owner may keep a list of bans.
-
-    Raises:
-        UsageError: with what to do.
+    numerics: my numerics class, for greetings and my record. Raises UsageError, with what to do.
     """
-    with own_identity(directory) as identity:
+    with own_identity(network.dir) as identity:
         admissions = admissions_of(terms)
-        own_pass = OwnPass(admissions, identity, role, directory, given=invitation, now=time.time())
-        announced = announced_at(announce, identity.peer, port=port, dht_port=dht_port)
-        last = LastPorts.read(directory)
-        dht = await DhtDirectory.start(
+        own_pass = OwnPass(admissions, identity, role, network.dir, given=network.invitation, now=time.time())
+        announced = announced_at(network.announce, identity.peer, port=network.port, dht_port=network.dht_port)
+        last = LastPorts.read(network.dir)
+        # The operator may have given the last DHT port to the data plane.
+        first = 0 if last.dht_port == network.port else last.dht_port
+        async with DhtDirectory(
             identity,
             terms.run,
             num_stages=terms.num_stages,
-            host=host,
-            port=dht_port,
-            bootstrap=bootstrap,
-            state_dir=directory,
-            announce=[str(address) for address in announced["dht_port"]],
-            # The operator has given the last DHT port to the data plane.
-            first_port=0 if last.dht_port == port else last.dht_port,
+            listen=Listen(network.host, network.dht_port, first, tuple(map(str, announced["dht_port"]))),
+            bootstrap=network.bootstrap,
+            state_dir=network.dir,
             admissions=admissions,
-            manifest=manifest,
-        )
-        try:
+            manifest=network.manifest,
+        ) as dht:
             own_pass.check(now=time.time())  # now that bans have been heard of
             transport = GrpcTransport(
                 identity,
                 terms.run,
-                admission=open_authority().admit(identity.peer),
                 addresses=dht.addresses,
-                host=host,
-                port=port,
+                host=network.host,
+                port=network.port,
                 first_port=last.port,
                 announce=announced["port"],
                 config=GrpcConfig.of(terms),
                 greeter=greeter_of(terms, numerics, admissions, own_pass),
             )
             incarnation = secrets.randbits(62)
-            yield Endpoint(identity, dht, transport, incarnation, numerics, terms.run, directory, admissions, own_pass)
-        finally:
-            await dht.close()
+            yield Endpoint(
+                identity, dht, transport, incarnation, numerics, terms.run, network.dir, admissions, own_pass
+            )

@@ -1,6 +1,6 @@
 """Hello: the two ends of a line make sure they are in the same run, admitted, speak the same protocol, share a clock.
 
-Both judge. The callee remembers whom it has greeted, a bounded number of peers; whoever was forgotten is asked to greet
+Both judge. The callee remembers who has greeted it, a bounded number of peers; whoever was forgotten is asked to greet
 again. The numerics class is announced, not refused: peers of one stage compare it (docs/protocol.md).
 """
 
@@ -18,8 +18,6 @@ from swarmnet.net.admission import Admissions, advised
 from swarmnet.wire.convert import Hello
 
 HELLO = "/swarmnet.v1.Run/Hello"
-
-_REMEMBERED = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,26 +65,3 @@ class Greeter:
         """Why `peer` is not admitted now, whatever it was when it greeted: invitations end, and peers are banned."""
         reason = self.admissions.why_not(peer, now=self.clock()) if self.admissions is not None else ""
         return Rejected(RejectCode.NOT_ADMITTED, f"peer {peer}: {advised(reason, peer, None)}") if reason else None
-
-
-class Greeted:
-    """The callee's memory of who has greeted it."""
-
-    def __init__(self) -> None:
-        self._hellos: dict[PeerId, Hello] = {}
-
-    def add(self, peer: PeerId, hello: Hello) -> None:
-        """Remember the newest greeting; the oldest of too many is forgotten."""
-        self._hellos.pop(peer, None)
-        self._hellos[peer] = hello
-        # Who is forgotten is asked to greet again, and loses nothing else.
-        if len(self._hellos) > _REMEMBERED:
-            del self._hellos[next(iter(self._hellos))]
-
-    def get(self, peer: PeerId) -> Hello | None:
-        """What `peer` said, if it is remembered."""
-        return self._hellos.get(peer)
-
-    def forget(self, peer: PeerId) -> None:
-        """As if this process had just started, for one peer."""
-        self._hellos.pop(peer, None)

@@ -18,13 +18,13 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 import grpc
 
 from swarmnet import telemetry
+from swarmnet.bounds import Recent
 from swarmnet.errors import BadMessage, PeerGone, Refused, RejectCode, leaves
 from swarmnet.ids import PeerId
 from swarmnet.messages import Accepted, Answer, Busy, Control, ManifestRequest, Packed, Rejected, Request, SnapshotPiece
-from swarmnet.net.dials import Dials
-from swarmnet.net.greeting import HELLO, Greeted, Greeter
+from swarmnet.net.greeting import HELLO
 from swarmnet.net.grpc_caller import LINK, METHODS, Outbox
-from swarmnet.net.grpc_channels import SERVICE_FAILED
+from swarmnet.net.grpc_channels import SERVICE_FAILED, Dialling
 from swarmnet.net.grpc_options import GrpcConfig
 from swarmnet.net.tls import caller_of
 from swarmnet.net.traffic import Allowances, Flow, Traffic
@@ -32,6 +32,7 @@ from swarmnet.transport import ReadPayload, Service
 from swarmnet.wire.convert import (
     Done,
     GreetFirst,
+    Hello,
     Ping,
     Pong,
     Pulse,
@@ -53,6 +54,7 @@ _PULSES_PER_STALL = 4
 _STRANGERS_CALLS, _ALL_STRANGERS_CALLS = 4, 64
 """Open at a time: of one caller that has not greeted, and of all of them."""
 
+_MOST_GREETED = 4096
 _COMPLAIN_EVERY_S, _MOST_COMPLAINTS = 60.0, 1024
 
 
@@ -61,24 +63,22 @@ class Callee(grpc.GenericRpcHandler):  # type: ignore[misc]
 
     def __init__(
         self,
-        greeter: Greeter,
-        greeted: Greeted,
+        dialling: Dialling,
         service: Callable[[], Service],
         link_ended: Callable[[PeerId], None],
-        dials: Dials,
-        config: GrpcConfig,
         traffic: Traffic,
         write: Callable[[Control], bytes],
     ) -> None:
         """write: as for links (`grpc_caller.Link`)."""
-        self._write = write
-        self._greeter, self._greeted, self._service = greeter, greeted, service
-        self._link_ended, self._dials, self._config, self._traffic = link_ended, dials, config, traffic
-        self._allowances = Allowances(config.allowance)
+        self._greeter, self._dials, self._config = dialling.greeter, dialling.dials, dialling.config
+        self._service, self._link_ended, self._traffic, self._write = service, link_ended, traffic, write
+        # Who is forgotten is asked to greet again, and loses nothing else.
+        self.greeted: Recent[PeerId, Hello] = Recent(_MOST_GREETED)
+        self._allowances = Allowances(self._config.allowance)
         self._links: Counter[PeerId] = Counter()
         self._back: dict[PeerId, Outbox] = {}  # what goes to the caller of a link on the way back, on its newest one
         self._calls: Counter[PeerId] = Counter()
-        self._complained_at: dict[tuple[str, PeerId], float] = {}
+        self._complained_at: Recent[tuple[str, PeerId], float] = Recent(_MOST_COMPLAINTS)
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
         """gRPC asks who answers a method."""
@@ -105,7 +105,7 @@ class Callee(grpc.GenericRpcHandler):  # type: ignore[misc]
         refusal = self._greeter.judge(hello, caller)
         if refusal is not None:
             return write_hello_reply(refusal)
-        self._greeted.add(caller, hello)
+        self.greeted[caller] = hello
         # It has proved who it is, and from which host: that host may be dialled for it.
         self._dials.called(caller, host_of(context.peer()))
         return write_hello_reply(self._greeter.hello())
@@ -145,6 +145,7 @@ class Callee(grpc.GenericRpcHandler):  # type: ignore[misc]
         except* Exception:
             await _confess(context, "link", caller)
         finally:
+            # A newer link of the same caller may have taken its place.
             if self._back.get(caller) is back:
                 del self._back[caller]
             _one_less(self._links, caller)
@@ -179,6 +180,7 @@ class Callee(grpc.GenericRpcHandler):  # type: ignore[misc]
 
     async def told(self, peer: PeerId, data: bytes) -> None:
         """Take what the callee of a link of ours says on it. Raises BadMessage, Refused."""
+        # On the way back nobody may ask us to answer: pings go the other way.
         if await self._hear(peer, data) is not None:
             raise BadMessage(RejectCode.MALFORMED, "a ping on the way back", peer=peer)
 
@@ -189,11 +191,11 @@ class Callee(grpc.GenericRpcHandler):  # type: ignore[misc]
 
     def _knows(self, caller: PeerId) -> bool:
         """Has it greeted, and is it still admitted? If not it has to greet again, and is told why it is not."""
-        if self._greeted.get(caller) is None:
+        if caller not in self.greeted:
             return False
         if self._greeter.unwelcome(caller) is None:
             return True
-        self._greeted.forget(caller)
+        del self.greeted[caller]
         return False
 
     async def _say(self, context: grpc.aio.ServicerContext, writing: asyncio.Lock, signal: Signal) -> None:
@@ -219,7 +221,7 @@ class Callee(grpc.GenericRpcHandler):  # type: ignore[misc]
     async def _call(self, expected: type, _: object, context: grpc.aio.ServicerContext) -> None:
         caller = caller_of(context.auth_context())
         # Strangers are refused and leave no trace in the counters.
-        flow = self._traffic.flow(caller, expected) if caller and self._greeted.get(caller) else Flow()
+        flow = self._traffic.flow(caller, expected) if caller and caller in self.greeted else Flow()
         inbound = _Inbound(context, caller, self._config, flow)
         try:
             if caller is None:
@@ -243,9 +245,9 @@ class Callee(grpc.GenericRpcHandler):  # type: ignore[misc]
 
     def _most_calls(self, caller: PeerId) -> int:
         """Open at a time: few of who has not greeted, and few of all of them. What they send half takes memory."""
-        if self._greeted.get(caller) is not None:
+        if caller in self.greeted:
             return self._config.calls
-        strangers = sum(count for peer, count in self._calls.items() if self._greeted.get(peer) is None)
+        strangers = sum(count for peer, count in self._calls.items() if peer not in self.greeted)
         return _STRANGERS_CALLS if strangers < _ALL_STRANGERS_CALLS else 0
 
     def _may_complain(self, event: str, caller: PeerId) -> bool:
@@ -253,10 +255,7 @@ class Callee(grpc.GenericRpcHandler):  # type: ignore[misc]
         now = asyncio.get_running_loop().time()
         if now - self._complained_at.get((event, caller), -math.inf) < _COMPLAIN_EVERY_S:
             return False
-        self._complained_at.pop((event, caller), None)
         self._complained_at[event, caller] = now
-        if len(self._complained_at) > _MOST_COMPLAINTS:
-            del self._complained_at[next(iter(self._complained_at))]
         return True
 
     async def _serve(self, expected: type, caller: PeerId, inbound: _Inbound) -> None:
@@ -287,7 +286,8 @@ class Callee(grpc.GenericRpcHandler):  # type: ignore[misc]
                 await inbound.answer(answer)
         except (BadMessage, Refused) as error:
             log.info("refused", peer=caller, request=type(request).__name__, error=error)
-            await inbound.answer_if_there(Rejected(error.code, error.reason))
+            with contextlib.suppress(PeerGone):  # nobody minds if the caller has left
+                await inbound.answer(Rejected(error.code, error.reason))
         except PeerGone as error:
             log.debug("call_ended", peer=caller, error=error)
         except Exception:
@@ -368,13 +368,6 @@ class _Inbound:
                     if waits:
                         await self._flow.priority.turn()
                     await self._write(message)
-
-    async def answer_if_there(self, answer: Answer) -> None:
-        """The same, but nobody minds if the caller has left."""
-        try:
-            await self.answer(answer)
-        except PeerGone as error:
-            log.debug("caller_left", peer=self._caller, error=error)
 
     async def finish(self) -> None:
         """After the last answer: a caller that may still be uploading is told to leave, and leaving cancels us here."""

@@ -48,7 +48,6 @@ from swarmnet.messages import (
     TrailRequest,
 )
 from swarmnet.net.grpc_channels import Channel, PeerChannels
-from swarmnet.net.grpc_options import GrpcConfig
 from swarmnet.net.traffic import Flow
 from swarmnet.wire.convert import (
     NONCE_BYTES,
@@ -86,13 +85,7 @@ _GREETINGS = 2
 
 
 async def place_call(
-    channels: PeerChannels,
-    request: Request,
-    payload: tuple[Packed, ...],
-    *,
-    deadline: float,
-    config: GrpcConfig,
-    flow: Flow,
+    channels: PeerChannels, request: Request, payload: tuple[Packed, ...], *, deadline: float, flow: Flow
 ) -> AsyncGenerator[Answer, None]:
     """Greet if needed, call, and yield the answers; see `transport.Transport.call`."""
     # Who asks for the manifest has no run yet, and cannot greet.
@@ -104,7 +97,7 @@ async def place_call(
             return
         unknown = False
         async with channels.channel(bulk=greets) as channel:
-            call = _Call(channels, channel, request, payload, deadline=deadline, config=config, flow=flow)
+            call = _Call(channels, channel, request, payload, deadline=deadline, flow=flow)
             try:
                 while (answer := await call.next()) is not None:
                     # It has restarted, or forgotten us. Nothing of the payload was used: greet and say it again.
@@ -131,11 +124,10 @@ class _Call:
         payload: tuple[Packed, ...],
         *,
         deadline: float,
-        config: GrpcConfig,
         flow: Flow,
     ) -> None:
-        self._channels, self._channel, self._config, self._flow = channels, channel, config, flow
-        self._max_bytes = config.max_bytes(type(request))
+        self._channels, self._channel, self._config, self._flow = channels, channel, channels.config, flow
+        self._max_bytes = self._config.max_bytes(type(request))
         self._loop = asyncio.get_running_loop()
         self._deadline = deadline
         self._moved = self._loop.time()
@@ -189,7 +181,10 @@ class _Call:
         """Go on receiving: whoever waits must not take a long payload for silence."""
         began = self._loop.time()
         while not assembly.whole:
-            assembly.take(await self._read_chunk())
+            # gRPC ended the stream well, so this is no broken line: the callee said less than it declared.
+            if (chunk := await self._read()) is None:
+                raise BadMessage(RejectCode.MALFORMED, "the answer ends in the middle", peer=self._channels.peer)
+            assembly.take(chunk)
             # A sign of life to our own caller; the next `next` goes on with the same payload.
             if not assembly.whole and self._loop.time() - began >= _PROGRESS_S:
                 return Running()
@@ -216,13 +211,6 @@ class _Call:
 
     def _patience(self) -> float:
         return min(self._deadline, self._moved + self._config.stall_s)
-
-    async def _read_chunk(self) -> bytes:
-        data = await self._read()
-        # gRPC ended the stream well, so this is no broken line: the callee said less than it declared.
-        if data is None:
-            raise BadMessage(RejectCode.MALFORMED, "the answer ends in the middle", peer=self._channels.peer)
-        return data
 
     async def _read(self) -> bytes | None:
         """The next message, None at the end of a finished call."""
@@ -345,13 +333,12 @@ class Link:
     def __init__(
         self,
         channels: PeerChannels,
-        config: GrpcConfig,
         write: Callable[[Control], bytes],
         on_reached: Callable[[PeerId], None],
         on_told: Callable[[PeerId, bytes], Awaitable[None]],
     ) -> None:
-        self._channels, self._config, self._on_reached, self._on_told = channels, config, on_reached, on_told
-        self.outbox = Outbox(config.outbox, write)
+        self._channels, self._config, self._on_reached, self._on_told = channels, channels.config, on_reached, on_told
+        self.outbox = Outbox(self._config.outbox, write)
         self.is_open = False
 
     async def run(self) -> None:

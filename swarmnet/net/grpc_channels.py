@@ -76,17 +76,29 @@ async def nobody_listens(addresses: Sequence[Address]) -> bool:
     return False
 
 
-async def refuses(address: Address) -> bool:
-    """Dial an address once: does nobody listen there?"""
+REFUSED = "refused"
+"""How `knock` ends where nobody listens. Any other end proves nothing."""
+
+
+async def knock(address: Address, *, limit_s: float) -> str:
+    """Dial an address once by plain TCP, and hang up. Returns why it could not be done; "" if it could."""
+    # A firewall drops without a word, and the system would wait for two minutes.
     try:
-        async with asyncio.timeout(_PROBE_TIMEOUT_S):
+        async with asyncio.timeout(limit_s):
             _, writer = await asyncio.open_connection(address.host, address.port)
+    except TimeoutError:
+        return "no answer"
     except ConnectionRefusedError:
-        return True
-    except OSError:  # unreachable, reset, TimeoutError: proves nothing
-        return False
+        return REFUSED
+    except OSError:
+        return "no way there"
     writer.close()
-    return False
+    return ""
+
+
+async def refuses(address: Address) -> bool:
+    """Does nobody listen there?"""
+    return await knock(address, limit_s=_PROBE_TIMEOUT_S) == REFUSED
 
 
 # ---------------------------------------------------------------- channels
@@ -121,7 +133,7 @@ class PeerChannels:
     """The channels to one peer, opened when first used and replaced when they break."""
 
     def __init__(self, peer: PeerId, dialling: Dialling) -> None:
-        self.peer = peer
+        self.peer, self.config = peer, dialling.config
         self._dialling = dialling
         self._control: Channel | None = None
         self._bulk: list[Channel | None] = [None] * dialling.config.bulk_channels
@@ -145,7 +157,10 @@ class PeerChannels:
     async def channel(self, *, bulk: bool) -> AsyncIterator[Channel]:
         """A channel for one call: the control channel, or the bulk one with the fewest calls. Raises PeerGone."""
         self._leave_old_addresses()
-        channel = self._bulk_channel() if bulk else self._control_channel()
+        if bulk:
+            channel = self._bulk_channel()
+        else:
+            channel = self._control = self._control or self._open()
         channel.users += 1
         try:
             await self._close_idle()
@@ -171,11 +186,6 @@ class PeerChannels:
         self._retired = [channel for channel in self._retired if channel.users > 0]
         for channel in idle:
             await channel.aio.close()
-
-    def _control_channel(self) -> Channel:
-        if self._control is None:
-            self._control = self._open()
-        return self._control
 
     def _bulk_channel(self) -> Channel:
         slot = min(range(len(self._bulk)), key=lambda at: channel.users if (channel := self._bulk[at]) else 0)
@@ -302,6 +312,7 @@ class PeerChannels:
 
     def retire(self, channel: Channel) -> None:
         """Replace a broken channel at its next use."""
+        # Several calls may find the same channel broken.
         if not channel.retired:
             channel.retired = True
             self._retired.append(channel)

@@ -1,8 +1,7 @@
 """The gRPC transport: listens on one port and reaches every other peer over TLS pinned to its peer id.
 
 Composes the callee's side (`grpc_callee`), the channels to each peer (`grpc_channels`), calls and links
-(`grpc_caller`). Knows who is calling (proved) and nothing of what is said. Use it as a context manager, or `start` and
-`close` it.
+(`grpc_caller`). Knows who is calling (proved) and nothing of what is said. A context manager.
 
 Every connection takes a file descriptor, and gRPC says nothing when there is none left: it leaves callers waiting in
 the listening socket and retries its own dials for ever. So a peer takes as many as it may, and says when they run out.
@@ -18,7 +17,7 @@ import os
 import resource
 import socket
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
-from types import TracebackType
+from typing import Any
 
 import grpc
 
@@ -27,14 +26,14 @@ from swarmnet.errors import PeerGone, PeerTimeout, UsageError
 from swarmnet.ids import PeerId, RunId
 from swarmnet.messages import Answer, Control, Heartbeat, Packed, Request
 from swarmnet.net.address import Address
-from swarmnet.net.greeting import Greeted, Greeter
+from swarmnet.net.greeting import Greeter
 from swarmnet.net.grpc_callee import Callee
 from swarmnet.net.grpc_caller import Link, MessageWriter, place_call
-from swarmnet.net.grpc_channels import Dialling, PeerChannels
+from swarmnet.net.grpc_channels import Dialling, PeerChannels, knock
 from swarmnet.net.grpc_options import CHANNEL_OPTIONS, GrpcConfig, listener_options, tune_allocator
 from swarmnet.net.identity import Identity
 from swarmnet.net.ports import check_free
-from swarmnet.net.tls import AdmissionCertificates, Leaf
+from swarmnet.net.tls import Leaf
 from swarmnet.net.traffic import Traffic
 from swarmnet.transport import Service
 
@@ -51,6 +50,7 @@ def raise_limit() -> int:
     """Raise this process's soft limit to its hard one. Returns the limit that holds."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _ENOUGH if hard == resource.RLIM_INFINITY else min(hard, _ENOUGH)
+    # A common soft limit is 1024, which some hundred peers use up.
     if soft != resource.RLIM_INFINITY and soft < wanted:
         with contextlib.suppress(OSError, ValueError):  # macOS has a lower limit than it says
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
@@ -78,6 +78,7 @@ class DescriptorWatch:
     def look(self, free: int | None) -> None:
         """free: what `lowest_free` found."""
         few = free is None or free >= _FEW * self._limit
+        # Once: it is looked at every second.
         if few and not self._few:
             log.warning(
                 "descriptors_run_out",
@@ -100,7 +101,8 @@ class GrpcTransport:
     """`transport.Transport` over gRPC.
 
     run: None for somebody who joins and can only ask for a manifest. addresses: where a peer listens (multiaddrs),
-    asked at every dial. announce: addresses to publish instead of the one bound. `service` must be set before `start`.
+    asked at every dial. announce: addresses to publish instead of the one bound. `service` must be set before entering,
+    but by who does not listen.
     listens: False for somebody who only calls, and then has no port. first_port: tried first where `port` is 0.
     """
 
@@ -109,7 +111,6 @@ class GrpcTransport:
         identity: Identity,
         run: RunId | None,
         *,
-        admission: AdmissionCertificates,
         addresses: Callable[[PeerId], Sequence[str]],
         service: Service | None = None,
         host: str = "127.0.0.1",
@@ -117,7 +118,6 @@ class GrpcTransport:
         announce: Sequence[Address] = (),
         listens: bool = True,
         first_port: int = 0,
-        numerics: str = "",
         config: GrpcConfig = GrpcConfig(),  # noqa: B008
         greeter: Greeter | None = None,
     ) -> None:
@@ -127,34 +127,24 @@ class GrpcTransport:
         self._host, self._port, self._announce = host, port, tuple(announce)
         self._first_port = 0 if port else first_port
         self._config = config
-        self._leaf = Leaf(identity, admission)
-        self._greeter = greeter or Greeter(run, numerics, config.max_clock_offset_s)
-        self._greeted = Greeted()
-        self._dialling = Dialling(self._leaf, self._greeter, config, addresses, self._tell_gone)
+        self._leaf = Leaf(identity)
+        greeter = greeter or Greeter(run, "", config.max_clock_offset_s)
+        self._dialling = Dialling(self._leaf, greeter, config, addresses, self._tell_gone)
         self._written = MessageWriter()
-        self._callee = Callee(
-            self._greeter,
-            self._greeted,
-            self._the_service,
-            self._link_ended,
-            self._dialling.dials,
-            config,
-            self.traffic,
-            self._written,
-        )
+        self._callee = Callee(self._dialling, self._the_service, self._link_ended, self.traffic, self._written)
         self._channels: dict[PeerId, PeerChannels] = {}
-        self._links: dict[PeerId, tuple[Link, asyncio.Task[None]]] = {}
+        self._links: dict[PeerId, tuple[Link, asyncio.Task[object]]] = {}
         self._unknown_since: dict[PeerId, float] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[object]] = set()
         self._group = asyncio.TaskGroup()
         self._listener: grpc.aio.Server | None = None
         self._listens, self._started, self._closing = listens, False, False
 
     # ------------------------------------------------------------ life
 
-    async def start(self) -> None:
+    async def __aenter__(self) -> GrpcTransport:
         """Bind the port and answer calls. Raises UsageError if the port cannot be bound."""
-        assert self.service is not None, "set the service before starting"
+        assert self.service is not None or not self._listens, "set the service before starting"
         tune_allocator()
         descriptors = DescriptorWatch(raise_limit())
         if self._listens:
@@ -163,6 +153,7 @@ class GrpcTransport:
         self._started = True
         self._spawn(self._forgetting())
         self._spawn(_watching(descriptors))
+        return self
 
     async def _listen(self) -> grpc.aio.Server:
         listener = grpc.aio.server(options=listener_options(self._config))
@@ -188,17 +179,8 @@ class GrpcTransport:
     def _at(self, port: int) -> str:
         return f"[{self._host}]:{port}" if ":" in self._host else f"{self._host}:{port}"
 
-    async def close(self) -> None:
+    async def __aexit__(self, *raised: Any) -> None:
         """Break all links and calls, both ways. Idempotent."""
-        await self.__aexit__(None, None, None)
-
-    async def __aenter__(self) -> GrpcTransport:
-        await self.start()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
         if self._closing or not self._started:
             return
         self._closing = True
@@ -208,16 +190,16 @@ class GrpcTransport:
             await self._listener.stop(grace=None)
         for channels in self._channels.values():
             await channels.close()
-        await self._group.__aexit__(kind, error, trace)
+        await self._group.__aexit__(*raised)
 
     @property
     def port(self) -> int:
-        """The port bound; 0 before `start` if any would do."""
+        """The port bound; 0 before that if any would do."""
         return self._port
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """Multiaddrs of this peer, after `start`."""
+        """Multiaddrs of this peer, once the port is bound."""
         found = self._announce or (Address.of(_outbound_host(self._host), self._port, self.peer),)
         return tuple(map(str, found))
 
@@ -228,13 +210,15 @@ class GrpcTransport:
         # After the end nothing is said; senders need not know.
         if self._closing or not self._started:
             return
+        # The first message opens the link.
         if peer not in self._links:
-            link = Link(self._channels_to(peer), self._config, self._written, self._tell_reached, self._callee.told)
+            link = Link(self._channels_to(peer), self._written, self._tell_reached, self._callee.told)
             self._links[peer] = link, self._spawn(link.run())
         link, _ = self._links[peer]
         # A peer that we cannot connect to may be connected to us. Our own link is tried all the same, now and then.
         if link.is_open or not self._callee.tell_back(peer, message):
             link.outbox.put(message)
+        # One heartbeat waits at our own link, which is how it is tried again.
         elif isinstance(message, Heartbeat):
             link.outbox.clear()
             link.outbox.put(message)
@@ -243,7 +227,7 @@ class GrpcTransport:
         self, peer: PeerId, request: Request, payload: tuple[Packed, ...] = (), *, deadline: float
     ) -> AsyncGenerator[Answer, None]:
         flow = self.traffic.flow(peer, type(request))
-        return place_call(self._channels_to(peer), request, payload, deadline=deadline, config=self._config, flow=flow)
+        return place_call(self._channels_to(peer), request, payload, deadline=deadline, flow=flow)
 
     async def dial(self, peer: PeerId, address: str, *, deadline: float) -> None:
         await dial(peer, address, self._leaf, deadline=deadline)
@@ -262,20 +246,18 @@ class GrpcTransport:
 
     def _tell_gone(self, peer: PeerId, definite: bool) -> None:
         log.info("peer_gone", peer=peer, definite=definite)
-        self._the_service().on_gone(peer, definite=definite)
+        if self.service is not None:
+            self.service.on_gone(peer, definite=definite)
 
     def _tell_reached(self, peer: PeerId) -> None:
-        if not self._closing:
-            self._the_service().on_reached(peer)
+        if not self._closing and self.service is not None:
+            self.service.on_reached(peer)
 
     def _link_ended(self, peer: PeerId) -> None:
         """A peer's link to us ended: it closed, or its connection broke."""
         # Its link is often the first to notice that a process died. Of strangers nothing can be dialled.
         if not self._closing and self._dialling.lookup(peer):
-            self._spawn(self._examine(peer))
-
-    async def _examine(self, peer: PeerId) -> None:
-        await self._channels_to(peer).broke(None)
+            self._spawn(self._channels_to(peer).broke(None))
 
     async def _forgetting(self) -> None:
         """Close the channels to peers that have left the directory; those that still talk keep theirs."""
@@ -288,6 +270,7 @@ class GrpcTransport:
             }
             self._unknown_since = {peer: self._unknown_since.get(peer, now) for peer in sorted(unknown)}
             for peer, since in self._unknown_since.items():
+                # A record that is late for a moment costs no connection.
                 if now - since >= self._config.forget_s:
                     await self._forget(peer)
 
@@ -302,7 +285,7 @@ class GrpcTransport:
             running.cancel()
         await channels.close()
 
-    def _spawn(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
+    def _spawn(self, work: Coroutine[Any, Any, object]) -> asyncio.Task[object]:
         task = self._group.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -321,6 +304,7 @@ def _outbound_host(host: str) -> str:
         ip = ipaddress.ip_address(host)
     except ValueError:
         return host
+    # A fixed address is published as it is.
     if not ip.is_unspecified:
         return host
     family, beyond = (socket.AF_INET, "192.0.2.1") if ip.version == 4 else (socket.AF_INET6, "2001:db8::1")
@@ -349,7 +333,8 @@ async def dial(peer: PeerId, text: str, leaf: Leaf, *, deadline: float) -> None:
     # Our TLS would fail anyway; this says it in words.
     if address.peer not in (None, peer):
         raise PeerGone("the address of another peer", peer=peer, address=text)
-    await _connect(peer, address, deadline)
+    if reason := await knock(address, limit_s=min(deadline - asyncio.get_running_loop().time(), SILENCE_S)):
+        raise PeerGone(reason, peer=peer)
     channel = grpc.aio.secure_channel(address.target, leaf.channel_credentials(peer), options=CHANNEL_OPTIONS)
     try:
         async with asyncio.timeout_at(deadline):
@@ -358,21 +343,6 @@ async def dial(peer: PeerId, text: str, leaf: Leaf, *, deadline: float) -> None:
         raise PeerTimeout("something answers, and does not say in time who it is", peer=peer) from error
     finally:
         await channel.close()
-
-
-async def _connect(peer: PeerId, address: Address, deadline: float) -> None:
-    # A firewall drops without a word, and the system would wait for two minutes.
-    limit = min(deadline, asyncio.get_running_loop().time() + SILENCE_S)
-    try:
-        async with asyncio.timeout_at(limit):
-            _, writer = await asyncio.open_connection(address.host, address.port)
-    except TimeoutError as error:
-        raise PeerGone("no answer", peer=peer) from error
-    except ConnectionRefusedError as error:
-        raise PeerGone("refused", peer=peer) from error
-    except OSError as error:
-        raise PeerGone("no way there", peer=peer) from error
-    writer.close()
 
 
 async def _prove(peer: PeerId, channel: grpc.aio.Channel) -> None:

@@ -79,7 +79,14 @@ class Identity:
     @classmethod
     def load(cls, path: Path) -> Identity:
         """Read a key file that has to be there. Raises ValueError, OSError; UsageError if others can read it."""
-        return cls.from_bytes(_read_private(path))
+        with path.open("rb") as file:
+            mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
+            # Others could take part as this peer.
+            if mode & 0o077:
+                raise UsageError(
+                    f"{path} has mode {mode:04o}, so others can read this identity: run `chmod 600 {path}`"
+                )
+            return cls.from_bytes(file.read(_KEY_FILE_BYTES + 1))
 
     @classmethod
     def from_seed(cls, seed: bytes) -> Identity:
@@ -88,7 +95,7 @@ class Identity:
 
     def create(self, path: Path) -> bool:
         """Write the key to `path` with mode 0600 unless something is there; whether it is written. Raises OSError."""
-        return _create_once(path, self.to_bytes())
+        return write_whole(path, self.to_bytes(), once=True)
 
     def sign(self, data: bytes) -> bytes:
         """64-byte Ed25519 signature."""
@@ -114,32 +121,29 @@ def public_key(peer: PeerId) -> Ed25519PublicKey:
     return Ed25519PublicKey.from_public_bytes(public_bytes_of(peer))
 
 
-def _create_once(path: Path, data: bytes) -> bool:
-    """Put a complete 0600 file at `path` unless one is there: a reader never sees half a key."""
+def write_whole(path: Path, content: str | bytes, *, mode: int = 0o600, once: bool = False) -> bool:
+    """Put a file at `path` so that a reader never sees half of it. Raises OSError.
+
+    once: never over one that is there. Returns whether it was written.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
-    handle = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.link(draft, path)
-    except FileExistsError:  # another process was first: its key is the identity
+        with open(draft, "xb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
+            file.write(content.encode() if isinstance(content, str) else content)
+            # What is written once cannot be written again after a power cut.
+            if once:
+                file.flush()
+                os.fsync(file.fileno())
+        if once:
+            os.link(draft, path)
+        else:
+            os.replace(draft, path)
+    except FileExistsError:  # another process was first
         return False
     finally:
-        draft.unlink()
+        draft.unlink(missing_ok=True)
     return True
-
-
-def _read_private(path: Path) -> bytes:
-    """Read a file that only its owner may touch."""
-    with path.open("rb") as file:
-        mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
-        # Others could take part as this peer.
-        if mode & 0o077:
-            raise UsageError(f"{path} has mode {mode:04o}, so others can read this identity: run `chmod 600 {path}`")
-        return file.read(_KEY_FILE_BYTES + 1)
 
 
 # ---------------------------------------------------------------- file locks
@@ -172,6 +176,7 @@ class FileLock:
             # The holder may have removed the path while we waited: the lock would be on nothing.
             if not os.path.samestat(os.fstat(handle), os.stat(path)):
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+        # Another process holds it.
         except BlockingIOError:
             os.close(handle)
             return None
@@ -182,6 +187,7 @@ class FileLock:
 
     def release(self) -> None:
         """Give it back. Idempotent."""
+        # Closing the file gives the lock back.
         if self._handle >= 0:
             os.close(self._handle)
             self._handle = -1

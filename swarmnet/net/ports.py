@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import errno
 import json
-import os
 import socket
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from swarmnet.errors import UsageError
+from swarmnet.net.identity import write_whole
 from swarmnet.telemetry.log import get
 
 FILE = "ports.json"
@@ -36,6 +36,7 @@ class LastPorts:
             found = json.loads((directory / FILE).read_bytes())
         except (OSError, ValueError):
             return cls()
+        # Somebody may have edited the file: what is no port is no hint.
         ports = found if isinstance(found, dict) else {}
         return cls(*(_port(ports.get(name)) for name in ("port", "dht_port")))
 
@@ -43,9 +44,7 @@ class LastPorts:
         """Write, whole or not at all. A disk that cannot take it costs the hint."""
         path = directory / FILE
         try:
-            temporary = path.with_suffix(".tmp")
-            temporary.write_text(json.dumps(asdict(self)) + "\n", encoding="utf-8")
-            os.replace(temporary, path)
+            write_whole(path, json.dumps(asdict(self)) + "\n", mode=0o666)
         except OSError as error:
             log.warning("ports_not_kept", path=str(path), error=str(error))
 

@@ -135,24 +135,26 @@ def unseal(data: bytes, *, now: float, grace_s: float = 0.0) -> Announcement:
 
 def _announcement(fields: object) -> Announcement:
     """Check every field; the signature is not looked at."""
-    if not isinstance(fields, dict) or fields.keys() != _HINTS.keys() | _AROUND.keys() | {"place"}:
+    # Unknown fields are refused: two readers must not see two records in the same bytes.
+    if not isinstance(fields, dict) or fields.keys() != _HINTS.keys() | _ENVELOPE.keys() | {"place"}:
         _refuse("record has missing or unknown fields")
-    around = {name: _from_json(hint, fields[name], name) for name, hint in _AROUND.items()}
+    envelope = {name: _from_json(hint, fields[name], name) for name, hint in _ENVELOPE.items()}
     record = Record(**{name: _from_json(hint, fields[name], name) for name, hint in _HINTS.items()})
-    num_stages, place, peer = around["num_stages"], fields["place"], record.peer
+    num_stages, place, peer = envelope["num_stages"], fields["place"], record.peer
     stages = [status.stage for status in record.stages]
+    # Else its claims about one stage would contradict each other.
     if len(set(stages)) != len(stages):
         _refuse("record names a stage twice")
     if any(stage >= num_stages for stage in (*stages, *(complaint.stage for complaint in record.complaints))):
         _refuse("record names a stage that the run does not have", num_stages=num_stages)
     if type(place) not in (int, str) or place not in places_of(record):
         _refuse("record does not claim the place it is announced under", RejectCode.NOT_SERVED)
-    for address in (*record.addresses, *around["dht"]):
+    for address in (*record.addresses, *envelope["dht"]):
         _check_address(address, peer)
     # Others dial it under that id: it must be the one who signed.
-    if not all(address.endswith(f"/p2p/{peer}") for address in around["dht"]):
+    if not all(address.endswith(f"/p2p/{peer}") for address in envelope["dht"]):
         _refuse("record gives a DHT address without its peer id")
-    return Announcement(record, place, around["expiry_ms"], num_stages, around["dht"])
+    return Announcement(record, place, envelope["expiry_ms"], num_stages, envelope["dht"])
 
 
 def _to_json(value: object) -> object:
@@ -228,7 +230,7 @@ def _hints(make: Any) -> dict[str, Any]:
 
 
 _HINTS = _hints(Record)
-_AROUND: dict[str, Any] = {
+_ENVELOPE: dict[str, Any] = {
     "expiry_ms": Number,
     "num_stages": Annotated[int, Between(1, MAX_NUM_STAGES)],
     "dht": Addresses,
@@ -254,6 +256,7 @@ def _check_address(text: str, peer: PeerId) -> None:
         address = Address.parse(text)
     except UsageError as error:
         raise BadMessage(RejectCode.MALFORMED, "address: not a multiaddr of a TCP port", address=text) from error
+    # A record must not send others to somebody else under this name.
     if address.peer not in (None, peer):
         _refuse("address: names another peer", address=text)
 

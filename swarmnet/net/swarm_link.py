@@ -87,6 +87,7 @@ def find_run(text: str, bootstrap: tuple[str, ...]) -> tuple[Path | str, tuple[s
     Raises: UsageError if it is none of the three, or there is nobody to ask.
     """
     named: Path | str = text.lower()
+    # A link is told by its scheme, so a file may have any name.
     if text.strip().startswith(SCHEME):
         link = SwarmLink.parse(text)
         named, bootstrap = link.run, (link.address, *bootstrap)

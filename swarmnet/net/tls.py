@@ -83,9 +83,15 @@ class Leaf:
     """This process's TLS key and its certificate, reissued by the identity key before half of its life has passed."""
 
     def __init__(
-        self, identity: Identity, admission: AdmissionCertificates, *, clock: Callable[[], float] = time.time
+        self,
+        identity: Identity,
+        admission: AdmissionCertificates | None = None,
+        *,
+        clock: Callable[[], float] = time.time,
     ) -> None:
-        self._identity, self._admission, self._clock = identity, admission, clock
+        """admission: None for everybody's own, as in every run."""
+        self._identity, self._clock = identity, clock
+        self._admission = admission or open_authority().admit(identity.peer)
         self._session = ec.generate_private_key(ec.SECP256R1())
         self.key = self._session.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
         self._issued, self._chain = self._issue()
@@ -203,6 +209,7 @@ def _certificate(
         .not_valid_after(valid[1])
         .add_extension(x509.BasicConstraints(is_ca, path_length), critical=True)
     )
+    # gRPC compares this name with the one it dials; both ends use a fixed one.
     if dns_name is not None:
         builder = builder.add_extension(x509.SubjectAlternativeName([x509.DNSName(dns_name)]), critical=False)
     return builder.sign(key, None if isinstance(key, Ed25519PrivateKey) else hashes.SHA256())

@@ -9,11 +9,11 @@ included; gRPC's and TLS's own framing is not in it. Bookkeeping in the event lo
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from swarmnet.bounds import Recent
 from swarmnet.ids import PeerId
 
 _REMEMBERED = 4096
@@ -50,15 +50,12 @@ class Allowances:
 
     def __init__(self, each: Allowance) -> None:
         self._each = each
-        self._buckets: OrderedDict[PeerId, _Bucket] = OrderedDict()
+        # Forgetting a caller empties its bucket. It was silent for longer than all the others, so that costs nothing.
+        self._buckets: Recent[PeerId, _Bucket] = Recent(_REMEMBERED)
 
     def take(self, caller: PeerId, num_bytes: float, now: float) -> float:
         """Count a message. Returns for how many seconds to read nothing more of this caller's."""
-        bucket = self._buckets.setdefault(caller, _Bucket(now))
-        self._buckets.move_to_end(caller)
-        # Forgetting empties its bucket. It was silent for longer than all the others, so that costs nothing.
-        if len(self._buckets) > _REMEMBERED:
-            self._buckets.popitem(last=False)
+        self._buckets[caller] = bucket = self._buckets.get(caller) or _Bucket(now)
         used_s = bucket.add(1 / self._each.messages_per_s, num_bytes / self._each.bytes_per_s, now)
         # The bucket may be over its edge: the caller pays with a pause, not with a lost message.
         return max(used_s - self._each.burst_s, 0.0)
@@ -128,16 +125,12 @@ class Traffic:
 
     def __init__(self) -> None:
         self._priority = Priority()
-        self._flows: OrderedDict[tuple[PeerId, str], Flow] = OrderedDict()
+        self._flows: Recent[tuple[PeerId, str], Flow] = Recent(MAX_ROWS)
 
     def flow(self, peer: PeerId, request: type) -> Flow:
         """The counter to add to for one call."""
         key = (peer, request.__name__)
-        flow = self._flows.setdefault(key, Flow(priority=self._priority))
-        # So that the rows that are forgotten first are those without traffic.
-        self._flows.move_to_end(key)
-        if len(self._flows) > MAX_ROWS:
-            self._flows.popitem(last=False)
+        self._flows[key] = flow = self._flows.get(key) or Flow(priority=self._priority)
         return flow
 
     def rows(self) -> list[dict[str, object]]:

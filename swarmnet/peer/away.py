@@ -42,10 +42,15 @@ def _mark(directory: Path, run: str) -> Path:
 
 
 async def until_somebody_answers(
-    attempt: Callable[[], Awaitable[T]], *, say: Callable[[str], None], rng: random.Random | None = None
+    attempt: Callable[[], Awaitable[T]],
+    *,
+    say: Callable[[str], None],
+    patient: bool = True,
+    rng: random.Random | None = None,
 ) -> T:
     """What `attempt` returns, tried again for as long as it raises NobodyAnswered. Cancel to give up.
 
+    patient: False for a newcomer, whose first failure raises.
     say: told in words when the wait begins, now and then while it lasts, and when it is over.
     """
     clock, rng = asyncio.get_running_loop().time, rng or random.Random()
@@ -53,7 +58,10 @@ async def until_somebody_answers(
     while True:
         try:
             found = await attempt()
+        # Only this passes by itself: every other error is the operator's to mend.
         except NobodyAnswered as error:
+            if not patient:
+                raise
             if clock() - said_at >= SAY_EVERY_S:
                 said_at = clock()
                 waited = f" for {(clock() - began) / 60:.0f} min" if clock() - began >= 60.0 else ""
@@ -62,6 +70,7 @@ async def until_somebody_answers(
                     f"again at least every {LONGEST_S:.0f} s, until you stop it ({error.message})"
                 )
         else:
+            # Who was told of the wait is told of its end.
             if said_at > float("-inf"):
                 say(f"somebody answers again, after {clock() - began:.0f} s")
             return found

@@ -6,11 +6,13 @@ It stores and hands out genuine records of any run; it has no run, no data plane
 from __future__ import annotations
 
 import asyncio
+import contextlib
 
 from swarmnet import telemetry
 from swarmnet.config.peer import PeerConfig
 from swarmnet.net.address import announced_at
 from swarmnet.net.dht import DhtDirectory
+from swarmnet.net.dht_daemon import Listen
 from swarmnet.net.identity import own_identity
 from swarmnet.net.ports import LastPorts
 from swarmnet.net.stop import stopped_by_signal, unless_stopped
@@ -32,24 +34,13 @@ def run_bootstrap(config: PeerConfig) -> int:
 
 async def _serve(config: PeerConfig) -> int:
     with stopped_by_signal() as stop, own_identity(config.dir) as identity, EventLog(config.events) as events:
-        announced = announced_at(config.announce, identity.peer, dht_port=config.dht_port)
-        directory = await unless_stopped(
-            stop,
-            DhtDirectory.start(
-                identity,
-                None,
-                num_stages=0,
-                host=config.host,
-                port=config.dht_port,
-                bootstrap=config.bootstrap,
-                state_dir=config.dir,
-                announce=[str(address) for address in announced["dht_port"]],
-                first_port=LastPorts.read(config.dir).dht_port,
-            ),
-        )
-        if directory is None:
-            return 0
-        try:
+        announced = announced_at(config.announce, identity.peer, dht_port=config.dht_port)["dht_port"]
+        listen = Listen(config.host, config.dht_port, LastPorts.read(config.dir).dht_port, tuple(map(str, announced)))
+        joining = DhtDirectory(identity, None, listen=listen, bootstrap=config.bootstrap, state_dir=config.dir)
+        async with contextlib.AsyncExitStack() as stack:
+            directory = await unless_stopped(stop, stack.enter_async_context(joining))
+            if directory is None:
+                return 0
             LastPorts(dht_port=directory.port).keep(config.dir)
             for address in offered(directory.maddrs):
                 print(address, flush=True)
@@ -59,6 +50,4 @@ async def _serve(config: PeerConfig) -> int:
                 running = tasks.create_task(directory.run())
                 await stop.wait()
                 running.cancel()
-        finally:
-            await directory.close()
     return 0

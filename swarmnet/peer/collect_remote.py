@@ -24,13 +24,12 @@ from swarmnet.net.grpc_options import GrpcConfig
 from swarmnet.net.grpc_transport import GrpcTransport
 from swarmnet.net.identity import Identity
 from swarmnet.net.swarm_link import SwarmLink
-from swarmnet.net.tls import open_authority
-from swarmnet.peer.joining import FoundRun, Nobody, Tell, reach
+from swarmnet.peer.joining import FoundRun, Tell, reach
+from swarmnet.peer.swarm_health import holdings_of
 from swarmnet.stage.canonical import Canonical
 from swarmnet.state.disk import CheckpointStore
 from swarmnet.state.header import StateHeader
-from swarmnet.state.lineage import of_one_lineage
-from swarmnet.state.rollback import Holding, Rollbacks, half_of, newest_on_disk
+from swarmnet.state.rollback import newest_on_disk
 from swarmnet.state.snapshot_fetch import Fetcher
 from swarmnet.state.snapshot_index import Seal
 from swarmnet.transport import Transport
@@ -79,8 +78,6 @@ async def collect_remote(
         transport = GrpcTransport(
             identity,
             found.run,
-            admission=open_authority().admit(identity.peer),
-            service=Nobody(),
             addresses=lambda peer: addresses.get(peer, ()),
             listens=False,
             config=GrpcConfig.of(RunTerms.of(found.manifest)),
@@ -91,6 +88,7 @@ async def collect_remote(
             for stage, peers in enumerate(donors):
                 snapshot, data = await _fetch(found, identity, transport, stage, peers, chosen)
                 info = store.describe(stage, StateHeader.of(snapshot), data)
+                # Gigabytes: the event loop must go on answering.
                 await asyncio.to_thread(store.write, info, data)
                 tell("stage", f"{stage}: {len(data):,} bytes")
         return CollectedRun(found.manifest, found.run, chosen)
@@ -101,11 +99,13 @@ async def _choose(found: FoundRun, version: int | None) -> tuple[int, list[list[
     num_stages, until = found.manifest.cut.stages, asyncio.get_running_loop().time() + LOOK_S
     while True:
         records = [record for record in await found.directory.records() if record.stages]
-        holdings = _holdings(found.manifest, records)
+        _, holdings = holdings_of(records, num_stages, allow_drop=found.manifest.training.allow_drop)
         chosen = newest_on_disk(holdings, num_stages) if version is None else version
         donors = [[h.peer for h in holdings if h.stage == stage and chosen in h.disk] for stage in range(num_stages)]
+        # Every stage of one version, or it is no checkpoint of the model.
         if chosen is not None and all(donors):
             return chosen, donors, records
+        # Records of some stages may come later than those of others.
         if asyncio.get_running_loop().time() >= until:
             break
         await asyncio.sleep(BETWEEN_LOOKS_S)
@@ -117,21 +117,6 @@ async def _choose(found: FoundRun, version: int | None) -> tuple[int, list[list[
     raise UsageError(
         f"{what} a checkpoint of every stage in the swarm ({held}): peers write one every "
         f"{found.manifest.training.checkpoint_every} steps (training.checkpoint_every), and at the end"
-    )
-
-
-def _holdings(manifest: Manifest, records: Sequence[Record]) -> list[Holding]:
-    if not records:
-        return []
-    announced = [
-        (Holding(record.peer, status.stage, record.restart, status.version if status.synced else None), status.disk)
-        for record in records
-        for status in record.stages
-        if status.stage < manifest.cut.stages
-    ]
-    current = half_of([record.restart for record in records])
-    return of_one_lineage(
-        announced, Rollbacks(manifest.cut.stages, allow_drop=manifest.training.allow_drop, current=current)
     )
 
 

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from swarmnet.bounds import Recent
 from swarmnet.directory import Complaint
 from swarmnet.ids import PeerId
 from swarmnet.messages import Trouble
@@ -35,8 +36,8 @@ class Complaints:
     def __init__(self, timers: Timers, say: Callable[[str, dict[str, object]], None], *, now: float) -> None:
         self._timers, self._say = timers, say
         self._steps = deque([now], maxlen=_STEPS)
-        self._left_out: dict[PeerId, tuple[str, float]] = {}  # reason, when
-        self._sits_out: dict[PeerId, tuple[str, float]] = {}  # reason, until
+        self._left_out: Recent[PeerId, tuple[str, float]] = Recent(_MOST)  # reason, when
+        self._sits_out: Recent[PeerId, tuple[str, float]] = Recent(_MOST)  # reason, until
         self._unreached: dict[PeerId, float] = {}  # since when it is heard and does not answer
         self._said: set[PeerId] = set()
 
@@ -45,12 +46,13 @@ class Complaints:
         match event:
             case "applied":
                 self._steps.append(now)
+            # The pause while it fetched its state says nothing about the pace.
             case "synced":
                 self._steps = deque([now], maxlen=_STEPS)
             case "evicted":
-                _keep(self._left_out, fields["peer"], (fields["reason"], now))
+                self._left_out[fields["peer"]] = fields["reason"], now
             case "strike":
-                _keep(self._sits_out, fields["peer"], (fields["reason"], now + fields["sits_out_s"]))
+                self._sits_out[fields["peer"]] = fields["reason"], now + fields["sits_out_s"]
 
     def still_s(self, *, now: float) -> int:
         """How long the stage has made no step, if that is much longer than usual; else 0."""
@@ -91,6 +93,7 @@ class Complaints:
             yield from member.keeper.waits(now)
         elif promised is not None and not member.view.alive(promised.peer, now=now):
             yield promised.peer, "keeps the step and is silent"
+        # The round sees the streams themselves, so its word comes last.
         if trouble is not None:
             yield from ((late.peer, "holds up the round") for late in trouble.late)
             yield from ((peer, "sends what is refused") for peer in trouble.refused)
@@ -105,10 +108,3 @@ class Complaints:
             self._say("cannot_reach", {"peer": peer, "reason": "it is heard and cannot be connected to"})
         self._said = set(found)
         return found
-
-
-def _keep(found: dict[PeerId, tuple[str, float]], peer: PeerId, entry: tuple[str, float]) -> None:
-    found.pop(peer, None)
-    found[peer] = entry
-    if len(found) > _MOST:
-        del found[next(iter(found))]

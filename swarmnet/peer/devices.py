@@ -60,6 +60,7 @@ def _devices(mesh: Mesh, device: Device, cuda: int) -> tuple[str, ...]:
         chosen = [int(part) for part in mesh.gpus.strip(",").split(",")]
     else:
         chosen = list(range(int(mesh.gpus)))
+    # torch would say it later, from within a rank.
     if max(chosen) >= cuda:
         there = "one CUDA device here, number 0" if cuda == 1 else f"{cuda} CUDA devices here, 0 to {cuda - 1}"
         raise UsageError(f"--gpus {mesh.gpus}: torch sees {there}")
@@ -69,6 +70,7 @@ def _devices(mesh: Mesh, device: Device, cuda: int) -> tuple[str, ...]:
 def _shaped(mesh: Mesh, devices: tuple[str, ...]) -> MeshLayout:
     ranks = len(devices)
     tensor = mesh.tensor or (ranks if mesh.shard == "none" else 1)
+    # Each rank has a place in a grid of tensor by data.
     if ranks % tensor:
         possible = ", ".join(str(number) for number in range(1, ranks + 1) if ranks % number == 0)
         raise UsageError(f"--tensor {tensor}: tensor x data must be {ranks}, the ranks there are. Possible: {possible}")
@@ -113,6 +115,7 @@ def check_memory(memory: Memory, layout: MeshLayout) -> None:
             "--compile: layers that ranks share (--tensor, --shard zero3) exchange tensors in their middle"
             ", which is not compiled. Leave it away, or share otherwise, by --shard dp, zero1 or zero2"
         )
+    # The rest is about what a CPU cannot do.
     if "cpu" not in layout.devices:
         return
     asked = {

@@ -10,18 +10,16 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import ipaddress
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from swarmnet.bounds import Recent
 from swarmnet.directory import Record
 from swarmnet.errors import PeerGone, PeerTimeout, SwarmError, UsageError
 from swarmnet.ids import PeerId
 from swarmnet.messages import Answer, Busy, DialBack, DialledBack
 from swarmnet.net.address import Address
 from swarmnet.transport import Transport, ask
-
-OtherWay = Callable[[], Awaitable[bool]]
-"""Find a way for others to reach this peer although nobody can connect to it. True: there is one now."""
 
 AT_ONCE, MOST_NO, MOST_ASKED = 2, 4, 8
 """Members are asked two at a time, until one could connect, four could not, or eight did not say."""
@@ -38,43 +36,7 @@ _RECORD_S = 2.0
 _MOST_ADDRESSES = 4
 
 
-async def no_other_way() -> bool:
-    """There is none."""
-    return False
-
-
 # ---------------------------------------------------------------- who asks
-
-
-@dataclass(slots=True)
-class Inquiry:
-    """What members have said so far, and whom to ask next. Pure.
-
-    could: who connected to me. could_not: who did not, and what stood in the way. not_asked: whom I could not ask, why.
-    """
-
-    asked: set[PeerId] = field(default_factory=set)
-    could: list[PeerId] = field(default_factory=list)
-    could_not: dict[PeerId, str] = field(default_factory=dict)
-    not_asked: dict[PeerId, str] = field(default_factory=dict)
-
-    def next(self, members: Sequence[PeerId]) -> tuple[PeerId, ...]:
-        """Whom to ask at once; nobody if it is decided, or if nobody is left."""
-        if self.could or len(self.could_not) >= MOST_NO or len(self.asked) >= MOST_ASKED:
-            return ()
-        return tuple(peer for peer in members if peer not in self.asked)[:AT_ONCE]
-
-    def heard(self, peer: PeerId, answer: DialledBack) -> None:
-        """A member has tried."""
-        if answer.reached:
-            self.could.append(peer)
-        else:
-            self.could_not[peer] = answer.reason
-
-    @property
-    def refused(self) -> bool:
-        """Nobody could connect to me, and somebody tried."""
-        return bool(self.could_not) and not self.could
 
 
 class Asking:
@@ -86,12 +48,16 @@ class Asking:
         transport: Transport,
         records: Callable[[], Mapping[PeerId, Record]],
         say: Callable[[str, dict[str, object]], None],
-        other_way: OtherWay,
     ) -> None:
-        self._record, self._transport, self._records = record, transport, records
-        self._say, self._other_way = say, other_way
-        self._inquiry, self._one = Inquiry(), asyncio.Lock()
-        self._settled = False
+        self._record, self._transport, self._records, self._say = record, transport, records, say
+        self._asked: set[PeerId] = set()
+        self._could: list[PeerId] = []
+        """Who connected to me."""
+        self._could_not: dict[PeerId, str] = {}
+        """Who did not, and what stood in the way."""
+        self._not_asked: dict[PeerId, str] = {}
+        """Whom I could not ask, and why."""
+        self._one, self._settled = asyncio.Lock(), False
 
     def settle(self) -> None:
         """A replica serves: others have been asked, or there was nobody to ask."""
@@ -100,22 +66,27 @@ class Asking:
     async def check(self) -> None:
         """Return if somebody can connect to this peer, or nobody can tell. Raises UsageError, with who could not."""
         async with self._one:
-            while not self._settled and (members := self._inquiry.next(self._members())):
-                self._inquiry.asked.update(members)
+            while not self._settled and (members := self._next()):
+                self._asked.update(members)
                 async with asyncio.TaskGroup() as group:
                     for member in members:
                         group.create_task(self._ask(member))
-            if self._settled or not self._inquiry.asked:
+            if self._settled or not self._asked:
                 return
-            found, where = self._inquiry, list(self._record().addresses)
-            if found.refused and not await self._other_way():
-                self._say("unreachable", {"addresses": where, "could_not": found.could_not})
-                raise UsageError(_in_words(where, found.could_not))
+            where, could_not = list(self._record().addresses), self._could_not
+            # Somebody tried, and nobody could: this peer would only look like a mate.
+            if could_not and not self._could:
+                self._say("unreachable", {"addresses": where, "could_not": could_not})
+                raise UsageError(_in_words(where, could_not))
             self._settled = True
-            self._say(
-                "dialled_back",
-                {"addresses": where, "could": found.could, "could_not": found.could_not, "not_asked": found.not_asked},
-            )
+            fields = {"addresses": where, "could": self._could, "could_not": could_not, "not_asked": self._not_asked}
+            self._say("dialled_back", fields)
+
+    def _next(self) -> list[PeerId]:
+        # One that could is proof; several that could not are enough.
+        if self._could or len(self._could_not) >= MOST_NO or len(self._asked) >= MOST_ASKED:
+            return []
+        return [peer for peer in self._members() if peer not in self._asked][:AT_ONCE]
 
     def _members(self) -> list[PeerId]:
         """Who serves a stage, in an order that nobody can choose."""
@@ -133,11 +104,15 @@ class Asking:
             try:
                 answer = await ask(self._transport, member, DialBack(), patience=lambda: _PATIENCE_S)
             except SwarmError as error:
-                self._inquiry.not_asked[member] = error.message or type(error).__name__
+                self._not_asked[member] = error.message or type(error).__name__
                 return
             if isinstance(answer, DialledBack):
-                self._inquiry.heard(member, answer)
+                if answer.reached:
+                    self._could.append(member)
+                else:
+                    self._could_not[member] = answer.reason
                 return
+            # It answers something else: it cannot tell, and is not asked again.
             if not isinstance(answer, Busy):
                 return
             await asyncio.sleep(min(answer.retry_after_s, _LONGEST_BUSY_S))
@@ -163,37 +138,24 @@ class DialQuota:
     """
 
     at_once: int = 4
-    apart_s: float = 5.0
-    most: int = 1024
-    _under_way: int = 0
-    _free_at: dict[str, float] = field(default_factory=dict)  # caller or address -> when it may come again
+    pause_s: float = 5.0
+    under_way: int = 0
+    _free_at: Recent[str, float] = field(default_factory=lambda: Recent(1024))
+    """When a caller or an address may come again."""
 
     def wait_s(self, caller: PeerId, now: float) -> float:
         """Seconds until this caller may have something dialled; 0: now."""
-        if self._under_way >= self.at_once:
+        # Dials take seconds: strangers must not keep this peer busy with them.
+        if self.under_way >= self.at_once:
             return 1.0
         return max(0.0, self._free_at.get(caller, 0.0) - now)
-
-    def begin(self) -> None:
-        """Somebody is served: `end` follows."""
-        self._under_way += 1
-
-    def end(self) -> None:
-        """It is over."""
-        self._under_way -= 1
 
     def take(self, caller_or_address: str, now: float) -> bool:
         """Is it this one's turn? Then it is not again for a while."""
         if self._free_at.get(caller_or_address, 0.0) > now:
             return False
-        self._keep(caller_or_address, now)
+        self._free_at[caller_or_address] = now + self.pause_s
         return True
-
-    def _keep(self, key: str, now: float) -> None:
-        self._free_at.pop(key, None)
-        self._free_at[key] = now + self.apart_s
-        if len(self._free_at) > self.most:
-            del self._free_at[next(iter(self._free_at))]
 
 
 class DialBacks:
@@ -211,7 +173,7 @@ class DialBacks:
         if (wait_s := self._quota.wait_s(caller, loop.time())) > 0:
             yield Busy(wait_s, -1)
             return
-        self._quota.begin()
+        self._quota.under_way += 1
         try:
             record = await self._record_of(caller)
             if record is None or not self._quota.take(caller, loop.time()):
@@ -222,7 +184,7 @@ class DialBacks:
             ]
             answer = await self._dial(caller, addresses, deadline=loop.time() + DIAL_S)
         finally:
-            self._quota.end()
+            self._quota.under_way -= 1
         yield answer
 
     async def _record_of(self, caller: PeerId) -> Record | None:
@@ -241,6 +203,7 @@ class DialBacks:
             dials = [group.create_task(self._outcome(caller, text, deadline)) for text in addresses]
             for dialled in asyncio.as_completed(dials):
                 text, reason = await dialled
+                # One way in is enough.
                 if reason == "":
                     for other in dials:
                         other.cancel()
@@ -248,7 +211,7 @@ class DialBacks:
                 undecided = undecided or reason is None
                 reasons[text] = reason or ""
         if undecided:
-            return Busy(self._quota.apart_s, -1)
+            return Busy(self._quota.pause_s, -1)
         if len(set(reasons.values())) == 1:
             return DialledBack(False, next(iter(reasons.values())))
         return DialledBack(False, "; ".join(f"{reason} at {_place(text)}" for text, reason in reasons.items()))

@@ -22,21 +22,21 @@ from swarmnet.ids import PeerId, RunId, first_chain
 from swarmnet.manifest.file import load, run_id, to_toml
 from swarmnet.manifest.schema import Manifest
 from swarmnet.manifest.terms import RunTerms
-from swarmnet.messages import Answer, Control, ManifestData, ManifestRequest, Rejected, Request
+from swarmnet.messages import ManifestData, ManifestRequest, Rejected
 from swarmnet.net.address import announced_at
 from swarmnet.net.admission_files import OwnPass, admissions_of
 from swarmnet.net.dht import DhtDirectory
+from swarmnet.net.dht_daemon import Listen
 from swarmnet.net.dht_node import NobodyAnswered
 from swarmnet.net.endpoint import greeter_of
 from swarmnet.net.greeting import Greeter
 from swarmnet.net.grpc_transport import GrpcTransport
 from swarmnet.net.identity import Identity, own_identity
 from swarmnet.net.swarm_link import SwarmLink
-from swarmnet.net.tls import open_authority
 from swarmnet.peer.away import until_somebody_answers, was_in
 from swarmnet.peer.placement import Choice, Serving, placement_rule
 from swarmnet.state.disk import CheckpointStore
-from swarmnet.transport import ReadPayload, Transport, ask
+from swarmnet.transport import Transport, ask
 
 LOOK_S = 10.0
 """How long a newcomer looks for a run: the nodes it meets first may not know yet what they will know in a moment."""
@@ -72,11 +72,12 @@ async def find_place(config: PeerConfig, invitation: SwarmLink | Manifest, tell:
         announced_at(config.announce, identity.peer, port=config.port, dht_port=config.dht_port)  # refuses early
         placement_rule(config.placement)  # refuses early, too
         run = invitation.run if isinstance(invitation, SwarmLink) else run_id(invitation)
-        if was_in(config.dir, run):
-            return await until_somebody_answers(
-                lambda: _found(config, identity, invitation, tell), say=lambda words: tell("waiting", words)
-            )
-        return await _found(config, identity, invitation, tell)
+        # A newcomer was given a wrong address; who was in the run is offline for a while.
+        return await until_somebody_answers(
+            lambda: _found(config, identity, invitation, tell),
+            say=lambda words: tell("waiting", words),
+            patient=was_in(config.dir, run),
+        )
 
 
 async def _found(config: PeerConfig, identity: Identity, invitation: SwarmLink | Manifest, tell: Tell) -> Place:
@@ -108,41 +109,38 @@ async def reach(
 
     role: as what this process has to be admitted, if the run is by invitation.
     """
-    if isinstance(invitation, SwarmLink):
-        config = config.model_copy(
-            update={
-                "bootstrap": (invitation.address, *config.bootstrap),
-                "invitation": invitation.invitation or config.invitation,
-            }
-        )
+    link = invitation if isinstance(invitation, SwarmLink) else None
+    if link is not None:
+        bootstrap = (link.address, *config.bootstrap)
+        config = config.model_copy(update={"bootstrap": bootstrap, "invitation": link.invitation or config.invitation})
     tell("asking", ", ".join(config.bootstrap))
     if isinstance(invitation, SwarmLink):
-        run, manifest = invitation.whole_run, None
-        if run is None:
-            run = await _whole_run(config, identity, invitation, tell)
+        run = invitation.whole_run or await _whole_run(config, identity, invitation, tell)
     else:
-        run, manifest = run_id(invitation), invitation
+        run = run_id(invitation)
     async with _directory(config, identity, run) as directory:
         way_in = _way_in(config, directory)
-        if way_in and not (isinstance(invitation, SwarmLink) and invitation.whole_run is None):
-            tell("asking", way_in)  # else it has been said
+        # Who looked for the whole id has been told already.
+        if way_in and (link is None or link.whole_run is not None):
+            tell("asking", way_in)
         records = await _look(directory, LOOK_S, tell)
         tell("swarm", _seen(run, directory, records))
-        if manifest is None:
+        if isinstance(invitation, SwarmLink):
             path = _file(config, run)
             manifest = await _manifest(path, run, identity, records, tell, way_in)
             config = config.model_copy(update={"manifest": path})
         else:
+            manifest = invitation
             tell("manifest", f"{_shape(manifest)}; from {config.manifest}")
-        directory.learn_num_stages(manifest.cut.stages)
         terms = RunTerms.of(manifest)
         admissions = admissions_of(terms)
+        directory.learn(terms.num_stages, admissions)
         own_pass = OwnPass(  # only who will serve is the same identity the next time
             admissions, identity, role, config.dir, given=config.invitation, now=time.time(), transient=role != "stage"
         )
+        # In a run by invitation only admitted peers count from now on.
         if own_pass.text:
             tell("invitation", f"of the run's owner, good until {own_pass.ends}")
-            directory.admit_by(admissions)
             records = _others(directory, directory.known())
         yield FoundRun(config, manifest, run, directory, records, greeter_of(terms, "", admissions, own_pass))
 
@@ -153,10 +151,10 @@ async def reach(
 @contextlib.asynccontextmanager
 async def _directory(config: PeerConfig, identity: Identity, run: RunId | None) -> AsyncGenerator[DhtDirectory, None]:
     """The DHT as a client. Raises UsageError if nobody answers."""
+    joining = DhtDirectory(identity, run, bootstrap=config.bootstrap, state_dir=config.dir, listen=Listen(client=True))
     try:
-        directory = await DhtDirectory.start(
-            identity, run, num_stages=0, bootstrap=config.bootstrap, state_dir=config.dir, client=True
-        )
+        async with joining as directory:
+            yield directory
     except NobodyAnswered as error:
         kept = _file(config, run) if run else None
         alone = f"; if all are gone, be the first one back with `swarmnet peer --manifest {kept} --stage N`"
@@ -164,10 +162,6 @@ async def _directory(config: PeerConfig, identity: Identity, run: RunId | None) 
             f"nobody answers at {', '.join(config.bootstrap)}: check that this machine is online, or ask for a link to "
             f"a peer that is up now (any peer of the run prints one){alone if kept and kept.is_file() else ''}"
         ) from error
-    try:
-        yield directory
-    finally:
-        await directory.close()
 
 
 def _way_in(config: PeerConfig, directory: DhtDirectory) -> str:
@@ -197,6 +191,7 @@ async def announced(directory: DhtDirectory, digits: str, look_s: float, tell: T
     async for _ in _looks(look_s, tell):
         if found := await directory.runs(digits):
             break
+    # Which one is meant only the whole id says.
     if len(found) > 1:
         raise UsageError(
             f"{len(found)} announced runs begin with {digits}, {', '.join(run[:24] for run in found[:3])}... among "
@@ -249,10 +244,12 @@ async def _manifest(
 
     way_in: see `_way_in`.
     """
+    # Its hash was checked: nobody needs to be asked.
     if (kept := _kept(path, run)) is not None:
         tell("manifest", f"{_shape(kept)}; kept in {path}")
         return kept
     addresses = {record.peer: record.addresses for record in records if record.stages and record.addresses}
+    # Trainers have no manifest to give.
     if not addresses:
         raise UsageError(
             f"nobody who serves a stage of run {run[:12]} is announced, so nobody can give its manifest: "
@@ -268,14 +265,7 @@ async def _manifest(
         failures.append(f"{peer} {'sent no genuine manifest' if lied else 'did not answer'}: {error.message}")
         tell("manifest", f"{failures[-1]}; asking another")
 
-    transport = GrpcTransport(
-        identity,
-        None,
-        admission=open_authority().admit(identity.peer),
-        service=Nobody(),
-        addresses=lambda peer: addresses.get(peer, ()),
-        listens=False,
-    )
+    transport = GrpcTransport(identity, None, addresses=lambda peer: addresses.get(peer, ()), listens=False)
     async with transport:
         manifest = await fetch_manifest(transport, run, peers, on_failure=failed)
     if manifest is None:
@@ -295,8 +285,6 @@ def _file(config: PeerConfig, run: RunId) -> Path:
 
 def _kept(path: Path, run: RunId) -> Manifest | None:
     """What an earlier join left; None if there is nothing, or something else."""
-    if not path.is_file():
-        return None
     try:
         manifest = load(path)
     except UsageError:
@@ -315,23 +303,6 @@ def _shape(manifest: Manifest) -> str:
     return f'"{manifest.name}", {_count(manifest.cut.stages, "stage")}, {manifest.training.total_steps:,} steps'
 
 
-class Nobody:
-    """Serves nothing: a newcomer that only asks."""
-
-    def on_tell(self, caller: PeerId, message: Control) -> None:
-        """Nobody knows us yet."""
-
-    async def on_call(self, caller: PeerId, request: Request, payload: ReadPayload) -> AsyncGenerator[Answer, None]:
-        """Refuse."""
-        yield Rejected(RejectCode.NOT_SERVED, "joining")
-
-    def on_reached(self, peer: PeerId) -> None:
-        """Nobody is told anything."""
-
-    def on_gone(self, peer: PeerId, *, definite: bool) -> None:
-        """The call that broke says so itself."""
-
-
 # ---------------------------------------------------------------- the stage
 
 
@@ -344,6 +315,7 @@ async def _stages(found: FoundRun, tell: Tell) -> tuple[int, ...]:
             )
         tell("stage", f"{', '.join(map(str, config.stages))}, as you said")
         return config.stages
+    # Its own checkpoints draw it back to the stage that it served.
     on_disk = CheckpointStore(config.dir, found.run)
     held = [stage for stage in range(num_stages) if on_disk.found(stage).good]
     choice = await _choose(found, held)
@@ -403,11 +375,9 @@ def _count(number: int, noun: str) -> str:
 PATIENCE_S = 5.0
 """A peer that says nothing for so long is passed over."""
 
-OnFailure = Callable[[PeerId, SwarmError], None]
-
 
 async def fetch_manifest(
-    transport: Transport, run: RunId, peers: Sequence[PeerId], *, on_failure: OnFailure
+    transport: Transport, run: RunId, peers: Sequence[PeerId], *, on_failure: Callable[[PeerId, SwarmError], None]
 ) -> Manifest | None:
     """Ask `peers` in order for the manifest of `run`; None if none of them had it.
 
@@ -416,20 +386,16 @@ async def fetch_manifest(
     """
     for peer in peers:
         try:
-            return await _ask_one(transport, run, peer)
+            match answer := await ask(transport, peer, ManifestRequest(), patience=lambda: PATIENCE_S):
+                case ManifestData(text):
+                    return genuine(text, run, peer=peer)
+                case Rejected():
+                    raise Refused(answer.code, answer.reason, peer=peer)
+                case _:
+                    raise BadMessage(RejectCode.MALFORMED, "not an answer to ManifestRequest", peer=peer)
         except SwarmError as error:
             on_failure(peer, error)
     return None
-
-
-async def _ask_one(transport: Transport, run: RunId, peer: PeerId) -> Manifest:
-    match answer := await ask(transport, peer, ManifestRequest(), patience=lambda: PATIENCE_S):
-        case Rejected():
-            raise Refused(answer.code, answer.reason, peer=peer)
-        case ManifestData(text):
-            return genuine(text, run, peer=peer)
-        case _:
-            raise BadMessage(RejectCode.MALFORMED, "not an answer to ManifestRequest", peer=peer)
 
 
 def genuine(text: str, run: RunId, *, peer: PeerId) -> Manifest:

@@ -8,13 +8,15 @@ nothing itself: the replicas go on as always, only that new microbatches are tur
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from swarmnet.directory import Record
 from swarmnet.ids import PeerId
 from swarmnet.peer.replica import Replica
-from swarmnet.transport import Transport
+
+if TYPE_CHECKING:
+    from swarmnet.peer.peer import Peer
 
 SETTLE_S = 1.0
 """When everybody leaves: how long a replica that holds a step's sum waits to apply it, as others may have already.
@@ -76,6 +78,7 @@ class Leaving:
             return LeaveDecision(True, "nothing here is needed any more")
         if now - self._began_at >= self._drain_s:
             return LeaveDecision(True, f"{self._drain_s:g} s have passed, going all the same: {self._what(waiting)}")
+        # Somebody stays: what is here goes to them first.
         if not deserted:
             self._deserted_at = None
             return LeaveDecision(False, self._what(waiting))
@@ -110,52 +113,43 @@ class Leaving:
 _LOOKS_PER_HEARTBEAT = 5
 
 
-@dataclass(frozen=True, slots=True)
-class Around:
-    """What a leaving peer sees of itself and others. over(): the run will do no further step."""
-
-    me: PeerId
-    replicas: Mapping[int, Replica]
-    transport: Transport
-    records: Callable[[], Mapping[PeerId, Record]]
-    everyone: Callable[[], Iterable[PeerId]]
-    over: Callable[[], bool]
-    say: Callable[[str], None]
-
-
-async def drain(around: Around, *, drain_s: float, heartbeat_s: float) -> str:
+async def drain(leaver: Peer, drain_s: float) -> str:
     """Return, with the reason, once the peer may go; after `drain_s` in any case."""
-    loop = asyncio.get_running_loop()
+    loop, heartbeat_s = asyncio.get_running_loop(), leaver.timers.heartbeat_s
     leaving = Leaving(now=loop.time(), drain_s=drain_s)
     said, beat_at = "", loop.time()
     while True:
         now = loop.time()
-        for replica in around.replicas.values():
+        for replica in leaver.replicas.values():
             replica.member.view.draining = True
         if now >= beat_at:
             # Stages that are no neighbours hear it too: who leaves with everybody else waits for nobody.
             beat_at = now + heartbeat_s
-            _tell_everyone(around)
-        standings = [standing_of(around, replica, now) for replica in around.replicas.values()]
+            everyone = sorted(leaver.everyone())
+            for replica in leaver.replicas.values():
+                for peer, beat in replica.member.heartbeats(everyone):
+                    leaver.transport.tell(peer, beat)
+        standings = [standing_of(leaver, replica, now) for replica in leaver.replicas.values()]
         for standing in standings:
-            around.replicas[standing.stage].execution.leaving = standing.refusing
-        verdict = leaving.decide(standings, deserted=is_deserted(around, now), now=now)
+            leaver.replicas[standing.stage].execution.leaving = standing.refusing
+        verdict = leaving.decide(standings, deserted=is_deserted(leaver, now), now=now)
         if verdict.go:
             return verdict.words
+        # Each reason is said once.
         if verdict.words != said:
             said = verdict.words
-            around.say(said)
+            leaver.say("draining", {"left": said})
         await asyncio.sleep(heartbeat_s / _LOOKS_PER_HEARTBEAT)
 
 
-def standing_of(around: Around, replica: Replica, now: float) -> Standing:
+def standing_of(leaver: Peer, replica: Replica, now: float) -> Standing:
     """Where a replica stands, as far as its view goes."""
     member, execution = replica.member, replica.execution
     staying = [
         seen
         for peer, seen in member.view.mates()
         # Of several that leave at once the lowest stays until somebody else has the state.
-        if member.view.alive(peer, now=now) and (not seen.draining or (seen.synced and peer < around.me))
+        if member.view.alive(peer, now=now) and (not seen.draining or (seen.synced and peer < leaver.me))
     ]
     heirs = [
         seen
@@ -170,7 +164,7 @@ def standing_of(around: Around, replica: Replica, now: float) -> Standing:
     return Standing(
         stage=replica.stage,
         step=member.version,
-        idle=not member.synced or around.over() or (member.done and not followers),
+        idle=not member.synced or leaver.halted is not None or (member.done and not followers),
         heirs=len(heirs),
         followers=followers,
         microbatches=max(execution.num_tasks, execution.queue),
@@ -180,25 +174,18 @@ def standing_of(around: Around, replica: Replica, now: float) -> Standing:
     )
 
 
-def is_deserted(around: Around, now: float) -> bool:
+def is_deserted(leaver: Peer, now: float) -> bool:
     """Is every other peer that serves a stage leaving as well, or gone? Records count only of peers never heard."""
-    heard: set[PeerId] = {around.me}
-    for replica in around.replicas.values():
+    heard: set[PeerId] = {leaver.me}
+    for replica in leaver.replicas.values():
         for stage, peer, seen in replica.member.view.known():
             heard.add(peer)
-            if not seen.draining and peer != around.me and replica.member.view.alive(peer, now=now, stage=stage):
+            if not seen.draining and peer != leaver.me and replica.member.view.alive(peer, now=now, stage=stage):
                 return False
     return not any(
         status
-        for peer, record in around.records().items()
+        for peer, record in leaver.records.items()
         if peer not in heard
         for status in record.stages
         if not status.draining
     )
-
-
-def _tell_everyone(around: Around) -> None:
-    everyone = sorted(around.everyone())
-    for replica in around.replicas.values():
-        for peer, beat in replica.member.heartbeats(everyone):
-            around.transport.tell(peer, beat)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import bisect
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -15,11 +15,10 @@ import torch
 from swarmnet.config.peer import PeerConfig
 from swarmnet.errors import UsageError
 from swarmnet.manifest.schema import Manifest
-from swarmnet.model.cut import cut_layers
 from swarmnet.plan.budget import GIB, MIB, StagePlan, shown, together
 from swarmnet.plan.plan import Setup, plan_stage
 from swarmnet.ranks.layout import MeshLayout
-from swarmnet.stage.canonical import Canonical
+from swarmnet.stage.canonical import Canonical, layers_of
 from swarmnet.stage.passes import MemoryPolicy
 
 RESERVE = {"cuda": GIB, "cpu": 256 * MIB}
@@ -90,11 +89,6 @@ def needed(plans: Sequence[StagePlan], layout: MeshLayout) -> int:
     return together(plans) + RESERVE[layout.kind] * processes
 
 
-def most_slots(need: Callable[[int], int], room: int, *, most: int) -> int:
-    """How many slots, of 1 to `most`, need no more than `room` bytes; 0 if none."""
-    return bisect.bisect_right(range(1, most + 1), room, key=need)
-
-
 MOST_SLOTS = 64
 """More microbatches in flight keep no stage busier."""
 
@@ -109,7 +103,8 @@ def setup_of(config: PeerConfig, manifest: Manifest, layout: MeshLayout) -> Setu
     """How a peer with that config serves stages on `layout`."""
     memory = config.memory
     return Setup(
-        manifest,
+        manifest.specs,
+        manifest.wire,
         layout,
         slots=config.slots,
         memo_bytes=config.caps.memo_bytes,
@@ -119,6 +114,7 @@ def setup_of(config: PeerConfig, manifest: Manifest, layout: MeshLayout) -> Setu
 
 def room_here(layout: MeshLayout) -> int | None:
     """Bytes free on the fullest device of `layout` here; of CPU memory what is available. None: nobody knows."""
+    # On the CPU the machine's memory is the device's.
     if layout.kind == "cpu":
         return available()
     if not torch.cuda.is_available():
@@ -183,8 +179,11 @@ def slots_that_fit(setup: Setup, stages: Sequence[int], room: int) -> int:
 
 
 def _slots_in(setup: Setup, stages: Sequence[int], room: int) -> int:
-    most = min(setup.manifest.training.microbatches, MOST_SLOTS)
-    return most_slots(lambda slots: judge(replace(setup, slots=slots), stages, room).need, room, most=most)
+    """The most slots that need no more than `room` bytes; 0 if one is too many."""
+    most = min(setup.specs[0].training.microbatches, MOST_SLOTS)
+    return bisect.bisect_right(
+        range(1, most + 1), room, key=lambda slots: judge(replace(setup, slots=slots), stages, room).need
+    )
 
 
 def check_fits(setup: Setup, stages: Sequence[int], room: int) -> None:
@@ -201,11 +200,11 @@ def _refused(one: Setup, stages: Sequence[int], room: int) -> UsageError:
 
 def _rough(setup: Setup, stages: Sequence[int]) -> int:
     """Bytes of state and of one microbatch, about: what a decoder keeps without knowing how."""
-    manifest, training = setup.manifest, setup.manifest.training
-    model, tokens = manifest.model, training.microbatch_size * training.sequence_length
-    ranges = cut_layers(model, manifest.cut, training.sequence_length)
-    elements = sum(Canonical.of(manifest.of_stage(stage)).num_elements for stage in stages)
+    specs = [setup.specs[stage] for stage in stages]
+    model, training = specs[0].model, specs[0].training
+    tokens = training.microbatch_size * training.sequence_length
+    elements = sum(Canonical.of(spec).num_elements for spec in specs)
     layer = 16 * model.hidden_size + 8 * model.intermediate_size + 8 * model.num_heads * model.head_dim
     scores = 2 * model.num_heads * training.sequence_length
-    width = sum(len(ranges[stage]) for stage in stages) * (layer + scores) + 4 * model.vocab_size
+    width = sum(len(layers_of(spec)) for spec in specs) * (layer + scores) + 4 * model.vocab_size
     return 32 * elements + 4 * tokens * width + RESERVE[setup.layout.kind]

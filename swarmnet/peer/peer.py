@@ -35,18 +35,19 @@ from swarmnet.messages import (
     SnapshotRequest,
     TrailRequest,
 )
-from swarmnet.net.admission import Admissions, advised, role_for
+from swarmnet.net.admission import Admissions
 from swarmnet.net.records import nobody_serves, unserved
 from swarmnet.peer.complaints import Complaints
-from swarmnet.peer.dial_back import Asking, DialBacks, OtherWay, no_other_way
-from swarmnet.peer.leaving import Around, drain
-from swarmnet.peer.replica import Replica, ReplicaContext, ReplicaLimits, timers_of
+from swarmnet.peer.dial_back import Asking, DialBacks
+from swarmnet.peer.leaving import drain
+from swarmnet.peer.replica import Replica, ReplicaLimits
 from swarmnet.peer.state_supply import StateSupply
 from swarmnet.pipeline.inputs import Windows
 from swarmnet.pipeline.router import RoutingRule, least_time
 from swarmnet.stage.seams import Engine
 from swarmnet.state.disk import Disk
-from swarmnet.state.rollback import Rollbacks, newest_on_disk
+from swarmnet.state.rollback import newest_on_disk
+from swarmnet.step.view import Timers
 from swarmnet.transport import ReadPayload, Service, Transport, layout_of
 
 Tokens = Callable[[int, int], tuple[Packed, ...] | None]
@@ -66,6 +67,7 @@ class Loopback:
         self._me, self._service, self._network = me, service, network
 
     def tell(self, peer: PeerId, message: Control) -> None:
+        # My own stages must not depend on the network.
         if peer == self._me:
             self._service.on_tell(self._me, message)
         else:
@@ -99,9 +101,14 @@ class Loopback:
 class Peer:
     """One identity with its replicas. Implements Service and Listener.
 
-    record() is what the peer announces of itself, stages apart; asked once the port is bound. admissions: who takes
-    part; None: anyone. wall(): Unix seconds, by which invitations end. other_way: how it may be reached when nobody can
-    connect to it. routing(): by which rule one of its replicas calls the next stage.
+    Args:
+        record: what the peer announces of itself, stages apart; asked once the port is bound.
+        tokens: by (step, index): this peer's own, with their proof.
+        windows: tells whether others' tokens are the run's.
+        numerics: class of this peer's arithmetic: the same bits inside it.
+        admissions: who takes part; None: anyone.
+        wall: Unix seconds, by which invitations end.
+        routing: makes the rule by which one of its replicas calls the next stage.
     """
 
     def __init__(
@@ -125,49 +132,29 @@ class Peer:
         numerics: str = "",
         admissions: Admissions | None = None,
         wall: Callable[[], float] = time.time,
-        other_way: OtherWay = no_other_way,
         routing: Callable[[], RoutingRule] = lambda: least_time,
     ) -> None:
-        self.me, self.run_id, self.manifest = me, run, manifest
-        self._engines, self._directory = engines, directory
-        self._incarnation, self._record = incarnation, record
-        self._transport = Loopback(me, self, transport)
-        self._tokens, self._on_event, self._limits, self._toml = tokens, on_event, limits, manifest_toml
-        self._windows, self._routing = windows, routing
-        self._disk, self._signer, self._numerics = disk, signer, numerics
+        self.me, self.run_id, self.manifest, self.incarnation = me, run, manifest, incarnation
+        self.limits, self.numerics, self.signer, self.disk = limits, numerics, signer, disk
+        self.tokens, self.windows, self.routing = tokens, windows, routing
+        times = manifest.protocol
+        self.timers = Timers(times.heartbeat_s, times.suspect_s, times.long_silence_s, times.idle_index_s)
+        self.transport = Loopback(me, self, transport)
+        self._engines, self._directory, self._record = engines, directory, record
+        self._on_event, self._toml = on_event, manifest_toml
         self._admissions, self._wall = admissions or Admissions(run), wall
-        self._timers = timers_of(manifest)
         self.replicas: dict[int, Replica] = {}
         self.records: dict[PeerId, Record] = {}
+        """Everybody else's, as last read."""
         self._complaints: dict[int, Complaints] = {}
-        training = manifest.training
-        self._dial_backs = DialBacks(transport, lambda: self.records, self._look_again)
-        asking = Asking(self._record, transport, lambda: self.records, self._on_event, other_way)
-        self._supply = StateSupply(
-            me,
-            self.replicas,
-            Rollbacks(
-                manifest.cut.stages,
-                training.total_steps,
-                settle_s=self._timers.suspect_s,
-                lost_s=self._timers.long_silence_s,
-                allow_drop=training.allow_drop,
-                seed_until=training.checkpoint_every,
-            ),
-            records=lambda: self.records,
-            look=self._refresh,
-            news=lambda: self._news.set(),
-            reachable=asking.check,
-            served=asking.settle,
-            spawn=self._spawn,
-            say=self._say,
-            pause_s=self._timers.heartbeat_s,
-        )
+        self._look, self.news = asyncio.Event(), asyncio.Event()
+        self._dial_backs = DialBacks(transport, lambda: self.records, self._look.set)
+        self.dialled_back = Asking(record, transport, lambda: self.records, on_event)
+        self._supply = StateSupply(self)
         self._group: asyncio.TaskGroup | None = None
-        self._look, self._news = asyncio.Event(), asyncio.Event()
         self._loss: tuple[int, float] | None = None
         self._pace: deque[tuple[float, int, int]] = deque(maxlen=20)
-        self._halted: int | None = None
+        self.halted: int | None = None
         self._missing: tuple[int, ...] = ()
         self.finished = asyncio.Event()
         self._done_stages: set[int] = set()
@@ -179,29 +166,10 @@ class Peer:
         """Serve until cancelled. Raises UsageError, in a group, if others cannot connect to this peer."""
         async with asyncio.TaskGroup() as group:
             self._group = group
-            context = ReplicaContext(
-                self.me,
-                self.run_id,
-                self._incarnation,
-                self.manifest,
-                self._limits,
-                self._transport,
-                self,
-                group.create_task,
-                self._signer,
-                self._token_holders,
-                self._tokens,
-                self._windows,
-                self._disk,
-                lambda: newest_on_disk(self._supply.everybody(), self.manifest.cut.stages),
-                self._numerics,
-                self.admitted,
-                self._routing,
-            )
             for stage, engine in self._engines.items():
-                self._complaints[stage] = Complaints(self._timers, partial(self.on_event, stage), now=self._now())
-                self.replicas[stage] = Replica(stage, engine, context)
-            await self._refresh()
+                self._complaints[stage] = Complaints(self.timers, partial(self.on_event, stage), now=self._now())
+                self.replicas[stage] = Replica(stage, engine, self)
+            await self.refresh()
             group.create_task(self._looking())
             group.create_task(self._publishing())
             group.create_task(self._ticking())
@@ -211,17 +179,8 @@ class Peer:
 
     async def drain(self, drain_s: float) -> str:
         """Begin nothing new and finish what is here; returns, with the reason, once this peer may go."""
-        self._news.set()
-        around = Around(
-            self.me,
-            self.replicas,
-            self._transport,
-            lambda: self.records,
-            self.everyone,
-            over=lambda: self._halted is not None,
-            say=lambda words: self._on_event("draining", {"left": words}),
-        )
-        return await drain(around, drain_s=drain_s, heartbeat_s=self._timers.heartbeat_s)
+        self.news.set()
+        return await drain(self, drain_s)
 
     async def leave(self) -> None:
         """Hear nothing any more, and say for the last time what is here, if that is quick. Then cancel `run`."""
@@ -235,12 +194,14 @@ class Peer:
     def on_tell(self, caller: PeerId, message: Control) -> None:
         if self._left:
             return
+        # A stranger may be a newcomer whose record is not read yet.
         if caller != self.me and caller not in self.records:
             self._look.set()
         if not self.admitted(caller, "stage"):
             return
         if isinstance(message, Heartbeat):
             self._supply.hear(caller)
+        # A heartbeat makes its sender known; all else needs a known sender.
         if isinstance(message, Heartbeat) or self._takes_part(caller):
             self._dispatch(caller, message)
 
@@ -263,9 +224,8 @@ class Peer:
             return
         if self._left:
             raise Refused(RejectCode.NOT_SERVED, "this peer has left")
-        if not self.admitted(caller, role := role_for(request)):
-            reason = self._admissions.why_not(caller, role, now=self._wall())
-            raise Refused(RejectCode.NOT_ADMITTED, advised(reason, caller, role))
+        if caller != self.me:
+            self._admissions.check(caller, request, now=self._wall())
         answers = self._answers(caller, request, payload)
         async with contextlib.aclosing(answers):
             async for answer in answers:
@@ -287,10 +247,13 @@ class Peer:
         training = self.manifest.training
         match request:
             case Process():
-                if not 0 <= request.index < self._num_indexes(request):
+                # Checked before a replica reserves anything for it.
+                evaluates = request.purpose == "eval"
+                most = training.eval_microbatches if evaluates else training.microbatches
+                if not 0 <= request.index < most:
                     raise Refused(RejectCode.MALFORMED, f"index {request.index} of {training.microbatches}")
                 ahead = self.manifest.averaging.delay.ahead(training.total_steps)
-                beyond = 1 + ahead if request.purpose == "eval" else 0
+                beyond = 1 + ahead if evaluates else 0
                 if request.step >= training.total_steps + beyond:
                     raise Refused(RejectCode.FINISHED, f"the run ends after step {training.total_steps - 1}")
                 return self._serving(request.stage).execution.process(caller, request, payload)
@@ -303,15 +266,11 @@ class Peer:
             case SnapshotRequest():
                 return self._serving(request.stage).state.snapshot(caller, request)
             case TrailRequest():
-                return self._serving(request.stamp.stage).state.trail(request)
+                return self._serving(request.stamp.stage).state.replay(request)
             case DialBack():
                 return self._dial_backs.serve(caller)
             case _:
                 raise Refused(RejectCode.MALFORMED, "not a request")
-
-    def _num_indexes(self, request: Process) -> int:
-        training = self.manifest.training
-        return training.eval_microbatches if request.purpose == "eval" else training.microbatches
 
     def _serving(self, stage: int) -> Replica:
         replica = self.replicas.get(stage)
@@ -320,6 +279,7 @@ class Peer:
         return replica
 
     def _dispatch(self, caller: PeerId, message: Control) -> None:
+        # These concern every stage, also those of others.
         if isinstance(message, Heartbeat | Committed):
             for stage, replica in self.replicas.items():
                 mine = isinstance(message, Heartbeat) and caller == self.me and message.stamp.stage == stage
@@ -336,9 +296,10 @@ class Peer:
         self._on_event(event, {"stage": stage, **fields})
         self._complaints[stage].on_event(event, fields, now=self._now())
         if event == "halted":
-            self._halted = self.replicas[stage].member.version
+            self.halted = self.replicas[stage].member.version
+        # Others wait for this news: it is not left to the next renewal.
         if event in ("synced", "halted", "checkpoint", "checkpoint_bad", "drift"):
-            self._news.set()
+            self.news.set()
         if event in ("applied", "synced"):
             self.replicas[stage].state.checkpoints.reached()
         if event == "applied":
@@ -369,7 +330,9 @@ class Peer:
             },
         )
 
-    def _say(self, event: str, fields: dict[str, object]) -> None:
+    def say(self, event: str, fields: dict[str, object]) -> None:
+        """Log an event that is not one stage's. After the run went back it is not finished."""
+        # The run is computed again from an older version.
         if event == "restart" and not fields["kept"]:
             self.finished.clear()
             self._done_stages.clear()
@@ -394,6 +357,10 @@ class Peer:
             found.add(self.me)  # my other stages have views of their own
         return sorted(found)
 
+    def on_every_disk(self) -> int | None:
+        """The newest version that every stage is known to have on some disk."""
+        return newest_on_disk(self._supply.everybody(), self.manifest.cut.stages)
+
     def everyone(self) -> Iterable[PeerId]:
         found = {peer for peer, record in self.records.items() if record.stages}
         for replica in self.replicas.values():
@@ -402,7 +369,7 @@ class Peer:
 
     # ------------------------------------------------------------ tasks
 
-    def _token_holders(self) -> list[PeerId]:
+    def token_holders(self) -> list[PeerId]:
         """Who may have tokens: trainers first, then other stage-0 peers."""
         trainers = sorted(peer for peer, record in self.records.items() if record.feeds)
         return trainers + sorted(
@@ -415,7 +382,7 @@ class Peer:
         while True:
             for replica in self.replicas.values():
                 replica.driver.tick()
-            due = max(due + self._timers.heartbeat_s, loop.time())
+            due = max(due + self.timers.heartbeat_s, loop.time())
             await asyncio.sleep(due - loop.time())
 
     async def _looking(self) -> None:
@@ -425,7 +392,7 @@ class Peer:
                 async with asyncio.timeout(_LOOK_S):
                     await self._look.wait()
             self._look.clear()
-            await self._refresh()
+            await self.refresh()
             self._supply.consider()
             self._say_who_is_missing()
             await asyncio.sleep(0.1 * _LOOK_S)
@@ -433,6 +400,7 @@ class Peer:
     def _say_who_is_missing(self) -> None:
         """Once, and again when it changes: which stages nobody serves, so that no step can finish."""
         missing = unserved(self.records.values(), num_stages=self.manifest.cut.stages, mine=self.replicas)
+        # Said once, until it changes.
         if missing == self._missing:
             return
         self._missing = missing
@@ -441,28 +409,26 @@ class Peer:
         else:
             self._on_event("complete", {"peers": len(self.records) + 1})
 
-    def _look_again(self) -> None:
-        self._look.set()
-
-    async def _refresh(self) -> None:
+    async def refresh(self) -> None:
+        """Read everybody's records."""
         found = await self._directory.records()
         self.records = {record.peer: record for record in found if record.peer != self.me}
 
     async def _publishing(self) -> None:
         await self._supply.opened.wait()  # a record that did not say what is on disk would mislead
         while True:
-            self._news.clear()
+            self.news.clear()
             await self._directory.publish(self._status())
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_PUBLISH_S):
-                    await self._news.wait()
+                    await self.news.wait()
 
     def _serves(self, replica: Replica) -> bool:
         member = replica.member
         return member.synced and not self._left and member.restart == self._supply.rollbacks.current
 
     def _still_s(self, replica: Replica) -> int:
-        over = replica.member.done or self._halted is not None or not self._serves(replica)
+        over = replica.member.done or self.halted is not None or not self._serves(replica)
         return 0 if over else self._complaints[replica.stage].still_s(now=self._now())
 
     def _status(self) -> Record:
@@ -473,7 +439,7 @@ class Peer:
                 replica.member.chain,
                 self._serves(replica),
                 replica.execution.queue,
-                self._limits.slots,
+                self.limits.slots,
                 disk=replica.state.checkpoints.on_disk,
                 draining=replica.member.view.draining,
                 executions=self._executed[stage],
@@ -490,7 +456,7 @@ class Peer:
             loss=self._loss,
             tokens_per_second=self._tokens_per_second(),
             finished=self.finished.is_set(),
-            halted=self._halted,
+            halted=self.halted,
             restart=self._supply.rollbacks.current,
             wants=self._supply.rollbacks.wanted or NO_RESTART,
             complaints=tuple(
@@ -502,12 +468,13 @@ class Peer:
 
     def _tokens_per_second(self) -> float:
         """Of the whole run, over the last steps that this peer applied."""
+        # One step has no pace.
         if len(self._pace) < 2 or self._pace[-1][0] == self._pace[0][0]:
             return 0.0
         (began, first, _), (ended, newest, num_tokens) = self._pace[0], self._pace[-1]
         return round(num_tokens * max(newest - first, 0) / (ended - began), 1)
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         assert self._group is not None
         return self._group.create_task(work)
 

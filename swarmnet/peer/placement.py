@@ -66,12 +66,14 @@ class PlacementRule(Protocol):
 
 def placement_rule(name: str) -> PlacementRule:
     """The rule by its name in a peer's config. Raises UsageError if no installed distribution brings it."""
+    # The built-in rule needs no plug-in.
     if name == "neediest":
         return choose
     rule: PlacementRule = plug_in.load("placement rule", name, field="placement")[0]
 
     def checked(me: PeerId, num_stages: int, serving: Sequence[Serving], *, held: Collection[int] = ()) -> Choice:
         choice = rule(me, num_stages, serving, held=held)
+        # A plug-in is somebody else's code.
         if choice.stage not in range(num_stages):
             raise UsageError(f"placement: {name} chose stage {choice.stage!r}: the run has 0 to {num_stages - 1}")
         return choice
@@ -86,6 +88,7 @@ def choose(me: PeerId, num_stages: int, serving: Sequence[Serving], *, held: Col
     """
     tally = _Tally(num_stages, [each for each in serving if not each.choosing and each.peer != me])
     for peer in sorted({each.peer for each in serving if each.choosing and each.peer != me}, key=_rank):
+        # Those before me choose first, in the order that everybody computes.
         if _rank(peer) < _rank(me):
             tally.add(tally.choice(peer, ()).stage)
     return tally.choice(me, held)
@@ -99,6 +102,7 @@ class _Tally:
         self.stateless = set(range(num_stages))
         loads: list[list[float]] = [[] for _ in range(num_stages)]
         for each in serving:
+            # A record may name any stage.
             if not 0 <= each.stage < num_stages:
                 continue
             if each.has_state:
@@ -114,6 +118,7 @@ class _Tally:
 
     def choice(self, me: PeerId, held: Collection[int]) -> Choice:
         rescued = [stage for stage in sorted(held) if stage in self.stateless]
+        # This state may exist nowhere else in the world.
         if rescued:
             stage = min(rescued, key=lambda stage: (self.replicas[stage], _lot(me, stage)))
             return Choice(stage, f"its checkpoint lies here, and nobody else has the state of stage {stage}")

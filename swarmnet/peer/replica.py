@@ -10,32 +10,32 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from swarmnet.averaging.exchange import Exchange
-from swarmnet.directory import Role
 from swarmnet.errors import BadMessage
-from swarmnet.ids import PeerId, RunId, Signer, first_chain
+from swarmnet.ids import PeerId, first_chain
 from swarmnet.manifest.schema import Manifest
-from swarmnet.messages import Packed, Process
+from swarmnet.messages import Process
 from swarmnet.peer.restore import Restorer
 from swarmnet.pipeline.caller import Caller
 from swarmnet.pipeline.execution import Execution
 from swarmnet.pipeline.inputs import AnswerCheck, InputCheck, Known, TurnedAway, Windows, may_feed
-from swarmnet.pipeline.recovery import Recovery, Spawn
-from swarmnet.pipeline.router import AdaptiveTimeout, Router, RoutingRule, least_time
+from swarmnet.pipeline.recovery import Recovery
+from swarmnet.pipeline.router import AdaptiveTimeout, Router
 from swarmnet.pipeline.tasks import PipelineContext, PipelineLimits
 from swarmnet.stage.seams import Engine
-from swarmnet.state.checkpoints import CheckpointSchedule
-from swarmnet.state.disk import Disk
 from swarmnet.state.snapshot_index import PIECE_BYTES
 from swarmnet.step.drift import NO_DRIFT, DriftRules
-from swarmnet.step.driver import Listener, StepDriver
+from swarmnet.step.driver import StepDriver
 from swarmnet.step.gate import Shape
 from swarmnet.step.member import Member
-from swarmnet.step.view import Seen, Timers
-from swarmnet.transport import Transport
+from swarmnet.step.view import Seen
+
+if TYPE_CHECKING:
+    from swarmnet.peer.peer import Peer
 
 _MOST_NAMED = 64
 """Peers that are named for bad inputs, at one version of the weights."""
@@ -53,44 +53,8 @@ class ReplicaLimits:
     """On disk."""
     piece_bytes: int = PIECE_BYTES
     """Of the pieces in which state is handed over."""
-    no_beginning: str = ""
+    no_initial_weights: str = ""
     """Why this peer has no weights of version 0 and takes them from mates, for a person; empty: it has them."""
-
-
-@dataclass(frozen=True, slots=True)
-class ReplicaContext:
-    """What all replicas of a peer share."""
-
-    me: PeerId
-    run: RunId
-    incarnation: int
-    manifest: Manifest
-    limits: ReplicaLimits
-    transport: Transport
-    listener: Listener
-    spawn: Spawn
-    signer: Signer
-    holders: Callable[[], Sequence[PeerId]]
-    """Tells who may have tokens."""
-    tokens: Callable[[int, int], tuple[Packed, ...] | None]
-    """By (step, index): this peer's own, with their proof."""
-    windows: Windows
-    """Tells whether others' tokens are the run's."""
-    disk: Disk
-    common: Callable[[], int | None]
-    """Tells the newest version that every stage is known to have on some disk."""
-    numerics: str = ""
-    """Class of this peer's arithmetic: the same bits inside it."""
-    admitted: Callable[[PeerId, Role], bool] = lambda peer, role: True
-    """Does the run take that peer in that role?"""
-    routing: Callable[[], RoutingRule] = lambda: least_time
-    """Makes a rule for one caller."""
-
-
-def timers_of(manifest: Manifest) -> Timers:
-    """The run's timers."""
-    protocol = manifest.protocol
-    return Timers(protocol.heartbeat_s, protocol.suspect_s, protocol.long_silence_s, protocol.idle_index_s)
 
 
 def input_check_of(manifest: Manifest, stage: int, windows: Windows) -> InputCheck:
@@ -111,10 +75,10 @@ def answer_check_of(manifest: Manifest, stage: int) -> AnswerCheck:
 class Replica:
     """A stage served by this peer."""
 
-    def __init__(self, stage: int, engine: Engine, context: ReplicaContext) -> None:
-        manifest, training, averaging = context.manifest, context.manifest.training, context.manifest.averaging
-        num_stages, timers, limits = manifest.cut.stages, timers_of(context.manifest), context.limits
-        self.stage, self.engine, self._context = stage, engine.compute, context
+    def __init__(self, stage: int, engine: Engine, peer: Peer) -> None:
+        manifest, training, averaging = peer.manifest, peer.manifest.training, peer.manifest.averaging
+        num_stages, timers, limits = manifest.cut.stages, peer.timers, peer.limits
+        self.stage, self.engine, self._peer = stage, engine.compute, peer
         self._named_at, self._named = -1, set[tuple[str, PeerId]]()
         shape = Shape(
             num_stages,
@@ -128,25 +92,25 @@ class Replica:
 
         # Decides which microbatches count, which sum is the step's, and when it is applied. Pure.
         self.member = Member(
-            context.me,
+            peer.me,
             stage,
             shape,
             timers,
-            incarnation=context.incarnation,
-            chain=first_chain(context.run, stage),
+            incarnation=peer.incarnation,
+            chain=first_chain(peer.run_id, stage),
             now=self._now(),
-            signer=context.signer,
+            signer=peer.signer,
             drift=DriftRules(averaging.drift_every, averaging.resync_every, training.total_steps)
             if averaging.equal_bits
             else NO_DRIFT,
-            numerics=context.numerics,
+            numerics=peer.numerics,
         )
 
         # Sums the accumulators of the stage's replicas.
         self.exchange = Exchange(
-            context.me,
+            peer.me,
             engine.sums,
-            context.transport,
+            peer.transport,
             self.member.sum_of,
             running_s=timers.heartbeat_s,
             num_tokens=training.microbatch_size * training.sequence_length,
@@ -157,21 +121,21 @@ class Replica:
         # Performs what the member decides: messages, sums, optimizer steps.
         self.driver = StepDriver(
             self.member,
-            transport=context.transport,
+            transport=peer.transport,
             engine=self.engine,
             exchange=self.exchange,
-            listener=context.listener,
-            spawn=context.spawn,
+            listener=peer,
+            spawn=peer.spawn,
         )
 
         # Calls the next stage; the last one has none.
-        input_check = input_check_of(manifest, stage, context.windows)
+        input_check = input_check_of(manifest, stage, peer.windows)
         answer_check = answer_check_of(manifest, stage + 1)
         stages_ahead = num_stages - stage - 1
         self.caller = (
             Caller(
-                context.transport,
-                Router(AdaptiveTimeout.of(manifest.protocol, stages=stages_ahead), rule=context.routing()),
+                peer.transport,
+                Router(AdaptiveTimeout.of(manifest.protocol, stages=stages_ahead), rule=peer.routing()),
                 self._next_replicas,
                 answer_check,
                 self._rerouted,
@@ -189,19 +153,19 @@ class Replica:
             claims=self.driver,
             caller=self.caller,
             recovery=Recovery(
-                context.transport,
+                peer.transport,
                 stage,
                 before=lambda: self._live(stage - 1),
                 after=lambda: self._live(stage + 1),
-                holders=context.holders,
-                tokens=context.tokens,
+                holders=peer.token_holders,
+                tokens=peer.tokens,
                 check=input_check,
                 check_answer=answer_check.remembered,
                 on_bad_input=self._bad_input,
             ),
             check=input_check,
             limits=PipelineLimits(limits.slots, timers.heartbeat_s, 2 * timers.suspect_s, limits.memo_bytes),
-            spawn=context.spawn,
+            spawn=peer.spawn,
             on_bad_input=self._bad_input,
         )
         self.execution = Execution(pipeline, may_feed=self._may_feed)
@@ -209,21 +173,13 @@ class Replica:
 
         # Gets the stage's state, keeps it on disk, hands it to mates.
         self.state = Restorer(
-            context.run,
             stage,
             shape,
+            peer,
             engine=engine,
             member=self.member,
             driver=self.driver,
             exchange=self.exchange,
-            transport=context.transport,
-            signer=context.signer,
-            disk=context.disk,
-            schedule=CheckpointSchedule(every=training.checkpoint_every, last=training.total_steps),
-            keep=limits.keep_checkpoints,
-            common=context.common,
-            piece_bytes=limits.piece_bytes,
-            no_beginning=limits.no_beginning,
             event=self._event,
         )
 
@@ -249,13 +205,13 @@ class Replica:
         without, newest = self.member.view.left_out(self.stage + 1, now=self._now()), self.member.version + 1
         chains = Counter((seen.version, seen.chain) for seen in found.values())
         # The smaller side of a fork computes on other weights than the run's.
-        # Of the forks of one version, the chains that fewer replicas stand on.
-        apart = {at for at in chains if any(at[0] == other[0] and chains[at] < chains[other] for other in chains)}
+        minority = {at for at in chains if any(at[0] == other[0] and chains[at] < chains[other] for other in chains)}
         fit = {
             peer: seen.queue
             for peer, seen in found.items()
-            if peer not in without and seen.version <= newest and (seen.version, seen.chain) not in apart
+            if peer not in without and seen.version <= newest and (seen.version, seen.chain) not in minority
         }
+        # A replica that is not fit answers with a refusal at worst: better than to wait for nobody.
         return fit or {peer: seen.queue for peer, seen in found.items()}
 
     def _next_leaving(self) -> frozenset[PeerId]:
@@ -265,16 +221,17 @@ class Replica:
         self._event("rerouted", {"step": request.step, "index": request.index, "from": peer, "reason": reason})
 
     def _may_feed(self, caller: PeerId, request: Process) -> TurnedAway | None:
-        view, before = self.member.view, self.stage - 1
+        view, upstream = self.member.view, self.stage - 1
         away = may_feed(
             Known(
-                feeds=caller == self._context.me or self._is_live(caller, before),
+                feeds=caller == self._peer.me or self._is_live(caller, upstream),
                 mate=self._is_live(caller, self.stage),
-                heard=view.get(caller, before) is not None,
-                admitted=self._context.admitted(caller, "trainer"),
+                heard=view.get(caller, upstream) is not None,
+                admitted=self._peer.admitted(caller, "trainer"),
             ),
             request,
         )
+        # Who is only early will be let in in a moment.
         if away is not None and not away.soon:
             self._name("turned_away", caller, {"step": request.step, "index": request.index, "reason": away.reason})
         return away
@@ -296,7 +253,7 @@ class Replica:
             self._event(event, {"peer": peer, **fields})
 
     def _event(self, event: str, fields: dict[str, object]) -> None:
-        self._context.listener.on_event(self.stage, event, fields)
+        self._peer.on_event(self.stage, event, fields)
 
     @staticmethod
     def _now() -> float:

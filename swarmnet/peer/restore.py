@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
+from typing import TYPE_CHECKING
 
 from swarmnet.averaging.exchange import Exchange
 from swarmnet.errors import BadCheckpoint, BadMessage, Refused, RejectCode, SwarmError, UsageError
-from swarmnet.ids import Chain, PeerId, Restart, RunId, Signer, first_chain, next_chain
+from swarmnet.ids import PeerId, Restart, first_chain, next_chain
 from swarmnet.messages import Answer, Commit, Finished, Round, Snapshot, SnapshotRequest, Stamp, TrailRequest, TrailStep
 from swarmnet.stage.seams import Compute, Engine
 from swarmnet.state.checkpoints import Checkpointer, CheckpointSchedule
-from swarmnet.state.disk import Disk, Written
+from swarmnet.state.disk import Written
 from swarmnet.state.header import StateHeader
 from swarmnet.state.replay import Level, Replay, ReplayLogEnds
 from swarmnet.state.snapshot_fetch import Donors, Fetcher, TransferProgress
@@ -28,51 +29,50 @@ from swarmnet.step.member import Member
 from swarmnet.step.membership import evidence
 from swarmnet.transport import Transport
 
+if TYPE_CHECKING:
+    from swarmnet.peer.peer import Peer
+
 Event = Callable[[str, dict[str, object]], None]
 
 
 class Restorer:
-    """Gives one replica its state, keeps it on disk, and hands it to mates.
-
-    Args:
-        common: tells the newest version that every stage is known to have on some disk.
-        schedule, keep: at which versions a checkpoint is written, and how many stay.
-        piece_bytes: of the pieces in which state is handed over.
-        no_beginning: why this peer has no weights of version 0 and takes them from mates, in words for a person; empty:
-            it has them.
-    """
+    """Gives one replica its state, keeps it on disk, and hands it to mates."""
 
     def __init__(
         self,
-        run: RunId,
         stage: int,
         shape: Shape,
+        peer: Peer,
         *,
         engine: Engine,
         member: Member,
         driver: StepDriver,
         exchange: Exchange,
-        transport: Transport,
-        signer: Signer,
-        disk: Disk,
-        schedule: CheckpointSchedule,
-        keep: int,
-        common: Callable[[], int | None],
-        piece_bytes: int,
-        no_beginning: str,
         event: Event,
     ) -> None:
         self._engine, self._sums = engine.compute, engine.sums
         self._member, self._driver, self._exchange = member, driver, exchange
-        self._shape, self._event, self.no_beginning = shape, event, no_beginning
-        self._first_chain = first_chain(run, stage)
-        seal = Seal(run, signer)
+        self._shape, self._event = shape, event
+        self.no_initial_weights = peer.limits.no_initial_weights
+        """Why this peer has no weights of version 0 and takes them from mates, in words for a person."""
+        self._first_chain = first_chain(peer.run_id, stage)
+        seal, training = Seal(peer.run_id, peer.signer), peer.manifest.training
         self.checkpoints = Checkpointer(
-            stage, self._engine, self._sums, self.header, disk, schedule, keep=keep, on_event=event, common=common
+            stage,
+            self._engine,
+            self._sums,
+            self.header,
+            peer.disk,
+            CheckpointSchedule(every=training.checkpoint_every, last=training.total_steps),
+            keep=peer.limits.keep_checkpoints,
+            on_event=event,
+            common=peer.on_every_disk,
         )
-        self.donor = Donor(stage, self._engine, self.header, seal, stored=self._checkpoint, piece_bytes=piece_bytes)
+        self.donor = Donor(
+            stage, self._engine, self.header, seal, stored=self._checkpoint, piece_bytes=peer.limits.piece_bytes
+        )
         self._mates = FetchAndReplay(
-            transport,
+            peer.transport,
             self._engine,
             exchange,
             seal,
@@ -100,16 +100,15 @@ class Restorer:
             try:
                 await self._engine.reset_to_seed()
             except UsageError as error:  # the checkpoint that the run began with was moved, or is another one now
-                self.no_beginning = str(error)
+                self.no_initial_weights = str(error)
                 return False
-        self._serve(StateHeader(0, self._first_chain, self._first_chain, self._first_chain))
-        self._event("synced", {"version": 0, "how": "seed", "seconds": 0.0, "bytes": 0})
+        self._serve(Level(StateHeader(0, self._first_chain, self._first_chain, self._first_chain)))
+        self._say_synced("seed", began=self._now(), num_bytes=0)
         return True
 
     def stay(self) -> None:
         """Go on with the weights that are here: nobody could hand over newer ones, or the run goes on from these."""
-        member = self._member
-        self._serve(StateHeader(member.version, member.chain, member.before, member.term_chain))
+        self._serve(Level(self._stands_at()))
 
     async def load(self, version: int, *, becomes: int) -> bool:
         """Serve this peer's checkpoint of `version` as version `becomes`. False if it cannot be used.
@@ -119,7 +118,8 @@ class Restorer:
         began = self._now()
         try:
             info, data = await self.checkpoints.load(version)
-            await self._take_over(data, version=version, becomes=becomes)
+            self._touch()
+            await self._engine.restore(data, version=version, becomes=becomes)
         except BadCheckpoint:
             return False  # named already; announced no more
         except BadMessage as error:
@@ -127,36 +127,24 @@ class Restorer:
             self.checkpoints.forget(version, BadCheckpoint(path, f"not this stage's state: {error.reason}"))
             return False
         header = info.header
+        # Only a state that is taken as it is continues its own error feedback.
         if becomes == version:
             await self._recall(version)
         else:
-            microbatches = self._shape.num_microbatches
-            self._event(
-                "dropped",
-                {
-                    "from": version,
-                    "to": becomes,
-                    "microbatches": (becomes - version) * microbatches,
-                    "reason": "nobody had newer state of this stage (training.allow_drop)",
-                },
-            )
-            header = _inexact(header.chain, "dropped", becomes)
-        self._serve(header)
-        self._event(
-            "synced",
-            {
-                "version": becomes,
-                "how": "checkpoint",
-                "path": self.checkpoints.path(version),
-                "seconds": round(self._now() - began, 3),
-                "bytes": len(data),
-            },
-        )
+            dropped = (becomes - version) * self._shape.num_microbatches
+            reason = "nobody had newer state of this stage (training.allow_drop)"
+            self._event("dropped", {"from": version, "to": becomes, "microbatches": dropped, "reason": reason})
+            # The state is not that of one process any more: it stands on a chain of its own.
+            own = next_chain(header.chain, f"dropped/{becomes}".encode())
+            header = StateHeader(becomes, own, own, own)
+        self._serve(Level(header))
+        self._say_synced("checkpoint", began=began, num_bytes=len(data), path=self.checkpoints.path(version))
         return True
 
     async def _recall(self, version: int) -> None:
         """Take up again what this replica's averaging codec owed when it wrote that checkpoint."""
         owed = await self.checkpoints.owed(version)
+        # The codec has no memory, or the disk has lost it: only error feedback starts anew.
         if owed is None:
             return
         try:
@@ -165,21 +153,18 @@ class Restorer:
             path = self.checkpoints.path(version)
             self.checkpoints.say_not_owed(BadCheckpoint(path, f"what was owed beside it is not so: {error.reason}"))
 
-    async def _take_over(self, data: bytes | memoryview, *, version: int, becomes: int) -> None:
-        self._touch()
-        await self._engine.restore(data, version=version, becomes=becomes)
-
-    def _serve(
-        self,
-        header: StateHeader,
-        finished: Finished | None = None,
-        commits: tuple[Commit, ...] = (),
-        last_commits: tuple[Commit, ...] = (),
-    ) -> None:
+    def _serve(self, level: Level) -> None:
+        at = level.header
         self._whole = True
         self.checkpoints.stand_under(self._member.restart)
         self._driver.restored(
-            header.version, header.chain, header.before, header.term_chain, finished, commits, last_commits
+            at.version, at.chain, at.before, at.term_chain, level.finished, level.commits, level.last_commits
+        )
+
+    def _say_synced(self, how: str, *, began: float, num_bytes: int, **more: object) -> None:
+        seconds = round(self._now() - began, 3)
+        self._event(
+            "synced", {"version": self._member.version, "how": how, **more, "seconds": seconds, "bytes": num_bytes}
         )
 
     async def restore_from(self, donors: Sequence[PeerId], *, version: int = -1) -> bool:
@@ -187,6 +172,7 @@ class Restorer:
 
         False if nobody hands it over.
         """
+        # One copy at a time: two would overwrite each other.
         if self._restoring:
             return False
         self._restoring = True
@@ -204,16 +190,8 @@ class Restorer:
             return False
         finally:
             self._restoring = False
-        self._serve(level.header, level.finished, level.commits, level.last_commits)
-        self._event(
-            "synced",
-            {
-                "version": self._member.version,
-                "how": "snapshot",
-                "seconds": round(self._now() - began, 3),
-                "bytes": num_bytes,
-            },
-        )
+        self._serve(level)
+        self._say_synced("snapshot", began=began, num_bytes=num_bytes)
         return True
 
     def _sound(self, donors: Sequence[PeerId]) -> Sequence[PeerId]:
@@ -222,6 +200,7 @@ class Restorer:
 
     async def put_by(self, restart: Restart) -> None:
         """Before the run goes back: write my newer version. If no other peer follows, the run may return to it."""
+        # Nothing is lost by going back.
         if not self._member.synced or self._member.version <= restart.version:
             return
         await self._driver.settled()
@@ -246,12 +225,8 @@ class Restorer:
         """The engine holds this version now; not to be served before it is level with the others."""
         self._touch()
         member = self._member
-        member.version, member.chain, member.before, member.term_chain = (
-            header.version,
-            header.chain,
-            header.before,
-            header.term_chain,
-        )
+        member.version, member.chain = header.version, header.chain
+        member.before, member.term_chain = header.before, header.term_chain
 
     async def write_last(self) -> Written | None:
         """Write the newest whole version, as nothing can be computed here any more. None: there is none.
@@ -267,10 +242,15 @@ class Restorer:
         stands = self._still and self._whole and self._driver.is_settled  # also after an apply that failed
         if not stands and (not member.synced or member.applying):
             return None
+        return self._stands_at()
+
+    def _stands_at(self) -> StateHeader:
+        member = self._member
         return StateHeader(member.version, member.chain, member.before, member.term_chain, member.restart)
 
     async def _checkpoint(self, version: int) -> tuple[StateHeader, memoryview] | None:
         """This peer's checkpoint, to be handed to a mate."""
+        # Forgotten since it was announced.
         if version not in self.checkpoints.versions:
             return None
         try:
@@ -284,7 +264,7 @@ class Restorer:
         self._exchange.replay_log.wanted()
         return self.donor.serve(caller, request)
 
-    async def trail(self, request: TrailRequest) -> AsyncGenerator[Answer, None]:
+    async def replay(self, request: TrailRequest) -> AsyncGenerator[Answer, None]:
         """Answer one `TrailRequest`."""
         member = self._member
         here = member.stamp if member.synced else None
@@ -367,6 +347,7 @@ class FetchAndReplay:
             self._stand(header)
             try:
                 level = await self._replay.run(header, lambda: self._fetcher.trusted(donors()))
+            # The mates have moved on by more than they remember: a newer copy.
             except ReplayLogEnds as error:
                 self._event("fetching_again", {"version": snapshot.version, "reason": str(error)})
                 continue
@@ -380,6 +361,7 @@ class FetchAndReplay:
     def unfit(self, snapshot: Snapshot, version: int) -> Refused | BadMessage | None:
         """Why a described copy is not to be had. One asked for by number may come from a disk, and is then as good as
         any up to where the run has last gone back to; the newest one is of the present, or of no use."""
+        # No honest donor has this.
         if snapshot.version > self._shape.total_steps:
             return BadMessage(RejectCode.MALFORMED, "a copy of a step after the last", version=snapshot.version)
         restart = self._restart()
@@ -431,9 +413,3 @@ class FetchAndReplay:
                 "seconds_left": None if left is None else round(left, 1),
             },
         )
-
-
-def _inexact(chain: Chain, how: str, version: int) -> StateHeader:
-    """Where a stage stands whose state is not that of one process any more: on a chain of its own."""
-    apart = next_chain(chain, f"{how}/{version}".encode())
-    return StateHeader(version, apart, apart, apart)

@@ -14,10 +14,9 @@ from swarmnet.errors import MeshFailed, UsageError, leaves
 from swarmnet.manifest.file import run_id, to_toml
 from swarmnet.manifest.schema import Manifest
 from swarmnet.manifest.terms import RunTerms
-from swarmnet.net.endpoint import NOTHING_BETWEEN, Endpoint, Wrap, open_endpoint
+from swarmnet.net.endpoint import NOTHING_BETWEEN, Wrap, open_endpoint
 from swarmnet.net.stop import stopped_by_signal, unless_stopped
 from swarmnet.peer.away import remember, until_somebody_answers, was_in
-from swarmnet.peer.beginning import Beginning
 from swarmnet.peer.devices import check_memory, choose_layout, meaningless, rounding
 from swarmnet.peer.peer import OnEvent, Peer, Tokens
 from swarmnet.peer.replica import ReplicaLimits
@@ -51,7 +50,7 @@ def run_peer(
 
     from swarmnet.engine.compute_thread import ComputeThread
     from swarmnet.engine.torch_engine import TorchEngine
-    from swarmnet.peer.engines import backend_of, torch_engine
+    from swarmnet.peer.engines import InitialWeights, backend_of, torch_engine
     from swarmnet.peer.memory_fit import setup_of, slots_here
     from swarmnet.stage.canonical import Initial
 
@@ -62,20 +61,21 @@ def run_peer(
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
     layout = choose_layout(config.mesh, config.device, manifest, cuda=torch.cuda.device_count())
     check_memory(config.memory, layout)
+    # A file written for a larger machine is not refused on a smaller one.
     if ignored := meaningless(config.mesh, layout):
         log.info("mesh_ignored", ignored=ignored, reason="this peer is one rank, which shares its stages with no other")
     setup = setup_of(config, manifest, layout)
     slots = slots_here(setup, config.stages)
+    # The operator left the number to this machine.
     if slots != config.slots:
         log.info("slots_chosen", slots=slots, stages=list(config.stages))
         config = config.model_copy(update={"slots": slots})
-    windows = ProvenWindows.of(manifest.data, manifest.training)
     has_data = 0 in config.stages and (data_at_source or config.data is not None)
     tokens = own_tokens(config, manifest) if has_data else no_tokens
     with contextlib.ExitStack() as stack:  # left in reverse: ranks end first, and jobs that wait for them
         compute = ComputeThread()
         stack.callback(compute.close)
-        begin = Beginning(config, manifest, at_source=data_at_source)
+        begin = InitialWeights(config, manifest, at_source=data_at_source)
         engines: dict[int, TorchEngine] = {}
 
         def engine_of(stage: int, initial: Initial | None) -> TorchEngine:
@@ -90,21 +90,11 @@ def run_peer(
                 log.info("mesh_starting", stage=stage, mesh=layout.label, ranks=layout.ranks)
         release = ".".join(torch.__version__.split(".")[:2])
         numerics = f"{layout.kind}/torch-{release}/{layout.label}{rounding(config.memory)}"
-        with EventLog(config.events) as events, _given_up_in_words():
+        seen = {stage: wrap_engine(Engine(engine, engine.sums)) for stage, engine in engines.items()}
+        ranks = [engine.supervise for engine in engines.values() if layout.ranks > 1]
+        with _given_up_in_words():
             return asyncio.run(
-                _serve(
-                    config,
-                    manifest,
-                    {stage: wrap_engine(Engine(engine, engine.sums)) for stage, engine in engines.items()},
-                    [engine.supervise for engine in engines.values() if layout.ranks > 1],
-                    tokens,
-                    windows,
-                    events,
-                    heard,
-                    numerics,
-                    wrap,
-                    begin,
-                )
+                _serve(config, manifest, seen, ranks, tokens, heard, numerics, wrap, no_initial_weights=begin.missing)
             )
 
 
@@ -116,6 +106,7 @@ def _given_up_in_words() -> Iterator[None]:
         yield
     except BaseExceptionGroup as group:
         failed, others = group.split((MeshFailed, UsageError))
+        # Anything else is a bug, and shows its traceback.
         if others is not None or failed is None:
             raise
         raise next(leaves(failed)) from None
@@ -129,6 +120,7 @@ def own_tokens(config: PeerConfig, manifest: Manifest) -> Tokens:
         tokens = load_tokens(config.data or data.source, data.tokenizer, base=base)
         own = OwnTokens(tokens, data, manifest.training)
     except UsageError as error:
+        # Data that the operator names has to be there.
         if config.data is not None:
             raise
         log.warning("no_data", reason=str(error), then="tokens come from trainers")
@@ -147,29 +139,39 @@ async def _serve(
     engines: Mapping[int, Engine],
     ranks: Sequence[Callable[[], Awaitable[None]]],
     tokens: Tokens,
-    windows: ProvenWindows,
-    events: EventLog,
     heard: OnEvent,
     numerics: str,
     wrap: Wrap,
-    begin: Beginning,
+    *,
+    no_initial_weights: str,
 ) -> int:
-    journal, reminder = Journal(events, log), Reminder(log)
+    reminder = Reminder(log)
 
     def on_event(event: str, fields: dict[str, object]) -> None:
         journal(event, fields)
         reminder(event, fields)
         heard(event, fields)
+        # From now on a network that is away is waited for.
         if event == "synced":
             remember(config.dir, run_id(manifest))
 
     async with contextlib.AsyncExitStack() as stack:
+        journal = Journal(stack.enter_context(EventLog(config.events)), log)
         stop = stack.enter_context(stopped_by_signal())
-        endpoint = await unless_stopped(stop, _in_the_run(config, manifest, numerics, stack, on_event))
+        joining = until_somebody_answers(
+            lambda: stack.enter_async_context(open_endpoint(RunTerms.of(manifest), config.network, numerics=numerics)),
+            say=lambda words: on_event("away", {"reason": words}),
+            patient=was_in(config.dir, run_id(manifest)),
+        )
+        endpoint = await unless_stopped(stop, joining)
         if endpoint is None:
             on_event("stopped", {"reason": "asked to stop before it had joined"})
             return 0
         disk = DirectoryDisk(CheckpointStore(config.dir, endpoint.run, numerics=numerics, owner=endpoint.me))
+        lent = config.caps
+        limits = ReplicaLimits(
+            config.slots, lent.memo_bytes, lent.keep_checkpoints, no_initial_weights=no_initial_weights
+        )
         peer = Peer(
             endpoint.me,
             endpoint.run,
@@ -182,12 +184,10 @@ async def _serve(
             record=endpoint.record,
             signer=endpoint.identity,
             tokens=tokens,
-            windows=windows,
+            windows=ProvenWindows.of(manifest.data, manifest.training),
             disk=disk,
             on_event=on_event,
-            limits=ReplicaLimits(
-                config.slots, config.caps.memo_bytes, config.caps.keep_checkpoints, no_beginning=begin.missing
-            ),
+            limits=limits,
             manifest_toml=to_toml(manifest),
             admissions=endpoint.admissions,
             routing=lambda: routing_rule(config.routing),
@@ -209,33 +209,6 @@ async def _serve(
         on_event("traffic", {"calls": endpoint.transport.traffic.rows()})
         on_event("stopped", {"reason": f"asked to stop: {reason}"})
     return 0
-
-
-async def _in_the_run(
-    config: PeerConfig, manifest: Manifest, numerics: str, stack: contextlib.AsyncExitStack, on_event: OnEvent
-) -> Endpoint:
-    """My endpoint, entered; if I was in the run before, however long my network is away."""
-    run = run_id(manifest)
-
-    def enter() -> Awaitable[Endpoint]:
-        return stack.enter_async_context(
-            open_endpoint(
-                RunTerms.of(manifest),
-                config.dir,
-                numerics=numerics,
-                host=config.host,
-                port=config.port,
-                dht_port=config.dht_port,
-                announce=config.announce,
-                bootstrap=config.bootstrap,
-                invitation=config.invitation,
-                manifest=config.manifest,
-            )
-        )
-
-    if not was_in(config.dir, run):
-        return await enter()
-    return await until_somebody_answers(enter, say=lambda words: on_event("away", {"reason": words}))
 
 
 async def _serve_peer(peer: Peer, ports: tuple[int, int], on_event: OnEvent) -> None:

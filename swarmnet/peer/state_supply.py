@@ -7,12 +7,11 @@ restart of the run replaces it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Coroutine
+from typing import TYPE_CHECKING, Any
 
 from swarmnet.directory import Record
 from swarmnet.ids import PeerId, Restart
-from swarmnet.peer.replica import Replica
-from swarmnet.pipeline.recovery import Spawn
 from swarmnet.state.lineage import of_one_lineage
 from swarmnet.state.rollback import (
     FromDisk,
@@ -28,7 +27,8 @@ from swarmnet.state.rollback import (
     Source,
 )
 
-Say = Callable[[str, dict[str, object]], None]
+if TYPE_CHECKING:
+    from swarmnet.peer.peer import Peer
 
 _WHY = {
     Move.GO_BACK: "most go on from there",
@@ -38,39 +38,22 @@ _WHY = {
 
 
 class StateSupply:
-    """Keeps every replica of a peer supplied with state.
+    """Keeps every replica of a peer supplied with state."""
 
-    Args:
-        me: this peer.
-        records: everybody else's, as last read.
-        look: reads the directory again.
-        news: is told that this peer's record has changed.
-        reachable: returns if others can connect to this peer, as far as anybody can tell. Raises UsageError.
-        served: is told that a replica serves now.
-        pause_s: between two attempts.
-    """
-
-    def __init__(
-        self,
-        me: PeerId,
-        replicas: Mapping[int, Replica],
-        rollbacks: Rollbacks,
-        *,
-        records: Callable[[], Mapping[PeerId, Record]],
-        look: Callable[[], Awaitable[None]],
-        news: Callable[[], None],
-        reachable: Callable[[], Awaitable[None]],
-        served: Callable[[], None],
-        spawn: Spawn,
-        say: Say,
-        pause_s: float,
-    ) -> None:
-        self._me, self._replicas, self.rollbacks, self._pause_s = me, replicas, rollbacks, pause_s
-        self._records, self._look, self._news, self._say = records, look, news, say
-        self._reachable, self._served, self._spawn = reachable, served, spawn
+    def __init__(self, peer: Peer) -> None:
+        self._peer, self._replicas = peer, peer.replicas
+        stages, training, timers = peer.manifest.cut.stages, peer.manifest.training, peer.timers
+        self.rollbacks = Rollbacks(
+            stages,
+            training.total_steps,
+            settle_s=timers.suspect_s,
+            lost_s=timers.long_silence_s,
+            allow_drop=training.allow_drop,
+            seed_until=training.checkpoint_every,
+        )
         self.opened = asyncio.Event()
         """Is it known what is on this peer's disk?"""
-        self._opened_at, self._settle_s = 0.0, rollbacks.settle_s / 2
+        self._opened_at, self._settle_s = 0.0, self.rollbacks.settle_s / 2
         self._unopened = 0
         self._heard_at: dict[PeerId, float] = {}
         self._tasks: dict[int, asyncio.Task[None]] = {}
@@ -90,15 +73,17 @@ class StateSupply:
     def orphaned(self, stage: int) -> None:
         """The replica cannot be brought level: only a mate that got further helps, or the run going back."""
         self._replace(stage, self._bring_up(stage, beyond=self._replicas[stage].state.held))
-        self._news()
+        self._peer.news.set()
 
     def hear(self, peer: PeerId) -> None:
         """A heartbeat, under whatever restart. Only of those who have a record is it of any interest."""
+        # Strangers would fill the table.
         if peer in self._heard_at:
             self._heard_at[peer] = asyncio.get_running_loop().time()
 
     def consider(self) -> None:
         """Look at who holds and says what, if I know it of myself: may the run be stuck for good, or have gone back?"""
+        # What is on my own disk may change the answer.
         if not self.opened.is_set():
             return
         before, wanted, now = self.rollbacks.current, self.rollbacks.wanted, asyncio.get_running_loop().time()
@@ -107,7 +92,7 @@ class StateSupply:
         if move is not None:
             self._follow(move, since=before)
         elif self.rollbacks.wanted != wanted:
-            self._news()
+            self._peer.news.set()
 
     def everybody(self) -> list[Holding]:
         """Who holds what: the live peers of all stages, myself included. What is on disk is of one lineage."""
@@ -116,7 +101,7 @@ class StateSupply:
         ]
         announced += [
             (self._heard(record, status.stage, status.version if status.synced else None), status.disk)
-            for record in self._records().values()
+            for record in self._peer.records.values()
             if not self._dead(record)
             for status in record.stages
         ]
@@ -132,7 +117,7 @@ class StateSupply:
         replica = self._replicas[stage]
         member = replica.member
         return Holding(
-            self._me,
+            self._peer.me,
             stage,
             member.restart if member.synced else self.rollbacks.current,
             member.version if member.synced else None,
@@ -160,7 +145,7 @@ class StateSupply:
     def _words_of_others(self, now: float) -> list[RestartReport]:
         """What the others say of restarts. Whose heartbeats should reach me and do not is not heard, whatever its
         record says."""
-        records = self._records()
+        records = self._peer.records
         self._heard_at = {peer: self._heard_at.get(peer, now) for peer, record in records.items() if record.stages}
         near = {stage + beside for stage in self._replicas for beside in (-1, 0, 1)}
         return [
@@ -180,25 +165,27 @@ class StateSupply:
 
     def _may_seed(self) -> bool:
         """Do I see a peer of every stage, or have I looked for a while? Somebody may have more on disk."""
-        seen = {status.stage for record in self._records().values() for status in record.stages}
+        seen = {status.stage for record in self._peer.records.values() for status in record.stages}
         complete = len(seen | self._replicas.keys()) == self.rollbacks.num_stages
         return complete or asyncio.get_running_loop().time() - self._opened_at >= self._settle_s
 
     def _follow(self, move: Move, *, since: Restart) -> None:
         restart, keep = self.rollbacks.current, move is Move.KEEP
-        self._say("restart", {"number": restart.number, "version": restart.version, "kept": keep, "reason": _WHY[move]})
+        self._peer.say(
+            "restart", {"number": restart.number, "version": restart.version, "kept": keep, "reason": _WHY[move]}
+        )
         for stage in self._replicas:
             self._replace(stage, self._go(stage, restart, since=since, keep=keep))
-        self._news()
+        self._peer.news.set()
 
     def _busy(self, stage: int) -> bool:
         task = self._tasks.get(stage)
         return task is not None and not task.done()
 
-    def _replace(self, stage: int, work: object) -> None:
+    def _replace(self, stage: int, work: Coroutine[Any, Any, None]) -> None:
         if self._busy(stage):
             self._tasks[stage].cancel()
-        self._tasks[stage] = self._spawn(work)  # type: ignore[arg-type]
+        self._tasks[stage] = self._peer.spawn(work)
 
     async def _start(self, stage: int) -> None:
         checkpoints = self._replicas[stage].state.checkpoints
@@ -209,12 +196,13 @@ class StateSupply:
             self._opened_at = asyncio.get_running_loop().time()
             self.opened.set()
         await self.opened.wait()
-        await self._look()
+        await self._peer.refresh()
         await self._bring_up(stage)
 
     async def _go(self, stage: int, restart: Restart, *, since: Restart, keep: bool) -> None:
         replica = self._replicas[stage]
         keep = keep and replica.member.synced
+        # The newer state goes to disk: the run may come back to it.
         if restart > since and not keep:
             await replica.state.put_by(restart)
         await replica.driver.follow(restart)
@@ -240,18 +228,20 @@ class StateSupply:
             if self._tasks[stage] is not asyncio.current_task():
                 return  # the run goes on from elsewhere: another task has this replica now
             everybody = self.everybody()
-            mine = next(h for h in everybody if (h.peer, h.stage) == (self._me, stage))
+            mine = next(h for h in everybody if (h.peer, h.stage) == (self._peer.me, stage))
             others = [h for h in everybody if h.peer != mine.peer]
             source = self.rollbacks.source(mine, others, held=self._replicas[stage].state.held, beyond=beyond)
+            # A replica serves only if others can call it.
             if not isinstance(source, NoSource):
-                await self._reachable()
+                await self._peer.dialled_back.check()
+            # It serves now.
             if await self._take(stage, source):
-                self._served()
+                self._peer.dialled_back.settle()
                 self._words.pop(stage, None)
-                self._news()
+                self._peer.news.set()
                 return
-            await asyncio.sleep(self._pause_s)
-            await self._look()
+            await asyncio.sleep(self._peer.timers.heartbeat_s)
+            await self._peer.refresh()
 
     async def _take(self, stage: int, source: Source) -> bool:
         """True if the replica serves now."""
@@ -267,9 +257,10 @@ class StateSupply:
             case FromMatesDisk(version, donors):
                 return await replica.state.restore_from(donors, version=version)
             case FromSeed():
+                # A checkpoint that somebody holds is worth more than the seed.
                 if not self._may_seed():
                     return False
-                if not replica.state.no_beginning and await replica.state.start_from_seed():
+                if not replica.state.no_initial_weights and await replica.state.start_from_seed():
                     return True
                 return await self._begin_with_mates(stage)
             case NoSource(words):
@@ -283,15 +274,16 @@ class StateSupply:
             sorted(
                 h.peer
                 for h in self.everybody()
-                if h.stage == stage and h.peer != self._me and h.version is not None and h.restart == restart
+                if h.stage == stage and h.peer != self._peer.me and h.version is not None and h.restart == restart
             )
         )
         if donors and await replica.state.restore_from(donors):
             return True
-        self._say_waiting(stage, replica.state.no_beginning)
+        self._say_waiting(stage, replica.state.no_initial_weights)
         return False
 
     def _say_waiting(self, stage: int, words: str) -> None:
+        # Each reason is said once.
         if self._words.get(stage) != words:
             self._words[stage] = words
-            self._say("waiting", {"stage": stage, "reason": words})
+            self._peer.say("waiting", {"stage": stage, "reason": words})

@@ -125,17 +125,18 @@ async def _ask(
 ) -> None:
     """Find out, answer, and then leave the DHT."""
     from swarmnet.net.dht import DhtDirectory  # hivemind takes a second to import
+    from swarmnet.net.dht_daemon import Listen
     from swarmnet.net.dht_node import NobodyAnswered
     from swarmnet.net.identity import Identity
 
-    async def start(run: RunId | None) -> DhtDirectory:
+    def client(run: RunId | None) -> DhtDirectory:
         waiting.what = f"this machine's libp2p daemon, and for an answer from {', '.join(bootstrap)}"
-        return await DhtDirectory.start(
+        return DhtDirectory(
             Identity.generate(),
             run,
             num_stages=num_stages,
             bootstrap=bootstrap,
-            client=True,
+            listen=Listen(client=True),
             admissions=admissions if run else None,
         )
 
@@ -143,20 +144,18 @@ async def _ask(
     async with contextlib.AsyncExitStack() as stack:
         try:
             async with asyncio.timeout_at(until):
+                # A node without a run finds the rest of the id first.
                 if len(run) < WHOLE:
                     from swarmnet.peer.joining import announced
 
-                    directory = await start(None)
-                    try:
+                    async with client(None) as directory:
                         waiting.what = f"somebody who announces a run whose id begins with {run}"
                         found = await announced(directory, run, READS * BETWEEN_READS_S, lambda *_: None)
-                    finally:
-                        await directory.close()
                     if found is None:
                         answer(assess(run, (), num_stages))
                         return
                     run = found
-                directory = await start(run)
+                directory = await stack.enter_async_context(client(run))
         except NobodyAnswered:
             answer(unanswered(run, num_stages, bootstrap))
             return
@@ -165,18 +164,14 @@ async def _ask(
                 f"gave up waiting for {waiting.what}, after {waiting.so_far_s:.0f} s: this machine or "
                 "its network is busy, so try again"
             ) from None
-        stack.push_async_callback(directory.close)
         waiting.what = "records of the run from the DHT"
-        records, whole = directory.known(), False
-        with contextlib.suppress(TimeoutError):
+        try:
             async with asyncio.timeout_at(until):
-                for attempt in range(READS):
-                    if attempt:
-                        await asyncio.sleep(BETWEEN_READS_S)
+                for _ in range(READS):
                     if records := await directory.records():
                         break
-                whole = True
-        if not whole:
+                    await asyncio.sleep(BETWEEN_READS_S)
+        except TimeoutError:
             records = directory.known()
             print(
                 f"swarmnet status: gave up waiting for {waiting.what} after {waiting.so_far_s:.0f} s: this is what "
@@ -188,6 +183,7 @@ async def _ask(
 
 def _which(named: Path | str) -> tuple[RunId, int, Admissions | None]:
     """The run or the first digits of its id, its number of stages (0: unknown), who is admitted (None: unknown)."""
+    # Only a manifest says how many stages there are, and who is admitted.
     if isinstance(named, str):
         return RunId(named), 0, None
     manifest = load(named)
@@ -227,9 +223,10 @@ def _show(assessment: Assessment) -> None:
                 replica.state,
                 f"{replica.queue}/{replica.slots}",
                 ", ".join(map(str, replica.disk)),
-                _apart(replica),
+                _drift(replica),
                 replica.numerics.replace("[", r"\["),
             )
+        # A stage without a replica is what the reader looks for.
         if not line.replicas:
             table.add_row(str(line.stage), "nobody")
     console.print(table)
@@ -246,7 +243,7 @@ def _admission(line: AdmissionLine) -> str:
     return f"by invitation of {line.owner}, {line.banned} banned" if line.checked else f"by invitation{said}"
 
 
-def _apart(replica: ReplicaLine) -> str:
+def _drift(replica: ReplicaLine) -> str:
     """Were its weights those of the stage, and at which version was that looked at; "" if unknown."""
     return "" if replica.drift is None else f"{'off' if replica.stray else 'none'} at {replica.drift}"
 

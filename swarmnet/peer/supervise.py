@@ -5,17 +5,13 @@ The child does not outlive this process, and neither does what the child has sta
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import random
-import select
 import signal
-import socket
-import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from types import FrameType
 
 from swarmnet.net.parent_death import dies_with_parent
 
@@ -56,6 +52,7 @@ class Revivals:
 
     def ended(self, code: int, *, ran_s: float, asked: bool) -> StartAgain | Over:
         """The process ended. code: negative for a signal. asked: the operator wanted it to end."""
+        # The same input would fail the same way again.
         if asked or code in FINAL:
             return Over(code if code >= 0 else 128 - code)
         self._in_a_row = 1 if ran_s >= self._pauses.healthy_s else self._in_a_row + 1
@@ -93,80 +90,33 @@ def supervise(
 
     Main thread only. Ctrl+C and SIGTERM are passed on, as often as they come. say: told each crash, in one line.
     """
-    with _Signals() as signals:
-        restarts = Revivals(pauses, rng or random.Random())
-        while True:
-            began_at = time.monotonic()
-            code = _run(command, signals)
-            outcome = restarts.ended(code, ran_s=time.monotonic() - began_at, asked=signals.asked)
-            if isinstance(outcome, Over):
-                return outcome.code
-            say(outcome.words)
-            if signals.pause(outcome.after_s):
-                return 0
+    return asyncio.run(_supervise(command, Revivals(pauses, rng or random.Random()), say))
 
 
-def _run(command: Sequence[str], signals: _Signals) -> int:
-    """One life of the child. A session of its own keeps the terminal's Ctrl+C from reaching it twice."""
-    with subprocess.Popen(dies_with_parent(*command), start_new_session=True) as child, signals.to(child):
-        while (code := child.poll()) is None:
-            signals.wait(None)
-        return code
+async def _supervise(command: Sequence[str], revivals: Revivals, say: Callable[[str], None]) -> int:
+    loop, asked = asyncio.get_running_loop(), asyncio.Event()
+    child: asyncio.subprocess.Process | None = None
 
+    def forward(number: signal.Signals) -> None:
+        asked.set()
+        if child is not None and child.returncode is None:
+            child.send_signal(number)
 
-class _Signals:
-    """Ctrl+C and SIGTERM go to the child; these and the child's end wake whoever waits. A context manager."""
-
-    def __init__(self) -> None:
-        self.asked = False
-        self._child: subprocess.Popen[bytes] | None = None
-        self._before: dict[signal.Signals, object] = {}
-
-    def __enter__(self) -> _Signals:
-        self._ears, mouth = socket.socketpair()
-        self._mouth = mouth
-        self._ears.setblocking(False)
-        mouth.setblocking(False)
-        self._wakeup = signal.set_wakeup_fd(mouth.fileno(), warn_on_full_buffer=False)
-        for number in (*_FORWARDED, signal.SIGCHLD):
-            self._before[number] = signal.signal(number, self._caught)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)  # type: ignore[arg-type]
-        signal.set_wakeup_fd(self._wakeup)
-        self._ears.close()
-        self._mouth.close()
-
-    def _caught(self, number: int, _frame: FrameType | None) -> None:
-        if number == signal.SIGCHLD:
-            return
-        self.asked = True
-        if self._child is not None:
-            self._child.send_signal(number)
-
-    @contextlib.contextmanager
-    def to(self, child: subprocess.Popen[bytes]) -> Iterator[None]:
-        """Pass signals on to `child` within this context; one that came while it was being started, too."""
-        self._child = child
-        if self.asked:
+    for number in _FORWARDED:
+        loop.add_signal_handler(number, forward, number)
+    while True:
+        began_at = loop.time()
+        # A session of its own keeps the terminal's Ctrl+C from reaching the child twice.
+        child = await asyncio.create_subprocess_exec(*dies_with_parent(*command), start_new_session=True)
+        # A signal that came while the child was being started has reached nobody yet.
+        if asked.is_set():
             child.send_signal(signal.SIGTERM)
-        try:
-            yield
-        finally:
-            self._child = None
-
-    def wait(self, seconds: float | None) -> None:
-        """Until a signal arrives, or the time is up."""
-        if select.select([self._ears], [], [], seconds)[0]:
-            with contextlib.suppress(BlockingIOError):
-                while self._ears.recv(4096):
-                    pass
-
-    def pause(self, seconds: float) -> bool:
-        """Wait; True as soon as somebody asks to stop."""
-        until = time.monotonic() + seconds
-        while not self.asked and (left := until - time.monotonic()) > 0:
-            self.wait(left)
-        return self.asked
+        code = await child.wait()
+        outcome = revivals.ended(code, ran_s=loop.time() - began_at, asked=asked.is_set())
+        if isinstance(outcome, Over):
+            return outcome.code
+        say(outcome.words)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(outcome.after_s):
+                await asked.wait()
+                return 0

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Literal
 
-from swarmnet.directory import Complaint, Record
+from swarmnet.directory import Complaint, Record, StageStatus
 from swarmnet.ids import NO_RESTART, Chain, PeerId, Restart, RunId
 from swarmnet.net.admission import Admissions
 from swarmnet.state.lineage import of_one_lineage
@@ -58,6 +58,12 @@ class ReplicaLine:
     def state(self) -> str:
         """In a word."""
         return "leaving" if self.draining else "synced" if self.synced else "joining"
+
+
+_OF_STATUS = frozenset(each.name for each in fields(ReplicaLine)) & {each.name for each in fields(StageStatus)} - {
+    "disk"
+}
+"""What a line repeats of a replica's announcement."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,14 +155,7 @@ def assess(run: RunId, records: Sequence[Record], num_stages: int, admissions: A
     stages = tuple(StageLine(stage, tuple(_replicas(stage, records))) for stage in range(num_stages))
     trainers = tuple(TrainerLine(r.peer, r.addresses) for r in records if r.feeds)
     finished = bool(stages) and all(any(replica.finished for replica in line.replicas) for line in stages)
-    restart = half_of([record.restart for record in records if record.stages] or [NO_RESTART])
-    announced = [
-        (Holding(r.peer, s.stage, r.restart, s.version if s.synced else None, ()), s.disk)
-        for r in records
-        for s in r.stages
-        if s.stage < num_stages
-    ]
-    holdings = of_one_lineage(announced, Rollbacks(num_stages, current=restart))
+    restart, holdings = holdings_of(records, num_stages)
     standing = _standing(holdings, num_stages, restart)
     synced = [[replica.version for replica in line.replicas if standing.serves(replica)] for line in stages]
     problems = [*_halts(records), *_run_problems(trainers, finished), *_went_back(restart, records)]
@@ -193,6 +192,20 @@ def assess(run: RunId, records: Sequence[Record], num_stages: int, admissions: A
     )
 
 
+def holdings_of(
+    records: Sequence[Record], num_stages: int, *, allow_drop: bool = False
+) -> tuple[Restart, list[Holding]]:
+    """The restart that half of those who serve follow, and who holds which versions of one lineage."""
+    restart = half_of([record.restart for record in records if record.stages] or [NO_RESTART])
+    announced = [
+        (Holding(r.peer, s.stage, r.restart, s.version if s.synced else None), s.disk)
+        for r in records
+        for s in r.stages
+        if s.stage < num_stages
+    ]
+    return restart, of_one_lineage(announced, Rollbacks(num_stages, allow_drop=allow_drop, current=restart))
+
+
 def _admission(records: Sequence[Record], admissions: Admissions | None) -> AdmissionLine:
     if admissions is None:
         invited = sum(bool(record.invitation) for record in records)
@@ -216,10 +229,8 @@ class _Standing:
 
     def serves(self, replica: ReplicaLine) -> bool:
         """Has it the weights that the run goes on with? Not if it began at the seed when others had got further."""
-        return replica.synced and replica.restart == self.restart.number and not self._anew(replica)
-
-    def _anew(self, replica: ReplicaLine) -> bool:
-        return not self.restart.number and replica.version == 0 and not any(replica.disk) and self.on_disk > 1
+        anew = not self.restart.number and replica.version == 0 and not any(replica.disk) and self.on_disk > 1
+        return replica.synced and replica.restart == self.restart.number and not anew
 
 
 def _standing(holdings: Sequence[Holding], num_stages: int, restart: Restart) -> _Standing:
@@ -280,6 +291,7 @@ def _went_back(restart: Restart, records: Sequence[Record]) -> Iterator[Problem]
 def _stage_problems(line: StageLine, standing: _Standing, finished: bool) -> Iterator[Problem]:
     stage, replicas = line.stage, line.replicas
     serving = [replica for replica in replicas if standing.serves(replica)]
+    # Nothing can finish a step: the first thing to know.
     if not serving:
         yield _without_state(line, standing)
     for version, chains in _forks(replicas):
@@ -288,6 +300,7 @@ def _stage_problems(line: StageLine, standing: _Standing, finished: bool) -> Ite
             "partitioned; the smaller side takes the others' snapshot by itself once they reach each other"
         )
         yield Problem("error", "fork", text, stage)
+    # Not an error: the run goes on, only its bits differ.
     if len({replica.numerics for replica in replicas if replica.numerics}) > 1:
         text = f"stage {stage} mixes numerics classes: its replicas agree up to rounding, not bit by bit"
         yield Problem("note", "mixed_numerics", text, stage)
@@ -346,6 +359,7 @@ def _words(stage: int, peer: PeerId, lines: Sequence[ComplaintLine], serving: Se
     """Who it is, what there is against it, and who says so."""
     named = f"{peer} of stage {stage}"
     cannot = {line.by for line in lines if line.of.how == "unreached"}
+    # All the others say so: the firewall is that peer's.
     if cannot and serving - {peer} <= cannot:
         return f"{named}, which nobody can connect to"
     if cannot:
@@ -405,6 +419,7 @@ def _few(line: StageLine, served: bool) -> Iterator[Problem]:
     if joining and served:
         text = f"{_count(joining, 'replica')} of stage {stage} {'is' if joining == 1 else 'are'} fetching its state"
         yield Problem("note", "joining", text, stage)
+    # It trains well until that one goes.
     if staying == 1:
         text = f"stage {stage} has a single replica: if it goes, the run waits; start one more"
         yield Problem("note", "single_replica", text, stage)
@@ -440,24 +455,16 @@ def _replicas(stage: int, records: Sequence[Record]) -> Iterator[ReplicaLine]:
     for record in sorted(records, key=lambda record: record.peer):
         for status in record.stages:
             if status.stage == stage:
+                same = {name: getattr(status, name) for name in _OF_STATUS}
+                disk = tuple(kept.version for kept in status.disk)
                 yield ReplicaLine(
                     record.peer,
-                    status.version,
-                    status.chain,
-                    status.synced,
-                    status.queue,
-                    status.slots,
-                    record.numerics,
-                    record.finished,
-                    record.addresses,
-                    tuple(kept.version for kept in status.disk),
-                    status.draining,
-                    record.restart.number,
-                    status.executions,
-                    status.counted,
-                    status.drift,
-                    status.stray,
-                    status.still_s,
+                    numerics=record.numerics,
+                    finished=record.finished,
+                    addresses=record.addresses,
+                    disk=disk,
+                    restart=record.restart.number,
+                    **same,
                 )
 
 

@@ -7,30 +7,25 @@ process, and what is copied between it and a GPU. Knows no machine.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
 import torch
 
 from swarmnet.config.plug_in import split
 from swarmnet.manifest import codec_names
-from swarmnet.manifest.schema import Averaging, Cut, Data, Initial, Manifest, Protocol
-from swarmnet.model.cut import cut_layers
-from swarmnet.plan.budget import HostMemory, Passage, RankMemory, StagePlan
+from swarmnet.manifest.schema import Averaging, Cut, StageSpec, Wire
+from swarmnet.plan.budget import HostMemory, Passage, RankMemory, StagePlan, along
+from swarmnet.plan.rehearsal import Rehearsed, RehearsedRank, rehearse
 from swarmnet.ranks.buckets import layer_of
 from swarmnet.ranks.host_state import mirrored
 from swarmnet.ranks.layout import MeshLayout, MeshSplit
 from swarmnet.stage.accumulator import sum_dtype
-from swarmnet.stage.canonical import Canonical
+from swarmnet.stage.canonical import Canonical, layers_of
 from swarmnet.stage.passes import MemoryPolicy
 from swarmnet.stage.rounding import chunk_elements
 from swarmnet.sums.powersgd import vector_sizes
 from swarmnet.sums.reducer import rule_of
-
-if TYPE_CHECKING:
-    from swarmnet.plan.rehearsal import Rehearsed
 
 _FP32 = 4
 _ALIGN = 64  # bytes: where a scratch piece may begin
@@ -43,22 +38,23 @@ _AGAIN = 24  # bytes of temporary memory per element of one piece, in sums and u
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What is planned: a run, and how a peer serves stages of it. slots: microbatches in flight per open step.
-    memo_bytes: see the peer config's `caps`."""
+    """What is planned: a run, and how a peer serves stages of it."""
 
-    manifest: Manifest
+    specs: tuple[StageSpec, ...]
+    """Of every stage of it."""
+    wire: Wire
     layout: MeshLayout
     slots: int = 4
+    """Microbatches in flight per open step."""
     memory: MemoryPolicy = field(default_factory=MemoryPolicy)
     memo_bytes: int = 0
+    """What is kept for who asks again: the peer config's `caps`."""
 
 
 def plan_stage(setup: Setup, stage: int) -> StagePlan:
     """The memory of each rank that serves `stage`, and of its peer process. Raises UsageError if these ranks cannot."""
-    manifest, layout = setup.manifest, setup.layout
-    mesh = MeshSplit(manifest.model, layout, manifest.training, manifest.averaging.codec)
-    ranges = cut_layers(manifest.model, manifest.cut, manifest.training.sequence_length)
-    canonical = Canonical.of(manifest.of_stage(stage))
+    spec, layout = setup.specs[stage], setup.layout
+    mesh, canonical, layers = MeshSplit.of(spec, layout), Canonical.of(spec), layers_of(spec)
     shapes = canonical.shapes
     found: dict[object, RankMemory] = {}
     ranks = []
@@ -68,27 +64,22 @@ def plan_stage(setup: Setup, stage: int) -> StagePlan:
             for name, shape in shapes.items()
         )
         if held not in found:  # ranks that hold alike compute alike
-            found[held] = _rank_memory(setup, mesh, rank, stage, len(ranges[stage]), shapes)
+            found[held] = _rank_memory(setup, mesh, rank, spec, len(layers), shapes)
         ranks.append(found[held])
-    in_flight = setup.slots * (1 + manifest.averaging.delay.most)
+    in_flight = setup.slots * (1 + spec.averaging.delay.most)
     host = _host_memory(setup, canonical, ranks, in_flight)
-    return StagePlan(stage, ranges[stage], tuple(ranks), host, in_flight, on_host=layout.kind == "cpu")
+    return StagePlan(stage, layers, tuple(ranks), host, in_flight, on_host=layout.kind == "cpu")
 
 
 # ------------------------------------------------------------ a rank
 
 
-def _held(manifest: Manifest, mesh: MeshSplit, rank: int, shapes: Mapping[str, torch.Size]) -> tuple[int, int, int]:
+def _held(spec: StageSpec, mesh: MeshSplit, rank: int, shapes: Mapping[str, torch.Size]) -> tuple[int, int, int]:
     """Bytes of weights, gradients and the sums of open steps."""
-    versions, wide = 1 + manifest.averaging.delay.most, sum_dtype(manifest.numerics).itemsize
-    gradients = (
-        0
-        if mesh.layout.data > 1 and mesh.shards("accumulators")
-        else sum(
-            -(-_FP32 * mesh.along_tensor(name, shape, rank).num_elements // _ALIGN) * _ALIGN
-            for name, shape in shapes.items()
-        )
-    )
+    versions, wide = 1 + spec.averaging.delay.most, sum_dtype(spec.numerics).itemsize
+    own = [mesh.along_tensor(name, shape, rank).num_elements for name, shape in shapes.items()]
+    scattered = mesh.layout.data > 1 and mesh.shards("accumulators")
+    gradients = 0 if scattered else sum(-(-_FP32 * size // _ALIGN) * _ALIGN for size in own)
     return (
         _FP32 * versions * mesh.num_elements("parameters", shapes, rank),
         gradients,
@@ -97,15 +88,13 @@ def _held(manifest: Manifest, mesh: MeshSplit, rank: int, shapes: Mapping[str, t
 
 
 def _rank_memory(
-    setup: Setup, mesh: MeshSplit, rank: int, stage: int, layers: int, shapes: Mapping[str, torch.Size]
+    setup: Setup, mesh: MeshSplit, rank: int, spec: StageSpec, layers: int, shapes: Mapping[str, torch.Size]
 ) -> RankMemory:
-    manifest, layout = setup.manifest, setup.layout
-    wide = sum_dtype(manifest.numerics).itemsize
-    ends = Ends(layers, stage == 0, stage == manifest.cut.stages - 1)
-    seen = _traced(manifest, layout, rank, replace(setup.memory, offload_optimizer=False), ends)
-    parameters, gradients, open_sums = _held(manifest, mesh, rank, shapes)
+    layout, wide = setup.layout, sum_dtype(spec.numerics).itemsize
+    seen = _traced(spec, layout, rank, replace(setup.memory, offload_optimizer=False), layers)
+    parameters, gradients, open_sums = _held(spec, mesh, rank, shapes)
     sums = open_sums + seen.finished_sum
-    outer = 2 * parameters * (layout.ranks == 1 and manifest.averaging.sync == "local")
+    outer = 2 * parameters * (layout.ranks == 1 and spec.averaging.sync == "local")
     optimizer = seen.state - parameters - outer - sums - gradients
     if layout.kind == "cuda":
         sums -= seen.finished_sum  # it is in host memory there
@@ -142,51 +131,32 @@ def _gathering(passing: Passage, mesh: MeshSplit, shapes: Mapping[str, torch.Siz
     return passing.more(gathered)
 
 
-@dataclass(frozen=True, slots=True)
-class Ends:
-    """A stage, as far as its memory depends on it."""
-
-    layers: int
-    first: bool
-    last: bool
-
-    def alone(self, manifest: Manifest) -> tuple[Manifest, int]:
-        """A run with such a stage and no other layers, and the stage's number in it."""
-        layers = (*[0] * (not self.first), self.layers, *[0] * (not self.last))
-        model = manifest.model.model_copy(update={"num_layers": max(self.layers, 1)})
-        cut = Cut.model_construct(stages=len(layers), layers=layers)
-        plain = {"name": "", "data": Data(), "initial": Initial(), "protocol": Protocol()}
-        return manifest.model_copy(update={**plain, "model": model, "cut": cut}), int(not self.first)
-
-
-def _traced(manifest: Manifest, layout: MeshLayout, rank: int, memory: MemoryPolicy, ends: Ends) -> Rehearsed:
+def _traced(spec: StageSpec, layout: MeshLayout, rank: int, memory: MemoryPolicy, layers: int) -> Rehearsed:
     """Of a stage of any size, from small ones."""
     like = replace(layout, devices=("cpu",) * layout.ranks)
-    scores = layout.kind == "cuda" and keeps_scores(manifest)
+    scores = layout.kind == "cuda" and keeps_scores(spec)
 
-    def of(layers: int) -> Rehearsed:
-        alone, stage = replace(ends, layers=layers).alone(manifest)
-        return _rehearsed((alone, stage, like, rank, memory, scores))
+    def of(count: int) -> Rehearsed:
+        return rehearse(RehearsedRank(_alone(spec, count), like, rank, memory, scores))
 
-    if ends.layers <= _MANY:
-        return of(ends.layers)
-    return of(_SOME).along(of(_MANY), (ends.layers - _SOME) / (_MANY - _SOME))
-
-
-@functools.lru_cache(maxsize=512)
-def _rehearsed(part: tuple[Manifest, int, MeshLayout, int, MemoryPolicy, bool]) -> Rehearsed:
-    from swarmnet.plan.rehearsal import RehearsedRank, rehearse  # seconds of imports, of those who plan
-
-    return rehearse(RehearsedRank(*part))
+    if layers <= _MANY:
+        return of(layers)
+    return along(of(_SOME), of(_MANY), (layers - _SOME) / (_MANY - _SOME))
 
 
-def keeps_scores(manifest: Manifest) -> bool:
+def _alone(spec: StageSpec, layers: int) -> StageSpec:
+    """Such a stage with so many layers, of a run without other ones."""
+    model = spec.model.model_copy(update={"num_layers": max(layers, 1)})
+    cut = (*[0] * (not spec.first), layers, *[0] * (not spec.last))
+    update = {"stage": int(not spec.first), "model": model, "cut": Cut.model_construct(stages=len(cut), layers=cut)}
+    return spec.model_copy(update=update)
+
+
+def keeps_scores(spec: StageSpec) -> bool:
     """Does CUDA compute attention with its T x T scores in memory? Where it must be reproducible, and in fp32 with
     fewer key heads than query heads, for which there is no fused kernel."""
-    model = manifest.model
-    return manifest.numerics.mode == "deterministic" or (
-        manifest.numerics.compute == "fp32" and model.num_kv_heads < model.num_heads
-    )
+    grouped = spec.model.num_kv_heads < spec.model.num_heads
+    return spec.numerics.mode == "deterministic" or (spec.numerics.compute == "fp32" and grouped)
 
 
 # ------------------------------------------------------------ the peer process
@@ -195,22 +165,20 @@ _SNAPSHOTS = 2  # one being written, and one that is handed on
 
 
 def _host_memory(setup: Setup, canonical: Canonical, ranks: list[RankMemory], in_flight: int) -> HostMemory:
-    manifest, layout, training = setup.manifest, setup.layout, setup.manifest.training
-    wide = sum_dtype(manifest.numerics).itemsize
-    local = manifest.averaging.sync == "local"
+    spec, layout, training = canonical.spec, setup.layout, canonical.spec.training
+    wide, local = sum_dtype(spec.numerics).itemsize, spec.averaging.sync == "local"
     flat_sums = 2 if layout.ranks > 1 else int(layout.kind == "cuda" and not local)  # on the CPU it is the rank's own
     offloaded = 0
     if setup.memory.offload_optimizer:  # with a copy of the weights, and of their gradient
         offloaded = sum(rank.optimizer for rank in ranks) + 2 * _FP32 * canonical.num_elements
-    boundary = training.microbatch_size * training.sequence_length * manifest.model.hidden_size
-    there, back = (_BYTES.get(codec, _COARSE) for codec in (manifest.wire.activations, manifest.wire.gradients))
-    last = canonical.stage == manifest.cut.stages - 1
-    payload = (there + back) * boundary * ((canonical.stage > 0) + (not last))
+    boundary = training.microbatch_size * training.sequence_length * spec.model.hidden_size
+    there, back = (_BYTES.get(codec, _COARSE) for codec in (setup.wire.activations, setup.wire.gradients))
+    payload = (there + back) * boundary * ((not spec.first) + (not spec.last))
     beside = max((rank.beside.several(in_flight) for rank in ranks), default=0) * layout.ranks
     return HostMemory(
         mirrors=2 * mirrored(canonical).num_bytes * (layout.ranks > 1),
         sums=flat_sums * wide * canonical.num_elements,
-        rounds=_of_rounds(manifest.averaging, canonical, layout.ranks),
+        rounds=_of_rounds(spec.averaging, canonical, layout.ranks),
         snapshots=_SNAPSHOTS * canonical.layout.num_bytes,
         payloads=round(in_flight * payload) + (layout.ranks > 1) * 2 * _FP32 * boundary,
         memo=setup.memo_bytes,

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from swarmnet.errors import UsageError
-from swarmnet.manifest.schema import Model, Training
+from swarmnet.manifest.schema import Model, StageSpec, Training
 from swarmnet.model.tensor_plan import Slice, TensorSplit
 
 Shard = Literal["none", "dp", "zero1", "zero2", "zero3"]
@@ -122,6 +122,11 @@ class MeshSplit:
     training: Training
     codec: str = ""
     """Of averaging."""
+
+    @classmethod
+    def of(cls, spec: StageSpec, layout: MeshLayout) -> MeshSplit:
+        """How they share that stage."""
+        return cls(spec.model, layout, spec.training, spec.averaging.codec)
 
     def __post_init__(self) -> None:
         rows, ranks = self.training.microbatch_size, self.layout.data

@@ -45,7 +45,7 @@ class _Program:
             memory=MemoryPolicy(**settings["memory"]),
         )
         self._speaks = t == 0  # what leaves is the same on all tensor ranks
-        self._rows = MeshSplit(self._spec.model, layout, self._spec.training).rows(context.rank)
+        self._rows = MeshSplit.of(self._spec, layout).rows(context.rank)
         self._layout = mirrored(self._stage.canonical)
         self._places: Mapping[str, int] = {}
         self._works: dict[int, ForwardPass] = {}  # microbatches in flight, by the key they were ordered under

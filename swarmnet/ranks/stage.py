@@ -76,7 +76,7 @@ class RankStage:
         if layout.shard == "zero3" and memory.activations == "offload":
             raise UsageError("ZeRO-3 gathers weights, and offloaded activations would take them along: recompute them")
         self.spec, self._device, self._rank, self._tensor, self._data = spec, device, rank, tensor, data
-        self._split = MeshSplit(spec.model, layout, spec.training, spec.averaging.codec)
+        self._split = MeshSplit.of(spec, layout)
         self._delay = spec.averaging.delay
         self._fully = self._fully_sharded()
         self._scatters = self._split.shards("accumulators") and layout.data > 1

@@ -13,7 +13,7 @@ import random
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from swarmnet.directory import Record, Role
 from swarmnet.errors import UsageError
@@ -60,20 +60,21 @@ class Broken(AssertionError):
     """An invariant does not hold."""
 
 
-class Guise(Protocol):
-    """What stands between a peer that lies and everybody else. The peer behind it is production code and honest."""
+class Guise:
+    """What stands between a peer and everybody else. The peer behind it is production code; with this one it is honest,
+    with others it lies."""
 
     def transport(self, honest: Transport) -> Transport:
         """What it says and calls."""
-        ...
+        return honest
 
     def service(self, honest: Service) -> Service:
         """What others reach."""
-        ...
+        return honest
 
     def engine(self, honest: SimulatedEngine) -> SimulatedEngine:
         """What computes, of one of its stages."""
-        ...
+        return honest
 
 
 @dataclass(slots=True, eq=False)
@@ -133,15 +134,14 @@ class Swarm:
 
         incarnation = self.rng.getrandbits(62)
         admissions, shown = self._admit(peer_id, "stage", invited)
-        guise = self.guises.get(peer_id)
-        transport: Transport = self.network.transport(peer_id)
-        seen = engines if guise is None else {stage: guise.engine(engine) for stage, engine in engines.items()}
+        guise = self.guises.get(peer_id, Guise())
+        seen = {stage: guise.engine(engine) for stage, engine in engines.items()}
         peer = Peer(
             peer_id,
             RUN,
             self.manifest,
-            {stage: Engine(shown, shown) for stage, shown in seen.items()},
-            transport=transport if guise is None else guise.transport(transport),
+            {stage: Engine(engine, engine) for stage, engine in seen.items()},
+            transport=guise.transport(self.network.transport(peer_id)),
             directory=DirectoryAt(peer_id, self.directory, self.network.lines, admissions),
             incarnation=incarnation,
             record=lambda: Record(RUN, peer_id, incarnation, (f"memory/{peer_id}",), (), invitation=shown),
@@ -154,7 +154,7 @@ class Swarm:
                 plan.slots,
                 plan.memo_bytes,
                 piece_bytes=plan.piece_bytes,
-                no_beginning="no weights" if peer_id in plan.no_beginning else "",
+                no_initial_weights="no weights" if peer_id in plan.no_beginning else "",
             ),
             numerics=self.classes.get(peer_id, ""),
             admissions=admissions,
@@ -163,7 +163,7 @@ class Swarm:
         )
         node = Node(peer_id, served, process, peer, engines)
         self.nodes.append(node)
-        self.network.attach(peer_id, process, peer if guise is None else guise.service(peer))
+        self.network.attach(peer_id, process, guise.service(peer))
         self.loop.start(process, self._guard(self._serve(node)))
         return node
 
@@ -276,17 +276,6 @@ class Swarm:
         """End all cuts."""
         self.network.heal()
         self.directory.unite()
-
-    def slow(
-        self,
-        one: Node | PeerId,
-        other: Node | PeerId,
-        *,
-        bytes_per_s: float | None = None,
-        latency_s: float | None = None,
-    ) -> None:
-        """Give two peers a line of their own between them."""
-        self.network.lines.slow(_name(one), _name(other), bytes_per_s, latency_s)
 
     def limit(
         self, peer: Node | PeerId, *, up_bytes_per_s: float | None = None, down_bytes_per_s: float | None = None

@@ -52,8 +52,8 @@ class Level:
     of the one before."""
 
     header: StateHeader
-    finished: Finished | None
-    commits: tuple[Commit, ...]
+    finished: Finished | None = None
+    commits: tuple[Commit, ...] = ()
     last_commits: tuple[Commit, ...] = ()
 
 

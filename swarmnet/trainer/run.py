@@ -52,24 +52,9 @@ async def _feed(
 
     async with contextlib.AsyncExitStack() as stack:
         stop = stack.enter_context(stopped_by_signal())
-        endpoint = await unless_stopped(
-            stop,
-            stack.enter_async_context(
-                open_endpoint(
-                    RunTerms.of(manifest),
-                    config.dir,
-                    numerics="trainer",
-                    role="trainer",
-                    host=config.host,
-                    port=config.port,
-                    dht_port=config.dht_port,
-                    announce=config.announce,
-                    bootstrap=config.bootstrap,
-                    invitation=config.invitation,
-                    manifest=config.manifest,
-                )
-            ),
-        )
+        joining = open_endpoint(RunTerms.of(manifest), config.network, numerics="trainer", role="trainer")
+        endpoint = await unless_stopped(stop, stack.enter_async_context(joining))
+        # Asked to stop while it was joining.
         if endpoint is None:
             on_event("stopped", {"reason": "asked to stop before it had joined"})
             return 0

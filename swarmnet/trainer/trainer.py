@@ -12,22 +12,27 @@ import contextlib
 import hashlib
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from dataclasses import replace
-from typing import Any
 
 from swarmnet.directory import Directory, Record
 from swarmnet.errors import Refused, RejectCode
-from swarmnet.ids import PeerId
+from swarmnet.ids import NO_RESTART, PeerId, Restart
 from swarmnet.manifest.schema import Manifest
-from swarmnet.messages import Answer, Control, Fetch, Fetched, Packed, Process, Rejected, Request
-from swarmnet.net.admission import Admissions, advised, role_for
-from swarmnet.pipeline.router import RoutingRule, least_time
-from swarmnet.trainer.first_stage import FirstStage
+from swarmnet.messages import Answer, Control, Fetch, Fetched, Gradient, Packed, Process, Rejected, Request
+from swarmnet.net.admission import Admissions
+from swarmnet.net.records import nobody_serves, unserved
+from swarmnet.net.stop import unless_stopped
+from swarmnet.pipeline.caller import Caller
+from swarmnet.pipeline.inputs import AnswerCheck
+from swarmnet.pipeline.router import AdaptiveTimeout, Router, RoutingRule, least_time
+from swarmnet.state.rollback import MAX_RESTARTS_AHEAD
 from swarmnet.transport import ReadPayload, Transport
 
 Tokens = Callable[[int], tuple[Packed, ...]]
 """Number of a microbatch in its stream -> its tokens: (tokens,) int32 [B, T + 1], in training (tokens, proof)."""
+
+OnEvent = Callable[[str, dict[str, object]], None]
 
 _PUBLISH_S, _LOOK_S = 2.0, 0.5
 _LACKS_S = 3.0
@@ -37,25 +42,119 @@ _LAST_WORD_S, _LAST_EVAL_S = 1.0, 20.0
 and replicas may leave."""
 
 
-class Window:
-    """A semaphore whose size may change: `size()` is asked whenever a place is wanted."""
+class FirstStage:
+    """The replicas of stage 0, as the directory announces them and as they can be called.
 
-    def __init__(self, size: Callable[[], int]) -> None:
-        self._size = size
-        self._taken = 0
-        self._given = asyncio.Event()
+    records: everybody's but mine, as last read by `refresh`.
+    """
 
-    async def take(self) -> None:
-        """Wait for a place."""
-        while self._taken >= self._size():
-            self._given.clear()
-            await self._given.wait()
-        self._taken += 1
+    def __init__(
+        self,
+        me: PeerId,
+        manifest: Manifest,
+        transport: Transport,
+        directory: Directory,
+        on_event: OnEvent,
+        rule: RoutingRule,
+    ) -> None:
+        self._me, self._manifest, self._directory, self._on_event = me, manifest, directory, on_event
+        self.records: dict[PeerId, Record] = {}
+        self.restart = NO_RESTART
+        self._dead: dict[PeerId, int] = {}  # peer -> the incarnation that is gone
+        self.caller = Caller(
+            transport,
+            Router(AdaptiveTimeout.of(manifest.protocol, stages=manifest.cut.stages), rule=rule),
+            self.candidates,
+            AnswerCheck((), manifest.training.microbatch_size * manifest.training.sequence_length),
+            self._rerouted,
+            leaving=self._leaving,
+        )
 
-    def give(self) -> None:
-        """Give a place back."""
-        self._taken -= 1
-        self._given.set()
+    async def evaluate(self, version: int, number: int, tokens: tuple[Packed, ...]) -> Gradient:
+        """The loss of one microbatch by the weights of `version`, in every stage. Nothing is counted or kept.
+
+        number: any. Replicas accept indexes below `training.eval_microbatches` and treat all alike, so it goes round.
+        Raises Refused, as `process`: STALE when the weights have moved on.
+        """
+        step = version + self._manifest.averaging.delay.ahead(version)
+        index = number % self._manifest.training.eval_microbatches
+        return await self.caller.process(Process(step, 0, index, purpose="eval"), tokens)
+
+    async def refresh(self) -> bool:
+        """Read everybody's records. Returns True if the run goes on from another version (`restart`)."""
+        self.records = {record.peer: record for record in await self._directory.records() if record.peer != self._me}
+        newest = min(self._newest_restart(stage) for stage in range(self._manifest.cut.stages))
+        # The steps under way stay valid.
+        if newest <= self.restart:
+            return False
+        self.restart = newest
+        return True
+
+    def gone(self, peer: PeerId) -> None:
+        """The peer is definitely dead."""
+        if peer in self.records:
+            self._dead[peer] = self.records[peer].incarnation
+            self.caller.gone(peer)
+
+    def candidates(self) -> Mapping[PeerId, int]:
+        """Live replicas that have their state, and their queues."""
+        found: dict[PeerId, int] = {}
+        for peer, record in self.records.items():
+            # A restarted process has another incarnation, and is called again.
+            if self._dead.get(peer) == record.incarnation:
+                continue
+            for status in record.stages:
+                if status.stage == 0 and status.synced:
+                    found[peer] = status.queue
+        return found
+
+    def lacks(self) -> dict[str, object] | None:
+        """What no step can be done without and is not there, as fields of the event `waiting`; None if all is there."""
+        if missing := unserved(self.records.values(), num_stages=self._manifest.cut.stages):
+            return nobody_serves(missing)
+        return None if self.candidates() else {"reason": "no replica of stage 0 has its weights yet"}
+
+    def newest_version(self) -> int:
+        """Of the weights, as half of those who serve the stage say: what one says is a word."""
+        versions = [
+            s.version
+            for record in self.records.values()
+            if record.restart == self.restart
+            for s in record.stages
+            if s.stage == 0 and s.synced
+        ]
+        return sorted(versions, reverse=True)[(len(versions) - 1) // 2] if versions else self.restart.version
+
+    def room(self) -> int:
+        """Microbatches in flight: what stage 0 says it has room for, and one waiting in front of each replica."""
+        slots = [s.slots + 1 for record in self.records.values() for s in record.stages if s.stage == 0]
+        return max(sum(slots), 2)
+
+    def _leaving(self) -> frozenset[PeerId]:
+        return frozenset(
+            peer
+            for peer, record in self.records.items()
+            for status in record.stages
+            if status.stage == 0 and status.draining
+        )
+
+    def _newest_restart(self, stage: int) -> Restart:
+        """The highest restart that most of this stage are under, or beyond. What one says moves no trainer."""
+        restarts = sorted(
+            (
+                record.restart
+                for record in self.records.values()
+                if any(s.stage == stage for s in record.stages)
+                and record.restart.version <= self._manifest.training.total_steps
+                and record.restart.number <= self.restart.number + MAX_RESTARTS_AHEAD
+            ),
+            reverse=True,
+        )
+        return restarts[len(restarts) // 2] if restarts else NO_RESTART
+
+    def _rerouted(self, request: Process, peer: PeerId, reason: str) -> None:
+        fields = {"stage": -1, "step": request.step, "index": request.index, "from": peer, "reason": reason}
+        self._on_event("rerouted", fields)
 
 
 class Trainer:
@@ -76,7 +175,7 @@ class Trainer:
         record: Callable[[], Record],
         tokens: Tokens,
         eval_tokens: Tokens,
-        on_event: Callable[[str, dict[str, object]], None],
+        on_event: OnEvent,
         admissions: Admissions | None = None,
         wall: Callable[[], float] = time.time,
         rule: RoutingRule = least_time,
@@ -85,14 +184,7 @@ class Trainer:
         self._record = record
         self._admissions, self._wall = admissions, wall
         self._tokens, self._eval_tokens, self._on_event = tokens, eval_tokens, on_event
-        self._stage = FirstStage(
-            me,
-            manifest,
-            transport=transport,
-            directory=directory,
-            rerouted=lambda fields: on_event("rerouted", fields),
-            rule=rule,
-        )
+        self._stage = FirstStage(me, manifest, transport, directory, on_event, rule)
         self._news = asyncio.Event()  # somebody's record was read, or an answer came
         self._delay = manifest.averaging.delay
         self._away: Counter[int] = Counter()  # step -> microbatches sent and not answered
@@ -114,7 +206,11 @@ class Trainer:
             await self._refresh()
             self.step = self._stage.newest_version()
             while self.step < total:
-                if not await self._unless_restarted(self._feed()):
+                restart = self._stage.restart
+                await unless_stopped(self._restarted, self._feed())
+                self._restarted.clear()
+                # The run goes on from another version: what was fed of this one is void.
+                if restart != self._stage.restart:
                     self.step = self._stage.newest_version()
             for version in range(total - self._delay.ahead(total - 1), total):
                 if self._to_evaluate(version):
@@ -139,11 +235,10 @@ class Trainer:
 
     async def on_call(self, caller: PeerId, request: Request, payload: ReadPayload) -> AsyncGenerator[Answer, None]:
         """Hand out the tokens of a microbatch; everything else is not served here."""
-        training, role = self._manifest.training, role_for(request)
-        reason = self._admissions.why_not(caller, role, now=self._wall()) if self._admissions is not None else ""
-        if reason:
-            yield Rejected(RejectCode.NOT_ADMITTED, advised(reason, caller, role))
-        elif not isinstance(request, Fetch) or request.kind != "input" or request.stage != -1:
+        training = self._manifest.training
+        if self._admissions is not None:
+            self._admissions.check(caller, request, now=self._wall())
+        if not isinstance(request, Fetch) or request.kind != "input" or request.stage != -1:
             yield Rejected(RejectCode.NOT_SERVED, "a trainer serves tokens only")
         elif not (0 <= request.step < training.total_steps and 0 <= request.index < training.microbatches):
             yield Rejected(RejectCode.MALFORMED, "no such microbatch")
@@ -157,30 +252,18 @@ class Trainer:
         if definite:
             self._stage.gone(peer)
 
-    async def _unless_restarted(self, work: Coroutine[Any, Any, None]) -> bool:
-        """Do it to its end, which is True, or until the run goes on from another version."""
-        restart = self._stage.restart
-        async with asyncio.TaskGroup() as group:
-            working = group.create_task(work)
-            turned = group.create_task(self._restarted.wait())
-            await asyncio.wait((working, turned), return_when=asyncio.FIRST_COMPLETED)
-            working.cancel()
-            turned.cancel()
-        self._restarted.clear()
-        return restart == self._stage.restart
-
     # ------------------------------------------------------------ step by step
 
     async def _feed(self) -> None:
         """Send my share of step after step, from `step` on, until all are over."""
         training = self._manifest.training
-        window = Window(self._stage.room)
         self._away, self._answered = Counter(), -1
         async with asyncio.TaskGroup() as group:
             while True:
                 while not self._may_begin(self.step):
                     await self._news.wait()
                 step = self.step = max(self.step, self._stage.newest_version())
+                # The group waits for what is in flight.
                 if step >= training.total_steps:
                     return
                 for version in (step - 1, step):
@@ -188,9 +271,11 @@ class Trainer:
                         await self._evaluate(version)
                 trainers = [peer for peer, record in self._stage.records.items() if record.feeds]
                 for index in my_indexes(self.me, trainers, step, training.microbatches):
-                    await window.take()
+                    # How much room there is changes with the replicas: it is asked at every answer and every look.
+                    while self._away.total() >= self._stage.room():
+                        await self._news.wait()
                     self._away[step] += 1
-                    group.create_task(self._send(step, index, window))
+                    group.create_task(self._send(step, index))
                 self.step += 1
 
     def _may_begin(self, step: int) -> bool:
@@ -202,19 +287,19 @@ class Trainer:
         back = not any(count for fed, count in self._away.items() if fed < step - self._delay.behind(step))
         return back and step <= max(newest + self._delay.ahead(newest), self._answered + 1)
 
-    async def _send(self, step: int, index: int, window: Window) -> None:
+    async def _send(self, step: int, index: int) -> None:
         """One microbatch; it ends on its loss or on STALE."""
         tokens = self._tokens(step * self._manifest.training.microbatches + index)
         try:
-            await self._stage.process(Process(step, 0, index), tokens)
+            await self._stage.caller.process(Process(step, 0, index), tokens)
         except Refused as refused:
+            # Stale only means that others have finished the step.
             if refused.code is not RejectCode.STALE:
                 self._on_event(
                     "refused", {"step": step, "index": index, "code": refused.code.value, "reason": refused.reason}
                 )
-        self._away[step] -= 1
+        self._away -= Counter([step])  # a step that is back is no longer in it
         self._answered = max(self._answered, step)
-        window.give()
         self._tell_news()
 
     def _tell_news(self) -> None:
@@ -224,6 +309,7 @@ class Trainer:
     def _to_evaluate(self, version: int) -> bool:
         """Versions 0, E, 2E, ... and the last one are measured, each by one trainer."""
         training = self._manifest.training
+        # All trainers agree on who measures: no version is measured twice.
         if not training.eval_every or (version % training.eval_every and version < training.total_steps):
             return False
         trainers = [peer for peer, record in self._stage.records.items() if record.feeds]
@@ -271,6 +357,7 @@ class Trainer:
     def _say_what_lacks(self) -> None:
         """Once, and again when it changes: why no step can be done. At the end replicas may leave."""
         now, lacks = asyncio.get_running_loop().time(), self._stage.lacks()
+        # Its time counts from the last change.
         if lacks != self._lacks:
             self._lacks, self._lacks_since = lacks, now
         over = self.step >= self._manifest.training.total_steps

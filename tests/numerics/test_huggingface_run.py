@@ -23,8 +23,7 @@ from swarmnet.local.oracle import run_oracle
 from swarmnet.manifest.file import load
 from swarmnet.manifest.schema import Manifest
 from swarmnet.model.huggingface import checkpoint
-from swarmnet.peer.beginning import Beginning
-from swarmnet.peer.engines import torch_engine
+from swarmnet.peer.engines import InitialWeights, torch_engine
 from swarmnet.ranks.device_backend import DeviceBackend
 
 SMALL = (
@@ -133,7 +132,7 @@ def test_who_has_no_files_asks_its_mates(here: Path) -> None:
     manifest = begun(here, "llama", "--stages", "2")
 
     def built(config: PeerConfig, *, at_source: bool = True) -> tuple[bool, str]:
-        begin = Beginning(config, manifest, at_source=at_source)
+        begin = InitialWeights(config, manifest, at_source=at_source)
         read = begin.engine(1, lambda stage, initial: initial is not None and bool(initial()))
         return read, begin.missing
 
@@ -146,7 +145,7 @@ def test_who_has_no_files_asks_its_mates(here: Path) -> None:
     with pytest.raises(UsageError, match=r"cannot be read|holds neither"):
         built(config.model_copy(update={"initial": here / "hf"}))
     with pytest.raises(UsageError, match=r"--initial .*: this run begins with weights drawn from its seed"):
-        Beginning(PeerConfig(initial=here), Manifest(), at_source=True)
+        InitialWeights(PeerConfig(initial=here), Manifest(), at_source=True)
 
 
 @pytest.mark.parametrize(

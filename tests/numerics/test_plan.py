@@ -115,7 +115,7 @@ def passes(body: DeviceBackend, manifest: Manifest, count: int, *, last: bool) -
 @pytest.mark.parametrize("stage", range(3), ids=STAGES)
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_stage_takes_what_was_planned(policy: str, stage: int, count: int) -> None:
-    setup = Setup(RUN, MeshLayout(), slots=count, memory=MemoryPolicy(activations=policy))  # type: ignore[arg-type]
+    setup = Setup(RUN.specs, RUN.wire, MeshLayout(), slots=count, memory=MemoryPolicy(activations=policy))  # type: ignore[arg-type]
     (rank,) = plan_stage(setup, stage).ranks
     state, peak = measured(RUN, stage, policy, count)
     assert rank.state == pytest.approx(state, rel=0.01)
@@ -135,7 +135,7 @@ def test_a_stage_takes_what_was_planned(policy: str, stage: int, count: int) -> 
 )
 def test_so_does_every_kind_of_run(change: dict[str, Any]) -> None:
     manifest = RUN.model_copy(update=change)
-    setup = Setup(manifest, MeshLayout(), slots=2)
+    setup = Setup(manifest.specs, manifest.wire, MeshLayout(), slots=2)
     plan = plan_stage(setup, 1)
     state, peak = measured(manifest, 1, "stash", 2)
     (rank,) = plan.ranks
@@ -149,7 +149,7 @@ def test_so_does_every_kind_of_run(change: dict[str, Any]) -> None:
 def test_stages_of_one_peer_take_what_was_planned_for_both_together(policy: str) -> None:
     """What both hold, and what one job takes: the earlier stage's microbatches wait, for backward or for their weight
     passes, while the later one computes all of its own."""
-    setup = Setup(RUN, MeshLayout(), slots=2, memory=MemoryPolicy(activations=policy))  # type: ignore[arg-type]
+    setup = Setup(RUN.specs, RUN.wire, MeshLayout(), slots=2, memory=MemoryPolicy(activations=policy))  # type: ignore[arg-type]
     both, state, _ = allocated(lambda: [made(RUN, stage, policy) for stage in (1, 2)])
     earlier, later = (body for body, _ in both)
     earlier.state.reset_to_seed()
@@ -173,7 +173,7 @@ MODEL_BF16 = 2 * (64 * 64 * 2 + 64 * 32 * 2 + 3 * 64 * 176)  # casts of a layer'
 
 def test_a_stage_of_many_layers_is_planned_from_few() -> None:
     manifest = RUN.model_copy(update={"model": MODEL.model_copy(update={"num_layers": 11}), "cut": Cut(stages=1)})
-    (rank,) = plan_stage(Setup(manifest, MeshLayout(), slots=2), 0).ranks
+    (rank,) = plan_stage(Setup(manifest.specs, manifest.wire, MeshLayout(), slots=2), 0).ranks
     state, peak = measured(manifest, 0, "stash", 2)
     assert rank.state == pytest.approx(state, rel=0.01)
     assert rank.peak(2) == pytest.approx(peak, rel=0.05)
@@ -185,7 +185,7 @@ def test_so_does_a_rank_of_two(sequence_parallel: bool, policy: str) -> None:
     """Ranks are threads here, and torch's profiler records one: each counts its own storages."""
     layout = MeshLayout(2, 1, "none", sequence_parallel, ("cpu", "cpu"))
     memory = MemoryPolicy(activations=policy)  # type: ignore[arg-type]
-    plan = plan_stage(Setup(RUN, layout, memory=memory), 1)
+    plan = plan_stage(Setup(RUN.specs, RUN.wire, layout, memory=memory), 1)
 
     def body(comm: Comm) -> tuple[int, Passage]:
         with LiveBytes() as live:
@@ -212,7 +212,7 @@ def test_so_does_a_rank_of_two(sequence_parallel: bool, policy: str) -> None:
 
 
 def test_an_update_takes_what_was_planned() -> None:
-    (rank,) = plan_stage(Setup(RUN, MeshLayout()), 1).ranks
+    (rank,) = plan_stage(Setup(RUN.specs, RUN.wire, MeshLayout()), 1).ranks
     assert rank.update < 2 * 2**20 < rank.peak(4)
 
 
@@ -235,7 +235,7 @@ LARGE = RUN.model_copy(
 
 def test_planning_allocates_nothing() -> None:
     layout = MeshLayout(8, 1, devices=tuple(f"cuda:{number}" for number in range(8)))
-    plan, _, most = allocated(lambda: plan_stage(Setup(LARGE, layout), 1))
+    plan, _, most = allocated(lambda: plan_stage(Setup(LARGE.specs, LARGE.wire, layout), 1))
     assert most < 2**20 < 2**33 < together([plan])
     assert len(set(plan.ranks)) == 1
 
@@ -244,7 +244,7 @@ GPU = MeshLayout(devices=("cuda:0",))
 
 
 def test_as_many_slots_as_fit_and_not_one_more() -> None:
-    setup = Setup(RUN, MeshLayout(), slots=0)
+    setup = Setup(RUN.specs, RUN.wire, MeshLayout(), slots=0)
     room = {slots: needed([plan_stage(replace(setup, slots=slots), 1)], setup.layout) for slots in (1, 5, 8)}
     assert slots_that_fit(setup, [1], room[5]) == 5
     assert slots_that_fit(setup, [1], room[5] - 1) == 4
@@ -253,7 +253,7 @@ def test_as_many_slots_as_fit_and_not_one_more() -> None:
 
 
 def test_a_peer_refuses_what_does_not_fit_and_says_how_much_is_missing() -> None:
-    setup = Setup(RUN, MeshLayout())
+    setup = Setup(RUN.specs, RUN.wire, MeshLayout())
     least = needed([plan_stage(replace(setup, slots=1), 1)], setup.layout)
     check_fits(setup, [1], least)
     with pytest.raises(UsageError, match=r"stage 1 does not fit.*: 1.00 MiB are missing; what takes less: .*--slots"):

@@ -53,7 +53,7 @@ def test_whose_memory_it_is(line: str, words: str, plan: Plan) -> None:
 
 
 def test_stages_of_one_peer_have_to_fit_together(plan: Plan) -> None:
-    setup = Setup(RUN, GPU)
+    setup = Setup(RUN.specs, RUN.wire, GPU)
     alone, both = (max(judge(setup, stages, None).need for stages in sets) for sets in (([1], [2]), ([1, 2],)))
     room = f"--gpus 1 --memory {both - 1}B"
     code, out, err = plan(f"--stage 1,2 {room}")
@@ -91,7 +91,7 @@ def test_the_stages_of_the_config_are_planned(plan: Plan, tmp_path: Path, monkey
 
 def test_slots_are_chosen_as_the_peer_chooses_them(plan: Plan) -> None:
     for layout, line, share in ((GPU, "--gpus 1", 1), (MeshLayout(), "--device cpu", 2)):
-        setup = Setup(RUN, layout, memo_bytes=MIB)
+        setup = Setup(RUN.specs, RUN.wire, layout, memo_bytes=MIB)
         room = share * judge(replace(setup, slots=5), [1, 2], None).need
         code, out, _ = plan(f"--stage 1,2 --slots 0 {line} --memory {room}B --set caps.memo_bytes={MIB} --json")
         assert code == 0 and {each["in_flight"] for each in json.loads(out)["stages"]} == {5}

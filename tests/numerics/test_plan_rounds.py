@@ -127,14 +127,19 @@ def test_rounds_take_what_was_planned(averaging: Averaging, ranks: int) -> None:
 
     layout = MeshLayout(ranks, devices=("cpu",) * ranks)
     _, _, most = allocated(run)
-    assert 0 <= most - plan_stage(Setup(manifest, layout), 1).host.rounds < CACHED < 4 * canonical.num_elements
+    assert (
+        0
+        <= most - plan_stage(Setup(manifest.specs, manifest.wire, layout), 1).host.rounds
+        < CACHED
+        < 4 * canonical.num_elements
+    )
 
 
 @pytest.mark.parametrize("averaging", [Averaging(codec="topk:0.01"), Averaging(codec="fp32", **LOCAL)])
 def test_what_rounds_hold_is_beside_a_gpu(averaging: Averaging) -> None:
     """And so is the finished sum, where there is one; but what is as the weights are is with them."""
     manifest = WIDE.model_copy(update={"averaging": averaging})
-    here, there = (plan_stage(Setup(manifest, layout), 1) for layout in (MeshLayout(), GPU))
+    here, there = (plan_stage(Setup(manifest.specs, manifest.wire, layout), 1) for layout in (MeshLayout(), GPU))
     size = 4 * Canonical.of(manifest.of_stage(1)).num_elements
     local = averaging.sync == "local"
     assert there.host.rounds == here.host.rounds >= 2 * size
@@ -148,7 +153,8 @@ def test_an_outer_optimizer_is_not_offloaded_with_the_moments() -> None:
     manifest = WIDE.model_copy(update={"averaging": Averaging(codec="fp32", **LOCAL)})
     size = 4 * Canonical.of(manifest.of_stage(1)).num_elements
     plain, offloaded = (
-        plan_stage(Setup(manifest, GPU, memory=MemoryPolicy(offload_optimizer=offload)), 1) for offload in (False, True)
+        plan_stage(Setup(manifest.specs, manifest.wire, GPU, memory=MemoryPolicy(offload_optimizer=offload)), 1)
+        for offload in (False, True)
     )
     assert plain.ranks[0].state - offloaded.ranks[0].state == plain.ranks[0].optimizer
     assert plain.ranks[0].optimizer == pytest.approx(2 * size, rel=0.01)

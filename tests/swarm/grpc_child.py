@@ -12,7 +12,6 @@ from swarmnet.messages import Accepted, Answer, Control, Fetch, Fetched, Request
 from swarmnet.net.grpc_options import GrpcConfig
 from swarmnet.net.grpc_transport import GrpcTransport
 from swarmnet.net.identity import Identity
-from swarmnet.net.tls import open_authority
 from swarmnet.transport import ReadPayload
 
 
@@ -42,7 +41,6 @@ async def main(run: str, key: str, port: str, stall_s: str, handshake_s: str = "
     transport = GrpcTransport(
         identity,
         RunId(run),
-        admission=open_authority().admit(identity.peer),
         addresses=lambda _: (),
         service=Silent(),
         port=int(port),

@@ -59,8 +59,8 @@ async def peers(
         for number, stage in enumerate(stages):
             first = (*bootstrap, *(address for end in found[:1] for address in end.directory.maddrs))
             directory = tmp_path / f"stage-{stage}-{number}"
-            opening = open_endpoint(RunTerms.of(MANIFEST), directory, numerics="cpu", bootstrap=first)
-            end = await stack.enter_async_context(opening)
+            config = PeerConfig(dir=directory, host="127.0.0.1", bootstrap=first)
+            end = await stack.enter_async_context(open_endpoint(RunTerms.of(MANIFEST), config.network, numerics="cpu"))
             await stack.enter_async_context(end.serve(Gives(toml)))
             status = StageStatus(stage, 3, first_chain(RUN, stage), synced=True, slots=4)
             await end.directory.publish(replace(end.record(), stages=(status,)))

@@ -46,7 +46,7 @@ def test_strangers_are_forgotten_with_what_waited_for_them() -> None:
             a.tell(b.peer, execute(2, a.peer))
             assert (await heard.told.get())[1].index == 2, "over the link it had"
             assert kept(a) == with_b and with_b != before
-            await b.close()  # gone for good
+            await b.__aexit__(None, None, None)  # gone for good
             while kept(a) != before:
                 await asyncio.sleep(0.02)
 

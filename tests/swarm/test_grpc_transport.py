@@ -79,14 +79,7 @@ def make_transport(
     """A transport that looks peers up in `book`."""
     identity = identity or Identity.generate()
     service = ScriptedService()
-    transport = GrpcTransport(
-        identity,
-        run,
-        admission=open_authority().admit(identity.peer),
-        addresses=lambda peer: book.get(peer, ()),
-        service=service,
-        **options,
-    )
+    transport = GrpcTransport(identity, run, addresses=lambda peer: book.get(peer, ()), service=service, **options)
     return transport, service
 
 
@@ -98,7 +91,7 @@ async def grpc_pair(config: GrpcConfig = GrpcConfig()) -> AsyncIterator[Pair]:  
     b, service_b = make_transport(book, config=config)
     async with a, b:
         book |= {a.peer: a.addresses, b.peer: b.addresses}
-        yield Pair(End(a.peer, a, service_a), End(b.peer, b, service_b), b.close)
+        yield Pair(End(a.peer, a, service_a), End(b.peer, b, service_b), lambda: b.__aexit__(None, None, None))
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
@@ -192,9 +185,9 @@ def test_minor_versions_work_together_and_numerics_are_announced() -> None:
         async with a, b:
             book |= {b.peer: b.addresses}
             assert [answer async for answer in a.call(b.peer, FETCH, deadline=in_s(10))] == [Fetched()]
-            hello = b._greeted.get(a.peer)
+            hello = b._callee.greeted.get(a.peer)
             assert hello is not None and (hello.minor, hello.numerics) == (7, "cpu/test")
-            assert a._greeted.get(b.peer) is None
+            assert a._callee.greeted.get(b.peer) is None
 
     asyncio.run(main())
 
@@ -231,9 +224,9 @@ def test_a_restarted_callee_is_greeted_again() -> None:
         async with a, b:
             book |= {b.peer: b.addresses}
             assert [x async for x in a.call(b.peer, FETCH, deadline=in_s(10))] == [Fetched()]
-            b._greeted.forget(a.peer)
+            del b._callee.greeted[a.peer]
             assert [x async for x in a.call(b.peer, FETCH, deadline=in_s(10))] == [Fetched()]
-            b._greeted.forget(a.peer)
+            del b._callee.greeted[a.peer]
             a.tell(b.peer, execute(5, a.peer))
             assert (await service.told.get())[1].index == 5
             assert heard.gone.empty()
@@ -274,7 +267,7 @@ def test_a_taken_port_is_a_usage_error() -> None:
         async with a:
             b, _ = make_transport({}, port=a.port)
             with pytest.raises(UsageError, match="--port"):
-                await b.start()
+                await b.__aenter__()
 
     asyncio.run(main())
 

@@ -27,6 +27,7 @@ from swarmnet.net import endpoint
 from swarmnet.net.admission import Admissions, Pass, ban, invite, pass_of
 from swarmnet.net.admission_files import Owner, new_owner, write_owner
 from swarmnet.net.dht import DhtDirectory
+from swarmnet.net.dht_daemon import Listen
 from swarmnet.net.dht_node import DhtNode
 from swarmnet.net.endpoint import Endpoint, open_endpoint
 from swarmnet.net.greeting import Greeter
@@ -34,7 +35,6 @@ from swarmnet.net.grpc_transport import GrpcTransport
 from swarmnet.net.identity import Identity, verify
 from swarmnet.net.records import TTL_S, Announcement, bans_key, dht_key, places_of, seal
 from swarmnet.net.swarm_link import SwarmLink
-from swarmnet.net.tls import open_authority
 from swarmnet.peer.joining import find_place
 from swarmnet.peer.status import run_status
 from swarmnet.transport import ReadPayload
@@ -67,7 +67,6 @@ class Guest:
         self.transport = GrpcTransport(
             self.identity,
             RUN,
-            admission=open_authority().admit(self.identity.peer),
             addresses=lambda peer: book.get(peer, ()),
             service=self.service,
             greeter=Greeter(RUN, "", 60.0, admissions=self.admissions, invitation=lambda: self.text),
@@ -163,18 +162,11 @@ async def node(
     *others: DhtDirectory, who: Identity | None = None, run: RunId | None = RUN, **options
 ) -> AsyncIterator[DhtDirectory]:
     bootstrap = [address for other in others for address in other.maddrs]
-    directory = await DhtDirectory.start(
-        who or Identity.generate(),
-        run,
-        num_stages=1,
-        bootstrap=bootstrap,
-        admissions=doors() if run else None,
-        **options,
-    )
-    try:
+    admissions = doors() if run else None
+    async with DhtDirectory(
+        who or Identity.generate(), run, num_stages=1, bootstrap=bootstrap, admissions=admissions, **options
+    ) as directory:
         yield directory
-    finally:
-        await directory.close()
 
 
 async def peers_in(directory: DhtDirectory) -> set[PeerId]:
@@ -214,7 +206,7 @@ def test_bans_spread_from_peer_to_peer_and_are_remembered(tmp_path: Path) -> Non
         guest, banned = Identity.generate(), Identity.generate()
         first = ban(RUN, OWNER.peer, 1, [], OWNER.sign)
         newest = ban(RUN, OWNER.peer, 2, [banned.peer], OWNER.sign)
-        async with node(who=guest, state_dir=tmp_path / "one") as one, node(one, client=True) as owner:
+        async with node(who=guest, state_dir=tmp_path / "one") as one, node(one, listen=Listen(client=True)) as owner:
             assert await owner.publish_bans(newest)
             await one._look_for_bans()
             assert one._admissions.bans == newest
@@ -325,14 +317,12 @@ class Gives(ScriptedService):
 async def served(owned: Path) -> AsyncIterator[tuple[Endpoint, Owner]]:
     """A run by invitation with one guest, who serves stage 0."""
     manifest, owner = load(owned), Owner(owned, RunTerms.of(load(owned)))
-    opening = open_endpoint(
-        RunTerms.of(manifest),
-        owned.parent / "host",
-        numerics="cpu",
-        manifest=owned,
-        invitation=owner.invite(None, ["stage"], int(time.time()) + 3600).text,
-    )
-    async with opening as end, end.serve(Gives(to_toml(manifest))):
+    letter = owner.invite(None, ["stage"], int(time.time()) + 3600).text
+    config = PeerConfig(dir=owned.parent / "host", host="127.0.0.1", manifest=owned, invitation=letter)
+    async with (
+        open_endpoint(RunTerms.of(manifest), config.network, numerics="cpu") as end,
+        end.serve(Gives(to_toml(manifest))),
+    ):
         status = StageStatus(0, 3, first_chain(owner.run, 0), synced=True, slots=4)
         await end.directory.publish(replace(end.record(), stages=(status,)))
         yield end, owner

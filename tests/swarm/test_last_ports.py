@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import socket
 from pathlib import Path
@@ -15,6 +16,7 @@ from swarmnet.manifest.schema import Data, Manifest
 from swarmnet.manifest.terms import RunTerms
 from swarmnet.messages import Rejected
 from swarmnet.net.dht import DhtDirectory
+from swarmnet.net.dht_daemon import Listen
 from swarmnet.net.endpoint import open_endpoint
 from swarmnet.net.identity import Identity
 from swarmnet.net.ports import FILE, LastPorts
@@ -40,12 +42,7 @@ class Silent:
 
 async def life(config: PeerConfig) -> tuple[LastPorts, tuple[str, ...]]:
     """Open and close an endpoint: where it listened, and the links it gave."""
-    async with (
-        open_endpoint(
-            RunTerms.of(MANIFEST), config.dir, numerics="", port=config.port, dht_port=config.dht_port
-        ) as endpoint,
-        endpoint.serve(Silent()),
-    ):
+    async with open_endpoint(RunTerms.of(MANIFEST), config.network, numerics="") as endpoint, endpoint.serve(Silent()):
         return LastPorts(endpoint.transport.port, endpoint.directory.port), endpoint.links
 
 
@@ -77,15 +74,10 @@ def test_two_that_want_the_same_port_at_the_same_moment_get_two() -> None:
         port = probe.getsockname()[1]
 
     async def both() -> tuple[int, ...]:
-        async with asyncio.TaskGroup() as group:
-            starts = [
-                group.create_task(DhtDirectory.start(Identity.generate(), None, num_stages=0, first_port=port))
-                for _ in range(2)
-            ]
-        found = tuple(start.result().port for start in starts)
-        for start in starts:
-            await start.result().close()
-        return found
+        directories = [DhtDirectory(Identity.generate(), None, listen=Listen(first=port)) for _ in range(2)]
+        async with contextlib.AsyncExitStack() as stack:
+            await asyncio.gather(*map(stack.enter_async_context, directories))
+            return tuple(directory.port for directory in directories)
 
     ports = asyncio.run(both())
     assert port in ports and len(set(ports)) == 2

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from swarmnet.config.peer import PeerConfig
 from swarmnet.data.sampler import Sampler
 from swarmnet.data.tokens import Tokens
 from swarmnet.data.windows import WindowTree
@@ -85,7 +86,8 @@ async def peer_and_caller(tmp_path: Path):
         if event == "applied" and fields["stage"] == 1:
             applied.set()
 
-    async with open_endpoint(RunTerms.of(MANIFEST), tmp_path / "peer", numerics="cpu") as end:
+    config = PeerConfig(dir=tmp_path / "peer", host="127.0.0.1")
+    async with open_endpoint(RunTerms.of(MANIFEST), config.network, numerics="cpu") as end:
         peer = Peer(
             end.me,
             run,
@@ -104,9 +106,8 @@ async def peer_and_caller(tmp_path: Path):
         )
         async with end.serve(peer), asyncio.TaskGroup() as group:
             serving = group.create_task(peer.run())
-            calling = open_endpoint(
-                RunTerms.of(MANIFEST), tmp_path / "caller", numerics="caller", bootstrap=end.directory.maddrs
-            )
+            calls = PeerConfig(dir=tmp_path / "caller", host="127.0.0.1", bootstrap=end.directory.maddrs)
+            calling = open_endpoint(RunTerms.of(MANIFEST), calls.network, numerics="caller")
             async with calling as stranger, stranger.serve(Silent()):
                 await found(stranger, end.me)
 

@@ -21,19 +21,21 @@ from swarmnet.net.endpoint import NOTHING_BETWEEN
 from swarmnet.net.identity import Identity, own_identity
 from swarmnet.peer import away, bootstrap
 from swarmnet.peer import run as peer_run
-from swarmnet.peer.beginning import Beginning
-from swarmnet.pipeline.windows import ProvenWindows
-from swarmnet.telemetry.events import EventLog
 from swarmnet.trainer import run as trainer
 
 
 class Unreachable:
     """A directory that never finds anybody; while it tries, somebody asks for the end."""
 
-    @classmethod
-    async def start(cls, *_: object, **__: object) -> None:
+    def __init__(self, *_: object, **__: object) -> None:
+        pass
+
+    async def __aenter__(self) -> None:
         signal.raise_signal(signal.SIGINT)
         await asyncio.Event().wait()
+
+    async def __aexit__(self, *_: object) -> None:
+        pass
 
 
 @pytest.fixture(autouse=True)
@@ -69,12 +71,17 @@ def test_a_peer_that_comes_back_without_a_network_waits_for_it(
     class Away:
         tries = 0
 
-        @classmethod
-        async def start(cls, *_: object, **__: object) -> None:
-            cls.tries += 1
-            if cls.tries == 2:
+        def __init__(self, *_: object, **__: object) -> None:
+            pass
+
+        async def __aenter__(self) -> None:
+            Away.tries += 1
+            if Away.tries == 2:
                 signal.raise_signal(signal.SIGINT)
             raise dht_node.NobodyAnswered("nobody answers at X")
+
+        async def __aexit__(self, *_: object) -> None:
+            pass
 
     monkeypatch.setattr(endpoint, "DhtDirectory", Away)
     monkeypatch.setattr(away, "FIRST_S", 0.01)
@@ -88,12 +95,10 @@ def test_a_peer_that_comes_back_without_a_network_waits_for_it(
         {},
         [],
         peer_run.no_tokens,
-        ProvenWindows.of(manifest.data, manifest.training),
-        EventLog(None),
         lambda *event: told.append(event),
         "",
         NOTHING_BETWEEN,
-        Beginning(config, manifest, at_source=False),
+        no_initial_weights="",
     )
     if not was_there:
         with pytest.raises(UsageError, match="nobody answers at X"):

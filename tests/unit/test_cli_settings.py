@@ -34,8 +34,8 @@ def calls(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[Any, ..
     """What the commands called, instead of calling it; in an empty directory with a manifest, without variables."""
     made: list[tuple[Any, ...]] = []
     for module, name in (
-        ("swarmnet.peer", "run_peer"),
-        ("swarmnet.trainer", "run_trainer"),
+        ("swarmnet.peer.run", "run_peer"),
+        ("swarmnet.trainer.run", "run_trainer"),
         ("swarmnet.local", "run_local"),
         ("swarmnet.peer.bootstrap", "run_bootstrap"),
         ("swarmnet.peer.status", "run_status"),

@@ -25,11 +25,16 @@ class Directory:
     num_stages = 1
     closed = 0
 
-    @classmethod
-    async def start(cls, *_: object, **__: object) -> Directory:
-        if not cls.starts:
+    def __init__(self, *_: object, **__: object) -> None:
+        pass
+
+    async def __aenter__(self) -> Directory:
+        if not self.starts:
             await asyncio.Event().wait()
-        return cls()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        type(self).closed += 1
 
     async def records(self) -> tuple[Record, ...]:
         if not self.answers:
@@ -38,9 +43,6 @@ class Directory:
 
     def known(self) -> tuple[Record, ...]:
         return (SEEN,)
-
-    async def close(self) -> None:
-        type(self).closed += 1
 
 
 @pytest.fixture
