@@ -36,7 +36,7 @@ def main() -> int:
         if not number:
             continue
         with tempfile.TemporaryDirectory() as folder:
-            found = withstand(Path(folder), Attack(what, number), warm_up=400, quiet_s=10.0)
+            (found,) = withstand(Path(folder), Attack(what, number), warm_up=400, quiet_s=10.0)
         rows.append(
             {
                 "what": what,

@@ -8,6 +8,7 @@ processes come last, when both take them. Tests that are named run in this proce
 import gc
 import logging
 import os
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,6 +18,9 @@ from hypothesis import settings
 settings.register_profile("swarmnet", derandomize=True, deadline=None, print_blob=True)
 settings.load_profile("swarmnet")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Tests start hundreds of interpreters: what one of them has compiled, the others need not compile again.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 PROCESSES = 2
 

@@ -85,8 +85,9 @@ class Audit:
     _weights: dict[int, set[tuple[int, str]]] = field(default_factory=dict)
     _renewed: list[tuple[int, int]] = field(default_factory=list)
 
-    def on(self, event: Mapping[str, Any], *, life: int = 0) -> None:
-        """Take one member's word in. Equal words of several members are kept once."""
+    def on(self, event: Mapping[str, Any], *, life: int = 0) -> bool:
+        """Take one member's word in. Equal words of several members are kept once. Returns whether it may be news: not
+        if another one has said already that their stage lost its state."""
         if event["event"] == "committed":
             seen = self._commits.setdefault((event["stage"], event["step"]), [])
             word = (len(self._renewed), life), {key: event[key] for key in _COMMIT}
@@ -94,6 +95,9 @@ class Audit:
                 seen.append(word)
         elif event["event"] == "finished" and self.equal:
             self._weights.setdefault(event["stage"], set()).add((event["version"], event["weights_sha256"]))
+        elif event["event"] == "dropped":
+            return self.anew(event["to"], life=life)
+        return True
 
     def anew(self, version: int, *, life: int = 0) -> bool:
         """From `version` on, in this life, steps are others than those of the same numbers before: a stage lost its

@@ -147,10 +147,8 @@ def replay(out: Path, began: Sequence[float], progress: SwarmProgress, audit: Au
     first = began[0] if began else events[0][0] if events else 0.0
     for at, name, event in events:
         life = max(bisect.bisect_right(began, at) - 1, 0)
-        if event["event"] == "dropped" and not audit.anew(event["to"], life=life):
-            continue  # another replica has said so
-        progress.on(name, event, now=at - first)
-        audit.on(event, life=life)
+        if audit.on(event, life=life):
+            progress.on(name, event, now=at - first)
     # These steps were done in another life: what follows counts from here.
     progress.done.clear()
     progress.earlier_points = len(progress.points)

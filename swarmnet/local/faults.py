@@ -402,11 +402,8 @@ class Faults:
     def _arm(self, order: Order) -> list[Action]:
         """Let someone hold in the phase: a seeded choice, or, where others decide who gets there, all of the stage."""
         everybody = order.fault.phase in TRANSFERS
-        whom = [
-            name
-            for name in self._whom(order)
-            if self._replicas[name].up and (everybody or self._may(order.fault, name))
-        ]
+        up = [name for name in self._whom(order) if self._replicas[name].up]
+        whom = [name for name in up if everybody or self._may(order.fault, name)]
         if not whom:
             return self._postponed(order)
         # Who will hand over or take state is up to others: all are armed, and the first to come is struck.

@@ -288,10 +288,9 @@ class Supervisor:
     def _read(self, name: str, *, now: float) -> None:
         for event in self._children[name].read():
             self._log.write(encode({"name": name, **event}) + "\n")
-            if event["event"] == "dropped" and not self.audit.anew(event["to"], life=self._life):
-                continue  # another replica has said so
+            if not self.audit.on(event, life=self._life):
+                continue
             self.progress.on(name, event, now=now)
-            self.audit.on(event, life=self._life)
             self.screen.on(name, event, now=now)
             if event["event"] == "halted":
                 self._problem = event["reason"]
@@ -316,6 +315,9 @@ class Supervisor:
         if (code := child.returncode()) is None:
             return
         self._read(name, now=now)  # it may have written between the last look and its end
+        if self.progress.training_at is None:
+            for other in list(self._children):  # whether it ended before training began, those say that are with it
+                self._read(other, now=now)
         del self._children[name]
         self._orders.close(name)
         self.progress.ended(name)

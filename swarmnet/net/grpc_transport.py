@@ -118,7 +118,6 @@ class GrpcTransport:
         announce: Sequence[Address] = (),
         listens: bool = True,
         first_port: int = 0,
-        numerics: str = "",
         config: GrpcConfig = GrpcConfig(),  # noqa: B008
         greeter: Greeter | None = None,
     ) -> None:
@@ -129,7 +128,7 @@ class GrpcTransport:
         self._first_port = 0 if port else first_port
         self._config = config
         self._leaf = Leaf(identity)
-        greeter = greeter or Greeter(run, numerics, config.max_clock_offset_s)
+        greeter = greeter or Greeter(run, "", config.max_clock_offset_s)
         self._dialling = Dialling(self._leaf, greeter, config, addresses, self._tell_gone)
         self._written = MessageWriter()
         self._callee = Callee(self._dialling, self._the_service, self._link_ended, self.traffic, self._written)

@@ -11,8 +11,6 @@ import signal
 from collections.abc import Coroutine, Iterator
 from typing import Any, TypeVar
 
-from swarmnet.errors import SwarmError
-
 T = TypeVar("T")
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -49,22 +47,12 @@ async def unless_stopped(stop: asyncio.Event, work: Coroutine[Any, Any, T]) -> T
 
     For what a command does before it listens, which may take as long as others do not answer.
     """
-    failed: list[SwarmError] = []
-
-    async def attempt() -> T | None:
-        try:
-            return await work
-        except SwarmError as error:
-            failed.append(error)  # alone, and not as one of the errors of a group of tasks
-            return None
-
-    async with asyncio.TaskGroup() as group:
-        working, asked = group.create_task(attempt()), group.create_task(stop.wait())
+    working, asked = asyncio.create_task(work), asyncio.create_task(stop.wait())
+    try:
         await asyncio.wait((working, asked), return_when=asyncio.FIRST_COMPLETED)
+    finally:
         asked.cancel()
-        # Somebody asked to stop first.
-        if not working.done():
-            working.cancel()
-    if failed:
-        raise failed[0]
+        working.cancel()  # nothing, if it is done
+        # What it holds is given back before the caller goes on.
+        await asyncio.wait((working,))
     return None if working.cancelled() else working.result()

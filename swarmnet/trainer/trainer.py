@@ -12,9 +12,8 @@ import contextlib
 import hashlib
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from dataclasses import replace
-from typing import Any
 
 from swarmnet.directory import Directory, Record
 from swarmnet.errors import Refused, RejectCode
@@ -23,6 +22,7 @@ from swarmnet.manifest.schema import Manifest
 from swarmnet.messages import Answer, Control, Fetch, Fetched, Gradient, Packed, Process, Rejected, Request
 from swarmnet.net.admission import Admissions
 from swarmnet.net.records import nobody_serves, unserved
+from swarmnet.net.stop import unless_stopped
 from swarmnet.pipeline.caller import Caller
 from swarmnet.pipeline.inputs import AnswerCheck
 from swarmnet.pipeline.router import AdaptiveTimeout, Router, RoutingRule, least_time
@@ -206,7 +206,11 @@ class Trainer:
             await self._refresh()
             self.step = self._stage.newest_version()
             while self.step < total:
-                if not await self._unless_restarted(self._feed()):
+                restart = self._stage.restart
+                await unless_stopped(self._restarted, self._feed())
+                self._restarted.clear()
+                # The run goes on from another version: what was fed of this one is void.
+                if restart != self._stage.restart:
                     self.step = self._stage.newest_version()
             for version in range(total - self._delay.ahead(total - 1), total):
                 if self._to_evaluate(version):
@@ -247,18 +251,6 @@ class Trainer:
     def on_gone(self, peer: PeerId, *, definite: bool) -> None:
         if definite:
             self._stage.gone(peer)
-
-    async def _unless_restarted(self, work: Coroutine[Any, Any, None]) -> bool:
-        """Do it to its end, which is True, or until the run goes on from another version."""
-        restart = self._stage.restart
-        async with asyncio.TaskGroup() as group:
-            working = group.create_task(work)
-            turned = group.create_task(self._restarted.wait())
-            await asyncio.wait((working, turned), return_when=asyncio.FIRST_COMPLETED)
-            working.cancel()
-            turned.cancel()
-        self._restarted.clear()
-        return restart == self._stage.restart
 
     # ------------------------------------------------------------ step by step
 

@@ -1,18 +1,16 @@
-"""One rank of a real process group, for test_tensor_parallel: `group_rank.py BACKEND RANK SIZE STORE FD`.
+"""Ranks of a real process group, for test_tensor_parallel; started by `group_processes.run_group`.
 
-Runs the contract of `Comm` and a whole model, with and without sequence parallelism, and writes what it found as JSON
-to the pipe FD. Leaves without tearing the group down: gloo may then abort a process that has done everything right.
+They run the contract of `Comm` and a whole model, with and without sequence parallelism, and report what they found.
 """
 
 from __future__ import annotations
 
-import json
-import os
-import sys
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
+from group_processes import become_ranks
 from rank_stages import LENGTH, MODEL, against, module_of, on_rank, through
 
 from swarmnet.model.tensor_plan import TensorSplit
@@ -20,7 +18,7 @@ from swarmnet.ranks.comm import ProcessComm
 from tests.contracts.comm_contract import CHECKS
 
 
-def main(backend: str, rank: int, size: int, store: str, fd: int) -> None:
+def main(backend: str, rank: int, size: int, store: str) -> dict[str, Any]:
     torch.set_num_threads(1)
     device = torch.device("cpu")
     if backend == "nccl":
@@ -40,10 +38,8 @@ def main(backend: str, rank: int, size: int, store: str, fd: int) -> None:
         seen = on_rank(comm, model, "whole", dtype, sequence_parallel=sequence_parallel, device=device)
         split = TensorSplit(model, size, LENGTH, sequence_parallel=sequence_parallel)
         found[str(sequence_parallel)] = against(seen, expected, split, rank)
-    with os.fdopen(fd, "w") as pipe:
-        json.dump({"differences": found, "checks": len(CHECKS)}, pipe)
-    os._exit(0)
+    return {"differences": found, "checks": len(CHECKS)}
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4], int(sys.argv[5]))
+    become_ranks(main)

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from functools import cache
 from pathlib import Path
 from types import ModuleType
 
 import pytest
-from benchmark_modules import BENCHMARKS, load
+from benchmark_modules import load, printed_by
 
 from swarmnet.data.source import load_tokens
 
-BENCHMARK = BENCHMARKS / "codec_curves.py"
 STEPS = 30
 
 
@@ -34,29 +31,8 @@ def test_the_loss_stays_within_1_percent_of_fp32(codec: str) -> None:
     assert found["bytes_ratio"] == pytest.approx({"fp16": 0.5, "int8": 0.254, "auto": 0.305}[codec], abs=0.01)
 
 
-def test_it_prints_and_writes_its_table(tmp_path: Path) -> None:
+def test_it_prints_and_writes_its_table(tmp_path: Path, one_thread: None) -> None:
     file = tmp_path / "rows.json"
-    done = subprocess.run(
-        [
-            sys.executable,
-            str(BENCHMARK),
-            "--steps",
-            "2",
-            "--replicas",
-            "3",
-            "--codec",
-            "powersgd:4",
-            "--codec",
-            "topk:0.05",
-            "--data",
-            "corpus:small",
-            "--json",
-            str(file),
-        ],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "powersgd:4" in done.stdout and "topk:0.05" in done.stdout and file.exists()
+    line = "--steps 2 --replicas 3 --codec powersgd:4 --codec topk:0.05 --data corpus:small --json"
+    out = printed_by("codec_curves", line, file)
+    assert "powersgd:4" in out and "topk:0.05" in out and file.exists()

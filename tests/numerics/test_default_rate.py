@@ -3,48 +3,23 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
-from benchmark_modules import BENCHMARKS, load
+from benchmark_modules import load, printed_by
 
 from swarmnet.local.audit import FP32_STEPS, FP32_TOLERANCE
 
-BENCHMARK = BENCHMARKS / "rounding.py"
-
 
 def test_losses_of_the_first_steps_do_not_show_how_sums_were_grouped() -> None:
-    rounding = load(BENCHMARK.stem)
+    rounding = load("rounding")
     distances = rounding.apart(*rounding.curves("corpus:small", steps=FP32_STEPS, total_steps=60))
     assert 0 < max(distances) < FP32_TOLERANCE / 10
 
 
-def test_the_benchmark_prints_and_writes_its_table(tmp_path: Path) -> None:
+def test_the_benchmark_prints_and_writes_its_table(tmp_path: Path, one_thread: None) -> None:
     file = tmp_path / "rows.json"
-    done = subprocess.run(
-        [
-            sys.executable,
-            str(BENCHMARK),
-            "--steps",
-            "2",
-            "--seeds",
-            "1",
-            "--data",
-            "corpus:small",
-            "--rate",
-            "1e-3:4",
-            "--rate",
-            "2e-3:4",
-            "--json",
-            str(file),
-        ],
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    line = "--steps 2 --seeds 1 --data corpus:small --rate 1e-3:4 --rate 2e-3:4 --json"
+    out = printed_by("rounding", line, file)
     slow, fast = json.loads(file.read_text())
     assert (slow["rate"], fast["rate"]) == ("1e-3:4", "2e-3:4") and slow["over"] == 1.0 and fast["over"] < 1.0
-    assert max(slow["all"], fast["all"]) < 1e-5 and len(done.stdout.splitlines()) == 3
+    assert max(slow["all"], fast["all"]) < 1e-5 and len(out.splitlines()) == 3

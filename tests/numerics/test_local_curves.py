@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from types import ModuleType
 
 import pytest
-from benchmark_modules import BENCHMARKS, load
+from benchmark_modules import load, printed_by
 
 from swarmnet.data.source import load_tokens
 
-BENCHMARK = BENCHMARKS / "local_sync.py"
 STEPS = 24
 
 
@@ -49,31 +46,10 @@ def test_one_replica_that_meets_itself_is_exact() -> None:
     assert one["losses"] == pytest.approx(other["losses"], abs=1e-4)
 
 
-def test_it_prints_and_writes_its_table(tmp_path: Path) -> None:
+def test_it_prints_and_writes_its_table(tmp_path: Path, one_thread: None) -> None:
     file = tmp_path / "rows.json"
-    done = subprocess.run(
-        [
-            sys.executable,
-            str(BENCHMARK),
-            "--steps",
-            "3",
-            "--seeds",
-            "1",
-            "--only",
-            "diloco, int8",
-            "--set",
-            "inner_steps=2",
-            "--data",
-            "corpus:small",
-            "--json",
-            str(file),
-        ],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    line = "--steps 3 --seeds 1 --only 'diloco, int8' --set inner_steps=2 --data corpus:small --json"
+    out = printed_by("local_sync", line, file)
     rows = json.loads(file.read_text())["rows"]
     assert [row["name"] for row in rows] == ["exact", "diloco, int8"] and rows[1]["inner_steps"] == 2
-    assert {"loss_ratio", "worst_loss_ratio", "fewer_bytes"} <= rows[1].keys() and "misses" in done.stdout
+    assert {"loss_ratio", "worst_loss_ratio", "fewer_bytes"} <= rows[1].keys() and "misses" in out

@@ -8,7 +8,7 @@ import os
 import random
 import select
 import signal
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from typing import Any
 
 import dying_rank
@@ -25,9 +25,11 @@ from swarmnet.manifest.schema import Averaging, Manifest, Model
 from swarmnet.messages import Commit
 from swarmnet.peer.engines import torch_engine
 from swarmnet.ranks import backend as mesh_backend
+from swarmnet.ranks import group
 from swarmnet.ranks.backend import MeshBackend
 from swarmnet.ranks.layout import MeshLayout
 from swarmnet.ranks.restarts import RestartBackoff
+from swarmnet.ranks.starter import ForkStarter
 from swarmnet.sums.feedback import RESIDUAL
 from swarmnet.sums.step_sum import StepSum
 from swarmnet.wire import codecs
@@ -45,6 +47,32 @@ WIDE = Model(
     vocab_size=64, hidden_size=64, intermediate_size=112, num_layers=1, num_heads=4, num_kv_heads=4, head_dim=16
 )
 """Its matrices are worth factors."""
+
+
+class KeptStarter(ForkStarter):
+    """Outlives the groups that start ranks with it, each of which would import the same anew."""
+
+    def close(self) -> None:
+        if self.lost():
+            super().close()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def starters() -> Iterator[None]:
+    """Of the same modules one starter."""
+    kept: dict[tuple[str, ...], KeptStarter] = {}
+
+    def starter(modules: Sequence[str]) -> KeptStarter:
+        found = kept.get(tuple(modules))
+        if found is None or found.lost():
+            found = kept[tuple(modules)] = KeptStarter(modules)
+        return found
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(group, "ForkStarter", starter)
+        yield
+    for each in kept.values():
+        ForkStarter.close(each)
 
 
 class Heard:

@@ -1,34 +1,27 @@
-"""One of four ranks of a real process group, for test_rank_stage: `zero_rank.py BACKEND RANK SIZE STORE FD`.
+"""Four ranks of a real process group, for test_rank_stage; started by `group_processes.run_group`.
 
-Trains what FSDP2 shards, and some of what it does not, in all the meshes of four ranks, and writes as JSON to the pipe
-FD how far each is from one process. Leaves without tearing the group down: gloo may then abort a process that has done
-everything right.
+They train what FSDP2 shards, and some of what it does not, in all the meshes of four ranks, and report how far each is
+from one process.
 """
 
 from __future__ import annotations
 
-import json
-import os
-import sys
-import traceback
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+from group_processes import become_ranks
 from mesh_training import CASES, Case, Rank, far, held_bytes, layout_of, train_alone
 
 from swarmnet.ranks.comm import ProcessComm
 
 
-def main(backend: str, rank: int, size: int, store: str, fd: int) -> None:
+def main(backend: str, rank: int, size: int, store: str) -> dict[str, dict[str, object]]:
     torch.set_num_threads(1)
     limit = timedelta(seconds=60)
     dist.init_process_group(backend, store=dist.FileStore(store, size), rank=rank, world_size=size, timeout=limit)
     comms = {tensor: axes(rank, tensor, size // tensor) for tensor in {case.tensor for case in CASES.values()}}
-    found = {name: run(case, *comms[case.tensor]) for name, case in CASES.items()}
-    with os.fdopen(fd, "w") as pipe:
-        json.dump(found, pipe)
-    os._exit(0)
+    return {name: run(case, *comms[case.tensor]) for name, case in CASES.items()}
 
 
 def axes(rank: int, tensor: int, data: int) -> tuple[ProcessComm, ProcessComm]:
@@ -61,9 +54,4 @@ def run(case: Case, data: ProcessComm, tensor: ProcessComm) -> dict[str, object]
 
 
 if __name__ == "__main__":
-    try:
-        main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4], int(sys.argv[5]))
-    except BaseException:
-        traceback.print_exc()
-        sys.stderr.flush()
-        os._exit(1)
+    become_ranks(main, modules=("swarmnet.ranks.fully_sharded",))

@@ -13,7 +13,7 @@ from typing import Any
 from swarmnet.ranks.starter import child_environment
 from swarmnet.telemetry.events import EventReader
 
-PATIENCE_S = 120.0
+PATIENCE_S = 240.0
 
 
 class Running:

@@ -34,7 +34,7 @@ from swarmnet.telemetry.events import EventReader
 
 RUN = RunId("ab" * 32)
 STAGES = 3
-PATIENCE_S = 15.0
+PATIENCE_S = 60.0
 
 
 def record(who: Identity, *stages: int, **changes: Any) -> Record:
