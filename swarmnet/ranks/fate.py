@@ -11,7 +11,6 @@ import select
 import signal
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from swarmnet.errors import RankLost
@@ -51,29 +50,24 @@ class Rank:
         self._mapped = len(self._shared)
 
 
-@dataclass(frozen=True, slots=True)
-class Heard:
-    """What came over some lines. ended: ranks whose lines have."""
+def hear(ranks: Sequence[Rank], left: float) -> tuple[list[tuple[Rank, Packet]], list[Rank]]:
+    """Wait up to `left` seconds for something to happen, then receive up to one packet each.
 
-    packets: list[tuple[Rank, Packet]]
-    ended: list[Rank]
-    anything: bool
-
-
-def hear(ranks: Sequence[Rank], left: float) -> Heard:
-    """Wait up to `left` seconds for something to happen, then receive up to one packet each."""
+    Returns the packets, and the ranks whose lines have ended.
+    """
     poll = select.poll()
     for rank in ranks:
         poll.register(rank.line, select.POLLIN)
     events = dict(poll.poll(left * 1000))
-    packets, ended = [], []
+    packets: list[tuple[Rank, Packet]] = []
+    ended = []
     for rank in ranks:
         if rank.line.fileno() in events:
             try:
                 packets.append((rank, rank.line.hear()[0]))
             except LineEnded:
                 ended.append(rank)
-    return Heard(packets, ended, bool(events))
+    return packets, ended
 
 
 # ---------------------------------------------------------------- who is to blame
@@ -89,12 +83,11 @@ def cause(ended: list[Rank], failed: list[Failure], silent: list[Rank], what: st
     """
     deadline = time.monotonic() + GRACE_S
     while not ended and silent and (left := deadline - time.monotonic()) > 0:
-        heard = hear(silent, left)
-        ended = heard.ended
+        packets, ended = hear(silent, left)
         failed = failed + [
-            (packet["at"], rank.number, packet["failed"]) for rank, packet in heard.packets if "failed" in packet
+            (packet["at"], rank.number, packet["failed"]) for rank, packet in packets if "failed" in packet
         ]
-        known = {rank.number for rank, _ in heard.packets}
+        known = {rank.number for rank, _ in packets}
         silent = [rank for rank in silent if rank.number not in known]
     _, number, words = min(failed, default=(0.0, 0, ""))
     if not ended:  # the words that came first: later ones are of ranks whose partner had failed

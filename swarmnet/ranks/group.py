@@ -239,18 +239,18 @@ class RankGroup:
 
         Answers are put in `answers`, by rank. Raises RankLost, all ranks ended, if one has failed or ended.
         """
-        heard = hear(self._ranks, left)
+        packets, ended = hear(self._ranks, left)
         failed = []
-        for rank, packet in heard.packets:
+        for rank, packet in packets:
             if "failed" in packet:
                 failed.append((packet["at"], rank.number, packet["failed"]))
             else:
                 answers[rank.number] = packet
-        if failed or heard.ended:
+        if failed or ended:
             known = {number for _, number, _ in failed}
             silent = [rank for rank in self._ranks if answers[rank.number] is None and rank.number not in known]
-            self._fail(cause(heard.ended, failed, silent, what))
-        return heard.anything
+            self._fail(cause(ended, failed, silent, what))
+        return bool(packets)
 
     def _agreed(self, name: str, answers: list[Packet]) -> list[Packet]:
         """What all ranks have done, or have raised."""

@@ -225,14 +225,7 @@ class Checkpointer:
 
     def say_not_owed(self, error: BadCheckpoint) -> None:
         """What was owed cannot be used; the checkpoint can."""
-        self._on_event(
-            "checkpoint_bad",
-            {
-                "path": error.path,
-                "reason": error.reason,
-                "then": "the state is used without it: what the averaging codec had yet to send is lost",
-            },
-        )
+        self._say_bad(error, then="the state is used without it: what the averaging codec had yet to send is lost")
 
     def forget(self, version: int, error: BadCheckpoint) -> None:
         """A checkpoint has turned out to be unusable: use an older one."""
@@ -305,8 +298,5 @@ class Checkpointer:
         # Until the restart has led to a step, it may be taken back.
         return keep if newest > self.restart.version else keep | self._held.keys()
 
-    def _say_bad(self, error: BadCheckpoint) -> None:
-        self._on_event(
-            "checkpoint_bad",
-            {"path": error.path, "reason": error.reason, "then": "it is not used; an older one is, if there is one"},
-        )
+    def _say_bad(self, error: BadCheckpoint, then: str = "it is not used; an older one is, if there is one") -> None:
+        self._on_event("checkpoint_bad", {"path": error.path, "reason": error.reason, "then": then})

@@ -157,7 +157,7 @@ class Donor:
                 return held
             # Not in memory: a disk may have it.
             if where is None or where.version != version:
-                found = await self._read_back(version)
+                found = await self._copied(version, lambda: self._stored(version))
                 if found is not None:
                     return found
             if where is not None and where.version > version:
@@ -171,21 +171,16 @@ class Donor:
         if where is None:
             return None
         held = next((copy for copy in self._copies.values() if copy.header == where), None)
-        return held or await self._take(where)
+        return held or await self._copied(where.version, lambda: consistent_copy(self._engine, self._where))
 
-    async def _take(self, where: StateHeader) -> _Copy | Answer | None:
+    async def _copied(
+        self, version: int, copy: Callable[[], Awaitable[tuple[StateHeader, bytes | memoryview] | None]]
+    ) -> _Copy | Answer | None:
         # Memory for two copies is all that joiners get.
-        if not self._has_room():
-            return Busy(LEASE_S, where.version)
-        past = self._pasts
-        taken = await consistent_copy(self._engine, self._where)
-        return None if taken is None else await self._hold(past, *taken)
-
-    async def _read_back(self, version: int) -> _Copy | Answer | None:
         if not self._has_room():
             return Busy(LEASE_S, version)
         past = self._pasts
-        found = await self._stored(version)
+        found = await copy()
         return None if found is None else await self._hold(past, *found)
 
     async def _hold(self, past: int, header: StateHeader, data: bytes | memoryview) -> _Copy | None:

@@ -69,7 +69,7 @@ def starters() -> Iterator[None]:
         return found
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(group, "best_starter", starter)
+        patch.setattr(group, "ForkStarter", starter)
         yield
     for each in kept.values():
         ForkStarter.close(each)
