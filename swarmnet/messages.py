@@ -238,7 +238,7 @@ Microseconds = Annotated[int, Between(1, 3600 * 10**6)]
 
 @dataclass(frozen=True, slots=True)
 class LinkQuality:
-    """What a replica has measured of its own line (`averaging.meter`)."""
+    """What a replica has measured of its own line (`averaging.watch`)."""
 
     bytes_per_s: Annotated[int, Between(0, MAX_BYTES_PER_S)] = 0
     """What it carries, the lower of both directions; 0: not known yet."""
@@ -349,7 +349,7 @@ class Committed:
 
     commit: Commit
     restart: Restart = NO_RESTART
-    """See `Stamp`."""
+    """The rollback that the commit descends from, as in a `Stamp`."""
 
 
 @dataclass(frozen=True, slots=True)

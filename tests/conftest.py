@@ -1,8 +1,8 @@
 """Shared by all tests: `--long`, GPU and namespace markers with a reason, property tests that repeat, one torch thread.
 
 The whole suite runs in two processes at once, unless `-n` says otherwise: tests of one file in one of them, in order.
-One begins with the swarms of many processes, one after the other, while the other computes; other tests that start
-processes come last, when both take them. Tests that are named run in this process.
+One takes the tests that start processes and wait for them, the swarms of many processes first; the other those that
+compute, the longest first. Whoever has done its own helps the other. Tests that are named run in this process.
 """
 
 import gc
@@ -58,15 +58,21 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
         def _split_scope(self, nodeid: str) -> str:
             return "crowds" if nodeid.startswith(CROWDS) else nodeid.partition("::")[0]
 
+        def _assign_work_unit(self, node: Any) -> None:
+            if node is not self.nodes[0]:  # the others begin at the end, with what computes
+                self.workqueue.move_to_end(next(reversed(self.workqueue)), last=False)
+            super()._assign_work_unit(node)
+
     config.option.loadscopereorder = False  # as they are collected, not files of many tests first
     return Files(config, log)
 
 
+TURNS = (*CROWDS, "tests/netns/", "tests/swarm/", "tests/unit/", "tests/test_", "tests/model/", "tests/sim/")
+"""What starts processes from the front, what computes from the end. In the middle, where both meet, no file is long."""
+
+
 def _turn(item: pytest.Item) -> int:
-    """Crowds first: they are the longest that must not be divided. Then whatever has no deadlines of its own."""
-    if item.nodeid.startswith(CROWDS):
-        return 0
-    return 3 if item.nodeid.startswith("tests/swarm/") else 2 if item.nodeid.startswith("tests/netns/") else 1
+    return next((turn for turn, prefix in enumerate(TURNS) if item.nodeid.startswith(prefix)), len(TURNS))
 
 
 def pytest_runtest_setup() -> None:

@@ -81,7 +81,7 @@ class Endpoint:
         return tuple(str(SwarmLink(self.run, address)) for address in loopback_last(self.directory.maddrs))
 
     def record(self) -> Record:
-        """What I announce, stages apart. Call it after `serve` has bound the port."""
+        """What I announce, without stages. Call it after `serve` has bound the port."""
         return Record(
             run=self.run,
             peer=self.me,

@@ -102,7 +102,7 @@ class Peer:
     """One identity with its replicas. Implements Service and Listener.
 
     Args:
-        record: what the peer announces of itself, stages apart; asked once the port is bound.
+        record: what the peer announces of itself, without its stages; asked once the port is bound.
         tokens: by (step, index): this peer's own, with their proof.
         windows: tells whether others' tokens are the run's.
         numerics: class of this peer's arithmetic: the same bits inside it.

@@ -1,8 +1,8 @@
 """The state of one replica: where it comes from, when it may be served, and what others are handed of it.
 
 A replica begins with the weights of version 0, with a checkpoint from its own disk, or with a copy of its mates' state:
-then it fetches the copy, replays what was summed since, and serves once it is level. It decides neither when state is
-needed nor who might have it: that is `state_supply`.
+then it fetches the copy, replays what was summed since, and serves once it has caught up. It decides neither when state
+is needed nor who might have it: that is `state_supply`.
 """
 
 from __future__ import annotations
@@ -168,7 +168,7 @@ class Restorer:
         )
 
     async def restore_from(self, donors: Sequence[PeerId], *, version: int = -1) -> bool:
-        """Take over the state of `version` (-1: the newest) from all who have it, follow until level, and serve.
+        """Take over the state of `version` (-1: the newest) from all who have it, catch up by replay, and serve.
 
         False if nobody hands it over.
         """
@@ -222,7 +222,7 @@ class Restorer:
         self._touched, self._whole = True, False
 
     def _stand(self, header: StateHeader) -> None:
-        """The engine holds this version now; not to be served before it is level with the others."""
+        """The engine holds this version now; not to be served before it has caught up with the others."""
         self._touch()
         member = self._member
         member.version, member.chain = header.version, header.chain

@@ -71,7 +71,7 @@ class StateSupply:
             self._replace(stage, self._resync(stage, donors))
 
     def orphaned(self, stage: int) -> None:
-        """The replica cannot be brought level: only a mate that got further helps, or the run going back."""
+        """The replica cannot catch up: only a mate that got further helps, or the run going back."""
         self._replace(stage, self._bring_up(stage, beyond=self._replicas[stage].state.held))
         self._peer.news.set()
 
@@ -113,7 +113,7 @@ class StateSupply:
     # ------------------------------------------------------------ inside
 
     def _here(self, stage: int) -> Holding:
-        """What this peer has of a stage, apart from its disk."""
+        """What this peer has of a stage, but for its disk."""
         replica = self._replicas[stage]
         member = replica.member
         return Holding(

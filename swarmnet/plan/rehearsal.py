@@ -11,7 +11,6 @@ import contextlib
 import functools
 import math
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -66,11 +65,14 @@ class Rehearsed:
 
 @functools.lru_cache(maxsize=512)
 def rehearse(part: RehearsedRank) -> Rehearsed:
-    """Run through it: a microbatch, before it another that leaves its casts where there are any, and an update."""
+    """Run through it: a microbatch, before it another that leaves its casts where there are any, and an update.
+
+    Each step lets go of what is no longer needed.
+    """
     kernels = sdpa_kernel(SDPBackend.MATH) if part.scores else contextlib.nullcontext()
     with imagined() as live, kernels:
         fully = part.layout.shard == "zero3" and part.layout.ranks > 1
-        rank: _Rank = _FullySharded(part, live) if fully else _Whole(part)
+        rank = _FullySharded(part, live) if fully else _Whole(part)
         state = sum(live.take()[0])
         here = rank.hold_sum()
         finished_sum = here * sum(live.take()[0])
@@ -85,17 +87,6 @@ def rehearse(part: RehearsedRank) -> Rehearsed:
         rank.update()
         device, host = (Passage.of(*deltas) for deltas in zip(*passes, strict=True))
         return Rehearsed(state + finished_sum, finished_sum, shared, device, host, highest(live.take()[0]))
-
-
-class _Rank(Protocol):
-    """The steps, in this order; each lets go of what is no longer needed. hold_sum: make room for a finished sum; is it
-    on the device?"""
-
-    def hold_sum(self) -> bool: ...
-    def forward(self) -> None: ...
-    def backward(self) -> None: ...
-    def accumulate(self) -> None: ...
-    def update(self) -> None: ...
 
 
 class _Inputs:
@@ -130,6 +121,7 @@ class _Whole:
         self._work: ForwardPass | None = None
 
     def hold_sum(self) -> bool:
+        """Make room for a finished sum: is it on the device?"""
         if self._outer is not None:
             # It steps with what it has accumulated itself.
             self._total = self._rank.sums[0].read(0)

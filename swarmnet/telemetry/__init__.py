@@ -1,6 +1,6 @@
 """Logs and events: `log = telemetry.get(__name__)`, then `log.info("round_done", round=3, members=5)`.
 
-`log` is the standard library's logging with fields, `events` is the file other programs read, `jsonline` is how both
+`log` is the standard library's logging with fields, `events` is the file other programs read, `log.encode` is how both
 write a value.
 """
 

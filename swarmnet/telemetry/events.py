@@ -44,7 +44,7 @@ class EventLog:
             self._failed(error)
 
     def emit(self, name: str, /, **fields: object) -> None:
-        """Append one event. `fields` may be anything (see `jsonline`), except `t` and `event`. Never raises OSError."""
+        """Append one event. `fields` may be anything (`log.encode`), except `t` and `event`. Never raises OSError."""
         assert not {"t", "event"} & fields.keys(), "t and event are the file's own"
         if self._path is None:
             return

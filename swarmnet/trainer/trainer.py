@@ -42,6 +42,27 @@ _LAST_WORD_S, _LAST_EVAL_S = 1.0, 20.0
 and replicas may leave."""
 
 
+class Window:
+    """A semaphore whose size may change: `size()` is asked whenever a place is wanted."""
+
+    def __init__(self, size: Callable[[], int]) -> None:
+        self._size = size
+        self._taken = 0
+        self._given = asyncio.Event()
+
+    async def take(self) -> None:
+        """Wait for a place."""
+        while self._taken >= self._size():
+            self._given.clear()
+            await self._given.wait()
+        self._taken += 1
+
+    def give(self) -> None:
+        """Give a place back."""
+        self._taken -= 1
+        self._given.set()
+
+
 class FirstStage:
     """The replicas of stage 0, as the directory announces them and as they can be called.
 
@@ -258,6 +279,7 @@ class Trainer:
         """Send my share of step after step, from `step` on, until all are over."""
         training = self._manifest.training
         self._away, self._answered = Counter(), -1
+        window = Window(self._stage.room)
         async with asyncio.TaskGroup() as group:
             while True:
                 while not self._may_begin(self.step):
@@ -271,11 +293,9 @@ class Trainer:
                         await self._evaluate(version)
                 trainers = [peer for peer, record in self._stage.records.items() if record.feeds]
                 for index in my_indexes(self.me, trainers, step, training.microbatches):
-                    # How much room there is changes with the replicas: it is asked at every answer and every look.
-                    while self._away.total() >= self._stage.room():
-                        await self._news.wait()
+                    await window.take()
                     self._away[step] += 1
-                    group.create_task(self._send(step, index))
+                    group.create_task(self._send(step, index, window))
                 self.step += 1
 
     def _may_begin(self, step: int) -> bool:
@@ -287,7 +307,7 @@ class Trainer:
         back = not any(count for fed, count in self._away.items() if fed < step - self._delay.behind(step))
         return back and step <= max(newest + self._delay.ahead(newest), self._answered + 1)
 
-    async def _send(self, step: int, index: int) -> None:
+    async def _send(self, step: int, index: int, window: Window) -> None:
         """One microbatch; it ends on its loss or on STALE."""
         tokens = self._tokens(step * self._manifest.training.microbatches + index)
         try:
@@ -298,8 +318,9 @@ class Trainer:
                 self._on_event(
                     "refused", {"step": step, "index": index, "code": refused.code.value, "reason": refused.reason}
                 )
-        self._away -= Counter([step])  # a step that is back is no longer in it
+        self._away[step] -= 1
         self._answered = max(self._answered, step)
+        window.give()
         self._tell_news()
 
     def _tell_news(self) -> None:

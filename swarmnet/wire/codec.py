@@ -1,7 +1,7 @@
 """What a codec is: flat tensors to bytes and back, with a stated error. And how large a tensor may be at all.
 
 Everything here works without torch, which is imported on the first tensor. A codec knows neither shapes nor peers;
-`wire.codecs` gives it flat tensors, `wire.codecs` finds it by name.
+`wire.codecs` finds it by name and gives it flat tensors.
 """
 
 from __future__ import annotations

@@ -90,9 +90,15 @@ class Blocks:
 
     def decode(self, data: torch.Tensor, out_N: torch.Tensor, *, add: bool) -> None:
         """Piece by piece; all is checked before the first is written."""
+        import torch
+
         self.check(data.numpy(), out_N.numel())
         for out, scales, codes in self._pieces(out_N, data.to(out_N.device)):
             values = _blocks(self._values(codes)[: out.numel()], self.block)
+            # Straight into its place, where nothing is added and no block is short.
+            if not add and values.numel() == out.numel():
+                torch.mul(values, scales.unsqueeze(1), out=out.view_as(values))
+                continue
             flat = values.mul_(scales.unsqueeze(1)).view(-1)[: out.numel()]
             if add:
                 out.add_(flat)
@@ -167,8 +173,7 @@ class Fp16(Blocks):
     def _encode(self, x_BN: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         import torch
 
-        low, high = torch.aminmax(x_BN, dim=1)
-        largest = torch.maximum(high, -low)
+        largest = x_BN.abs().amax(1)  # a NaN's is NaN
         if not bool(torch.isfinite(largest).all()):
             raise non_finite(tuple(x_BN.shape))
         mantissa, exponent = torch.frexp(largest.clamp(max=_LARGEST))
@@ -176,8 +181,12 @@ class Fp16(Blocks):
         # Zeros need no scale, and smaller ones would decode to denormals.
         tiny = (largest == 0) | (exponent < _LEAST_EXPONENT)
         shift = (exponent - _SHIFT).masked_fill(tiny, 0)
-        scaled = x_BN.clamp(-_LARGEST, _LARGEST) * _power_of_two(-shift).unsqueeze(1)
-        return _power_of_two(shift), scaled.masked_fill_(tiny.unsqueeze(1), 0.0).half()
+        # Both are passes over all elements, which nearly no tensor needs.
+        if bool((largest > _LARGEST).any()):
+            x_BN = x_BN.clamp(-_LARGEST, _LARGEST)
+        if bool(tiny.any()):
+            x_BN = x_BN.masked_fill(tiny.unsqueeze(1), 0.0)
+        return _power_of_two(shift), (x_BN * _power_of_two(-shift).unsqueeze(1)).half()
 
     def _values(self, codes: torch.Tensor) -> torch.Tensor:
         import torch

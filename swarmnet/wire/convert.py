@@ -31,7 +31,7 @@ from swarmnet.messages import (
     SnapshotPiece,
 )
 from swarmnet.wire.codec import malformed
-from swarmnet.wire.fields import LENGTH_BYTES, Nested, Repeated, Wrong, struct_of
+from swarmnet.wire.fields import LENGTH_BYTES, Repeated, Wrong, struct_of
 from swarmnet.wire.pb import calls_pb2, control_pb2, values_pb2
 
 MAX_MESSAGE_BYTES = 1 << 20
@@ -140,8 +140,8 @@ class Envelope:
         known = {kind.__name__: kind for kind in kinds}
         fields = make.DESCRIPTOR.oneofs_by_name[oneof].fields
         inner = {field.name: field.message_type for field in fields if field.message_type is not None}
-        self.kinds = {name: Nested(struct_of(known[of.name], of, bounds)) for name, of in inner.items()}
-        self._names = {kind.struct.make: name for name, kind in self.kinds.items()}
+        self.kinds = {name: struct_of(known[of.name], of, bounds) for name, of in inner.items()}
+        self._names = {kind.make: name for name, kind in self.kinds.items()}
         self._declares = "payload" in make.DESCRIPTOR.fields_by_name
 
     def most_bytes(self, kind: type) -> int:
@@ -195,7 +195,7 @@ CONTROL = Envelope(control_pb2.Envelope, "kind", _CONTROL_KINDS)
 ANSWERS = Envelope(calls_pb2.AnswerHeader, "answer", _ANSWER_KINDS)
 REQUESTS = Envelope(calls_pb2.CallHeader, "request", get_args(Request))
 _GREETINGS = Envelope(calls_pb2.HelloReply, "reply", (Hello, Rejected))
-_HELLO = _GREETINGS.kinds["hello"].struct
+_HELLO = _GREETINGS.kinds["hello"]
 
 
 # ---------------------------------------------------------------- writing

@@ -129,6 +129,8 @@ class Struct:
 
     make: type
     fields: dict[str, Kind]
+    optional: bool = False
+    """None stands for a message that is not set."""
 
     @property
     def most_bytes(self) -> int:
@@ -146,6 +148,17 @@ class Struct:
     def append(self, repeated: Any, name: str, value: Any) -> None:
         """Write one more entry of a repeated field."""
         self.fill(repeated.add(), value)
+
+    def write(self, message: Message, name: str, value: Any) -> None:
+        if value is not None:
+            self.fill(getattr(message, name), value)
+
+    def read(self, message: Message, name: str) -> Any:
+        if message.HasField(name):
+            return self.unpacked(name, getattr(message, name))
+        if not self.optional:
+            raise Wrong(name, "is missing")
+        return None
 
     def take(self, message: Message) -> Any:
         """Read and check every field. Raises Wrong."""
@@ -165,29 +178,6 @@ class Struct:
             return self.take(message)
         except Wrong as wrong:
             raise wrong.inside(name) from None
-
-
-@dataclass(frozen=True, slots=True)
-class Nested:
-    """A message in a message."""
-
-    struct: Struct
-    optional: bool = False
-
-    @property
-    def most_bytes(self) -> int:
-        return self.struct.most_bytes
-
-    def write(self, message: Message, name: str, value: Any) -> None:
-        if value is not None:
-            self.struct.fill(getattr(message, name), value)
-
-    def read(self, message: Message, name: str) -> Any:
-        if message.HasField(name):
-            return self.struct.unpacked(name, getattr(message, name))
-        if self.optional:
-            return None
-        raise Wrong(name, "is missing")
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,7 +257,7 @@ class Columns:
         return dict(zip(indexes, zip(*found, strict=True), strict=True))
 
 
-Kind = Scalar | Nested | Repeated | Columns
+Kind = Scalar | Struct | Repeated | Columns
 """How one field converts. most_bytes: no valid field takes more, its number included. write(message, name, value)
 writes a valid value; read(message, name) reads and checks it, and raises Wrong."""
 
@@ -303,8 +293,8 @@ def _kind(hint: Any, field: FieldDescriptor, bounds: Bounds) -> Kind:
     if get_origin(plain) is Mapping:
         return _columns(get_args(parts[1]), inner, bounds)
     if isinstance(plain, UnionType):
-        return Nested(_message(parts[0], inner, bounds), optional=True)
-    return Nested(_message(plain, inner, bounds))
+        return dataclasses.replace(_message(parts[0], inner, bounds), optional=True)
+    return _message(plain, inner, bounds)
 
 
 def _message(hint: Any, mirror: Descriptor, bounds: Bounds) -> Struct:

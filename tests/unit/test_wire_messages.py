@@ -217,7 +217,7 @@ hellos = st.builds(Hello, hex32, st.integers(0, 99), st.integers(0, 99), st.text
 
 def test_the_strategies_know_every_message() -> None:
     for table, strategies in ((CONTROL.kinds, controls), (REQUESTS.kinds, requests), (ANSWERS.kinds, answers)):
-        assert {nested.struct.make for nested in table.values()} == set(strategies)
+        assert {kind.make for kind in table.values()} == set(strategies)
 
 
 @dataclasses.dataclass(frozen=True)
