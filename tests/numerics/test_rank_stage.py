@@ -323,8 +323,8 @@ def test_what_one_rank_finds_in_a_gradient_all_raise(
 def spoil(rank: Rank, value: float) -> None:
     """Make one element of the microbatch's gradient on this rank `value`."""
     tape = rank.works[0].tape
-    owed = tape._owed[0]
-    tape._owed[0] = owed._replace(write=lambda out: (owed.write(out), out.view(-1)[:1].fill_(value)))
+    parameter, write = tape._owed[0]
+    tape._owed[0] = parameter, lambda out: (write(out), out.view(-1)[:1].fill_(value))
 
 
 def test_a_sum_of_another_void_count_is_empty() -> None:
