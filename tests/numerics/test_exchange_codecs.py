@@ -20,6 +20,7 @@ from swarmnet.messages import Answer, Finished, Packed, Part, Request, Round, St
 from swarmnet.peer.engines import torch_engine
 from swarmnet.ranks.device_backend import DeviceBackend
 from swarmnet.stage.accumulator import Accumulator
+from swarmnet.stage.rounding import NoRounding
 from swarmnet.sums.feedback import Feedback
 
 MODEL = Model(
@@ -70,7 +71,9 @@ class Members:
 
     @staticmethod
     def fill(accumulator: Accumulator, engine: TorchEngine, gradient: torch.Tensor) -> None:
-        assert accumulator.add([gradient], step=engine.version, index=0, voids=engine.voids(engine.version))
+        assert accumulator.add(
+            [gradient], NoRounding(), step=engine.version, index=0, voids=engine.voids(engine.version)
+        )
 
     def tell(self, peer: PeerId, message: object) -> None:
         raise AssertionError("nothing is told")

@@ -23,6 +23,7 @@ from swarmnet.manifest.schema import Averaging, Manifest, Model
 from swarmnet.messages import Answer, Finished, Packed, Part, Request, Round, Stamp
 from swarmnet.peer.engines import torch_engine
 from swarmnet.ranks.device_backend import DeviceBackend
+from swarmnet.stage.rounding import NoRounding
 
 MODEL = Model(
     vocab_size=64, hidden_size=64, intermediate_size=112, num_layers=1, num_heads=4, num_kv_heads=4, head_dim=16
@@ -65,7 +66,9 @@ class Members:
 
     def fill(self) -> None:
         for peer, engine in self.engines.items():
-            assert engine._accumulators[0].add([self.gradients[peer]], step=0, index=0, voids=engine.voids(0))
+            assert engine._accumulators[0].add(
+                [self.gradients[peer]], NoRounding(), step=0, index=0, voids=engine.voids(0)
+            )
 
     def tell(self, peer: PeerId, message: object) -> None:
         raise AssertionError("nothing is told")
