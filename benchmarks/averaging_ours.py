@@ -39,6 +39,7 @@ from swarmnet.messages import (
 )
 from swarmnet.net.grpc_transport import GrpcTransport
 from swarmnet.stage.canonical import Canonical
+from swarmnet.stage.rounding import FineRounding, NoRounding
 from swarmnet.step.ledger import Ledger
 from swarmnet.step.rounds import RoundBuilder
 from swarmnet.sums.step_sum import StepSum
@@ -59,9 +60,16 @@ class Given:
     def __init__(self, vector: torch.Tensor, manifest: Manifest) -> None:
         self.vector, self.canonical = vector, Canonical(manifest.of_stage(0), {"vector": vector.shape})
 
+        exact = manifest.numerics.mode == "deterministic"
+        self._rounding = FineRounding(manifest.numerics.grid_bits, 1) if exact else NoRounding()
+
     def read(self, step: int) -> torch.Tensor:
         """The sum of a step's gradients."""
         return self.vector
+
+    def square_norm(self, total: torch.Tensor) -> float:
+        """Of a finished sum."""
+        return self.canonical.square_norm(total, self._rounding)
 
 
 class VectorSum(StepSum):

@@ -16,6 +16,7 @@ from swarmnet.messages import Accepted, Answer, Finished, Packed, Part, PartData
 from swarmnet.simulate.clock import VirtualLoop
 from swarmnet.simulate.device import Device
 from swarmnet.simulate.engine import NUM_ELEMENTS, SimulatedEngine
+from swarmnet.simulate.plan import Plan
 
 A, B = PeerId("a"), PeerId("b")
 STAMP = Stamp(3, 0, Chain("00" * 32))
@@ -27,7 +28,7 @@ class Engine(SimulatedEngine):
     """An engine whose reads can be held up. What it has in the accumulator is given."""
 
     def __init__(self, accumulator: list[int]) -> None:
-        super().__init__(0, 1, Device(0.01))
+        super().__init__(0, Plan(stages=1), Device(0.01))
         self.accumulator(0).total = accumulator
         self.before_read: Callable[[], Awaitable[None]] | None = None
 
