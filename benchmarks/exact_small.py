@@ -47,6 +47,8 @@ from swarmnet.wire import codecs
 
 LENGTH, SEQUENCES, EVALS, BITS = 64, 32, 32, 32
 GROUPS = (2, 4, 16)
+LEAST_STEPS = 20
+"""What is measured is measured in every tenth step."""
 LOSS_GOAL, BYTES_GOALS = 1.005, {8: 1.3, 32: 1.6}
 
 
@@ -198,6 +200,10 @@ def main() -> None:
     parser.add_argument("--full", action="store_true", help="five seeds, 8 and 32 microbatches")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
+    if args.steps < LEAST_STEPS or args.seeds < 1 or args.width < 64 or args.width % 64:
+        parser.error(f"at least {LEAST_STEPS} steps and one seed; a width that is a multiple of 64")
+    if odd := [count for count in args.microbatches if count < 1 or SEQUENCES % count]:
+        parser.error(f"{SEQUENCES} sequences a step are no multiple of {odd[0]} microbatches")
     torch.set_num_threads(1)
     tokens = load_tokens("stdlib")
     seeds, counts = (5, [8, 32]) if args.full else (args.seeds, args.microbatches)

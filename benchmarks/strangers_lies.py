@@ -547,6 +547,18 @@ class Accuses(Lie):
         return not isinstance(request, Part) or to != self.accused
 
 
+@lie
+class ReachesNobody(Lie):
+    """says in every heartbeat that it cannot connect to two mates, other ones in each step"""
+
+    def tells(self, to: PeerId, message: Control) -> Iterable[Control]:
+        if not isinstance(message, Heartbeat):
+            return (message,)
+        first = message.stamp.step % len(self.mates)
+        named = (*self.mates[first:], *self.mates[:first])[:2]
+        return (replace(message, unreached=tuple(sorted(named))),)
+
+
 # ---------------------------------------------------------------- keepers
 
 

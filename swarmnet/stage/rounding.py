@@ -11,7 +11,7 @@ rows and columns of each matrix (as Adafactor factors second moments, arXiv:1804
 is about `FINENESS` grid steps long, root mean square. It is a function of earlier commits alone, so all replicas have
 the same grid (with one scale for all of it: IntSGD, arXiv:2102.08374). An element g in row i and column j:
 
-    n = clamp(floor(g / a_i / b_j + u), -LIMIT, LIMIT)        T = n_total * a_i * b_j
+    n = clamp(floor(g * (1 / a_i) * (1 / b_j) + u), -LIMIT, LIMIT)        T = n_total * a_i * b_j
 
 with u in [0, 1) as `dither` says. S is a step's total in integers, m the number of its microbatches; means over a row,
 a column, and all of a matrix:

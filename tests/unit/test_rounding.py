@@ -134,6 +134,23 @@ def test_a_gradient_beyond_the_limit_is_cut_off_and_one_that_is_not_finite_refus
         grid.check(math.nan, 0)
 
 
+def test_after_a_burst_the_grid_fits_within_two_steps():
+    scales = FIRST
+
+    def burst(grid):
+        totals = [torch.zeros(math.prod(shape), dtype=torch.int64) for shape in SHAPES]
+        for index in range(8):
+            for place, gradient in enumerate(gradients(index, scale=1.0)):
+                grid.add(totals[place], gradient, place, index=index)
+        return totals
+
+    assert max(int(total.abs().max()) for total in burst(grid_of(scales))) > LIMIT, "a thousand times longer"
+    for _ in range(2):
+        scales = next_scales(burst(grid_of(scales)), SHAPES, scales, scales, counted=8)
+    for total in burst(grid_of(scales)):
+        assert 0.5 < float(total.double().square().mean().sqrt()) / (8**0.5 * FINENESS) < 3
+
+
 def test_no_gradient_at_all_leaves_a_grid_that_later_ones_can_use():
     zeros = [torch.zeros(math.prod(shape), dtype=torch.int64) for shape in SHAPES]
     scales = first_scales(zeros, SHAPES, counted=8, bits=BITS)
