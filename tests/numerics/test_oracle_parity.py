@@ -10,7 +10,7 @@ import torch
 from stage_chain import MODEL, StageChain, compute_thread, text, tiny
 
 from swarmnet.local.oracle import OracleResult, run_oracle
-from swarmnet.manifest.schema import Manifest
+from swarmnet.manifest.schema import Averaging, Manifest
 
 STEPS = 20
 
@@ -36,9 +36,20 @@ def assert_same_bits(found: OracleResult, expected: OracleResult) -> None:
         assert torch.equal(found.weights[name], weight), name
 
 
-@pytest.mark.parametrize(("stages", "replicas", "parts"), [(1, 1, 1), (2, 2, 3), (3, 1, 1), (3, 2, 2), (4, 2, 1)])
-def test_deterministic_mode_has_the_oracles_bits(stages: int, replicas: int, parts: int) -> None:
-    manifest = tiny(stages)
+@pytest.mark.parametrize(
+    ("stages", "replicas", "parts", "codec"),
+    [
+        (1, 1, 1, "int64"),
+        (2, 2, 3, "int64"),
+        (3, 1, 1, "int64"),
+        (3, 2, 2, "int64"),
+        (4, 2, 1, "int64"),
+        (1, 1, 1, "small"),
+        (3, 2, 3, "small"),
+    ],
+)
+def test_deterministic_mode_has_the_oracles_bits(stages: int, replicas: int, parts: int, codec: str) -> None:
+    manifest = tiny(stages, averaging=Averaging(codec=codec))
     expected = run_oracle(manifest, text())
     assert expected.losses[-1] < expected.losses[0] - 0.5, "the oracle does not learn; equality would say little"
     found = asyncio.run(train(manifest, replicas=replicas, parts=parts, seed=stages))

@@ -29,7 +29,8 @@ def overlapping(
     stages: int = 2, *, codec: str = "int64", reducer: str = "sum", lead: float = 0.0, after: int = 0
 ) -> Manifest:
     averaging = Averaging(sync="overlap", overlap_after=after, codec=codec, reducer=reducer)
-    return tiny(stages, mode="deterministic" if codec == "int64" else "fp32", averaging=averaging, lead=lead)
+    mode = "deterministic" if codec in ("int64", "small") else "fp32"
+    return tiny(stages, mode=mode, averaging=averaging, lead=lead)
 
 
 def run(scenario: Scenario, manifest: Manifest | None = None, *, replicas: int = 1) -> None:
@@ -85,15 +86,22 @@ async def the_sum(engine: TorchEngine) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(
-    ("stages", "replicas", "parts", "ahead", "lead", "after"),
-    [(2, 2, 3, True, 0.0, 0), (3, 2, 1, True, 2.5, 4), (1, 1, 1, True, 0.0, 5), (1, 1, 1, False, 0.0, 0)],
+    ("stages", "replicas", "parts", "ahead", "lead", "after", "codec"),
+    [
+        (2, 2, 3, True, 0.0, 0, "int64"),
+        (3, 2, 1, True, 2.5, 4, "int64"),
+        (1, 1, 1, True, 0.0, 5, "int64"),
+        (1, 1, 1, False, 0.0, 0, "int64"),
+        (2, 2, 3, True, 0.0, 0, "small"),
+        (3, 2, 1, True, 2.5, 4, "small"),
+    ],
 )
 def test_deterministic_mode_has_the_oracles_bits(
-    stages: int, replicas: int, parts: int, ahead: bool, lead: float, after: int
+    stages: int, replicas: int, parts: int, ahead: bool, lead: float, after: int, codec: str
 ) -> None:
-    manifest = overlapping(stages, lead=lead, after=after)
+    manifest = overlapping(stages, codec=codec, lead=lead, after=after)
     expected = run_oracle(manifest, text(), steps=STEPS)
-    exact = run_oracle(tiny(stages, lead=lead), text(), steps=7)
+    exact = run_oracle(tiny(stages, averaging=Averaging(codec=codec), lead=lead), text(), steps=7)
     assert expected.losses[-1] < expected.losses[0] - 0.3, "the oracle does not learn; equality would say little"
     first = max(after, 1)
     assert expected.losses[:first] == exact.losses[:first] and expected.losses[first] != exact.losses[first], "no delay"

@@ -70,6 +70,16 @@ def murmur(x):
     return x ^ x >> 16
 
 
+def test_a_gradient_is_rounded_as_the_page_says():
+    gradient, f = gradients(3)[0], np.float32
+    total = torch.zeros(640, dtype=torch.int64)
+    grid_of(FIRST, step=7).add(total, gradient, 0, index=5)
+    u = dither(7, 5, "embed.weight", 640).numpy()
+    for e in range(640):
+        a, b = (f(1 / float(scale)) for scale in (FIRST[0][e // 16], FIRST[1][e % 16]))
+        assert int(total[e]) == max(-2047, min(2047, math.floor(f(f(f(gradient[e]) * a) * b) + u[e])))
+
+
 def test_the_sum_is_the_same_in_any_order_and_grouping():
     grid = grid_of(FIRST)
     whole = summed(grid, range(8))
