@@ -163,7 +163,7 @@ class SmallRounding:
 
     def add(self, total: Tensor, gradient: Tensor, place: int, *, index: int) -> None:
         block, (inverse_rows, inverse_columns, _, _) = self._blocks[place], self._scales_of(place, total.device)
-        table, offset = _dither(self._step, index, total.device), _offset(self._step, block.name)
+        table, offset = _dither(index, total.device), _offset(self._step, block.name)
         for rows, part, piece in self._chunks(place, total, gradient):
             steps = (piece.view(-1, len(block.columns)) * inverse_rows[rows, None]).mul_(inverse_columns)
             first = block.rows.start + rows.start
@@ -383,13 +383,13 @@ def dither(step: int, index: int, name: str, num_elements: int) -> Tensor:
     golden ratios, modulo 1.
     """
     found = torch.zeros(num_elements)
-    _add_run(found, _dither(step, index, torch.device("cpu")), _offset(step, name))
+    _add_run(found, _dither(index, torch.device("cpu")), _offset(step, name))
     return found
 
 
 @functools.lru_cache(maxsize=4)
-def _dither(step: int, index: int, device: torch.device) -> Tensor:
-    """The table of that microbatch, twice, so that a run of elements is one piece of it."""
+def _dither(index: int, device: torch.device) -> Tensor:
+    """The table as microbatch `index` has it, twice, so that a run of elements is one piece of it."""
     moved = (_table() + (index + 1) * _GOLDEN) & 0xFFFFFF
     once = torch.from_numpy(moved.astype(np.float32) * np.float32(2.0**-24))
     return torch.cat([once, once]).to(device)
