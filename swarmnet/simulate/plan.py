@@ -35,6 +35,8 @@ class Plan:
     """What a round takes beyond its messages."""
     padding: int = 0
     """Elements of each sum that are zero, and only take their time on the lines."""
+    boundary_elements: int = 1
+    """Of what crosses a stage boundary, 4 bytes each."""
     data_at_peers: bool = True
     eval_every: int = 0
     max_void: int = 0
@@ -84,7 +86,7 @@ def manifest_of(plan: Plan) -> Manifest:
         name="simulated",
         model=Model(
             vocab_size=256,
-            hidden_size=1,
+            hidden_size=plan.boundary_elements,
             intermediate_size=1,
             num_layers=plan.stages,
             num_heads=1,
