@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from swarmnet.errors import UsageError
 from swarmnet.manifest.codec_names import EXACT
 from swarmnet.manifest.implied import OVERLAP_AFTER
-from swarmnet.manifest.schema import Manifest, Training
+from swarmnet.manifest.schema import StageSpec, Training
 from swarmnet.plan.cost import BYTES, CODING_NS, Cost, Load, Site, Way, cost, load_of
 
 SUMS = (("exact", "int64", 1.0), ("exact", "small", 1.0), ("overlap", "small", 1.008), ("local", "int8", 1.03))
@@ -66,14 +66,14 @@ class Priced:
 
 
 def choose(
-    manifest: Manifest, said: Mapping[str, object], site: Site, *, replicas: int
+    spec: StageSpec, said: Mapping[str, object], site: Site, *, replicas: int
 ) -> tuple[Priced, tuple[Priced, ...]]:
     """(what fits best, all ways compared): the best of each kind of sum, and the chosen under other boundary codecs.
 
-    said: fields that somebody has chosen, by dotted names; every way has those. Raises UsageError if one of them has no
-    price.
+    spec: of any stage. said: fields that somebody has chosen, by dotted names; every way has those. Raises UsageError
+    if one of them has no price.
     """
-    kinds = [tuple(_ways(manifest, said, site, replicas, kind)) for kind in _sums(manifest, said)]
+    kinds = [tuple(_ways(spec, said, site, replicas, kind)) for kind in _sums(spec, said)]
     best = _best([priced for kind in kinds for priced in kind])
     others = [each for kind in kinds for each in kind if _alike(each, best)]
     return best, tuple(dict.fromkeys([*map(_best, kinds), *others]))
@@ -91,11 +91,11 @@ def _alike(one: Priced, other: Priced) -> bool:
     return kinds[0] == kinds[1]
 
 
-def _sums(manifest: Manifest, said: Mapping[str, object]) -> list[tuple[str, str, float]]:
+def _sums(spec: StageSpec, said: Mapping[str, object]) -> list[tuple[str, str, float]]:
     """The kinds of sums that `said` allows, and that a run as long as this one gains from."""
-    steps, sync = manifest.training.total_steps, said.get("averaging.sync")
+    steps, sync = spec.training.total_steps, said.get("averaging.sync")
     # Overlap begins late, and so does the momentum of local training.
-    least = {"exact": 0, "overlap": 2 * OVERLAP_AFTER, "local": 2 * manifest.averaging.outer_warmup_steps}
+    least = {"exact": 0, "overlap": 2 * OVERLAP_AFTER, "local": 2 * spec.averaging.outer_warmup_steps}
     codec, mode = said.get("averaging.codec"), said.get("numerics.mode")
     found = [
         each
@@ -106,25 +106,25 @@ def _sums(manifest: Manifest, said: Mapping[str, object]) -> list[tuple[str, str
     ]
     # A combination that nothing recommends is priced as it is.
     if not found:
-        found = [(str(sync or "exact"), str(codec or manifest.averaging.codec), 1.0)]
+        found = [(str(sync or "exact"), str(codec or "int8"), 1.0)]
     return found
 
 
 def _ways(
-    manifest: Manifest, said: Mapping[str, object], site: Site, replicas: int, sums: tuple[str, str, float]
+    spec: StageSpec, said: Mapping[str, object], site: Site, replicas: int, sums: tuple[str, str, float]
 ) -> Iterator[Priced]:
     sync, codec, harm = sums
-    inner_steps = manifest.averaging.inner_steps if sync == "local" else 1
+    inner_steps = spec.averaging.inner_steps if sync == "local" else 1
     given = said.get("wire.activations"), said.get("wire.gradients")
     boundaries = [each for each in BOUNDARIES if given[0] in (None, each[0]) and given[1] in (None, each[1])]
     if site.bytes_per_s >= LOOPBACK_BYTES_PER_S:
         boundaries.reverse()
-    for activations, gradients in boundaries or [(manifest.wire.activations, manifest.wire.gradients)]:
+    for activations, gradients in boundaries or [(str(given[0] or "fp32"), str(given[1] or "fp32"))]:
         for name, known in ((codec, CODING_NS.keys()), (activations, BYTES.keys()), (gradients, BYTES.keys())):
             if name not in known:
                 raise UsageError(f'--mbit cannot tell what "{name}" costs: leave the codec to it, or leave --mbit out')
-        for training in _trainings(manifest.training, said):
-            load = load_of(manifest.model_copy(update={"training": training}), site, replicas=replicas)
+        for training in _trainings(spec.training, said):
+            load = load_of(spec.model_copy(update={"training": training}), site, replicas=replicas)
             yield _priced(
                 load,
                 site,

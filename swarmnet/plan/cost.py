@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from swarmnet.manifest.schema import Manifest
+from swarmnet.manifest.schema import StageSpec
 from swarmnet.model.cut import cut_layers, head_flops, layer_flops
 
 BYTES = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0, "int8": 1.016, "bnb8": 1.016, "nf4": 0.563, "int64": 8.0}
@@ -142,14 +142,14 @@ def cost(load: Load, site: Site, way: Way) -> Cost:
     return Cost(step_s, compute_s, averaging_s, share * boundary, averaging, slots)
 
 
-def load_of(manifest: Manifest, site: Site, *, replicas: int) -> Load:
-    """What a step of this run asks of a member, with so many of them in each stage."""
-    model, training = manifest.model, manifest.training
+def load_of(spec: StageSpec, site: Site, *, replicas: int) -> Load:
+    """What a step of this run asks of a member, with so many of them in each stage. spec: of any stage."""
+    model, training = spec.model, spec.training
     tokens = training.microbatch_size * training.sequence_length
     flops, parameters = [], []
     ends = model.vocab_size * model.hidden_size
     layer = (model.num_parameters - ends * (1 if model.tie_embeddings else 2)) // model.num_layers
-    cut = cut_layers(model, manifest.cut, training.sequence_length)
+    cut = cut_layers(model, spec.cut, training.sequence_length)
     for stage, layers in enumerate(cut):
         first, last = stage == 0, stage == len(cut) - 1
         flops.append(len(layers) * layer_flops(model, training.sequence_length) + last * head_flops(model))

@@ -69,7 +69,7 @@ def simulated_s(load: Load, way: Way) -> float:
     ("sync", "codec", "boundary"), [("overlap", "small", ("int8", "nf4")), ("local", "int8", ("fp32", "fp32"))]
 )
 def test_a_step_takes_what_is_said_within_a_fifth(sync: str, codec: str, boundary: tuple[str, str]) -> None:
-    load = load_of(LARGE, SITE, replicas=2)
+    load = load_of(LARGE.of_stage(0), SITE, replicas=2)
     load = replace(load, update_s=load.microbatch_s / 3)  # as the simulated device's
     assert load.parameters == pytest.approx(1e9, rel=0.1)
     way = Way(*boundary, codec, sync, slots=4, inner_steps=10**9 if sync == "local" else 1)
@@ -77,7 +77,7 @@ def test_a_step_takes_what_is_said_within_a_fifth(sync: str, codec: str, boundar
 
 
 def test_slots_that_are_too_few_cost_what_is_said() -> None:
-    load = replace(load_of(LARGE, SITE, replicas=2), boundary_elements=1, update_s=0.1)
+    load = replace(load_of(LARGE.of_stage(0), SITE, replicas=2), boundary_elements=1, update_s=0.1)
     way = Way("fp32", "fp32", "int64", "local", slots=1, inner_steps=10**9)
     few, said = simulated_s(load, way), cost(load, SITE, way)
     assert said.step_s == pytest.approx(few, rel=0.2)
@@ -86,7 +86,7 @@ def test_slots_that_are_too_few_cost_what_is_said() -> None:
 
 
 def test_the_choice_for_a_stage_of_1b_is_as_fast_as_is_said() -> None:
-    best, _ = choose(LARGE, {"averaging.sync": "exact"}, SITE, replicas=2)
+    best, _ = choose(LARGE.of_stage(0), {"averaging.sync": "exact"}, SITE, replicas=2)
     assert (best.way.codec, best.way.activations, best.way.gradients) == ("small", "int8", "nf4")
-    load = load_of(LARGE, SITE, replicas=2)
+    load = load_of(LARGE.of_stage(0), SITE, replicas=2)
     assert best.cost.step_s == pytest.approx(simulated_s(load, best.way), rel=0.2)

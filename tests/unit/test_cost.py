@@ -58,11 +58,11 @@ def test_two_thirds_of_a_slot_a_stage_and_what_latency_takes() -> None:
 
 def test_a_stage_is_as_large_and_as_slow_as_the_heaviest() -> None:
     manifest = Manifest(cut=Cut(stages=2), model=Model(num_layers=4, vocab_size=50_000))
-    load = load_of(manifest, SITE, replicas=2)
+    load = load_of(manifest.of_stage(0), SITE, replicas=2)
     whole = manifest.model.num_parameters
     assert whole / 2 < load.parameters < whole and load.stages == 2
     assert load.boundary_elements == 4 * 64 * 128
-    once = load_of(override(manifest, ["cut.stages=1"]), SITE, replicas=2)
+    once = load_of(override(manifest, ["cut.stages=1"]).of_stage(0), SITE, replicas=2)
     assert once.parameters == pytest.approx(whole, rel=1e-3)
     # Six FLOPs for each parameter and token, but for embeddings and attention.
     assert once.microbatch_s == pytest.approx(6 * (whole - 50_000 * 128) * 256 / SITE.flops_per_s, rel=0.1)
@@ -77,11 +77,13 @@ LARGE = Manifest(
 def test_the_narrower_the_line_the_less_is_sent() -> None:
     codecs = []
     for mbit in (50_000, 20, 1):
-        best, compared = choose(LARGE, {"averaging.sync": "exact"}, replace(SITE, bytes_per_s=mbit * MBIT), replicas=4)
+        best, compared = choose(
+            LARGE.of_stage(0), {"averaging.sync": "exact"}, replace(SITE, bytes_per_s=mbit * MBIT), replicas=4
+        )
         assert best in compared and {each.way.codec for each in compared} == {"int64", "small"}
         codecs.append((best.way.activations, best.way.codec))
     assert codecs == [("fp32", "int64"), ("int8", "small"), ("int8", "small")]
-    best, compared = choose(LARGE, {}, replace(SITE, bytes_per_s=20 * MBIT), replicas=4)
+    best, compared = choose(LARGE.of_stage(0), {}, replace(SITE, bytes_per_s=20 * MBIT), replicas=4)
     assert (best.way.sync, best.way.codec) == ("local", "int8")
     assert best.fields["numerics.mode"] == "fp32" and best.seconds == min(each.seconds for each in compared)
     assert best.seconds > 1.3 * best.cost.step_s, "what it harms the loss is in the price"
@@ -90,17 +92,17 @@ def test_the_narrower_the_line_the_less_is_sent() -> None:
 
 def test_a_short_run_has_no_time_for_late_gradients() -> None:
     short = override(LARGE, ["training.total_steps=60"])
-    _, compared = choose(short, {}, SITE, replicas=4)
+    _, compared = choose(short.of_stage(0), {}, SITE, replicas=4)
     assert {each.way.sync for each in compared} == {"exact"}
-    best, _ = choose(short, {"averaging.sync": "local"}, SITE, replicas=4)
+    best, _ = choose(short.of_stage(0), {"averaging.sync": "local"}, SITE, replicas=4)
     assert best.way.sync == "local", "it was said"
 
 
 def test_what_was_said_is_kept() -> None:
     said = {"averaging.codec": "int8", "wire.activations": "bf16", "training.microbatch_size": 4}
     manifest = override(LARGE, ["wire.activations=bf16", "numerics.mode=fp32", "averaging.codec=int8"])
-    best, compared = choose(manifest, said, SITE, replicas=4)
+    best, compared = choose(manifest.of_stage(0), said, SITE, replicas=4)
     assert {each.way.codec for each in compared} == {"int8"} and best.way.activations == "bf16"
     assert (best.microbatch_size, best.microbatches) == (4, 64)
     with pytest.raises(UsageError, match='--mbit cannot tell what "powersgd:4" costs'):
-        choose(manifest, {"averaging.codec": "powersgd:4"}, SITE, replicas=4)
+        choose(manifest.of_stage(0), {"averaging.codec": "powersgd:4"}, SITE, replicas=4)
