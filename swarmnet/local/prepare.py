@@ -37,6 +37,7 @@ from swarmnet.wire import codecs
 _INVITED_S = 10 * 365 * 24 * 3600.0
 """A run may be resumed as long as it is kept."""
 
+
 @dataclass(frozen=True, slots=True)
 class Prepared:
     """The manifest of one local run, as every child will read it once `write` has been called.
