@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
@@ -307,6 +308,30 @@ def test_what_we_made_non_finite_ourselves_is_nobodys_fault() -> None:
         with pytest.raises(Refused) as forward:
             await last.forward(0, 0, payload, train=True)
         assert backward.value.code is forward.value.code is RejectCode.VOID
+
+    run(scenario, tiny(3))
+
+
+def test_what_a_liar_sends_makes_nothing_infinite() -> None:
+    """The largest values that an honest stage lets in give values that the next one lets in, both ways."""
+
+    async def scenario(chain: StageChain) -> None:
+        middle, last = chain.engines[1][0], chain.engines[2][0]
+        tokens = batch_of(chain.manifest, chain.tokens, 0, 0)
+        largest = packed(torch.full((2, 16, MODEL.hidden_size), codecs.MAX_VALUE))
+        stash = await middle.forward(0, 0, (tokens, largest), train=True)
+        codecs.check_bounded(stash.output[1])
+        (gradient,) = await middle.backward(stash, (largest,))
+        codecs.check_bounded(gradient)
+        after = await last.forward(0, 0, stash.output, train=True)
+        assert math.isfinite(after.loss_sum)
+        beyond = packed(2 * codecs.decode(largest))
+        assert torch.equal(
+            codecs.decode((await middle.forward(0, 1, (tokens, beyond), train=True)).output[1]).abs().amax(),
+            torch.tensor(codecs.MAX_VALUE),
+        )
+        with pytest.raises(BadMessage):
+            codecs.check_bounded(beyond)
 
     run(scenario, tiny(3))
 
