@@ -2,7 +2,7 @@
 
 A state takes longer to travel than a step may take. Whoever has fetched version v goes on from there by the sums of
 steps v, v + 1, ... and catches up as long as a sum travels faster than a step takes. Sums are kept only while somebody
-is on the way, the newest of them, within a memory cap, packed as they travel. The last one lies in the sum buffer. While
+is on the way, the newest of them, within a cap, packed as they travel. The last one lies in the sum buffer. While
 the next step is computed it is packed, at the latest before another one takes its place.
 
 A sum of the open step that this replica has signed, and sets aside for another round, is kept as well: with that vote
