@@ -40,6 +40,8 @@ class Plan:
     """Of one of them on the lines: under a small codec fewer."""
     sum_piece: int = PIECE_ELEMENTS
     """Elements of the pieces in which a finished sum is handed over."""
+    boundary_elements: int = 1
+    """Of what crosses a stage boundary, 4 bytes each."""
     data_at_peers: bool = True
     eval_every: int = 0
     max_void: int = 0
@@ -89,7 +91,7 @@ def manifest_of(plan: Plan) -> Manifest:
         name="simulated",
         model=Model(
             vocab_size=256,
-            hidden_size=1,
+            hidden_size=plan.boundary_elements,
             intermediate_size=1,
             num_layers=plan.stages,
             num_heads=1,
