@@ -3,8 +3,8 @@
 Every field of a manifest has one default, whatever the others are. Whoever writes a *new* one (`swarmnet init`,
 `swarmnet local`) lays these under what was said. The reducer is why: a swarm that anybody may join, or whose replicas
 bring together what they have learned on their own, should not let one of them drag the others anywhere, so sums that
-are not bound to be exact are clipped. And where gradients come late (`overlap`) the first moment is carried on, and
-the first steps, in which weights change fastest, are exact. Pure.
+are not bound to be exact are clipped. Where gradients come late (`overlap`) the first moment is carried on, and the
+first steps, in which weights change fastest, are exact. And exact sums are small, so that they fit a home line. Pure.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ LEAD, OVERLAP_AFTER = 2.5, 100
 """Where gradients come one step late: docs/numerics.md has what was measured."""
 
 
-def implied(said: Mapping[str, object], *, opened: bool) -> dict[str, object]:
+def implied(said: Mapping[str, object], *, opened: bool, anew: bool = True) -> dict[str, object]:
     """Fields and values that follow from `said`, both by dotted names; never one that is in `said`.
 
-    opened: anybody may join the run.
+    opened: anybody may join the run. anew: no manifest that `said` goes over has a codec for that `numerics.mode`.
     """
     follows: dict[str, object] = {}
     local = said.get("averaging.sync") == "local"
@@ -38,6 +38,8 @@ def implied(said: Mapping[str, object], *, opened: bool) -> dict[str, object]:
     # Weights that drift apart between outer steps have no exact sum to lose.
     if local and mode == "fp32":
         follows |= {"numerics.mode": mode, "averaging.codec": "int8"}
+    elif anew and not local:
+        follows |= {"averaging.codec": "small" if mode == "deterministic" else "fp32"}
     if local and partners in ("pairs", "groups"):
         follows |= {
             "averaging.outer_momentum": PARTNERS_MOMENTUM,
