@@ -231,6 +231,9 @@ class FaultyTransport:
         await self._between.healed(peer, deadline=deadline)
         await self._inner.dial(peer, address, deadline=deadline)
 
+    def carries(self, bytes_per_s: int) -> None:
+        self._inner.carries(bytes_per_s)
+
     async def _transit(self, peer: PeerId, payload: Iterable[Packed], deadline: float) -> AsyncGenerator[Answer, None]:
         """Wait for as long as this takes on the link; yields a pulse now and then. Raises PeerTimeout."""
         await self._between.healed(peer, deadline=deadline)
