@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from swarmnet.cli.line import Fit, Line, peer_file, with_line
+from swarmnet.cli.line import Fit, MemberLine, peer_file, with_line
 from swarmnet.cli.settings import SETTINGS, TYPED, SchemaCommand, fields, given, with_json
 from swarmnet.errors import UsageError
 
@@ -77,7 +77,7 @@ def init(
       swarmnet init run.toml --data corpus.txt --admission invite
       swarmnet init run.toml --data corpus.txt --mbit 200 --device cuda
     """
-    line = Line.typed(mbit, device, replicas, tflops)
+    line = MemberLine.typed(mbit, device, replicas, tflops)
     for file in (path,) if line is None else (path, peer_file(path)):
         if file.exists() and not force:
             raise UsageError(f"{file}: {EXISTS}")

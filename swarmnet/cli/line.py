@@ -75,7 +75,7 @@ def with_line(command: F) -> F:
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class MemberLine:
     """What members are taken to have."""
 
     mbit: float
@@ -85,7 +85,9 @@ class Line:
     round_trip_s: float
 
     @classmethod
-    def typed(cls, mbit: float | None, device: str | None, replicas: int | None, tflops: float | None) -> Line | None:
+    def typed(
+        cls, mbit: float | None, device: str | None, replicas: int | None, tflops: float | None
+    ) -> MemberLine | None:
         """None without `--mbit`. Raises UsageError for another option that would then do nothing."""
         if mbit is None:
             others = {"--device": device, "--replicas": replicas, "--tflops": tflops}
@@ -108,14 +110,14 @@ def _device_here() -> str:
 class Fit:
     """What was chosen for a line, and what it was compared with."""
 
-    line: Line
+    line: MemberLine
     parameters: int
     """Of the largest stage."""
     best: Priced
     compared: tuple[Priced, ...]
 
     @classmethod
-    def of(cls, spec: StageSpec, said: Mapping[str, object], line: Line) -> Fit:
+    def of(cls, spec: StageSpec, said: Mapping[str, object], line: MemberLine) -> Fit:
         """Raises UsageError for a field that was said and has no price."""
         from swarmnet.plan.choice import choose
         from swarmnet.plan.cost import Site, load_of
