@@ -87,6 +87,9 @@ class Loopback:
     async def dial(self, peer: PeerId, address: str, *, deadline: float) -> None:
         await self._network.dial(peer, address, deadline=deadline)
 
+    def carries(self, bytes_per_s: int) -> None:
+        self._network.carries(bytes_per_s)
+
     async def _call_me(self, request: Request, payload: tuple[Packed, ...]) -> AsyncGenerator[Answer, None]:
         async def read() -> tuple[Packed, ...]:
             return payload
@@ -304,6 +307,8 @@ class Peer:
             self.replicas[stage].state.checkpoints.reached()
         if event == "applied":
             replica = self.replicas[stage]
+            if line := replica.exchange.meter.line.bytes_per_s:
+                self.transport.carries(line)
             self._count(replica)
             last = {commit.stage: commit for commit in replica.member.last_commits}.get(self.manifest.cut.stages - 1)
             if last is not None and last.num_tokens:

@@ -381,7 +381,7 @@ class FetchAndReplay:
 
     async def _collect(self, stamp: Stamp, finished: Finished, holders: Sequence[PeerId]) -> None:
         wanted = Round(stamp, finished.id.ballot, finished.id, (), (), tuple(holders))
-        if await self._exchange.collect_from(wanted, finished.digest, *holders) != finished:
+        if await self._exchange.collect_from(wanted, finished.digest, *holders, kind="replay") != finished:
             raise BadMessage(RejectCode.MALFORMED, "not the sum its holders describe", step=stamp.step)
 
     def _after(self, header: StateHeader, commits: tuple[Commit, ...]) -> StateHeader:

@@ -294,10 +294,10 @@ class SimulatedEngine(Compute, Summation):
         for accumulator in self.accumulators if step is None else (self.accumulator(step),):
             accumulator.void()
 
-    async def contribution(self, start: int, stop: int) -> Packed:
+    async def contribution(self, start: int, stop: int, reference: bytes = b"") -> Packed:
         if self.accumulator(self.version).lost:
             raise Refused(RejectCode.NOT_READY, "the sum was lost with the ranks")
-        return _pack(self.accumulator(self.version).total, start, stop)
+        return self._pack(self.accumulator(self.version).total, start, stop)
 
     async def reduce(self, contributions: Sequence[Contribution], start: int, stop: int, *, hop: int = 0) -> Reduced:
         """Sum the contributions, whatever the run's reducer: these numbers have no outliers."""
@@ -307,7 +307,7 @@ class SimulatedEngine(Compute, Summation):
             if contribution.packed.codec != "int64":
                 raise BadMessage(RejectCode.MALFORMED, "not the run's codec", peer=contribution.peer)
             total = self.arithmetic.add(total, _unpack(contribution.packed, len(total)))
-        return Reduced(_pack(total, 0, stop - start))
+        return Reduced(self._pack(total, 0, stop - start))
 
     async def open_sum(self) -> None:
         self._missing, self._padding_missing = set(range(NUM_ELEMENTS)), self.plan.padding
@@ -344,7 +344,7 @@ class SimulatedEngine(Compute, Summation):
         return self.arithmetic.exact(self._buffer)
 
     async def finished_sum(self, start: int, stop: int) -> Packed:
-        return _pack(self._buffer, start, stop)
+        return self._pack(self._buffer, start, stop)
 
     async def apply(self, commits: Sequence[Commit]) -> None:
         await self.device.run(self.device.forward_s, JobTurn(self.version, JobKind.STATE, -self.stage, 0))
@@ -383,6 +383,13 @@ class SimulatedEngine(Compute, Summation):
         seed = self.arithmetic.seed()
         await self._become(0, seed, 0, seed)
 
+    def _pack(self, numbers: Sequence[int], start: int, stop: int) -> Packed:
+        """[start, stop) of these numbers and of the padding behind them."""
+        values = numbers[start:stop]
+        data = struct.pack(f"<{len(values)}q", *values)
+        padding = _ZEROS[: round(self.plan.padding_bytes * (stop - start - len(values)))]
+        return Packed("int64", (stop - start,), b"".join((data, padding)) if values or not padding else padding)
+
     async def _become(self, version: int, weights: int, digits: int, before: int) -> None:
         def job() -> None:
             self.version, self.weights, self.digits, self.before = version, weights, digits, before
@@ -390,14 +397,6 @@ class SimulatedEngine(Compute, Summation):
             self.void()
 
         await self.device.see_through(self.restore_s, JobTurn(self.version, JobKind.STATE, -self.stage, 0), job)
-
-
-def _pack(numbers: Sequence[int], start: int, stop: int) -> Packed:
-    """[start, stop) of these numbers and of the padding behind them."""
-    values = numbers[start:stop]
-    data = struct.pack(f"<{len(values)}q", *values)
-    padding = _ZEROS[: 8 * (stop - start - len(values))]
-    return Packed("int64", (stop - start,), b"".join((data, padding)) if values or not padding else padding)
 
 
 def _unpack(packed: Packed, most: int) -> list[int]:

@@ -248,6 +248,9 @@ class PowerSGDCodec:
         """A reduced piece. Raises NON_FINITE."""
         return codecs.encode("fp32", total)
 
+    def again(self, piece: Tensor, start: int) -> None:
+        """A finished sum is a product: it was never reduced piece by piece."""
+
     def buffer(self, whole: SumBuffer) -> SumBuffer:
         """Where reduced pieces are put: not into the sum itself, which they are not yet."""
         return self._sums

@@ -111,6 +111,14 @@ class SumCodec:
             self.feedback.reduced(total, codecs.decode(packed), start, hop=hop)
         return packed
 
+    def again(self, piece: Tensor, start: int) -> Packed | None:
+        """A piece of a finished sum as it was reduced; None if it does not decode to the same bits."""
+        if self.reduced == EXACT:
+            return None
+        packed = self._encode(self.reduced, piece, start)
+        same = torch.equal(codecs.decode(packed).view(torch.int32), piece.view(torch.int32))
+        return packed if same else None
+
     def buffer(self, whole: SumBuffer) -> SumBuffer:
         """Where reduced pieces are put: into the sum itself."""
         return whole

@@ -384,7 +384,10 @@ def test_the_digest_is_that_of_the_decoded_sum_and_the_sum_can_be_handed_on() ->
         n = one.sums.num_elements
         of_its_only_block = blake3(b"".join(bytes(part.data) for part in parts)).digest()
         assert digest == blake3(of_its_only_block).digest()
-        assert of_its_only_block == blake3(bytes((await one.sums.finished_sum(0, n)).data)).digest()
+        whole = await one.sums.finished_sum(0, n)
+        summed = codecs.decode(whole, expect_shape=(n,))
+        assert of_its_only_block == blake3(summed.numpy().tobytes()).digest()
+        assert whole.num_bytes < 0.6 * 8 * n, "it travels packed"
         handed_on = [await one.sums.finished_sum(0, 100), await one.sums.finished_sum(100, n)]
         assert await two.sums.install(handed_on) == (digest, square)
         total = (await the_sum(one) + await the_sum(two)).double() * 2.0**-32
