@@ -294,7 +294,7 @@ class SimulatedEngine(Compute, Summation):
         for accumulator in self.accumulators if step is None else (self.accumulator(step),):
             accumulator.void()
 
-    async def contribution(self, start: int, stop: int) -> Packed:
+    async def contribution(self, start: int, stop: int, reference: bytes = b"") -> Packed:
         if self.accumulator(self.version).lost:
             raise Refused(RejectCode.NOT_READY, "the sum was lost with the ranks")
         return self._pack(self.accumulator(self.version).total, start, stop)

@@ -58,9 +58,9 @@ class RoundSum(StageSums):
     forgotten: int
     """How often the codec is to forget what it owes."""
 
-    def __init__(self, jobs: StageJobs, state: State, device: torch.device) -> None:
+    def __init__(self, jobs: StageJobs, state: State, device: torch.device, *, codec: str = "") -> None:
         self.jobs, self.state, self.canonical = jobs, state, state.canonical
-        family, parameter = split(name := self.canonical.spec.averaging.codec)
+        family, parameter = split(name := codec or self.canonical.spec.averaging.codec)
         shapes = self.canonical.parameter_shapes
         self.codec: SumCodec | PowerSGDCodec
         if family == "powersgd":
@@ -155,7 +155,7 @@ class StepSum(RoundSum):
         self.codec.begin(round_id, voids=self.forgotten, resent=resent, kept=kept)
 
     @in_round
-    def contribution(self, start: int, stop: int) -> Packed:
+    def contribution(self, start: int, stop: int, reference: bytes = b"") -> Packed:
         """Positions [start, stop) of the accumulator under the averaging codec.
 
         Raises Refused(NOT_READY) if the accumulator was voided since the round began. Another piece may have been sent
