@@ -421,6 +421,8 @@ class Part:
     start: Extent
     stop: Extent
     hop: Annotated[int, Between(0, MAX_HOPS - 1)] = 0
+    reference: Annotated[bytes, Size(32)] = b""
+    """Among partners: digest of what the caller takes differences to (`sums.references`); empty: it has none."""
 
     def contradiction(self) -> str:
         """What in it cannot be, in words; "" if nothing."""

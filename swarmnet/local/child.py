@@ -164,9 +164,9 @@ class HeldSums:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
 
-    async def contribution(self, start: int, stop: int) -> Packed:
+    async def contribution(self, start: int, stop: int, reference: bytes = b"") -> Packed:
         await self._between.reach("averaging", "begin", self._compute.averaged)
-        return await self._inner.contribution(start, stop)
+        return await self._inner.contribution(start, stop, reference)
 
     async def seal(self) -> tuple[bytes, float]:
         digest = await self._inner.seal()

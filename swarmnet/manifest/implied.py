@@ -16,8 +16,11 @@ from swarmnet.manifest.schema import Manifest
 CLIPPING = "norm_clip"
 """The reducer of open runs with float sums, and of local training."""
 
-PAIRS_MOMENTUM, PAIRS_WARMUP_STEPS = 0.6, 150
-"""Of partners: what one pair has learned is less to go on than what all have; docs/local-sync.md has figures."""
+PARTNERS_MOMENTUM, PARTNERS_WARMUP_STEPS = 0.6, 150
+"""Of pairs and groups: what a few have learned is less to go on than what all have; docs/local-sync.md has figures."""
+
+PARTNERS = 4
+"""In a group, where an outer step's mean is a group's."""
 
 LEAD, OVERLAP_AFTER = 2.5, 100
 """Where gradients come one step late: docs/numerics.md has what was measured."""
@@ -31,14 +34,19 @@ def implied(said: Mapping[str, object], *, opened: bool, anew: bool = True) -> d
     follows: dict[str, object] = {}
     local = said.get("averaging.sync") == "local"
     mode = said.get("numerics.mode", "fp32" if local else "deterministic")
-    pairs = said.get("averaging.partners") == "pairs"
+    partners = said.get("averaging.partners")
     # Weights that drift apart between outer steps have no exact sum to lose.
     if local and mode == "fp32":
-        follows |= {"numerics.mode": mode, "averaging.codec": "fp16" if pairs else "int8"}
+        follows |= {"numerics.mode": mode, "averaging.codec": "int8"}
     elif anew and not local:
         follows |= {"averaging.codec": "small" if mode == "deterministic" else "fp32"}
-    if local and pairs:
-        follows |= {"averaging.outer_momentum": PAIRS_MOMENTUM, "averaging.outer_warmup_steps": PAIRS_WARMUP_STEPS}
+    if local and partners in ("pairs", "groups"):
+        follows |= {
+            "averaging.outer_momentum": PARTNERS_MOMENTUM,
+            "averaging.outer_warmup_steps": PARTNERS_WARMUP_STEPS,
+        }
+    if local and partners == "groups":
+        follows |= {"averaging.group_size": PARTNERS}
     if said.get("averaging.sync") == "overlap":
         follows |= {"averaging.overlap_after": OVERLAP_AFTER}
         # Without a first moment there is nothing to carry on.

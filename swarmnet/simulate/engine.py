@@ -294,7 +294,7 @@ class SimulatedEngine(Compute, Summation):
         for accumulator in self.accumulators if step is None else (self.accumulator(step),):
             accumulator.void()
 
-    async def contribution(self, start: int, stop: int) -> Packed:
+    async def contribution(self, start: int, stop: int, reference: bytes = b"") -> Packed:
         if self.accumulator(self.version).lost:
             raise Refused(RejectCode.NOT_READY, "the sum was lost with the ranks")
         return self._pack(self.accumulator(self.version).total, start, stop)
@@ -342,6 +342,10 @@ class SimulatedEngine(Compute, Summation):
     def exact_sum(self) -> list[int]:
         """What was summed, whatever the order."""
         return self.arithmetic.exact(self._buffer)
+
+    @property
+    def travel_bytes(self) -> float:
+        return 8.0 * NUM_ELEMENTS + self.plan.padding_bytes * self.plan.padding
 
     async def finished_sum(self, start: int, stop: int) -> Packed:
         return self._pack(self._buffer, start, stop)

@@ -34,6 +34,9 @@ from swarmnet.sums.sum_codec import SumCodec
 from swarmnet.wire import codecs
 from swarmnet.wire.codec import num_elements
 
+_SMALL_BYTES, _INT64_BYTES = 0.7, 4.0
+"""Of an element of a packed sum, about: of the small grid, and of the fine one."""
+
 P = ParamSpec("P")
 T = TypeVar("T")
 S = TypeVar("S", bound="RoundSum")
@@ -55,9 +58,9 @@ class RoundSum(StageSums):
     forgotten: int
     """How often the codec is to forget what it owes."""
 
-    def __init__(self, jobs: StageJobs, state: State, device: torch.device) -> None:
+    def __init__(self, jobs: StageJobs, state: State, device: torch.device, *, codec: str = "") -> None:
         self.jobs, self.state, self.canonical = jobs, state, state.canonical
-        family, parameter = split(name := self.canonical.spec.averaging.codec)
+        family, parameter = split(name := codec or self.canonical.spec.averaging.codec)
         shapes = self.canonical.parameter_shapes
         self.codec: SumCodec | PowerSGDCodec
         if family == "powersgd":
@@ -152,7 +155,7 @@ class StepSum(RoundSum):
         self.codec.begin(round_id, voids=self.forgotten, resent=resent, kept=kept)
 
     @in_round
-    def contribution(self, start: int, stop: int) -> Packed:
+    def contribution(self, start: int, stop: int, reference: bytes = b"") -> Packed:
         """Positions [start, stop) of the accumulator under the averaging codec.
 
         Raises Refused(NOT_READY) if the accumulator was voided since the round began. Another piece may have been sent
@@ -230,6 +233,13 @@ class StepSum(RoundSum):
             self._sum.written(start, piece.numel())
             start += piece.numel()
         return self._sealed()
+
+    @property
+    def travel_bytes(self) -> float:
+        """Of sums of integers as measured; else as much as a reduced piece may take."""
+        if self._fixed_point:
+            return (_SMALL_BYTES if self.codec.reduced == self._lossless else _INT64_BYTES) * self.num_elements
+        return float(codecs.find(self.codec.usual).sizes(self.num_elements)[1])
 
     @in_round
     def finished_sum(self, start: int, stop: int) -> Packed:

@@ -6,16 +6,15 @@ import pytest
 
 from swarmnet.config.check import layer
 from swarmnet.manifest.file import change
-from swarmnet.manifest.implied import PAIRS_MOMENTUM, PAIRS_WARMUP_STEPS, implied
+from swarmnet.manifest.implied import PARTNERS_MOMENTUM, PARTNERS_WARMUP_STEPS, implied
 from swarmnet.manifest.schema import Manifest
 
 LOCAL = {"averaging.sync": "local"}
 SMALL = {"averaging.codec": "small"}
 FP32 = {"numerics.mode": "fp32", "averaging.codec": "fp32"}
 INT8 = {"numerics.mode": "fp32", "averaging.codec": "int8"}
-FP16 = {"numerics.mode": "fp32", "averaging.codec": "fp16"}
-WARMUP = {"averaging.outer_warmup_steps": PAIRS_WARMUP_STEPS}
-PAIRS = {"averaging.partners": "pairs"}
+WARMUP = {"averaging.outer_momentum": PARTNERS_MOMENTUM, "averaging.outer_warmup_steps": PARTNERS_WARMUP_STEPS}
+PAIRS, GROUPS = {"averaging.partners": "pairs"}, {"averaging.partners": "groups"}
 CLIP = {"averaging.reducer": "norm_clip"}
 
 
@@ -27,8 +26,9 @@ CLIP = {"averaging.reducer": "norm_clip"}
         (LOCAL | {"averaging.codec": "int8"}, {"numerics.mode": "fp32", **CLIP}),
         (LOCAL | {"averaging.codec": "powersgd:4"}, {"numerics.mode": "fp32"}),
         (LOCAL | {"averaging.reducer": "centered_clip"}, INT8),
-        (LOCAL | PAIRS, {**FP16, **CLIP, "averaging.outer_momentum": PAIRS_MOMENTUM, **WARMUP}),
-        (LOCAL | PAIRS | {"averaging.outer_momentum": 0.2}, {**FP16, **CLIP, **WARMUP}),
+        (LOCAL | PAIRS, {**INT8, **CLIP, **WARMUP}),
+        (LOCAL | GROUPS, {**INT8, **CLIP, **WARMUP, "averaging.group_size": 4}),
+        (LOCAL | PAIRS | {"averaging.outer_momentum": 0.2}, {**INT8, **CLIP, "averaging.outer_warmup_steps": 150}),
         (LOCAL | {"numerics.mode": "deterministic"}, {}),
         ({}, SMALL),
         ({"averaging.codec": "int64"}, {}),
