@@ -34,6 +34,9 @@ from swarmnet.sums.sum_codec import SumCodec
 from swarmnet.wire import codecs
 from swarmnet.wire.codec import num_elements
 
+_SMALL_BYTES, _INT64_BYTES = 0.7, 4.0
+"""Of an element of a packed sum, about: of the small grid, and of the fine one."""
+
 P = ParamSpec("P")
 T = TypeVar("T")
 S = TypeVar("S", bound="RoundSum")
@@ -230,6 +233,13 @@ class StepSum(RoundSum):
             self._sum.written(start, piece.numel())
             start += piece.numel()
         return self._sealed()
+
+    @property
+    def travel_bytes(self) -> float:
+        """Of sums of integers as measured; else as much as a reduced piece may take."""
+        if self._fixed_point:
+            return (_SMALL_BYTES if self.codec.reduced == self._lossless else _INT64_BYTES) * self.num_elements
+        return float(codecs.find(self.codec.usual).sizes(self.num_elements)[1])
 
     @in_round
     def finished_sum(self, start: int, stop: int) -> Packed:
