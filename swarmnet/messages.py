@@ -33,7 +33,7 @@ Extent = Annotated[int, Between(0, 1 << 48)]
 NotNegative = Annotated[float, Between(0.0, math.inf)]
 Digest = Annotated[bytes, Size(64, least=1)]
 Sha256 = Annotated[bytes, Size(32, least=32)]
-PartKind = Literal["contribution", "reduced", "sum"]
+PartKind = Literal["contribution", "reduced", "sum", "replay"]
 Reason = Annotated[str, Size(1000, cut=True)]
 Members = Annotated[tuple[PeerId, ...], Entries(MAX_MEMBERS, "members")]
 Contributions = Annotated[
@@ -135,6 +135,7 @@ class Stamp:
     step: Step
     stage: Stage
     chain: Chain
+    """Of the version that the step is computed on, one earlier where steps overlap; in a heartbeat, of the newest."""
     restart: Restart = NO_RESTART
     """The rollback that the sender's state descends from. Messages with a lower one are ignored."""
 
@@ -416,10 +417,12 @@ class Part:
     kind: PartKind
     """"contribution": the callee's input to the sum of hop `hop`; in hop 0 its accumulator, in a later hop the sum that
     it made in the hop before. "reduced": the sum over all contributors, for elements that the callee reduced in that
-    hop. "sum": elements of the finished sum `id`."""
+    hop. "sum": elements of the finished sum `id`. "replay": the same, of a step that a joiner catches up with."""
     start: Extent
     stop: Extent
     hop: Annotated[int, Between(0, MAX_HOPS - 1)] = 0
+    reference: Annotated[bytes, Size(32)] = b""
+    """Among partners: digest of what the caller takes differences to (`sums.references`); empty: it has none."""
 
     def contradiction(self) -> str:
         """What in it cannot be, in words; "" if nothing."""
@@ -463,6 +466,11 @@ class ManifestRequest:
 
 
 Request = Process | Fetch | Part | SnapshotRequest | TrailRequest | ManifestRequest | DialBack
+
+
+def gives_way(request: Request) -> bool:
+    """Is it state for a joiner that is asked for? It waits for what steps need."""
+    return isinstance(request, SnapshotRequest) or (isinstance(request, Part) and request.kind == "replay")
 
 
 @dataclass(frozen=True, slots=True)
@@ -528,9 +536,9 @@ class PartData:
     payload: tuple[Packed, ...] = ()
     losses: Mapping[int, tuple[float, Count]] = field(default_factory=dict)
     """index -> (loss_sum, num_tokens) of the indexes that were summed: one contributor's, or everybody's for
-    "reduced" and "sum"."""
+    "reduced"."""
     finished: Finished | None = None
-    """Only for "sum"."""
+    """Only for "sum" and "replay"."""
 
 
 @dataclass(frozen=True, slots=True)

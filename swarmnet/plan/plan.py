@@ -26,8 +26,9 @@ from swarmnet.stage.passes import MemoryPolicy
 from swarmnet.stage.rounding import chunk_elements
 from swarmnet.sums.powersgd import vector_sizes
 from swarmnet.sums.reducer import rule_of
+from swarmnet.sums.references import TURNS
 
-_FP32 = 4
+_FP32, _BF16 = 4, 2
 _ALIGN = 64  # bytes: where a scratch piece may begin
 _SOME, _MANY = 4, 8  # layers: beyond, a layer more adds what a layer adds
 _CUDA = torch.device("cuda")
@@ -193,7 +194,7 @@ def _of_rounds(averaging: Averaging, canonical: Canonical, ranks: int) -> int:
     it may."""
     local, (family, parameter) = averaging.sync == "local", split(averaging.codec)
     rule = rule_of(averaging)
-    factors, owes = family == "powersgd", codec_names.may_owe(averaging.codec)
+    factors, owes = family == "powersgd", codec_names.may_owe(averaging.codec) and not averaging.gossip
     twice = owes and not factors and family != "topk"  # sums are encoded with a loss, too
     vectors = (
         (rule is not None and rule.needs_center)  # the last mean
@@ -208,4 +209,8 @@ def _of_rounds(averaging: Averaging, canonical: Canonical, ranks: int) -> int:
     if factors:
         first, second = vector_sizes(codec_names.rank(parameter), canonical.parameter_shapes)
         thin = 2 * (first + second) + second  # mine, their sums, and where to look next time
-    return _FP32 * (vectors * canonical.num_elements + thin)
+    references = 0
+    if averaging.gossip and averaging.codec in codec_names.DIFFERENCES:
+        # One of each turn; and of fragments whose turn 0 comes before the first cycle ends, the first weights.
+        references = (TURNS + (averaging.fragments > 1)) * _BF16 * canonical.num_elements
+    return _FP32 * (vectors * canonical.num_elements + thin) + references

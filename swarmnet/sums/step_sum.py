@@ -34,6 +34,9 @@ from swarmnet.sums.sum_codec import SumCodec
 from swarmnet.wire import codecs
 from swarmnet.wire.codec import num_elements
 
+_SMALL_BYTES, _INT64_BYTES = 0.7, 4.0
+"""Of an element of a packed sum, about: of the small grid, and of the fine one."""
+
 P = ParamSpec("P")
 T = TypeVar("T")
 S = TypeVar("S", bound="RoundSum")
@@ -55,9 +58,9 @@ class RoundSum(StageSums):
     forgotten: int
     """How often the codec is to forget what it owes."""
 
-    def __init__(self, jobs: StageJobs, state: State, device: torch.device) -> None:
+    def __init__(self, jobs: StageJobs, state: State, device: torch.device, *, codec: str = "") -> None:
         self.jobs, self.state, self.canonical = jobs, state, state.canonical
-        family, parameter = split(name := self.canonical.spec.averaging.codec)
+        family, parameter = split(name := codec or self.canonical.spec.averaging.codec)
         shapes = self.canonical.parameter_shapes
         self.codec: SumCodec | PowerSGDCodec
         if family == "powersgd":
@@ -120,7 +123,7 @@ class StepSum(RoundSum):
         self._revoked_then = self._before = 0
         self._voids: int | None = None  # of the accumulator, as the round began that I take part in
         self._fixed_point = spec.numerics.mode == "deterministic"
-        self._lossless = "int64" if self._fixed_point else "fp32"
+        self._lossless = "small" if self._fixed_point else "fp32"
         self._num_microbatches = spec.training.microbatches
         self._sum = SumBuffer.over(memory)
         self._version = -1  # the version the finished sum leads on from
@@ -152,7 +155,7 @@ class StepSum(RoundSum):
         self.codec.begin(round_id, voids=self.forgotten, resent=resent, kept=kept)
 
     @in_round
-    def contribution(self, start: int, stop: int) -> Packed:
+    def contribution(self, start: int, stop: int, reference: bytes = b"") -> Packed:
         """Positions [start, stop) of the accumulator under the averaging codec.
 
         Raises Refused(NOT_READY) if the accumulator was voided since the round began. Another piece may have been sent
@@ -231,11 +234,20 @@ class StepSum(RoundSum):
             start += piece.numel()
         return self._sealed()
 
+    @property
+    def travel_bytes(self) -> float:
+        """Of sums of integers as measured; else as much as a reduced piece may take."""
+        if self._fixed_point:
+            return (_SMALL_BYTES if self.codec.reduced == self._lossless else _INT64_BYTES) * self.num_elements
+        return float(codecs.find(self.codec.usual).sizes(self.num_elements)[1])
+
     @in_round
     def finished_sum(self, start: int, stop: int) -> Packed:
-        """Elements [start, stop) of the sum buffer, losslessly."""
+        """Elements [start, stop) of the sum buffer, bit by bit: as a reduced piece, if that loses nothing more."""
         check_part(start, stop, self.num_elements)
-        return codecs.encode(self._lossless, self._sum.flat[start:stop].clone())  # a Packed may view its tensor
+        piece = self._sum.flat[start:stop].clone()  # a Packed may view its tensor
+        again = None if self._fixed_point else self.codec.again(piece, start)
+        return again or codecs.encode(self._lossless, piece)
 
     def apply(self, commits: Sequence[Commit]) -> None:
         """One optimizer step on the finished sum: `state` is a version further."""

@@ -32,9 +32,9 @@ class Engine(SimulatedEngine):
         self.accumulator(0).total = accumulator
         self.before_read: Callable[[], Awaitable[None]] | None = None
 
-    async def contribution(self, start: int, stop: int) -> Packed:
+    async def contribution(self, start: int, stop: int, reference: bytes = b"") -> Packed:
         await self._hold()
-        return await super().contribution(start, stop)
+        return await super().contribution(start, stop, reference)
 
     async def finished_sum(self, start: int, stop: int) -> Packed:
         await self._hold()
