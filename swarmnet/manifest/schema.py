@@ -442,7 +442,10 @@ class Manifest(Table):
                     f"cut.layers sums to {sum(self.cut.layers)}, model.num_layers = {self.model.num_layers}"
                 )
         elif self.cut.stages > self.model.num_layers:
-            raise ValueError(f"cut.stages = {self.cut.stages} is more than model.num_layers = {self.model.num_layers}")
+            raise ValueError(
+                f"cut.stages = {self.cut.stages} is more than model.num_layers = {self.model.num_layers}: "
+                f"choose fewer stages, or add --set model.num_layers={self.cut.stages}"
+            )
         # Digests are per stage: another cut needs other ones.
         if len(self.initial.sha256) not in (0, self.cut.stages):
             raise ValueError(
