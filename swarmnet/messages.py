@@ -179,7 +179,7 @@ class Heartbeat:
     """Microbatches in flight."""
     draining: bool = False
     numerics: Annotated[str, Size(256)] = ""
-    """The numerics class of my weights."""
+    """Replicas that say the same make the same weights of the same sum."""
     measure: Measure | None = None
     """The newest measure of my weights; only sent to replicas of my stage."""
     before: Chain = NO_CHAIN

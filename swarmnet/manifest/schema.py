@@ -280,7 +280,7 @@ class Averaging(Table):
         5, '"centered_clip": steps from the last mean towards the new one'
     )
     drift_every: Count = says(10, "steps between looks at whether replicas hold equal weights; 0: never")
-    resync_every: Count = says(100, "steps after which other numerics classes take the keeper's state; 0: never")
+    resync_every: Count = says(100, "steps after which replicas that round otherwise take the keeper's state; 0: never")
     partners: Literal["all", "pairs", "groups"] = says(
         "all", '"local": whose mean an outer step is: "all" (DiLoCo), "pairs" (NoLoCo) or "groups"'
     )
@@ -333,7 +333,7 @@ class Averaging(Table):
 
     @property
     def equal_bits(self) -> bool:
-        """Do replicas of one numerics class have the same weights, bit by bit?"""
+        """Do replicas that round alike have the same weights, bit by bit?"""
         return self.sync in ("exact", "overlap")
 
 

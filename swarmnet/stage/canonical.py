@@ -25,6 +25,7 @@ from swarmnet.model.initial import draw
 from swarmnet.stage import snapshot
 from swarmnet.stage.optimizer import MOMENTS, square_norm
 from swarmnet.stage.rounding import Rounding, matrix_of, scales_name
+from swarmnet.stage.same_bits import cosine
 
 CLIP_EPS = 1e-6
 """Keeps the clip factor finite for a zero gradient; the same constant as in torch's `clip_grad_norm_`."""
@@ -44,7 +45,7 @@ def learning_rate(optimizer: Optimizer, step: int, *, total_steps: int) -> float
     if optimizer.schedule == "cosine":
         span = max(total_steps - optimizer.warmup_steps, 1)
         progress = min((step - optimizer.warmup_steps) / span, 1.0)
-        return peak * (floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * progress)))
+        return peak * (floor + (1 - floor) * 0.5 * (1 + cosine(math.pi * progress)))
     if optimizer.schedule == "wsd" and optimizer.decay_steps:
         progress = min(max((step - (total_steps - optimizer.decay_steps)) / optimizer.decay_steps, 0.0), 1.0)
         return peak * (1 - (1 - floor) * progress)
