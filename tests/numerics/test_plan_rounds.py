@@ -94,7 +94,6 @@ def sum_up(sums: AtOnce) -> tuple[bytes, float]:
         Averaging(codec="topk:0.01", reducer="centered_clip"),
         Averaging(codec="topk:0.01", sync="overlap"),
         Averaging(codec="fp32", **LOCAL),
-        Averaging(codec="topk:0.01", **LOCAL),
         Averaging(codec="nf4", **LOCAL),
         Averaging(codec="powersgd:4", **LOCAL),
         Averaging(codec="fp32", reducer="centered_clip", **LOCAL),
