@@ -280,7 +280,7 @@ class Averaging(Table):
         5, '"centered_clip": steps from the last mean towards the new one'
     )
     drift_every: Count = says(10, "steps between looks at whether replicas hold equal weights; 0: never")
-    resync_every: Count = says(100, "steps after which other numerics classes take the keeper's state; 0: never")
+    resync_every: Count = says(100, "steps after which replicas that round otherwise take the keeper's state; 0: never")
     partners: Literal["all", "pairs", "groups"] = says(
         "all", '"local": whose mean an outer step is: "all" (DiLoCo), "pairs" (NoLoCo) or "groups"'
     )
@@ -337,7 +337,7 @@ class Averaging(Table):
 
     @property
     def equal_bits(self) -> bool:
-        """Do replicas of one numerics class have the same weights, bit by bit?"""
+        """Do replicas that round alike have the same weights, bit by bit?"""
         return self.sync in ("exact", "overlap")
 
 
@@ -446,7 +446,10 @@ class Manifest(Table):
                     f"cut.layers sums to {sum(self.cut.layers)}, model.num_layers = {self.model.num_layers}"
                 )
         elif self.cut.stages > self.model.num_layers:
-            raise ValueError(f"cut.stages = {self.cut.stages} is more than model.num_layers = {self.model.num_layers}")
+            raise ValueError(
+                f"cut.stages = {self.cut.stages} is more than model.num_layers = {self.model.num_layers}: "
+                f"choose fewer stages, or add --set model.num_layers={self.cut.stages}"
+            )
         # Digests are per stage: another cut needs other ones.
         if len(self.initial.sha256) not in (0, self.cut.stages):
             raise ValueError(

@@ -97,6 +97,11 @@ def _sums(spec: StageSpec, said: Mapping[str, object]) -> list[tuple[str, str, f
     # Overlap begins late, and so does the momentum of local training.
     least = {"exact": 0, "overlap": 2 * OVERLAP_AFTER, "local": 2 * spec.averaging.outer_warmup_steps}
     codec, mode = said.get("averaging.codec"), said.get("numerics.mode")
+    # No rule but the sum goes with exact sums, and partners send weights, which int8 would spoil.
+    if said.get("averaging.reducer", "sum") != "sum":
+        mode = mode or "fp32"
+    if sync == "local" and said.get("averaging.partners") == "pairs":
+        codec = codec or "fp16"
     found = [
         each
         for each in SUMS
