@@ -80,7 +80,7 @@ def out(tmp_path_factory) -> Path:
         ),
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=600,
     )
     assert first.returncode == 0, first.stdout + first.stderr
     assert f"swarmnet local --resume --out {out}" in first.stdout
@@ -89,14 +89,14 @@ def out(tmp_path_factory) -> Path:
     assert [step for step, _ in rows(out)][-1] in (killed - 1, killed)
 
     with subprocess.Popen(local("--resume", "--out", str(out)), stdout=subprocess.DEVNULL) as second:
-        deadline = time.monotonic() + 280
+        deadline = time.monotonic() + 600
         while max(versions(out)) < KILL_LOCAL:  # a poll of files: there is no event to wait for
             assert second.poll() is None and time.monotonic() < deadline
             time.sleep(0.05)
         os.kill(second.pid, signal.SIGKILL)
 
     third = subprocess.run(
-        local("--resume", "--out", str(out), "--oracle"), capture_output=True, text=True, timeout=280
+        local("--resume", "--out", str(out), "--oracle"), capture_output=True, text=True, timeout=600
     )
     assert third.returncode == 0, third.stdout + third.stderr
     return out
