@@ -7,8 +7,8 @@ No network: the pure classes that production's rounds are made of, driven over l
 Mixing. Every member holds a vector; in a round each group replaces its members' vectors by their mean, and who is
 absent keeps its own. Printed is what a round leaves of the squared distance from the mean, on average, beside
 (r - 1) / N + r / N^2 of arXiv:2103.03239 (theorem 3.2), r the number of groups, an absentee a group of its own.
-`random`: groups drawn anew each round (`averaging.grid`, pairs are what `sync = "local"` uses). `grid`: rows and
-columns in turns, which is no random partition: without absentees two rounds give the exact mean.
+`random`: the draws that take turns where `sync = "local"` has partners (`averaging.grid`). `grid`: rows and columns in
+turns, which is no random partition: without absentees two rounds give the exact mean.
 
 Exact rounds. In every round of a step some members are lost before it ends, what they had counted is counted again
 where the keeper would have it, and the round is opened again. Printed is how many rows had lost somebody, and how many
@@ -36,6 +36,7 @@ from swarmnet.ids import Ballot, Chain, Generation, PeerId
 from swarmnet.messages import MAX_MATES, LinkQuality, Stamp
 from swarmnet.step.ledger import Ledger
 from swarmnet.step.rounds import RoundBuilder
+from swarmnet.sums.references import TURNS
 
 STAMP = Stamp(3, 0, Chain("00" * 32))
 DIMENSIONS, ELEMENTS = 24, 1 << 20
@@ -138,17 +139,17 @@ def mixing(
 
 
 def by_chance(members: int, size: int, absent: float, *, rounds: int, seed: int) -> Mixing:
-    """Random groups, drawn anew each round."""
+    """Random groups, in as many draws as take turns; vectors are drawn anew after two cycles."""
     names = peers_of(members)
     return mixing(
         "random",
         members,
         size,
         absent,
-        lambda turn: random_groups(names, size, f"{seed}/{turn}"),
+        lambda turn: random_groups(names, size, seed, turn % TURNS),
         rounds=rounds,
         seed=seed,
-        fresh_every=1,
+        fresh_every=2 * TURNS,
     )
 
 

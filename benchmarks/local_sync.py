@@ -27,17 +27,19 @@ from curves import Curve
 from curves import draw as draw_curves
 from torch import Tensor
 
+from swarmnet.averaging.grid import random_groups
 from swarmnet.data.sampler import Sampler
 from swarmnet.data.source import load_tokens
 from swarmnet.data.tokens import Tokens
 from swarmnet.ids import Ballot, PeerId, RoundId
-from swarmnet.manifest.implied import PAIRS_MOMENTUM, PAIRS_WARMUP_STEPS
+from swarmnet.manifest.implied import PARTNERS, PARTNERS_MOMENTUM, PARTNERS_WARMUP_STEPS
 from swarmnet.manifest.schema import Averaging, Model, Optimizer
 from swarmnet.model.decoder import StageModule, loss_sum
 from swarmnet.stage.canonical import gradient_scale, learning_rate
 from swarmnet.stage.optimizer import StageOptimizer
 from swarmnet.stage.outer import Outer
 from swarmnet.sums.local_sum import OuterPlan
+from swarmnet.sums.references import TURNS, References
 from swarmnet.sums.sum_codec import SumCodec
 from swarmnet.wire import codecs
 
@@ -65,7 +67,8 @@ class Setting:
     codec: str = "fp32"
 
 
-PAIRS = {"partners": "pairs", "outer_momentum": PAIRS_MOMENTUM, "outer_warmup_steps": PAIRS_WARMUP_STEPS}
+GROUPS = {"pairs": 2, "groups": PARTNERS}
+PAIRS = {"partners": "pairs", "outer_momentum": PARTNERS_MOMENTUM, "outer_warmup_steps": PARTNERS_WARMUP_STEPS}
 
 SETTINGS = (
     Setting("exact", partners=""),
@@ -77,6 +80,11 @@ SETTINGS = (
     Setting("diloco, topk", codec="topk:0.05"),
     Setting("diloco, rare", inner_steps=52),
     Setting("noloco, rare", inner_steps=35, **PAIRS),
+    Setting("noloco", **PAIRS),
+    Setting("noloco, int8", codec="int8", **PAIRS),
+    Setting("noloco, nf4", codec="nf4", **PAIRS),
+    Setting("streaming, nf4", inner_steps=24, fragments=4, codec="nf4"),
+    Setting("groups of 4, int8", codec="int8", **PAIRS | {"partners": "groups"}),
 )
 """The rare ones reach the goal for bytes without a codec."""
 
@@ -92,9 +100,10 @@ class Replica:
         shapes = [(name, tuple(p.shape)) for name, p in self.module.named_parameters()]
         self.num_elements = sum(p.numel() for p in self.parameters)
         self.codec = SumCodec(setting.codec, shapes, self.num_elements, device=torch.device("cpu"))
+        self.references = References(setting.codec)
         self.outer = Outer(
             self.parameters,
-            partners=setting.partners,
+            gossip=GROUPS.get(setting.partners, 0),
             learning_rate=setting.outer_learning_rate,
             momentum=setting.outer_momentum,
         )
@@ -130,6 +139,8 @@ class Run:
             self.replicas[0].num_elements, setting.inner_steps, setting.fragments, steps, setting.outer_warmup_steps
         )
         self._rng = random.Random(seed)
+        for replica in self.replicas:
+            replica.references.begin(replica.outer.slow)
 
     def _batch(self, number: int) -> Tensor:
         return self._tokens.microbatch(self._sampler.positions(number), LENGTH)
@@ -152,16 +163,38 @@ class Run:
     def _local(self, step: int, gradients: Sequence[list[Tensor]]) -> None:
         due = self._plan.due(step)
         if due is not None:
-            for group in groups(self.replicas, self._rng) if self.setting.partners == "pairs" else [self.replicas]:
-                self._outer_step(group, *due, plain=self._plan.plain(step))
+            turn, plain = self._plan.turn(step), self._plan.plain(step)
+            if self.setting.partners in GROUPS:
+                names = {PeerId(f"{number}"): replica for number, replica in enumerate(self.replicas)}
+                for group in random_groups(names, GROUPS[self.setting.partners], 0, turn % TURNS):
+                    self._meet([names[name] for name in group], due, turn, plain=plain)
+            else:
+                self._outer_step(self.replicas, *due, plain=plain)
         for replica, gradient in zip(self.replicas, gradients, strict=True):
             replica.sent_bytes += _butterfly_bytes(4, 4, len(self.replicas))
             if replica.count:
                 replica.update(gradient, step)
 
+    def _meet(self, group: list[Replica], due: tuple[int, int], turn: int, *, plain: bool) -> None:
+        """A round among partners."""
+        cycle, turn = divmod(turn, TURNS)
+        for replica in group:
+            replica.references.open(turn, due, first=not cycle)
+        size, whole = due[1] - due[0], len({replica.references.digest for replica in group}) > 1
+        vectors = []
+        for replica in group:
+            sent = replica.references.encode(replica.outer.vector(*due, plain=plain), 0, whole=whole)
+            vectors.append(replica.references.decode(sent, 0, size))
+        reduced = group[0].references.encode(torch.stack(vectors).mean(0), 0, whole=whole)
+        for replica in group:
+            mean = replica.references.decode(reduced, 0, size)
+            replica.outer.step(mean, due[0], plain=plain)
+            replica.references.agreed(turn, due, mean)
+            replica.sent_bytes += _butterfly_bytes(sent.num_bytes, reduced.num_bytes, len(group))
+
     def _outer_step(self, group: list[Replica], start: int, stop: int, *, plain: bool) -> None:
-        """A round. Contributions weigh what their members have counted in this step, between partners all the same."""
-        weights = {replica: 1 if self.setting.partners == "pairs" else replica.count for replica in group}
+        """A round. Contributions weigh what their members have counted in this step."""
+        weights = {replica: replica.count for replica in group}
         sent, total = 0, torch.zeros(group[0].num_elements)
         round_id = RoundId(Ballot(0, PeerId("")), 0)
         for replica, weight in weights.items():
@@ -192,16 +225,6 @@ class Run:
             batch = self._batch(self._steps * MICROBATCHES + number)
             total += loss_sum(replica.module(batch[:, :-1]), batch[:, 1:]).item()
         return total / (EVALS * MICROBATCH_SIZE * LENGTH)
-
-
-def groups(members: Sequence[Replica], rng: random.Random) -> list[list[Replica]]:
-    """Random pairs; who is left over makes three of the last."""
-    order = rng.sample(list(members), len(members))
-    pairs = [order[at : at + 2] for at in range(0, len(order), 2)]
-    if len(pairs) > 1 and len(pairs[-1]) == 1:
-        left_over = pairs.pop()
-        pairs[-1] += left_over
-    return pairs
 
 
 def _norm(gradient: Sequence[Tensor]) -> float:

@@ -595,6 +595,28 @@ class KeepsIdle(Lie):
 
 
 @lie
+class NeverKeeps(Lie):
+    """does not keep when its turn comes"""
+
+    def tells(self, to: PeerId, message: Control) -> Iterable[Control]:
+        if isinstance(message, Heartbeat) and message.keeper is not None and message.keeper.peer == self.me:
+            return (replace(message, keeper=None),)
+        return () if isinstance(message, Prepare | KEEPING) else (message,)
+
+
+@lie
+class LeavesOut(Lie):
+    """as a keeper opens rounds without what one member has counted"""
+
+    def tells(self, to: PeerId, message: Control) -> Iterable[Control]:
+        if isinstance(message, Round):
+            others = sorted(peer for peer, _, _ in message.contributions if peer != self.me)
+            kept = tuple(one for one in message.contributions if one[0] not in others[:1])
+            message = replace(message, contributions=kept)
+        return (message,)
+
+
+@lie
 class KeepsAndEvicts(Lie):
     """as a keeper voids whoever asks to count something"""
 

@@ -19,7 +19,8 @@ RunId = NewType("RunId", str)
 """SHA-256 of the canonical manifest, 64 hex digits."""
 
 Chain = NewType("Chain", str)
-"""Hash of the commits one stage has applied so far, 64 hex digits. Equal chains mean equal weights."""
+"""Hash of the commits one stage has applied so far, 64 hex digits. Equal chains mean equal sums, and so
+equal weights but for rounding (docs/drift.md)."""
 
 
 Number = Annotated[int, Between(0, 1 << 53)]

@@ -33,7 +33,7 @@ Extent = Annotated[int, Between(0, 1 << 48)]
 NotNegative = Annotated[float, Between(0.0, math.inf)]
 Digest = Annotated[bytes, Size(64, least=1)]
 Sha256 = Annotated[bytes, Size(32, least=32)]
-PartKind = Literal["contribution", "reduced", "sum"]
+PartKind = Literal["contribution", "reduced", "sum", "replay"]
 Reason = Annotated[str, Size(1000, cut=True)]
 Members = Annotated[tuple[PeerId, ...], Entries(MAX_MEMBERS, "members")]
 Contributions = Annotated[
@@ -93,6 +93,18 @@ class Vote:
     signature: Annotated[bytes, Size(64, least=1)]
 
 
+LARGEST_LOSS, LARGEST_NORM = 1e29, 1e200
+"""Of a sum that can be applied: its loss, and its squared norm, are below."""
+
+LARGEST_TOKEN_LOSS = 1e4
+"""No token costs a model more, which gives it a probability of e^-10000 then: a microbatch that does is void."""
+
+
+def is_loss(loss_sum: float, num_tokens: int) -> bool:
+    """Can that be the cross entropy of so many tokens, in all?"""
+    return 0.0 <= loss_sum <= LARGEST_TOKEN_LOSS * num_tokens
+
+
 @dataclass(frozen=True, slots=True)
 class Commit:
     """The sum of (stage, step) that the stage settles on. Commits that differ only in their votes are equal."""
@@ -135,6 +147,7 @@ class Stamp:
     step: Step
     stage: Stage
     chain: Chain
+    """Of the version that the step is computed on, one earlier where steps overlap; in a heartbeat, of the newest."""
     restart: Restart = NO_RESTART
     """The rollback that the sender's state descends from. Messages with a lower one are ignored."""
 
@@ -166,7 +179,7 @@ class Heartbeat:
     """Microbatches in flight."""
     draining: bool = False
     numerics: Annotated[str, Size(256)] = ""
-    """The numerics class of my weights."""
+    """Replicas that say the same make the same weights of the same sum."""
     measure: Measure | None = None
     """The newest measure of my weights; only sent to replicas of my stage."""
     before: Chain = NO_CHAIN
@@ -416,10 +429,12 @@ class Part:
     kind: PartKind
     """"contribution": the callee's input to the sum of hop `hop`; in hop 0 its accumulator, in a later hop the sum that
     it made in the hop before. "reduced": the sum over all contributors, for elements that the callee reduced in that
-    hop. "sum": elements of the finished sum `id`."""
+    hop. "sum": elements of the finished sum `id`. "replay": the same, of a step that a joiner catches up with."""
     start: Extent
     stop: Extent
     hop: Annotated[int, Between(0, MAX_HOPS - 1)] = 0
+    reference: Annotated[bytes, Size(32)] = b""
+    """Among partners: digest of what the caller takes differences to (`sums.references`); empty: it has none."""
 
     def contradiction(self) -> str:
         """What in it cannot be, in words; "" if nothing."""
@@ -463,6 +478,11 @@ class ManifestRequest:
 
 
 Request = Process | Fetch | Part | SnapshotRequest | TrailRequest | ManifestRequest | DialBack
+
+
+def gives_way(request: Request) -> bool:
+    """Is it state for a joiner that is asked for? It waits for what steps need."""
+    return isinstance(request, SnapshotRequest) or (isinstance(request, Part) and request.kind == "replay")
 
 
 @dataclass(frozen=True, slots=True)
@@ -528,9 +548,9 @@ class PartData:
     payload: tuple[Packed, ...] = ()
     losses: Mapping[int, tuple[float, Count]] = field(default_factory=dict)
     """index -> (loss_sum, num_tokens) of the indexes that were summed: one contributor's, or everybody's for
-    "reduced" and "sum"."""
+    "reduced"."""
     finished: Finished | None = None
-    """Only for "sum"."""
+    """Only for "sum" and "replay"."""
 
 
 @dataclass(frozen=True, slots=True)

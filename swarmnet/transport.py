@@ -70,6 +70,10 @@ class Transport(Protocol):
         """
         ...
 
+    def carries(self, bytes_per_s: int) -> None:
+        """What my line carries, as the last rounds have measured it: joiners have a share of that."""
+        ...
+
 
 class Service(Protocol):
     """What a peer does when others reach it. The caller's identity is proved by the transport."""

@@ -52,6 +52,8 @@ PURE = (
     "averaging/grid.py",
     "averaging/watch.py",
     "plan/budget.py",
+    "plan/choice.py",
+    "plan/cost.py",
     "ranks/layout.py",
     "manifest/implied.py",
 )

@@ -38,6 +38,7 @@ from swarmnet.messages import (
     Round,
     Running,
     Stamp,
+    is_loss,
 )
 from swarmnet.stage.seams import Contribution, Summation
 from swarmnet.transport import Transport
@@ -192,7 +193,8 @@ class Butterfly:
                 contributions: list[Contribution] = []
                 for speaker in self.group.speakers:
                     peer = speaker.peer
-                    packed, losses = await (self._mine(chunk) if peer == self.me else arriving[peer].get())
+                    reference = self._summation.reference
+                    packed, losses = await (self._mine(chunk, reference) if peer == self.me else arriving[peer].get())
                     # Losses come with the first chunk of a stream.
                     if not number:
                         with self._noted(peer):
@@ -217,10 +219,10 @@ class Butterfly:
                 self._ended(chunk, reduced.result(), self._summed)
                 await self._summation.put(chunk[0], reduced.result())
 
-    async def _mine(self, chunk: Range) -> tuple[Packed, Losses]:
-        """What I contribute."""
+    async def _mine(self, chunk: Range, reference: bytes) -> tuple[Packed, Losses]:
+        """What I contribute. reference: of who asks."""
         if self._below is None:
-            return await self._summation.contribution(*chunk), self._losses
+            return await self._summation.contribution(*chunk, reference), self._losses
         # Others wait for the same sum: my end must not cancel it.
         return await asyncio.shield(self._below._sums[chunk]), self._below._summed
 
@@ -264,7 +266,8 @@ class Butterfly:
         place, pace = 0, _Pace(owes=owes)
         with self._watch.stream(peer, owes=owes, now=loop.time()) as wait:
             while place < len(wanted):
-                request = Part(self.round.stamp, self.round.id, kind, wanted[place][0], wanted[-1][1], hop)
+                start, stop, reference = wanted[place][0], wanted[-1][1], self._summation.reference
+                request = Part(self.round.stamp, self.round.id, kind, start, stop, hop, reference)
                 # Whatever went wrong, ask again from the first missing chunk.
                 with contextlib.suppress(PeerGone, PeerTimeout, BadMessage, Refused):
                     async with contextlib.aclosing(self._answers(peer, request, pace, wait)) as answers:
@@ -347,7 +350,7 @@ class Butterfly:
             if self._below is not None:
                 async for running in self._waited(self._below._sums[chunk]):
                     yield running
-            packed, losses = await self._mine(chunk)
+            packed, losses = await self._mine(chunk, request.reference)
             yield PartData((packed,), losses if chunk is wanted[0] else {})
 
     async def _serve_reduced(self, request: Part) -> AsyncGenerator[Answer, None]:
@@ -385,6 +388,8 @@ def check_losses(losses: Losses, indexes: Indexes, num_tokens: int, **facts: obj
         raise Refused(RejectCode.MALFORMED, "the round's losses are not of the round's indexes", **facts)
     if any(found != num_tokens for _, found in losses.values()):
         raise Refused(RejectCode.MALFORMED, "tokens that the round's indexes do not have", **facts)
+    if not all(is_loss(loss, found) for loss, found in losses.values()):
+        raise Refused(RejectCode.MALFORMED, "a loss that no microbatch has", **facts)
 
 
 # ---------------------------------------------------------------- a member's hops through a round
@@ -405,7 +410,8 @@ def planned_groups(
     if private:
         if context.me not in current.receivers:
             raise Refused(RejectCode.NOT_FOUND, "no partner in a round that was opened before I came")
-        found = partners(context.me, current.receivers, 2, current.stamp, current.id)
+        size, turn = context.sums.draw
+        found = partners(context.me, current.receivers, size, current.stamp.stage, turn)
         return [lone_group(current, found, span, block=block)]
     return groups(context.me, current, span, group_size=group_size, block=block)
 

@@ -42,6 +42,7 @@ from swarmnet.messages import (
     Packed,
     Part,
     PartData,
+    PartKind,
     Rejected,
     Round,
     Stamp,
@@ -92,12 +93,13 @@ class Exchange:
         *,
         num_tokens: int,
         group_size: int = 16,
+        piece_elements: int = PIECE_ELEMENTS,
         running_s: float = 0.5,
         on_event: OnEvent = lambda event, fields: None,
     ) -> None:
         self.me, self._sums, self._transport, self._finished = me, sums, transport, finished
         self._running_s, self._num_tokens, self._on_event = running_s, num_tokens, on_event
-        self._group_size = group_size
+        self._group_size, self._piece_elements = group_size, piece_elements
         self._held: tuple[Stamp, Finished] | None = None
         self._open: tuple[Butterfly, ...] = ()
         self._before: tuple[Butterfly, ...] = ()  # of the last round, whatever became of it
@@ -105,7 +107,8 @@ class Exchange:
         self.meter, self.watch = Meter(), Watch()
         self._silent_until: dict[PeerId, float] = {}
         self._held_elements = self._sent_bytes = 0  # _held_elements: how long the sum in the buffer is
-        self.replay_log = ReplayLog(sums, lambda: pieces(0, self._held_elements))
+        self.collected_bytes = self._last_bytes = 0  # of sums that were fetched: of all, and of the last one
+        self.replay_log = ReplayLog(sums, lambda: pieces(0, self._held_elements, piece_elements))
 
     # ------------------------------------------------------------ my part in a round
 
@@ -191,23 +194,30 @@ class Exchange:
             await asyncio.sleep(PAUSE_S)
 
     async def collect_from(
-        self, current: Round, digest: bytes, *holders: PeerId, patience_s: float | None = None
+        self, current: Round, digest: bytes, *holders: PeerId, patience_s: float | None = None, kind: PartKind = "sum"
     ) -> Finished:
         """Fetch the sum of `current.id` with that digest, piece by piece from all these holders at once.
 
-        patience_s: how long a holder may show no sign of life; None leaves that to the transport.
+        patience_s: how long a holder may show no sign of life; None leaves that to the transport. kind: "replay" for
+        what may wait.
 
         Raises:
             PeerGone, PeerTimeout, Refused, BadMessage: of the last holder that failed. Before anything is installed,
                 unless a holder describes the right sum and sends other bits.
         """
         window = asyncio.Semaphore(_AT_ONCE * len(holders))
-        ranges = pieces(0, self._sums.sum_elements)
+        ranges = pieces(0, self._sums.sum_elements, self._piece_elements)
         try:
             async with asyncio.TaskGroup() as group:
                 tasks = [
                     group.create_task(
-                        self._sum_piece(current, digest, [*holders[at:], *holders[:at]], *piece, window, patience_s)
+                        self._sum_piece(
+                            Part(current.stamp, current.id, kind, *piece),
+                            digest,
+                            [*holders[at:], *holders[:at]],
+                            window,
+                            patience_s,
+                        )
                     )
                     for place, piece in enumerate(ranges)
                     for at in [place % len(holders)]
@@ -215,6 +225,8 @@ class Exchange:
         except ExceptionGroup as error:
             raise error.exceptions[0] from error
         collected = [task.result() for task in tasks]
+        self._last_bytes = sum(data.payload[0].num_bytes for data in collected)
+        self.collected_bytes += self._last_bytes
         finished = collected[0].finished
         assert finished is not None, "looked at with each piece"
         if any(data.finished != finished for data in collected):
@@ -233,6 +245,11 @@ class Exchange:
     def holds(self, stamp: Stamp, round_id: RoundId) -> bool:
         """Is the sum buffer's content, whole and checked, the sum of that round?"""
         return self._held is not None and (self._held[0], self._held[1].id) == (stamp, round_id)
+
+    @property
+    def sum_bytes(self) -> float:
+        """In about how many bytes a finished sum travels."""
+        return self._last_bytes or self._sums.travel_bytes
 
     def take_sent(self) -> int:
         """Bytes of sums that I have handed to others since this was asked last; without the messages around them."""
@@ -273,7 +290,7 @@ class Exchange:
     async def _serve(self, request: Part) -> AsyncGenerator[Answer, None]:
         if not 0 <= request.start <= request.stop:
             raise BadMessage(RejectCode.BAD_SHAPE, f"part [{request.start}, {request.stop})")
-        if request.kind == "sum":
+        if request.kind in ("sum", "replay"):
             self.replay_log.wanted()
             kept = self.replay_log.piece(request)
             if kept is not None:
@@ -396,16 +413,13 @@ class Exchange:
 
     async def _sum_piece(
         self,
-        current: Round,
+        request: Part,
         digest: bytes,
         holders: Sequence[PeerId],
-        start: int,
-        stop: int,
         window: asyncio.Semaphore,
         patience_s: float | None,
     ) -> PartData:
         """One piece of a finished sum, from the first of these holders that has it."""
-        request = Part(current.stamp, current.id, "sum", start, stop)
         async with window:
             for holder in holders[:-1]:
                 with contextlib.suppress(PeerGone, PeerTimeout, Refused, BadMessage):

@@ -24,8 +24,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from swarmnet.averaging.parts import Range, chunk_elements, chunks, parts
-from swarmnet.ids import Generation, PeerId, RoundId
-from swarmnet.messages import NONE, Indexes, Round, Stamp
+from swarmnet.ids import Generation, PeerId
+from swarmnet.messages import NONE, Indexes, Round
 
 Counted = tuple[PeerId, Generation, Indexes]
 
@@ -296,28 +296,31 @@ def _near(first: PeerId, known: Mapping[PeerId, Mapping[PeerId, float]]) -> dict
 
 # ---------------------------------------------------------------- random groups
 #
-# Drawn by hash from what all members of a round know, so nobody is asked and nobody can choose (NoLoCo,
-# arXiv:2506.10911, for pairs). Who misses a round is a group of its own. How fast values mix is measured in
+# Drawn by hash from what all members of a round know, so nobody is asked (NoLoCo, arXiv:2506.10911, for pairs). A few
+# draws take turns: the same members meet again in the same turn, so that each need remember few of those it agreed with
+# (`sums.references`). Who misses a round is a group of its own. How fast values mix is measured in
 # benchmarks/grouping.py.
 
 
-def random_groups(members: Sequence[PeerId], size: int, salt: str) -> list[tuple[PeerId, ...]]:
+def random_groups(members: Iterable[PeerId], size: int, stage: int, turn: int) -> list[tuple[PeerId, ...]]:
     """Partition `members` into groups of `size`, some one larger; of fewer than `size`, one group.
 
-    The same for the same members in any order, and drawn anew with every salt. Raises ValueError for a size below 2.
+    The same for the same members in any order, stage and turn. Raises ValueError for a size below 2.
     """
     if size < 2:
         raise ValueError(f"a group of {size} has nobody to average with")
-    drawn = sorted(members, key=lambda peer: hashlib.sha256(f"{salt}/{peer}".encode()).digest())
+    # Pairs of odd turns are cut from the ring of the turn before, one further on: so the two lead around all of it.
+    odd = turn % 2 if size == 2 else 0
+    ring = sorted(members, key=lambda peer: hashlib.sha256(f"{stage}/{turn - odd}/{peer}".encode()).digest())
+    drawn = ring[odd:] + ring[:odd]
     num_groups = max(len(drawn) // size, 1)
     edges = [len(drawn) * number // num_groups for number in range(num_groups + 1)]
     return [tuple(drawn[start:stop]) for start, stop in itertools.pairwise(edges)]
 
 
-def partners(me: PeerId, members: Sequence[PeerId], size: int, stamp: Stamp, round_id: RoundId) -> tuple[PeerId, ...]:
-    """The random group of this round that I am in, myself included. Raises ValueError if I am no member."""
-    salt = f"{stamp.stage}/{stamp.step}/{stamp.chain}/{round_id}"
-    found = next((group for group in random_groups(members, size, salt) if me in group), None)
+def partners(me: PeerId, members: Iterable[PeerId], size: int, stage: int, turn: int) -> tuple[PeerId, ...]:
+    """The random group of this turn that I am in, myself included. Raises ValueError if I am no member."""
+    found = next((group for group in random_groups(members, size, stage, turn) if me in group), None)
     if found is None:
         raise ValueError("no member of this round")
     return found

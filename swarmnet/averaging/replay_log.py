@@ -2,8 +2,8 @@
 
 A state takes longer to travel than a step may take. Whoever has fetched version v goes on from there by the sums of
 steps v, v + 1, ... and catches up as long as a sum travels faster than a step takes. Sums are kept only while somebody
-is on the way, the newest few of them, within a memory cap. The last one lies in the sum buffer and is copied
-just before another takes its place.
+is on the way, the newest of them, within a cap, packed as they travel. The last one lies in the sum buffer. While
+the next step is computed it is packed, at the latest before another one takes its place.
 
 A sum of the open step that this replica has signed, and sets aside for another round, is kept as well: with that vote
 it may still become the stage's commit, and then somebody must have it. Knows no peers and no rounds.
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from swarmnet.ids import RoundId
 from swarmnet.messages import Commit, Finished, Packed, Part, PartData, Stamp, TrailStep
@@ -25,20 +25,23 @@ KEEP_S = 60.0
 MOST_STEPS = 64
 
 _BYTES_PER_ELEMENT, _LEAST_BYTES = 24, 64 << 20
-"""The cap: three sums of 8 bytes an element, six of 4. Those set aside come first."""
+"""The cap: two copies of weights and moments, or 24 to 40 sums under a small codec. Those set aside come first."""
 
 
 @dataclass(slots=True)
 class _Kept:
-    """A sum, of a step that is over or set aside. data: in pieces, None while it is still in the sum buffer."""
+    """A sum, of a step that is over or set aside. data: its pieces, as far as they are packed. whole: all of them are,
+    and the sum buffer may hold another one."""
 
     finished: Finished
     commits: tuple[Commit, ...]
-    data: dict[tuple[int, int], Packed] | None = None
+    data: dict[tuple[int, int], Packed] = field(default_factory=dict)
+    whole: bool = False
+    packing: asyncio.Task[None] | None = None
 
     @property
     def num_bytes(self) -> int:
-        return sum(packed.num_bytes for packed in (self.data or {}).values())
+        return sum(packed.num_bytes for packed in self.data.values())
 
 
 class ReplayLog:
@@ -61,27 +64,36 @@ class ReplayLog:
     def wanted(self) -> None:
         """Somebody is on the way: keep sums for a while from now on."""
         self._until = asyncio.get_running_loop().time() + KEEP_S
+        for kept in self._steps.values():
+            self._pack(kept)
 
     def forget(self) -> None:
         """The run has gone back: these steps are of a past that was given up."""
+        for kept in self._steps.values():
+            if kept.packing is not None:
+                kept.packing.cancel()
         self._steps.clear()
         self._aside.clear()
 
     def applied(self, stamp: Stamp, finished: Finished, commits: tuple[Commit, ...]) -> None:
         """The step of `stamp` is over; its sum is in the sum buffer until `save`."""
-        self._steps = {at: kept for at, kept in self._steps.items() if kept.data is not None}
-        self._steps[stamp] = _Kept(finished, commits)
+        self._steps = {at: kept for at, kept in self._steps.items() if kept.whole}
+        self._steps[stamp] = kept = _Kept(finished, commits)
         self._aside.clear()
+        if self._is_wanted:
+            self._pack(kept)
 
     async def set_aside(self, stamp: Stamp, finished: Finished) -> None:
         """Another sum of the same step takes the buffer: keep this one until the step is over."""
-        self._aside[stamp, finished.id] = _Kept(finished, (), await self._copy())
+        aside = _Kept(finished, ())
+        await self._packed(aside)
+        self._aside[stamp, finished.id] = aside
         self._shrink()
 
     def aside(self, stamp: Stamp, round_id: RoundId) -> tuple[Finished, list[Packed]] | None:
         """A sum that was set aside, in pieces from the first element to the last."""
         kept = self._aside.get((stamp, round_id))
-        if kept is None or kept.data is None:
+        if kept is None:
             return None
         return kept.finished, [packed for _, packed in sorted(kept.data.items())]
 
@@ -90,20 +102,20 @@ class ReplayLog:
         self._aside.pop((stamp, round_id), None)
 
     async def save(self, stamp: Stamp, round_id: RoundId) -> None:
-        """Another sum takes the buffer: copy the one of that round, if it was applied and somebody may want it."""
+        """Another sum takes the buffer: pack the one of that round, if it was applied and somebody may want it."""
         last = self._steps.get(stamp)
         if last is None or last.finished.id != round_id:
             # A sum that was not applied here: what waited in the buffer before it is gone.
-            self._steps = {at: kept for at, kept in self._steps.items() if kept.data is not None}
+            self._steps = {at: kept for at, kept in self._steps.items() if kept.whole}
             return
-        # It was copied already.
-        if last.data is not None:
-            return
-        # Nobody is on the way, so no copy is worth its memory.
-        if asyncio.get_running_loop().time() > self._until:
+        # Nobody is on the way, so no sum is worth its memory.
+        if not last.whole and not self._is_wanted:
             self._steps.clear()
             return
-        last.data = await self._copy()
+        # Whoever waits here may give up; the packing goes on.
+        if (packing := self._pack(last)) is not None:
+            await asyncio.wait([packing])
+            packing.result()
         self._shrink()
 
     def step(self, stamp: Stamp) -> TrailStep | None:
@@ -112,16 +124,28 @@ class ReplayLog:
         return None if kept is None else TrailStep(kept.finished, kept.commits)
 
     def piece(self, request: Part) -> PartData | None:
-        """A piece of a kept sum; None if it is not kept, or still in the sum buffer."""
+        """A piece of a kept sum; None if it is not kept, or not packed yet: then it is still in the sum buffer."""
         kept = self._aside.get((request.stamp, request.id)) or self._steps.get(request.stamp)
-        if kept is None or kept.data is None or kept.finished.id != request.id:
+        if kept is None or kept.finished.id != request.id:
             return None
         packed = kept.data.get((request.start, request.stop))
         return None if packed is None else PartData((packed,), finished=kept.finished)
 
-    async def _copy(self) -> dict[tuple[int, int], Packed]:
-        """What is in the sum buffer."""
-        return {piece: await self._sums.finished_sum(*piece) for piece in self._pieces()}
+    @property
+    def _is_wanted(self) -> bool:
+        return asyncio.get_running_loop().time() <= self._until
+
+    def _pack(self, kept: _Kept) -> asyncio.Task[None] | None:
+        """Have it packed beside whatever else is done; None if it is."""
+        if not kept.whole and (kept.packing is None or kept.packing.done()):
+            kept.packing = asyncio.create_task(self._packed(kept))
+        return None if kept.whole else kept.packing
+
+    async def _packed(self, kept: _Kept) -> None:
+        for piece in self._pieces():
+            if piece not in kept.data:
+                kept.data[piece] = await self._sums.finished_sum(*piece)
+        kept.whole = True
 
     def _shrink(self) -> None:
         """Forget what is over the cap: the oldest steps, and then the oldest sums that were set aside, but one."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -9,11 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from swarmnet.cli.settings import SETTINGS, TYPED, SchemaCommand, fields, given
+from swarmnet.cli.line import Fit, MemberLine, peer_file, with_line
+from swarmnet.cli.settings import SETTINGS, TYPED, SchemaCommand, fields, given, with_json
 from swarmnet.errors import UsageError
 
 if TYPE_CHECKING:
     from swarmnet.config.check import SettingsLayer
+    from swarmnet.data.tokens import Tokens
     from swarmnet.manifest.schema import Manifest
 
 EXISTS = "exists already; choose another name, or add --force to overwrite it"
@@ -45,10 +49,24 @@ NAMES = frozenset(["stdlib", "bytes", "ids"])
     allow_from_autoenv=False,
     help="Any field of the manifest, such as model.num_layers=12; repeatable.",
 )
+@with_line
 @click.option("--force", is_flag=True, allow_from_autoenv=False, help="Overwrite FILE.")
+@with_json
 @click.pass_context
 def init(
-    ctx: click.Context, /, path: Path, *, checkpoint: Path | None, assignments: tuple[str, ...], force: bool, **_: Any
+    ctx: click.Context,
+    /,
+    path: Path,
+    *,
+    checkpoint: Path | None,
+    assignments: tuple[str, ...],
+    mbit: float | None,
+    device: str | None,
+    replicas: int | None,
+    tflops: float | None,
+    force: bool,
+    as_json: bool,
+    **_: Any,
 ) -> int:
     """Write FILE (run.toml): a run's manifest, with every field and what it means.
 
@@ -57,10 +75,14 @@ def init(
       swarmnet init run.toml --data corpus.txt --stages 4 --set model.num_layers=12
       swarmnet init run.toml --data corpus.txt --stages 4 --from ./Llama-3.2-1B
       swarmnet init run.toml --data corpus.txt --admission invite
+      swarmnet init run.toml --data corpus.txt --mbit 200 --device cuda
     """
-    if path.exists() and not force:
-        raise UsageError(f"{path}: {EXISTS}")
+    line = MemberLine.typed(mbit, device, replicas, tflops)
+    for file in (path,) if line is None else (path, peer_file(path)):
+        if file.exists() and not force:
+            raise UsageError(f"{file}: {EXISTS}")
 
+    say = functools.partial(click.echo, err=as_json)
     from swarmnet.config import toml
     from swarmnet.manifest.codec_names import named_by
     from swarmnet.manifest.file import run_id, to_toml
@@ -84,14 +106,27 @@ def init(
     # A codec that is not installed is said before minutes of reading.
     codecs.use_all(named_by(chosen))
     sized_by = "--set" if "model.vocab_size" in sets else f"--from {checkpoint}" if begins is not None else None
-    manifest = _fill(chosen, base=path.parent, sized_by=sized_by)
+    say(f"reading the data: {chosen.data.source}")
+    manifest, tokens = _sized(chosen, base=path.parent, sized_by=sized_by)
+    fit = None
+    if line is not None:
+        values = {key: value for key, (_, value) in (said | sets).items()}
+        fit = Fit.of(manifest.of_stage(0), values, line)
+        # What somebody has said is not for us to choose.
+        fitting: Said = {key: ("--mbit", value) for key, value in fit.fields.items() if key not in values}
+        chosen, follows = _manifest(fitting | said | sets, begins)
+        manifest = chosen.model_copy(update={"model": manifest.model})
+    manifest = _digested(manifest, tokens)
     model, data = manifest.model, manifest.data
     if begins is not None:
         tied = sets.get("model.tie_embeddings", ("", None))[1]
+        say(f"reading the weights in {checkpoint}")
         manifest = begins.fill(manifest, source=_seen_from(path.parent, str(checkpoint)), tied=tied)
     if owner is not None:
         write_owner(path, owner)  # first: a run without its key can never have a guest
     _write(path, to_toml(manifest), force=force)
+    if fit is not None:
+        _write(peer_file(path), fit.peer_config(path), force=force)
     lines = [
         f"wrote {path}: a model of {model.num_parameters:,} parameters in {manifest.cut.stages} stages, "
         f"{manifest.training.total_steps} steps",
@@ -100,6 +135,8 @@ def init(
     if begins is not None:
         untied = "; embedding and head are no longer tied" if begins.unties(manifest) else ""
         lines.append(f"weights of version 0 are those in {checkpoint}{untied}")
+    if fit is not None:
+        lines += [*fit.lines(), f"wrote {peer_file(path)}: slots = {fit.best.way.slots}, for `peer` and `join`"]
     if follows:
         also = ", ".join(f"{name} = {value}" for name, value in follows.items())
         lines.append(f"with it: {also}; --set chooses otherwise")
@@ -114,13 +151,16 @@ def init(
             "open run: anyone may join, and a majority of strangers could stop or change it; --admission invite "
             "lets in only whom you invite"
         )
-    click.echo("\n".join([*lines, *_next(path, manifest)]))
+    say("\n".join([*lines, *_next(path, manifest, config=peer_file(path) if fit else None)]))
+    if as_json:
+        said_of_line = {} if fit is None else fit.record()
+        click.echo(json.dumps({"file": str(path), "run": run_id(manifest), **said_of_line}, indent=2))
     return 0
 
 
-def _next(path: Path, manifest: Manifest) -> list[str]:
+def _next(path: Path, manifest: Manifest, *, config: Path | None) -> list[str]:
     """What to type next: a run that other machines can be in is started on them."""
-    here = f"swarmnet local --manifest {path}"
+    here, slots = f"swarmnet local --manifest {path}", "" if config is None else f" --config {config}"
     if manifest.admission.policy == "invite":
         return [
             f"next: swarmnet invite {path} --bearer, or with the id of the peer that you invite",
@@ -130,7 +170,7 @@ def _next(path: Path, manifest: Manifest) -> list[str]:
     if manifest.data.source == "stdlib":  # another Python version has another text
         return [f"next: {here}"]
     return [
-        f"next: swarmnet peer --manifest {path} --stage 0, and on other machines what that prints",
+        f"next: swarmnet peer --manifest {path}{slots} --stage 0, and on other machines what that prints",
         f"then: swarmnet trainer --manifest {path} --bootstrap ADDRESS, what follows the @ in the link",
         f"to try it on this machine: {here}",
     ]
@@ -211,24 +251,18 @@ class Begins:
                 f"is not supported: set training.sequence_length = {length} to {window} or less"
             )
         described, shapes = self._described.model.tie_embeddings, stage_shapes(manifest.model, manifest.cut, length)
-        click.echo(f"reading the weights in {self._folder}")
         differs = not (described if tied is None else tied)
         found = digests(self._folder, shapes, may_lack_head=described or tied is True, may_differ_head=differs)
         initial = {"initial": {"source": source, "sha256": found}}
         return change(manifest, [SettingsLayer("--from", initial)], where="--from")
 
 
-def _fill(manifest: Manifest, *, base: Path, sized_by: str | None) -> Manifest:
-    """`manifest` with what only the data can tell: length, digests and, unless `sized_by` something, vocabulary size.
-
-    Raises UsageError for data that cannot feed such a run.
-    """
+def _sized(manifest: Manifest, *, base: Path, sized_by: str | None) -> tuple[Manifest, Tokens]:
+    """The data, and `manifest` with the vocabulary size they need unless `sized_by` something. Raises UsageError."""
     from swarmnet.config.check import SettingsLayer
     from swarmnet.data.source import load_tokens
-    from swarmnet.data.windows import with_digests
     from swarmnet.manifest.file import change
 
-    click.echo(f"reading the data: {manifest.data.source}")
     said = _said_now_and_then("reading the data: {:,} documents, {:,} tokens")
     tokens = load_tokens(manifest.data.source, manifest.data.tokenizer, base=base, progress=said)
     # An id beyond the embedding would crash the first step.
@@ -237,11 +271,16 @@ def _fill(manifest: Manifest, *, base: Path, sized_by: str | None) -> Manifest:
             f"{sized_by}: model.vocab_size = {manifest.model.vocab_size}: must be at least "
             f"{tokens.vocab_size}, which the data need"
         )
-    said = _said_now_and_then("hashing the data: {:,} of {:,} windows")
-    data = with_digests(manifest.data, tokens, manifest.training, progress=said)
     model = {} if sized_by else {"vocab_size": tokens.vocab_size}
-    filled = SettingsLayer("data", {"data": data.model_dump(mode="json"), "model": model})
-    return change(manifest, [filled], where="data")
+    return change(manifest, [SettingsLayer("data", {"model": model})], where="data"), tokens
+
+
+def _digested(manifest: Manifest, tokens: Tokens) -> Manifest:
+    """`manifest` with length and digests of its data. Raises UsageError for data that cannot feed such a run."""
+    from swarmnet.data.windows import with_digests
+
+    said = _said_now_and_then("hashing the data: {:,} of {:,} windows")
+    return manifest.model_copy(update={"data": with_digests(manifest.data, tokens, manifest.training, progress=said)})
 
 
 def _said_now_and_then(words: str) -> Callable[[int, int], None]:
@@ -262,12 +301,12 @@ def _said_now_and_then(words: str) -> Callable[[int, int], None]:
 
 
 def _write(path: Path, text: str, *, force: bool) -> None:
+    from swarmnet.net.identity import write_whole
+
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("w" if force else "x", encoding="utf-8") as file:
-            file.write(text)
+        written = write_whole(path, text, mode=0o666, once=not force)
     except OSError as error:
-        # Somebody has written it since we looked.
-        if isinstance(error, FileExistsError) and path.exists():
-            raise UsageError(f"{path}: {EXISTS}") from error
         raise UsageError(f"{path}: cannot be written: {error.strerror}") from error
+    # Somebody has written it since we looked.
+    if not written:
+        raise UsageError(f"{path}: {EXISTS}")

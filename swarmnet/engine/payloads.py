@@ -7,6 +7,7 @@ to blame for the value of a pure function.
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -16,6 +17,7 @@ from swarmnet.errors import BadMessage, Refused, RejectCode
 from swarmnet.manifest.schema import StageSpec, Wire
 from swarmnet.messages import Packed
 from swarmnet.wire import codecs
+from swarmnet.wire.codecs import MAX_VALUE
 
 
 class Payloads:
@@ -58,6 +60,9 @@ class Payloads:
         return codecs.decode(packed, expect_shape=self._hidden, device=self._device)
 
     def _encode(self, codec: str, own: Tensor) -> Packed:
+        # Beyond that the next stage refuses it. NaN and infinity stay what they are, and are void.
+        if MAX_VALUE < own.abs().amax() < math.inf:
+            own = own.clamp(-MAX_VALUE, MAX_VALUE)
         with blameless(self._stage):
             return codecs.encode(codec, own)
 

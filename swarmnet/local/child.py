@@ -164,9 +164,9 @@ class HeldSums:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
 
-    async def contribution(self, start: int, stop: int) -> Packed:
+    async def contribution(self, start: int, stop: int, reference: bytes = b"") -> Packed:
         await self._between.reach("averaging", "begin", self._compute.averaged)
-        return await self._inner.contribution(start, stop)
+        return await self._inner.contribution(start, stop, reference)
 
     async def seal(self) -> tuple[bytes, float]:
         digest = await self._inner.seal()
@@ -230,6 +230,9 @@ class FaultyTransport:
     async def dial(self, peer: PeerId, address: str, *, deadline: float) -> None:
         await self._between.healed(peer, deadline=deadline)
         await self._inner.dial(peer, address, deadline=deadline)
+
+    def carries(self, bytes_per_s: int) -> None:
+        self._inner.carries(bytes_per_s)
 
     async def _transit(self, peer: PeerId, payload: Iterable[Packed], deadline: float) -> AsyncGenerator[Answer, None]:
         """Wait for as long as this takes on the link; yields a pulse now and then. Raises PeerTimeout."""

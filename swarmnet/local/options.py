@@ -33,7 +33,7 @@ class LocalOptions:
     """"invite": this swarm's owner is made, and invites its peers. None: as the manifest says, or open."""
     numerics: Annotated[
         Literal["deterministic", "fp32"] | None,
-        CliOption(default="deterministic below 50M parameters, else fp32", help="how gradients are summed"),
+        CliOption(default="deterministic, or the manifest's", help="how gradients are summed"),
     ] = None
     checkpoint_every: Annotated[
         int | None, CliOption("N", default="50", help="steps between two checkpoints on disk")

@@ -23,7 +23,7 @@ from swarmnet.ids import RunId
 from swarmnet.local.fault import stage_of
 from swarmnet.local.options import MOST, LocalOptions
 from swarmnet.manifest import file
-from swarmnet.manifest.codec_names import may_owe, named_by
+from swarmnet.manifest.codec_names import EXACT, may_owe, named_by
 from swarmnet.manifest.file import run_id
 from swarmnet.manifest.implied import implied
 from swarmnet.manifest.schema import Admission, Manifest
@@ -36,9 +36,6 @@ from swarmnet.wire import codecs
 
 _INVITED_S = 10 * 365 * 24 * 3600.0
 """A run may be resumed as long as it is kept."""
-
-SMALL_PARAMETERS = 50_000_000
-"""Below this many parameters exact sums cost little on a CPU."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +59,7 @@ class Prepared:
     def lossless(self) -> bool:
         """No codec rounds what crosses the wire."""
         wire, codec = self.manifest.wire, self.manifest.averaging.codec
-        return wire.activations == wire.gradients == "fp32" and codec in ("int64", "fp32")
+        return wire.activations == wire.gradients == "fp32" and codec in (*EXACT, "fp32")
 
     @property
     def pure(self) -> bool:
@@ -118,19 +115,14 @@ def choose(options: LocalOptions) -> Manifest:
         typed.append(("--checkpoint-every", FIELDS["checkpoint_every"], options.checkpoint_every))
     typed += [("--set", *_assignment("--set", text)) for text in options.set]
     said = {name: value for _, name, value in typed}
-    mode, flag = options.numerics, f"--numerics {options.numerics}"
-    if mode is not None:
-        said.setdefault("numerics.mode", mode)
-    follows: list[Change] = [("manifest", name, value) for name, value in implied(said, opened=False).items()]
-    known = said | {name: value for _, name, value in follows}
-    if mode is None and options.manifest is None and not known.keys() & {"numerics.mode", "averaging.codec"}:
-        # Nobody has said how to sum: exactly, as long as that costs little.
-        small = _laid(manifest, [*described, *follows, *typed]).model.num_parameters < SMALL_PARAMETERS
-        mode, flag = "deterministic" if small else "fp32", "manifest"
-    if mode is not None:
-        codec = "int64" if mode == "deterministic" else "fp32"
-        described += [(flag, "numerics.mode", mode), (flag, "averaging.codec", codec)]
-    return _laid(manifest, [*described, *follows, *typed])
+    if options.numerics is not None:
+        described.append((f"--numerics {options.numerics}", "numerics.mode", options.numerics))
+        said.setdefault("numerics.mode", options.numerics)
+    # A manifest's codec stands, as long as the mode that it belongs to does.
+    other_mode = said.get("numerics.mode", manifest.numerics.mode) != manifest.numerics.mode
+    follows = implied(said, opened=False, anew=options.manifest is None or other_mode)
+    laid: list[Change] = [("manifest", name, value) for name, value in follows.items()]
+    return _laid(manifest, [*described, *laid, *typed])
 
 
 def _assignment(flag: str, text: str) -> tuple[str, object]:

@@ -229,7 +229,7 @@ def _compare(swarm: LocalSwarm, outcome: RunOutcome, starter: Starter, interrupt
         [point.loss for point in outcome.progress.points],
         losses,
         exact=swarm.exact,
-        lossless=swarm.prepared.lossless,
+        lossless=swarm.lossless,
         promised=swarm.prepared.pure,
     )
     return replace(_with(outcome, comparison.problem), oracle=tuple(losses), comparison=comparison)

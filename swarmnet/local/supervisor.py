@@ -101,6 +101,12 @@ class LocalSwarm:
         return self.prepared.exact and not meshed(self.meshes, self.replicas)
 
     @property
+    def lossless(self) -> bool:
+        """Does nothing on the way round what one process does not? On a small grid the rounding of ranks shows, too."""
+        prepared = self.prepared
+        return prepared.lossless and (self.exact or prepared.manifest.averaging.codec != "small")
+
+    @property
     def config(self) -> PeerConfig:
         """What all children are told. They compute on the CPU, as the single process they are compared with."""
         options, invitation = self.options, invitation_beside(self.prepared.path)
@@ -127,7 +133,7 @@ class LocalSwarm:
             microbatches=training.microbatches,
             exact=self.exact,
             equal=manifest.averaging.equal_bits,
-            repeats=self.prepared.pure and self.prepared.lossless,
+            repeats=self.prepared.pure and self.lossless,
         )
         if self.options.resume:
             earlier.replay(self.out, self.lives, progress, audit)

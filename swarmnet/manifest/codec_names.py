@@ -19,6 +19,9 @@ if TYPE_CHECKING:  # the schema checks names with this module
 ELEMENTWISE = ("fp32", "bf16", "fp16", "int8", "bnb8", "nf4")
 """Float codecs that need no memory of what they lost: for activations as for sums."""
 
+DIFFERENCES = ("int8", "nf4")
+"""What partners send under of the way from what they agreed on last; weights themselves such a codec would spoil."""
+
 EXACT = ("int64", "small")
 """Those of integers, for sums in deterministic mode."""
 

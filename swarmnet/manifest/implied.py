@@ -3,8 +3,8 @@
 Every field of a manifest has one default, whatever the others are. Whoever writes a *new* one (`swarmnet init`,
 `swarmnet local`) lays these under what was said. The reducer is why: a swarm that anybody may join, or whose replicas
 bring together what they have learned on their own, should not let one of them drag the others anywhere, so sums that
-are not bound to be exact are clipped. And where gradients come late (`overlap`) the first moment is carried on, and
-the first steps, in which weights change fastest, are exact. Pure.
+are not bound to be exact are clipped. Where gradients come late (`overlap`) the first moment is carried on, and the
+first steps, in which weights change fastest, are exact. And exact sums are small, so that they fit a home line. Pure.
 """
 
 from __future__ import annotations
@@ -16,27 +16,37 @@ from swarmnet.manifest.schema import Manifest
 CLIPPING = "norm_clip"
 """The reducer of open runs with float sums, and of local training."""
 
-PAIRS_MOMENTUM, PAIRS_WARMUP_STEPS = 0.6, 150
-"""Of partners: what one pair has learned is less to go on than what all have; docs/local-sync.md has figures."""
+PARTNERS_MOMENTUM, PARTNERS_WARMUP_STEPS = 0.6, 150
+"""Of pairs and groups: what a few have learned is less to go on than what all have; docs/local-sync.md has figures."""
+
+PARTNERS = 4
+"""In a group, where an outer step's mean is a group's."""
 
 LEAD, OVERLAP_AFTER = 2.5, 100
 """Where gradients come one step late: docs/numerics.md has what was measured."""
 
 
-def implied(said: Mapping[str, object], *, opened: bool) -> dict[str, object]:
+def implied(said: Mapping[str, object], *, opened: bool, anew: bool = True) -> dict[str, object]:
     """Fields and values that follow from `said`, both by dotted names; never one that is in `said`.
 
-    opened: anybody may join the run.
+    opened: anybody may join the run. anew: no manifest that `said` goes over has a codec for that `numerics.mode`.
     """
     follows: dict[str, object] = {}
     local = said.get("averaging.sync") == "local"
     mode = said.get("numerics.mode", "fp32" if local else "deterministic")
-    pairs = said.get("averaging.partners") == "pairs"
+    partners = said.get("averaging.partners")
     # Weights that drift apart between outer steps have no exact sum to lose.
     if local and mode == "fp32":
-        follows |= {"numerics.mode": mode, "averaging.codec": "fp16" if pairs else "int8"}
-    if local and pairs:
-        follows |= {"averaging.outer_momentum": PAIRS_MOMENTUM, "averaging.outer_warmup_steps": PAIRS_WARMUP_STEPS}
+        follows |= {"numerics.mode": mode, "averaging.codec": "int8"}
+    elif anew and not local:
+        follows |= {"averaging.codec": "small" if mode == "deterministic" else "fp32"}
+    if local and partners in ("pairs", "groups"):
+        follows |= {
+            "averaging.outer_momentum": PARTNERS_MOMENTUM,
+            "averaging.outer_warmup_steps": PARTNERS_WARMUP_STEPS,
+        }
+    if local and partners == "groups":
+        follows |= {"averaging.group_size": PARTNERS}
     if said.get("averaging.sync") == "overlap":
         follows |= {"averaging.overlap_after": OVERLAP_AFTER}
         # Without a first moment there is nothing to carry on.

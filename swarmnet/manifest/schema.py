@@ -14,7 +14,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from swarmnet.config.plug_in import one_of
 from swarmnet.config.table import CliOption, Count, Positive, Seconds, Table, says
-from swarmnet.manifest.codec_names import EXACT, check_averaging, check_boundary
+from swarmnet.manifest.codec_names import DIFFERENCES, EXACT, check_averaging, check_boundary
 
 Above0 = Annotated[float, Field(gt=0)]
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
@@ -280,9 +280,9 @@ class Averaging(Table):
         5, '"centered_clip": steps from the last mean towards the new one'
     )
     drift_every: Count = says(10, "steps between looks at whether replicas hold equal weights; 0: never")
-    resync_every: Count = says(100, "steps after which other numerics classes take the keeper's state; 0: never")
-    partners: Literal["all", "pairs"] = says(
-        "all", '"local": whose mean an outer step is: "all" (DiLoCo), or random "pairs" (NoLoCo)'
+    resync_every: Count = says(100, "steps after which replicas that round otherwise take the keeper's state; 0: never")
+    partners: Literal["all", "pairs", "groups"] = says(
+        "all", '"local": whose mean an outer step is: "all" (DiLoCo), "pairs" (NoLoCo) or "groups"'
     )
     inner_steps: Positive = says(20, '"local": steps from one outer step to the next')
     fragments: Positive = says(1, '"local": parts of the weights that take outer steps by turns; at most inner_steps')
@@ -314,10 +314,10 @@ class Averaging(Table):
             )
         if self.codec.startswith("powersgd") and self.fragments > 1:
             raise ValueError(f'codec = "{self.codec}" sends whole matrices: set fragments = 1, or choose another codec')
-        if self.partners == "pairs" and self.codec not in ("fp32", "bf16", "fp16"):
+        if self.gossip and self.codec not in ("fp32", "bf16", "fp16", *DIFFERENCES):
             raise ValueError(
-                f'partners = "pairs" sends weights, which codec = "{self.codec}" would spoil: choose '
-                '"fp32", "bf16" or "fp16", or partners = "all"'
+                f'partners = "{self.partners}" sends weights, which codec = "{self.codec}" would spoil: choose '
+                '"fp32", "bf16", "fp16", or "int8" or "nf4" (of differences), or partners = "all"'
             )
         return self
 
@@ -327,8 +327,13 @@ class Averaging(Table):
         return Delay(1, self.overlap_after) if self.sync == "overlap" else NO_DELAY
 
     @property
+    def gossip(self) -> int:
+        """Of how many replicas an outer step's mean is, drawn at random; 0: of all."""
+        return {"all": 0, "pairs": 2, "groups": self.group_size}[self.partners]
+
+    @property
     def equal_bits(self) -> bool:
-        """Do replicas of one numerics class have the same weights, bit by bit?"""
+        """Do replicas that round alike have the same weights, bit by bit?"""
         return self.sync in ("exact", "overlap")
 
 
@@ -437,7 +442,10 @@ class Manifest(Table):
                     f"cut.layers sums to {sum(self.cut.layers)}, model.num_layers = {self.model.num_layers}"
                 )
         elif self.cut.stages > self.model.num_layers:
-            raise ValueError(f"cut.stages = {self.cut.stages} is more than model.num_layers = {self.model.num_layers}")
+            raise ValueError(
+                f"cut.stages = {self.cut.stages} is more than model.num_layers = {self.model.num_layers}: "
+                f"choose fewer stages, or add --set model.num_layers={self.cut.stages}"
+            )
         # Digests are per stage: another cut needs other ones.
         if len(self.initial.sha256) not in (0, self.cut.stages):
             raise ValueError(

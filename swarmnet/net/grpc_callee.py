@@ -21,7 +21,7 @@ from swarmnet import telemetry
 from swarmnet.bounds import Recent
 from swarmnet.errors import BadMessage, PeerGone, Refused, RejectCode, leaves
 from swarmnet.ids import PeerId
-from swarmnet.messages import Accepted, Answer, Busy, Control, ManifestRequest, Packed, Rejected, Request, SnapshotPiece
+from swarmnet.messages import Accepted, Answer, Busy, Control, ManifestRequest, Packed, Rejected, Request, gives_way
 from swarmnet.net.greeting import HELLO
 from swarmnet.net.grpc_caller import LINK, METHODS, Outbox
 from swarmnet.net.grpc_channels import SERVICE_FAILED, Dialling
@@ -271,7 +271,7 @@ class Callee(grpc.GenericRpcHandler):  # type: ignore[misc]
             await inbound.answer(Rejected(error.code, error.reason))
             return
         # From here on the caller may be uploading, and must be told when nobody wants it.
-        inbound.unread = bool(declared)
+        inbound.unread, inbound.gives_way = bool(declared), gives_way(request)
         async with asyncio.TaskGroup() as group:
             pulse = group.create_task(inbound.pulse())
             try:
@@ -326,6 +326,7 @@ class _Inbound:
     ) -> None:
         self.context = context
         self.unread = True  # the caller may still be sending
+        self.gives_way = False  # it asks for what can wait
         self._caller, self._config, self._flow = caller, config, flow
         self._writing = asyncio.Lock()
 
@@ -360,13 +361,12 @@ class _Inbound:
         """Send one answer with its payload. Raises PeerGone if the caller is gone or does not take it."""
         payload: tuple[Packed, ...] = getattr(answer, "payload", ())
         messages = answer_messages(write_answer(answer), payload)
-        # State for a joiner gives way to all other tensors.
-        waits = bool(payload) and isinstance(answer, SnapshotPiece)
+        # State for a joiner gives way to all other tensors. While it waits the caller hears pulses.
+        if payload and self.gives_way:
+            await self._flow.priority.turn(sum(packed.num_bytes for packed in payload))
         async with self._writing:
-            with self._flow.priority.urgent() if payload and not waits else contextlib.nullcontext():
+            with self._flow.priority.urgent() if payload and not self.gives_way else contextlib.nullcontext():
                 for message in messages:
-                    if waits:
-                        await self._flow.priority.turn()
                     await self._write(message)
 
     async def finish(self) -> None:

@@ -229,6 +229,10 @@ class GrpcTransport:
         flow = self.traffic.flow(peer, type(request))
         return place_call(self._channels_to(peer), request, payload, deadline=deadline, flow=flow)
 
+    def carries(self, bytes_per_s: int) -> None:
+        """Joiners get their share of this."""
+        self.traffic.priority.bytes_per_s = bytes_per_s
+
     async def dial(self, peer: PeerId, address: str, *, deadline: float) -> None:
         await dial(peer, address, self._leaf, deadline=deadline)
 

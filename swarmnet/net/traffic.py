@@ -1,16 +1,16 @@
 """Who may use this peer's line, and how much of it was used: allowances of callers, priority of senders, bytes by peer.
 
 An *allowance* says how many one-way messages, or keys of the DHT, a caller may send: a token bucket each, in messages
-and in bytes. What comes too fast waits in the caller's own connection, and nobody else's behind it. *Priority* lets
-microbatches and sums go before the state that joiners fetch. *Traffic* counts what really crossed, headers and refusals
+and in bytes. What comes too fast waits in the caller's own connection, and nobody else's behind it. *Priority* divides
+the line between steps and the state that joiners fetch. *Traffic* counts what really crossed, headers and refusals
 included; gRPC's and TLS's own framing is not in it. Bookkeeping in the event loop's thread; knows no carrier.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from swarmnet.bounds import Recent
@@ -70,18 +70,30 @@ class Allowances:
 # ---------------------------------------------------------------- who goes first
 
 
-MOST_WAIT_S = 1.0
+STATE_SHARE = 0.1
+"""Of a line that never rests, this much is for state."""
+
+UNMEASURED = 20 << 20
+"""Bytes per second that a line is taken to carry before a round has measured it."""
 
 
 class Priority:
-    """Of one transport, both directions of calling."""
+    """Of one transport, both directions of calling.
+
+    State passes at once while nothing urgent is being sent. Beside urgent traffic it has a tenth of the line, shared by
+    all who fetch: otherwise a line that never rests would starve every joiner, and many joiners would starve the line.
+    """
 
     def __init__(self) -> None:
+        self.bytes_per_s = UNMEASURED
+        """What the line carries."""
         self._urgent = 0
         self._clear = asyncio.Event()
         self._clear.set()
+        self._queue = asyncio.Lock()  # fair: first come, first served
+        self._due = 0.0  # when the state that was let through will have used up no more than its share
 
-    @contextmanager
+    @contextlib.contextmanager
     def urgent(self) -> Iterator[None]:
         """Something that cannot wait is being sent."""
         self._urgent += 1
@@ -94,14 +106,17 @@ class Priority:
             if not self._urgent:
                 self._clear.set()
 
-    async def turn(self) -> None:
-        """Return when nothing urgent is being sent, or after MOST_WAIT_S."""
-        try:
-            async with asyncio.timeout(MOST_WAIT_S):
-                await self._clear.wait()
-        except TimeoutError:
-            # A peer that never rests would starve every joiner: one chunk a second goes through.
-            return
+    async def turn(self, num_bytes: int) -> None:
+        """Return when so many bytes of state may be sent."""
+        now = asyncio.get_running_loop().time
+        async with self._queue:
+            while self._urgent and self._due > now():
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout_at(self._due):
+                        await self._clear.wait()
+            # An idle line is not counted: nobody else wanted it.
+            if self._urgent:
+                self._due = max(self._due, now()) + num_bytes / (STATE_SHARE * self.bytes_per_s)
 
 
 # ---------------------------------------------------------------- what has crossed
@@ -124,13 +139,13 @@ class Traffic:
     """The counters of one transport."""
 
     def __init__(self) -> None:
-        self._priority = Priority()
+        self.priority = Priority()
         self._flows: Recent[tuple[PeerId, str], Flow] = Recent(MAX_ROWS)
 
     def flow(self, peer: PeerId, request: type) -> Flow:
         """The counter to add to for one call."""
         key = (peer, request.__name__)
-        self._flows[key] = flow = self._flows.get(key) or Flow(priority=self._priority)
+        self._flows[key] = flow = self._flows.get(key) or Flow(priority=self.priority)
         return flow
 
     def rows(self) -> list[dict[str, object]]:

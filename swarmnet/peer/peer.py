@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import statistics
 import time
 from collections import Counter, deque
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mapping
@@ -87,6 +88,9 @@ class Loopback:
     async def dial(self, peer: PeerId, address: str, *, deadline: float) -> None:
         await self._network.dial(peer, address, deadline=deadline)
 
+    def carries(self, bytes_per_s: int) -> None:
+        self._network.carries(bytes_per_s)
+
     async def _call_me(self, request: Request, payload: tuple[Packed, ...]) -> AsyncGenerator[Answer, None]:
         async def read() -> tuple[Packed, ...]:
             return payload
@@ -105,7 +109,7 @@ class Peer:
         record: what the peer announces of itself, without its stages; asked once the port is bound.
         tokens: by (step, index): this peer's own, with their proof.
         windows: tells whether others' tokens are the run's.
-        numerics: class of this peer's arithmetic: the same bits inside it.
+        numerics: what it shares with peers that make the same weights of the same sums (`peer.devices.NumericsClass`).
         admissions: who takes part; None: anyone.
         wall: Unix seconds, by which invitations end.
         routing: makes the rule by which one of its replicas calls the next stage.
@@ -304,6 +308,8 @@ class Peer:
             self.replicas[stage].state.checkpoints.reached()
         if event == "applied":
             replica = self.replicas[stage]
+            if line := replica.exchange.meter.line.bytes_per_s:
+                self.transport.carries(line)
             self._count(replica)
             last = {commit.stage: commit for commit in replica.member.last_commits}.get(self.manifest.cut.stages - 1)
             if last is not None and last.num_tokens:
@@ -465,6 +471,13 @@ class Peer:
                 for complaint in self._complaints[stage].of(replica.member, replica.exchange.trouble, now=self._now())
             ),
         )
+
+    def step_s(self) -> float:
+        """How long a step takes, as the others measure it; 0 if nobody has."""
+        paces = [record.tokens_per_second for record in self.records.values() if record.tokens_per_second]
+        training = self.manifest.training
+        num_tokens = training.microbatches * training.microbatch_size * training.sequence_length
+        return num_tokens / statistics.median(paces) if paces else 0.0
 
     def _tokens_per_second(self) -> float:
         """Of the whole run, over the last steps that this peer applied."""

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from swarmnet.averaging.exchange import Exchange
+from swarmnet.averaging.exchange import PIECE_ELEMENTS, Exchange
 from swarmnet.errors import BadMessage
 from swarmnet.ids import PeerId, first_chain
 from swarmnet.manifest.schema import Manifest
@@ -53,6 +53,8 @@ class ReplicaLimits:
     """On disk."""
     piece_bytes: int = PIECE_BYTES
     """Of the pieces in which state is handed over."""
+    sum_piece: int = PIECE_ELEMENTS
+    """Elements of the pieces in which a finished sum is handed over: all replicas of a stage cut alike."""
     no_initial_weights: str = ""
     """Why this peer has no weights of version 0 and takes them from mates, for a person; empty: it has them."""
 
@@ -116,6 +118,7 @@ class Replica:
             num_tokens=training.microbatch_size * training.sequence_length,
             on_event=self._event,
             group_size=averaging.group_size,
+            piece_elements=limits.sum_piece,
         )
 
         # Performs what the member decides: messages, sums, optimizer steps.

@@ -6,7 +6,7 @@ Checked before anything is computed, and as early as can be:
 |---|---|---|
 | the call arrives | may this caller feed the stage (rule 1)? | `NOT_A_FEEDER`, or `Busy` |
 | before the payload is read | declared codecs and shapes | `BAD_SHAPE` |
-| it is here | tokens are words, proven to be those of (step, index); all is finite | `MALFORMED`, `NON_FINITE` |
+| it is here | tokens are words, proven to be those of (step, index); none is too large | `MALFORMED`, `NON_FINITE` |
 
 The sender of an invalid tensor is to blame, so the check is made where the sender is still known: at the upload, at the
 answer. A tensor that passes is trusted: if a value computed from it is not finite, nobody is to blame.
@@ -20,9 +20,9 @@ from typing import Protocol
 
 from swarmnet.errors import BadMessage, RejectCode
 from swarmnet.ids import PeerId
-from swarmnet.messages import Fetch, Fetched, Gradient, Packed, Process
+from swarmnet.messages import Fetch, Fetched, Gradient, Packed, Process, is_loss
 from swarmnet.transport import Layout, TensorLayout, layout_of
-from swarmnet.wire.codecs import check_range, check_values
+from swarmnet.wire.codecs import check_bounded, check_range
 
 # ---------------------------------------------------------------- who may feed
 #
@@ -113,7 +113,7 @@ class InputCheck:
         those of this very microbatch (MALFORMED), and everything is finite (NON_FINITE)."""
         self.declared(request, layout_of(payload))
         for packed in payload:
-            check_values(packed)
+            check_bounded(packed)
         check_range(payload[0], below=self.vocab_size)
         if not _evaluates(request):  # an evaluation may be of any text, and nothing of it counts
             self.windows.check(request.step, request.index, payload[0], payload[-1])
@@ -139,5 +139,7 @@ class AnswerCheck:
     def _check(self, answer: Gradient | Fetched) -> None:
         if answer.num_tokens != self.num_tokens:
             raise BadMessage(RejectCode.MALFORMED, "not the microbatch's tokens", num_tokens=answer.num_tokens)
+        if not is_loss(answer.loss_sum, answer.num_tokens):
+            raise BadMessage(RejectCode.MALFORMED, "a loss that no microbatch has", loss_sum=answer.loss_sum)
         for packed in answer.payload:
-            check_values(packed)
+            check_bounded(packed)

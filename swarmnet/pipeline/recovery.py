@@ -59,8 +59,9 @@ class Recovery:
     async def input(self, step: int, index: int) -> tuple[Packed, ...]:
         """What stage `stage` needs to run the microbatch. Tries for ever; cancel to give up.
 
-        Raises Refused(VOID) if the stage before computed it and it is not finite.
+        Raises Refused(VOID) if half of the stage before computed it, and it is not finite.
         """
+        void: set[PeerId] = set()
         while True:
             if self._stage == 0:
                 own = self._tokens(step, index)
@@ -75,7 +76,13 @@ class Recovery:
             if found is None and self._stage > 0:
                 # Nobody remembers: one after the other is asked to recompute it.
                 for peer in peers:
-                    found = await self._ask(peer, Fetch(step, self._stage - 1, index, "input", cached=False))
+                    try:
+                        found = await self._ask(peer, Fetch(step, self._stage - 1, index, "input", cached=False))
+                    except Refused as refused:
+                        # One alone may lie, and all mates would believe it.
+                        void.add(peer)
+                        if 2 * len(void.intersection(peers)) >= len(peers):
+                            raise refused
                     if found is not None:
                         break
             if found is not None:

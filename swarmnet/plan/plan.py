@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 import torch
+from torch.nn.attention import SDPBackend
 
 from swarmnet.config.plug_in import split
 from swarmnet.manifest import codec_names
@@ -22,12 +23,13 @@ from swarmnet.ranks.host_state import mirrored
 from swarmnet.ranks.layout import MeshLayout, MeshSplit
 from swarmnet.stage.accumulator import sum_dtype
 from swarmnet.stage.canonical import Canonical, layers_of
-from swarmnet.stage.passes import MemoryPolicy
+from swarmnet.stage.passes import MemoryPolicy, attention_kernels
 from swarmnet.stage.rounding import chunk_elements
 from swarmnet.sums.powersgd import vector_sizes
 from swarmnet.sums.reducer import rule_of
+from swarmnet.sums.references import TURNS
 
-_FP32 = 4
+_FP32, _BF16 = 4, 2
 _ALIGN = 64  # bytes: where a scratch piece may begin
 _SOME, _MANY = 4, 8  # layers: beyond, a layer more adds what a layer adds
 _CUDA = torch.device("cuda")
@@ -153,10 +155,13 @@ def _alone(spec: StageSpec, layers: int) -> StageSpec:
 
 
 def keeps_scores(spec: StageSpec) -> bool:
-    """Does CUDA compute attention with its T x T scores in memory? Where it must be reproducible, and in fp32 with
-    fewer key heads than query heads, for which there is no fused kernel."""
-    grouped = spec.model.num_kv_heads < spec.model.num_heads
-    return spec.numerics.mode == "deterministic" or (spec.numerics.compute == "fp32" and grouped)
+    """Does CUDA compute attention with its T x T scores in memory? Only in fp32: where it must be reproducible, and
+    with fewer key heads than query heads, for which there is no fused kernel. GPUs are taken to be Ampere's or later.
+    """
+    numerics, grouped = spec.numerics, spec.model.num_kv_heads < spec.model.num_heads
+    exact = numerics.mode == "deterministic"
+    kernels = attention_kernels(numerics.compute, reproducible=exact, capability=(8, 0))
+    return kernels == [SDPBackend.MATH] or (numerics.compute == "fp32" and grouped)
 
 
 # ------------------------------------------------------------ the peer process
@@ -193,7 +198,7 @@ def _of_rounds(averaging: Averaging, canonical: Canonical, ranks: int) -> int:
     it may."""
     local, (family, parameter) = averaging.sync == "local", split(averaging.codec)
     rule = rule_of(averaging)
-    factors, owes = family == "powersgd", codec_names.may_owe(averaging.codec)
+    factors, owes = family == "powersgd", codec_names.may_owe(averaging.codec) and not averaging.gossip
     twice = owes and not factors and family != "topk"  # sums are encoded with a loss, too
     vectors = (
         (rule is not None and rule.needs_center)  # the last mean
@@ -208,4 +213,8 @@ def _of_rounds(averaging: Averaging, canonical: Canonical, ranks: int) -> int:
     if factors:
         first, second = vector_sizes(codec_names.rank(parameter), canonical.parameter_shapes)
         thin = 2 * (first + second) + second  # mine, their sums, and where to look next time
-    return _FP32 * (vectors * canonical.num_elements + thin)
+    references = 0
+    if averaging.gossip and averaging.codec in codec_names.DIFFERENCES:
+        # One of each turn; and of fragments whose turn 0 comes before the first cycle ends, the first weights.
+        references = (TURNS + (averaging.fragments > 1)) * _BF16 * canonical.num_elements
+    return _FP32 * (vectors * canonical.num_elements + thin) + references

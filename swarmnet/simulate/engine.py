@@ -75,8 +75,9 @@ class SimulatedWindows:
             raise BadMessage(RejectCode.MALFORMED, f"row 0 is not proven to be window {number} of the data")
 
 
-def _hidden(value: int) -> Packed:
-    return Packed("fp32", (1, 1, 1), struct.pack("<f", float(value % (1 << 24))))
+def _hidden(value: int, width: int) -> Packed:
+    """What crosses a boundary: a number, and zeros behind it."""
+    return Packed("fp32", (1, 1, width), struct.pack("<f", float(value % (1 << 24))).ljust(4 * width, b"\0"))
 
 
 def check_payload(payload: Sequence[Packed]) -> None:
@@ -91,10 +92,10 @@ class Arithmetic:
     With `rounding` a sum is kept as numbers whose last digits depend on how it was made.
     """
 
-    def __init__(self, stage: int, num_stages: int, rounding: bool = False) -> None:
-        self.stage, self.last = stage, stage + 1 == num_stages
-        self._shift = 8 if rounding else 0  # sums of smaller numbers leave room for the last digits
-        self._digits = _DIGITS if rounding else 0
+    def __init__(self, stage: int, plan: Plan) -> None:
+        self.stage, self.last, self._width = stage, stage + 1 == plan.stages, plan.boundary_elements
+        self._shift = 8 if plan.rounding else 0  # sums of smaller numbers leave room for the last digits
+        self._digits = _DIGITS if plan.rounding else 0
         self._mask = (1 << self._digits) - 1
 
     def seed(self) -> int:
@@ -103,7 +104,7 @@ class Arithmetic:
 
     def forward(self, weights: int, payload: Sequence[Packed]) -> tuple[Packed, ...]:
         """(tokens, hidden) for the next stage."""
-        return (payload[0], _hidden(_hash("forward", weights, *(bytes(p.data) for p in payload))))
+        return (payload[0], _hidden(_hash("forward", weights, *(bytes(p.data) for p in payload)), self._width))
 
     def loss(self, weights: int, payload: Sequence[Packed]) -> float:
         """The last stage's loss."""
@@ -114,7 +115,7 @@ class Arithmetic:
         if self.stage == 0:
             return ()
         data = [bytes(p.data) for p in (*payload, *gradient)]
-        return (_hidden(_hash("backward", weights, *data)),)
+        return (_hidden(_hash("backward", weights, *data), self._width),)
 
     def weight_gradient(self, weights: int, payload: Sequence[Packed], gradient: Sequence[Packed]) -> list[int]:
         """What is added to the accumulator."""
@@ -186,7 +187,7 @@ class SimulatedEngine(Compute, Summation):
 
     def __init__(self, stage: int, plan: Plan, device: Device) -> None:
         self.stage, self.plan, self.device = stage, plan, device
-        self.arithmetic = Arithmetic(stage, plan.stages, plan.rounding)
+        self.arithmetic = Arithmetic(stage, plan)
         self.weights = self.before = self.arithmetic.seed()
         self.version = self.digits = 0
         self.restore_s, self.averaging_s = RESTORE_S, plan.averaging_s
@@ -293,10 +294,10 @@ class SimulatedEngine(Compute, Summation):
         for accumulator in self.accumulators if step is None else (self.accumulator(step),):
             accumulator.void()
 
-    async def contribution(self, start: int, stop: int) -> Packed:
+    async def contribution(self, start: int, stop: int, reference: bytes = b"") -> Packed:
         if self.accumulator(self.version).lost:
             raise Refused(RejectCode.NOT_READY, "the sum was lost with the ranks")
-        return _pack(self.accumulator(self.version).total, start, stop)
+        return self._pack(self.accumulator(self.version).total, start, stop)
 
     async def reduce(self, contributions: Sequence[Contribution], start: int, stop: int, *, hop: int = 0) -> Reduced:
         """Sum the contributions, whatever the run's reducer: these numbers have no outliers."""
@@ -306,7 +307,7 @@ class SimulatedEngine(Compute, Summation):
             if contribution.packed.codec != "int64":
                 raise BadMessage(RejectCode.MALFORMED, "not the run's codec", peer=contribution.peer)
             total = self.arithmetic.add(total, _unpack(contribution.packed, len(total)))
-        return Reduced(_pack(total, 0, stop - start))
+        return Reduced(self._pack(total, 0, stop - start))
 
     async def open_sum(self) -> None:
         self._missing, self._padding_missing = set(range(NUM_ELEMENTS)), self.plan.padding
@@ -342,8 +343,12 @@ class SimulatedEngine(Compute, Summation):
         """What was summed, whatever the order."""
         return self.arithmetic.exact(self._buffer)
 
+    @property
+    def travel_bytes(self) -> float:
+        return 8.0 * NUM_ELEMENTS + self.plan.padding_bytes * self.plan.padding
+
     async def finished_sum(self, start: int, stop: int) -> Packed:
-        return _pack(self._buffer, start, stop)
+        return self._pack(self._buffer, start, stop)
 
     async def apply(self, commits: Sequence[Commit]) -> None:
         await self.device.run(self.device.forward_s, JobTurn(self.version, JobKind.STATE, -self.stage, 0))
@@ -382,6 +387,13 @@ class SimulatedEngine(Compute, Summation):
         seed = self.arithmetic.seed()
         await self._become(0, seed, 0, seed)
 
+    def _pack(self, numbers: Sequence[int], start: int, stop: int) -> Packed:
+        """[start, stop) of these numbers and of the padding behind them."""
+        values = numbers[start:stop]
+        data = struct.pack(f"<{len(values)}q", *values)
+        padding = _ZEROS[: round(self.plan.padding_bytes * (stop - start - len(values)))]
+        return Packed("int64", (stop - start,), b"".join((data, padding)) if values or not padding else padding)
+
     async def _become(self, version: int, weights: int, digits: int, before: int) -> None:
         def job() -> None:
             self.version, self.weights, self.digits, self.before = version, weights, digits, before
@@ -389,14 +401,6 @@ class SimulatedEngine(Compute, Summation):
             self.void()
 
         await self.device.see_through(self.restore_s, JobTurn(self.version, JobKind.STATE, -self.stage, 0), job)
-
-
-def _pack(numbers: Sequence[int], start: int, stop: int) -> Packed:
-    """[start, stop) of these numbers and of the padding behind them."""
-    values = numbers[start:stop]
-    data = struct.pack(f"<{len(values)}q", *values)
-    padding = _ZEROS[: 8 * (stop - start - len(values))]
-    return Packed("int64", (stop - start,), b"".join((data, padding)) if values or not padding else padding)
 
 
 def _unpack(packed: Packed, most: int) -> list[int]:

@@ -9,15 +9,17 @@ can dial the other, the same holds for what the one who cannot opens, and for no
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import random
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import AsyncGenerator, Callable, Iterable
 from dataclasses import dataclass
 
 from swarmnet.errors import BadMessage, PeerGone, PeerTimeout, Refused
 from swarmnet.ids import PeerId
-from swarmnet.messages import Answer, Control, Heartbeat, Packed, Rejected, Request
+from swarmnet.messages import Answer, Control, Heartbeat, Packed, Rejected, Request, gives_way
+from swarmnet.net.traffic import Priority
 from swarmnet.simulate.clock import SimulatedProcess, VirtualLoop
 from swarmnet.simulate.links import Links, SimulatedLinks
 from swarmnet.transport import ReadPayload, Service, layout_of
@@ -60,6 +62,7 @@ class MemoryNetwork:
         self.loop, self.links, self.rng = loop, links, random.Random(seed)
         self.lines = SimulatedLinks(links)
         self.sent: Counter[str] = Counter()
+        self.priorities: defaultdict[PeerId, Priority] = defaultdict(Priority)
         self._nodes: dict[PeerId, _Node] = {}
         self._last_at: dict[tuple[PeerId, PeerId], float] = {}
         self._calls: dict[_SimulatedCall, None] = {}  # in order: a run is the same in every process
@@ -263,7 +266,8 @@ class MemoryNetwork:
     async def _serve(self, node: _Node, call: _SimulatedCall, request: Request, payload: tuple[Packed, ...]) -> None:
         async def read() -> tuple[Packed, ...]:
             await asyncio.sleep(self.delay(call.caller, call.callee))
-            await self.lines.carry(call.caller, call.callee, sum(packed.num_bytes for packed in payload))
+            with self.priorities[call.caller].urgent():
+                await self.lines.carry(call.caller, call.callee, sum(packed.num_bytes for packed in payload))
             # A cut in the middle of an upload: it goes on if the cut heals in time.
             cut_s = 0.0
             while not self.lines.connected(call.caller, call.callee) and cut_s < self.links.stall_s:
@@ -273,10 +277,14 @@ class MemoryNetwork:
                 raise PeerGone("the caller died while uploading", peer=call.caller)
             return payload
 
+        priority = self.priorities[call.callee]
         try:
             async for answer in node.service.on_call(call.caller, request, ReadPayload(layout_of(payload), read)):
-                payload_out: tuple[Packed, ...] = getattr(answer, "payload", ())
-                await self.lines.carry(call.callee, call.caller, sum(packed.num_bytes for packed in payload_out))
+                num_bytes = sum(packed.num_bytes for packed in getattr(answer, "payload", ()))
+                if num_bytes and gives_way(request):
+                    await priority.turn(num_bytes)
+                with priority.urgent() if num_bytes and not gives_way(request) else contextlib.nullcontext():
+                    await self.lines.carry(call.callee, call.caller, num_bytes)
                 self._answer(call, answer)
         except (BadMessage, Refused) as error:
             self._answer(call, Rejected(error.code, error.reason))
@@ -322,6 +330,9 @@ class MemoryTransport:
                 yield answer
         finally:
             self._network.close(call)
+
+    def carries(self, bytes_per_s: int) -> None:
+        self._network.priorities[self._me].bytes_per_s = bytes_per_s
 
     async def dial(self, peer: PeerId, address: str, *, deadline: float) -> None:
         await self._network.dial(self._me, peer, deadline)

@@ -15,7 +15,7 @@ class Oracle:
     """The sum of every stage in every step, and the weights of every version: exact parts."""
 
     def __init__(self, plan: Plan) -> None:
-        stages = [Arithmetic(stage, plan.stages, plan.rounding) for stage in range(plan.stages)]
+        stages = [Arithmetic(stage, plan) for stage in range(plan.stages)]
         weights, delay = [stage.seed() for stage in stages], plan.delay
         self.history = [weights]
         self.sums: list[list[list[int]]] = []

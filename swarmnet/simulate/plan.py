@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from swarmnet.averaging.exchange import PIECE_ELEMENTS
 from swarmnet.config.table import Table
 from swarmnet.ids import PeerId
 from swarmnet.manifest.schema import Admission, Averaging, Cut, Delay, Manifest, Model, Protocol, Training
@@ -35,6 +36,12 @@ class Plan:
     """What a round takes beyond its messages."""
     padding: int = 0
     """Elements of each sum that are zero, and only take their time on the lines."""
+    padding_bytes: float = 8.0
+    """Of one of them on the lines: under a small codec fewer."""
+    sum_piece: int = PIECE_ELEMENTS
+    """Elements of the pieces in which a finished sum is handed over."""
+    boundary_elements: int = 1
+    """Of what crosses a stage boundary, 4 bytes each."""
     data_at_peers: bool = True
     eval_every: int = 0
     max_void: int = 0
@@ -84,7 +91,7 @@ def manifest_of(plan: Plan) -> Manifest:
         name="simulated",
         model=Model(
             vocab_size=256,
-            hidden_size=1,
+            hidden_size=plan.boundary_elements,
             intermediate_size=1,
             num_layers=plan.stages,
             num_heads=1,

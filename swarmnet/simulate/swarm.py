@@ -154,6 +154,7 @@ class Swarm:
                 plan.slots,
                 plan.memo_bytes,
                 piece_bytes=plan.piece_bytes,
+                sum_piece=plan.sum_piece,
                 no_initial_weights="no weights" if peer_id in plan.no_beginning else "",
             ),
             numerics=self.classes.get(peer_id, ""),

@@ -31,14 +31,14 @@ from swarmnet.stage.rounding import chunk_elements
 class Outer:
     """Slow weights and outer momentum of one replica, beside its live weights `parameters` (in canonical order).
 
-    partners: "all" or "pairs". learning_rate, momentum: of the outer step. Positions count through all parameters, one
-    after the other.
+    gossip: of how many replicas a mean is; 0: of all. learning_rate, momentum: of the outer step. Positions count
+    through all parameters, one after the other.
     """
 
-    def __init__(self, parameters: Sequence[Tensor], *, partners: str, learning_rate: float, momentum: float) -> None:
+    def __init__(self, parameters: Sequence[Tensor], *, gossip: int = 0, learning_rate: float, momentum: float) -> None:
         self.follow(parameters)
         self._edges = [0, *itertools.accumulate(parameter.numel() for parameter in self._parameters)]
-        self._gossip = partners == "pairs"
+        self._pull = pull(momentum, gossip) if gossip else 0.0
         self.steps = 0  # how often the weights were moved here
         self._rate, self._decay = learning_rate, momentum
         device = self._parameters[0].device
@@ -53,7 +53,7 @@ class Outer:
             return None
         return cls(
             parameters,
-            partners=averaging.partners,
+            gossip=averaging.gossip,
             learning_rate=averaging.outer_learning_rate,
             momentum=averaging.outer_momentum,
         )
@@ -75,11 +75,11 @@ class Outer:
             slow, piece = self.slow[at : at + weights.numel()], out[at - start : at - start + weights.numel()]
             torch.sub(slow, weights, out=piece)
             # A plain step between partners takes the mean of the weights themselves.
-            if self._gossip and plain:
+            if self._pull and plain:
                 piece.copy_(weights)
-            elif self._gossip:
+            elif self._pull:
                 # The partner's slow weights pull, see `gossip_step`.
-                piece.mul_(-self._rate).add_(slow, alpha=pull(self._decay))
+                piece.mul_(-self._rate / self._pull).add_(slow)
         return out
 
     def step(self, mean: Tensor, start: int, *, mine: bool = True, plain: bool = False) -> float:
@@ -101,11 +101,11 @@ class Outer:
                 weights.sub_(slow)
             towards = mean[at - start : here.stop - start].to(slow.device)
             if plain:
-                slow.copy_(towards) if self._gossip else slow.sub_(towards)
+                slow.copy_(towards) if self._pull else slow.sub_(towards)
                 # Early steps lead nowhere further, so they leave no momentum.
                 momentum.zero_()
-            elif self._gossip:
-                gossip_step(slow, momentum, towards, decay=self._decay)
+            elif self._pull:
+                gossip_step(slow, momentum, towards, decay=self._decay, strength=self._pull)
             else:
                 nesterov_step(slow, momentum, towards, learning_rate=self._rate, decay=self._decay)
             # What I brought is in the slow weights now; else my way stays on top of them.
@@ -141,20 +141,21 @@ def nesterov_step(slow: Tensor, momentum: Tensor, mean: Tensor, *, learning_rate
     slow.sub_(mean, alpha=learning_rate).sub_(momentum, alpha=learning_rate * decay)
 
 
-def gossip_step(slow: Tensor, momentum: Tensor, mean: Tensor, *, decay: float) -> None:
-    """In place: momentum = decay * momentum + mean - pull * slow; slow += momentum.
+def gossip_step(slow: Tensor, momentum: Tensor, mean: Tensor, *, decay: float, strength: float) -> None:
+    """In place: momentum = decay * momentum + strength * (mean - slow); slow += momentum.
 
-    mean: of pull * slow - learning_rate * (slow - weights) over the partners. Over everybody the pulls cancel: where
-    partners weigh the same, the mean of all slow weights moves as if all had averaged with all.
+    mean: of slow - learning_rate / strength * (slow - weights) over the partners. strength: of their pull. Over
+    everybody the pulls cancel: where partners weigh the same, the mean of all slow weights moves as if all had averaged
+    with all.
     """
-    momentum.mul_(decay).add_(mean).sub_(slow, alpha=pull(decay))
+    momentum.mul_(decay).add_(mean, alpha=strength).sub_(slow, alpha=strength)
     slow.add_(momentum)
 
 
-def pull(decay: float) -> float:
-    """How strongly partners are drawn together: the middle of the interval in which, by the paper's analysis for pairs,
-    slow weights stay together under this momentum; inside that for three, too."""
-    return (decay + math.sqrt(2 + decay * decay)) / 2
+def pull(decay: float, size: int) -> float:
+    """How strongly the members of groups of `size` are drawn together: the middle of the interval in which, by the
+    paper's analysis, slow weights stay together under this momentum; for pairs inside that for three, too."""
+    return math.sqrt(size / (2 * (size - 1))) * (decay + math.sqrt(2 + decay * decay)) / 2
 
 
 def _square(flat: Tensor) -> float:

@@ -194,8 +194,18 @@ class Summation(Protocol):
     @property
     def private_phases(self) -> int:
         """How many of the first `phases` each member sums with its partners only (`averaging.grid`). They are no part
-        of the finished sum. 0 except with `averaging.partners = "pairs"`."""
+        of the finished sum. 0 with `averaging.partners = "all"`."""
         return 0
+
+    @property
+    def draw(self) -> tuple[int, int]:
+        """(size, turn): how partners are drawn for this version's private phases."""
+        return 2, 0
+
+    @property
+    def reference(self) -> bytes:
+        """Digest of what my vector among partners is a difference to in the round that is open; empty: of nothing."""
+        return b""
 
     @property
     def sum_elements(self) -> int:
@@ -221,10 +231,11 @@ class Summation(Protocol):
         """
         return  # a codec that loses nothing owes nothing
 
-    async def contribution(self, start: int, stop: int) -> Packed:
+    async def contribution(self, start: int, stop: int, reference: bytes = b"") -> Packed:
         """Positions [start, stop) of the accumulator under the averaging codec. Of the second phase: once it began.
 
-        Raises Refused(NOT_READY) if the accumulator was voided or lost since the round began.
+        reference: of who asks, see above. Raises Refused(NOT_READY) if the accumulator was voided or lost since the
+        round began.
         """
 
     async def reduce(self, contributions: Sequence[Contribution], start: int, stop: int, *, hop: int = 0) -> Reduced:
@@ -254,8 +265,13 @@ class Summation(Protocol):
         was cut; its squared L2 norm in fp64 in canonical parameter order).
         """
 
+    @property
+    def travel_bytes(self) -> float:
+        """About as many bytes the finished sum of a usual step travels in."""
+        return 8.0 * self.sum_elements
+
     async def finished_sum(self, start: int, stop: int) -> Packed:
-        """Elements [start, stop) of the sum buffer, losslessly."""
+        """Elements [start, stop) of the sum buffer, losslessly, in as few bytes as that takes."""
 
     async def memory(self) -> tuple[int, bytes | memoryview | None]:
         """(version, the codec's error feedback or None), to be saved beside my own snapshots and never handed on."""

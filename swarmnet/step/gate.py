@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from swarmnet.ids import Ballot, PeerId
 from swarmnet.manifest.schema import NO_DELAY, Delay
 from swarmnet.messages import (
+    LARGEST_LOSS,
+    LARGEST_NORM,
     Claim,
     Commit,
     Committed,
@@ -31,7 +33,6 @@ from swarmnet.messages import (
 MAX_BALLOT_AHEAD = 1024
 """Keepers take over one after the other: a number far ahead of the promised one is nobody's next."""
 
-LARGEST_LOSS, LARGEST_NORM = 1e29, 1e200
 """Bounds of loss sums and squared norms: far above what a finite run has, far below where their sums overflow."""
 
 
@@ -65,7 +66,7 @@ def refusal(sender: PeerId, message: Control, shape: Shape, promised: Ballot | N
     if any(not 0 <= index < shape.num_microbatches for index in _indexes(message)):
         return "no such microbatch"
     if isinstance(message, Round):
-        return _cut(message) or (_summable(message) if message.contributions else None)
+        return _cut(message) or _summable(message, shape)
     return None
 
 
@@ -122,10 +123,15 @@ def _indexes(message: Control) -> Iterable[int]:
                 yield from indexes
 
 
-def _summable(current: Round) -> str | None:
+def _summable(current: Round, shape: Shape) -> str | None:
     # A member that came later is no receiver of the round and collects its pieces all the same.
     if not current.receivers or len(set(current.receivers)) != len(current.receivers):
         return "a round whose receivers are no group"
     if not any(indexes for _, _, indexes in current.contributions):
         return "a round to which nobody contributes"
+    # Sets are disjoint, as decoded: so these are all microbatches, or a keeper would choose whose gradients count.
+    if sum(len(indexes) for _, _, indexes in current.contributions) + len(current.voided) != shape.num_microbatches:
+        return "a round that leaves microbatches out"
+    if len(current.voided) > shape.max_void:
+        return "a round that voids more than the run tolerates"
     return None

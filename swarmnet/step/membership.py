@@ -5,11 +5,11 @@ a while: silence and fresh identities win nobody a say.
 
 | a commit of | a replica believes it if |
 |---|---|
-| my own stage | it is a *certificate* |
-| another stage | it is a certificate, or most replicas of a stage that I hear, neighbours or mates, believe it |
+| any stage | it is a *certificate* |
+| any stage | most live replicas of another stage that I hear believe it |
 
 A certificate has the signatures of more than half of those who count, or of those of them who live: they hold its sum.
-Nobody fetches or applies a sum of its own stage without a certificate (docs/protocol.md, Who counts). Nobody applies
+The word of another stage helps where all who signed have died (docs/protocol.md, Who counts). Nobody applies
 before a commit of each stage is known: the `Barrier` (rules 16 and 17). Pure.
 """
 
@@ -314,7 +314,7 @@ class Membership:
             return True
         for stage, told in self._listed.items():
             live = self.live(stage, now=now)
-            # For my own stage the word of mates is not enough: they can show a certificate.
+            # The word of the commit's own stage is not enough: its replicas can show a certificate.
             if stage != commit.stage and 2 * sum(commit in told.get(peer, ()) for peer in live) > len(live) > 0:
                 return True
         return False

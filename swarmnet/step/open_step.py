@@ -132,9 +132,8 @@ class RoundPart:
             return []
         if self.exchange == wanted.id and self.collecting & set(found):
             return []
-        # Each of those who lack it begins with another holder, or all of them would share one line.
-        lacking = sorted({*wanted.receivers, self.me} - set(found))
-        first = lacking.index(self.me) % len(found)
+        # Each begins with another one, or all who lack it would share one line.
+        first = sorted({*wanted.receivers, *found, self.me}).index(self.me) % len(found)
         order = (*found[first:], *found[:first])
         asked = Round(wanted.stamp, wanted.ballot, wanted.id, (), (), order)
         return self._start(wanted.id, act.CollectSum(asked, digest))
@@ -544,6 +543,7 @@ class OpenStep:
             return []
         if self.promised is None:
             return []
+        # Who holds it, nobody says: who does not, answers so at once.
         holders = sorted(p for p, seen in self._context.view.mates() if seen.synced and not seen.dead)
         return self.part.collect(Round(self.stamp, self.promised, commit.id, (), (), ()), commit.digest, holders)
 

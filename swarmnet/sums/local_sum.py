@@ -22,7 +22,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -31,10 +31,12 @@ from swarmnet.engine.compute_thread import StageJobs
 from swarmnet.engine.payloads import blameless, check_codec
 from swarmnet.errors import BadMessage, Refused, RejectCode
 from swarmnet.ids import RoundId
+from swarmnet.manifest.codec_names import travels_as
 from swarmnet.messages import Commit, Packed
 from swarmnet.stage.backend import GradientSum, State
 from swarmnet.stage.seams import Contribution, OuterStep, Reduced
 from swarmnet.sums.reducer import PartReducer
+from swarmnet.sums.references import TURNS, References
 from swarmnet.sums.step_sum import RoundSum, check_part, in_round
 from swarmnet.sums.sum_buffer import SumBuffer
 from swarmnet.wire import codecs
@@ -78,6 +80,10 @@ class OuterPlan:
             return self.fragment(number)
         return None
 
+    def turn(self, step: int) -> int:
+        """How many outer steps of one fragment lie before that step's."""
+        return (step - 1) // self.inner_steps
+
     def plain(self, step: int) -> bool:
         """Is an outer step here still plain (`stage.outer`)?"""
         return step <= self.warmup_steps
@@ -100,8 +106,11 @@ class LocalSum(RoundSum):
 
     def __init__(self, jobs: StageJobs, state: State, accumulator: GradientSum, *, device: torch.device) -> None:
         assert state.outer is not None
-        super().__init__(jobs, state, device)
         averaging, training = state.canonical.spec.averaging, state.canonical.spec.training
+        self._gossip = averaging.gossip
+        # What partners send is encoded beside their references, and owes nothing.
+        super().__init__(jobs, state, device, codec="fp32" if self._gossip else "")
+        self._references = References(averaging.codec)
         self._training, self._accumulator, self._outer = training, accumulator, state.outer
         self._plan = OuterPlan(
             state.canonical.num_elements,
@@ -110,11 +119,10 @@ class LocalSum(RoundSum):
             training.total_steps,
             averaging.outer_warmup_steps,
         )
-        self._gossip = averaging.partners == "pairs"
         self._device = device
         self._tokens_each = training.microbatch_size * training.sequence_length
         self._reducer = PartReducer(averaging, fixed_point=False)
-        self._length_reducer = PartReducer(averaging, fixed_point=False, codec="fp32")
+        self._plain_reducer = PartReducer(averaging, fixed_point=False, codec="fp32")
         self._centers: dict[Range, Tensor] = {}  # the last mean of each fragment, where the reducer asks for it
         self.forgotten = 0  # how often what the codec owes was dropped
         self._lengths = SumBuffer(_LENGTHS, dtype=torch.float32, device=torch.device("cpu"))
@@ -147,6 +155,21 @@ class LocalSum(RoundSum):
         return len(self._outer_phases) if self._gossip else 0
 
     @property
+    def draw(self) -> tuple[int, int]:
+        """(size, turn): how partners are drawn."""
+        return self._gossip, self._plan.turn(self.state.version) % TURNS
+
+    @property
+    def reference(self) -> bytes:
+        """Digest of what my partners and I agreed on last; empty: of nothing, or nothing is sent among partners."""
+        return self._references.digest if self.private_phases else b""
+
+    @property
+    def block(self) -> int:
+        """Of the run's codec."""
+        return codecs.find(travels_as(self.canonical.spec.averaging.codec)).block if self._gossip else super().block
+
+    @property
     def sum_elements(self) -> int:
         """Length of the finished sum of this version: what everybody holds in the end."""
         start, stop = (0, 0) if self._gossip else self.due or (0, 0)
@@ -171,10 +194,16 @@ class LocalSum(RoundSum):
         self._round, self._phase, self._reached = round_id, 0, None
         self._counted, self._voids = self._accumulator.indexes(self.state.version), self._accumulator.voids
         self._mine = self._length = None
+        # Nobody has moved yet: these weights are everybody's.
+        if self._gossip and self.state.version == 0:
+            self._references.begin(self._outer.slow)
+        if self._gossip and self.due is not None:
+            cycle, turn = divmod(self._plan.turn(self.state.version), TURNS)
+            self._references.open(turn, self.due, first=not cycle)
 
     @in_round
-    def contribution(self, start: int, stop: int) -> Packed:
-        """Positions [start, stop) of what I give."""
+    def contribution(self, start: int, stop: int, reference: bytes = b"") -> Packed:
+        """Positions [start, stop) of what I give; a difference to who asks by the same reference."""
         check_part(start, stop, sum(self.phases))
         edge = sum(self._outer_phases)
         with blameless(self.canonical.stage):
@@ -185,6 +214,9 @@ class LocalSum(RoundSum):
                     self._length = torch.tensor([math.sqrt(self.state.square_norm(own))])
                 return codecs.encode("fp32", self._length[start - edge : stop - edge].clone())
             shift = self._shift
+            if self._gossip:
+                vector, whole = self._vector()[start + shift : stop + shift], reference != self.reference
+                return self._references.encode(vector, start, whole=whole)
             return self.codec.contribution(self._vector(), start + shift, stop + shift, voids=self.forgotten)
 
     @in_round
@@ -192,15 +224,21 @@ class LocalSum(RoundSum):
         """Reduce contributions in the order given. Between partners to their mean, else to their sum."""
         edge = sum(self._outer_phases)
         if start >= edge:
-            total, clipped = self._length_reducer(contributions, stop - start, hop=hop)
+            total, clipped = self._plain_reducer(contributions, stop - start, hop=hop)
             with blameless(self.canonical.stage):
                 return Reduced(codecs.encode("fp32", total), clipped)
+        if self._gossip:
+            vectors = [self._opened(contribution, start, stop) for contribution in contributions]
+            total, clipped = self._plain_reducer(vectors, stop - start, hop=hop)
+            # Partners install a mean, so what each of them weighs is divided out.
+            total.div_(sum(contribution.num_microbatches for contribution in contributions))
+            # Whoever sent a difference has the reference; all must have it to be sent one.
+            whole = any(self._references.is_whole(contribution.packed) for contribution in contributions)
+            with blameless(self.canonical.stage):
+                return Reduced(self._references.encode(total, start, whole=whole), clipped)
         center = self._centers.get(self.due or (0, 0))
         about = None if center is None else center[start:stop]
         total, clipped = self._reducer(contributions, stop - start, about, hop=hop)
-        # Partners install a mean, so what each of them weighs is divided out.
-        if self._gossip:
-            total.div_(sum(contribution.num_microbatches for contribution in contributions))
         with blameless(self.canonical.stage):
             return Reduced(self.codec.sum(total, start + self._shift, voids=self.forgotten, hop=hop), clipped)
 
@@ -223,6 +261,11 @@ class LocalSum(RoundSum):
     def put(self, start: int, packed: Packed) -> None:
         """Decode a reduced piece, its first element at position `start`."""
         edge, size = sum(self._outer_phases), num_elements(packed.shape)
+        if self._gossip and start < edge:
+            place = self._arriving.place(start, size)
+            place.copy_(self._references.decode(packed, start, size))
+            self._arriving.written(start, size)
+            return
         check_codec(packed, "fp32" if start >= edge else self.codec.reduced)
         buffer, start = (self._lengths, start - edge) if start >= edge else (self._arriving, start)
         codecs.decode_into(buffer.place(start, size), packed)
@@ -270,6 +313,11 @@ class LocalSum(RoundSum):
         self._lengths.place(0, _LENGTHS).copy_(flat[edge:])
         self._lengths.written(0, _LENGTHS)
         return self._sealed()
+
+    @property
+    def travel_bytes(self) -> float:
+        """The mean over steps: each element takes an outer step once in so many."""
+        return 4.0 * (_LENGTHS if self._gossip else self.num_elements / self._plan.inner_steps)
 
     @in_round
     def finished_sum(self, start: int, stop: int) -> Packed:
@@ -321,6 +369,8 @@ class LocalSum(RoundSum):
         if not self._gossip:
             # A sum over the counted microbatches becomes their mean.
             mean = mean / (self._training.microbatches - len(commit.voided))
+        else:
+            self._references.agreed(self.draw[1], due, mean)
         moved = self._outer.step(mean, start, mine=not missed, plain=self._plan.plain(commit.step))
         if self._reducer.needs_center and not self._gossip:
             self._centers[due] = mean.cpu()
@@ -341,6 +391,7 @@ class LocalSum(RoundSum):
         """The state is another: no sum of mine leads on from it."""
         self._version, self._round, self._reached = -1, None, None
         self._centers.clear()
+        self._references.forget()
         self.forgotten += 1
 
     # ------------------------------------------------------------ inside
@@ -349,6 +400,14 @@ class LocalSum(RoundSum):
     def _shift(self) -> int:
         """From a position in the round to one among all elements."""
         return 0 if self.due is None else self.due[0]
+
+    def _opened(self, contribution: Contribution, start: int, stop: int) -> Contribution:
+        """A partner's vector itself. What is none becomes an empty one, which the reducer refuses or leaves out."""
+        try:
+            vector = self._references.decode(contribution.packed, start, stop - start)
+        except BadMessage:
+            vector = torch.zeros(0)
+        return replace(contribution, packed=codecs.encode("fp32", vector))
 
     def _vector(self) -> Tensor:
         """My input to the outer step, in memory for all elements of which only those that are due are set.

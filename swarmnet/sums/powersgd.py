@@ -210,7 +210,7 @@ DIRECTIONS = "averaging.directions"
 class PowerSGDCodec:
     """`phases`: lengths of the vectors that a round sums, one after the other."""
 
-    contributed = reduced = "fp32"
+    contributed = reduced = usual = "fp32"
     block = 1
 
     def __init__(self, rank: int, parameters: Sequence[Parameter], *, device: torch.device) -> None:
@@ -247,6 +247,9 @@ class PowerSGDCodec:
     def sum(self, total: Tensor, start: int, *, voids: int, hop: int = 0) -> Packed:
         """A reduced piece. Raises NON_FINITE."""
         return codecs.encode("fp32", total)
+
+    def again(self, piece: Tensor, start: int) -> None:
+        """A finished sum is a product: it was never reduced piece by piece."""
 
     def buffer(self, whole: SumBuffer) -> SumBuffer:
         """Where reduced pieces are put: not into the sum itself, which they are not yet."""

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -39,6 +39,9 @@ from swarmnet.wire import codecs
 
 _BLOCK = 1 << 14
 """Coordinates sorted at a time: a group's rows should fit a core's cache."""
+
+_MOST_ALLOWED = 4.0
+"""What a mean of few microbatches may be longer by: as noise is of a sixteenth of them."""
 
 _ROUNDING = 2.0**-20
 """Lengths that differ by less than this part of them are one length: the means were divided, and added, in fp32."""
@@ -89,18 +92,19 @@ def rule_of(averaging: Averaging) -> Rule | None:
 
 @dataclass(frozen=True, slots=True)
 class NormClip:
-    """Shorten every mean gradient to at most `factor` times the median length. Where nobody is shortened the result
-    is the plain sum, bit by bit."""
+    """Shorten every mean gradient to at most `factor` times the median length; one of few microbatches to more, since
+    it has more noise. Where nobody is shortened the result is the plain sum, bit by bit."""
 
     factor: float
     noted_below: float = 1.0
     needs_center: bool = False
 
     def __call__(self, sums: Sequence[Tensor], weights: Sequence[int], center: Tensor | None) -> RobustTotal:
-        """The bound is |total| <= factor * (median length) * (sum of weights)."""
+        """The bound is |total| <= factor * (median length) * (sum of weights * allowances)."""
         lengths = [_length(each) / weight for each, weight in zip(sums, weights, strict=True)]
-        limit = self.factor * lower_median(lengths, weights)
-        kept = _shares(lengths, limit, noise=_ROUNDING * limit)
+        limit, allowed = self.factor * lower_median(lengths, weights), allowances(weights)
+        excess = [length / more for length, more in zip(lengths, allowed, strict=True)]
+        kept = _shares(excess, limit, noise=_ROUNDING * limit)
         total = sums[0].mul_(kept[0])
         for each, share in zip(sums[1:], kept[1:], strict=True):
             total.add_(each, alpha=share)
@@ -136,6 +140,16 @@ class CenteredClip:
             kept = _shares(distances, limit, noise=_ROUNDING * _length(start))
             pull(start, means, [weight * share / whole for weight, share in zip(weights, kept, strict=True)])
         return RobustTotal(start.mul_(whole), tuple(kept))
+
+
+def allowances(weights: Sequence[int]) -> list[float]:
+    """By how much longer than the median a mean over so many microbatches may be.
+
+    Where there is nothing but noise, an honest mean of n is as long as noise / sqrt(n). At most `_MOST_ALLOWED`, or
+    liars would split their weight among many members of one microbatch each.
+    """
+    middle = lower_median(weights, weights)
+    return [min(max(math.sqrt(middle / weight), 1.0), _MOST_ALLOWED) for weight in weights]
 
 
 def pull(start: Tensor, means: Sequence[Tensor], shares: Sequence[float]) -> None:
@@ -206,10 +220,19 @@ def _distance(one: Tensor, other: Tensor) -> float:
 class PartReducer:
     """Reduces parts of one run. On the CPU: contributions come from the network and return to it.
 
-    codec: of contributions, where it is not the run's averaging codec.
+    codec: of contributions, where it is not the run's averaging codec. most: the largest magnitude that so many
+    microbatches can have in a fixed-point sum.
     """
 
-    def __init__(self, averaging: Averaging, *, fixed_point: bool, codec: str = "") -> None:
+    def __init__(
+        self,
+        averaging: Averaging,
+        *,
+        fixed_point: bool,
+        codec: str = "",
+        most: Callable[[int], int] = lambda num_microbatches: MAX_SUM,
+    ) -> None:
+        self._most = most
         self._codec, self._rule = travels_as(codec or averaging.codec), rule_of(averaging)
         self._reduced = codecs.use(self._codec).reduced
         self._fixed_point = fixed_point
@@ -275,7 +298,7 @@ class PartReducer:
         for place, contribution in enumerate(contributions):
             piece = self._open(contribution, num_elements, codec) if place else total
             with _named(contribution):
-                bound += check_fixed_point(piece)
+                bound += check_fixed_point(piece, most=self._most(contribution.num_microbatches))
             total = total.add_(piece) if place else total
             if bound > MAX_SUM and largest_magnitude([total]) > MAX_SUM:  # the second only where the first touches
                 raise Overflow("contributions exceed what a step's microbatches can sum to")

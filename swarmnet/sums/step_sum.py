@@ -22,7 +22,7 @@ from swarmnet.engine.torch_engine import StageSums
 from swarmnet.errors import BadMessage, Refused, RejectCode
 from swarmnet.ids import RoundId
 from swarmnet.manifest.codec_names import rank
-from swarmnet.messages import Commit, Packed
+from swarmnet.messages import LARGEST_NORM, Commit, Packed
 from swarmnet.stage import snapshot
 from swarmnet.stage.accumulator import check_fixed_point
 from swarmnet.stage.backend import GradientSum, State
@@ -33,6 +33,9 @@ from swarmnet.sums.sum_buffer import SumBuffer
 from swarmnet.sums.sum_codec import SumCodec
 from swarmnet.wire import codecs
 from swarmnet.wire.codec import num_elements
+
+_SMALL_BYTES, _INT64_BYTES = 0.7, 4.0
+"""Of an element of a packed sum, about: of the small grid, and of the fine one."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -55,9 +58,9 @@ class RoundSum(StageSums):
     forgotten: int
     """How often the codec is to forget what it owes."""
 
-    def __init__(self, jobs: StageJobs, state: State, device: torch.device) -> None:
+    def __init__(self, jobs: StageJobs, state: State, device: torch.device, *, codec: str = "") -> None:
         self.jobs, self.state, self.canonical = jobs, state, state.canonical
-        family, parameter = split(name := self.canonical.spec.averaging.codec)
+        family, parameter = split(name := codec or self.canonical.spec.averaging.codec)
         shapes = self.canonical.parameter_shapes
         self.codec: SumCodec | PowerSGDCodec
         if family == "powersgd":
@@ -120,12 +123,12 @@ class StepSum(RoundSum):
         self._revoked_then = self._before = 0
         self._voids: int | None = None  # of the accumulator, as the round began that I take part in
         self._fixed_point = spec.numerics.mode == "deterministic"
-        self._lossless = "int64" if self._fixed_point else "fp32"
+        self._lossless = "small" if self._fixed_point else "fp32"
         self._num_microbatches = spec.training.microbatches
         self._sum = SumBuffer.over(memory)
         self._version = -1  # the version the finished sum leads on from
         self._arriving = self.codec.buffer(self._sum)
-        self._reducer = PartReducer(spec.averaging, fixed_point=self._fixed_point)
+        self._reducer = PartReducer(spec.averaging, fixed_point=self._fixed_point, most=state.most)
         self._center: Tensor | None = None  # what the last step's mean was, where the reducer asks for it
         self._center_version = -1  # the version it led to
 
@@ -152,7 +155,7 @@ class StepSum(RoundSum):
         self.codec.begin(round_id, voids=self.forgotten, resent=resent, kept=kept)
 
     @in_round
-    def contribution(self, start: int, stop: int) -> Packed:
+    def contribution(self, start: int, stop: int, reference: bytes = b"") -> Packed:
         """Positions [start, stop) of the accumulator under the averaging codec.
 
         Raises Refused(NOT_READY) if the accumulator was voided since the round began. Another piece may have been sent
@@ -231,11 +234,20 @@ class StepSum(RoundSum):
             start += piece.numel()
         return self._sealed()
 
+    @property
+    def travel_bytes(self) -> float:
+        """Of sums of integers as measured; else as much as a reduced piece may take."""
+        if self._fixed_point:
+            return (_SMALL_BYTES if self.codec.reduced == self._lossless else _INT64_BYTES) * self.num_elements
+        return float(codecs.find(self.codec.usual).sizes(self.num_elements)[1])
+
     @in_round
     def finished_sum(self, start: int, stop: int) -> Packed:
-        """Elements [start, stop) of the sum buffer, losslessly."""
+        """Elements [start, stop) of the sum buffer, bit by bit: as a reduced piece, if that loses nothing more."""
         check_part(start, stop, self.num_elements)
-        return codecs.encode(self._lossless, self._sum.flat[start:stop].clone())  # a Packed may view its tensor
+        piece = self._sum.flat[start:stop].clone()  # a Packed may view its tensor
+        again = None if self._fixed_point else self.codec.again(piece, start)
+        return again or codecs.encode(self._lossless, piece)
 
     def apply(self, commits: Sequence[Commit]) -> None:
         """One optimizer step on the finished sum: `state` is a version further."""
@@ -269,13 +281,16 @@ class StepSum(RoundSum):
         self._voids = None
 
     def _sealed(self) -> tuple[bytes, float]:
-        digest = self._sum.seal()
+        digest, square = self._sum.seal(), self.state.square_norm(self._sum.flat)
+        # Nobody could apply it, so nobody may sign it.
+        if not square < LARGEST_NORM:
+            raise Refused(RejectCode.VOID, "the sum's norm is not finite", stage=self.canonical.stage)
         self._version = self.state.version
-        return digest, self.state.square_norm(self._sum.flat)
+        return digest, square
 
     def _check_range(self, piece: Tensor) -> None:
         if self._fixed_point:  # in fp32 mode decoding has checked enough
-            check_fixed_point(piece)
+            check_fixed_point(piece, most=self.state.most(self._num_microbatches))
 
 
 def check_part(start: int, stop: int, end: int) -> None:

@@ -79,6 +79,7 @@ class SumCodec:
         self._parameters, self._device = tuple(parameters), device
         self.phases = (num_elements,)  # one vector is summed: the flat gradient
         coarse = found.feedback or (self._matrices is not None and codecs.find(self._matrices).feedback)
+        self.usual = self._matrices or self.reduced  # under which most of a sum travels
         self.block = codecs.find(self._matrices).block if self._matrices is not None else found.block
         self._loses_twice = self._matrices is not None or codecs.find(self.reduced).feedback
         self.feedback = Feedback(num_elements, device=device) if coarse else None
@@ -110,6 +111,14 @@ class SumCodec:
             self.feedback.at(voids)
             self.feedback.reduced(total, codecs.decode(packed), start, hop=hop)
         return packed
+
+    def again(self, piece: Tensor, start: int) -> Packed | None:
+        """A piece of a finished sum as it was reduced; None if it does not decode to the same bits."""
+        if self.reduced == EXACT:
+            return None
+        packed = self._encode(self.reduced, piece, start)
+        same = torch.equal(codecs.decode(packed).view(torch.int32), piece.view(torch.int32))
+        return packed if same else None
 
     def buffer(self, whole: SumBuffer) -> SumBuffer:
         """Where reduced pieces are put: into the sum itself."""

@@ -40,7 +40,7 @@ from swarmnet.config.plug_in import is_plug_in, split
 from swarmnet.errors import BadMessage, RejectCode, UsageError
 from swarmnet.manifest.codec_names import Named
 from swarmnet.messages import Packed
-from swarmnet.wire.codec import MAX_BLOCK, Codec, malformed, memory, num_elements
+from swarmnet.wire.codec import MAX_BLOCK, Codec, malformed, memory, non_finite, num_elements
 from swarmnet.wire.codec_blocks import BLOCKWISE
 from swarmnet.wire.codec_casts import CASTS
 from swarmnet.wire.codec_mixed import Mixed, Run
@@ -288,6 +288,21 @@ def check_values(packed: Packed) -> None:
     NON_FINITE (NaN, infinity, or a scale that is)."""
     check_packed(packed)
     find(packed.codec).check(np.frombuffer(packed.data, np.uint8), num_elements(packed.shape))
+
+
+MAX_VALUE = 2.0**40
+"""No activation and no gradient of one has an element near this. Of greater ones honest peers would compute infinities,
+and find a microbatch void that is not."""
+
+
+def check_bounded(packed: Packed) -> None:
+    """Raise what `check_values` raises; NON_FINITE also for an element beyond `MAX_VALUE`."""
+    if find(packed.codec).dtype != "float32":
+        return check_values(packed)
+    values = decode(packed)
+    if values.numel() and not -MAX_VALUE <= float(values.min()) <= float(values.max()) <= MAX_VALUE:
+        raise non_finite(packed.shape)
+    return None
 
 
 def check_range(packed: Packed, *, below: int) -> None:

@@ -195,6 +195,19 @@ def test_a_collected_sum_of_a_round_i_took_part_in_counts_as_sent(codec: str) ->
     play(codec, story)
 
 
+@pytest.mark.parametrize(("codec", "most"), [("int8", 1.1), ("bf16", 2.0), ("fp16", 2.1), ("fp32", 4.0)])
+def test_a_finished_sum_is_handed_on_in_the_bytes_it_was_reduced_in(codec: str, most: float) -> None:
+    async def story(members: Members) -> None:
+        (finished, *_) = await members.sum(round_of(1))
+        holder, late = (members.all[peer].engine.sums for peer in PEERS[:2])
+        edge, end = 256, holder.num_elements
+        pieces = [await holder.finished_sum(0, edge), await holder.finished_sum(edge, end)]
+        assert await late.install(pieces) == (finished.digest, finished.grad_sq_norm)
+        assert sum(piece.num_bytes for piece in pieces) <= most * end
+
+    play(codec, story)
+
+
 @pytest.mark.parametrize("codec", ["powersgd:2"])
 def test_directions_are_learned_by_all_that_summed(codec: str) -> None:
     async def story(members: Members) -> None:

@@ -370,7 +370,7 @@ def test_the_manifest_refuses_what_cannot_be() -> None:
     for averaging, advice in [
         ({"sync": "local", "codec": "fp32", "inner_steps": 2, "fragments": 3}, "turns"),
         ({"sync": "local", "codec": "powersgd:2", "fragments": 2}, "fragments = 1"),
-        ({"sync": "local", "codec": "int8", "partners": "pairs"}, "bf16"),
+        ({"sync": "local", "codec": "bnb8", "partners": "pairs"}, "of differences"),
         ({"sync": "exact", "codec": "fp32", "inner_steps": 2}, "no effect"),
     ]:
         with pytest.raises(ValueError, match=advice):

@@ -98,6 +98,7 @@ def sum_up(sums: AtOnce) -> tuple[bytes, float]:
         Averaging(codec="powersgd:4", **LOCAL),
         Averaging(codec="fp32", reducer="centered_clip", **LOCAL),
         Averaging(codec="fp32", partners="pairs", **LOCAL),
+        Averaging(codec="nf4", partners="pairs", **LOCAL),
         Averaging(codec="fp32", **LOCAL | {"inner_steps": 2, "fragments": 2}),
     ],
     ids=lambda averaging: "-".join(

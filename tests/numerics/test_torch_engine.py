@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
@@ -311,6 +312,30 @@ def test_what_we_made_non_finite_ourselves_is_nobodys_fault() -> None:
     run(scenario, tiny(3))
 
 
+def test_what_a_liar_sends_makes_nothing_infinite() -> None:
+    """The largest values that an honest stage lets in give values that the next one lets in, both ways."""
+
+    async def scenario(chain: StageChain) -> None:
+        middle, last = chain.engines[1][0], chain.engines[2][0]
+        tokens = batch_of(chain.manifest, chain.tokens, 0, 0)
+        largest = packed(torch.full((2, 16, MODEL.hidden_size), codecs.MAX_VALUE))
+        stash = await middle.forward(0, 0, (tokens, largest), train=True)
+        codecs.check_bounded(stash.output[1])
+        (gradient,) = await middle.backward(stash, (largest,))
+        codecs.check_bounded(gradient)
+        after = await last.forward(0, 0, stash.output, train=True)
+        assert math.isfinite(after.loss_sum)
+        beyond = packed(2 * codecs.decode(largest))
+        assert torch.equal(
+            codecs.decode((await middle.forward(0, 1, (tokens, beyond), train=True)).output[1]).abs().amax(),
+            torch.tensor(codecs.MAX_VALUE),
+        )
+        with pytest.raises(BadMessage):
+            codecs.check_bounded(beyond)
+
+    run(scenario, tiny(3))
+
+
 def test_evaluation_keeps_nothing_and_its_loss_is_trainings() -> None:
     async def scenario(chain: StageChain) -> None:
         route = [replicas[0] for replicas in chain.engines]
@@ -359,7 +384,10 @@ def test_the_digest_is_that_of_the_decoded_sum_and_the_sum_can_be_handed_on() ->
         n = one.sums.num_elements
         of_its_only_block = blake3(b"".join(bytes(part.data) for part in parts)).digest()
         assert digest == blake3(of_its_only_block).digest()
-        assert of_its_only_block == blake3(bytes((await one.sums.finished_sum(0, n)).data)).digest()
+        whole = await one.sums.finished_sum(0, n)
+        summed = codecs.decode(whole, expect_shape=(n,))
+        assert of_its_only_block == blake3(summed.numpy().tobytes()).digest()
+        assert whole.num_bytes < 0.6 * 8 * n, "it travels packed"
         handed_on = [await one.sums.finished_sum(0, 100), await one.sums.finished_sum(100, n)]
         assert await two.sums.install(handed_on) == (digest, square)
         total = (await the_sum(one) + await the_sum(two)).double() * 2.0**-32

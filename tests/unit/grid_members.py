@@ -49,7 +49,7 @@ class Vector:
     """An engine over a list of integers. said, made: what counts as sent, and as reduced, in the round that is open, as
     an engine with error feedback keeps it: by pieces."""
 
-    block = 1
+    block, draw, reference = 1, (2, 0), b""
 
     def __init__(self, me: PeerId, values: list[int], phases: tuple[int, ...], private_phases: int, work: Work) -> None:
         self.me, self.values, self.work, self.sum = me, values, work, dict[int, int]()
@@ -71,7 +71,7 @@ class Vector:
     async def open_sum(self) -> None:
         self.sum = {}
 
-    async def contribution(self, start: int, stop: int) -> Packed:
+    async def contribution(self, start: int, stop: int, reference: bytes = b"") -> Packed:
         await asyncio.sleep(0.001)
         self.work.read[self.me] += stop - start
         self.said.add((start, stop))

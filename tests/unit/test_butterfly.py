@@ -53,7 +53,7 @@ class Vector:
         self.sum_elements = self.num_elements
         self.reads = 0
 
-    private_phases = 0
+    private_phases, reference = 0, b""
 
     async def open_round(self, round_id: RoundId, **stands: object) -> None:
         await asyncio.sleep(0)
@@ -61,7 +61,7 @@ class Vector:
     async def open_sum(self) -> None:
         self.sum = {}
 
-    async def contribution(self, start: int, stop: int) -> Packed:
+    async def contribution(self, start: int, stop: int, reference: bytes = b"") -> Packed:
         await asyncio.sleep(0.001)
         self.reads += 1
         return pack(self.values[start:stop])
@@ -229,7 +229,7 @@ def test_a_contributor_does_not_run_away_from_the_slowest() -> None:
     slow, fast = group.engines[group.peers[2]], group.engines[group.peers[1]]
     free, read = asyncio.Event(), slow.contribution
 
-    async def held(start: int, stop: int) -> Packed:
+    async def held(start: int, stop: int, reference: bytes = b"") -> Packed:
         await free.wait()
         return await read(start, stop)
 
@@ -254,7 +254,7 @@ def test_a_contributor_that_stops_in_the_middle_is_asked_again(silent_s: float, 
     held = group.engines[group.peers[1]]
     read = held.contribution
 
-    async def slow(start: int, stop: int) -> Packed:
+    async def slow(start: int, stop: int, reference: bytes = b"") -> Packed:
         if start == parts.chunk_elements(64, 2):  # the second chunk of the other's part
             held.contribution = read  # type: ignore[method-assign]
             await asyncio.sleep(silent_s)

@@ -1,6 +1,8 @@
 """`swarmnet init`: a complete file, the data's digests in it, nothing overwritten."""
 
+import json
 import sys
+import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -190,3 +192,58 @@ def test_who_waits_for_long_is_told_how_far_it_is(asked, capsys, monkeypatch: py
     assert capsys.readouterr().err == (
         "reading the data: 3 documents, 1,000 tokens\nhashing the data: 14 of 14 windows\n"
     )
+
+
+LARGE = (
+    "--steps 2000 --set model.hidden_size=2048 --set model.intermediate_size=5632 --set model.num_layers=66 "
+    "--set model.num_heads=32 --set model.num_kv_heads=8 --set model.head_dim=64 --set training.sequence_length=64 "
+    "--set training.microbatches=1024 --set training.microbatch_size=8"
+)
+
+
+def test_a_line_chooses_and_says_what_else_would_cost(asked, capsys) -> None:
+    assert typed(f"init --mbit 200 --device cuda --sync exact {LARGE}") == 0
+    manifest = load("run.toml")
+    assert (manifest.numerics.mode, manifest.numerics.compute) == ("deterministic", "bf16")
+    assert (manifest.wire.activations, manifest.wire.gradients) == ("int8", "nf4")
+    assert (manifest.averaging.sync, manifest.averaging.codec) == ("exact", "small")
+    assert manifest.training.microbatches * manifest.training.microbatch_size == 1024 * 8
+    assert manifest.data.tokens_root and manifest.model.vocab_size == 300
+    out = capsys.readouterr().out
+    assert "for 200 Mbit/s each way, 50 ms, 30 TFLOP/s (cuda), 4 replicas of 99" in out
+    rows = [line.split() for line in out.splitlines() if "int8/nf4" in line or "fp32 " in line]
+    assert [row[0] for row in rows].count("*") == 1 and ["exact", "int64"] in [row[:2] for row in rows]
+    config = tomllib.loads(Path("run.peer.toml").read_text("utf-8"))
+    assert config["device"] == "cuda" and 3 <= config["slots"] <= 8
+    assert "next: swarmnet local" in out and "wrote run.peer.toml: slots = " in out
+    # What follows from a chosen sync comes with it.
+    assert typed(f"init --mbit 1 --device cuda --tflops 60 --replicas 8 --force {LARGE}") == 0
+    assert (load("run.toml").averaging.sync, load("run.toml").averaging.reducer) == ("local", "norm_clip")
+
+
+def test_what_is_said_beside_a_line_is_kept(asked, capsys) -> None:
+    assert typed("init --mbit 20 --device cpu --set wire.gradients=bf16 --set training.microbatches=6 --json") == 0
+    manifest, said = load("run.toml"), capsys.readouterr()
+    assert (manifest.wire.gradients, manifest.training.microbatches, manifest.numerics.compute) == ("bf16", 6, "fp32")
+    found = json.loads(said.out)
+    assert found["run"] == run_id(manifest) and "wrote run.toml" in said.err
+    assert found["chosen"]["averaging.codec"] == manifest.averaging.codec == "small"
+    assert [each["cost"]["step_s"] > 0 for each in found["compared"] if each["chosen"]] == [True]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("--mbit 0", "--mbit 0: must be a number above 0 and at most 1,000,000"),
+        ("--mbit -200", "--mbit -200: must be a number above 0"),
+        ("--mbit fast", "--mbit fast: must be a number above 0"),
+        ("--mbit nan", "--mbit nan: must be a number above 0"),
+        ("--mbit 200 --tflops 0", "--tflops 0: must be a number above 0"),
+        ("--mbit 200 --device tpu", "'tpu' is not one of 'cuda', 'cpu'"),
+        ("--device cuda", "--device says what to choose for: add --mbit, such as --mbit 200"),
+        ("--mbit 200 --set averaging.codec=topk:0.01 --set numerics.mode=fp32", 'cannot tell what "topk:0.01" costs'),
+    ],
+)
+def test_a_line_that_makes_no_sense_is_refused(asked, capsys, line: str, message: str) -> None:
+    assert typed(f"init {line}") == 2 and not Path("run.toml").exists()
+    assert message in capsys.readouterr().err

@@ -28,7 +28,7 @@ from swarmnet.step.gate import Shape, refusal
 KEEPER, OTHER = PeerId("keeper"), PeerId("other")
 SHAPE = Shape(num_stages=2, num_microbatches=4, total_steps=10)
 STAMP, BALLOT, GEN = Stamp(3, 1, Chain("0" * 64)), Ballot(2, KEEPER), Generation(1, 0)
-SOME = frozenset({0, 3})
+SOME, REST = frozenset({0, 3}), frozenset({1, 2})
 
 
 def commit(**changed: object) -> Commit:
@@ -53,7 +53,9 @@ def complaint(trouble: Trouble) -> Report:
     return Report(STAMP, BALLOT, GEN, SOME, SOME, None, None, 0, trouble=trouble)
 
 
-def round_of(parts: tuple = ((OTHER, GEN, SOME),), receivers: tuple = (OTHER, KEEPER), **changed: object) -> Round:
+def round_of(
+    parts: tuple = ((OTHER, GEN, SOME), (KEEPER, GEN, REST)), receivers: tuple = (OTHER, KEEPER), **changed: object
+) -> Round:
     return Round(STAMP, BALLOT, RoundId(BALLOT, 0), parts, receivers, (), **changed)
 
 
@@ -68,7 +70,6 @@ GOOD = [
     Report(STAMP, BALLOT, GEN, SOME, SOME, None, None, 0),
     Committed(commit()),
     round_of(),
-    Round(STAMP, BALLOT, RoundId(BALLOT, 0), (), (), (OTHER,)),
     round_of(bandwidths=(1, 10**12)),
     round_of(rows=(2,), columns=2),
     round_of(rows=(1, 1), columns=1),
@@ -89,10 +90,13 @@ BAD = [
     Report(STAMP, BALLOT, GEN, frozenset({9}), SOME, None, None, 0),
     Report(STAMP, BALLOT, GEN, SOME, SOME, None, None, 0, frozenset({60000})),
     round_of(receivers=()),
+    Round(STAMP, BALLOT, RoundId(BALLOT, 0), (), (), (OTHER,)),
     round_of(receivers=(OTHER, OTHER)),
     round_of(parts=((OTHER, GEN, frozenset()),)),
     round_of(parts=((OTHER, GEN, frozenset({4})),)),
     round_of(voided=frozenset({7})),
+    round_of(parts=((OTHER, GEN, SOME),)),
+    round_of(parts=((OTHER, GEN, SOME), (KEEPER, GEN, frozenset({1}))), voided=frozenset({2})),
     round_of(rows=(1,), columns=1),
     round_of(rows=(2, 1), columns=1),
     round_of(rows=(1, 1)),

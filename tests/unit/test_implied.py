@@ -6,15 +6,15 @@ import pytest
 
 from swarmnet.config.check import layer
 from swarmnet.manifest.file import change
-from swarmnet.manifest.implied import PAIRS_MOMENTUM, PAIRS_WARMUP_STEPS, implied
+from swarmnet.manifest.implied import PARTNERS_MOMENTUM, PARTNERS_WARMUP_STEPS, implied
 from swarmnet.manifest.schema import Manifest
 
 LOCAL = {"averaging.sync": "local"}
+SMALL = {"averaging.codec": "small"}
 FP32 = {"numerics.mode": "fp32", "averaging.codec": "fp32"}
 INT8 = {"numerics.mode": "fp32", "averaging.codec": "int8"}
-FP16 = {"numerics.mode": "fp32", "averaging.codec": "fp16"}
-WARMUP = {"averaging.outer_warmup_steps": PAIRS_WARMUP_STEPS}
-PAIRS = {"averaging.partners": "pairs"}
+WARMUP = {"averaging.outer_momentum": PARTNERS_MOMENTUM, "averaging.outer_warmup_steps": PARTNERS_WARMUP_STEPS}
+PAIRS, GROUPS = {"averaging.partners": "pairs"}, {"averaging.partners": "groups"}
 CLIP = {"averaging.reducer": "norm_clip"}
 
 
@@ -26,13 +26,15 @@ CLIP = {"averaging.reducer": "norm_clip"}
         (LOCAL | {"averaging.codec": "int8"}, {"numerics.mode": "fp32", **CLIP}),
         (LOCAL | {"averaging.codec": "powersgd:4"}, {"numerics.mode": "fp32"}),
         (LOCAL | {"averaging.reducer": "centered_clip"}, INT8),
-        (LOCAL | PAIRS, {**FP16, **CLIP, "averaging.outer_momentum": PAIRS_MOMENTUM, **WARMUP}),
-        (LOCAL | PAIRS | {"averaging.outer_momentum": 0.2}, {**FP16, **CLIP, **WARMUP}),
+        (LOCAL | PAIRS, {**INT8, **CLIP, **WARMUP}),
+        (LOCAL | GROUPS, {**INT8, **CLIP, **WARMUP, "averaging.group_size": 4}),
+        (LOCAL | PAIRS | {"averaging.outer_momentum": 0.2}, {**INT8, **CLIP, "averaging.outer_warmup_steps": 150}),
         (LOCAL | {"numerics.mode": "deterministic"}, {}),
-        ({}, {}),
-        ({"averaging.sync": "overlap"}, {"averaging.overlap_after": 100, "optimizer.lead": 2.5}),
-        ({"averaging.sync": "overlap", "optimizer.lead": 0.0}, {"averaging.overlap_after": 100}),
-        ({"averaging.sync": "overlap", "optimizer.beta1": 0.0}, {"averaging.overlap_after": 100}),
+        ({}, SMALL),
+        ({"averaging.codec": "int64"}, {}),
+        ({"averaging.sync": "overlap"}, {**SMALL, "averaging.overlap_after": 100, "optimizer.lead": 2.5}),
+        ({"averaging.sync": "overlap", "optimizer.lead": 0.0}, {**SMALL, "averaging.overlap_after": 100}),
+        ({"averaging.sync": "overlap", "optimizer.beta1": 0.0}, {**SMALL, "averaging.overlap_after": 100}),
     ],
 )
 def test_what_a_choice_of_sync_brings_along(said: dict, follows: dict, opened: bool) -> None:
@@ -44,6 +46,11 @@ def test_open_runs_with_float_sums_clip_and_others_do_not() -> None:
     assert implied(FP32, opened=False) == {}
     assert implied(FP32 | {"averaging.reducer": "sum"}, opened=True) == {}
     assert implied(FP32 | {"averaging.codec": "powersgd:2"}, opened=True) == {}
+
+
+def test_a_manifest_keeps_its_codec_until_its_mode_changes() -> None:
+    assert implied({"training.seed": 3}, opened=True, anew=False) == {}
+    assert implied({"numerics.mode": "fp32"}, opened=False) == {"averaging.codec": "fp32"}
 
 
 @pytest.mark.parametrize("codec", [None, "int8", "powersgd:4", "topk:0.1"])

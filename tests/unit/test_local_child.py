@@ -160,7 +160,7 @@ class Echo:
     async def forward(self, step: int, index: int, payload: Any, *, train: bool) -> str:
         return f"{step}.{index}"
 
-    async def contribution(self, start: int, stop: int) -> str:
+    async def contribution(self, start: int, stop: int, reference: bytes = b"") -> str:
         return "mine"
 
     async def on_call(self, caller: str, request: Any, payload: Any) -> Any:

@@ -18,16 +18,18 @@ from swarmnet.net.admission_files import Owner, OwnPass, admissions_of
 from swarmnet.net.identity import Identity
 
 
-def test_small_models_are_exact_and_large_ones_are_not() -> None:
-    small = choose(LocalOptions(stages=2, steps=7, seed=3))
-    assert (small.numerics.mode, small.averaging.codec) == ("deterministic", "int64")
-    assert (small.cut.stages, small.training.total_steps, small.training.seed) == (2, 7, 3)
-    wide = ("model.hidden_size=1024", "model.intermediate_size=4096")
-    large = choose(LocalOptions(set=wide))
-    assert (large.numerics.mode, large.averaging.codec) == ("fp32", "fp32")
-    assert choose(LocalOptions(set=wide, numerics="deterministic")).averaging.codec == "int64"
+def test_sums_are_exact_and_small_unless_something_else_is_said(tmp_path: Path) -> None:
+    usual = choose(LocalOptions(stages=2, steps=7, seed=3))
+    assert (usual.numerics.mode, usual.averaging.codec) == ("deterministic", "small")
+    assert (usual.cut.stages, usual.training.total_steps, usual.training.seed) == (2, 7, 3)
+    assert choose(LocalOptions(numerics="deterministic")).averaging.codec == "small"
     assert choose(LocalOptions(numerics="fp32")).averaging.codec == "fp32"
+    assert choose(LocalOptions(set=("averaging.codec=int64",))).averaging.codec == "int64"
     assert choose(LocalOptions(set=("numerics.mode=fp32", "averaging.codec=bf16"))).averaging.codec == "bf16"
+    wide = tmp_path / "wide.toml"
+    wide.write_text(to_toml(choose(LocalOptions(set=("averaging.codec=int64",)))))
+    assert choose(LocalOptions(manifest=wide, numerics="deterministic")).averaging.codec == "int64"
+    assert choose(LocalOptions(manifest=wide, numerics="fp32")).averaging.codec == "fp32"
 
 
 def test_more_stages_than_layers_get_more_layers() -> None:

@@ -18,11 +18,11 @@ NAMES = ("matrix", "vector", "scalar", "cube")
 SIZE = 26
 
 
-def replica(*, partners: str = "all", learning_rate: float = 0.7, momentum: float = 0.6) -> Outer:
+def replica(*, gossip: int = 0, learning_rate: float = 0.7, momentum: float = 0.6) -> Outer:
     """At the same slow weights as all others, with nothing learned yet."""
     generator = torch.Generator().manual_seed(0)
     parameters = [torch.randn(shape, generator=generator) for shape in SHAPES]
-    return Outer(parameters, partners=partners, learning_rate=learning_rate, momentum=momentum)
+    return Outer(parameters, gossip=gossip, learning_rate=learning_rate, momentum=momentum)
 
 
 def weights(outer: Outer) -> Tensor:
@@ -54,9 +54,9 @@ def test_with_rate_1_and_no_momentum_the_outer_step_is_the_plain_mean_of_the_wei
             torch.testing.assert_close(outer.slow, mean, rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize("partners", ["all", "pairs"])
-def test_a_plain_exchange_is_the_mean_of_the_weights_and_forgets_the_momentum(partners: str) -> None:
-    group = [replica(partners=partners) for _ in range(2)]
+@pytest.mark.parametrize("gossip", [0, 2])
+def test_a_plain_exchange_is_the_mean_of_the_weights_and_forgets_the_momentum(gossip: int) -> None:
+    group = [replica(gossip=gossip) for _ in range(2)]
     for number, plain in enumerate((False, True, True)):
         for seed, outer in enumerate(group):
             learn(outer, 10 * number + seed)
@@ -115,7 +115,7 @@ def test_elements_that_are_not_exchanged_stay_as_they_are() -> None:
 
 @given(st.integers(2, 6), st.floats(0.0, 0.95), st.integers(0, 99))
 def test_gossip_in_pairs_moves_the_mean_of_all_as_one_group_would(pairs: int, momentum: float, seed: int) -> None:
-    paired, whole = ([replica(partners="pairs", momentum=momentum) for _ in range(2 * pairs)] for _ in range(2))
+    paired, whole = ([replica(gossip=2, momentum=momentum) for _ in range(2 * pairs)] for _ in range(2))
     order = torch.randperm(2 * pairs, generator=torch.Generator().manual_seed(seed)).tolist()
     drift = torch.Generator().manual_seed(seed)
     for number in range(2 * pairs):
@@ -131,7 +131,7 @@ def test_gossip_in_pairs_moves_the_mean_of_all_as_one_group_would(pairs: int, mo
 
 
 def test_gossip_keeps_slow_weights_together_that_began_apart() -> None:
-    group = [replica(partners="pairs", momentum=0.5) for _ in range(8)]
+    group = [replica(gossip=2, momentum=0.5) for _ in range(8)]
     for seed, outer in enumerate(group):
         outer.slow.add_(torch.randn(SIZE, generator=torch.Generator().manual_seed(seed)))
         for start, piece in outer._pieces(0, SIZE):
@@ -148,11 +148,11 @@ def test_gossip_keeps_slow_weights_together_that_began_apart() -> None:
     assert apart() < 0.05 * began
 
 
-@pytest.mark.parametrize("group", [2, 3])
+@pytest.mark.parametrize(("group", "size"), [(2, 2), (3, 2), (4, 4), (5, 4), (16, 16), (31, 16)])
 @pytest.mark.parametrize("momentum", [0.0, 0.5, 0.9])
-def test_the_pull_is_where_the_paper_wants_it(group: int, momentum: float) -> None:
+def test_the_pull_is_where_the_paper_wants_it(group: int, size: int, momentum: float) -> None:
     unit = (group / (2 * (group - 1))) ** 0.5
-    assert unit * momentum < pull(momentum) < unit * (2 + momentum**2) ** 0.5
+    assert unit * momentum < pull(momentum, size) < unit * (2 + momentum**2) ** 0.5
 
 
 def test_the_state_has_the_parameters_names_and_shapes_and_is_live() -> None:

@@ -6,8 +6,10 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any
 
-from swarmnet.net.traffic import MOST_WAIT_S, Priority
+from swarmnet.net.traffic import STATE_SHARE, Priority
 from swarmnet.simulate.clock import VirtualLoop
+
+PIECE = 2 << 20
 
 
 def play(story: Coroutine[Any, Any, float]) -> float:
@@ -17,7 +19,7 @@ def play(story: Coroutine[Any, Any, float]) -> float:
 
 async def waited(priority: Priority) -> float:
     began = asyncio.get_running_loop().time()
-    await priority.turn()
+    await priority.turn(PIECE)
     return asyncio.get_running_loop().time() - began
 
 
@@ -31,9 +33,20 @@ def test_nobody_waits_for_nothing() -> None:
     assert play(story()) == 0.0
 
 
-def test_what_can_wait_waits_until_the_last_urgent_one_is_through() -> None:
+def test_beside_what_is_urgent_state_has_a_tenth_of_the_line_however_many_fetch_it() -> None:
     async def story() -> float:
         priority = Priority()
+        priority.bytes_per_s = 10 * PIECE
+        with priority.urgent():
+            return max(await asyncio.gather(*(waited(priority) for _ in range(11))))
+
+    assert abs(play(story()) - 10.0) < 1e-9, "the first one is there at once, the others a second apart"
+
+
+def test_state_goes_on_when_the_line_rests() -> None:
+    async def story() -> float:
+        priority = Priority()
+        priority.bytes_per_s = PIECE
 
         async def send(seconds: float) -> None:
             with priority.urgent():
@@ -43,15 +56,33 @@ def test_what_can_wait_waits_until_the_last_urgent_one_is_through() -> None:
             for seconds in (0.1, 0.4, 0.2):
                 group.create_task(send(seconds))
             await asyncio.sleep(0)
-            return await waited(priority)
+            return sum([await waited(priority) for _ in range(5)])
 
     assert abs(play(story()) - 0.4) < 1e-9
 
 
-def test_a_line_that_never_rests_lets_a_trickle_through() -> None:
+def test_what_the_idle_line_carries_is_not_counted() -> None:
     async def story() -> float:
         priority = Priority()
+        priority.bytes_per_s = PIECE
+        for _ in range(100):
+            await waited(priority)
         with priority.urgent():
-            return await waited(priority) + await waited(priority)
+            return await waited(priority)
 
-    assert play(story()) == 2 * MOST_WAIT_S
+    assert play(story()) == 0.0
+
+
+def test_whoever_leaves_the_queue_holds_up_nobody() -> None:
+    async def story() -> float:
+        priority = Priority()
+        priority.bytes_per_s = PIECE
+        with priority.urgent():
+            await waited(priority)
+            left = [asyncio.create_task(waited(priority)) for _ in range(3)]
+            await asyncio.sleep(1.0)
+            for task in left:
+                task.cancel()
+            return await waited(priority)
+
+    assert abs(play(story()) - (1.0 / STATE_SHARE - 1.0)) < 1e-9

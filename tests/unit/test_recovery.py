@@ -68,12 +68,13 @@ def test_a_refused_copy_is_no_copy(code: RejectCode) -> None:
     ("payload", "code"),
     [
         ((TOKENS, hidden(math.nan), PROOF), RejectCode.NON_FINITE),
+        ((TOKENS, hidden(1e20), PROOF), RejectCode.NON_FINITE),
         ((TOKENS,), RejectCode.BAD_SHAPE),
         ((Packed("int32", (1, 2), struct.pack("<ii", 3, 8)), hidden(1.0), PROOF), RejectCode.MALFORMED),
         ((TOKENS, hidden(1.0), Packed("uint8", (1, 1, 32), bytes(32))), RejectCode.MALFORMED),
         ((TOKENS, hidden(1.0)), RejectCode.BAD_SHAPE),
     ],
-    ids=["nan", "shape", "vocabulary", "proof", "no proof"],
+    ids=["nan", "huge", "shape", "vocabulary", "proof", "no proof"],
 )
 def test_a_bad_input_is_asked_for_elsewhere_and_its_sender_named(payload: tuple[Packed, ...], code: RejectCode) -> None:
     async def main() -> None:
@@ -102,14 +103,21 @@ def test_a_bad_memoised_answer_is_none(bad: Fetched) -> None:
     on_virtual_time(main())
 
 
-def test_only_a_recomputation_proves_that_the_input_is_not_finite() -> None:
+def void(request: Request) -> Rejected:
+    return Rejected(RejectCode.NOT_FOUND if cached(request) else RejectCode.VOID)
+
+
+def test_only_recomputations_of_half_a_stage_prove_that_the_input_is_not_finite() -> None:
     async def main() -> None:
-        transport = ScriptedTransport(
-            a=lambda request: PeerGone("broken"),
-            b=lambda request: Rejected(RejectCode.NOT_FOUND if cached(request) else RejectCode.VOID),
-        )
+        transport = ScriptedTransport(a=lambda request: PeerGone("broken"), b=void, c=void)
         with pytest.raises(Refused) as refused:
-            await sources(transport, "a", "b").input(0, 0)
+            await sources(transport, "a", "b", "c").input(0, 0)
         assert refused.value.code is RejectCode.VOID
+        honest = ScriptedTransport(
+            a=void,
+            b=lambda request: PeerGone("broken"),
+            c=lambda request: Rejected(RejectCode.NOT_FOUND) if cached(request) else INPUT,
+        )
+        assert await sources(honest, "a", "b", "c").input(0, 0) == INPUT.payload
 
     on_virtual_time(main())

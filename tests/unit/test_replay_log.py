@@ -7,6 +7,8 @@ from collections.abc import Coroutine
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from swarmnet.averaging.exchange import Exchange, pieces
 from swarmnet.averaging.replay_log import KEEP_S, ReplayLog
 from swarmnet.errors import RejectCode
@@ -90,6 +92,38 @@ def test_steps_since_somebody_came_are_kept_with_their_sums() -> None:
                 assert found.payload[0].data == bytes([step]) * (8 * (stop - start))
         assert trail.step(stamp(1)) is None
         assert trail.piece(part(5, 0, 10)) is None, "pieces are cut in one way"
+
+    play(story())
+
+
+def test_the_last_sum_is_packed_while_the_next_step_is_computed() -> None:
+    async def story() -> None:
+        buffer = Buffer()
+        trail = ReplayLog(buffer, lambda: CUT)
+        trail.wanted()
+        await play_steps(trail, buffer, 0, 0)
+        await asyncio.sleep(0.15)
+        assert trail.piece(part(0, 0, 4)) is not None and trail.piece(part(0, 8, 10)) is None, "piece by piece"
+        await asyncio.sleep(1.0)
+        assert buffer.copied == len(CUT)
+        began = asyncio.get_running_loop().time()
+        await trail.save(stamp(0), finished(0).id)
+        assert asyncio.get_running_loop().time() == began, "the next round waits for nothing"
+
+    play(story())
+
+
+def test_who_gives_up_waiting_for_the_packing_finds_it_done_later() -> None:
+    async def story() -> None:
+        buffer = Buffer()
+        trail = ReplayLog(buffer, lambda: CUT)
+        trail.wanted()
+        await play_steps(trail, buffer, 0, 0)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.15):
+                await trail.save(stamp(0), finished(0).id)
+        await trail.save(stamp(0), finished(0).id)
+        assert buffer.copied == len(CUT) and trail.piece(part(0, 8, 10)) is not None
 
     play(story())
 

@@ -102,7 +102,7 @@ CONTROLS = (
 REQUESTS = (
     Process(41, 2, 6, "eval", True, True),
     Fetch(41, -1, 6, "gradient", True),
-    Part(STAMP, ROUND_ID, "reduced", 128, 1 << 40, 1),
+    Part(STAMP, ROUND_ID, "reduced", 128, 1 << 40, 1, bytes(range(32))),
     SnapshotRequest(2, 41, bytes(range(32)), 8191),
     TrailRequest(STAMP),
     ManifestRequest(),

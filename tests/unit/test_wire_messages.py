@@ -163,8 +163,9 @@ requests: dict[type, st.SearchStrategy] = {
         Fetch, steps, st.integers(-1, 100), index, st.sampled_from(["input", "gradient"]), st.booleans()
     ),
     Part: st.builds(
-        lambda stamp, id, kind, span, hop: Part(stamp, id, kind, *span, hop),
+        lambda stamp, id, kind, span, hop, reference: Part(stamp, id, kind, *span, hop, reference),
         stamps, rounds, st.sampled_from(["contribution", "reduced", "sum"]), spans, st.integers(0, 15),
+        st.binary(max_size=32),
     ),
     SnapshotRequest: st.builds(SnapshotRequest, stages)
     | st.builds(SnapshotRequest, stages, steps, digests32, st.integers(-1, MAX_PIECES - 1)),

@@ -38,20 +38,22 @@ class Fetch(_message.Message):
     def __init__(self, step: _Optional[int] = ..., stage: _Optional[int] = ..., index: _Optional[int] = ..., kind: _Optional[str] = ..., cached: _Optional[bool] = ...) -> None: ...
 
 class Part(_message.Message):
-    __slots__ = ("stamp", "id", "kind", "start", "stop", "hop")
+    __slots__ = ("stamp", "id", "kind", "start", "stop", "hop", "reference")
     STAMP_FIELD_NUMBER: _ClassVar[int]
     ID_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
     START_FIELD_NUMBER: _ClassVar[int]
     STOP_FIELD_NUMBER: _ClassVar[int]
     HOP_FIELD_NUMBER: _ClassVar[int]
+    REFERENCE_FIELD_NUMBER: _ClassVar[int]
     stamp: _values_pb2.Stamp
     id: _values_pb2.RoundId
     kind: str
     start: int
     stop: int
     hop: int
-    def __init__(self, stamp: _Optional[_Union[_values_pb2.Stamp, _Mapping]] = ..., id: _Optional[_Union[_values_pb2.RoundId, _Mapping]] = ..., kind: _Optional[str] = ..., start: _Optional[int] = ..., stop: _Optional[int] = ..., hop: _Optional[int] = ...) -> None: ...
+    reference: bytes
+    def __init__(self, stamp: _Optional[_Union[_values_pb2.Stamp, _Mapping]] = ..., id: _Optional[_Union[_values_pb2.RoundId, _Mapping]] = ..., kind: _Optional[str] = ..., start: _Optional[int] = ..., stop: _Optional[int] = ..., hop: _Optional[int] = ..., reference: _Optional[bytes] = ...) -> None: ...
 
 class SnapshotRequest(_message.Message):
     __slots__ = ("stage", "version", "root", "piece")

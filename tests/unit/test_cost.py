@@ -1,0 +1,116 @@
+"""What a step costs, and the choice that follows: laws of the formulas, and figures that were measured."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from swarmnet.errors import UsageError
+from swarmnet.manifest.file import override
+from swarmnet.manifest.schema import Cut, Manifest, Model, Training
+from swarmnet.plan.choice import choose
+from swarmnet.plan.cost import Load, Site, Way, cost, load_of, sum_bytes
+
+MBIT = 1e6 / 8
+LOAD = Load(stages=4, replicas=4, microbatches=32, microbatch_s=0.6, boundary_elements=1 << 22, parameters=10**9)
+SITE = Site(bytes_per_s=200 * MBIT, flops_per_s=30e12)
+WAY = Way("int8", "nf4", "small", "exact", slots=8)
+
+
+@pytest.mark.parametrize(
+    ("microbatches", "replicas", "measured"),
+    [(8, 2, 1.15), (8, 4, 1.08), (8, 16, 0.82), (32, 2, 1.39), (32, 4, 1.31), (32, 16, 1.17)],
+)
+def test_small_sums_are_as_long_as_measured(microbatches: int, replicas: int, measured: float) -> None:
+    assert sum(sum_bytes("small", microbatches, replicas)) == pytest.approx(measured, rel=0.03)
+
+
+def test_a_round_sends_what_a_butterfly_must() -> None:
+    found = cost(LOAD, SITE, replace(WAY, codec="int8"))
+    assert found.averaging_bytes == pytest.approx(3 / 4 * 2.032e9)
+    assert found.averaging_s == pytest.approx(found.averaging_bytes / SITE.bytes_per_s)
+    assert cost(replace(LOAD, replicas=1), SITE, WAY).averaging_s == 0.0
+
+
+def test_on_a_fast_line_the_codec_is_what_takes_time() -> None:
+    fast = replace(SITE, bytes_per_s=1e10)
+    exact, small = (cost(LOAD, fast, replace(WAY, codec=codec)).averaging_s for codec in ("int64", "small"))
+    assert exact < small < cost(LOAD, SITE, replace(WAY, codec="int64")).averaging_s
+
+
+def test_nothing_is_faster_than_its_compute_and_less_work_is_never_slower() -> None:
+    for sync in ("exact", "overlap", "local"):
+        way = replace(WAY, sync=sync, inner_steps=20 if sync == "local" else 1)
+        found = cost(LOAD, SITE, way)
+        assert found.compute_s == pytest.approx(8 * 0.6) and 0 < found.utilisation < 1
+        assert cost(LOAD, replace(SITE, bytes_per_s=2 * SITE.bytes_per_s), way).step_s <= found.step_s
+        assert cost(replace(LOAD, microbatch_s=0.3), SITE, way).step_s <= found.step_s
+        assert cost(LOAD, SITE, replace(way, slots=2)).step_s >= found.step_s
+
+
+def test_two_thirds_of_a_slot_a_stage_and_what_latency_takes() -> None:
+    near = replace(SITE, round_trip_s=1e-6, bytes_per_s=1e15)
+    assert cost(replace(LOAD, stages=12, microbatches=400), near, WAY).slots == 8 + 1 + 1
+    far = cost(replace(LOAD, stages=12, microbatches=400), replace(near, round_trip_s=0.2), WAY).slots
+    assert far == 8 + 1 + 1 + 6, "12 x 1.5 round trips of a third of a microbatch each"
+
+
+def test_a_stage_is_as_large_and_as_slow_as_the_heaviest() -> None:
+    manifest = Manifest(cut=Cut(stages=2), model=Model(num_layers=4, vocab_size=50_000))
+    load = load_of(manifest.of_stage(0), SITE, replicas=2)
+    whole = manifest.model.num_parameters
+    assert whole / 2 < load.parameters < whole and load.stages == 2
+    assert load.boundary_elements == 4 * 64 * 128
+    once = load_of(override(manifest, ["cut.stages=1"]).of_stage(0), SITE, replicas=2)
+    assert once.parameters == pytest.approx(whole, rel=1e-3)
+    # Six FLOPs for each parameter and token, but for embeddings and attention.
+    assert once.microbatch_s == pytest.approx(6 * (whole - 50_000 * 128) * 256 / SITE.flops_per_s, rel=0.1)
+
+
+LARGE = Manifest(
+    model=Model(hidden_size=2048, intermediate_size=5632, num_layers=48, num_heads=32, num_kv_heads=8, head_dim=64),
+    training=Training(total_steps=2000, microbatches=64, microbatch_size=4, sequence_length=2048),
+)
+
+
+def test_the_narrower_the_line_the_less_is_sent() -> None:
+    codecs = []
+    for mbit in (50_000, 20, 1):
+        best, compared = choose(
+            LARGE.of_stage(0), {"averaging.sync": "exact"}, replace(SITE, bytes_per_s=mbit * MBIT), replicas=4
+        )
+        assert best in compared and {each.way.codec for each in compared} == {"int64", "small"}
+        codecs.append((best.way.activations, best.way.codec))
+    assert codecs == [("fp32", "int64"), ("int8", "small"), ("int8", "small")]
+    best, compared = choose(LARGE.of_stage(0), {}, replace(SITE, bytes_per_s=20 * MBIT), replicas=4)
+    assert (best.way.sync, best.way.codec) == ("local", "int8")
+    assert best.fields["numerics.mode"] == "fp32" and best.seconds == min(each.seconds for each in compared)
+    assert best.seconds > 1.3 * best.cost.step_s, "what it harms the loss is in the price"
+    assert best.microbatch_size * best.microbatches == 4 * 64
+
+
+def test_a_short_run_has_no_time_for_late_gradients() -> None:
+    short = override(LARGE, ["training.total_steps=60"])
+    _, compared = choose(short.of_stage(0), {}, SITE, replicas=4)
+    assert {each.way.sync for each in compared} == {"exact"}
+    best, _ = choose(short.of_stage(0), {"averaging.sync": "local"}, SITE, replicas=4)
+    assert best.way.sync == "local", "it was said"
+
+
+def test_what_was_said_is_kept() -> None:
+    said = {"averaging.codec": "int8", "wire.activations": "bf16", "training.microbatch_size": 4}
+    manifest = override(LARGE, ["wire.activations=bf16", "numerics.mode=fp32", "averaging.codec=int8"])
+    best, compared = choose(manifest.of_stage(0), said, SITE, replicas=4)
+    assert {each.way.codec for each in compared} == {"int8"} and best.way.activations == "bf16"
+    assert (best.microbatch_size, best.microbatches) == (4, 64)
+    for fields, sums in (
+        ({"averaging.reducer": "norm_clip"}, ("local", "int8")),
+        ({"averaging.sync": "exact", "numerics.mode": "fp32"}, ("exact", "int8")),
+        ({"averaging.sync": "local", "averaging.partners": "pairs"}, ("local", "fp16")),
+        ({"averaging.sync": "overlap"}, ("overlap", "small")),
+    ):
+        best, _ = choose(LARGE.of_stage(0), fields, SITE, replicas=4)
+        assert (best.way.sync, best.way.codec) == sums
+    with pytest.raises(UsageError, match='--mbit cannot tell what "powersgd:4" costs'):
+        choose(manifest.of_stage(0), {"averaging.codec": "powersgd:4"}, SITE, replicas=4)
