@@ -1,6 +1,7 @@
 """How fast a state travels from donors to a joiner, beside one raw TCP stream over the same capped link.
 
     python benchmarks/join.py [--donors 1,2,4] [--megabytes 64] [--rate-mbit 200] [--rounds 3] [--json FILE]
+    python benchmarks/join.py --home
 
 Every donor is a process of its own behind an uplink of `--rate-mbit`; real gRPC, real TLS, the product's `Donor` and
 `Fetcher`, descriptions, signatures and digests included. As root the links are veth pairs between network namespaces
@@ -9,6 +10,8 @@ with a token bucket (`tbf`) on the donor's side; otherwise, or with `--relay`, a
 Raw and ours take turns in every round, and a ratio is the median over rounds. Last, a donor sends microbatch payloads
 to a neighbour over the same uplink, first alone, then while a joiner fetches: the neighbour should lose no more than
 the joiner gets.
+
+With `--home` a stage of 1B parameters is joined over home lines instead, on virtual time (`join_home.py`).
 """
 
 from __future__ import annotations
@@ -28,6 +31,9 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from join_home import SCENES
+from join_home import report as report_home
 
 from swarmnet.errors import PeerGone, PeerTimeout
 from swarmnet.ids import Chain, PeerId, RunId
@@ -401,10 +407,15 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--relay", action="store_true", help="throttle in user space also as root")
     parser.add_argument("--json", type=Path, help="write the ratios here")
+    parser.add_argument("--home", action="store_true", help="1B parameters over home lines, on virtual time")
     parser.add_argument("--child", nargs=2, metavar=("HOST", "BYTES"), help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.child:
         asyncio.run(child(args.child[0], int(args.child[1])))
+        return
+    if args.home:
+        for scene in SCENES:
+            report_home(scene)
         return
     args.relay = args.relay or os.geteuid() != 0
     found = measure(args, args.megabytes * MB)

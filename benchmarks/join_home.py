@@ -1,6 +1,5 @@
 """A member joins a large stage over home lines, on virtual time: when it is level, and what that costs the others.
-
-Production peers, exchanges, donors and joiner in one process; bytes are a thousandth, seconds a tenth.
+Production peers, exchanges, donors and joiner in one process; bytes are a thousandth, seconds a twentieth.
 The stage's members compute for a part of a step and average for the rest, and all have the same line.
 """
 
@@ -18,8 +17,9 @@ from swarmnet.ids import PeerId
 from swarmnet.manifest.schema import Protocol
 from swarmnet.simulate.plan import Plan
 from swarmnet.simulate.swarm import Swarm
+from swarmnet.state.forecast import WITHIN, Ahead, arrives, line_needed
 
-SMALLER, FASTER = 1000, 10
+SMALLER, FASTER = 1000, 20
 JOINER = PeerId("joiner")
 TIMERS = Protocol(heartbeat_s=2.0, suspect_s=6.0, long_silence_s=30.0, idle_index_s=20.0)
 BEFORE = 4
@@ -64,6 +64,10 @@ class Joined:
     """Of the members, while it was on the way."""
     alone_s: float
     """Before it came."""
+    foreseen: tuple[tuple[float, float | None], ...]
+    """(steps since it came, in how many more it said it would be level), now and then."""
+    too_slow: dict[str, Any] | None
+    """What it said when it found that it would never be."""
 
     @property
     def slowed(self) -> float:
@@ -88,7 +92,7 @@ def plan_of(scene: Scene) -> Plan:
         padding_bytes=scene.sum_bytes,
         sum_piece=size // 64,
         state_bytes=size * scene.state_bytes,
-        piece_bytes=16 << 10,
+        piece_bytes=32 << 10,
         protocol=TIMERS,
         served=((0,), *((1,) for _ in range(scene.members))),
     )
@@ -100,6 +104,7 @@ def play(scene: Scene, seed: int = 1) -> tuple[Joined, Swarm]:
     applied: list[tuple[float, int]] = []
     told: dict[str, float] = {}
     came: list[float] = []
+    foreseen: list[tuple[float, float | None]] = []
     rate = scene.line / SMALLER * FASTER
 
     def watch(peer: PeerId, event: str, fields: dict[str, Any]) -> None:
@@ -108,6 +113,8 @@ def play(scene: Scene, seed: int = 1) -> tuple[Joined, Swarm]:
             applied.append((now, fields["version"]))
         if peer == JOINER and event in ("following", "synced"):
             told.setdefault(event, now)
+        if peer == JOINER and event in ("fetching", "following"):
+            foreseen.append((now, fields["level_in"]))
         news.set()
 
     news = asyncio.Event()
@@ -145,4 +152,33 @@ def play(scene: Scene, seed: int = 1) -> tuple[Joined, Swarm]:
         steps_at(told.get("following", last)) - steps_at(came[0]),
         FASTER * statistics.mean(took for later, took in lengths if came[0] + scene.step_s / FASTER < later <= last),
         FASTER * statistics.mean([took for later, took in lengths if later <= came[0]][1:]),
+        tuple((steps_at(at) - steps_at(came[0]), level_in) for at, level_in in foreseen),
+        next((fields for _, _, event, fields in swarm.events if event == "too_slow"), None),
     ), swarm
+
+
+SCENES = (Scene(members=8, sum_bytes=1.1), Scene(members=3, sum_bytes=1.45))
+"""Steps of 80 s that are nearly all round: no line ever rests."""
+
+
+def report(scene: Scene) -> None:
+    """Play it; print what became of it, beside what the arithmetic of lines says."""
+    joined, _ = play(scene)
+    size = scene.parameters
+    ahead = Ahead(scene.state_bytes * size, 0, scene.sum_bytes * size, joined.step_s)
+    foretold = ahead.steps(arrives([scene.line] * scene.members, scene.line))
+    here = ahead.needs(WITHIN)
+    each = line_needed(here, scene.members)
+    for line in (
+        f"{scene.members} members on {scene.mbit:g} Mbit/s, {size / 1e9:g}B parameters, sums of {scene.sum_bytes:g} B",
+        f"  level after   {in_steps(joined.steps)}, the copy after {joined.state_steps:.1f}",
+        f"  by tenths     {in_steps(foretold)}",
+        f"  the others    {joined.step_s:.1f} s a step, not {joined.alone_s:.1f}: {100 * joined.slowed:.0f} % more",
+        f"  it would take {8e-6 * here:.0f} Mbit/s here and {8e-6 * each:.0f} at each member, for {WITHIN} steps",
+    ):
+        print(line)
+
+
+def in_steps(steps: float | None) -> str:
+    """In words."""
+    return "never" if steps is None else f"{steps:.1f} steps"

@@ -107,6 +107,7 @@ class Exchange:
         self.meter, self.watch = Meter(), Watch()
         self._silent_until: dict[PeerId, float] = {}
         self._held_elements = self._sent_bytes = 0  # _held_elements: how long the sum in the buffer is
+        self.collected_bytes = self._last_bytes = 0  # of sums that were fetched: of all, and of the last one
         self.replay_log = ReplayLog(sums, lambda: pieces(0, self._held_elements, piece_elements))
 
     # ------------------------------------------------------------ my part in a round
@@ -224,6 +225,8 @@ class Exchange:
         except ExceptionGroup as error:
             raise error.exceptions[0] from error
         collected = [task.result() for task in tasks]
+        self._last_bytes = sum(data.payload[0].num_bytes for data in collected)
+        self.collected_bytes += self._last_bytes
         finished = collected[0].finished
         assert finished is not None, "looked at with each piece"
         if any(data.finished != finished for data in collected):
@@ -242,6 +245,11 @@ class Exchange:
     def holds(self, stamp: Stamp, round_id: RoundId) -> bool:
         """Is the sum buffer's content, whole and checked, the sum of that round?"""
         return self._held is not None and (self._held[0], self._held[1].id) == (stamp, round_id)
+
+    @property
+    def sum_bytes(self) -> float:
+        """In about how many bytes a finished sum travels."""
+        return self._last_bytes or self._sums.travel_bytes
 
     def take_sent(self) -> int:
         """Bytes of sums that I have handed to others since this was asked last; without the messages around them."""

@@ -51,8 +51,10 @@ class ProgressBar(Screen):
         match event:
             case "fetching":
                 self._fetching(fields)
-            case "following" if self._progress is not None:
-                self._bar_says(fields["stage"], f"catching up, version {fields['version']}")
+            case "following":
+                self._following(fields)
+            case "too_slow":
+                self.phase("state", _too_slow(fields))
             case "mesh_starting":
                 whom = f"stage {fields['stage']} on {fields['ranks']} ranks ({fields['mesh']})"
                 self.phase("ranks", f"{whom}: starting their processes")
@@ -79,7 +81,7 @@ class ProgressBar(Screen):
         now, donors = self._clock(), fields["donors"]
         from_whom = f"from {donors} replica{'s' if donors != 1 else ''}"
         if self.redraws:
-            self._bar(stage, got, total, from_whom, DownloadColumn, SpeedColumn, _time_left)
+            self._bar(stage, got, total, from_whom + _level_in(fields), DownloadColumn, SpeedColumn, _time_left)
             return
         # Bytes of an earlier attempt count as there already, not as pace.
         began, first = self._began.setdefault(stage, (now, got))
@@ -87,7 +89,16 @@ class ProgressBar(Screen):
             self._said_at = now
             pace = (got - first) / (now - began) if now > began else 0.0
             going = f", {size(pace)}/s, {(total - got) / pace:.0f} s left" if pace and got < total else ""
-            self.phase("state", f"{size(got)} of {size(total)} {from_whom}{going}")
+            share = f"{100 * got / max(total, 1):.0f} %{_level_in(fields)}"
+            self.phase("state", f"{share}; {size(got)} of {size(total)} {from_whom}{going}")
+
+    def _following(self, fields: Mapping[str, Any]) -> None:
+        words = f"catching up, version {fields['version']} of {fields['newest']}{_level_in(fields)}"
+        if self._progress is not None:
+            self._bar_says(fields["stage"], words)
+        elif not self.redraws and self._clock() - self._said_at >= PLAIN_EVERY_S:
+            self._said_at = self._clock()
+            self.phase("state", words)
 
     def _synced(self, fields: Mapping[str, Any]) -> None:
         self.clear()
@@ -175,6 +186,21 @@ def _dialled_back(could: list[str], could_not: list[str], not_asked: list[str]) 
     if not could:
         return f"nobody who was asked could say whether others can connect to this peer{silent}"
     return f"{len(could)} member{'s' if len(could) > 1 else ''} connected back{silent}"
+
+
+def _level_in(fields: Mapping[str, Any]) -> str:
+    steps = fields["level_in"]
+    return "" if steps is None else f", level in about {max(round(steps), 1)} step{'s' if steps >= 1.5 else ''}"
+
+
+def _too_slow(fields: Mapping[str, Any]) -> str:
+    here, each = (f"{8e-6 * fields[name]:.0f} Mbit/s" for name in ("needs", "needs_each"))
+    return (
+        f"too slow: {size(fields['bytes_per_s'])}/s come, and every {fields['step_s']:.0f} s a sum of "
+        f"{size(fields['sum_bytes'])} is added. To be level within {fields['within']} steps it takes "
+        f"{size(fields['needs'])}/s: a line of {here} here, and of {each} at each of {fields['donors']} replicas if "
+        "theirs never rest (a tenth is for joiners), or more replicas"
+    )
 
 
 def _named(name: str, text: str) -> str:

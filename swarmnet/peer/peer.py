@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import statistics
 import time
 from collections import Counter, deque
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mapping
@@ -108,7 +109,7 @@ class Peer:
         record: what the peer announces of itself, without its stages; asked once the port is bound.
         tokens: by (step, index): this peer's own, with their proof.
         windows: tells whether others' tokens are the run's.
-        numerics: class of this peer's arithmetic: the same bits inside it.
+        numerics: what it shares with peers that make the same weights of the same sums (`peer.devices.NumericsClass`).
         admissions: who takes part; None: anyone.
         wall: Unix seconds, by which invitations end.
         routing: makes the rule by which one of its replicas calls the next stage.
@@ -470,6 +471,13 @@ class Peer:
                 for complaint in self._complaints[stage].of(replica.member, replica.exchange.trouble, now=self._now())
             ),
         )
+
+    def step_s(self) -> float:
+        """How long a step takes, as the others measure it; 0 if nobody has."""
+        paces = [record.tokens_per_second for record in self.records.values() if record.tokens_per_second]
+        training = self.manifest.training
+        num_tokens = training.microbatches * training.microbatch_size * training.sequence_length
+        return num_tokens / statistics.median(paces) if paces else 0.0
 
     def _tokens_per_second(self) -> float:
         """Of the whole run, over the last steps that this peer applied."""

@@ -18,7 +18,8 @@ from swarmnet.messages import Answer, Commit, Finished, Round, Snapshot, Snapsho
 from swarmnet.stage.seams import Compute, Engine
 from swarmnet.state.checkpoints import Checkpointer, CheckpointSchedule
 from swarmnet.state.disk import Written
-from swarmnet.state.header import StateHeader
+from swarmnet.state.forecast import WITHIN, Ahead, line_needed
+from swarmnet.state.header import StateHeader, loop_time
 from swarmnet.state.replay import Level, Replay, ReplayLogEnds
 from swarmnet.state.snapshot_fetch import Donors, Fetcher, TransferProgress
 from swarmnet.state.snapshot_index import Seal
@@ -81,6 +82,8 @@ class Restorer:
             restart=lambda: member.restart,
             touch=self._touch,
             stand=self._stand,
+            newest=self._newest,
+            step_s=peer.step_s,
             event=event,
         )
         self._whole = False  # is the state in the engine one that can be served?
@@ -194,6 +197,10 @@ class Restorer:
         self._say_synced("snapshot", began=began, num_bytes=num_bytes)
         return True
 
+    def _newest(self) -> int:
+        """The version that the mates have reached, as far as they are heard."""
+        return max((seen.version for _, seen in self._member.view.mates() if seen.synced), default=0)
+
     def _sound(self, donors: Sequence[PeerId]) -> Sequence[PeerId]:
         """Those of them whose weights have not drifted, if there are such."""
         return [donor for donor in donors if not self._member.drift.strays(donor)] or donors
@@ -285,7 +292,10 @@ class FetchAndReplay:
         touch: is told that from now on the engine may hold other weights than those the replica stands on, also if
             whoever wanted them gives up.
         stand: is told where the engine stands now.
-        event: `fetching`, `following` and `fetching_again` say how far it is, `join_failed` who did not deliver.
+        newest: tells the version that the mates have reached.
+        step_s: tells how long a step takes them; 0 if nobody knows.
+        event: `fetching`, `following` and `fetching_again` say how far it is, `too_slow` that it will never be level,
+            `join_failed` who did not deliver.
     """
 
     def __init__(
@@ -300,8 +310,14 @@ class FetchAndReplay:
         restart: Callable[[], Restart],
         touch: Callable[[], None],
         stand: Callable[[StateHeader], None],
+        newest: Callable[[], int],
+        step_s: Callable[[], float],
         event: Event,
     ) -> None:
+        self._newest, self._step_s = newest, step_s
+        self._began = self._collected = 0.0  # when what is under way began, and the bytes of sums before
+        self._donors = 0
+        self._too_slow = False
         self._engine, self._exchange, self._shape = engine, exchange, shape
         self._restart, self._touch, self._stand, self._event = restart, touch, stand, event
         self._fetcher = Fetcher(
@@ -332,7 +348,9 @@ class FetchAndReplay:
         donors() is asked again and again. Raises NoReplica if they hand nothing over, or what the last of them raised;
         the engine may then stand at an older version (`stand` was told).
         """
+        self._too_slow = False
         while True:
+            self._began = loop_time()
             snapshot, data = await self._fetcher.fetch(donors, version=version)
             num_bytes = len(data)
             # A checkpoint of a mate may be older than the restart that goes on from it.
@@ -345,6 +363,7 @@ class FetchAndReplay:
                 continue
             del data
             self._stand(header)
+            self._began, self._collected = loop_time(), self._exchange.collected_bytes
             try:
                 level = await self._replay.run(header, lambda: self._fetcher.trusted(donors()))
             # The mates have moved on by more than they remember: a newer copy.
@@ -394,7 +413,10 @@ class FetchAndReplay:
 
     def _moved(self, header: StateHeader) -> None:
         self._stand(header)
-        self._event("following", {"version": header.version})
+        rate = (self._exchange.collected_bytes - self._collected) / max(loop_time() - self._began, 1e-9)
+        level_in = self._level_in(header.version, 0, rate)
+        newest = max(self._newest(), header.version)
+        self._event("following", {"version": header.version, "newest": newest, "level_in": level_in})
 
     def _say(self, fields: dict[str, object], *known: object) -> None:
         if known not in self._failed:
@@ -402,7 +424,8 @@ class FetchAndReplay:
             self._event("join_failed", fields)
 
     def _say_progress(self, progress: TransferProgress) -> None:
-        left = progress.seconds_left
+        left, self._donors = progress.seconds_left, progress.donors
+        level_in = self._level_in(progress.version, progress.total_bytes - progress.done_bytes, progress.bytes_per_s)
         self._event(
             "fetching",
             {
@@ -411,5 +434,32 @@ class FetchAndReplay:
                 "total": progress.total_bytes,
                 "donors": progress.donors,
                 "seconds_left": None if left is None else round(left, 1),
+                "level_in": level_in,
             },
         )
+
+    def _level_in(self, version: int, state_bytes: int, bytes_per_s: float) -> float | None:
+        """In how many steps, at this rate. If never, or after the run's end, it says so once, after a step's time."""
+        if not (step_s := self._step_s()) or not bytes_per_s:
+            return None
+        newest = max(self._newest(), version)
+        ahead = Ahead(state_bytes, newest - version, self._exchange.sum_bytes, step_s)
+        steps, last = ahead.steps(bytes_per_s), self._shape.total_steps - newest
+        # A rate over less than a step says little: lines rest in one part of it.
+        never = last > 0 and (steps is None or steps > last)
+        if never and not self._too_slow and loop_time() - self._began > step_s:
+            self._too_slow = True
+            needs = ahead.needs(min(WITHIN, last))
+            self._event(
+                "too_slow",
+                {
+                    "bytes_per_s": round(bytes_per_s),
+                    "sum_bytes": round(ahead.sum_bytes),
+                    "step_s": round(step_s, 1),
+                    "within": min(WITHIN, last),
+                    "needs": round(needs),
+                    "donors": self._donors,
+                    "needs_each": round(line_needed(needs, max(self._donors, 1))),
+                },
+            )
+        return None if steps is None else round(steps, 1)

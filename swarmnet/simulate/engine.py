@@ -343,6 +343,10 @@ class SimulatedEngine(Compute, Summation):
         """What was summed, whatever the order."""
         return self.arithmetic.exact(self._buffer)
 
+    @property
+    def travel_bytes(self) -> float:
+        return 8.0 * NUM_ELEMENTS + self.plan.padding_bytes * self.plan.padding
+
     async def finished_sum(self, start: int, stop: int) -> Packed:
         return self._pack(self._buffer, start, stop)
 

@@ -265,6 +265,11 @@ class Summation(Protocol):
         was cut; its squared L2 norm in fp64 in canonical parameter order).
         """
 
+    @property
+    def travel_bytes(self) -> float:
+        """About as many bytes the finished sum of a usual step travels in."""
+        return 8.0 * self.sum_elements
+
     async def finished_sum(self, start: int, stop: int) -> Packed:
         """Elements [start, stop) of the sum buffer, losslessly, in as few bytes as that takes."""
 

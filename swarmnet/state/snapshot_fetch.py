@@ -63,8 +63,13 @@ class TransferProgress:
     done_bytes: int
     total_bytes: int
     donors: int
-    seconds_left: float | None
-    """By the rate so far, None before there is one."""
+    bytes_per_s: float
+    """So far."""
+
+    @property
+    def seconds_left(self) -> float | None:
+        """At that rate, None before there is one."""
+        return (self.total_bytes - self.done_bytes) / self.bytes_per_s if self.bytes_per_s else None
 
 
 class Aside:
@@ -515,7 +520,7 @@ class _Pull:
         self._said = loop_time()
         done, total = self._copy.done_bytes, self._copy.snapshot.num_bytes
         fetched, took = done - self._had_bytes, loop_time() - self._began
-        left = (total - done) * took / fetched if fetched > 0 else None
+        rate = fetched / took if took > 0.0 else 0.0
         self._fetcher.progress(
-            TransferProgress(self._copy.snapshot.version, done, total, len(self._schedule.sources), left)
+            TransferProgress(self._copy.snapshot.version, done, total, len(self._schedule.sources), rate)
         )

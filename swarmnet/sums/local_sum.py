@@ -314,6 +314,11 @@ class LocalSum(RoundSum):
         self._lengths.written(0, _LENGTHS)
         return self._sealed()
 
+    @property
+    def travel_bytes(self) -> float:
+        """The mean over steps: each element takes an outer step once in so many."""
+        return 4.0 * (_LENGTHS if self._gossip else self.num_elements / self._plan.inner_steps)
+
     @in_round
     def finished_sum(self, start: int, stop: int) -> Packed:
         """Elements [start, stop) of the finished sum, losslessly."""

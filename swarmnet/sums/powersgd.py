@@ -210,7 +210,7 @@ DIRECTIONS = "averaging.directions"
 class PowerSGDCodec:
     """`phases`: lengths of the vectors that a round sums, one after the other."""
 
-    contributed = reduced = "fp32"
+    contributed = reduced = usual = "fp32"
     block = 1
 
     def __init__(self, rank: int, parameters: Sequence[Parameter], *, device: torch.device) -> None:

@@ -79,6 +79,7 @@ class SumCodec:
         self._parameters, self._device = tuple(parameters), device
         self.phases = (num_elements,)  # one vector is summed: the flat gradient
         coarse = found.feedback or (self._matrices is not None and codecs.find(self._matrices).feedback)
+        self.usual = self._matrices or self.reduced  # under which most of a sum travels
         self.block = codecs.find(self._matrices).block if self._matrices is not None else found.block
         self._loses_twice = self._matrices is not None or codecs.find(self.reduced).feedback
         self.feedback = Feedback(num_elements, device=device) if coarse else None

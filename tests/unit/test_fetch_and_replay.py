@@ -36,6 +36,8 @@ class Restored:
             restart=lambda: restart,
             touch=lambda: None,
             stand=lambda header: None,
+            newest=lambda: 0,
+            step_s=lambda: 0.0,
             event=lambda event, fields: self.said.append(fields),
         )
 

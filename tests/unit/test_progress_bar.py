@@ -15,8 +15,13 @@ class Clock:
         return self.now
 
 
-def fetching(done: int, total: int = 4_000_000, donors: int = 2) -> dict[str, object]:
-    return {"stage": 1, "version": 7, "bytes": done, "total": total, "donors": donors, "seconds_left": None}
+def fetching(done: int, total: int = 4_000_000, donors: int = 2, level_in: float | None = None) -> dict[str, object]:
+    left = {"seconds_left": None, "level_in": level_in}
+    return {"stage": 1, "version": 7, "bytes": done, "total": total, "donors": donors, **left}
+
+
+def following(version: int, level_in: float | None = None) -> dict[str, object]:
+    return {"stage": 1, "version": version, "newest": 12, "level_in": level_in}
 
 
 def synced(version: int = 8, **changes: object) -> dict[str, object]:
@@ -47,7 +52,7 @@ def test_in_a_pipe_every_phase_is_a_line_and_bytes_are_told_now_and_then() -> No
         story.on_event("fetching", fetching(500_000))
         clock.now += PLAIN_EVERY_S / 2
         story.on_event("fetching", fetching(1_000_000))
-        story.on_event("following", {"stage": 1, "version": 8})
+        story.on_event("following", following(8))
         story.on_event("synced", synced())
         story.on_event("applied", {"stage": 1, "version": 9})
         story.on_event("synced", synced(12))
@@ -55,8 +60,8 @@ def test_in_a_pipe_every_phase_is_a_line_and_bytes_are_told_now_and_then() -> No
     text, changes = told(plain(), tell)
     assert text.splitlines() == [
         "identity  12D3KooW[bold], kept in a directory with a name that is longer than the line",
-        "state     0 B of 4.0 MB from 2 replicas",
-        "state     1.0 MB of 4.0 MB from 2 replicas, 200.0 kB/s, 15 s left",
+        "state     0 %; 0 B of 4.0 MB from 2 replicas",
+        "state     25 %; 1.0 MB of 4.0 MB from 2 replicas, 200.0 kB/s, 15 s left",
         "state     version 8, 4.0 MB in 2.0 s (2.0 MB/s)",
         "serving   stage 1 from step 8 on; Ctrl+C leaves in good order",
         "state     version 12, 4.0 MB in 2.0 s (2.0 MB/s)",
@@ -77,12 +82,32 @@ def test_on_a_terminal_a_bar_comes_and_goes_and_the_log_is_told() -> None:
     def tell(story: ProgressBar, clock: Clock) -> None:
         story.on_event("fetching", fetching(1_000_000, donors=1))
         story.on_event("fetching", fetching(4_000_000))
-        story.on_event("following", {"stage": 1, "version": 8})
+        story.on_event("following", following(8))
         story.on_event("synced", synced())
 
     text, changes = told(terminal(), tell)
-    assert "from 1 replica" in text and "catching up, version 8" in text and "4.0 MB in 2.0 s" in text
+    assert "from 1 replica" in text and "catching up, version 8 of 12" in text and "4.0 MB in 2.0 s" in text
     assert changes == ["bar", "bar"]
+
+
+def test_a_joiner_hears_when_it_will_be_level_and_that_it_never_will() -> None:
+    slow = {"bytes_per_s": 7_500_000, "sum_bytes": 1e9, "step_s": 80.0, "within": 30, "needs": 17_500_000, "donors": 3}
+
+    def tell(story: ProgressBar, clock: Clock) -> None:
+        story.on_event("fetching", fetching(1_720_000, level_in=12.4))
+        clock.now += PLAIN_EVERY_S
+        story.on_event("following", following(8, level_in=1.2))
+        story.on_event("following", following(9, level_in=0.2))
+        story.on_event("too_slow", {**slow, "stage": 1, "needs_each": 58_300_000})
+
+    text, _ = told(plain(), tell)
+    assert text.splitlines() == [
+        "state     43 %, level in about 12 steps; 1.7 MB of 4.0 MB from 2 replicas",
+        "state     catching up, version 8 of 12, level in about 1 step",
+        "state     too slow: 7.5 MB/s come, and every 80 s a sum of 1.0 GB is added. To be level within 30 steps it "
+        "takes 17.5 MB/s: a line of 140 Mbit/s here, and of 466 Mbit/s at each of 3 replicas if theirs never rest (a "
+        "tenth is for joiners), or more replicas",
+    ]
 
 
 def test_the_bar_goes_however_it_ends() -> None:

@@ -1,0 +1,55 @@
+"""When a joiner is level: the formula against a joiner that is played out byte by byte."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from swarmnet.state.forecast import Ahead, arrives, line_needed
+
+MBIT = 125_000.0
+BILLION = Ahead(state_bytes=12e9, sums=0, sum_bytes=1e9, step_s=80.0)
+"""A stage of 1B parameters: weights and two moments in fp32, sums of a byte, steps of 80 s."""
+
+
+def played(ahead: Ahead, bytes_per_s: float, *, most: int) -> float | None:
+    """Steps until everything that is there has come; the others add a sum all the time. None: not within `most`."""
+    left, parts = ahead.num_bytes, 64
+    for tick in range(most * parts):
+        if left <= 0.0:
+            return tick / parts
+        left += (ahead.sum_bytes - bytes_per_s * ahead.step_s) / parts
+    return None
+
+
+@given(st.floats(1e6, 1e11), st.integers(0, 20), st.floats(1e3, 1e10), st.floats(1.0, 600.0), st.floats(1e4, 1e9))
+def test_it_takes_as_long_as_when_it_is_played_out(
+    state_bytes: float, sums: int, sum_bytes: float, step_s: float, bytes_per_s: float
+) -> None:
+    ahead = Ahead(state_bytes, sums, sum_bytes, step_s)
+    steps, found = ahead.steps(bytes_per_s), played(ahead, bytes_per_s, most=40)
+    if found is None:
+        assert steps is None or steps > 39.9
+    else:
+        assert steps is not None and steps <= found + 1e-6 and found <= steps + 0.02
+
+
+@given(st.floats(1e6, 1e11), st.integers(0, 20), st.floats(1e3, 1e10), st.floats(1.0, 600.0), st.integers(1, 100))
+def test_what_is_needed_is_enough_and_no_more(
+    state_bytes: float, sums: int, sum_bytes: float, step_s: float, within: int
+) -> None:
+    ahead = Ahead(state_bytes, sums, sum_bytes, step_s)
+    assert ahead.steps(ahead.needs(within)) == pytest.approx(within, rel=1e-3)
+
+
+def test_a_billion_parameters_over_home_lines() -> None:
+    line = 200 * MBIT
+    eight, three = (arrives([line] * members, line) for members in (8, 3))
+    assert (eight, three) == (pytest.approx(0.8 * line), pytest.approx(0.3 * line))
+    assert BILLION.steps(eight) == pytest.approx(20.0), "tenths of eight lines are enough"
+    assert BILLION.steps(three) is None, "tenths of three bring 0.6 of a sum in each step"
+    each = line_needed(BILLION.needs(30), 3)
+    assert each == pytest.approx(467 * MBIT, rel=0.01)
+    assert BILLION.steps(arrives([each] * 3, each)) == pytest.approx(30.0)
+    assert BILLION.steps(arrives([line] * 3, line, busy=0.5)) == pytest.approx(12.0), "lines that rest are the joiner's"
