@@ -39,7 +39,7 @@ from swarmnet.messages import (
 )
 from swarmnet.net.grpc_transport import GrpcTransport
 from swarmnet.stage.canonical import Canonical
-from swarmnet.stage.rounding import FineRounding, NoRounding
+from swarmnet.stage.rounding import MAX_SUM, FineRounding, NoRounding
 from swarmnet.step.ledger import Ledger
 from swarmnet.step.rounds import RoundBuilder
 from swarmnet.sums.step_sum import StepSum
@@ -66,6 +66,10 @@ class Given:
     def read(self, step: int) -> torch.Tensor:
         """The sum of a step's gradients."""
         return self.vector
+
+    def most(self, num_microbatches: int) -> int:
+        """The largest magnitude of so many microbatches."""
+        return MAX_SUM
 
     def square_norm(self, total: torch.Tensor) -> float:
         """Of a finished sum."""

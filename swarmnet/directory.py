@@ -89,7 +89,7 @@ class Record:
     stages: Annotated[tuple[StageStatus, ...], Entries(MAX_STAGES_PER_PEER)]
     trainer: bool = False
     numerics: Annotated[str, Size(256)] = ""
-    """The numerics class, such as "cpu/torch-2.13/1"."""
+    """The numerics class, such as "cpu AVX512/torch-2.13.0/1/fp32/eager/bdac02c7"."""
     loss: Loss | None = None
     """The loss in the newest commit of the last stage that this peer has seen."""
     eval_loss: Loss | None = None

@@ -93,6 +93,18 @@ class Vote:
     signature: Annotated[bytes, Size(64, least=1)]
 
 
+LARGEST_LOSS, LARGEST_NORM = 1e29, 1e200
+"""Of a sum that can be applied: its loss, and its squared norm, are below."""
+
+LARGEST_TOKEN_LOSS = 1e4
+"""No token costs a model more, which gives it a probability of e^-10000 then: a microbatch that does is void."""
+
+
+def is_loss(loss_sum: float, num_tokens: int) -> bool:
+    """Can that be the cross entropy of so many tokens, in all?"""
+    return 0.0 <= loss_sum <= LARGEST_TOKEN_LOSS * num_tokens
+
+
 @dataclass(frozen=True, slots=True)
 class Commit:
     """The sum of (stage, step) that the stage settles on. Commits that differ only in their votes are equal."""
@@ -167,7 +179,7 @@ class Heartbeat:
     """Microbatches in flight."""
     draining: bool = False
     numerics: Annotated[str, Size(256)] = ""
-    """The numerics class of my weights."""
+    """Replicas that say the same make the same weights of the same sum."""
     measure: Measure | None = None
     """The newest measure of my weights; only sent to replicas of my stage."""
     before: Chain = NO_CHAIN

@@ -38,6 +38,7 @@ from swarmnet.messages import (
     Round,
     Running,
     Stamp,
+    is_loss,
 )
 from swarmnet.stage.seams import Contribution, Summation
 from swarmnet.transport import Transport
@@ -387,6 +388,8 @@ def check_losses(losses: Losses, indexes: Indexes, num_tokens: int, **facts: obj
         raise Refused(RejectCode.MALFORMED, "the round's losses are not of the round's indexes", **facts)
     if any(found != num_tokens for _, found in losses.values()):
         raise Refused(RejectCode.MALFORMED, "tokens that the round's indexes do not have", **facts)
+    if not all(is_loss(loss, found) for loss, found in losses.values()):
+        raise Refused(RejectCode.MALFORMED, "a loss that no microbatch has", **facts)
 
 
 # ---------------------------------------------------------------- a member's hops through a round

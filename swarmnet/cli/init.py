@@ -301,12 +301,12 @@ def _said_now_and_then(words: str) -> Callable[[int, int], None]:
 
 
 def _write(path: Path, text: str, *, force: bool) -> None:
+    from swarmnet.net.identity import write_whole
+
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("w" if force else "x", encoding="utf-8") as file:
-            file.write(text)
+        written = write_whole(path, text, mode=0o666, once=not force)
     except OSError as error:
-        # Somebody has written it since we looked.
-        if isinstance(error, FileExistsError) and path.exists():
-            raise UsageError(f"{path}: {EXISTS}") from error
         raise UsageError(f"{path}: cannot be written: {error.strerror}") from error
+    # Somebody has written it since we looked.
+    if not written:
+        raise UsageError(f"{path}: {EXISTS}")

@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ from torch import Tensor
 from swarmnet.engine.compute_thread import StageJobs, Work
 from swarmnet.engine.payloads import Payloads
 from swarmnet.errors import Refused, RejectCode
-from swarmnet.messages import Commit, Packed
+from swarmnet.messages import Commit, Packed, is_loss
 from swarmnet.stage import snapshot
 from swarmnet.stage.backend import StageBackend
 from swarmnet.stage.seams import Audience, OuterStep, Stash, Summation
@@ -156,8 +155,8 @@ class TorchEngine:
         output, work = self._backend.forward(step, tokens, hidden, train=train)
         if self._payloads.last:
             stash.loss_sum, stash.num_tokens = output.item(), tokens[:, 1:].numel()
-            if not math.isfinite(stash.loss_sum):
-                raise Refused(RejectCode.VOID, "the loss is not finite", index=index)
+            if not is_loss(stash.loss_sum, stash.num_tokens):
+                raise Refused(RejectCode.VOID, "the loss is not finite, or absurd", index=index)
         else:
             stash.output = self._payloads.output(tokens, output)
         if work is not None:

@@ -32,7 +32,7 @@ from swarmnet.model.decoder import StageModule, loss_sum
 from swarmnet.model.huggingface.checkpoint import stage_shapes, stage_weights
 from swarmnet.model.precision import products_in
 from swarmnet.stage.accumulator import Accumulator, sum_dtype
-from swarmnet.stage.canonical import gradient_scale, learning_rate
+from swarmnet.stage.canonical import clip_factor, learning_rate
 from swarmnet.stage.optimizer import StageOptimizer, average, square_norm
 from swarmnet.stage.rounding import Roundings
 from swarmnet.telemetry.events import EventLog
@@ -212,13 +212,14 @@ class _Exact(_Update):
         for place, (name, piece) in enumerate(zip(self._names, pieces, strict=True)):
             # Per stage, as the commits carry them: the order of a sum is part of its bits.
             squares[self._stage_of[name]] += square_norm(piece, rounding=rounding, place=place)
-        scale = gradient_scale(squares, num_tokens=num_tokens, clip_norm=self._manifest.optimizer.clip_norm)
+        clipped = clip_factor(squares, num_tokens=num_tokens, clip_norm=self._manifest.optimizer.clip_norm)
+        scale = clipped / num_tokens
         gradients = [torch.empty_like(p, requires_grad=False) for p in self._parameters]
         for place, (piece, gradient) in enumerate(zip(pieces, gradients, strict=True)):
             average(piece, gradient.view(-1), scale=scale, rounding=rounding, place=place)
         _follow(self._parameters, self._behind)
         self._optimizer.step(gradients, learning_rate=self._rate(step))
-        self._roundings.applied(step, pieces, counted=self._manifest.training.microbatches)
+        self._roundings.applied(step, pieces, counted=self._manifest.training.microbatches, clipped=clipped)
         self._step += 1
 
 

@@ -280,7 +280,7 @@ class Averaging(Table):
         5, '"centered_clip": steps from the last mean towards the new one'
     )
     drift_every: Count = says(10, "steps between looks at whether replicas hold equal weights; 0: never")
-    resync_every: Count = says(100, "steps after which other numerics classes take the keeper's state; 0: never")
+    resync_every: Count = says(100, "steps after which replicas that round otherwise take the keeper's state; 0: never")
     partners: Literal["all", "pairs", "groups"] = says(
         "all", '"local": whose mean an outer step is: "all" (DiLoCo), "pairs" (NoLoCo) or "groups"'
     )
@@ -314,6 +314,10 @@ class Averaging(Table):
             )
         if self.codec.startswith("powersgd") and self.fragments > 1:
             raise ValueError(f'codec = "{self.codec}" sends whole matrices: set fragments = 1, or choose another codec')
+        if self.codec.startswith("topk"):
+            raise ValueError(
+                f'codec = "{self.codec}" sends what replicas learn on their own too late: choose "int8" or "nf4"'
+            )
         if self.gossip and self.codec not in ("fp32", "bf16", "fp16", *DIFFERENCES):
             raise ValueError(
                 f'partners = "{self.partners}" sends weights, which codec = "{self.codec}" would spoil: choose '
@@ -333,7 +337,7 @@ class Averaging(Table):
 
     @property
     def equal_bits(self) -> bool:
-        """Do replicas of one numerics class have the same weights, bit by bit?"""
+        """Do replicas that round alike have the same weights, bit by bit?"""
         return self.sync in ("exact", "overlap")
 
 
@@ -442,7 +446,10 @@ class Manifest(Table):
                     f"cut.layers sums to {sum(self.cut.layers)}, model.num_layers = {self.model.num_layers}"
                 )
         elif self.cut.stages > self.model.num_layers:
-            raise ValueError(f"cut.stages = {self.cut.stages} is more than model.num_layers = {self.model.num_layers}")
+            raise ValueError(
+                f"cut.stages = {self.cut.stages} is more than model.num_layers = {self.model.num_layers}: "
+                f"choose fewer stages, or add --set model.num_layers={self.cut.stages}"
+            )
         # Digests are per stage: another cut needs other ones.
         if len(self.initial.sha256) not in (0, self.cut.stages):
             raise ValueError(

@@ -297,7 +297,10 @@ class DhtDirectory:
         """Of other runs nobody here knows who is admitted."""
         if isinstance(found, Bans):
             return self._admissions is None or found.run != self._run or self._admissions.accepts(found)
-        return found.record.run != self._run or self._admits(found.record)
+        if found.record.run != self._run:
+            return True
+        # Of a run with so many stages there is nothing to know here.
+        return self._num_stages in (0, found.num_stages) and self._admits(found.record)
 
     async def _ask(self, num_stages: int) -> bool:
         assert self._run is not None

@@ -6,6 +6,8 @@ in one line, before a rank starts: inside a collective it would be an abort or a
 
 from __future__ import annotations
 
+import dataclasses
+from dataclasses import dataclass
 from typing import Literal
 
 from swarmnet.config.peer import Memory, Mesh
@@ -102,10 +104,35 @@ _ON_THE_CPU = {
 }
 
 
-def rounding(memory: Memory) -> str:
-    """The end of a numerics class's name (peers of one class have the same bits): what of `memory` rounds in its own
-    way, which is layers that are compiled, and updates of a GPU's weights on the CPU. "" if nothing does."""
-    return "/compiled" * memory.compile + "/updates-cpu" * memory.offload_optimizer
+@dataclass(frozen=True, slots=True)
+class NumericsClass:
+    """What the bits of a replica depend on. Peers of one class compute the same gradients, bit by bit."""
+
+    device: str
+    """The GPU's name, or "cpu" and the width of its vectors."""
+    libraries: str
+    """Versions of torch, and on a GPU of CUDA and cuDNN."""
+    mesh: str
+    compute: str
+    """As in the manifest's `numerics.compute`."""
+    kernels: str
+    """"eager", or "compiled"."""
+    apply: str
+    """Peers with the same one make the same weights of the same sum, whatever else differs: what `probe` found, and
+    the mesh where that shows."""
+
+    def __str__(self) -> str:
+        return "/".join(dataclasses.astuple(self)).rstrip("/")
+
+    @classmethod
+    def parse(cls, text: str) -> NumericsClass:
+        """From what `str` has made of it; of anything else what there is. Total: strangers write it."""
+        parts = text.split("/")
+        return cls(*(*parts, *[""] * 6)[:6])
+
+    def of_weights(self, *, exact: bool) -> str:
+        """What replicas compare to know if their weights should be the same bits. exact: are sums?"""
+        return self.apply if exact else str(self)
 
 
 def check_memory(memory: Memory, layout: MeshLayout) -> None:

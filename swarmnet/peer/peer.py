@@ -109,7 +109,7 @@ class Peer:
         record: what the peer announces of itself, without its stages; asked once the port is bound.
         tokens: by (step, index): this peer's own, with their proof.
         windows: tells whether others' tokens are the run's.
-        numerics: class of this peer's arithmetic: the same bits inside it.
+        numerics: what it shares with peers that make the same weights of the same sums (`peer.devices.NumericsClass`).
         admissions: who takes part; None: anyone.
         wall: Unix seconds, by which invitations end.
         routing: makes the rule by which one of its replicas calls the next stage.

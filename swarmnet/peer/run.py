@@ -17,7 +17,7 @@ from swarmnet.manifest.terms import RunTerms
 from swarmnet.net.endpoint import NOTHING_BETWEEN, Wrap, open_endpoint
 from swarmnet.net.stop import stopped_by_signal, unless_stopped
 from swarmnet.peer.away import remember, until_somebody_answers, was_in
-from swarmnet.peer.devices import check_memory, choose_layout, meaningless, rounding
+from swarmnet.peer.devices import NumericsClass, check_memory, choose_layout, meaningless
 from swarmnet.peer.peer import OnEvent, Peer, Tokens
 from swarmnet.peer.replica import ReplicaLimits
 from swarmnet.pipeline.router import routing_rule
@@ -50,7 +50,7 @@ def run_peer(
 
     from swarmnet.engine.compute_thread import ComputeThread
     from swarmnet.engine.torch_engine import TorchEngine
-    from swarmnet.peer.engines import InitialWeights, backend_of, torch_engine
+    from swarmnet.peer.engines import InitialWeights, backend_of, numerics_of, torch_engine
     from swarmnet.peer.memory_fit import setup_of, slots_here
     from swarmnet.stage.canonical import Initial
 
@@ -88,8 +88,7 @@ def run_peer(
             if layout.ranks > 1:
                 heard("mesh_starting", {"stage": stage, "mesh": layout.label, "ranks": layout.ranks})
                 log.info("mesh_starting", stage=stage, mesh=layout.label, ranks=layout.ranks)
-        release = ".".join(torch.__version__.split(".")[:2])
-        numerics = f"{layout.kind}/torch-{release}/{layout.label}{rounding(config.memory)}"
+        numerics = numerics_of(manifest, layout, setup.memory)
         seen = {stage: wrap_engine(Engine(engine, engine.sums)) for stage, engine in engines.items()}
         ranks = [engine.supervise for engine in engines.values() if layout.ranks > 1]
         with _given_up_in_words():
@@ -140,7 +139,7 @@ async def _serve(
     ranks: Sequence[Callable[[], Awaitable[None]]],
     tokens: Tokens,
     heard: OnEvent,
-    numerics: str,
+    numerics: NumericsClass,
     wrap: Wrap,
     *,
     no_initial_weights: str,
@@ -159,7 +158,9 @@ async def _serve(
         journal = Journal(stack.enter_context(EventLog(config.events)), log)
         stop = stack.enter_context(stopped_by_signal())
         joining = until_somebody_answers(
-            lambda: stack.enter_async_context(open_endpoint(RunTerms.of(manifest), config.network, numerics=numerics)),
+            lambda: stack.enter_async_context(
+                open_endpoint(RunTerms.of(manifest), config.network, numerics=str(numerics))
+            ),
             say=lambda words: on_event("away", {"reason": words}),
             patient=was_in(config.dir, run_id(manifest)),
         )
@@ -167,7 +168,7 @@ async def _serve(
         if endpoint is None:
             on_event("stopped", {"reason": "asked to stop before it had joined"})
             return 0
-        disk = DirectoryDisk(CheckpointStore(config.dir, endpoint.run, numerics=numerics, owner=endpoint.me))
+        disk = DirectoryDisk(CheckpointStore(config.dir, endpoint.run, numerics=str(numerics), owner=endpoint.me))
         lent = config.caps
         limits = ReplicaLimits(
             config.slots, lent.memo_bytes, lent.keep_checkpoints, no_initial_weights=no_initial_weights
@@ -177,7 +178,7 @@ async def _serve(
             endpoint.run,
             manifest,
             engines,
-            numerics=numerics,
+            numerics=numerics.of_weights(exact=manifest.numerics.mode == "deterministic"),
             transport=wrap.transport(endpoint.transport),
             directory=endpoint.directory,
             incarnation=endpoint.incarnation,

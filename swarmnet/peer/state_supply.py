@@ -37,6 +37,12 @@ _WHY = {
 }
 
 
+_DAMAGED = (
+    "all checkpoints of stage {stage} in this --dir are damaged, and nobody serves it: start a peer that has a sound "
+    "one, or this one with a new --dir to begin at step 0"
+)
+
+
 class StateSupply:
     """Keeps every replica of a peer supplied with state."""
 
@@ -259,6 +265,10 @@ class StateSupply:
             case FromSeed():
                 # A checkpoint that somebody holds is worth more than the seed.
                 if not self._may_seed():
+                    return False
+                # The run has been further, and whoever else has that may come yet.
+                if replica.state.checkpoints.all_damaged:
+                    self._say_waiting(stage, _DAMAGED.format(stage=stage))
                     return False
                 if not replica.state.no_initial_weights and await replica.state.start_from_seed():
                     return True

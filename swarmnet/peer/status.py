@@ -224,7 +224,7 @@ def _show(assessment: Assessment) -> None:
                 f"{replica.queue}/{replica.slots}",
                 ", ".join(map(str, replica.disk)),
                 _drift(replica),
-                replica.numerics.replace("[", r"\["),
+                str(replica.numerics).replace("[", r"\["),
             )
         # A stage without a replica is what the reader looks for.
         if not line.replicas:

@@ -15,6 +15,7 @@ from typing import Literal
 from swarmnet.directory import Complaint, Record, StageStatus
 from swarmnet.ids import NO_RESTART, Chain, PeerId, Restart, RunId
 from swarmnet.net.admission import Admissions
+from swarmnet.peer.devices import NumericsClass
 from swarmnet.state.lineage import of_one_lineage
 from swarmnet.state.rollback import Holding, Rollbacks, half_of, newest_on_disk
 
@@ -42,7 +43,7 @@ class ReplicaLine:
     synced: bool
     queue: int
     slots: int
-    numerics: str
+    numerics: NumericsClass
     finished: bool
     addresses: tuple[str, ...]
     disk: tuple[int, ...]
@@ -301,8 +302,11 @@ def _stage_problems(line: StageLine, standing: _Standing, finished: bool) -> Ite
         )
         yield Problem("error", "fork", text, stage)
     # Not an error: the run goes on, only its bits differ.
-    if len({replica.numerics for replica in replicas if replica.numerics}) > 1:
-        text = f"stage {stage} mixes numerics classes: its replicas agree up to rounding, not bit by bit"
+    if len(classes := {replica.numerics for replica in replicas if replica.numerics.device}) > 1:
+        alike = len({each.apply for each in classes}) == 1
+        text = f"stage {stage} mixes numerics classes: gradients differ by rounding, by who computed them; " + (
+            "all replicas make the same weights of the same sum" if alike else "weights do, too"
+        )
         yield Problem("note", "mixed_numerics", text, stage)
     for replica in replicas:
         if replica.stray and replica.drift is not None:
@@ -459,7 +463,7 @@ def _replicas(stage: int, records: Sequence[Record]) -> Iterator[ReplicaLine]:
                 disk = tuple(kept.version for kept in status.disk)
                 yield ReplicaLine(
                     record.peer,
-                    numerics=record.numerics,
+                    numerics=NumericsClass.parse(record.numerics),
                     finished=record.finished,
                     addresses=record.addresses,
                     disk=disk,

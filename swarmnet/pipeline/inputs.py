@@ -20,7 +20,7 @@ from typing import Protocol
 
 from swarmnet.errors import BadMessage, RejectCode
 from swarmnet.ids import PeerId
-from swarmnet.messages import Fetch, Fetched, Gradient, Packed, Process
+from swarmnet.messages import Fetch, Fetched, Gradient, Packed, Process, is_loss
 from swarmnet.transport import Layout, TensorLayout, layout_of
 from swarmnet.wire.codecs import check_bounded, check_range
 
@@ -139,5 +139,7 @@ class AnswerCheck:
     def _check(self, answer: Gradient | Fetched) -> None:
         if answer.num_tokens != self.num_tokens:
             raise BadMessage(RejectCode.MALFORMED, "not the microbatch's tokens", num_tokens=answer.num_tokens)
+        if not is_loss(answer.loss_sum, answer.num_tokens):
+            raise BadMessage(RejectCode.MALFORMED, "a loss that no microbatch has", loss_sum=answer.loss_sum)
         for packed in answer.payload:
             check_bounded(packed)

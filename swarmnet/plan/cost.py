@@ -16,8 +16,17 @@ from swarmnet.model.cut import cut_layers, head_flops, layer_flops
 BYTES = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0, "int8": 1.016, "bnb8": 1.016, "nf4": 0.563, "int64": 8.0}
 """Of an element, by codec (docs/codecs.md)."""
 
-CODING_NS = {"int64": (0.1, 1.2), "small": (13.0, 7.0), "int8": (1.3, 0.7), "fp32": (0.1, 0.2), "fp16": (0.5, 0.5)}
-"""Codecs of sums: nanoseconds an element to encode, and to decode and add, on one core."""
+CODING_NS = {
+    "fp32": (0.15, 0.2),
+    "bf16": (0.15, 0.2),
+    "fp16": (0.5, 0.4),
+    "int8": (1.25, 0.5),
+    "bnb8": (3.3, 0.85),
+    "nf4": (3.6, 0.5),
+    "int64": (0.1, 1.2),
+    "small": (13.0, 7.0),
+}
+"""Codecs of sums: nanoseconds an element to encode, and to decode and add, on one core (docs/codecs.md)."""
 
 HASHING_NS = 3.5
 """What a round takes of a core beside codecs, an element: digest, norm, copies."""

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 import torch
+from torch.nn.attention import SDPBackend
 
 from swarmnet.config.plug_in import split
 from swarmnet.manifest import codec_names
@@ -22,7 +23,7 @@ from swarmnet.ranks.host_state import mirrored
 from swarmnet.ranks.layout import MeshLayout, MeshSplit
 from swarmnet.stage.accumulator import sum_dtype
 from swarmnet.stage.canonical import Canonical, layers_of
-from swarmnet.stage.passes import MemoryPolicy
+from swarmnet.stage.passes import MemoryPolicy, attention_kernels
 from swarmnet.stage.rounding import chunk_elements
 from swarmnet.sums.powersgd import vector_sizes
 from swarmnet.sums.reducer import rule_of
@@ -154,10 +155,13 @@ def _alone(spec: StageSpec, layers: int) -> StageSpec:
 
 
 def keeps_scores(spec: StageSpec) -> bool:
-    """Does CUDA compute attention with its T x T scores in memory? Where it must be reproducible, and in fp32 with
-    fewer key heads than query heads, for which there is no fused kernel."""
-    grouped = spec.model.num_kv_heads < spec.model.num_heads
-    return spec.numerics.mode == "deterministic" or (spec.numerics.compute == "fp32" and grouped)
+    """Does CUDA compute attention with its T x T scores in memory? Only in fp32: where it must be reproducible, and
+    with fewer key heads than query heads, for which there is no fused kernel. GPUs are taken to be Ampere's or later.
+    """
+    numerics, grouped = spec.numerics, spec.model.num_kv_heads < spec.model.num_heads
+    exact = numerics.mode == "deterministic"
+    kernels = attention_kernels(numerics.compute, reproducible=exact, capability=(8, 0))
+    return kernels == [SDPBackend.MATH] or (numerics.compute == "fp32" and grouped)
 
 
 # ------------------------------------------------------------ the peer process

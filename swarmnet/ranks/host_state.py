@@ -93,8 +93,11 @@ class StageState:
         # It may raise, and the version is what it was.
         self._holder.update(self.version, total, scale=update.scale, rate=update.rate)
         counted = self.canonical.spec.training.microbatches - len(commits[self.canonical.stage].voided)
-        self._roundings.applied(self.version, self.canonical.pieces(total), counted=counted)
+        self._roundings.applied(self.version, self.canonical.pieces(total), counted=counted, clipped=update.clipped)
         self._become(self.version + 1)
+
+    def most(self, num_microbatches: int) -> int:
+        return self._roundings.of(self.version).most(num_microbatches)
 
     def square_norm(self, total: Tensor) -> float:
         return self.canonical.square_norm(total, self._roundings.of(self.version))

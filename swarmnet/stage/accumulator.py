@@ -21,7 +21,7 @@ from torch import Tensor
 
 from swarmnet.errors import BadMessage, RejectCode
 from swarmnet.manifest.schema import Numerics
-from swarmnet.stage.rounding import MAX_SUM, Rounding
+from swarmnet.stage.rounding import Rounding
 
 
 class Accumulator:
@@ -112,11 +112,11 @@ def sum_dtype(numerics: Numerics) -> torch.dtype:
     return torch.int64 if numerics.mode == "deterministic" else torch.float32
 
 
-def check_fixed_point(piece: Tensor) -> float:
-    """The largest magnitude of an int64 piece of somebody's sum. Raises BadMessage where no step can have summed it."""
+def check_fixed_point(piece: Tensor, *, most: int) -> float:
+    """The largest magnitude of an int64 piece of somebody's sum. Raises BadMessage where no microbatches give it."""
     largest = largest_magnitude([piece])
-    if largest > MAX_SUM:
-        raise BadMessage(RejectCode.MALFORMED, "a fixed-point sum outside its range")
+    if largest > most:
+        raise BadMessage(RejectCode.MALFORMED, "larger than what so many microbatches can sum to")
     return largest
 
 

@@ -43,6 +43,9 @@ class State(Protocol):
     def apply(self, total: Tensor, commits: Sequence[Commit], *, own_tokens: int | None = None) -> None:
         """Step to the next version with the flat sum `total` (see `Canonical.update`)."""
 
+    def most(self, num_microbatches: int) -> int:
+        """The largest magnitude that so many microbatches can have in an integer sum of that step."""
+
     def square_norm(self, total: Tensor) -> float:
         """Squared L2 norm of a flat sum of the step that is applied next."""
 

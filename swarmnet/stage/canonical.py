@@ -25,6 +25,7 @@ from swarmnet.model.initial import draw
 from swarmnet.stage import snapshot
 from swarmnet.stage.optimizer import MOMENTS, square_norm
 from swarmnet.stage.rounding import Rounding, matrix_of, scales_name
+from swarmnet.stage.same_bits import cosine
 
 CLIP_EPS = 1e-6
 """Keeps the clip factor finite for a zero gradient; the same constant as in torch's `clip_grad_norm_`."""
@@ -44,7 +45,7 @@ def learning_rate(optimizer: Optimizer, step: int, *, total_steps: int) -> float
     if optimizer.schedule == "cosine":
         span = max(total_steps - optimizer.warmup_steps, 1)
         progress = min((step - optimizer.warmup_steps) / span, 1.0)
-        return peak * (floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * progress)))
+        return peak * (floor + (1 - floor) * 0.5 * (1 + cosine(math.pi * progress)))
     if optimizer.schedule == "wsd" and optimizer.decay_steps:
         progress = min(max((step - (total_steps - optimizer.decay_steps)) / optimizer.decay_steps, 0.0), 1.0)
         return peak * (1 - (1 - floor) * progress)
@@ -52,7 +53,12 @@ def learning_rate(optimizer: Optimizer, step: int, *, total_steps: int) -> float
 
 
 def gradient_scale(grad_sq_norms: Sequence[float], *, num_tokens: int, clip_norm: float) -> float:
-    """What to multiply the summed gradient by: the average over tokens, clipped once by the global norm.
+    """What to multiply the summed gradient by: the average over tokens, clipped once by the global norm."""
+    return clip_factor(grad_sq_norms, num_tokens=num_tokens, clip_norm=clip_norm) / num_tokens
+
+
+def clip_factor(grad_sq_norms: Sequence[float], *, num_tokens: int, clip_norm: float) -> float:
+    """What clipping leaves of the average gradient's length, at most 1.
 
     grad_sq_norms: squared norms of each stage's *sum*, in stage order (the order fixes the bits).
     """
@@ -63,7 +69,7 @@ def gradient_scale(grad_sq_norms: Sequence[float], *, num_tokens: int, clip_norm
     for square in grad_sq_norms:
         total += square
     norm = math.sqrt(total) / num_tokens
-    return min(1.0, clip_norm / (norm + CLIP_EPS)) / num_tokens
+    return min(1.0, clip_norm / (norm + CLIP_EPS))
 
 
 Initial = Callable[[], Mapping[str, Tensor]]
@@ -76,6 +82,8 @@ class Update:
 
     scale: float
     rate: float
+    clipped: float
+    """What clipping has left of the average gradient's length."""
 
 
 class Canonical:
@@ -131,10 +139,10 @@ class Canonical:
         if own_tokens is not None:
             norms[self.stage] = own_square * (everybodys / own_tokens) ** 2
         table, training = self.spec.optimizer, self.spec.training
-        scale = gradient_scale(norms, num_tokens=everybodys, clip_norm=table.clip_norm)
-        # `gradient_scale` divides by everybody's tokens; this sum may be over my own alone.
-        scale *= everybodys / (own_tokens or everybodys)
-        return Update(scale, learning_rate(table, version, total_steps=training.total_steps))
+        clipped = clip_factor(norms, num_tokens=everybodys, clip_norm=table.clip_norm)
+        # Everybody's tokens; this sum may be over my own alone.
+        scale = clipped / everybodys * (everybodys / (own_tokens or everybodys))
+        return Update(scale, learning_rate(table, version, total_steps=training.total_steps), clipped)
 
     def check(self, version: int, commits: Sequence[Commit]) -> int:
         """Are these the commits that lead on from `version`? Returns the step's number of tokens.

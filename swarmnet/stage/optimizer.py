@@ -6,33 +6,35 @@ With `optimizer.lead` = a the update follows not the first moment m but where it
 the last one, m(t) + a (m(t) - m(t - 1)), both without bias. Nesterov's is about a = beta1. A gradient that is one step
 late makes momentum swing; this damps it (arXiv:2505.01099).
 
-With fp32 moments everything is elementwise, and no bit of an update depends on which other elements share the tensor: a
-rank that holds a part of a parameter makes of it what one that holds all of it does. With 8-bit moments that holds for
-one update, and then moments are rounded in blocks of what the rank holds, so other parts round otherwise. Weight decay
-falls on matrices only. Learning rate and gradient scale come from `stage.canonical`.
+Equal sums make equal weights on every device. Elements are only multiplied, added, subtracted, divided and rooted, one
+operation to a kernel, each rounded once, as IEEE 754 says: no fused multiply-add, no kernel that takes an `alpha`, no
+power. Numbers that all elements share are computed in fp64 on the host, by such operations too. So no bit depends on
+which other elements share the tensor: a rank that holds a part of a parameter makes of it what one that holds all of it
+does. With 8-bit moments that holds for one update, and then moments are rounded in blocks of what the rank holds, so
+other parts round otherwise. Weight decay falls on matrices only. Learning rate and gradient scale come from
+`stage.canonical`.
 """
 
 from __future__ import annotations
 
-import contextlib
-import itertools
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Sequence
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
-from torch.autograd.graph import increment_version
-from torch.nn import functional
-from torch.optim.adamw import adamw
 
 from swarmnet.config import plug_in
 from swarmnet.manifest.schema import Optimizer
 from swarmnet.stage.optimizer_8bit import LEAST, PackedMoments
-from swarmnet.stage.rounding import Rounding, chunk_elements
+from swarmnet.stage.rounding import FineRounding, Rounding
+from swarmnet.stage.same_bits import fp32, power, root, summed
+from swarmnet.stage.snapshot import digest
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
-_VECTOR = 64  # elements: a multiple of what any processor takes at once
+_CPU_PIECE, _DEVICE_PIECE = 1 << 16, 1 << 21  # elements of an update at once: all it touches fits a cache
 
 
 class UpdateRule(Protocol):
@@ -50,12 +52,12 @@ class UpdateRule(Protocol):
         weight_decay: float,
         table: Optimizer,
     ) -> None:
-        """Update `weights`, `firsts` and `seconds` in place, fp32, place by place of the same shapes.
+        """Update `weights`, `firsts` and `seconds` in place, fp32, flat, place by place of the same length.
 
-        Elementwise: tensors are parts of parameters, cut anywhere, and some end in padding.
+        Elementwise: tensors are parts of parameters, cut anywhere.
 
         Args:
-            gradients: averaged and clipped. May be overwritten.
+            gradients: averaged and clipped.
             firsts, seconds: what is remembered of each weight, two numbers; both 0 before the first step.
             step: 1 in the first step.
             weight_decay: decoupled, 0 for all but matrices.
@@ -63,15 +65,49 @@ class UpdateRule(Protocol):
         """
 
 
-def update_rule_of(table: Optimizer) -> UpdateRule | None:
-    """The run's update rule; None for AdamW.
-
-    Raises: UsageError if no installed distribution brings it.
-    """
+def update_rule_of(table: Optimizer) -> UpdateRule:
+    """The run's update rule. Raises: UsageError if no installed distribution brings it."""
     if table.name == "adamw":
-        return None
+        return adamw
     rule: UpdateRule = plug_in.load("optimizer", table.name, field="optimizer.name")[0]
     return rule
+
+
+def adamw(
+    weights: Sequence[Tensor],
+    gradients: Sequence[Tensor],
+    firsts: Sequence[Tensor],
+    seconds: Sequence[Tensor],
+    *,
+    step: int,
+    learning_rate: float,
+    weight_decay: float,
+    table: Optimizer,
+) -> None:
+    """The update rule `UpdateRule` of "adamw", with `table.lead`. docs/numerics.md has its order of operations."""
+    # What is missing of bias: of the first moment, and of the root of the second.
+    bias, rooted = 1 - power(table.beta1, step), math.sqrt(1 - power(table.beta2, step))
+    # Of the first moment before this one only this is left: m(t) - m(t - 1) = k / lead (g - m(t)), without bias. The
+    # first step has no step before it to lead on from.
+    ahead = (
+        table.lead * (1 - table.beta1) / (table.beta1 - power(table.beta1, step)) if step > 1 and table.lead else 0.0
+    )
+    rate, floor = learning_rate * rooted / bias, table.eps * rooted
+    for w, g, m, v in zip(weights, gradients, firsts, seconds, strict=True):
+        # Freed memory of this size is used again at once: it stays in the cache.
+        x, y = torch.empty_like(w), torch.empty_like(w) if ahead else m
+        torch.mul(g, fp32(1 - table.beta1), out=x)
+        m.mul_(fp32(table.beta1)).add_(x)
+        torch.mul(g, g, out=x)
+        v.mul_(fp32(table.beta2)).add_(x.mul_(fp32(1 - table.beta2)))
+        if ahead:
+            torch.mul(g, fp32(ahead * bias), out=x)
+            torch.mul(m, fp32(1 - ahead), out=y).add_(x)
+        root(v, out=x).add_(fp32(floor))
+        torch.div(y, x, out=x).mul_(fp32(rate))
+        if weight_decay:
+            w.mul_(fp32(1 - learning_rate * weight_decay))
+        w.sub_(x)
 
 
 class WholeMoments:
@@ -93,6 +129,13 @@ class WholeMoments:
         """Keep these."""
         self._first.copy_(first)
         self._second.copy_(second)
+
+    def piece(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
+        """Flat views of elements [start, stop)."""
+        return self._first.view(-1)[start:stop], self._second.view(-1)[start:stop]
+
+    def keep(self, start: int, first: Tensor, second: Tensor) -> None:
+        """What `piece` gave was changed in place."""
 
 
 class StageOptimizer:
@@ -121,7 +164,7 @@ class StageOptimizer:
         self._parameters = list(parameters) if self._host is None else self._host
         self.moments: list[WholeMoments | PackedMoments] = []
         """Of each parameter: to `read`, to `write`, and their `num_bytes`."""
-        self._steps: list[Tensor] = []
+        self._seen = 0
         self.reset()
         self.take(parameters)
 
@@ -133,7 +176,7 @@ class StageOptimizer:
             PackedMoments(p) if packed and size >= LEAST else WholeMoments(p)
             for p, size in zip(self._parameters, self._whole, strict=True)
         ]
-        self._steps = [torch.zeros((), dtype=torch.float32, device=p.device) for p in self._parameters]
+        self._seen = 0
 
     @torch.no_grad()
     def take(self, parameters: Sequence[Tensor]) -> None:
@@ -148,8 +191,7 @@ class StageOptimizer:
 
     def set_num_steps(self, steps: int) -> None:
         """How many steps the moments have seen (bias correction)."""
-        for seen in self._steps:
-            seen.fill_(float(steps))
+        self._seen = steps
 
     @torch.no_grad()
     def step(
@@ -162,144 +204,30 @@ class StageOptimizer:
         before does not matter.
         """
         weights = self._host or (self._parameters if parameters is None else parameters)
-        pairs = list(zip(weights, gradients, strict=True))
-        whole = [place for place, moments in enumerate(self.moments) if isinstance(moments, WholeMoments)]
-        # Weight decay falls on matrices only.
-        matrices = [place for place in whole if weights[place].ndim >= 2]
-        vectors = [place for place in whole if weights[place].ndim < 2]
-        self._update(pairs, matrices, learning_rate, self._table.weight_decay)
-        self._update(pairs, vectors, learning_rate, 0.0)
-        # After the update, which has brought the moments up to date.
-        for place in whole if self._table.lead else ():
-            self._lead(*pairs[place], *self.moments[place].read(), self._steps[place], learning_rate)
-        for (weight, gradient), moments, steps in zip(pairs, self.moments, self._steps, strict=True):
-            if isinstance(moments, PackedMoments):
-                self._update_packed(weight, gradient, moments, steps, learning_rate)
+        self._seen += 1
+        for weight, gradient, moments in zip(weights, gradients, self.moments, strict=True):
+            # A piece at a time: temporaries stay in a cache, and moments of 8 bits never exist whole in fp32.
+            size = _CPU_PIECE * torch.get_num_threads() if weight.device.type == "cpu" else _DEVICE_PIECE
+            pieces = zip(*(torch.split(each.view(-1), size) for each in (weight, gradient)), strict=True)
+            for number, (part, piece) in enumerate(pieces):
+                first, second = moments.piece(number * size, number * size + part.numel())
+                self._rule(
+                    [part],
+                    [piece],
+                    [first],
+                    [second],
+                    step=self._seen,
+                    learning_rate=learning_rate,
+                    # Weight decay falls on matrices only.
+                    weight_decay=self._table.weight_decay if weight.ndim >= 2 else 0.0,
+                    table=self._table,
+                )
+                moments.keep(number * size, first, second)
         # The update was computed in host memory: hand the weights back to the device.
         if self._host is not None:
             assert parameters is not None
             for parameter, copy in zip(parameters, self._host, strict=True):
                 parameter.copy_(copy)
-        increment_version(weights)  # the fused kernel does not: who computes on stale weights must notice
-
-    def _update(
-        self, pairs: Sequence[tuple[Tensor, Tensor]], places: Sequence[int], learning_rate: float, weight_decay: float
-    ) -> None:
-        columns = [
-            [pairs[place][0] for place in places],
-            [pairs[place][1] for place in places],
-            *([self.moments[place].read()[number] for place in places] for number in (0, 1)),
-        ]
-        self._apply(columns, [self._steps[place] for place in places], learning_rate, weight_decay)
-
-    def _update_packed(
-        self, weight: Tensor, gradient: Tensor, moments: PackedMoments, steps: Tensor, learning_rate: float
-    ) -> None:
-        """A piece at a time, so that moments in fp32 never exist whole."""
-        size = chunk_elements(weight.device)
-        decay = self._table.weight_decay if weight.ndim >= 2 else 0.0
-        parts, pieces = torch.split(weight.view(-1), size), torch.split(gradient.view(-1), size)
-        for start, part, piece in zip(itertools.count(0, size), parts, pieces, strict=False):
-            first, second = moments.piece(start, start + part.numel())
-            # All pieces are of one step, which is counted up once, below.
-            seen = steps.clone()
-            self._apply([[part], [piece], [first], [second]], [seen], learning_rate, decay)
-            if self._table.lead:
-                self._lead(part, piece, first, second, seen, learning_rate)
-            moments.keep(start, first, second)
-        steps += 1
-
-    def _apply(
-        self, columns: Sequence[Sequence[Tensor]], counts: Sequence[Tensor], learning_rate: float, weight_decay: float
-    ) -> None:
-        """columns: weights, gradients, first and second moments. counts: steps seen by each, counted up here."""
-        with _whole_vectors(columns, counts) as ((weights, gradients, firsts, seconds), steps):
-            # A plugged-in rule does not count steps, AdamW does.
-            if self._rule is not None and steps:
-                for step in steps:
-                    step += 1
-                self._rule(
-                    weights,
-                    gradients,
-                    firsts,
-                    seconds,
-                    step=int(steps[0].item()),
-                    learning_rate=learning_rate,
-                    weight_decay=weight_decay,
-                    table=self._table,
-                )
-                return
-            # The function and not the class, whose constructor imports the compiler: a second of CPU per process.
-            adamw(
-                weights,
-                gradients,
-                firsts,
-                seconds,
-                [],
-                steps,
-                fused=True,
-                amsgrad=False,
-                maximize=False,
-                beta1=self._table.beta1,
-                beta2=self._table.beta2,
-                lr=learning_rate,
-                weight_decay=weight_decay,
-                eps=self._table.eps,
-            )
-
-    def _lead(
-        self, weight: Tensor, gradient: Tensor, first: Tensor, second: Tensor, seen: Tensor, learning_rate: float
-    ) -> None:
-        """Add what is missing to the update of one weight. Of the first moment before it only this is left: with g the
-        gradient, m(t) - m(t - 1) = (1 - beta1) / (beta1 - beta1^t) (g - m(t)), without bias."""
-        steps = int(seen.item())
-        # The first step has no step before it to lead on from.
-        if steps < 2:
-            return
-        beta1, size = self._table.beta1, chunk_elements(weight.device)
-        factor = -learning_rate * self._table.lead * (1 - beta1) / (beta1 - beta1**steps)
-        flat = (each.view(-1) for each in (weight, gradient, first, second))
-        for part, piece, m, v in zip(*(torch.split(tensor, size) for tensor in flat), strict=True):
-            scale = (v / (1 - self._table.beta2**steps)).sqrt_().add_(self._table.eps)
-            part.addcdiv_(piece - m / (1 - beta1**steps), scale, value=factor)
-
-
-@contextlib.contextmanager
-def _whole_vectors(
-    columns: Sequence[Sequence[Tensor]], steps: Sequence[Tensor]
-) -> Iterator[tuple[list[list[Tensor]], list[Tensor]]]:
-    """`columns` of tensors, each of a length that is a multiple of `_VECTOR`, in place of `columns` and `steps`.
-
-    torch's kernel for CPUs treats what remains at the end of a tensor by other code, which rounds in another order. So
-    ends are padded and written back: how an element is rounded does not depend on where its tensor was cut.
-    """
-    # Only the kernel for CPUs treats the end of a tensor by other code.
-    if not steps or steps[0].device.type != "cpu":
-        yield [list(column) for column in columns], list(steps)
-        return
-    rows: list[list[Tensor]] = []
-    counts, ends = [], []
-    for own, count in zip(zip(*columns, strict=True), steps, strict=True):
-        flat = [tensor.view(-1) for tensor in own]
-        size = flat[0].numel()
-        even = size - size % _VECTOR
-        # An empty tensor makes no row, so no kernel counts its step.
-        if not size:
-            count += 1
-        if even:
-            rows.append([tensor[:even] for tensor in flat])
-            counts.append(count)
-        if even < size:
-            end = [tensor[even:] for tensor in flat]
-            padded = [functional.pad(tensor, (0, _VECTOR - tensor.numel())) for tensor in end]
-            rows.append(padded)
-            counts.append(count.clone() if even else count)  # each is counted up once
-            ends.append((end, padded))
-    yield [list(column) for column in zip(*rows, strict=True)] or [[] for _ in columns], counts
-    # The padded ends are copies: write the results back.
-    for end, padded in ends:
-        for tensor, new in zip(end, padded, strict=True):
-            tensor.copy_(new[: tensor.numel()])
 
 
 def average(total: Tensor, out: Tensor, *, scale: float, rounding: Rounding, place: int) -> None:
@@ -315,5 +243,25 @@ def square_norm(total: Tensor, *, rounding: Rounding, place: int) -> float:
     """Squared L2 norm, fp64, of one parameter's piece of a sum, in the gradient's own unit."""
     squares = 0.0
     for piece in rounding.values(total, place):
-        squares += piece.to(torch.float64).square_().sum().item()
+        squares += summed(piece.to(torch.float64).square_())
     return squares
+
+
+def probe(table: Optimizer, device: torch.device) -> str:
+    """Eight hexadecimal digits of what three updates here make of numbers of all sizes, and of what a sum stands for.
+    Devices whose digits are equal make equal weights of equal sums; others flush small numbers, or root or divide in a
+    way of their own."""
+    size, rounding = 2 * LEAST + 75, FineRounding(32, 1)
+    counted = np.arange(1, 4 * size + 1, dtype=np.uint32).reshape(4, size) * np.uint32(2654435761)
+    mixed = (counted ^ counted >> 15) * np.uint32(2246822519)
+    # By element an exponent from 2^-149, where numbers lose digits, up to what can be squared.
+    exponents = np.arange(size, dtype=np.uint32) % 181 + (mixed >> 5) % 8
+    numbers = torch.from_numpy((mixed & 0x807FFFFF | exponents << 23).view(np.float32)).to(device)
+    weight, *gradients = numbers.view(4, -1, 7).unbind()
+    optimizer = StageOptimizer([weight], table)
+    for number, gradient in enumerate(gradients):
+        optimizer.step([gradient], learning_rate=1e-2 / (number + 1))
+    total, mean = torch.from_numpy(mixed[0].astype(np.int64) << mixed[0] % 31), torch.empty(size, device=device)
+    average(total.to(device), mean, scale=1 / 3, rounding=rounding, place=0)
+    norm = torch.tensor(square_norm(total, rounding=rounding, place=0), dtype=torch.float64)
+    return digest([weight, *optimizer.moments[0].read(), mean, norm])[:4].hex()

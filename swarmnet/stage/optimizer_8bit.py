@@ -5,8 +5,9 @@ sign * (code / 127)^2 of the largest, the root of the second (code / 255)^2 of i
 is divided by it; and what is above 0 never becomes 0, or a weight that is rarely updated would be divided by eps.
 
 Reading and writing back gives the same codes, so a snapshot in fp32 carries a replica on with the same bits. Both do
-only what IEEE 754 rounds in one way, on every device: no power, no table, no fused multiply-add that changes a code.
-(bitsandbytes' dynamic map has no -1, so a block whose largest value is negative shrinks at each such turn.)
+only what IEEE 754 rounds in one way, on every device: no power, no table, no fused multiply-add, no division by a
+number (on a GPU torch multiplies by its inverse). (bitsandbytes' dynamic map has no -1, so a block whose largest value
+is negative shrinks at each such turn.)
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 from torch.nn import functional
+
+from swarmnet.stage.same_bits import root
 
 BLOCK = 256
 
@@ -36,6 +39,7 @@ class PackedMoments:
         # What `keep` stores for zeros.
         self._largest = torch.full((blocks,), _FIRST_FLOOR, device=like.device)
         self._largest_root = torch.full((blocks,), _ROOT_FLOOR, device=like.device)
+        self._squares = torch.tensor([[_FIRST**2], [_SECOND**2]], dtype=torch.float32, device=like.device)
 
     @property
     def num_bytes(self) -> int:
@@ -57,22 +61,22 @@ class PackedMoments:
         blocks = slice(start // BLOCK, -(-stop // BLOCK))
         codes, roots = self._codes[start:stop].to(torch.float32), self._root_codes[start:stop].to(torch.float32)
         # Squared with its sign kept: `keep` has taken the root.
-        first = _scaled(codes * codes.abs() / _FIRST**2, self._largest[blocks])
-        return first, _scaled(roots * roots / _SECOND**2, self._largest_root[blocks]).square_()
+        first = _scaled(codes * codes.abs() / self._squares[0], self._largest[blocks])
+        return first, _scaled(roots * roots / self._squares[1], self._largest_root[blocks]).square_()
 
     def keep(self, start: int, first: Tensor, second: Tensor) -> None:
         """Round and keep moments of the elements from `start`, a multiple of BLOCK, up to a multiple or the end."""
-        stop, root = start + first.numel(), second.sqrt()
+        stop, roots = start + first.numel(), root(second)
         blocks = slice(start // BLOCK, -(-stop // BLOCK))
         parts, largest = _parts(first, _FIRST_FLOOR)
         # The root leaves small values more of the codes.
-        codes = parts.abs().sqrt_().mul_(_FIRST).round_().copysign_(parts).view(-1)
+        codes = root(parts.abs()).mul_(_FIRST).round_().copysign_(parts).view(-1)
         self._codes[start:stop] = codes[: first.numel()].to(torch.int8)
         self._largest[blocks] = largest
-        parts, largest = _parts(root, _ROOT_FLOOR)
+        parts, largest = _parts(roots, _ROOT_FLOOR)
         # Above zero stays above zero: such a weight would else be divided by eps.
-        codes = torch.maximum(parts.sqrt().mul_(_SECOND).round_(), (parts > 0).to(parts.dtype)).view(-1)
-        self._root_codes[start:stop] = codes[: root.numel()].to(torch.uint8)
+        codes = torch.maximum(root(parts).mul_(_SECOND).round_(), (parts > 0).to(parts.dtype)).view(-1)
+        self._root_codes[start:stop] = codes[: roots.numel()].to(torch.uint8)
         self._largest_root[blocks] = largest
 
 

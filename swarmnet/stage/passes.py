@@ -12,6 +12,7 @@ as a stash.
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -66,6 +67,23 @@ class ForwardPass:
         return self.output is None and self.again is None
 
 
+def attention_kernels(
+    compute: Compute, *, reproducible: bool, capability: tuple[int, int] | None
+) -> list[SDPBackend] | None:
+    """The kernels that attention may use, of which torch takes the fastest that it can; None: any.
+
+    Flash attention's backward has a fixed order once torch is told to keep to deterministic algorithms. It takes bf16
+    only, from Ampere on; the math kernel takes everything, and keeps T x T scores.
+
+    Args:
+        capability: of a CUDA device; None: a CPU, where all kernels are reproducible.
+    """
+    if not reproducible or capability is None:
+        return None
+    fused = compute == "bf16" and capability >= (8, 0)
+    return [SDPBackend.FLASH_ATTENTION, SDPBackend.MATH] if fused else [SDPBackend.MATH]
+
+
 class Passes:
     """Forward and backward of one stage on one device.
 
@@ -87,7 +105,10 @@ class Passes:
         compiler: str = "inductor",
     ) -> None:
         self._first, self._last, self._device, self._tapes = first, last, device, tapes
-        self._math_only = reproducible and device.type == "cuda"  # on the CPU all kernels are reproducible
+        capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else None
+        self._attention = attention_kernels(compute, reproducible=reproducible, capability=capability)
+        if self._attention and SDPBackend.FLASH_ATTENTION in self._attention:
+            _keep_to_deterministic_algorithms()
         self.memory, self._compute, self._casts = memory or MemoryPolicy(), compute, Casts()
         self._offload = Offload(device) if self.memory.activations == "offload" else None
         self._run_layer = run_layers(self.memory.activations)
@@ -166,7 +187,14 @@ class Passes:
 
     def _kernels(self) -> contextlib.AbstractContextManager[object]:
         """Attention kernels with a reproducible backward."""
-        return sdpa_kernel(SDPBackend.MATH) if self._math_only else contextlib.nullcontext()
+        return sdpa_kernel(self._attention) if self._attention else contextlib.nullcontext()
+
+
+def _keep_to_deterministic_algorithms() -> None:
+    """In all of this process, whose stages are of one run. The first call has to come before cuBLAS is used."""
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # torch refuses matrix products without
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # a property
+    torch.use_deterministic_algorithms(True)
 
 
 def _versions(module: StageModule) -> int:

@@ -19,7 +19,8 @@ a column, and all of a matrix:
     r_i = mean_j S^2 / (m FINENESS^2)     k_j = mean_i S^2 / (m FINENESS^2)     t = mean S^2 / (m FINENESS^2)
     a_i^2 <- (a_i^2 + r_i a'_i^2) / 2          b_j^2 <- (b_j^2 + k_j / t b'_j^2) / 2
 
-a' and b' are those of the step that was summed; where steps overlap they are not the newest. None of the squares is
+a' and b' are those of the step that was summed; where steps overlap they are not the newest. A sum that clipping has
+shortened more than `MOST_CLIPPED` times counts as if it had been so much shorter. None of the squares is
 less than 2^-8 of their mean: rows without a gradient (tokens that nobody used) get one later. A vector has one a, and
 no b. Sums of squares are of integers, and so exact; what follows is fp64 on the host, every operation rounded as IEEE
 says: equal bits on every machine.
@@ -51,6 +52,7 @@ LIMIT = 2047
 """A microbatch adds no more than that to an element of a small sum; what is beyond is cut off."""
 
 FINENESS = 2.0
+MOST_CLIPPED = 16.0
 
 _FLOOR, _SMALLEST = 2.0**-8, 2.0**-100
 _CLAMP = 1 << 20  # of totals that are squared: their squares fit int64, and so do sums of 2^22 of them
@@ -101,6 +103,9 @@ class Rounding(Protocol):
     def values(self, total: Tensor, place: int, *, scale: float = 1.0) -> Iterator[Tensor]:
         """What a sum stands for, times `scale`: floats, piece by piece, fresh memory."""
 
+    def most(self, num_microbatches: int) -> int:
+        """The largest magnitude of an integer sum of so many microbatches, anywhere."""
+
 
 @dataclass(frozen=True, slots=True)
 class NoRounding:
@@ -118,6 +123,9 @@ class NoRounding:
     def values(self, total: Tensor, place: int, *, scale: float = 1.0) -> Iterator[Tensor]:
         for piece in torch.split(total, chunk_elements(total.device)):
             yield piece * scale
+
+    def most(self, num_microbatches: int) -> int:
+        return MAX_SUM  # a float sum has no such integers
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +158,9 @@ class FineRounding:
             # In fp64, because an int64 sum has more digits than fp32 can hold.
             yield piece.to(torch.float64) * (scale * 2.0**-self.bits)
 
+    def most(self, num_microbatches: int) -> int:
+        return MAX_SUM
+
 
 class SmallRounding:
     """The small grid of step `step`. scales: a and b of each whole parameter, in turn: fp32 [R] and [C], on the CPU."""
@@ -180,6 +191,9 @@ class SmallRounding:
         for rows, part, _ in self._chunks(place, total, total):
             whole = part.to(torch.float32).view(-1, len(block.columns))
             yield whole.mul_(by_row[rows, None]).mul_(by_column).view(-1).mul_(scale)
+
+    def most(self, num_microbatches: int) -> int:
+        return LIMIT * num_microbatches
 
     def _chunks(self, place: int, total: Tensor, other: Tensor) -> Iterator[tuple[slice, Tensor, Tensor]]:
         """(rows of the block, piece of `total`, piece of `other`), as many rows at a time as fit a cache."""
@@ -250,18 +264,19 @@ class Roundings:
             self._made[step] = SmallRounding(self._held, scales, step=step) if is_set else self._plain
         return self._made[step]
 
-    def applied(self, step: int, totals: Sequence[Tensor], *, counted: int) -> None:
-        """Step `step`, of `counted` microbatches, is over. totals: its sum, flat, one per parameter."""
+    def applied(self, step: int, totals: Sequence[Tensor], *, counted: int, clipped: float) -> None:
+        """Step `step`, of `counted` microbatches, is over. totals: its sum, flat, one per parameter. clipped: what
+        clipping has left of its length."""
         if not self.small:
             return
         used, shapes = self._scales(step), list(self._shapes.values())
         newest = self._scales(self._newest(step))
         if isinstance(self.of(step), SmallRounding):
-            found = next_scales(totals, shapes, used, newest, counted=counted)
+            found = next_scales(totals, shapes, used, newest, counted=counted, clipped=clipped)
         elif isinstance(self.of(self._newest(step)), SmallRounding):
             found = list(newest)  # where steps overlap, two are computed on the weights of version 0
         else:
-            found = first_scales(totals, shapes, counted=counted, bits=self._bits)
+            found = first_scales(totals, shapes, counted=counted, bits=self._bits, clipped=clipped)
         self._follow(step, torch.cat(found))
 
     def stayed(self, step: int) -> None:
@@ -316,13 +331,15 @@ def scales_name(parameter: str, late: int) -> str:
     return f"grid.{late}.{parameter}"
 
 
-def first_scales(totals: Sequence[Tensor], shapes: Sequence[Sequence[int]], *, counted: int, bits: int) -> list[Tensor]:
+def first_scales(
+    totals: Sequence[Tensor], shapes: Sequence[Sequence[int]], *, counted: int, bits: int, clipped: float = 1.0
+) -> list[Tensor]:
     """After a step on the fine grid. totals: int64, flat, of each parameter; counted: microbatches in them."""
-    found: list[Tensor] = []
+    unit, found = _unit(counted, clipped), list[Tensor]()
     for total, shape in zip(totals, shapes, strict=True):
         largest = max(int(total.max()), -int(total.min())) if total.numel() else 0
         shift = max(largest.bit_length() - _CLAMP.bit_length() + 1, 0)
-        r, k, t = _means(total, shape, shift=shift, unit=counted * FINENESS**2 * 4.0 ** (bits - shift))
+        r, k, t = _means(total, shape, shift=shift, unit=unit * 4.0 ** (bits - shift))
         # No gradient at all: the fine grid's step, until there is one.
         found.append(_root(r) if t else torch.full((len(r),), 2.0**-bits))
         found.append(_root(k / t) if t else torch.ones(len(k)))
@@ -330,16 +347,28 @@ def first_scales(totals: Sequence[Tensor], shapes: Sequence[Sequence[int]], *, c
 
 
 def next_scales(
-    totals: Sequence[Tensor], shapes: Sequence[Sequence[int]], used: Scales, newest: Scales, *, counted: int
+    totals: Sequence[Tensor],
+    shapes: Sequence[Sequence[int]],
+    used: Scales,
+    newest: Scales,
+    *,
+    counted: int,
+    clipped: float = 1.0,
 ) -> list[Tensor]:
     """After a step on the small grid `used`, which is `newest` unless steps overlap."""
-    found: list[Tensor] = []
+    unit, found = _unit(counted, clipped), list[Tensor]()
     places = zip(totals, shapes, used[::2], used[1::2], newest[::2], newest[1::2], strict=True)
     for total, shape, a_used, b_used, a_newest, b_newest in places:
-        r, k, t = _means(total, shape, shift=0, unit=counted * FINENESS**2)
+        r, k, t = _means(total, shape, shift=0, unit=unit)
         found.append(_root((_square(a_newest) + r * _square(a_used)) / 2))
         found.append(_root((_square(b_newest) + k / t * _square(b_used)) / 2) if t else b_newest)
     return found
+
+
+def _unit(counted: int, clipped: float) -> float:
+    """What squares are measured in. A sum that is clipped more than `MOST_CLIPPED` times moves scales as
+    if it had been that much shorter: else one that nobody believed would make the grid too coarse for all others."""
+    return counted * FINENESS**2 / min(1.0, MOST_CLIPPED * clipped) ** 2
 
 
 def _means(

@@ -105,6 +105,8 @@ class Checkpointer:
         self._tried: StateHeader | None = None
         self._prepared: StateHeader | None = None
         self._opened = False
+        self.all_damaged = False
+        """Were there checkpoints, and not one that is sound?"""
         self._wake = asyncio.Event()
         self._writing = asyncio.Lock()
 
@@ -146,6 +148,7 @@ class Checkpointer:
         self._opened = True
         for error in found.bad:
             self._say_bad(error)
+        self.all_damaged = bool(found.bad) and not found.good
         # What was written while the disk was read is newer than what was found.
         self._held = {info.version: info for info in found.good} | self._held
         self._restarts |= {info.restart for info in found.good if info.restart != NO_RESTART}

@@ -23,16 +23,18 @@ def of_one_lineage(announced: Sequence[Announced], rules: Rollbacks) -> list[Hol
 
     While somebody serves under the current restart, nobody else's later restart gives anything up. While nobody does,
     the latest that any disk remembers counts; if it leaves nothing to go on from (see `Rollbacks.common`), it was known
-    to too few, and the one before it counts.
+    to too few, and the one before it counts. The seed is nothing to go on from while any disk has more.
     """
     current = rules.current
+    furthest = max((kept.version for _, disk in announced for kept in disk), default=0)
     known = sorted({current, NO_RESTART, *(kept.restart for _, disk in announced for kept in disk)}, reverse=True)
     # Somebody goes on under the current restart: a later one was decided by nobody here.
     if any(held.version is not None and held.restart == current for held, _ in announced):
         return _filtered(announced, [restart for restart in known if restart <= current], current)
     for latest in (restart for restart in known if restart >= current):
         found = _filtered(announced, [restart for restart in known if restart <= latest], current, latest=latest)
-        if rules.common(found) is not None:
+        version = rules.common(found)
+        if version or (version == 0 and (latest.number or furthest <= rules.seed_until)):
             return found
     return _filtered(announced, known, current)
 

@@ -408,7 +408,9 @@ def newest_on_disk(holdings: Iterable[Holding], num_stages: int) -> int | None:
     """The newest version that every stage has on some disk."""
     versions: list[set[int]] = [set() for _ in range(num_stages)]
     for held in holdings:
-        versions[held.stage].update(held.disk)
+        # A record may name stages that the run does not have.
+        if held.stage < num_stages:
+            versions[held.stage].update(held.disk)
     return max(set.intersection(*versions), default=None)
 
 

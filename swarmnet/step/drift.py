@@ -1,6 +1,7 @@
 """Which replicas of a stage have drifted from the others, and who takes whose state (docs/drift.md). Pure.
 
-Equal bits are promised in `exact` and `overlap`, among replicas of the keeper's numerics class:
+Equal bits are promised in `exact` and `overlap`, among replicas of one *class of weights*: those that make the same
+weights of the same sum. With exact sums that is nearly everybody, on whatever device; with floats, one numerics class.
 
 | replicas | what stands | who takes another's state |
 |---|---|---|
@@ -34,7 +35,7 @@ class DriftRules:
     every: int = 0
     """Versions between two measures, 0 for never."""
     resync_every: int = 0
-    """Versions after which other numerics classes take the keeper's state, 0 for never."""
+    """Versions after which other classes take the keeper's state, 0 for never."""
     last: int = -1
     """The run's last version, always measured."""
 
@@ -65,7 +66,7 @@ def judge(digests: Mapping[PeerId, bytes], classes: Mapping[PeerId, str], *, unh
 
     Args:
         digests: of everybody who has measured, in the order of keepers; at least one.
-        classes: their numerics classes.
+        classes: of their weights.
         unheard: how many of the keeper's class have not measured it yet.
     """
     kept = classes[next(iter(digests))]
@@ -160,7 +161,7 @@ class Drift:
         self._repairs += 1
 
     def class_donors(self, version: int, term_chain: Chain, *, now: float) -> tuple[PeerId, ...]:
-        """Mates whose state I should take as this version begins, because my numerics class is not the keeper's."""
+        """Mates whose state I should take as this version begins, because my class is not the keeper's."""
         if not self.rules.resync_every:
             return ()
         order = self._view.keeper_order(term_chain, now=now)

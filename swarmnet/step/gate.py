@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from swarmnet.ids import Ballot, PeerId
 from swarmnet.manifest.schema import NO_DELAY, Delay
 from swarmnet.messages import (
+    LARGEST_LOSS,
+    LARGEST_NORM,
     Claim,
     Commit,
     Committed,
@@ -31,7 +33,6 @@ from swarmnet.messages import (
 MAX_BALLOT_AHEAD = 1024
 """Keepers take over one after the other: a number far ahead of the promised one is nobody's next."""
 
-LARGEST_LOSS, LARGEST_NORM = 1e29, 1e200
 """Bounds of loss sums and squared norms: far above what a finite run has, far below where their sums overflow."""
 
 

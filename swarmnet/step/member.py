@@ -496,7 +496,7 @@ class Member:
     # ------------------------------------------------------------ inside
 
     def _mend(self, now: float, *, begins: bool) -> list[Action]:
-        """Take over a mate's weights if mine are off, or of another numerics class. begins: a version begins."""
+        """Take over a mate's weights if mine are off, or of another class. begins: a version begins."""
         if donors := self.drift.donors(now=now):
             if actions := self._lag.resync(donors, "drift", self.version, now=now):
                 self.drift.repairing()

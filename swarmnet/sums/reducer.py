@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -220,10 +220,19 @@ def _distance(one: Tensor, other: Tensor) -> float:
 class PartReducer:
     """Reduces parts of one run. On the CPU: contributions come from the network and return to it.
 
-    codec: of contributions, where it is not the run's averaging codec.
+    codec: of contributions, where it is not the run's averaging codec. most: the largest magnitude that so many
+    microbatches can have in a fixed-point sum.
     """
 
-    def __init__(self, averaging: Averaging, *, fixed_point: bool, codec: str = "") -> None:
+    def __init__(
+        self,
+        averaging: Averaging,
+        *,
+        fixed_point: bool,
+        codec: str = "",
+        most: Callable[[int], int] = lambda num_microbatches: MAX_SUM,
+    ) -> None:
+        self._most = most
         self._codec, self._rule = travels_as(codec or averaging.codec), rule_of(averaging)
         self._reduced = codecs.use(self._codec).reduced
         self._fixed_point = fixed_point
@@ -289,7 +298,7 @@ class PartReducer:
         for place, contribution in enumerate(contributions):
             piece = self._open(contribution, num_elements, codec) if place else total
             with _named(contribution):
-                bound += check_fixed_point(piece)
+                bound += check_fixed_point(piece, most=self._most(contribution.num_microbatches))
             total = total.add_(piece) if place else total
             if bound > MAX_SUM and largest_magnitude([total]) > MAX_SUM:  # the second only where the first touches
                 raise Overflow("contributions exceed what a step's microbatches can sum to")

@@ -22,7 +22,7 @@ from swarmnet.engine.torch_engine import StageSums
 from swarmnet.errors import BadMessage, Refused, RejectCode
 from swarmnet.ids import RoundId
 from swarmnet.manifest.codec_names import rank
-from swarmnet.messages import Commit, Packed
+from swarmnet.messages import LARGEST_NORM, Commit, Packed
 from swarmnet.stage import snapshot
 from swarmnet.stage.accumulator import check_fixed_point
 from swarmnet.stage.backend import GradientSum, State
@@ -128,7 +128,7 @@ class StepSum(RoundSum):
         self._sum = SumBuffer.over(memory)
         self._version = -1  # the version the finished sum leads on from
         self._arriving = self.codec.buffer(self._sum)
-        self._reducer = PartReducer(spec.averaging, fixed_point=self._fixed_point)
+        self._reducer = PartReducer(spec.averaging, fixed_point=self._fixed_point, most=state.most)
         self._center: Tensor | None = None  # what the last step's mean was, where the reducer asks for it
         self._center_version = -1  # the version it led to
 
@@ -284,9 +284,12 @@ class StepSum(RoundSum):
         self._voids = None
 
     def _sealed(self) -> tuple[bytes, float]:
-        digest = self._sum.seal()
+        digest, square = self._sum.seal(), self.state.square_norm(self._sum.flat)
+        # Nobody could apply it, so nobody may sign it.
+        if not square < LARGEST_NORM:
+            raise Refused(RejectCode.VOID, "the sum's norm is not finite", stage=self.canonical.stage)
         self._version = self.state.version
-        return digest, self.state.square_norm(self._sum.flat)
+        return digest, square
 
     def _decoded(self, packed: Packed, size: int) -> Tensor:
         """A piece of a finished sum."""
@@ -297,7 +300,7 @@ class StepSum(RoundSum):
 
     def _check_range(self, piece: Tensor) -> None:
         if self._fixed_point:  # in fp32 mode decoding has checked enough
-            check_fixed_point(piece)
+            check_fixed_point(piece, most=self.state.most(self._num_microbatches))
 
 
 def check_part(start: int, stop: int, end: int) -> None:

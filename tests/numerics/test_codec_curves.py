@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -23,7 +24,7 @@ def row(codec: str) -> dict:
     return curves().train(codec, load_tokens("corpus:small"), steps=STEPS, replicas=2)
 
 
-@pytest.mark.parametrize("codec", ["fp16", "int8", "auto"])
+@pytest.mark.parametrize("codec", [pytest.param("fp16", marks=pytest.mark.long), "int8", "auto"])
 def test_the_loss_stays_within_1_percent_of_fp32(codec: str) -> None:
     found = dict(row(codec))
     curves().compare(found, row("fp32") | {"bytes": row("fp32")["bytes"]})
@@ -36,3 +37,12 @@ def test_it_prints_and_writes_its_table(tmp_path: Path, one_thread: None) -> Non
     line = "--steps 2 --replicas 3 --codec powersgd:4 --codec topk:0.05 --data corpus:small --json"
     out = printed_by("codec_curves", line, file)
     assert "powersgd:4" in out and "topk:0.05" in out and file.exists()
+
+
+def test_codecs_at_boundaries_print_and_write_their_table(tmp_path: Path, one_thread: None) -> None:
+    file = tmp_path / "rows.json"
+    out = printed_by("boundaries", "--steps 2 --stages 3 --data corpus:small int8,nf4 fp32,fp32 --json", file)
+    assert out.startswith("2 boundaries of width 64, 2 steps, seed 0") and "int8,nf4" in out
+    plain, rounded = json.loads(file.read_text("utf-8"))["rows"]
+    assert plain["pair"] == "fp32,fp32" and plain["losses"] != rounded["losses"]
+    assert rounded["held_out"] == pytest.approx(plain["held_out"], rel=0.01)

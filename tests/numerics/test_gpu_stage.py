@@ -17,12 +17,13 @@ import pytest
 import torch
 from benchmark_modules import load
 from stage_chain import StageChain, compute_thread, tiny
+from torch.nn.attention import SDPBackend
 
 from swarmnet.manifest.schema import Averaging, Optimizer
 from swarmnet.ranks.device_backend import DeviceBackend
 from swarmnet.ranks.group import RankGroup
 from swarmnet.stage.optimizer import StageOptimizer
-from swarmnet.stage.passes import MemoryPolicy
+from swarmnet.stage.passes import MemoryPolicy, attention_kernels
 from tests.contracts.comm_contract import CHECKS
 
 mfu = load("mfu")
@@ -77,6 +78,22 @@ def test_deterministic_mode_has_the_same_bits_again(device: str, compute: str) -
     once, again = (steps(device, compute=compute, mode="deterministic") for _ in range(2))
     assert once[0] == again[0]
     assert all(torch.equal(a, b) for a, b in zip(once[1], again[1], strict=True))
+
+
+@pytest.mark.parametrize(
+    ("compute", "reproducible", "capability", "expected"),
+    [
+        ("fp32", False, (9, 0), None),
+        ("bf16", True, None, None),
+        ("fp32", True, (9, 0), [SDPBackend.MATH]),
+        ("bf16", True, (7, 5), [SDPBackend.MATH]),
+        ("bf16", True, (8, 6), [SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]),
+    ],
+)
+def test_attention_is_fast_where_a_fast_kernel_is_reproducible(
+    compute: str, reproducible: bool, capability: tuple[int, int] | None, expected: list[SDPBackend] | None
+) -> None:
+    assert attention_kernels(compute, reproducible=reproducible, capability=capability) == expected
 
 
 @pytest.mark.gpu

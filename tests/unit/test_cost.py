@@ -104,5 +104,13 @@ def test_what_was_said_is_kept() -> None:
     best, compared = choose(manifest.of_stage(0), said, SITE, replicas=4)
     assert {each.way.codec for each in compared} == {"int8"} and best.way.activations == "bf16"
     assert (best.microbatch_size, best.microbatches) == (4, 64)
+    for fields, sums in (
+        ({"averaging.reducer": "norm_clip"}, ("local", "int8")),
+        ({"averaging.sync": "exact", "numerics.mode": "fp32"}, ("exact", "int8")),
+        ({"averaging.sync": "local", "averaging.partners": "pairs"}, ("local", "fp16")),
+        ({"averaging.sync": "overlap"}, ("overlap", "small")),
+    ):
+        best, _ = choose(LARGE.of_stage(0), fields, SITE, replicas=4)
+        assert (best.way.sync, best.way.codec) == sums
     with pytest.raises(UsageError, match='--mbit cannot tell what "powersgd:4" costs'):
         choose(manifest.of_stage(0), {"averaging.codec": "powersgd:4"}, SITE, replicas=4)

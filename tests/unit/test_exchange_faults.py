@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from swarmnet.averaging.butterfly import check_losses
 from swarmnet.averaging.exchange import ASIDE_S, SILENT_S, Exchange
 from swarmnet.errors import BadMessage, PeerGone, PeerTimeout, Refused, RejectCode
 from swarmnet.ids import Ballot, Chain, Generation, PeerId, RoundId
@@ -470,3 +472,10 @@ def test_a_part_of_no_gradient_is_refused(start: int, stop: int) -> None:
 
     with pytest.raises(BadMessage):
         play(story())
+
+
+@pytest.mark.parametrize("loss", [1e30, -1.0, math.nan, math.inf])
+def test_a_loss_that_no_microbatch_has_is_refused(loss: float) -> None:
+    check_losses({1: (25.0, 10)}, frozenset({1}), 10)
+    with pytest.raises(Refused):
+        check_losses({1: (loss, 10)}, frozenset({1}), 10)

@@ -53,6 +53,12 @@ def test_a_restart_that_leaves_nothing_to_go_on_from_was_known_to_too_few() -> N
     assert decided["a"] == decided["b"] == (12,), "what was decided can be carried out"
 
 
+def test_the_seed_is_nothing_to_go_on_from_while_a_disk_has_more() -> None:
+    """A newcomer has begun at the seed and left; whoever was in the run keeps what it has."""
+    assert disks(NO_RESTART, has("new", 0, *old(0)), has("a", 1, OnDisk(40, ONE))) == {"new": (0,), "a": (40,)}
+    assert disks(NO_RESTART, has("none", 0), has("a", 1, OnDisk(40, ONE)))["a"] == (40,)
+
+
 def test_two_sides_that_went_back_alone_under_one_number() -> None:
     low, high = Restart(1, 4), Restart(1, 8)
     found = disks(NO_RESTART, has("a", 0, *old(2, 4), OnDisk(6, low)), has("b", 1, *old(2, 4, 6), OnDisk(9, high)))

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from swarmnet.config.peer import Memory
 from swarmnet.errors import UsageError
-from swarmnet.peer.devices import check_memory, rounding
+from swarmnet.manifest.schema import Manifest, Numerics, Optimizer
+from swarmnet.peer.devices import NumericsClass, check_memory
+from swarmnet.peer.engines import numerics_of
 from swarmnet.ranks.layout import MeshLayout
+from swarmnet.stage.passes import MemoryPolicy
 
 
 @pytest.mark.parametrize(
@@ -43,6 +48,24 @@ def test_layers_that_ranks_share_are_not_compiled(layout: MeshLayout) -> None:
     check_memory(Memory(compile=True), MeshLayout(1, 2, "zero2", devices=("cuda:0", "cuda:1")))
 
 
-def test_what_rounds_in_its_own_way_is_a_numerics_class_of_its_own() -> None:
-    names = {rounding(Memory(compile=a, offload_optimizer=b)) for a in (False, True) for b in (False, True)}
-    assert len(names) == 4 and rounding(Memory(activations="recompute")) == rounding(Memory()) == ""
+def test_a_numerics_class_says_what_bits_depend_on() -> None:
+    manifest = Manifest()
+    one = numerics_of(manifest, MeshLayout(), MemoryPolicy())
+    assert NumericsClass.parse(str(one)) == one and len(str(one)) <= 128
+    assert (one.mesh, one.compute, one.kernels) == ("1", "fp32", "eager") and one.device.startswith("cpu ")
+    bf16 = manifest.model_copy(update={"numerics": Numerics(compute="bf16")})
+    packed = manifest.model_copy(update={"optimizer": Optimizer(state="8bit")})
+    others = [
+        numerics_of(bf16, MeshLayout(), MemoryPolicy(compile=True)),
+        numerics_of(manifest, MeshLayout(2, devices=("cpu", "cpu")), MemoryPolicy(offload_optimizer=True)),
+    ]
+    for other in others:
+        assert other.of_weights(exact=True) == one.of_weights(exact=True)
+        assert other.of_weights(exact=False) != one.of_weights(exact=False)
+    meshes = {numerics_of(packed, MeshLayout(n, devices=("cpu",) * n), MemoryPolicy()).apply for n in (1, 2)}
+    assert len(meshes) == 2, "moments in 8 bits are rounded in blocks of what a rank holds"
+
+
+@given(st.text(max_size=40))
+def test_any_text_is_a_numerics_class(text: str) -> None:
+    assert NumericsClass.parse(text).device == text.split("/")[0]

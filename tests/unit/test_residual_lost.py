@@ -24,7 +24,7 @@ from swarmnet.messages import Commit, Packed
 from swarmnet.ranks.host_state import RankSum, SumReading
 from swarmnet.ranks.restarts import Ranks
 from swarmnet.stage.canonical import Canonical
-from swarmnet.stage.rounding import NoRounding
+from swarmnet.stage.rounding import MAX_SUM, NoRounding
 from swarmnet.stage.seams import Contribution
 from swarmnet.sums.step_sum import StepSum
 
@@ -53,6 +53,9 @@ class State:
     def __init__(self, canonical: Canonical) -> None:
         self.canonical, self.version = canonical, 0
         self.applied = torch.zeros(canonical.num_elements, dtype=torch.float64)
+
+    def most(self, num_microbatches: int) -> int:
+        return MAX_SUM
 
     def square_norm(self, total: torch.Tensor) -> float:
         return self.canonical.square_norm(total, NoRounding())

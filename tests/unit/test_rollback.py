@@ -20,6 +20,7 @@ from swarmnet.state.rollback import (
     RestartReport,
     Rollbacks,
     Source,
+    newest_on_disk,
 )
 
 SETTLE_S, LOST_S, LAST = 3.0, 15.0, 1000
@@ -485,3 +486,8 @@ def test_the_next_restart_is_higher_than_all_that_any_disk_remembers_within_reas
     rules.remember(3)
     rules.remember(1 << 50)
     assert rules.floor == 3, "a number far ahead of all others is nobody's"
+
+
+def test_a_record_of_a_stage_that_the_run_does_not_have_counts_for_nothing() -> None:
+    holdings = [Holding(PeerId("a"), 0, NO_RESTART, None, (4, 8)), Holding(PeerId("x"), 7, NO_RESTART, 99, (99,))]
+    assert newest_on_disk(holdings, 1) == 8

@@ -8,6 +8,8 @@ import pytest
 import torch
 
 from swarmnet.errors import BadMessage
+from swarmnet.ids import PeerId
+from swarmnet.manifest.schema import Averaging
 from swarmnet.stage import rounding
 from swarmnet.stage.rounding import (
     FINENESS,
@@ -19,6 +21,9 @@ from swarmnet.stage.rounding import (
     first_scales,
     next_scales,
 )
+from swarmnet.stage.seams import Contribution
+from swarmnet.sums.reducer import PartReducer
+from swarmnet.wire import codecs
 
 PARAMETERS = [("embed.weight", (40, 16)), ("norm.weight", (24,)), ("layer.weight", (12, 33))]
 SHAPES = [shape for _, shape in PARAMETERS]
@@ -159,6 +164,38 @@ def test_after_a_burst_the_grid_fits_within_two_steps():
         scales = next_scales(burst(grid_of(scales)), SHAPES, scales, scales, counted=8)
     for total in burst(grid_of(scales)):
         assert 0.5 < float(total.double().square().mean().sqrt()) / (8**0.5 * FINENESS) < 3
+
+
+def test_what_clipping_throws_away_makes_the_grid_no_coarser():
+    """One member sends the largest sums that are taken, for thirty steps. Then the others' gradients fit again."""
+    scales, clip = FIRST, norm_of(FIRST, summed(grid_of(FIRST), range(8)))
+    largest = [torch.full((math.prod(shape),), 8 * LIMIT, dtype=torch.int64) for shape in SHAPES]
+    for _ in range(30):
+        clipped = min(1.0, clip / norm_of(scales, largest))
+        scales = next_scales(largest, SHAPES, scales, scales, counted=8, clipped=clipped)
+    assert all(float((now / first).max()) < 64 for now, first in zip(scales[::2], FIRST[::2], strict=True))
+    for _ in range(16):
+        scales = next_scales(summed(grid_of(scales), range(8)), SHAPES, scales, scales, counted=8)
+    steps = summed(grid_of(scales), [1])
+    assert all(0.5 < float(total.double().square().mean().sqrt()) < 6 for total in steps)
+
+
+def norm_of(scales, totals) -> float:
+    grid = grid_of(scales)
+    lengths = [sum(float(v.square().sum()) for v in grid.values(total, at)) for at, total in enumerate(totals)]
+    return math.sqrt(sum(lengths))
+
+
+def test_nobody_adds_more_than_its_microbatches_can():
+    reducer = PartReducer(Averaging(codec="small"), fixed_point=True, most=grid_of(FIRST).most)
+    sums = torch.tensor([3, -2 * LIMIT, 0]), torch.tensor([1, 2 * LIMIT + 1, 0])
+    honest, liar = (
+        Contribution(PeerId(name), 2, codecs.encode("small", total)) for name, total in zip("hl", sums, strict=True)
+    )
+    assert reducer([honest, honest], 3)[0].tolist() == [6, -4 * LIMIT, 0]
+    with pytest.raises(BadMessage) as refused:
+        reducer([honest, liar], 3)
+    assert refused.value.facts["peer"] == "l"
 
 
 def test_no_gradient_at_all_leaves_a_grid_that_later_ones_can_use():

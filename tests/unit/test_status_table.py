@@ -12,7 +12,7 @@ from swarmnet.ids import Chain, OnDisk, PeerId, RunId
 from swarmnet.peer import status
 from swarmnet.peer.swarm_health import assess
 
-NUMERICS = "cpu/torch2.13/ranks=2,tensor=2/threads=1"
+NUMERICS = "cpuAVX512/torch-2.13.0/tp2/fp32/eager/bdac02c7"
 RECORDS = [
     Record(
         RunId("ab" * 32),

@@ -1,0 +1,80 @@
+"""What an update costs: nanoseconds a parameter on one core, beside torch's fused AdamW.
+
+    python benchmarks/apply.py [--parameters N] [--turns N] [--device cuda] [--json FILE]
+
+Ours is made of operations that every device rounds alike (docs/numerics.md), a kernel for each; torch's does all in one
+kernel, with fused multiply-adds. Rows: torch's; ours; with `lead`; with moments in 8 bits; and what goes before an
+update, the average of an int64 sum and its norm. Processor time of the best of N turns; on a GPU the clock's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from swarmnet.manifest.schema import Optimizer
+from swarmnet.stage.optimizer import StageOptimizer, average, square_norm
+from swarmnet.stage.rounding import FineRounding
+
+
+def measure(parameters: int, turns: int, device: torch.device) -> dict[str, float]:
+    """Nanoseconds a parameter, by row."""
+    generator = torch.Generator().manual_seed(0)
+    shape = (parameters // 1024, 1024)
+    weight, gradient = (torch.randn(shape, generator=generator).to(device) for _ in range(2))
+    total = torch.randint(-(2**40), 2**40, (gradient.numel(),), generator=generator).to(device)
+    clock = time.process_time if device.type == "cpu" else time.perf_counter
+
+    def timed(job: Callable[[], object]) -> float:
+        found = []
+        for _ in range(turns + 1):
+            begun = clock()
+            job()
+            if device.type != "cpu":
+                torch.cuda.synchronize(device)
+            found.append(clock() - begun)
+        return min(found[1:]) / gradient.numel() * 1e9
+
+    def ours(**changed: object) -> float:
+        optimizer = StageOptimizer([weight], Optimizer(**changed))
+        return timed(lambda: optimizer.step([gradient], learning_rate=1e-4))
+
+    def fused() -> float:
+        leaf = torch.nn.Parameter(weight)
+        leaf.grad, optimizer = gradient, torch.optim.AdamW([leaf], lr=1e-4, fused=True)
+        return timed(optimizer.step)
+
+    rounding, held = FineRounding(32, 1), total.cpu()
+    return {
+        "torch, fused": fused(),
+        "ours": ours(),
+        "ours, lead": ours(lead=2.5),
+        "ours, 8 bits": ours(state="8bit"),
+        "average": timed(lambda: average(total, gradient.view(-1), scale=1e-9, rounding=rounding, place=0)),
+        "norm, on the host": timed(lambda: square_norm(held, rounding=rounding, place=0)),
+    }
+
+
+def main() -> None:
+    """Parse, measure, print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--parameters", type=int, default=1 << 22)
+    parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--json", type=Path)
+    chosen = parser.parse_args()
+    torch.set_num_threads(1)
+    found = measure(chosen.parameters, chosen.turns, torch.device(chosen.device))
+    for name, nanoseconds in found.items():
+        print(f"{name:18} {nanoseconds:6.2f} ns a parameter")
+    if chosen.json:
+        chosen.json.write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()
