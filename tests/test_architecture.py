@@ -34,6 +34,7 @@ GROUND = frozenset(ROWS[0].split())
 
 # Decisions: the standard library, row 0 and each other. No clock, no socket, no torch.
 PURE = (
+    "stage/piece_schedule.py",
     "state/lineage.py",
     "net/admission.py",
     "ids.py",

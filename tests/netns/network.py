@@ -26,6 +26,9 @@ links = load("links")
 LONGEST_PAUSE_S = 10.0
 """Between two steps of a stage of three or more, whatever happens to one of them."""
 
+ALONE = ("--no-restart",)
+"""Words of a peer that no other process watches and starts again."""
+
 USUAL_STEPS = 20
 """On a machine with time for them, that many steps take less than LONGEST_PAUSE_S."""
 
@@ -55,28 +58,30 @@ class Network:
     def start(self, name: str, place: int, *words: str) -> Running:
         """`swarmnet WORDS` at that place. name: of its directory."""
         namespace, address = self._places[place]
-        return self._open.enter_context(Running(self._directory / name, *words, namespace=namespace, host=address))
+        return self._open.enter_context(
+            Running(self._directory / name, *words, module=("in_namespace", namespace), host=address)
+        )
 
     def peer(self, place: int, stage: int, manifest: Path, *known: str) -> Running:
-        """A supervised peer of one stage, known to be at that place."""
+        """A peer of one stage, known to be at that place."""
         return self.start(
             f"p{place}", place, "peer", "--manifest", str(manifest), "--stage", str(stage), "--device", "cpu", *known
         )
 
-    def run(self, manifest: Path, *stages: int) -> tuple[list[Running], tuple[str, str]]:
+    def run(self, manifest: Path, *stages: int, last: tuple[str, ...] = ALONE) -> tuple[list[Running], tuple[str, str]]:
         """Peers of these stages at the first places, and a trainer beside the first.
 
         The last peer comes when the others are in place: if it alone has its stage, they begin together. Returns the
-        peers, after their first step, and the words by which others find them.
+        peers, after their first step, and the words by which others find them. last: further words of the last peer.
         """
-        first = self.peer(0, stages[0], manifest)
+        first = self.peer(0, stages[0], manifest, *ALONE)
         known = ("--bootstrap", first.says("listening")["dht"][0])
-        last = len(stages) - 1
-        peers = [first, *(self.peer(place, stages[place], manifest, *known) for place in range(1, last))]
+        end = len(stages) - 1
+        peers = [first, *(self.peer(place, stages[place], manifest, *known, *ALONE) for place in range(1, end))]
         for peer in peers:
             peer.says("synced")
-        peers.append(self.peer(last, stages[last], manifest, *known))
-        peers[last].says("synced")
+        peers.append(self.peer(end, stages[end], manifest, *known, *last))
+        peers[end].says("synced")
         self.trainer = self.start("trainer", 0, "trainer", "--manifest", str(manifest), *known)
         for peer in peers:
             peer.says("applied")

@@ -296,7 +296,7 @@ class Case:
     compute: str = "fp32"
     memory: MemoryPolicy | None = None
     start: int = 0
-    steps: int = STEPS
+    steps: int = 3
 
     def manifest(self) -> Manifest:
         """The run."""

@@ -29,7 +29,7 @@ def test_the_clean_run_learns() -> None:
     assert clean() < 0.35 * math.log(61)
 
 
-@pytest.mark.parametrize("attack", ["flip_x10", "scaled", "random"])
+@pytest.mark.parametrize("attack", ["flip_x10", pytest.param("scaled", marks=pytest.mark.long), "random"])
 def test_with_centered_clip_the_loss_stays_and_the_liars_are_named(attack: str) -> None:
     loss, clipped = robust().train("centered_clip", attack, steps=STEPS)
     assert loss / clean() < 1.02
@@ -42,7 +42,7 @@ def test_gradients_with_the_sign_turned_are_borne_too() -> None:
     assert robust().train("centered_clip", "sign_flip", steps=STEPS)[0] / clean() < 1.02
 
 
-@pytest.mark.parametrize("attack", ["flip_x10", "scaled", "random"])
+@pytest.mark.parametrize("attack", ["flip_x10", pytest.param("scaled", marks=pytest.mark.long), "random"])
 def test_without_it_the_loss_does_not_stay(attack: str) -> None:
     loss, clipped = robust().train("sum", attack, steps=STEPS)
     assert loss / clean() > 1.02

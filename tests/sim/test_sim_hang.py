@@ -54,20 +54,14 @@ def measure(
     return steps, first - 20.0, swarm
 
 
-@pytest.fixture(scope="module")
-def healthy() -> int:
-    """Steps in the time where, elsewhere, a replica hangs."""
-    return measure(stage=None)[0]
-
-
-@pytest.mark.parametrize("stage", [0, 1])
-def test_one_hung_replica_of_four_costs_less_than_30_percent(stage: int, healthy: int) -> None:
-    hung, around_s, _ = measure(stage=stage)
+def test_one_hung_replica_of_four_costs_less_than_30_percent() -> None:
+    healthy = measure(stage=None)[0]
+    hung, around_s, _ = measure(stage=1)
     assert hung >= 0.7 * healthy, f"{hung} of {healthy} steps"
     assert around_s <= 5.0
 
 
-@pytest.mark.parametrize(("stage", "seed"), [(0, 3), (1, 5), (1, 4)], ids=["keeper", "keeper_of_last", "member"])
+@pytest.mark.parametrize(("stage", "seed"), [(0, 3), (1, 4)], ids=["keeper", "member"])
 def test_one_hung_replica_of_three_delays_one_step_by_the_silence_limit(stage: int, seed: int) -> None:
     """Also when microbatches are slow and when it keeps the ledger: its share is known, and executed at once."""
     plan = Plan(stages=2, replicas=3, microbatches=16, steps=400, forward_s=0.2)

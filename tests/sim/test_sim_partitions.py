@@ -21,7 +21,6 @@ STEP = 1
 """The step that is cut."""
 
 LONG_S = Protocol().long_silence_s
-LONG = pytest.mark.long
 
 
 def plan(replicas: int) -> Plan:
@@ -86,10 +85,23 @@ async def until(swarm: Swarm, reached: Callable[[], bool], *, within_s: float) -
     return True
 
 
-@pytest.mark.parametrize("directory", [False, pytest.param(True, marks=LONG)], ids=["", "directory_too"])
-@pytest.mark.parametrize("replicas", [2, pytest.param(3, marks=LONG), pytest.param(4, marks=LONG)])
+CUT_AT = ["before_round", "after_sum", "after_commit"]
+
+
+@pytest.mark.parametrize("half", [0, 1])
+@pytest.mark.parametrize("cut_at", CUT_AT)
+@pytest.mark.parametrize("cut", CUTS)
+def test_two_replicas_cut_and_healed(cut: str, cut_at: str, half: int) -> None:
+    """Each cut at each point, healed at every other of the points: other ones at the next point."""
+    turn = (list(CUTS).index(cut) + CUT_AT.index(cut_at)) % 2
+    cut_and_heal(CUTS[cut], cut_at, list(REACHED)[2 * half + turn], replicas=2, directory=False)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("directory", [False, True], ids=["", "directory_too"])
+@pytest.mark.parametrize("replicas", [2, 3, 4])
 @pytest.mark.parametrize("heal_at", REACHED)
-@pytest.mark.parametrize("cut_at", ["before_round", "after_sum", "after_commit"])
+@pytest.mark.parametrize("cut_at", CUT_AT)
 @pytest.mark.parametrize("cut", CUTS)
 def test_cut_and_heal(cut: str, cut_at: str, heal_at: str, replicas: int, directory: bool) -> None:
     """Cut in step STEP when any replica of stage 1 is there; heal when both sides are that far on."""

@@ -28,9 +28,9 @@ def struck(swarm: Swarm) -> set[object]:
     return {fields["peer"] for _, _, event, fields in swarm.events if event == "strike"}
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_a_member_that_nobody_can_call_any_more_holds_the_run_up_once(seed: int) -> None:
-    swarm = Swarm(Plan(stages=2, replicas=3, microbatches=6, steps=120, forward_s=0.05), seed)
+    swarm = Swarm(Plan(stages=2, replicas=3, microbatches=6, steps=70, forward_s=0.05), seed)
 
     async def script(swarm: Swarm) -> None:
         await asyncio.sleep(3.0)
@@ -38,7 +38,7 @@ def test_a_member_that_nobody_can_call_any_more_holds_the_run_up_once(seed: int)
         for node in swarm.nodes:
             if node is not victim:
                 swarm.block_dial(node, victim)
-        await asyncio.sleep(40.0)
+        await asyncio.sleep(25.0)
         swarm.heal()
 
     swarm.run(until_s=300, script=script)  # checks every commit and the final weights against the oracle
@@ -51,7 +51,7 @@ def test_a_member_that_nobody_can_call_any_more_holds_the_run_up_once(seed: int)
 @pytest.mark.parametrize(("replicas", "blocked"), [(3, ((0, 2),)), (4, ((0, 3), (1, 3), (2, 3)))])
 def test_who_cannot_call_a_mate_that_calls_it_costs_the_steps_nothing(replicas: int, blocked: tuple) -> None:
     """Each speaks on the link of the other, and pulls nothing: both reduce nothing, or the one sits out."""
-    swarm = Swarm(Plan(stages=2, replicas=replicas, microbatches=4, steps=100), 0)
+    swarm = Swarm(Plan(stages=2, replicas=replicas, microbatches=4, steps=50), 0)
 
     async def script(swarm: Swarm) -> None:
         mates = swarm.replicas(0)
@@ -64,7 +64,7 @@ def test_who_cannot_call_a_mate_that_calls_it_costs_the_steps_nothing(replicas: 
 
 @pytest.mark.parametrize("replicas", [3, 2])
 def test_an_identity_that_only_sends_heartbeats_is_waited_for_once_in_a_while(replicas: int) -> None:
-    swarm = Swarm(Plan(stages=2, replicas=replicas, microbatches=6, steps=100, forward_s=0.05), 1)
+    swarm = Swarm(Plan(stages=2, replicas=replicas, microbatches=6, steps=60, forward_s=0.05), 1)
     stranger = PeerId("stranger")
 
     class Silent:

@@ -2,54 +2,77 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
+import functools
+import signal
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from swarmnet.ranks.starter import child_environment
+from swarmnet.local.processes import START_S, child_starter
+from swarmnet.ranks.starter import ChildCall, Starter
 from swarmnet.telemetry.events import EventReader
 
 PATIENCE_S = 240.0
+
+_one_at_a_time = threading.Lock()  # a starter is for one thread
+
+
+@functools.cache
+def _starter() -> Starter:
+    """Of all tests of this process, the one of `swarmnet local`: importing torch takes seconds of computing."""
+    return child_starter()
+
+
+class Forked:
+    """A process, as far as tests need what `subprocess.Popen` has."""
+
+    def __init__(self, *words: str, log: Path) -> None:
+        with _one_at_a_time:
+            call = ChildCall(words, log.parent.name, output=log)
+            self._child = _starter().start(call, time.monotonic() + PATIENCE_S + START_S)
+        self.pid, self.returncode = self._child.pid, None
+
+    def wait(self, timeout: float = PATIENCE_S) -> int:
+        code = self.poll(timeout)
+        assert code is not None, f"it has not ended after {timeout} s"
+        return code
+
+    def poll(self, timeout: float = 0.0) -> int | None:
+        if self.returncode is None and self._child.wait(time.monotonic() + timeout):
+            with _one_at_a_time:
+                self.returncode = self._child.code()
+                self._child.close()
+        return self.returncode
+
+    def send_signal(self, number: signal.Signals) -> None:
+        self._child.send(number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
 
 
 class Running:
     """One `swarmnet COMMAND` as a process, and what it says. As a context: it does not outlive the block.
 
-    namespace: of the network it runs in, where it has the address `host`.
+    module: what is run, with `words`. host: the address it listens at.
     """
 
-    def __init__(self, directory: Path, *words: str, namespace: str = "", host: str = "127.0.0.1") -> None:
+    def __init__(
+        self, directory: Path, *words: str, module: tuple[str, ...] = ("swarmnet",), host: str = "127.0.0.1"
+    ) -> None:
         self.directory, self.words = directory, words
         self.events: list[dict[str, Any]] = []
         directory.mkdir(parents=True)
         self.log = directory / "log.txt"
-        self._reader = EventReader(directory / "events.jsonl")
-        inside = ("ip", "netns", "exec", namespace) if namespace else ()
-        with self.log.open("wb") as log:
-            self.process = subprocess.Popen(
-                [
-                    *inside,
-                    sys.executable,
-                    "-m",
-                    "swarmnet",
-                    *words,
-                    "--dir",
-                    str(directory),
-                    "--host",
-                    host,
-                    "--events",
-                    str(directory / "events.jsonl"),
-                ],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                cwd=directory,
-                env=child_environment(os.environ) | {"PYTHONPATH": str(Path(__file__).parents[2])},
-            )
+        events = directory / "events.jsonl"
+        self._reader = EventReader(events)
+        where = ("--dir", str(directory), "--host", host, "--events", str(events))
+        self.process = Forked("-m", *module, *words, *where, log=self.log)
 
     def __enter__(self) -> Running:
         return self

@@ -23,7 +23,7 @@ from swarmnet.data.source import load_tokens
 from swarmnet.local.oracle import run_oracle
 from swarmnet.manifest.file import load
 
-STEPS, EVERY, KILL_ALL, KILL_LOCAL = 24, 4, 7, 14
+STEPS, EVERY, KILL_ALL, KILL_LOCAL = 18, 3, 5, 11
 SETTINGS = (
     "training.sequence_length=32",
     "training.microbatch_size=2",
@@ -63,7 +63,7 @@ def out(tmp_path_factory) -> Path:
     first = subprocess.run(
         local(
             "--stages",
-            "3",
+            "2",
             "--replicas",
             "2",
             "--steps",
@@ -80,7 +80,7 @@ def out(tmp_path_factory) -> Path:
         ),
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=600,
     )
     assert first.returncode == 0, first.stdout + first.stderr
     assert f"swarmnet local --resume --out {out}" in first.stdout
@@ -89,14 +89,14 @@ def out(tmp_path_factory) -> Path:
     assert [step for step, _ in rows(out)][-1] in (killed - 1, killed)
 
     with subprocess.Popen(local("--resume", "--out", str(out)), stdout=subprocess.DEVNULL) as second:
-        deadline = time.monotonic() + 280
+        deadline = time.monotonic() + 600
         while max(versions(out)) < KILL_LOCAL:  # a poll of files: there is no event to wait for
             assert second.poll() is None and time.monotonic() < deadline
             time.sleep(0.05)
         os.kill(second.pid, signal.SIGKILL)
 
     third = subprocess.run(
-        local("--resume", "--out", str(out), "--oracle"), capture_output=True, text=True, timeout=280
+        local("--resume", "--out", str(out), "--oracle"), capture_output=True, text=True, timeout=600
     )
     assert third.returncode == 0, third.stdout + third.stderr
     return out
@@ -125,8 +125,8 @@ def test_what_was_done_again_was_done_from_the_newest_common_checkpoint(out: Pat
     began = [number for number, event in enumerate(events) if event["event"] == "began"]
     assert len(began) == 3
     for start in began[1:]:
-        synced = [event for event in events[start:] if event["event"] == "synced"][:6]
-        assert {event["stage"] for event in synced} >= {0, 1, 2}
+        synced = [event for event in events[start:] if event["event"] == "synced"][:4]
+        assert {event["stage"] for event in synced} >= {0, 1}
         assert all(event["version"] > 0 for event in synced)  # nobody began anew from the seed
 
 
@@ -136,7 +136,7 @@ def test_identities_are_kept(out: Path) -> None:
         for line in path.read_text().splitlines():
             if '"listening"' in line:
                 peers.setdefault(path.parent.name, set()).add(json.loads(line)["peer"])
-    assert len(peers) == 7 and all(len(ids) == 1 for ids in peers.values())
+    assert len(peers) == 5 and all(len(ids) == 1 for ids in peers.values())
 
 
 def test_where_no_run_is_none_is_resumed(tmp_path: Path) -> None:

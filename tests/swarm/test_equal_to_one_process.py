@@ -85,14 +85,14 @@ def run_local(directory: Path, *, numerics: str, kills: tuple[str, ...], setting
 @pytest.fixture(
     scope="module",
     params=[
-        ("fp32", KILLS, ()),
-        ("deterministic", KILLS, OVERLAP),
+        ("fp32", KILLS, OVERLAP),
+        pytest.param(("fp32", KILLS, ()), marks=pytest.mark.long),
+        pytest.param(("deterministic", KILLS, OVERLAP), marks=pytest.mark.long),
         pytest.param(("deterministic", KILLS, ()), marks=pytest.mark.long),  # test_chaos_phases strikes harder
         pytest.param(("deterministic", (), ()), marks=pytest.mark.long),  # undisturbed: less is asked of them
         pytest.param(("fp32", (), ()), marks=pytest.mark.long),
-        pytest.param(("fp32", KILLS, OVERLAP), marks=pytest.mark.long),
     ],
-    ids=["fp32-killed", "overlap-killed", "deterministic-killed", "deterministic", "fp32", "fp32-overlap-killed"],
+    ids=["fp32-overlap-killed", "fp32-killed", "overlap-killed", "deterministic-killed", "deterministic", "fp32"],
 )
 def finished(request, tmp_path_factory) -> Finished:
     numerics, kills, settings = request.param

@@ -69,10 +69,11 @@ def test_a_version_of_the_swarm_scores_what_its_trainer_and_its_checkpoints_do(
         assert run(["eval", *words, "--json"]) == 0, capsys.readouterr().err
         return json.loads(capsys.readouterr().out)
 
-    first = start("first", "peer", "--manifest", str(tmp_path / "run.toml"), "--stage", "0,1", "--device", "cpu")
+    alone = ("--stage", "0,1", "--device", "cpu", "--no-restart")
+    first = start("first", "peer", "--manifest", str(tmp_path / "run.toml"), *alone)
     heard = first.says("listening")
     (link,), address = heard["links"], heard["dht"][0]
-    second = start("second", "join", link, "--stage", "0,1", "--device", "cpu", "--no-restart")
+    second = start("second", "join", link, *alone)
     for stage in (0, 1):
         second.says("synced", stage=stage)
     trainer = start("trainer", "trainer", "--manifest", str(tmp_path / "run.toml"), "--bootstrap", address)

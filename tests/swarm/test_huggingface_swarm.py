@@ -79,10 +79,11 @@ def test_one_peer_has_the_files_and_everybody_trains(
         processes.append(Running(tmp_path / name, *words))
         return processes[-1]
 
-    having = start("having", "peer", "--manifest", str(tmp_path / "run.toml"), "--stage", "0,1", "--device", "cpu")
+    alone = ("--device", "cpu", "--no-restart")
+    having = start("having", "peer", "--manifest", str(tmp_path / "run.toml"), "--stage", "0,1", *alone)
     having.says("synced", stage=1, how="seed")
     (link,) = having.says("listening")["links"]
-    stranger = start("stranger", "join", link, "--stage", "1", "--device", "cpu")
+    stranger = start("stranger", "join", link, "--stage", "1", *alone)
     synced = stranger.says("synced", stage=1)
     assert (synced["how"], synced["version"]) == ("snapshot", 0)
 

@@ -61,11 +61,12 @@ def test_a_stranger_with_a_link_takes_part_and_changes_nothing(start: Callable[.
     assert run(["init", str(path), "--data", "corpus:small", "--stages", "2", "--steps", str(STEPS), *settings]) == 0
     manifest = load(path)
 
-    first = start("a", "peer", "--manifest", str(path), "--stage", "0", "--device", "cpu")
+    alone = ("--device", "cpu", "--no-restart")
+    first = start("a", "peer", "--manifest", str(path), "--stage", "0", *alone)
     listening = first.says("listening")
     known = ("--manifest", str(path), "--bootstrap", listening["dht"][0])
-    second = start("b", "peer", *known, "--stage", "0", "--device", "cpu")
-    third = start("c", "peer", *known, "--stage", "1", "--device", "cpu")
+    second = start("b", "peer", *known, "--stage", "0", *alone)
+    third = start("c", "peer", *known, "--stage", "1", *alone)
     trainer = start("trainer", "trainer", *known)
     third.until(lambda event: event["event"] == "applied" and event["version"] >= BEFORE_JOIN)
     trainer.process.send_signal(signal.SIGSTOP)  # the run waits for the newcomer, however slow it is

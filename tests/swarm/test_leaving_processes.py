@@ -18,61 +18,32 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from running import Running
 from tiny_run import write_tiny_run
-
-from swarmnet.telemetry.events import EventReader
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="/proc, and only Linux ties a child to its parent")
 
 PATIENCE_S = 120.0
 
 
-class Process:
+class Process(Running):
     """One command and the events it writes."""
 
     def __init__(self, place: Path, name: str, role: list[str], bootstrap: list[str]) -> None:
-        directory = place / name
-        directory.mkdir()
-        self.log = directory / "log.txt"
-        self._reader, self._events = EventReader(directory / "events.jsonl"), []
-        with self.log.open("wb") as log:
-            self.process = subprocess.Popen(
-                [
-                    sys.executable,
-                    "-m",
-                    "swarmnet",
-                    *role,
-                    "--manifest",
-                    str(place / "run.toml"),
-                    "--dir",
-                    str(directory),
-                    "--events",
-                    str(directory / "events.jsonl"),
-                    "--host",
-                    "127.0.0.1",
-                    *(word for address in bootstrap for word in ("--bootstrap", address)),
-                ],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env={**os.environ, "OMP_NUM_THREADS": "1"},
-            )
-
-    def events(self, name: str) -> list[dict[str, Any]]:
-        self._events += self._reader.read()
-        return [event for event in self._events if event["event"] == name]
+        known = [word for address in bootstrap for word in ("--bootstrap", address)]
+        super().__init__(place / name, *role, "--manifest", str(place / "run.toml"), *known)
 
     def await_event(self, name: str, *, more_than: int = 0) -> dict[str, Any]:
         """The newest event of that name, once there are more than so many."""
         deadline = time.monotonic() + PATIENCE_S
-        while len(found := self.events(name)) <= more_than:
+        while len(found := self.so_far(name)) <= more_than:
             assert time.monotonic() < deadline and self.process.poll() is None, f"no {name}\n{self.log.read_text()}"
             select.select([], [], [], 0.05)
         return found[-1]
 
     def await_step(self, step: int) -> None:
-        while not any(event["step"] >= step for event in self.events("applied")):
-            self.await_event("applied", more_than=len(self.events("applied")))
+        while not any(event["step"] >= step for event in self.so_far("applied")):
+            self.await_event("applied", more_than=len(self.so_far("applied")))
 
     def end(self, number: signal.Signals | None = None, *, within_s: float = 60.0) -> float:
         """Send the signal, wait for the end with exit code 0, and return how many seconds that took."""
@@ -83,7 +54,7 @@ class Process:
         return time.monotonic() - began
 
     def reason(self) -> str:
-        return self.events("stopped")[-1]["reason"]
+        return self.so_far("stopped")[-1]["reason"]
 
 
 def children(pid: int) -> list[int]:
@@ -118,7 +89,10 @@ def test_a_peer_crashes_and_returns_drains_and_all_end_together(place: Path) -> 
         return started[-1]
 
     def peer(name: str, stage: int, *bootstrap: str) -> Process:
-        return start(name, ["peer", "--stage", str(stage), "--set", "caps.memo_bytes=0", "--device", "cpu"], *bootstrap)
+        alone = () if bootstrap else ("--no-restart",)  # the first is neither killed nor asked to leave by itself
+        return start(
+            name, ["peer", "--stage", str(stage), "--set", "caps.memo_bytes=0", "--device", "cpu", *alone], *bootstrap
+        )
 
     try:
         first = peer("first", 0)
@@ -129,19 +103,19 @@ def test_a_peer_crashes_and_returns_drains_and_all_end_together(place: Path) -> 
             each.await_step(1)
 
         # kill -9 the peer itself: it returns under its identity, as another incarnation, with its mate's state.
-        before, [victim] = second.events("listening")[-1], children(second.process.pid)
+        before, [victim] = second.so_far("listening")[-1], children(second.process.pid)
         os.kill(victim, signal.SIGKILL)
         after = second.await_event("listening", more_than=1)
         assert after["peer"] == before["peer"] and after["incarnation"] != before["incarnation"]
         assert second.await_event("synced", more_than=1)["how"] == "snapshot"
-        second.await_step(second.events("synced")[-1]["version"] + 1)
+        second.await_step(second.so_far("synced")[-1]["version"] + 1)
         assert "the peer was ended by SIGKILL" in second.log.read_text()
 
         # One of two drains: it goes when nothing of it is needed any more, and the run goes on.
         assert second.end(signal.SIGTERM) < 20.0
         assert second.reason() == "asked to stop: nothing here is needed any more"
-        first.await_step(first.events("applied")[-1]["step"] + 3)
-        assert second.events("stopped") and not children_left(second)
+        first.await_step(first.so_far("applied")[-1]["step"] + 3)
+        assert second.so_far("stopped") and not children_left(second)
 
         # kill -9 the supervising process: the peer and its DHT daemon go with it.
         orphans = descendants(other.process.pid)

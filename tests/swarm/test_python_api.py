@@ -42,12 +42,13 @@ def least(parameter):
 """
 
 
-def test_the_programs_of_the_page_run(tmp_path: Path) -> None:
+def test_the_program_of_a_local_swarm_runs(tmp_path: Path) -> None:
     assert run("local_swarm.py", tmp_path).endswith("code 0 stages 2 steps 3\n")
-    assert run("by_hand.py", tmp_path).endswith("seen True stages 2\ncodes 0 0\n")
 
 
-def test_peer_and_trainer_route_by_their_configs_rule(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_program_of_two_peers_runs_and_both_route_by_their_configs_rule(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "spy.py").write_text(SPY)
     info = tmp_path / "spy-1.0.dist-info"
     info.mkdir()
@@ -60,7 +61,7 @@ def test_peer_and_trainer_route_by_their_configs_rule(tmp_path: Path, monkeypatc
         assert program.count(place) == 1
         program = program.replace(place, f'{place} routing="spy.least:{place[:5]}",')
     monkeypatch.setitem(PROGRAMS, "by_hand.py", program)
-    run("by_hand.py", tmp_path)
+    assert run("by_hand.py", tmp_path).endswith("seen True stages 2\ncodes 0 0\n")
     assert set((tmp_path / "called").read_text().split()) == {"stage", "role="}
 
 
