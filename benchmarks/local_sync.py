@@ -1,11 +1,13 @@
 """Training with `sync = "local"` beside exact training: equal tokens, equal order of them, equal first weights.
 
-    python benchmarks/local_sync.py [--steps N] [--replicas N] [--seeds N] [--only NAME]... [--json FILE] [--png FILE]
+    python benchmarks/local_sync.py [--steps N] [--replicas N] [--seeds N] [--only NAME]... [--set FIELD=VALUE]...
+                                    [--json FILE] [--png FILE]
 
 A small decoder on the default data (Python's standard library, as bytes). Every step's microbatches are dealt to the
 replicas anew, at random and not evenly, as a swarm's routers do. *exact* averages gradients in fp32 in every step; the
 others train on their own and take outer steps now and then, under the settings printed. Arithmetic, codecs and
-error feedback are the product's (`stage.outer`, `sums.sum_codec`); only the network is left out.
+error feedback are the product's (`stage.outer`, `sums.sum_codec`, `sums.references`); only the network is left out.
+*Sparse* outer steps are here alone: everybody sends all others the largest of its pseudo-gradient, in 2 bits each.
 
 Printed per setting: the held-out loss of the weights one takes home, over that of exact (1.00 is no harm), worst and
 mean of all seeds, and how many times fewer bytes a replica sends for averaging. Goals: at most 1.03, at least 50 times.
@@ -65,6 +67,7 @@ class Setting:
     outer_momentum: float = DEFAULT.outer_momentum
     fragments: int = 1
     codec: str = "fp32"
+    sparse: float = 0.0  # of each chunk, in outer steps after the warm-up, but the last
 
 
 GROUPS = {"pairs": 2, "groups": PARTNERS}
@@ -77,7 +80,9 @@ SETTINGS = (
     Setting("streaming, int8", fragments=4, codec="int8"),
     Setting("noloco, fp16", codec="fp16", **PAIRS),
     Setting("noloco in parts", fragments=4, codec="fp16", **PAIRS),
-    Setting("diloco, topk", codec="topk:0.05"),
+    Setting("sparse 5 %", codec="int8", sparse=0.05),
+    Setting("sparse 5 %, often", inner_steps=10, codec="int8", sparse=0.05),
+    Setting("sparse 10 %", codec="int8", sparse=0.1),
     Setting("diloco, rare", inner_steps=52),
     Setting("noloco, rare", inner_steps=35, **PAIRS),
     Setting("noloco", **PAIRS),
@@ -168,6 +173,8 @@ class Run:
                 names = {PeerId(f"{number}"): replica for number, replica in enumerate(self.replicas)}
                 for group in random_groups(names, GROUPS[self.setting.partners], 0, turn % TURNS):
                     self._meet([names[name] for name in group], due, turn, plain=plain)
+            elif self.setting.sparse and not plain and step < self._steps - 1:
+                self._sparse_step()
             else:
                 self._outer_step(self.replicas, *due, plain=plain)
         for replica, gradient in zip(self.replicas, gradients, strict=True):
@@ -191,6 +198,20 @@ class Run:
             replica.outer.step(mean, due[0], plain=plain)
             replica.references.agreed(turn, due, mean)
             replica.sent_bytes += _butterfly_bytes(sent.num_bytes, reduced.num_bytes, len(group))
+
+    def _sparse_step(self) -> None:
+        """Everybody sends its largest; what it does not send stays in its weights, so nothing is learned twice."""
+        sent, total, size = {}, torch.zeros(self.replicas[0].num_elements), 0
+        for replica in self.replicas:
+            vector = replica.outer.vector(0, replica.num_elements)
+            largest, size = compressed(vector, self.setting.sparse)
+            sent[replica] = vector - largest
+            total += largest
+        for replica, rest in sent.items():
+            replica.outer.step(total / len(sent), 0)
+            for start, piece in replica.outer._pieces(0, replica.num_elements):
+                piece.sub_(rest[start : start + piece.numel()])
+            replica.sent_bytes += size * (len(sent) - 1)
 
     def _outer_step(self, group: list[Replica], start: int, stop: int, *, plain: bool) -> None:
         """A round. Contributions weigh what their members have counted in this step."""
@@ -225,6 +246,22 @@ class Run:
             batch = self._batch(self._steps * MICROBATCHES + number)
             total += loss_sum(replica.module(batch[:, :-1]), batch[:, 1:]).item()
         return total / (EVALS * MICROBATCH_SIZE * LENGTH)
+
+
+CHUNK = 4096
+
+
+def compressed(vector: Tensor, fraction: float) -> tuple[Tensor, int]:
+    """(the largest of every chunk as sign and one of two levels, bytes: 12 bits of place and 2 of value each)."""
+    rows = torch.cat([vector, vector.new_zeros(-vector.numel() % CHUNK)]).view(-1, CHUNK)
+    places = rows.abs().topk(round(fraction * CHUNK), dim=1).indices
+    values = rows.gather(1, places)
+    size = values.abs()
+    high = size > size.mean(1, keepdim=True)
+    levels = [(size * part).sum(1, keepdim=True) / part.sum(1, keepdim=True).clamp(min=1) for part in (high, ~high)]
+    values = values.sign() * torch.where(high, *levels)
+    sent = torch.zeros_like(rows).scatter_(1, places, values).view(-1)[: vector.numel()]
+    return sent, rows.shape[0] * (places.shape[1] * 14 // 8 + 8)
 
 
 def _norm(gradient: Sequence[Tensor]) -> float:

@@ -314,6 +314,10 @@ class Averaging(Table):
             )
         if self.codec.startswith("powersgd") and self.fragments > 1:
             raise ValueError(f'codec = "{self.codec}" sends whole matrices: set fragments = 1, or choose another codec')
+        if self.codec.startswith("topk"):
+            raise ValueError(
+                f'codec = "{self.codec}" sends what replicas learn on their own too late: choose "int8" or "nf4"'
+            )
         if self.gossip and self.codec not in ("fp32", "bf16", "fp16", *DIFFERENCES):
             raise ValueError(
                 f'partners = "{self.partners}" sends weights, which codec = "{self.codec}" would spoil: choose '

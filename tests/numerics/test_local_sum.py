@@ -122,7 +122,7 @@ def test_one_replica_alone_trains_as_ever() -> None:
     torch.testing.assert_close(*ends, rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("codec", ["fp32", "int8", "topk:0.1", "auto", "powersgd:2"])
+@pytest.mark.parametrize("codec", ["fp32", "int8", "nf4", "auto", "powersgd:2"])
 def test_between_exchanges_replicas_differ_and_after_one_their_slow_weights_are_equal(codec: str) -> None:
     async def scenario(chain: StageChain) -> None:
         first, second = chain.engines[0]
@@ -370,6 +370,7 @@ def test_the_manifest_refuses_what_cannot_be() -> None:
     for averaging, advice in [
         ({"sync": "local", "codec": "fp32", "inner_steps": 2, "fragments": 3}, "turns"),
         ({"sync": "local", "codec": "powersgd:2", "fragments": 2}, "fragments = 1"),
+        ({"sync": "local", "codec": "topk:0.1"}, "too late"),
         ({"sync": "local", "codec": "bnb8", "partners": "pairs"}, "of differences"),
         ({"sync": "exact", "codec": "fp32", "inner_steps": 2}, "no effect"),
     ]:

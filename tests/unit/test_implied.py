@@ -14,6 +14,7 @@ SMALL = {"averaging.codec": "small"}
 FP32 = {"numerics.mode": "fp32", "averaging.codec": "fp32"}
 INT8 = {"numerics.mode": "fp32", "averaging.codec": "int8"}
 WARMUP = {"averaging.outer_momentum": PARTNERS_MOMENTUM, "averaging.outer_warmup_steps": PARTNERS_WARMUP_STEPS}
+NF4 = {"averaging.codec": "nf4"}
 PAIRS, GROUPS = {"averaging.partners": "pairs"}, {"averaging.partners": "groups"}
 CLIP = {"averaging.reducer": "norm_clip"}
 
@@ -27,6 +28,8 @@ CLIP = {"averaging.reducer": "norm_clip"}
         (LOCAL | {"averaging.codec": "powersgd:4"}, {"numerics.mode": "fp32"}),
         (LOCAL | {"averaging.reducer": "centered_clip"}, INT8),
         (LOCAL | PAIRS, {**INT8, **CLIP, **WARMUP}),
+        (LOCAL | NF4, {"numerics.mode": "fp32", **CLIP, "averaging.inner_steps": 24, "averaging.fragments": 4}),
+        (LOCAL | PAIRS | NF4, {"numerics.mode": "fp32", **CLIP, **WARMUP}),
         (LOCAL | GROUPS, {**INT8, **CLIP, **WARMUP, "averaging.group_size": 4}),
         (LOCAL | PAIRS | {"averaging.outer_momentum": 0.2}, {**INT8, **CLIP, "averaging.outer_warmup_steps": 150}),
         (LOCAL | {"numerics.mode": "deterministic"}, {}),
@@ -53,7 +56,7 @@ def test_a_manifest_keeps_its_codec_until_its_mode_changes() -> None:
     assert implied({"numerics.mode": "fp32"}, opened=False) == {"averaging.codec": "fp32"}
 
 
-@pytest.mark.parametrize("codec", [None, "int8", "powersgd:4", "topk:0.1"])
+@pytest.mark.parametrize("codec", [None, "int8", "nf4", "powersgd:4"])
 def test_what_follows_makes_a_manifest(codec: str | None) -> None:
     said = LOCAL | ({} if codec is None else {"averaging.codec": codec})
     fields = {**implied(said, opened=True), **said}
