@@ -70,6 +70,7 @@ if _SPEC is not None:  # only now: hivemind's modules may look for each other in
 GRACE_S = 30.0  # others' clocks: one stale entry must not void all that came with it
 MAX_KEYS = 4096
 MAX_ENTRIES_PER_KEY = 1024
+ORDINARY_BYTES, MAX_LARGE_BYTES = 1280, 1 << 20  # of an entry; of all larger ones under a key together
 MAX_REMEMBERED = 4096
 MAX_BAN_LISTS = 256
 
@@ -153,6 +154,7 @@ class BoundedStorage(DHTLocalStorage):  # type: ignore[misc]
 
     `favoured` keys (this node's own run) find room even when strangers' keys fill the storage. admits(value): whether
     it is kept at all; in a full key of ours a new one takes the place of the newest that would not be kept any more.
+    Whoever reads a key reads all of it: large entries have a bound of their own, and ordinary ones do not feel it.
     """
 
     def __init__(
@@ -177,15 +179,24 @@ class BoundedStorage(DHTLocalStorage):  # type: ignore[misc]
         if held is None:
             if len(self) >= self._max_keys and not self._favoured(key):
                 return False
-        elif subkey not in held.value and len(held.value) >= self._max_entries:
-            # A dictionary keeps the order in which entries came, however often they are renewed.
-            there = {each: kept.value for each, kept in held.value.data.items()}
-            loser = gives_way(there, self._admits) if self._favoured(key) else None
-            if loser is None:
-                return False
-            del held.value[loser]
+        else:
+            while not self._has_room(held.value, subkey, value):
+                # A dictionary keeps the order in which entries came, however often they are renewed.
+                there = {each: kept.value for each, kept in held.value.data.items()}
+                loser = gives_way(there, self._admits) if self._favoured(key) else None
+                if loser is None:
+                    return False
+                del held.value[loser]
         stored: bool = super().store_subkey(key, subkey, value, expiration_time)
         return stored
+
+    def _has_room(self, held: Any, subkey: object, value: Any) -> bool:
+        if subkey not in held and len(held) >= self._max_entries:
+            return False
+        if len(value) <= ORDINARY_BYTES:
+            return True
+        sizes = [len(kept.value) for each, kept in held.data.items() if each != subkey]
+        return sum(size for size in sizes if size > ORDINARY_BYTES) + len(value) <= MAX_LARGE_BYTES
 
 
 # ---------------------------------------------------------------- the node

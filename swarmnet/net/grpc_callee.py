@@ -55,7 +55,8 @@ _STRANGERS_CALLS, _ALL_STRANGERS_CALLS = 4, 64
 """Open at a time: of one caller that has not greeted, and of all of them."""
 
 _MOST_GREETED = 4096
-_COMPLAIN_EVERY_S, _MOST_COMPLAINTS = 60.0, 1024
+_COMPLAIN_EVERY_S, _MOST_COMPLAINTS = 60.0, 32
+"""One caller is named so often for one thing, and no more than so many within that time."""
 
 
 class Callee(grpc.GenericRpcHandler):  # type: ignore[misc]
@@ -251,11 +252,13 @@ class Callee(grpc.GenericRpcHandler):  # type: ignore[misc]
         return _STRANGERS_CALLS if strangers < _ALL_STRANGERS_CALLS else 0
 
     def _may_complain(self, event: str, caller: PeerId) -> bool:
-        """Is it time to log that of this caller? Once a minute: what it sends costs it nothing."""
-        now = asyncio.get_running_loop().time()
-        if now - self._complained_at.get((event, caller), -math.inf) < _COMPLAIN_EVERY_S:
+        """Is it time to log that of this caller? What it sends costs it nothing, and neither does another identity."""
+        now, said = asyncio.get_running_loop().time(), self._complained_at
+        # Of a newcomer when there is room again: the complaint that is oldest has had its time.
+        oldest = next(iter(said.values())) if len(said) == said.most else -math.inf
+        if now - said.get((event, caller), oldest) < _COMPLAIN_EVERY_S:
             return False
-        self._complained_at[event, caller] = now
+        said[event, caller] = now
         return True
 
     async def _serve(self, expected: type, caller: PeerId, inbound: _Inbound) -> None:
@@ -285,7 +288,8 @@ class Callee(grpc.GenericRpcHandler):  # type: ignore[misc]
             async for answer in answers:
                 await inbound.answer(answer)
         except (BadMessage, Refused) as error:
-            log.info("refused", peer=caller, request=type(request).__name__, error=error)
+            write = log.info if self._may_complain("refused", caller) else log.debug
+            write("refused", peer=caller, request=type(request).__name__, error=error)
             with contextlib.suppress(PeerGone):  # nobody minds if the caller has left
                 await inbound.answer(Rejected(error.code, error.reason))
         except PeerGone as error:

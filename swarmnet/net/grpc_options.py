@@ -122,7 +122,9 @@ def listener_options(config: GrpcConfig) -> list[tuple[str, Any]]:
 _LISTENER_OPTIONS: list[tuple[str, Any]] = [
     *_BOTH_ENDS,
     ("grpc.so_reuseport", 0),  # a taken port is an error, not a shared port
-    ("grpc.http2.max_ping_strikes", 0),  # else keepalive gets callers disconnected
+    # A ping less than a second after another, with no data sent in between, is a strike. Keepalive never comes to one,
+    # probing for bandwidth to a few. Whoever pings without end is disconnected.
+    ("grpc.http2.max_ping_strikes", 1_000),
     ("grpc.http2.min_ping_interval_without_data_ms", 1_000),
     ("grpc.max_concurrent_streams", 256),
 ]

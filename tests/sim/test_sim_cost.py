@@ -87,6 +87,6 @@ def test_slots_that_are_too_few_cost_what_is_said() -> None:
 
 def test_the_choice_for_a_stage_of_1b_is_as_fast_as_is_said() -> None:
     best, _ = choose(LARGE.of_stage(0), {"averaging.sync": "exact"}, SITE, replicas=2)
-    assert (best.way.codec, best.way.activations, best.way.gradients) == ("small", "int8", "nf4")
+    assert (best.way.codec, best.way.activations, best.way.gradients) == ("small", "int8", "int8")
     load = load_of(LARGE.of_stage(0), SITE, replicas=2)
     assert best.cost.step_s == pytest.approx(simulated_s(load, best.way), rel=0.2)

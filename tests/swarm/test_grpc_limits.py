@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import socket
+import ssl
 import sys
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
@@ -32,6 +34,9 @@ from tests.contracts.transport_contract import FETCH, LIMIT_S, PROCESS, Scripted
 BURST = 20
 SLOW = GrpcConfig(allowance=Allowance(messages_per_s=0.01, bytes_per_s=1e9, burst_s=BURST / 0.01))
 """A burst, and then a message every hundred seconds."""
+
+PING, GOAWAY = 6, 7
+"""Frames of HTTP/2."""
 
 
 def test_who_sends_too_much_waits_alone(caplog: pytest.LogCaptureFixture) -> None:
@@ -95,6 +100,33 @@ def test_who_has_not_greeted_has_few_open_calls_and_its_nonsense_is_logged_once(
     with caplog.at_level(logging.WARNING, "swarmnet.net.grpc_callee"):
         with_victim(scenario)
     assert [record.message for record in caplog.records].count("bad_request") == 1
+
+
+@pytest.mark.parametrize(("pings", "too_many"), [(500, False), (1500, True)])
+def test_who_pings_without_end_is_disconnected(pings: int, too_many: bool, tmp_path: Path) -> None:
+    async def scenario(victim: GrpcTransport, service: ScriptedService) -> None:
+        leaf = hostile()
+        (tmp_path / "key").write_bytes(leaf.key)
+        (tmp_path / "chain").write_bytes(leaf.chain)
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        context.load_cert_chain(tmp_path / "chain", tmp_path / "key")
+        context.set_alpn_protocols(["h2"])
+        where = Address.parse(victim.addresses[0])
+        reader, writer = await asyncio.open_connection(where.host, where.port, ssl=context)
+        settings, ping = bytes.fromhex("000000040000000000"), bytes.fromhex("000008060000000000") + b"8 bytes."
+        writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + settings + pings * ping)
+        answered, kinds = 0, []
+        with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):  # it ends
+            while too_many or answered < pings:
+                head = await reader.readexactly(9)
+                await reader.readexactly(int.from_bytes(head[:3], "big"))
+                kinds.append(head[3])
+                answered += head[3] == PING
+        writer.close()
+        assert (GOAWAY in kinds) == too_many
+
+    with_victim(scenario)
 
 
 def test_a_caller_has_so_many_open_calls_and_no_more() -> None:

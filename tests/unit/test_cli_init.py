@@ -205,13 +205,13 @@ def test_a_line_chooses_and_says_what_else_would_cost(asked, capsys) -> None:
     assert typed(f"init --mbit 200 --device cuda --sync exact {LARGE}") == 0
     manifest = load("run.toml")
     assert (manifest.numerics.mode, manifest.numerics.compute) == ("deterministic", "bf16")
-    assert (manifest.wire.activations, manifest.wire.gradients) == ("int8", "nf4")
+    assert (manifest.wire.activations, manifest.wire.gradients) == ("int8", "int8")
     assert (manifest.averaging.sync, manifest.averaging.codec) == ("exact", "small")
     assert manifest.training.microbatches * manifest.training.microbatch_size == 1024 * 8
     assert manifest.data.tokens_root and manifest.model.vocab_size == 300
     out = capsys.readouterr().out
     assert "for 200 Mbit/s each way, 50 ms, 30 TFLOP/s (cuda), 4 replicas of 99" in out
-    rows = [line.split() for line in out.splitlines() if "int8/nf4" in line or "fp32 " in line]
+    rows = [line.split() for line in out.splitlines() if " x 8 " in line]
     assert [row[0] for row in rows].count("*") == 1 and ["exact", "int64"] in [row[:2] for row in rows]
     config = tomllib.loads(Path("run.peer.toml").read_text("utf-8"))
     assert config["device"] == "cuda" and 3 <= config["slots"] <= 8

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 
 from hivemind.dht.routing import DHTID
 from test_records import NOW, RUN, announcement
 
 from swarmnet.ids import PeerId
-from swarmnet.net.dht_node import BoundedStorage
+from swarmnet.net.dht_node import MAX_LARGE_BYTES, ORDINARY_BYTES, BoundedStorage
 from swarmnet.net.identity import Identity
-from swarmnet.net.records import RecordTable
+from swarmnet.net.records import MAX_BYTES, RecordTable
 
 KEY, OTHER_KEY = DHTID.generate(source="ours"), DHTID.generate(source="another run's")
 ENTRIES = 8
@@ -60,6 +61,25 @@ def test_the_admitted_find_room_in_a_full_key_and_the_newest_others_go() -> None
     assert held(here) == ["early", *(f"friend {number}" for number in range(ENTRIES - 1))]
     assert store(here, "friend 98") and "early" not in held(here)
     assert not store(here, "friend 99") and not store(here, "late"), "of equals the first stay"
+
+
+def test_large_entries_fill_their_own_part_of_a_key_and_no_more() -> None:
+    guests = Guests()
+    here = BoundedStorage(lambda key: key == KEY, admits=guests.admits)
+    expiry = itertools.count(time.time() + 30.0, 0.1)
+
+    def put(peer: str, size: int, key: DHTID = KEY) -> bool:
+        return here.store_subkey(key, peer, peer.encode().ljust(size), next(expiry))
+
+    assert put("grows", ORDINARY_BYTES)
+    large = [put(f"large {number}", MAX_BYTES) for number in range(200)]
+    assert large == [number < MAX_LARGE_BYTES // MAX_BYTES for number in range(200)]
+    assert put("ordinary", ORDINARY_BYTES) and put("large 3", MAX_BYTES), "nobody else feels it"
+    assert not put("grows", ORDINARY_BYTES + 1)
+    assert put("large 3", 1500) and put("grows", 1501), "what one gives up another may have"
+    assert put("large", MAX_BYTES, OTHER_KEY)
+    guests.known = True
+    assert put("friend", MAX_BYTES) and "large 127" not in held(here) and "large 126" in held(here)
 
 
 def test_of_another_run_we_know_nobody() -> None:

@@ -1,0 +1,66 @@
+"""What callers do wrong is logged, and no caller fills the log with it, under however many names."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from donor_bench import play
+
+from swarmnet.errors import Refused, RejectCode
+from swarmnet.ids import PeerId
+from swarmnet.messages import Answer, ManifestRequest, Rejected, Request
+from swarmnet.net.grpc_callee import _COMPLAIN_EVERY_S, _MOST_COMPLAINTS, Callee
+from swarmnet.net.grpc_options import GrpcConfig
+from swarmnet.net.traffic import Traffic
+from swarmnet.transport import ReadPayload
+
+
+class Refusing:
+    """A service that has nothing for anybody."""
+
+    async def on_call(self, caller: PeerId, request: Request, payload: ReadPayload) -> AsyncIterator[Answer]:
+        raise Refused(RejectCode.NOT_SERVED, "not here")
+        yield
+
+
+async def refused(callee: Callee, *callers: str) -> None:
+    """Each of them calls and hears that it is refused."""
+    heard: list[Answer] = []
+
+    async def answer(said: Answer) -> None:
+        heard.append(said)
+
+    for caller in callers:
+        inbound = cast(Any, SimpleNamespace(answer=answer))
+        await callee._answer(PeerId(caller), ManifestRequest(), inbound, cast(Any, None))
+    assert heard == [Rejected(RejectCode.NOT_SERVED, "not here")] * len(callers)
+
+
+@pytest.mark.parametrize("level", [logging.INFO, logging.DEBUG])
+def test_a_refusal_is_logged_once_a_minute_of_each_and_of_few(level: int, caplog: pytest.LogCaptureFixture) -> None:
+    dialling = cast(Any, SimpleNamespace(greeter=None, dials=None, config=GrpcConfig()))
+    callee = Callee(dialling, lambda: cast(Any, Refusing()), lambda peer: None, Traffic(), lambda message: b"")
+
+    def lines() -> int:
+        count = [record.message for record in caplog.records].count("refused")
+        caplog.clear()
+        return count
+
+    async def story() -> None:
+        await refused(callee, *["a"] * 100)
+        assert lines() == (1 if level == logging.INFO else 100)
+        await asyncio.sleep(0.5 * _COMPLAIN_EVERY_S)
+        crowd = [f"name {number}" for number in range(300)]
+        await refused(callee, *crowd, "a")
+        assert lines() == (_MOST_COMPLAINTS - 1 if level == logging.INFO else 301), "names are free"
+        await asyncio.sleep(0.6 * _COMPLAIN_EVERY_S)
+        await refused(callee, *crowd, "late")
+        assert lines() == (1 if level == logging.INFO else 301), "the first complaint is a minute old"
+
+    with caplog.at_level(level, "swarmnet.net.grpc_callee"):
+        play(story())
