@@ -30,7 +30,7 @@ from swarmnet.messages import (
     Control,
     Finished,
     Indexes,
-    LinkQuality,
+    LineQuality,
     Part,
     Report,
     Request,
@@ -116,7 +116,7 @@ class Keeper:
 
     def __init__(self, ballot: Ballot, everyone: Sequence[PeerId], tell: Callable[[PeerId, Control], None]) -> None:
         self._ballot, self._shares, self._tell = ballot, Shares(everyone), tell
-        self._lines: dict[PeerId, LinkQuality] = {}
+        self._lines: dict[PeerId, LineQuality] = {}
         self._holding: set[PeerId] = set()
         self._builder: RoundBuilder | None = None  # of the step under way
         self._current: Round | None = None
@@ -244,7 +244,7 @@ class Member:
         self._report(current.stamp, finished)
         return entered, summed, finished
 
-    def _report(self, stamp: Stamp, finished: Finished | None, line: LinkQuality = UNMEASURED) -> None:
+    def _report(self, stamp: Stamp, finished: Finished | None, line: LineQuality = UNMEASURED) -> None:
         mine = frozenset({self.everyone.index(self.me)})
         self._tell(self._ballot.peer, Report(stamp, self._ballot, GENERATION, mine, mine, finished, None, 1, line=line))
 

@@ -33,7 +33,7 @@ from pathlib import Path
 
 from swarmnet.averaging.grid import Group, groups, in_rows, random_groups, shape
 from swarmnet.ids import Ballot, Chain, Generation, PeerId
-from swarmnet.messages import MAX_MATES, LinkQuality, Stamp
+from swarmnet.messages import MAX_MATES, LineQuality, Stamp
 from swarmnet.step.ledger import Ledger
 from swarmnet.step.rounds import RoundBuilder
 from swarmnet.sums.references import TURNS
@@ -203,7 +203,7 @@ def traffic(members: int, sites: int, size: int) -> Traffic:
         ledger.claim((peer, Generation(1, 0)), index)
         opening.measured(
             peer,
-            LinkQuality(
+            LineQuality(
                 0,
                 tuple(
                     (other, 1_000 if site[other] == site[peer] else 50_000)

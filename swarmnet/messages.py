@@ -250,7 +250,7 @@ Microseconds = Annotated[int, Between(1, 3600 * 10**6)]
 
 
 @dataclass(frozen=True, slots=True)
-class LinkQuality:
+class LineQuality:
     """What a replica has measured of its own line (`averaging.watch`)."""
 
     bytes_per_s: Annotated[int, Between(0, MAX_BYTES_PER_S)] = 0
@@ -259,7 +259,7 @@ class LinkQuality:
     """Mates and how far away they are; each once."""
 
 
-UNMEASURED = LinkQuality()
+UNMEASURED = LineQuality()
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,7 +298,7 @@ class Report(OfGeneration):
     progress: Count
     """Counts finished compute jobs."""
     non_finite: Indexes = NONE
-    line: LinkQuality = UNMEASURED
+    line: LineQuality = UNMEASURED
     trouble: Trouble | None = None
     """In the open round."""
     vote: Annotated[bytes, Size(64)] = b""

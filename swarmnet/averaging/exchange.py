@@ -13,7 +13,9 @@ import asyncio
 import contextlib
 import itertools
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
 from swarmnet.averaging.butterfly import (
     PAUSE_S,
@@ -50,6 +52,7 @@ from swarmnet.messages import (
     TrailStep,
     Trouble,
 )
+from swarmnet.stage.piece_schedule import Action, Ask, PieceSchedule
 from swarmnet.stage.seams import Summation
 from swarmnet.transport import Transport, ask
 
@@ -59,8 +62,8 @@ PIECE_ELEMENTS = 1 << 22
 _MOST_ELEMENT_BYTES = 8
 """Bytes of the largest element that travels: int64 sums."""
 
-_AT_ONCE = 4
-"""Pieces asked for at a time."""
+_TICK_S = 0.25
+"""How often it is looked for pieces that take too long."""
 
 SILENT_S = 1.0
 """A holder of a finished sum that shows no sign of life for so long is passed over; twice as long in the next turn."""
@@ -205,28 +208,17 @@ class Exchange:
             PeerGone, PeerTimeout, Refused, BadMessage: of the last holder that failed. Before anything is installed,
                 unless a holder describes the right sum and sends other bits.
         """
-        window = asyncio.Semaphore(_AT_ONCE * len(holders))
-        ranges = pieces(0, self._sums.sum_elements, self._piece_elements)
-        try:
-            async with asyncio.TaskGroup() as group:
-                tasks = [
-                    group.create_task(
-                        self._sum_piece(
-                            Part(current.stamp, current.id, kind, *piece),
-                            digest,
-                            [*holders[at:], *holders[:at]],
-                            window,
-                            patience_s,
-                        )
-                    )
-                    for place, piece in enumerate(ranges)
-                    for at in [place % len(holders)]
-                ]
-        except ExceptionGroup as error:
-            raise error.exceptions[0] from error
-        collected = [task.result() for task in tasks]
-        self._last_bytes = sum(data.payload[0].num_bytes for data in collected)
-        self.collected_bytes += self._last_bytes
+        ranges, before = pieces(0, self._sums.sum_elements, self._piece_elements), self.collected_bytes
+
+        async def piece(holder: PeerId, place: int) -> PartData:
+            request = Part(current.stamp, current.id, kind, *ranges[place])
+            data = await self._ask(holder, request, digest, patience_s)
+            self.collected_bytes += data.payload[0].num_bytes
+            # Decoded while others are on their way: on a fast line that takes as long as they do.
+            return replace(data, payload=(await self._sums.unpack(data.payload[0]),))
+
+        collected = await _from_all(holders, len(ranges), piece)
+        self._last_bytes = self.collected_bytes - before
         finished = collected[0].finished
         assert finished is not None, "looked at with each piece"
         if any(data.finished != finished for data in collected):
@@ -411,21 +403,6 @@ class Exchange:
                 await self.replay_log.save(stamp, finished.id)
         self._held = None
 
-    async def _sum_piece(
-        self,
-        request: Part,
-        digest: bytes,
-        holders: Sequence[PeerId],
-        window: asyncio.Semaphore,
-        patience_s: float | None,
-    ) -> PartData:
-        """One piece of a finished sum, from the first of these holders that has it."""
-        async with window:
-            for holder in holders[:-1]:
-                with contextlib.suppress(PeerGone, PeerTimeout, Refused, BadMessage):
-                    return await self._ask(holder, request, digest, patience_s)
-            return await self._ask(holders[-1], request, digest, patience_s)
-
     def _opened_as(self, request: Part) -> Butterfly | None:
         return next((phase for phase in self._open if phase.is_of(request)), None)
 
@@ -457,6 +434,46 @@ class Exchange:
                 return answer
             case _:
                 raise BadMessage(RejectCode.MALFORMED, "not an answer to Part", peer=peer)
+
+
+async def _from_all(
+    holders: Sequence[PeerId], num_pieces: int, piece: Callable[[PeerId, int], Coroutine[Any, Any, PartData]]
+) -> list[PartData]:
+    """All pieces in order, each from whoever is free. Raises what the last holder failed with."""
+    now = asyncio.get_running_loop().time
+    schedule, found = PieceSchedule(num_pieces), dict[int, PartData]()
+    asking: dict[tuple[PeerId, int], asyncio.Task[PartData]] = {}
+
+    def perform(actions: Sequence[Action]) -> None:
+        for action in actions:
+            at = action.peer, action.piece
+            if isinstance(action, Ask):
+                asking[at] = asyncio.create_task(piece(*at))
+            elif (dropped := asking.pop(at, None)) is not None:
+                dropped.cancel()
+
+    try:
+        for holder in holders:
+            perform(schedule.add(holder, now=now()))
+        while not schedule.complete:
+            done, _ = await asyncio.wait(asking.values(), timeout=_TICK_S, return_when=asyncio.FIRST_COMPLETED)
+            for (holder, place), task in [*asking.items()]:
+                # Another piece of the same holder may have failed just now: then nobody waits for this one.
+                if task not in done or asking.pop((holder, place), None) is None:
+                    continue
+                try:
+                    found[place] = task.result()
+                except (PeerGone, PeerTimeout, Refused, BadMessage):
+                    perform(schedule.remove(holder, now=now()))
+                    if not schedule.sources:
+                        raise
+                else:
+                    perform(schedule.arrived(holder, place, now=now()))
+            perform(schedule.fill(now()))
+    finally:
+        for task in asking.values():
+            task.cancel()
+    return [found[place] for place in range(num_pieces)]
 
 
 def odd_ones(told: Sequence[tuple[PeerId, Losses]]) -> list[PeerId]:

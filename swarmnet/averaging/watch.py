@@ -11,7 +11,7 @@ from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence
 
 from swarmnet.ids import PeerId, RoundId
-from swarmnet.messages import MAX_MATES, Late, LinkQuality, Trouble
+from swarmnet.messages import MAX_MATES, Late, LineQuality, Trouble
 
 # ---------------------------------------------------------------- what a line carries
 #
@@ -52,9 +52,9 @@ class Meter:
         self._round_trips: dict[PeerId, deque[float]] = {}
 
     @property
-    def line(self) -> LinkQuality:
+    def line(self) -> LineQuality:
         """What has been found so far."""
-        return LinkQuality(
+        return LineQuality(
             self._said,
             tuple(sorted((peer, max(round(min(seconds) * 1e6), 1)) for peer, seconds in self._round_trips.items())),
         )

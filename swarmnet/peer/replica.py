@@ -80,7 +80,7 @@ class Replica:
     def __init__(self, stage: int, engine: Engine, peer: Peer) -> None:
         manifest, training, averaging = peer.manifest, peer.manifest.training, peer.manifest.averaging
         num_stages, timers, limits = manifest.cut.stages, peer.timers, peer.limits
-        self.stage, self.engine, self._peer = stage, engine.compute, peer
+        self.stage, self.compute, self._peer = stage, engine.compute, peer
         self._named_at, self._named = -1, set[tuple[str, PeerId]]()
         shape = Shape(
             num_stages,
@@ -125,7 +125,7 @@ class Replica:
         self.driver = StepDriver(
             self.member,
             transport=peer.transport,
-            engine=self.engine,
+            engine=self.compute,
             exchange=self.exchange,
             listener=peer,
             spawn=peer.spawn,
@@ -152,7 +152,7 @@ class Replica:
         pipeline = PipelineContext(
             stage,
             num_stages,
-            engine=self.engine,
+            engine=self.compute,
             claims=self.driver,
             caller=self.caller,
             recovery=Recovery(

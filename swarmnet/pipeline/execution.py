@@ -92,10 +92,10 @@ class Execution:
         if step in self.steps:
             self.steps[step].granted(index, voids)
 
-    def owned(self, step: int, index: int, owner: PeerId) -> None:
+    def owned_elsewhere(self, step: int, index: int, owner: PeerId) -> None:
         """Another replica counts (step, index): before forward its callers are sent there, later it is not summed."""
         if step in self.steps:
-            self.steps[step].owned(index, owner)
+            self.steps[step].owned_elsewhere(index, owner)
 
     def voided(self, step: int) -> None:
         """The step's accumulator is empty again: what has not been added yet claims once more."""

@@ -335,7 +335,7 @@ class StepTasks:
         else:
             task.granted(voids)
 
-    def owned(self, index: int, owner: PeerId) -> None:
+    def owned_elsewhere(self, index: int, owner: PeerId) -> None:
         """Another replica counts `index`: before forward its callers are sent there, later it is not accumulated."""
         self._owners[index] = owner
         task = self.by_index.get(index)

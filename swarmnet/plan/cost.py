@@ -24,7 +24,7 @@ CODING_NS = {
     "bnb8": (3.3, 0.85),
     "nf4": (3.6, 0.5),
     "int64": (0.1, 1.2),
-    "small": (13.0, 7.0),
+    "small": (7.5, 6.5),
 }
 """Codecs of sums: nanoseconds an element to encode, and to decode and add, on one core (docs/codecs.md)."""
 

@@ -273,6 +273,10 @@ class Summation(Protocol):
     async def finished_sum(self, start: int, stop: int) -> Packed:
         """Elements [start, stop) of the sum buffer, losslessly, in as few bytes as that takes."""
 
+    async def unpack(self, packed: Packed) -> Packed:
+        """A piece of a finished sum from a peer, decoded, for `install`. Raises BadMessage."""
+        return packed
+
     async def memory(self) -> tuple[int, bytes | memoryview | None]:
         """(version, the codec's error feedback or None), to be saved beside my own snapshots and never handed on."""
 

@@ -257,7 +257,8 @@ class Rollbacks:
             return FromSeed()
         if beyond is None and newest in mine.disk and not live:
             return FromDisk(newest)  # the very state that the others have got to
-        if beyond is not None or not self.current.number or (newest is not None and newest > version + 1):
+        moved_on = newest > version + 1 if newest is not None else self._outlived(everyone)
+        if beyond is not None or not self.current.number or moved_on:
             return NoSource(self.words(everyone))  # a decision has to come first
         # One's own disk is faster than anybody's line.
         if version in mine.disk:
@@ -362,9 +363,13 @@ class Rollbacks:
         """Has the last restart been decided so lately that those who can follow it are still loading?"""
         return (
             bool(self.current.number)
-            and (newest is None or newest <= self.current.version)
+            and (newest <= self.current.version if newest is not None else not self._outlived(holdings))
             and all(self._available(stage, self.current.version, holdings) for stage in range(self.num_stages))
         )
+
+    def _outlived(self, holdings: Sequence[Holding]) -> bool:
+        """Did the run get further under this restart, before everybody died? What it gave up is no holding."""
+        return (self.common(holdings) or 0) > self.current.version
 
     def _begun(self, holdings: Iterable[Holding]) -> bool:
         """Does anybody hold more than the seed?"""

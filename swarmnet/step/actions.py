@@ -28,7 +28,7 @@ class Broadcast:
 
 
 @dataclass(frozen=True, slots=True)
-class AddGranted:
+class CountHere:
     """The index is mine to count: add its weight gradient, fenced by the void counter as it is now (rule 5)."""
 
     step: int
@@ -36,7 +36,7 @@ class AddGranted:
 
 
 @dataclass(frozen=True, slots=True)
-class Owned:
+class OwnedElsewhere:
     """Somebody else counts the index (rule 3): before forward, send callers there; later, input gradient only."""
 
     step: int
@@ -129,8 +129,8 @@ def note(event: str, **fields: object) -> Note:
 Action = (
     Send
     | Broadcast
-    | AddGranted
-    | Owned
+    | CountHere
+    | OwnedElsewhere
     | Void
     | Sum
     | CollectSum

@@ -6,12 +6,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from swarmnet.ids import Chain, PeerId
-from swarmnet.messages import UNMEASURED, LinkQuality, Trouble
+from swarmnet.messages import UNMEASURED, LineQuality, Trouble
 from swarmnet.step.gate import Shape
 from swarmnet.step.ledger import Generations
 from swarmnet.step.membership import Membership
 from swarmnet.step.strikes import Strikes
-from swarmnet.step.view import BrokenLinks, Pace, View
+from swarmnet.step.view import BrokenLines, Pace, View
 
 
 @dataclass(slots=True)
@@ -30,7 +30,7 @@ class StepContext:
     synced: bool = False
     """Do I have state? Without it I take no part in the step."""
 
-    line: LinkQuality = UNMEASURED
+    line: LineQuality = UNMEASURED
     """What I have measured of my own network line."""
     trouble: Trouble | None = None
     """What holds me up in the round I take part in."""
@@ -41,7 +41,7 @@ class StepContext:
 
     absent: frozenset[PeerId] = frozenset()
     """Mates that had no part in the step before."""
-    lines: BrokenLinks = field(default_factory=BrokenLinks)
+    lines: BrokenLines = field(default_factory=BrokenLines)
     """Pairs of members between which nothing came through; a keeper uses it."""
     pace: Pace = field(init=False)
     strikes: Strikes = field(init=False)

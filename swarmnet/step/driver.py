@@ -208,10 +208,10 @@ class StepDriver:
                 else:
                     for peer in sorted({*self._listener.everyone(), self.member.me}):
                         self._send(peer, message)
-            case act.AddGranted(step, index):
+            case act.CountHere(step, index):
                 self._pipeline.granted(step, index, self._engine.voids(step))
-            case act.Owned(step, index, owner):
-                self._pipeline.owned(step, index, owner)
+            case act.OwnedElsewhere(step, index, owner):
+                self._pipeline.owned_elsewhere(step, index, owner)
             case act.TakeIndex(step, index):
                 self._pipeline.order(step, index)
             case act.Void(step, lost):

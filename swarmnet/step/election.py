@@ -75,7 +75,9 @@ class Election:
         ):
             return False  # I have given up that ballot of mine, for the keeper whom most follow
         if self.promised is None or self.promised.peer != peer:
-            if self.promised is not None:
+            if self.promised is None:
+                self._strike_before(peer, now)
+            else:
                 self._kept_s[self.promised.peer] = self._kept_for_s(now)
             self._kept_at, self._smallest = now, math.inf
         self.promised, self._promised_at = ballot, now
@@ -147,10 +149,10 @@ class Election:
         place = order.index(view.me)
         if self.promised is None:
             waited_s = now - self._began_at
-            if place and waited_s > view.timers.long_silence_s and self._level(order[0]):
-                # It is heard and its turn has come, and it does not keep: let it sit out.
-                self.notes += self._vain.strike(order[0], "does not keep in its turn", cost_s=waited_s, now=now)
-            return Ballot(0, view.me) if place == 0 or now - self._began_at > (2 + place) * limit else None
+            if place and waited_s <= (2 + place) * limit:
+                return None
+            self._strike_before(view.me, now)
+            return Ballot(0, view.me)
         higher = Ballot(self.promised.number + 1, view.me)
         keeper = self.promised.peer
         # I keep already, or did before I began the step again.
@@ -177,6 +179,15 @@ class Election:
             if now - silent_since > (1 + place) * limit:
                 return higher
         return None
+
+    def _strike_before(self, keeper: PeerId, now: float) -> None:
+        """Rule 13: those before the step's first keeper in order, heard and at the step, did not keep in their turn."""
+        waited_s, order = now - self._began_at, self._order(now)
+        if waited_s <= 2 * self._view.timers.suspect_s or keeper not in order:
+            return
+        for peer in order[: order.index(keeper)]:
+            if peer != self._view.me and self._level(peer):
+                self.notes += self._vain.strike(peer, "does not keep in its turn", cost_s=waited_s, now=now)
 
     def _strike_idle(self, now: float) -> None:
         """Rule 13: strike a keeper that has kept for several usual steps without doing what it should do next."""

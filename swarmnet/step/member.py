@@ -19,7 +19,7 @@ from swarmnet.messages import (
     Control,
     Finished,
     Heartbeat,
-    LinkQuality,
+    LineQuality,
     Measure,
     Prepare,
     Stamp,
@@ -294,7 +294,7 @@ class Member:
 
     def feel(
         self,
-        line: LinkQuality,
+        line: LineQuality,
         trouble: Trouble | None,
         allowed: Mapping[PeerId, float],
         waits: Mapping[PeerId, bool],

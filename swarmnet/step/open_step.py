@@ -200,7 +200,7 @@ class OpenStep:
         """Work on `index` has begun: ask to count it (rule 3)."""
         # It was granted to work that was dropped since: it need not be asked for again.
         if index in self.claims.granted:
-            return [act.AddGranted(self.stamp.step, index)]
+            return [act.CountHere(self.stamp.step, index)]
         self._context.pace.claimed(now=now)
         self._fed = True
         self.claims.asked.add(index)
@@ -391,14 +391,14 @@ class OpenStep:
         self.claims.granted.add(granted.index)
         # A keeper that grants has no open round, so mine was given up. If others finish it all the same, its sum
         # stands.
-        return [*self.part.drop(), act.AddGranted(self.stamp.step, granted.index)]
+        return [*self.part.drop(), act.CountHere(self.stamp.step, granted.index)]
 
     def _on_moved(self, moved: Moved) -> list[Action]:
         ours = moved.ballot == self.promised and moved.generation == self.claims.generation
         if not ours or moved.index not in self.claims.asked:
             return []
         self.claims.asked.discard(moved.index)
-        return [act.Owned(self.stamp.step, moved.index, moved.owner)]
+        return [act.OwnedElsewhere(self.stamp.step, moved.index, moved.owner)]
 
     def _on_evicted(self, evicted: Evicted) -> list[Action]:
         if evicted.ballot != self.promised or evicted.generation != self.claims.generation:

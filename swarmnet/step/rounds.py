@@ -14,9 +14,9 @@ from dataclasses import dataclass
 
 from swarmnet.averaging.grid import Grid, circles, grid_of, rearranged
 from swarmnet.ids import Ballot, PeerId, RoundId
-from swarmnet.messages import UNMEASURED, Late, LinkQuality, Report, Round, Stamp, Trouble
+from swarmnet.messages import UNMEASURED, Late, LineQuality, Report, Round, Stamp, Trouble
 from swarmnet.step.ledger import Ledger
-from swarmnet.step.view import BrokenLinks, View
+from swarmnet.step.view import BrokenLines, View
 
 # ---------------------------------------------------------------- the round builder
 #
@@ -38,10 +38,10 @@ class RoundBuilder:
         self.stamp, self.ballot, self._group_size, self._numbers = stamp, ballot, group_size, numbers
         self._turns = 0
         self._grid: Grid | None = None
-        self._lines: dict[PeerId, LinkQuality] = {}
+        self._lines: dict[PeerId, LineQuality] = {}
         self._home: dict[int, frozenset[PeerId]] = {}
 
-    def measured(self, peer: PeerId, line: LinkQuality) -> None:
+    def measured(self, peer: PeerId, line: LineQuality) -> None:
         """What a member says of its line."""
         self._lines[peer] = line
 
@@ -173,7 +173,7 @@ class Stragglers:
     voice may not stay the only one. lines: by which nobody is late before its time, whatever its accusers allow it.
     """
 
-    def __init__(self, me: PeerId, *, patience_s: float, lines: BrokenLinks) -> None:
+    def __init__(self, me: PeerId, *, patience_s: float, lines: BrokenLines) -> None:
         self._me, self._patience_s, self._lines = me, patience_s, lines
         self._round: RoundId | None = None
         self._began = 0.0

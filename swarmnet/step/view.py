@@ -4,7 +4,7 @@
 |---|---|---|
 | `View` | heartbeats, broken connections | who lives, who is lost, who is first in the order of keepers |
 | `Pace` | claims and applied steps | how long others are waited for |
-| `BrokenLinks` | reports, and members left out because nothing came through | who should reduce nothing for a while |
+| `BrokenLines` | reports, and members left out because nothing came through | who should reduce nothing for a while |
 
 Suspicion decides progress, never correctness (docs/protocol.md, I2). Pure.
 """
@@ -366,7 +366,7 @@ _MOST_NAMED = 2
 """Mates that a member is believed to be unable to call."""
 
 
-class BrokenLinks:
+class BrokenLines:
     """Broken lines of one stage. allowed: how long each member's stream may stand still in my round, by my count."""
 
     def __init__(self) -> None:

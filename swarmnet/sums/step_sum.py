@@ -123,7 +123,7 @@ class StepSum(RoundSum):
         self._revoked_then = self._before = 0
         self._voids: int | None = None  # of the accumulator, as the round began that I take part in
         self._fixed_point = spec.numerics.mode == "deterministic"
-        self._lossless = "small" if self._fixed_point else "fp32"
+        self._lossless, self._plain = ("small", "int64") if self._fixed_point else ("fp32", "fp32")
         self._num_microbatches = spec.training.microbatches
         self._sum = SumBuffer.over(memory)
         self._version = -1  # the version the finished sum leads on from
@@ -222,9 +222,7 @@ class StepSum(RoundSum):
             raise BadMessage(RejectCode.BAD_SHAPE, "parts do not cover the sum", sizes=sizes[:16])
         decoded = []
         for packed, size in zip(parts, sizes, strict=True):
-            check_codec(packed, self.codec.reduced, self._lossless)
-            decoded.append(codecs.decode(packed, expect_shape=(size,)))
-            self._check_range(decoded[-1])
+            decoded.append(self._decoded(packed, size))
         # Everything was decoded before the buffer is touched: all parts, or none.
         self._open()
         start = 0
@@ -233,6 +231,11 @@ class StepSum(RoundSum):
             self._sum.written(start, piece.numel())
             start += piece.numel()
         return self._sealed()
+
+    @in_round
+    def unpack(self, packed: Packed) -> Packed:
+        """Decoded: elements as they are in memory."""
+        return codecs.encode(self._plain, self._decoded(packed, math.prod(packed.shape)))
 
     @property
     def travel_bytes(self) -> float:
@@ -287,6 +290,13 @@ class StepSum(RoundSum):
             raise Refused(RejectCode.VOID, "the sum's norm is not finite", stage=self.canonical.stage)
         self._version = self.state.version
         return digest, square
+
+    def _decoded(self, packed: Packed, size: int) -> Tensor:
+        """A piece of a finished sum."""
+        check_codec(packed, self.codec.reduced, self._lossless, self._plain)
+        decoded = codecs.decode(packed, expect_shape=(size,))
+        self._check_range(decoded)
+        return decoded
 
     def _check_range(self, piece: Tensor) -> None:
         if self._fixed_point:  # in fp32 mode decoding has checked enough

@@ -243,7 +243,7 @@ def begin(setup: Setup, state: State, peer: PeerId, actions: list[Action]) -> No
                         _post(state, peer, other, message)
             case act.Void():
                 node.added, node.due = (), frozenset()
-            case act.AddGranted(_, index):
+            case act.CountHere(_, index):
                 node.due |= {index}
             case act.Sum(current):
                 node.sum = current

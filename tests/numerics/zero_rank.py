@@ -54,4 +54,4 @@ def run(case: Case, data: ProcessComm, tensor: ProcessComm) -> dict[str, object]
 
 
 if __name__ == "__main__":
-    become_ranks(main, modules=("swarmnet.ranks.fully_sharded",))
+    become_ranks(main, modules=("swarmnet.ranks.fully_sharded", "torch._dynamo"))

@@ -52,7 +52,7 @@ def test_half_a_minute_of_lying(name: str) -> None:
     assert row.named, f"no event names the liar: {row.lie}"
 
 
-@pytest.mark.parametrize("name", ["keeps-idle", "keeps-and-evicts"])
+@pytest.mark.parametrize("name", ["keeps-idle", "keeps-and-evicts", "never-keeps", "leaves-out"])
 def test_a_keeper_under_whom_nothing_comes_is_left_and_named(name: str) -> None:
     row = strangers.measure(name, seconds=LONG_S)
     assert row.weights_equal and row.named and row.ratio >= SHORT_LEAST, row

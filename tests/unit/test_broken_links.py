@@ -12,10 +12,10 @@ from stage_table import CHAIN
 from swarmnet.averaging.grid import groups
 from swarmnet.averaging.parts import shares
 from swarmnet.ids import Ballot, Generation, PeerId
-from swarmnet.messages import LinkQuality, Round, Stamp
+from swarmnet.messages import LineQuality, Round, Stamp
 from swarmnet.step.ledger import Ledger
 from swarmnet.step.rounds import RoundBuilder
-from swarmnet.step.view import BrokenLinks
+from swarmnet.step.view import BrokenLines
 
 PEERS = A, B, C, D = tuple(PeerId(name) for name in "ABCD")
 
@@ -26,14 +26,14 @@ def opened(members: tuple[PeerId, ...], bandwidths: dict[PeerId, int], apart: fr
         ledger.enter((peer, Generation(1, 0)), frozenset({place}))
     opening = RoundBuilder(Stamp(3, 0, CHAIN), ballot, 16, itertools.count())
     for peer, bandwidth in bandwidths.items():
-        opening.measured(peer, LinkQuality(bandwidth))
+        opening.measured(peer, LineQuality(bandwidth))
     for _ in range(turns):
         opening.turn()
     return opening.open(members, ledger, apart)
 
 
 def test_a_broken_line_is_remembered_for_some_steps() -> None:
-    lines = BrokenLinks()
+    lines = BrokenLines()
     assert lines.apart(PEERS, {}, step=3) == frozenset()
     lines.broken(C, [D], step=3)
     assert lines.apart(PEERS, {}, step=3) == lines.apart(PEERS, {}, step=35) == {C, D}
@@ -43,7 +43,7 @@ def test_a_broken_line_is_remembered_for_some_steps() -> None:
 
 
 def test_a_quarter_of_the_members_reduces_whatever_is_said_and_the_latest_pairs_count() -> None:
-    lines = BrokenLinks()
+    lines = BrokenLines()
     for step, (one, other) in enumerate(itertools.combinations(PEERS, 2)):
         lines.broken(one, [other], step=step)
     assert lines.apart(PEERS, {}, step=6) == {B, C, D}
@@ -53,7 +53,7 @@ def test_a_quarter_of_the_members_reduces_whatever_is_said_and_the_latest_pairs_
 
 
 def test_who_cannot_call_a_mate_says_so_and_neither_reduces() -> None:
-    lines = BrokenLinks()
+    lines = BrokenLines()
     assert lines.apart(PEERS, {A: (B,)}, step=3) == lines.apart((A, B, C), {A: (B,)}, step=3) == {A, B}
     assert lines.apart((A, B), {A: (B,)}, step=3) == frozenset(), "somebody must reduce"
     assert lines.apart(PEERS, {A: (B, C, D), C: (D,)}, step=3) == {C, D}, "who names many is at fault itself"

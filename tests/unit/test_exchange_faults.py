@@ -417,6 +417,31 @@ def test_of_many_holders_one_with_a_foreign_sum_costs_no_more_than_its_answer() 
     assert play(story()) == members.finished[A]
 
 
+def test_of_many_holders_a_slow_one_holds_up_nothing() -> None:
+    """Sixty pieces: a second each from one holder, a hundred from the other."""
+    members = Members(ONES, ONES)
+    piece_s = {A: 1.0, B: 100.0}
+    padded = Plan(stages=1, padding=60 * 4 - NUM_ELEMENTS)
+
+    async def story() -> float:
+        committed = await members.sum(A, ALONE)
+        engine = Engine([0] * NUM_ELEMENTS)
+        engine.plan = padded
+        exchange = Exchange(C, engine, members, lambda stamp, number: None, num_tokens=10, piece_elements=4)
+
+        async def ask(holder: PeerId, request: Part, digest: bytes, patience_s: float | None) -> PartData:
+            await asyncio.sleep(piece_s[holder])
+            packed = Packed("int64", (4,), (bytes([1]) + bytes(7)) * 4 if not request.start else bytes(32))
+            return PartData((packed,), finished=committed)
+
+        exchange._ask = ask  # type: ignore[method-assign]
+        began = asyncio.get_running_loop().time()
+        assert await exchange.collect_from(ALONE, committed.digest, B, A) == committed
+        return asyncio.get_running_loop().time() - began
+
+    assert play(story()) < 20.0, "fifteen turns of four, and the slow one's pieces once more"
+
+
 def test_without_a_holder_a_sum_that_is_not_here_is_refused() -> None:
     with pytest.raises(Refused, match="nobody"):
         play(Members(ONES, TWOS).exchanges[A].collect(ALONE, b""))

@@ -13,7 +13,7 @@ from swarmnet.messages import (
     Granted,
     Heartbeat,
     Late,
-    LinkQuality,
+    LineQuality,
     Measure,
     Moved,
     Prepare,
@@ -45,7 +45,7 @@ def commit(**changed: object) -> Commit:
     return Commit(**fields)
 
 
-def report(line: LinkQuality) -> Report:
+def report(line: LineQuality) -> Report:
     return Report(STAMP, BALLOT, GEN, SOME, SOME, None, None, 0, line=line)
 
 
@@ -74,8 +74,8 @@ GOOD = [
     round_of(rows=(2,), columns=2),
     round_of(rows=(1, 1), columns=1),
     complaint(Trouble(RoundId(BALLOT, 0), (Late(OTHER, True, 10.0),), (OTHER, KEEPER))),
-    report(LinkQuality(10**9, ((OTHER, 1), (KEEPER, 50_000)))),
-    report(LinkQuality(0)),
+    report(LineQuality(10**9, ((OTHER, 1), (KEEPER, 50_000)))),
+    report(LineQuality(0)),
     Heartbeat(STAMP, 1, True, BALLOT, (commit(),), (commit(stage=0, step=2),)),
     Heartbeat(STAMP, 1, True, BALLOT, numerics="cpu", measure=Measure(3, STAMP.chain, b"d" * 32)),
 ]

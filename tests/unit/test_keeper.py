@@ -20,7 +20,7 @@ from swarmnet.messages import (
     Granted,
     Heartbeat,
     Late,
-    LinkQuality,
+    LineQuality,
     Moved,
     Prepare,
     Release,
@@ -38,7 +38,7 @@ from swarmnet.step.ledger import Generations, Ledger
 from swarmnet.step.membership import Membership, commit_of, statement
 from swarmnet.step.rounds import RoundBuilder
 from swarmnet.step.strikes import Strikes
-from swarmnet.step.view import BrokenLinks, View
+from swarmnet.step.view import BrokenLines, View
 
 ME, B, C = PeerId("A"), PeerId("B"), PeerId("C")
 STAMP = Stamp(3, 0, CHAIN)
@@ -58,7 +58,7 @@ class Office:
     """A keeper with members that have reported nothing yet."""
 
     def __init__(
-        self, *mates: PeerId, microbatches: int = 2, lines: BrokenLinks | None = None, strikes: Strikes | None = None
+        self, *mates: PeerId, microbatches: int = 2, lines: BrokenLines | None = None, strikes: Strikes | None = None
     ) -> None:
         self.view = View(ME, 0, TIMERS)
         for mate in mates:
@@ -95,7 +95,7 @@ class Office:
             finished,
             commit,
             progress,
-            line=LinkQuality(bandwidth),
+            line=LineQuality(bandwidth),
             trouble=trouble,
             vote=vote_of(peer, finished),
         )
@@ -633,7 +633,7 @@ def test_one_voice_of_three_makes_somebody_else_reduce():
 
 
 def test_a_broken_line_between_two_of_four_costs_one_step_and_not_the_next():
-    lines, d = BrokenLinks(), PeerId("D")
+    lines, d = BrokenLines(), PeerId("D")
     for step in range(2):
         office = Office(B, C, d, microbatches=4, lines=lines)
         for place, peer in enumerate((ME, B, C, d)):
@@ -725,8 +725,8 @@ def test_now_and_then_a_round_is_cut_evenly_so_that_lines_show_what_they_carry()
     ledger.claim((ME, gen(0)), 0)
     for step, cut in ((7, (100, 100, 700)), (8, (100, 100, 100))):
         opening = RoundBuilder(replace(STAMP, step=step), BALLOT, 16, itertools.count())
-        opening.measured(ME, LinkQuality(100))
-        opening.measured(C, LinkQuality(700))
+        opening.measured(ME, LineQuality(100))
+        opening.measured(C, LineQuality(700))
         assert opening.open([ME, B, C], ledger).bandwidths == cut
     assert set(shares(cut)) == {Fraction(1, 3)}
 

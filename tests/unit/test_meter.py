@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from swarmnet.averaging.watch import LEAST_BYTES, Meter, busiest, so_far
 from swarmnet.ids import PeerId
-from swarmnet.messages import MAX_MATES, LinkQuality
+from swarmnet.messages import MAX_MATES, LineQuality
 
 MB = 1 << 20
 A, B = PeerId("a"), PeerId("b")
@@ -28,7 +28,7 @@ def round_at(meter: Meter, up: float, down: float, *, pieces: int = 20, idle_s: 
 
 def test_the_narrower_direction_is_the_lines() -> None:
     meter = Meter()
-    assert meter.line == LinkQuality()
+    assert meter.line == LineQuality()
     round_at(meter, up=10.0, down=40.0)
     assert meter.line.bytes_per_s == pytest.approx(10 * MB, rel=0.06)
 
@@ -56,7 +56,7 @@ def test_a_few_bytes_and_rounds_that_nobody_has_begun_say_nothing() -> None:
     meter.received(100 * MB, since=5.0, now=6.0)
     meter.sent(100 * MB, since=5.0, now=7.0)
     meter.end()
-    assert meter.line == LinkQuality()
+    assert meter.line == LineQuality()
 
 
 def test_the_shortest_of_a_mates_last_pings_counts_and_mates_are_bounded() -> None:

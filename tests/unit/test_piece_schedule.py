@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swarmnet.ids import PeerId
-from swarmnet.state.snapshot_fetch import Action, Ask, Drop, PieceSchedule
+from swarmnet.stage.piece_schedule import Action, Ask, Drop, PieceSchedule
 
 A, B, C = PeerId("a"), PeerId("b"), PeerId("c")
 

@@ -491,3 +491,13 @@ def test_the_next_restart_is_higher_than_all_that_any_disk_remembers_within_reas
 def test_a_record_of_a_stage_that_the_run_does_not_have_counts_for_nothing() -> None:
     holdings = [Holding(PeerId("a"), 0, NO_RESTART, None, (4, 8)), Holding(PeerId("x"), 7, NO_RESTART, 99, (99,))]
     assert newest_on_disk(holdings, 1) == 8
+
+
+def test_a_restart_that_the_run_has_outlived_sends_nobody_back() -> None:
+    """All were killed long after a restart, and records of the dead still name it."""
+    machine = restarts(current=Restart(1, 100))
+    mine, other = (Holding(PeerId(name), at, machine.current, None, (100, 260)) for at, name in enumerate("ab"))
+    assert isinstance(machine.source(mine, [other]), NoSource)
+    for now in (0.0, SETTLE_S):
+        machine.decide([mine, other], [], serving=False, now=now)
+    assert machine.wanted == Restart(2, 260) or machine.current == Restart(2, 260)

@@ -8,7 +8,7 @@ import pytest
 
 from swarmnet.averaging.grid import grid_of
 from swarmnet.ids import Ballot, Chain, Generation, PeerId
-from swarmnet.messages import Heartbeat, LinkQuality, Stamp
+from swarmnet.messages import Heartbeat, LineQuality, Stamp
 from swarmnet.step.ledger import Ledger
 from swarmnet.step.rounds import RoundBuilder, left_alone
 from swarmnet.step.view import Timers, View
@@ -37,7 +37,7 @@ def test_beyond_it_they_stand_in_a_grid_near_ones_in_a_row() -> None:
     for peer in PEERS:
         opening.measured(
             peer,
-            LinkQuality(
+            LineQuality(
                 0, tuple((other, 1000 if site[other] == site[peer] else 80_000) for other in PEERS if other != peer)
             ),
         )

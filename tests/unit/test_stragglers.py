@@ -11,7 +11,7 @@ from stage_table import CHAIN
 from swarmnet.ids import Ballot, Generation, PeerId, RoundId
 from swarmnet.messages import NONE, Late, Report, Stamp, Trouble
 from swarmnet.step.rounds import CutAgain, Leave, Stragglers
-from swarmnet.step.view import BrokenLinks
+from swarmnet.step.view import BrokenLines
 
 EIGHT = A, B, C, D, E, F, G, H = tuple(PeerId(name) for name in "ABCDEFGH")
 BALLOT = Ballot(1, A)
@@ -27,7 +27,7 @@ class Court:
 
     def __init__(self, *members: PeerId) -> None:
         self.members = frozenset(members)
-        self.lines = BrokenLinks()
+        self.lines = BrokenLines()
         self.dispute = Stragglers(A, patience_s=PATIENCE_S, lines=self.lines)
         self.rounds = itertools.count()
         self.open(0.0)

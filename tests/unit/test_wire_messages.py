@@ -31,7 +31,7 @@ from swarmnet.messages import (
     Granted,
     Heartbeat,
     Late,
-    LinkQuality,
+    LineQuality,
     ManifestData,
     ManifestRequest,
     Measure,
@@ -119,7 +119,7 @@ many_peers = st.lists(peers, max_size=4).map(tuple)
 
 bandwidths = st.integers(1, 10**12)
 lines = st.builds(
-    LinkQuality,
+    LineQuality,
     st.just(0) | bandwidths,
     st.dictionaries(peers, st.integers(1, 3600 * 10**6), max_size=4).map(lambda found: tuple(found.items())),
 )
