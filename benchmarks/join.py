@@ -62,7 +62,7 @@ class Serving:
         self.received = 0
         # Equal on all donors: the bytes follow from the version alone.
         self._data = bytes(memoryview(bytes(range(251)) * (num_bytes // 251 + 1))[:num_bytes])
-        self._donor = Donor(0, self, lambda: CUT, Seal(RUN, identity))  # type: ignore[arg-type]
+        self._donor = Donor(0, self, lambda: CUT, Seal(RUN, identity), leads_on=lambda header: True)  # type: ignore[arg-type]
 
     async def snapshot(self) -> bytes:
         """See Engine."""
@@ -74,7 +74,7 @@ class Serving:
     async def on_call(self, caller: PeerId, request: Request, payload: ReadPayload) -> AsyncGenerator[Answer, None]:
         """State to joiners, an acknowledgement to those who send payloads."""
         if isinstance(request, SnapshotRequest):
-            async for answer in self._donor.serve(caller, request):
+            async for answer in self._donor.serve(request):
                 yield answer
         else:
             self.received += sum(tensor.num_bytes for tensor in await payload())

@@ -268,7 +268,7 @@ class Peer:
             case Part():
                 return self._serving(request.stamp.stage).exchange.serve(request)
             case SnapshotRequest():
-                return self._serving(request.stage).state.snapshot(caller, request)
+                return self._serving(request.stage).state.snapshot(request)
             case TrailRequest():
                 return self._serving(request.stamp.stage).state.replay(request)
             case DialBack():

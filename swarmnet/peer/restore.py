@@ -70,7 +70,13 @@ class Restorer:
             common=peer.on_every_disk,
         )
         self.donor = Donor(
-            stage, self._engine, self.header, seal, stored=self._checkpoint, piece_bytes=peer.limits.piece_bytes
+            stage,
+            self._engine,
+            self.header,
+            seal,
+            leads_on=self._leads_on,
+            stored=self._checkpoint,
+            piece_bytes=peer.limits.piece_bytes,
         )
         self._mates = FetchAndReplay(
             peer.transport,
@@ -266,10 +272,15 @@ class Restorer:
             return None  # named already; announced no more
         return info.header, data
 
-    def snapshot(self, caller: PeerId, request: SnapshotRequest) -> AsyncGenerator[Answer, None]:
+    def _leads_on(self, header: StateHeader) -> bool:
+        """Could somebody who has that state be told what came next?"""
+        stamp = header.oldest(self._member.stage, self._engine.delay)
+        return stamp == self._member.stamp or self._exchange.replay_log.step(stamp) is not None
+
+    def snapshot(self, request: SnapshotRequest) -> AsyncGenerator[Answer, None]:
         """Answer one `SnapshotRequest`; see Donor.serve."""
         self._exchange.replay_log.wanted()
-        return self.donor.serve(caller, request)
+        return self.donor.serve(request)
 
     async def replay(self, request: TrailRequest) -> AsyncGenerator[Answer, None]:
         """Answer one `TrailRequest`."""

@@ -36,7 +36,7 @@ class Mate:
 
     def __init__(self, engine: TorchEngine, *, longer: int = 0) -> None:
         self._engine, self._longer = engine, longer
-        self._donor = Donor(STAGE, self, self._where, Seal(RUN, SimulatedSigner(MATE)))  # type: ignore[arg-type]
+        self._donor = Donor(STAGE, self, self._where, Seal(RUN, SimulatedSigner(MATE)), leads_on=lambda header: True)  # type: ignore[arg-type]
 
     def _where(self) -> StateHeader:
         return StateHeader(self._engine.version, CHAIN, CHAIN, CHAIN)
@@ -51,7 +51,7 @@ class Mate:
             yield TrailStep(None, ())
             return
         assert isinstance(request, SnapshotRequest)
-        async for answer in self._donor.serve(ME, request):
+        async for answer in self._donor.serve(request):
             yield answer
 
 

@@ -204,6 +204,8 @@ def test_a_finished_sum_is_handed_on_in_the_bytes_it_was_reduced_in(codec: str, 
         pieces = [await holder.finished_sum(0, edge), await holder.finished_sum(edge, end)]
         assert await late.install(pieces) == (finished.digest, finished.grad_sq_norm)
         assert sum(piece.num_bytes for piece in pieces) <= most * end
+        unpacked = [await late.unpack(piece) for piece in pieces]
+        assert await late.install(unpacked) == (finished.digest, finished.grad_sq_norm)
 
     play(codec, story)
 

@@ -390,6 +390,8 @@ def test_the_digest_is_that_of_the_decoded_sum_and_the_sum_can_be_handed_on() ->
         assert whole.num_bytes < 0.6 * 8 * n, "it travels packed"
         handed_on = [await one.sums.finished_sum(0, 100), await one.sums.finished_sum(100, n)]
         assert await two.sums.install(handed_on) == (digest, square)
+        unpacked = [await two.sums.unpack(piece) for piece in handed_on]
+        assert await two.sums.install(unpacked) == (digest, square)
         total = (await the_sum(one) + await the_sum(two)).double() * 2.0**-32
         assert square == pytest.approx(total.square().sum().item(), rel=1e-12)
 

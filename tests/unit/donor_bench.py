@@ -17,7 +17,6 @@ from swarmnet.state.snapshot_source import Donor
 
 RUN = RunId("7" * 64)
 STAGE = 2
-CALLER = PeerId("joiner")
 PIECE = 10
 SIZE = 147
 
@@ -40,10 +39,17 @@ class Mate:
         self.while_copying: Callable[[], None] = lambda: None
         self.disk: dict[int, bytes] = {}
         self.seal = Seal(RUN, SimulatedSigner(self.peer))
-        self.donor = Donor(STAGE, self, self.header, self.seal, stored=self.stored, piece_bytes=PIECE)
+        self.remembers = 64
+        """How many steps back it can say what happened."""
+        self.donor = Donor(
+            STAGE, self, self.header, self.seal, leads_on=self.leads_on, stored=self.stored, piece_bytes=PIECE
+        )
 
     def header(self) -> StateHeader | None:
         return None if self.version is None else header_at(self.version)
+
+    def leads_on(self, header: StateHeader) -> bool:
+        return self.version is not None and header.version >= self.version - self.remembers
 
     async def snapshot(self) -> bytes:
         self.copies += 1
@@ -77,7 +83,7 @@ class Line:
         self.before(peer, request)
         if peer not in self.mates:
             raise PeerGone("refused", definite=True, peer=peer)
-        async for answer in self.mates[peer].donor.serve(CALLER, request):
+        async for answer in self.mates[peer].donor.serve(request):
             await asyncio.sleep(self.slow_s.get(peer, 0.0))
             if peer not in self.mates:
                 raise PeerGone("broken", peer=peer)

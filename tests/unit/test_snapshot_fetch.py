@@ -158,7 +158,7 @@ def test_a_slow_donor_does_not_hold_up_the_end() -> None:
 
     async def story() -> float:
         for mate in line.mates.values():
-            async for _ in mate.donor.serve(PeerId("another"), SnapshotRequest(STAGE)):
+            async for _ in mate.donor.serve(SnapshotRequest(STAGE)):
                 pass
         began = asyncio.get_running_loop().time()
         await Joiner(line).fetch()
@@ -195,15 +195,13 @@ def test_a_busy_donor_is_asked_again_when_it_said() -> None:
     line = Line(mate)
 
     async def story() -> tuple[Snapshot, bytes]:
-        for version in (5, 6):
-            mate.version = version
-            async for _ in mate.donor.serve(PeerId(f"joiner of {version}"), SnapshotRequest(STAGE)):
-                pass
-        mate.version = 7
-        return await Joiner(line).fetch()
+        mate.disk = {3: state_at(3), 4: state_at(4)}
+        async for _ in mate.donor.serve(SnapshotRequest(STAGE, 3)):
+            pass
+        return await Joiner(line).fetch(version=4)
 
     snapshot, _ = play(story())
-    assert snapshot.version == 7 and len([r for _, r in line.asked if r.piece < 0]) == 2 and LEASE_S < KEEP_S
+    assert snapshot.version == 4 and len([r for _, r in line.asked if r.piece < 0]) == 2 and LEASE_S < KEEP_S
 
 
 def test_a_donor_that_is_always_busy_is_given_up_and_not_believed_how_long() -> None:

@@ -5,19 +5,18 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from donor_bench import CALLER, PIECE, SIZE, STAGE, Mate, header_at, play, state_at
+from donor_bench import PIECE, SIZE, STAGE, Mate, header_at, play, state_at
 
 from swarmnet.errors import RejectCode
-from swarmnet.ids import PeerId
 from swarmnet.messages import Accepted, Answer, Busy, Rejected, Snapshot, SnapshotPiece, SnapshotRequest
 from swarmnet.state.snapshot_source import KEEP_S, LEASE_S, MOST_COPIES, WAIT_S
 
 ALL = -(-SIZE // PIECE)
 
 
-async def answer(mate: Mate, request: SnapshotRequest, *, slow_s: float = 0.0, caller: PeerId = CALLER) -> Answer:
+async def answer(mate: Mate, request: SnapshotRequest, *, slow_s: float = 0.0) -> Answer:
     last = None
-    async for found in mate.donor.serve(caller, request):
+    async for found in mate.donor.serve(request):
         await asyncio.sleep(slow_s)
         last = found
     assert last is not None and not isinstance(last, Accepted)
@@ -164,75 +163,88 @@ def test_a_newer_copy_does_not_take_the_place_of_one_that_is_fetched() -> None:
     play(story())
 
 
-def test_there_are_never_more_than_two_and_who_needs_a_third_is_told_when() -> None:
+def test_there_are_never_more_than_two_and_who_wants_the_newest_is_given_one_of_them() -> None:
     async def story() -> None:
         mate = Mate()
         first = await described(mate)
         for version in (6, 7):
             mate.version = version
-            found = await answer(mate, SnapshotRequest(STAGE), caller=PeerId("another"))
-            assert mate.donor.num_copies <= MOST_COPIES
-        assert found == Busy(LEASE_S, 7)
+            newest = await described(mate)
+        assert newest.version == 6 and mate.donor.num_copies == MOST_COPIES, "one can go on from 6 to 7"
         mate.disk[1] = state_at(1)
-        third = await answer(mate, SnapshotRequest(STAGE, 1), caller=PeerId("a third"))
-        assert isinstance(third, Busy), "one from disk is no exception"
+        assert await answer(mate, SnapshotRequest(STAGE, 1)) == Busy(LEASE_S, 1)
         await asyncio.sleep(0.5 * LEASE_S)
         await piece(mate, first, 0)
         await asyncio.sleep(0.6 * LEASE_S)
-        newest = await answer(mate, SnapshotRequest(STAGE), caller=PeerId("another"))
-        assert isinstance(newest, Snapshot) and newest.version == 7, "6 has been idle for a lease, 5 has not"
+        newest = await described(mate)
+        assert newest.version == 7, "6 has been idle for a lease, 5 has not"
         assert isinstance(await piece(mate, first, 1), SnapshotPiece)
 
     play(story())
 
 
-def test_a_stranger_keeps_one_copy_in_its_place_and_not_for_ever() -> None:
+def test_who_asks_and_fetches_nothing_keeps_no_copy_in_its_place() -> None:
     async def story() -> None:
-        mate, stranger, copies = Mate(), PeerId("stranger"), []
-
-        async def newer(*, is_there: bool) -> None:
-            mate.version += 1
-            found = await answer(mate, SnapshotRequest(STAGE))
-            assert isinstance(found, Snapshot if is_there else Busy), found
-            if isinstance(found, Snapshot):
-                copies.append(found)
-                del copies[:-2]
-
-        async def touch() -> None:
-            while True:
-                for copy in copies:
-                    await answer(mate, SnapshotRequest(STAGE, copy.version, copy.root), caller=stranger)
-                await asyncio.sleep(0.5 * LEASE_S)
-
-        async with asyncio.TaskGroup() as group:
-            touching = group.create_task(touch())
+        mate, copies = Mate(), []
+        for version in range(5, 25):
+            mate.version = version
+            found = await described(mate)
+            assert found.version == version
+            copies = [*copies[-1:], found]
             for _ in range(10):
-                await newer(is_there=True)  # the one it touches keeps its place, the other does not
-                await asyncio.sleep(1.1 * LEASE_S)
-            await asyncio.sleep((SIZE // PIECE + 8) * LEASE_S)
-            for copy in copies:
-                await answer(mate, SnapshotRequest(STAGE, copy.version, copy.root), caller=PeerId(f"of {copy.version}"))
-            await newer(is_there=False)  # two that are fetched in earnest
-            await asyncio.sleep(1.1 * LEASE_S)
-            await newer(is_there=True)
-            touching.cancel()
+                await asyncio.sleep(0.3 * LEASE_S)
+                for copy in copies:
+                    await answer(mate, SnapshotRequest(STAGE, copy.version, copy.root))
 
     play(story())
 
 
-def test_who_asks_for_one_copy_for_ever_does_not_keep_it_in_its_place() -> None:
+def test_who_fetches_for_ever_keeps_out_nobody_who_wants_the_newest() -> None:
     async def story() -> None:
         mate = Mate()
-        first = await described(mate)
-        ends = asyncio.get_running_loop().time() + 10 * ALL * LEASE_S
-        mate.version = 6
-        while asyncio.get_running_loop().time() < ends:
-            second = await answer(mate, SnapshotRequest(STAGE), caller=PeerId("another"))
-            await answer(mate, SnapshotRequest(STAGE, 5, first.root), caller=PeerId("stranger"))
+        mate.remembers = 3
+        pinned = await described(mate)
+        mate.version += 1
+        pins, asked = [pinned, await described(mate)], 0
+        for version in range(7, 100):
+            mate.version = version
+            await asyncio.sleep(0.1 * LEASE_S)
+            found = await described(mate)
+            assert version - mate.remembers <= found.version <= version, "one can go on from it"
+            pins = [*pins[-1:], found] if found not in pins else pins
+            for copy in pins:
+                asked += isinstance(await piece(mate, copy, 0), SnapshotPiece)
+        assert asked > 100 and mate.donor.num_copies == MOST_COPIES
+
+    play(story())
+
+
+def test_who_fetches_for_ever_keeps_a_copy_in_its_place_for_a_while() -> None:
+    async def story() -> None:
+        mate = Mate()
+        mate.disk = {1: state_at(1), 2: state_at(2)}
+        pinned, began = await described(mate, 1), asyncio.get_running_loop().time()
+        while isinstance(found := await answer(mate, SnapshotRequest(STAGE, 2)), Busy):
+            await piece(mate, pinned, 0)
+            await described(mate)
             await asyncio.sleep(0.5 * LEASE_S)
-        assert isinstance(second, Snapshot) and mate.donor.num_copies == MOST_COPIES
-        mate.version = 7
-        assert isinstance(await answer(mate, SnapshotRequest(STAGE)), Snapshot)
+        assert isinstance(found, Snapshot) and found.version == 2
+        longest = KEEP_S + ALL * LEASE_S
+        assert longest <= asyncio.get_running_loop().time() - began <= longest + LEASE_S
+
+    play(story())
+
+
+def test_copies_from_disk_leave_a_place_to_the_weights_that_are_here() -> None:
+    async def story() -> None:
+        mate = Mate()
+        mate.disk = {1: state_at(1), 2: state_at(2)}
+        await described(mate, 1)
+        assert await answer(mate, SnapshotRequest(STAGE, 2)) == Busy(LEASE_S, 2)
+        assert (await described(mate)).version == 5
+        mate.version = 6 + mate.remembers
+        assert (await described(mate)).version == mate.version, "nobody can go on from 5"
+        assert (await described(mate, 1)).version == 1
 
     play(story())
 
