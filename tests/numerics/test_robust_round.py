@@ -40,7 +40,7 @@ def member(manifest: Manifest, compute: ComputeThread, gradient: Tensor, send: L
     """An engine whose accumulator holds what it is told to, sent as it is told to."""
     engine = torch_engine(manifest, 0, compute, DeviceBackend(manifest.of_stage(0)))
 
-    async def contribution(start: int, stop: int) -> Packed:
+    async def contribution(start: int, stop: int, reference: bytes = b"") -> Packed:
         return send(gradient[start:stop])
 
     engine.sums.contribution = contribution  # type: ignore[method-assign]

@@ -229,7 +229,7 @@ def test_in_a_first_round_slow_lines_are_waited_for_and_a_stream_that_hangs_is_f
     async def story(members: Members) -> tuple[list[float], float]:
         if hung:
 
-            async def contribution(start: int, stop: int) -> Packed:
+            async def contribution(start: int, stop: int, reference: bytes = b"") -> Packed:
                 await asyncio.sleep(1e6)
                 raise AssertionError
 

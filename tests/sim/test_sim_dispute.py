@@ -48,7 +48,7 @@ def spoil(node: Node, fault: Fault) -> None:
     assert isinstance(engine, SimulatedEngine)
     read = engine.contribution
 
-    async def contribution(start: int, stop: int) -> Packed:
+    async def contribution(start: int, stop: int, reference: bytes = b"") -> Packed:
         return await (fault if engine.version == STEP else _read)(read, start, stop)
 
     engine.contribution = contribution  # type: ignore[method-assign]
