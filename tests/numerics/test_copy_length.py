@@ -61,13 +61,15 @@ async def restored(joiner: TorchEngine, mate: Mate) -> None:
     machine = FetchAndReplay(
         mate,
         joiner,
-        None,  # type: ignore[arg-type]  # nothing was summed since
+        SimpleNamespace(collected_bytes=0),  # type: ignore[arg-type]  # nothing was summed since
         Seal(RUN, SimulatedSigner(ME)),
         stage=STAGE,
         shape=Shape(3, 4, 20),
         restart=lambda: NO_RESTART,
         touch=lambda: None,
         stand=lambda header: None,
+        newest=lambda: 0,
+        step_s=lambda: 0.0,
         event=lambda event, fields: said.append(fields) if event == "join_failed" else None,
     )
     try:
