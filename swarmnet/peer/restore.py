@@ -450,15 +450,15 @@ class FetchAndReplay:
         )
 
     def _level_in(self, version: int, state_bytes: int, bytes_per_s: float) -> float | None:
-        """In how many steps, at this rate. If never, or after the run's end, it says so once, after a step's time."""
+        """In how many steps, at this rate. If never, or after the run's end, it says so once, after two steps' time."""
         if not (step_s := self._step_s()) or not bytes_per_s:
             return None
         newest = max(self._newest(), version)
         ahead = Ahead(state_bytes, newest - version, self._exchange.sum_bytes, step_s)
         steps, last = ahead.steps(bytes_per_s), self._shape.total_steps - newest
-        # A rate over less than a step says little: lines rest in one part of it.
+        # A rate over less than two steps says little: lines rest in one part of each.
         never = last > 0 and (steps is None or steps > last)
-        if never and not self._too_slow and loop_time() - self._began > step_s:
+        if never and not self._too_slow and loop_time() - self._began > 2 * step_s:
             self._too_slow = True
             needs = ahead.needs(min(WITHIN, last))
             self._event(

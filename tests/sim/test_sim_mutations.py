@@ -101,11 +101,11 @@ def ranks_lost_in_a_round(monkeypatch: pytest.MonkeyPatch) -> Swarm:
     swarm, struck = watched(Plan(stages=2, replicas=2, microbatches=6, steps=3)), []
     contribution = SimulatedEngine.contribution
 
-    async def interrupted(engine: SimulatedEngine, start: int, stop: int):
+    async def interrupted(engine: SimulatedEngine, start: int, stop: int, reference: bytes = b""):
         if not struck and engine.version == 1 and engine.stage == 0 and engine.accumulator(1).added:
             struck.append(engine)
             engine.lose_ranks(told_after_s=0.2)
-        return await contribution(engine, start, stop)
+        return await contribution(engine, start, stop, reference)
 
     monkeypatch.setattr(SimulatedEngine, "contribution", interrupted)
     return swarm
