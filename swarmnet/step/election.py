@@ -160,9 +160,10 @@ class Election:
             # Promised by myself in a keeper object that was dropped: only a new ballot may keep again.
             return None if keeping else higher
         seen = view.get(keeper)
-        # A dead keeper cannot come back under its ballot: the next in order need not wait, the others only for it.
+        # A dead keeper cannot come back under its ballot: the next in order stands at once, the others if it does not.
         if seen is not None and seen.dead:
-            return higher if now - max(seen.heard_at, self._kept_at) > place * limit or place == 0 else None
+            waited_s = now - max(seen.heard_at, self._kept_at)
+            return higher if place == 0 or waited_s > place * limit else None
         if self.sits(keeper, now=now):
             # I wait longer if others still follow it: if they stay with it, I would only come back.
             # Each time that I stood in vain doubles the wait, because no sum comes while keepers change.

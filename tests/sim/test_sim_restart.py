@@ -87,6 +87,30 @@ def test_a_checkpoint_that_was_altered_is_named_and_an_older_one_used() -> None:
     assert versions(swarm, "restart")[-1] == 4
 
 
+def test_who_has_only_damaged_checkpoints_waits_for_a_sound_one() -> None:
+    swarm = watched(PLAN)
+
+    async def script(swarm: Swarm) -> None:
+        await reached(swarm, 6)
+        victims = kill_everybody(swarm)
+        damaged = next(peer for peer, stages in victims if 1 in stages)
+        for stage, version in [*swarm.disks[damaged].files]:
+            swarm.disks[damaged].spoil(stage, version)
+        await asyncio.sleep(40.0)  # longer than any record lives
+        swarm.add((1,), damaged)
+        await asyncio.sleep(60.0)
+        said = [str(fields["reason"]) for _, _, name, fields in swarm.events if name == "waiting"]
+        assert any("checkpoints of stage 1" in words and "damaged" in words for words in said), said
+        assert 0 not in versions(swarm, "restart")
+        for peer, stages in victims:
+            if peer != damaged:
+                swarm.add(stages, peer)
+        swarm.add_trainer()
+
+    swarm.run(script=script)
+    assert set(versions(swarm, "restart")) == {6}
+
+
 def test_a_newcomer_without_anything_does_not_start_the_run_again() -> None:
     """It is there first, and takes the seed; when the others come with what they have, it goes on with them."""
     swarm = watched(PLAN)

@@ -343,7 +343,11 @@ def test_what_an_earlier_process_left_is_verified_and_the_bad_one_named(disk: Wa
         assert warning["path"] == "simulated/stage-1-step-30" and warning["reason"] == "altered"
         assert await replica.checkpointer.open() == (10, 20) and len(replica.events) == 1
         info, data = await replica.checkpointer.load(20)
-        assert info.version == 20 and bytes(data) == b"state 20"
+        assert info.version == 20 and bytes(data) == b"state 20" and not replica.checkpointer.all_damaged
+        disk.spoil(STAGE, 10)
+        disk.spoil(STAGE, 20)
+        again = Replica(disk)
+        assert await again.checkpointer.open() == () and again.checkpointer.all_damaged
 
     play(story())
 

@@ -492,6 +492,10 @@ def test_collectors_begin_with_different_holders():
         assert isinstance(action, act.CollectSum) and sorted(action.round.holders) == names[:2]
         orders.append(action.round.holders[0])
     assert orders == [*names[:2]] * 3
+    # Where nobody says who holds it, all others may.
+    unsaid = replace(current, receivers=())
+    first = [RoundPart(me).collect(unsaid, b"digest", {*names} - {me})[0].round.holders[0] for me in names]
+    assert len(set(first)) == len(names)
 
 
 def test_a_round_id_repeats_from_step_to_step_and_names_another_sum_then():

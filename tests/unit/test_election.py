@@ -1,0 +1,46 @@
+"""Whose turn it is to keep, and what follows where somebody does not."""
+
+from stage_table import TIMERS, Table
+
+from swarmnet.ids import Ballot, PeerId
+from swarmnet.step.election import Election
+
+
+def elections(table: Table) -> list[tuple[PeerId, Election]]:
+    """Another beginning of the step for each member, whose views go on; first in order first."""
+    found = {member.me: Election(member._context, step=0, now=table.now) for member in table.members.values()}
+    order = next(iter(found.values()))._order(table.now)
+    return [(peer, found[peer]) for peer in order]
+
+
+def struck(election: Election) -> list[str]:
+    return [note.fields["peer"] for note in election.notes if note.event == "strike"]
+
+
+def test_who_does_not_keep_in_its_turn_is_struck_by_all_who_follow_another() -> None:
+    table = Table("A", "B", "C")
+    (lazy, _), (second, stands), (_, follows) = elections(table)
+    table.tick(3 * TIMERS.suspect_s)
+    assert stands.due(keeping=False, now=table.now) is None, "its turn is not over"
+    table.tick(1.0)
+    assert stands.due(keeping=False, now=table.now) == Ballot(0, second) and struck(stands) == [lazy]
+    assert follows.promise(Ballot(0, second), now=table.now) and struck(follows) == [lazy]
+
+
+def test_whoever_stands_at_once_costs_nobody_a_strike() -> None:
+    table = Table("A", "B", "C")
+    (first, keeps), *_, (_, follows) = elections(table)
+    assert keeps.due(keeping=False, now=table.now) == Ballot(0, first)
+    assert follows.promise(Ballot(0, first), now=table.now) and not struck(follows)
+
+
+def test_if_the_next_in_order_does_not_stand_for_a_dead_keeper_another_does() -> None:
+    table = Table("A", "B", "C")
+    (first, _), (_, next_one), (last, waits) = elections(table)
+    for election in (next_one, waits):
+        assert election.promise(Ballot(0, first), now=table.now)
+    table.kill(first)
+    assert next_one.due(keeping=False, now=table.now) == Ballot(1, next_one._view.me)
+    assert waits.due(keeping=False, now=table.now) is None
+    table.tick(TIMERS.suspect_s + 1.0)
+    assert waits.due(keeping=False, now=table.now) == Ballot(1, last)
