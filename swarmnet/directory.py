@@ -85,7 +85,7 @@ class Record:
     incarnation: Incarnation
     """Random per process start."""
     addresses: Addresses
-    """Multiaddrs of its gRPC port."""
+    """Multiaddrs of its gRPC port; or of circuits to it, if nobody can dial it."""
     stages: Annotated[tuple[StageStatus, ...], Entries(MAX_STAGES_PER_PEER)]
     trainer: bool = False
     numerics: Annotated[str, Size(256)] = ""
@@ -112,6 +112,11 @@ class Record:
         """The roles in which it must be admitted."""
         # A peer may be both; who is neither serves the DHT alone.
         return (*(("stage",) if self.stages else ()), *(("trainer",) if self.trainer else ()))
+
+    @property
+    def hidden(self) -> bool:
+        """Can nobody dial this peer? Others reach it through relays, or have it dial them."""
+        return bool(self.addresses) and all("/p2p-circuit/" in address for address in self.addresses)
 
     @property
     def feeds(self) -> bool:

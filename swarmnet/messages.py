@@ -257,6 +257,8 @@ class LineQuality:
     """What it carries, the lower of both directions; 0: not known yet."""
     round_trips: Annotated[tuple[tuple[PeerId, Microseconds], ...], Entries(MAX_MATES, distinct=True)] = ()
     """Mates and how far away they are; each once."""
+    relayed: bool = False
+    """Are some mates reached through a relay alone?"""
 
 
 UNMEASURED = LineQuality()

@@ -70,6 +70,10 @@ class Transport(Protocol):
         """
         ...
 
+    def relayed(self, peer: PeerId) -> bool:
+        """Do calls to `peer` cross a relay now?"""
+        ...
+
     def carries(self, bytes_per_s: int) -> None:
         """What my line carries, as the last rounds have measured it: joiners have a share of that."""
         ...

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import time
 from pathlib import Path
@@ -157,8 +158,16 @@ def ban(named: tuple[str, ...], lift: bool, bootstrap: tuple[str, ...]) -> int:
             "the others within some seconds, or say --bootstrap ADDRESS"
         )
         return 0
-    if not asyncio.run(_spread(bans, bootstrap)):
-        raise UsageError(f"nobody keeps the list at {', '.join(bootstrap)}: try another peer's address")
+    from swarmnet.net.dht_node import NobodyAnswered
+
+    told = False
+    with contextlib.suppress(NobodyAnswered):
+        told = asyncio.run(_spread(bans, bootstrap))
+    if not told:
+        raise UsageError(
+            f"the list is written, and nobody took it at {', '.join(bootstrap)}: say it again with the address "
+            f"of a peer that is up, or run a peer or trainer with --manifest {path} here: it tells the others"
+        )
     click.echo("told the swarm: every peer hears of it within some seconds")
     return 0
 

@@ -116,7 +116,7 @@ _WORDS = {
     "bool_type": "must be true or false",
     "tuple_type": "must be a list in [ ]",
     "path_type": "must be a path in quotes",
-    "string_pattern_mismatch": "is malformed",
+    "string_pattern_mismatch": "must match {pattern}",
     "string_too_short": "must not be empty",
     "literal_error": "must be {expected}",
     "greater_than": "must be above {gt}",

@@ -231,6 +231,9 @@ class FaultyTransport:
         await self._between.healed(peer, deadline=deadline)
         await self._inner.dial(peer, address, deadline=deadline)
 
+    def relayed(self, peer: PeerId) -> bool:
+        return self._inner.relayed(peer)
+
     def carries(self, bytes_per_s: int) -> None:
         self._inner.carries(bytes_per_s)
 

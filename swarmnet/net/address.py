@@ -1,8 +1,9 @@
-"""Where a peer listens: multiaddrs of TCP ports, as text and back, and which announced address stands for which port.
+"""Where a peer is reached: multiaddrs of TCP ports and circuits, as text and back; what an announced address means.
 
     /ip4/203.0.113.7/tcp/31337/p2p/12D3Koo...      ip6, dns4 and dns6 likewise; the /p2p part is optional
+    /p2p/RELAY/p2p-circuit/p2p/12D3Koo...          a circuit: through a relay, to a peer that nobody can dial
 
-Only the TCP subset that the gRPC data plane needs. Behind a router, or with several networks, the operator says what
+Only the subset that the gRPC data plane needs. Behind a router, or with several networks, the operator says what
 others see: every announced address is published as typed, and its port says what answers there. Resolves nothing, dials
 nothing.
 """
@@ -20,17 +21,19 @@ from swarmnet.errors import UsageError
 from swarmnet.ids import PeerId
 from swarmnet.wire.peer_ids import is_peer_id
 
-Kind = Literal["ip4", "ip6", "dns4", "dns6"]
+Kind = Literal["ip4", "ip6", "dns4", "dns6", "p2p"]
 _LABEL = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?")
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """One TCP endpoint, and whose it is if that is known."""
+    """One TCP endpoint, and whose it is if that is known; or one circuit to `peer`."""
 
     kind: Kind
     host: str
+    """Of a circuit: the peer id of its relay."""
     port: int
+    """Of a circuit: 0."""
     peer: PeerId | None = None
 
     @classmethod
@@ -42,6 +45,8 @@ class Address:
                 return cls(_kind(text, kind), _host(text, kind, host), _port(text, port))
             case ["", kind, host, "tcp", port, "p2p", peer]:
                 return cls(_kind(text, kind), _host(text, kind, host), _port(text, port), _peer(text, peer))
+            case ["", "p2p", relay, "p2p-circuit", "p2p", peer]:
+                return cls.circuit(_peer(text, relay), _peer(text, peer))
         raise UsageError(f"{text!r} is not an address like /ip4/203.0.113.7/tcp/31337/p2p/12D3Koo...")
 
     @classmethod
@@ -53,13 +58,26 @@ class Address:
             return cls("dns4", _host(host, "dns4", host), port, peer)
         return cls("ip4" if ip.version == 4 else "ip6", str(ip), port, peer)
 
+    @classmethod
+    def circuit(cls, relay: PeerId, peer: PeerId) -> Address:
+        """To `peer` through `relay`."""
+        return cls("p2p", relay, 0, peer)
+
+    @property
+    def relay(self) -> PeerId | None:
+        """Through whom a circuit leads; None for a TCP endpoint."""
+        return PeerId(self.host) if self.kind == "p2p" else None
+
     def __str__(self) -> str:
+        if self.relay:
+            return f"/p2p/{self.relay}/p2p-circuit/p2p/{self.peer}"
         tail = f"/p2p/{self.peer}" if self.peer else ""
         return f"/{self.kind}/{self.host}/tcp/{self.port}{tail}"
 
     @property
     def target(self) -> str:
-        """As gRPC wants it."""
+        """As gRPC wants it; it cannot dial a circuit."""
+        assert not self.relay, "a circuit is no TCP endpoint"
         match self.kind:
             case "ip4":
                 return f"ipv4:{self.host}:{self.port}"
@@ -105,11 +123,12 @@ def _peer(text: str, peer: str) -> PeerId:
 
 
 def peer_in(address: str) -> PeerId | None:
-    """The peer id a dialable multiaddr ends in, or None."""
+    """The peer id that the multiaddr of a TCP port ends in, or None."""
     try:
-        return Address.parse(address).peer
+        found = Address.parse(address)
     except UsageError:
         return None
+    return None if found.relay else found.peer
 
 
 # ---------------------------------------------------------------- announced addresses
@@ -137,6 +156,8 @@ def announced_at(announce: Sequence[str], me: PeerId, **ports: int) -> dict[str,
     for text in announce:
         # The operator types the address as others see it: the port alone says which of our listeners it is.
         address = Address.parse(text)
+        if address.relay:
+            raise UsageError(f"--announce {text}: a peer finds its relays itself; announce what others can dial")
         # Others would refuse to talk to it: another key answers there.
         if address.peer not in (None, me):
             raise UsageError(f"--announce {text}: that is another peer's id, this one is {me}: leave out /p2p/...")

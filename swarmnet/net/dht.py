@@ -432,6 +432,9 @@ def _keys(run: RunId, num_stages: int) -> tuple[str, ...]:
 
 def _named(address: str) -> str:
     """A bootstrap address as given. Raises UsageError unless it says whom to expect there."""
-    if Address.parse(address).peer is None:
+    # One that is no address says itself what is wrong.
+    if Address.parse(address).relay:
+        raise UsageError(f"{address!r} leads through a relay: give the address of a peer that can be dialled")
+    if peer_in(address) is None:
         raise UsageError(f"{address!r} does not end in /p2p/<peer id>: copy the whole line that the peer printed")
     return address

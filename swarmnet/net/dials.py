@@ -110,4 +110,5 @@ class Dials:
 
 
 def _at(address: Address) -> Endpoint:
-    return address.host, address.port
+    # Circuits of one relay lead to different peers.
+    return (str(address), 0) if address.relay else (address.host, address.port)

@@ -229,6 +229,9 @@ class GrpcTransport:
         flow = self.traffic.flow(peer, type(request))
         return place_call(self._channels_to(peer), request, payload, deadline=deadline, flow=flow)
 
+    def relayed(self, peer: PeerId) -> bool:
+        return False  # a circuit's address is understood, and not dialled yet
+
     def carries(self, bytes_per_s: int) -> None:
         """Joiners get their share of this."""
         self.traffic.priority.bytes_per_s = bytes_per_s
@@ -334,6 +337,8 @@ async def dial(peer: PeerId, text: str, leaf: Leaf, *, deadline: float) -> None:
         address = Address.parse(text)
     except UsageError as error:
         raise PeerGone("no TCP address", peer=peer, address=text) from error
+    if address.relay:
+        raise PeerGone("a circuit, which cannot be dialled from here", peer=peer, address=text)
     # Our TLS would fail anyway; this says it in words.
     if address.peer not in (None, peer):
         raise PeerGone("the address of another peer", peer=peer, address=text)

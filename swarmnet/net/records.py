@@ -248,14 +248,14 @@ _WORDS = {
 
 
 def _check_address(text: str, peer: PeerId) -> None:
-    """A multiaddr of a TCP port; a peer id in it must be the record's own."""
+    """A multiaddr of a TCP port, or a circuit; whom it leads to must be the record's own peer."""
     parts = text.split("/")
     if len(parts) > 2 and parts[1] in ("dns4", "dns6") and not all(map(_LABEL.fullmatch, parts[2].split("."))):
         _refuse("address: not a host name", address=text)
     try:
         address = Address.parse(text)
     except UsageError as error:
-        raise BadMessage(RejectCode.MALFORMED, "address: not a multiaddr of a TCP port", address=text) from error
+        raise BadMessage(RejectCode.MALFORMED, "address: neither a TCP port's nor a circuit's", address=text) from error
     # A record must not send others to somebody else under this name.
     if address.peer not in (None, peer):
         _refuse("address: names another peer", address=text)

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from swarmnet.errors import UsageError
 from swarmnet.ids import RunId
-from swarmnet.net.address import Address
+from swarmnet.net.address import Address, peer_in
 from swarmnet.net.admission import Invitation
 
 SCHEME = "swarm:"
@@ -63,8 +63,13 @@ class SwarmLink:
             raise UsageError(
                 f"{_shown(text)}: {_shown(run)} is not a run id: 64 hex digits, or the first {MIN_DIGITS} or more"
             )
+        # One that is no address says itself what is wrong.
+        if Address.parse(address).relay:
+            raise UsageError(
+                f"{_shown(text)}: it leads through a relay: ask for the link of a peer that can be dialled"
+            )
         # Without the id anybody at that address could answer for it.
-        if Address.parse(address).peer is None:
+        if peer_in(address) is None:
             raise UsageError(f"{_shown(text)}: the address must end in /p2p/12D3Koo..., the peer that answers there")
         if plus:
             _check_invitation(invitation, run.lower())

@@ -230,9 +230,10 @@ class DialBacks:
 def _place(text: str) -> str:
     """Host and port: the same for every way to write an address down."""
     try:
-        return Address.parse(text).target
+        address = Address.parse(text)
     except UsageError:
         return text
+    return text if address.relay else address.target
 
 
 def _public(text: str) -> bool:

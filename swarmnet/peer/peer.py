@@ -88,6 +88,9 @@ class Loopback:
     async def dial(self, peer: PeerId, address: str, *, deadline: float) -> None:
         await self._network.dial(peer, address, deadline=deadline)
 
+    def relayed(self, peer: PeerId) -> bool:
+        return self._network.relayed(peer)
+
     def carries(self, bytes_per_s: int) -> None:
         self._network.carries(bytes_per_s)
 

@@ -247,7 +247,7 @@ def _standing(holdings: Sequence[Holding], num_stages: int, restart: Restart) ->
 
 def _nobody(run: RunId) -> Problem:
     text = (
-        f"nobody announces run {run[:12]}: check that this is the manifest the peers were started with, that they "
+        f"nobody announces run {run[:12]}: check that the link or manifest is that of its peers, that they "
         "bootstrap from the same swarm, and that one has been up for a few seconds"
     )
     return Problem("error", "nobody_seen", text)

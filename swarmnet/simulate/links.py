@@ -60,6 +60,8 @@ class SimulatedLinks:
         self._deaf: set[tuple[PeerId, PeerId]] = set()
         self._undialled: set[tuple[PeerId, PeerId]] = set()
         self._pairs: dict[frozenset[PeerId], tuple[float | None, float | None]] = {}
+        self._relays: dict[frozenset[PeerId], PeerId] = {}
+        self.relayed_bytes = 0
         self._up: dict[PeerId, LinkDirection] = {}
         self._down: dict[PeerId, LinkDirection] = {}
 
@@ -92,7 +94,15 @@ class SimulatedLinks:
             if rate is not None:
                 directions[peer] = LinkDirection(rate)
 
+    def relay_by(self, one: PeerId, other: PeerId, relay: PeerId) -> None:
+        """These two reach each other through `relay` alone, and what passes between them crosses its line twice."""
+        self._relays[frozenset((one, other))] = relay
+
     # ------------------------------------------------------------ what passes
+
+    def relay(self, one: PeerId, other: PeerId) -> PeerId | None:
+        """Through whom these two reach each other; None: directly."""
+        return self._relays.get(frozenset((one, other)))
 
     def reaches(self, sender: PeerId, receiver: PeerId) -> bool:
         """Does a message pass?"""
@@ -116,6 +126,8 @@ class SimulatedLinks:
 
     def latency_s(self, sender: PeerId, receiver: PeerId) -> float:
         """One way, without jitter."""
+        if (relay := self.relay(sender, receiver)) is not None:
+            return self.latency_s(sender, relay) + self.latency_s(relay, receiver)
         override = self._pairs.get(frozenset((sender, receiver)), (None, None))[1]
         return self.links.latency_s if override is None else override
 
@@ -125,9 +137,11 @@ class SimulatedLinks:
             return
         loop = asyncio.get_running_loop()
         rate = self._pairs.get(frozenset((sender, receiver)), (None, None))[0] or self.links.bytes_per_s
-        directions = [
-            direction for direction in (self._up.get(sender), self._down.get(receiver)) if direction is not None
-        ]
+        crossed = [self._up.get(sender), self._down.get(receiver)]
+        if (relay := self.relay(sender, receiver)) is not None:
+            crossed += [self._down.get(relay), self._up.get(relay)]
+            self.relayed_bytes += num_bytes
+        directions = [direction for direction in crossed if direction is not None]
         # Without a limited line there is nobody to share it with.
         chunk = num_bytes if not directions else max(-(-num_bytes // _CHUNKS), _LEAST_CHUNK_BYTES)
         passed = 0

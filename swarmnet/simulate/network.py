@@ -331,6 +331,9 @@ class MemoryTransport:
         finally:
             self._network.close(call)
 
+    def relayed(self, peer: PeerId) -> bool:
+        return self._network.lines.relay(self._me, peer) is not None
+
     def carries(self, bytes_per_s: int) -> None:
         self._network.priorities[self._me].bytes_per_s = bytes_per_s
 

@@ -10,6 +10,7 @@ import asyncio
 import math
 from collections import deque
 from collections.abc import Coroutine, Iterable
+from dataclasses import replace
 from typing import Any, Protocol
 
 from swarmnet.averaging.exchange import Exchange
@@ -97,7 +98,9 @@ class StepDriver:
     def tick(self) -> None:
         """One heartbeat interval has passed."""
         self.member.queue = self._pipeline.queue
-        line, watch, now = self._exchange.meter.line, self._exchange.watch, self._now()
+        watch, now = self._exchange.watch, self._now()
+        relayed = any(self._transport.relayed(peer) for peer, _ in self.member.view.mates())
+        line = replace(self._exchange.meter.line, relayed=relayed)
         self.member.feel(line, watch.trouble(now=now), watch.allowed, watch.waits(now=now), watch.awaited(now=now))
         self._beat(self._listener.neighbours(self.member.stage))
         self._perform(self.member.tick(now=self._now()))

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from swarmnet.errors import UsageError
 from swarmnet.ids import PeerId
-from swarmnet.net.address import Address
+from swarmnet.net.address import Address, announced_at, peer_in
 from swarmnet.net.identity import Identity, verify
 from swarmnet.net.tls import CLOCK_SLACK_S, LEAF_LIFE_S, TLS_NAME, Leaf, caller_of, open_authority, trust_anchor
 from swarmnet.wire.peer_ids import is_peer_id, peer_id_from_public_bytes, public_bytes_of
@@ -190,6 +190,18 @@ def test_multiaddrs_survive(text: str, target: str) -> None:
 def test_bad_addresses_say_why(text: str, complaint: str) -> None:
     with pytest.raises(UsageError, match=complaint):
         Address.parse(text)
+
+
+def test_a_circuit_names_its_relay_and_whom_it_leads_to_and_is_no_place_to_join_or_announce() -> None:
+    relay = Identity.generate().peer
+    text = f"/p2p/{relay}/p2p-circuit/p2p/{PEER}"
+    address = Address.parse(text)
+    assert str(address) == text and (address.relay, address.peer) == (relay, PEER)
+    assert peer_in(text) is None and Address.parse("/ip4/127.0.0.1/tcp/31337").relay is None
+    with pytest.raises(UsageError, match="finds its relays itself"):
+        announced_at((text,), PEER, port=1, dht_port=2)
+    with pytest.raises(UsageError, match="peer id"):
+        Address.parse(f"/p2p/nobody/p2p-circuit/p2p/{PEER}")
 
 
 def test_an_address_is_made_from_a_host() -> None:

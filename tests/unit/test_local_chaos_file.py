@@ -96,7 +96,7 @@ phase = "backward"
         ("[[kill]]\nstep = 20", "there is no step 20, steps are 0 to 19"),
         ("[[kill]]\nstep = 1\nstage = 3", "there is no stage 3, stages are 0 to 2"),
         ("[[kill]]\nstep = 1\npeer = 's5-r0'", "s5-r0: there is no stage 5"),
-        ("[[kill]]\nstep = 1\npeer = 'bob'", "is malformed"),
+        ("[[kill]]\nstep = 1\npeer = 'bob'", "must match"),
         ("[[kill]]\nstep = 1\nphase = 'lunch'", "phase"),
         ("[[stop]]\nstep = 1", "[[stop]] number 1: for_s is missing: seconds until it goes on"),
         ("[[stop]]\nstep = 1\nfor_s = -1", "for_s = -1: must be above 0"),

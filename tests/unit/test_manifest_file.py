@@ -166,7 +166,7 @@ BAD = [
     ("beta1 = 0.9", "beta1 = 1.0", "run.toml: optimizer.beta1 = 1.0: must be below 1.0 (decay"),
     ('layers = "auto"', 'layers = "all"', "run.toml: cut.layers = \"all\": must be 'auto', or must be a list in [ ]"),
     ('mode = "deterministic"', 'mode = "exact"', "run.toml: numerics.mode = \"exact\": must be 'deterministic' or"),
-    ('tokens_sha256 = ""', 'tokens_sha256 = "12"', 'run.toml: data.tokens_sha256 = "12": is malformed (digest'),
+    ('tokens_sha256 = ""', 'tokens_sha256 = "12"', 'run.toml: data.tokens_sha256 = "12": must match ^([0-9a-f]{64})?'),
     ("num_heads = 4", "num_heads = 3", "run.toml: model: num_heads = 3 must be a multiple of num_kv_heads = 2"),
     ("stages = 3 ", "stages = 9 ", "run.toml: cut.stages = 9 is more than model.num_layers = 6"),
     ('layers = "auto"', "layers = [1, 2]", "run.toml: cut.layers names 2 stages, cut.stages = 3"),

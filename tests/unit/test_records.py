@@ -228,6 +228,16 @@ def test_complaints_are_cut_and_give_way_to_what_others_need_to_find_a_peer() ->
     assert unseal(seal(crowded, ME.sign), now=NOW) == unseal(seal(full, ME.sign), now=NOW)
 
 
+def test_who_announces_circuits_alone_is_hidden() -> None:
+    port, circuit = "/ip4/203.0.113.7/tcp/31340", f"/p2p/{OTHER.peer}/p2p-circuit/p2p/{ME.peer}"
+    for addresses, hidden in (((circuit,), True), ((port, circuit), False), ((port,), False), ((), False)):
+        sent = announcement(addresses=addresses)
+        found = unseal(seal(sent, ME.sign), now=NOW).record
+        assert found == sent.record and found.hidden == hidden
+    with pytest.raises(UsageError):
+        seal(announcement(addresses=(f"/p2p/{ME.peer}/p2p-circuit/p2p/{OTHER.peer}",)), ME.sign)
+
+
 def test_a_record_that_nobody_would_accept_is_not_sealed() -> None:
     for bad in (record(0, addresses=("nowhere",)), record(*range(MAX_STAGES_PER_PEER + 1)), record(9)):
         with pytest.raises(UsageError):

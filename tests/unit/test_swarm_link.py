@@ -69,3 +69,9 @@ def test_any_text_is_a_link_or_a_usage_error(text: str) -> None:
             assert str(SwarmLink.parse(candidate)).startswith("swarm:")
         except UsageError:
             pass
+
+
+def test_a_link_through_a_relay_says_whose_link_to_ask_for() -> None:
+    peer = "12D3KooWQYV9dGMFoRzNStwpXztXaBUjtPqi6aU76ZgUriHhKust"
+    with pytest.raises(UsageError, match="through a relay: ask for the link of a peer that can be dialled"):
+        SwarmLink.parse(f"swarm:{'ab' * 32}@/p2p/{peer}/p2p-circuit/p2p/{peer}")

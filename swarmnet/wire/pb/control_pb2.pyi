@@ -96,7 +96,7 @@ class Moved(_message.Message):
     def __init__(self, stamp: _Optional[_Union[_values_pb2.Stamp, _Mapping]] = ..., ballot: _Optional[_Union[_values_pb2.Ballot, _Mapping]] = ..., generation: _Optional[_Union[_values_pb2.Generation, _Mapping]] = ..., index: _Optional[int] = ..., owner: _Optional[str] = ...) -> None: ...
 
 class Line(_message.Message):
-    __slots__ = ("bytes_per_s", "round_trips")
+    __slots__ = ("bytes_per_s", "round_trips", "relayed")
     class RoundTrip(_message.Message):
         __slots__ = ("peer", "microseconds")
         PEER_FIELD_NUMBER: _ClassVar[int]
@@ -106,9 +106,11 @@ class Line(_message.Message):
         def __init__(self, peer: _Optional[str] = ..., microseconds: _Optional[int] = ...) -> None: ...
     BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
     ROUND_TRIPS_FIELD_NUMBER: _ClassVar[int]
+    RELAYED_FIELD_NUMBER: _ClassVar[int]
     bytes_per_s: int
     round_trips: _containers.RepeatedCompositeFieldContainer[Line.RoundTrip]
-    def __init__(self, bytes_per_s: _Optional[int] = ..., round_trips: _Optional[_Iterable[_Union[Line.RoundTrip, _Mapping]]] = ...) -> None: ...
+    relayed: bool
+    def __init__(self, bytes_per_s: _Optional[int] = ..., round_trips: _Optional[_Iterable[_Union[Line.RoundTrip, _Mapping]]] = ..., relayed: _Optional[bool] = ...) -> None: ...
 
 class Trouble(_message.Message):
     __slots__ = ("id", "late", "refused")
