@@ -20,7 +20,7 @@ from swarmnet.errors import BadMessage, PeerGone, PeerTimeout, RejectCode, Swarm
 from swarmnet.ids import PeerId
 from swarmnet.messages import Rejected
 from swarmnet.net.address import Address
-from swarmnet.net.dials import Dials
+from swarmnet.net.dials import FIRST_PAUSE_S, Dials
 from swarmnet.net.greeting import HELLO, Greeter
 from swarmnet.net.grpc_options import CHANNEL_OPTIONS, GrpcConfig
 from swarmnet.net.tls import Leaf
@@ -211,7 +211,7 @@ class PeerChannels:
                 log.debug("bad_address", peer=self.peer, error=error)
                 continue
             # A record cannot make us dial somebody else in this peer's name.
-            if address.peer in (None, self.peer):
+            if address.peer in (None, self.peer) and not address.relay:
                 found.append(address)
         return list({(address.host, address.port): address for address in found}.values())
 
@@ -222,8 +222,7 @@ class PeerChannels:
         if not known:
             raise PeerGone("no address is known", peer=self.peer)
         self._failed = [at for at in self._failed if at in known]
-        now = asyncio.get_running_loop().time()
-        pauses_s = {at: self._dialling.dials.pause_s(self.peer, at, now) for at in known}
+        pauses_s = self._pauses_s(known)
         ready = [at for at in known if not pauses_s[at]]
         # An address where it has answered comes before one that it only names.
         if self._greeted:
@@ -236,6 +235,10 @@ class PeerChannels:
                 again_in_s=round(min(pauses_s.values()), 2),
             )
         return min(ready, key=lambda at: self._failed.index(at) + 1 if at in self._failed else 0)
+
+    def _pauses_s(self, known: Sequence[Address]) -> dict[Address, float]:
+        now = asyncio.get_running_loop().time()
+        return {at: self._dialling.dials.pause_s(self.peer, at, now) for at in known}
 
     # ------------------------------------------------------------ greeting
 
@@ -259,6 +262,9 @@ class PeerChannels:
         self._greeted = False
 
     async def _greet_any(self, deadline: float) -> Rejected | None:
+        # Somebody else dials there just now, or did a moment ago, perhaps to see whether its last process is gone.
+        if 0 < (pause_s := min(self._pauses_s(self.addresses()).values(), default=0.0)) <= FIRST_PAUSE_S:
+            await asyncio.sleep(pause_s)
         for _ in range(len(self.addresses()) - 1):
             try:
                 return await self._greet_once(deadline)
@@ -361,7 +367,11 @@ class PeerChannels:
             if address not in shown and not dials.pause_s(self.peer, address, now):
                 dials.begin(self.peer, address)
                 try:
-                    dials.failed(self.peer, address, refused=await refuses(address), now=now)
+                    # Somebody listens: whoever calls next finds out who.
+                    if await refuses(address):
+                        dials.failed(self.peer, address, refused=True, now=now)
+                    else:
+                        return False
                 finally:
                     dials.left(address)
         named = [at for at in known if at not in shown]
