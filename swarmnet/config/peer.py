@@ -130,6 +130,13 @@ class Memory(Table):
 class Caps(Table):
     """What this machine lends at most."""
 
+    relay_peers: Annotated[Count, CliOption("N")] = says(
+        16, "peers that nobody can dial and that are reached through this one (docs/relays.md); 0: none"
+    )
+    relay_mbit: Annotated[Count, CliOption("N")] = says(
+        0, "Mbit/s passed on for them; 0: a tenth of what this line was measured to carry"
+    )
+
     keep_checkpoints: Positive = says(3, "checkpoints kept on disk, per stage")
     memo_bytes: Count = says(512 * 2**20, "what was sent and answered, kept for who asks again, per stage; 0: nothing")
 
@@ -158,6 +165,7 @@ class NetworkSettings:
     bootstrap: tuple[str, ...]
     invitation: str
     manifest: Path | None
+    caps: Caps
 
 
 class PeerConfig(Table):

@@ -31,6 +31,7 @@ from swarmnet.net.grpc_options import GrpcConfig
 from swarmnet.net.grpc_transport import GrpcTransport
 from swarmnet.net.identity import Identity, own_identity
 from swarmnet.net.ports import LastPorts
+from swarmnet.net.relay_book import RelayCaps
 from swarmnet.net.swarm_link import SwarmLink
 from swarmnet.telemetry.journal import loopback_last
 from swarmnet.transport import Service, Transport
@@ -102,6 +103,23 @@ class Endpoint:
             "links": list(self.links),
         }
 
+    async def hide(self, say: Callable[[str, dict[str, object]], None]) -> dict[str, object] | None:
+        """Nobody can dial this peer: from now on it is reached through relays, and the DHT does not count on it.
+
+        say: is told of relays that are found and lost. Returns what to say of it; None: nobody relays for it.
+        """
+
+        def members() -> list[PeerId]:
+            known = self.directory.known()
+            return [each.peer for each in known if each.addresses and not each.hidden and (each.stages or each.trainer)]
+
+        if not await self.transport.hide(members, say):
+            return None
+        await self.directory.hide()
+        relays = self.transport.relays
+        links = [str(SwarmLink(self.run, at)) for relay in relays for at in self.directory.dht_addresses(relay)]
+        return {"relays": list(relays), "links": loopback_last(links)}
+
     @contextlib.asynccontextmanager
     async def serve(self, service: Service) -> AsyncGenerator[None, None]:
         """Answer others as `service`, and keep my place in the DHT."""
@@ -167,6 +185,8 @@ async def open_endpoint(
                 announce=announced["port"],
                 config=GrpcConfig.of(terms),
                 greeter=greeter_of(terms, numerics, admissions, own_pass),
+                relay_caps=RelayCaps(network.caps.relay_peers),
+                relay_bytes_per_s=network.caps.relay_mbit * 1e6 / 8,
             )
             incarnation = secrets.randbits(62)
             yield Endpoint(
