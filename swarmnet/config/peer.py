@@ -162,6 +162,7 @@ class NetworkSettings:
     port: int
     dht_port: int
     announce: tuple[str, ...]
+    map_port: bool
     bootstrap: tuple[str, ...]
     invitation: str
     manifest: Path | None
@@ -195,6 +196,7 @@ class PeerConfig(Table):
     announce: Annotated[tuple[Multiaddr, ...], CliOption("MADDR")] = says(
         (), "multiaddr to publish instead of what `host` suggests"
     )
+    map_port: bool = says(True, "have the home's router forward `port` (UPnP, by the extra `upnp`; docs/nat.md)")
     bootstrap: Annotated[tuple[Multiaddr, ...], CliOption("MADDR")] = says(
         (), "multiaddr of a peer that is up; without any, a new swarm begins"
     )

@@ -137,6 +137,8 @@ class GrpcTransport:
         self.service = service
         self.traffic = Traffic()
         self._host, self._port, self._announce = host, port, tuple(announce)
+        self.mapped: Address | None = None
+        """Where a router forwards our port, once one does."""
         self._first_port = 0 if port else first_port
         self._config = config
         self._leaf = Leaf(identity)
@@ -231,8 +233,9 @@ class GrpcTransport:
         """Multiaddrs of this peer, once the port is bound; circuits, if nobody can dial it."""
         if self._places is not None:
             return tuple(str(Address.circuit(relay, self.peer)) for relay in self.relays)
-        found = self._announce or (Address.of(_outbound_host(self._host), self._port, self.peer),)
-        return tuple(map(str, found))
+        # Behind one router others may not get in through its outside: our own address stays, and comes last.
+        own = (*((self.mapped,) if self.mapped else ()), Address.of(_outbound_host(self._host), self._port, self.peer))
+        return tuple(map(str, self._announce or own))
 
     @property
     def hidden(self) -> bool:
