@@ -188,6 +188,8 @@ class Heartbeat:
     """Mates that my step goes on without."""
     unreached: Annotated[tuple[PeerId, ...], Entries(MAX_SITTING)] = ()
     """Mates that I hear and cannot call: I can pull nothing from them."""
+    new: bool = False
+    """I have still to contribute before I count, for the first time or since I came back."""
 
 
 MAX_SITTING = 16

@@ -74,8 +74,11 @@ def drain(directory: Path) -> int:
     return _ask(directory, "drain")
 
 
+_LIVE = ("upload_mbit", "download_mbit", "gpu_gib", "host_gib", "disk_gib", "hours")  # `peer.wishes` loads pydantic
+
+
 @click.command("caps", cls=SchemaCommand, context_settings=SETTINGS)
-@fields("peer", "slots", "caps", allow_from_autoenv=False)
+@fields("peer", "slots", *(f"caps.{name}" for name in _LIVE), allow_from_autoenv=False)
 @with_dir
 @with_json
 @click.pass_context
@@ -92,11 +95,9 @@ def caps(ctx: click.Context, /, directory: Path, as_json: bool, **_: Any) -> int
     """
     from swarmnet.config.check import layer, merge
 
-    change, _origins = merge(layer(name, option.path, value) for option, name, value in given(ctx, *_TYPED))
+    typed = given(ctx, ParameterSource.COMMANDLINE)
+    change, _origins = merge(layer(name, option.path, value) for option, name, value in typed)
     return _ask(directory, "caps", as_json=as_json, change=change)
-
-
-_TYPED = (ParameterSource.COMMANDLINE,)
 
 
 @click.command("contributed", context_settings=SETTINGS)

@@ -69,6 +69,12 @@ class ProgressBar(Screen):
                     [f"...{peer[-8:]}" for peer in fields[which]] for which in ("could", "could_not", "not_asked")
                 )
                 self.phase("reachable", _dialled_back(could, could_not, not_asked))
+            case "hidden":
+                relays = " and ".join(f"...{peer[-8:]}" for peer in fields["relays"])
+                none = f"{len(fields['could_not'])} members could not connect to this peer"
+                self.phase("reachable", f"{none}: it takes part through {relays}")
+            case "relay_lost":
+                self.phase("reachable", f"not through ...{fields['relay'][-8:]} any more ({fields['reason']})")
             case "synced":
                 self._synced(fields)
             case "stopped":

@@ -152,7 +152,7 @@ def peer(ctx: click.Context, /, *, no_restart: bool, **_: Any) -> int:
 
 
 @click.command("trainer", cls=SchemaCommand, context_settings=SETTINGS)
-@peer_options("manifest", "dir", "data", "host", "port", *NETWORK, "invitation", *LOGS)
+@peer_options("manifest", "dir", "data", "host", "port", *NETWORK, "invitation", "caps", *LOGS)
 @click.pass_context
 def trainer(ctx: click.Context, /, **_: Any) -> int:
     """Feed microbatches into stage 0; holds no weights.

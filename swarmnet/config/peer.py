@@ -187,6 +187,12 @@ class Caps(Table):
     hours: Annotated[str, AfterValidator(_hours), CliOption("HH:MM-HH:MM")] = says(
         "", 'hours of the day, such as "22:00-07:00"; outside them it pauses by itself'
     )
+    relay_peers: Annotated[Count, CliOption("N")] = says(
+        16, "peers that nobody can dial and that are reached through this one (docs/relays.md); 0: none"
+    )
+    relay_mbit: Annotated[Count, CliOption("N")] = says(
+        0, "Mbit/s passed on for them; 0: a tenth of what this line was measured to carry"
+    )
     keep_checkpoints: Positive = says(3, "checkpoints kept on disk, per stage")
     memo_bytes: Count = says(512 * 2**20, "what was sent and answered, kept for who asks again, per stage; 0: nothing")
 
@@ -212,9 +218,11 @@ class NetworkSettings:
     port: int
     dht_port: int
     announce: tuple[str, ...]
+    map_port: bool
     bootstrap: tuple[str, ...]
     invitation: str
     manifest: Path | None
+    caps: Caps
 
 
 class PeerConfig(Table):
@@ -244,6 +252,7 @@ class PeerConfig(Table):
     announce: Annotated[tuple[Multiaddr, ...], CliOption("MADDR")] = says(
         (), "multiaddr to publish instead of what `host` suggests"
     )
+    map_port: bool = says(True, "have the home's router forward `port` (UPnP, by the extra `upnp`; docs/nat.md)")
     bootstrap: Annotated[tuple[Multiaddr, ...], CliOption("MADDR")] = says(
         (), "multiaddr of a peer that is up; without any, a new swarm begins"
     )

@@ -239,6 +239,16 @@ class DhtDirectory:
         finally:
             self._sought = None
 
+    def dht_addresses(self, peer: PeerId) -> tuple[str, ...]:
+        """Where a peer's DHT node is said to listen."""
+        found = self._table.get(peer, now=time.time())
+        return found.dht if found and self._admits(found.record) else ()
+
+    async def hide(self) -> None:
+        """Nobody can dial this peer: from now on its node only asks."""
+        self._listen = replace(self._listen, client=True, announce=())
+        await self._reopen()
+
     async def run(self) -> None:
         """Renew, refresh, remember, re-join; until cancelled."""
         async with asyncio.TaskGroup() as tasks:
@@ -393,6 +403,7 @@ class DhtDirectory:
             await asyncio.sleep(self._rng.uniform(0.8, 1.2) * (alone_s if alone else period))
             # Before we look around: a dead daemon looks like a swarm in which nobody answers.
             if self._node.broken:
+                log.warning("dht_daemon_lost", action="starting another")
                 await self._reopen()
             strangers = self._strangers()
             self._rng.shuffle(strangers)
@@ -406,8 +417,7 @@ class DhtDirectory:
             self._remember()
 
     async def _reopen(self) -> None:
-        """Replace a node whose daemon died, at the same port if it is still to be had."""
-        log.warning("dht_daemon_lost", action="starting another")
+        """Replace the node, at the same port if it is still to be had."""
         first = self.port
         await self._node.close()
         try:
@@ -415,6 +425,7 @@ class DhtDirectory:
         except SwarmError as error:
             log.warning("dht_daemon_failed", error=str(error))
             return
+        await self._node.join(self._strangers()[:REJOIN_AT_ONCE])
         # The new node has stored nothing for us.
         if self._mine is not None:
             self._publish_again_at = 0.0

@@ -12,14 +12,13 @@ import os
 import shutil
 import socket
 import sys
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 
 from swarmnet.errors import SwarmError, UsageError
-from swarmnet.net.identity import FileLock, Identity
+from swarmnet.net.identity import FileLock, Identity, own_directory, sweep
 from swarmnet.net.parent_death import dies_with_parent
 from swarmnet.net.ports import check_free
 
@@ -70,8 +69,8 @@ class Daemon(asyncio.SubprocessProtocol):
         if not listen.client:
             port, claim = _take_port(listen)
             listen = replace(listen, port=port)
-        _sweep()
-        self = cls(*_own_directory())
+        sweep(PREFIX)
+        self = cls(*own_directory(PREFIX))
         self._claim = claim
         try:
             await self._start(identity, listen)
@@ -172,25 +171,6 @@ def _binary() -> Path:
     if not os.access(path, os.X_OK):
         raise DaemonFailed("hivemind is installed without its libp2p daemon: reinstall it", path=str(path))
     return path
-
-
-def _own_directory() -> tuple[Path, FileLock]:
-    """A directory that is ours for as long as we live."""
-    while True:
-        directory = Path(tempfile.mkdtemp(prefix=PREFIX))  # 0700: the socket gives command of the daemon
-        with contextlib.suppress(FileNotFoundError):  # another's sweep held it before we did
-            hold = FileLock.directory(directory, wait=True)
-            assert hold is not None, "we waited for it"
-            return directory, hold
-
-
-def _sweep() -> None:
-    """Remove directories whose process was killed: nobody holds them. A daemon that is only starting is held."""
-    for left in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
-        with contextlib.suppress(OSError):  # gone meanwhile, or another user's
-            if hold := FileLock.directory(left, wait=False):
-                shutil.rmtree(left, ignore_errors=True)
-                hold.release()
 
 
 def _listening(listen: Listen) -> list[str]:

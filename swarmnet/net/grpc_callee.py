@@ -13,7 +13,7 @@ import functools
 import math
 import urllib.parse
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 
 import grpc
 
@@ -59,6 +59,9 @@ _COMPLAIN_EVERY_S, _MOST_COMPLAINTS = 60.0, 32
 """One caller is named so often for one thing, and no more than so many within that time."""
 
 
+Handler = Callable[[object, grpc.aio.ServicerContext], Awaitable[None]]
+
+
 class Callee(grpc.GenericRpcHandler):  # type: ignore[misc]
     """Answers every method of services.proto for one service."""
 
@@ -69,10 +72,12 @@ class Callee(grpc.GenericRpcHandler):  # type: ignore[misc]
         link_ended: Callable[[PeerId], None],
         traffic: Traffic,
         write: Callable[[Control], bytes],
+        others: Mapping[str, Handler] = {},
     ) -> None:
-        """write: as for links (`grpc_caller.Link`)."""
+        """write: as for links (`grpc_caller.Link`). others: methods that somebody else answers."""
         self._greeter, self._dials, self._config = dialling.greeter, dialling.dials, dialling.config
         self._service, self._link_ended, self._traffic, self._write = service, link_ended, traffic, write
+        self._others = others
         # Who is forgotten is asked to greet again, and loses nothing else.
         self.greeted: Recent[PeerId, Hello] = Recent(_MOST_GREETED)
         self._allowances = Allowances(self._config.allowance)
@@ -90,6 +95,8 @@ class Callee(grpc.GenericRpcHandler):  # type: ignore[misc]
             return grpc.stream_stream_rpc_method_handler(self._link)
         if method in _REQUESTS:
             return grpc.stream_stream_rpc_method_handler(functools.partial(self._call, _REQUESTS[method]))
+        if method in self._others:
+            return grpc.stream_stream_rpc_method_handler(self._others[method])
         return None
 
     # ------------------------------------------------------------ hello, link
@@ -108,7 +115,9 @@ class Callee(grpc.GenericRpcHandler):  # type: ignore[misc]
             return write_hello_reply(refusal)
         self.greeted[caller] = hello
         # It has proved who it is, and from which host: that host may be dialled for it.
-        self._dials.called(caller, host_of(context.peer()))
+        # One that came through a relay has shown no host.
+        if host := host_of(context.peer()):
+            self._dials.called(caller, host)
         return write_hello_reply(self._greeter.hello())
 
     async def _link(self, _: object, context: grpc.aio.ServicerContext) -> None:
@@ -116,7 +125,7 @@ class Callee(grpc.GenericRpcHandler):  # type: ignore[misc]
         if caller is None:
             await context.write(write_answer(_NOBODY))
             return
-        if not self._knows(caller):
+        if not self.knows(caller):
             await context.write(write_answer(GreetFirst()))
             return
         # It has one, and those of connections that broke without a word. More would only hold our memory.
@@ -191,7 +200,7 @@ class Callee(grpc.GenericRpcHandler):  # type: ignore[misc]
             await back.filled()
             await self._say(context, writing, Told(back.pop()))
 
-    def _knows(self, caller: PeerId) -> bool:
+    def knows(self, caller: PeerId) -> bool:
         """Has it greeted, and is it still admitted? If not it has to greet again, and is told why it is not."""
         if caller not in self.greeted:
             return False
@@ -230,7 +239,7 @@ class Callee(grpc.GenericRpcHandler):  # type: ignore[misc]
         try:
             if caller is None:
                 await inbound.answer(_NOBODY)
-            elif expected is not ManifestRequest and not self._knows(caller):
+            elif expected is not ManifestRequest and not self.knows(caller):
                 # Before anything of the call is read: somebody who joins has no run to greet with, and may ask for that
                 # alone.
                 await inbound.answer(GreetFirst())

@@ -20,6 +20,7 @@ from swarmnet.errors import BadMessage, PeerGone, PeerTimeout, RejectCode, Swarm
 from swarmnet.ids import PeerId
 from swarmnet.messages import Rejected
 from swarmnet.net.address import Address
+from swarmnet.net.circuits import Tunnel, we_are_cancelled
 from swarmnet.net.dials import FIRST_PAUSE_S, Dials
 from swarmnet.net.greeting import HELLO, Greeter
 from swarmnet.net.grpc_options import CHANNEL_OPTIONS, GrpcConfig
@@ -97,8 +98,8 @@ async def knock(address: Address, *, limit_s: float) -> str:
 
 
 async def refuses(address: Address) -> bool:
-    """Does nobody listen there?"""
-    return await knock(address, limit_s=_PROBE_TIMEOUT_S) == REFUSED
+    """Does nobody listen there? A circuit proves nothing: only a relay says so."""
+    return not address.relay and await knock(address, limit_s=_PROBE_TIMEOUT_S) == REFUSED
 
 
 # ---------------------------------------------------------------- channels
@@ -113,8 +114,16 @@ class Channel:
 
     aio: grpc.aio.Channel
     address: Address
+    tunnel: Tunnel | None = None
+    """What carries it, if nobody can dial the peer."""
     users: int = 0
     retired: bool = False
+
+    async def close(self) -> None:
+        """Cancel what is under way."""
+        await self.aio.close()
+        if self.tunnel is not None:
+            self.tunnel.close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +135,8 @@ class Dialling:
     config: GrpcConfig
     lookup: Callable[[PeerId], Sequence[str]]
     on_gone: Callable[[PeerId, bool], None]
+    tunnel: Callable[[PeerId, PeerId], Tunnel]
+    """To a peer, through a relay."""
     dials: Dials = field(default_factory=Dials)
 
 
@@ -185,7 +196,7 @@ class PeerChannels:
         idle = [channel for channel in self._retired if channel.users == 0]
         self._retired = [channel for channel in self._retired if channel.users > 0]
         for channel in idle:
-            await channel.aio.close()
+            await channel.close()
 
     def _bulk_channel(self) -> Channel:
         slot = min(range(len(self._bulk)), key=lambda at: channel.users if (channel := self._bulk[at]) else 0)
@@ -198,8 +209,9 @@ class PeerChannels:
     def _open(self) -> Channel:
         address = self._next_address()
         credentials = self._dialling.leaf.channel_credentials(self.peer)
-        secure = grpc.aio.secure_channel(address.target, credentials, options=CHANNEL_OPTIONS)
-        return Channel(secure, address)
+        tunnel = self._dialling.tunnel(self.peer, address.relay) if address.relay else None
+        target = f"unix:{tunnel.path}" if tunnel else address.target
+        return Channel(grpc.aio.secure_channel(target, credentials, options=CHANNEL_OPTIONS), address, tunnel)
 
     def addresses(self) -> list[Address]:
         """Where the peer is said to listen; malformed and foreign entries are left out."""
@@ -211,7 +223,7 @@ class PeerChannels:
                 log.debug("bad_address", peer=self.peer, error=error)
                 continue
             # A record cannot make us dial somebody else in this peer's name.
-            if address.peer in (None, self.peer) and not address.relay:
+            if address.peer in (None, self.peer) and address.relay != self.peer:
                 found.append(address)
         return list({(address.host, address.port): address for address in found}.values())
 
@@ -334,7 +346,7 @@ class PeerChannels:
         except grpc.aio.AioRpcError as error:
             raise await self.failed(error, channel) from error
         except asyncio.CancelledError as error:
-            if _we_are_cancelled():
+            if we_are_cancelled():
                 raise
             definite = not self._closed and await self.broke(channel)
             raise PeerGone("the stream was cancelled", definite=definite, peer=self.peer) from error
@@ -363,6 +375,8 @@ class PeerChannels:
         dials, now = self._dialling.dials, asyncio.get_running_loop().time()
         known = self.addresses()
         shown = [at for at in known if dials.shown(self.peer, at)]
+        if any(address.relay for address in known):
+            return False
         for address in known:
             if address not in shown and not dials.pause_s(self.peer, address, now):
                 dials.begin(self.peer, address)
@@ -395,10 +409,4 @@ class PeerChannels:
         for channel in self._open_channels():
             self.retire(channel)
         for channel in self._retired:
-            await channel.aio.close()
-
-
-def _we_are_cancelled() -> bool:
-    """gRPC raises CancelledError for a stream the other side cancelled too; only a cancelled task may believe it."""
-    task = asyncio.current_task()
-    return task is None or task.cancelling() > 0
+            await channel.close()

@@ -26,15 +26,19 @@ from swarmnet.errors import PeerGone, PeerTimeout, UsageError
 from swarmnet.ids import PeerId, RunId
 from swarmnet.messages import Answer, Control, Heartbeat, Packed, Request
 from swarmnet.net.address import Address
+from swarmnet.net.circuits import Arrivals, Doors
 from swarmnet.net.greeting import Greeter
-from swarmnet.net.grpc_callee import Callee
+from swarmnet.net.grpc_callee import Callee, host_of
 from swarmnet.net.grpc_caller import Link, MessageWriter, place_call
 from swarmnet.net.grpc_channels import Dialling, PeerChannels, knock
 from swarmnet.net.grpc_options import CHANNEL_OPTIONS, GrpcConfig, listener_options, tune_allocator
+from swarmnet.net.hidden import Places, Say, Ways
 from swarmnet.net.identity import Identity
 from swarmnet.net.ports import check_free
+from swarmnet.net.relay import Relay
+from swarmnet.net.relay_book import RelayCaps
 from swarmnet.net.tls import Leaf
-from swarmnet.net.traffic import Traffic
+from swarmnet.net.traffic import STATE_SHARE, Traffic
 from swarmnet.transport import Service
 
 # ---------------------------------------------------------------- file descriptors
@@ -93,6 +97,12 @@ class DescriptorWatch:
 # ---------------------------------------------------------------- the transport
 
 
+RELAY_SHARE = STATE_SHARE
+"""Of what a peer's line carries it lends so much to those that nobody can dial, if its operator does not say."""
+
+FIND_RELAY_S = 20.0
+"""How long a peer that nobody can dial looks for its first relay."""
+
 _LOOKS_PER_FORGET = 4
 _DESCRIPTORS_EVERY_S = 1.0
 
@@ -120,18 +130,35 @@ class GrpcTransport:
         first_port: int = 0,
         config: GrpcConfig = GrpcConfig(),  # noqa: B008
         greeter: Greeter | None = None,
+        relay_caps: RelayCaps = RelayCaps(),  # noqa: B008
+        relay_bytes_per_s: float = 0.0,
     ) -> None:
         self.peer = identity.peer
         self.service = service
         self.traffic = Traffic()
         self._host, self._port, self._announce = host, port, tuple(announce)
+        self.mapped: Address | None = None
+        """Where a router forwards our port, once one does."""
         self._first_port = 0 if port else first_port
         self._config = config
         self._leaf = Leaf(identity)
         greeter = greeter or Greeter(run, "", config.max_clock_offset_s)
-        self._dialling = Dialling(self._leaf, greeter, config, addresses, self._tell_gone)
+        self._doors, self._door, arrivals = Doors(), "", Arrivals()
+        self._places: Places | None = None
+        self.relay = Relay(
+            self.peer,
+            relay_caps,
+            arrivals,
+            welcome=lambda peer: self._callee.knows(peer),
+            bytes_per_s=lambda: relay_bytes_per_s or RELAY_SHARE * self.traffic.priority.bytes_per_s,
+            host=lambda context: host_of(context.peer()),
+        )
+        self._ways = Ways(self._channels_to, arrivals, self.relay, self._doors, lambda: self.hidden)
+        self._dialling = Dialling(self._leaf, greeter, config, addresses, self._tell_gone, self._ways.tunnel)
         self._written = MessageWriter()
-        self._callee = Callee(self._dialling, self._the_service, self._link_ended, self.traffic, self._written)
+        self._callee = Callee(
+            self._dialling, self._the_service, self._link_ended, self.traffic, self._written, self.relay.methods
+        )
         self._channels: dict[PeerId, PeerChannels] = {}
         self._links: dict[PeerId, tuple[Link, asyncio.Task[object]]] = {}
         self._unknown_since: dict[PeerId, float] = {}
@@ -163,6 +190,9 @@ class GrpcTransport:
             with contextlib.suppress(UsageError, RuntimeError):  # taken, or taken meanwhile: any free one will do
                 check_free(self._host, self._first_port, flag="--port")  # gRPC would complain on standard error
                 first = self._bind(listener, self._first_port)
+        # Where streams that a relay or a caller has joined to this peer end.
+        self._door = self._doors.path()
+        listener.add_secure_port(f"unix:{self._door}", self._leaf.listener_credentials())
         try:
             self._port = first or self._bind(listener, self._port)
         except RuntimeError as error:
@@ -191,6 +221,7 @@ class GrpcTransport:
         for channels in self._channels.values():
             await channels.close()
         await self._group.__aexit__(*raised)
+        self._doors.remove()
 
     @property
     def port(self) -> int:
@@ -199,9 +230,39 @@ class GrpcTransport:
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """Multiaddrs of this peer, once the port is bound."""
-        found = self._announce or (Address.of(_outbound_host(self._host), self._port, self.peer),)
-        return tuple(map(str, found))
+        """Multiaddrs of this peer, once the port is bound; circuits, if nobody can dial it."""
+        if self._places is not None:
+            return tuple(str(Address.circuit(relay, self.peer)) for relay in self.relays)
+        # Behind one router others may not get in through its outside: our own address stays, and comes last.
+        own = (*((self.mapped,) if self.mapped else ()), Address.of(_outbound_host(self._host), self._port, self.peer))
+        return tuple(map(str, self._announce or own))
+
+    @property
+    def hidden(self) -> bool:
+        """Can nobody dial this peer?"""
+        return self._places is not None or not self._listens
+
+    @property
+    def relays(self) -> tuple[PeerId, ...]:
+        """Through whom this peer is reached now, if nobody can dial it."""
+        return tuple(self._places.relays) if self._places is not None else ()
+
+    async def hide(self, candidates: Callable[[], Sequence[PeerId]], say: Say) -> bool:
+        """Nobody can dial this peer: from now on it is reached through relays, which it chooses among members that can
+        be dialled. Returns whether one was found; if not, all is as before.
+        """
+        places = Places(self.peer, self._channels_to, candidates, self._door, say)
+        self.relay.close()
+        keeping = self._spawn(places.run())
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(FIND_RELAY_S):
+                await places.settled.wait()
+        if not places.relays:
+            self.relay.open = True
+            keeping.cancel()
+            return False
+        self._places = places
+        return True
 
     # ------------------------------------------------------------ Transport
 
@@ -231,7 +292,8 @@ class GrpcTransport:
         return place_call(self._channels_to(peer), request, payload, deadline=deadline, flow=flow)
 
     def relayed(self, peer: PeerId) -> bool:
-        return False  # a circuit's address is understood, and not dialled yet
+        known = self._channels_to(peer).addresses()
+        return bool(known) and all(address.relay for address in known) and not self._ways.comes(peer)
 
     def carries(self, bytes_per_s: int) -> None:
         """Joiners get their share of this."""

@@ -37,9 +37,9 @@ from swarmnet.messages import (
     TrailRequest,
 )
 from swarmnet.net.admission import Admissions
+from swarmnet.net.dial_back import Asking, DialBacks, Hide
 from swarmnet.net.records import nobody_serves, unserved
 from swarmnet.peer.complaints import Complaints
-from swarmnet.peer.dial_back import Asking, DialBacks
 from swarmnet.peer.leaving import drain, hold
 from swarmnet.peer.replica import Replica, ReplicaLimits
 from swarmnet.peer.state_supply import StateSupply
@@ -115,6 +115,7 @@ class Peer:
         numerics: what it shares with peers that make the same weights of the same sums (`peer.devices.NumericsClass`).
         admissions: who takes part; None: anyone.
         wall: Unix seconds, by which invitations end.
+        hide: has this peer be reached through relays, if nobody can dial it; None: there are none.
         routing: makes the rule by which one of its replicas calls the next stage.
     """
 
@@ -140,6 +141,7 @@ class Peer:
         admissions: Admissions | None = None,
         wall: Callable[[], float] = time.time,
         routing: Callable[[], RoutingRule] = lambda: least_time,
+        hide: Hide | None = None,
     ) -> None:
         self.me, self.run_id, self.manifest, self.incarnation = me, run, manifest, incarnation
         self.limits, self.numerics, self.signer, self.disk = limits, numerics, signer, disk
@@ -156,7 +158,8 @@ class Peer:
         self._complaints: dict[int, Complaints] = {}
         self._look, self.news = asyncio.Event(), asyncio.Event()
         self._dial_backs = DialBacks(transport, lambda: self.records, self._look.set)
-        self.dialled_back = Asking(record, transport, lambda: self.records, on_event)
+        asking = partial(Asking, record, transport, lambda: self.records, on_event)
+        self.dialled_back, self._hides = asking(hide) if hide else asking(), hide is not None
         self._supply = StateSupply(self)
         self._group: asyncio.TaskGroup | None = None
         self._loss: tuple[int, float] | None = None
@@ -183,6 +186,8 @@ class Peer:
             for replica in self.replicas.values():
                 group.create_task(replica.state.checkpoints.run())
             self._supply.begin()
+            if self._hides:
+                group.create_task(self.dialled_back.watch())
 
     async def drain(self, drain_s: float) -> str:
         """Begin nothing new and finish what is here; returns, with the reason, once this peer may go."""

@@ -15,6 +15,9 @@ from swarmnet.errors import UsageError
 ASKS = ("pause", "resume", "drain", "caps", "contributed")
 """What can be asked: each is a command of that name."""
 
+LIVE = ("upload_mbit", "download_mbit", "gpu_gib", "host_gib", "disk_gib", "hours")
+"""Of `caps`: what can be changed while a peer runs, beside `slots`."""
+
 
 # ---------------------------------------------------------------- what it has done
 
@@ -143,15 +146,16 @@ class Desk:
 
     def _caps(self, change: Mapping[str, Any]) -> Reply:
         if change:
-            if not change.keys() <= {"slots", "caps"}:
-                raise UsageError("slots and caps can be changed while a peer runs, nothing else")
+            within = change.get("caps", {})
+            if not (change.keys() <= {"slots", "caps"} and isinstance(within, dict) and within.keys() <= {*LIVE}):
+                raise UsageError(f"slots, {', '.join(LIVE)} can be changed while a peer runs, nothing else")
             # Checked with all the rest, as if it had been in the file.
             said = [SettingsLayer("now", self.config.model_dump(mode="json")), SettingsLayer("caps", change)]
             self.config = resolve(PeerConfig, said, where="caps")
             kept, _ = merge([SettingsLayer("kept", self.wishes.config), SettingsLayer("caps", change)])
             self.wishes = Wishes(self.wishes.paused, kept)
         caps = self.config.caps
-        facts = {"slots": self.config.slots, **caps.model_dump(exclude={"keep_checkpoints", "memo_bytes"})}
+        facts = {"slots": self.config.slots, **caps.model_dump(include={*LIVE})}
         words = [
             f"upload {_lent(caps.upload_mbit, 'Mbit/s')}",
             f"download {_lent(caps.download_mbit, 'Mbit/s')}",
