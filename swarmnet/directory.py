@@ -106,6 +106,8 @@ class Record:
     """The pass that it shows in a run by invitation."""
     complaints: Annotated[tuple[Complaint, ...], Entries(MAX_COMPLAINTS)] = ()
     """The most important one first."""
+    paused: bool = False
+    """Does it follow its stages' state and want no microbatches? Its stages then say `draining`, and it stays."""
 
     @property
     def roles(self) -> tuple[Role, ...]:
