@@ -48,6 +48,7 @@ PURE = (
     "model/cut.py",
     "model/tensor_plan.py",
     "peer/placement.py",
+    "peer/checkup.py",
     "peer/wishes.py",
     "peer/devices.py",
     "state/rollback.py",

@@ -26,6 +26,7 @@ from swarmnet.messages import (
     DialBack,
     Fetch,
     Heartbeat,
+    LineTest,
     ManifestData,
     ManifestRequest,
     Packed,
@@ -38,6 +39,7 @@ from swarmnet.messages import (
 )
 from swarmnet.net.admission import Admissions
 from swarmnet.net.dial_back import Asking, DialBacks, Hide
+from swarmnet.net.line_test import LineTests
 from swarmnet.net.records import nobody_serves, unserved
 from swarmnet.peer.complaints import Complaints
 from swarmnet.peer.leaving import drain, hold
@@ -157,6 +159,7 @@ class Peer:
         """Everybody else's, as last read."""
         self._complaints: dict[int, Complaints] = {}
         self._look, self.news = asyncio.Event(), asyncio.Event()
+        self._line_tests = LineTests()
         self._dial_backs = DialBacks(transport, lambda: self.records, self._look.set)
         asking = partial(Asking, record, transport, lambda: self.records, on_event)
         self.dialled_back, self._hides = asking(hide) if hide else asking(), hide is not None
@@ -295,6 +298,8 @@ class Peer:
                 return self._serving(request.stamp.stage).state.replay(request)
             case DialBack():
                 return self._dial_backs.serve(caller)
+            case LineTest():
+                return self._line_tests.serve(caller, request, payload)
             case _:
                 raise Refused(RejectCode.MALFORMED, "not a request")
 
