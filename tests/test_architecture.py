@@ -48,6 +48,8 @@ PURE = (
     "model/cut.py",
     "model/tensor_plan.py",
     "peer/placement.py",
+    "peer/rates.py",
+    "peer/rebalance.py",
     "peer/devices.py",
     "state/rollback.py",
     "averaging/parts.py",
