@@ -121,6 +121,8 @@ class Record:
     """The most important one first."""
     estimates: Annotated[tuple[Estimate, ...], Entries(MAX_ESTIMATES)] = ()
     """How fast it finds its mates, and itself; of a peer with one stage."""
+    paused: bool = False
+    """Does it follow its stages' state and want no microbatches? Its stages then say `draining`, and it stays."""
 
     @property
     def roles(self) -> tuple[Role, ...]:

@@ -50,6 +50,7 @@ PURE = (
     "peer/placement.py",
     "peer/rates.py",
     "peer/rebalance.py",
+    "peer/wishes.py",
     "peer/devices.py",
     "state/rollback.py",
     "averaging/parts.py",

@@ -170,6 +170,7 @@ class Callee(grpc.GenericRpcHandler):  # type: ignore[misc]
     async def _hear(self, peer: PeerId, data: bytes) -> Ping | None:
         """Take one message of a link, whoever opened it; returns a ping. Raises BadMessage, and Refused for a peer that
         is not admitted any more."""
+        self._traffic.down.spend(len(data))
         await self._keep_to_allowance(peer, len(data))
         # At every message: a link may be open for days.
         if self._greeter.unwelcome(peer):  # banned since, or its invitation has ended
@@ -210,8 +211,10 @@ class Callee(grpc.GenericRpcHandler):  # type: ignore[misc]
 
     async def _say(self, context: grpc.aio.ServicerContext, writing: asyncio.Lock, signal: Signal) -> None:
         """Raises TimeoutError if the caller does not read."""
+        data = write_answer(signal)
+        self._traffic.up.spend(len(data))
         async with asyncio.timeout(self._config.stall_s), writing:
-            await context.write(write_answer(signal))
+            await context.write(data)
 
     async def _keep_to_allowance(self, caller: PeerId, num_bytes: int) -> None:
         """Leave the link unread for a while if too much came: the rest waits at the caller's end."""
@@ -353,8 +356,13 @@ class _Inbound:
         # A dying sender looks like one that has finished; this one had not.
         if data is grpc.aio.EOF:
             raise PeerGone("the caller left in the middle", peer=self._caller)
-        self._flow.received += len(data)
+        self._flow.receives(len(data))
         return data
+
+    async def _read_piece(self) -> bytes:
+        """Of a payload."""
+        await self._flow.down.turn()  # for the piece before: unread, this one holds up its sender
+        return await self.read()
 
     def payload_reader(self, declared: Sequence[TensorHeader]) -> ReadPayload:
         """Read what was declared, once."""
@@ -364,7 +372,7 @@ class _Inbound:
             nonlocal reading
             assert not reading, "a payload can be read once"
             reading = True
-            received = await read_payload(self.read, declared, max_bytes=self._config.max_payload_bytes)
+            received = await read_payload(self._read_piece, declared, max_bytes=self._config.max_payload_bytes)
             self.unread = False
             return received
 
@@ -380,6 +388,8 @@ class _Inbound:
         async with self._writing:
             with self._flow.priority.urgent() if payload and not self.gives_way else contextlib.nullcontext():
                 for message in messages:
+                    if payload:
+                        await self._flow.up.turn()
                     await self._write(message)
 
     async def finish(self) -> None:
@@ -400,7 +410,7 @@ class _Inbound:
                     return
 
     async def _write(self, message: bytes) -> None:
-        self._flow.sent += len(message)  # first: a caller that has all it wants leaves, and cancels us in the write
+        self._flow.sends(len(message))  # first: a caller that has all it wants leaves, and cancels us in the write
         try:
             async with asyncio.timeout(self._config.stall_s):
                 await self.context.write(message)

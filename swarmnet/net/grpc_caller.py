@@ -19,7 +19,7 @@ import math
 import random
 import secrets
 from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 
 import grpc
 
@@ -48,7 +48,7 @@ from swarmnet.messages import (
     TrailRequest,
 )
 from swarmnet.net.grpc_channels import Channel, PeerChannels
-from swarmnet.net.traffic import Flow
+from swarmnet.net.traffic import Flow, LentLine
 from swarmnet.wire.convert import (
     NONCE_BYTES,
     Done,
@@ -173,6 +173,7 @@ class _Call:
             assembly = Assembly(declared, max_bytes=self._max_bytes)
             if chunk is not None:
                 assembly.take(chunk)
+                await self._flow.down.turn()
             self._arriving = answer, assembly
             return await self._receive(*self._arriving)
         return None
@@ -185,21 +186,23 @@ class _Call:
             if (chunk := await self._read()) is None:
                 raise BadMessage(RejectCode.MALFORMED, "the answer ends in the middle", peer=self._channels.peer)
             assembly.take(chunk)
+            await self._flow.down.turn()  # unread, the rest holds up its sender
             # A sign of life to our own caller; the next `next` goes on with the same payload.
             if not assembly.whole and self._loop.time() - began >= _PROGRESS_S:
                 return Running()
         self._arriving = None
         return with_payload(answer, assembly.payload)
 
-    def _upload(self, payload: tuple[Packed, ...]) -> Iterator[bytes]:
+    async def _upload(self, payload: tuple[Packed, ...]) -> AsyncGenerator[bytes, None]:
         """What gRPC sends; it asks for the next message when the one before has left."""
-        self._flow.sent += len(self._header)
+        self._flow.sends(len(self._header))
         yield self._header
         for message in payload_messages(payload):
+            await self._flow.up.turn()
             if self._refused:
                 return
             self._advance()
-            self._flow.sent += len(message)
+            self._flow.sends(len(message))
             yield message
         self._uploading.close()
 
@@ -224,7 +227,7 @@ class _Call:
         finally:
             self._guard = None
         self._channels.alive(self._channel)
-        self._flow.received += len(data or b"")
+        self._flow.receives(len(data or b""))
         return data
 
 
@@ -328,7 +331,8 @@ class Probe:
 
 class Link:
     """Carries one outbox to one peer. on_reached: told that the peer has just answered on this link. on_told: given
-    what the peer says on it, as bytes. write: shared by all links, so that what many are told is written once."""
+    what the peer says on it, as bytes. write: shared by all links, so that what many are told is written once. up: my
+    line, on which messages wait for nothing."""
 
     def __init__(
         self,
@@ -336,9 +340,10 @@ class Link:
         write: Callable[[Control], bytes],
         on_reached: Callable[[PeerId], None],
         on_told: Callable[[PeerId, bytes], Awaitable[None]],
+        up: LentLine,
     ) -> None:
         self._channels, self._config, self._on_reached, self._on_told = channels, channels.config, on_reached, on_told
-        self.outbox = Outbox(self._config.outbox, write)
+        self.outbox, self._up = Outbox(self._config.outbox, write), up
         self.is_open = False
 
     async def run(self) -> None:
@@ -428,6 +433,8 @@ class Link:
                 if ping := probe.ask(now=asyncio.get_running_loop().time()):
                     await stream.write(write_control(ping))
                 if self.outbox:  # it may have been cleared meanwhile
-                    await stream.write(self.outbox.pop())
+                    data = self.outbox.pop()
+                    self._up.spend(len(data))
+                    await stream.write(data)
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
             return  # the reader says why

@@ -273,7 +273,8 @@ class GrpcTransport:
             return
         # The first message opens the link.
         if peer not in self._links:
-            link = Link(self._channels_to(peer), self._written, self._tell_reached, self._callee.told)
+            channels, callee = self._channels_to(peer), self._callee
+            link = Link(channels, self._written, self._tell_reached, callee.told, self.traffic.up)
             self._links[peer] = link, self._spawn(link.run())
         link, _ = self._links[peer]
         # A peer that we cannot connect to may be connected to us. Our own link is tried all the same, now and then.

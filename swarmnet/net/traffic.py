@@ -1,9 +1,12 @@
-"""Who may use this peer's line, and how much of it was used: allowances of callers, priority of senders, bytes by peer.
+"""Who may use this peer's line, and how much of it was used: allowances of callers, priority of senders, what of the
+line is lent, bytes by peer.
 
 An *allowance* says how many one-way messages, or keys of the DHT, a caller may send: a token bucket each, in messages
 and in bytes. What comes too fast waits in the caller's own connection, and nobody else's behind it. *Priority* divides
-the line between steps and the state that joiners fetch. *Traffic* counts what really crossed, headers and refusals
-included; gRPC's and TLS's own framing is not in it. Bookkeeping in the event loop's thread; knows no carrier.
+the line between steps and the state that joiners fetch. A *lent line* holds tensors back to the rate that the operator
+lends: control messages pass at once, and tensors wait for what those took. *Traffic* counts what really crossed,
+headers and refusals included; gRPC's and TLS's own framing is not in it. Bookkeeping in the event loop's thread; knows
+no carrier.
 """
 
 from __future__ import annotations
@@ -119,6 +122,54 @@ class Priority:
                 self._due = max(self._due, now()) + num_bytes / (STATE_SHARE * self.bytes_per_s)
 
 
+# ---------------------------------------------------------------- what the operator lends
+
+
+_NO_WAIT_S = 1e-6
+
+
+class LentLine:
+    """One direction of a line: a token bucket without credit. What crosses in a second is what is lent, and at most one
+    piece of a tensor more."""
+
+    def __init__(self) -> None:
+        self.total = 0
+        """Bytes that have crossed."""
+        self._rate = 0.0  # bytes per second; 0: all that the line carries
+        self._owed, self._at = 0.0, 0.0  # bytes that the rate has not made up for, and when that was so
+        self._queue = asyncio.Lock()  # fair: first come, first served
+        self._changed = asyncio.Event()
+
+    def lend(self, bytes_per_s: float) -> None:
+        """From now on so much; 0: all of it. Who waits already waits by the new rate."""
+        self._settle()
+        self._rate = bytes_per_s
+        self._changed.set()
+
+    def spend(self, num_bytes: int) -> None:
+        """So many bytes cross."""
+        self.total += num_bytes
+        if self._rate:
+            self._owed = self._settle() + num_bytes
+
+    async def turn(self) -> None:
+        """Return when a piece of a tensor may cross; spend it before anything else is waited for."""
+        if not self._rate:
+            return
+        async with self._queue:
+            while self._rate and (wait_s := self._settle() / self._rate) > _NO_WAIT_S:
+                self._changed.clear()
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(wait_s):
+                        await self._changed.wait()
+
+    def _settle(self) -> float:
+        now = asyncio.get_running_loop().time()
+        self._owed = max(self._owed - (now - self._at) * self._rate, 0.0) if self._rate else 0.0
+        self._at = now
+        return self._owed
+
+
 # ---------------------------------------------------------------- what has crossed
 
 
@@ -133,19 +184,32 @@ class Flow:
     sent: int = 0
     received: int = 0
     priority: Priority = field(default_factory=Priority)
+    up: LentLine = field(default_factory=LentLine)
+    down: LentLine = field(default_factory=LentLine)
+
+    def sends(self, num_bytes: int) -> None:
+        """So many bytes leave."""
+        self.sent += num_bytes
+        self.up.spend(num_bytes)
+
+    def receives(self, num_bytes: int) -> None:
+        """So many bytes have come."""
+        self.received += num_bytes
+        self.down.spend(num_bytes)
 
 
 class Traffic:
-    """The counters of one transport."""
+    """The counters of one transport, and what of its line is lent."""
 
     def __init__(self) -> None:
         self.priority = Priority()
+        self.up, self.down = LentLine(), LentLine()
         self._flows: Recent[tuple[PeerId, str], Flow] = Recent(MAX_ROWS)
 
     def flow(self, peer: PeerId, request: type) -> Flow:
         """The counter to add to for one call."""
         key = (peer, request.__name__)
-        self._flows[key] = flow = self._flows.get(key) or Flow(priority=self.priority)
+        self._flows[key] = flow = self._flows.get(key) or Flow(priority=self.priority, up=self.up, down=self.down)
         return flow
 
     def rows(self) -> list[dict[str, object]]:

@@ -41,7 +41,7 @@ from swarmnet.net.admission import Admissions
 from swarmnet.net.dial_back import Asking, DialBacks, Hide
 from swarmnet.net.records import nobody_serves, unserved
 from swarmnet.peer.complaints import Complaints
-from swarmnet.peer.leaving import drain
+from swarmnet.peer.leaving import drain, hold
 from swarmnet.peer.rates import Rates
 from swarmnet.peer.replica import Replica, ReplicaLimits, crossing_bytes
 from swarmnet.peer.state_supply import StateSupply
@@ -173,7 +173,7 @@ class Peer:
         self._done_stages: set[int] = set()
         self._counted: Counter[int] = Counter()
         self._executed: Counter[int] = Counter()
-        self._left = False
+        self._left = self.paused = False
 
     async def run(self) -> None:
         """Serve until cancelled. Raises UsageError, in a group, if others cannot connect to this peer."""
@@ -196,6 +196,20 @@ class Peer:
         """Begin nothing new and finish what is here; returns, with the reason, once this peer may go."""
         self.news.set()
         return await drain(self, drain_s)
+
+    async def hold(self) -> None:
+        """Pause, until cancelled: take no new microbatches, and follow the state."""
+        await hold(self)
+
+    def limit(self, *, slots: int, disk_bytes: int, line_bytes_per_s: int) -> None:
+        """What the operator lends from now on: microbatches in flight from the next step on, bytes of checkpoints and
+        of the line; 0: no limit of those."""
+        self.limits = replace(self.limits, slots=slots)
+        for replica in self.replicas.values():
+            replica.execution.limit(slots)
+            replica.state.checkpoints.most_bytes = disk_bytes // len(self.replicas)
+            replica.exchange.meter.lent = line_bytes_per_s
+        self.news.set()
 
     async def leave(self) -> None:
         """Hear nothing any more, and say for the last time what is here, if that is quick. Then cancel `run`."""
@@ -478,6 +492,7 @@ class Peer:
             halted=self.halted,
             restart=self._supply.rollbacks.current,
             wants=self._supply.rollbacks.wanted or NO_RESTART,
+            paused=self.paused,
             complaints=tuple(
                 complaint
                 for stage, replica in self.replicas.items()

@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Callable, Mapping
+from dataclasses import replace
 
 from swarmnet.errors import RejectCode
 from swarmnet.ids import PeerId
@@ -67,6 +68,10 @@ class Execution:
     @leaving.setter
     def leaving(self, leaving: bool) -> None:
         self._context.leaving = leaving
+
+    def limit(self, slots: int) -> None:
+        """So many microbatches in flight, in steps that are opened from now on."""
+        self._context.limits = replace(self._context.limits, slots=slots)
 
     # ------------------------------------------------------------ what the step machine says
 
