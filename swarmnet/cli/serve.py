@@ -48,7 +48,7 @@ def join(ctx: click.Context, /, run: str, *, no_restart: bool, **_: Any) -> int:
       swarmnet join swarm:RUN_ID@/ip4/203.0.113.7/tcp/31337/p2p/12D3KooW...
 
     \b
-    Other peers must be able to connect to this one: open both ports in the firewall.
+    Where others can connect to it, it relays for those that nobody can: open both ports in the firewall.
       swarmnet join --port 31340 --dht-port 31341 LINK
 
     The first Ctrl+C finishes what the peer holds and leaves; the second ends it at once.

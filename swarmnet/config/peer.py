@@ -246,7 +246,7 @@ class PeerConfig(Table):
     initial: Annotated[Home | None, CliOption("DIR")] = says(
         None, "where this machine has the checkpoint the run begins with, if not at initial.source"
     )
-    host: Annotated[str, CliOption("ADDR")] = says("0.0.0.0", "address to listen on", min_length=1)
+    host: Annotated[str, CliOption("ADDR")] = says("0.0.0.0", "address to listen on; :: is IPv6 and IPv4", min_length=1)
     port: Annotated[Port, CliOption("N")] = says(0, "port of the data plane; 0: last time's, else any free one")
     dht_port: Annotated[Port, CliOption("N")] = says(0, "port of the DHT; 0: last time's, else any free one")
     announce: Annotated[tuple[Multiaddr, ...], CliOption("MADDR")] = says(

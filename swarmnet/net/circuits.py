@@ -213,10 +213,14 @@ class Doors:
 
 
 class Tunnel:
-    """A socket at `path` in this machine: each connection to it goes on as a byte stream of its own."""
+    """A socket at `path` in this machine: each connection to it goes on as a byte stream of its own.
+
+    on_end: called when one of these streams has ended; set by whoever dials.
+    """
 
     def __init__(self, path: str, way: Way) -> None:
         self.path, self._way = path, way
+        self.on_end: Callable[[], None] = lambda: None
         self._tasks: set[asyncio.Task[None]] = set()
         self._socket = socket.socket(socket.AF_UNIX)
         self._socket.bind(path)
@@ -251,6 +255,7 @@ class Tunnel:
             log.debug("no_way", path=self.path, error=error)
         finally:
             near.close()
+            self.on_end()
 
     def _spawn(self, work: Coroutine[object, object, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)

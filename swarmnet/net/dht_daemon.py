@@ -176,8 +176,10 @@ def _binary() -> Path:
 def _listening(listen: Listen) -> list[str]:
     if listen.client:
         return ["-noListenAddrs", "-dhtClient=1"]
-    kind = "ip6" if ":" in listen.host else "ip4"
-    arguments = [f"-hostAddrs=/{kind}/{listen.host}/tcp/{listen.port}", "-dhtServer=1"]
+    # As elsewhere, :: is every address, those of IPv4 among them.
+    hosts = ["::", "0.0.0.0"] if listen.host == "::" else [listen.host]
+    addresses = (f"/{'ip6' if ':' in host else 'ip4'}/{host}/tcp/{listen.port}" for host in hosts)
+    arguments = [f"-hostAddrs={','.join(addresses)}", "-dhtServer=1"]
     if listen.announce:
         bare = (address.partition("/p2p/")[0] for address in listen.announce)
         arguments.append(f"-announceAddrs={','.join(bare)}")
@@ -190,6 +192,11 @@ def _take_port(listen: Listen) -> tuple[int, socket.socket | None]:
     if not listen.port and listen.first:
         with contextlib.suppress(UsageError):
             return _take_port(replace(listen, port=listen.first))
+    # The daemon would take one for each family.
+    if not listen.port and listen.host == "::":
+        with socket.socket(socket.AF_INET6) as probe:
+            probe.bind(("::", 0))
+            listen = replace(listen, port=probe.getsockname()[1])
     # Before the look at the port: between look and listening another of us would find it free, too.
     claim = _claimed(listen.port) if listen.port else None
     try:

@@ -12,6 +12,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 
 import grpc
 
@@ -211,7 +212,11 @@ class PeerChannels:
         credentials = self._dialling.leaf.channel_credentials(self.peer)
         tunnel = self._dialling.tunnel(self.peer, address.relay) if address.relay else None
         target = f"unix:{tunnel.path}" if tunnel else address.target
-        return Channel(grpc.aio.secure_channel(target, credentials, options=CHANNEL_OPTIONS), address, tunnel)
+        channel = Channel(grpc.aio.secure_channel(target, credentials, options=CHANNEL_OPTIONS), address, tunnel)
+        if tunnel:
+            # Its relay is lost: the next call takes another.
+            tunnel.on_end = partial(self.retire, channel)
+        return channel
 
     def addresses(self) -> list[Address]:
         """Where the peer is said to listen; malformed and foreign entries are left out."""

@@ -234,8 +234,8 @@ class GrpcTransport:
         if self._places is not None:
             return tuple(str(Address.circuit(relay, self.peer)) for relay in self.relays)
         # Behind one router others may not get in through its outside: our own address stays, and comes last.
-        own = (*((self.mapped,) if self.mapped else ()), Address.of(_outbound_host(self._host), self._port, self.peer))
-        return tuple(map(str, self._announce or own))
+        own = [Address.of(host, self._port, self.peer) for host in outbound_hosts(self._host)]
+        return tuple(map(str, self._announce or ([self.mapped, *own] if self.mapped else own)))
 
     @property
     def hidden(self) -> bool:
@@ -368,22 +368,30 @@ async def _watching(descriptors: DescriptorWatch) -> None:
         await asyncio.sleep(_DESCRIPTORS_EVERY_S)
 
 
-def _outbound_host(host: str) -> str:
-    """What to publish for a bound host: a wildcard becomes the address this machine sends from."""
+def outbound_hosts(host: str) -> list[str]:
+    """What to publish for a bound host: a wildcard becomes the addresses this machine sends from; :: stands for IPv4,
+    too."""
     try:
         ip = ipaddress.ip_address(host)
     except ValueError:
-        return host
+        return [host]
     # A fixed address is published as it is.
     if not ip.is_unspecified:
-        return host
-    family, beyond = (socket.AF_INET, "192.0.2.1") if ip.version == 4 else (socket.AF_INET6, "2001:db8::1")
-    with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect((beyond, 9))  # UDP: chooses a route, sends nothing
-        except OSError:
-            return "127.0.0.1" if ip.version == 4 else "::1"
-        return str(probe.getsockname()[0])
+        return [host]
+    if ip.version == 4:
+        return [_outbound(socket.AF_INET) or "127.0.0.1"]
+    return [found for family in (socket.AF_INET6, socket.AF_INET) if (found := _outbound(family))] or ["::1"]
+
+
+def _outbound(family: socket.AddressFamily) -> str:
+    """The address that this machine sends from; "" if it has no way to others."""
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            # UDP: chooses a route, sends nothing.
+            probe.connect(("192.0.2.1" if family == socket.AF_INET else "2001:db8::1", 9))
+            return str(probe.getsockname()[0])
+    except OSError:
+        return ""
 
 
 SILENCE_S = 3.5

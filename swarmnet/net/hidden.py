@@ -59,7 +59,9 @@ async def asked(channels: PeerChannels, method: str, ask: Ask, *, limit_s: float
             stream: grpc.aio.StreamStreamCall = channel.aio.stream_stream(method)()
             stack.callback(stream.cancel)
             end = Called(stream)
-            await end.write(write_ask(ask))
+            # A refusal may have come first: whoever reads hears it.
+            with contextlib.suppress(PeerGone):
+                await end.write(write_ask(ask))
         yield end
 
 

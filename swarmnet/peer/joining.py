@@ -249,8 +249,9 @@ async def _manifest(
     if (kept := _kept(path, run)) is not None:
         tell("manifest", f"{_shape(kept)}; kept in {path}")
         return kept
-    addresses = {record.peer: record.addresses for record in records if record.stages and record.addresses}
-    # Trainers have no manifest to give.
+    # Through a relay only peers of the run speak to each other. Each relay can be dialled itself, and has the manifest.
+    able = [record for record in records if (record.stages or record.feeds) and not record.hidden]
+    addresses = {record.peer: record.addresses for record in able if record.addresses}
     if not addresses:
         raise UsageError(
             f"nobody who serves a stage of run {run[:12]} is announced, so nobody can give its manifest: "

@@ -18,9 +18,17 @@ from network import ALONE, all_made_the_same, contributes, go_on, no_long_pause,
 from running import Running
 from tiny_run import write_tiny_run
 
+from swarmnet.data.source import load_tokens
+from swarmnet.local.oracle import run_oracle
+from swarmnet.manifest import file
+
 routers = load("routers")
 
 pytestmark = pytest.mark.netns
+
+
+STEPS = 400
+"""More than are made here: the oracle of one process makes them in seconds."""
 
 
 @pytest.fixture
@@ -44,14 +52,17 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Running]]:
         yield begin
 
 
-def test_two_hidden_homes_take_part_and_a_killed_relay_costs_no_long_pause(world, start, tmp_path: Path) -> None:
-    manifest = write_tiny_run(tmp_path, steps=100_000, microbatches=4)
+def test_two_hidden_homes_count_change_no_bit_and_a_killed_relay_costs_no_long_pause(
+    world, start, tmp_path: Path
+) -> None:
+    manifest = write_tiny_run(tmp_path, steps=STEPS, microbatches=4)
     run = ("--manifest", str(manifest), "--device", "cpu")
     first = start("first", world.host(), "peer", *run, "--stage", "0", *ALONE)
     known = ("--bootstrap", first.says("listening")["dht"][0])
-    others = [start(name, world.host(), "peer", *run, "--stage", "0", *known, *ALONE) for name in ("second", "third")]
-    for each in (first, *others):
+    second = start("second", world.host(), "peer", *run, "--stage", "0", *known, *ALONE)
+    for each in (first, second):
         each.says("synced")
+    # It relays, too.
     trainer = start("trainer", world.host(), "trainer", "--manifest", str(manifest), *known)
     first.says("applied")
     homes = [
@@ -60,22 +71,24 @@ def test_two_hidden_homes_take_part_and_a_killed_relay_costs_no_long_pause(world
     ]
     for home in homes:
         hidden = home.says("hidden")
-        assert len(hidden["could_not"]) == 3 and home.says("listening")["peer"] not in hidden["could_not"]
+        assert hidden["could_not"] and home.says("listening")["peer"] not in hidden["could_not"]
         home.says("synced")
         contributes(home, seen_by=first, since=hidden["t"])
-    go_on(first, *homes, steps=10)
 
-    relays = [event["relay"] for event in homes[0].so_far("relay_reserved")]
-    members = {each.says("listening")["peer"]: each for each in (first, *others)}
-    lost = members.pop(relays[0])
+    # Both have a place at the peer that is killed, or at the trainer and the other.
+    lost = second.says("listening")["peer"]
     began = time.time()
-    lost.process.kill()
-    left = list(members.values())
+    second.process.kill()
     for home in homes:
-        contributes(home, seen_by=left[0], since=began + 1.0)
-    go_on(*left, *homes, steps=10)
-    homes[0].says("relay_lost", relay=relays[0])
-    no_long_pause(*left, since=began)
-    nobody_goes_back(*left, *homes)
-    all_made_the_same(*left, *homes)
+        contributes(home, seen_by=first, since=began + 1.0)
+    go_on(first, *homes, steps=5)
+    held = [home for home in homes if lost in [event["relay"] for event in home.so_far("relay_reserved")]]
+    for home in held:
+        home.says("relay_lost", relay=lost)
+    no_long_pause(first, since=began)
+    nobody_goes_back(first, *homes)
+    all_made_the_same(first, *homes)
+    losses = run_oracle(file.load(manifest), load_tokens("corpus:small")).losses
+    for event in first.so_far("committed"):
+        assert event["loss_sum"] / event["num_tokens"] == losses[event["step"]]
     assert trainer.process.poll() is None
