@@ -49,6 +49,8 @@ PURE = (
     "model/tensor_plan.py",
     "peer/placement.py",
     "peer/checkup.py",
+    "peer/rates.py",
+    "peer/rebalance.py",
     "peer/wishes.py",
     "peer/devices.py",
     "state/rollback.py",

@@ -20,6 +20,7 @@ from swarmnet.bounds import Recent
 from swarmnet.ids import PeerId
 
 _REMEMBERED = 4096
+_ROUNDING_S = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,14 +55,29 @@ class Allowances:
     def __init__(self, each: Allowance) -> None:
         self._each = each
         # Forgetting a caller empties its bucket. It was silent for longer than all the others, so that costs nothing.
-        self._buckets: Recent[PeerId, _Bucket] = Recent(_REMEMBERED)
+        self._buckets: Recent[str, _Bucket] = Recent(_REMEMBERED)
 
     def take(self, caller: PeerId, num_bytes: float, now: float) -> float:
         """Count a message. Returns for how many seconds to read nothing more of this caller's."""
-        self._buckets[caller] = bucket = self._buckets.get(caller) or _Bucket(now)
-        used_s = bucket.add(1 / self._each.messages_per_s, num_bytes / self._each.bytes_per_s, now)
+        used_s = self._bucket(caller, now).add(1 / self._each.messages_per_s, num_bytes / self._each.bytes_per_s, now)
         # The bucket may be over its edge: the caller pays with a pause, not with a lost message.
         return max(used_s - self._each.burst_s, 0.0)
+
+    def ask(self, caller: str, now: float) -> float:
+        """Count a message that is refused if it is too early. Returns in how many seconds it would not be; 0: now.
+
+        A refusal costs nothing more: else whoever goes on asking in another's name would have it wait for hours.
+        """
+        bucket, message_s = self._bucket(caller, now), 1 / self._each.messages_per_s
+        early_s = bucket.add(0.0, 0.0, now) + message_s - self._each.burst_s
+        if early_s > _ROUNDING_S:
+            return early_s
+        bucket.add(message_s, 0.0, now)
+        return 0.0
+
+    def _bucket(self, caller: str, now: float) -> _Bucket:
+        self._buckets[caller] = bucket = self._buckets.get(caller) or _Bucket(now)
+        return bucket
 
     def first_excess(self, caller: PeerId) -> bool:
         """Is it to be said that this caller sends too much? Once each."""

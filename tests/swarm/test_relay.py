@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 
@@ -302,3 +303,18 @@ def test_who_does_not_read_is_let_go_and_holds_little(monkeypatch: pytest.Monkey
                     assert sent < 64 << 20 and not len(relay.transport.relay.book)
 
     play(scenario)
+
+
+def test_who_summons_a_peer_without_end_keeps_nobody_elses_calls_from_it() -> None:
+    async def main() -> None:
+        async with World() as world:
+            relay = (await world.member()).transport.relay
+            peer = (await world.hidden()).peer
+
+            def pause_s(home: str) -> float:
+                return relay.summon(relay.me, peer, secrets.token_bytes(16), reverse=True, home=home)
+
+            assert max(pause_s("2600:44::/64") for _ in range(1000)) <= 0.5, "what is refused costs nothing"
+            assert pause_s("203.0.113.7") == 0 and pause_s("") == 0
+
+    asyncio.run(main())
