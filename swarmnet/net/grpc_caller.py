@@ -34,6 +34,7 @@ from swarmnet.messages import (
     DialBack,
     Fetch,
     Heartbeat,
+    LineTest,
     ManifestRequest,
     MovedTo,
     Packed,
@@ -74,6 +75,7 @@ METHODS: dict[type, str] = {
     SnapshotRequest: "/swarmnet.v1.State/Snapshot",
     TrailRequest: "/swarmnet.v1.Averaging/Trail",
     DialBack: "/swarmnet.v1.Run/DialBack",
+    LineTest: "/swarmnet.v1.Run/LineTest",
     ManifestRequest: "/swarmnet.v1.Run/Manifest",
 }
 

@@ -151,6 +151,8 @@ class PeerChannels:
         self._bulk: list[Channel | None] = [None] * dialling.config.bulk_channels
         self._retired: list[Channel] = []  # replaced, but still in use
         self._failed: list[Address] = []  # dialled in vain, oldest first
+        self.clock_offset_s: float | None = None
+        """By how much the peer's clock is ahead of mine, as far as its greeting told."""
         self._greeted = False
         self._greeting = asyncio.Lock()
         self._probing = asyncio.Lock()
@@ -323,6 +325,8 @@ class PeerChannels:
         if isinstance(answer, Rejected):
             return answer
         self.alive(channel)
+        # It was read about half way between.
+        self.clock_offset_s = answer.clock - (sent + greeter.clock()) / 2
         return greeter.judge(answer, self.peer, sent=sent)
 
     # ------------------------------------------------------------ breaking

@@ -300,6 +300,10 @@ class GrpcTransport:
     async def dial(self, peer: PeerId, address: str, *, deadline: float) -> None:
         await dial(peer, address, self._leaf, deadline=deadline)
 
+    def clock_offset_s(self, peer: PeerId) -> float | None:
+        """By how much the peer's clock is ahead of mine; None: it has not greeted me."""
+        return self._channels_to(peer).clock_offset_s
+
     # ------------------------------------------------------------ inside
 
     def _channels_to(self, peer: PeerId) -> PeerChannels:
