@@ -39,7 +39,7 @@ from swarmnet.net.punch import Holes
 from swarmnet.net.relay import Relay
 from swarmnet.net.relay_book import RelayCaps
 from swarmnet.net.tls import Leaf
-from swarmnet.net.traffic import STATE_SHARE, Traffic
+from swarmnet.net.traffic import Traffic
 from swarmnet.transport import Service
 
 # ---------------------------------------------------------------- file descriptors
@@ -98,9 +98,6 @@ class DescriptorWatch:
 # ---------------------------------------------------------------- the transport
 
 
-RELAY_SHARE = STATE_SHARE
-"""Of what a peer's line carries it lends so much to those that nobody can dial, if its operator does not say."""
-
 FIND_RELAY_S = 20.0
 """How long a peer that nobody can dial looks for its first relay."""
 
@@ -151,7 +148,8 @@ class GrpcTransport:
             relay_caps,
             arrivals,
             welcome=lambda peer: self._callee.knows(peer),
-            bytes_per_s=lambda: relay_bytes_per_s or RELAY_SHARE * self.traffic.priority.bytes_per_s,
+            bytes_per_s=lambda: self.traffic.relays(relay_bytes_per_s),
+            traffic=self.traffic,
             host=lambda context: host_of(context.peer()),
         )
         self._observers: Callable[[], Sequence[PeerId]] = tuple
