@@ -24,6 +24,7 @@ COMMANDS = {
     "local": "local.local",
     "invite": "owner.invite",
     "ban": "owner.ban",
+    "doctor": "serve.doctor",
     "join": "serve.join",
     "peer": "serve.peer",
     "trainer": "serve.trainer",

@@ -202,6 +202,37 @@ def bootstrap(ctx: click.Context, /, **_: Any) -> int:
     return run_bootstrap(config)
 
 
+@click.command("doctor", cls=SchemaCommand, context_settings=SETTINGS)
+@click.argument("run", metavar="[LINK_OR_MANIFEST]", required=False)
+@peer_options("dir", "host", "port", *NETWORK, "invitation", "device", "log")
+@with_json
+@click.pass_context
+def doctor(ctx: click.Context, /, run: str | None, *, as_json: bool, **_: Any) -> int:
+    """Look at this machine, and with a link at its line to a run: what is wrong, and what to do.
+
+    With a link it has members of the run connect to this machine, and measures the line to a few of them; it serves
+    nothing. Say the same --dir, --port and --dht-port as to `join`. The exit code is 0 if all is well, 1 if something
+    is not.
+
+    \b
+    Examples:
+      swarmnet doctor
+      swarmnet doctor swarm:RUN_ID@/ip4/203.0.113.7/tcp/31337/p2p/12D3KooW...
+    """
+    config = read_config(ctx, "stage")
+    invited: SwarmLink | Manifest | None = None
+    if run is not None:
+        config, invited = _invited(run, config)
+
+    from swarmnet import telemetry
+    from swarmnet.peer.doctor import run_doctor
+
+    # What it says is enough, unless somebody asks for more.
+    if config.log.level == "info":
+        telemetry.setup("error", format=config.log.format)
+    return run_doctor(config, invited, as_json=as_json)
+
+
 @click.command("status", context_settings=SETTINGS)
 @click.argument("run", metavar="LINK_OR_RUN_OR_MANIFEST")
 @with_bootstrap

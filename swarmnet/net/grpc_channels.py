@@ -140,6 +140,8 @@ class Dialling:
     tunnel: Callable[[PeerId, PeerId], Tunnel]
     """To a peer, through a relay."""
     dials: Dials = field(default_factory=Dials)
+    hole_to: Callable[[PeerId], bool] = lambda peer: False
+    """Do connections to this peer need no relay, though nobody can dial it?"""
 
 
 class PeerChannels:
@@ -152,6 +154,8 @@ class PeerChannels:
         self._bulk: list[Channel | None] = [None] * dialling.config.bulk_channels
         self._retired: list[Channel] = []  # replaced, but still in use
         self._failed: list[Address] = []  # dialled in vain, oldest first
+        self.clock_offset_s: float | None = None
+        """By how much the peer's clock is ahead of mine, as far as its greeting told."""
         self._greeted = False
         self._greeting = asyncio.Lock()
         self._probing = asyncio.Lock()
@@ -193,6 +197,12 @@ class PeerChannels:
             if known and channel.address not in known:
                 self.retire(channel)
 
+    def leave_circuits(self) -> None:
+        """There is a shorter way: what begins from now on takes it, and what is under way ends where it is."""
+        for channel in self._open_channels():
+            if channel.address.relay:
+                self.retire(channel)
+
     async def _close_idle(self) -> None:
         """Close the retired channels that nobody uses any more."""
         idle = [channel for channel in self._retired if channel.users == 0]
@@ -231,6 +241,9 @@ class PeerChannels:
             # A record cannot make us dial somebody else in this peer's name.
             if address.peer in (None, self.peer) and address.relay != self.peer:
                 found.append(address)
+        # All its relays are lost.
+        if not found and self._dialling.hole_to(self.peer):
+            return [Address.circuit(self.peer, self.peer)]
         return list({(address.host, address.port): address for address in found}.values())
 
     def _next_address(self) -> Address:
@@ -325,6 +338,8 @@ class PeerChannels:
         if isinstance(answer, Rejected):
             return answer
         self.alive(channel)
+        # It was read about half way between.
+        self.clock_offset_s = answer.clock - (sent + greeter.clock()) / 2
         return greeter.judge(answer, self.peer, sent=sent)
 
     async def _while_there(self, channel: Channel, call: Awaitable[bytes]) -> bytes:

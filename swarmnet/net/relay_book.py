@@ -9,6 +9,7 @@ Pure: told what happens, asked with `now`; the reason why something may not be i
 
 from __future__ import annotations
 
+import ipaddress
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -34,7 +35,7 @@ class RelayCaps:
     waiting_of_caller: int = 6
 
     @property
-    def of_host(self) -> int:
+    def of_home(self) -> int:
         """Places for peers that call from one address: of one home, or of one who makes up identities."""
         return max(self.peers // 2, 1)
 
@@ -54,18 +55,18 @@ class RelayBook:
 
     caps: RelayCaps
     places: dict[PeerId, str] = field(default_factory=dict)
-    """Peers with a place, and the hosts that they call from."""
+    """Peers with a place, and the homes that they call from."""
     _calls: dict[tuple[PeerId, bytes], _Waiting] = field(default_factory=dict)
     """By whom they are for, and their ids."""
 
-    def reserve(self, peer: PeerId, host: str) -> str:
+    def reserve(self, peer: PeerId, home: str) -> str:
         """Give the peer a place; one that it has it keeps."""
         others = Counter(at for who, at in self.places.items() if who != peer)
         if others.total() >= self.caps.peers:
             return f"all {self.caps.peers} places are taken" if self.caps.peers else "this peer relays for nobody"
-        if host and others[host] >= self.caps.of_host:
-            return f"{self.caps.of_host} places are taken from that address"
-        self.places[peer] = host
+        if home and others[home] >= self.caps.of_home:
+            return f"{self.caps.of_home} places are taken from that address"
+        self.places[peer] = home
         return ""
 
     def leave(self, peer: PeerId) -> None:
@@ -117,6 +118,15 @@ class RelayBook:
 
     def __len__(self) -> int:
         return len(self._calls)
+
+
+def home_of(host: str) -> str:
+    """One home's addresses count as one: of IPv6 it has 2**64."""
+    try:
+        ip = ipaddress.ip_address(host)
+    except ValueError:
+        return host
+    return str(ipaddress.ip_network((ip, 64), strict=False)) if ip.version == 6 and not ip.ipv4_mapped else host
 
 
 def _count(calls: Iterable[_Waiting], peer: PeerId) -> int:

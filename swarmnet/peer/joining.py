@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from swarmnet.config.peer import PeerConfig
-from swarmnet.directory import Record, Role, StageStatus
+from swarmnet.directory import Estimate, Record, Role, StageStatus
 from swarmnet.errors import BadMessage, Refused, RejectCode, SwarmError, UsageError
 from swarmnet.ids import PeerId, RunId, first_chain
 from swarmnet.manifest.file import load, run_id, to_toml
@@ -35,6 +35,7 @@ from swarmnet.net.identity import Identity, own_identity
 from swarmnet.net.swarm_link import SwarmLink
 from swarmnet.peer.away import until_somebody_answers, was_in
 from swarmnet.peer.placement import Choice, Serving, placement_rule
+from swarmnet.peer.rates import measured
 from swarmnet.state.disk import CheckpointStore
 from swarmnet.transport import Transport, ask
 
@@ -355,6 +356,13 @@ def _intent(found: FoundRun, stage: int, *, slots: int) -> Record:
 
 def servings(records: Sequence[Record]) -> list[Serving]:
     """Records as `placement` takes them."""
+    said: dict[int, dict[PeerId, tuple[Estimate, ...]]] = {}
+    for record in records:
+        for status in record.stages:
+            # Who does not serve measures nobody, and is measured by nobody.
+            if status.synced:
+                said.setdefault(status.stage, {})[record.peer] = record.estimates
+    rates = {stage: measured(of) for stage, of in said.items()}
     return [
         Serving(
             record.peer,
@@ -363,6 +371,8 @@ def servings(records: Sequence[Record]) -> list[Serving]:
             leaving=status.draining,
             load=status.queue / max(status.slots, 1),
             choosing=not status.slots and not status.synced,
+            synced=status.synced,
+            rate=rates[status.stage].get(record.peer) if status.synced else None,
         )
         for record in records
         for status in record.stages

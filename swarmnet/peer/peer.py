@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import statistics
 import time
 from collections import Counter, deque
@@ -15,7 +16,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from swarmnet.directory import Directory, Record, Role, StageStatus
+from swarmnet.directory import Directory, Estimate, Record, Role, StageStatus
 from swarmnet.errors import BadMessage, Refused, RejectCode
 from swarmnet.ids import NO_RESTART, PeerId, RunId, Signer
 from swarmnet.manifest.schema import Manifest
@@ -26,6 +27,7 @@ from swarmnet.messages import (
     DialBack,
     Fetch,
     Heartbeat,
+    LineTest,
     ManifestData,
     ManifestRequest,
     Packed,
@@ -38,10 +40,12 @@ from swarmnet.messages import (
 )
 from swarmnet.net.admission import Admissions
 from swarmnet.net.dial_back import Asking, DialBacks, Hide
+from swarmnet.net.line_test import LineTests
 from swarmnet.net.records import nobody_serves, unserved
 from swarmnet.peer.complaints import Complaints
 from swarmnet.peer.leaving import drain, hold
-from swarmnet.peer.replica import Replica, ReplicaLimits
+from swarmnet.peer.rates import Rates
+from swarmnet.peer.replica import Replica, ReplicaLimits, crossing_bytes
 from swarmnet.peer.state_supply import StateSupply
 from swarmnet.pipeline.inputs import Windows
 from swarmnet.pipeline.router import RoutingRule, least_time
@@ -156,7 +160,9 @@ class Peer:
         self.records: dict[PeerId, Record] = {}
         """Everybody else's, as last read."""
         self._complaints: dict[int, Complaints] = {}
+        self._rates = {stage: Rates(me) for stage in engines}
         self._look, self.news = asyncio.Event(), asyncio.Event()
+        self._line_tests = LineTests()
         self._dial_backs = DialBacks(transport, lambda: self.records, self._look.set)
         asking = partial(Asking, record, transport, lambda: self.records, self._say_reach)
         self.dialled_back, self._hides = asking(hide) if hide else asking(), hide is not None
@@ -295,6 +301,8 @@ class Peer:
                 return self._serving(request.stamp.stage).state.replay(request)
             case DialBack():
                 return self._dial_backs.serve(caller)
+            case LineTest():
+                return self._line_tests.serve(caller, request, payload)
             case _:
                 raise Refused(RejectCode.MALFORMED, "not a request")
 
@@ -344,10 +352,12 @@ class Peer:
 
     def _count(self, replica: Replica) -> None:
         """After each step: training forwards so far, and how many indexes this replica has contributed to sums."""
-        finished = replica.member.last_finished
+        finished, view = replica.member.last_finished, replica.member.view
         if finished is not None:
-            own = (indexes for peer, _, indexes in finished.contributions if peer == self.me)
-            self._counted[replica.stage] += sum(map(len, own))
+            counts = {peer: len(indexes) for peer, _, indexes in finished.contributions}
+            self._counted[replica.stage] += counts.get(self.me, 0)
+            here = view.live(replica.stage, now=self._now())
+            self._rates[replica.stage].step(counts, here, computed=replica.execution.computed)
             self._executed[replica.stage] = replica.execution.executions
         self._on_event(
             "executed",
@@ -499,7 +509,16 @@ class Peer:
                 for stage, replica in self.replicas.items()
                 for complaint in self._complaints[stage].of(replica.member, replica.exchange.trouble, now=self._now())
             ),
+            estimates=self._estimates(),
         )
+
+    def _estimates(self) -> tuple[Estimate, ...]:
+        # Stages of one machine share it: neither has a rate of its own.
+        if len(self.replicas) != 1:
+            return ()
+        (replica,) = self.replicas.values()
+        line, crossing = replica.exchange.meter.line.bytes_per_s, crossing_bytes(self.manifest, replica.stage)
+        return self._rates[replica.stage].estimates(line / crossing if line and crossing else math.inf)
 
     def step_s(self) -> float:
         """How long a step takes, as the others measure it; 0 if nobody has."""

@@ -17,6 +17,7 @@ from swarmnet.manifest.terms import RunTerms
 from swarmnet.net.endpoint import NOTHING_BETWEEN, Wrap, open_endpoint
 from swarmnet.net.stop import stopped_by_signal, unless_stopped
 from swarmnet.peer.away import remember, until_somebody_answers, was_in
+from swarmnet.peer.checkup import advice
 from swarmnet.peer.desk import OpenDesk
 from swarmnet.peer.devices import NumericsClass, check_memory, choose_layout, meaningless
 from swarmnet.peer.peer import OnEvent, Peer, Tokens
@@ -236,11 +237,7 @@ async def _serve_peer(peer: Peer, ports: tuple[int, int], on_event: OnEvent) -> 
         await peer.leave()
         reason = next(leaves(unreachable)).message
         on_event("stopped", {"reason": reason})
-        port, dht_port = ports
-        raise UsageError(
-            f"{reason}; open TCP ports {port} and {dht_port} in this machine's firewall (fix them with --port and "
-            "--dht-port), and behind a router forward both and say with --announce what others see"
-        ) from None
+        raise UsageError(f"{reason}; {advice('unreachable', *ports)}") from None
 
 
 async def _compute(ranks: Callable[[], Awaitable[None]], peer: Peer, on_event: OnEvent) -> None:

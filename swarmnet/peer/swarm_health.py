@@ -15,6 +15,7 @@ from typing import Literal
 from swarmnet.directory import Complaint, Record, StageStatus
 from swarmnet.ids import NO_RESTART, Chain, PeerId, Restart, RunId
 from swarmnet.net.admission import Admissions
+from swarmnet.peer.checkup import advice
 from swarmnet.peer.devices import NumericsClass
 from swarmnet.state.lineage import of_one_lineage
 from swarmnet.state.rollback import Holding, Rollbacks, half_of, newest_on_disk
@@ -355,7 +356,7 @@ def _complained(
         how = {each.how for each in lines}
         if "unreached" in how:
             verb = "left out" if "left_out" in how else "not reached"
-            yield Problem("warning", "unreached", f"{verb}: {words[key]}; look at its firewall", key[0])
+            yield Problem("warning", "unreached", f"{verb}: {words[key]}; {advice('unreached')}", key[0])
         elif "sits_out" in how:
             yield Problem("note", "sits_out", f"sitting out for another {longest_s} s: {words[key]}", key[0])
         elif "left_out" in how:

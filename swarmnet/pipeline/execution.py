@@ -46,6 +46,11 @@ class Execution:
         return self._context.executions
 
     @property
+    def computed(self) -> tuple[int, float]:
+        """Microbatches computed to the end, and the seconds of computing that they took, ever."""
+        return self._context.computed, self._context.busy_s
+
+    @property
     def queue(self) -> int:
         """Microbatches in flight."""
         return sum(tasks.queue for tasks in self.steps.values())

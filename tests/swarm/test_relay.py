@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 
@@ -24,7 +25,7 @@ from swarmnet.net.relay import ARRIVE, CONNECT, RESERVE
 from swarmnet.net.tls import Leaf
 from swarmnet.transport import ReadPayload
 from swarmnet.wire.convert import GreetFirst
-from swarmnet.wire.relay import MAX_BYTES, Arrive, Ask, Connect, Reply, Reserve, Reserved, Summon, read_reply
+from swarmnet.wire.relay import MAX_BYTES, Arrive, Ask, Connect, Reply, Reserve, Reserved, Summon, read_reply, write_ask
 from tests.contracts.transport_contract import (
     CHECKS,
     FETCH,
@@ -213,7 +214,7 @@ def test_a_caller_that_can_be_dialled_has_the_peer_come_and_the_relay_carries_no
 
 def asks(who: End, relay: End, method: str, ask: Ask):
     """A stream from one to the other that begins with this question."""
-    return asked(who.transport._channels_to(relay.peer), method, ask, limit_s=LIMIT_S)
+    return asked(who.transport._channels_to(relay.peer), method, write_ask(ask), limit_s=LIMIT_S)
 
 
 async def reply(end: Called) -> Reply | None:
@@ -305,3 +306,18 @@ def test_who_does_not_read_is_let_go_and_holds_little(monkeypatch: pytest.Monkey
                     assert sent < 64 << 20 and not len(relay.transport.relay.book)
 
     play(scenario)
+
+
+def test_who_summons_a_peer_without_end_keeps_nobody_elses_calls_from_it() -> None:
+    async def main() -> None:
+        async with World() as world:
+            relay = (await world.member()).transport.relay
+            peer = (await world.hidden()).peer
+
+            def pause_s(home: str) -> float:
+                return relay.summon(relay.me, peer, secrets.token_bytes(16), reverse=True, home=home)
+
+            assert max(pause_s("2600:44::/64") for _ in range(1000)) <= 0.5, "what is refused costs nothing"
+            assert pause_s("203.0.113.7") == 0 and pause_s("") == 0
+
+    asyncio.run(main())

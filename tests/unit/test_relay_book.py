@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swarmnet.ids import PeerId
-from swarmnet.net.relay_book import IDLE_BYTES, IDLE_S, RelayBook, RelayCaps
+from swarmnet.net.relay_book import IDLE_BYTES, IDLE_S, RelayBook, RelayCaps, home_of
 
 CALLER, PEER, OTHER = PeerId("caller"), PeerId("peer"), PeerId("other")
 
@@ -67,6 +67,15 @@ def test_a_circuit_that_carries_only_signs_of_life_is_idle() -> None:
     assert found.idle(PEER, ident(1), 10.0 + 2 * IDLE_S)
     found.end(PEER, ident(1))
     assert not found.idle(PEER, ident(1), 10.0 + 4 * IDLE_S)
+
+
+def test_one_homes_addresses_count_as_one() -> None:
+    assert home_of("2600:44:0:1::5") == home_of("2600:44:0:1:ffff::") != home_of("2600:44:0:2::5")
+    assert [home_of(host) for host in ("203.0.113.7", "::ffff:203.0.113.7", "")] == [
+        "203.0.113.7",
+        "::ffff:203.0.113.7",
+        "",
+    ]
 
 
 PEERS = st.sampled_from([PeerId(name) for name in "abcdef"])
