@@ -156,7 +156,7 @@ def clock(offsets: Mapping[PeerId, float], limit_s: float) -> Row:
 
 def line(peer: str, round_trip_s: float, up: float, down: float) -> Row:
     """To one member; bytes per second, 0 if it was busy."""
-    words = f"to ...{peer[-8:]}: {1000 * round_trip_s:.0f} ms"
+    words = f"to {_short(peer)}: {1000 * round_trip_s:.0f} ms"
     if up and down:
         words += f", {up * 8e-6:,.0f} Mbit/s up, {down * 8e-6:,.0f} down"
     slow = 0 < min(up, down) < SLOW_BYTES_PER_S
@@ -168,28 +168,49 @@ def line(peer: str, round_trip_s: float, up: float, down: float) -> Row:
 def no_line(peer: str, reason: str) -> Row:
     """One member could not be asked."""
     facts = {"peer": peer, "reason": reason}
-    return Row("line", f"to ...{peer[-8:]}: none ({reason})", "note", "silent", facts)
+    return Row("line", f"to {_short(peer)}: none ({reason})", "note", "silent", facts)
+
+
+def dialled_back(facts: Mapping[str, Any]) -> str:
+    """Of the event of that name: who could connect to this peer."""
+    could, could_not, not_asked = ([_short(peer) for peer in facts[who]] for who in ("could", "could_not", "not_asked"))
+    silent = f"; could not ask {', '.join(not_asked)}" if not_asked else ""
+    # One that could not is what the operator has to hear of; who could is only counted.
+    if could_not:
+        tried, others = len(could) + len(could_not), ", ".join(could_not)
+        return f"{len(could)} of {tried} members that tried could connect to this peer, not {others}{silent}"
+    if not could:
+        return f"nobody who was asked could say whether others can connect to this peer{silent}"
+    return f"{_members(could)} connected back{silent}"
+
+
+def hidden(facts: Mapping[str, Any]) -> str:
+    """Of the event of that name: nobody can dial this peer, and relays serve it."""
+    none = f"{_members(facts['could_not'])} could not connect to this peer"
+    return f"{none}: it takes part through {' and '.join(map(_short, facts['relays']))}"
 
 
 def reached(event: str, facts: Mapping[str, Any], ports: tuple[int, int]) -> Row:
     """Can others connect to this machine? By what a peer says of that (`net.dial_back`); "": nobody could tell."""
-    could, could_not = list(facts.get("could", ())), dict(facts.get("could_not", {}))
-    known = {"could": could, "could_not": could_not, "relays": list(facts.get("relays", ()))}
+    known = {who: facts[who] for who in ("could", "could_not", "relays") if who in facts}
     if event == "dialled_back":
-        words = f"directly: {_members(could)} connected to this machine"
-        return Row("reached", words, facts={"how": "direct", **known}, ports=ports)
-    why = ", ".join(sorted({reason or "no reason given" for reason in could_not.values()}))
+        how = "direct" if facts["could"] else "unknown"
+        return Row("reached", dialled_back(facts), facts={"how": how, **known}, ports=ports)
     if event == "hidden":
-        words = f"through relays: {_members(could_not)} could not connect to this machine ({why})"
-        return Row("reached", words, "note", "relayed", {"how": "relay", **known}, ports)
+        return Row("reached", hidden(facts), "note", "relayed", {"how": "relay", **known}, ports)
     if event == "unreachable":
-        words = f"by nobody, and nobody relays: {_members(could_not)} could not connect to this machine ({why})"
+        why = ", ".join(sorted({reason or "no reason given" for reason in facts["could_not"].values()}))
+        words = f"{_members(facts['could_not'])} could not connect to this peer ({why}), and nobody relays for it"
         return Row("reached", words, "error", "unreachable", {"how": "none", **known}, ports)
-    return Row("reached", "nobody could tell", facts={"how": "unknown", **known})
+    return Row("reached", "there was nobody to ask", facts={"how": "unknown"})
 
 
 def _members(peers: Collection[str]) -> str:
     return f"{len(peers)} member{'' if len(peers) == 1 else 's'}"
+
+
+def _short(peer: str) -> str:
+    return f"...{peer[-8:]}"
 
 
 # ---------------------------------------------------------------- all of it
