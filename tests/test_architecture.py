@@ -37,6 +37,7 @@ PURE = (
     "stage/piece_schedule.py",
     "state/lineage.py",
     "net/admission.py",
+    "net/nat.py",
     "net/relay_book.py",
     "ids.py",
     "errors.py",

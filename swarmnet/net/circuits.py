@@ -227,23 +227,33 @@ class Tunnel:
         # Whoever dials before the event loop accepts waits here.
         self._socket.listen()
         self._socket.setblocking(False)
-        self._spawn(self._accepting())
+        self._loop = asyncio.get_running_loop()
+        self._listen()
 
     def close(self) -> None:
         """And all connections. Idempotent."""
         for task in self._tasks:
             task.cancel()
+        # First of all: looked at longer, its number may be that of another socket.
+        if self._socket.fileno() >= 0:
+            self._loop.remove_reader(self._socket)
         self._socket.close()
         Path(self.path).unlink(missing_ok=True)
 
-    async def _accepting(self) -> None:
-        while True:
-            try:
-                accepted, _ = await asyncio.get_running_loop().sock_accept(self._socket)
-            except OSError:  # no descriptor is free
-                await asyncio.sleep(_AGAIN_S)
-                continue
-            self._spawn(self._carry(accepted))
+    def _listen(self) -> None:
+        if self._socket.fileno() >= 0:
+            self._loop.add_reader(self._socket, self._accept)
+
+    def _accept(self) -> None:
+        try:
+            accepted, _ = self._socket.accept()
+        except BlockingIOError:  # whoever dialled has left
+            return
+        except OSError:  # no descriptor is free
+            self._loop.remove_reader(self._socket)
+            self._loop.call_later(_AGAIN_S, self._listen)
+            return
+        self._spawn(self._carry(accepted))
 
     async def _carry(self, accepted: socket.socket) -> None:
         near = Connection(*await asyncio.open_unix_connection(sock=accepted))
@@ -258,6 +268,6 @@ class Tunnel:
             self.on_end()
 
     def _spawn(self, work: Coroutine[object, object, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
+        task = self._loop.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

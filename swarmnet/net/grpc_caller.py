@@ -346,7 +346,7 @@ class Link:
     ) -> None:
         self._channels, self._config, self._on_reached, self._on_told = channels, channels.config, on_reached, on_told
         self.outbox, self._up = Outbox(self._config.outbox, write), up
-        self.is_open = False
+        self.is_open = self._moves = False
 
     async def run(self) -> None:
         """Until cancelled: connect when a message waits, stream, back off when it breaks."""
@@ -359,6 +359,10 @@ class Link:
                 # At random, so that the peers of one that restarted do not all come back at once.
                 await asyncio.sleep(backoff * random.uniform(0.5, 1.0))
                 backoff = min(2 * backoff, _LONGEST_BACKOFF_S)
+
+    def move(self) -> None:
+        """There is a better way to the peer: end the stream with the next message, and open another."""
+        self._moves = self.is_open
 
     async def _connect_and_stream(self) -> bool:
         """Returns whether the peer took the link."""
@@ -387,7 +391,7 @@ class Link:
             if not isinstance(answer, Accepted):
                 log.debug("link_not_taken", peer=self._channels.peer, answer=answer)
                 return False
-            self.is_open = True
+            self.is_open, self._moves = True, False
             await self._carry(stream, channel)
             return True
         except TimeoutError:
@@ -432,6 +436,10 @@ class Link:
         try:
             while True:
                 await self.outbox.filled()
+                if self._moves:
+                    # The callee has read all when it ends the stream.
+                    await stream.done_writing()
+                    return
                 if ping := probe.ask(now=asyncio.get_running_loop().time()):
                     await stream.write(write_control(ping))
                 if self.outbox:  # it may have been cleared meanwhile

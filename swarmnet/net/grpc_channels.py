@@ -139,6 +139,8 @@ class Dialling:
     tunnel: Callable[[PeerId, PeerId], Tunnel]
     """To a peer, through a relay."""
     dials: Dials = field(default_factory=Dials)
+    hole_to: Callable[[PeerId], bool] = lambda peer: False
+    """Do connections to this peer need no relay, though nobody can dial it?"""
 
 
 class PeerChannels:
@@ -194,6 +196,12 @@ class PeerChannels:
             if known and channel.address not in known:
                 self.retire(channel)
 
+    def leave_circuits(self) -> None:
+        """There is a shorter way: what begins from now on takes it, and what is under way ends where it is."""
+        for channel in self._open_channels():
+            if channel.address.relay:
+                self.retire(channel)
+
     async def _close_idle(self) -> None:
         """Close the retired channels that nobody uses any more."""
         idle = [channel for channel in self._retired if channel.users == 0]
@@ -232,6 +240,9 @@ class PeerChannels:
             # A record cannot make us dial somebody else in this peer's name.
             if address.peer in (None, self.peer) and address.relay != self.peer:
                 found.append(address)
+        # All its relays are lost.
+        if not found and self._dialling.hole_to(self.peer):
+            return [Address.circuit(self.peer, self.peer)]
         return list({(address.host, address.port): address for address in found}.values())
 
     def _next_address(self) -> Address:

@@ -35,10 +35,11 @@ from swarmnet.net.grpc_options import CHANNEL_OPTIONS, GrpcConfig, listener_opti
 from swarmnet.net.hidden import Places, Say, Ways
 from swarmnet.net.identity import Identity
 from swarmnet.net.ports import check_free
+from swarmnet.net.punch import Holes
 from swarmnet.net.relay import Relay
 from swarmnet.net.relay_book import RelayCaps
 from swarmnet.net.tls import Leaf
-from swarmnet.net.traffic import STATE_SHARE, Traffic
+from swarmnet.net.traffic import Traffic
 from swarmnet.transport import Service
 
 # ---------------------------------------------------------------- file descriptors
@@ -97,9 +98,6 @@ class DescriptorWatch:
 # ---------------------------------------------------------------- the transport
 
 
-RELAY_SHARE = STATE_SHARE
-"""Of what a peer's line carries it lends so much to those that nobody can dial, if its operator does not say."""
-
 FIND_RELAY_S = 20.0
 """How long a peer that nobody can dial looks for its first relay."""
 
@@ -150,14 +148,36 @@ class GrpcTransport:
             relay_caps,
             arrivals,
             welcome=lambda peer: self._callee.knows(peer),
-            bytes_per_s=lambda: relay_bytes_per_s or RELAY_SHARE * self.traffic.priority.bytes_per_s,
+            bytes_per_s=lambda: self.traffic.relays(relay_bytes_per_s),
+            traffic=self.traffic,
             host=lambda context: host_of(context.peer()),
         )
-        self._ways = Ways(self._channels_to, arrivals, self.relay, self._doors, lambda: self.hidden)
-        self._dialling = Dialling(self._leaf, greeter, config, addresses, self._tell_gone, self._ways.tunnel)
+        self._observers: Callable[[], Sequence[PeerId]] = tuple
+        self._say: Say = lambda name, fields: None
+        self._holes = Holes(
+            self.peer,
+            self._leaf,
+            self._channels_to,
+            self._doors,
+            lambda: self._door,
+            observers=lambda: [*self.relays, *(peer for peer in self._observers() if peer not in self.relays)],
+            hidden=lambda: self._places is not None,
+            welcome=lambda peer: self._callee.knows(peer),
+            on_open=self._take_shortcut,
+            say=lambda name, fields: self._say(name, fields),
+        )
+        self._ways = Ways(self._channels_to, arrivals, self.relay, self._doors, lambda: self.hidden, self._holes)
+        self._dialling = Dialling(
+            self._leaf, greeter, config, addresses, self._tell_gone, self._ways.tunnel, hole_to=self._holes.leads_to
+        )
         self._written = MessageWriter()
         self._callee = Callee(
-            self._dialling, self._the_service, self._link_ended, self.traffic, self._written, self.relay.methods
+            self._dialling,
+            self._the_service,
+            self._link_ended,
+            self.traffic,
+            self._written,
+            {**self.relay.methods, **self._holes.methods},
         )
         self._channels: dict[PeerId, PeerChannels] = {}
         self._links: dict[PeerId, tuple[Link, asyncio.Task[object]]] = {}
@@ -218,6 +238,7 @@ class GrpcTransport:
             task.cancel()
         if self._listener is not None:
             await self._listener.stop(grace=None)
+        self._holes.close()
         for channels in self._channels.values():
             await channels.close()
         await self._group.__aexit__(*raised)
@@ -261,7 +282,7 @@ class GrpcTransport:
             self.relay.open = True
             keeping.cancel()
             return False
-        self._places = places
+        self._places, self._observers, self._say = places, candidates, say
         return True
 
     # ------------------------------------------------------------ Transport
@@ -277,6 +298,9 @@ class GrpcTransport:
             link = Link(channels, self._written, self._tell_reached, callee.told, self.traffic.up)
             self._links[peer] = link, self._spawn(link.run())
         link, _ = self._links[peer]
+        # An old connection may still lead to a peer that hides since: it is no way for what comes.
+        if isinstance(message, Heartbeat) and self.relayed(peer):
+            self._holes.want(peer)
         # A peer that we cannot connect to may be connected to us. Our own link is tried all the same, now and then.
         if link.is_open or not self._callee.tell_back(peer, message):
             link.outbox.put(message)
@@ -293,7 +317,7 @@ class GrpcTransport:
 
     def relayed(self, peer: PeerId) -> bool:
         known = self._channels_to(peer).addresses()
-        return bool(known) and all(address.relay for address in known) and not self._ways.comes(peer)
+        return bool(known) and all(address.relay for address in known) and self._ways.relays(peer)
 
     def carries(self, bytes_per_s: int) -> None:
         """Joiners get their share of this."""
@@ -329,9 +353,16 @@ class GrpcTransport:
 
     def _link_ended(self, peer: PeerId) -> None:
         """A peer's link to us ended: it closed, or its connection broke."""
-        # Its link is often the first to notice that a process died. Of strangers nothing can be dialled.
-        if not self._closing and self._dialling.lookup(peer):
+        # Its link is often the first to notice that a process died. Of strangers nothing can be dialled. What takes a
+        # shortcut has not died.
+        if not self._closing and not self._holes.leads_to(peer) and self._dialling.lookup(peer):
             self._spawn(self._channels_to(peer).broke(None))
+
+    def _take_shortcut(self, peer: PeerId) -> None:
+        """There is a hole to this peer: what begins from now on goes through it, and the link moves there."""
+        self._channels_to(peer).leave_circuits()
+        if peer in self._links:
+            self._links[peer][0].move()
 
     async def _forgetting(self) -> None:
         """Close the channels to peers that have left the directory; those that still talk keep theirs."""

@@ -12,8 +12,9 @@ import contextlib
 import hashlib
 import secrets
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from functools import partial
+from typing import Protocol
 
 import grpc
 
@@ -26,7 +27,7 @@ from swarmnet.net.circuits import Arrivals, Called, Connection, Doors, End, Tunn
 from swarmnet.net.grpc_channels import PeerChannels
 from swarmnet.net.relay import ARRIVE, COME_S, CONNECT, PING_S, RESERVE, SILENCE_S, Relay
 from swarmnet.wire.convert import NONCE_BYTES, GreetFirst, Ping, Pong
-from swarmnet.wire.relay import ID_BYTES, Arrive, Ask, Connect, Reserve, Reserved, Summon, read_reply, write_ask
+from swarmnet.wire.relay import ID_BYTES, Arrive, Connect, Reserve, Reserved, Summon, read_reply, write_ask
 
 WANTED = 2
 """Places to keep: when one relay is lost, callers try the other."""
@@ -48,7 +49,7 @@ log = telemetry.get(__name__)
 
 
 @asynccontextmanager
-async def asked(channels: PeerChannels, method: str, ask: Ask, *, limit_s: float) -> AsyncGenerator[Called, None]:
+async def asked(channels: PeerChannels, method: str, ask: bytes, *, limit_s: float) -> AsyncGenerator[Called, None]:
     """A stream that begins with this question, once the callee has been greeted. Raises SwarmError, TimeoutError."""
     deadline = asyncio.get_running_loop().time() + limit_s
     async with AsyncExitStack() as stack:
@@ -61,7 +62,7 @@ async def asked(channels: PeerChannels, method: str, ask: Ask, *, limit_s: float
             end = Called(stream)
             # A refusal may have come first: whoever reads hears it.
             with contextlib.suppress(PeerGone):
-                await end.write(write_ask(ask))
+                await end.write(ask)
         yield end
 
 
@@ -140,7 +141,7 @@ class Places:
         reason = ""
         try:
             channels = self._channels(relay)
-            async with asked(channels, RESERVE, Reserve(), limit_s=SILENCE_S) as end:
+            async with asked(channels, RESERVE, write_ask(Reserve()), limit_s=SILENCE_S) as end:
                 terms = await _answer_of(end, channels)
                 self.relays.append(relay)
                 self.refused.pop(relay, None)
@@ -189,7 +190,7 @@ class Places:
             # A caller that cannot be dialled itself has no business in asking for it.
             if all(address.relay for address in channels.addresses()):
                 raise PeerGone("it cannot be dialled", peer=target)
-            async with asked(channels, ARRIVE, Arrive(summon.id), limit_s=COME_S) as far:
+            async with asked(channels, ARRIVE, write_ask(Arrive(summon.id)), limit_s=COME_S) as far:
                 await _answer_of(far, channels)
                 near = Connection(*await asyncio.open_unix_connection(self._door))
                 try:
@@ -215,13 +216,35 @@ async def _ping(end: Called) -> None:
 # ---------------------------------------------------------------- the caller
 
 
+class Shortcuts(Protocol):
+    """Connections that need no relay (`punch.Holes`)."""
+
+    def leads_to(self, peer: PeerId) -> bool:
+        """Is there one to this peer?"""
+        ...
+
+    def stream(self, peer: PeerId) -> AbstractAsyncContextManager[End]:
+        """A byte stream on it. Raises PeerGone."""
+        ...
+
+    def want(self, peer: PeerId) -> None:
+        """A relay carries what goes to this peer."""
+        ...
+
+
 class Ways:
     """How this peer gets to peers that nobody can dial. hidden(): can nobody dial this peer itself?"""
 
     def __init__(
-        self, channels: ChannelsTo, arrivals: Arrivals, relay: Relay, doors: Doors, hidden: Callable[[], bool]
+        self,
+        channels: ChannelsTo,
+        arrivals: Arrivals,
+        relay: Relay,
+        doors: Doors,
+        hidden: Callable[[], bool],
+        shortcuts: Shortcuts,
     ) -> None:
-        self._channels, self._arrivals, self._relay = channels, arrivals, relay
+        self._channels, self._arrivals, self._relay, self._shortcuts = channels, arrivals, relay, shortcuts
         self._doors, self._hidden = doors, hidden
         self._in_vain: Recent[PeerId, float] = Recent(4096)
         """Peers that did not come to us directly, and when."""
@@ -230,8 +253,12 @@ class Ways:
         """Where to dial in this machine to get to `peer` through `relay`."""
         return Tunnel(self._doors.path(), partial(self._open, peer, relay))
 
-    def comes(self, peer: PeerId) -> bool:
-        """Does the peer come to us, so that no relay carries what we say?"""
+    def relays(self, peer: PeerId) -> bool:
+        """Does a relay carry what we say to this peer, which nobody can dial?"""
+        return not self._comes(peer) and not self._shortcuts.leads_to(peer)
+
+    def _comes(self, peer: PeerId) -> bool:
+        """Does the peer come to us?"""
         now = asyncio.get_running_loop().time()
         return not self._hidden() and now - self._in_vain.get(peer, -_REVERSE_AGAIN_S) >= _REVERSE_AGAIN_S
 
@@ -242,21 +269,24 @@ class Ways:
             yield await self._way(stack, peer, relay)
 
     async def _way(self, stack: AsyncExitStack, peer: PeerId, relay: PeerId) -> End:
+        if self._shortcuts.leads_to(peer):
+            return await stack.enter_async_context(self._shortcuts.stream(peer))
         if relay == self._relay.me:
             return await self._expect(stack, peer, self._summon)
         channels = self._channels(relay)
         # Circuits do not lead through circuits.
         if all(address.relay for address in channels.addresses()):
             raise PeerGone("its relay cannot be dialled", peer=peer, relay=relay)
-        if self.comes(peer):
+        if self._comes(peer):
             try:
                 return await self._expect(stack, peer, partial(self._reverse, channels))
             except TimeoutError:
                 self._in_vain[peer] = asyncio.get_running_loop().time()
                 log.debug("does_not_come", peer=peer, relay=relay)
         connect = Connect(peer, secrets.token_bytes(ID_BYTES))
-        end = await stack.enter_async_context(asked(channels, CONNECT, connect, limit_s=COME_S))
+        end = await stack.enter_async_context(asked(channels, CONNECT, write_ask(connect), limit_s=COME_S))
         await _answer_of(end, channels)
+        self._shortcuts.want(peer)
         return end
 
     async def _expect(
@@ -274,5 +304,6 @@ class Ways:
             raise PeerTimeout("it has no place here now, or was called too often", peer=peer)
 
     async def _reverse(self, channels: PeerChannels, peer: PeerId, ident: bytes) -> None:
-        async with asked(channels, CONNECT, Connect(peer, ident, reverse=True), limit_s=COME_S) as end:
+        ask = Connect(peer, ident, reverse=True)
+        async with asked(channels, CONNECT, write_ask(ask), limit_s=COME_S) as end:
             await _answer_of(end, channels)

@@ -2,7 +2,7 @@
 
 Any member is one, within caps. It cannot read what it passes on, and learns who speaks to whom and how much. It
 answers those who have greeted: members of the run, who are admitted. What it passes on waits its turn for a share of
-this peer's line.
+this peer's line, which the callers' homes share.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from swarmnet.messages import Accepted, Busy, Rejected
 from swarmnet.net.circuits import Answered, Arrivals, splice
 from swarmnet.net.relay_book import IDLE_S, RelayBook, RelayCaps, home_of
 from swarmnet.net.tls import caller_of
-from swarmnet.net.traffic import Allowance, Allowances
+from swarmnet.net.traffic import Allowance, Allowances, Shares, Traffic
 from swarmnet.wire.convert import GreetFirst, Ping, Pong
 from swarmnet.wire.relay import Arrive, Ask, Connect, Reply, Reserve, Reserved, Summon, read_ask, write_reply
 
@@ -36,7 +36,6 @@ COME_S = 6.0
 
 _FIRST_WORD_S = 5.0
 _AGAIN_S = 2.0
-_BURST_S = 0.25
 
 _ASKS = Allowance(messages_per_s=2.0, bytes_per_s=1 << 20, burst_s=15.0)
 """Of one identity, whatever it asks; and of summons to one peer, from one home."""
@@ -48,7 +47,7 @@ log = telemetry.get(__name__)
 
 class Relay:
     """One transport's. welcome(peer): has it greeted, and is it admitted? bytes_per_s(): what may be passed on, in all.
-    host(context): where a call comes from."""
+    host(context): where a call comes from. What is passed on counts in `traffic`."""
 
     def __init__(
         self,
@@ -59,6 +58,7 @@ class Relay:
         welcome: Callable[[PeerId], bool],
         bytes_per_s: Callable[[], float],
         host: Callable[[grpc.aio.ServicerContext], str],
+        traffic: Traffic,
     ) -> None:
         self.me, self._arrivals, self._welcome, self._bytes_per_s = me, arrivals, welcome, bytes_per_s
         self._host = host
@@ -66,7 +66,7 @@ class Relay:
         self._summons: dict[PeerId, asyncio.Queue[Reply | None]] = {}
         """What waits to be said to a peer with a place; None ends it."""
         self._asks, self._summoned, self._summoned_from = Allowances(_ASKS), Allowances(_SUMMONS), Allowances(_ASKS)
-        self._turns, self._due = asyncio.Lock(), 0.0
+        self._shares, self._traffic = Shares(bytes_per_s), traffic
         self.open = True
         self.methods: dict[str, Callable[[object, grpc.aio.ServicerContext], Awaitable[None]]] = {
             RESERVE: functools.partial(self._answer, Reserve),
@@ -171,7 +171,7 @@ class Relay:
                     far = await coming
                 if self.book.arrive(ask.peer, ask.id, asyncio.get_running_loop().time()):
                     await _say(context, Accepted())
-                    await self._join(ask, Answered(context), far)
+                    await self._join(ask, home, Answered(context), far)
         finally:
             self.book.end(ask.peer, ask.id)
 
@@ -200,7 +200,7 @@ class Relay:
         finally:
             end.over.set()
 
-    async def _join(self, ask: Connect, near: Answered, far: Answered) -> None:
+    async def _join(self, ask: Connect, home: str, near: Answered, far: Answered) -> None:
         async def watch() -> None:
             while True:
                 await asyncio.sleep(IDLE_S / 2)
@@ -209,21 +209,16 @@ class Relay:
 
         async def turn(num_bytes: int) -> None:
             self.book.carried(ask.peer, ask.id, num_bytes)
-            await self._turn(num_bytes)
+            await self._shares.turn(home, num_bytes)
+            # Tensors of this peer's own make up for it.
+            self._traffic.down.spend(num_bytes)
+            self._traffic.up.spend(num_bytes)
 
         watching = asyncio.create_task(watch())
         try:
             await splice(near, far, turn=turn)
         finally:
             watching.cancel()
-
-    async def _turn(self, num_bytes: int) -> None:
-        """Return when so many bytes may be passed on: one circuit after the other, at the rate that is lent."""
-        now = asyncio.get_running_loop().time
-        async with self._turns:
-            if self._due > now():
-                await asyncio.sleep(self._due - now())
-            self._due = max(self._due, now() - _BURST_S) + num_bytes / max(self._bytes_per_s(), 1.0)
 
 
 async def _heard(context: grpc.aio.ServicerContext) -> Ask:

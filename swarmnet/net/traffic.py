@@ -4,16 +4,19 @@ line is lent, bytes by peer.
 An *allowance* says how many one-way messages, or keys of the DHT, a caller may send: a token bucket each, in messages
 and in bytes. What comes too fast waits in the caller's own connection, and nobody else's behind it. *Priority* divides
 the line between steps and the state that joiners fetch. A *lent line* holds tensors back to the rate that the operator
-lends: control messages pass at once, and tensors wait for what those took. *Traffic* counts what really crossed,
-headers and refusals included; gRPC's and TLS's own framing is not in it. Bookkeeping in the event loop's thread; knows
-no carrier.
+lends: control messages pass at once, and tensors wait for what those took. *Shares* divide what is lent to strangers.
+*Traffic* counts what really crossed, headers and refusals included; gRPC's and TLS's own framing is not in it.
+Bookkeeping in the event loop's thread; knows no carrier.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterator
+import heapq
+import itertools
+import math
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from swarmnet.bounds import Recent
@@ -92,6 +95,9 @@ class Allowances:
 STATE_SHARE = 0.1
 """Of a line that never rests, this much is for state."""
 
+RELAY_SHARE = STATE_SHARE
+"""Of its line a peer lends so much to those that nobody can dial, if its operator does not say."""
+
 UNMEASURED = 20 << 20
 """Bytes per second that a line is taken to carry before a round has measured it."""
 
@@ -156,6 +162,11 @@ class LentLine:
         self._queue = asyncio.Lock()  # fair: first come, first served
         self._changed = asyncio.Event()
 
+    @property
+    def lent(self) -> float:
+        """Bytes per second; 0: all that the line carries."""
+        return self._rate
+
     def lend(self, bytes_per_s: float) -> None:
         """From now on so much; 0: all of it. Who waits already waits by the new rate."""
         self._settle()
@@ -184,6 +195,54 @@ class LentLine:
         self._owed = max(self._owed - (now - self._at) * self._rate, 0.0) if self._rate else 0.0
         self._at = now
         return self._owed
+
+
+# ---------------------------------------------------------------- strangers' bytes
+
+
+_BURST_S = 0.25
+_PIECE_BYTES = 32 << 10
+_MOST_SHARERS = 1024
+
+
+class Shares:
+    """A rate that several share: of those who wait the one that has had least goes first, piece by piece.
+
+    So one that floods delays others by a piece at a time, however many streams it has. bytes_per_s(): for all.
+    """
+
+    def __init__(self, bytes_per_s: Callable[[], float]) -> None:
+        self._bytes_per_s = bytes_per_s
+        self._numbers = itertools.count()
+        self._waiting: list[tuple[float, int, asyncio.Event]] = []  # a heap
+        self._had: Recent[str, float] = Recent(_MOST_SHARERS)
+        """What each has had; one that comes back counts as having had what the last one had whose turn it was."""
+        self._least, self._due = 0.0, 0.0
+
+    async def turn(self, who: str, num_bytes: int) -> None:
+        """Return when so many bytes of theirs may cross."""
+        for begin in range(0, num_bytes, _PIECE_BYTES):
+            await self._piece(who, min(_PIECE_BYTES, num_bytes - begin))
+
+    async def _piece(self, who: str, num_bytes: int) -> None:
+        now = asyncio.get_running_loop().time
+        had = max(self._least, self._had.get(who, 0.0))
+        self._had[who] = had + num_bytes
+        mine = had, next(self._numbers), asyncio.Event()
+        heapq.heappush(self._waiting, mine)
+        try:
+            while self._waiting[0] is not mine or self._due > now():
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout_at(self._due if self._waiting[0] is mine else None):
+                        await mine[2].wait()
+                mine[2].clear()
+            self._least = had
+            self._due = max(self._due, now() - _BURST_S) + num_bytes / max(self._bytes_per_s(), 1.0)
+        finally:
+            self._waiting.remove(mine)
+            heapq.heapify(self._waiting)
+            if self._waiting:
+                self._waiting[0][2].set()
 
 
 # ---------------------------------------------------------------- what has crossed
@@ -221,6 +280,11 @@ class Traffic:
         self.priority = Priority()
         self.up, self.down = LentLine(), LentLine()
         self._flows: Recent[tuple[PeerId, str], Flow] = Recent(MAX_ROWS)
+
+    def relays(self, bytes_per_s: float) -> float:
+        """Bytes per second to pass on for others: so many, or 0: a share of the line, or of what is lent of it."""
+        lent = min([line.lent for line in (self.up, self.down) if line.lent], default=math.inf)
+        return min(bytes_per_s or RELAY_SHARE * min(self.priority.bytes_per_s, lent), lent)
 
     def flow(self, peer: PeerId, request: type) -> Flow:
         """The counter to add to for one call."""

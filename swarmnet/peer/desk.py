@@ -125,11 +125,12 @@ class OpenDesk:
 
     async def _serve(self, peer: Peer, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            async with asyncio.timeout(ANSWER_S), self._busy:
-                line = await reader.readline()
-                if not line:
+            async with asyncio.timeout(ANSWER_S):
+                if not (line := await reader.readline()):
                     return
-                writer.write(json.dumps(await self._answer(peer, line)).encode() + b"\n")
+                async with self._busy:
+                    answer = await self._answer(peer, line)
+                writer.write(json.dumps(answer).encode() + b"\n")
                 await writer.drain()
         except (OSError, TimeoutError, ValueError):
             pass  # it said nothing, too much, or left
@@ -148,7 +149,7 @@ class OpenDesk:
         except UsageError as error:
             desk.config, desk.wishes = before  # what cannot be is not kept
             return {"error": error.message}
-        except ValueError:
+        except (ValueError, RecursionError):
             return {"error": "a request is one line of JSON"}
         self._looked.set()
         if reply.leave:

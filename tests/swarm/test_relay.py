@@ -25,7 +25,7 @@ from swarmnet.net.relay import ARRIVE, CONNECT, RESERVE
 from swarmnet.net.tls import Leaf
 from swarmnet.transport import ReadPayload
 from swarmnet.wire.convert import GreetFirst
-from swarmnet.wire.relay import MAX_BYTES, Arrive, Ask, Connect, Reply, Reserve, Reserved, Summon, read_reply
+from swarmnet.wire.relay import MAX_BYTES, Arrive, Ask, Connect, Reply, Reserve, Reserved, Summon, read_reply, write_ask
 from tests.contracts.transport_contract import (
     CHECKS,
     FETCH,
@@ -211,7 +211,7 @@ def test_a_caller_that_can_be_dialled_has_the_peer_come_and_the_relay_carries_no
 
 def asks(who: End, relay: End, method: str, ask: Ask):
     """A stream from one to the other that begins with this question."""
-    return asked(who.transport._channels_to(relay.peer), method, ask, limit_s=LIMIT_S)
+    return asked(who.transport._channels_to(relay.peer), method, write_ask(ask), limit_s=LIMIT_S)
 
 
 async def reply(end: Called) -> Reply | None:

@@ -127,13 +127,15 @@ def test_what_was_contributed_is_kept(tmp_path: Path, capsys: pytest.CaptureFixt
 
 def test_nonsense_costs_its_sender_alone(tmp_path: Path) -> None:
     async def speaks(peer: NotedPeer, desk: OpenDesk, traffic: Traffic, command) -> None:
-        for nonsense in (b"what?\n", b"{}\n", b"x" * (1 << 17) + b"\n", b""):
+        for nonsense in (b"what?\n", b"{}\n", b"[" * 60000 + b"\n", b"x" * (1 << 17) + b"\n", b""):
             reader, writer = await asyncio.open_unix_connection(str(tmp_path / SOCKET))
             writer.write(nonsense)
             writer.write_eof()
             assert (await reader.read()).startswith((b'{"error"', b""))
             writer.close()
+        _, silent = await asyncio.open_unix_connection(str(tmp_path / SOCKET))
         assert await command("caps") == 0
+        silent.close()
 
     with_desk(tmp_path, speaks)
 
