@@ -16,6 +16,11 @@ ADVICE: Mapping[str, str] = {
     "unreachable": "open TCP ports {port} and {dht_port} in this machine's firewall (fix them with --port and "
     "--dht-port), and behind a router forward both and say with --announce what others see",
     "relayed": "it takes part all the same, and others pay for the detour; to be reached directly, {unreachable}",
+    "firewall": "the firewall is this machine's or its network's: {unreachable}",
+    "router": "a hole leads to most other homes, and relays to the rest (docs/nat.md); forwarded ports serve better",
+    "symmetric": "other homes are reached through relays: turn off what the router calls symmetric NAT or port "
+    "randomisation, or forward both ports and say with --announce what others see",
+    "carrier": "no port can be forwarded: ask the provider for a public address, IPv4 or IPv6; until then relays serve",
     "unreached": "look at its firewall",
     "software": "install what is missing: pip install -e . in a checkout of swarmnet",
     "gpu_unused": "there is a GPU that torch does not see: install its driver, and a torch with CUDA",
@@ -203,6 +208,27 @@ def reached(event: str, facts: Mapping[str, Any], ports: tuple[int, int]) -> Row
         words = f"{_members(facts['could_not'])} could not connect to this peer ({why}), and nobody relays for it"
         return Row("reached", words, "error", "unreachable", {"how": "none", **known}, ports)
     return Row("reached", "there was nobody to ask", facts={"how": "unknown"})
+
+
+_NATS = {
+    "none": "none: others see this machine's own address",
+    "cone": "a router with one port outside for whomever this machine calls",
+    "symmetric": "a router with another port outside for every connection",
+    "unknown": "fewer than two members could say",
+}
+
+
+def nat(kind: str, *, carrier: bool, how: str, ports: tuple[int, int] = (0, 0)) -> Row:
+    """What is between this machine and the others. kind: as `net.nat` judges it. carrier: the router at home is behind
+    another NAT. how: others reach this machine (`reached`)."""
+    words = _NATS[kind] + ", behind a carrier's NAT" * carrier
+    facts = {"kind": kind, "carrier": carrier}
+    # Who is reached directly need not care, and of who is not known nothing can be said.
+    if how not in ("relay", "none") or (kind == "unknown" and not carrier):
+        return Row("nat", words, facts=facts)
+    if kind == "none" and not carrier:
+        return Row("nat", f"{words}, and a firewall keeps them out", "note", "firewall", facts, ports)
+    return Row("nat", words, "note", "carrier" if carrier else {"cone": "router"}.get(kind, kind), facts)
 
 
 def _members(peers: Collection[str]) -> str:

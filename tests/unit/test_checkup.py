@@ -44,6 +44,14 @@ ROWS: list[tuple[Row, str, str]] = [
     (checkup.reached("hidden", COULD_NOT | {"relays": ["r"]}, PORTS), "note", "relayed"),
     (checkup.reached("unreachable", COULD_NOT, PORTS), "error", "unreachable"),
     (checkup.reached("", {}, PORTS), "ok", ""),
+    (checkup.nat("none", carrier=False, how="direct"), "ok", ""),
+    (checkup.nat("none", carrier=False, how="relay"), "note", "firewall"),
+    (checkup.nat("cone", carrier=False, how="direct"), "ok", ""),
+    (checkup.nat("cone", carrier=False, how="relay"), "note", "router"),
+    (checkup.nat("symmetric", carrier=False, how="none"), "note", "symmetric"),
+    (checkup.nat("cone", carrier=True, how="relay"), "note", "carrier"),
+    (checkup.nat("unknown", carrier=False, how="relay"), "ok", ""),
+    (checkup.nat("unknown", carrier=True, how="relay"), "note", "carrier"),
 ]
 
 
