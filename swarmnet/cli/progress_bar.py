@@ -18,6 +18,29 @@ from swarmnet.peer.checkup import dialled_back, hidden
 from swarmnet.telemetry.screen import PLAIN_EVERY_S, Screen
 
 
+class JoinTimes:
+    """When a joiner was through with each phase, in seconds from here on, until its first microbatch counts."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock, self._began = clock, clock()
+        self.seconds: dict[str, float] = {}
+
+    def passed(self, phase: str) -> None:
+        """The first time is the one that counts."""
+        self.seconds.setdefault(phase, round(self._clock() - self._began, 2))
+
+    def on_event(self, event: str, fields: Mapping[str, Any]) -> bool:
+        """Take in one event of the peer. Returns, once, whether its first microbatch has been counted."""
+        if event in ("listening", "synced"):
+            self.passed(event)
+        elif event in ("dialled_back", "hidden"):
+            self.passed("reachable")
+        elif event == "executed" and fields["counted"] and "counted" not in self.seconds:
+            self.passed("counted")
+            return True
+        return False
+
+
 class ProgressBar(Screen):
     """Leave it before anything else is printed.
 

@@ -93,13 +93,17 @@ def _invited(run: str, config: PeerConfig) -> tuple[PeerConfig, SwarmLink | Mani
 
 def _join(config: PeerConfig, invited: SwarmLink | Manifest) -> int:
     import asyncio
+    import logging
     import time
 
     from rich.console import Console
 
     from swarmnet import telemetry
-    from swarmnet.cli.progress_bar import ProgressBar
+    from swarmnet.cli.progress_bar import JoinTimes, ProgressBar
     from swarmnet.net.swarm_link import SwarmLink
+
+    log = telemetry.get(__name__)
+    times = JoinTimes(time.monotonic)
 
     # rich replaces standard error while the bar is there: the log has to follow it.
     def set_up_log() -> None:
@@ -110,7 +114,16 @@ def _join(config: PeerConfig, invited: SwarmLink | Manifest) -> int:
 
         from swarmnet.peer.joining import find_place  # takes a second or two, hivemind alone
 
-        place = asyncio.run(find_place(config, invited, story.phase))
+        def tell(name: str, text: str) -> None:
+            story.phase(name, text)
+            times.passed(name)
+
+        def heard(event: str, fields: dict[str, object]) -> None:
+            story.on_event(event, fields)
+            if times.on_event(event, fields):
+                log.at(logging.INFO, "counts", {**times.seconds})
+
+        place = asyncio.run(find_place(config, invited, tell))
         story.phase("starting", "making room for the stage, then listening under this machine's own address")
 
         from swarmnet.peer.run import run_peer
@@ -118,7 +131,7 @@ def _join(config: PeerConfig, invited: SwarmLink | Manifest) -> int:
         return run_peer(
             place.config,
             place.manifest,
-            heard=story.on_event,
+            heard=heard,
             # A manifest from strangers must not make this peer read a file that they name.
             data_at_source=not isinstance(invited, SwarmLink) or place.manifest.data.source in BUILT_IN,
         )

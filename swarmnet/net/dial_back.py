@@ -42,13 +42,15 @@ _MOST_ADDRESSES = 4
 # ---------------------------------------------------------------- who asks
 
 
-Hide = Callable[[], Awaitable[dict[str, object] | None]]
-"""Has this peer be reached through relays. Returns what to say of it; None: there is no relay."""
+Say = Callable[[str, dict[str, object]], None]
+Hide = Callable[[Say], Awaitable[dict[str, object] | None]]
+"""Has this peer be reached through relays, and says which come and go. Returns what to say of it; None: there are none.
+"""
 
 _FIRST_WATCH_S, _LONGEST_WATCH_S = 3.0, 60.0
 
 
-async def _no_relays() -> None:
+async def _no_relays(say: Say) -> None:
     return None
 
 
@@ -63,7 +65,7 @@ class Asking:
         record: Callable[[], Record],
         transport: Transport,
         records: Callable[[], Mapping[PeerId, Record]],
-        say: Callable[[str, dict[str, object]], None],
+        say: Say,
         hide: Hide = _no_relays,
     ) -> None:
         self._record, self._transport, self._records, self._say = record, transport, records, say
@@ -119,7 +121,7 @@ class Asking:
         where, could_not = list(self._record().addresses), self._could_not
         # One of the same home may connect where nobody else can.
         if len(could_not) > len(self._could):
-            if (found := await self._hide()) is not None:
+            if (found := await self._hide(self._say)) is not None:
                 self._known = True
                 self._say("hidden", {"addresses": where, "could_not": could_not, **found})
                 return

@@ -27,6 +27,7 @@ from swarmnet.net.admission import Admissions
 from swarmnet.net.admission_files import OwnPass, admissions_of
 from swarmnet.net.dht import DhtDirectory
 from swarmnet.net.dht_daemon import Listen
+from swarmnet.net.dial_back import Say
 from swarmnet.net.greeting import Greeter
 from swarmnet.net.grpc_options import GrpcConfig
 from swarmnet.net.grpc_transport import GrpcTransport
@@ -106,7 +107,7 @@ class Endpoint:
             "links": list(self.links),
         }
 
-    async def hide(self, say: Callable[[str, dict[str, object]], None]) -> dict[str, object] | None:
+    async def hide(self, say: Say) -> dict[str, object] | None:
         """Nobody can dial this peer: from now on it is reached through relays, and the DHT does not count on it.
 
         say: is told of relays that are found and lost. Returns what to say of it; None: nobody relays for it.
@@ -118,7 +119,7 @@ class Endpoint:
 
         if not await self.transport.hide(members, say):
             return None
-        await self.directory.hide()
+        self.directory.hide()
         relays = self.transport.relays
         links = [str(SwarmLink(self.run, at)) for relay in relays for at in self.directory.dht_addresses(relay)]
         return {"relays": list(relays), "links": loopback_last(links)}

@@ -9,7 +9,7 @@ connection is told from the death of a process. Knows nothing of messages.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -34,6 +34,7 @@ from swarmnet.wire.convert import read_hello_reply, write_hello
 SERVICE_FAILED = "the service failed; its log says why"
 """Details of the INTERNAL status that answers a call our own bug has ended."""
 
+_LOOK_S = 0.5
 _PROBES = 3
 _PROBE_EVERY_S = 0.04
 _PROBE_TIMEOUT_S = 0.3
@@ -314,7 +315,8 @@ class PeerChannels:
             try:
                 async with asyncio.timeout_at(deadline):
                     sent = greeter.clock()
-                    reply = await channel.aio.unary_unary(HELLO)(write_hello(greeter.hello()))
+                    said = channel.aio.unary_unary(HELLO)(write_hello(greeter.hello()))
+                    reply = await self._while_there(channel, said)
                 dials.answered(self.peer, channel.address)
             except TimeoutError as error:
                 # It may be stopped or overloaded. That is no proof of death, so nothing is said to the service.
@@ -339,6 +341,19 @@ class PeerChannels:
         # It was read about half way between.
         self.clock_offset_s = answer.clock - (sent + greeter.clock()) / 2
         return greeter.judge(answer, self.peer, sent=sent)
+
+    async def _while_there(self, channel: Channel, call: Awaitable[bytes]) -> bytes:
+        """What the call returns. Raises TimeoutError if the peer's record names other addresses meanwhile: one that is
+        found to be hidden would be dialled in vain for as long as it may take."""
+        waiting = asyncio.ensure_future(call)
+        try:
+            while not waiting.done():
+                await asyncio.wait([waiting], timeout=_LOOK_S)
+                if not waiting.done() and (known := self.addresses()) and channel.address not in known:
+                    raise TimeoutError
+            return waiting.result()
+        finally:
+            waiting.cancel()
 
     # ------------------------------------------------------------ breaking
 

@@ -27,12 +27,13 @@ from swarmnet.ids import PeerId, RunId
 from swarmnet.messages import Answer, Control, Heartbeat, Packed, Request
 from swarmnet.net.address import Address
 from swarmnet.net.circuits import Arrivals, Doors
+from swarmnet.net.dial_back import Say
 from swarmnet.net.greeting import Greeter
 from swarmnet.net.grpc_callee import Callee, host_of
 from swarmnet.net.grpc_caller import Link, MessageWriter, place_call
 from swarmnet.net.grpc_channels import Dialling, PeerChannels, knock
 from swarmnet.net.grpc_options import CHANNEL_OPTIONS, GrpcConfig, listener_options, tune_allocator
-from swarmnet.net.hidden import Places, Say, Ways
+from swarmnet.net.hidden import Places, Ways
 from swarmnet.net.identity import Identity
 from swarmnet.net.nat import Sight
 from swarmnet.net.ports import check_free

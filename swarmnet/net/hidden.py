@@ -24,6 +24,7 @@ from swarmnet.errors import PeerGone, PeerTimeout, Refused, RejectCode, SwarmErr
 from swarmnet.ids import PeerId
 from swarmnet.messages import Accepted, Rejected
 from swarmnet.net.circuits import Arrivals, Called, Connection, Doors, End, Tunnel, splice
+from swarmnet.net.dial_back import Say
 from swarmnet.net.grpc_channels import PeerChannels
 from swarmnet.net.relay import ARRIVE, COME_S, CONNECT, PING_S, RESERVE, SILENCE_S, Relay
 from swarmnet.wire.convert import NONCE_BYTES, GreetFirst, Ping, Pong
@@ -43,7 +44,6 @@ _LOOK_S = 0.5
 _MOST_COMING = 64
 
 ChannelsTo = Callable[[PeerId], PeerChannels]
-Say = Callable[[str, dict[str, object]], None]
 
 log = telemetry.get(__name__)
 

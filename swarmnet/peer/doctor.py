@@ -189,11 +189,7 @@ async def _beside(endpoint: Endpoint, terms: RunTerms, found: Callable[[Row], No
 
     events: dict[str, dict[str, object]] = {}
     asking = Asking(
-        endpoint.record,
-        transport,
-        members,
-        lambda event, fields: events.update({event: fields}),
-        hide=lambda: endpoint.hide(lambda event, fields: None),
+        endpoint.record, transport, members, lambda event, fields: events.update({event: fields}), hide=endpoint.hide
     )
     with contextlib.suppress(UsageError):  # it is among the events
         await asking.check()

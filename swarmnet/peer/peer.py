@@ -164,7 +164,7 @@ class Peer:
         self._look, self.news = asyncio.Event(), asyncio.Event()
         self._line_tests = LineTests()
         self._dial_backs = DialBacks(transport, lambda: self.records, self._look.set)
-        asking = partial(Asking, record, transport, lambda: self.records, on_event)
+        asking = partial(Asking, record, transport, lambda: self.records, self._say_reach)
         self.dialled_back, self._hides = asking(hide) if hide else asking(), hide is not None
         self._supply = StateSupply(self)
         self._group: asyncio.TaskGroup | None = None
@@ -375,6 +375,12 @@ class Peer:
             self.finished.clear()
             self._done_stages.clear()
         self._on_event(event, fields)
+
+    def _say_reach(self, event: str, fields: dict[str, object]) -> None:
+        """What becomes known of how others reach this peer."""
+        self._on_event(event, fields)
+        # Where it is reached is in its record.
+        self.news.set()
 
     def on_resync(self, stage: int, donors: tuple[PeerId, ...]) -> None:
         self._supply.lags(stage, donors)

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import os
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from functools import partial
 
 from swarmnet import telemetry
 from swarmnet.config.peer import PeerConfig
@@ -207,7 +206,7 @@ async def _serve(
             manifest_toml=to_toml(manifest),
             admissions=endpoint.admissions,
             routing=lambda: routing_rule(config.routing),
-            hide=partial(endpoint.hide, on_event),
+            hide=endpoint.hide,
         )
         async with endpoint.serve(wrap.service(peer)), asyncio.TaskGroup() as group:
             on_event("listening", endpoint.whereabouts())

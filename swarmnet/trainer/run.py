@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from functools import partial
 
 import torch
 
@@ -71,7 +70,7 @@ async def _feed(
             on_event=on_event,
             admissions=endpoint.admissions,
             rule=rule,
-            hide=partial(endpoint.hide, on_event),
+            hide=endpoint.hide,
             manifest_toml=to_toml(manifest),
         )
         async with endpoint.serve(wrap.service(trainer)), asyncio.TaskGroup() as group:

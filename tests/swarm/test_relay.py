@@ -94,6 +94,9 @@ async def pair_of(kind: str) -> AsyncIterator[Pair]:
         a = await (world.hidden() if kind == "both hidden" else world.member())
         b = await world.hidden()
         assert all("/p2p-circuit/" in address for address in world.addresses(b.peer))
+        # Under a load the first way there takes longer than some checks wait.
+        assert await answers(a, b)
+        b.service.answering = ScriptedService.answering
         yield Pair(a, b, lambda: b.transport.__aexit__(None, None, None))
 
 
