@@ -35,6 +35,7 @@ from swarmnet.net.grpc_channels import Dialling, PeerChannels, knock
 from swarmnet.net.grpc_options import CHANNEL_OPTIONS, GrpcConfig, listener_options, tune_allocator
 from swarmnet.net.hidden import Places, Ways
 from swarmnet.net.identity import Identity
+from swarmnet.net.nat import Sight
 from swarmnet.net.ports import check_free
 from swarmnet.net.punch import Holes
 from swarmnet.net.relay import Relay
@@ -326,6 +327,10 @@ class GrpcTransport:
 
     async def dial(self, peer: PeerId, address: str, *, deadline: float) -> None:
         await dial(peer, address, self._leaf, deadline=deadline)
+
+    async def sight(self, members: Sequence[PeerId]) -> Sight:
+        """From where my calls come, as these members see it, whom I have called before. Raises PeerGone."""
+        return await self._holes.sight(members)
 
     def clock_offset_s(self, peer: PeerId) -> float | None:
         """By how much the peer's clock is ahead of mine; None: it has not greeted me."""

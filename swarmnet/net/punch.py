@@ -339,7 +339,7 @@ class Holes:
         """Raises SwarmError, OSError, TimeoutError."""
         loop = asyncio.get_running_loop()
         async with AsyncExitStack() as stack:
-            hole, sight = await self._sight(stack)
+            hole, sight = await self._sight(stack, self._observers())
             mine = _offer(sight)
             async with asked(self._channels(peer), PUNCH, write_punch_ask(mine), limit_s=_WORD_S) as end:
                 theirs = await _heard(end, Offer)
@@ -373,7 +373,7 @@ class Holes:
         """Raises SwarmError, OSError, TimeoutError."""
         async with AsyncExitStack() as stack:
             theirs = await _asked_for(end, Offer)
-            hole, sight = await self._sight(stack)
+            hole, sight = await self._sight(stack, self._observers())
             mine = _offer(sight)
             await end.write(write_punch_reply(mine))
             ping = await _asked_for(end, Ping)
@@ -392,11 +392,17 @@ class Holes:
 
     # ------------------------------------------------------------ from where my calls come
 
-    async def _sight(self, stack: AsyncExitStack) -> tuple[Hole, Sight]:
+    async def sight(self, members: Sequence[PeerId]) -> Sight:
+        """What members, who know me, see of a port of mine. Raises PeerGone."""
+        async with AsyncExitStack() as stack:
+            _, sight = await self._sight(stack, members)
+            return sight
+
+    async def _sight(self, stack: AsyncExitStack, members: Sequence[PeerId]) -> tuple[Hole, Sight]:
         """A hole, and what members see of it, who stay called meanwhile. Raises PeerGone."""
         addresses = [
             (peer, address)
-            for peer in self._observers()
+            for peer in members
             for address in self._channels(peer).addresses()[:1]
             if not address.relay and address.kind.endswith("4")
         ][:MOST_OUTSIDE]

@@ -16,6 +16,11 @@ ADVICE: Mapping[str, str] = {
     "unreachable": "open TCP ports {port} and {dht_port} in this machine's firewall (fix them with --port and "
     "--dht-port), and behind a router forward both and say with --announce what others see",
     "relayed": "it takes part all the same, and others pay for the detour; to be reached directly, {unreachable}",
+    "firewall": "the firewall is this machine's or its network's: {unreachable}",
+    "router": "a hole leads to most other homes, and relays to the rest (docs/nat.md); forwarded ports serve better",
+    "symmetric": "other homes are reached through relays: turn off what the router calls symmetric NAT or port "
+    "randomisation, or forward both ports and say with --announce what others see",
+    "carrier": "no port can be forwarded: ask the provider for a public address, IPv4 or IPv6; until then relays serve",
     "unreached": "look at its firewall",
     "software": "install what is missing: pip install -e . in a checkout of swarmnet",
     "gpu_unused": "there is a GPU that torch does not see: install its driver, and a torch with CUDA",
@@ -156,7 +161,7 @@ def clock(offsets: Mapping[PeerId, float], limit_s: float) -> Row:
 
 def line(peer: str, round_trip_s: float, up: float, down: float) -> Row:
     """To one member; bytes per second, 0 if it was busy."""
-    words = f"to ...{peer[-8:]}: {1000 * round_trip_s:.0f} ms"
+    words = f"to {_short(peer)}: {1000 * round_trip_s:.0f} ms"
     if up and down:
         words += f", {up * 8e-6:,.0f} Mbit/s up, {down * 8e-6:,.0f} down"
     slow = 0 < min(up, down) < SLOW_BYTES_PER_S
@@ -168,28 +173,70 @@ def line(peer: str, round_trip_s: float, up: float, down: float) -> Row:
 def no_line(peer: str, reason: str) -> Row:
     """One member could not be asked."""
     facts = {"peer": peer, "reason": reason}
-    return Row("line", f"to ...{peer[-8:]}: none ({reason})", "note", "silent", facts)
+    return Row("line", f"to {_short(peer)}: none ({reason})", "note", "silent", facts)
+
+
+def dialled_back(facts: Mapping[str, Any]) -> str:
+    """Of the event of that name: who could connect to this peer."""
+    could, could_not, not_asked = ([_short(peer) for peer in facts[who]] for who in ("could", "could_not", "not_asked"))
+    silent = f"; could not ask {', '.join(not_asked)}" if not_asked else ""
+    # One that could not is what the operator has to hear of; who could is only counted.
+    if could_not:
+        tried, others = len(could) + len(could_not), ", ".join(could_not)
+        return f"{len(could)} of {tried} members that tried could connect to this peer, not {others}{silent}"
+    if not could:
+        return f"nobody who was asked could say whether others can connect to this peer{silent}"
+    return f"{_members(could)} connected back{silent}"
+
+
+def hidden(facts: Mapping[str, Any]) -> str:
+    """Of the event of that name: nobody can dial this peer, and relays serve it."""
+    none = f"{_members(facts['could_not'])} could not connect to this peer"
+    return f"{none}: it takes part through {' and '.join(map(_short, facts['relays']))}"
 
 
 def reached(event: str, facts: Mapping[str, Any], ports: tuple[int, int]) -> Row:
     """Can others connect to this machine? By what a peer says of that (`net.dial_back`); "": nobody could tell."""
-    could, could_not = list(facts.get("could", ())), dict(facts.get("could_not", {}))
-    known = {"could": could, "could_not": could_not, "relays": list(facts.get("relays", ()))}
+    known = {who: facts[who] for who in ("could", "could_not", "relays") if who in facts}
     if event == "dialled_back":
-        words = f"directly: {_members(could)} connected to this machine"
-        return Row("reached", words, facts={"how": "direct", **known}, ports=ports)
-    why = ", ".join(sorted({reason or "no reason given" for reason in could_not.values()}))
+        how = "direct" if facts["could"] else "unknown"
+        return Row("reached", dialled_back(facts), facts={"how": how, **known}, ports=ports)
     if event == "hidden":
-        words = f"through relays: {_members(could_not)} could not connect to this machine ({why})"
-        return Row("reached", words, "note", "relayed", {"how": "relay", **known}, ports)
+        return Row("reached", hidden(facts), "note", "relayed", {"how": "relay", **known}, ports)
     if event == "unreachable":
-        words = f"by nobody, and nobody relays: {_members(could_not)} could not connect to this machine ({why})"
+        why = ", ".join(sorted({reason or "no reason given" for reason in facts["could_not"].values()}))
+        words = f"{_members(facts['could_not'])} could not connect to this peer ({why}), and nobody relays for it"
         return Row("reached", words, "error", "unreachable", {"how": "none", **known}, ports)
-    return Row("reached", "nobody could tell", facts={"how": "unknown", **known})
+    return Row("reached", "there was nobody to ask", facts={"how": "unknown"})
+
+
+_NATS = {
+    "none": "none: others see this machine's own address",
+    "cone": "a router with one port outside for whomever this machine calls",
+    "symmetric": "a router with another port outside for every connection",
+    "unknown": "fewer than two members could say",
+}
+
+
+def nat(kind: str, *, carrier: bool, how: str, ports: tuple[int, int] = (0, 0)) -> Row:
+    """What is between this machine and the others. kind: as `net.nat` judges it. carrier: the router at home is behind
+    another NAT. how: others reach this machine (`reached`)."""
+    words = _NATS[kind] + ", behind a carrier's NAT" * carrier
+    facts = {"kind": kind, "carrier": carrier}
+    # Who is reached directly need not care, and of who is not known nothing can be said.
+    if how not in ("relay", "none") or (kind == "unknown" and not carrier):
+        return Row("nat", words, facts=facts)
+    if kind == "none" and not carrier:
+        return Row("nat", f"{words}, and a firewall keeps them out", "note", "firewall", facts, ports)
+    return Row("nat", words, "note", "carrier" if carrier else {"cone": "router"}.get(kind, kind), facts)
 
 
 def _members(peers: Collection[str]) -> str:
     return f"{len(peers)} member{'' if len(peers) == 1 else 's'}"
+
+
+def _short(peer: str) -> str:
+    return f"...{peer[-8:]}"
 
 
 # ---------------------------------------------------------------- all of it

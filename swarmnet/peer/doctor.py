@@ -16,7 +16,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,11 +28,14 @@ from swarmnet.ids import PeerId
 from swarmnet.manifest.schema import Manifest
 from swarmnet.manifest.terms import RunTerms
 from swarmnet.messages import Answer, Control, Request
+from swarmnet.net.address import Address
 from swarmnet.net.dial_back import Asking
 from swarmnet.net.endpoint import Endpoint, open_endpoint
 from swarmnet.net.grpc_transport import raise_limit
+from swarmnet.net.hops import behind_a_carrier, hops
 from swarmnet.net.identity import own_identity
 from swarmnet.net.line_test import measure
+from swarmnet.net.nat import Sight
 from swarmnet.net.ports import check_free
 from swarmnet.net.swarm_link import SwarmLink
 from swarmnet.peer import checkup
@@ -191,7 +194,8 @@ async def _beside(endpoint: Endpoint, terms: RunTerms, found: Callable[[Row], No
     with contextlib.suppress(UsageError):  # it is among the events
         await asking.check()
     said = next((name for name in ("hidden", "unreachable", "dialled_back") if name in events), "")
-    found(checkup.reached(said, events.get(said, {}), (transport.port, directory.port)))
+    reached = checkup.reached(said, events.get(said, {}), (transport.port, directory.port))
+    found(reached)
     offsets = {}
     serving = [record for record in directory.known() if record.peer != endpoint.me and record.stages]
     for record in sorted(serving, key=lambda record: record.hidden)[:MEMBERS]:
@@ -204,4 +208,18 @@ async def _beside(endpoint: Endpoint, terms: RunTerms, found: Callable[[Row], No
             found(checkup.line(peer, line.round_trip_s, line.up_bytes_per_s, line.down_bytes_per_s))
         if (offset := transport.clock_offset_s(peer)) is not None:
             offsets[peer] = offset
+    await _nat(endpoint, [record.peer for record in serving if not record.hidden], reached.facts["how"], found)
     found(checkup.clock(offsets, terms.max_clock_offset_s))
+
+
+async def _nat(endpoint: Endpoint, members: Sequence[PeerId], how: str, found: Callable[[Row], None]) -> None:
+    sight = Sight(("", 0), ())
+    with contextlib.suppress(SwarmError, TimeoutError):  # nobody can tell
+        sight = await endpoint.transport.sight(members)
+    # The port says nothing of a second router behind the one at home; the way to a member does.
+    hosts = [Address.parse(text).host for peer in members for text in endpoint.directory.addresses(peer)[:1]]
+    carrier = any([behind_a_carrier(await asyncio.to_thread(hops, host)) for host in hosts[:1]])
+    kind = sight.kind()
+    ports = endpoint.transport.port, endpoint.directory.port
+    carried = carrier or kind == "carrier"
+    found(checkup.nat("cone" if kind == "carrier" else kind, carrier=carried, how=how, ports=ports))

@@ -369,6 +369,7 @@ def servings(records: Sequence[Record]) -> list[Serving]:
             status.stage,
             has_state=status.synced or bool(status.disk),
             leaving=status.draining,
+            paused=record.paused,
             load=status.queue / max(status.slots, 1),
             choosing=not status.slots and not status.synced,
             synced=status.synced,

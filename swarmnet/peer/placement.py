@@ -54,6 +54,8 @@ class Serving:
     surely: bool = False
     may_move: bool = False
     synced: bool = True
+    paused: bool = False
+    """It has the state, computes nothing, and neither leaves nor moves."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -120,7 +120,7 @@ class Picture:
         self.announced: dict[PeerId, int] = {}
         self._moving = 0
         promised = [0.0] * num_stages
-        people = rated(num_stages, [each for each in serving if not each.choosing])
+        people = rated(num_stages, [each for each in serving if not (each.choosing or each.paused)])
         for each, rate in people:
             to = each.going if each.going is not None and each.going < num_stages else None
             if each.surely and to is not None:

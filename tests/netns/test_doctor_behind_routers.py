@@ -65,6 +65,14 @@ def test_the_doctor_names_what_is_in_the_way(world, tmp_path: Path) -> None:
         how = rows["reached"]["facts"]["how"]
         assert how == ("direct" if name == "public" else "relay"), (name, rows["reached"])
         assert (rows["reached"]["problem"] == "relayed") == (name != "public")
+        nat, way = rows["nat"]["facts"], rows["nat"]["problem"]
+        assert (nat["kind"], nat["carrier"], way) == {
+            "public": ("none", False, ""),
+            "firewall": ("none", False, "firewall"),
+            "port": ("cone", False, "router"),
+            "symmetric": ("symmetric", False, "symmetric"),
+            "carrier": ("symmetric", True, "carrier"),
+        }[name], (name, rows["nat"])
         assert rows["line"]["facts"]["round_trip_s"] > 0 and abs(rows["clock"]["facts"]["offset_s"]) < 5
 
 

@@ -40,10 +40,18 @@ ROWS: list[tuple[Row, str, str]] = [
     (checkup.line("12D3KooWsome", 0.02, 0.0, 0.0), "ok", ""),
     (checkup.line("12D3KooWsome", 0.02, 1e6, 5e7), "note", "slow_line"),
     (checkup.no_line("12D3KooWsome", "silent"), "note", "silent"),
-    (checkup.reached("dialled_back", {"could": ["a", "b"], "could_not": {}}, PORTS), "ok", ""),
+    (checkup.reached("dialled_back", {"could": ["a", "b"], "could_not": {}, "not_asked": {}}, PORTS), "ok", ""),
     (checkup.reached("hidden", COULD_NOT | {"relays": ["r"]}, PORTS), "note", "relayed"),
     (checkup.reached("unreachable", COULD_NOT, PORTS), "error", "unreachable"),
     (checkup.reached("", {}, PORTS), "ok", ""),
+    (checkup.nat("none", carrier=False, how="direct"), "ok", ""),
+    (checkup.nat("none", carrier=False, how="relay"), "note", "firewall"),
+    (checkup.nat("cone", carrier=False, how="direct"), "ok", ""),
+    (checkup.nat("cone", carrier=False, how="relay"), "note", "router"),
+    (checkup.nat("symmetric", carrier=False, how="none"), "note", "symmetric"),
+    (checkup.nat("cone", carrier=True, how="relay"), "note", "carrier"),
+    (checkup.nat("unknown", carrier=False, how="relay"), "ok", ""),
+    (checkup.nat("unknown", carrier=True, how="relay"), "note", "carrier"),
 ]
 
 

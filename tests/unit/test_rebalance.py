@@ -198,6 +198,13 @@ def test_a_move_that_gains_little_for_long_fetching_is_not_made() -> None:
     assert not Picture(2, [*few, replica("x", 0)], slow).worth
 
 
+def test_who_is_paused_neither_counts_nor_moves_nor_holds_others_up() -> None:
+    idle = [replica(f"idle.{number}", stage, leaving=True, paused=True) for number in range(3) for stage in (0, 1)]
+    with_idle = Picture(2, [*swarm(4, 1), *idle], RULES)
+    assert with_idle.worth == Picture(2, swarm(4, 1), RULES).worth and with_idle.worth
+    assert with_idle.rates == Picture(2, swarm(4, 1), RULES).rates
+
+
 def test_a_move_that_failed_is_not_tried_at_once() -> None:
     member = Rebalancer(PeerId("p0.0"), RULES, now=0.0)
     picture = Picture(2, swarm(3, 1), RULES)
