@@ -18,6 +18,9 @@ MAX_ON_DISK = 8
 MAX_COMPLAINTS = 8
 """Complaints in one record, about all stages together."""
 MAX_REASON = 80
+MAX_ESTIMATES = 24
+"""Replicas of its stage of which a peer says how fast they are."""
+MAX_RATE = (1 << 31) - 1
 MAX_NUM_STAGES = 1024
 
 Amount = Annotated[int, Between(0, 1 << 31)]
@@ -29,6 +32,16 @@ Addresses = Annotated[tuple[Annotated[str, Size(256)], ...], Entries(MAX_ADDRESS
 
 Role = Literal["stage", "trainer"]
 """What a peer is in a run, and what a run by invitation admits it as."""
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """How fast a replica of the stage is, as a mate has measured it (`peer.rates`)."""
+
+    mark: Annotated[int, Between(0, (1 << 32) - 1)]
+    """Of which peer: the first digits of a hash of its id."""
+    rate: Annotated[int, Between(0, MAX_RATE)]
+    """Microbatches per 1000 s."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +119,10 @@ class Record:
     """The pass that it shows in a run by invitation."""
     complaints: Annotated[tuple[Complaint, ...], Entries(MAX_COMPLAINTS)] = ()
     """The most important one first."""
+    estimates: Annotated[tuple[Estimate, ...], Entries(MAX_ESTIMATES)] = ()
+    """How fast it finds its mates, and itself; of a peer with one stage."""
+    paused: bool = False
+    """Does it follow its stages' state and want no microbatches? Its stages then say `draining`, and it stays."""
 
     @property
     def roles(self) -> tuple[Role, ...]:

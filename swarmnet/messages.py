@@ -188,6 +188,8 @@ class Heartbeat:
     """Mates that my step goes on without."""
     unreached: Annotated[tuple[PeerId, ...], Entries(MAX_SITTING)] = ()
     """Mates that I hear and cannot call: I can pull nothing from them."""
+    new: bool = False
+    """I have still to contribute before I count, for the first time or since I came back."""
 
 
 MAX_SITTING = 16
@@ -474,17 +476,29 @@ class DialBack:
     """Open a new connection to me at the address in my record, and say whether that worked."""
 
 
+MAX_LINE_TEST = 2 << 20
+"""Bytes of a line test, each way."""
+
+
+@dataclass(frozen=True, slots=True)
+class LineTest:
+    """What does the line between us carry? Payload: up to MAX_LINE_TEST bytes, or nothing; they are thrown away."""
+
+    num_bytes: Annotated[int, Between(0, MAX_LINE_TEST)] = 0
+    """To send back."""
+
+
 @dataclass(frozen=True, slots=True)
 class ManifestRequest:
     """The run's manifest, as canonical bytes."""
 
 
-Request = Process | Fetch | Part | SnapshotRequest | TrailRequest | ManifestRequest | DialBack
+Request = Process | Fetch | Part | SnapshotRequest | TrailRequest | ManifestRequest | DialBack | LineTest
 
 
 def gives_way(request: Request) -> bool:
-    """Is it state for a joiner that is asked for? It waits for what steps need."""
-    return isinstance(request, SnapshotRequest) or (isinstance(request, Part) and request.kind == "replay")
+    """Is it state for a joiner that is asked for, or a test? It waits for what steps need."""
+    return isinstance(request, SnapshotRequest | LineTest) or (isinstance(request, Part) and request.kind == "replay")
 
 
 @dataclass(frozen=True, slots=True)
@@ -615,6 +629,13 @@ class DialledBack:
     """What stood in the way, in words for a person."""
 
 
+@dataclass(frozen=True, slots=True)
+class LineTested:
+    """The answer to `LineTest`, once its payload has come."""
+
+    payload: tuple[Packed, ...] = ()
+
+
 Answer = (
     Accepted
     | Running
@@ -629,4 +650,5 @@ Answer = (
     | TrailStep
     | ManifestData
     | DialledBack
+    | LineTested
 )

@@ -49,13 +49,15 @@ class Meter:
         self._open = False
         self._rates: deque[float] = deque(maxlen=_ROUNDS)
         self._said = 0
+        self.lent = 0
+        """Bytes per second that the operator lends at most, either way; 0: all of the line."""
         self._round_trips: dict[PeerId, deque[float]] = {}
 
     @property
     def line(self) -> LineQuality:
         """What has been found so far."""
         return LineQuality(
-            self._said,
+            min(self._said, self.lent) if self.lent else self._said,
             tuple(sorted((peer, max(round(min(seconds) * 1e6), 1)) for peer, seconds in self._round_trips.items())),
         )
 

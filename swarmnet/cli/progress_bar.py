@@ -14,7 +14,31 @@ from rich.progress import BarColumn, DownloadColumn, Progress, ProgressColumn, T
 from rich.progress import TransferSpeedColumn as SpeedColumn
 from rich.table import Column
 
+from swarmnet.peer.checkup import dialled_back, hidden
 from swarmnet.telemetry.screen import PLAIN_EVERY_S, Screen
+
+
+class JoinTimes:
+    """When a joiner was through with each phase, in seconds from here on, until its first microbatch counts."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock, self._began = clock, clock()
+        self.seconds: dict[str, float] = {}
+
+    def passed(self, phase: str) -> None:
+        """The first time is the one that counts."""
+        self.seconds.setdefault(phase, round(self._clock() - self._began, 2))
+
+    def on_event(self, event: str, fields: Mapping[str, Any]) -> bool:
+        """Take in one event of the peer. Returns, once, whether its first microbatch has been counted."""
+        if event in ("listening", "synced"):
+            self.passed(event)
+        elif event in ("dialled_back", "hidden"):
+            self.passed("reachable")
+        elif event == "executed" and fields["counted"] and "counted" not in self.seconds:
+            self.passed("counted")
+            return True
+        return False
 
 
 class ProgressBar(Screen):
@@ -65,10 +89,11 @@ class ProgressBar(Screen):
                 which = "a rank" if fields["rank"] is None else f"rank {fields['rank']}"
                 self.phase("ranks", f"{which} of stage {fields['stage']} was lost ({fields['reason']}): all start anew")
             case "dialled_back":
-                could, could_not, not_asked = (
-                    [f"...{peer[-8:]}" for peer in fields[which]] for which in ("could", "could_not", "not_asked")
-                )
-                self.phase("reachable", _dialled_back(could, could_not, not_asked))
+                self.phase("reachable", dialled_back(fields))
+            case "hidden":
+                self.phase("reachable", hidden(fields))
+            case "relay_lost":
+                self.phase("reachable", f"not through ...{fields['relay'][-8:]} any more ({fields['reason']})")
             case "synced":
                 self._synced(fields)
             case "stopped":
@@ -175,17 +200,6 @@ def _pace(seconds: float, done: float, left: float) -> str:
     if left_s < 120.0:
         return f"; {how_fast}, {left_s:.0f} s left"
     return f"; {how_fast}, " + (f"{left_s / 60.0:.0f} min left" if left_s < 7200.0 else f"{left_s / 3600.0:.1f} h left")
-
-
-def _dialled_back(could: list[str], could_not: list[str], not_asked: list[str]) -> str:
-    silent = f"; could not ask {', '.join(not_asked)}" if not_asked else ""
-    # One that could not is what the operator has to hear of; who could is only counted.
-    if could_not:
-        tried, others = len(could) + len(could_not), ", ".join(could_not)
-        return f"{len(could)} of {tried} members that tried could connect to this peer, not {others}{silent}"
-    if not could:
-        return f"nobody who was asked could say whether others can connect to this peer{silent}"
-    return f"{len(could)} member{'s' if len(could) > 1 else ''} connected back{silent}"
 
 
 def _level_in(fields: Mapping[str, Any]) -> str:

@@ -48,7 +48,7 @@ def join(ctx: click.Context, /, run: str, *, no_restart: bool, **_: Any) -> int:
       swarmnet join swarm:RUN_ID@/ip4/203.0.113.7/tcp/31337/p2p/12D3KooW...
 
     \b
-    Other peers must be able to connect to this one: open both ports in the firewall.
+    Where others can connect to it, it relays for those that nobody can: open both ports in the firewall.
       swarmnet join --port 31340 --dht-port 31341 LINK
 
     The first Ctrl+C finishes what the peer holds and leaves; the second ends it at once.
@@ -93,13 +93,17 @@ def _invited(run: str, config: PeerConfig) -> tuple[PeerConfig, SwarmLink | Mani
 
 def _join(config: PeerConfig, invited: SwarmLink | Manifest) -> int:
     import asyncio
+    import logging
     import time
 
     from rich.console import Console
 
     from swarmnet import telemetry
-    from swarmnet.cli.progress_bar import ProgressBar
+    from swarmnet.cli.progress_bar import JoinTimes, ProgressBar
     from swarmnet.net.swarm_link import SwarmLink
+
+    log = telemetry.get(__name__)
+    times = JoinTimes(time.monotonic)
 
     # rich replaces standard error while the bar is there: the log has to follow it.
     def set_up_log() -> None:
@@ -110,7 +114,16 @@ def _join(config: PeerConfig, invited: SwarmLink | Manifest) -> int:
 
         from swarmnet.peer.joining import find_place  # takes a second or two, hivemind alone
 
-        place = asyncio.run(find_place(config, invited, story.phase))
+        def tell(name: str, text: str) -> None:
+            story.phase(name, text)
+            times.passed(name)
+
+        def heard(event: str, fields: dict[str, object]) -> None:
+            story.on_event(event, fields)
+            if times.on_event(event, fields):
+                log.at(logging.INFO, "counts", {**times.seconds})
+
+        place = asyncio.run(find_place(config, invited, tell))
         story.phase("starting", "making room for the stage, then listening under this machine's own address")
 
         from swarmnet.peer.run import run_peer
@@ -118,7 +131,7 @@ def _join(config: PeerConfig, invited: SwarmLink | Manifest) -> int:
         return run_peer(
             place.config,
             place.manifest,
-            heard=story.on_event,
+            heard=heard,
             # A manifest from strangers must not make this peer read a file that they name.
             data_at_source=not isinstance(invited, SwarmLink) or place.manifest.data.source in BUILT_IN,
         )
@@ -152,7 +165,7 @@ def peer(ctx: click.Context, /, *, no_restart: bool, **_: Any) -> int:
 
 
 @click.command("trainer", cls=SchemaCommand, context_settings=SETTINGS)
-@peer_options("manifest", "dir", "data", "host", "port", *NETWORK, "invitation", *LOGS)
+@peer_options("manifest", "dir", "data", "host", "port", *NETWORK, "invitation", "caps", *LOGS)
 @click.pass_context
 def trainer(ctx: click.Context, /, **_: Any) -> int:
     """Feed microbatches into stage 0; holds no weights.
@@ -187,6 +200,37 @@ def bootstrap(ctx: click.Context, /, **_: Any) -> int:
     from swarmnet.peer.bootstrap import run_bootstrap
 
     return run_bootstrap(config)
+
+
+@click.command("doctor", cls=SchemaCommand, context_settings=SETTINGS)
+@click.argument("run", metavar="[LINK_OR_MANIFEST]", required=False)
+@peer_options("dir", "host", "port", *NETWORK, "invitation", "device", "log")
+@with_json
+@click.pass_context
+def doctor(ctx: click.Context, /, run: str | None, *, as_json: bool, **_: Any) -> int:
+    """Look at this machine, and with a link at its line to a run: what is wrong, and what to do.
+
+    With a link it has members of the run connect to this machine, and measures the line to a few of them; it serves
+    nothing. Say the same --dir, --port and --dht-port as to `join`. The exit code is 0 if all is well, 1 if something
+    is not.
+
+    \b
+    Examples:
+      swarmnet doctor
+      swarmnet doctor swarm:RUN_ID@/ip4/203.0.113.7/tcp/31337/p2p/12D3KooW...
+    """
+    config = read_config(ctx, "stage")
+    invited: SwarmLink | Manifest | None = None
+    if run is not None:
+        config, invited = _invited(run, config)
+
+    from swarmnet import telemetry
+    from swarmnet.peer.doctor import run_doctor
+
+    # What it says is enough, unless somebody asks for more.
+    if config.log.level == "info":
+        telemetry.setup("error", format=config.log.format)
+    return run_doctor(config, invited, as_json=as_json)
 
 
 @click.command("status", context_settings=SETTINGS)

@@ -253,7 +253,7 @@ MESH_AND_MEMORY = ("mesh", "memory")
 NETWORK = ("dht_port", "announce", "bootstrap")
 LOGS = ("events", "log")
 PLACES = ("dir", "data", "initial", "host", "port")
-SERVING = ("stages", *MESH_AND_MEMORY, *PLACES, *NETWORK, "invitation", "device", "slots", *LOGS)
+SERVING = ("stages", *MESH_AND_MEMORY, *PLACES, *NETWORK, "invitation", "device", "slots", "caps", *LOGS)
 """Fields of the peer config that whoever serves a stage says."""
 
 
@@ -277,11 +277,19 @@ def read_config(ctx: click.Context, role: Role) -> PeerConfig:
     Raises UsageError in the name of the flag, variable or file that is wrong.
     """
     from swarmnet import telemetry
-    from swarmnet.config.check import resolve
+    from swarmnet.config.check import SettingsLayer, resolve
     from swarmnet.config.peer import PeerConfig
 
     # Checked after all layers are laid: what a stronger one corrects is no mistake.
-    config = resolve(PeerConfig, _layers(ctx, role), where=ctx.params["config"] or "peer config")
+    layers, where = _layers(ctx, role), ctx.params["config"] or "peer config"
+    config = resolve(PeerConfig, layers, where=where)
+    if role == "stage":
+        from swarmnet.peer.desk import WISHES, kept_wishes
+
+        # Asked of an earlier process with this --dir: above the file, below what is said now.
+        at = 1 + bool(ctx.params["config"])
+        layers.insert(at, SettingsLayer(str(config.dir / WISHES), kept_wishes(config.dir).config))
+        config = resolve(PeerConfig, layers, where=where)
     if role not in config.roles:
         raise UsageError(
             f"roles = {list(config.roles)} does not include {role!r}: "

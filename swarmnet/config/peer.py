@@ -127,9 +127,72 @@ class Memory(Table):
         return self
 
 
-class Caps(Table):
-    """What this machine lends at most."""
+@dataclass(frozen=True, slots=True)
+class Hours:
+    """A stretch of each day by this machine's clock, in minutes after midnight; it may pass midnight."""
 
+    begin: int
+    end: int
+
+    @classmethod
+    def parse(cls, text: str) -> Hours:
+        """Of "22:00-07:00". Raises ValueError, in words."""
+        found = re.fullmatch(r"([01]\d|2[0-3]):([0-5]\d)-([01]\d|2[0-3]):([0-5]\d)", text)
+        if found is None:
+            raise ValueError('must be hours of the day such as "22:00-07:00", or "" for all day')
+        first, second, third, fourth = map(int, found.groups())
+        if (first, second) == (third, fourth):
+            raise ValueError('begins when it ends: say "" for all day')
+        return cls(60 * first + second, 60 * third + fourth)
+
+    def includes(self, minute: int) -> bool:
+        """Is this minute of the day among them?"""
+        if self.begin < self.end:
+            return self.begin <= minute < self.end
+        return minute >= self.begin or minute < self.end
+
+
+def _hours(text: str) -> str:
+    if text:
+        Hours.parse(text)
+    return text
+
+
+def _lendable(mbit: float) -> float:
+    # Slower, a piece of a tensor takes longer than others wait for a sign of life.
+    if 0 < mbit < LEAST_MBIT:
+        raise ValueError(f"must be at least {LEAST_MBIT:g}, or 0 for all of the line")
+    return mbit
+
+
+LEAST_MBIT = 4.0
+
+Mbit = Annotated[float, Field(ge=0, le=1e6), AfterValidator(_lendable)]
+Gib = Annotated[float, Field(ge=0, le=1e6)]
+
+
+class Caps(Table):
+    """What this machine lends at most. `swarmnet caps` shows and changes them while the peer runs; see
+    docs/volunteers.md."""
+
+    upload_mbit: Annotated[Mbit, CliOption("MBIT", name="upload")] = says(0.0, "Mbit/s to send; 0: all of the line")
+    download_mbit: Annotated[Mbit, CliOption("MBIT", name="download")] = says(
+        0.0, "Mbit/s to receive; 0: all of the line"
+    )
+    gpu_gib: Annotated[Gib, CliOption("GIB", name="gpu-memory")] = says(0.0, "GiB of each GPU; 0: what is free")
+    host_gib: Annotated[Gib, CliOption("GIB", name="host-memory")] = says(
+        0.0, "GiB of memory, if it computes on the CPU; 0: what is free"
+    )
+    disk_gib: Annotated[Gib, CliOption("GIB", name="disk")] = says(0.0, "GiB of checkpoints; 0: what they take")
+    hours: Annotated[str, AfterValidator(_hours), CliOption("HH:MM-HH:MM")] = says(
+        "", 'hours of the day, such as "22:00-07:00"; outside them it pauses by itself'
+    )
+    relay_peers: Annotated[Count, CliOption("N")] = says(
+        16, "peers that nobody can dial and that are reached through this one (docs/relays.md); 0: none"
+    )
+    relay_mbit: Annotated[Count, CliOption("N")] = says(
+        0, "Mbit/s passed on for them; 0: a tenth of what this line was measured to carry"
+    )
     keep_checkpoints: Positive = says(3, "checkpoints kept on disk, per stage")
     memo_bytes: Count = says(512 * 2**20, "what was sent and answered, kept for who asks again, per stage; 0: nothing")
 
@@ -155,9 +218,11 @@ class NetworkSettings:
     port: int
     dht_port: int
     announce: tuple[str, ...]
+    map_port: bool
     bootstrap: tuple[str, ...]
     invitation: str
     manifest: Path | None
+    caps: Caps
 
 
 class PeerConfig(Table):
@@ -181,12 +246,13 @@ class PeerConfig(Table):
     initial: Annotated[Home | None, CliOption("DIR")] = says(
         None, "where this machine has the checkpoint the run begins with, if not at initial.source"
     )
-    host: Annotated[str, CliOption("ADDR")] = says("0.0.0.0", "address to listen on", min_length=1)
+    host: Annotated[str, CliOption("ADDR")] = says("0.0.0.0", "address to listen on; :: is IPv6 and IPv4", min_length=1)
     port: Annotated[Port, CliOption("N")] = says(0, "port of the data plane; 0: last time's, else any free one")
     dht_port: Annotated[Port, CliOption("N")] = says(0, "port of the DHT; 0: last time's, else any free one")
     announce: Annotated[tuple[Multiaddr, ...], CliOption("MADDR")] = says(
         (), "multiaddr to publish instead of what `host` suggests"
     )
+    map_port: bool = says(True, "have the home's router forward `port` (UPnP, by the extra `upnp`; docs/nat.md)")
     bootstrap: Annotated[tuple[Multiaddr, ...], CliOption("MADDR")] = says(
         (), "multiaddr of a peer that is up; without any, a new swarm begins"
     )

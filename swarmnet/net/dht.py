@@ -151,6 +151,7 @@ class DhtDirectory:
         self._sought: set[RunId] | None = None  # while somebody asks for runs
         self.by_memory = False
         """Did nobody answer at `bootstrap`, so that it joined through peers it remembered, of this run or another?"""
+        self._replaces_node = False
         self._rng = random.Random()
         self._node: DhtNode
 
@@ -174,6 +175,8 @@ class DhtDirectory:
     @property
     def maddrs(self) -> tuple[str, ...]:
         """Multiaddrs with which others can bootstrap from this node."""
+        if self._listen.client:
+            return ()
         if not self._listen.announce:
             return self._node.maddrs
         return tuple(a if peer_in(a) else f"{a}/p2p/{self.peer}" for a in self._listen.announce)
@@ -238,6 +241,15 @@ class DhtDirectory:
             return tuple(sorted(run for run in self._sought if run.startswith(first_digits)))
         finally:
             self._sought = None
+
+    def dht_addresses(self, peer: PeerId) -> tuple[str, ...]:
+        """Where a peer's DHT node is said to listen."""
+        found = self._table.get(peer, now=time.time())
+        return found.dht if found and self._admits(found.record) else ()
+
+    def hide(self) -> None:
+        """Nobody can dial this peer: its node only asks, when it next looks around."""
+        self._listen, self._replaces_node = replace(self._listen, client=True, announce=()), True
 
     async def run(self) -> None:
         """Renew, refresh, remember, re-join; until cancelled."""
@@ -393,6 +405,8 @@ class DhtDirectory:
             await asyncio.sleep(self._rng.uniform(0.8, 1.2) * (alone_s if alone else period))
             # Before we look around: a dead daemon looks like a swarm in which nobody answers.
             if self._node.broken:
+                log.warning("dht_daemon_lost", action="starting another")
+            if self._node.broken or self._replaces_node:
                 await self._reopen()
             strangers = self._strangers()
             self._rng.shuffle(strangers)
@@ -406,8 +420,7 @@ class DhtDirectory:
             self._remember()
 
     async def _reopen(self) -> None:
-        """Replace a node whose daemon died, at the same port if it is still to be had."""
-        log.warning("dht_daemon_lost", action="starting another")
+        """Replace the node, at the same port if it is still to be had."""
         first = self.port
         await self._node.close()
         try:
@@ -415,6 +428,8 @@ class DhtDirectory:
         except SwarmError as error:
             log.warning("dht_daemon_failed", error=str(error))
             return
+        self._replaces_node = False
+        await self._node.join(self._strangers()[:REJOIN_AT_ONCE])
         # The new node has stored nothing for us.
         if self._mine is not None:
             self._publish_again_at = 0.0

@@ -12,14 +12,13 @@ import os
 import shutil
 import socket
 import sys
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 
 from swarmnet.errors import SwarmError, UsageError
-from swarmnet.net.identity import FileLock, Identity
+from swarmnet.net.identity import FileLock, Identity, own_directory, sweep
 from swarmnet.net.parent_death import dies_with_parent
 from swarmnet.net.ports import check_free
 
@@ -70,8 +69,8 @@ class Daemon(asyncio.SubprocessProtocol):
         if not listen.client:
             port, claim = _take_port(listen)
             listen = replace(listen, port=port)
-        _sweep()
-        self = cls(*_own_directory())
+        sweep(PREFIX)
+        self = cls(*own_directory(PREFIX))
         self._claim = claim
         try:
             await self._start(identity, listen)
@@ -174,30 +173,13 @@ def _binary() -> Path:
     return path
 
 
-def _own_directory() -> tuple[Path, FileLock]:
-    """A directory that is ours for as long as we live."""
-    while True:
-        directory = Path(tempfile.mkdtemp(prefix=PREFIX))  # 0700: the socket gives command of the daemon
-        with contextlib.suppress(FileNotFoundError):  # another's sweep held it before we did
-            hold = FileLock.directory(directory, wait=True)
-            assert hold is not None, "we waited for it"
-            return directory, hold
-
-
-def _sweep() -> None:
-    """Remove directories whose process was killed: nobody holds them. A daemon that is only starting is held."""
-    for left in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
-        with contextlib.suppress(OSError):  # gone meanwhile, or another user's
-            if hold := FileLock.directory(left, wait=False):
-                shutil.rmtree(left, ignore_errors=True)
-                hold.release()
-
-
 def _listening(listen: Listen) -> list[str]:
     if listen.client:
         return ["-noListenAddrs", "-dhtClient=1"]
-    kind = "ip6" if ":" in listen.host else "ip4"
-    arguments = [f"-hostAddrs=/{kind}/{listen.host}/tcp/{listen.port}", "-dhtServer=1"]
+    # As elsewhere, :: is every address, those of IPv4 among them.
+    hosts = ["::", "0.0.0.0"] if listen.host == "::" else [listen.host]
+    addresses = (f"/{'ip6' if ':' in host else 'ip4'}/{host}/tcp/{listen.port}" for host in hosts)
+    arguments = [f"-hostAddrs={','.join(addresses)}", "-dhtServer=1"]
     if listen.announce:
         bare = (address.partition("/p2p/")[0] for address in listen.announce)
         arguments.append(f"-announceAddrs={','.join(bare)}")
@@ -210,6 +192,11 @@ def _take_port(listen: Listen) -> tuple[int, socket.socket | None]:
     if not listen.port and listen.first:
         with contextlib.suppress(UsageError):
             return _take_port(replace(listen, port=listen.first))
+    # The daemon would take one for each family.
+    if not listen.port and listen.host == "::":
+        with socket.socket(socket.AF_INET6) as probe:
+            probe.bind(("::", 0))
+            listen = replace(listen, port=probe.getsockname()[1])
     # Before the look at the port: between look and listening another of us would find it free, too.
     claim = _claimed(listen.port) if listen.port else None
     try:

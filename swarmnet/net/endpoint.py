@@ -13,6 +13,7 @@ import contextlib
 import secrets
 import time
 from collections.abc import AsyncGenerator, Callable, Coroutine
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,16 +22,19 @@ from swarmnet.config.peer import NetworkSettings
 from swarmnet.directory import Record, Role
 from swarmnet.ids import PeerId, RunId
 from swarmnet.manifest.terms import RunTerms
-from swarmnet.net.address import announced_at
+from swarmnet.net.address import Address, announced_at
 from swarmnet.net.admission import Admissions
 from swarmnet.net.admission_files import OwnPass, admissions_of
 from swarmnet.net.dht import DhtDirectory
 from swarmnet.net.dht_daemon import Listen
+from swarmnet.net.dial_back import Say
 from swarmnet.net.greeting import Greeter
 from swarmnet.net.grpc_options import GrpcConfig
 from swarmnet.net.grpc_transport import GrpcTransport
 from swarmnet.net.identity import Identity, own_identity
+from swarmnet.net.port_mapping import mapped_port, may_ask
 from swarmnet.net.ports import LastPorts
+from swarmnet.net.relay_book import RelayCaps
 from swarmnet.net.swarm_link import SwarmLink
 from swarmnet.telemetry.journal import loopback_last
 from swarmnet.transport import Service, Transport
@@ -69,6 +73,7 @@ class Endpoint:
     dir: Path
     admissions: Admissions
     own_pass: OwnPass
+    maps_port: bool
 
     @property
     def me(self) -> PeerId:
@@ -102,11 +107,28 @@ class Endpoint:
             "links": list(self.links),
         }
 
+    async def hide(self, say: Say) -> dict[str, object] | None:
+        """Nobody can dial this peer: from now on it is reached through relays, and the DHT does not count on it.
+
+        say: is told of relays that are found and lost. Returns what to say of it; None: nobody relays for it.
+        """
+
+        def members() -> list[PeerId]:
+            known = self.directory.known()
+            return [each.peer for each in known if each.addresses and not each.hidden and (each.stages or each.trainer)]
+
+        if not await self.transport.hide(members, say):
+            return None
+        self.directory.hide()
+        relays = self.transport.relays
+        links = [str(SwarmLink(self.run, at)) for relay in relays for at in self.directory.dht_addresses(relay)]
+        return {"relays": list(relays), "links": loopback_last(links)}
+
     @contextlib.asynccontextmanager
     async def serve(self, service: Service) -> AsyncGenerator[None, None]:
         """Answer others as `service`, and keep my place in the DHT."""
         self.transport.service = service
-        async with self.transport, asyncio.TaskGroup() as group:
+        async with self.transport, self._mapped_port() as self.transport.mapped, asyncio.TaskGroup() as group:
             LastPorts(self.transport.port, self.directory.port).keep(self.dir)
             # Only now: what it announces needs the port that was bound.
             keeping = group.create_task(self.directory.run())
@@ -116,6 +138,13 @@ class Endpoint:
             finally:
                 keeping.cancel()
                 admitted.cancel()
+
+    def _mapped_port(self) -> AbstractAsyncContextManager[Address | None]:
+        """A port of our router's, if we are at home behind one."""
+        host = Address.parse(self.transport.addresses[0]).host
+        if self.maps_port and may_ask(host):
+            return mapped_port(host, self.transport.port, self.me)
+        return contextlib.nullcontext()
 
     async def _while_admitted(self) -> None:
         """Raises UsageError when this peer is banned, or its invitation has ended and is not renewed."""
@@ -167,8 +196,19 @@ async def open_endpoint(
                 announce=announced["port"],
                 config=GrpcConfig.of(terms),
                 greeter=greeter_of(terms, numerics, admissions, own_pass),
+                relay_caps=RelayCaps(network.caps.relay_peers),
+                relay_bytes_per_s=network.caps.relay_mbit * 1e6 / 8,
             )
             incarnation = secrets.randbits(62)
             yield Endpoint(
-                identity, dht, transport, incarnation, numerics, terms.run, network.dir, admissions, own_pass
+                identity,
+                dht,
+                transport,
+                incarnation,
+                numerics,
+                terms.run,
+                network.dir,
+                admissions,
+                own_pass,
+                maps_port=network.map_port and not network.announce,
             )

@@ -13,7 +13,7 @@ import functools
 import math
 import urllib.parse
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 
 import grpc
 
@@ -59,6 +59,9 @@ _COMPLAIN_EVERY_S, _MOST_COMPLAINTS = 60.0, 32
 """One caller is named so often for one thing, and no more than so many within that time."""
 
 
+Handler = Callable[[object, grpc.aio.ServicerContext], Awaitable[None]]
+
+
 class Callee(grpc.GenericRpcHandler):  # type: ignore[misc]
     """Answers every method of services.proto for one service."""
 
@@ -69,10 +72,12 @@ class Callee(grpc.GenericRpcHandler):  # type: ignore[misc]
         link_ended: Callable[[PeerId], None],
         traffic: Traffic,
         write: Callable[[Control], bytes],
+        others: Mapping[str, Handler] = {},
     ) -> None:
-        """write: as for links (`grpc_caller.Link`)."""
+        """write: as for links (`grpc_caller.Link`). others: methods that somebody else answers."""
         self._greeter, self._dials, self._config = dialling.greeter, dialling.dials, dialling.config
         self._service, self._link_ended, self._traffic, self._write = service, link_ended, traffic, write
+        self._others = others
         # Who is forgotten is asked to greet again, and loses nothing else.
         self.greeted: Recent[PeerId, Hello] = Recent(_MOST_GREETED)
         self._allowances = Allowances(self._config.allowance)
@@ -90,6 +95,8 @@ class Callee(grpc.GenericRpcHandler):  # type: ignore[misc]
             return grpc.stream_stream_rpc_method_handler(self._link)
         if method in _REQUESTS:
             return grpc.stream_stream_rpc_method_handler(functools.partial(self._call, _REQUESTS[method]))
+        if method in self._others:
+            return grpc.stream_stream_rpc_method_handler(self._others[method])
         return None
 
     # ------------------------------------------------------------ hello, link
@@ -108,7 +115,9 @@ class Callee(grpc.GenericRpcHandler):  # type: ignore[misc]
             return write_hello_reply(refusal)
         self.greeted[caller] = hello
         # It has proved who it is, and from which host: that host may be dialled for it.
-        self._dials.called(caller, host_of(context.peer()))
+        # One that came through a relay has shown no host.
+        if host := host_of(context.peer()):
+            self._dials.called(caller, host)
         return write_hello_reply(self._greeter.hello())
 
     async def _link(self, _: object, context: grpc.aio.ServicerContext) -> None:
@@ -116,7 +125,7 @@ class Callee(grpc.GenericRpcHandler):  # type: ignore[misc]
         if caller is None:
             await context.write(write_answer(_NOBODY))
             return
-        if not self._knows(caller):
+        if not self.knows(caller):
             await context.write(write_answer(GreetFirst()))
             return
         # It has one, and those of connections that broke without a word. More would only hold our memory.
@@ -161,6 +170,7 @@ class Callee(grpc.GenericRpcHandler):  # type: ignore[misc]
     async def _hear(self, peer: PeerId, data: bytes) -> Ping | None:
         """Take one message of a link, whoever opened it; returns a ping. Raises BadMessage, and Refused for a peer that
         is not admitted any more."""
+        self._traffic.down.spend(len(data))
         await self._keep_to_allowance(peer, len(data))
         # At every message: a link may be open for days.
         if self._greeter.unwelcome(peer):  # banned since, or its invitation has ended
@@ -190,7 +200,7 @@ class Callee(grpc.GenericRpcHandler):  # type: ignore[misc]
             await back.filled()
             await self._say(context, writing, Told(back.pop()))
 
-    def _knows(self, caller: PeerId) -> bool:
+    def knows(self, caller: PeerId) -> bool:
         """Has it greeted, and is it still admitted? If not it has to greet again, and is told why it is not."""
         if caller not in self.greeted:
             return False
@@ -201,8 +211,10 @@ class Callee(grpc.GenericRpcHandler):  # type: ignore[misc]
 
     async def _say(self, context: grpc.aio.ServicerContext, writing: asyncio.Lock, signal: Signal) -> None:
         """Raises TimeoutError if the caller does not read."""
+        data = write_answer(signal)
+        self._traffic.up.spend(len(data))
         async with asyncio.timeout(self._config.stall_s), writing:
-            await context.write(write_answer(signal))
+            await context.write(data)
 
     async def _keep_to_allowance(self, caller: PeerId, num_bytes: int) -> None:
         """Leave the link unread for a while if too much came: the rest waits at the caller's end."""
@@ -227,7 +239,7 @@ class Callee(grpc.GenericRpcHandler):  # type: ignore[misc]
         try:
             if caller is None:
                 await inbound.answer(_NOBODY)
-            elif expected is not ManifestRequest and not self._knows(caller):
+            elif expected is not ManifestRequest and not self.knows(caller):
                 # Before anything of the call is read: somebody who joins has no run to greet with, and may ask for that
                 # alone.
                 await inbound.answer(GreetFirst())
@@ -344,8 +356,13 @@ class _Inbound:
         # A dying sender looks like one that has finished; this one had not.
         if data is grpc.aio.EOF:
             raise PeerGone("the caller left in the middle", peer=self._caller)
-        self._flow.received += len(data)
+        self._flow.receives(len(data))
         return data
+
+    async def _read_piece(self) -> bytes:
+        """Of a payload."""
+        await self._flow.down.turn()  # for the piece before: unread, this one holds up its sender
+        return await self.read()
 
     def payload_reader(self, declared: Sequence[TensorHeader]) -> ReadPayload:
         """Read what was declared, once."""
@@ -355,7 +372,7 @@ class _Inbound:
             nonlocal reading
             assert not reading, "a payload can be read once"
             reading = True
-            received = await read_payload(self.read, declared, max_bytes=self._config.max_payload_bytes)
+            received = await read_payload(self._read_piece, declared, max_bytes=self._config.max_payload_bytes)
             self.unread = False
             return received
 
@@ -371,6 +388,8 @@ class _Inbound:
         async with self._writing:
             with self._flow.priority.urgent() if payload and not self.gives_way else contextlib.nullcontext():
                 for message in messages:
+                    if payload:
+                        await self._flow.up.turn()
                     await self._write(message)
 
     async def finish(self) -> None:
@@ -391,7 +410,7 @@ class _Inbound:
                     return
 
     async def _write(self, message: bytes) -> None:
-        self._flow.sent += len(message)  # first: a caller that has all it wants leaves, and cancels us in the write
+        self._flow.sends(len(message))  # first: a caller that has all it wants leaves, and cancels us in the write
         try:
             async with asyncio.timeout(self._config.stall_s):
                 await self.context.write(message)

@@ -19,7 +19,7 @@ import math
 import random
 import secrets
 from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 
 import grpc
 
@@ -34,6 +34,7 @@ from swarmnet.messages import (
     DialBack,
     Fetch,
     Heartbeat,
+    LineTest,
     ManifestRequest,
     MovedTo,
     Packed,
@@ -48,7 +49,7 @@ from swarmnet.messages import (
     TrailRequest,
 )
 from swarmnet.net.grpc_channels import Channel, PeerChannels
-from swarmnet.net.traffic import Flow
+from swarmnet.net.traffic import Flow, LentLine
 from swarmnet.wire.convert import (
     NONCE_BYTES,
     Done,
@@ -74,6 +75,7 @@ METHODS: dict[type, str] = {
     SnapshotRequest: "/swarmnet.v1.State/Snapshot",
     TrailRequest: "/swarmnet.v1.Averaging/Trail",
     DialBack: "/swarmnet.v1.Run/DialBack",
+    LineTest: "/swarmnet.v1.Run/LineTest",
     ManifestRequest: "/swarmnet.v1.Run/Manifest",
 }
 
@@ -173,6 +175,7 @@ class _Call:
             assembly = Assembly(declared, max_bytes=self._max_bytes)
             if chunk is not None:
                 assembly.take(chunk)
+                await self._flow.down.turn()
             self._arriving = answer, assembly
             return await self._receive(*self._arriving)
         return None
@@ -185,21 +188,23 @@ class _Call:
             if (chunk := await self._read()) is None:
                 raise BadMessage(RejectCode.MALFORMED, "the answer ends in the middle", peer=self._channels.peer)
             assembly.take(chunk)
+            await self._flow.down.turn()  # unread, the rest holds up its sender
             # A sign of life to our own caller; the next `next` goes on with the same payload.
             if not assembly.whole and self._loop.time() - began >= _PROGRESS_S:
                 return Running()
         self._arriving = None
         return with_payload(answer, assembly.payload)
 
-    def _upload(self, payload: tuple[Packed, ...]) -> Iterator[bytes]:
+    async def _upload(self, payload: tuple[Packed, ...]) -> AsyncGenerator[bytes, None]:
         """What gRPC sends; it asks for the next message when the one before has left."""
-        self._flow.sent += len(self._header)
+        self._flow.sends(len(self._header))
         yield self._header
         for message in payload_messages(payload):
+            await self._flow.up.turn()
             if self._refused:
                 return
             self._advance()
-            self._flow.sent += len(message)
+            self._flow.sends(len(message))
             yield message
         self._uploading.close()
 
@@ -224,7 +229,7 @@ class _Call:
         finally:
             self._guard = None
         self._channels.alive(self._channel)
-        self._flow.received += len(data or b"")
+        self._flow.receives(len(data or b""))
         return data
 
 
@@ -328,7 +333,8 @@ class Probe:
 
 class Link:
     """Carries one outbox to one peer. on_reached: told that the peer has just answered on this link. on_told: given
-    what the peer says on it, as bytes. write: shared by all links, so that what many are told is written once."""
+    what the peer says on it, as bytes. write: shared by all links, so that what many are told is written once. up: my
+    line, on which messages wait for nothing."""
 
     def __init__(
         self,
@@ -336,10 +342,11 @@ class Link:
         write: Callable[[Control], bytes],
         on_reached: Callable[[PeerId], None],
         on_told: Callable[[PeerId, bytes], Awaitable[None]],
+        up: LentLine,
     ) -> None:
         self._channels, self._config, self._on_reached, self._on_told = channels, channels.config, on_reached, on_told
-        self.outbox = Outbox(self._config.outbox, write)
-        self.is_open = False
+        self.outbox, self._up = Outbox(self._config.outbox, write), up
+        self.is_open = self._moves = False
 
     async def run(self) -> None:
         """Until cancelled: connect when a message waits, stream, back off when it breaks."""
@@ -352,6 +359,10 @@ class Link:
                 # At random, so that the peers of one that restarted do not all come back at once.
                 await asyncio.sleep(backoff * random.uniform(0.5, 1.0))
                 backoff = min(2 * backoff, _LONGEST_BACKOFF_S)
+
+    def move(self) -> None:
+        """There is a better way to the peer: end the stream with the next message, and open another."""
+        self._moves = self.is_open
 
     async def _connect_and_stream(self) -> bool:
         """Returns whether the peer took the link."""
@@ -380,7 +391,7 @@ class Link:
             if not isinstance(answer, Accepted):
                 log.debug("link_not_taken", peer=self._channels.peer, answer=answer)
                 return False
-            self.is_open = True
+            self.is_open, self._moves = True, False
             await self._carry(stream, channel)
             return True
         except TimeoutError:
@@ -425,9 +436,15 @@ class Link:
         try:
             while True:
                 await self.outbox.filled()
+                if self._moves:
+                    # The callee has read all when it ends the stream.
+                    await stream.done_writing()
+                    return
                 if ping := probe.ask(now=asyncio.get_running_loop().time()):
                     await stream.write(write_control(ping))
                 if self.outbox:  # it may have been cleared meanwhile
-                    await stream.write(self.outbox.pop())
+                    data = self.outbox.pop()
+                    self._up.spend(len(data))
+                    await stream.write(data)
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
             return  # the reader says why

@@ -9,9 +9,10 @@ connection is told from the death of a process. Knows nothing of messages.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 
 import grpc
 
@@ -20,6 +21,7 @@ from swarmnet.errors import BadMessage, PeerGone, PeerTimeout, RejectCode, Swarm
 from swarmnet.ids import PeerId
 from swarmnet.messages import Rejected
 from swarmnet.net.address import Address
+from swarmnet.net.circuits import Tunnel, we_are_cancelled
 from swarmnet.net.dials import FIRST_PAUSE_S, Dials
 from swarmnet.net.greeting import HELLO, Greeter
 from swarmnet.net.grpc_options import CHANNEL_OPTIONS, GrpcConfig
@@ -32,6 +34,7 @@ from swarmnet.wire.convert import read_hello_reply, write_hello
 SERVICE_FAILED = "the service failed; its log says why"
 """Details of the INTERNAL status that answers a call our own bug has ended."""
 
+_LOOK_S = 0.5
 _PROBES = 3
 _PROBE_EVERY_S = 0.04
 _PROBE_TIMEOUT_S = 0.3
@@ -97,8 +100,8 @@ async def knock(address: Address, *, limit_s: float) -> str:
 
 
 async def refuses(address: Address) -> bool:
-    """Does nobody listen there?"""
-    return await knock(address, limit_s=_PROBE_TIMEOUT_S) == REFUSED
+    """Does nobody listen there? A circuit proves nothing: only a relay says so."""
+    return not address.relay and await knock(address, limit_s=_PROBE_TIMEOUT_S) == REFUSED
 
 
 # ---------------------------------------------------------------- channels
@@ -113,8 +116,16 @@ class Channel:
 
     aio: grpc.aio.Channel
     address: Address
+    tunnel: Tunnel | None = None
+    """What carries it, if nobody can dial the peer."""
     users: int = 0
     retired: bool = False
+
+    async def close(self) -> None:
+        """Cancel what is under way."""
+        await self.aio.close()
+        if self.tunnel is not None:
+            self.tunnel.close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +137,11 @@ class Dialling:
     config: GrpcConfig
     lookup: Callable[[PeerId], Sequence[str]]
     on_gone: Callable[[PeerId, bool], None]
+    tunnel: Callable[[PeerId, PeerId], Tunnel]
+    """To a peer, through a relay."""
     dials: Dials = field(default_factory=Dials)
+    hole_to: Callable[[PeerId], bool] = lambda peer: False
+    """Do connections to this peer need no relay, though nobody can dial it?"""
 
 
 class PeerChannels:
@@ -139,6 +154,8 @@ class PeerChannels:
         self._bulk: list[Channel | None] = [None] * dialling.config.bulk_channels
         self._retired: list[Channel] = []  # replaced, but still in use
         self._failed: list[Address] = []  # dialled in vain, oldest first
+        self.clock_offset_s: float | None = None
+        """By how much the peer's clock is ahead of mine, as far as its greeting told."""
         self._greeted = False
         self._greeting = asyncio.Lock()
         self._probing = asyncio.Lock()
@@ -180,12 +197,18 @@ class PeerChannels:
             if known and channel.address not in known:
                 self.retire(channel)
 
+    def leave_circuits(self) -> None:
+        """There is a shorter way: what begins from now on takes it, and what is under way ends where it is."""
+        for channel in self._open_channels():
+            if channel.address.relay:
+                self.retire(channel)
+
     async def _close_idle(self) -> None:
         """Close the retired channels that nobody uses any more."""
         idle = [channel for channel in self._retired if channel.users == 0]
         self._retired = [channel for channel in self._retired if channel.users > 0]
         for channel in idle:
-            await channel.aio.close()
+            await channel.close()
 
     def _bulk_channel(self) -> Channel:
         slot = min(range(len(self._bulk)), key=lambda at: channel.users if (channel := self._bulk[at]) else 0)
@@ -198,8 +221,13 @@ class PeerChannels:
     def _open(self) -> Channel:
         address = self._next_address()
         credentials = self._dialling.leaf.channel_credentials(self.peer)
-        secure = grpc.aio.secure_channel(address.target, credentials, options=CHANNEL_OPTIONS)
-        return Channel(secure, address)
+        tunnel = self._dialling.tunnel(self.peer, address.relay) if address.relay else None
+        target = f"unix:{tunnel.path}" if tunnel else address.target
+        channel = Channel(grpc.aio.secure_channel(target, credentials, options=CHANNEL_OPTIONS), address, tunnel)
+        if tunnel:
+            # Its relay is lost: the next call takes another.
+            tunnel.on_end = partial(self.retire, channel)
+        return channel
 
     def addresses(self) -> list[Address]:
         """Where the peer is said to listen; malformed and foreign entries are left out."""
@@ -211,8 +239,11 @@ class PeerChannels:
                 log.debug("bad_address", peer=self.peer, error=error)
                 continue
             # A record cannot make us dial somebody else in this peer's name.
-            if address.peer in (None, self.peer) and not address.relay:
+            if address.peer in (None, self.peer) and address.relay != self.peer:
                 found.append(address)
+        # All its relays are lost.
+        if not found and self._dialling.hole_to(self.peer):
+            return [Address.circuit(self.peer, self.peer)]
         return list({(address.host, address.port): address for address in found}.values())
 
     def _next_address(self) -> Address:
@@ -284,7 +315,8 @@ class PeerChannels:
             try:
                 async with asyncio.timeout_at(deadline):
                     sent = greeter.clock()
-                    reply = await channel.aio.unary_unary(HELLO)(write_hello(greeter.hello()))
+                    said = channel.aio.unary_unary(HELLO)(write_hello(greeter.hello()))
+                    reply = await self._while_there(channel, said)
                 dials.answered(self.peer, channel.address)
             except TimeoutError as error:
                 # It may be stopped or overloaded. That is no proof of death, so nothing is said to the service.
@@ -306,7 +338,22 @@ class PeerChannels:
         if isinstance(answer, Rejected):
             return answer
         self.alive(channel)
+        # It was read about half way between.
+        self.clock_offset_s = answer.clock - (sent + greeter.clock()) / 2
         return greeter.judge(answer, self.peer, sent=sent)
+
+    async def _while_there(self, channel: Channel, call: Awaitable[bytes]) -> bytes:
+        """What the call returns. Raises TimeoutError if the peer's record names other addresses meanwhile: one that is
+        found to be hidden would be dialled in vain for as long as it may take."""
+        waiting = asyncio.ensure_future(call)
+        try:
+            while not waiting.done():
+                await asyncio.wait([waiting], timeout=_LOOK_S)
+                if not waiting.done() and (known := self.addresses()) and channel.address not in known:
+                    raise TimeoutError
+            return waiting.result()
+        finally:
+            waiting.cancel()
 
     # ------------------------------------------------------------ breaking
 
@@ -334,7 +381,7 @@ class PeerChannels:
         except grpc.aio.AioRpcError as error:
             raise await self.failed(error, channel) from error
         except asyncio.CancelledError as error:
-            if _we_are_cancelled():
+            if we_are_cancelled():
                 raise
             definite = not self._closed and await self.broke(channel)
             raise PeerGone("the stream was cancelled", definite=definite, peer=self.peer) from error
@@ -363,6 +410,8 @@ class PeerChannels:
         dials, now = self._dialling.dials, asyncio.get_running_loop().time()
         known = self.addresses()
         shown = [at for at in known if dials.shown(self.peer, at)]
+        if any(address.relay for address in known):
+            return False
         for address in known:
             if address not in shown and not dials.pause_s(self.peer, address, now):
                 dials.begin(self.peer, address)
@@ -395,10 +444,4 @@ class PeerChannels:
         for channel in self._open_channels():
             self.retire(channel)
         for channel in self._retired:
-            await channel.aio.close()
-
-
-def _we_are_cancelled() -> bool:
-    """gRPC raises CancelledError for a stream the other side cancelled too; only a cancelled task may believe it."""
-    task = asyncio.current_task()
-    return task is None or task.cancelling() > 0
+            await channel.close()

@@ -14,7 +14,7 @@ from typing import Any
 from swarmnet.bounds import Bounds
 from swarmnet.data.windows import HASH_BYTES
 from swarmnet.manifest.terms import RunTerms
-from swarmnet.messages import Fetch, Heartbeat, Prepare, Process, Report, Round
+from swarmnet.messages import MAX_LINE_TEST, Fetch, Heartbeat, LineTest, Prepare, Process, Report, Round
 from swarmnet.net.tls import TLS_NAME
 from swarmnet.net.traffic import Allowance
 from swarmnet.wire.codecs import encoded_bytes
@@ -72,6 +72,8 @@ class GrpcConfig:
 
     def max_bytes(self, request: type) -> int:
         """The largest payload of a call of this type, either way."""
+        if request is LineTest:
+            return MAX_LINE_TEST
         microbatch = self.max_microbatch_bytes if request in (Process, Fetch) else self.max_payload_bytes
         return min(microbatch, self.max_payload_bytes)
 

@@ -26,13 +26,20 @@ from swarmnet.errors import PeerGone, PeerTimeout, UsageError
 from swarmnet.ids import PeerId, RunId
 from swarmnet.messages import Answer, Control, Heartbeat, Packed, Request
 from swarmnet.net.address import Address
+from swarmnet.net.circuits import Arrivals, Doors
+from swarmnet.net.dial_back import Say
 from swarmnet.net.greeting import Greeter
-from swarmnet.net.grpc_callee import Callee
+from swarmnet.net.grpc_callee import Callee, host_of
 from swarmnet.net.grpc_caller import Link, MessageWriter, place_call
 from swarmnet.net.grpc_channels import Dialling, PeerChannels, knock
 from swarmnet.net.grpc_options import CHANNEL_OPTIONS, GrpcConfig, listener_options, tune_allocator
+from swarmnet.net.hidden import Places, Ways
 from swarmnet.net.identity import Identity
+from swarmnet.net.nat import Sight
 from swarmnet.net.ports import check_free
+from swarmnet.net.punch import Holes
+from swarmnet.net.relay import Relay
+from swarmnet.net.relay_book import RelayCaps
 from swarmnet.net.tls import Leaf
 from swarmnet.net.traffic import Traffic
 from swarmnet.transport import Service
@@ -93,6 +100,9 @@ class DescriptorWatch:
 # ---------------------------------------------------------------- the transport
 
 
+FIND_RELAY_S = 20.0
+"""How long a peer that nobody can dial looks for its first relay."""
+
 _LOOKS_PER_FORGET = 4
 _DESCRIPTORS_EVERY_S = 1.0
 
@@ -120,18 +130,57 @@ class GrpcTransport:
         first_port: int = 0,
         config: GrpcConfig = GrpcConfig(),  # noqa: B008
         greeter: Greeter | None = None,
+        relay_caps: RelayCaps = RelayCaps(),  # noqa: B008
+        relay_bytes_per_s: float = 0.0,
     ) -> None:
         self.peer = identity.peer
         self.service = service
         self.traffic = Traffic()
         self._host, self._port, self._announce = host, port, tuple(announce)
+        self.mapped: Address | None = None
+        """Where a router forwards our port, once one does."""
         self._first_port = 0 if port else first_port
         self._config = config
         self._leaf = Leaf(identity)
         greeter = greeter or Greeter(run, "", config.max_clock_offset_s)
-        self._dialling = Dialling(self._leaf, greeter, config, addresses, self._tell_gone)
+        self._doors, self._door, arrivals = Doors(), "", Arrivals()
+        self._places: Places | None = None
+        self.relay = Relay(
+            self.peer,
+            relay_caps,
+            arrivals,
+            welcome=lambda peer: self._callee.knows(peer),
+            bytes_per_s=lambda: self.traffic.relays(relay_bytes_per_s),
+            traffic=self.traffic,
+            host=lambda context: host_of(context.peer()),
+        )
+        self._observers: Callable[[], Sequence[PeerId]] = tuple
+        self._say: Say = lambda name, fields: None
+        self._holes = Holes(
+            self.peer,
+            self._leaf,
+            self._channels_to,
+            self._doors,
+            lambda: self._door,
+            observers=lambda: [*self.relays, *(peer for peer in self._observers() if peer not in self.relays)],
+            hidden=lambda: self._places is not None,
+            welcome=lambda peer: self._callee.knows(peer),
+            on_open=self._take_shortcut,
+            say=lambda name, fields: self._say(name, fields),
+        )
+        self._ways = Ways(self._channels_to, arrivals, self.relay, self._doors, lambda: self.hidden, self._holes)
+        self._dialling = Dialling(
+            self._leaf, greeter, config, addresses, self._tell_gone, self._ways.tunnel, hole_to=self._holes.leads_to
+        )
         self._written = MessageWriter()
-        self._callee = Callee(self._dialling, self._the_service, self._link_ended, self.traffic, self._written)
+        self._callee = Callee(
+            self._dialling,
+            self._the_service,
+            self._link_ended,
+            self.traffic,
+            self._written,
+            {**self.relay.methods, **self._holes.methods},
+        )
         self._channels: dict[PeerId, PeerChannels] = {}
         self._links: dict[PeerId, tuple[Link, asyncio.Task[object]]] = {}
         self._unknown_since: dict[PeerId, float] = {}
@@ -163,6 +212,9 @@ class GrpcTransport:
             with contextlib.suppress(UsageError, RuntimeError):  # taken, or taken meanwhile: any free one will do
                 check_free(self._host, self._first_port, flag="--port")  # gRPC would complain on standard error
                 first = self._bind(listener, self._first_port)
+        # Where streams that a relay or a caller has joined to this peer end.
+        self._door = self._doors.path()
+        listener.add_secure_port(f"unix:{self._door}", self._leaf.listener_credentials())
         try:
             self._port = first or self._bind(listener, self._port)
         except RuntimeError as error:
@@ -188,9 +240,11 @@ class GrpcTransport:
             task.cancel()
         if self._listener is not None:
             await self._listener.stop(grace=None)
+        self._holes.close()
         for channels in self._channels.values():
             await channels.close()
         await self._group.__aexit__(*raised)
+        self._doors.remove()
 
     @property
     def port(self) -> int:
@@ -199,9 +253,39 @@ class GrpcTransport:
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """Multiaddrs of this peer, once the port is bound."""
-        found = self._announce or (Address.of(_outbound_host(self._host), self._port, self.peer),)
-        return tuple(map(str, found))
+        """Multiaddrs of this peer, once the port is bound; circuits, if nobody can dial it."""
+        if self._places is not None:
+            return tuple(str(Address.circuit(relay, self.peer)) for relay in self.relays)
+        # Behind one router others may not get in through its outside: our own address stays, and comes last.
+        own = [Address.of(host, self._port, self.peer) for host in outbound_hosts(self._host)]
+        return tuple(map(str, self._announce or ([self.mapped, *own] if self.mapped else own)))
+
+    @property
+    def hidden(self) -> bool:
+        """Can nobody dial this peer?"""
+        return self._places is not None or not self._listens
+
+    @property
+    def relays(self) -> tuple[PeerId, ...]:
+        """Through whom this peer is reached now, if nobody can dial it."""
+        return tuple(self._places.relays) if self._places is not None else ()
+
+    async def hide(self, candidates: Callable[[], Sequence[PeerId]], say: Say) -> bool:
+        """Nobody can dial this peer: from now on it is reached through relays, which it chooses among members that can
+        be dialled. Returns whether one was found; if not, all is as before.
+        """
+        places = Places(self.peer, self._channels_to, candidates, self._door, say)
+        self.relay.close()
+        keeping = self._spawn(places.run())
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(FIND_RELAY_S):
+                await places.settled.wait()
+        if not places.relays:
+            self.relay.open = True
+            keeping.cancel()
+            return False
+        self._places, self._observers, self._say = places, candidates, say
+        return True
 
     # ------------------------------------------------------------ Transport
 
@@ -212,9 +296,13 @@ class GrpcTransport:
             return
         # The first message opens the link.
         if peer not in self._links:
-            link = Link(self._channels_to(peer), self._written, self._tell_reached, self._callee.told)
+            channels, callee = self._channels_to(peer), self._callee
+            link = Link(channels, self._written, self._tell_reached, callee.told, self.traffic.up)
             self._links[peer] = link, self._spawn(link.run())
         link, _ = self._links[peer]
+        # An old connection may still lead to a peer that hides since: it is no way for what comes.
+        if isinstance(message, Heartbeat) and self.relayed(peer):
+            self._holes.want(peer)
         # A peer that we cannot connect to may be connected to us. Our own link is tried all the same, now and then.
         if link.is_open or not self._callee.tell_back(peer, message):
             link.outbox.put(message)
@@ -230,7 +318,8 @@ class GrpcTransport:
         return place_call(self._channels_to(peer), request, payload, deadline=deadline, flow=flow)
 
     def relayed(self, peer: PeerId) -> bool:
-        return False  # a circuit's address is understood, and not dialled yet
+        known = self._channels_to(peer).addresses()
+        return bool(known) and all(address.relay for address in known) and self._ways.relays(peer)
 
     def carries(self, bytes_per_s: int) -> None:
         """Joiners get their share of this."""
@@ -238,6 +327,14 @@ class GrpcTransport:
 
     async def dial(self, peer: PeerId, address: str, *, deadline: float) -> None:
         await dial(peer, address, self._leaf, deadline=deadline)
+
+    async def sight(self, members: Sequence[PeerId]) -> Sight:
+        """From where my calls come, as these members see it, whom I have called before. Raises PeerGone."""
+        return await self._holes.sight(members)
+
+    def clock_offset_s(self, peer: PeerId) -> float | None:
+        """By how much the peer's clock is ahead of mine; None: it has not greeted me."""
+        return self._channels_to(peer).clock_offset_s
 
     # ------------------------------------------------------------ inside
 
@@ -262,9 +359,16 @@ class GrpcTransport:
 
     def _link_ended(self, peer: PeerId) -> None:
         """A peer's link to us ended: it closed, or its connection broke."""
-        # Its link is often the first to notice that a process died. Of strangers nothing can be dialled.
-        if not self._closing and self._dialling.lookup(peer):
+        # Its link is often the first to notice that a process died. Of strangers nothing can be dialled. What takes a
+        # shortcut has not died.
+        if not self._closing and not self._holes.leads_to(peer) and self._dialling.lookup(peer):
             self._spawn(self._channels_to(peer).broke(None))
+
+    def _take_shortcut(self, peer: PeerId) -> None:
+        """There is a hole to this peer: what begins from now on goes through it, and the link moves there."""
+        self._channels_to(peer).leave_circuits()
+        if peer in self._links:
+            self._links[peer][0].move()
 
     async def _forgetting(self) -> None:
         """Close the channels to peers that have left the directory; those that still talk keep theirs."""
@@ -305,22 +409,30 @@ async def _watching(descriptors: DescriptorWatch) -> None:
         await asyncio.sleep(_DESCRIPTORS_EVERY_S)
 
 
-def _outbound_host(host: str) -> str:
-    """What to publish for a bound host: a wildcard becomes the address this machine sends from."""
+def outbound_hosts(host: str) -> list[str]:
+    """What to publish for a bound host: a wildcard becomes the addresses this machine sends from; :: stands for IPv4,
+    too."""
     try:
         ip = ipaddress.ip_address(host)
     except ValueError:
-        return host
+        return [host]
     # A fixed address is published as it is.
     if not ip.is_unspecified:
-        return host
-    family, beyond = (socket.AF_INET, "192.0.2.1") if ip.version == 4 else (socket.AF_INET6, "2001:db8::1")
-    with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect((beyond, 9))  # UDP: chooses a route, sends nothing
-        except OSError:
-            return "127.0.0.1" if ip.version == 4 else "::1"
-        return str(probe.getsockname()[0])
+        return [host]
+    if ip.version == 4:
+        return [_outbound(socket.AF_INET) or "127.0.0.1"]
+    return [found for family in (socket.AF_INET6, socket.AF_INET) if (found := _outbound(family))] or ["::1"]
+
+
+def _outbound(family: socket.AddressFamily) -> str:
+    """The address that this machine sends from; "" if it has no way to others."""
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            # UDP: chooses a route, sends nothing.
+            probe.connect(("192.0.2.1" if family == socket.AF_INET else "2001:db8::1", 9))
+            return str(probe.getsockname()[0])
+    except OSError:
+        return ""
 
 
 SILENCE_S = 3.5

@@ -12,7 +12,9 @@ import errno
 import fcntl
 import os
 import secrets
+import shutil
 import stat
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -191,6 +193,31 @@ class FileLock:
         if self._handle >= 0:
             os.close(self._handle)
             self._handle = -1
+
+
+def own_directory(prefix: str) -> tuple[Path, FileLock]:
+    """A new directory among the system's temporary ones that is ours for as long as we live. prefix: of its name."""
+    while True:
+        # 0700: a socket in it gives command of what listens there.
+        directory = Path(tempfile.mkdtemp(prefix=prefix, dir=_temporary()))
+        with contextlib.suppress(FileNotFoundError):  # another's sweep held it before we did
+            hold = FileLock.directory(directory, wait=True)
+            assert hold is not None, "we waited for it"
+            return directory, hold
+
+
+def _temporary() -> str:
+    # The address of a socket holds about a hundred characters.
+    return found if len(found := tempfile.gettempdir()) < 64 else "/tmp"
+
+
+def sweep(prefix: str) -> None:
+    """Remove directories whose process was killed: nobody holds them. One whose process is only starting is held."""
+    for left in Path(_temporary()).glob(f"{prefix}*"):
+        with contextlib.suppress(OSError):  # gone meanwhile, or another user's
+            if hold := FileLock.directory(left, wait=False):
+                shutil.rmtree(left, ignore_errors=True)
+                hold.release()
 
 
 # ---------------------------------------------------------------- a peer's directory

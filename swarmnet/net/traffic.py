@@ -1,22 +1,29 @@
-"""Who may use this peer's line, and how much of it was used: allowances of callers, priority of senders, bytes by peer.
+"""Who may use this peer's line, and how much of it was used: allowances of callers, priority of senders, what of the
+line is lent, bytes by peer.
 
 An *allowance* says how many one-way messages, or keys of the DHT, a caller may send: a token bucket each, in messages
 and in bytes. What comes too fast waits in the caller's own connection, and nobody else's behind it. *Priority* divides
-the line between steps and the state that joiners fetch. *Traffic* counts what really crossed, headers and refusals
-included; gRPC's and TLS's own framing is not in it. Bookkeeping in the event loop's thread; knows no carrier.
+the line between steps and the state that joiners fetch. A *lent line* holds tensors back to the rate that the operator
+lends: control messages pass at once, and tensors wait for what those took. *Shares* divide what is lent to strangers.
+*Traffic* counts what really crossed, headers and refusals included; gRPC's and TLS's own framing is not in it.
+Bookkeeping in the event loop's thread; knows no carrier.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterator
+import heapq
+import itertools
+import math
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from swarmnet.bounds import Recent
 from swarmnet.ids import PeerId
 
 _REMEMBERED = 4096
+_ROUNDING_S = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,14 +58,29 @@ class Allowances:
     def __init__(self, each: Allowance) -> None:
         self._each = each
         # Forgetting a caller empties its bucket. It was silent for longer than all the others, so that costs nothing.
-        self._buckets: Recent[PeerId, _Bucket] = Recent(_REMEMBERED)
+        self._buckets: Recent[str, _Bucket] = Recent(_REMEMBERED)
 
     def take(self, caller: PeerId, num_bytes: float, now: float) -> float:
         """Count a message. Returns for how many seconds to read nothing more of this caller's."""
-        self._buckets[caller] = bucket = self._buckets.get(caller) or _Bucket(now)
-        used_s = bucket.add(1 / self._each.messages_per_s, num_bytes / self._each.bytes_per_s, now)
+        used_s = self._bucket(caller, now).add(1 / self._each.messages_per_s, num_bytes / self._each.bytes_per_s, now)
         # The bucket may be over its edge: the caller pays with a pause, not with a lost message.
         return max(used_s - self._each.burst_s, 0.0)
+
+    def ask(self, caller: str, now: float) -> float:
+        """Count a message that is refused if it is too early. Returns in how many seconds it would not be; 0: now.
+
+        A refusal costs nothing more: else whoever goes on asking in another's name would have it wait for hours.
+        """
+        bucket, message_s = self._bucket(caller, now), 1 / self._each.messages_per_s
+        early_s = bucket.add(0.0, 0.0, now) + message_s - self._each.burst_s
+        if early_s > _ROUNDING_S:
+            return early_s
+        bucket.add(message_s, 0.0, now)
+        return 0.0
+
+    def _bucket(self, caller: str, now: float) -> _Bucket:
+        self._buckets[caller] = bucket = self._buckets.get(caller) or _Bucket(now)
+        return bucket
 
     def first_excess(self, caller: PeerId) -> bool:
         """Is it to be said that this caller sends too much? Once each."""
@@ -72,6 +94,9 @@ class Allowances:
 
 STATE_SHARE = 0.1
 """Of a line that never rests, this much is for state."""
+
+RELAY_SHARE = STATE_SHARE
+"""Of its line a peer lends so much to those that nobody can dial, if its operator does not say."""
 
 UNMEASURED = 20 << 20
 """Bytes per second that a line is taken to carry before a round has measured it."""
@@ -119,6 +144,107 @@ class Priority:
                 self._due = max(self._due, now()) + num_bytes / (STATE_SHARE * self.bytes_per_s)
 
 
+# ---------------------------------------------------------------- what the operator lends
+
+
+_NO_WAIT_S = 1e-6
+
+
+class LentLine:
+    """One direction of a line: a token bucket without credit. What crosses in a second is what is lent, and at most one
+    piece of a tensor more."""
+
+    def __init__(self) -> None:
+        self.total = 0
+        """Bytes that have crossed."""
+        self._rate = 0.0  # bytes per second; 0: all that the line carries
+        self._owed, self._at = 0.0, 0.0  # bytes that the rate has not made up for, and when that was so
+        self._queue = asyncio.Lock()  # fair: first come, first served
+        self._changed = asyncio.Event()
+
+    @property
+    def lent(self) -> float:
+        """Bytes per second; 0: all that the line carries."""
+        return self._rate
+
+    def lend(self, bytes_per_s: float) -> None:
+        """From now on so much; 0: all of it. Who waits already waits by the new rate."""
+        self._settle()
+        self._rate = bytes_per_s
+        self._changed.set()
+
+    def spend(self, num_bytes: int) -> None:
+        """So many bytes cross."""
+        self.total += num_bytes
+        if self._rate:
+            self._owed = self._settle() + num_bytes
+
+    async def turn(self) -> None:
+        """Return when a piece of a tensor may cross; spend it before anything else is waited for."""
+        if not self._rate:
+            return
+        async with self._queue:
+            while self._rate and (wait_s := self._settle() / self._rate) > _NO_WAIT_S:
+                self._changed.clear()
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(wait_s):
+                        await self._changed.wait()
+
+    def _settle(self) -> float:
+        now = asyncio.get_running_loop().time()
+        self._owed = max(self._owed - (now - self._at) * self._rate, 0.0) if self._rate else 0.0
+        self._at = now
+        return self._owed
+
+
+# ---------------------------------------------------------------- strangers' bytes
+
+
+_BURST_S = 0.25
+_PIECE_BYTES = 32 << 10
+_MOST_SHARERS = 1024
+
+
+class Shares:
+    """A rate that several share: of those who wait the one that has had least goes first, piece by piece.
+
+    So one that floods delays others by a piece at a time, however many streams it has. bytes_per_s(): for all.
+    """
+
+    def __init__(self, bytes_per_s: Callable[[], float]) -> None:
+        self._bytes_per_s = bytes_per_s
+        self._numbers = itertools.count()
+        self._waiting: list[tuple[float, int, asyncio.Event]] = []  # a heap
+        self._had: Recent[str, float] = Recent(_MOST_SHARERS)
+        """What each has had; one that comes back counts as having had what the last one had whose turn it was."""
+        self._least, self._due = 0.0, 0.0
+
+    async def turn(self, who: str, num_bytes: int) -> None:
+        """Return when so many bytes of theirs may cross."""
+        for begin in range(0, num_bytes, _PIECE_BYTES):
+            await self._piece(who, min(_PIECE_BYTES, num_bytes - begin))
+
+    async def _piece(self, who: str, num_bytes: int) -> None:
+        now = asyncio.get_running_loop().time
+        had = max(self._least, self._had.get(who, 0.0))
+        self._had[who] = had + num_bytes
+        mine = had, next(self._numbers), asyncio.Event()
+        heapq.heappush(self._waiting, mine)
+        try:
+            while self._waiting[0] is not mine or self._due > now():
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout_at(self._due if self._waiting[0] is mine else None):
+                        await mine[2].wait()
+                mine[2].clear()
+            self._least = had
+            self._due = max(self._due, now() - _BURST_S) + num_bytes / max(self._bytes_per_s(), 1.0)
+        finally:
+            self._waiting.remove(mine)
+            heapq.heapify(self._waiting)
+            if self._waiting:
+                self._waiting[0][2].set()
+
+
 # ---------------------------------------------------------------- what has crossed
 
 
@@ -133,19 +259,37 @@ class Flow:
     sent: int = 0
     received: int = 0
     priority: Priority = field(default_factory=Priority)
+    up: LentLine = field(default_factory=LentLine)
+    down: LentLine = field(default_factory=LentLine)
+
+    def sends(self, num_bytes: int) -> None:
+        """So many bytes leave."""
+        self.sent += num_bytes
+        self.up.spend(num_bytes)
+
+    def receives(self, num_bytes: int) -> None:
+        """So many bytes have come."""
+        self.received += num_bytes
+        self.down.spend(num_bytes)
 
 
 class Traffic:
-    """The counters of one transport."""
+    """The counters of one transport, and what of its line is lent."""
 
     def __init__(self) -> None:
         self.priority = Priority()
+        self.up, self.down = LentLine(), LentLine()
         self._flows: Recent[tuple[PeerId, str], Flow] = Recent(MAX_ROWS)
+
+    def relays(self, bytes_per_s: float) -> float:
+        """Bytes per second to pass on for others: so many, or 0: a share of the line, or of what is lent of it."""
+        lent = min([line.lent for line in (self.up, self.down) if line.lent], default=math.inf)
+        return min(bytes_per_s or RELAY_SHARE * min(self.priority.bytes_per_s, lent), lent)
 
     def flow(self, peer: PeerId, request: type) -> Flow:
         """The counter to add to for one call."""
         key = (peer, request.__name__)
-        self._flows[key] = flow = self._flows.get(key) or Flow(priority=self.priority)
+        self._flows[key] = flow = self._flows.get(key) or Flow(priority=self.priority, up=self.up, down=self.down)
         return flow
 
     def rows(self) -> list[dict[str, object]]:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from swarmnet.config.peer import PeerConfig
-from swarmnet.directory import Record, Role, StageStatus
+from swarmnet.directory import Estimate, Record, Role, StageStatus
 from swarmnet.errors import BadMessage, Refused, RejectCode, SwarmError, UsageError
 from swarmnet.ids import PeerId, RunId, first_chain
 from swarmnet.manifest.file import load, run_id, to_toml
@@ -35,6 +35,7 @@ from swarmnet.net.identity import Identity, own_identity
 from swarmnet.net.swarm_link import SwarmLink
 from swarmnet.peer.away import until_somebody_answers, was_in
 from swarmnet.peer.placement import Choice, Serving, placement_rule
+from swarmnet.peer.rates import measured
 from swarmnet.state.disk import CheckpointStore
 from swarmnet.transport import Transport, ask
 
@@ -248,8 +249,9 @@ async def _manifest(
     if (kept := _kept(path, run)) is not None:
         tell("manifest", f"{_shape(kept)}; kept in {path}")
         return kept
-    addresses = {record.peer: record.addresses for record in records if record.stages and record.addresses}
-    # Trainers have no manifest to give.
+    # Through a relay only peers of the run speak to each other. Each relay can be dialled itself, and has the manifest.
+    able = [record for record in records if (record.stages or record.feeds) and not record.hidden]
+    addresses = {record.peer: record.addresses for record in able if record.addresses}
     if not addresses:
         raise UsageError(
             f"nobody who serves a stage of run {run[:12]} is announced, so nobody can give its manifest: "
@@ -354,14 +356,24 @@ def _intent(found: FoundRun, stage: int, *, slots: int) -> Record:
 
 def servings(records: Sequence[Record]) -> list[Serving]:
     """Records as `placement` takes them."""
+    said: dict[int, dict[PeerId, tuple[Estimate, ...]]] = {}
+    for record in records:
+        for status in record.stages:
+            # Who does not serve measures nobody, and is measured by nobody.
+            if status.synced:
+                said.setdefault(status.stage, {})[record.peer] = record.estimates
+    rates = {stage: measured(of) for stage, of in said.items()}
     return [
         Serving(
             record.peer,
             status.stage,
             has_state=status.synced or bool(status.disk),
             leaving=status.draining,
+            paused=record.paused,
             load=status.queue / max(status.slots, 1),
             choosing=not status.slots and not status.synced,
+            synced=status.synced,
+            rate=rates[status.stage].get(record.peer) if status.synced else None,
         )
         for record in records
         for status in record.stages

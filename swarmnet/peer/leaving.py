@@ -1,8 +1,10 @@
-"""How a peer leaves: what it holds is finished or safe elsewhere before it goes, or nobody stays.
+"""How a peer leaves, or pauses: what it holds is finished or safe elsewhere before it goes, or nobody stays.
 
 Rule 18 (docs/protocol.md): a draining replica stays until another member of its stage has its state. It finishes
 nothing itself: the replicas go on as always, only that new microbatches are turned away. `Leaving` decides, purely;
 `drain` asks it until it lets the peer go, tells everybody meanwhile, and says what is left.
+
+A pause is a farewell that does not end: others give the peer nothing new, and it follows the state (`hold`).
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from swarmnet.ids import PeerId
 from swarmnet.peer.replica import Replica
+from swarmnet.step.view import Seen
 
 if TYPE_CHECKING:
     from swarmnet.peer.peer import Peer
@@ -142,15 +145,48 @@ async def drain(leaver: Peer, drain_s: float) -> str:
         await asyncio.sleep(heartbeat_s / _LOOKS_PER_HEARTBEAT)
 
 
+async def hold(holder: Peer) -> None:
+    """Until cancelled, take no new microbatches, except for a stage whose state nobody else has; follow the state."""
+    said: list[int] | None = None
+    holder.paused = True
+    try:
+        while True:
+            standings = [standing_of(holder, replica, _now()) for replica in holder.replicas.values()]
+            for standing in standings:
+                replica = holder.replicas[standing.stage]
+                replica.member.view.draining, replica.execution.leaving = True, standing.refusing
+            # The run must not stand still for somebody's pause.
+            serving = [standing.stage for standing in standings if not standing.refusing]
+            if serving != said:
+                said = serving
+                holder.news.set()
+                holder.say("paused", {"serves_on": serving} if serving else {})
+            await asyncio.sleep(holder.timers.heartbeat_s / _LOOKS_PER_HEARTBEAT)
+    finally:
+        holder.paused = False
+        for replica in holder.replicas.values():
+            replica.member.view.draining = replica.execution.leaving = False
+        holder.news.set()
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
+
+
 def standing_of(leaver: Peer, replica: Replica, now: float) -> Standing:
     """Where a replica stands, as far as its view goes."""
-    member, execution = replica.member, replica.execution
-    staying = [
-        seen
-        for peer, seen in member.view.mates()
-        # Of several that leave at once the lowest stays until somebody else has the state.
-        if member.view.alive(peer, now=now) and (not seen.draining or (seen.synced and peer < leaver.me))
-    ]
+    member, execution, paused = replica.member, replica.execution, _paused(leaver)
+
+    def stays(peer: PeerId, seen: Seen) -> bool:
+        if not seen.draining:
+            return True
+        # Who is paused has the state, and serves when nobody else does: enough for who leaves.
+        if peer in paused and not leaver.paused:
+            return True
+        # Of several that leave, or pause, at once the lowest stays until somebody else has the state.
+        return seen.synced and peer < leaver.me and (peer in paused or not leaver.paused)
+
+    staying = [seen for peer, seen in member.view.mates() if member.view.alive(peer, now=now) and stays(peer, seen)]
     heirs = [
         seen
         for seen in staying
@@ -174,18 +210,23 @@ def standing_of(leaver: Peer, replica: Replica, now: float) -> Standing:
     )
 
 
+def _paused(leaver: Peer) -> frozenset[PeerId]:
+    return frozenset(peer for peer, record in leaver.records.items() if record.paused)
+
+
 def is_deserted(leaver: Peer, now: float) -> bool:
     """Is every other peer that serves a stage leaving as well, or gone? Records count only of peers never heard."""
-    heard: set[PeerId] = {leaver.me}
+    heard, paused = {leaver.me}, _paused(leaver)
     for replica in leaver.replicas.values():
         for stage, peer, seen in replica.member.view.known():
             heard.add(peer)
-            if not seen.draining and peer != leaver.me and replica.member.view.alive(peer, now=now, stage=stage):
+            stays = not seen.draining or peer in paused
+            if stays and peer != leaver.me and replica.member.view.alive(peer, now=now, stage=stage):
                 return False
     return not any(
         status
         for peer, record in leaver.records.items()
         if peer not in heard
         for status in record.stages
-        if not status.draining
+        if not status.draining or record.paused
     )

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from swarmnet.config.peer import PeerConfig
+from swarmnet.config.peer import Caps, PeerConfig
 from swarmnet.errors import UsageError
 from swarmnet.manifest.schema import Manifest
 from swarmnet.plan.budget import GIB, MIB, StagePlan, shown, together
@@ -112,6 +112,11 @@ def setup_of(config: PeerConfig, manifest: Manifest, layout: MeshLayout) -> Setu
     )
 
 
+def lent_bytes(caps: Caps, layout: MeshLayout) -> int:
+    """Of the memory that `layout` computes in: what the operator lends of it, 0 for all that is free."""
+    return int(GIB * (caps.host_gib if layout.kind == "cpu" else caps.gpu_gib))
+
+
 def room_here(layout: MeshLayout) -> int | None:
     """Bytes free on the fullest device of `layout` here; of CPU memory what is available. None: nobody knows."""
     # On the CPU the machine's memory is the device's.
@@ -155,9 +160,12 @@ def with_slots(setup: Setup, stages: Sequence[int], room: int | None) -> Setup:
     return replace(setup, slots=1 if room is None else max(_slots_in(setup, stages, room), 1))
 
 
-def slots_here(setup: Setup, stages: Sequence[int]) -> int:
-    """`setup.slots`, or where that is 0 as many as fit here. Raises UsageError, with advice, if one is too many."""
+def slots_here(setup: Setup, stages: Sequence[int], lent: int = 0) -> int:
+    """`setup.slots`, or where that is 0 as many as fit here; within `lent` bytes, if the operator lends no more. Raises
+    UsageError, with advice, if one is too many."""
     room = room_of(setup, room_here(setup.layout))
+    if lent:
+        return slots_within(setup, stages, lent if room is None else min(lent, room))
     if setup.slots:
         if room is not None:
             check_fits(setup, stages, room)
@@ -165,6 +173,12 @@ def slots_here(setup: Setup, stages: Sequence[int]) -> int:
     if room is None:
         raise UsageError("--slots 0: this machine does not say how much memory is free; say how many, such as 4")
     return slots_that_fit(setup, stages, room)
+
+
+def slots_within(setup: Setup, stages: Sequence[int], room: int) -> int:
+    """`setup.slots`, but no more than `slots_that_fit`."""
+    fit = slots_that_fit(setup, stages, room)
+    return min(setup.slots or fit, fit)
 
 
 def slots_that_fit(setup: Setup, stages: Sequence[int], room: int) -> int:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import statistics
 import time
 from collections import Counter, deque
@@ -15,7 +16,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from swarmnet.directory import Directory, Record, Role, StageStatus
+from swarmnet.directory import Directory, Estimate, Record, Role, StageStatus
 from swarmnet.errors import BadMessage, Refused, RejectCode
 from swarmnet.ids import NO_RESTART, PeerId, RunId, Signer
 from swarmnet.manifest.schema import Manifest
@@ -26,6 +27,7 @@ from swarmnet.messages import (
     DialBack,
     Fetch,
     Heartbeat,
+    LineTest,
     ManifestData,
     ManifestRequest,
     Packed,
@@ -37,11 +39,13 @@ from swarmnet.messages import (
     TrailRequest,
 )
 from swarmnet.net.admission import Admissions
+from swarmnet.net.dial_back import Asking, DialBacks, Hide
+from swarmnet.net.line_test import LineTests
 from swarmnet.net.records import nobody_serves, unserved
 from swarmnet.peer.complaints import Complaints
-from swarmnet.peer.dial_back import Asking, DialBacks
-from swarmnet.peer.leaving import drain
-from swarmnet.peer.replica import Replica, ReplicaLimits
+from swarmnet.peer.leaving import drain, hold
+from swarmnet.peer.rates import Rates
+from swarmnet.peer.replica import Replica, ReplicaLimits, crossing_bytes
 from swarmnet.peer.state_supply import StateSupply
 from swarmnet.pipeline.inputs import Windows
 from swarmnet.pipeline.router import RoutingRule, least_time
@@ -115,6 +119,7 @@ class Peer:
         numerics: what it shares with peers that make the same weights of the same sums (`peer.devices.NumericsClass`).
         admissions: who takes part; None: anyone.
         wall: Unix seconds, by which invitations end.
+        hide: has this peer be reached through relays, if nobody can dial it; None: there are none.
         routing: makes the rule by which one of its replicas calls the next stage.
     """
 
@@ -140,6 +145,7 @@ class Peer:
         admissions: Admissions | None = None,
         wall: Callable[[], float] = time.time,
         routing: Callable[[], RoutingRule] = lambda: least_time,
+        hide: Hide | None = None,
     ) -> None:
         self.me, self.run_id, self.manifest, self.incarnation = me, run, manifest, incarnation
         self.limits, self.numerics, self.signer, self.disk = limits, numerics, signer, disk
@@ -154,9 +160,12 @@ class Peer:
         self.records: dict[PeerId, Record] = {}
         """Everybody else's, as last read."""
         self._complaints: dict[int, Complaints] = {}
+        self._rates = {stage: Rates(me) for stage in engines}
         self._look, self.news = asyncio.Event(), asyncio.Event()
+        self._line_tests = LineTests()
         self._dial_backs = DialBacks(transport, lambda: self.records, self._look.set)
-        self.dialled_back = Asking(record, transport, lambda: self.records, on_event)
+        asking = partial(Asking, record, transport, lambda: self.records, self._say_reach)
+        self.dialled_back, self._hides = asking(hide) if hide else asking(), hide is not None
         self._supply = StateSupply(self)
         self._group: asyncio.TaskGroup | None = None
         self._loss: tuple[int, float] | None = None
@@ -167,7 +176,7 @@ class Peer:
         self._done_stages: set[int] = set()
         self._counted: Counter[int] = Counter()
         self._executed: Counter[int] = Counter()
-        self._left = False
+        self._left = self.paused = False
 
     async def run(self) -> None:
         """Serve until cancelled. Raises UsageError, in a group, if others cannot connect to this peer."""
@@ -183,11 +192,27 @@ class Peer:
             for replica in self.replicas.values():
                 group.create_task(replica.state.checkpoints.run())
             self._supply.begin()
+            if self._hides:
+                group.create_task(self.dialled_back.watch())
 
     async def drain(self, drain_s: float) -> str:
         """Begin nothing new and finish what is here; returns, with the reason, once this peer may go."""
         self.news.set()
         return await drain(self, drain_s)
+
+    async def hold(self) -> None:
+        """Pause, until cancelled: take no new microbatches, and follow the state."""
+        await hold(self)
+
+    def limit(self, *, slots: int, disk_bytes: int, line_bytes_per_s: int) -> None:
+        """What the operator lends from now on: microbatches in flight from the next step on, bytes of checkpoints and
+        of the line; 0: no limit of those."""
+        self.limits = replace(self.limits, slots=slots)
+        for replica in self.replicas.values():
+            replica.execution.limit(slots)
+            replica.state.checkpoints.most_bytes = disk_bytes // len(self.replicas)
+            replica.exchange.meter.lent = line_bytes_per_s
+        self.news.set()
 
     async def leave(self) -> None:
         """Hear nothing any more, and say for the last time what is here, if that is quick. Then cancel `run`."""
@@ -276,6 +301,8 @@ class Peer:
                 return self._serving(request.stamp.stage).state.replay(request)
             case DialBack():
                 return self._dial_backs.serve(caller)
+            case LineTest():
+                return self._line_tests.serve(caller, request, payload)
             case _:
                 raise Refused(RejectCode.MALFORMED, "not a request")
 
@@ -325,10 +352,12 @@ class Peer:
 
     def _count(self, replica: Replica) -> None:
         """After each step: training forwards so far, and how many indexes this replica has contributed to sums."""
-        finished = replica.member.last_finished
+        finished, view = replica.member.last_finished, replica.member.view
         if finished is not None:
-            own = (indexes for peer, _, indexes in finished.contributions if peer == self.me)
-            self._counted[replica.stage] += sum(map(len, own))
+            counts = {peer: len(indexes) for peer, _, indexes in finished.contributions}
+            self._counted[replica.stage] += counts.get(self.me, 0)
+            here = view.live(replica.stage, now=self._now())
+            self._rates[replica.stage].step(counts, here, computed=replica.execution.computed)
             self._executed[replica.stage] = replica.execution.executions
         self._on_event(
             "executed",
@@ -346,6 +375,12 @@ class Peer:
             self.finished.clear()
             self._done_stages.clear()
         self._on_event(event, fields)
+
+    def _say_reach(self, event: str, fields: dict[str, object]) -> None:
+        """What becomes known of how others reach this peer."""
+        self._on_event(event, fields)
+        # Where it is reached is in its record.
+        self.news.set()
 
     def on_resync(self, stage: int, donors: tuple[PeerId, ...]) -> None:
         self._supply.lags(stage, donors)
@@ -468,12 +503,22 @@ class Peer:
             halted=self.halted,
             restart=self._supply.rollbacks.current,
             wants=self._supply.rollbacks.wanted or NO_RESTART,
+            paused=self.paused,
             complaints=tuple(
                 complaint
                 for stage, replica in self.replicas.items()
                 for complaint in self._complaints[stage].of(replica.member, replica.exchange.trouble, now=self._now())
             ),
+            estimates=self._estimates(),
         )
+
+    def _estimates(self) -> tuple[Estimate, ...]:
+        # Stages of one machine share it: neither has a rate of its own.
+        if len(self.replicas) != 1:
+            return ()
+        (replica,) = self.replicas.values()
+        line, crossing = replica.exchange.meter.line.bytes_per_s, crossing_bytes(self.manifest, replica.stage)
+        return self._rates[replica.stage].estimates(line / crossing if line and crossing else math.inf)
 
     def step_s(self) -> float:
         """How long a step takes, as the others measure it; 0 if nobody has."""

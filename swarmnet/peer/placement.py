@@ -1,7 +1,9 @@
 """Which stage a newcomer takes: where a replica is missed most (cf. block selection in Petals, arXiv:2209.01188).
 
-The fewest replicas first, those that are still fetching their state included: they will serve in a moment. Among equals
-the stage that is loaded most, and what is then still equal is drawn by peer id, so that newcomers do not move as one.
+The stage with the least rate first, those that are still fetching their state included: they will serve in a moment. A
+replica's rate is what its mates have measured (`rates`); one that nobody has measured counts as its stage's median, so
+where nobody has measured anything the fewest replicas are the least rate. Among equals the stage that is loaded most,
+and what is then still equal is drawn by peer id, so that newcomers do not move as one.
 
 Newcomers who look at the same moment see the same swarm and would all choose the same stage. So each first announces
 that it is *choosing*, looks again, and takes what is its own in one sharing out of stages among all who are choosing:
@@ -13,7 +15,8 @@ Knows no directory and no clock; `joining` turns records into `Serving`.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Sequence
+import statistics
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -24,13 +27,20 @@ from swarmnet.ids import PeerId
 _LOAD_STEP = 0.25
 """Loads that round to the same multiple count as equal: they are samples, seconds old."""
 
+_RATE_STEP = 0.25
+"""Of a usual replica: rates of stages that round to the same multiple count as equal."""
+
+_LEAST_RATE = 1e-9
+
 
 @dataclass(frozen=True, slots=True)
 class Serving:
     """One replica of one stage, as it announces itself.
 
     has_state: synced, or a checkpoint on disk. leaving: draining. load: microbatches in flight per slot.
-    choosing: announced only to say that it is choosing now.
+    choosing: announced only to say that it is choosing now. synced: it serves now. rate: microbatches per second that
+    it computes, as its mates have measured; None: nobody has. may_move: it moves where it is needed. going: the stage
+    to which it would move; surely: it is on the way there.
     """
 
     peer: PeerId
@@ -39,6 +49,13 @@ class Serving:
     leaving: bool = False
     load: float = 0.0
     choosing: bool = False
+    rate: float | None = None
+    going: int | None = None
+    surely: bool = False
+    may_move: bool = False
+    synced: bool = True
+    paused: bool = False
+    """It has the state, computes nothing, and neither leaves nor moves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,39 +111,57 @@ def choose(me: PeerId, num_stages: int, serving: Sequence[Serving], *, held: Col
     return tally.choice(me, held)
 
 
+def rated(num_stages: int, serving: Iterable[Serving]) -> list[tuple[Serving, float]]:
+    """Everybody of a stage that there is, with a rate: of whom it is not measured, the median of its stage; where that
+    is not measured either, of the run; 1 where nothing is."""
+    there = [each for each in serving if 0 <= each.stage < num_stages]  # a record may name any stage
+    measured: dict[int, list[float]] = {}
+    for each in there:
+        if each.rate is not None:
+            measured.setdefault(each.stage, []).append(each.rate)
+    usual = statistics.median([rate for rates in measured.values() for rate in rates]) if measured else 1.0
+    medians = {stage: statistics.median(rates) for stage, rates in measured.items()}
+    return [(each, medians.get(each.stage, usual) if each.rate is None else each.rate) for each in there]
+
+
 class _Tally:
-    """Replicas and load by stage."""
+    """Replicas, rates and load by stage."""
 
     def __init__(self, num_stages: int, serving: Sequence[Serving]) -> None:
-        self.replicas = [0] * num_stages
+        self.replicas, self.rates = [0] * num_stages, [0.0] * num_stages
         self.stateless = set(range(num_stages))
         loads: list[list[float]] = [[] for _ in range(num_stages)]
-        for each in serving:
-            # A record may name any stage.
-            if not 0 <= each.stage < num_stages:
-                continue
+        everybody = rated(num_stages, serving)
+        self._usual = max(statistics.median([rate for _, rate in everybody]), _LEAST_RATE) if everybody else 1.0
+        for each, rate in everybody:
             if each.has_state:
                 self.stateless.discard(each.stage)
-            if not each.leaving:
-                self.add(each.stage)
-                if each.has_state:
+            # Who is on the way to another stage counts there.
+            to = each.going if each.surely and each.going is not None else each.stage
+            if not (each.leaving and to == each.stage) and to < num_stages:
+                self.add(to, rate)
+                if each.has_state and to == each.stage:
                     loads[each.stage].append(each.load)
         self.load = [sum(found) / len(found) if found else 0.0 for found in loads]
 
-    def add(self, stage: int) -> None:
+    def add(self, stage: int, rate: float | None = None) -> None:
         self.replicas[stage] += 1
+        self.rates[stage] += self._usual if rate is None else rate
 
     def choice(self, me: PeerId, held: Collection[int]) -> Choice:
         rescued = [stage for stage in sorted(held) if stage in self.stateless]
         # This state may exist nowhere else in the world.
         if rescued:
-            stage = min(rescued, key=lambda stage: (self.replicas[stage], _lot(me, stage)))
+            stage = min(rescued, key=lambda stage: (self._rate(stage), _lot(me, stage)))
             return Choice(stage, f"its checkpoint lies here, and nobody else has the state of stage {stage}")
         stages = range(len(self.replicas))
         stage = min(
-            stages, key=lambda stage: (self.replicas[stage], stage not in held, self._load(stage), _lot(me, stage))
+            stages, key=lambda stage: (self._rate(stage), stage not in held, self._load(stage), _lot(me, stage))
         )
         return Choice(stage, self._reason(stage, held))
+
+    def _rate(self, stage: int) -> float:
+        return round(self.rates[stage] / self._usual / _RATE_STEP)
 
     def _load(self, stage: int) -> float:
         return -round(self.load[stage] / _LOAD_STEP)
@@ -135,7 +170,9 @@ class _Tally:
         count = self.replicas[stage]
         if not count:
             return f"nobody serves stage {stage}"
-        equals = [other for other in range(len(self.replicas)) if self.replicas[other] == count]
+        equals = [other for other in range(len(self.replicas)) if self._rate(other) == self._rate(stage)]
+        if len(equals) == 1 and count > min(self.replicas):
+            return f"stage {stage} is the slowest, with {count} replicas"
         number = f"{count} replica{'s' if count > 1 else ''}"
         if len(equals) == 1:
             return f"stage {stage} has the fewest replicas, {count}" if len(self.replicas) > 1 else "the only stage"

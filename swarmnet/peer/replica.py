@@ -26,6 +26,7 @@ from swarmnet.pipeline.inputs import AnswerCheck, InputCheck, Known, TurnedAway,
 from swarmnet.pipeline.recovery import Recovery
 from swarmnet.pipeline.router import AdaptiveTimeout, Router
 from swarmnet.pipeline.tasks import PipelineContext, PipelineLimits
+from swarmnet.plan.cost import BYTES
 from swarmnet.stage.seams import Engine
 from swarmnet.state.snapshot_index import PIECE_BYTES
 from swarmnet.step.drift import NO_DRIFT, DriftRules
@@ -72,6 +73,15 @@ def answer_check_of(manifest: Manifest, stage: int) -> AnswerCheck:
     batch, length = manifest.training.microbatch_size, manifest.training.sequence_length
     gradient = (manifest.wire.gradients, (batch, length, manifest.model.hidden_size))
     return AnswerCheck((gradient,) if stage > 0 else (), batch * length)
+
+
+def crossing_bytes(manifest: Manifest, stage: int) -> float:
+    """Bytes of a microbatch that a replica of `stage` sends, about; it receives as many."""
+    training, wire = manifest.training, manifest.wire
+    elements = training.microbatch_size * training.sequence_length * manifest.model.hidden_size
+    there = BYTES.get(wire.activations, 4.0) if stage + 1 < manifest.cut.stages else 0.0
+    back = BYTES.get(wire.gradients, 4.0) if stage else 0.0
+    return elements * (there + back)
 
 
 class Replica:

@@ -17,6 +17,8 @@ from swarmnet.manifest.terms import RunTerms
 from swarmnet.net.endpoint import NOTHING_BETWEEN, Wrap, open_endpoint
 from swarmnet.net.stop import stopped_by_signal, unless_stopped
 from swarmnet.peer.away import remember, until_somebody_answers, was_in
+from swarmnet.peer.checkup import advice
+from swarmnet.peer.desk import OpenDesk
 from swarmnet.peer.devices import NumericsClass, check_memory, choose_layout, meaningless
 from swarmnet.peer.peer import OnEvent, Peer, Tokens
 from swarmnet.peer.replica import ReplicaLimits
@@ -51,7 +53,7 @@ def run_peer(
     from swarmnet.engine.compute_thread import ComputeThread
     from swarmnet.engine.torch_engine import TorchEngine
     from swarmnet.peer.engines import InitialWeights, backend_of, numerics_of, torch_engine
-    from swarmnet.peer.memory_fit import setup_of, slots_here
+    from swarmnet.peer.memory_fit import lent_bytes, setup_of, slots_here, slots_within
     from swarmnet.stage.canonical import Initial
 
     routing_rule(config.routing)  # refuses early
@@ -65,11 +67,18 @@ def run_peer(
     if ignored := meaningless(config.mesh, layout):
         log.info("mesh_ignored", ignored=ignored, reason="this peer is one rank, which shares its stages with no other")
     setup = setup_of(config, manifest, layout)
-    slots = slots_here(setup, config.stages)
-    # The operator left the number to this machine.
+    slots = slots_here(setup, config.stages, lent_bytes(config.caps, layout))
+    # The operator left the number to this machine, or lends too little for so many.
     if slots != config.slots:
         log.info("slots_chosen", slots=slots, stages=list(config.stages))
-        config = config.model_copy(update={"slots": slots})
+
+    def slots_of(changed: PeerConfig) -> int:
+        lent = lent_bytes(changed.caps, layout)
+        # What is free now is without what this peer has taken.
+        return (
+            slots_within(setup_of(changed, manifest, layout), config.stages, lent) if lent else changed.slots or slots
+        )
+
     has_data = 0 in config.stages and (data_at_source or config.data is not None)
     tokens = own_tokens(config, manifest) if has_data else no_tokens
     with contextlib.ExitStack() as stack:  # left in reverse: ranks end first, and jobs that wait for them
@@ -93,7 +102,7 @@ def run_peer(
         ranks = [engine.supervise for engine in engines.values() if layout.ranks > 1]
         with _given_up_in_words():
             return asyncio.run(
-                _serve(config, manifest, seen, ranks, tokens, heard, numerics, wrap, no_initial_weights=begin.missing)
+                _serve(config, manifest, seen, ranks, tokens, heard, numerics, wrap, slots_of, no_initial=begin.missing)
             )
 
 
@@ -141,8 +150,9 @@ async def _serve(
     heard: OnEvent,
     numerics: NumericsClass,
     wrap: Wrap,
+    slots_of: Callable[[PeerConfig], int],
     *,
-    no_initial_weights: str,
+    no_initial: str,
 ) -> int:
     reminder = Reminder(log)
 
@@ -170,9 +180,13 @@ async def _serve(
             return 0
         disk = DirectoryDisk(CheckpointStore(config.dir, endpoint.run, numerics=str(numerics), owner=endpoint.me))
         lent = config.caps
-        limits = ReplicaLimits(
-            config.slots, lent.memo_bytes, lent.keep_checkpoints, no_initial_weights=no_initial_weights
-        )
+        limits = ReplicaLimits(slots_of(config), lent.memo_bytes, lent.keep_checkpoints, no_initial_weights=no_initial)
+        desk = OpenDesk(config, endpoint.transport.traffic, slots_of)
+
+        def on_step(event: str, fields: dict[str, object]) -> None:
+            on_event(event, fields)
+            desk.tally.on_event(event, fields)
+
         peer = Peer(
             endpoint.me,
             endpoint.run,
@@ -187,25 +201,28 @@ async def _serve(
             tokens=tokens,
             windows=ProvenWindows.of(manifest.data, manifest.training),
             disk=disk,
-            on_event=on_event,
+            on_event=on_step,
             limits=limits,
             manifest_toml=to_toml(manifest),
             admissions=endpoint.admissions,
             routing=lambda: routing_rule(config.routing),
+            hide=endpoint.hide,
         )
         async with endpoint.serve(wrap.service(peer)), asyncio.TaskGroup() as group:
             on_event("listening", endpoint.whereabouts())
             serving = group.create_task(_serve_peer(peer, (endpoint.transport.port, endpoint.directory.port), on_event))
             ending = group.create_task(_keep_result(peer, on_event))
             beside = group.create_task(wrap.beside())
+            asked = group.create_task(desk.run(peer))
             reminding = group.create_task(reminder.run())
             computing = [group.create_task(_compute(each, peer, on_event)) for each in ranks]
             await stop.wait()
+            desk.resume()  # leaving takes over
             reason = await peer.drain(config.drain_s)
             for replica in peer.replicas.values():
                 await replica.state.checkpoints.write_now()
             await peer.leave()
-            for task in (serving, ending, beside, reminding, *computing):
+            for task in (serving, ending, beside, reminding, asked, *computing):
                 task.cancel()
         on_event("traffic", {"calls": endpoint.transport.traffic.rows()})
         on_event("stopped", {"reason": f"asked to stop: {reason}"})
@@ -220,11 +237,7 @@ async def _serve_peer(peer: Peer, ports: tuple[int, int], on_event: OnEvent) -> 
         await peer.leave()
         reason = next(leaves(unreachable)).message
         on_event("stopped", {"reason": reason})
-        port, dht_port = ports
-        raise UsageError(
-            f"{reason}; open TCP ports {port} and {dht_port} in this machine's firewall (fix them with --port and "
-            "--dht-port), and behind a router forward both and say with --announce what others see"
-        ) from None
+        raise UsageError(f"{reason}; {advice('unreachable', *ports)}") from None
 
 
 async def _compute(ranks: Callable[[], Awaitable[None]], peer: Peer, on_event: OnEvent) -> None:

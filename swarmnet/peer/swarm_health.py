@@ -15,6 +15,7 @@ from typing import Literal
 from swarmnet.directory import Complaint, Record, StageStatus
 from swarmnet.ids import NO_RESTART, Chain, PeerId, Restart, RunId
 from swarmnet.net.admission import Admissions
+from swarmnet.peer.checkup import advice
 from swarmnet.peer.devices import NumericsClass
 from swarmnet.state.lineage import of_one_lineage
 from swarmnet.state.rollback import Holding, Rollbacks, half_of, newest_on_disk
@@ -54,10 +55,13 @@ class ReplicaLine:
     drift: int | None = None
     stray: bool = False
     still_s: int = 0
+    paused: bool = False
 
     @property
     def state(self) -> str:
         """In a word."""
+        if self.paused:
+            return "paused"
         return "leaving" if self.draining else "synced" if self.synced else "joining"
 
 
@@ -352,7 +356,7 @@ def _complained(
         how = {each.how for each in lines}
         if "unreached" in how:
             verb = "left out" if "left_out" in how else "not reached"
-            yield Problem("warning", "unreached", f"{verb}: {words[key]}; look at its firewall", key[0])
+            yield Problem("warning", "unreached", f"{verb}: {words[key]}; {advice('unreached')}", key[0])
         elif "sits_out" in how:
             yield Problem("note", "sits_out", f"sitting out for another {longest_s} s: {words[key]}", key[0])
         elif "left_out" in how:
@@ -411,10 +415,17 @@ def _without_state(line: StageLine, standing: _Standing) -> Problem:
 
 def _few(line: StageLine, served: bool) -> Iterator[Problem]:
     stage = line.stage
-    leaving = sum(replica.draining for replica in line.replicas)
+    paused = sum(replica.paused for replica in line.replicas)
+    leaving = sum(replica.draining and not replica.paused for replica in line.replicas)
     joining = sum(not replica.synced and not replica.draining for replica in line.replicas)
-    staying = len(line.replicas) - leaving
-    if not staying:
+    staying = len(line.replicas) - leaving - paused
+    if paused:
+        verb = "is paused" if paused == 1 else "are paused"
+        yield Problem("note", "paused", f"{_count(paused, 'replica')} of stage {stage} {verb}, as asked there", stage)
+    if not staying and paused:
+        text = f"nobody takes microbatches of stage {stage} gladly: all its replicas are paused or about to leave; "
+        yield Problem("warning", "all_paused", f"{text}one of those that are paused serves on", stage)
+    elif not staying:
         text = f"all replicas of stage {stage} are about to leave: start another while they wait for it"
         yield Problem("warning", "all_leaving", text, stage)
     elif leaving:
@@ -468,6 +479,7 @@ def _replicas(stage: int, records: Sequence[Record]) -> Iterator[ReplicaLine]:
                     addresses=record.addresses,
                     disk=disk,
                     restart=record.restart.number,
+                    paused=record.paused,
                     **same,
                 )
 

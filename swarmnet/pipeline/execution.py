@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Callable, Mapping
+from dataclasses import replace
 
 from swarmnet.errors import RejectCode
 from swarmnet.ids import PeerId
@@ -46,6 +47,11 @@ class Execution:
         return self._context.executions
 
     @property
+    def computed(self) -> tuple[int, float]:
+        """Microbatches computed to the end, and the seconds of computing that they took, ever."""
+        return self._context.computed, self._context.busy_s
+
+    @property
     def queue(self) -> int:
         """Microbatches in flight."""
         return sum(tasks.queue for tasks in self.steps.values())
@@ -67,6 +73,10 @@ class Execution:
     def left(self, step: int) -> int:
         """Microbatches of `step` and of older ones that this replica has yet to pass on, as far as it can tell."""
         return sum(tasks.left(self._share) for tasks in self.steps.values() if tasks.step <= step)
+
+    def limit(self, slots: int) -> None:
+        """So many microbatches in flight, in steps that are opened from now on."""
+        self._context.limits = replace(self._context.limits, slots=slots)
 
     # ------------------------------------------------------------ what the step machine says
 

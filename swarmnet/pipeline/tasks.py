@@ -231,7 +231,8 @@ class PipelineLimits:
 class PipelineContext:
     """What the open steps of one replica share.
 
-    version: of its weights, -1: none. executions: forwards run for training.
+    version: of its weights, -1: none. executions: forwards run for training. computed, busy_s: microbatches computed to
+    the end, and the seconds that took.
     leaving: nothing new is begun for callers; what is at work here is finished. evals: one evaluation at a time, beside
     the slots of the steps. sending: inputs that each caller is uploading.
     """
@@ -250,6 +251,8 @@ class PipelineContext:
     version: int = -1
     leaving: bool = False
     executions: int = 0
+    computed: int = 0
+    busy_s: float = 0.0
     evals: Slots = field(default_factory=lambda: Slots(1))
     sending: Counter[PeerId] = field(default_factory=Counter)
 
@@ -641,6 +644,8 @@ class StepTasks:
             # The answer was finite, the weight gradient is not, or does not fit the grid: nobody can count it.
             self._claims.non_finite(self.step, task.index)
             return
+        self._context.computed += 1
+        self._context.busy_s += stash.compute_s
         if added and stash.voids == self._engine.voids(stash.step):
             last_stage = self._context.stage + 1 == self._context.num_stages
             self.losses[task.index] = (answer.loss_sum if last_stage else 0.0, answer.num_tokens)

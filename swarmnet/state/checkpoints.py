@@ -105,6 +105,8 @@ class Checkpointer:
         self._tried: StateHeader | None = None
         self._prepared: StateHeader | None = None
         self._opened = False
+        self.most_bytes = 0
+        """What they may take on disk, the one under way included; 0: no limit."""
         self.all_damaged = False
         """Were there checkpoints, and not one that is sound?"""
         self._wake = asyncio.Event()
@@ -259,6 +261,18 @@ class Checkpointer:
             owed = None  # of another version: without it the next start forgets what was owed, and no more
         self.go_back(header.restart)
         began = loop_time()
+        if self.most_bytes and not await self._makes_room(header.version, len(data) + len(owed or b"")):
+            self._on_event(
+                "checkpoint_failed",
+                {
+                    "version": header.version,
+                    "path": self.path(header.version),
+                    "reason": f"it and what must be kept are more than the {self.most_bytes:,} bytes of caps.disk_gib",
+                    "bytes_needed": len(data),
+                    "then": "training goes on without it: lend more (`swarmnet caps --disk`), or other peers keep it",
+                },
+            )
+            return None
         written = await self._disk.write(self._stage, header, data, owed)
         path, info = self.path(header.version), written.info
         # Training goes on without this one; what the others hold is untouched.
@@ -276,7 +290,7 @@ class Checkpointer:
             )
             return written
         self._held[header.version] = info
-        keep = self._to_keep(header.version)  # by what the others have by now
+        keep = self._to_keep(header.version, self._keep)  # by what the others have by now
         self._held = {version: held for version, held in self._held.items() if version in keep}
         problem = await self._disk.retain(self._stage, keep)
         self._on_event(
@@ -291,13 +305,31 @@ class Checkpointer:
         )
         return written
 
-    def _to_keep(self, newest: int) -> frozenset[int]:
-        """Which of those held are kept, now that `newest` is on disk."""
+    async def _makes_room(self, version: int, num_bytes: int) -> bool:
+        """Delete the oldest that may go until one more keeps to `most_bytes`. False: it would not even so."""
+        room, held = self.most_bytes - num_bytes, self._held
+        must_stay = self._to_keep(version, 1) & held.keys()
+        room -= sum(held[each].num_bytes + held[each].owed_bytes for each in must_stay)
+        if room < 0:  # nothing is deleted in vain
+            return False
+        stay = set(must_stay)
+        for each in sorted(held.keys() - must_stay, reverse=True):
+            room -= held[each].num_bytes + held[each].owed_bytes
+            if room < 0:
+                break
+            stay.add(each)
+        if stay != held.keys():
+            self._held = {each: info for each, info in held.items() if each in stay}
+            await self._disk.retain(self._stage, frozenset(stay))
+        return True
+
+    def _to_keep(self, newest: int, most: int) -> frozenset[int]:
+        """Which of those held are kept once `newest` is on disk."""
         found = self._common_now()
         if found is not None:
             self._common = max(found, self._common or 0)  # a record that expires does not undo what was seen
         candidates = {version for version in self.versions if version != newest}
-        keep = retained(candidates | {newest}, keep=self._keep, every=self._schedule.every, common=self._common)
+        keep = retained(candidates | {newest}, keep=most, every=self._schedule.every, common=self._common)
         # Until the restart has led to a step, it may be taken back.
         return keep if newest > self.restart.version else keep | self._held.keys()
 

@@ -213,6 +213,7 @@ class Member:
             before=self.before,
             sitting=self._sitting,
             unreached=self._unreached[:MAX_SITTING] if mate else (),
+            new=self.membership.is_new(self.me),
         )
 
     @property

@@ -140,7 +140,10 @@ class Membership:
         if peer == self.me:
             return peer not in self._lives
         seen = self._view.get(peer)
-        return seen is not None and self._lives.get(peer, seen.incarnation) != seen.incarnation
+        if seen is None:
+            return False
+        # Of a mate that has contributed nothing since I came I know only what it says.
+        return self._lives[peer] != seen.incarnation if peer in self._lives else seen.new
 
     def restored(self, commits: Iterable[Commit]) -> None:
         """State was taken over, after these commits: a newcomer learns who counts, and that it does not yet."""

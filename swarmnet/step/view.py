@@ -52,6 +52,7 @@ class Seen:
     keeper: Ballot | None = None
     sitting: tuple[PeerId, ...] = ()
     unreached: tuple[PeerId, ...] = ()
+    new: bool = False
     queue: int = 0
     draining: bool = False
     numerics: str = ""
@@ -88,7 +89,7 @@ class View:
         seen.before = beat.before
         seen.committed = any(commit.stage == beat.stamp.stage for commit in beat.commits)
         seen.queue, seen.draining, seen.keeper = beat.queue, beat.draining, beat.keeper
-        seen.sitting, seen.unreached = beat.sitting, beat.unreached
+        seen.sitting, seen.unreached, seen.new = beat.sitting, beat.unreached, beat.new
         seen.numerics, seen.measure = beat.numerics, beat.measure
         return fresh
 

@@ -15,12 +15,12 @@ from swarmnet.telemetry.log import FieldLogger
 
 _TOLD = """
     listening complete synced applied evaluated evicted finished stopped done resync voided checkpoint draining
-    outer_step outer_missed averaged_alone mesh_started dialled_back
+    outer_step outer_missed averaged_alone mesh_started dialled_back hidden relay_reserved pausing paused resumed
 """
 # Events that are worth a line at level info, and at level warning.
 _WARNED = """
     halted waiting refused digest_differs join_failed restart dropped orphaned apply_failed checkpoint_failed
-    checkpoint_bad drift rank_lost bad_input away cannot_reach
+    checkpoint_bad drift rank_lost bad_input away cannot_reach relay_lost
 """
 
 _LEVELS = dict.fromkeys(_TOLD.split(), logging.INFO) | dict.fromkeys(_WARNED.split(), logging.WARNING)
@@ -39,19 +39,22 @@ class Journal:
         self._events.emit(event, **fields)
         level = _LEVELS.get(event, logging.DEBUG)
         if event == "listening":
-            self._listening(fields)
+            self._log.event("listening", peer=fields["peer"])
+            self._invite(fields["links"], "others join with")
+        elif event == "hidden":
+            self._log.at(level, event, {"could_not": fields["could_not"], "relays": fields["relays"]})
+            # Those it printed before lead nowhere.
+            self._invite(fields["links"], "nobody can dial this peer; others join through its relay with")
         elif self._log.isEnabledFor(level):
             # A line for a person: no digests, and no digits that nobody compares.
             shown = {key: _short(value) for key, value in fields.items() if key not in _LONG or level < logging.INFO}
             self._log.at(level, event, shown)
 
-    def _listening(self, fields: dict[str, object]) -> None:
+    def _invite(self, links: object, words: str) -> None:
         """A line of its own for each link that others can join by, ready to be copied."""
-        self._log.event("listening", peer=fields["peer"])
-        links = fields["links"]
         assert isinstance(links, list | tuple)
         for link in offered(links):
-            self._log.event(f"others join with: swarmnet join {link}")
+            self._log.event(f"{words}: swarmnet join {link}")
 
 
 def loopback_last(addresses: Iterable[str]) -> list[str]:

@@ -11,6 +11,7 @@ from swarmnet import telemetry
 from swarmnet.config.peer import PeerConfig
 from swarmnet.data.source import load_tokens
 from swarmnet.manifest.codec_names import named_by
+from swarmnet.manifest.file import to_toml
 from swarmnet.manifest.schema import Manifest
 from swarmnet.manifest.terms import RunTerms
 from swarmnet.net.endpoint import NOTHING_BETWEEN, Wrap, open_endpoint
@@ -69,6 +70,8 @@ async def _feed(
             on_event=on_event,
             admissions=endpoint.admissions,
             rule=rule,
+            hide=endpoint.hide,
+            manifest_toml=to_toml(manifest),
         )
         async with endpoint.serve(wrap.service(trainer)), asyncio.TaskGroup() as group:
             on_event("listening", endpoint.whereabouts())

@@ -14,13 +14,27 @@ import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 
 from swarmnet.directory import Directory, Record
 from swarmnet.errors import Refused, RejectCode
 from swarmnet.ids import NO_RESTART, PeerId, Restart
 from swarmnet.manifest.schema import Manifest
-from swarmnet.messages import Answer, Control, Fetch, Fetched, Gradient, Packed, Process, Rejected, Request
+from swarmnet.messages import (
+    Answer,
+    Control,
+    Fetch,
+    Fetched,
+    Gradient,
+    ManifestData,
+    ManifestRequest,
+    Packed,
+    Process,
+    Rejected,
+    Request,
+)
 from swarmnet.net.admission import Admissions
+from swarmnet.net.dial_back import Asking, Hide
 from swarmnet.net.records import nobody_serves, unserved
 from swarmnet.net.stop import unless_stopped
 from swarmnet.pipeline.caller import Caller
@@ -181,11 +195,11 @@ class FirstStage:
 
 
 class Trainer:
-    """One trainer. Implements Service: it hands out tokens to peers that have no data.
+    """One trainer. Implements Service: it hands out tokens to peers that have no data, and the run's manifest.
 
     tokens(number) of training microbatch `step * M + index`; eval_tokens(number) of held-out microbatch `number`.
-    admissions: who takes part; None: anyone. wall(): Unix seconds, by which invitations end. rule: which replica of
-    stage 0 gets a microbatch.
+    admissions: who takes part; None: anyone. hide: as in `peer.Peer`. wall(): Unix seconds, by which invitations end.
+    rule: which replica of stage 0 gets a microbatch.
     """
 
     def __init__(
@@ -202,12 +216,17 @@ class Trainer:
         admissions: Admissions | None = None,
         wall: Callable[[], float] = time.time,
         rule: RoutingRule = least_time,
+        hide: Hide | None = None,
+        manifest_toml: str = "",
     ) -> None:
         self.me, self._manifest, self._directory = me, manifest, directory
+        self._toml = manifest_toml
         self._record = record
         self._admissions, self._wall = admissions, wall
         self._tokens, self._eval_tokens, self._on_event = tokens, eval_tokens, on_event
         self._stage = FirstStage(me, manifest, transport, directory, on_event, rule, lambda step: self._unsent[step])
+        asking = partial(Asking, record, transport, lambda: self._stage.records, on_event)
+        self._dialled_back = asking(hide) if hide else None
         self._news = asyncio.Event()  # somebody's record was read, or an answer came
         self._delay = manifest.averaging.delay
         self._away: Counter[int] = Counter()  # step -> microbatches sent and not answered
@@ -227,6 +246,8 @@ class Trainer:
         async with asyncio.TaskGroup() as group:
             looking = group.create_task(self._looking())
             publishing = group.create_task(self._publishing())
+            # Peers without data fetch tokens from it.
+            asking = group.create_task(self._dialled_back.watch()) if self._dialled_back else None
             await self._refresh()
             self.step = self._stage.newest_version()
             while self.step < total:
@@ -243,6 +264,8 @@ class Trainer:
                 await self._evaluate_last(total)
             looking.cancel()
             publishing.cancel()
+            if asking is not None:
+                asking.cancel()
         self._on_event("done", {"step": total})
 
     async def leave(self) -> None:
@@ -258,7 +281,11 @@ class Trainer:
         """Trainers take no part in the step protocol."""
 
     async def on_call(self, caller: PeerId, request: Request, payload: ReadPayload) -> AsyncGenerator[Answer, None]:
-        """Hand out the tokens of a microbatch; everything else is not served here."""
+        """Hand out the tokens of a microbatch, and the manifest; everything else is not served here."""
+        # Those who serve stages may all be hidden, and a newcomer cannot speak to them yet.
+        if isinstance(request, ManifestRequest) and self._toml:
+            yield ManifestData(self._toml)
+            return
         training = self._manifest.training
         if self._admissions is not None:
             self._admissions.check(caller, request, now=self._wall())

@@ -23,6 +23,8 @@ from swarmnet.messages import (
     Extent,
     Fetched,
     Gradient,
+    LineTest,
+    LineTested,
     Packed,
     PartData,
     Process,
@@ -119,7 +121,7 @@ class Done:
 Signal = GreetFirst | Pulse | Done | Pong | Told
 """What stands where an answer would, for the caller's transport alone."""
 
-PAYLOAD_ANSWERS = (Gradient, Fetched, PartData, SnapshotPiece)
+PAYLOAD_ANSWERS = (Gradient, Fetched, PartData, SnapshotPiece, LineTested)
 """The answers that carry tensors, in `payload`."""
 
 
@@ -255,7 +257,7 @@ class Reader:
         """The inverse of `write_request`. Raises BadMessage."""
         request, declared = REQUESTS.read(data, self._most_request)
         # Payloads cost memory: only the call that has one may declare one.
-        if declared and not isinstance(request, Process):
+        if declared and not isinstance(request, Process | LineTest):
             raise malformed("a call that has no payload declares one", request=type(request).__name__)
         return request, declared
 

@@ -34,12 +34,17 @@ USUAL_STEPS = 20
 
 
 class Network:
-    """Places behind lines of a gigabit and 50 ms. As a context: what was started does not outlive the block."""
+    """Places behind lines of a gigabit and 50 ms. As a context: what was started does not outlive the block.
 
-    def __init__(self, directory: Path, places: int, *, firewalled: frozenset[int] = frozenset()) -> None:
+    words: further ones of every peer and trainer.
+    """
+
+    def __init__(
+        self, directory: Path, places: int, *, firewalled: frozenset[int] = frozenset(), words: tuple[str, ...] = ()
+    ) -> None:
         if not os.access("/dev/net/tun", os.W_OK) or shutil.which("ip") is None:
             pytest.skip("needs TUN devices and iproute2")
-        self._directory, self._open = directory, ExitStack()
+        self._directory, self._open, self._words = directory, ExitStack(), words
         self.lines = links.Links(places, mbit=1000.0, rtt_ms=50.0, firewalled=firewalled)
 
     def __enter__(self) -> Network:
@@ -59,7 +64,7 @@ class Network:
         """`swarmnet WORDS` at that place. name: of its directory."""
         namespace, address = self._places[place]
         return self._open.enter_context(
-            Running(self._directory / name, *words, module=("in_namespace", namespace), host=address)
+            Running(self._directory / name, *words, *self._words, module=("in_namespace", namespace), host=address)
         )
 
     def peer(self, place: int, stage: int, manifest: Path, *known: str) -> Running:

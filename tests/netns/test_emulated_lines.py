@@ -81,10 +81,10 @@ def _supervised(peer: Running) -> int:
     return int(child)
 
 
-def a_firewalled_volunteer_stops_with_advice_and_the_run_goes_on(folder: Path) -> None:
+def a_firewalled_volunteer_stops_with_advice_where_nobody_relays_and_the_run_goes_on(folder: Path) -> None:
     manifest = write_tiny_run(folder, stages=2, steps=100_000)
     joined = 4
-    with Network(folder, joined + 1, firewalled=frozenset([joined])) as network:
+    with Network(folder, joined + 1, firewalled=frozenset([joined]), words=("--relay-peers", "0")) as network:
         (first, *_), _ = network.run(manifest, 0, 0, 1, 1)
         (link,) = first.says("listening")["links"]
         joiner = network.start("joiner", joined, "join", link, "--device", "cpu")
@@ -123,7 +123,7 @@ def a_half_reachable_pair_costs_no_long_pause_and_a_newcomer_comes_level(folder:
 SCENES = (
     of_three_two_go_on_and_the_third_comes_back_although_it_crashed,
     of_two_one_goes_on_and_the_other_comes_back,
-    a_firewalled_volunteer_stops_with_advice_and_the_run_goes_on,
+    a_firewalled_volunteer_stops_with_advice_where_nobody_relays_and_the_run_goes_on,
     a_half_reachable_pair_costs_no_long_pause_and_a_newcomer_comes_level,
 )
 

@@ -19,7 +19,7 @@ from torch.profiler import ProfilerActivity, profile
 from swarmnet.errors import UsageError
 from swarmnet.manifest.schema import Averaging, Cut, Manifest, Model, Numerics, Optimizer, Training
 from swarmnet.model.comm import Comm
-from swarmnet.peer.memory_fit import check_fits, judge, needed, slots_that_fit
+from swarmnet.peer.memory_fit import check_fits, judge, needed, slots_that_fit, slots_within
 from swarmnet.plan.budget import Passage, together
 from swarmnet.plan.metering import LiveBytes
 from swarmnet.plan.plan import Setup, plan_stage
@@ -249,6 +249,7 @@ def test_as_many_slots_as_fit_and_not_one_more() -> None:
     assert slots_that_fit(setup, [1], room[5]) == 5
     assert slots_that_fit(setup, [1], room[5] - 1) == 4
     assert slots_that_fit(setup, [1], 10 * room[8]) == RUN.training.microbatches
+    assert [slots_within(replace(setup, slots=slots), [1], room[5]) for slots in (0, 3, 9)] == [5, 3, 5]
     assert slots_that_fit(setup, [0, 1], 10 * room[8]) == RUN.training.microbatches
 
 

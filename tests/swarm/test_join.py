@@ -109,6 +109,7 @@ def test_a_stranger_with_a_link_takes_part_and_changes_nothing(start: Callable[.
         "1: stage 1 has the fewest replicas, 1",
         "serving   stage 1 from step",
         "Ctrl+C leaves in good order",
+        " counts identity=",
     ):
         assert words in said, said
     assert (joiner.directory / f"run-{run_id(manifest)[:12]}.toml").is_file()

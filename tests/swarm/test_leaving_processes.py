@@ -7,6 +7,7 @@ except where it kills the peer itself.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import select
 import signal
@@ -20,6 +21,8 @@ from typing import Any
 import pytest
 from running import Running
 from tiny_run import write_tiny_run
+
+from swarmnet.cli.frame import run
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="/proc, and only Linux ties a child to its parent")
 
@@ -81,7 +84,9 @@ def place(tmp_path: Path) -> Path:
     return write_tiny_run(tmp_path, stages=2, steps=100_000, microbatches=4).parent
 
 
-def test_a_peer_crashes_and_returns_drains_and_all_end_together(place: Path) -> None:
+def test_a_peer_crashes_and_returns_drains_and_all_end_together(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     started: list[Process] = []
 
     def start(name: str, role: list[str], *bootstrap: str) -> Process:
@@ -116,6 +121,15 @@ def test_a_peer_crashes_and_returns_drains_and_all_end_together(place: Path) -> 
         assert second.reason() == "asked to stop: nothing here is needed any more"
         first.await_step(first.so_far("applied")[-1]["step"] + 3)
         assert second.so_far("stopped") and not children_left(second)
+
+        # Its operator speaks to a peer that runs: it is the only one of its stage, so it serves on while it is paused.
+        desk = ["--dir", str(place / "other")]
+        assert run(["caps", "--upload", "80", *desk]) == run(["pause", *desk]) == 0
+        assert other.await_event("paused")["serves_on"] == [1]
+        assert run(["resume", *desk]) == run(["contributed", "--json", *desk]) == 0
+        other.await_event("resumed")
+        said = capsys.readouterr().out
+        assert said.startswith("upload 80 Mbit/s,") and json.loads(said[said.index("{") :])["microbatches"] > 0
 
         # kill -9 the supervising process: the peer and its DHT daemon go with it.
         orphans = descendants(other.process.pid)

@@ -32,6 +32,13 @@ def test_what_was_used_comes_back_with_time_and_no_more() -> None:
     assert allowances.take(A, 2000, 1e6) == 2.0, "an hour of silence is no hour of credit"
 
 
+def test_what_is_refused_costs_nothing() -> None:
+    allowances = Allowances(EACH)
+    assert [allowances.ask(A, 5.0) for _ in range(16)] == [0.0] * 16
+    assert [round(allowances.ask(A, 5.0), 9) for _ in range(100)] == [0.125] * 100
+    assert allowances.ask(A, 5.125) == 0.0 < allowances.ask(A, 5.125)
+
+
 def test_an_excess_is_said_once_a_caller() -> None:
     allowances = Allowances(EACH)
     for caller in (A, B):

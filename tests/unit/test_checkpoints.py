@@ -244,6 +244,25 @@ def test_a_full_disk_costs_one_warning_each_time_and_is_tried_again_at_the_next(
     play(story())
 
 
+def test_no_more_is_taken_of_the_disk_than_is_lent(disk: Watched) -> None:
+    async def story() -> None:
+        replica = Replica(disk, keep=9)
+        one = len(replica.state(10))
+        replica.checkpointer.most_bytes = 2 * one
+        async with replica.running():
+            await replica.train(31)
+            await asyncio.sleep(100.0)
+            # Of the older ones the roundest stays: a slower stage is about to have it as well.
+            assert written(disk) == [20, 30] and not replica.of("checkpoint_failed")
+            replica.checkpointer.most_bytes = one
+            await replica.train(10)
+            await asyncio.sleep(100.0)
+        assert "caps.disk_gib" in str(replica.of("checkpoint_failed")[-1]["reason"])
+        assert written(disk) == [20, 30], "nothing is deleted in vain"
+
+    play(story())
+
+
 def test_a_full_disk_at_the_end_is_not_tried_for_ever(disk: Watched) -> None:
     async def story() -> None:
         replica = Replica(disk, every=0)

@@ -11,7 +11,7 @@ from swarmnet.directory import Record, StageStatus
 from swarmnet.errors import PeerGone, PeerTimeout, UsageError
 from swarmnet.ids import Chain, PeerId, RunId
 from swarmnet.messages import Answer, Busy, DialBack, DialledBack
-from swarmnet.peer.dial_back import MOST_ASKED, MOST_NO, Asking, DialBacks, DialQuota
+from swarmnet.net.dial_back import MOST_ASKED, MOST_NO, Asking, DialBacks, DialQuota
 from swarmnet.simulate.clock import VirtualLoop
 
 ME = PeerId("me")

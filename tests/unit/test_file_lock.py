@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from swarmnet.errors import UsageError
-from swarmnet.net import dht_daemon
-from swarmnet.net.identity import FileLock, own_identity
+from swarmnet.net.dht_daemon import PREFIX
+from swarmnet.net.identity import FileLock, own_directory, own_identity, sweep
 
 
 def test_a_file_is_held_by_one_until_it_is_released(tmp_path: Path) -> None:
@@ -54,20 +54,20 @@ def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def test_a_sweep_spares_a_daemon_that_is_only_starting(temporary: Path) -> None:
-    directory, hold = dht_daemon._own_directory()
+    directory, hold = own_directory(PREFIX)
     with socket.socket(socket.AF_UNIX) as control:
         control.bind(str(directory / "control.sock"))  # and does not listen yet: a connect is refused
-        dht_daemon._sweep()
+        sweep(PREFIX)
         assert (directory / "control.sock").exists()
     hold.release()
 
 
 def test_a_sweep_removes_what_a_killed_process_left(temporary: Path) -> None:
-    directory, hold = dht_daemon._own_directory()
+    directory, hold = own_directory(PREFIX)
     (directory / "key").touch()
     (temporary / "not ours").mkdir()
     hold.release()
-    dht_daemon._sweep()
+    sweep(PREFIX)
     assert [path.name for path in temporary.iterdir()] == ["not ours"]
 
 

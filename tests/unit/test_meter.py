@@ -33,6 +33,21 @@ def test_the_narrower_direction_is_the_lines() -> None:
     assert meter.line.bytes_per_s == pytest.approx(10 * MB, rel=0.06)
 
 
+def test_no_more_is_said_than_is_lent() -> None:
+    meter = Meter()
+    round_at(meter, up=10.0, down=40.0)
+    measured = meter.line.bytes_per_s
+    meter.lent = measured // 2
+    assert meter.line.bytes_per_s == measured // 2
+    meter.lent = 2 * measured
+    assert meter.line.bytes_per_s == measured
+    meter.lent = 0
+    assert meter.line.bytes_per_s == measured
+    fresh = Meter()
+    fresh.lent = measured
+    assert fresh.line.bytes_per_s == 0, "what is lent may be more than the line carries"
+
+
 def test_time_in_which_nobody_sent_does_not_count() -> None:
     meter = Meter()
     round_at(meter, up=10.0, down=10.0, idle_s=3.0)

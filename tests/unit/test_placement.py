@@ -111,3 +111,18 @@ def test_the_reasons() -> None:
     )
     assert choose(me, 1, [replica("a", 0)]) == Choice(0, "the only stage")
     assert choose(me, 2, [replica("a", 0, leaving=True), replica("b", 1)]) == Choice(0, "nobody serves stage 0")
+
+
+def test_rates_count_and_not_heads() -> None:
+    """Two slow replicas are less than one fast one; of whom nothing is measured the stage's median is believed."""
+    slow = [replica("a", 0, rate=0.5), replica("b", 0, rate=0.5)]
+    fast = [replica("c", 1, rate=4.0)]
+    assert choose(PeerId("me"), 2, [*slow, *fast]).stage == 0
+    assert choose(PeerId("me"), 2, [*slow, replica("d", 0), *fast]).stage == 0
+    assert choose(PeerId("me"), 2, [replica("a", 0, rate=4.0), replica("d", 0), *fast]).stage == 1
+
+
+def test_who_is_on_the_way_counts_where_it_goes() -> None:
+    there = [replica("a", 0), replica("b", 0, going=1, surely=True), replica("c", 2)]
+    assert choose(PeerId("me"), 3, [*there, replica("d", 2)]).stage in (0, 1)
+    assert choose(PeerId("me"), 3, [*there, replica("d", 0)]).stage in (1, 2)

@@ -5,7 +5,7 @@ import io
 import pytest
 from rich.console import Console
 
-from swarmnet.cli.progress_bar import PLAIN_EVERY_S, ProgressBar, size
+from swarmnet.cli.progress_bar import PLAIN_EVERY_S, JoinTimes, ProgressBar, size
 
 
 class Clock:
@@ -119,6 +119,21 @@ def test_the_bar_goes_however_it_ends() -> None:
         story.on_event("stopped", {"reason": "asked to stop"})
 
     assert told(terminal(), stop)[1] == ["bar", "bar"]
+
+
+def test_each_phase_of_a_join_is_timed_once_until_something_counts() -> None:
+    now = [10.0]
+    times = JoinTimes(lambda: now[0])
+    now[0] += 1.5
+    times.passed("manifest")
+    now[0] += 1.0
+    times.passed("manifest")
+    for event in ("listening", "hidden", "synced"):
+        now[0] += 1.0
+        assert not times.on_event(event, {})
+    assert not times.on_event("executed", {"counted": 0})
+    assert times.on_event("executed", {"counted": 2}) and not times.on_event("executed", {"counted": 4})
+    assert times.seconds == {"manifest": 1.5, "listening": 3.5, "reachable": 4.5, "synced": 5.5, "counted": 5.5}
 
 
 def test_sizes() -> None:

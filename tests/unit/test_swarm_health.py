@@ -105,6 +105,15 @@ def test_those_who_come_and_go() -> None:
     assert set(problems) == {"all_leaving"} and problems["all_leaving"].severity == "warning"
 
 
+def test_those_who_pause_are_not_counted_on() -> None:
+    idle = [replace(record(name, status(1, draining=True)), paused=True) for name in "pq"]
+    result, problems = found(*three(0), *three(1), *idle)
+    assert set(problems) == {"paused"} and "2 replicas of stage 1 are paused" in problems["paused"].text
+    assert [replica.state for replica in result.stages[1].replicas].count("paused") == 2
+    _, problems = found(*three(0), *idle, record("l", status(1, draining=True)))
+    assert set(problems) == {"paused", "all_paused"} and problems["all_paused"].severity == "warning"
+
+
 def test_the_states_in_a_word() -> None:
     joiner, leaver = status(0, synced=False), status(0, draining=True)
     result, _ = found(record("a", status(0)), record("b", joiner), record("c", leaver))

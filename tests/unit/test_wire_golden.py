@@ -31,6 +31,8 @@ from swarmnet.messages import (
     Heartbeat,
     Late,
     LineQuality,
+    LineTest,
+    LineTested,
     ManifestData,
     ManifestRequest,
     Measure,
@@ -107,6 +109,7 @@ REQUESTS = (
     TrailRequest(STAMP),
     ManifestRequest(),
     DialBack(),
+    LineTest(1 << 20),
 )
 ANSWERS = (
     Accepted(),
@@ -122,6 +125,7 @@ ANSWERS = (
     TrailStep(FINISHED, (COMMIT,), (COMMIT, COMMIT)),
     ManifestData('[model]\nname = "é"\n'),
     DialledBack(True, "no way there"),
+    LineTested((TENSOR,)),
     GreetFirst(),
     Pulse(),
     Done(),

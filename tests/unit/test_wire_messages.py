@@ -14,6 +14,7 @@ from swarmnet.bounds import ANY_RUN, MAX_INDEXES
 from swarmnet.errors import BadMessage, RejectCode
 from swarmnet.ids import Ballot, Generation, PeerId, Restart, RoundId, RunId
 from swarmnet.messages import (
+    MAX_LINE_TEST,
     MAX_PIECES,
     Accepted,
     Busy,
@@ -32,6 +33,8 @@ from swarmnet.messages import (
     Heartbeat,
     Late,
     LineQuality,
+    LineTest,
+    LineTested,
     ManifestData,
     ManifestRequest,
     Measure,
@@ -172,6 +175,7 @@ requests: dict[type, st.SearchStrategy] = {
     TrailRequest: st.builds(TrailRequest, stamps),
     ManifestRequest: st.builds(ManifestRequest),
     DialBack: st.builds(DialBack),
+    LineTest: st.builds(LineTest, st.integers(0, MAX_LINE_TEST)),
 }  # fmt: skip
 versions = st.integers(-1, 1 << 53)
 losses = st.dictionaries(index, st.tuples(finite, counts), max_size=5)
@@ -201,6 +205,7 @@ answers: dict[type, st.SearchStrategy] = {
     TrailStep: st.builds(TrailStep, st.none() | finished, several),
     SnapshotPiece: st.builds(SnapshotPiece),
     DialledBack: st.builds(DialledBack, st.booleans(), words),
+    LineTested: st.builds(LineTested),
     ManifestData: st.builds(ManifestData, st.text(max_size=100)),
     GreetFirst: st.builds(GreetFirst),
     Pulse: st.builds(Pulse),
@@ -251,7 +256,7 @@ def test_control_survives_the_wire(message: Any) -> None:
 
 @given(st.one_of(*requests.values()), tensors)
 def test_requests_survive_the_wire(request: Any, payload: tuple[TensorHeader, ...]) -> None:
-    if isinstance(request, Process) or not payload:
+    if isinstance(request, Process | LineTest) or not payload:
         assert convert.read_request(convert.write_request(request, payload)) == (request, payload)
     else:
         with pytest.raises(BadMessage, match="no payload"):

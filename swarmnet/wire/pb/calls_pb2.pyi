@@ -81,8 +81,18 @@ class DialBack(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
+class LineTest(_message.Message):
+    __slots__ = ("num_bytes",)
+    NUM_BYTES_FIELD_NUMBER: _ClassVar[int]
+    num_bytes: int
+    def __init__(self, num_bytes: _Optional[int] = ...) -> None: ...
+
+class LineTested(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
 class CallHeader(_message.Message):
-    __slots__ = ("process", "fetch", "part", "snapshot", "manifest", "trail", "dial_back", "payload")
+    __slots__ = ("process", "fetch", "part", "snapshot", "manifest", "trail", "dial_back", "line_test", "payload")
     PROCESS_FIELD_NUMBER: _ClassVar[int]
     FETCH_FIELD_NUMBER: _ClassVar[int]
     PART_FIELD_NUMBER: _ClassVar[int]
@@ -90,6 +100,7 @@ class CallHeader(_message.Message):
     MANIFEST_FIELD_NUMBER: _ClassVar[int]
     TRAIL_FIELD_NUMBER: _ClassVar[int]
     DIAL_BACK_FIELD_NUMBER: _ClassVar[int]
+    LINE_TEST_FIELD_NUMBER: _ClassVar[int]
     PAYLOAD_FIELD_NUMBER: _ClassVar[int]
     process: Process
     fetch: Fetch
@@ -98,8 +109,9 @@ class CallHeader(_message.Message):
     manifest: ManifestRequest
     trail: TrailRequest
     dial_back: DialBack
+    line_test: LineTest
     payload: _containers.RepeatedCompositeFieldContainer[_values_pb2.Tensor]
-    def __init__(self, process: _Optional[_Union[Process, _Mapping]] = ..., fetch: _Optional[_Union[Fetch, _Mapping]] = ..., part: _Optional[_Union[Part, _Mapping]] = ..., snapshot: _Optional[_Union[SnapshotRequest, _Mapping]] = ..., manifest: _Optional[_Union[ManifestRequest, _Mapping]] = ..., trail: _Optional[_Union[TrailRequest, _Mapping]] = ..., dial_back: _Optional[_Union[DialBack, _Mapping]] = ..., payload: _Optional[_Iterable[_Union[_values_pb2.Tensor, _Mapping]]] = ...) -> None: ...
+    def __init__(self, process: _Optional[_Union[Process, _Mapping]] = ..., fetch: _Optional[_Union[Fetch, _Mapping]] = ..., part: _Optional[_Union[Part, _Mapping]] = ..., snapshot: _Optional[_Union[SnapshotRequest, _Mapping]] = ..., manifest: _Optional[_Union[ManifestRequest, _Mapping]] = ..., trail: _Optional[_Union[TrailRequest, _Mapping]] = ..., dial_back: _Optional[_Union[DialBack, _Mapping]] = ..., line_test: _Optional[_Union[LineTest, _Mapping]] = ..., payload: _Optional[_Iterable[_Union[_values_pb2.Tensor, _Mapping]]] = ...) -> None: ...
 
 class Accepted(_message.Message):
     __slots__ = ()
@@ -248,7 +260,7 @@ class Told(_message.Message):
     def __init__(self, message: _Optional[bytes] = ...) -> None: ...
 
 class AnswerHeader(_message.Message):
-    __slots__ = ("accepted", "running", "busy", "moved_to", "rejected", "gradient", "fetched", "part", "snapshot", "manifest", "snapshot_piece", "done", "greet_first", "pulse", "trail", "pong", "dialled_back", "told", "payload")
+    __slots__ = ("accepted", "running", "busy", "moved_to", "rejected", "gradient", "fetched", "part", "snapshot", "manifest", "snapshot_piece", "done", "greet_first", "pulse", "trail", "pong", "dialled_back", "told", "line_tested", "payload")
     ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     RUNNING_FIELD_NUMBER: _ClassVar[int]
     BUSY_FIELD_NUMBER: _ClassVar[int]
@@ -267,6 +279,7 @@ class AnswerHeader(_message.Message):
     PONG_FIELD_NUMBER: _ClassVar[int]
     DIALLED_BACK_FIELD_NUMBER: _ClassVar[int]
     TOLD_FIELD_NUMBER: _ClassVar[int]
+    LINE_TESTED_FIELD_NUMBER: _ClassVar[int]
     PAYLOAD_FIELD_NUMBER: _ClassVar[int]
     accepted: Accepted
     running: Running
@@ -286,8 +299,9 @@ class AnswerHeader(_message.Message):
     pong: Pong
     dialled_back: DialledBack
     told: Told
+    line_tested: LineTested
     payload: _containers.RepeatedCompositeFieldContainer[_values_pb2.Tensor]
-    def __init__(self, accepted: _Optional[_Union[Accepted, _Mapping]] = ..., running: _Optional[_Union[Running, _Mapping]] = ..., busy: _Optional[_Union[Busy, _Mapping]] = ..., moved_to: _Optional[_Union[MovedTo, _Mapping]] = ..., rejected: _Optional[_Union[Rejected, _Mapping]] = ..., gradient: _Optional[_Union[Gradient, _Mapping]] = ..., fetched: _Optional[_Union[Fetched, _Mapping]] = ..., part: _Optional[_Union[PartData, _Mapping]] = ..., snapshot: _Optional[_Union[Snapshot, _Mapping]] = ..., manifest: _Optional[_Union[ManifestData, _Mapping]] = ..., snapshot_piece: _Optional[_Union[SnapshotPiece, _Mapping]] = ..., done: _Optional[_Union[Done, _Mapping]] = ..., greet_first: _Optional[_Union[GreetFirst, _Mapping]] = ..., pulse: _Optional[_Union[Pulse, _Mapping]] = ..., trail: _Optional[_Union[TrailStep, _Mapping]] = ..., pong: _Optional[_Union[Pong, _Mapping]] = ..., dialled_back: _Optional[_Union[DialledBack, _Mapping]] = ..., told: _Optional[_Union[Told, _Mapping]] = ..., payload: _Optional[_Iterable[_Union[_values_pb2.Tensor, _Mapping]]] = ...) -> None: ...
+    def __init__(self, accepted: _Optional[_Union[Accepted, _Mapping]] = ..., running: _Optional[_Union[Running, _Mapping]] = ..., busy: _Optional[_Union[Busy, _Mapping]] = ..., moved_to: _Optional[_Union[MovedTo, _Mapping]] = ..., rejected: _Optional[_Union[Rejected, _Mapping]] = ..., gradient: _Optional[_Union[Gradient, _Mapping]] = ..., fetched: _Optional[_Union[Fetched, _Mapping]] = ..., part: _Optional[_Union[PartData, _Mapping]] = ..., snapshot: _Optional[_Union[Snapshot, _Mapping]] = ..., manifest: _Optional[_Union[ManifestData, _Mapping]] = ..., snapshot_piece: _Optional[_Union[SnapshotPiece, _Mapping]] = ..., done: _Optional[_Union[Done, _Mapping]] = ..., greet_first: _Optional[_Union[GreetFirst, _Mapping]] = ..., pulse: _Optional[_Union[Pulse, _Mapping]] = ..., trail: _Optional[_Union[TrailStep, _Mapping]] = ..., pong: _Optional[_Union[Pong, _Mapping]] = ..., dialled_back: _Optional[_Union[DialledBack, _Mapping]] = ..., told: _Optional[_Union[Told, _Mapping]] = ..., line_tested: _Optional[_Union[LineTested, _Mapping]] = ..., payload: _Optional[_Iterable[_Union[_values_pb2.Tensor, _Mapping]]] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("run", "major", "minor", "numerics", "clock", "invitation")

@@ -1,16 +1,18 @@
 """Can others connect to this peer? Before it first serves it asks members to dial it back.
 
 A peer behind a firewall sends as well as any other, so it looks like a mate to those who cannot call it. It finds that
-out itself, before anybody waits for it. Both ends are here: who asks (`Asking`), and who is asked (`DialBacks`), who
-dials only where the caller's own signed record says that it listens, and seldom.
+out itself, before anybody waits for it, and is then reached through relays (`net.hidden`). Both ends are here: who asks
+(`Asking`), and who is asked (`DialBacks`), who dials only where the caller's own signed record says that it listens,
+and seldom.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import ipaddress
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from swarmnet.bounds import Recent
@@ -21,8 +23,9 @@ from swarmnet.messages import Answer, Busy, DialBack, DialledBack
 from swarmnet.net.address import Address
 from swarmnet.transport import Transport, ask
 
-AT_ONCE, MOST_NO, MOST_ASKED = 2, 4, 8
-"""Members are asked two at a time, until one could connect, four could not, or eight did not say."""
+AT_ONCE, ENOUGH_YES, MOST_NO, MOST_ASKED = 2, 2, 4, 8
+"""Members are asked two at a time, until two more could connect than could not, four more could not, or eight were
+asked."""
 
 _PATIENCE_S = 10.0
 _BUSY_TRIES, _LONGEST_BUSY_S = 5, 5.0
@@ -39,17 +42,34 @@ _MOST_ADDRESSES = 4
 # ---------------------------------------------------------------- who asks
 
 
+Say = Callable[[str, dict[str, object]], None]
+Hide = Callable[[Say], Awaitable[dict[str, object] | None]]
+"""Has this peer be reached through relays, and says which come and go. Returns what to say of it; None: there are none.
+"""
+
+_FIRST_WATCH_S, _LONGEST_WATCH_S = 3.0, 60.0
+
+
+async def _no_relays(say: Say) -> None:
+    return None
+
+
 class Asking:
-    """Asks once in the life of a process, before any of its replicas first serves."""
+    """Asks once in the life of a process, before any of its replicas first serves; later, if nobody could tell then.
+
+    hide: what to do when most could not connect.
+    """
 
     def __init__(
         self,
         record: Callable[[], Record],
         transport: Transport,
         records: Callable[[], Mapping[PeerId, Record]],
-        say: Callable[[str, dict[str, object]], None],
+        say: Say,
+        hide: Hide = _no_relays,
     ) -> None:
         self._record, self._transport, self._records, self._say = record, transport, records, say
+        self._hide = hide
         self._asked: set[PeerId] = set()
         self._could: list[PeerId] = []
         """Who connected to me."""
@@ -57,34 +77,65 @@ class Asking:
         """Who did not, and what stood in the way."""
         self._not_asked: dict[PeerId, str] = {}
         """Whom I could not ask, and why."""
-        self._one, self._settled = asyncio.Lock(), False
+        self._one, self._settled, self._known = asyncio.Lock(), False, False
 
     def settle(self) -> None:
         """A replica serves: others have been asked, or there was nobody to ask."""
         self._settled = True
 
     async def check(self) -> None:
-        """Return if somebody can connect to this peer, or nobody can tell. Raises UsageError, with who could not."""
+        """Return if others can connect to this peer, or nobody can tell. Raises UsageError, with who could not."""
         async with self._one:
-            while not self._settled and (members := self._next()):
-                self._asked.update(members)
-                async with asyncio.TaskGroup() as group:
-                    for member in members:
-                        group.create_task(self._ask(member))
+            if not self._settled:
+                await self._ask_around()
             if self._settled or not self._asked:
                 return
-            where, could_not = list(self._record().addresses), self._could_not
+            await self._judge()
+            self._settled = True
+
+    async def watch(self) -> None:
+        """Ask until somebody could tell: who comes first finds nobody to ask."""
+        pause_s = _FIRST_WATCH_S
+        while not self._known:
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_WATCH_S)
+            async with self._one:
+                if self._known:
+                    return
+                for answers in (self._asked, self._could, self._could_not, self._not_asked):
+                    answers.clear()
+                await self._ask_around()
+                if self._could or self._could_not:
+                    # It serves, and nobody relays for it yet.
+                    with contextlib.suppress(UsageError):
+                        await self._judge()
+
+    async def _ask_around(self) -> None:
+        while members := self._next():
+            self._asked.update(members)
+            async with asyncio.TaskGroup() as group:
+                for member in members:
+                    group.create_task(self._ask(member))
+
+    async def _judge(self) -> None:
+        where, could_not = list(self._record().addresses), self._could_not
+        # One of the same home may connect where nobody else can.
+        if len(could_not) > len(self._could):
+            if (found := await self._hide(self._say)) is not None:
+                self._known = True
+                self._say("hidden", {"addresses": where, "could_not": could_not, **found})
+                return
             # Somebody tried, and nobody could: this peer would only look like a mate.
-            if could_not and not self._could:
+            if not self._could:
                 self._say("unreachable", {"addresses": where, "could_not": could_not})
                 raise UsageError(_in_words(where, could_not))
-            self._settled = True
-            fields = {"addresses": where, "could": self._could, "could_not": could_not, "not_asked": self._not_asked}
-            self._say("dialled_back", fields)
+        self._known = bool(self._could)
+        fields = {"addresses": where, "could": self._could, "could_not": could_not, "not_asked": self._not_asked}
+        self._say("dialled_back", fields)
 
     def _next(self) -> list[PeerId]:
-        # One that could is proof; several that could not are enough.
-        if self._could or len(self._could_not) >= MOST_NO or len(self._asked) >= MOST_ASKED:
+        lead = len(self._could) - len(self._could_not)
+        if lead >= ENOUGH_YES or lead <= -MOST_NO or len(self._asked) >= MOST_ASKED:
             return []
         return [peer for peer in self._members() if peer not in self._asked][:AT_ONCE]
 
@@ -96,7 +147,12 @@ class Asking:
             for peer, record in self._records().items()
             if record.addresses and any(status.synced for status in record.stages)
         ]
-        return sorted(serving, key=lambda peer: hashlib.sha256(f"{me.peer}/{me.incarnation}/{peer}".encode()).digest())
+
+        def order(peer: PeerId) -> tuple[bool, bytes]:
+            # One behind the same router proves nothing for the rest.
+            return self._records()[peer].hidden, hashlib.sha256(f"{me.peer}/{me.incarnation}/{peer}".encode()).digest()
+
+        return sorted(serving, key=order)
 
     async def _ask(self, member: PeerId) -> None:
         """One that is busy is asked again; one that does not answer cannot tell."""

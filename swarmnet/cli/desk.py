@@ -1,0 +1,113 @@
+"""The commands by which a volunteer speaks to a running peer: `pause`, `resume`, `drain`, `caps`, `contributed`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+from click.core import ParameterSource
+
+from swarmnet.cli.settings import SETTINGS, SchemaCommand, fields, given, with_json
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def with_dir(command: F) -> F:
+    """`--dir`: which peer of this machine."""
+    option = click.option(
+        "--dir",
+        "directory",
+        type=click.Path(path_type=Path, file_okay=False),
+        default=Path("~/.swarmnet/peer"),
+        metavar="DIR",
+        help="The peer's --dir.  [~/.swarmnet/peer]",
+    )
+    return option(command)
+
+
+def _ask(directory: Path, ask: str, *, as_json: bool = False, **more: object) -> int:
+    from swarmnet.peer.desk import ask_desk
+
+    answer = ask_desk(directory.expanduser(), ask, **more)
+    click.echo(json.dumps(answer["facts"], indent=2) if as_json else answer["words"])
+    return 0
+
+
+@click.command("pause", context_settings=SETTINGS)
+@with_dir
+def pause(directory: Path) -> int:
+    """Pause a running peer: it takes no new microbatches, and keeps its state up to date.
+
+    It finishes what it has. If nobody else has its stage's state it serves on until somebody has.
+
+    \b
+    Example:
+      swarmnet pause
+    """
+    return _ask(directory, "pause")
+
+
+@click.command("resume", context_settings=SETTINGS)
+@with_dir
+def resume(directory: Path) -> int:
+    """End a pause: the peer takes microbatches again, from the next one on.
+
+    \b
+    Example:
+      swarmnet resume
+    """
+    return _ask(directory, "resume")
+
+
+@click.command("drain", context_settings=SETTINGS)
+@with_dir
+def drain(directory: Path) -> int:
+    """Have a running peer leave in good order, as the first Ctrl+C does, and end.
+
+    \b
+    Example:
+      swarmnet drain --dir ~/.swarmnet/stage-0
+    """
+    return _ask(directory, "drain")
+
+
+_LIVE = ("upload_mbit", "download_mbit", "gpu_gib", "host_gib", "disk_gib", "hours")  # `peer.wishes` loads pydantic
+
+
+@click.command("caps", cls=SchemaCommand, context_settings=SETTINGS)
+@fields("peer", "slots", *(f"caps.{name}" for name in _LIVE), allow_from_autoenv=False)
+@with_dir
+@with_json
+@click.pass_context
+def caps(ctx: click.Context, /, directory: Path, as_json: bool, **_: Any) -> int:
+    """Show what a running peer lends at most, and change it at once.
+
+    What is changed is kept in the peer's --dir and holds after a restart, too; a flag of `join` or `peer` wins over it.
+
+    \b
+    Examples:
+      swarmnet caps
+      swarmnet caps --upload 10 --hours 22:00-07:00
+      swarmnet caps --upload 0 --hours ""
+    """
+    from swarmnet.config.check import layer, merge
+
+    typed = given(ctx, ParameterSource.COMMANDLINE)
+    change, _origins = merge(layer(name, option.path, value) for option, name, value in typed)
+    return _ask(directory, "caps", as_json=as_json, change=change)
+
+
+@click.command("contributed", context_settings=SETTINGS)
+@with_dir
+@with_json
+def contributed(directory: Path, as_json: bool) -> int:
+    """What a running peer has contributed since it first started with its --dir.
+
+    \b
+    Example:
+      swarmnet contributed --json
+    """
+    return _ask(directory, "contributed", as_json=as_json)

@@ -1,0 +1,273 @@
+"""Byte streams joined: what a relay, a caller's tunnel and a hidden peer all do with bytes that they cannot read.
+
+An *end* reads and writes bytes; there is one for a gRPC call, for a call that is answered, and for a local connection.
+`splice` joins two, with no more than a chunk of each direction in memory. `Arrivals` are callers' appointments: who
+waits under an id for a peer to come. A `Tunnel` is where a gRPC channel dials in this machine to reach a peer that
+nobody can dial: each connection becomes a byte stream of its own, on which the channel's own TLS runs end to end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import shutil
+import socket
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+from typing import Protocol
+
+import grpc
+
+from swarmnet import telemetry
+from swarmnet.errors import PeerGone, SwarmError
+from swarmnet.ids import PeerId
+from swarmnet.net.identity import FileLock, own_directory, sweep
+from swarmnet.wire.relay import MAX_BYTES, checked
+
+log = telemetry.get(__name__)
+
+PREFIX = "swarmnet-doors-"
+"""How directories of sockets begin, in the system's directory for temporary files."""
+
+STALL_S = 30.0
+"""Who does not take a chunk for so long is not waited for."""
+
+
+_AGAIN_S = 0.2
+
+
+class End(Protocol):
+    """One side of a byte stream."""
+
+    async def read(self) -> bytes:
+        """The next bytes; none at the end. Raises PeerGone, BadMessage."""
+        ...
+
+    async def write(self, data: bytes) -> None:
+        """Returns once there is room for more. Raises PeerGone."""
+        ...
+
+
+class Called:
+    """The end of a call that we placed."""
+
+    def __init__(self, stream: grpc.aio.StreamStreamCall) -> None:
+        self._stream = stream
+
+    async def read(self) -> bytes:
+        try:
+            data = await self._stream.read()
+        except grpc.aio.AioRpcError as error:
+            raise PeerGone("the stream broke", status=error.code().name) from error
+        except asyncio.CancelledError as error:
+            if we_are_cancelled():
+                raise
+            raise PeerGone("the stream was cancelled") from error
+        return b"" if data is grpc.aio.EOF else checked(data)
+
+    async def write(self, data: bytes) -> None:
+        try:
+            await self._stream.write(data)
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
+            raise PeerGone("the stream broke") from error
+        except asyncio.CancelledError as error:
+            if we_are_cancelled():
+                raise
+            raise PeerGone("the stream was cancelled") from error
+
+
+class Answered:
+    """The end of a call that we answer; `over` once it has been let go, or its caller has left."""
+
+    def __init__(self, context: grpc.aio.ServicerContext) -> None:
+        self._context, self.over = context, asyncio.Event()
+
+    async def read(self) -> bytes:
+        try:
+            data = await self._context.read()
+        except (grpc.aio.AioRpcError, grpc.aio.InternalError, grpc.aio.UsageError, asyncio.InvalidStateError) as error:
+            raise PeerGone("the caller left") from error
+        return b"" if data is grpc.aio.EOF else checked(data)
+
+    async def write(self, data: bytes) -> None:
+        try:
+            await self._context.write(data)
+        except (grpc.aio.AioRpcError, grpc.aio.InternalError, grpc.aio.UsageError, asyncio.InvalidStateError) as error:
+            raise PeerGone("the caller left") from error
+
+
+class Connection:
+    """The end of a connection inside this machine."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader, self._writer = reader, writer
+
+    async def read(self) -> bytes:
+        try:
+            return await self._reader.read(MAX_BYTES)
+        except OSError as error:
+            raise PeerGone("the connection broke") from error
+
+    async def write(self, data: bytes) -> None:
+        try:
+            self._writer.write(data)
+            await self._writer.drain()
+        except OSError as error:
+            raise PeerGone("the connection broke") from error
+
+    def close(self) -> None:
+        """Hang up, with nothing more to say."""
+        self._writer.transport.abort()
+
+
+def we_are_cancelled() -> bool:
+    """gRPC raises CancelledError for a stream the other side cancelled too; only a cancelled task may believe it."""
+    task = asyncio.current_task()
+    return task is None or task.cancelling() > 0
+
+
+async def _at_once(num_bytes: int) -> None:
+    """There is no limit."""
+
+
+async def splice(one: End, other: End, *, turn: Callable[[int], Awaitable[None]] = _at_once) -> None:
+    """Pass bytes on, both ways, until either side ends, breaks or does not take them. turn(bytes): returns when so many
+    may be passed on."""
+
+    async def pass_on(source: End, sink: End) -> None:
+        with contextlib.suppress(SwarmError, TimeoutError):
+            while data := await source.read():
+                await turn(len(data))
+                async with asyncio.timeout(STALL_S):
+                    await sink.write(data)
+
+    ways = [asyncio.create_task(pass_on(one, other)), asyncio.create_task(pass_on(other, one))]
+    over = [asyncio.create_task(end.over.wait()) for end in (one, other) if isinstance(end, Answered)]
+    try:
+        await asyncio.wait((*ways, *over), return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in (*ways, *over):
+            task.cancel()
+        await asyncio.gather(*ways, *over, return_exceptions=True)
+
+
+# ---------------------------------------------------------------- who waits for whom
+
+
+class Arrivals:
+    """Who is expected here, under which id."""
+
+    def __init__(self) -> None:
+        self._expected: dict[tuple[PeerId, bytes], asyncio.Future[Answered]] = {}
+
+    @contextlib.contextmanager
+    def expect(self, peer: PeerId, ident: bytes) -> Iterator[asyncio.Future[Answered]]:
+        """The peer's end of a stream, once it has come; leaving the block lets it go."""
+        coming: asyncio.Future[Answered] = asyncio.get_running_loop().create_future()
+        self._expected[peer, ident] = coming
+        try:
+            yield coming
+        finally:
+            del self._expected[peer, ident]
+            if coming.done() and not coming.cancelled():
+                coming.result().over.set()
+
+    def come(self, peer: PeerId, ident: bytes, end: Answered) -> bool:
+        """The peer is here. False: it is not expected under that id, or has come already."""
+        coming = self._expected.get((peer, ident))
+        if coming is None or coming.done():
+            return False
+        coming.set_result(end)
+        return True
+
+
+# ---------------------------------------------------------------- tunnels
+
+
+Way = Callable[[], AbstractAsyncContextManager[End]]
+"""Opens a byte stream to the peer. Raises SwarmError."""
+
+
+class Doors:
+    """Where sockets of this process alone are: a directory of its own, made when it is first needed."""
+
+    def __init__(self) -> None:
+        self._numbers = itertools.count()
+        self._held: tuple[Path, FileLock] | None = None
+
+    def path(self) -> str:
+        """For one more socket."""
+        if self._held is None:
+            sweep(PREFIX)
+            self._held = own_directory(PREFIX)
+        return str(self._held[0] / str(next(self._numbers)))
+
+    def remove(self) -> None:
+        """Idempotent."""
+        if self._held is not None:
+            shutil.rmtree(self._held[0], ignore_errors=True)
+            self._held[1].release()
+            self._held = None
+
+
+class Tunnel:
+    """A socket at `path` in this machine: each connection to it goes on as a byte stream of its own.
+
+    on_end: called when one of these streams has ended; set by whoever dials.
+    """
+
+    def __init__(self, path: str, way: Way) -> None:
+        self.path, self._way = path, way
+        self.on_end: Callable[[], None] = lambda: None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._socket = socket.socket(socket.AF_UNIX)
+        self._socket.bind(path)
+        # Whoever dials before the event loop accepts waits here.
+        self._socket.listen()
+        self._socket.setblocking(False)
+        self._loop = asyncio.get_running_loop()
+        self._listen()
+
+    def close(self) -> None:
+        """And all connections. Idempotent."""
+        for task in self._tasks:
+            task.cancel()
+        # First of all: looked at longer, its number may be that of another socket.
+        if self._socket.fileno() >= 0:
+            self._loop.remove_reader(self._socket)
+        self._socket.close()
+        Path(self.path).unlink(missing_ok=True)
+
+    def _listen(self) -> None:
+        if self._socket.fileno() >= 0:
+            self._loop.add_reader(self._socket, self._accept)
+
+    def _accept(self) -> None:
+        try:
+            accepted, _ = self._socket.accept()
+        except BlockingIOError:  # whoever dialled has left
+            return
+        except OSError:  # no descriptor is free
+            self._loop.remove_reader(self._socket)
+            self._loop.call_later(_AGAIN_S, self._listen)
+            return
+        self._spawn(self._carry(accepted))
+
+    async def _carry(self, accepted: socket.socket) -> None:
+        near = Connection(*await asyncio.open_unix_connection(sock=accepted))
+        try:
+            async with self._way() as far:
+                await splice(near, far)
+        except (SwarmError, TimeoutError) as error:
+            # Whoever dialled sees the connection end, and tries another address.
+            log.debug("no_way", path=self.path, error=error)
+        finally:
+            near.close()
+            self.on_end()
+
+    def _spawn(self, work: Coroutine[object, object, None]) -> None:
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)

@@ -1,0 +1,101 @@
+"""What does the line to a peer carry? A megabyte goes there and one comes back, seldom: `swarmnet doctor` asks.
+
+Both ends: who asks (`measure`), and who is asked (`LineTests`), who lets nobody fill a line with it: one test at a
+time, one every two seconds of whomever, one a minute of each caller, and what it sends gives way to what steps need.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+
+from swarmnet.errors import PeerGone
+from swarmnet.ids import PeerId
+from swarmnet.messages import Accepted, Answer, Busy, LineTest, LineTested, Packed, Rejected, Running
+from swarmnet.net.dial_back import DialQuota
+from swarmnet.transport import ReadPayload, Transport, ask
+
+TEST_BYTES = 1 << 20
+_PINGS = 3
+_LIMIT_S, _LONGEST_BUSY_S = 20.0, 5.0
+
+_ANYBODY = PeerId("")
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredLine:
+    """round_trip_s: the least of a few empty calls. Rates in bytes per second, as far as a megabyte tells; 0: the peer
+    was busy with other tests."""
+
+    round_trip_s: float
+    up_bytes_per_s: float = 0.0
+    down_bytes_per_s: float = 0.0
+
+
+async def measure(transport: Transport, peer: PeerId) -> MeasuredLine:
+    """Raises PeerGone, PeerTimeout, BadMessage."""
+    now = asyncio.get_running_loop().time
+    round_trips = []
+    for _ in range(_PINGS):  # the first one opens the connection
+        began = now()
+        await ask(transport, peer, LineTest(), limit_s=_LIMIT_S)
+        round_trips.append(now() - began)
+    until, round_trip_s = now() + _LIMIT_S, min(round_trips)
+    while isinstance(found := await _loaded(transport, peer, round_trip_s, until), Busy):
+        if found.retry_after_s > _LONGEST_BUSY_S or now() >= until:
+            return MeasuredLine(round_trip_s)
+        await asyncio.sleep(found.retry_after_s)
+    return found
+
+
+async def _loaded(transport: Transport, peer: PeerId, round_trip_s: float, until: float) -> MeasuredLine | Busy:
+    now = asyncio.get_running_loop().time
+    payload, began, uploaded_at = (_bytes(TEST_BYTES),), now(), 0.0
+    answers = transport.call(peer, LineTest(TEST_BYTES), payload, deadline=until)
+    async with contextlib.aclosing(answers):
+        async for answer in answers:
+            match answer:
+                case Running() if not uploaded_at:  # later ones say that the payload is arriving
+                    uploaded_at = now()
+                case Busy():
+                    return answer
+                case Rejected():
+                    raise PeerGone(f"it does not test lines: {answer.reason}", peer=peer)
+                case LineTested():
+                    up_s, down_s = uploaded_at - began - round_trip_s, now() - uploaded_at
+                    return MeasuredLine(round_trip_s, *(TEST_BYTES / max(each, 1e-6) for each in (up_s, down_s)))
+    raise PeerGone("the call ended without an answer", peer=peer)
+
+
+def _bytes(count: int) -> Packed:
+    return Packed("uint8", (count,), bytes(count))
+
+
+class LineTests:
+    """Answers `LineTest`."""
+
+    def __init__(self) -> None:
+        self._each, self._all = DialQuota(pause_s=60.0), DialQuota(at_once=1, pause_s=2.0)
+
+    async def serve(self, caller: PeerId, request: LineTest, payload: ReadPayload) -> AsyncGenerator[Answer, None]:
+        """An empty one costs no more than any message, and is answered at once."""
+        if not (request.num_bytes or payload.declared):
+            yield LineTested()
+            return
+        now = asyncio.get_running_loop().time()
+        # Identities cost nothing, so all callers together wait as well.
+        if (wait_s := max(self._each.wait_s(caller, now), self._all.wait_s(_ANYBODY, now))) > 0:
+            yield Busy(wait_s, -1)
+            return
+        self._each.take(caller, now)
+        self._all.take(_ANYBODY, now)
+        self._all.under_way += 1
+        try:
+            yield Accepted()
+            await payload()
+            yield Running()
+            yield LineTested((_bytes(request.num_bytes),))
+        finally:
+            self._all.under_way -= 1

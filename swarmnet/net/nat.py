@@ -1,0 +1,148 @@
+"""What kind of NAT a peer is behind, whom it dials through it, and how often: what hole punching decides.
+
+Two peers behind routers can connect if each dials from a port whose outside is known to the other, at the same moment:
+each one's first packet makes its own router expect the other's. Routers that give every connection another outside port
+(symmetric ones) leave nothing to be known. Whoever asks for it names the addresses that are dialled, so what is dialled
+is bounded here: few addresses, public ones or such as two peers behind one router have, and seldom.
+
+Pure: `now` in seconds of any clock.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from swarmnet.bounds import Recent
+from swarmnet.ids import PeerId
+
+MOST_DIALLED = 4
+"""Addresses, by one punch."""
+
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 5.0, 600.0
+"""Between two punches with one peer: doubled by each that fails."""
+BUSY_S = 1.0
+LASTED_S = 60.0
+"""A connection that lasted for so long was a good one: the next punch follows soon."""
+HOST_EVERY_S, HOST_BURST = 2.0, 8
+"""One host is dialled by so many punches, whoever names it, and by one more so often: many homes share a carrier's."""
+AT_ONCE = 16
+
+_CARRIERS = ipaddress.IPv4Network("100.64.0.0/10")
+_REMEMBERED = 4096
+
+NatKind = Literal["none", "cone", "symmetric", "carrier", "unknown"]
+"""none: others see the address that the peer has. cone: the same outside port for everybody. symmetric: another for
+every connection. carrier: the router at home is behind another NAT. unknown: fewer than two members said what they saw.
+"""
+
+
+Endpoint = tuple[str, int]
+"""A TCP port: its host's number, and its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """One port of a peer: as its own machine has it, and as members saw it whom it called from there."""
+
+    inside: Endpoint
+    outside: tuple[Endpoint, ...]
+
+    def kind(self, *, router: str = "") -> NatKind:
+        """router: the address that the router at home says it has; "" if it was not asked."""
+        # A port of its own for each: whatever else is in between, others cannot know which is theirs.
+        if len(set(self.outside)) > 1:
+            return "symmetric"
+        if self.inside in self.outside:
+            return "none"
+        (host, _), *_ = self.outside or (self.inside,)
+        if _in(self.inside[0], _CARRIERS) or (router and host != router):
+            return "carrier"
+        return "cone" if len(self.outside) > 1 else "unknown"
+
+
+def dialled(mine: Sight, theirs: Sight) -> list[Endpoint]:
+    """What I dial of theirs; nothing in another's house."""
+    ours = {host for host, _ in mine.outside}
+    # Neither can know where the other's next connection comes from.
+    if mine.kind() == theirs.kind() == "symmetric":
+        return []
+    outside = [place for place in theirs.outside if _public(place[0])]
+    # Behind one router the way outside and back in is often closed, and the way inside is short.
+    together = any(host in ours for host, _ in outside) and _private(theirs.inside[0])
+    found = dict.fromkeys((*([theirs.inside] if together else []), *outside))
+    return [place for place in found if place[0] != mine.inside[0]][:MOST_DIALLED]
+
+
+@dataclass(slots=True)
+class _Wait:
+    until: float
+    length_s: float
+
+
+@dataclass(slots=True)
+class Punches:
+    """When to punch, and how often others may have us dial."""
+
+    me: PeerId
+    asking: set[PeerId] = field(default_factory=set)
+    """Who was asked for a punch that is under way, and who has asked for one."""
+    asked: set[PeerId] = field(default_factory=set)
+    _pauses: Recent[PeerId, _Wait] = field(default_factory=lambda: Recent(_REMEMBERED))
+    _hosts: Recent[str, float] = field(default_factory=lambda: Recent(_REMEMBERED))
+    """When a host has had its burst back."""
+
+    def wait_s(self, peer: PeerId, now: float, *, asks: bool = False) -> float:
+        """Seconds until a punch with this peer may begin, which I ask for or it `asks` for; 0: now."""
+        busy = peer in self.asked or len(self.asking) + len(self.asked) >= AT_ONCE
+        # Of two that ask each other at once, one is answered.
+        if busy or (peer in self.asking and (not asks or self.me < peer)):
+            return BUSY_S
+        pause = self._pauses.get(peer)
+        return max(0.0, pause.until - now) if pause else 0.0
+
+    def take(self, places: Sequence[Endpoint], now: float) -> list[Endpoint]:
+        """Those of the places that may be dialled now."""
+        due = {host: max(self._hosts.get(host, now), now) for host, _ in places}
+        due = {host: at for host, at in due.items() if at - now <= HOST_EVERY_S * (HOST_BURST - 1)}
+        for host, at in due.items():
+            self._hosts[host] = at + HOST_EVERY_S
+        return [place for place in places if place[0] in due]
+
+    def failed(self, peer: PeerId, now: float) -> None:
+        """No connection came of it."""
+        before = self._pauses.get(peer)
+        length_s = min(2 * before.length_s, LONGEST_PAUSE_S) if before else FIRST_PAUSE_S
+        self._pauses[peer] = _Wait(now + length_s, length_s)
+
+    def ended(self, peer: PeerId, now: float, *, lasted_s: float) -> None:
+        """The connection is over."""
+        # One that breaks at once is no better than none.
+        if lasted_s >= LASTED_S:
+            self._pauses.pop(peer, None)
+        else:
+            self.failed(peer, now)
+
+
+def _public(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_global
+    except ValueError:
+        return False
+
+
+def _private(host: str) -> bool:
+    try:
+        ip = ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return ip.is_private and not (ip.is_loopback or ip.is_link_local or ip.is_unspecified or ip.is_multicast)
+
+
+def _in(host: str, net: ipaddress.IPv4Network) -> bool:
+    try:
+        return ipaddress.ip_address(host) in net
+    except ValueError:
+        return False

@@ -1,0 +1,471 @@
+"""A hole through two routers: both peers dial each other from ports whose outside is known, at the same moment.
+
+A `Hole` is a port of ours that many sockets share, so that what a member sees of one holds for all. `punch` makes one
+connection of two holes. `Holes` is one peer's: it asks members from where its calls come, agrees with the other peer on
+the moment over the circuit that both have, and keeps the connection, over which all streams between the two go from
+then on. When it dies they go by the circuit again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import secrets
+import socket
+import urllib.parse
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import TypeVar
+
+import grpc
+
+from swarmnet import telemetry
+from swarmnet.errors import BadMessage, PeerGone, RejectCode, SwarmError
+from swarmnet.ids import PeerId
+from swarmnet.messages import Busy, Rejected
+from swarmnet.net.address import Address
+from swarmnet.net.bundle import Bundle, BundledStream
+from swarmnet.net.circuits import Answered, Called, Connection, Doors, End, Tunnel, splice
+from swarmnet.net.grpc_channels import PeerChannels
+from swarmnet.net.grpc_options import CHANNEL_OPTIONS
+from swarmnet.net.hidden import asked
+from swarmnet.net.nat import BUSY_S, Endpoint, Punches, Sight, dialled
+from swarmnet.net.tls import Leaf, caller_of
+from swarmnet.wire.convert import NONCE_BYTES, GreetFirst, Ping, Pong
+from swarmnet.wire.punch import (
+    MOST_OUTSIDE,
+    TOKEN_BYTES,
+    Now,
+    Observe,
+    Offer,
+    PunchReply,
+    SeenPort,
+    read_punch_ask,
+    read_punch_reply,
+    write_punch_ask,
+    write_punch_reply,
+)
+
+PUNCH, OBSERVE = (f"/swarmnet.v1.Relay/{name}" for name in ("Punch", "Observe"))
+
+log = telemetry.get(__name__)
+
+PUNCH_S = 4.0
+"""How long both try. A lost first packet is sent again after 1 and 3 s."""
+
+_MOST_DIALS, _AGAIN_S = 8, 0.25
+"""Of one address: whoever refuses at once may listen a moment later."""
+_CHOSEN = b"\x01"
+
+
+class Hole:
+    """A port of this machine's that connections come and go through. As a context: it is free afterwards."""
+
+    def __init__(self, family: socket.AddressFamily = socket.AF_INET) -> None:
+        self._family, self.port = family, 0
+        # Somebody who is let in by a router calls before we do.
+        self.listener = self.another()
+        self.port = self.listener.getsockname()[1]
+        self.listener.listen()
+
+    def __enter__(self) -> Hole:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.listener.close()
+
+    def another(self) -> socket.socket:
+        """One more that calls from this port."""
+        sock = socket.socket(self._family)
+        sock.setblocking(False)
+        for option in ("SO_REUSEADDR", "SO_REUSEPORT"):
+            sock.setsockopt(socket.SOL_SOCKET, getattr(socket, option), 1)
+        sock.bind(("", self.port))
+        return sock
+
+    async def dial(self, place: Endpoint) -> socket.socket:
+        """Raises OSError."""
+        sock = self.another()
+        try:
+            await asyncio.get_running_loop().sock_connect(sock, place)
+        except BaseException:
+            sock.close()
+            raise
+        return sock
+
+
+async def punch(
+    hole: Hole, places: Sequence[Endpoint], *, mine: bytes, theirs: bytes, decides: bool, limit_s: float = PUNCH_S
+) -> socket.socket:
+    """Dial all places and take calls, until one leads to the peer that says `theirs`; to whom `mine` is said.
+
+    decides: of the two, which chooses the connection where there are several. Raises PeerGone.
+    """
+    loop = asyncio.get_running_loop()
+    found: asyncio.Future[socket.socket] = loop.create_future()
+
+    async def try_out(sock: socket.socket) -> None:
+        try:
+            await loop.sock_sendall(sock, mine)
+            if await _receive(sock, TOKEN_BYTES) != theirs:
+                raise OSError("somebody else")
+            if decides:
+                if found.done():
+                    raise OSError("another was quicker")
+                # At once, before anybody else has a turn: only one is chosen.
+                found.set_result(sock)
+                await loop.sock_sendall(sock, _CHOSEN)
+            else:
+                await _receive(sock, len(_CHOSEN))
+                found.set_result(sock)
+        except BaseException as error:
+            if not (found.done() and not found.cancelled() and found.result() is sock):
+                sock.close()
+            if not isinstance(error, OSError):
+                raise
+
+    async def dial(place: Endpoint) -> None:
+        for _ in range(_MOST_DIALS):
+            try:
+                sock = await hole.dial(place)
+            except OSError as error:
+                log.debug("not_through", place=place, error=error)
+                await asyncio.sleep(_AGAIN_S)
+            else:
+                await try_out(sock)
+
+    async def listen() -> None:
+        while True:
+            came, _ = await loop.sock_accept(hole.listener)
+            came.setblocking(False)
+            spawn(try_out(came))
+
+    tasks: set[asyncio.Task[None]] = set()
+
+    def spawn(work: object) -> None:
+        tasks.add(loop.create_task(work))  # type: ignore[arg-type]
+
+    for place in places:
+        spawn(dial(place))
+    spawn(listen())
+    try:
+        async with asyncio.timeout(limit_s):
+            return await found
+    except TimeoutError as error:
+        raise PeerGone("no hole was found", places=list(places)) from error
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _receive(sock: socket.socket, num_bytes: int) -> bytes:
+    """Raises OSError at an early end."""
+    data = b""
+    while len(data) < num_bytes:
+        if not (more := await asyncio.get_running_loop().sock_recv(sock, num_bytes - len(data))):
+            raise OSError("it hung up")
+        data += more
+    return data
+
+
+# ---------------------------------------------------------------- what is said before
+
+
+Word = TypeVar("Word")
+
+
+class _NotNow(PeerGone):
+    """The callee is busy, perhaps asking for the same."""
+
+
+async def _heard(end: End, kind: type[Word]) -> Word:
+    """The callee's next word. Raises SwarmError, TimeoutError."""
+    reply = read_punch_reply(await _word(end))
+    if isinstance(reply, Busy):
+        raise _NotNow("it has others to see to")
+    if not isinstance(reply, kind):
+        raise PeerGone(f"it says {type(reply).__name__}")
+    return reply
+
+
+async def _asked_for(end: End, kind: type[Word]) -> Word:
+    """The caller's next word. Raises SwarmError, TimeoutError."""
+    ask = read_punch_ask(await _word(end))
+    if not isinstance(ask, kind):
+        raise BadMessage(RejectCode.MALFORMED, f"{type(ask).__name__} where {kind.__name__} belongs")
+    return ask
+
+
+async def _word(end: End) -> bytes:
+    async with asyncio.timeout(_WORD_S):
+        if not (data := await end.read()):
+            raise PeerGone("the other left")
+        return data
+
+
+# ---------------------------------------------------------------- one peer's holes
+
+
+_WORD_S = 10.0
+"""For each word of the other's: it asks two members first, over lines as slow as ours."""
+_OBSERVE_S = 6.0
+_SECOND_S = 2.0
+"""Of two that want a hole to each other, one asks so much later."""
+
+
+class Holes:
+    """Connections through holes.
+
+    observers(): members that can be dialled. hidden(): can nobody dial this peer? welcome(peer): has it greeted, and is
+    it admitted? door(): the socket at which this peer's own port listens inside this machine. on_open(peer): there is a
+    hole now. say: takes the events `punched`, `not_punched` and `hole_lost`.
+    """
+
+    def __init__(
+        self,
+        me: PeerId,
+        leaf: Leaf,
+        channels: Callable[[PeerId], PeerChannels],
+        doors: Doors,
+        door: Callable[[], str],
+        *,
+        observers: Callable[[], Sequence[PeerId]],
+        hidden: Callable[[], bool],
+        welcome: Callable[[PeerId], bool],
+        on_open: Callable[[PeerId], None],
+        say: Callable[[str, dict[str, object]], None],
+    ) -> None:
+        self._me, self._leaf, self._channels, self._doors, self._door = me, leaf, channels, doors, door
+        self._observers, self._hidden, self._welcome = observers, hidden, welcome
+        self._on_open, self._say = on_open, say
+        self._punches = Punches(me)
+        self._bundles: dict[PeerId, Bundle] = {}
+        self._wanted: set[PeerId] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.methods: dict[str, Callable[[object, grpc.aio.ServicerContext], Awaitable[None]]] = {
+            PUNCH: self._answer,
+            OBSERVE: self._observe,
+        }
+
+    def leads_to(self, peer: PeerId) -> bool:
+        """Is there a hole to this peer?"""
+        return peer in self._bundles
+
+    @asynccontextmanager
+    async def stream(self, peer: PeerId) -> AsyncGenerator[End, None]:
+        """A stream through the hole to this peer. Raises PeerGone."""
+        stream = await self._bundles[peer].open()
+        try:
+            yield stream
+        finally:
+            with contextlib.suppress(PeerGone):
+                await stream.close()
+
+    def want(self, peer: PeerId) -> None:
+        """A circuit leads to this peer: a hole would be better."""
+        if self._hidden() and peer not in self._wanted and not self.leads_to(peer):
+            self._wanted.add(peer)
+            self._spawn(self._find(peer))
+
+    def close(self) -> None:
+        """Close all."""
+        for task in tuple(self._tasks):
+            task.cancel()
+
+    async def _find(self, peer: PeerId) -> None:
+        """Try once, and until there is a hole or nothing goes to this peer any more."""
+        loop, tried = asyncio.get_running_loop(), False
+        try:
+            await asyncio.sleep(_SECOND_S if self._me > peer else 0.0)
+            while not self.leads_to(peer) and (self._channels(peer).in_use or not tried):
+                if (wait_s := self._punches.wait_s(peer, loop.time())) > 0:
+                    # At random: the other may want the same.
+                    await asyncio.sleep(wait_s * random.uniform(1.0, 1.5))
+                else:
+                    tried = True
+                    await self._try(peer, self._ask(peer), self._punches.asking, first=True)
+        finally:
+            self._wanted.discard(peer)
+
+    async def _try(
+        self, peer: PeerId, work: Awaitable[tuple[socket.socket, Sight]], under_way: set[PeerId], *, first: bool
+    ) -> None:
+        """One punch, asked for here (first) or by the peer."""
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        under_way.add(peer)
+        try:
+            sock, sight = await work
+        except _NotNow as error:
+            log.debug("not_now", peer=peer, error=error)
+            await asyncio.sleep(BUSY_S)
+        except (SwarmError, OSError, TimeoutError) as error:
+            self._punches.failed(peer, loop.time())
+            reason = (error.message if isinstance(error, SwarmError) else "") or type(error).__name__
+            self._say("not_punched", {"peer": peer, "reason": reason})
+        else:
+            self._spawn(self._keep(peer, sock, first=first))
+            self._say("punched", {"peer": peer, "nat": sight.kind(), "seconds": round(loop.time() - began, 3)})
+        finally:
+            under_way.discard(peer)
+
+    async def _keep(self, peer: PeerId, sock: socket.socket, *, first: bool) -> None:
+        loop = asyncio.get_running_loop()
+        bundle = Bundle(*await asyncio.open_connection(sock=sock), first=first, accept=self._accept)
+        self._bundles[peer], began = bundle, loop.time()
+        self._on_open(peer)
+        try:
+            await bundle.run()
+        finally:
+            if self._bundles.get(peer) is bundle:
+                del self._bundles[peer]
+                self._punches.ended(peer, loop.time(), lasted_s=loop.time() - began)
+                self._say("hole_lost", {"peer": peer})
+
+    async def _accept(self, stream: BundledStream) -> None:
+        """The peer's stream ends at my own port: TLS finds out whose it is."""
+        with contextlib.suppress(OSError):
+            near = Connection(*await asyncio.open_unix_connection(self._door()))
+            try:
+                await splice(stream, near)
+            finally:
+                near.close()
+
+    # ------------------------------------------------------------ both ends of a punch
+
+    async def _ask(self, peer: PeerId) -> tuple[socket.socket, Sight]:
+        """Raises SwarmError, OSError, TimeoutError."""
+        loop = asyncio.get_running_loop()
+        async with AsyncExitStack() as stack:
+            hole, sight = await self._sight(stack, self._observers())
+            mine = _offer(sight)
+            async with asked(self._channels(peer), PUNCH, write_punch_ask(mine), limit_s=_WORD_S) as end:
+                theirs = await _heard(end, Offer)
+                ping, asked_at = Ping(secrets.token_bytes(NONCE_BYTES)), loop.time()
+                await end.write(write_punch_ask(ping))
+                if (await _heard(end, Pong)).nonce != ping.nonce:
+                    raise BadMessage(RejectCode.MALFORMED, "a pong that answers no ping", peer=peer)
+                round_trip_s = loop.time() - asked_at
+                places = self._places(sight, theirs)
+                await end.write(write_punch_ask(Now()))
+                # When it hears of it.
+                await asyncio.sleep(round_trip_s / 2)
+                return await punch(hole, places, mine=mine.token, theirs=theirs.token, decides=True), sight
+
+    async def _answer(self, _: object, context: grpc.aio.ServicerContext) -> None:
+        caller, loop = caller_of(context.auth_context()), asyncio.get_running_loop()
+        if caller is None:
+            return
+        end = Answered(context)
+        with contextlib.suppress(SwarmError, TimeoutError):
+            if not self._welcome(caller):
+                await end.write(write_punch_reply(GreetFirst()))
+            elif not self._hidden():
+                await end.write(write_punch_reply(Rejected(RejectCode.NOT_SERVED, "this peer can be dialled")))
+            elif self.leads_to(caller) or (wait_s := self._punches.wait_s(caller, loop.time(), asks=True)) > 0:
+                await end.write(write_punch_reply(Busy(BUSY_S if self.leads_to(caller) else wait_s, -1)))
+            else:
+                await self._try(caller, self._take_part(end), self._punches.asked, first=False)
+
+    async def _take_part(self, end: Answered) -> tuple[socket.socket, Sight]:
+        """Raises SwarmError, OSError, TimeoutError."""
+        async with AsyncExitStack() as stack:
+            theirs = await _asked_for(end, Offer)
+            hole, sight = await self._sight(stack, self._observers())
+            mine = _offer(sight)
+            await end.write(write_punch_reply(mine))
+            ping = await _asked_for(end, Ping)
+            await end.write(write_punch_reply(Pong(ping.nonce)))
+            await _asked_for(end, Now)
+            places = self._places(sight, theirs)
+            return await punch(hole, places, mine=mine.token, theirs=theirs.token, decides=False), sight
+
+    def _places(self, sight: Sight, theirs: Offer) -> list[Endpoint]:
+        """Raises PeerGone if there is nothing to dial."""
+        seen = Sight(_endpoint(theirs.inside), tuple(map(_endpoint, theirs.outside)))
+        places = self._punches.take(dialled(sight, seen), asyncio.get_running_loop().time())
+        if not places:
+            raise PeerGone("no place to dial", mine=sight.kind(), theirs=seen.kind())
+        return places
+
+    # ------------------------------------------------------------ from where my calls come
+
+    async def sight(self, members: Sequence[PeerId]) -> Sight:
+        """What members, who know me, see of a port of mine. Raises PeerGone."""
+        async with AsyncExitStack() as stack:
+            _, sight = await self._sight(stack, members)
+            return sight
+
+    async def _sight(self, stack: AsyncExitStack, members: Sequence[PeerId]) -> tuple[Hole, Sight]:
+        """A hole, and what members see of it, who stay called meanwhile. Raises PeerGone."""
+        addresses = [
+            (peer, address)
+            for peer in members
+            for address in self._channels(peer).addresses()[:1]
+            if not address.relay and address.kind.endswith("4")
+        ][:MOST_OUTSIDE]
+        hole = stack.enter_context(Hole())
+        looks = [self._look(stack, hole, peer, address) for peer, address in addresses]
+        found = await asyncio.gather(*looks, return_exceptions=True)
+        seen = [each for each in found if isinstance(each, tuple)]
+        if not seen:
+            raise PeerGone("no member says where I call from", reasons=list(map(repr, found)))
+        return hole, Sight(seen[0][0], tuple(outside for _, outside in seen))
+
+    async def _look(
+        self, stack: AsyncExitStack, hole: Hole, peer: PeerId, address: Address
+    ) -> tuple[Endpoint, Endpoint]:
+        """My own address, and how this member sees it."""
+        loop = asyncio.get_running_loop()
+        async with asyncio.timeout(_OBSERVE_S):
+            (*_, place), *_ = await loop.getaddrinfo(address.host, address.port, family=socket.AF_INET)
+            sock = await hole.dial((str(place[0]), int(place[1])))
+            stack.callback(sock.close)
+            host, port = sock.getsockname()[:2]
+            tunnel = Tunnel(self._doors.path(), lambda: _over(sock))
+            stack.callback(tunnel.close)
+            credentials = self._leaf.channel_credentials(peer)
+            channel = grpc.aio.secure_channel(f"unix:{tunnel.path}", credentials, options=CHANNEL_OPTIONS)
+            stack.push_async_callback(channel.close)
+            end = Called(channel.stream_stream(OBSERVE)())
+            await end.write(write_punch_ask(Observe()))
+            return (host, port), _endpoint(await _heard(end, SeenPort))
+
+    async def _observe(self, _: object, context: grpc.aio.ServicerContext) -> None:
+        with contextlib.suppress(SwarmError, TimeoutError):
+            await Answered(context).write(write_punch_reply(self._seen(context)))
+
+    def _seen(self, context: grpc.aio.ServicerContext) -> PunchReply:
+        caller = caller_of(context.auth_context())
+        if caller is None or not self._welcome(caller):
+            return GreetFirst()
+        host, _, at = urllib.parse.unquote(context.peer().partition(":")[2]).rpartition(":")
+        # Through a relay it comes from nowhere.
+        if not at.isdigit():
+            return Rejected(RejectCode.NOT_SERVED, "that came through a relay")
+        return SeenPort(host.strip("[]"), int(at))
+
+    def _spawn(self, work: Coroutine[object, object, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+@asynccontextmanager
+async def _over(sock: socket.socket) -> AsyncGenerator[End, None]:
+    end = Connection(*await asyncio.open_connection(sock=sock))
+    try:
+        yield end
+    finally:
+        end.close()
+
+
+def _offer(sight: Sight) -> Offer:
+    outside = tuple(SeenPort(*each) for each in sight.outside)
+    return Offer(SeenPort(*sight.inside), outside, secrets.token_bytes(TOKEN_BYTES))
+
+
+def _endpoint(place: SeenPort) -> Endpoint:
+    return place.host, place.port

@@ -1,0 +1,232 @@
+"""The relay's side: places for peers that nobody can dial, and circuits to them (docs/relays.md).
+
+Any member is one, within caps. It cannot read what it passes on, and learns who speaks to whom and how much. It
+answers those who have greeted: members of the run, who are admitted. What it passes on waits its turn for a share of
+this peer's line, which the callers' homes share.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+from collections.abc import Awaitable, Callable
+
+import grpc
+
+from swarmnet import telemetry
+from swarmnet.errors import BadMessage, PeerGone, RejectCode, SwarmError
+from swarmnet.ids import PeerId
+from swarmnet.messages import Accepted, Busy, Rejected
+from swarmnet.net.circuits import Answered, Arrivals, splice
+from swarmnet.net.relay_book import IDLE_S, RelayBook, RelayCaps, home_of
+from swarmnet.net.tls import caller_of
+from swarmnet.net.traffic import Allowance, Allowances, Shares, Traffic
+from swarmnet.wire.convert import GreetFirst, Ping, Pong
+from swarmnet.wire.relay import Arrive, Ask, Connect, Reply, Reserve, Reserved, Summon, read_ask, write_reply
+
+RESERVE, CONNECT, ARRIVE = (f"/swarmnet.v1.Relay/{name}" for name in ("Reserve", "Connect", "Arrive"))
+
+PING_S, SILENCE_S = 2.5, 8.0
+"""How often a peer with a place says that it is there, and after how much silence either side takes the other for gone:
+a line that dies without a word is noticed."""
+
+COME_S = 6.0
+"""A caller waits so long for the peer to come."""
+
+_FIRST_WORD_S = 5.0
+_AGAIN_S = 2.0
+
+_ASKS = Allowance(messages_per_s=2.0, bytes_per_s=1 << 20, burst_s=15.0)
+"""Of one identity, whatever it asks; and of summons to one peer, from one home."""
+_SUMMONS = Allowance(messages_per_s=8.0, bytes_per_s=1 << 20, burst_s=15.0)
+"""To one peer, whoever calls it."""
+
+log = telemetry.get(__name__)
+
+
+class Relay:
+    """One transport's. welcome(peer): has it greeted, and is it admitted? bytes_per_s(): what may be passed on, in all.
+    host(context): where a call comes from. What is passed on counts in `traffic`."""
+
+    def __init__(
+        self,
+        me: PeerId,
+        caps: RelayCaps,
+        arrivals: Arrivals,
+        *,
+        welcome: Callable[[PeerId], bool],
+        bytes_per_s: Callable[[], float],
+        host: Callable[[grpc.aio.ServicerContext], str],
+        traffic: Traffic,
+    ) -> None:
+        self.me, self._arrivals, self._welcome, self._bytes_per_s = me, arrivals, welcome, bytes_per_s
+        self._host = host
+        self.book = RelayBook(caps)
+        self._summons: dict[PeerId, asyncio.Queue[Reply | None]] = {}
+        """What waits to be said to a peer with a place; None ends it."""
+        self._asks, self._summoned, self._summoned_from = Allowances(_ASKS), Allowances(_SUMMONS), Allowances(_ASKS)
+        self._shares, self._traffic = Shares(bytes_per_s), traffic
+        self.open = True
+        self.methods: dict[str, Callable[[object, grpc.aio.ServicerContext], Awaitable[None]]] = {
+            RESERVE: functools.partial(self._answer, Reserve),
+            CONNECT: functools.partial(self._answer, Connect),
+            ARRIVE: functools.partial(self._answer, Arrive),
+        }
+
+    def close(self) -> None:
+        """Nobody can dial this peer itself any more: it takes nobody in, and lets go whom it has."""
+        self.open = False
+        for waiting in self._summons.values():
+            waiting.put_nowait(None)
+
+    # ------------------------------------------------------------ answering
+
+    async def _answer(self, expected: type, _: object, context: grpc.aio.ServicerContext) -> None:
+        caller, now = caller_of(context.auth_context()), asyncio.get_running_loop().time()
+        if caller is None:
+            return
+        try:
+            if not self._welcome(caller):
+                await _say(context, GreetFirst())
+                return
+            # An arrival was asked for, and its id proves that.
+            if expected is not Arrive and (pause_s := self._asks.ask(caller, now)) > 0:
+                await _say(context, Busy(pause_s, -1))
+                return
+            async with asyncio.timeout(_FIRST_WORD_S):
+                ask = await _heard(context)
+            match ask:
+                case Reserve() if expected is Reserve:
+                    await self._reserve(caller, context)
+                case Connect() if expected is Connect:
+                    await self._connect(caller, ask, context)
+                case Arrive() if expected is Arrive:
+                    await self._arrive(caller, ask, context)
+                case _:
+                    raise BadMessage(RejectCode.MALFORMED, "the request belongs to another method")
+        except BadMessage as error:
+            with contextlib.suppress(SwarmError, TimeoutError):
+                await _say(context, Rejected(error.code, error.reason))
+        except (SwarmError, TimeoutError) as error:
+            log.debug("relay_call_ended", peer=caller, error=error)
+
+    async def _reserve(self, peer: PeerId, context: grpc.aio.ServicerContext) -> None:
+        reason = (
+            self.book.reserve(peer, home_of(self._host(context))) if self.open else "nobody can dial this peer itself"
+        )
+        if reason:
+            await _say(context, Rejected(RejectCode.NOT_SERVED, reason))
+            return
+        # It has come again: the line of its last reservation is dead.
+        if (before := self._summons.get(peer)) is not None:
+            before.put_nowait(None)
+        self._summons[peer] = saying = asyncio.Queue[Reply | None]()
+        log.info("relays_for", peer=peer, places=len(self.book.places))
+        saying.put_nowait(Reserved(round(self._bytes_per_s()), SILENCE_S))
+        hearing = asyncio.create_task(self._hear(context, saying))
+        try:
+            while (reply := await saying.get()) is not None:
+                await _say(context, reply)
+        finally:
+            hearing.cancel()
+            await asyncio.gather(hearing, return_exceptions=True)
+            if self._summons.get(peer) is saying:
+                del self._summons[peer]
+                self.book.leave(peer)
+                log.info("relays_no_more_for", peer=peer, places=len(self.book.places))
+
+    async def _hear(self, context: grpc.aio.ServicerContext, saying: asyncio.Queue[Reply | None]) -> None:
+        """Answer pings; whatever else comes, or silence, ends the reservation."""
+        heard_at = -PING_S
+        with contextlib.suppress(SwarmError, TimeoutError):
+            while True:
+                async with asyncio.timeout(SILENCE_S):
+                    ask = await _heard(context)
+                now = asyncio.get_running_loop().time()
+                # It says more than that it is there.
+                if not isinstance(ask, Ping) or now - heard_at < PING_S / 4:
+                    break
+                heard_at = now
+                saying.put_nowait(Pong(ask.nonce))
+        saying.put_nowait(None)
+
+    async def _connect(self, caller: PeerId, ask: Connect, context: grpc.aio.ServicerContext) -> None:
+        now = asyncio.get_running_loop().time()
+        reason = self.book.call(caller, ask.peer, ask.id, now)
+        if reason:
+            await _say(context, Rejected(RejectCode.NOT_SERVED, reason))
+            return
+        try:
+            home = home_of(self._host(context))
+            if (pause_s := self.summon(caller, ask.peer, ask.id, reverse=ask.reverse, home=home)) > 0:
+                await _say(context, Busy(pause_s, -1))
+                return
+            # The rest is between the two of them.
+            if ask.reverse:
+                await _say(context, Accepted())
+                return
+            with self._arrivals.expect(ask.peer, ask.id) as coming:
+                async with asyncio.timeout(COME_S):
+                    far = await coming
+                if self.book.arrive(ask.peer, ask.id, asyncio.get_running_loop().time()):
+                    await _say(context, Accepted())
+                    await self._join(ask, home, Answered(context), far)
+        finally:
+            self.book.end(ask.peer, ask.id)
+
+    def summon(self, caller: PeerId, peer: PeerId, ident: bytes, *, reverse: bool, home: str = "") -> float:
+        """Tell a peer with a place who waits for it. Returns after how many seconds it may be told; 0: it was.
+
+        home: where the caller calls from; identities cost nothing. "": this machine.
+        """
+        if peer not in self._summons:
+            return _AGAIN_S
+        now = asyncio.get_running_loop().time()
+        pause_s = self._summoned_from.ask(f"{peer}/{home}", now) if home else 0.0
+        if (pause_s := pause_s or self._summoned.ask(peer, now)) > 0:
+            return pause_s
+        self._summons[peer].put_nowait(Summon(caller, ident, reverse))
+        return 0.0
+
+    async def _arrive(self, peer: PeerId, ask: Arrive, context: grpc.aio.ServicerContext) -> None:
+        end = Answered(context)
+        # Said before anything is passed on: the first byte must not overtake it.
+        await _say(context, Accepted())
+        if not self._arrivals.come(peer, ask.id, end):
+            return
+        try:
+            await end.over.wait()
+        finally:
+            end.over.set()
+
+    async def _join(self, ask: Connect, home: str, near: Answered, far: Answered) -> None:
+        async def watch() -> None:
+            while True:
+                await asyncio.sleep(IDLE_S / 2)
+                if self.book.idle(ask.peer, ask.id, asyncio.get_running_loop().time()):
+                    near.over.set()
+
+        async def turn(num_bytes: int) -> None:
+            self.book.carried(ask.peer, ask.id, num_bytes)
+            await self._shares.turn(home, num_bytes)
+            # Tensors of this peer's own make up for it.
+            self._traffic.down.spend(num_bytes)
+            self._traffic.up.spend(num_bytes)
+
+        watching = asyncio.create_task(watch())
+        try:
+            await splice(near, far, turn=turn)
+        finally:
+            watching.cancel()
+
+
+async def _heard(context: grpc.aio.ServicerContext) -> Ask:
+    if not (data := await Answered(context).read()):
+        raise PeerGone("the caller left")
+    return read_ask(data)
+
+
+async def _say(context: grpc.aio.ServicerContext, reply: Reply) -> None:
+    async with asyncio.timeout(SILENCE_S):
+        await Answered(context).write(write_reply(reply))

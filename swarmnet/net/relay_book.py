@@ -1,0 +1,133 @@
+"""Who has a place at this relay, who waits for whom, and which circuits lead through it: all within caps.
+
+A *place* is a hidden peer's: callers reach it through here. A *call* is a caller that waits for the peer to come; once
+it has come, the two are a *circuit*. Identities cost nothing in an open run, so the totals bound the memory, and what
+one identity may hold is a small part of them.
+
+Pure: told what happens, asked with `now`; the reason why something may not be is a text, and "" is yes.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from swarmnet.ids import PeerId
+
+IDLE_S, IDLE_BYTES = 300.0, 16 << 10
+"""A circuit that carries less within that time is closed. A connection's own signs of life are a fraction of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class RelayCaps:
+    """What this machine does for peers that nobody can dial."""
+
+    peers: int = 16
+    """Places."""
+    circuits: int = 128
+    """And calls that wait, of all together."""
+    of_caller: int = 24
+    of_peer: int = 48
+    of_pair: int = 6
+    """Of one caller to one peer: a connection for messages and four for tensors, and a broken one."""
+    waiting_of_caller: int = 6
+
+    @property
+    def of_home(self) -> int:
+        """Places for peers that call from one address: of one home, or of one who makes up identities."""
+        return max(self.peers // 2, 1)
+
+
+@dataclass(slots=True)
+class _Waiting:
+    caller: PeerId
+    peer: PeerId
+    joined: bool = False
+    counted_since: float = 0.0
+    num_bytes: int = 0
+
+
+@dataclass(slots=True)
+class RelayBook:
+    """One relay's."""
+
+    caps: RelayCaps
+    places: dict[PeerId, str] = field(default_factory=dict)
+    """Peers with a place, and the homes that they call from."""
+    _calls: dict[tuple[PeerId, bytes], _Waiting] = field(default_factory=dict)
+    """By whom they are for, and their ids."""
+
+    def reserve(self, peer: PeerId, home: str) -> str:
+        """Give the peer a place; one that it has it keeps."""
+        others = Counter(at for who, at in self.places.items() if who != peer)
+        if others.total() >= self.caps.peers:
+            return f"all {self.caps.peers} places are taken" if self.caps.peers else "this peer relays for nobody"
+        if home and others[home] >= self.caps.of_home:
+            return f"{self.caps.of_home} places are taken from that address"
+        self.places[peer] = home
+        return ""
+
+    def leave(self, peer: PeerId) -> None:
+        """Its place is free again. Circuits to it end by themselves."""
+        self.places.pop(peer, None)
+
+    def call(self, caller: PeerId, peer: PeerId, ident: bytes, now: float) -> str:
+        """The caller waits for the peer, under an id of its choice."""
+        if peer not in self.places:
+            return "no place here"
+        if (peer, ident) in self._calls:
+            return "the id is taken"
+        calls, caps = self._calls.values(), self.caps
+        mine = [each for each in calls if each.caller == caller]
+        if len(calls) >= caps.circuits or len(mine) >= caps.of_caller:
+            return "too many circuits"
+        if _count(calls, peer) >= caps.of_peer or _count(mine, peer) >= caps.of_pair:
+            return "too many circuits to that peer"
+        if sum(not each.joined for each in mine) >= caps.waiting_of_caller:
+            return "too many callers wait"
+        self._calls[peer, ident] = _Waiting(caller, peer, counted_since=now)
+        return ""
+
+    def arrive(self, peer: PeerId, ident: bytes, now: float) -> bool:
+        """The peer has come for the caller with this id. False: nobody waits for it under that id."""
+        found = self._calls.get((peer, ident))
+        if found is None or found.joined:
+            return False
+        found.joined, found.counted_since = True, now
+        return True
+
+    def end(self, peer: PeerId, ident: bytes) -> None:
+        """The caller has left, or the circuit is over."""
+        self._calls.pop((peer, ident), None)
+
+    def carried(self, peer: PeerId, ident: bytes, num_bytes: int) -> None:
+        """So many bytes more went through that circuit."""
+        if found := self._calls.get((peer, ident)):
+            found.num_bytes += num_bytes
+
+    def idle(self, peer: PeerId, ident: bytes, now: float) -> bool:
+        """Has the circuit carried next to nothing for `IDLE_S`? Asked at least that often."""
+        found = self._calls.get((peer, ident))
+        if found is None or now - found.counted_since < IDLE_S:
+            return False
+        idle = found.num_bytes < IDLE_BYTES
+        found.counted_since, found.num_bytes = now, 0
+        return idle
+
+    def __len__(self) -> int:
+        return len(self._calls)
+
+
+def home_of(host: str) -> str:
+    """One home's addresses count as one: of IPv6 it has 2**64."""
+    try:
+        ip = ipaddress.ip_address(host)
+    except ValueError:
+        return host
+    return str(ipaddress.ip_network((ip, 64), strict=False)) if ip.version == 6 and not ip.ipv4_mapped else host
+
+
+def _count(calls: Iterable[_Waiting], peer: PeerId) -> int:
+    return sum(each.peer == peer for each in calls)

@@ -1,0 +1,252 @@
+"""What `swarmnet doctor` says: each finding in words, whether it is a problem, and what to do about it. Pure: numbers
+in, rows out. `ADVICE` is the one table of what to do: `join` and `status` use its words, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+from swarmnet.ids import PeerId
+
+GIB = 1 << 30
+
+ADVICE: Mapping[str, str] = {
+    "unreachable": "open TCP ports {port} and {dht_port} in this machine's firewall (fix them with --port and "
+    "--dht-port), and behind a router forward both and say with --announce what others see",
+    "relayed": "it takes part all the same, and others pay for the detour; to be reached directly, {unreachable}",
+    "firewall": "the firewall is this machine's or its network's: {unreachable}",
+    "router": "a hole leads to most other homes, and relays to the rest (docs/nat.md); forwarded ports serve better",
+    "symmetric": "other homes are reached through relays: turn off what the router calls symmetric NAT or port "
+    "randomisation, or forward both ports and say with --announce what others see",
+    "carrier": "no port can be forwarded: ask the provider for a public address, IPv4 or IPv6; until then relays serve",
+    "unreached": "look at its firewall",
+    "software": "install what is missing: pip install -e . in a checkout of swarmnet",
+    "gpu_unused": "there is a GPU that torch does not see: install its driver, and a torch with CUDA",
+    "memory": "end what else takes memory, or take a smaller part with --activations recompute (docs/memory.md)",
+    "disk": "free some, choose another place with --dir, or cap what checkpoints take (--disk)",
+    "descriptors": "raise the limit: ulimit -n 65536, or LimitNOFILE= of a systemd unit",
+    "port_taken": "choose others with --port and --dht-port, or leave them away for free ones",
+    "clock": "set it: timedatectl set-ntp true",
+    "nobody": "check that this machine is online, or ask for a link to a peer that is up now",
+    "slow_line": "members wait for such a line: lend less work with --slots 1, and see docs/plan.md for slow lines",
+    "silent": "its line or machine is overloaded, or a firewall drops what goes there: nothing to do here",
+}
+"""Kind of problem -> what to do, in one line."""
+
+Severity = Literal["ok", "note", "warning", "error"]
+
+LEAST_PYTHON = (3, 11)
+LEAST_MEMORY, LEAST_DISK, LEAST_DESCRIPTORS = GIB, GIB, 4096
+WARN_OFFSET_S = 5.0
+SLOW_BYTES_PER_S = 10e6 / 8
+"""10 Mbit/s."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One finding. problem: a kind in `ADVICE`, or "" if all is well. facts: the same for programs."""
+
+    name: str
+    words: str
+    severity: Severity = "ok"
+    problem: str = ""
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    ports: tuple[int, int] = (0, 0)
+
+    @property
+    def advice(self) -> str:
+        """What to do, in one line."""
+        return advice(self.problem, *self.ports) if self.problem else ""
+
+    def record(self) -> dict[str, object]:
+        """As JSON."""
+        found = asdict(self) | {"advice": self.advice}
+        del found["ports"]
+        return found
+
+
+def advice(kind: str, port: int = 0, dht_port: int = 0) -> str:
+    """What to do about a kind of problem; the ports are those that others must reach."""
+    named = {"port": port or "N", "dht_port": dht_port or "M"}
+    return ADVICE[kind].format(**named, unreachable=ADVICE["unreachable"].format(**named))
+
+
+def exit_code(rows: Iterable[Row]) -> int:
+    """0: nothing keeps this machine from taking part well; 1: something does."""
+    return int(any(row.severity in ("warning", "error") for row in rows))
+
+
+# ---------------------------------------------------------------- this machine
+
+
+def software(python: tuple[int, ...], versions: Mapping[str, str]) -> Row:
+    """versions: of each package that is needed; "" for one that is not there."""
+    missing = [name for name, version in versions.items() if not version]
+    shown = {"python": ".".join(map(str, python)), **versions}
+    words = ", ".join(f"{name} {version or 'missing'}" for name, version in shown.items())
+    bad = missing or python < LEAST_PYTHON
+    return Row("software", words, "error" if bad else "ok", "software" if bad else "", shown)
+
+
+def compute(device: str, tflops: float, *, gpu_unseen: bool) -> Row:
+    """tflops: of matrix products, as measured. gpu_unseen: there is a GPU, and torch does not see it."""
+    facts = {"device": device, "tflops": round(tflops, 3)}
+    problem = "gpu_unused" if gpu_unseen else ""
+    return Row("compute", f"{device}, {tflops:.3g} TFLOP/s", "warning" if problem else "ok", problem, facts)
+
+
+def memory(host: int | None, gpus: Collection[int]) -> Row:
+    """Bytes free on the host (None: unknown), and on each GPU."""
+    words = f"{host / GIB:.1f} GiB free" if host is not None else "it is not known how much is free"
+    words += "".join(f", {free / GIB:.1f} GiB on GPU {number}" for number, free in enumerate(gpus))
+    low = (host is not None and host < LEAST_MEMORY) or any(free < LEAST_MEMORY for free in gpus)
+    facts = {"host": host, "gpus": list(gpus)}
+    return Row("memory", words, "warning" if low else "ok", "memory" if low else "", facts)
+
+
+def disk(place: str, free: int) -> Row:
+    """Bytes free where checkpoints go."""
+    low = free < LEAST_DISK
+    facts = {"dir": place, "free": free}
+    return Row(
+        "disk", f"{free / GIB:.1f} GiB free in {place}", "warning" if low else "ok", "disk" if low else "", facts
+    )
+
+
+def descriptors(limit: int) -> Row:
+    """How many files and connections a process may have open, once it has asked for all it may have."""
+    low = limit < LEAST_DESCRIPTORS
+    words, facts = f"{limit:,} files and connections at once", {"limit": limit}
+    return Row("descriptors", words, "warning" if low else "ok", "descriptors" if low else "", facts)
+
+
+def listening(taken: Mapping[str, int], *, running: bool) -> Row:
+    """taken: by flag, the ports that cannot be bound. running: a peer runs here, which has them."""
+    if running:
+        return Row("ports", "in use by the peer that runs with this --dir", facts={"running": True})
+    if not taken:
+        return Row("ports", "can be listened on", facts={"taken": {}})
+    words = " and ".join(f"{flag} {port}" for flag, port in taken.items())
+    return Row("ports", f"{words} cannot be listened on", "error", "port_taken", {"taken": dict(taken)})
+
+
+# ---------------------------------------------------------------- the swarm
+
+
+def swarm(run: str, serving: int) -> Row:
+    """The run was found, and so many peers announce that they serve it."""
+    words = f"run {run[:12]}: {serving} peer{'' if serving == 1 else 's'} serve{'s' if serving == 1 else ''} it"
+    facts = {"run": run, "peers": serving}
+    return Row("swarm", words, "ok" if serving else "warning", "" if serving else "nobody", facts)
+
+
+def no_swarm(words: str) -> Row:
+    """This machine could not get that far. words: of the error, which say what to do themselves."""
+    return Row("swarm", words, "error")
+
+
+def clock(offsets: Mapping[PeerId, float], limit_s: float) -> Row:
+    """offsets: by how many seconds each member's clock is ahead. The median counts: one may be wrong."""
+    if not offsets:
+        return Row("clock", "nobody to compare it with")
+    offset = -sorted(offsets.values())[len(offsets) // 2]
+    side = "ahead of" if offset > 0 else "behind"
+    words = f"{abs(offset):.1f} s {side} the members'" if abs(offset) >= 0.1 else "that of the members"
+    problem = "clock" if abs(offset) > min(WARN_OFFSET_S, limit_s / 2) else ""
+    severity: Severity = "error" if abs(offset) > limit_s else "warning" if problem else "ok"
+    return Row("clock", words, severity, problem, {"offset_s": round(offset, 3)})
+
+
+def line(peer: str, round_trip_s: float, up: float, down: float) -> Row:
+    """To one member; bytes per second, 0 if it was busy."""
+    words = f"to {_short(peer)}: {1000 * round_trip_s:.0f} ms"
+    if up and down:
+        words += f", {up * 8e-6:,.0f} Mbit/s up, {down * 8e-6:,.0f} down"
+    slow = 0 < min(up, down) < SLOW_BYTES_PER_S
+    facts = {"peer": peer, "round_trip_s": round(round_trip_s, 4), "up_bytes_per_s": round(up)}
+    facts |= {"down_bytes_per_s": round(down)}
+    return Row("line", words, "note" if slow else "ok", "slow_line" if slow else "", facts)
+
+
+def no_line(peer: str, reason: str) -> Row:
+    """One member could not be asked."""
+    facts = {"peer": peer, "reason": reason}
+    return Row("line", f"to {_short(peer)}: none ({reason})", "note", "silent", facts)
+
+
+def dialled_back(facts: Mapping[str, Any]) -> str:
+    """Of the event of that name: who could connect to this peer."""
+    could, could_not, not_asked = ([_short(peer) for peer in facts[who]] for who in ("could", "could_not", "not_asked"))
+    silent = f"; could not ask {', '.join(not_asked)}" if not_asked else ""
+    # One that could not is what the operator has to hear of; who could is only counted.
+    if could_not:
+        tried, others = len(could) + len(could_not), ", ".join(could_not)
+        return f"{len(could)} of {tried} members that tried could connect to this peer, not {others}{silent}"
+    if not could:
+        return f"nobody who was asked could say whether others can connect to this peer{silent}"
+    return f"{_members(could)} connected back{silent}"
+
+
+def hidden(facts: Mapping[str, Any]) -> str:
+    """Of the event of that name: nobody can dial this peer, and relays serve it."""
+    none = f"{_members(facts['could_not'])} could not connect to this peer"
+    return f"{none}: it takes part through {' and '.join(map(_short, facts['relays']))}"
+
+
+def reached(event: str, facts: Mapping[str, Any], ports: tuple[int, int]) -> Row:
+    """Can others connect to this machine? By what a peer says of that (`net.dial_back`); "": nobody could tell."""
+    known = {who: facts[who] for who in ("could", "could_not", "relays") if who in facts}
+    if event == "dialled_back":
+        how = "direct" if facts["could"] else "unknown"
+        return Row("reached", dialled_back(facts), facts={"how": how, **known}, ports=ports)
+    if event == "hidden":
+        return Row("reached", hidden(facts), "note", "relayed", {"how": "relay", **known}, ports)
+    if event == "unreachable":
+        why = ", ".join(sorted({reason or "no reason given" for reason in facts["could_not"].values()}))
+        words = f"{_members(facts['could_not'])} could not connect to this peer ({why}), and nobody relays for it"
+        return Row("reached", words, "error", "unreachable", {"how": "none", **known}, ports)
+    return Row("reached", "there was nobody to ask", facts={"how": "unknown"})
+
+
+_NATS = {
+    "none": "none: others see this machine's own address",
+    "cone": "a router with one port outside for whomever this machine calls",
+    "symmetric": "a router with another port outside for every connection",
+    "unknown": "fewer than two members could say",
+}
+
+
+def nat(kind: str, *, carrier: bool, how: str, ports: tuple[int, int] = (0, 0)) -> Row:
+    """What is between this machine and the others. kind: as `net.nat` judges it. carrier: the router at home is behind
+    another NAT. how: others reach this machine (`reached`)."""
+    words = _NATS[kind] + ", behind a carrier's NAT" * carrier
+    facts = {"kind": kind, "carrier": carrier}
+    # Who is reached directly need not care, and of who is not known nothing can be said.
+    if how not in ("relay", "none") or (kind == "unknown" and not carrier):
+        return Row("nat", words, facts=facts)
+    if kind == "none" and not carrier:
+        return Row("nat", f"{words}, and a firewall keeps them out", "note", "firewall", facts, ports)
+    return Row("nat", words, "note", "carrier" if carrier else {"cone": "router"}.get(kind, kind), facts)
+
+
+def _members(peers: Collection[str]) -> str:
+    return f"{len(peers)} member{'' if len(peers) == 1 else 's'}"
+
+
+def _short(peer: str) -> str:
+    return f"...{peer[-8:]}"
+
+
+# ---------------------------------------------------------------- all of it
+
+
+def lines(rows: Iterable[Row]) -> list[str]:
+    """For a person: a line a finding, and one of advice under each that has some."""
+    found = []
+    for row in rows:
+        found.append(f"{row.severity:<8}{row.name:<12}{row.words}")
+        if row.problem:
+            found.append(f"{'':<20}-> {row.advice}")
+    return found

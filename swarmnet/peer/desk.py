@@ -1,0 +1,238 @@
+"""The control socket of a running peer: `desk.sock` in its directory, for the one who may read that.
+
+A request is one line of JSON, and so is the answer: {"words", "facts"}, or {"error"}. `peer.wishes` decides; this
+carries requests, does what was decided, and keeps wishes.json and contributed.json beside the socket.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from swarmnet import telemetry
+from swarmnet.config.peer import PeerConfig
+from swarmnet.errors import UsageError
+from swarmnet.net.identity import write_whole
+from swarmnet.peer.wishes import Desk, Wishes, WorkCount, WorkDone
+
+if TYPE_CHECKING:
+    from swarmnet.net.traffic import Traffic
+    from swarmnet.peer.peer import Peer
+
+log = telemetry.get(__name__)
+T = TypeVar("T")
+
+SOCKET, WISHES, CONTRIBUTED = "desk.sock", "wishes.json", "contributed.json"
+
+LONGEST_LINE, ANSWER_S = 1 << 16, 60.0
+"""Of a request or an answer; and how long a client waits, since a change may have to be planned."""
+
+_LOOK_S, _KEEP_S = 1.0, 30.0
+"""How often the hours are looked at, and how often the contribution is written: a crash loses no more of it."""
+
+_MBIT = 125_000
+_GIB = 1 << 30
+_LONGEST_PATH = 100  # The system takes 107 bytes.
+
+
+# ---------------------------------------------------------------- what is kept
+
+
+def kept_wishes(directory: Path) -> Wishes:
+    """What was asked of the peer of this directory. Raises UsageError."""
+    return _kept(directory / WISHES, Wishes.parse, Wishes())
+
+
+def _kept(path: Path, parse: Callable[[object], T], default: T) -> T:
+    try:
+        return parse(json.loads(path.read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        return default
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{path} cannot be used ({error}): remove it") from error
+
+
+# ---------------------------------------------------------------- the peer's end
+
+
+class OpenDesk:
+    """Serves one peer's desk, from its first step on. slots_of: how many slots a changed config comes to."""
+
+    def __init__(self, config: PeerConfig, traffic: Traffic, slots_of: Callable[[PeerConfig], int]) -> None:
+        self._dir, self._traffic, self._slots_of = config.dir, traffic, slots_of
+        began = WorkDone(round(time.time()))
+        self.tally = WorkCount(_kept(config.dir / CONTRIBUTED, WorkDone.parse, began))
+        self._desk = Desk(config, kept_wishes(config.dir), self.tally)
+        self._holding: asyncio.Task[None] | None = None
+        self._leaving = False
+        self._looked = asyncio.Event()
+        self._busy = asyncio.Lock()
+
+    async def run(self, peer: Peer) -> None:
+        """Until cancelled."""
+        self._lend(peer, self._desk.config, self._slots_of(self._desk.config))
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._look(peer))
+                with _socket(self._dir / SOCKET) as bound:
+                    async with await asyncio.start_unix_server(
+                        lambda reader, writer: self._serve(peer, reader, writer), sock=bound, limit=LONGEST_LINE
+                    ) as listener:
+                        await listener.serve_forever()
+        finally:
+            self._keep(CONTRIBUTED, asdict(self.tally.kept))
+
+    def resume(self) -> None:
+        """End a pause, for the last time: the peer leaves."""
+        self._leaving = True
+        if self._holding is not None:
+            self._holding.cancel()
+
+    async def _look(self, peer: Peer) -> None:
+        """Pause and resume by the clock and as asked; count the time."""
+        clock = asyncio.get_running_loop().time
+        looked_at = kept_at = clock()
+        async with asyncio.TaskGroup() as group:
+            while True:
+                why = "" if self._leaving else self._desk.pauses(_minute())
+                if why and self._holding is None:
+                    peer.say("pausing", {"why": why})
+                    self._holding = group.create_task(peer.hold())
+                elif not why and self._holding is not None:
+                    self._holding.cancel()
+                    self._holding = None
+                    peer.say("resumed", {})
+                self._looked.clear()
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(_LOOK_S):
+                        await self._looked.wait()
+                now, line = clock(), self._traffic
+                serving = not peer.paused and any(replica.member.synced for replica in peer.replicas.values())
+                self.tally.passed(now - looked_at, line.up.total, line.down.total, serving=serving)
+                looked_at = now
+                if now - kept_at >= _KEEP_S:
+                    kept_at = now
+                    self._keep(CONTRIBUTED, asdict(self.tally.kept))
+
+    async def _serve(self, peer: Peer, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            async with asyncio.timeout(ANSWER_S):
+                if not (line := await reader.readline()):
+                    return
+                async with self._busy:
+                    answer = await self._answer(peer, line)
+                writer.write(json.dumps(answer).encode() + b"\n")
+                await writer.drain()
+        except (OSError, TimeoutError, ValueError):
+            pass  # it said nothing, too much, or left
+        finally:
+            writer.close()
+
+    async def _answer(self, peer: Peer, line: bytes) -> dict[str, object]:
+        desk, before = self._desk, (self._desk.config, self._desk.wishes)
+        try:
+            day = time.strftime("%Y-%m-%d", time.localtime(self.tally.kept.since))
+            reply = desk.answer(json.loads(line), minute=_minute(), day=day)
+            if desk.config is not before[0]:
+                self._lend(peer, desk.config, await asyncio.to_thread(self._slots_of, desk.config))
+            if desk.wishes != before[1]:
+                self._keep(WISHES, {"paused": desk.wishes.paused, "config": dict(desk.wishes.config)})
+        except UsageError as error:
+            desk.config, desk.wishes = before  # what cannot be is not kept
+            return {"error": error.message}
+        except (ValueError, RecursionError):
+            return {"error": "a request is one line of JSON"}
+        self._looked.set()
+        if reply.leave:
+            # The supervising process, if there is one, need not know: a peer that ends well is not started again.
+            signal.raise_signal(signal.SIGTERM)
+        return {"words": reply.words, "facts": dict(reply.facts)}
+
+    def _lend(self, peer: Peer, config: PeerConfig, slots: int) -> None:
+        caps = config.caps
+        up, down = caps.upload_mbit * _MBIT, caps.download_mbit * _MBIT
+        self._traffic.up.lend(up)
+        self._traffic.down.lend(down)
+        # What mates are told of this line: the lower of both directions.
+        line = int(min([rate for rate in (up, down) if rate], default=0))
+        peer.limit(slots=slots, disk_bytes=int(caps.disk_gib * _GIB), line_bytes_per_s=line)
+
+    def _keep(self, name: str, data: dict[str, Any]) -> None:
+        try:
+            write_whole(self._dir / name, json.dumps(data, indent=2) + "\n")
+        except OSError as error:
+            log.warning("not_kept", path=str(self._dir / name), reason=error.strerror or str(error))
+
+
+def _minute() -> int:
+    now = time.localtime()
+    return 60 * now.tm_hour + now.tm_min
+
+
+@contextlib.contextmanager
+def _socket(path: Path) -> Iterator[socket.socket]:
+    """A listening socket that this user alone may use; the identity in the directory says that nobody else has one."""
+    path.unlink(missing_ok=True)
+    with socket.socket(socket.AF_UNIX) as bound, _short(path) as name:
+        before = os.umask(0o177)
+        try:
+            bound.bind(name)
+        finally:
+            os.umask(before)
+        try:
+            yield bound
+        finally:
+            path.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _short(path: Path) -> Iterator[str]:
+    """A name of `path` that the system takes for a socket's: deep directories have names that are too long."""
+    if len(os.fsencode(path)) <= _LONGEST_PATH:
+        yield str(path)
+        return
+    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        yield f"/proc/self/fd/{directory}/{path.name}"
+    finally:
+        os.close(directory)
+
+
+# ---------------------------------------------------------------- the operator's end
+
+
+def ask_desk(directory: Path, ask: str, **more: object) -> dict[str, Any]:
+    """What the peer of that directory answers: {"words", "facts"}. Raises UsageError, in words that say what to do."""
+    if not directory.is_dir():
+        raise UsageError(f"{directory}: no such directory; say with --dir where the peer keeps its identity")
+    return asyncio.run(_ask(directory, {"ask": ask, **more}))
+
+
+async def _ask(directory: Path, request: dict[str, object]) -> dict[str, Any]:
+    nobody = f"no peer runs with --dir {directory}: start one with `swarmnet join LINK`, or name another with --dir"
+    try:
+        async with asyncio.timeout(ANSWER_S):
+            with _short(directory / SOCKET) as name:
+                reader, writer = await asyncio.open_unix_connection(name, limit=LONGEST_LINE)
+            with contextlib.closing(writer):
+                writer.write(json.dumps(request).encode() + b"\n")
+                answer = json.loads(await reader.readline())
+    except PermissionError as error:
+        raise UsageError(f"{directory / SOCKET}: that peer is another user's") from error
+    except TimeoutError as error:
+        raise UsageError(f"the peer with --dir {directory} does not answer: look at its log") from error
+    except (OSError, ValueError) as error:
+        raise UsageError(nobody) from error
+    if "error" in answer:
+        raise UsageError(answer["error"])
+    found: dict[str, Any] = answer
+    return found

@@ -1,0 +1,225 @@
+"""`swarmnet doctor`: looks at this machine, and with a link at its line to a run, before or while a peer runs here.
+
+What it finds is put in words by `checkup`. With a link it does what a joiner does up to the point of serving: it finds
+the run, listens where the peer would, has members dial it back, and measures the line to a few of them. It serves
+nothing and holds no weights; its record says that it has left already.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib.metadata
+import json
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from swarmnet import __version__
+from swarmnet.config.peer import PeerConfig
+from swarmnet.directory import Record
+from swarmnet.errors import Refused, RejectCode, SwarmError, UsageError, leaves
+from swarmnet.ids import PeerId
+from swarmnet.manifest.schema import Manifest
+from swarmnet.manifest.terms import RunTerms
+from swarmnet.messages import Answer, Control, Request
+from swarmnet.net.address import Address
+from swarmnet.net.dial_back import Asking
+from swarmnet.net.endpoint import Endpoint, open_endpoint
+from swarmnet.net.grpc_transport import raise_limit
+from swarmnet.net.hops import behind_a_carrier, hops
+from swarmnet.net.identity import own_identity
+from swarmnet.net.line_test import measure
+from swarmnet.net.nat import Sight
+from swarmnet.net.ports import check_free
+from swarmnet.net.swarm_link import SwarmLink
+from swarmnet.peer import checkup
+from swarmnet.peer.checkup import Row
+from swarmnet.peer.joining import reach
+from swarmnet.peer.memory_fit import available
+from swarmnet.transport import ReadPayload
+
+PACKAGES = ("torch", "grpcio", "hivemind")
+MEMBERS = 3
+"""To so many the line is measured."""
+
+_PROBE_S = 0.5
+_SIZE = 1024
+"""Of the matrices that are multiplied."""
+
+
+def run_doctor(config: PeerConfig, invited: SwarmLink | Manifest | None, *, as_json: bool) -> int:
+    """Print what is found, as lines or as one JSON object. Returns 0 if all is well, 1 if something is not."""
+    rows: list[Row] = []
+
+    def found(row: Row) -> None:
+        rows.append(row)
+        if not as_json:
+            print("\n".join(checkup.lines([row])), flush=True)
+
+    for row in machine(config):
+        found(row)
+    if invited is not None:
+        asyncio.run(_swarm(config, invited, found))
+    if as_json:
+        print(json.dumps({"well": not checkup.exit_code(rows), "rows": [row.record() for row in rows]}, indent=2))
+    return checkup.exit_code(rows)
+
+
+# ---------------------------------------------------------------- this machine
+
+
+def machine(config: PeerConfig) -> Iterator[Row]:
+    """What needs nobody else."""
+    yield checkup.software(
+        sys.version_info[:3], {"swarmnet": __version__} | {name: _version(name) for name in PACKAGES}
+    )
+
+    import torch  # takes a second or two
+
+    gpus = range(torch.cuda.device_count() if config.device != "cpu" else 0)
+    unseen = config.device != "cpu" and not gpus and Path("/dev/nvidia0").exists()
+    name = torch.cuda.get_device_name(0) if gpus else f"CPU with {os.cpu_count()} cores, {config.threads} of them used"
+    yield checkup.compute(name, _tflops("cuda" if gpus else "cpu", config.threads), gpu_unseen=unseen)
+    yield checkup.memory(available(), [torch.cuda.mem_get_info(number)[0] for number in gpus])
+    place = next(each for each in (config.dir, *config.dir.parents) if each.exists())
+    yield checkup.disk(str(config.dir), shutil.disk_usage(place).free)
+    yield checkup.descriptors(raise_limit())
+    taken = {}
+    for flag, port in (("--port", config.port), ("--dht-port", config.dht_port)):
+        try:
+            check_free(config.host, port, flag=flag)
+        except UsageError:
+            taken[flag] = port
+    yield checkup.listening(taken, running=in_use(config.dir))
+
+
+def _version(name: str) -> str:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+def _tflops(device: str, threads: int) -> float:
+    """Of products of matrices, in the format in which a stage is computed there by default."""
+    import torch
+
+    torch.set_num_threads(threads)
+    dtype = torch.bfloat16 if device == "cuda" else torch.float32
+    one = torch.ones(_SIZE, _SIZE, dtype=dtype, device=device)
+
+    def multiply() -> float:
+        began = time.perf_counter()
+        float((one @ one)[0, 0])  # waits for the device
+        return time.perf_counter() - began
+
+    multiply()  # kernels are chosen, and loaded
+    until, times = time.perf_counter() + _PROBE_S, [multiply()]
+    while time.perf_counter() < until:
+        times.append(multiply())
+    return 2 * _SIZE**3 / min(times) / 1e12
+
+
+def in_use(directory: Path) -> bool:
+    """Does a peer run here?"""
+    if not directory.exists():
+        return False
+    try:
+        with own_identity(directory):
+            return False
+    except UsageError:
+        return True
+
+
+# ---------------------------------------------------------------- the swarm
+
+
+class _Silent:
+    """A service that serves nothing."""
+
+    def on_tell(self, caller: PeerId, message: Control) -> None:
+        pass
+
+    async def on_call(self, caller: PeerId, request: Request, payload: ReadPayload) -> AsyncGenerator[Answer, None]:
+        raise Refused(RejectCode.NOT_SERVED, "a doctor serves nothing")
+        yield
+
+    def on_reached(self, peer: PeerId) -> None:
+        pass
+
+    def on_gone(self, peer: PeerId, *, definite: bool) -> None:
+        pass
+
+
+async def _swarm(config: PeerConfig, invited: SwarmLink | Manifest, found: Callable[[Row], None]) -> None:
+    with contextlib.ExitStack() as stack:
+        # Its peer has the ports and the key: what others see of this machine is the same for any other.
+        if in_use(config.dir):
+            place = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+            config = config.model_copy(update={"dir": place, "port": 0, "dht_port": 0, "announce": ()})
+        try:
+            with own_identity(config.dir) as identity:
+                async with reach(config, identity, invited, lambda phase, words: None, "stage") as run:
+                    config, manifest = run.config, run.manifest
+                    serving = sum(bool(record.stages) for record in run.records)
+                    found(checkup.swarm(run.run, serving))
+            terms = RunTerms.of(manifest)
+            async with open_endpoint(terms, config.network, numerics="") as endpoint, endpoint.serve(_Silent()):
+                await _beside(endpoint, terms, found)
+        except* SwarmError as errors:
+            # In its own words, which say what to do.
+            found(checkup.no_swarm("; ".join(dict.fromkeys(str(each) for each in leaves(errors)))))
+
+
+async def _beside(endpoint: Endpoint, terms: RunTerms, found: Callable[[Row], None]) -> None:
+    """As a member that serves nothing."""
+    directory, transport = endpoint.directory, endpoint.transport
+    await directory.records()
+    # Members dial only who is announced. Nobody counts on a trainer that has left.
+    await directory.publish(replace(endpoint.record(), trainer=True, finished=True))
+
+    def members() -> dict[PeerId, Record]:
+        return {record.peer: record for record in directory.known() if record.peer != endpoint.me}
+
+    events: dict[str, dict[str, object]] = {}
+    asking = Asking(
+        endpoint.record, transport, members, lambda event, fields: events.update({event: fields}), hide=endpoint.hide
+    )
+    with contextlib.suppress(UsageError):  # it is among the events
+        await asking.check()
+    said = next((name for name in ("hidden", "unreachable", "dialled_back") if name in events), "")
+    reached = checkup.reached(said, events.get(said, {}), (transport.port, directory.port))
+    found(reached)
+    offsets = {}
+    serving = [record for record in directory.known() if record.peer != endpoint.me and record.stages]
+    for record in sorted(serving, key=lambda record: record.hidden)[:MEMBERS]:
+        peer = record.peer
+        try:
+            line = await measure(transport, peer)
+        except SwarmError as error:
+            found(checkup.no_line(peer, error.message or type(error).__name__))
+        else:
+            found(checkup.line(peer, line.round_trip_s, line.up_bytes_per_s, line.down_bytes_per_s))
+        if (offset := transport.clock_offset_s(peer)) is not None:
+            offsets[peer] = offset
+    await _nat(endpoint, [record.peer for record in serving if not record.hidden], reached.facts["how"], found)
+    found(checkup.clock(offsets, terms.max_clock_offset_s))
+
+
+async def _nat(endpoint: Endpoint, members: Sequence[PeerId], how: str, found: Callable[[Row], None]) -> None:
+    sight = Sight(("", 0), ())
+    with contextlib.suppress(SwarmError, TimeoutError):  # nobody can tell
+        sight = await endpoint.transport.sight(members)
+    # The port says nothing of a second router behind the one at home; the way to a member does.
+    hosts = [Address.parse(text).host for peer in members for text in endpoint.directory.addresses(peer)[:1]]
+    carrier = any([behind_a_carrier(await asyncio.to_thread(hops, host)) for host in hosts[:1]])
+    kind = sight.kind()
+    ports = endpoint.transport.port, endpoint.directory.port
+    carried = carrier or kind == "carrier"
+    found(checkup.nat("cone" if kind == "carrier" else kind, carrier=carried, how=how, ports=ports))

@@ -1,0 +1,279 @@
+"""Which members of fast stages move to slow ones (docs/placement.md). A run is as fast as its slowest stage.
+
+Once a period each peer that may move looks whether its own move would help, and if so announces where it would go.
+After a moment, in which all who announce hear of each other, everybody computes the same matching of those who
+announced to the stages that need them from the same records (`winners`): who is in it goes, the others take their word
+back. Where a stage has lost most of its rate nobody waits for its period.
+
+What is announced or promised may never come true: `Promises` counts each for a bounded time. Pure: what everybody
+announces and `now` in, decisions out. `placement` has the rates, `moving` is the driver.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from swarmnet.ids import PeerId
+from swarmnet.peer.placement import Serving, rated
+
+_NEARLY = 0.9
+"""Of what the move of the most useful peer would bring: who brings that much may go as well."""
+
+
+_LATER = 0.25
+"""Of the seconds that it takes me to fetch a state: how much later than others I answer a stage in distress."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """When a move is worth it. Seconds and shares."""
+
+    period_s: float = 60.0
+    """How often a peer looks whether it should move."""
+    settle_s: float = 4.0
+    """From an announcement to the matching: who announces meanwhile is heard."""
+    hurry_s: float = 6.0
+    """The period while a stage is in distress."""
+    promise_s: float = 120.0
+    """How long it counts what a peer says it is about to do; after that for `forget_periods` periods not at all."""
+    forget_periods: int = 10
+    gain: float = 0.005
+    """By how much the moves that are possible have to raise the rate of the run."""
+    fetch_s: float = 0.0
+    """How long the state of a stage takes to come to me."""
+    stay_s: float = 7200.0
+    """How long a peer stays, about: what the move costs has to come back by then."""
+    share: float = 1 / 8
+    """Of all peers, how many may be on the move at a time; one may in any case."""
+    leaves: float = 1 / 3
+    """Of a stage's replicas, how many may leave it at a time; one may in any case."""
+    distress: float = 0.5
+    """Of the mean rate of stages: a stage that serves less is in distress."""
+
+    @property
+    def least_gain(self) -> float:
+        """By what factor a move has to raise the rate of the run, less one."""
+        return self.gain + self.fetch_s / self.stay_s
+
+
+@dataclass(frozen=True, slots=True)
+class Relocation:
+    """A peer goes from a stage to another."""
+
+    peer: PeerId
+    stage: int
+    to: int
+
+
+class Promises:
+    """Whose promises count: of peers that say they go somewhere, or fetch the state of a stage and do not serve yet.
+
+    A promise that comes true costs nothing. The time of all others is counted, and who has used up its time is not
+    believed again for a while, wherever it says it goes next.
+    """
+
+    def __init__(self, rules: Rules) -> None:
+        self._rules = rules
+        self._used: dict[PeerId, tuple[float, float, float]] = {}  # began, looked at last, used by then
+        self._promised: dict[PeerId, int] = {}
+
+    def believed(self, serving: Sequence[Serving], now: float) -> list[Serving]:
+        """What they announce without what is not believed: who goes nowhere stays, who never serves is not there."""
+        rules, found, promised = self._rules, [], dict[PeerId, int]()
+        keep_s = rules.promise_s + rules.forget_periods * rules.period_s
+        self._used = {peer: used for peer, used in self._used.items() if now - used[0] <= keep_s}
+        for each in serving:
+            # It serves where it said it would.
+            if each.synced and each.going is None and self._promised.get(each.peer) == each.stage:
+                self._used.pop(each.peer, None)
+            to = each.stage if not each.synced and not each.choosing else each.going
+            if to is None:
+                found.append(each)
+                continue
+            began, last, used = self._used.get(each.peer, (now, now, 0.0))
+            used += now - last if each.peer in self._promised else 0.0
+            self._used[each.peer] = began, now, used
+            promised[each.peer] = to
+            if used <= rules.promise_s:
+                found.append(each)
+            elif each.synced:
+                found.append(replace(each, going=None, surely=False))
+        self._promised = promised
+        return found
+
+
+class Picture:
+    """All stages as one peer sees them: rates, and who could move. Who is surely on the way counts where it goes."""
+
+    def __init__(self, num_stages: int, serving: Sequence[Serving], rules: Rules) -> None:
+        self.rules, self.num_stages = rules, num_stages
+        self.rates = [0.0] * num_stages
+        self.served = [0.0] * num_stages
+        self._staying = [0] * num_stages
+        self._leaving = [0] * num_stages
+        self.may: dict[PeerId, tuple[int, float]] = {}
+        self.announced: dict[PeerId, int] = {}
+        self._moving = 0
+        promised = [0.0] * num_stages
+        people = rated(num_stages, [each for each in serving if not (each.choosing or each.paused)])
+        for each, rate in people:
+            to = each.going if each.going is not None and each.going < num_stages else None
+            if each.surely and to is not None:
+                self._moving += 1
+                self._leaving[each.stage] += 1
+                promised[to] += rate
+            elif each.leaving:
+                self._leaving[each.stage] += 1
+            elif not each.synced:
+                promised[each.stage] += rate
+            else:
+                self.served[each.stage] += rate
+                self._staying[each.stage] += 1
+                if each.may_move:
+                    self.may[each.peer] = each.stage, rate
+                    if to is not None and to != each.stage:
+                        self.announced[each.peer] = to
+        for stage in range(num_stages):
+            # One of those on whom everything depends here may lie.
+            share = 1.0 if self._staying[stage] else 0.5
+            self.rates[stage] = self.served[stage] + share * promised[stage]
+        self._most = max(1, int(rules.share * len(people))) - self._moving
+
+    @cached_property
+    def in_distress(self) -> tuple[int, ...]:
+        """Stages that serve much less than others."""
+        mean = sum(self.served) / self.num_stages
+        return tuple(stage for stage in range(self.num_stages) if self.served[stage] < self.rules.distress * mean)
+
+    @cached_property
+    def worth(self) -> bool:
+        """Would the moves that are possible raise the rate of the run by enough?"""
+        enough = min(self.rates) * (1 + self.rules.least_gain)
+        # No moves could do it: the slowest stage would be faster than all are on average.
+        if sum(self.rates) / self.num_stages <= enough:
+            return False
+        after = list(self.rates)
+        self._matching(dict.fromkeys(self.may), after, enough)
+        return min(after) > enough
+
+    @cached_property
+    def winners(self) -> Mapping[PeerId, Relocation]:
+        """Who goes, of those that announced it."""
+        return {move.peer: move for move in self._matching(dict(self.announced), list(self.rates))}
+
+    def wish(self, me: PeerId, fits: Collection[int]) -> int | None:
+        """Where I would go; None: I stay. fits: the stages that this machine has memory for."""
+        # Most looks end here.
+        if me not in self.may or self._most <= 0 or not self.worth:
+            return None
+        poor = min(range(self.num_stages), key=lambda stage: (self.rates[stage], stage))
+        if poor not in fits:
+            return None
+        best = max((self._value(peer, poor, self.rates) for peer in self.may), default=0.0)
+        mine = self._value(me, poor, self.rates)
+        # Others would do it with fewer moves.
+        return poor if mine > 0.0 and mine >= _NEARLY * best and self._may_leave(self.may[me][0], Counter()) else None
+
+    # ------------------------------------------------------------ inside
+
+    def _matching(
+        self, candidates: dict[PeerId, int] | dict[PeerId, None], rates: list[float], enough: float = math.inf
+    ) -> list[Relocation]:
+        """Moves, the most useful first, each to the slowest stage that one of these helps; `rates` become what follows.
+
+        candidates: where each would go; None: anywhere. enough: the rate of the slowest stage at which it ends.
+        """
+        taken, moves, open_stages = Counter[int](), list[Relocation](), set(range(self.num_stages))
+        while open_stages and len(moves) < self._most and min(rates) <= enough:
+            poor = min(open_stages, key=lambda stage: (rates[stage], stage))
+            best = max(
+                (
+                    (value, _lot(peer, poor), peer)
+                    for peer, to in candidates.items()
+                    if to in (None, poor)
+                    and (value := self._value(peer, poor, rates)) > 0.0
+                    and self._may_leave(self.may[peer][0], taken)
+                ),
+                default=None,
+            )
+            if best is None:
+                # Nobody helps the slowest one: where people move as they like, nothing raises the run's rate.
+                if None in candidates.values():
+                    break
+                open_stages.discard(poor)
+                continue
+            peer = best[2]
+            stage, rate = self.may[peer]
+            rates[stage] -= rate
+            rates[poor] += rate
+            taken[stage] += 1
+            del candidates[peer]
+            moves.append(Relocation(peer, stage, poor))
+        return moves
+
+    def _value(self, peer: PeerId, to: int, rates: Sequence[float]) -> float:
+        """By how much the slower of the two stages would be faster."""
+        stage, rate = self.may[peer]
+        return min(rates[to] + rate, rates[stage] - rate) - rates[to]
+
+    def _may_leave(self, stage: int, taken: Counter[int]) -> bool:
+        """May one more leave a stage? Another that serves and stays has to be there after all who leave."""
+        gone = taken[stage]
+        most = max(1, int(self.rules.leaves * self._staying[stage]))
+        return self._staying[stage] - gone >= 2 and self._leaving[stage] + gone < most
+
+
+@dataclass(frozen=True, slots=True)
+class Intent:
+    """What to announce: to: the stage I would go to. surely: I go."""
+
+    to: int | None = None
+    surely: bool = False
+
+
+class Rebalancer:
+    """One peer's part in it."""
+
+    def __init__(self, me: PeerId, rules: Rules, *, now: float) -> None:
+        self._me, self._rules = me, rules
+        self._phase = int.from_bytes(_lot(me, -1)[:8]) / 2**64
+        self.due = now + self._phase * rules.period_s
+        """When there is something to decide, unless a stage comes into distress."""
+        self._hurried = False
+        self.intent = Intent()
+
+    def decide(self, picture: Picture, fits: Collection[int], *, now: float) -> Intent:
+        """Look at what everybody announces. Once it says `surely` there is nothing more to decide, but `stay`.
+
+        fits: the stages that this machine has memory for.
+        """
+        hurried = bool(picture.in_distress)
+        every = self._rules.hurry_s if hurried else self._rules.period_s
+        if hurried and not self._hurried and self.intent.to is None:
+            # Whoever has the state sooner speaks sooner.
+            self.due = min(self.due, now + self._phase * every + _LATER * self._rules.fetch_s)
+        self._hurried = hurried
+        if now < self.due or self.intent.surely:
+            return self.intent
+        self.due = now + every
+        if self.intent.to is not None:
+            move = picture.winners.get(self._me)
+            won = move is not None and move.to == self.intent.to
+            self.intent = Intent(self.intent.to, surely=True) if won else Intent()
+        elif (to := picture.wish(self._me, fits)) is not None:
+            self.due = now + self._rules.settle_s
+            self.intent = Intent(to)
+        return self.intent
+
+    def stay(self, *, now: float) -> None:
+        """The move came to nothing: no other for a period."""
+        self.intent, self.due, self._hurried = Intent(), now + self._rules.period_s, True
+
+
+def _lot(peer: PeerId, stage: int) -> bytes:
+    return hashlib.sha256(f"move/{peer}/{stage}".encode()).digest()

@@ -1,0 +1,172 @@
+"""What the operator of a running peer asks of it, and what the peer has done so far. Pure: requests and the time in,
+answers out; `peer.desk` carries them and keeps both in the peer's directory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from swarmnet.config.check import SettingsLayer, merge, resolve
+from swarmnet.config.peer import Hours, PeerConfig
+from swarmnet.errors import UsageError
+
+ASKS = ("pause", "resume", "drain", "caps", "contributed")
+"""What can be asked: each is a command of that name."""
+
+LIVE = ("upload_mbit", "download_mbit", "gpu_gib", "host_gib", "disk_gib", "hours")
+"""Of `caps`: what can be changed while a peer runs, beside `slots`."""
+
+
+# ---------------------------------------------------------------- what it has done
+
+
+@dataclass(slots=True)
+class WorkDone:
+    """What a peer has done, over all its lives in one directory."""
+
+    since: float
+    """Unix seconds of its first start."""
+    microbatches: int = 0
+    """Counted: they are in sums that were committed."""
+    steps: int = 0
+    """Applied, of all its stages."""
+    seconds: float = 0.0
+    """With state, and not paused."""
+    sent: int = 0
+    received: int = 0
+
+    @classmethod
+    def parse(cls, data: object) -> WorkDone:
+        """What was kept. Raises ValueError."""
+        usual = asdict(cls(0.0))
+        if not isinstance(data, dict) or data.keys() != usual.keys():
+            raise ValueError("it names other things")
+        for name, value in data.items():
+            if isinstance(value, bool) or not isinstance(value, (int, type(usual[name]))) or not 0 <= value < 1e18:
+                raise ValueError(f"{name} is no amount")
+        return cls(**data)
+
+    def words(self, day: str) -> str:
+        """In a line. day: of `since`."""
+        return (
+            f"{self.microbatches:,} microbatches in {self.steps:,} steps, {self.seconds / 3600:,.1f} h served, "
+            f"{self.sent / 1e9:,.2f} GB sent and {self.received / 1e9:,.2f} GB received since {day}"
+        )
+
+
+@dataclass(slots=True)
+class WorkCount:
+    """Adds what this process does to what was kept: its own counts begin at 0."""
+
+    kept: WorkDone
+    _counted: dict[object, int] = field(default_factory=dict)
+    _crossed: tuple[int, int] = (0, 0)
+
+    def on_event(self, event: str, facts: Mapping[str, Any]) -> None:
+        """What a replica says of a step."""
+        if event == "applied":
+            self.kept.steps += 1
+        elif event == "executed":
+            stage, counted = facts["stage"], facts["counted"]
+            self.kept.microbatches += counted - self._counted.get(stage, 0)
+            self._counted[stage] = counted
+
+    def passed(self, seconds: float, sent: int, received: int, *, serving: bool) -> None:
+        """So many seconds have passed. sent, received: bytes since the process began."""
+        self.kept.seconds += seconds if serving else 0.0
+        self.kept.sent += sent - self._crossed[0]
+        self.kept.received += received - self._crossed[1]
+        self._crossed = sent, received
+
+
+# ---------------------------------------------------------------- what is asked of it
+
+
+@dataclass(frozen=True, slots=True)
+class Wishes:
+    """What was asked of a peer and holds after a restart, too. config: settings, as in a peer config file."""
+
+    paused: bool = False
+    config: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def parse(cls, data: object) -> Wishes:
+        """What was kept. Raises ValueError; whether the settings are valid is found out with the whole config."""
+        match data:
+            case {"paused": bool() as paused, "config": dict() as config, **rest} if not rest:
+                return cls(paused, config)
+        raise ValueError("it says other things than paused and config")
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """To one request: a line for a person, the same as facts; what was asked is in force then. leave: now."""
+
+    words: str
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    leave: bool = False
+
+
+class Desk:
+    """Answers requests. config: what the peer was started with."""
+
+    def __init__(self, config: PeerConfig, wishes: Wishes, tally: WorkCount) -> None:
+        self.config, self.wishes, self.tally = config, wishes, tally
+
+    def pauses(self, minute: int) -> str:
+        """Why the peer is to be paused in this minute of the day, in words; "" if it is not."""
+        if self.wishes.paused:
+            return "as asked: `swarmnet resume` ends it"
+        hours = self.config.caps.hours
+        if hours and not Hours.parse(hours).includes(minute):
+            return f"outside caps.hours = {hours}"
+        return ""
+
+    def answer(self, request: object, *, minute: int, day: str) -> Reply:
+        """Raises UsageError, in words that say what to do. minute: of the day. day: on which the peer first started."""
+        match request:
+            case {"ask": "pause"}:
+                self.wishes = Wishes(True, self.wishes.config)
+                return Reply("paused: it takes no new microbatches and keeps its state up to date")
+            case {"ask": "resume"}:
+                self.wishes = Wishes(False, self.wishes.config)
+                still = self.pauses(minute)
+                return Reply(f"it stays paused, {still}" if still else "resumed", {"paused": bool(still)})
+            case {"ask": "drain"}:
+                return Reply(
+                    "it leaves in good order, as at the first Ctrl+C; its log says what it waits for", leave=True
+                )
+            case {"ask": "caps", "change": dict() as change}:
+                return self._caps(change)
+            case {"ask": "contributed"}:
+                return Reply(self.tally.kept.words(day), asdict(self.tally.kept))
+        raise UsageError(f"this peer knows {', '.join(ASKS)}: is its swarmnet of another version?")
+
+    def _caps(self, change: Mapping[str, Any]) -> Reply:
+        if change:
+            within = change.get("caps", {})
+            if not (change.keys() <= {"slots", "caps"} and isinstance(within, dict) and within.keys() <= {*LIVE}):
+                raise UsageError(f"slots, {', '.join(LIVE)} can be changed while a peer runs, nothing else")
+            # Checked with all the rest, as if it had been in the file.
+            said = [SettingsLayer("now", self.config.model_dump(mode="json")), SettingsLayer("caps", change)]
+            self.config = resolve(PeerConfig, said, where="caps")
+            kept, _ = merge([SettingsLayer("kept", self.wishes.config), SettingsLayer("caps", change)])
+            self.wishes = Wishes(self.wishes.paused, kept)
+        caps = self.config.caps
+        facts = {"slots": self.config.slots, **caps.model_dump(include={*LIVE})}
+        words = [
+            f"upload {_lent(caps.upload_mbit, 'Mbit/s')}",
+            f"download {_lent(caps.download_mbit, 'Mbit/s')}",
+            f"GPU memory {_lent(caps.gpu_gib, 'GiB')}",
+            f"host memory {_lent(caps.host_gib, 'GiB')}",
+            f"disk {_lent(caps.disk_gib, 'GiB')}",
+            f"slots {self.config.slots or 'as many as fit'}",
+            f"hours {caps.hours or 'all day'}",
+        ]
+        return Reply(", ".join(words), facts)
+
+
+def _lent(amount: float, unit: str) -> str:
+    return f"{amount:g} {unit}" if amount else "no cap"

@@ -1,0 +1,72 @@
+"""What two peers that nobody can dial say to each other before they dial (docs/nat.md)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, cast
+
+from swarmnet.bounds import Between, Entries, Size
+from swarmnet.messages import Busy, Rejected
+from swarmnet.wire.convert import Envelope, GreetFirst, Ping, Pong
+from swarmnet.wire.pb import punch_pb2
+
+MOST_OUTSIDE = 2
+"""As many members are asked."""
+
+TOKEN_BYTES = 16
+
+_MOST_ASK_BYTES = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class SeenPort:
+    """A TCP port as somebody sees it."""
+
+    host: Annotated[str, Size(45)]
+    port: Annotated[int, Between(1, 65535)]
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """From where I dial, as my own machine and members see it. Who comes there says `token`."""
+
+    inside: SeenPort
+    outside: Annotated[tuple[SeenPort, ...], Entries(MOST_OUTSIDE)]
+    token: Annotated[bytes, Size(TOKEN_BYTES, least=TOKEN_BYTES)]
+
+
+@dataclass(frozen=True, slots=True)
+class Observe:
+    """Where does this call come from?"""
+
+
+@dataclass(frozen=True, slots=True)
+class Now:
+    """Dial. The caller does so when this is expected to have come."""
+
+
+PunchAsk = Offer | Ping | Now | Observe
+PunchReply = Offer | Pong | Busy | Rejected | GreetFirst | SeenPort
+
+_ASKS = Envelope(punch_pb2.PunchAsk, "ask", (Offer, Ping, Now, Observe))
+_REPLIES = Envelope(punch_pb2.PunchAnswer, "answer", (Offer, Pong, Busy, Rejected, GreetFirst, SeenPort))
+
+
+def write_punch_ask(ask: PunchAsk) -> bytes:
+    """What a caller says."""
+    return _ASKS.write(ask)
+
+
+def read_punch_ask(data: bytes) -> PunchAsk:
+    """The inverse of `write_punch_ask`. Raises BadMessage."""
+    return cast(PunchAsk, _ASKS.read(data, _MOST_ASK_BYTES)[0])
+
+
+def write_punch_reply(reply: PunchReply) -> bytes:
+    """What a callee says."""
+    return _REPLIES.write(reply)
+
+
+def read_punch_reply(data: bytes) -> PunchReply:
+    """The inverse of `write_punch_reply`. Raises BadMessage."""
+    return cast(PunchReply, _REPLIES.read(data, _MOST_ASK_BYTES)[0])

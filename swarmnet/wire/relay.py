@@ -1,0 +1,95 @@
+"""What peers say to relays and relays to peers, before bytes flow (docs/relays.md)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, cast
+
+from swarmnet.bounds import Between, Size
+from swarmnet.errors import BadMessage, RejectCode
+from swarmnet.ids import PeerId
+from swarmnet.messages import Accepted, Busy, Rejected
+from swarmnet.wire.convert import Envelope, GreetFirst, Ping, Pong
+from swarmnet.wire.pb import relay_pb2
+
+ID_BYTES = 16
+"""Of a caller's waiting place: nobody guesses it."""
+
+MAX_BYTES = 256 << 10
+"""In one message of a joined stream."""
+
+_MOST_ASK_BYTES = 1024
+
+Place = Annotated[bytes, Size(ID_BYTES, least=ID_BYTES)]
+
+
+@dataclass(frozen=True, slots=True)
+class Reserve:
+    """Nobody can dial me: say on this stream who wants to speak to me."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reserved:
+    """What a relay grants: its bytes per second for all, and the silence after which it takes me for gone."""
+
+    bytes_per_s: Annotated[int, Between(0, 1 << 40)]
+    silence_s: Annotated[float, Between(0.1, 3600.0)]
+
+
+@dataclass(frozen=True, slots=True)
+class Connect:
+    """I want to speak to `peer`. reverse: it can dial me, so let it."""
+
+    peer: PeerId
+    id: Place
+    reverse: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Summon:
+    """`caller` wants to speak to you: come here, or with `reverse` to the caller itself."""
+
+    caller: PeerId
+    id: Place
+    reverse: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Arrive:
+    """I was summoned under this id."""
+
+    id: Place
+
+
+Ask = Reserve | Connect | Arrive | Ping
+Reply = Accepted | Reserved | Summon | Pong | Busy | Rejected | GreetFirst
+
+ASKS = Envelope(relay_pb2.RelayAsk, "ask", (Reserve, Connect, Arrive, Ping))
+REPLIES = Envelope(relay_pb2.RelayAnswer, "answer", (Accepted, Reserved, Summon, Pong, Busy, Rejected, GreetFirst))
+
+
+def write_ask(ask: Ask) -> bytes:
+    """What a caller says."""
+    return ASKS.write(ask)
+
+
+def read_ask(data: bytes) -> Ask:
+    """The inverse of `write_ask`. Raises BadMessage."""
+    return cast(Ask, ASKS.read(data, _MOST_ASK_BYTES)[0])
+
+
+def write_reply(reply: Reply) -> bytes:
+    """What a relay says."""
+    return REPLIES.write(reply)
+
+
+def read_reply(data: bytes) -> Reply:
+    """The inverse of `write_reply`. Raises BadMessage."""
+    return cast(Reply, REPLIES.read(data, _MOST_ASK_BYTES)[0])
+
+
+def checked(data: bytes) -> bytes:
+    """Bytes of a joined stream. Raises BadMessage if there are too many of them at once."""
+    if not 0 < len(data) <= MAX_BYTES:
+        raise BadMessage(RejectCode.TOO_LARGE, "too many bytes at once, or none", num_bytes=len(data))
+    return data

@@ -1,0 +1,155 @@
+"""The control socket of a peer, and the commands that speak to it: a real socket, a peer that only notes what it is
+told."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import stat
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from swarmnet.cli.frame import run
+from swarmnet.config.peer import PeerConfig
+from swarmnet.errors import UsageError
+from swarmnet.net.traffic import Traffic
+from swarmnet.peer.desk import CONTRIBUTED, SOCKET, WISHES, OpenDesk
+
+
+class NotedPeer:
+    """As much of a peer as a desk knows."""
+
+    def __init__(self) -> None:
+        self.paused, self.limits = False, {}
+        self.replicas = {0: SimpleNamespace(member=SimpleNamespace(synced=True))}
+        self.said: list[str] = []
+        self.holding = asyncio.Event()
+        self.resumed = asyncio.Event()
+
+    def say(self, event: str, fields: dict[str, object]) -> None:
+        self.said.append(event)
+
+    def limit(self, **limits: int) -> None:
+        self.limits = limits
+
+    async def hold(self) -> None:
+        self.paused = True
+        self.holding.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.paused = False
+            self.resumed.set()
+
+
+def with_desk(
+    place: Path,
+    script: Callable[[NotedPeer, OpenDesk, Traffic, Callable[..., Awaitable[int]]], Awaitable[None]],
+    **more: Any,
+) -> None:
+    """Play a script while a peer's desk in `place` is open; its last argument runs a command."""
+
+    def slots_of(config: PeerConfig) -> int:
+        if config.slots > 9:
+            raise UsageError("no room for so many")
+        return config.slots
+
+    async def command(*words: str) -> int:
+        return await asyncio.to_thread(run, [*words, "--dir", str(place)])
+
+    async def main() -> None:
+        traffic, peer = Traffic(), NotedPeer()
+        desk = OpenDesk(PeerConfig(dir=place, **more), traffic, slots_of)
+        async with asyncio.timeout(30), asyncio.TaskGroup() as group:
+            running = group.create_task(desk.run(peer))  # type: ignore[arg-type]
+            while not (place / SOCKET).exists():  # noqa: ASYNC110
+                await asyncio.sleep(0)
+            await script(peer, desk, traffic, command)
+            running.cancel()
+
+    asyncio.run(main())
+
+
+def test_a_peer_is_paused_and_resumed_and_a_pause_outlives_it(tmp_path: Path) -> None:
+    async def pauses(peer: NotedPeer, desk: OpenDesk, traffic: Traffic, command) -> None:
+        assert stat.S_IMODE((tmp_path / SOCKET).stat().st_mode) == 0o600
+        assert await command("pause") == 0
+        await peer.holding.wait()
+        assert peer.said == ["pausing"]
+
+    async def resumes(peer: NotedPeer, desk: OpenDesk, traffic: Traffic, command) -> None:
+        await peer.holding.wait()  # it was killed, or the machine was: what was asked holds
+        assert await command("resume") == 0
+        await peer.resumed.wait()
+
+    with_desk(tmp_path, pauses)
+    assert not (tmp_path / SOCKET).exists() and json.loads((tmp_path / WISHES).read_text())["paused"]
+    with_desk(tmp_path, resumes)
+    assert not json.loads((tmp_path / WISHES).read_text())["paused"]
+
+
+def test_caps_are_in_force_at_once_and_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    deep = tmp_path / ("d" * 100) / ("e" * 100)  # longer than a socket's name may be
+    deep.mkdir(parents=True)
+
+    async def changes(peer: NotedPeer, desk: OpenDesk, traffic: Traffic, command) -> None:
+        assert peer.limits == {"slots": 4, "disk_bytes": 0, "line_bytes_per_s": 0}
+        assert await command("caps", "--upload", "8", "--download", "80", "--disk", "1", "--slots", "2") == 0
+        assert peer.limits == {"slots": 2, "disk_bytes": 1 << 30, "line_bytes_per_s": 1_000_000}
+        assert (traffic.up._rate, traffic.down._rate) == (1e6, 1e7)
+        assert await command("caps", "--slots", "10") == 2, "a change that does not fit"
+        assert await command("caps", "--json") == 0
+
+    with_desk(deep, changes)
+    out, errors = capsys.readouterr()
+    assert out.splitlines()[0].startswith("upload 8 Mbit/s, download 80 Mbit/s, GPU memory no cap")
+    assert errors == "swarmnet: error: no room for so many\n"
+    assert json.loads(out.partition("\n")[2])["slots"] == 2
+    kept = {"slots": 2, "caps": {"upload_mbit": 8.0, "download_mbit": 80.0, "disk_gib": 1.0}}
+    assert json.loads((deep / WISHES).read_text())["config"] == kept
+
+
+def test_what_was_contributed_is_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    async def works(peer: NotedPeer, desk: OpenDesk, traffic: Traffic, command) -> None:
+        desk.tally.on_event("executed", {"stage": 0, "counted": 3})
+        traffic.up.spend(1000)
+        assert await command("contributed", "--json") == 0
+
+    for lives in (1, 2):
+        with_desk(tmp_path, works)
+        assert json.loads(capsys.readouterr().out)["microbatches"] == 3 * lives
+    assert json.loads((tmp_path / CONTRIBUTED).read_text())["microbatches"] == 6
+
+
+def test_nonsense_costs_its_sender_alone(tmp_path: Path) -> None:
+    async def speaks(peer: NotedPeer, desk: OpenDesk, traffic: Traffic, command) -> None:
+        for nonsense in (b"what?\n", b"{}\n", b"[" * 60000 + b"\n", b"x" * (1 << 17) + b"\n", b""):
+            reader, writer = await asyncio.open_unix_connection(str(tmp_path / SOCKET))
+            writer.write(nonsense)
+            writer.write_eof()
+            assert (await reader.read()).startswith((b'{"error"', b""))
+            writer.close()
+        _, silent = await asyncio.open_unix_connection(str(tmp_path / SOCKET))
+        assert await command("caps") == 0
+        silent.close()
+
+    with_desk(tmp_path, speaks)
+
+
+def test_where_nobody_runs_it_says_what_to_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["pause", "--dir", str(tmp_path)]) == 2
+    assert "no peer runs with --dir" in capsys.readouterr().err
+    assert run(["contributed", "--dir", str(tmp_path / "none")]) == 2
+    assert "no such directory; say with --dir" in capsys.readouterr().err
+    assert run(["paws"]) == 2
+    assert "did you mean pause?" in capsys.readouterr().err
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    (tmp_path / WISHES).write_text("[]")
+    with pytest.raises(UsageError, match=r"wishes.json cannot be used .*: remove it"):
+        OpenDesk(PeerConfig(dir=tmp_path), Traffic(), lambda config: 4)

@@ -1,0 +1,159 @@
+"""What kind of NAT it is, whom a peer dials through it, and how often others may have it dial."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from swarmnet.errors import PeerGone
+from swarmnet.ids import PeerId
+from swarmnet.net.nat import (
+    AT_ONCE,
+    BUSY_S,
+    FIRST_PAUSE_S,
+    HOST_BURST,
+    HOST_EVERY_S,
+    LASTED_S,
+    LONGEST_PAUSE_S,
+    MOST_DIALLED,
+    NatKind,
+    Punches,
+    Sight,
+    dialled,
+)
+from swarmnet.net.punch import Hole, punch
+
+HOME = ("192.168.1.2", 4711)
+OUT = ("44.0.0.9", 4711)
+ME, PEER, OTHER = PeerId("me"), PeerId("peer"), PeerId("other")
+
+
+@pytest.mark.parametrize(
+    ("sight", "router", "kind"),
+    [
+        (Sight(OUT, (OUT, OUT)), "", "none"),
+        (Sight(HOME, (OUT, OUT)), "", "cone"),
+        (Sight(HOME, (("44.0.0.9", 99), ("44.0.0.9", 99))), "44.0.0.9", "cone"),
+        (Sight(HOME, (OUT, ("44.0.0.9", 4712))), "", "symmetric"),
+        (Sight(HOME, (OUT, OUT)), "100.64.0.3", "carrier"),
+        (Sight(("100.64.0.3", 4711), (OUT, OUT)), "", "carrier"),
+        (Sight(HOME, (OUT,)), "", "unknown"),
+        (Sight(HOME, ()), "", "unknown"),
+    ],
+)
+def test_what_members_saw_tells_the_kind(sight: Sight, router: str, kind: NatKind) -> None:
+    assert sight.kind(router=router) == kind
+
+
+def test_who_is_outside_is_dialled_outside_and_who_is_at_home_inside_first() -> None:
+    mine = Sight(HOME, (OUT, OUT))
+    assert dialled(mine, Sight(("192.168.1.7", 80), (("44.0.0.8", 81),) * 2)) == [("44.0.0.8", 81)]
+    beside = Sight(("192.168.1.7", 80), (("44.0.0.9", 81),) * 2)
+    assert dialled(mine, beside) == [("192.168.1.7", 80), ("44.0.0.9", 81)]
+    assert dialled(mine, Sight(HOME, (("44.0.0.9", 81),))) == [("44.0.0.9", 81)], "another home of one carrier's"
+    symmetric = Sight(("192.168.1.7", 80), (("44.0.0.8", 81), ("44.0.0.8", 82)))
+    # Our router lets in whom we have called, if it is of the kind that looks at hosts alone.
+    assert dialled(mine, symmetric) == [("44.0.0.8", 81), ("44.0.0.8", 82)]
+    assert dialled(symmetric, symmetric) == []
+
+
+places = st.tuples(
+    st.sampled_from(["44.0.0.9", "8.8.8.8", "127.0.0.1", "10.0.0.1", "192.168.1.9", "x", ""]), st.just(1)
+)
+
+
+@given(places, st.lists(places, max_size=2).map(tuple))
+def test_nobody_is_dialled_in_another_house(inside: tuple[str, int], outside: tuple[tuple[str, int], ...]) -> None:
+    found = dialled(Sight(HOME, (OUT,)), Sight(inside, outside))
+    assert len(found) <= MOST_DIALLED and not {"127.0.0.1", "x", ""} & {host for host, _ in found}
+    private = {host for host, _ in found if host.startswith(("10.", "192."))}
+    assert private <= {inside[0]} and (not private or "44.0.0.9" in {host for host, _ in outside})
+
+
+def test_failures_make_the_next_punch_wait_longer_and_a_good_connection_makes_it_wait_no_more() -> None:
+    punches, now, waits = Punches(ME), 0.0, []
+    for _ in range(9):
+        assert punches.wait_s(PEER, now) == 0.0
+        punches.failed(PEER, now)
+        waits.append(punches.wait_s(PEER, now))
+        now += waits[-1]
+    assert waits[:3] == [FIRST_PAUSE_S, 2 * FIRST_PAUSE_S, 4 * FIRST_PAUSE_S] and waits[-1] == LONGEST_PAUSE_S
+    for lasted_s, wait_s in ((1.0, LONGEST_PAUSE_S), (LASTED_S, 0.0)):
+        punches.ended(PEER, now, lasted_s=lasted_s)
+        assert punches.wait_s(PEER, now) == wait_s
+        now += wait_s
+
+
+def test_many_peers_cannot_have_one_host_dialled_often() -> None:
+    punches, victim, other = Punches(ME), ("44.0.0.8", 1), ("44.0.0.6", 1)
+    for _ in range(HOST_BURST):
+        assert punches.take([victim, other, ("44.0.0.8", 2)], 0.0) == [victim, other, ("44.0.0.8", 2)]
+        other = (f"{other[0]}6", 1)
+    assert punches.take([victim, other], 0.5) == [other]
+    assert punches.take([victim], HOST_EVERY_S) == [victim] and punches.take([victim], HOST_EVERY_S) == []
+
+
+def test_of_two_that_ask_each_other_one_is_answered_and_nobody_takes_part_in_too_many() -> None:
+    one, other = Punches(ME), Punches(PEER)
+    one.asking.add(PEER)
+    other.asking.add(ME)
+    waits = [one.wait_s(PEER, 0.0, asks=True), other.wait_s(ME, 0.0, asks=True)]
+    assert sorted(waits) == [0.0, BUSY_S] and one.wait_s(PEER, 0.0) == BUSY_S
+    one.asked.add(OTHER)
+    assert one.wait_s(OTHER, 0.0) == one.wait_s(OTHER, 0.0, asks=True) == BUSY_S, "one at a time"
+    one.asked.update(PeerId(str(number)) for number in range(AT_ONCE))
+    assert one.wait_s(PeerId("late"), 0.0) == BUSY_S
+
+
+# ---------------------------------------------------------------- both ends, on this machine
+
+ONE, TWO = b"1" * 16, b"2" * 16
+
+
+def at(hole: Hole) -> tuple[str, int]:
+    return "127.0.0.1", hole.port
+
+
+def test_two_that_dial_each_other_have_one_connection() -> None:
+    async def scene() -> None:
+        with Hole() as one, Hole() as other:
+            first, second = await asyncio.gather(
+                punch(one, [at(other)], mine=ONE, theirs=TWO, decides=True),
+                punch(other, [at(one)], mine=TWO, theirs=ONE, decides=False),
+            )
+        with first, second:
+            assert first.getpeername() == second.getsockname() and second.getpeername() == first.getsockname()
+
+    asyncio.run(scene())
+
+
+def test_one_that_is_not_expected_is_not_taken_for_the_peer() -> None:
+    async def scene() -> None:
+        with Hole() as one, Hole() as other:
+            results = await asyncio.gather(
+                punch(one, [at(other)], mine=ONE, theirs=TWO, decides=True, limit_s=0.3),
+                punch(other, [at(one)], mine=b"3" * 16, theirs=ONE, decides=False, limit_s=0.3),
+                return_exceptions=True,
+            )
+        assert all(isinstance(result, PeerGone) for result in results), results
+
+    asyncio.run(scene())
+
+
+def test_who_refuses_is_dialled_a_few_times_and_who_listens_late_is_reached() -> None:
+    async def scene() -> None:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            nobody = free.getsockname()
+        with Hole() as one, Hole() as other:
+            late = asyncio.create_task(punch(one, [nobody, at(other)], mine=ONE, theirs=TWO, decides=True))
+            await asyncio.sleep(0)
+            second = await punch(other, [], mine=TWO, theirs=ONE, decides=False)
+            with second, await late:
+                pass
+
+    asyncio.run(scene())

@@ -1,0 +1,177 @@
+"""A home's router is asked to forward our port, renewed, and told when we leave. A small device stands for it."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+
+pytest.importorskip("async_upnp_client", reason="needs the extra upnp")
+
+from aiohttp import web
+
+from swarmnet.ids import PeerId
+from swarmnet.net import port_mapping
+from swarmnet.net.port_mapping import mapped_port, may_ask
+
+ME = PeerId("12D3KooWBmBpeoxRLAuQeAN2MKfR4ncoMtgqrfSPvFkPqe9Lq5QC")
+SERVICE = "urn:schemas-upnp-org:service:WANIPConnection:1"
+DEVICE = f"""<?xml version="1.0"?>
+<root xmlns="urn:schemas-upnp-org:device-1-0"><specVersion><major>1</major><minor>0</minor></specVersion><device>
+<deviceType>urn:schemas-upnp-org:device:InternetGatewayDevice:1</deviceType><friendlyName>box</friendlyName>
+<manufacturer>m</manufacturer><modelName>n</modelName><UDN>uuid:1</UDN><serviceList><service>
+<serviceType>{SERVICE}</serviceType><serviceId>urn:upnp-org:serviceId:WANIPConn1</serviceId>
+<SCPDURL>/scpd</SCPDURL><controlURL>/control</controlURL><eventSubURL>/events</eventSubURL>
+</service></serviceList></device></root>"""
+WORDS = {
+    "AddPortMapping": "RemoteHost ExternalPort Protocol InternalPort InternalClient Enabled PortMappingDescription "
+    "LeaseDuration",
+    "DeletePortMapping": "RemoteHost ExternalPort Protocol",
+    "GetExternalIPAddress": ">ExternalIPAddress",
+}
+TYPES = {"ExternalPort": "ui2", "InternalPort": "ui2", "Enabled": "boolean", "LeaseDuration": "ui4"}
+
+
+def _description() -> str:
+    def argument(word: str) -> str:
+        name, way = word.removeprefix(">"), "out" if word.startswith(">") else "in"
+        related = f"<relatedStateVariable>{name}</relatedStateVariable>"
+        return f"<argument><name>New{name}</name><direction>{way}</direction>{related}</argument>"
+
+    actions = "".join(
+        f"<action><name>{name}</name><argumentList>{''.join(map(argument, words.split()))}</argumentList></action>"
+        for name, words in WORDS.items()
+    )
+    names = {word.removeprefix(">") for words in WORDS.values() for word in words.split()}
+    variables = "".join(
+        f'<stateVariable sendEvents="no"><name>{name}</name><dataType>{TYPES.get(name, "string")}</dataType>'
+        "</stateVariable>"
+        for name in sorted(names)
+    )
+    return (
+        '<?xml version="1.0"?><scpd xmlns="urn:schemas-upnp-org:service-1-0"><specVersion><major>1</major>'
+        f"<minor>0</minor></specVersion><actionList>{actions}</actionList>"
+        f"<serviceStateTable>{variables}</serviceStateTable></scpd>"
+    )
+
+
+class Box:
+    """A router at home. refuses: error codes by which it refuses the next mappings."""
+
+    def __init__(self, *, outside: str = "44.0.0.9", refuses: tuple[int, ...] = ()) -> None:
+        self.outside, self.refuses, self.port = outside, list(refuses), 0
+        self.asked: list[tuple[str, dict[str, str]]] = []
+        self.mapped_thrice = asyncio.Event()
+
+    async def control(self, request: web.Request) -> web.Response:
+        text = await request.text()
+        action = request.headers["SOAPAction"].strip('"').rpartition("#")[2]
+        self.asked.append((action, dict(re.findall(r"<New(\w+)>([^<]*)</New\w+>", text))))
+        if len(self.mappings()) == 3:
+            self.mapped_thrice.set()
+        if action == "AddPortMapping" and self.refuses:
+            fault = (
+                '<s:Fault><faultcode>s:Client</faultcode><faultstring>UPnPError</faultstring><detail><UPnPError xmlns="'
+                f'urn:schemas-upnp-org:control-1-0"><errorCode>{self.refuses.pop(0)}</errorCode></UPnPError>'
+                "</detail></s:Fault>"
+            )
+            return _soap(fault, status=500)
+        found = f"<NewExternalIPAddress>{self.outside}</NewExternalIPAddress>" if action.startswith("Get") else ""
+        return _soap(f'<u:{action}Response xmlns:u="{SERVICE}">{found}</u:{action}Response>')
+
+    def mappings(self) -> list[dict[str, str]]:
+        return [words for action, words in self.asked if action == "AddPortMapping"]
+
+    async def found(self, _: str) -> list[str]:
+        return [f"http://127.0.0.1:{self.port}/"]
+
+
+def _soap(body: str, status: int = 200) -> web.Response:
+    text = f'<s:Envelope xmlns:s="http://schemas.xmlsoap.org/soap/envelope/"><s:Body>{body}</s:Body></s:Envelope>'
+    return web.Response(text=text, status=status, content_type="text/xml")
+
+
+def beside(box: Box, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Do the work while the box runs."""
+
+    async def scene() -> None:
+        app = web.Application()
+        app.router.add_get("/", _xml(DEVICE))
+        app.router.add_get("/scpd", _xml(_description()))
+        app.router.add_post("/control", box.control)
+        runner = web.AppRunner(app)
+        await runner.setup()
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        box.port = runner.addresses[0][1]
+        try:
+            await work()
+        finally:
+            await runner.cleanup()
+
+    asyncio.run(scene())
+
+
+def _xml(text: str) -> Callable[[web.Request], Coroutine[Any, Any, web.Response]]:
+    async def answer(_: web.Request) -> web.Response:
+        return web.Response(text=text, content_type="text/xml")
+
+    return answer
+
+
+def test_a_port_is_mapped_renewed_and_given_back() -> None:
+    box = Box()
+
+    async def work() -> None:
+        async with mapped_port("192.168.1.2", 4711, ME, routers=box.found, renew_s=0.01) as address:
+            assert str(address) == f"/ip4/44.0.0.9/tcp/4711/p2p/{ME}"
+            await box.mapped_thrice.wait()
+
+    beside(box, work)
+    first = box.mappings()[0]
+    assert (first["ExternalPort"], first["InternalPort"], first["InternalClient"]) == ("4711", "4711", "192.168.1.2")
+    assert (first["Protocol"], first["RemoteHost"], int(first["LeaseDuration"])) == ("TCP", "", port_mapping.LEASE_S)
+    assert all(again == first for again in box.mappings())
+    assert box.asked[-1] == ("DeletePortMapping", {"RemoteHost": "", "ExternalPort": "4711", "Protocol": "TCP"})
+
+
+def test_a_port_that_is_taken_gives_way_and_leases_without_end_are_taken() -> None:
+    box = Box(refuses=(718, 725))
+
+    async def work() -> None:
+        async with mapped_port("192.168.1.2", 4711, ME, routers=box.found) as address:
+            assert address is not None and address.port == int(box.mappings()[-1]["ExternalPort"]) != 4711
+
+    beside(box, work)
+    assert [int(words["LeaseDuration"]) for words in box.mappings()] == [port_mapping.LEASE_S] * 2 + [0]
+    assert {words["InternalPort"] for words in box.mappings()} == {"4711"}
+
+
+@pytest.mark.parametrize(
+    "box", [Box(outside="100.64.0.7"), Box(outside="nonsense"), Box(refuses=(501,))], ids=["carrier", "nonsense", "no"]
+)
+def test_what_helps_nobody_is_not_announced(box: Box) -> None:
+    async def work() -> None:
+        async with mapped_port("192.168.1.2", 4711, ME, routers=box.found) as address:
+            assert address is None
+
+    beside(box, work)
+
+
+def test_nobody_is_asked_who_is_not_in_our_own_network() -> None:
+    async def routers(_: str) -> list[str]:
+        return ["http://44.0.0.1:1/", "nonsense", "http://127.0.0.1:9/"]  # the last refuses
+
+    async def work() -> None:
+        async with mapped_port("192.168.1.2", 4711, ME, routers=routers) as address:
+            assert address is None
+
+    asyncio.run(work())
+
+
+def test_only_hosts_at_home_ask() -> None:
+    hosts = ["192.168.1.2", "10.0.0.7", "127.0.0.1", "44.0.0.2", "fd00::2", "example.org", "100.64.0.2"]
+    assert [host for host in hosts if may_ask(host)] == ["192.168.1.2", "10.0.0.7"]

@@ -1,0 +1,214 @@
+"""Which members move: never the last of a stage, a bounded number, all by one matching; liars block nothing."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from swarmnet.ids import PeerId
+from swarmnet.peer.placement import Serving
+from swarmnet.peer.rebalance import Picture, Promises, Rebalancer, Rules
+
+RULES = Rules()
+
+
+def replica(name: str, stage: int, **more) -> Serving:
+    return Serving(PeerId(name), stage, **{"has_state": True, "may_move": True, **more})
+
+
+def swarm(*counts: int) -> list[Serving]:
+    return [replica(f"p{stage}.{number}", stage) for stage, count in enumerate(counts) for number in range(count)]
+
+
+@st.composite
+def swarms(draw: st.DrawFn) -> tuple[int, list[Serving]]:
+    stages = draw(st.integers(2, 5))
+    anywhere = st.integers(0, stages - 1)
+    found = [
+        replica(
+            f"p{number}",
+            draw(anywhere),
+            rate=draw(st.none() | st.floats(0.1, 10.0)),
+            going=(going := draw(st.none() | anywhere)),
+            surely=going is not None and draw(st.booleans()),
+            synced=draw(st.sampled_from([True, True, True, False])),
+            leaving=draw(st.sampled_from([False, False, False, True])),
+            may_move=draw(st.sampled_from([True, True, False])),
+        )
+        for number in range(draw(st.integers(1, 30)))
+    ]
+    return stages, found
+
+
+@settings(max_examples=300)
+@given(swarms(), st.randoms())
+def test_everybody_computes_the_same_matching_and_it_empties_no_stage(
+    drawn: tuple[int, list[Serving]], rng: st.Random
+) -> None:
+    stages, serving = drawn
+    picture = Picture(stages, serving, RULES)
+    shuffled = list(serving)
+    rng.shuffle(shuffled)
+    assert Picture(stages, shuffled, RULES).winners == picture.winners
+    assert Picture(stages, shuffled, RULES).worth == picture.worth
+    by = {each.peer: each for each in serving}
+    left = Counter(move.stage for move in picture.winners.values())
+    for move in picture.winners.values():
+        mover = by[move.peer]
+        # Only who serves, may move and has announced just that.
+        assert mover.synced and mover.may_move and not mover.leaving and not mover.surely
+        assert (mover.stage, mover.going) == (move.stage, move.to) and move.stage != move.to
+    for stage, count in left.items():
+        there = [each for each in serving if each.stage == stage and each.synced]
+        staying = [each for each in there if not each.leaving and not (each.surely and each.going is not None)]
+        assert len(staying) - count >= 1
+    moving = sum(each.surely and each.going is not None for each in serving)
+    assert len(picture.winners) + moving <= max(1, moving, int(RULES.share * len(serving)))
+
+
+@given(swarms())
+def test_a_wish_helps_the_slowest_stage_and_fits(drawn: tuple[int, list[Serving]]) -> None:
+    stages, serving = drawn
+    picture = Picture(stages, serving, RULES)
+    for peer, (stage, rate) in picture.may.items():
+        to = picture.wish(peer, range(stages))
+        assert picture.wish(peer, ()) is None
+        if to is not None:
+            assert picture.rates[to] == min(picture.rates) < picture.rates[stage] - rate
+
+
+class Room:
+    """Rebalancers that hear each other after `late` seconds, and arrive `fetch_s` after they have won."""
+
+    def __init__(self, serving: list[Serving], stages: int, *, late: int = 2, fetch_s: int = 10) -> None:
+        self.stages, self.late, self.fetch_s = stages, late, fetch_s
+        self.now, self.moves = 0, 0
+        self.serving = {each.peer: each for each in serving}
+        self.seen: list[dict[PeerId, Serving]] = [dict(self.serving)] * (late + 1)
+        self.members = {each.peer: Rebalancer(each.peer, RULES, now=0.0) for each in serving if each.may_move}
+        self.promises = {peer: Promises(RULES) for peer in self.members}
+        self.arrive: dict[PeerId, int] = {}
+
+    def lose(self, *peers: PeerId) -> None:
+        for peer in peers:
+            self.members.pop(peer, None)
+            del self.serving[peer]
+
+    def counts(self) -> list[int]:
+        found = Counter(each.stage for each in self.serving.values() if each.synced and not each.leaving)
+        return [found[stage] for stage in range(self.stages)]
+
+    def play(self, seconds: int) -> None:
+        for _ in range(seconds):
+            self.now += 1
+            self.seen = [*self.seen[1:], dict(self.serving)]
+            heard = [each for peer, each in self.seen[0].items() if peer in self.serving]
+            for peer, member in self.members.items():
+                picture = Picture(self.stages, self.promises[peer].believed(heard, self.now), RULES)
+                intent = member.decide(picture, range(self.stages), now=float(self.now))
+                if peer in self.arrive:
+                    if self.now >= self.arrive[peer]:
+                        assert intent.to is not None
+                        self.serving[peer] = replica(peer, intent.to)
+                        self.members[peer] = Rebalancer(peer, RULES, now=self.now)
+                        del self.arrive[peer]
+                        self.moves += 1
+                    continue
+                self.serving[peer] = replace(self.serving[peer], going=intent.to, surely=intent.surely)
+                if intent.surely:
+                    self.arrive[peer] = self.now + self.fetch_s
+
+
+def test_a_stage_that_lost_nearly_all_is_helped_within_a_minute() -> None:
+    room = Room(swarm(6, 6, 6, 6), 4)
+    room.play(70)
+    assert room.moves == 0 and room.counts() == [6, 6, 6, 6]
+    room.lose(*(PeerId(f"p1.{number}") for number in range(5)))
+    room.play(40)
+    assert room.counts()[1] >= 3
+    room.play(200)
+    assert sorted(room.counts()) == [4, 5, 5, 5] and room.moves <= 5
+
+
+def test_a_small_swarm_sends_one_of_three() -> None:
+    room = Room(swarm(3, 1), 2)
+    room.play(60 + 20)
+    assert room.counts() == [2, 2] and room.moves == 1
+
+
+def test_the_last_but_one_stays() -> None:
+    room = Room(swarm(1, 1, 2), 3)
+    room.lose(PeerId("p0.0"))
+    room.play(40)
+    assert room.counts() == [1, 1, 1]
+    room.play(200)
+    assert room.counts() == [1, 1, 1]
+
+
+def test_liars_that_go_for_ever_block_no_rescue() -> None:
+    """Five say that they go to the stage that lost nearly all; three say that they have gone and fetch its state."""
+    liars = [replica(f"liar{number}", 0, going=1, surely=number % 2 == 0, may_move=True) for number in range(5)]
+    liars += [replica(f"thief{number}", 1, synced=False, has_state=False) for number in range(3)]
+    room = Room([*swarm(8, 8, 8), *liars], 3)
+    for liar in liars:
+        room.members.pop(liar.peer)
+    room.lose(*(PeerId(f"p1.{number}") for number in range(8)))
+    room.play(60 + int(RULES.promise_s))
+    honest = [each for each in room.serving.values() if each.stage == 1 and each.peer.startswith("p") and each.synced]
+    assert len(honest) >= 3
+    # They are not believed a second time before long.
+    room.play(200)
+    assert room.counts()[1] >= 5
+
+
+def test_a_promise_counts_for_a_while_and_not_again_soon() -> None:
+    promises, serves = Promises(RULES), replica("a", 0)
+    says = replace(serves, going=1, surely=True)
+    assert promises.believed([says], 0.0) == [says]
+    assert promises.believed([says], RULES.promise_s) == [says]
+    assert promises.believed([says], RULES.promise_s + 1) == [serves]
+    assert promises.believed([replace(says, going=2)], RULES.promise_s + 2) == [serves]
+    later = RULES.promise_s + RULES.forget_periods * RULES.period_s + 1
+    assert promises.believed([says], later) == [says]
+
+
+def test_a_promise_that_came_true_costs_nothing() -> None:
+    promises = Promises(RULES)
+    for begin in range(0, 1000, 100):
+        says = replica("a", begin // 100 % 2, going=1 - begin // 100 % 2, surely=True)
+        assert promises.believed([says], begin) == [says] and promises.believed([says], begin + 90) == [says]
+        there = replica("a", 1 - begin // 100 % 2)
+        assert promises.believed([there], begin + 95) == [there]
+
+
+def test_rates_and_not_heads_say_which_stage_is_slow() -> None:
+    slow = [replica(f"s{number}", 0, rate=0.5) for number in range(4)]
+    fast = [replica(f"f{number}", 1, rate=4.0) for number in range(3)]
+    picture = Picture(2, [*slow, *fast], RULES)
+    assert picture.wish(PeerId("f0"), range(2)) == 0 and picture.wish(PeerId("s0"), range(2)) is None
+
+
+def test_a_move_that_gains_little_for_long_fetching_is_not_made() -> None:
+    few = swarm(3, 2)
+    assert Picture(2, [*few, replica("x", 0)], RULES).worth
+    slow = replace(RULES, fetch_s=2 * RULES.stay_s)
+    assert not Picture(2, [*few, replica("x", 0)], slow).worth
+
+
+def test_who_is_paused_neither_counts_nor_moves_nor_holds_others_up() -> None:
+    idle = [replica(f"idle.{number}", stage, leaving=True, paused=True) for number in range(3) for stage in (0, 1)]
+    with_idle = Picture(2, [*swarm(4, 1), *idle], RULES)
+    assert with_idle.worth == Picture(2, swarm(4, 1), RULES).worth and with_idle.worth
+    assert with_idle.rates == Picture(2, swarm(4, 1), RULES).rates
+
+
+def test_a_move_that_failed_is_not_tried_at_once() -> None:
+    member = Rebalancer(PeerId("p0.0"), RULES, now=0.0)
+    picture = Picture(2, swarm(3, 1), RULES)
+    assert member.decide(picture, range(2), now=RULES.period_s).to == 1
+    member.stay(now=RULES.period_s)
+    assert member.decide(picture, range(2), now=2 * RULES.period_s - 1).to is None
+    assert member.decide(picture, range(2), now=2 * RULES.period_s).to == 1

@@ -1,0 +1,110 @@
+"""What a relay grants to whom: places, callers that wait, circuits, each within its cap."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from swarmnet.ids import PeerId
+from swarmnet.net.relay_book import IDLE_BYTES, IDLE_S, RelayBook, RelayCaps, home_of
+
+CALLER, PEER, OTHER = PeerId("caller"), PeerId("peer"), PeerId("other")
+
+
+def ident(number: int) -> bytes:
+    return number.to_bytes(16, "big")
+
+
+def book(**caps: int) -> RelayBook:
+    found = RelayBook(RelayCaps(**caps))
+    assert not found.reserve(PEER, "a") and not found.reserve(OTHER, "b")
+    return found
+
+
+def test_places_are_few_and_fewer_from_one_address() -> None:
+    found = RelayBook(RelayCaps(peers=4))
+    assert [found.reserve(PeerId(name), "a") for name in "xyz"] == ["", "", "2 places are taken from that address"]
+    assert not found.reserve(PeerId("x"), "b"), "it keeps its place when it comes from elsewhere"
+    assert not found.reserve(PeerId("z"), "a") and not found.reserve(PeerId("w"), "c")
+    assert found.reserve(PeerId("v"), "d") == "all 4 places are taken"
+    found.leave(PeerId("x"))
+    found.leave(PeerId("x"))
+    assert not found.reserve(PeerId("v"), "d")
+    assert RelayBook(RelayCaps(peers=0)).reserve(PEER, "a") == "this peer relays for nobody"
+
+
+def test_only_the_one_that_is_waited_for_arrives_and_only_once() -> None:
+    found = book()
+    assert found.call(CALLER, PeerId("nobody"), ident(1), 0.0) == "no place here"
+    assert not found.call(CALLER, PEER, ident(1), 0.0)
+    assert found.call(OTHER, PEER, ident(1), 0.0) == "the id is taken"
+    assert not found.arrive(PEER, ident(2), 1.0) and not found.arrive(OTHER, ident(1), 1.0)
+    assert found.arrive(PEER, ident(1), 1.0) and not found.arrive(PEER, ident(1), 1.0)
+    found.end(PEER, ident(1))
+    assert not found.arrive(PEER, ident(1), 2.0) and not len(found)
+
+
+def test_one_caller_cannot_take_what_all_share() -> None:
+    found = book(of_caller=5, of_pair=3, waiting_of_caller=2, of_peer=4, circuits=8)
+    assert [bool(found.call(CALLER, PEER, ident(at), 0.0)) for at in range(3)] == [False, False, True]
+    assert found.arrive(PEER, ident(0), 0.0) and found.arrive(PEER, ident(1), 0.0)
+    assert not found.call(CALLER, PEER, ident(3), 0.0) and found.arrive(PEER, ident(3), 0.0)
+    assert found.call(CALLER, PEER, ident(4), 0.0) == "too many circuits to that peer"
+    assert not found.call(CALLER, OTHER, ident(4), 0.0) and not found.call(CALLER, OTHER, ident(5), 0.0)
+    assert found.call(CALLER, OTHER, ident(6), 0.0) == "too many circuits"
+    assert not found.call(PeerId("more"), PEER, ident(7), 0.0), "another caller has its own"
+    assert found.call(PeerId("most"), PEER, ident(8), 0.0) == "too many circuits to that peer"
+
+
+def test_a_circuit_that_carries_only_signs_of_life_is_idle() -> None:
+    found = book()
+    assert not found.call(CALLER, PEER, ident(1), 0.0) and found.arrive(PEER, ident(1), 10.0)
+    found.carried(PEER, ident(1), IDLE_BYTES)
+    assert not found.idle(PEER, ident(1), 10.0 + IDLE_S - 1) and not found.idle(PEER, ident(1), 10.0 + IDLE_S)
+    found.carried(PEER, ident(1), IDLE_BYTES - 1)
+    assert found.idle(PEER, ident(1), 10.0 + 2 * IDLE_S)
+    found.end(PEER, ident(1))
+    assert not found.idle(PEER, ident(1), 10.0 + 4 * IDLE_S)
+
+
+def test_one_homes_addresses_count_as_one() -> None:
+    assert home_of("2600:44:0:1::5") == home_of("2600:44:0:1:ffff::") != home_of("2600:44:0:2::5")
+    assert [home_of(host) for host in ("203.0.113.7", "::ffff:203.0.113.7", "")] == [
+        "203.0.113.7",
+        "::ffff:203.0.113.7",
+        "",
+    ]
+
+
+PEERS = st.sampled_from([PeerId(name) for name in "abcdef"])
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(["reserve", "leave", "call", "arrive", "end"]), PEERS, PEERS, st.integers(0, 9)))
+)
+def test_no_history_exceeds_a_cap(history) -> None:
+    caps = RelayCaps(peers=3, circuits=6, of_caller=4, of_peer=5, of_pair=3, waiting_of_caller=2)
+    found, calls = RelayBook(caps), {}
+    for what, one, other, number in history:
+        key = (other, ident(number))
+        match what:
+            case "reserve":
+                found.reserve(one, one)
+            case "leave":
+                found.leave(one)
+            case "call":
+                if not found.call(one, *key, 0.0):
+                    calls[key] = one, False
+            case "arrive":
+                if found.arrive(*key, 0.0):
+                    assert not calls[key][1]
+                    calls[key] = calls[key][0], True
+            case "end":
+                found.end(*key)
+                calls.pop(key, None)
+        assert len(found.places) <= caps.peers and len(found) == len(calls) <= caps.circuits
+        assert max(Counter(caller for caller, _ in calls.values()).values(), default=0) <= caps.of_caller
+        assert max(Counter(peer for peer, _ in calls).values(), default=0) <= caps.of_peer
+        assert max(Counter(c for c, joined in calls.values() if not joined).values(), default=0) <= 2

@@ -1,0 +1,108 @@
+"""What a peer answers at its desk, and what it has done: requests and the time in, answers out."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from swarmnet.config.peer import Hours, PeerConfig
+from swarmnet.errors import UsageError
+from swarmnet.peer.wishes import Desk, Reply, Wishes, WorkCount, WorkDone
+
+
+def desk(**wishes) -> Desk:
+    return Desk(PeerConfig(), Wishes(**wishes), WorkCount(WorkDone(1.0)))
+
+
+def ask(at: Desk, request: object, *, minute: int = 720) -> Reply:
+    return at.answer(request, minute=minute, day="2026-11-23")
+
+
+def test_a_pause_holds_until_it_is_ended() -> None:
+    at = desk()
+    assert not at.pauses(0)
+    ask(at, {"ask": "pause"})
+    assert at.pauses(0) == "as asked: `swarmnet resume` ends it" and at.wishes.paused
+    assert ask(at, {"ask": "resume"}).words == "resumed"
+    assert not at.pauses(0) and not at.wishes.paused
+
+
+def test_outside_its_hours_it_pauses_by_itself() -> None:
+    at = desk()
+    ask(at, {"ask": "caps", "change": {"caps": {"hours": "22:00-07:00"}}})
+    assert [bool(at.pauses(60 * hour)) for hour in (23, 0, 6, 7, 12, 21)] == [False, False, False, True, True, True]
+    reply = ask(at, {"ask": "resume"})
+    assert reply.words == "it stays paused, outside caps.hours = 22:00-07:00" and reply.facts == {"paused": True}
+
+
+@given(st.integers(0, 1439), st.integers(0, 1439), st.integers(0, 1439))
+def test_hours_and_the_rest_of_the_day_are_the_day(begin: int, end: int, minute: int) -> None:
+    if begin == end:
+        return
+    text = "-".join(f"{at // 60:02}:{at % 60:02}" for at in (begin, end))
+    assert Hours.parse(text) == Hours(begin, end)
+    assert Hours(begin, end).includes(begin) and not Hours(begin, end).includes(end)
+    assert Hours(begin, end).includes(minute) != Hours(end, begin).includes(minute)
+
+
+def test_caps_change_is_kept_and_what_is_not_said_stays() -> None:
+    at = desk(config={"caps": {"upload_mbit": 5.0}})
+    reply = ask(at, {"ask": "caps", "change": {"slots": 2, "caps": {"disk_gib": 1.5}}})
+    assert at.config.slots == 2 and at.config.caps.disk_gib == 1.5
+    assert at.wishes.config == {"slots": 2, "caps": {"upload_mbit": 5.0, "disk_gib": 1.5}}
+    assert reply.words.endswith("disk 1.5 GiB, slots 2, hours all day") and reply.facts["disk_gib"] == 1.5
+    before = at.config, at.wishes
+    assert ask(at, {"ask": "caps", "change": {}}).words == reply.words and (at.config, at.wishes) == before
+
+
+@pytest.mark.parametrize(
+    ("request_", "words"),
+    [
+        ({"ask": "caps", "change": {"caps": {"hours": "22-7"}}}, 'caps: caps.hours = "22-7": must be hours of the day'),
+        ({"ask": "caps", "change": {"caps": {"upload_mbit": 1}}}, "caps.upload_mbit = 1: must be at least 4, or 0 for"),
+        ({"ask": "caps", "change": {"caps": {"disk_gib": -1}}}, "caps.disk_gib = -1: must be at least 0"),
+        ({"ask": "caps", "change": {"dir": "/"}}, "slots, upload_mbit, download_mbit"),
+        ({"ask": "caps", "change": {"caps": {"relay_mbit": 1}}}, "slots, upload_mbit, download_mbit"),
+        ({"ask": "everything"}, "this peer knows pause, resume, drain, caps, contributed"),
+        ([], "this peer knows"),
+    ],
+)
+def test_what_cannot_be_is_said_and_changes_nothing(request_: object, words: str) -> None:
+    at = desk()
+    before = at.config, at.wishes
+    with pytest.raises(UsageError, match=words.replace("(", r"\(")[:60].replace("[", r"\[")):
+        ask(at, request_)
+    assert (at.config, at.wishes) == before
+
+
+def test_only_drain_has_it_leave() -> None:
+    assert ask(desk(), {"ask": "drain"}).leave
+    assert not any(
+        ask(desk(), {"ask": each, "change": {}}).leave for each in ("pause", "resume", "caps", "contributed")
+    )
+
+
+def test_what_it_has_done_adds_up_over_its_lives() -> None:
+    first = WorkCount(WorkDone(1.0))
+    for stage, counted in ((0, 3), (1, 4), (0, 5)):
+        first.on_event("applied", {"stage": stage})
+        first.on_event("executed", {"stage": stage, "counted": counted})
+    first.passed(10.0, 1000, 500, serving=True)
+    first.passed(10.0, 1500, 900, serving=False)
+    kept = WorkDone(1.0, microbatches=9, steps=3, seconds=10.0, sent=1500, received=900)
+    assert first.kept == kept
+    second = WorkCount(kept)  # its own counts begin anew
+    second.on_event("executed", {"stage": 0, "counted": 2})
+    second.passed(1.0, 10, 10, serving=True)
+    assert second.kept == WorkDone(1.0, 11, 3, 11.0, 1510, 910)
+    words = "11 microbatches in 3 steps, 0.0 h served, 0.00 GB sent and 0.00 GB received since 2026-11-23"
+    assert ask(Desk(PeerConfig(), Wishes(), second), {"ask": "contributed"}).words == words
+
+
+@pytest.mark.parametrize("data", [[], {}, {"since": 1}, {"since": "x"}, None])
+def test_a_file_of_something_else_is_refused(data: object) -> None:
+    with pytest.raises(ValueError):
+        WorkDone.parse(data)
+    with pytest.raises(ValueError):
+        Wishes.parse(data)
