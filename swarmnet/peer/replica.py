@@ -153,6 +153,7 @@ class Replica:
                 answer_check,
                 self._rerouted,
                 leaving=self._next_leaving,
+                left=lambda step: self.execution.left(step),
             )
             if stages_ahead
             else None
@@ -162,6 +163,7 @@ class Replica:
         pipeline = PipelineContext(
             stage,
             num_stages,
+            training.microbatches,
             engine=self.compute,
             claims=self.driver,
             caller=self.caller,

@@ -52,7 +52,8 @@ class Caller:
     candidates() gives the live replicas and their advertised queues. check(request, answer) raises BadMessage if the
     answer is not valid. The caller calls on_reroute(request, peer, reason) when it moves a microbatch away from a
     replica, and when a replica never does work itself. leaving() names candidates about to leave: they answer for what
-    they own, and get nothing new while others can.
+    they own, and get nothing new while others can. left(step): microbatches of the step that I have yet to bring here;
+    None: nobody can say.
     """
 
     def __init__(
@@ -63,10 +64,12 @@ class Caller:
         check: Callable[[Process, Gradient], None],
         on_reroute: Callable[[Process, PeerId, str], None],
         leaving: Callable[[], Set[PeerId]] = frozenset,
+        left: Callable[[int], int | None] = lambda step: None,
     ) -> None:
         self._transport, self._router = transport, router
         self._candidates, self._check, self._on_reroute = candidates, check, on_reroute
-        self._leaving = leaving
+        self._leaving, self._left = leaving, left
+        self._unplaced = 0  # microbatches that no replica has
         self._idle: dict[PeerId, int] = {}  # who has given no result since it answered so -> those of others
 
     def gone(self, peer: PeerId) -> None:
@@ -91,10 +94,14 @@ class Caller:
             # Nobody is known to count it yet: the router chooses.
             if owner is None:
                 try:
-                    pick = self._pick(num_bytes, loop.time(), avoid)
+                    pick = self._pick(request, num_bytes, loop.time(), avoid)
                 except NoReplica as none:
                     avoid.clear()
-                    await asyncio.sleep(max(_retry_at(none) - loop.time(), 0.01))
+                    self._unplaced += 1
+                    try:
+                        await asyncio.sleep(max(_retry_at(none) - loop.time(), 0.01))
+                    finally:
+                        self._unplaced -= 1
                     continue
             attempt = _Attempt(
                 pick.peer if pick else _known(owner), pick, loop.time(), loop.time(), self._router.call_s()
@@ -169,11 +176,16 @@ class Caller:
             if count == _SHARES * len(candidates):
                 self._on_reroute(request, other, "always busy, or others have it: it gives no result")
 
-    def _pick(self, num_bytes: int, now: float, avoid: Set[PeerId]) -> Pick:
+    def _pick(self, request: Process, num_bytes: int, now: float, avoid: Set[PeerId]) -> Pick:
         leaving = self._leaving()
         if leaving and not leaving >= self._candidates().keys():
             avoid = avoid | leaving
-        return self._router.pick(num_bytes=num_bytes, now=now, exclude=frozenset(avoid))
+        left = self._left(request.step) if request.purpose == "train" else None
+        if left is not None:
+            left += self._unplaced
+        return self._router.pick(
+            num_bytes=num_bytes, now=now, exclude=frozenset(avoid), left=left, opens=not request.index
+        )
 
     async def _attempt(
         self, attempt: _Attempt, request: Process, payload: tuple[Packed, ...]

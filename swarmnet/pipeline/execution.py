@@ -39,6 +39,7 @@ class Execution:
         self.steps: dict[int, StepTasks] = {}
         self._begun = asyncio.Event()
         self._waiting = 0
+        self._share = 1.0  # the part of the last step that was begun here
 
     @property
     def executions(self) -> int:
@@ -69,6 +70,10 @@ class Execution:
     def leaving(self, leaving: bool) -> None:
         self._context.leaving = leaving
 
+    def left(self, step: int) -> int:
+        """Microbatches of `step` and of older ones that this replica has yet to pass on, as far as it can tell."""
+        return sum(tasks.left(self._share) for tasks in self.steps.values() if tasks.step <= step)
+
     def limit(self, slots: int) -> None:
         """So many microbatches in flight, in steps that are opened from now on."""
         self._context.limits = replace(self._context.limits, slots=slots)
@@ -88,7 +93,9 @@ class Execution:
 
     def end(self, step: int) -> None:
         """The step is about to be applied: drop its work and memory. The others go on."""
-        self.steps.pop(step).end()
+        tasks = self.steps.pop(step)
+        tasks.end()
+        self._share = min(tasks.begun / self._context.microbatches, 1.0)
         if not self.steps:
             self._context.version = -1
 

@@ -14,7 +14,7 @@ import collections
 import itertools
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
 from swarmnet.config import plug_in
@@ -27,6 +27,11 @@ _TRIALS = 0.1
 """The largest share of time in which a call may wait for a replica that has never answered, while others have."""
 _TRIES_OVER = 16.0
 """A replica whose call showed life and was never answered is banned for so many times the length of the call."""
+_LOOK_AGAIN, _LONGEST_LOOK_S = 16.0, 600.0
+"""A replica that is always late is asked again after so many times its compute, then after twice as long; seconds."""
+_SLOW, _MARGIN = 1.5, 1.25
+"""At the end of a step a replica may be late if it computes for so many times what the cheapest costs; it is expected
+to be done after so many times what its compute says, which knows neither the weight pass nor the optimizer step."""
 _LONGEST_WAIT_S = 1.0  # ask again after this long at the latest: `update` may bring somebody new
 
 
@@ -55,6 +60,10 @@ class Candidate:
     """Calls of this caller that it has not answered."""
     measured: bool
     """Has it answered this caller yet?"""
+    trial: bool = False
+    """It has never answered, or not since a call to it failed: one that may be in vain."""
+    late: bool = False
+    """Others could finish all that is left of the step before this one would finish the payload. Never of a trial."""
 
 
 RoutingRule = Callable[[Sequence[Candidate]], PeerId]
@@ -62,8 +71,17 @@ RoutingRule = Callable[[Sequence[Candidate]], PeerId]
 
 
 def least_time(candidates: Sequence[Candidate]) -> PeerId:
-    """Who has the least virtual time, if its queue were worked off first. Ties go to the lower peer id."""
-    return min(candidates, key=lambda each: (each.time_ns + each.queue * each.cost_ns, each.peer)).peer
+    """Who has the least virtual time, if its queue were worked off first; of those in time, if that one is late.
+
+    Ties go to the lower peer id. A trial is made when its turn comes, and never because others are late.
+    """
+
+    def first(among: Sequence[Candidate]) -> Candidate:
+        return min(among, key=lambda each: (each.time_ns + each.queue * each.cost_ns, each.peer))
+
+    found = first(candidates)
+    in_time = [each for each in candidates if not each.late and not each.trial]
+    return (first(in_time) if found.late and in_time else found).peer
 
 
 def routing_rule(name: str) -> RoutingRule:
@@ -89,6 +107,10 @@ class _Estimate:
         middle = statistics.median_low(self._recent)
         self.value = middle if young else self.value + 0.2 * (middle - self.value)
 
+    def renew(self) -> None:
+        """What was seen is old: the next sample replaces it."""
+        self._recent.clear()
+
 
 @dataclass(slots=True)
 class _Replica:
@@ -98,11 +120,26 @@ class _Replica:
     compute: _Estimate = field(default_factory=_Estimate)  # seconds per byte, in the callee alone
     rest: _Estimate = field(default_factory=_Estimate)  # seconds per byte, everything else of the call
     measured: bool = False
+    look_s: float = 0.0  # how long it was not asked, the last time that it was asked although always late
+    look_at: float = _NEVER  # when it may be asked so again
     charges: dict[int, int] = field(default_factory=dict)  # number of an open pick -> nanoseconds charged
     busy_until: float = _NEVER  # _NEVER again once it is readmitted
+    busy_since: float = math.inf  # when it was first busy after its last answer
     banned_until: float = _NEVER
     ban_s: float = 0.0  # length of the last ban; above zero: on probation, one probe at a time
     incident: int = -1  # picks with a lower number belong to the failure already punished
+
+    @property
+    def trial(self) -> bool:
+        return not self.measured or self.ban_s > 0.0
+
+    def compute_ns(self, num_bytes: int) -> int:
+        return round(1e9 * max(num_bytes, 1) * self.compute.value)
+
+    def wait_ns(self, num_bytes: int, now: float) -> int:
+        """How long until it has done what it was given. Who has been busy for so long will be for as long again."""
+        busy_s = max(self.busy_until - now, 0.0) + max(now - self.busy_since, 0.0)
+        return max(len(self.charges) * self.compute_ns(num_bytes), round(1e9 * busy_s))
 
     @property
     def skipped_until(self) -> float:
@@ -152,17 +189,36 @@ class Router:
 
     # ------------------------------------------------------------ choose
 
-    def pick(self, *, num_bytes: int, now: float, exclude: frozenset[PeerId] = frozenset()) -> Pick:
+    def pick(
+        self,
+        *,
+        num_bytes: int,
+        now: float,
+        exclude: frozenset[PeerId] = frozenset(),
+        left: int | None = None,
+        opens: bool = False,
+    ) -> Pick:
         """Choose a replica for a payload of `num_bytes` by the rule, and charge it.
 
-        Raises NoReplica with the counts of `known, banned, busy, excluded` and `retry_at` (see `next_chance`), and
-        ValueError if the rule names none of the candidates.
+        left: microbatches of the step that the caller has yet to give beside this one; None: no end is near.
+        opens: this one is the first of its step, of all callers': it may go to who has been late for long.
+
+        Raises NoReplica with the counts of `known, banned, busy, excluded` and `retry_at` (see `next_chance`) if nobody
+        is free, or whoever is and the rule chose would be later than who is busy; and ValueError if the rule names none
+        of the candidates.
         """
         self._readmit(now)
         everybody = self._replicas.values()
         free = [replica for replica in everybody if replica.free(now)]
         eligible = self._without_trials([replica for replica in free if replica.peer not in exclude], exclude, now)
-        if not eligible:
+        costs = self._costs_ns(num_bytes)
+        late = self._late(eligible, costs, num_bytes=num_bytes, now=now, exclude=exclude, left=left)
+        # One that is never asked is never measured. At the beginning of a step that costs least.
+        overdue = {each.peer for each in eligible if each.peer in late and opens and each.look_at <= now}
+        late -= overdue
+        best = self._chosen(eligible, costs, late) if eligible else None
+        # Only where a busy one is better are all late. It is asked again when it is not busy, so this ends.
+        if best is None or (best.peer in late and all(each.peer in late or each.trial for each in eligible)):
             raise NoReplica(
                 known=len(everybody),
                 banned=sum(replica.ban_s > 0.0 and not replica.free(now) for replica in everybody),
@@ -170,8 +226,18 @@ class Router:
                 excluded=len(self._replicas.keys() & exclude),
                 retry_at=self.next_chance(now),
             )
-        costs = self._costs_ns(num_bytes)
-        best = self._chosen(eligible, costs)
+        # To be passed over is no credit.
+        for each in eligible:
+            if each.peer in late:
+                each.time_ns = max(each.time_ns, best.time_ns)
+        if best.peer in overdue:
+            best.look_s = min(
+                max(2 * best.look_s, _LOOK_AGAIN * best.compute.value * max(num_bytes, 1)), _LONGEST_LOOK_S
+            )
+            best.compute.renew()
+            best.rest.renew()
+        else:
+            best.look_s = 0.0
         self._level_ns = min(replica.time_ns for replica in free)
         pick = Pick(best.peer, next(self._numbers), num_bytes, now)
         best.charges[pick.number] = costs[best.peer]
@@ -211,8 +277,10 @@ class Router:
         size = max(pick.num_bytes, 1)
         replica.compute.add(compute_s / size)
         replica.rest.add((seconds - compute_s) / size)
-        replica.measured = True
-        replica.time_ns += self._costs_ns(pick.num_bytes)[pick.peer] - charged_ns
+        replica.measured, replica.busy_since = True, math.inf
+        cost_ns = self._costs_ns(pick.num_bytes)[pick.peer]
+        replica.time_ns += cost_ns - charged_ns
+        replica.look_at = now + max(replica.look_s, min(_LOOK_AGAIN * compute_s, _LONGEST_LOOK_S))
         if replica.ban_s:
             replica.banned_until, replica.ban_s = now, 0.0  # readmitted by the next pick
 
@@ -222,6 +290,7 @@ class Router:
         if replica is not None:
             replica.time_ns -= charged_ns
             replica.busy_until = now + self.pause_s(retry_after_s)
+            replica.busy_since = min(replica.busy_since, now)
 
     def cancelled(self, pick: Pick) -> None:
         """The callee did not do it and is not to blame (`Moved`, stale, the caller lost interest): refund."""
@@ -258,10 +327,51 @@ class Router:
 
     # ------------------------------------------------------------ inside
 
-    def _chosen(self, eligible: Sequence[_Replica], costs_ns: Mapping[PeerId, int]) -> _Replica:
+    def _late(
+        self,
+        eligible: Sequence[_Replica],
+        costs_ns: Mapping[PeerId, int],
+        *,
+        num_bytes: int,
+        now: float,
+        exclude: frozenset[PeerId],
+        left: int | None,
+    ) -> set[PeerId]:
+        """Who is slow, and would finish the payload only after others could have finished it and all that is left.
+
+        One of the others is whoever may be asked, now or when it is not busy, unless that were a trial. Late is who is
+        so by its compute alone; what others take beyond theirs counts. So doubt makes nobody late, nor does a liar.
+        """
+        if left is None:
+            return set()
+        sound = [replica for replica in self._replicas.values() if not replica.trial and replica.peer not in exclude]
+        waits = {each.peer: each.wait_ns(num_bytes, now) for each in sound}
+        slow_ns = _SLOW * min((costs_ns[each.peer] for each in sound), default=0)
+        late = set[PeerId]()
+        for each in eligible:
+            if each.trial or each.compute_ns(num_bytes) < slow_ns:
+                continue
+            end_ns = round(_MARGIN * (waits[each.peer] + each.compute_ns(num_bytes)))
+            by_others = sum(
+                max(end_ns - wait, 0) // costs_ns[other] for other, wait in waits.items() if other != each.peer
+            )
+            if by_others > left:
+                late.add(each.peer)
+        return late
+
+    def _chosen(self, eligible: Sequence[_Replica], costs_ns: Mapping[PeerId, int], late: Set[PeerId]) -> _Replica:
         chosen = self._rule(
             [
-                Candidate(each.peer, costs_ns[each.peer], each.time_ns, each.queue, len(each.charges), each.measured)
+                Candidate(
+                    each.peer,
+                    costs_ns[each.peer],
+                    each.time_ns,
+                    each.queue,
+                    len(each.charges),
+                    each.measured,
+                    each.trial,
+                    each.peer in late,
+                )
                 for each in eligible
             ]
         )

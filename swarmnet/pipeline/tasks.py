@@ -51,6 +51,7 @@ class MicrobatchTask:
     patient: ask who owns it before computing (a repair's call). hedged: compute it whoever owns it, because a caller
     found the owner hung. waiting: callers attached while the input is missing, the sender among them. sending: caller
     -> when its upload began; unsent: the last upload failed. starved: nobody uploads the input, so it is fetched.
+    passed_on: the next stage was asked.
     """
 
     index: int
@@ -63,6 +64,7 @@ class MicrobatchTask:
     unsent: asyncio.Event = field(default_factory=asyncio.Event)
     has_slot: bool = False
     computing: bool = False
+    passed_on: bool = False
     voids: int | None = None
     owner: PeerId | None = None
     decided: asyncio.Event = field(default_factory=asyncio.Event)
@@ -237,6 +239,7 @@ class PipelineContext:
 
     stage: int
     num_stages: int
+    microbatches: int
     engine: Compute
     claims: Claims
     caller: Caller | None
@@ -316,6 +319,13 @@ class StepTasks:
         self._slots = Slots(context.limits.slots)
         self._slow: set[MicrobatchTask] = set()  # gave their slot back, as their input does not come
         self._uncounted = UncountedWork(context, self.memo)
+        self._seen = 0  # indexes below it were brought, here or to mates: callers begin with the lowest
+        self.begun = 0  # tasks
+
+    def left(self, share: float) -> int:
+        """Microbatches that I have yet to pass on, if `share` of those to come will be mine."""
+        coming = share * (self._context.microbatches - self._seen)
+        return sum(not task.passed_on for task in self.by_index.values()) + round(coming)
 
     def end(self) -> None:
         """The step is about to be applied, or the weights to be replaced: drop all work and memory."""
@@ -454,6 +464,7 @@ class StepTasks:
         if not fed:
             task.starve()
         self.by_index[index] = task
+        self._seen, self.begun = max(self._seen, index + 1), self.begun + 1
         self._running[task] = self._context.spawn(self._run(task))
         return task
 
@@ -607,6 +618,7 @@ class StepTasks:
                 return Gradient(found.loss_sum, found.num_tokens, 0.0, found.payload)
         again = ordered or task.patient or task.hedged  # begun before, so later stages may have finished it
         request = Process(self.step, context.stage + 1, task.index, repair=again)
+        task.passed_on = True
         try:
             return await context.caller.process(request, output)
         except Refused as refused:

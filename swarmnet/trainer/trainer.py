@@ -91,6 +91,7 @@ class FirstStage:
         directory: Directory,
         on_event: OnEvent,
         rule: RoutingRule,
+        left: Callable[[int], int],
     ) -> None:
         self._me, self._manifest, self._directory, self._on_event = me, manifest, directory, on_event
         self.records: dict[PeerId, Record] = {}
@@ -103,6 +104,7 @@ class FirstStage:
             AnswerCheck((), manifest.training.microbatch_size * manifest.training.sequence_length),
             self._rerouted,
             leaving=self._leaving,
+            left=left,
         )
 
     async def evaluate(self, version: int, number: int, tokens: tuple[Packed, ...]) -> Gradient:
@@ -222,12 +224,13 @@ class Trainer:
         self._record = record
         self._admissions, self._wall = admissions, wall
         self._tokens, self._eval_tokens, self._on_event = tokens, eval_tokens, on_event
-        self._stage = FirstStage(me, manifest, transport, directory, on_event, rule)
+        self._stage = FirstStage(me, manifest, transport, directory, on_event, rule, lambda step: self._unsent[step])
         asking = partial(Asking, record, transport, lambda: self._stage.records, on_event)
         self._dialled_back = asking(hide) if hide else None
         self._news = asyncio.Event()  # somebody's record was read, or an answer came
         self._delay = manifest.averaging.delay
         self._away: Counter[int] = Counter()  # step -> microbatches sent and not answered
+        self._unsent: Counter[int] = Counter()  # step -> microbatches of my share not sent
         self._answered = -1  # the newest step of which an answer came
         self._restarted = asyncio.Event()
         self.step = 0
@@ -305,7 +308,7 @@ class Trainer:
     async def _feed(self) -> None:
         """Send my share of step after step, from `step` on, until all are over."""
         training = self._manifest.training
-        self._away, self._answered = Counter(), -1
+        self._away, self._unsent, self._answered = Counter(), Counter(), -1
         window = Window(self._stage.room)
         async with asyncio.TaskGroup() as group:
             while True:
@@ -319,7 +322,9 @@ class Trainer:
                     if version >= 0 and version + self._delay.ahead(version) == step and self._to_evaluate(version):
                         await self._evaluate(version)
                 trainers = [peer for peer, record in self._stage.records.items() if record.feeds]
-                for index in my_indexes(self.me, trainers, step, training.microbatches):
+                mine = my_indexes(self.me, trainers, step, training.microbatches)
+                self._unsent[step] = len(mine)
+                for index in mine:
                     await window.take()
                     self._away[step] += 1
                     group.create_task(self._send(step, index, window))
@@ -336,6 +341,7 @@ class Trainer:
 
     async def _send(self, step: int, index: int, window: Window) -> None:
         """One microbatch; it ends on its loss or on STALE."""
+        self._unsent[step] -= 1
         tokens = self._tokens(step * self._manifest.training.microbatches + index)
         try:
             await self._stage.caller.process(Process(step, 0, index), tokens)

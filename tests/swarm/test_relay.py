@@ -14,7 +14,7 @@ import pytest
 from swarmnet.errors import PeerGone, SwarmError
 from swarmnet.ids import PeerId, RunId
 from swarmnet.messages import Accepted, Answer, Busy, Fetched, Rejected, Request
-from swarmnet.net import circuits
+from swarmnet.net import circuits, hidden, relay
 from swarmnet.net.address import Address
 from swarmnet.net.circuits import Called
 from swarmnet.net.grpc_options import CHANNEL_OPTIONS
@@ -22,6 +22,7 @@ from swarmnet.net.grpc_transport import GrpcTransport
 from swarmnet.net.hidden import asked
 from swarmnet.net.identity import Identity
 from swarmnet.net.relay import ARRIVE, CONNECT, RESERVE
+from swarmnet.net.relay_book import RelayCaps
 from swarmnet.net.tls import Leaf
 from swarmnet.transport import ReadPayload
 from swarmnet.wire.convert import GreetFirst
@@ -61,7 +62,7 @@ class World:
         return self.transports[peer].addresses if peer in self.transports else ()
 
     async def member(self, **options: object) -> End:
-        service, identity = ScriptedService(), Identity.generate()
+        service, identity = ScriptedService(), options.pop("identity", None) or Identity.generate()
         transport = GrpcTransport(identity, RUN, addresses=self.addresses, service=service, **options)
         await self._stack.enter_async_context(transport)
         self.transports[transport.peer] = transport
@@ -179,6 +180,75 @@ def test_a_lost_relay_is_replaced_and_callers_take_the_other() -> None:
             world.news.clear()
             await world.news.wait()
         assert lost.peer not in hidden.transport.relays and await answers(caller, hidden)
+
+    play(scenario)
+
+
+class Cable:
+    """A port that leads to another, until it is pulled: then nothing comes through, and nobody is told."""
+
+    def __init__(self) -> None:
+        self.port, self._to = 0, 0
+        self._whole = asyncio.Event()
+        self._whole.set()
+
+    async def lay(self, stack: AsyncExitStack) -> None:
+        listening = await asyncio.start_server(self._carry, "127.0.0.1", 0)
+        stack.callback(listening.close)
+        self.port = listening.sockets[0].getsockname()[1]
+
+    def lead_to(self, port: int) -> None:
+        self._to = port
+
+    def pull(self) -> None:
+        self._whole.clear()
+
+    async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        far = await asyncio.open_connection("127.0.0.1", self._to)
+        with contextlib.suppress(OSError):
+            await asyncio.gather(self._pass_on(reader, far[1]), self._pass_on(far[0], writer))
+
+    async def _pass_on(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+        while data := await source.read(1 << 16):
+            await self._whole.wait()
+            sink.write(data)
+        sink.close()
+
+
+def test_a_pulled_cable_is_noticed_at_both_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (relay, hidden):
+        monkeypatch.setattr(module, "PING_S", 0.2)
+        monkeypatch.setattr(module, "SILENCE_S", 1.0)
+
+    async def scenario(world: World) -> None:
+        async with AsyncExitStack() as stack:
+            cable, identity = Cable(), Identity.generate()
+            await cable.lay(stack)
+            at = Address.of("127.0.0.1", cable.port, identity.peer)
+            far = await world.member(announce=(at,), identity=identity)
+            cable.lead_to(far.transport.port)
+            home = await world.hidden()
+            assert home.transport.relays == (far.peer,) and set(far.transport.relay.book.places) == {home.peer}
+            cable.pull()
+            (lost,) = await said(world, "relay_lost", 1)
+            assert lost["relay"] == far.peer and "nothing was heard" in str(lost["reason"])
+            while True:
+                if not far.transport.relay.book.places:
+                    return
+                await asyncio.sleep(0.0)
+
+    play(scenario)
+
+
+def test_who_finds_no_relay_stays_as_it_was() -> None:
+    async def scenario(world: World) -> None:
+        none = RelayCaps(peers=0)
+        others = [(await world.member(relay_caps=none)).peer, (await world.member(relay_caps=none)).peer]
+        one = await world.member()
+        before = one.transport.addresses
+        assert not await one.transport.hide(lambda: others, world.say(one.peer))
+        assert one.transport.addresses == before and not one.transport.hidden and one.transport.relay.open
+        assert not world.said
 
     play(scenario)
 

@@ -70,6 +70,7 @@ class Scene:
         context = PipelineContext(
             stage,
             2,
+            microbatches=8,
             engine=self.engine,
             claims=self,
             caller=None if stage else caller,
@@ -171,6 +172,24 @@ def test_a_bad_upload_is_refused_and_leaves_nothing(bad: tuple[Packed, ...], cod
         assert isinstance(await here.ask(0, payload(1)), Gradient)
 
     scene(1, act)
+
+
+def test_what_is_left_of_a_step_is_what_is_not_passed_on_and_a_share_of_the_indexes_to_come() -> None:
+    async def act(here: Scene) -> None:
+        execution = here.execution
+        assert execution.left(0) == 8, "all of them: it knows no other share"
+        asked = [asyncio.ensure_future(here.ask(index, payload(0), after_s=1.0)) for index in (2, 3)]
+        await asyncio.sleep(0.5)
+        assert execution.left(0) == 4 + 2, "indexes above 3, and two whose input is under way"
+        await asyncio.sleep(5.0)
+        assert execution.left(0) == 4
+        for call in asked:
+            call.cancel()
+        execution.end(0)
+        execution.begin(1, alive=lambda peer: True)
+        assert execution.left(1) == 2, "two of eight, as in the step before"
+
+    scene(0, act, rest=lambda request: Gradient(1.0, 1, 0.0, (payload(1)[1],)))
 
 
 @pytest.mark.parametrize("soon", [False, True])
