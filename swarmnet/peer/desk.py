@@ -91,11 +91,12 @@ class OpenDesk:
         finally:
             self._keep(CONTRIBUTED, asdict(self.tally.kept))
 
-    def resume(self) -> None:
-        """End a pause, for the last time: the peer leaves."""
+    async def resume(self) -> None:
+        """End a pause, for the last time: the peer leaves, and says so itself from now on."""
         self._leaving = True
         if self._holding is not None:
             self._holding.cancel()
+            await asyncio.wait((self._holding,))
 
     async def _look(self, peer: Peer) -> None:
         """Pause and resume by the clock and as asked; count the time."""

@@ -379,8 +379,9 @@ class Peer:
     def _say_reach(self, event: str, fields: dict[str, object]) -> None:
         """What becomes known of how others reach this peer."""
         self._on_event(event, fields)
-        # Where it is reached is in its record.
-        self.news.set()
+        # Its record names the relays; who is dialled has said already where.
+        if event != "dialled_back":
+            self.news.set()
 
     def on_resync(self, stage: int, donors: tuple[PeerId, ...]) -> None:
         self._supply.lags(stage, donors)

@@ -217,7 +217,7 @@ async def _serve(
             reminding = group.create_task(reminder.run())
             computing = [group.create_task(_compute(each, peer, on_event)) for each in ranks]
             await stop.wait()
-            desk.resume()  # leaving takes over
+            await desk.resume()  # leaving takes over
             reason = await peer.drain(config.drain_s)
             for replica in peer.replicas.values():
                 await replica.state.checkpoints.write_now()

@@ -86,7 +86,13 @@ def test_a_peer_is_paused_and_resumed_and_a_pause_outlives_it(tmp_path: Path) ->
         assert await command("resume") == 0
         await peer.resumed.wait()
 
+    async def leaves(peer: NotedPeer, desk: OpenDesk, traffic: Traffic, command) -> None:
+        await peer.holding.wait()
+        await desk.resume()
+        assert not peer.paused, "what leaving says next would be taken back"
+
     with_desk(tmp_path, pauses)
+    with_desk(tmp_path, leaves)
     assert not (tmp_path / SOCKET).exists() and json.loads((tmp_path / WISHES).read_text())["paused"]
     with_desk(tmp_path, resumes)
     assert not json.loads((tmp_path / WISHES).read_text())["paused"]
