@@ -121,6 +121,12 @@ class Record:
     """The most important one first."""
     estimates: Annotated[tuple[Estimate, ...], Entries(MAX_ESTIMATES)] = ()
     """How fast it finds its mates, and itself; of a peer with one stage."""
+    may_move: bool = False
+    """Does it move where it is needed?"""
+    going: StageNumber | None = None
+    """The stage to which it would move, or is on its way."""
+    surely: bool = False
+    """Is it on its way there?"""
     paused: bool = False
     """Does it follow its stages' state and want no microbatches? Its stages then say `draining`, and it stays."""
 

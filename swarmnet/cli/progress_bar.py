@@ -94,6 +94,14 @@ class ProgressBar(Screen):
                 self.phase("reachable", hidden(fields))
             case "relay_lost":
                 self.phase("reachable", f"not through ...{fields['relay'][-8:]} any more ({fields['reason']})")
+            case "moving":
+                whom = f"stage {fields['to']} needs this peer more than stage {fields['from']}"
+                self.phase("moving", f"{whom}: fetching its state, and serving on meanwhile")
+            case "move_failed":
+                self.phase("moving", f"staying: {fields['reason']}")
+            case "moved":
+                self._serving.clear()
+                self.phase("moving", f"left stage {fields['from']} in good order")
             case "synced":
                 self._synced(fields)
             case "stopped":

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 @click.command("join", cls=SchemaCommand, context_settings=SETTINGS)
 @click.argument("run", metavar="LINK_OR_MANIFEST")
-@peer_options(*SERVING)
+@peer_options(*SERVING, "rebalance_s")
 @click.option("--no-restart", is_flag=True, help="End when the peer crashes. Without it, it joins again.")
 @click.pass_context
 def join(ctx: click.Context, /, run: str, *, no_restart: bool, **_: Any) -> int:
@@ -134,6 +134,7 @@ def _join(config: PeerConfig, invited: SwarmLink | Manifest) -> int:
             heard=heard,
             # A manifest from strangers must not make this peer read a file that they name.
             data_at_source=not isinstance(invited, SwarmLink) or place.manifest.data.source in BUILT_IN,
+            moves=place.chosen,
         )
 
 

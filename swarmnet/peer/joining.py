@@ -56,10 +56,14 @@ Tell = Callable[[str, str], None]
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A place in a run: what `run_peer` takes. config names the manifest's file, the stages and whom to join by."""
+    """A place in a run: what `run_peer` takes. config names the manifest's file, the stages and whom to join by.
+
+    chosen: the rule chose the stage, and may move the peer to another one later; else its operator did.
+    """
 
     config: PeerConfig
     manifest: Manifest
+    chosen: bool
 
 
 async def find_place(config: PeerConfig, invitation: SwarmLink | Manifest, tell: Tell) -> Place:
@@ -84,7 +88,8 @@ async def find_place(config: PeerConfig, invitation: SwarmLink | Manifest, tell:
 async def _found(config: PeerConfig, identity: Identity, invitation: SwarmLink | Manifest, tell: Tell) -> Place:
     async with reach(config, identity, invitation, tell, "stage") as found:
         stages = await _stages(found, tell)
-        return Place(found.config.model_copy(update={"stages": stages}), found.manifest)
+        chosen = found.config.model_copy(update={"stages": stages})
+        return Place(chosen, found.manifest, chosen=not found.config.stages)
 
 
 @dataclass(frozen=True, slots=True)
@@ -374,6 +379,9 @@ def servings(records: Sequence[Record]) -> list[Serving]:
             choosing=not status.slots and not status.synced,
             synced=status.synced,
             rate=rates[status.stage].get(record.peer) if status.synced else None,
+            may_move=record.may_move and len(record.stages) == 1,
+            going=record.going,
+            surely=record.surely,
         )
         for record in records
         for status in record.stages

@@ -118,23 +118,10 @@ _LOOKS_PER_HEARTBEAT = 5
 
 async def drain(leaver: Peer, drain_s: float) -> str:
     """Return, with the reason, once the peer may go; after `drain_s` in any case."""
-    loop, heartbeat_s = asyncio.get_running_loop(), leaver.timers.heartbeat_s
-    leaving = Leaving(now=loop.time(), drain_s=drain_s)
-    said, beat_at = "", loop.time()
+    loop = asyncio.get_running_loop()
+    farewell, leaving, said = Farewell(leaver), Leaving(now=loop.time(), drain_s=drain_s), ""
     while True:
-        now = loop.time()
-        for replica in leaver.replicas.values():
-            replica.member.view.draining = True
-        if now >= beat_at:
-            # Stages that are no neighbours hear it too: who leaves with everybody else waits for nobody.
-            beat_at = now + heartbeat_s
-            everyone = sorted(leaver.everyone())
-            for replica in leaver.replicas.values():
-                for peer, beat in replica.member.heartbeats(everyone):
-                    leaver.transport.tell(peer, beat)
-        standings = [standing_of(leaver, replica, now) for replica in leaver.replicas.values()]
-        for standing in standings:
-            leaver.replicas[standing.stage].execution.leaving = standing.refusing
+        standings, now = farewell.look(), loop.time()
         verdict = leaving.decide(standings, deserted=is_deserted(leaver, now), now=now)
         if verdict.go:
             return verdict.words
@@ -142,7 +129,60 @@ async def drain(leaver: Peer, drain_s: float) -> str:
         if verdict.words != said:
             said = verdict.words
             leaver.say("draining", {"left": said})
-        await asyncio.sleep(heartbeat_s / _LOOKS_PER_HEARTBEAT)
+        await farewell.pause()
+
+
+async def hand_over(mover: Peer, patience_s: float) -> bool:
+    """Leave a stage for another one: True once others have all that is here. Else the peer stays, and serves on."""
+    farewell, until, gone = Farewell(mover), _now() + patience_s, False
+    try:
+        while _now() < until:
+            standings = farewell.look()
+            # Who pauses, has no state of its own or no heir is not the one to go.
+            if mover.paused or any(standing.idle or not standing.heirs for standing in standings):
+                break
+            if all(standing.free for standing in standings):
+                gone = True
+                break
+            await farewell.pause()
+    finally:
+        if not gone:
+            farewell.end()
+    return gone
+
+
+class Farewell:
+    """What a peer does while it leaves: it tells everybody, and begins nothing new where others have its state."""
+
+    def __init__(self, leaver: Peer) -> None:
+        self._leaver, self._beat_at = leaver, _now()
+
+    def look(self) -> list[Standing]:
+        """Where each replica stands now."""
+        leaver, now = self._leaver, _now()
+        for replica in leaver.replicas.values():
+            replica.member.view.draining = True
+        if now >= self._beat_at:
+            # Stages that are no neighbours hear it too: who leaves with everybody else waits for nobody.
+            self._beat_at = now + leaver.timers.heartbeat_s
+            everyone = sorted(leaver.everyone())
+            for replica in leaver.replicas.values():
+                for peer, beat in replica.member.heartbeats(everyone):
+                    leaver.transport.tell(peer, beat)
+        standings = [standing_of(leaver, replica, now) for replica in leaver.replicas.values()]
+        for standing in standings:
+            leaver.replicas[standing.stage].execution.leaving = standing.refusing
+        return standings
+
+    async def pause(self) -> None:
+        """Until the next look."""
+        await asyncio.sleep(self._leaver.timers.heartbeat_s / _LOOKS_PER_HEARTBEAT)
+
+    def end(self) -> None:
+        """The peer stays after all."""
+        for replica in self._leaver.replicas.values():
+            replica.member.view.draining = replica.execution.leaving = False
+        self._leaver.news.set()
 
 
 async def hold(holder: Peer) -> None:
@@ -164,9 +204,7 @@ async def hold(holder: Peer) -> None:
             await asyncio.sleep(holder.timers.heartbeat_s / _LOOKS_PER_HEARTBEAT)
     finally:
         holder.paused = False
-        for replica in holder.replicas.values():
-            replica.member.view.draining = replica.execution.leaving = False
-        holder.news.set()
+        Farewell(holder).end()
 
 
 def _now() -> float:

@@ -208,6 +208,19 @@ def check_fits(setup: Setup, stages: Sequence[int], room: int) -> None:
             raise _refused(one, stages, room)
 
 
+def stages_that_fit(setup: Setup, room: int | None) -> list[int]:
+    """The stages of the run of which this machine could serve one, with a microbatch in flight at least."""
+    return [stage for stage in range(len(setup.specs)) if room is None or _fits(setup, stage, room)]
+
+
+def _fits(setup: Setup, stage: int, room: int) -> bool:
+    try:
+        check_fits(setup, [stage], room)
+    except UsageError:
+        return False
+    return True
+
+
 def _refused(one: Setup, stages: Sequence[int], room: int) -> UsageError:
     return UsageError("; ".join(line.strip() for line in judge(one, stages, room).lines()))
 

@@ -45,6 +45,7 @@ from swarmnet.net.records import nobody_serves, unserved
 from swarmnet.peer.complaints import Complaints
 from swarmnet.peer.leaving import drain, hold
 from swarmnet.peer.rates import Rates
+from swarmnet.peer.rebalance import Intent
 from swarmnet.peer.replica import Replica, ReplicaLimits, crossing_bytes
 from swarmnet.peer.state_supply import StateSupply
 from swarmnet.pipeline.inputs import Windows
@@ -121,6 +122,7 @@ class Peer:
         wall: Unix seconds, by which invitations end.
         hide: has this peer be reached through relays, if nobody can dial it; None: there are none.
         routing: makes the rule by which one of its replicas calls the next stage.
+        carried: the version of its stage's state that it has put on disk to move here; None: it has not moved.
     """
 
     def __init__(
@@ -145,6 +147,7 @@ class Peer:
         admissions: Admissions | None = None,
         wall: Callable[[], float] = time.time,
         routing: Callable[[], RoutingRule] = lambda: least_time,
+        carried: int | None = None,
         hide: Hide | None = None,
     ) -> None:
         self.me, self.run_id, self.manifest, self.incarnation = me, run, manifest, incarnation
@@ -177,6 +180,7 @@ class Peer:
         self._counted: Counter[int] = Counter()
         self._executed: Counter[int] = Counter()
         self._left = self.paused = False
+        self.carried, self.may_move, self.intent = carried, False, Intent()
 
     async def run(self) -> None:
         """Serve until cancelled. Raises UsageError, in a group, if others cannot connect to this peer."""
@@ -219,7 +223,7 @@ class Peer:
         self._left = True
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_LAST_WORD_S):
-                await self._directory.publish(self._status())
+                await self._directory.publish(self.status())
 
     # ------------------------------------------------------------ Service: what others ask
 
@@ -406,6 +410,10 @@ class Peer:
         """The newest version that every stage is known to have on some disk."""
         return newest_on_disk(self._supply.everybody(), self.manifest.cut.stages)
 
+    def is_dead(self, record: Record) -> bool:
+        """Is the process behind this record known to have ended?"""
+        return self._supply.dead(record)
+
     def everyone(self) -> Iterable[PeerId]:
         found = {peer for peer, record in self.records.items() if record.stages}
         for replica in self.replicas.values():
@@ -463,7 +471,7 @@ class Peer:
         await self._supply.opened.wait()  # a record that did not say what is on disk would mislead
         while True:
             self.news.clear()
-            await self._directory.publish(self._status())
+            await self._directory.publish(self.status())
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_PUBLISH_S):
                     await self.news.wait()
@@ -476,7 +484,8 @@ class Peer:
         over = replica.member.done or self.halted is not None or not self._serves(replica)
         return 0 if over else self._complaints[replica.stage].still_s(now=self._now())
 
-    def _status(self) -> Record:
+    def status(self) -> Record:
+        """What this peer announces."""
         stages = tuple(
             StageStatus(
                 stage,
@@ -511,6 +520,9 @@ class Peer:
                 for complaint in self._complaints[stage].of(replica.member, replica.exchange.trouble, now=self._now())
             ),
             estimates=self._estimates(),
+            may_move=self.may_move,
+            going=self.intent.to,
+            surely=self.intent.surely,
         )
 
     def _estimates(self) -> tuple[Estimate, ...]:

@@ -30,7 +30,7 @@ _LOAD_STEP = 0.25
 _RATE_STEP = 0.25
 """Of a usual replica: rates of stages that round to the same multiple count as equal."""
 
-_LEAST_RATE = 1e-9
+LEAST_RATE = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +132,7 @@ class _Tally:
         self.stateless = set(range(num_stages))
         loads: list[list[float]] = [[] for _ in range(num_stages)]
         everybody = rated(num_stages, serving)
-        self._usual = max(statistics.median([rate for _, rate in everybody]), _LEAST_RATE) if everybody else 1.0
+        self._usual = max(statistics.median([rate for _, rate in everybody]), LEAST_RATE) if everybody else 1.0
         for each, rate in everybody:
             if each.has_state:
                 self.stateless.discard(each.stage)

@@ -1,9 +1,10 @@
-"""How fast each replica of a stage is, as its mates measure it: nobody's word about itself counts.
+"""How fast each replica of a stage is: by its own word, as far as its mates' measurements bear it out.
 
 A replica knows the rate k at which it computes itself, and from the commits how much everybody has counted. Who counted
 n microbatches while it counted m itself computes at about k n / m: the callers share work out by speed. Each replica
-announces what it has found of its mates (`Estimate`); what a replica is believed to compute is the median of what the
-others say of it (`measured`). So a liar is outvoted, whatever it says of itself or of one other.
+announces what it has found of itself and its mates (`Estimate`). Counts of a few steps are coarse, so a replica's own
+word is believed within half as much again of the median of what the others say of it (`measured`), and no further: a
+liar is outvoted, whatever it says of itself or of one other.
 
 Pure: counts in, rates out. Rates are microbatches per 1000 seconds.
 """
@@ -22,6 +23,9 @@ _FADES = 0.9
 
 _LEAST_S = 1e-6
 
+_COARSE = 1.5
+"""By what factor counts may mislead: of eight microbatches three replicas of one speed count 3, 3 and 2."""
+
 
 def mark(peer: PeerId) -> int:
     """How a peer is named in estimates: its id is 52 characters long, and a record is small."""
@@ -37,6 +41,7 @@ class Rates:
         self._theirs: dict[PeerId, float] = {}
         self._executed = self._busy_s = 0.0
         self._computed = 0, 0.0
+        self._before: frozenset[PeerId] | None = None  # who was there when this step began
 
     def step(self, counted: Mapping[PeerId, int], present: Iterable[PeerId], *, computed: tuple[int, float]) -> None:
         """A step is over. counted: microbatches, by peer. present: who could have counted; others are forgotten.
@@ -47,10 +52,12 @@ class Rates:
         self._computed = computed
         self._executed = _FADES * self._executed + executed - before
         self._busy_s = _FADES * self._busy_s + busy_s - before_s
-        there = {*present, *counted, self._me}
+        there = frozenset((*present, *counted, self._me))
+        # Who came in the middle of the step could count but a part of it; if that was I, nothing can be compared.
+        whole, self._before = there & (self._before or frozenset()), there
         mine = counted.get(self._me, 0)
-        self._mine = {peer: _FADES * self._mine.get(peer, 0.0) + mine for peer in there}
-        self._theirs = {peer: _FADES * self._theirs.get(peer, 0.0) + counted.get(peer, 0) for peer in there}
+        self._mine = {peer: _FADES * self._mine.get(peer, 0.0) + mine for peer in whole}
+        self._theirs = {peer: _FADES * self._theirs.get(peer, 0.0) + counted.get(peer, 0) for peer in whole}
 
     def estimates(self, most: float) -> tuple[Estimate, ...]:
         """What to announce: of everybody, or of as many as a record holds. most: microbatches per second that a line
@@ -61,6 +68,7 @@ class Rates:
         own = min(self._executed / self._busy_s, most) * 1000
         # One more for each: of a few counts little is known, and who counts nothing is not infinitely slow.
         found = {peer: own * (self._theirs[peer] + 1) / (self._mine[peer] + 1) for peer in self._theirs}
+        found[self._me] = own
         # Each speaks of others than the next one does.
         named = sorted(found, key=lambda peer: (peer != self._me, mark(peer) ^ mark(self._me)))[:MAX_ESTIMATES]
         return tuple(Estimate(mark(peer), min(round(found[peer]), MAX_RATE)) for peer in named)
@@ -69,15 +77,18 @@ class Rates:
 def measured(said: Mapping[PeerId, Sequence[Estimate]]) -> dict[PeerId, float]:
     """Rates of the replicas of one stage, microbatches per second, by what each of them announces.
 
-    Who has mates is not asked about itself. Of whom nobody says anything there is no rate.
+    Of whom nobody but itself says anything there is no rate, unless it is alone.
     """
     by = {peer: {each.mark: each.rate for each in estimates} for peer, estimates in said.items()}
     found: dict[PeerId, float] = {}
     for peer in said:
         of = mark(peer)
+        own = by[peer].get(of)
         words = [rates[of] for other, rates in by.items() if other != peer and of in rates]
-        if not words and len(said) == 1:
-            words = [rate for rate in (by[peer].get(of),) if rate is not None]
         if words:
-            found[peer] = statistics.median(words) / 1000
+            median = statistics.median(words)
+            rate = median if own is None else min(max(own, median / _COARSE), median * _COARSE)
+            found[peer] = rate / 1000
+        elif own is not None and len(said) == 1:
+            found[peer] = own / 1000
     return found

@@ -13,17 +13,22 @@ from __future__ import annotations
 
 import hashlib
 import math
+import statistics
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 from swarmnet.ids import PeerId
-from swarmnet.peer.placement import Serving, rated
+from swarmnet.peer.placement import LEAST_RATE, Serving, rated
 
-_NEARLY = 0.9
+_NEARLY = 0.7
 """Of what the move of the most useful peer would bring: who brings that much may go as well."""
 
+
+_ALIKE = 0.25
+"""Of a usual replica: moves that bring as much, rounded to that, are equal. Two that look at the same moment see rates
+of different steps."""
 
 _LATER = 0.25
 """Of the seconds that it takes me to fetch a state: how much later than others I answer a stage in distress."""
@@ -42,8 +47,9 @@ class Rules:
     promise_s: float = 120.0
     """How long it counts what a peer says it is about to do; after that for `forget_periods` periods not at all."""
     forget_periods: int = 10
-    gain: float = 0.005
-    """By how much the moves that are possible have to raise the rate of the run."""
+    doubt: float = 0.1
+    """By how much of one replica of the slowest stage the moves that are possible have to raise the run's rate: so far
+    off may rates be that are measured."""
     fetch_s: float = 0.0
     """How long the state of a stage takes to come to me."""
     stay_s: float = 7200.0
@@ -54,11 +60,6 @@ class Rules:
     """Of a stage's replicas, how many may leave it at a time; one may in any case."""
     distress: float = 0.5
     """Of the mean rate of stages: a stage that serves less is in distress."""
-
-    @property
-    def least_gain(self) -> float:
-        """By what factor a move has to raise the rate of the run, less one."""
-        return self.gain + self.fetch_s / self.stay_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +122,7 @@ class Picture:
         self._moving = 0
         promised = [0.0] * num_stages
         people = rated(num_stages, [each for each in serving if not (each.choosing or each.paused)])
+        self._usual = max(statistics.median([rate for _, rate in people]), LEAST_RATE) if people else 1.0
         for each, rate in people:
             to = each.going if each.going is not None and each.going < num_stages else None
             if each.surely and to is not None:
@@ -153,7 +155,9 @@ class Picture:
     @cached_property
     def worth(self) -> bool:
         """Would the moves that are possible raise the rate of the run by enough?"""
-        enough = min(self.rates) * (1 + self.rules.least_gain)
+        slowest, rules = min(range(self.num_stages), key=lambda stage: self.rates[stage]), self.rules
+        gain = rules.doubt / max(self._staying[slowest], 1) + rules.fetch_s / rules.stay_s
+        enough = self.rates[slowest] * (1 + gain)
         # No moves could do it: the slowest stage would be faster than all are on average.
         if sum(self.rates) / self.num_stages <= enough:
             return False
@@ -193,7 +197,7 @@ class Picture:
             poor = min(open_stages, key=lambda stage: (rates[stage], stage))
             best = max(
                 (
-                    (value, _lot(peer, poor), peer)
+                    (round(value / self._usual / _ALIKE), _lot(peer, poor), peer)
                     for peer, to in candidates.items()
                     if to in (None, poor)
                     and (value := self._value(peer, poor, rates)) > 0.0
@@ -240,7 +244,7 @@ class Rebalancer:
     """One peer's part in it."""
 
     def __init__(self, me: PeerId, rules: Rules, *, now: float) -> None:
-        self._me, self._rules = me, rules
+        self.rules, self._me = rules, me
         self._phase = int.from_bytes(_lot(me, -1)[:8]) / 2**64
         self.due = now + self._phase * rules.period_s
         """When there is something to decide, unless a stage comes into distress."""
@@ -253,10 +257,10 @@ class Rebalancer:
         fits: the stages that this machine has memory for.
         """
         hurried = bool(picture.in_distress)
-        every = self._rules.hurry_s if hurried else self._rules.period_s
+        every = self.rules.hurry_s if hurried else self.rules.period_s
         if hurried and not self._hurried and self.intent.to is None:
             # Whoever has the state sooner speaks sooner.
-            self.due = min(self.due, now + self._phase * every + _LATER * self._rules.fetch_s)
+            self.due = min(self.due, now + self._phase * every + _LATER * self.rules.fetch_s)
         self._hurried = hurried
         if now < self.due or self.intent.surely:
             return self.intent
@@ -266,13 +270,13 @@ class Rebalancer:
             won = move is not None and move.to == self.intent.to
             self.intent = Intent(self.intent.to, surely=True) if won else Intent()
         elif (to := picture.wish(self._me, fits)) is not None:
-            self.due = now + self._rules.settle_s
+            self.due = now + self.rules.settle_s
             self.intent = Intent(to)
         return self.intent
 
     def stay(self, *, now: float) -> None:
         """The move came to nothing: no other for a period."""
-        self.intent, self.due, self._hurried = Intent(), now + self._rules.period_s, True
+        self.intent, self.due, self._hurried = Intent(), now + self.rules.period_s, True
 
 
 def _lot(peer: PeerId, stage: int) -> bytes:

@@ -92,6 +92,8 @@ class Restorer:
             step_s=peer.step_s,
             event=event,
         )
+        self.unfit = self._mates.unfit
+        self._carried = peer.carried
         self._whole = False  # is the state in the engine one that can be served?
         self._restoring = False
         self._touched = False  # does the engine hold other weights than it was built with?
@@ -193,6 +195,7 @@ class Restorer:
                     [*donors, *(peer for peer, seen in self._member.view.mates() if seen.synced and not seen.dead)]
                 ),
                 version=version,
+                first=await self._brought() if version < 0 else None,
             )
         except SwarmError as error:
             self._mates.say_given_up(error)
@@ -202,6 +205,17 @@ class Restorer:
         self._serve(level)
         self._say_synced("snapshot", began=began, num_bytes=num_bytes)
         return True
+
+    async def _brought(self) -> tuple[StateHeader, memoryview] | None:
+        """What this peer has put on its disk to move here, once."""
+        version, self._carried = self._carried, None
+        if version is None:
+            return None
+        try:
+            info, data = await self.checkpoints.load(version)
+        except BadCheckpoint:
+            return None
+        return (info.header, data) if info.restart == self._member.restart else None
 
     def _newest(self) -> int:
         """The version that the mates have reached, as far as they are heard."""
@@ -353,22 +367,28 @@ class FetchAndReplay:
         )
         self._failed: set[tuple[object, ...]] = set()
 
-    async def run(self, donors: Donors, *, version: int = -1) -> tuple[Level, int]:
+    async def run(
+        self, donors: Donors, *, version: int = -1, first: tuple[StateHeader, memoryview] | None = None
+    ) -> tuple[Level, int]:
         """Fetch and follow; returns where the engine stands then, and the bytes of the copy.
 
-        donors() is asked again and again. Raises NoReplica if they hand nothing over, or what the last of them raised;
-        the engine may then stand at an older version (`stand` was told).
+        first: a copy that is here already, to begin with. donors() is asked again and again. Raises NoReplica if they
+        hand nothing over, or what the last of them raised; the engine may then stand at an older version (`stand` was
+        told).
         """
         self._too_slow = False
         while True:
             self._began = loop_time()
-            snapshot, data = await self._fetcher.fetch(donors, version=version)
+            if first is not None:
+                (header, data), first = first, None
+            else:
+                snapshot, data = await self._fetcher.fetch(donors, version=version)
+                # A checkpoint of a mate may be older than the restart that goes on from it.
+                header = StateHeader.of(snapshot, self._restart())
             num_bytes = len(data)
-            # A checkpoint of a mate may be older than the restart that goes on from it.
-            header = StateHeader.of(snapshot, self._restart())
             self._touch()
             try:
-                await self._engine.restore(data, version=snapshot.version)
+                await self._engine.restore(data, version=header.version)
             except BadMessage as error:
                 self._fetcher.useless(error)
                 continue
@@ -379,7 +399,7 @@ class FetchAndReplay:
                 level = await self._replay.run(header, lambda: self._fetcher.trusted(donors()))
             # The mates have moved on by more than they remember: a newer copy.
             except ReplayLogEnds as error:
-                self._event("fetching_again", {"version": snapshot.version, "reason": str(error)})
+                self._event("fetching_again", {"version": header.version, "reason": str(error)})
                 continue
             self._failed.clear()
             return level, num_bytes

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 
 from swarmnet import telemetry
 from swarmnet.config.peer import PeerConfig
@@ -20,7 +20,9 @@ from swarmnet.peer.away import remember, until_somebody_answers, was_in
 from swarmnet.peer.checkup import advice
 from swarmnet.peer.desk import OpenDesk
 from swarmnet.peer.devices import NumericsClass, check_memory, choose_layout, meaningless
+from swarmnet.peer.moving import Moving, NewPlace
 from swarmnet.peer.peer import OnEvent, Peer, Tokens
+from swarmnet.peer.rebalance import Rules
 from swarmnet.peer.replica import ReplicaLimits
 from swarmnet.pipeline.router import routing_rule
 from swarmnet.pipeline.windows import OwnTokens, ProvenWindows
@@ -40,6 +42,7 @@ def run_peer(
     data_at_source: bool = True,
     wrap: Wrap = NOTHING_BETWEEN,
     wrap_engine: Callable[[Engine], Engine] = lambda engine: engine,
+    moves: bool = False,
 ) -> int:
     """Serve the configured stages until Ctrl+C or SIGTERM. Returns the exit code. Raises UsageError.
 
@@ -47,13 +50,14 @@ def run_peer(
     be read where the manifest says they are, if the config does not say it? A manifest that came from strangers has no
     say in which files are opened here.
     wrap, wrap_engine: a test bench's faults; see `net.endpoint`.
+    moves: may it go to another stage where it is needed more? One on several ranks stays.
     """
     import torch
 
     from swarmnet.engine.compute_thread import ComputeThread
     from swarmnet.engine.torch_engine import TorchEngine
     from swarmnet.peer.engines import InitialWeights, backend_of, numerics_of, torch_engine
-    from swarmnet.peer.memory_fit import lent_bytes, setup_of, slots_here, slots_within
+    from swarmnet.peer.memory_fit import lent_bytes, room_here, setup_of, slots_here, slots_within, stages_that_fit
     from swarmnet.stage.canonical import Initial
 
     routing_rule(config.routing)  # refuses early
@@ -79,31 +83,62 @@ def run_peer(
             slots_within(setup_of(changed, manifest, layout), config.stages, lent) if lent else changed.slots or slots
         )
 
-    has_data = 0 in config.stages and (data_at_source or config.data is not None)
-    tokens = own_tokens(config, manifest) if has_data else no_tokens
+    numerics = numerics_of(manifest, layout, setup.memory)
+    moving = moves and config.rebalance_s and layout.ranks == 1 and len(config.stages) == 1
+    fits = stages_that_fit(setup, room_here(layout)) if moving else []
+    if moves and not moving:
+        log.info("stays", reason="rebalance_s is 0, or this peer has several ranks or stages")
+    carried: int | None = None
     with contextlib.ExitStack() as stack:  # left in reverse: ranks end first, and jobs that wait for them
         compute = ComputeThread()
         stack.callback(compute.close)
         begin = InitialWeights(config, manifest, at_source=data_at_source)
-        engines: dict[int, TorchEngine] = {}
 
         def engine_of(stage: int, initial: Initial | None) -> TorchEngine:
             backend = backend_of(manifest, stage, layout, initial, setup.memory)
             return torch_engine(manifest, stage, compute, backend)
 
-        for stage in config.stages:
-            engines[stage] = begin.engine(stage, engine_of)
-            stack.callback(engines[stage].close)
-            if layout.ranks > 1:
-                heard("mesh_starting", {"stage": stage, "mesh": layout.label, "ranks": layout.ranks})
-                log.info("mesh_starting", stage=stage, mesh=layout.label, ranks=layout.ranks)
-        numerics = numerics_of(manifest, layout, setup.memory)
-        seen = {stage: wrap_engine(Engine(engine, engine.sums)) for stage, engine in engines.items()}
-        ranks = [engine.supervise for engine in engines.values() if layout.ranks > 1]
-        with _given_up_in_words():
-            return asyncio.run(
-                _serve(config, manifest, seen, ranks, tokens, heard, numerics, wrap, slots_of, no_initial=begin.missing)
-            )
+        while True:
+            has_data = 0 in config.stages and (data_at_source or config.data is not None)
+            tokens = own_tokens(config, manifest) if has_data else no_tokens
+            with contextlib.ExitStack() as here:
+                engines: dict[int, TorchEngine] = {}
+                for stage in config.stages:
+                    engines[stage] = begin.engine(stage, engine_of)
+                    here.callback(engines[stage].close)
+                    if layout.ranks > 1:
+                        heard("mesh_starting", {"stage": stage, "mesh": layout.label, "ranks": layout.ranks})
+                        log.info("mesh_starting", stage=stage, mesh=layout.label, ranks=layout.ranks)
+                seen = {stage: wrap_engine(Engine(engine, engine.sums)) for stage, engine in engines.items()}
+                ranks = [engine.supervise for engine in engines.values() if layout.ranks > 1]
+                limits = ReplicaLimits(
+                    slots_of(config),
+                    config.caps.memo_bytes,
+                    config.caps.keep_checkpoints,
+                    no_initial_weights=begin.missing,
+                )
+                with _given_up_in_words():
+                    moved = asyncio.run(
+                        _serve(
+                            config,
+                            manifest,
+                            seen,
+                            ranks,
+                            tokens,
+                            heard,
+                            numerics,
+                            wrap,
+                            slots_of,
+                            limits,
+                            fits=fits,
+                            carried=carried,
+                        )
+                    )
+                del engines, seen, ranks
+            if moved is None:
+                return 0
+            # Its state is on disk, and the old stage is out of memory.
+            config, carried = config.model_copy(update={"stages": (moved.stage,)}), moved.version
 
 
 @contextlib.contextmanager
@@ -151,9 +186,12 @@ async def _serve(
     numerics: NumericsClass,
     wrap: Wrap,
     slots_of: Callable[[PeerConfig], int],
+    limits: ReplicaLimits,
     *,
-    no_initial: str,
-) -> int:
+    fits: Collection[int],
+    carried: int | None,
+) -> NewPlace | None:
+    """Until it is asked to stop, or has to go on with another stage."""
     reminder = Reminder(log)
 
     def on_event(event: str, fields: dict[str, object]) -> None:
@@ -177,10 +215,8 @@ async def _serve(
         endpoint = await unless_stopped(stop, joining)
         if endpoint is None:
             on_event("stopped", {"reason": "asked to stop before it had joined"})
-            return 0
+            return None
         disk = DirectoryDisk(CheckpointStore(config.dir, endpoint.run, numerics=str(numerics), owner=endpoint.me))
-        lent = config.caps
-        limits = ReplicaLimits(slots_of(config), lent.memo_bytes, lent.keep_checkpoints, no_initial_weights=no_initial)
         desk = OpenDesk(config, endpoint.transport.traffic, slots_of)
 
         def on_step(event: str, fields: dict[str, object]) -> None:
@@ -206,6 +242,7 @@ async def _serve(
             manifest_toml=to_toml(manifest),
             admissions=endpoint.admissions,
             routing=lambda: routing_rule(config.routing),
+            carried=carried,
             hide=endpoint.hide,
         )
         async with endpoint.serve(wrap.service(peer)), asyncio.TaskGroup() as group:
@@ -216,17 +253,28 @@ async def _serve(
             asked = group.create_task(desk.run(peer))
             reminding = group.create_task(reminder.run())
             computing = [group.create_task(_compute(each, peer, on_event)) for each in ranks]
-            await stop.wait()
+            moved = await unless_stopped(stop, _moving(peer, config, fits))
             await desk.resume()  # leaving takes over
-            reason = await peer.drain(config.drain_s)
-            for replica in peer.replicas.values():
-                await replica.state.checkpoints.write_now()
+            if moved is None:
+                reason = await peer.drain(config.drain_s)
+                for replica in peer.replicas.values():
+                    await replica.state.checkpoints.write_now()
             await peer.leave()
             for task in (serving, ending, beside, reminding, asked, *computing):
                 task.cancel()
         on_event("traffic", {"calls": endpoint.transport.traffic.rows()})
-        on_event("stopped", {"reason": f"asked to stop: {reason}"})
-    return 0
+        if moved is None:
+            on_event("stopped", {"reason": f"asked to stop: {reason}"})
+        else:
+            on_event("moved", {"from": config.stages[0], "to": moved.stage, "version": moved.version})
+    return moved
+
+
+async def _moving(peer: Peer, config: PeerConfig, fits: Collection[int]) -> NewPlace:
+    """Until the peer has left its stage for another one; for ever if it does not move."""
+    if not fits:
+        await asyncio.Event().wait()
+    return await Moving(peer, Rules(period_s=config.rebalance_s), fits).run()
 
 
 async def _serve_peer(peer: Peer, ports: tuple[int, int], on_event: OnEvent) -> None:

@@ -108,7 +108,7 @@ class StateSupply:
         announced += [
             (self._heard(record, status.stage, status.version if status.synced else None), status.disk)
             for record in self._peer.records.values()
-            if not self._dead(record)
+            if not self.dead(record)
             for status in record.stages
         ]
         for _, disk in announced:
@@ -139,7 +139,7 @@ class StateSupply:
                 restart, version = replica.member.restart, seen.version
         return Holding(record.peer, stage, restart, version)
 
-    def _dead(self, record: Record) -> bool:
+    def dead(self, record: Record) -> bool:
         """Is the process behind this record known to have ended?"""
         return any(
             seen is not None and seen.dead and seen.incarnation == record.incarnation
@@ -158,7 +158,7 @@ class StateSupply:
             RestartReport(
                 record.restart,
                 record.wants,
-                heard=not self._dead(record)
+                heard=not self.dead(record)
                 and (
                     now - self._heard_at[record.peer] <= self.rollbacks.lost_s
                     or not any(status.stage in near for status in record.stages)

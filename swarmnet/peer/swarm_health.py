@@ -36,6 +36,7 @@ class ReplicaLine:
     disk: versions whose checkpoint it holds. draining: it is about to leave.
     restart: number of the newest restart of the run it follows. executions, counted: training forwards of its process,
     and indexes it has contributed to sums. drift, stray, still_s: see StageStatus.
+    going: the stage to which it is on its way.
     """
 
     peer: PeerId
@@ -56,10 +57,13 @@ class ReplicaLine:
     stray: bool = False
     still_s: int = 0
     paused: bool = False
+    going: int | None = None
 
     @property
     def state(self) -> str:
-        """In a word."""
+        """In a word, or where it goes."""
+        if self.going is not None:
+            return f"going to {self.going}"
         if self.paused:
             return "paused"
         return "leaving" if self.draining else "synced" if self.synced else "joining"
@@ -480,6 +484,7 @@ def _replicas(stage: int, records: Sequence[Record]) -> Iterator[ReplicaLine]:
                     disk=disk,
                     restart=record.restart.number,
                     paused=record.paused,
+                    going=record.going if record.surely else None,
                     **same,
                 )
 

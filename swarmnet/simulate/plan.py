@@ -9,6 +9,7 @@ from swarmnet.averaging.exchange import PIECE_ELEMENTS
 from swarmnet.config.table import Table
 from swarmnet.ids import PeerId
 from swarmnet.manifest.schema import Admission, Averaging, Cut, Delay, Manifest, Model, Protocol, Training
+from swarmnet.peer.rebalance import Rules
 from swarmnet.simulate.links import Links
 
 OWNER = PeerId(f"12D3Koo{'W' * 45}")
@@ -63,6 +64,8 @@ class Plan:
     protocol: Protocol = field(default_factory=Protocol)
     routing: str = "least_time"
     """The rule of every peer and trainer."""
+    rebalance: Rules | None = None
+    """When peers move to other stages; None: they stay."""
     served: tuple[tuple[int, ...], ...] | None = None
     """Stages of each peer; None: `replicas` of each stage."""
 

@@ -21,7 +21,9 @@ from swarmnet.ids import Chain, PeerId, RunId
 from swarmnet.manifest.terms import RunTerms
 from swarmnet.messages import Packed
 from swarmnet.net.admission import Admissions, Bans, ban, invite, pass_of
+from swarmnet.peer.moving import Moving, NewPlace
 from swarmnet.peer.peer import Peer
+from swarmnet.peer.rebalance import Rules
 from swarmnet.peer.replica import Replica, ReplicaLimits
 from swarmnet.pipeline.router import routing_rule
 from swarmnet.simulate.clock import SimulatedProcess, VirtualLoop
@@ -119,9 +121,11 @@ class Swarm:
 
     # ------------------------------------------------------------ building
 
-    def add(self, stages: Iterable[int], name: str | None = None, *, invited: bool = True) -> Node:
+    def add(
+        self, stages: Iterable[int], name: str | None = None, *, invited: bool = True, carried: int | None = None
+    ) -> Node:
         """Start a peer process that serves these stages; the same name is the same identity again, on what `classes`
-        says its machine is. invited: in a run by invitation its owner has invited it."""
+        says its machine is. invited: in a run by invitation its owner has invited it. carried: see `Peer`."""
         plan, served = self.plan, tuple(stages)
         peer_id = PeerId(name or f"s{'-'.join(map(str, served))}.{len(self.nodes)}")
         process = SimulatedProcess(peer_id)
@@ -161,12 +165,29 @@ class Swarm:
             admissions=admissions,
             wall=self.loop.time,
             routing=lambda: routing_rule(plan.routing),
+            carried=carried,
         )
         node = Node(peer_id, served, process, peer, engines)
         self.nodes.append(node)
         self.network.attach(peer_id, process, guise.service(peer))
         self.loop.start(process, self._guard(self._serve(node)))
+        if plan.rebalance is not None:
+            self.loop.start(process, self._guard(self._move(node, plan.rebalance)))
         return node
+
+    async def _move(self, node: Node, rules: Rules) -> None:
+        """As `swarmnet join`: where it is needed more it goes, as itself, with a new incarnation."""
+        moved = await Moving(node.peer, rules, range(self.plan.stages)).run()
+        await node.peer.leave()
+        self.counts["moved"] += 1
+        node.up = False
+        # Not from inside the process that ends with it.
+        self.loop.call_soon(self._start_anew, node.peer_id, moved)
+
+    def _start_anew(self, peer: PeerId, moved: NewPlace) -> None:
+        if not self.over:
+            self.network.kill(peer)
+            self.add((moved.stage,), peer, carried=moved.version)
 
     def _admit(self, peer: PeerId, role: Role, invited: bool) -> tuple[Admissions, str]:
         """Who is admitted, as this process knows it, and the pass that it shows."""

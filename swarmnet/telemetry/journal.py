@@ -16,11 +16,12 @@ from swarmnet.telemetry.log import FieldLogger
 _TOLD = """
     listening complete synced applied evaluated evicted finished stopped done resync voided checkpoint draining
     outer_step outer_missed averaged_alone mesh_started dialled_back hidden relay_reserved pausing paused resumed
+    moving moved
 """
 # Events that are worth a line at level info, and at level warning.
 _WARNED = """
     halted waiting refused digest_differs join_failed restart dropped orphaned apply_failed checkpoint_failed
-    checkpoint_bad drift rank_lost bad_input away cannot_reach relay_lost
+    checkpoint_bad drift rank_lost bad_input away cannot_reach relay_lost move_failed
 """
 
 _LEVELS = dict.fromkeys(_TOLD.split(), logging.INFO) | dict.fromkeys(_WARNED.split(), logging.WARNING)

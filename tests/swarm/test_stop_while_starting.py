@@ -21,6 +21,7 @@ from swarmnet.net.endpoint import NOTHING_BETWEEN
 from swarmnet.net.identity import Identity, own_identity
 from swarmnet.peer import away, bootstrap
 from swarmnet.peer import run as peer_run
+from swarmnet.peer.replica import ReplicaLimits
 from swarmnet.trainer import run as trainer
 
 
@@ -98,14 +99,17 @@ def test_a_peer_that_comes_back_without_a_network_waits_for_it(
         lambda *event: told.append(event),
         "",
         NOTHING_BETWEEN,
-        no_initial_weights="",
+        lambda config: config.slots,
+        ReplicaLimits(1, 0),
+        fits=(),
+        carried=None,
     )
     if not was_there:
         with pytest.raises(UsageError, match="nobody answers at X"):
             asyncio.run(serving)
         assert Away.tries == 1 and not told
         return
-    assert asyncio.run(serving) == 0
+    assert asyncio.run(serving) is None  # it goes on nowhere
     assert [event for event, _ in told] == ["away", "stopped"] and Away.tries == 2
     assert "it tries again" in str(told[0][1]["reason"]).lower()
 

@@ -1,0 +1,155 @@
+"""How a peer moves to a stage that needs it more: a leave and a join, so what counts stays exact (docs/placement.md).
+
+`rebalance` decides whether. Then, in this order: the state of the new stage is fetched to disk while the old one is
+served on; the old one is left in good order, or not at all; and whoever runs the peer starts it anew, with the new
+stage. At no time are two states in the memory of the device. What dies on the way is a peer that died.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from swarmnet.errors import NoReplica, SwarmError
+from swarmnet.ids import PeerId
+from swarmnet.net.records import TTL_S
+from swarmnet.peer.joining import servings
+from swarmnet.peer.leaving import hand_over
+from swarmnet.peer.placement import Serving
+from swarmnet.peer.rebalance import Intent, Picture, Promises, Rebalancer, Rules
+from swarmnet.peer.replica import Replica
+from swarmnet.state.header import StateHeader, loop_time
+from swarmnet.state.snapshot_fetch import Fetcher
+from swarmnet.state.snapshot_index import Seal
+
+if TYPE_CHECKING:
+    from swarmnet.peer.peer import Peer
+
+_LOOK_S = 1.0
+
+_HAND_OVER_S = 30.0
+"""How long a peer tries to leave its stage in good order before it stays."""
+
+_LONGEST_PROMISE_S = 1800.0
+
+
+@dataclass(frozen=True, slots=True)
+class NewPlace:
+    """The stage to go on with. version: of its state that was put on disk for it; None: what lies there anyway."""
+
+    stage: int
+    version: int | None
+
+
+class Moving:
+    """Moves one peer of one stage. fits: the stages for which this machine has memory. Begun when the peer is."""
+
+    def __init__(self, peer: Peer, rules: Rules, fits: Collection[int]) -> None:
+        self._peer, self._rules, self._fits = peer, rules, fits
+        self._promises = Promises(rules)
+        self._began = loop_time()
+        self._rebalancer = Rebalancer(peer.me, rules, now=loop_time())
+        peer.may_move = True
+
+    async def run(self) -> NewPlace:
+        """Until the peer may go to another stage: it has handed over the old one, and is to leave at once."""
+        peer, rebalancer = self._peer, self._rebalancer
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            replica = self._at_home()
+            if replica is None:
+                self._intend(Intent())
+                continue
+            rules = self._rules_now(replica)
+            rebalancer.rules = rules
+            there = servings([record for record in peer.records.values() if not peer.is_dead(record)])
+            heard = [each for each in there if self._is_heard(replica, each)]
+            serving = self._promises.believed([*heard, *servings([peer.status()])], loop_time())
+            picture = Picture(peer.manifest.cut.stages, serving, rules)
+            intent = rebalancer.decide(picture, self._fits, now=loop_time())
+            self._intend(intent)
+            if intent.to is not None and intent.surely:
+                rates = {str(stage): round(rate, 3) for stage, rate in enumerate(picture.served)}
+                peer.say("moving", {"from": replica.stage, "to": intent.to, "rates": rates})
+                moved = await self._move(replica, intent.to, rules.promise_s)
+                if moved is not None:
+                    return moved
+                rebalancer.stay(now=loop_time())
+                self._intend(rebalancer.intent)
+
+    def _intend(self, intent: Intent) -> None:
+        if self._peer.intent != intent:
+            self._peer.intent = intent
+            self._peer.news.set()
+
+    def _at_home(self) -> Replica | None:
+        """The replica, if this peer is one that may move now: it serves, and neither pauses nor leaves."""
+        peer = self._peer
+        replica = next(iter(peer.replicas.values()), None)
+        if replica is None or peer.paused or peer.halted is not None:
+            return None
+        # Of stages farther away I know only what was announced, also by peers that have died since.
+        far = peer.manifest.cut.stages > replica.stage + 2 or replica.stage > 1
+        if loop_time() - self._began < (TTL_S if far else 2 * peer.timers.suspect_s):
+            return None
+        member = replica.member
+        return replica if member.synced and not member.done and not member.view.draining else None
+
+    def _is_heard(self, replica: Replica, each: Serving) -> bool:
+        """Records outlive their peers. Of those beside me that serve I hear, or they are gone."""
+        near = abs(each.stage - replica.stage) <= 1
+        return not (near and each.synced) or replica.member.view.alive(each.peer, now=loop_time(), stage=each.stage)
+
+    def _rules_now(self, replica: Replica) -> Rules:
+        """By how long the state of a stage takes on my line. Who needs long may promise for longer."""
+        line = replica.exchange.meter.line.bytes_per_s
+        fetch_s = replica.compute.snapshot_bytes(replica.stage) / line if line else 0.0
+        promise_s = min(max(self._rules.promise_s, 3 * fetch_s), _LONGEST_PROMISE_S)
+        return replace(self._rules, fetch_s=fetch_s, promise_s=promise_s)
+
+    async def _move(self, replica: Replica, to: int, within_s: float) -> NewPlace | None:
+        """None: it came to nothing, which is said."""
+        try:
+            async with asyncio.timeout(within_s):
+                version = await self._fetch(replica, to)
+        except (SwarmError, TimeoutError) as error:
+            self._failed(to, str(error) or f"the state did not come within {within_s:.0f} s")
+            return None
+        if self._at_home() is None or not await hand_over(self._peer, _HAND_OVER_S):
+            self._failed(to, f"nobody else has all of stage {replica.stage}")
+            return None
+        return NewPlace(to, version)
+
+    def _failed(self, to: int, reason: str) -> None:
+        self._peer.say("move_failed", {"to": to, "reason": reason})
+
+    async def _fetch(self, replica: Replica, to: int) -> int | None:
+        """Put the newest state of that stage on disk. Raises SwarmError."""
+        peer = self._peer
+
+        def donors() -> list[PeerId]:
+            return [
+                record.peer
+                for record in peer.records.values()
+                if any(status.stage == to and status.synced for status in record.stages) and not peer.is_dead(record)
+            ]
+
+        # All who served it are gone: only what lies here helps, and the run goes back to it.
+        if not donors() and (await peer.disk.open(to)).good:
+            return None
+        failed: Callable[[PeerId, SwarmError], None] = lambda donor, error: None  # noqa: E731
+        fetcher = Fetcher(
+            peer.transport,
+            to,
+            Seal(peer.run_id, peer.signer),
+            max_bytes=replica.compute.snapshot_bytes(to),
+            failed=failed,
+            unfit=replica.state.unfit,
+        )
+        snapshot, data = await fetcher.fetch(donors)
+        written = await peer.disk.write(to, StateHeader.of(snapshot), data, None)
+        if written.problem is not None:
+            raise NoReplica(f"its state cannot be written: {written.problem}", stage=to)
+        return snapshot.version

@@ -1,0 +1,149 @@
+"""Peers that move to the stage that needs them: a whole simulated swarm, killed at every phase of a move.
+
+Every run ends with the weights of the single process, as all simulations do: a move loses nothing and counts nothing
+twice.
+"""
+
+# ruff: noqa: ASYNC110  (on virtual time, looking again in a few milliseconds costs nothing)
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from strike import soon, watched
+
+from swarmnet.ids import PeerId
+from swarmnet.peer.rebalance import Rules
+from swarmnet.simulate.plan import Plan
+from swarmnet.simulate.swarm import Swarm
+
+RULES = Rules(period_s=6.0, settle_s=2.5, hurry_s=2.0, promise_s=30.0)
+
+
+def plan_of(*counts: int, steps: int = 20, **more: Any) -> Plan:
+    served = tuple((stage,) for stage, count in enumerate(counts) for _ in range(count))
+    return Plan(stages=len(counts), served=served, microbatches=8, steps=steps, rebalance=RULES, forward_s=0.25, **more)
+
+
+def counts(swarm: Swarm) -> list[int]:
+    return [len(swarm.replicas(stage)) for stage in range(swarm.plan.stages)]
+
+
+def events(swarm: Swarm, name: str) -> list[tuple[PeerId, dict[str, Any]]]:
+    return [(peer, fields) for _, peer, event, fields in swarm.events if event == name]
+
+
+async def at_version(swarm: Swarm, version: int) -> None:
+    while not any(replica.member.version >= version for node in swarm.nodes for replica in node.peer.replicas.values()):
+        await asyncio.sleep(0.05)
+
+
+def lose_all_but_one(stage: int, *, at: int = 2):
+    async def script(swarm: Swarm) -> None:
+        await at_version(swarm, at)
+        for node in swarm.replicas(stage)[1:]:
+            swarm.kill(node)
+
+    return script
+
+
+def test_a_stage_that_lost_replicas_gets_others() -> None:
+    swarm = watched(plan_of(3, 3))
+    swarm.run(until_s=400.0, script=lose_all_but_one(1))
+    assert counts(swarm) == [2, 2]
+    (mover, said), *others = events(swarm, "moving")
+    assert (said["from"], said["to"]) == (0, 1) and not others and not swarm.counts["move_failed"]
+    its = [(at, event) for at, peer, event, _ in swarm.events if peer == mover and event in ("moving", "synced")]
+    (left, _), (arrived, _) = its[-2:]
+    assert arrived - left < 10.0
+    # It came with the state that it had put on its disk, and took up what had been summed since.
+    assert not [of for peer, of in events(swarm, "fetching") if peer == mover]
+
+
+def test_nobody_moves_once_the_slowest_stage_cannot_be_helped() -> None:
+    """Of 4, 2 and 2 replicas another move would make no step faster."""
+    swarm = watched(plan_of(4, 3, 1))
+    swarm.run(until_s=600.0)
+    assert min(counts(swarm)) == 2 and swarm.counts["moved"] == 1
+
+
+def test_a_run_in_balance_moves_nobody() -> None:
+    swarm = watched(plan_of(2, 2, steps=12))
+    swarm.run(until_s=400.0)
+    assert swarm.counts["applied"] and not swarm.counts["moving"] and not swarm.counts["moved"]
+
+
+def test_the_last_but_one_replica_of_a_stage_does_not_move() -> None:
+    swarm = watched(plan_of(1, 2, steps=12))
+
+    async def script(swarm: Swarm) -> None:
+        await at_version(swarm, 9)
+        assert all(count >= 1 for count in counts(swarm))
+
+    swarm.run(until_s=600.0, script=script)
+    assert sorted(counts(swarm)) in ([1, 2],)
+
+
+PHASES = ["announced", "fetching", "handing_over", "left", "synced"]
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_killed_while_it_moves(phase: str) -> None:
+    """SIGKILL in each phase: another one moves in its place, and nothing is lost."""
+    swarm = watched(plan_of(4, 3))
+    killed: list[PeerId] = []
+
+    def kill(peer: PeerId) -> None:
+        node = next((each for each in swarm.nodes if each.up and each.peer_id == peer), None)
+        if node is not None and not killed:
+            killed.append(peer)
+            soon(swarm, lambda: swarm.kill(node))
+
+    def hook(peer: PeerId, event: str, fields: dict[str, Any]) -> None:
+        if phase == "fetching" and event == "moving":
+            swarm.loop.call_later(0.02, lambda: kill(peer))
+        if phase == "synced" and event == "synced" and swarm.counts["moved"]:
+            kill(peer)
+
+    async def script(swarm: Swarm) -> None:
+        await lose_all_but_one(1)(swarm)
+        while not killed:
+            await asyncio.sleep(0.005)
+            for node in list(swarm.nodes):
+                if not node.up or not node.peer.replicas:
+                    continue
+                intent, moves = node.peer.intent, swarm.counts["moved"]
+                view = next(iter(node.peer.replicas.values())).member.view
+                if phase == "announced" and intent.to is not None and not intent.surely:
+                    kill(node.peer_id)
+                if phase == "handing_over" and intent.surely and view.draining:
+                    kill(node.peer_id)
+                if phase == "left" and moves and node is swarm.nodes[-1]:
+                    kill(node.peer_id)
+        while counts(swarm)[1] < 2:
+            await asyncio.sleep(0.1)
+
+    swarm.hooks.append(hook)
+    swarm.run(until_s=400.0, script=script)
+    assert killed and swarm.counts["moved"] >= 1
+
+
+def test_the_donors_die_while_the_state_is_fetched() -> None:
+    """The mover stays where it is, says why, and the run goes on as soon as somebody has the state again."""
+    plan = plan_of(3, 1, state_bytes=200_000, checkpoint_every=1)
+    swarm = watched(plan)
+
+    async def script(swarm: Swarm) -> None:
+        while not swarm.counts["moving"]:
+            await asyncio.sleep(0.01)
+        (donor,) = swarm.replicas(1)
+        swarm.kill(donor)
+        while not swarm.counts["move_failed"]:
+            await asyncio.sleep(0.1)
+        assert counts(swarm)[0] == 3
+        swarm.add([1], donor.peer_id)
+
+    swarm.limit(PeerId("s1.3"), up_bytes_per_s=50_000)
+    swarm.run(until_s=400.0, script=script)

@@ -1,0 +1,86 @@
+"""All replicas of a stage but one are killed, and a joiner that serves another stage moves in: real processes.
+
+Three replicas of stage 1 are started by hand and stay; three joiners have all gone to stage 0. The run's losses are
+those of a single process, before the move and after it.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from running import Running
+from tiny_run import write_tiny_run
+
+from swarmnet.data.source import load_tokens
+from swarmnet.local.oracle import run_oracle
+from swarmnet.manifest.file import load
+from swarmnet.manifest.schema import Protocol
+
+STEPS, AFTER_MOVE = 4000, 5
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., Running]]:
+    """Starts `swarmnet ...` with a directory of its own name; nothing outlives the test."""
+    started: list[Running] = []
+
+    def begin(name: str, *words: str) -> Running:
+        started.append(Running(tmp_path / name, *words))
+        return started[-1]
+
+    yield begin
+    for each in started:
+        each.process.kill()
+    for each in started:
+        each.process.wait()
+
+
+def test_a_joiner_moves_in_where_all_but_one_were_killed(start: Callable[..., Running], tmp_path: Path) -> None:
+    path = write_tiny_run(tmp_path, stages=2, steps=STEPS, microbatches=6, protocol=Protocol(idle_index_s=600.0))
+    manifest = load(path)
+    alone = ("--device", "cpu", "--no-restart")
+    survivor = start("survivor", "peer", "--manifest", str(path), "--stage", "1", *alone)
+    listening = survivor.says("listening")
+    known = ("--manifest", str(path), "--bootstrap", listening["dht"][0])
+    dying = [start(name, "peer", *known, "--stage", "1", *alone) for name in ("dying-a", "dying-b")]
+    for each in dying:
+        each.says("synced")
+    (link,) = listening["links"]
+    joiners = []
+    # One after the other: each sees fewer replicas of stage 0 than of stage 1.
+    for name in ("a", "b", "c"):
+        joiners.append(start(name, "join", link, *alone, "--rebalance-s", "5"))
+        assert joiners[-1].says("synced")["stage"] == 0
+    start("trainer", "trainer", *known)
+    survivor.until(lambda event: event["event"] == "applied" and event["version"] >= 5)
+    for each in dying:
+        each.process.send_signal(signal.SIGKILL)
+
+    events = [joiner.events for joiner in joiners]
+    mover = None
+    while mover is None:
+        survivor.until(lambda event: True)
+        mover = next((joiner for joiner in joiners if joiner.so_far("moved")), None)
+    assert mover.says("moving")["from"] == 0
+    moved = mover.says("moved")
+    assert (moved["from"], moved["to"]) == (0, 1) and moved["version"] > 0
+    synced = mover.says("synced", stage=1)
+    # It began with the copy that it had fetched before it left, and took up what was summed since.
+    assert synced["how"] == "snapshot" and synced["version"] >= moved["version"]
+    assert not [event for event in events[joiners.index(mover)] if event["event"] == "fetching" and event["stage"] == 1]
+    me = mover.so_far("listening")[0]["peer"]
+
+    def counts_there(event: dict) -> bool:
+        return event["event"] == "committed" and any(peer == me and of for peer, of in event["contributions"])
+
+    first = survivor.until(counts_there)["step"]
+    survivor.until(lambda event: event["event"] == "committed" and event["step"] >= first + AFTER_MOVE)
+
+    commits = {event["step"]: event for event in survivor.so_far("committed")}
+    oracle = run_oracle(manifest, load_tokens("corpus:small"), steps=max(commits) + 1)
+    losses = {step: event["loss_sum"] / event["num_tokens"] for step, event in commits.items()}
+    assert losses == {step: oracle.losses[step] for step in losses} and len(losses) > first
+    assert any(counts_there(commits[step]) for step in losses if step >= first)
