@@ -95,7 +95,10 @@ def test_every_help_has_an_example_that_parses(name: str, capsys) -> None:
     ("argv", "line"),
     [
         (["pear"], "there is no command 'pear'; did you mean peer?"),
-        (["zzz"], "there is no command 'zzz'; commands are init, plan, local, invite, ban, doctor, join, peer, trainer, "),
+        (
+            ["zzz"],
+            "there is no command 'zzz'; commands are init, plan, local, invite, ban, doctor, join, peer, trainer, ",
+        ),
         (["--bogus"], "No such option '--bogus'."),
         (["peer", "--stge", "1"], "No such option '--stge'"),
         (["peer", "--port", "x"], "Invalid value for '--port': 'x' is not a valid integer."),
