@@ -41,7 +41,7 @@ CONES = ("full", "address", "port", "firewall", "one-router", "carrier")
 NATS = (*CONES, "symmetric", "one-carrier")
 HOMES = 3
 PATIENCE_S = 120.0
-PUNCH_WITHIN_S = 30.0
+PUNCH_WITHIN_S = 20.0
 """From the last home's first step on: whoever has not found a hole by then is relayed."""
 
 PAUSE_S = 0.1

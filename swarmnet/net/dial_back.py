@@ -119,8 +119,7 @@ class Asking:
 
     async def _judge(self) -> None:
         where, could_not = list(self._record().addresses), self._could_not
-        # One of the same home may connect where nobody else can.
-        if len(could_not) > len(self._could):
+        if self._lead() < 0:
             if (found := await self._hide(self._say)) is not None:
                 self._known = True
                 self._say("hidden", {"addresses": where, "could_not": could_not, **found})
@@ -134,10 +133,21 @@ class Asking:
         self._say("dialled_back", fields)
 
     def _next(self) -> list[PeerId]:
-        lead = len(self._could) - len(self._could_not)
+        lead = self._lead()
         if lead >= ENOUGH_YES or lead <= -MOST_NO or len(self._asked) >= MOST_ASKED:
             return []
         return [peer for peer in self._members() if peer not in self._asked][:AT_ONCE]
+
+    def _lead(self) -> int:
+        """How many more could than could not, of members with public addresses if such have answered."""
+        # One of the same home connects where nobody else can.
+        public = {peer for peer in (*self._could, *self._could_not) if self._is_public(peer)}
+        could, could_not = (set(said) & public if public else said for said in (self._could, self._could_not))
+        return len(could) - len(could_not)
+
+    def _is_public(self, peer: PeerId) -> bool:
+        record = self._records().get(peer)
+        return record is not None and any(map(_public, record.addresses))
 
     def _members(self) -> list[PeerId]:
         """Who serves a stage, in an order that nobody can choose."""

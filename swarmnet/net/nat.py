@@ -35,7 +35,7 @@ _REMEMBERED = 4096
 
 NatKind = Literal["none", "cone", "symmetric", "carrier", "unknown"]
 """none: others see the address that the peer has. cone: the same outside port for everybody. symmetric: another for
-every connection. carrier: the router at home is behind another NAT. unknown: fewer than two members said what they saw.
+every connection. carrier: a carrier's, and no router at home. unknown: fewer than two members said what they saw.
 """
 
 
@@ -50,15 +50,14 @@ class Sight:
     inside: Endpoint
     outside: tuple[Endpoint, ...]
 
-    def kind(self, *, router: str = "") -> NatKind:
-        """router: the address that the router at home says it has; "" if it was not asked."""
+    def kind(self) -> NatKind:
+        """What two members saw."""
         # A port of its own for each: whatever else is in between, others cannot know which is theirs.
         if len(set(self.outside)) > 1:
             return "symmetric"
         if self.inside in self.outside:
             return "none"
-        (host, _), *_ = self.outside or (self.inside,)
-        if _in(self.inside[0], _CARRIERS) or (router and host != router):
+        if _in(self.inside[0], _CARRIERS):
             return "carrier"
         return "cone" if len(self.outside) > 1 else "unknown"
 

@@ -94,6 +94,20 @@ def test_whom_nobody_can_connect_to_stops_and_says_who_tried_where() -> None:
     assert event == "unreachable" and fields["could_not"] == dict.fromkeys(transport.asked, "no answer")
 
 
+def test_those_at_home_do_not_outvote_the_others() -> None:
+    transport = Saying(A=[NO], B=[YES], C=[YES], D=[NO], E=[YES])
+    where = {name: "8.8.8.8" if name in "AD" else "192.168.1.3" for name in "ABCDE"}
+    said: list[str] = []
+    records = {PeerId(name): record(PeerId(name), f"/ip4/{host}/tcp/1") for name, host in where.items()}
+
+    async def hide(_: object) -> dict[str, object]:
+        return {"relays": ["A"]}
+
+    one = Asking(lambda: record(ME), transport, lambda: records, lambda event, _: said.append(event), hide)
+    play(one.check())
+    assert said == ["hidden"]
+
+
 @pytest.mark.parametrize(("members", "synced"), [("", True), ("AB", False), ("AB", True)])
 def test_where_nobody_serves_or_answers_nobody_can_tell(members: str, synced: bool) -> None:
     transport = Saying()

@@ -33,20 +33,19 @@ ME, PEER, OTHER = PeerId("me"), PeerId("peer"), PeerId("other")
 
 
 @pytest.mark.parametrize(
-    ("sight", "router", "kind"),
+    ("sight", "kind"),
     [
-        (Sight(OUT, (OUT, OUT)), "", "none"),
-        (Sight(HOME, (OUT, OUT)), "", "cone"),
-        (Sight(HOME, (("44.0.0.9", 99), ("44.0.0.9", 99))), "44.0.0.9", "cone"),
-        (Sight(HOME, (OUT, ("44.0.0.9", 4712))), "", "symmetric"),
-        (Sight(HOME, (OUT, OUT)), "100.64.0.3", "carrier"),
-        (Sight(("100.64.0.3", 4711), (OUT, OUT)), "", "carrier"),
-        (Sight(HOME, (OUT,)), "", "unknown"),
-        (Sight(HOME, ()), "", "unknown"),
+        (Sight(OUT, (OUT, OUT)), "none"),
+        (Sight(HOME, (OUT, OUT)), "cone"),
+        (Sight(HOME, (("44.0.0.9", 99), ("44.0.0.9", 99))), "cone"),
+        (Sight(HOME, (OUT, ("44.0.0.9", 4712))), "symmetric"),
+        (Sight(("100.64.0.3", 4711), (OUT, OUT)), "carrier"),
+        (Sight(HOME, (OUT,)), "unknown"),
+        (Sight(HOME, ()), "unknown"),
     ],
 )
-def test_what_members_saw_tells_the_kind(sight: Sight, router: str, kind: NatKind) -> None:
-    assert sight.kind(router=router) == kind
+def test_what_members_saw_tells_the_kind(sight: Sight, kind: NatKind) -> None:
+    assert sight.kind() == kind
 
 
 def test_who_is_outside_is_dialled_outside_and_who_is_at_home_inside_first() -> None:
