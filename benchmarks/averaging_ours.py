@@ -198,7 +198,7 @@ class Member:
         if codec not in self._exchanges:
             self._exchanges.clear()  # one vector's memory at a time
             engine = VectorSum(self._vector, codec, self._compute)
-            exchange = Exchange(self.me, engine, self.transport, lambda stamp, number: None, num_tokens=_TOKENS)
+            exchange = Exchange(self.me, engine, self.transport, num_tokens=_TOKENS)
             self._exchanges[codec] = exchange, engine
         return self._exchanges[codec]
 

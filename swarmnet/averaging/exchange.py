@@ -81,10 +81,9 @@ def pieces(start: int, stop: int, size: int = PIECE_ELEMENTS) -> list[tuple[int,
 class Exchange:
     """Takes part in rounds of one (peer, stage) and serves its parts to the others.
 
-    finished(stamp, id) gives the description of a sum this replica has finished and not forgotten, or None. Round ids
-    repeat from step to step: a round is named by stamp and id. num_tokens: of every microbatch of the run. group_size:
-    of the run, see `averaging.grid`. on_event hears `clipped`: whom the run's reducer clipped in a round's part; and
-    `sums_kept`: what of a group's sum was not made anew in the round after.
+    Round ids repeat from step to step: a round is named by stamp and id. num_tokens: of every microbatch of the run.
+    group_size: of the run, see `averaging.grid`. on_event hears `clipped`: whom the run's reducer clipped in a round's
+    part; and `sums_kept`: what of a group's sum was not made anew in the round after.
     """
 
     def __init__(
@@ -92,7 +91,6 @@ class Exchange:
         me: PeerId,
         sums: Summation,
         transport: Transport,
-        finished: Callable[[Stamp, RoundId], Finished | None],
         *,
         num_tokens: int,
         group_size: int = 16,
@@ -100,7 +98,7 @@ class Exchange:
         running_s: float = 0.5,
         on_event: OnEvent = lambda event, fields: None,
     ) -> None:
-        self.me, self._sums, self._transport, self._finished = me, sums, transport, finished
+        self.me, self._sums, self._transport = me, sums, transport
         self._running_s, self._num_tokens, self._on_event = running_s, num_tokens, on_event
         self._group_size, self._piece_elements = group_size, piece_elements
         self._held: tuple[Stamp, Finished] | None = None
@@ -170,6 +168,10 @@ class Exchange:
         Raises:
             Refused: it is not here, and there is nobody to ask.
         """
+        here = self._whole(current.stamp, current.id)
+        # Another round was about to take the buffer, and was called off before it did.
+        if here is not None and here.digest == digest:
+            return here
         mine = self.replay_log.aside(current.stamp, current.id)
         if mine is not None and mine[0].digest == digest:
             await self._install(current, mine[1])
@@ -236,7 +238,10 @@ class Exchange:
 
     def holds(self, stamp: Stamp, round_id: RoundId) -> bool:
         """Is the sum buffer's content, whole and checked, the sum of that round?"""
-        return self._held is not None and (self._held[0], self._held[1].id) == (stamp, round_id)
+        return self._whole(stamp, round_id) is not None
+
+    def _whole(self, stamp: Stamp, round_id: RoundId) -> Finished | None:
+        return self._held[1] if self._held and (self._held[0], self._held[1].id) == (stamp, round_id) else None
 
     @property
     def sum_bytes(self) -> float:
@@ -288,8 +293,8 @@ class Exchange:
             if kept is not None:
                 yield kept
                 return
-            finished = self._finished(request.stamp, request.id)
-            if finished is None or not self.holds(request.stamp, request.id):
+            finished = self._whole(request.stamp, request.id)
+            if finished is None:
                 yield Rejected(RejectCode.NOT_FOUND, "that sum is not here")
                 return
             yield Accepted()  # the compute thread may be busy for long

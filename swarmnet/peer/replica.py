@@ -123,7 +123,6 @@ class Replica:
             peer.me,
             engine.sums,
             peer.transport,
-            self.member.sum_of,
             running_s=timers.heartbeat_s,
             num_tokens=training.microbatch_size * training.sequence_length,
             on_event=self._event,

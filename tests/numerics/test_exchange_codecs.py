@@ -66,7 +66,7 @@ class Members:
                 torch.randn(engine.sums.num_elements, generator=torch.Generator().manual_seed(place)) * 10.0**place
             )
             self.fill(engine._accumulators[0], engine, gradient)
-            exchange = Exchange(peer, engine.sums, self, lambda stamp, number: None, num_tokens=10, running_s=0.05)
+            exchange = Exchange(peer, engine.sums, self, num_tokens=10, running_s=0.05)
             self.all[peer] = Member(engine, exchange, gradient)
 
     @staticmethod

@@ -57,7 +57,6 @@ class Members:
                 peer,
                 engine.sums,
                 self,
-                lambda stamp, number: None,
                 num_tokens=TOKENS,
                 group_size=3,
                 running_s=0.05,

@@ -70,7 +70,6 @@ class Group:
                 peer,
                 engine.sums,
                 self,
-                lambda stamp, round_id: None,
                 num_tokens=TOKENS,
                 on_event=(lambda event, fields, peer=peer: self.heard.append((peer, {"event": event, **fields}))),
             )

@@ -88,7 +88,7 @@ class Members:
         for peer, rate in zip(self.peers, rates, strict=True):
             network.lines.limit(peer, rate, rate)
             engine: Any = Hollow()
-            exchange = Exchange(peer, engine, network.transport(peer), lambda stamp, number: None, num_tokens=TOKENS)
+            exchange = Exchange(peer, engine, network.transport(peer), num_tokens=TOKENS)
             self.exchanges[peer] = exchange
             network.attach(peer, self.processes[peer], Host(exchange))
 

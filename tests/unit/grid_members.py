@@ -134,7 +134,6 @@ class Members:
                 peer,
                 engines[peer],
                 self,
-                lambda stamp, number: None,
                 num_tokens=TOKENS,
                 group_size=group_size,
                 on_event=lambda event, fields, peer=peer: self.events.append((peer, event, fields)),

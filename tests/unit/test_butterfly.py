@@ -95,10 +95,7 @@ class Group:
             for place, peer in enumerate(self.peers)
         }
         engines: dict[PeerId, Any] = dict(self.engines)
-        self.exchanges = {
-            peer: Exchange(peer, engines[peer], self, lambda stamp, number: None, num_tokens=TOKENS)
-            for peer in self.peers
-        }
+        self.exchanges = {peer: Exchange(peer, engines[peer], self, num_tokens=TOKENS) for peer in self.peers}
         self.change: Callable[[Part, Answer], list[Answer]] = lambda request, answer: [answer]
         self.asked: list[tuple[PeerId, Part]] = []
         self.bandwidths: tuple[int, ...] = ()

@@ -71,10 +71,7 @@ class Swarm:
             jobs: Any = JobsAtOnce()
             counted: Any = self.counted[peer]
             self.sums[peer] = LocalSum(jobs, state, counted, device=CPU)
-        self.exchanges = {
-            peer: Exchange(peer, self.sums[peer], self, lambda stamp, number: None, num_tokens=TOKENS)
-            for peer in self.peers
-        }
+        self.exchanges = {peer: Exchange(peer, self.sums[peer], self, num_tokens=TOKENS) for peer in self.peers}
         self.sent: dict[PeerId, set[str]] = {}
         self.size = averaging.get("group_size", 2)
 

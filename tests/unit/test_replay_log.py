@@ -191,7 +191,7 @@ def test_sums_set_aside_stay_until_their_step_is_over_the_newest_within_the_cap(
 
 def test_where_a_donor_stands_decides_what_it_tells() -> None:
     async def story() -> None:
-        exchange = Exchange(ME, Buffer(), None, lambda stamp, number: None, num_tokens=1)  # type: ignore[arg-type]
+        exchange = Exchange(ME, Buffer(), None, num_tokens=1)  # type: ignore[arg-type]
         exchange.applied(stamp(4), finished(4), commits(4))
         opened = TrailStep(None, commits(5)[:1])
 
@@ -217,7 +217,7 @@ def test_where_a_donor_stands_decides_what_it_tells() -> None:
 def test_a_run_that_went_back_leaves_nothing_behind() -> None:
     async def story() -> None:
         buffer = Buffer()
-        exchange = Exchange(ME, buffer, None, lambda at, number: finished(9), num_tokens=1)  # type: ignore[arg-type]
+        exchange = Exchange(ME, buffer, None, num_tokens=1)  # type: ignore[arg-type]
         trail = exchange.replay_log
         trail.wanted()
         await play_steps(trail, buffer, 0, 3)
