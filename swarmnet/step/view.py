@@ -112,14 +112,12 @@ class View:
 
     def unreached(self, *, now: float) -> tuple[PeerId, ...]:
         """Mates that I have heard for a while, and that answered nothing meanwhile on a connection that I opened."""
-        limit_s = self.timers.suspect_s / 2  # it only reduces nothing for that, and is suspected of nothing
-        return tuple(
-            sorted(
-                peer
-                for peer, seen in self.mates()
-                if now - seen.since > limit_s < self.reach_age(peer, now=now) and self.alive(peer, now=now)
-            )
-        )
+        found, least_s = [], 2.5 * self.timers.heartbeat_s  # an answer is asked for with a heartbeat, not with each
+        for peer, seen in self.mates():
+            limit_s = max(least_s, self.silence_limit(seen) / 2)  # it only reduces nothing for that, and is suspected of nothing
+            if now - seen.since > limit_s < self.reach_age(peer, now=now) and self.alive(peer, now=now):
+                found.append(peer)
+        return tuple(sorted(found))
 
     def answers(self, peer: PeerId, *, now: float) -> bool:
         """Can I call this peer, for all I know? False if I no longer can, though I may hear it: a firewall."""
