@@ -114,7 +114,8 @@ class View:
         """Mates that I have heard for a while, and that answered nothing meanwhile on a connection that I opened."""
         found, least_s = [], 2.5 * self.timers.heartbeat_s  # an answer is asked for with a heartbeat, not with each
         for peer, seen in self.mates():
-            limit_s = max(least_s, self.silence_limit(seen) / 2)  # it only reduces nothing for that, and is suspected of nothing
+            # Half the limit of silence: it only reduces nothing for that, and is suspected of nothing.
+            limit_s = max(least_s, self.silence_limit(seen) / 2)
             if now - seen.since > limit_s < self.reach_age(peer, now=now) and self.alive(peer, now=now):
                 found.append(peer)
         return tuple(sorted(found))
