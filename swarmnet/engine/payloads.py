@@ -21,14 +21,23 @@ from swarmnet.wire.codecs import MAX_VALUE
 
 
 class Payloads:
-    """The run's codecs and shapes at a stage. device: where activations are decoded to."""
+    """The run's codecs and shapes at a stage. device: where activations are decoded to.
+
+    What is sent is in `wire.slow` while the own line is slow (`carries`), and a gradient also if the activation came in
+    it: then the line of whoever asked is slow. Either is taken from anybody.
+    """
 
     def __init__(self, spec: StageSpec, wire: Wire, *, device: torch.device) -> None:
         self._stage, self._wire, self._device = spec.stage, wire, device
+        self._on_slow_line = False
         self.first, self.last = spec.first, spec.last
         rows, length = spec.training.microbatch_size, spec.training.sequence_length
         self._tokens, self._hidden = (rows, length + 1), (rows, length, spec.model.hidden_size)
         self._vocab_size = spec.model.vocab_size
+
+    def carries(self, bytes_per_s: int) -> None:
+        """What the own line carries, as measured. Any thread."""
+        self._on_slow_line = self._wire.is_slow(bytes_per_s)
 
     def input(self, payload: Sequence[Packed]) -> tuple[Tensor, Tensor | None]:
         """tokens [B, T + 1] int32 on the CPU; hidden [B, T, D] on the device, None in stage 0."""
@@ -43,20 +52,28 @@ class Payloads:
 
     def output(self, tokens: Tensor, hidden: Tensor) -> tuple[Packed, Packed]:
         """What the next stage gets of a forward."""
-        return codecs.encode("int32", tokens), self._encode(self._wire.activations, hidden)
+        return codecs.encode("int32", tokens), self._encode(self._sent_in(self._wire.activations), hidden)
 
     def gradient(self, payload: Sequence[Packed]) -> Tensor | None:
         """The gradient [B, T, D] of what `output` sent; the last stage is sent none."""
         _expect(payload, 0 if self.last else 1)
         return None if self.last else self._activation(payload[0], self._wire.gradients)
 
-    def input_gradient(self, own: Tensor | None) -> tuple[Packed, ...]:
+    def asked_slow(self, payload: Sequence[Packed]) -> bool:
+        """Did this input come in the codec of slow lines?"""
+        return not self.first and payload[1].codec == self._wire.slow
+
+    def input_gradient(self, own: Tensor | None, *, asked_slow: bool) -> tuple[Packed, ...]:
         """What the stage before gets of a backward; stage 0 sends nothing."""
-        return () if own is None else (self._encode(self._wire.gradients, own),)
+        codec = self._sent_in(self._wire.gradients, slow=asked_slow)
+        return () if own is None else (self._encode(codec, own),)
+
+    def _sent_in(self, codec: str, *, slow: bool = False) -> str:
+        return self._wire.slow if slow or self._on_slow_line else codec
 
     def _activation(self, packed: Packed, codec: str) -> Tensor:
         """[B, T, D], fp32, finite, fresh memory on the device."""
-        check_codec(packed, codec)
+        check_codec(packed, codec, *filter(None, (self._wire.slow,)))
         return codecs.decode(packed, expect_shape=self._hidden, device=self._device)
 
     def _encode(self, codec: str, own: Tensor) -> Packed:

@@ -42,10 +42,12 @@ class StageSums(Summation, Protocol):
 
 @dataclass(slots=True, eq=False)
 class _ForwardWork:
-    """What a forward leaves behind, and on which weights. added: what its weight pass has answered."""
+    """What a forward leaves behind, and on which weights. asked_slow: as `Payloads` says of its input. added: what its
+    weight pass has answered."""
 
     epoch: int
     work: object | None
+    asked_slow: bool
     added: bool | None = None
 
 
@@ -127,6 +129,10 @@ class TorchEngine:
         elif step >= self.version:
             self._accumulators[self._place(step)].void(lost=lost)
 
+    def carries(self, bytes_per_s: int) -> None:
+        """Chooses between the run's codecs for activations and their gradients."""
+        self._payloads.carries(bytes_per_s)
+
     # ------------------------------------------------------------ microbatches
 
     async def forward(self, step: int, index: int, payload: Sequence[Packed], *, train: bool) -> Stash:
@@ -160,7 +166,7 @@ class TorchEngine:
         else:
             stash.output = self._payloads.output(tokens, output)
         if work is not None:
-            stash.saved = _ForwardWork(self._epochs[self._place(step)], work)
+            stash.saved = _ForwardWork(self._epochs[self._place(step)], work, self._payloads.asked_slow(payload))
         stash.compute_s += time.perf_counter() - began
         return stash
 
@@ -173,7 +179,7 @@ class TorchEngine:
         if saved.work is None:
             raise ValueError(f"backward of microbatch {stash.step}/{stash.index} has run already")
         own = self._backend.backward(saved.work, self._payloads.gradient(gradient))
-        answer = self._payloads.input_gradient(own)
+        answer = self._payloads.input_gradient(own, asked_slow=saved.asked_slow)
         stash.compute_s += time.perf_counter() - began
         return answer
 

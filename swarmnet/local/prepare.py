@@ -59,7 +59,7 @@ class Prepared:
     def lossless(self) -> bool:
         """No codec rounds what crosses the wire."""
         wire, codec = self.manifest.wire, self.manifest.averaging.codec
-        return wire.activations == wire.gradients == "fp32" and codec in (*EXACT, "fp32")
+        return {*wire.codecs} == {"fp32"} and codec in (*EXACT, "fp32")
 
     @property
     def pure(self) -> bool:

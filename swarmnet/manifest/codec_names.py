@@ -126,4 +126,5 @@ def named_by(manifest: Manifest) -> tuple[Named, ...]:
         ("averaging.codec", "codec", travels_as(manifest.averaging.codec)),
         ("wire.activations", "codec", manifest.wire.activations),
         ("wire.gradients", "codec", manifest.wire.gradients),
+        *((("wire.slow", "codec", manifest.wire.slow),) if manifest.wire.slow else ()),
     )

@@ -23,6 +23,7 @@ Digest = Annotated[str, Field(pattern="^([0-9a-f]{64})?$")]
 FullDigest = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 OwnerKey = Annotated[str, Field(pattern="^(12D3Koo[1-9A-HJ-NP-Za-km-z]{45})?$")]
 BoundaryCodec = Annotated[str, AfterValidator(check_boundary)]
+SlowCodec = Annotated[str, AfterValidator(lambda name: name and check_boundary(name))]
 SumCodec = Annotated[str, AfterValidator(check_averaging)]
 
 REDUCERS = ("sum", "norm_clip", "centered_clip")
@@ -218,6 +219,28 @@ class Wire(Table):
 
     activations: BoundaryCodec = says("fp32", '"fp32", "bf16", "int8", ... (see docs/codecs.md): what goes forward')
     gradients: BoundaryCodec = says("fp32", '"fp32", "bf16", "int8", ...: what comes back')
+    slow: SlowCodec = says("", 'both, on lines below slow_mbit; only with numerics.mode = "fp32"; "": no other')
+    slow_mbit: Annotated[float, Field(ge=0, le=1e6)] = says(0.0, "Mbit/s below which a line is slow; 0 without `slow`")
+
+    @model_validator(mode="after")
+    def _slow_lines(self) -> Wire:
+        if bool(self.slow) != bool(self.slow_mbit):
+            raise ValueError(
+                f'slow = "{self.slow}" and slow_mbit = {self.slow_mbit} go together: a codec, and the Mbit/s '
+                "below which a line has it"
+            )
+        if self.slow and self.slow == self.activations == self.gradients:
+            raise ValueError(f'slow = "{self.slow}" is what crosses every line: leave it empty, and slow_mbit 0.0')
+        return self
+
+    @property
+    def codecs(self) -> tuple[str, ...]:
+        """All that may cross a boundary."""
+        return tuple(filter(None, (self.activations, self.gradients, self.slow)))
+
+    def is_slow(self, bytes_per_s: float) -> bool:
+        """Is a line that carries so much slow in this run? One that nobody has measured, 0, is not."""
+        return 0 < bytes_per_s * 8e-6 < self.slow_mbit
 
 
 @dataclass(frozen=True, slots=True)
@@ -464,6 +487,12 @@ class Manifest(Table):
                 'averaging.sync = "local" gives up that a run is a pure function of its manifest, which is what '
                 'numerics.mode = "deterministic" is for: set numerics.mode = "fp32" and averaging.codec = "int8" with '
                 'it (as `swarmnet init --sync local` does), or averaging.sync = "overlap"'
+            )
+        # Which lines are slow differs from run to run, and a microbatch computed again may cross another one.
+        if self.wire.slow and self.numerics.mode == "deterministic":
+            raise ValueError(
+                f'wire.slow = "{self.wire.slow}" has gradients depend on the lines that were crossed, which '
+                'numerics.mode = "deterministic" promises they do not: set numerics.mode = "fp32", or wire.slow = ""'
             )
         # Exact sums are integers on a grid; any other codec rounds them.
         if (self.numerics.mode == "deterministic") != (self.averaging.codec in EXACT):

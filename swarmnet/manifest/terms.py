@@ -39,7 +39,7 @@ class RunTerms:
             num_stages=manifest.cut.stages,
             microbatches=training.microbatches,
             boundary=(training.microbatch_size, training.sequence_length, manifest.model.hidden_size),
-            boundary_codecs=(manifest.wire.activations, manifest.wire.gradients),
+            boundary_codecs=manifest.wire.codecs,
             # Some of them are held out; as a bound it is close enough.
             num_windows=manifest.data.num_tokens // training.sequence_length,
             heartbeat_s=manifest.protocol.heartbeat_s,

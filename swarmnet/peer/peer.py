@@ -344,6 +344,7 @@ class Peer:
             replica = self.replicas[stage]
             if line := replica.exchange.meter.line.bytes_per_s:
                 self.transport.carries(line)
+                replica.compute.carries(line)
             self._count(replica)
             last = {commit.stage: commit for commit in replica.member.last_commits}.get(self.manifest.cut.stages - 1)
             if last is not None and last.num_tokens:
@@ -530,7 +531,8 @@ class Peer:
         if len(self.replicas) != 1:
             return ()
         (replica,) = self.replicas.values()
-        line, crossing = replica.exchange.meter.line.bytes_per_s, crossing_bytes(self.manifest, replica.stage)
+        line = replica.exchange.meter.line.bytes_per_s
+        crossing = crossing_bytes(self.manifest, replica.stage, line)
         return self._rates[replica.stage].estimates(line / crossing if line and crossing else math.inf)
 
     def step_s(self) -> float:

@@ -64,23 +64,29 @@ def input_check_of(manifest: Manifest, stage: int, windows: Windows) -> InputChe
     """What the input of `stage` must look like in this run."""
     batch, length = manifest.training.microbatch_size, manifest.training.sequence_length
     tokens = ("int32", (batch, length + 1))
+    if stage == 0:
+        return InputCheck((tokens,), manifest.model.vocab_size, windows)
     hidden = (manifest.wire.activations, (batch, length, manifest.model.hidden_size))
-    return InputCheck((tokens, hidden) if stage > 0 else (tokens,), manifest.model.vocab_size, windows)
+    return InputCheck((tokens, hidden), manifest.model.vocab_size, windows, manifest.wire.slow)
 
 
 def answer_check_of(manifest: Manifest, stage: int) -> AnswerCheck:
     """What the answers of `stage` must look like in this run."""
     batch, length = manifest.training.microbatch_size, manifest.training.sequence_length
+    if stage == 0:
+        return AnswerCheck((), batch * length)
     gradient = (manifest.wire.gradients, (batch, length, manifest.model.hidden_size))
-    return AnswerCheck((gradient,) if stage > 0 else (), batch * length)
+    return AnswerCheck((gradient,), batch * length, manifest.wire.slow)
 
 
-def crossing_bytes(manifest: Manifest, stage: int) -> float:
-    """Bytes of a microbatch that a replica of `stage` sends, about; it receives as many."""
+def crossing_bytes(manifest: Manifest, stage: int, line: int) -> float:
+    """Bytes of a microbatch that a replica of `stage` sends, about, on a line of so many bytes per second; it receives
+    as many."""
     training, wire = manifest.training, manifest.wire
+    slow = wire.is_slow(line)
     elements = training.microbatch_size * training.sequence_length * manifest.model.hidden_size
-    there = BYTES.get(wire.activations, 4.0) if stage + 1 < manifest.cut.stages else 0.0
-    back = BYTES.get(wire.gradients, 4.0) if stage else 0.0
+    there = BYTES.get(wire.slow if slow else wire.activations, 4.0) if stage + 1 < manifest.cut.stages else 0.0
+    back = BYTES.get(wire.slow if slow else wire.gradients, 4.0) if stage else 0.0
     return elements * (there + back)
 
 

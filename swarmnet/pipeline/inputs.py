@@ -86,9 +86,17 @@ class Windows(Protocol):
         ...
 
 
-def _check_layout(found: Layout, expected: Layout) -> None:
-    if found != expected:
-        raise BadMessage(RejectCode.BAD_SHAPE, f"expected {expected}, got {found}"[:500])
+def _check_layout(found: Layout, *allowed: Layout) -> None:
+    if found not in allowed:
+        raise BadMessage(RejectCode.BAD_SHAPE, f"expected {allowed[0]}, got {found}"[:500])
+
+
+def _ways(expected: Layout, slow: str) -> tuple[Layout, ...]:
+    """`expected`, and where the run has a codec for slow lines the same with its last tensor in that."""
+    if not slow:
+        return (expected,)
+    *before, (_, shape) = expected
+    return expected, (*before, (slow, shape))
 
 
 def _evaluates(request: Process | Fetch) -> bool:
@@ -98,15 +106,17 @@ def _evaluates(request: Process | Fetch) -> bool:
 @dataclass(frozen=True, slots=True)
 class InputCheck:
     """Checks the input of one stage: `expected` is (tokens,) for stage 0, (tokens, hidden) otherwise. In training the
-    proof of the tokens comes last."""
+    proof of the tokens comes last. slow: the run's codec for slow lines, which hidden may come in; "": none."""
 
     expected: Layout
     vocab_size: int
     windows: Windows
+    slow: str = ""
 
     def declared(self, request: Process | Fetch, layout: Layout) -> None:
         """Raise BadMessage (BAD_SHAPE) unless codecs and shapes are those of the run."""
-        _check_layout(layout, self.expected if _evaluates(request) else (*self.expected, self.windows.layout))
+        proof = () if _evaluates(request) else (self.windows.layout,)
+        _check_layout(layout, *((*way, *proof) for way in _ways(self.expected, self.slow)))
 
     def __call__(self, request: Process | Fetch, payload: tuple[Packed, ...]) -> None:
         """Raise BadMessage unless codecs and shapes are those of the run (BAD_SHAPE), tokens are words, in training
@@ -121,19 +131,22 @@ class InputCheck:
 
 @dataclass(frozen=True, slots=True)
 class AnswerCheck:
-    """Checks what one stage answers: (gradient,) of its input, () from stage 0 and to an evaluation."""
+    """Checks what one stage answers: (gradient,) of its input, () from stage 0 and to an evaluation. slow: the run's
+    codec for slow lines, which the gradient may come in; "": none."""
 
     expected: Layout
     num_tokens: int
+    slow: str = ""
 
     def __call__(self, request: Process, answer: Gradient) -> None:
         """Raise BadMessage unless `answer` can be an answer to `request`: BAD_SHAPE, MALFORMED, NON_FINITE."""
-        _check_layout(layout_of(answer.payload), self.expected if request.purpose == "train" else ())
+        ways = _ways(self.expected, self.slow) if request.purpose == "train" else ((),)
+        _check_layout(layout_of(answer.payload), *ways)
         self._check(answer)
 
     def remembered(self, answer: Fetched) -> None:
         """The same for a memoised answer to training."""
-        _check_layout(layout_of(answer.payload), self.expected)
+        _check_layout(layout_of(answer.payload), *_ways(self.expected, self.slow))
         self._check(answer)
 
     def _check(self, answer: Gradient | Fetched) -> None:

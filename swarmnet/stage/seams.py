@@ -124,6 +124,10 @@ class Compute(Protocol):
         stays.
         """
 
+    def carries(self, bytes_per_s: int) -> None:
+        """What this peer's line carries, as the last rounds have measured it."""
+        return  # not everybody has codecs to choose from
+
     async def forward(self, step: int, index: int, payload: Sequence[Packed], *, train: bool) -> Stash:
         """Run the stage as the open step `step` does. payload: (tokens,) for stage 0, else (tokens, hidden).
 
