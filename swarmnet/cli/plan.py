@@ -37,7 +37,7 @@ from swarmnet.errors import UsageError
     "or neither a GPU here nor --gpus.  [what is here]",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, sizes in bytes.")
-@peer_options(*MESH_AND_MEMORY, "device", "slots")
+@peer_options(*MESH_AND_MEMORY, "device", "compute", "slots")
 @click.pass_context
 def plan(ctx: click.Context, /, *, manifest: str, room: str | None, as_json: bool, **_: Any) -> int:
     """Print what memory stages of MANIFEST take on each rank, and how much is missing where they do not fit.
@@ -61,7 +61,7 @@ def plan(ctx: click.Context, /, *, manifest: str, room: str | None, as_json: boo
     imagined = room is not None and named and config.device != "cpu" and config.mesh.ranks == 1
 
     from swarmnet.cli.plan_report import run_plan
-    from swarmnet.peer.devices import check_memory, choose_layout, meaningless
+    from swarmnet.peer.devices import check_memory, choose_layout, computed_here, meaningless
     from swarmnet.peer.memory_fit import room_here, setup_of
 
     cuda = _gpus_here()
@@ -70,6 +70,7 @@ def plan(ctx: click.Context, /, *, manifest: str, room: str | None, as_json: boo
         if config.mesh.gpus == "auto":
             raise UsageError("--gpus auto: torch sees no CUDA device here; say how many the other machine has")
     # The same checks as before a peer starts, so a plan is never of what a peer would refuse.
+    run = computed_here(run, config.compute)
     layout = choose_layout(config.mesh, config.device, run, cuda=cuda)
     check_memory(config.memory, layout)
     if ignored := meaningless(config.mesh, layout):

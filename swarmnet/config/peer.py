@@ -262,6 +262,9 @@ class PeerConfig(Table):
     device: Annotated[Literal["cpu", "cuda", "auto"], CliOption()] = says(
         "auto", "where to compute; auto: on cuda where there is one"
     )
+    compute: Annotated[Literal["run", "fp32", "bf16"], CliOption()] = says(
+        "run", 'operands of matrix products; other than the run\'s only if its numerics.mode is "fp32"'
+    )
     threads: Annotated[Positive, AfterValidator(_threads)] = says(1, "CPU threads of the compute thread")
     slots: Annotated[Count, CliOption("N")] = says(
         4, "microbatches in flight per stage and open step: the memory bound; 0: as many as fit"

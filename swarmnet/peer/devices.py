@@ -16,6 +16,7 @@ from swarmnet.manifest.schema import Manifest
 from swarmnet.ranks.layout import MeshLayout, MeshSplit
 
 Device = Literal["cpu", "cuda", "auto"]
+Compute = Literal["run", "fp32", "bf16"]
 
 
 def choose_layout(mesh: Mesh, device: Device, manifest: Manifest, *, cuda: int) -> MeshLayout:
@@ -94,6 +95,20 @@ def _shaped(mesh: Mesh, devices: tuple[str, ...]) -> MeshLayout:
     return MeshLayout(tensor, data, mesh.shard, mesh.sequence_parallel, devices)
 
 
+def computed_here(manifest: Manifest, compute: Compute) -> Manifest:
+    """`manifest` as a peer computes it whose operator asks for `compute`. Raises UsageError if the run does not let a
+    peer choose: a microbatch's gradient would depend on who computed it."""
+    numerics = manifest.numerics
+    if compute in ("run", numerics.compute):
+        return manifest
+    if numerics.mode == "deterministic":
+        raise UsageError(
+            f"--compute {compute}: this run computes in {numerics.compute} and promises the bits of one process "
+            '(numerics.mode = "deterministic"): leave --compute away, which is for runs with numerics.mode = "fp32"'
+        )
+    return manifest.model_copy(update={"numerics": numerics.model_copy(update={"compute": compute})})
+
+
 _ON_THE_CPU = {
     "offload": "--activations offload: the CPU's memory is host memory already, so a copy there frees nothing. Use "
     '"selective", "recompute_layers" or "recompute"',
@@ -114,7 +129,7 @@ class NumericsClass:
     """Versions of torch, and on a GPU of CUDA and cuDNN."""
     mesh: str
     compute: str
-    """As in the manifest's `numerics.compute`."""
+    """The manifest's `numerics.compute`, or what the operator chose instead."""
     kernels: str
     """"eager", or "compiled"."""
     apply: str
@@ -132,7 +147,8 @@ class NumericsClass:
 
     def of_weights(self, *, exact: bool) -> str:
         """What replicas compare to know if their weights should be the same bits. exact: are sums?"""
-        return self.apply if exact else str(self)
+        # Updates are fp32 whatever gradients are computed in.
+        return self.apply if exact else str(dataclasses.replace(self, compute=""))
 
 
 def check_memory(memory: Memory, layout: MeshLayout) -> None:

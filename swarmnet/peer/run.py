@@ -19,7 +19,7 @@ from swarmnet.net.stop import stopped_by_signal, unless_stopped
 from swarmnet.peer.away import remember, until_somebody_answers, was_in
 from swarmnet.peer.checkup import advice
 from swarmnet.peer.desk import OpenDesk
-from swarmnet.peer.devices import NumericsClass, check_memory, choose_layout, meaningless
+from swarmnet.peer.devices import NumericsClass, check_memory, choose_layout, computed_here, meaningless
 from swarmnet.peer.moving import Moving, NewPlace
 from swarmnet.peer.peer import OnEvent, Peer, Tokens
 from swarmnet.peer.rebalance import Rules
@@ -61,16 +61,18 @@ def run_peer(
     from swarmnet.stage.canonical import Initial
 
     routing_rule(config.routing)  # refuses early
+    # For arithmetic alone: what peers agree on, and what crosses the network, is the run's.
+    mine = computed_here(manifest, config.compute)
     torch.set_num_threads(config.threads)
     # Large pages for large CPU tensors: a fresh 50 MB sum then costs 3 ms of page faults instead of 20. torch asks the
     # environment for this once, at its first tensor, and offers no other way.
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
-    layout = choose_layout(config.mesh, config.device, manifest, cuda=torch.cuda.device_count())
+    layout = choose_layout(config.mesh, config.device, mine, cuda=torch.cuda.device_count())
     check_memory(config.memory, layout)
     # A file written for a larger machine is not refused on a smaller one.
     if ignored := meaningless(config.mesh, layout):
         log.info("mesh_ignored", ignored=ignored, reason="this peer is one rank, which shares its stages with no other")
-    setup = setup_of(config, manifest, layout)
+    setup = setup_of(config, mine, layout)
     slots = slots_here(setup, config.stages, lent_bytes(config.caps, layout))
     # The operator left the number to this machine, or lends too little for so many.
     if slots != config.slots:
@@ -79,11 +81,9 @@ def run_peer(
     def slots_of(changed: PeerConfig) -> int:
         lent = lent_bytes(changed.caps, layout)
         # What is free now is without what this peer has taken.
-        return (
-            slots_within(setup_of(changed, manifest, layout), config.stages, lent) if lent else changed.slots or slots
-        )
+        return slots_within(setup_of(changed, mine, layout), config.stages, lent) if lent else changed.slots or slots
 
-    numerics = numerics_of(manifest, layout, setup.memory)
+    numerics = numerics_of(mine, layout, setup.memory)
     moving = moves and config.rebalance_s and layout.ranks == 1 and len(config.stages) == 1
     fits = stages_that_fit(setup, room_here(layout)) if moving else []
     if moves and not moving:
@@ -95,8 +95,8 @@ def run_peer(
         begin = InitialWeights(config, manifest, at_source=data_at_source)
 
         def engine_of(stage: int, initial: Initial | None) -> TorchEngine:
-            backend = backend_of(manifest, stage, layout, initial, setup.memory)
-            return torch_engine(manifest, stage, compute, backend)
+            backend = backend_of(mine, stage, layout, initial, setup.memory)
+            return torch_engine(mine, stage, compute, backend)
 
         while True:
             has_data = 0 in config.stages and (data_at_source or config.data is not None)
