@@ -1,6 +1,6 @@
 """What unequal machines cost: one of three replicas of a stage is `--ratio` times slower, 32 microbatches a step.
 
-    python benchmarks/uneven.py [--ratio 8] [--json FILE] [--quick]
+    python benchmarks/uneven.py [--ratio 8] [--json FILE] [--quick] [--real]
 
 Whole swarms on virtual time (`swarmnet/simulate`), with 1 to 4 stages and the slow replica in the first, a middle or
 the last one; every other replica is a fast one. `sum` is the sum of the speeds in the uneven stage. Per shape:
@@ -12,6 +12,9 @@ the last one; every other replica is a fast one. `sum` is the sum of the speeds 
 Peers have two slots for each stage and two more. A step ends when the last stage has committed it. `bound`: with
 nothing but compute, and a step after the other, whole microbatches allow so much of what three equal machines reach in
 one stage. `--json` writes the worst shape of both.
+
+`--real` measures `exact` of one stage in real processes (`uneven_real.py`), and nothing else: three swarms of each kind
+by turns, and the median of the ratios of tokens per second. `--json` then writes `real` and the `rows` of it.
 """
 
 from __future__ import annotations
@@ -76,11 +79,30 @@ def least_seconds(speeds: tuple[float, ...]) -> float:
     return ends[MICROBATCHES - 1]
 
 
+def real(speeds: tuple[float, ...], equal: tuple[float, ...], *, turns: int) -> dict[str, object]:
+    """Tokens per second of real processes with these speeds, over those with equal ones: the median, and each turn."""
+    from uneven_real import real_step_seconds
+
+    ideal_s = MICROBATCHES * 3 * FORWARD_S / sum(speeds)
+    rows: list[dict[str, float]] = []
+    print("  turn   exact   of sum   (equal)")
+    for turn in range(turns):
+        mine, theirs = (
+            real_step_seconds(each, microbatches=MICROBATCHES, forward_s=FORWARD_S) for each in (speeds, equal)
+        )
+        rows.append({"exact": theirs / mine, "of_sum": ideal_s / mine, "equal_of_sum": ideal_s / theirs})
+        print(f"{turn:6}  {theirs / mine:6.3f}  {ideal_s / mine:7.3f}  {ideal_s / theirs:8.3f}", flush=True)
+    median = statistics.median(row["exact"] for row in rows)
+    print(f"median  {median:6.3f}")
+    return {"real": median, "rows": rows}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--ratio", type=float, default=8.0, help="how much slower the slow one is")
     parser.add_argument("--quick", action="store_true", help="two shapes")
     parser.add_argument("--json", type=Path, help="write the worst of each column there")
+    parser.add_argument("--real", action="store_true", help="real processes instead, one stage")
     options = parser.parse_args()
     speeds = speeds_of(options.ratio)
     total = sum(speeds)
@@ -88,6 +110,11 @@ def main() -> None:
     ideal_s = MICROBATCHES * 3 * FORWARD_S / total
     bound = least_seconds(equal) / least_seconds(speeds)
     print(f"one of {REPLICAS} replicas {options.ratio:g} times slower, {MICROBATCHES} microbatches; bound {bound:.3f}")
+    if options.real:
+        found = real(speeds, equal, turns=1 if options.quick else 3)
+        if options.json:
+            options.json.write_text(json.dumps(found | {"bound": bound}) + "\n", encoding="utf-8")
+        return
     print("stages  uneven   exact   of sum   (equal)   overlap")
     exact, overlap = [], []
     for stages, uneven in QUICK if options.quick else SHAPES:
