@@ -143,8 +143,12 @@ class Endpoint:
         """A port of our router's, if we are at home behind one."""
         host = Address.parse(self.transport.addresses[0]).host
         if self.maps_port and may_ask(host):
-            return mapped_port(host, self.transport.port, self.me)
+            return mapped_port(host, self.transport.port, self.me, changed=self._port_moved)
         return contextlib.nullcontext()
+
+    def _port_moved(self, address: Address | None) -> None:
+        # The record says so when it is published next.
+        self.transport.mapped = address
 
     async def _while_admitted(self) -> None:
         """Raises UsageError when this peer is banned, or its invitation has ended and is not renewed."""
