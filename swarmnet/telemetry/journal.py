@@ -22,6 +22,7 @@ _TOLD = """
 _WARNED = """
     halted waiting refused digest_differs join_failed restart dropped orphaned apply_failed checkpoint_failed
     checkpoint_bad drift rank_lost bad_input away cannot_reach relay_lost move_failed
+    need_not_hide
 """
 
 _LEVELS = dict.fromkeys(_TOLD.split(), logging.INFO) | dict.fromkeys(_WARNED.split(), logging.WARNING)
