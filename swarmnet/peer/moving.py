@@ -131,7 +131,7 @@ class Moving:
         except (SwarmError, TimeoutError) as error:
             self._failed(to, str(error) or f"the state did not come within {within_s:.0f} s")
             return None
-        if self._at_home() is None or not await hand_over(self._peer, _HAND_OVER_S):
+        if self._at_home() is None or not await hand_over(self._peer, _HAND_OVER_S, standstill=version is None):
             self._failed(to, f"nobody else has all of stage {replica.stage}")
             return None
         return NewStage(to, version)
