@@ -115,7 +115,7 @@ class Endpoint:
 
         def members() -> list[PeerId]:
             known = self.directory.known()
-            return [each.peer for each in known if each.addresses and not each.hidden and (each.stages or each.trainer)]
+            return [each.peer for each in known if each.addresses and not each.hidden and (each.stages or each.feeds)]
 
         if not await self.transport.hide(members, say):
             return None
