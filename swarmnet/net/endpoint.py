@@ -1,4 +1,4 @@
-"""One identity on the network: its place in the DHT and its gRPC port, opened and closed together.
+"""One identity on the network: its DHT node and its gRPC port, opened and closed together.
 
 Peers and trainers stand on it. It knows the run's id and nothing of what is said.
 

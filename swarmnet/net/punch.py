@@ -98,7 +98,7 @@ class Hole:
 async def punch(
     hole: Hole, places: Sequence[Endpoint], *, mine: bytes, theirs: bytes, decides: bool, limit_s: float = PUNCH_S
 ) -> socket.socket:
-    """Dial all places and take calls, until one leads to the peer that says `theirs`; to whom `mine` is said.
+    """Dial all addresses and take calls, until one leads to the peer that says `theirs`; to whom `mine` is said.
 
     decides: of the two, which chooses the connection where there are several. Raises PeerGone.
     """
