@@ -56,6 +56,9 @@ class Wrap:
 NOTHING_BETWEEN = Wrap()
 
 
+_BETWEEN_READS_S = 2.0
+"""A lookup of all records costs every holder of a key CPU and line: twenty processes on two cores a third of both."""
+
 LOOK_S = 5.0
 """How often a peer looks whether it is still admitted."""
 
@@ -184,6 +187,7 @@ async def open_endpoint(
             state_dir=network.dir,
             admissions=admissions,
             manifest=network.manifest,
+            between_reads_s=_BETWEEN_READS_S,
         ) as dht:
             own_pass.check(now=time.time())  # now that bans have been heard of
             transport = GrpcTransport(
