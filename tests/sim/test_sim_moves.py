@@ -86,6 +86,13 @@ def test_the_last_but_one_replica_of_a_stage_does_not_move() -> None:
     assert sorted(counts(swarm)) in ([1, 2],)
 
 
+def test_who_has_no_room_for_the_copy_leaves_the_move_to_others() -> None:
+    swarm = watched(plan_of(3, 3))
+    swarm.free_bytes = {PeerId("s0.0"): 0, PeerId("s0.2"): 0}
+    swarm.run(until_s=400.0, script=lose_all_but_one(1))
+    assert [peer for peer, _ in events(swarm, "moving")] == ["s0.1"] and counts(swarm) == [2, 2]
+
+
 PHASES = ["announced", "fetching", "handing_over", "left", "synced"]
 
 
