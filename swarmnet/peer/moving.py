@@ -62,9 +62,6 @@ class Moving:
         peer, rebalancer = self._peer, self._rebalancer
         while True:
             await asyncio.sleep(_LOOK_S)
-            # Others announce at the same time: what they say decides who goes, and must not be some seconds old.
-            if rebalancer.intent.to is not None:
-                await peer.refresh()
             replica = self._at_home()
             if replica is None:
                 self._intend(Intent())

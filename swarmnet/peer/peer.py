@@ -59,9 +59,8 @@ from swarmnet.transport import ReadPayload, Service, Transport, layout_of
 Tokens = Callable[[int, int], tuple[Packed, ...] | None]
 OnEvent = Callable[[str, dict[str, object]], None]
 
-_PUBLISH_S, _LOOK_S, _LOOK_WHILE_ALONE_S = 4.0, 4.0, 1.0
-"""How often a peer tells the directory about itself, and looks into it; while it is alone in a stage, or nobody serves
-one, others may come any moment."""
+_PUBLISH_S, _LOOK_S = 2.0, 1.0
+"""How often a peer tells the directory about itself, and looks into it."""
 
 _LAST_WORD_S = 1.0
 """How long a peer that leaves tries to tell the directory."""
@@ -443,18 +442,13 @@ class Peer:
         """Look into the directory: regularly, and when a stranger spoke."""
         while True:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_LOOK_WHILE_ALONE_S if self._missing or self._is_alone() else _LOOK_S):
+                async with asyncio.timeout(_LOOK_S):
                     await self._look.wait()
             self._look.clear()
             await self.refresh()
             self._supply.consider()
             self._say_who_is_missing()
             await asyncio.sleep(0.1)
-
-    def _is_alone(self) -> bool:
-        """Does it hear no mate in one of its stages?"""
-        now = self._now()
-        return not all(replica.member.view.live(stage, now=now) for stage, replica in self.replicas.items())
 
     def _say_who_is_missing(self) -> None:
         """Once, and again when it changes: which stages nobody serves, so that no step can finish."""
