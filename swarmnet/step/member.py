@@ -196,7 +196,7 @@ class Member:
 
     def _told(self, peer: PeerId) -> tuple[bool, bool]:
         """(May this peer lack the last step's commits? Is it a mate?)"""
-        return self.view.newest(peer) < self.version, self.view.get(peer) is not None
+        return self.view.behind(peer, self.version), self.view.get(peer) is not None
 
     def _heartbeat(self, behind: bool, mate: bool) -> Heartbeat:
         return Heartbeat(
