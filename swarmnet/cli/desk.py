@@ -85,7 +85,8 @@ _LIVE = ("upload_mbit", "download_mbit", "gpu_gib", "host_gib", "disk_gib", "hou
 def caps(ctx: click.Context, /, directory: Path, as_json: bool, **_: Any) -> int:
     """Show what a running peer lends at most, and change it at once.
 
-    What is changed is kept in the peer's --dir and holds after a restart, too; a flag of `join` or `peer` wins over it.
+    What is changed is kept in the peer's --dir and holds after a restart, too, until a flag of `join` or `peer`, a
+    variable or the config file says something else than it did.
 
     \b
     Examples:

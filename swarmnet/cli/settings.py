@@ -286,9 +286,8 @@ def read_config(ctx: click.Context, role: Role) -> PeerConfig:
     if role == "stage":
         from swarmnet.peer.desk import WISHES, kept_wishes
 
-        # Asked of an earlier process with this --dir: above the file, below what is said now.
-        at = 1 + bool(ctx.params["config"])
-        layers.insert(at, SettingsLayer(str(config.dir / WISHES), kept_wishes(config.dir).config))
+        # Asked of an earlier process with this --dir, and of things of which the same is said now as then.
+        layers.append(SettingsLayer(str(config.dir / WISHES), kept_wishes(config).config))
         config = resolve(PeerConfig, layers, where=where)
     if role not in config.roles:
         raise UsageError(

@@ -150,6 +150,7 @@ class GrpcTransport:
             relay_caps,
             arrivals,
             welcome=lambda peer: self._callee.knows(peer),
+            admitted=lambda peer: greeter.unwelcome(peer) is None,
             bytes_per_s=lambda: self.traffic.relays(relay_bytes_per_s),
             traffic=self.traffic,
             host=lambda context: host_of(context.peer()),
@@ -168,7 +169,15 @@ class GrpcTransport:
             on_open=self._take_shortcut,
             say=lambda name, fields: self._say(name, fields),
         )
-        self._ways = Ways(self._channels_to, arrivals, self.relay, self._doors, lambda: self.hidden, self._holes)
+        self._ways = Ways(
+            self._channels_to,
+            arrivals,
+            self.relay,
+            self._doors,
+            lambda: self.hidden,
+            self._holes,
+            on_direct=self._take_shortcut,
+        )
         self._dialling = Dialling(
             self._leaf, greeter, config, addresses, self._tell_gone, self._ways.tunnel, hole_to=self._holes.leads_to
         )
@@ -241,7 +250,8 @@ class GrpcTransport:
         if self._listener is not None:
             await self._listener.stop(grace=None)
         self._holes.close()
-        for channels in self._channels.values():
+        # While one is being closed, what ends with it may look up another.
+        for channels in tuple(self._channels.values()):
             await channels.close()
         await self._group.__aexit__(*raised)
         self._doors.remove()
@@ -365,7 +375,7 @@ class GrpcTransport:
             self._spawn(self._channels_to(peer).broke(None))
 
     def _take_shortcut(self, peer: PeerId) -> None:
-        """There is a hole to this peer: what begins from now on goes through it, and the link moves there."""
+        """There is a way to this peer without a relay: what begins from now on takes it, and the link moves there."""
         self._channels_to(peer).leave_circuits()
         if peer in self._links:
             self._links[peer][0].move()

@@ -103,7 +103,7 @@ class Punches:
         return max(0.0, pause.until - now) if pause else 0.0
 
     def take(self, places: Sequence[Endpoint], now: float) -> list[Endpoint]:
-        """Those of the places that may be dialled now."""
+        """Those of the addresses that may be dialled now."""
         due = {host: max(self._hosts.get(host, now), now) for host, _ in places}
         due = {host: at for host, at in due.items() if at - now <= HOST_EVERY_S * (HOST_BURST - 1)}
         for host, at in due.items():

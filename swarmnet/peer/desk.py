@@ -47,9 +47,9 @@ _LONGEST_PATH = 100  # The system takes 107 bytes.
 # ---------------------------------------------------------------- what is kept
 
 
-def kept_wishes(directory: Path) -> Wishes:
-    """What was asked of the peer of this directory. Raises UsageError."""
-    return _kept(directory / WISHES, Wishes.parse, Wishes())
+def kept_wishes(config: PeerConfig) -> Wishes:
+    """What was asked of the peer of this directory, and holds under this config. Raises UsageError."""
+    return _kept(config.dir / WISHES, Wishes.parse, Wishes()).since(config)
 
 
 def _kept(path: Path, parse: Callable[[object], T], default: T) -> T:
@@ -65,31 +65,47 @@ def _kept(path: Path, parse: Callable[[object], T], default: T) -> T:
 
 
 class OpenDesk:
-    """Serves one peer's desk, from its first step on. slots_of: how many slots a changed config comes to."""
+    """Serves one peer's desk, from its first step on. slots_of: how many slots a changed config comes to. stop: set
+    once the peer is asked to leave."""
 
-    def __init__(self, config: PeerConfig, traffic: Traffic, slots_of: Callable[[PeerConfig], int]) -> None:
-        self._dir, self._traffic, self._slots_of = config.dir, traffic, slots_of
+    def __init__(
+        self, config: PeerConfig, traffic: Traffic, slots_of: Callable[[PeerConfig], int], stop: asyncio.Event
+    ) -> None:
+        self._dir, self._traffic, self._slots_of, self._stop = config.dir, traffic, slots_of, stop
         began = WorkDone(round(time.time()))
         self.tally = WorkCount(_kept(config.dir / CONTRIBUTED, WorkDone.parse, began))
-        self._desk = Desk(config, kept_wishes(config.dir), self.tally)
+        self._desk = Desk(config, kept_wishes(config), self.tally)
         self._holding: asyncio.Task[None] | None = None
         self._leaving = False
         self._looked = asyncio.Event()
         self._busy = asyncio.Lock()
 
+    @property
+    def config(self) -> PeerConfig:
+        """What the peer was started with and what was changed since."""
+        return self._desk.config
+
     async def run(self, peer: Peer) -> None:
         """Until cancelled."""
-        self._lend(peer, self._desk.config, self._slots_of(self._desk.config))
+        self._lend(peer, self.config, self._slots_of(self.config))
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._look(peer))
-                with _socket(self._dir / SOCKET) as bound:
-                    async with await asyncio.start_unix_server(
-                        lambda reader, writer: self._serve(peer, reader, writer), sock=bound, limit=LONGEST_LINE
-                    ) as listener:
-                        await listener.serve_forever()
+                await self._listen(peer)
         finally:
             self._keep(CONTRIBUTED, asdict(self.tally.kept))
+
+    async def _listen(self, peer: Peer) -> None:
+        try:
+            with _socket(self._dir / SOCKET) as bound:
+                async with await asyncio.start_unix_server(
+                    lambda reader, writer: self._serve(peer, reader, writer), sock=bound, limit=LONGEST_LINE
+                ) as listener:
+                    await listener.serve_forever()
+        except OSError as error:
+            # Not every file system has sockets.
+            reason, then = error.strerror or str(error), "nobody can pause it or change its caps while it runs"
+            log.warning("no_desk", path=str(self._dir / SOCKET), reason=reason, then=then)
 
     async def resume(self) -> None:
         """End a pause, for the last time: the peer leaves, and says so itself from now on."""
@@ -142,16 +158,18 @@ class OpenDesk:
         desk, before = self._desk, (self._desk.config, self._desk.wishes)
         try:
             day = time.strftime("%Y-%m-%d", time.localtime(self.tally.kept.since))
-            reply = desk.answer(json.loads(line), minute=_minute(), day=day)
+            reply = desk.answer(json.loads(line), minute=_minute(), day=day, leaves=self._stop.is_set())
             if desk.config is not before[0]:
                 self._lend(peer, desk.config, await asyncio.to_thread(self._slots_of, desk.config))
             if desk.wishes != before[1]:
-                self._keep(WISHES, {"paused": desk.wishes.paused, "config": dict(desk.wishes.config)})
-        except UsageError as error:
-            desk.config, desk.wishes = before  # what cannot be is not kept
-            return {"error": error.message}
-        except (ValueError, RecursionError):
-            return {"error": "a request is one line of JSON"}
+                self._keep(WISHES, asdict(desk.wishes))
+        except BaseException as error:
+            desk.config, desk.wishes = before  # what cannot be is not kept, nor what took too long
+            if isinstance(error, UsageError):
+                return {"error": error.message}
+            if isinstance(error, ValueError | RecursionError):
+                return {"error": "a request is one line of JSON"}
+            raise
         self._looked.set()
         if reply.leave:
             # The supervising process, if there is one, need not know: a peer that ends well is not started again.

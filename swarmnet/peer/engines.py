@@ -136,6 +136,7 @@ def torch_engine(manifest: Manifest, stage: int, threads: ComputeThread, backend
     codecs.use_all(named_by(manifest))  # refuses early what nobody here can encode
     jobs = StageJobs(threads, stage, backend.device, reproducible=manifest.numerics.mode == "deterministic")
 
+    @functools.cache
     def snapshot_bytes(other: int) -> int:
         canonical = backend.state.canonical if other == stage else Canonical.of(manifest.of_stage(other))
         return canonical.layout.num_bytes

@@ -1,4 +1,4 @@
-"""From an invitation to a place in the run: what `swarmnet join` finds out before it is a peer like any other.
+"""From an invitation to a stage of the run: what `swarmnet join` finds out before it is a peer like any other.
 
 Which run, by the link; its manifest, from anybody and checked by its hash; and the stage, from what everybody announces
 (`placement` decides). It speaks as a DHT client under the peer's own identity and serves nobody yet; the state of the
@@ -56,7 +56,7 @@ Tell = Callable[[str, str], None]
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A place in a run: what `run_peer` takes. config names the manifest's file, the stages and whom to join by.
+    """Where in a run: what `run_peer` takes. config names the manifest's file, the stages and whom to join by.
 
     chosen: the rule chose the stage, and may move the peer to another one later; else its operator did.
     """

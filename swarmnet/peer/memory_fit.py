@@ -140,6 +140,12 @@ def available() -> int | None:
             return None
 
 
+def room_for_copy() -> int | None:
+    """Bytes of this machine's memory that a copy of a state may take for a while, beside all that runs here."""
+    free = available()
+    return None if free is None else free - RESERVE["cpu"]
+
+
 # ------------------------------------------------------------ how many slots
 
 

@@ -36,7 +36,7 @@ _LONGEST_PROMISE_S = 1800.0
 
 
 @dataclass(frozen=True, slots=True)
-class NewPlace:
+class NewStage:
     """The stage to go on with. version: of its state that was put on disk for it; None: what lies there anyway."""
 
     stage: int
@@ -44,16 +44,20 @@ class NewPlace:
 
 
 class Moving:
-    """Moves one peer of one stage. fits: the stages for which this machine has memory. Begun when the peer is."""
+    """Moves one peer of one stage. Begun when the peer is.
 
-    def __init__(self, peer: Peer, rules: Rules, fits: Collection[int]) -> None:
-        self._peer, self._rules, self._fits = peer, rules, fits
+    fits: the stages for which this machine has memory. room: bytes of host memory that a copy of a state may take on
+    its way to disk, beside the stage that is served on; None: nobody knows.
+    """
+
+    def __init__(self, peer: Peer, rules: Rules, fits: Collection[int], room: Callable[[], int | None]) -> None:
+        self._peer, self._rules, self._fits, self._room = peer, rules, fits, room
         self._promises = Promises(rules)
         self._began = loop_time()
         self._rebalancer = Rebalancer(peer.me, rules, now=loop_time())
         peer.may_move = True
 
-    async def run(self) -> NewPlace:
+    async def run(self) -> NewStage:
         """Until the peer may go to another stage: it has handed over the old one, and is to leave at once."""
         peer, rebalancer = self._peer, self._rebalancer
         while True:
@@ -68,7 +72,7 @@ class Moving:
             heard = [each for each in there if self._is_heard(replica, each)]
             serving = self._promises.believed([*heard, *servings([peer.status()])], loop_time())
             picture = Picture(peer.manifest.cut.stages, serving, rules)
-            intent = rebalancer.decide(picture, self._fits, now=loop_time())
+            intent = rebalancer.decide(picture, self._fitting(replica), now=loop_time())
             self._intend(intent)
             if intent.to is not None and intent.surely:
                 rates = {str(stage): round(rate, 3) for stage, rate in enumerate(picture.served)}
@@ -97,6 +101,13 @@ class Moving:
         member = replica.member
         return replica if member.synced and not member.done and not member.view.draining else None
 
+    def _fitting(self, replica: Replica) -> Collection[int]:
+        """The stages whose copies fit now, too."""
+        room = self._room()
+        if room is None:
+            return self._fits
+        return [stage for stage in self._fits if replica.compute.snapshot_bytes(stage) <= room]
+
     def _is_heard(self, replica: Replica, each: Serving) -> bool:
         """Records outlive their peers. Of those beside me that serve I hear, or they are gone."""
         near = abs(each.stage - replica.stage) <= 1
@@ -109,7 +120,7 @@ class Moving:
         promise_s = min(max(self._rules.promise_s, 3 * fetch_s), _LONGEST_PROMISE_S)
         return replace(self._rules, fetch_s=fetch_s, promise_s=promise_s)
 
-    async def _move(self, replica: Replica, to: int, within_s: float) -> NewPlace | None:
+    async def _move(self, replica: Replica, to: int, within_s: float) -> NewStage | None:
         """None: it came to nothing, which is said."""
         try:
             async with asyncio.timeout(within_s):
@@ -117,10 +128,10 @@ class Moving:
         except (SwarmError, TimeoutError) as error:
             self._failed(to, str(error) or f"the state did not come within {within_s:.0f} s")
             return None
-        if self._at_home() is None or not await hand_over(self._peer, _HAND_OVER_S):
+        if self._at_home() is None or not await hand_over(self._peer, _HAND_OVER_S, standstill=version is None):
             self._failed(to, f"nobody else has all of stage {replica.stage}")
             return None
-        return NewPlace(to, version)
+        return NewStage(to, version)
 
     def _failed(self, to: int, reason: str) -> None:
         self._peer.say("move_failed", {"to": to, "reason": reason})

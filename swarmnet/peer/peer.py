@@ -59,7 +59,7 @@ from swarmnet.transport import ReadPayload, Service, Transport, layout_of
 Tokens = Callable[[int, int], tuple[Packed, ...] | None]
 OnEvent = Callable[[str, dict[str, object]], None]
 
-_PUBLISH_S, _LOOK_S, _LOOK_WHILE_INCOMPLETE_S = 4.0, 4.0, 1.0
+_PUBLISH_S, _LOOK_S = 2.0, 1.0
 """How often a peer tells the directory about itself, and looks into it."""
 
 _LAST_WORD_S = 1.0
@@ -442,7 +442,7 @@ class Peer:
         """Look into the directory: regularly, and when a stranger spoke."""
         while True:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_LOOK_WHILE_INCOMPLETE_S if self._missing else _LOOK_S):
+                async with asyncio.timeout(_LOOK_S):
                     await self._look.wait()
             self._look.clear()
             await self.refresh()

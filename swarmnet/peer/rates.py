@@ -3,8 +3,9 @@
 A replica knows the rate k at which it computes itself, and from the commits how much everybody has counted. Who counted
 n microbatches while it counted m itself computes at about k n / m: the callers share work out by speed. Each replica
 announces what it has found of itself and its mates (`Estimate`). Counts of a few steps are coarse, so a replica's own
-word is believed within half as much again of the median of what the others say of it (`measured`), and no further: a
-liar is outvoted, whatever it says of itself or of one other.
+word is believed within half as much again of the median of what all say of it (`measured`), and no further: of three
+or more a liar is outvoted, whatever it says of itself or of one other. Of two nobody can tell which one lies: the lower
+word counts, so that a lie makes the stage look slower than it is. That brings another replica, and a liar is outvoted.
 
 Pure: counts in, rates out. Rates are microbatches per 1000 seconds.
 """
@@ -84,11 +85,9 @@ def measured(said: Mapping[PeerId, Sequence[Estimate]]) -> dict[PeerId, float]:
     for peer in said:
         of = mark(peer)
         own = by[peer].get(of)
-        words = [rates[of] for other, rates in by.items() if other != peer and of in rates]
-        if words:
-            median = statistics.median(words)
-            rate = median if own is None else min(max(own, median / _COARSE), median * _COARSE)
+        words = [rates[of] for rates in by.values() if of in rates]
+        if words and (len(words) > 1 or own is None or len(said) == 1):
+            middle = statistics.median_low(words)
+            rate = middle if own is None else min(max(own, middle / _COARSE), middle * _COARSE)
             found[peer] = rate / 1000
-        elif own is not None and len(said) == 1:
-            found[peer] = own / 1000
     return found

@@ -20,7 +20,7 @@ from swarmnet.peer.away import remember, until_somebody_answers, was_in
 from swarmnet.peer.checkup import advice
 from swarmnet.peer.desk import OpenDesk
 from swarmnet.peer.devices import NumericsClass, check_memory, choose_layout, meaningless
-from swarmnet.peer.moving import Moving, NewPlace
+from swarmnet.peer.moving import Moving, NewStage
 from swarmnet.peer.peer import OnEvent, Peer, Tokens
 from swarmnet.peer.rebalance import Rules
 from swarmnet.peer.replica import ReplicaLimits
@@ -138,7 +138,7 @@ def run_peer(
             if moved is None:
                 return 0
             # Its state is on disk, and the old stage is out of memory.
-            config, carried = config.model_copy(update={"stages": (moved.stage,)}), moved.version
+            config, carried = moved
 
 
 @contextlib.contextmanager
@@ -190,8 +190,8 @@ async def _serve(
     *,
     fits: Collection[int],
     carried: int | None,
-) -> NewPlace | None:
-    """Until it is asked to stop, or has to go on with another stage."""
+) -> tuple[PeerConfig, int | None] | None:
+    """Until it is asked to stop, or has to go on with another stage: then how, and with which version of its state."""
     reminder = Reminder(log)
 
     def on_event(event: str, fields: dict[str, object]) -> None:
@@ -217,7 +217,7 @@ async def _serve(
             on_event("stopped", {"reason": "asked to stop before it had joined"})
             return None
         disk = DirectoryDisk(CheckpointStore(config.dir, endpoint.run, numerics=str(numerics), owner=endpoint.me))
-        desk = OpenDesk(config, endpoint.transport.traffic, slots_of)
+        desk = OpenDesk(config, endpoint.transport.traffic, slots_of, stop)
 
         def on_step(event: str, fields: dict[str, object]) -> None:
             on_event(event, fields)
@@ -255,6 +255,7 @@ async def _serve(
             computing = [group.create_task(_compute(each, peer, on_event)) for each in ranks]
             moved = await unless_stopped(stop, _moving(peer, config, fits))
             await desk.resume()  # leaving takes over
+            reason = "it was about to move"
             if moved is None:
                 reason = await peer.drain(config.drain_s)
                 for replica in peer.replicas.values():
@@ -263,18 +264,22 @@ async def _serve(
             for task in (serving, ending, beside, reminding, asked, *computing):
                 task.cancel()
         on_event("traffic", {"calls": endpoint.transport.traffic.rows()})
-        if moved is None:
+        # Perhaps it was asked while it left its old stage.
+        if moved is None or stop.is_set():
             on_event("stopped", {"reason": f"asked to stop: {reason}"})
-        else:
-            on_event("moved", {"from": config.stages[0], "to": moved.stage, "version": moved.version})
-    return moved
+            return None
+        on_event("moved", {"from": config.stages[0], "to": moved.stage, "version": moved.version})
+        # Its caps may have been changed while it ran.
+        return desk.config.model_copy(update={"stages": (moved.stage,)}), moved.version
 
 
-async def _moving(peer: Peer, config: PeerConfig, fits: Collection[int]) -> NewPlace:
+async def _moving(peer: Peer, config: PeerConfig, fits: Collection[int]) -> NewStage:
     """Until the peer has left its stage for another one; for ever if it does not move."""
     if not fits:
         await asyncio.Event().wait()
-    return await Moving(peer, Rules(period_s=config.rebalance_s), fits).run()
+    from swarmnet.peer.memory_fit import room_for_copy
+
+    return await Moving(peer, Rules(period_s=config.rebalance_s), fits, room_for_copy).run()
 
 
 async def _serve_peer(peer: Peer, ports: tuple[int, int], on_event: OnEvent) -> None:

@@ -5,7 +5,7 @@ answers out; `peer.desk` carries them and keeps both in the peer's directory.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from swarmnet.config.check import SettingsLayer, merge, resolve
@@ -62,15 +62,23 @@ class WorkCount:
 
     kept: WorkDone
     _counted: dict[object, int] = field(default_factory=dict)
+    _newest: dict[object, int] = field(default_factory=dict)
+    _again: bool = False
     _crossed: tuple[int, int] = (0, 0)
 
     def on_event(self, event: str, facts: Mapping[str, Any]) -> None:
-        """What a replica says of a step."""
+        """What a replica says of a step: first that it is applied, then what it has executed and counted by now."""
         if event == "applied":
-            self.kept.steps += 1
+            stage, version = facts["stage"], facts["version"]
+            # A run that went back computes steps again that are counted here already.
+            self._again = version <= self._newest.get(stage, 0)
+            if not self._again:
+                self._newest[stage] = version
+                self.kept.steps += 1
         elif event == "executed":
             stage, counted = facts["stage"], facts["counted"]
-            self.kept.microbatches += counted - self._counted.get(stage, 0)
+            if not self._again:
+                self.kept.microbatches += counted - self._counted.get(stage, 0)
             self._counted[stage] = counted
 
     def passed(self, seconds: float, sent: int, received: int, *, serving: bool) -> None:
@@ -86,18 +94,33 @@ class WorkCount:
 
 @dataclass(frozen=True, slots=True)
 class Wishes:
-    """What was asked of a peer and holds after a restart, too. config: settings, as in a peer config file."""
+    """What was asked of a peer and holds after a restart, too. config: settings, as in a peer config file. over: what
+    the peer's config said of each without the wish."""
 
     paused: bool = False
     config: Mapping[str, Any] = field(default_factory=dict)
+    over: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
     def parse(cls, data: object) -> Wishes:
         """What was kept. Raises ValueError; whether the settings are valid is found out with the whole config."""
         match data:
-            case {"paused": bool() as paused, "config": dict() as config, **rest} if not rest:
-                return cls(paused, config)
-        raise ValueError("it says other things than paused and config")
+            case {"paused": bool() as paused, "config": dict() as config, "over": dict() as over, **rest} if not rest:
+                if isinstance(config.get("caps", {}), dict):
+                    return cls(paused, config, over)
+        raise ValueError("it says other things than paused, config and over")
+
+    def since(self, config: PeerConfig) -> Wishes:
+        """Without the settings of which `config` says something else than when they were asked for: that is newer."""
+        said, wished = _live(config), _flat(self.config)
+        held = {name for name, value in wished.items() if said.get(name) in (value, self.over.get(name))}
+        caps = {name: value for name, value in wished.items() if name in held and name != "slots"}
+        slots = {"slots": wished["slots"]} if "slots" in held else {}
+        return Wishes(
+            self.paused,
+            slots | ({"caps": caps} if caps else {}),
+            {name: value for name, value in self.over.items() if name in held},
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +133,7 @@ class Reply:
 
 
 class Desk:
-    """Answers requests. config: what the peer was started with."""
+    """Answers requests. config: what the peer was started with, wishes included."""
 
     def __init__(self, config: PeerConfig, wishes: Wishes, tally: WorkCount) -> None:
         self.config, self.wishes, self.tally = config, wishes, tally
@@ -124,16 +147,19 @@ class Desk:
             return f"outside caps.hours = {hours}"
         return ""
 
-    def answer(self, request: object, *, minute: int, day: str) -> Reply:
-        """Raises UsageError, in words that say what to do. minute: of the day. day: on which the peer first started."""
+    def answer(self, request: object, *, minute: int, day: str, leaves: bool = False) -> Reply:
+        """Raises UsageError, in words that say what to do. minute: of the day. day: on which the peer first started.
+        leaves: has it been asked to?"""
         match request:
             case {"ask": "pause"}:
-                self.wishes = Wishes(True, self.wishes.config)
+                self.wishes = replace(self.wishes, paused=True)
                 return Reply("paused: it takes no new microbatches and keeps its state up to date")
             case {"ask": "resume"}:
-                self.wishes = Wishes(False, self.wishes.config)
+                self.wishes = replace(self.wishes, paused=False)
                 still = self.pauses(minute)
                 return Reply(f"it stays paused, {still}" if still else "resumed", {"paused": bool(still)})
+            case {"ask": "drain"} if leaves:
+                return Reply("it leaves already; its log says what it waits for")
             case {"ask": "drain"}:
                 return Reply(
                     "it leaves in good order, as at the first Ctrl+C; its log says what it waits for", leave=True
@@ -151,11 +177,11 @@ class Desk:
                 raise UsageError(f"slots, {', '.join(LIVE)} can be changed while a peer runs, nothing else")
             # Checked with all the rest, as if it had been in the file.
             said = [SettingsLayer("now", self.config.model_dump(mode="json")), SettingsLayer("caps", change)]
+            over = _live(self.config) | dict(self.wishes.over)
             self.config = resolve(PeerConfig, said, where="caps")
             kept, _ = merge([SettingsLayer("kept", self.wishes.config), SettingsLayer("caps", change)])
-            self.wishes = Wishes(self.wishes.paused, kept)
-        caps = self.config.caps
-        facts = {"slots": self.config.slots, **caps.model_dump(include={*LIVE})}
+            self.wishes = Wishes(self.wishes.paused, kept, {name: over[name] for name in _flat(kept)})
+        caps, facts = self.config.caps, _live(self.config)
         words = [
             f"upload {_lent(caps.upload_mbit, 'Mbit/s')}",
             f"download {_lent(caps.download_mbit, 'Mbit/s')}",
@@ -166,6 +192,15 @@ class Desk:
             f"hours {caps.hours or 'all day'}",
         ]
         return Reply(", ".join(words), facts)
+
+
+def _live(config: PeerConfig) -> dict[str, Any]:
+    """What can be changed while a peer runs, by name."""
+    return {"slots": config.slots, **config.caps.model_dump(include={*LIVE})}
+
+
+def _flat(settings: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in settings.items() if name != "caps"} | dict(settings.get("caps", {}))
 
 
 def _lent(amount: float, unit: str) -> str:

@@ -21,7 +21,7 @@ from swarmnet.ids import Chain, PeerId, RunId
 from swarmnet.manifest.terms import RunTerms
 from swarmnet.messages import Packed
 from swarmnet.net.admission import Admissions, Bans, ban, invite, pass_of
-from swarmnet.peer.moving import Moving, NewPlace
+from swarmnet.peer.moving import Moving, NewStage
 from swarmnet.peer.peer import Peer
 from swarmnet.peer.rebalance import Rules
 from swarmnet.peer.replica import Replica, ReplicaLimits
@@ -112,6 +112,7 @@ class Swarm:
         self.hooks: list[Callable[[PeerId, str, dict[str, Any]], None]] = []
         self.slowdown: dict[PeerId, float] = {}
         self.classes: dict[PeerId, str] = {}
+        self.free_bytes: dict[PeerId, int] = {}  # of memory, on machines that have little
         self.guises: dict[PeerId, Guise] = {}  # peers that lie: nobody waits for them at the end, nothing holds in them
         self.exact = True  # false where a run may drop: sums and weights are then not those of one process
         self.over = False
@@ -177,14 +178,15 @@ class Swarm:
 
     async def _move(self, node: Node, rules: Rules) -> None:
         """As `swarmnet join`: where it is needed more it goes, as itself, with a new incarnation."""
-        moved = await Moving(node.peer, rules, range(self.plan.stages)).run()
+        room = lambda: self.free_bytes.get(node.peer_id)  # noqa: E731
+        moved = await Moving(node.peer, rules, range(self.plan.stages), room).run()
         await node.peer.leave()
         self.counts["moved"] += 1
         node.up = False
         # Not from inside the process that ends with it.
         self.loop.call_soon(self._start_anew, node.peer_id, moved)
 
-    def _start_anew(self, peer: PeerId, moved: NewPlace) -> None:
+    def _start_anew(self, peer: PeerId, moved: NewStage) -> None:
         if not self.over:
             self.network.kill(peer)
             self.add((moved.stage,), peer, carried=moved.version)

@@ -25,6 +25,9 @@ from swarmnet.messages import Heartbeat, Measure
 _MOST_REPLICAS = 1024
 """Replicas of one stage that are remembered; identities are free, memory is not."""
 
+_ASKED_S = 0.5
+"""A heartbeat asks for an answer if it comes so long after the last that did, in about."""
+
 
 @dataclass(frozen=True, slots=True)
 class Timers:
@@ -112,13 +115,15 @@ class View:
 
     def unreached(self, *, now: float) -> tuple[PeerId, ...]:
         """Mates that I have heard for a while, and that answered nothing meanwhile on a connection that I opened."""
-        found, least_s = [], 2.5 * self.timers.heartbeat_s  # an answer is asked for with a heartbeat, not with each
-        for peer, seen in self.mates():
-            # Half the limit of silence: it only reduces nothing for that, and is suspected of nothing.
-            limit_s = max(least_s, self.silence_limit(seen) / 2)
-            if now - seen.since > limit_s < self.reach_age(peer, now=now) and self.alive(peer, now=now):
-                found.append(peer)
-        return tuple(sorted(found))
+        # It only reduces nothing for that, and is suspected of nothing.
+        limit_s = max(self.timers.suspect_s / 2, self.timers.heartbeat_s + _ASKED_S)
+        return tuple(
+            sorted(
+                peer
+                for peer, seen in self.mates()
+                if now - seen.since > limit_s < self.reach_age(peer, now=now) and self.alive(peer, now=now)
+            )
+        )
 
     def answers(self, peer: PeerId, *, now: float) -> bool:
         """Can I call this peer, for all I know? False if I no longer can, though I may hear it: a firewall."""

@@ -48,7 +48,7 @@ Tokens = Callable[[int], tuple[Packed, ...]]
 
 OnEvent = Callable[[str, dict[str, object]], None]
 
-_PUBLISH_S, _LOOK_S = 4.0, 1.0
+_PUBLISH_S, _LOOK_S = 2.0, 0.5
 _LACKS_S = 3.0
 """What is not there for so long is worth a word: it is not just this process's first look around."""
 _LAST_WORD_S, _LAST_EVAL_S = 1.0, 20.0

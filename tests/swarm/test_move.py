@@ -6,6 +6,7 @@ those of a single process, before the move and after it.
 
 from __future__ import annotations
 
+import json
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 from running import Running
 from tiny_run import write_tiny_run
 
+from swarmnet.cli.frame import run
 from swarmnet.data.source import load_tokens
 from swarmnet.local.oracle import run_oracle
 from swarmnet.manifest.file import load
@@ -38,7 +40,9 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Running]]:
         each.process.wait()
 
 
-def test_a_joiner_moves_in_where_all_but_one_were_killed(start: Callable[..., Running], tmp_path: Path) -> None:
+def test_a_joiner_moves_in_where_all_but_one_were_killed(
+    start: Callable[..., Running], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = write_tiny_run(tmp_path, stages=2, steps=STEPS, microbatches=6, protocol=Protocol(idle_index_s=600.0))
     manifest = load(path)
     alone = ("--device", "cpu", "--no-restart")
@@ -56,6 +60,8 @@ def test_a_joiner_moves_in_where_all_but_one_were_killed(start: Callable[..., Ru
         assert joiners[-1].says("synced")["stage"] == 0
     start("trainer", "trainer", *known)
     survivor.until(lambda event: event["event"] == "applied" and event["version"] >= 5)
+    for each in joiners:
+        assert run(["caps", "--slots", "3", "--dir", str(each.directory)]) == 0
     for each in dying:
         each.process.send_signal(signal.SIGKILL)
 
@@ -77,6 +83,9 @@ def test_a_joiner_moves_in_where_all_but_one_were_killed(start: Callable[..., Ru
         return event["event"] == "committed" and any(peer == me and of for peer, of in event["contributions"])
 
     first = survivor.until(counts_there)["step"]
+    capsys.readouterr()
+    assert run(["caps", "--json", "--dir", str(mover.directory)]) == 0
+    assert json.loads(capsys.readouterr().out)["slots"] == 3, "what was asked of it holds where it is now"
     survivor.until(lambda event: event["event"] == "committed" and event["step"] >= first + AFTER_MOVE)
 
     commits = {event["step"]: event for event in survivor.so_far("committed")}

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -18,6 +19,7 @@ from swarmnet.local.earlier import BEGAN
 from swarmnet.local.prepare import choose
 from swarmnet.manifest.file import load, override, run_id, to_toml
 from swarmnet.manifest.schema import Manifest
+from swarmnet.peer.wishes import Desk, Wishes, WorkCount, WorkDone
 
 ROOT = Path(__file__).parents[2]
 MADDR = "/ip4/127.0.0.1/tcp/1/p2p/12D3KooWx"
@@ -107,6 +109,16 @@ def test_flag_over_set_over_variable_over_file_over_default(calls, monkeypatch: 
     assert peer(calls, *file, "--set", "port=4").port == 4
     config = peer(calls, *file, "--set", "threads=2", "--port", "5")
     assert (config.port, config.slots, config.threads, config.log.level) == (5, 9, 2, "error")
+
+
+def test_what_caps_changed_wins_until_something_else_is_said(calls) -> None:
+    desk = Desk(peer(calls, "--upload", "10", "--dir", "d"), Wishes(), WorkCount(WorkDone(1.0)))
+    desk.answer({"ask": "caps", "change": {"slots": 2, "caps": {"upload_mbit": 5.0}}}, minute=0, day="")
+    Path("d").mkdir()
+    Path("d", "wishes.json").write_text(json.dumps(asdict(desk.wishes)))
+    for upload, wins in (("10", 5.0), ("20", 20.0)):
+        again = peer(calls, "--upload", upload, "--dir", "d")
+        assert (again.slots, again.caps.upload_mbit) == (2, wins)
 
 
 def test_variables_hold_several_values(calls, monkeypatch: pytest.MonkeyPatch) -> None:

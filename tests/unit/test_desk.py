@@ -5,7 +5,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
+import signal
 import stat
+import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,8 +19,13 @@ import pytest
 from swarmnet.cli.frame import run
 from swarmnet.config.peer import PeerConfig
 from swarmnet.errors import UsageError
+from swarmnet.net.stop import stopped_by_signal
 from swarmnet.net.traffic import Traffic
 from swarmnet.peer.desk import CONTRIBUTED, SOCKET, WISHES, OpenDesk
+from swarmnet.peer.wishes import Wishes
+
+SLOW, began, goes_on = 7, threading.Event(), threading.Event()
+"""So many slots take until `goes_on` to be planned."""
 
 
 class NotedPeer:
@@ -56,6 +64,9 @@ def with_desk(
     def slots_of(config: PeerConfig) -> int:
         if config.slots > 9:
             raise UsageError("no room for so many")
+        if config.slots == SLOW:
+            began.set()
+            goes_on.wait()
         return config.slots
 
     async def command(*words: str) -> int:
@@ -63,13 +74,14 @@ def with_desk(
 
     async def main() -> None:
         traffic, peer = Traffic(), NotedPeer()
-        desk = OpenDesk(PeerConfig(dir=place, **more), traffic, slots_of)
-        async with asyncio.timeout(30), asyncio.TaskGroup() as group:
-            running = group.create_task(desk.run(peer))  # type: ignore[arg-type]
-            while not (place / SOCKET).exists():  # noqa: ASYNC110
-                await asyncio.sleep(0)
-            await script(peer, desk, traffic, command)
-            running.cancel()
+        with stopped_by_signal() as stop:
+            desk = OpenDesk(PeerConfig(dir=place, **more), traffic, slots_of, stop)
+            async with asyncio.timeout(30), asyncio.TaskGroup() as group:
+                running = group.create_task(desk.run(peer))  # type: ignore[arg-type]
+                while not (place / SOCKET).exists():  # noqa: ASYNC110
+                    await asyncio.sleep(0)
+                await script(peer, desk, traffic, command)
+                running.cancel()
 
     asyncio.run(main())
 
@@ -106,6 +118,7 @@ def test_caps_are_in_force_at_once_and_kept(tmp_path: Path, capsys: pytest.Captu
         assert peer.limits == {"slots": 4, "disk_bytes": 0, "line_bytes_per_s": 0}
         assert await command("caps", "--upload", "8", "--download", "80", "--disk", "1", "--slots", "2") == 0
         assert peer.limits == {"slots": 2, "disk_bytes": 1 << 30, "line_bytes_per_s": 1_000_000}
+        assert desk.config.slots == 2, "a peer that moves goes on with it"
         assert (traffic.up._rate, traffic.down._rate) == (1e6, 1e7)
         assert await command("caps", "--slots", "10") == 2, "a change that does not fit"
         assert await command("caps", "--json") == 0
@@ -158,4 +171,42 @@ def test_where_nobody_runs_it_says_what_to_do(tmp_path: Path, capsys: pytest.Cap
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     (tmp_path / WISHES).write_text("[]")
     with pytest.raises(UsageError, match=r"wishes.json cannot be used .*: remove it"):
-        OpenDesk(PeerConfig(dir=tmp_path), Traffic(), lambda config: 4)
+        OpenDesk(PeerConfig(dir=tmp_path), Traffic(), lambda config: 4, asyncio.Event())
+
+
+def test_who_leaves_already_is_not_killed_by_another_drain(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    async def leaves(peer: NotedPeer, desk: OpenDesk, traffic: Traffic, command) -> None:
+        assert await command("drain") == 0
+        await desk._stop.wait()
+        assert await command("drain") == 0
+
+    with_desk(tmp_path, leaves)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    assert capsys.readouterr().out.splitlines()[1] == "it leaves already; its log says what it waits for"
+
+
+def test_what_takes_too_long_changes_nothing(tmp_path: Path) -> None:
+    async def changes(peer: NotedPeer, desk: OpenDesk, traffic: Traffic, command) -> None:
+        line = json.dumps({"ask": "caps", "change": {"slots": SLOW, "caps": {"upload_mbit": 8.0}}}).encode()
+        answering = asyncio.create_task(desk._answer(peer, line))  # type: ignore[arg-type]
+        await asyncio.to_thread(began.wait)
+        answering.cancel()  # as its time limit does
+        await asyncio.wait((answering,))
+        goes_on.set()
+        assert desk.config == PeerConfig(dir=tmp_path) and peer.limits["slots"] == 4
+
+    with_desk(tmp_path, changes)
+    assert not (tmp_path / WISHES).exists()
+
+
+def test_without_a_socket_the_peer_goes_on_and_says_so_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / SOCKET).mkdir()  # what cannot be replaced
+
+    async def goes_on_anyway(peer: NotedPeer, desk: OpenDesk, traffic: Traffic, command) -> None:
+        desk._desk.wishes = Wishes(paused=True)
+        desk._looked.set()
+        await peer.holding.wait()
+
+    with caplog.at_level(logging.WARNING, "swarmnet.peer.desk"):
+        with_desk(tmp_path, goes_on_anyway)
+    assert [record.message for record in caplog.records] == ["no_desk"]

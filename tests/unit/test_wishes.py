@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import asdict
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarmnet.config.peer import Hours, PeerConfig
+from swarmnet.config.peer import Caps, Hours, PeerConfig
 from swarmnet.errors import UsageError
 from swarmnet.peer.wishes import Desk, Reply, Wishes, WorkCount, WorkDone
 
@@ -76,8 +79,26 @@ def test_what_cannot_be_is_said_and_changes_nothing(request_: object, words: str
     assert (at.config, at.wishes) == before
 
 
+def test_the_newest_word_counts() -> None:
+    """What the config says otherwise than it did when caps were changed has been said since."""
+
+    def started(slots: int, upload: float) -> PeerConfig:
+        return PeerConfig(slots=slots, caps=Caps(upload_mbit=upload))
+
+    at = Desk(started(4, 10.0), Wishes(), WorkCount(WorkDone(1.0)))
+    ask(at, {"ask": "caps", "change": {"slots": 2, "caps": {"upload_mbit": 5.0}}})
+    kept = Wishes.parse(json.loads(json.dumps(asdict(at.wishes))))
+    assert kept.since(started(4, 10.0)) == kept.since(at.config) == kept, "it crashed, or moved"
+    later = kept.since(started(4, 20.0))
+    assert later.config == {"slots": 2} and later.over == {"slots": 4}
+    at = Desk(started(2, 20.0), later, at.tally)
+    ask(at, {"ask": "caps", "change": {"slots": 3, "caps": {"upload_mbit": 6.0}}})
+    assert at.wishes.over == {"slots": 4, "upload_mbit": 20.0}
+
+
 def test_only_drain_has_it_leave() -> None:
     assert ask(desk(), {"ask": "drain"}).leave
+    assert not desk().answer({"ask": "drain"}, minute=0, day="", leaves=True).leave
     assert not any(
         ask(desk(), {"ask": each, "change": {}}).leave for each in ("pause", "resume", "caps", "contributed")
     )
@@ -85,8 +106,8 @@ def test_only_drain_has_it_leave() -> None:
 
 def test_what_it_has_done_adds_up_over_its_lives() -> None:
     first = WorkCount(WorkDone(1.0))
-    for stage, counted in ((0, 3), (1, 4), (0, 5)):
-        first.on_event("applied", {"stage": stage})
+    for stage, version, counted in ((0, 1, 3), (1, 1, 4), (0, 2, 5)):
+        first.on_event("applied", {"stage": stage, "version": version})
         first.on_event("executed", {"stage": stage, "counted": counted})
     first.passed(10.0, 1000, 500, serving=True)
     first.passed(10.0, 1500, 900, serving=False)
@@ -98,6 +119,14 @@ def test_what_it_has_done_adds_up_over_its_lives() -> None:
     assert second.kept == WorkDone(1.0, 11, 3, 11.0, 1510, 910)
     words = "11 microbatches in 3 steps, 0.0 h served, 0.00 GB sent and 0.00 GB received since 2026-11-23"
     assert ask(Desk(PeerConfig(), Wishes(), second), {"ask": "contributed"}).words == words
+
+
+def test_what_a_run_computes_again_after_it_went_back_is_not_counted_again() -> None:
+    tally = WorkCount(WorkDone(1.0))
+    for version, counted in ((1, 3), (2, 6), (3, 9), (2, 13), (3, 17), (4, 19)):
+        tally.on_event("applied", {"stage": 0, "version": version})
+        tally.on_event("executed", {"stage": 0, "counted": counted})
+    assert tally.kept == WorkDone(1.0, microbatches=11, steps=4)
 
 
 @pytest.mark.parametrize("data", [[], {}, {"since": 1}, {"since": "x"}, None])
