@@ -150,7 +150,7 @@ class Exchange:
             self._opened.set()
             self._opened = asyncio.Event()
             if not phase:
-                await self._leave(current)
+                await self._leave(current.stamp)
                 await self._sums.open_sum()
             told = await self._run(mine)
             if not private:
@@ -393,19 +393,19 @@ class Exchange:
 
     async def _install(self, current: Round, parts: Sequence[Packed]) -> tuple[bytes, float]:
         """Put a collected sum into the buffer."""
-        await self._leave(current)
+        await self._leave(current.stamp)
         return await self._sums.install(parts)
 
-    async def _leave(self, current: Round) -> None:
-        """Another sum comes into the buffer; what was there goes to the trail."""
+    async def _leave(self, stamp: Stamp) -> None:
+        """Another sum of that step comes into the buffer; what was there goes to the trail."""
         # What is in the buffer may be all that is left of a sum that others need.
-        if self._held is not None and not self.holds(current.stamp, current.id):
-            stamp, finished = self._held
+        if self._held is not None:
+            of, finished = self._held
             # A sum of this step may still become the commit; one of a step before helps joiners.
-            if stamp == current.stamp:
-                await self.replay_log.set_aside(stamp, finished)
+            if of == stamp:
+                await self.replay_log.set_aside(of, finished)
             else:
-                await self.replay_log.save(stamp, finished.id)
+                await self.replay_log.save(of, finished.id)
         self._held = None
 
     def _opened_as(self, request: Part) -> Butterfly | None:

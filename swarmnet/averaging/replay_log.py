@@ -92,9 +92,10 @@ class ReplayLog:
 
     def aside(self, stamp: Stamp, round_id: RoundId) -> tuple[Finished, list[Packed]] | None:
         """A sum that was set aside, in pieces from the first element to the last."""
-        kept = self._aside.get((stamp, round_id))
+        kept = self._aside.pop((stamp, round_id), None)
         if kept is None:
             return None
+        self._aside[stamp, round_id] = kept  # the newest: while it goes back into the buffer it is nowhere else
         return kept.finished, [packed for _, packed in sorted(kept.data.items())]
 
     def drop_aside(self, stamp: Stamp, round_id: RoundId) -> None:
@@ -148,10 +149,11 @@ class ReplayLog:
         kept.whole = True
 
     def _shrink(self) -> None:
-        """Forget what is over the cap: the oldest steps, and then the oldest sums that were set aside, but one."""
+        """Forget what is over the cap: the oldest steps, and then the oldest sums that were set aside, but two."""
         while len(self._steps) > self.most_steps or (self._steps and self._num_bytes > self._most_bytes):
             del self._steps[next(iter(self._steps))]
-        while len(self._aside) > 1 and self._num_bytes > self._most_bytes:
+        # Of what one voter has signed in a step its last two votes count (`step.membership`).
+        while len(self._aside) > 2 and self._num_bytes > self._most_bytes:
             del self._aside[next(iter(self._aside))]
 
     @property

@@ -167,7 +167,7 @@ class Bundle:
     async def _take(self, kind: int, number: int, amount: int) -> None:
         """Raises PeerGone for a frame that is none."""
         stream = self._streams.get(number)
-        if kind == OPEN and stream is None and number % 2 == self._theirs:
+        if kind == OPEN and stream is None and number % 2 == self._theirs and self._has_room():
             self._opened(number)
         elif kind == DATA and 0 < amount <= CHUNK_BYTES:
             data = await self._reader.readexactly(amount)
@@ -184,14 +184,18 @@ class Bundle:
         else:
             raise PeerGone("not a frame", kind=kind)
 
+    def _has_room(self) -> bool:
+        """For one more stream of the other side's, which counts its own."""
+        open_now = sum(number % 2 == self._theirs for number in self._streams)
+        # What is closed is held until its bytes have gone where they belong.
+        return open_now < MOST_STREAMS and len(self._tasks) < 2 * MOST_STREAMS
+
     def _opened(self, number: int) -> None:
-        welcome = sum(other % 2 == self._theirs for other in self._streams) < MOST_STREAMS
         stream = self._streams[number] = BundledStream(self, number)
 
         async def answer() -> None:
             try:
-                if welcome:
-                    await self._accept(stream)
+                await self._accept(stream)
             finally:
                 with contextlib.suppress(PeerGone):
                     await stream.close()

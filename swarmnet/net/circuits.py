@@ -21,7 +21,7 @@ from typing import Protocol
 import grpc
 
 from swarmnet import telemetry
-from swarmnet.errors import PeerGone, SwarmError
+from swarmnet.errors import PeerGone, Refused, RejectCode, SwarmError
 from swarmnet.ids import PeerId
 from swarmnet.net.identity import FileLock, own_directory, sweep
 from swarmnet.wire.relay import MAX_BYTES, checked
@@ -164,14 +164,14 @@ class Arrivals:
 
     @contextlib.contextmanager
     def expect(self, peer: PeerId, ident: bytes) -> Iterator[asyncio.Future[Answered]]:
-        """The peer's end of a stream, once it has come; leaving the block lets it go."""
+        """The peer's end of a stream, once it has come, or Refused; leaving the block lets it go."""
         coming: asyncio.Future[Answered] = asyncio.get_running_loop().create_future()
         self._expected[peer, ident] = coming
         try:
             yield coming
         finally:
             del self._expected[peer, ident]
-            if coming.done() and not coming.cancelled():
+            if coming.done() and not coming.cancelled() and not coming.exception():
                 coming.result().over.set()
 
     def come(self, peer: PeerId, ident: bytes, end: Answered) -> bool:
@@ -181,6 +181,12 @@ class Arrivals:
             return False
         coming.set_result(end)
         return True
+
+    def refuse(self, peer: PeerId, ident: bytes) -> None:
+        """The peer does not come."""
+        coming = self._expected.get((peer, ident))
+        if coming is not None and not coming.done():
+            coming.set_exception(Refused(RejectCode.NOT_SERVED, "the peer has too many callers", peer=peer))
 
 
 # ---------------------------------------------------------------- tunnels

@@ -119,6 +119,7 @@ class DhtDirectory:
         state_dir: where peers are remembered; None: nowhere.
         admissions: who takes part in the run; others' records are neither read nor stored here. None: unknown.
         manifest: its file, beside which the run's owner may keep a list of bans.
+        between_reads_s: from one lookup of all records to the next; asked in between, it answers from memory.
     """
 
     def __init__(
@@ -133,6 +134,7 @@ class DhtDirectory:
         ttl_s: float = TTL_S,
         admissions: Admissions | None = None,
         manifest: Path | None = None,
+        between_reads_s: float = 0.0,
     ) -> None:
         assert 0 < ttl_s <= MAX_AHEAD_S
         self.peer = identity.peer
@@ -148,6 +150,7 @@ class DhtDirectory:
         self._mine: Record | None = None
         self._expiry_ms = 0
         self._publish_again_at = self._whole_run_again_at = 0.0
+        self._between_reads_s, self._read_again_at = between_reads_s, 0.0
         self._sought: set[RunId] | None = None  # while somebody asks for runs
         self.by_memory = False
         """Did nobody answer at `bootstrap`, so that it joined through peers it remembered, of this run or another?"""
@@ -212,6 +215,10 @@ class DhtDirectory:
 
     async def records(self) -> tuple[Record, ...]:
         """Fresh, verified records of this run, newest per peer, my own among them. Never raises for network trouble."""
+        now = asyncio.get_running_loop().time()
+        if now < self._read_again_at:
+            return self.known()
+        self._read_again_at = now + self._between_reads_s
         # Nobody has told the number of stages: read a few, and the rest once their records say how many there are.
         if self._run is not None and await self._ask(self._num_stages or UNKNOWN_NUM_STAGES_READ):
             learned = self.num_stages

@@ -2,8 +2,11 @@
 
 A peer behind a firewall sends as well as any other, so it looks like a mate to those who cannot call it. It finds that
 out itself, before anybody waits for it, and is then reached through relays (`net.hidden`). Both ends are here: who asks
-(`Asking`), and who is asked (`DialBacks`), who dials only where the caller's own signed record says that it listens,
-and seldom.
+(`Asking`), and who is asked (`DialBacks`), who dials only where the caller's own signed record says that it listens, or
+the very host that calls, and seldom.
+
+Words may be lies; a connection that comes in from outside is none. Members that dial say Hello on it, so one honest
+member is enough to prove that this peer can be dialled.
 """
 
 from __future__ import annotations
@@ -12,6 +15,8 @@ import asyncio
 import contextlib
 import hashlib
 import ipaddress
+import socket
+from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -24,11 +29,13 @@ from swarmnet.net.address import Address
 from swarmnet.transport import Transport, ask
 
 AT_ONCE, ENOUGH_YES, MOST_NO, MOST_ASKED = 2, 2, 4, 8
-"""Members are asked two at a time, until two more could connect than could not, four more could not, or eight were
-asked."""
+"""Members are asked two at a time, until somebody from outside has connected, two more homes could than could not, four
+more could not, or eight members were asked."""
 
 _PATIENCE_S = 10.0
-_BUSY_TRIES, _LONGEST_BUSY_S = 5, 5.0
+"""With one answer, whatever signs of life come before it."""
+
+_BUSY_TRIES, _SHORTEST_BUSY_S, _LONGEST_BUSY_S = 5, 1.0, 5.0
 
 DIAL_S = 5.0
 """How long a member tries to connect."""
@@ -36,7 +43,11 @@ DIAL_S = 5.0
 _RECORD_S = 2.0
 """How long a member waits for the record of a caller it does not know yet."""
 
+_RECORDS_AT_ONCE = 4
+"""For so many callers; a slot is for those whose record is there."""
+
 _MOST_ADDRESSES = 4
+_NAME_S = 1.0
 
 
 # ---------------------------------------------------------------- who asks
@@ -48,6 +59,10 @@ Hide = Callable[[Say], Awaitable[dict[str, object] | None]]
 """
 
 _FIRST_WATCH_S, _LONGEST_WATCH_S = 3.0, 60.0
+_FIRST_AGAIN_S, _LONGEST_AGAIN_S = 300.0, 3600.0
+"""A peer that hides asks again, so that somebody may come in: a port was opened since, or all were lied to."""
+
+_ADVICE = "somebody from outside can connect to this peer: start it again, and others dial it without relays"
 
 
 async def _no_relays(say: Say) -> None:
@@ -57,7 +72,8 @@ async def _no_relays(say: Say) -> None:
 class Asking:
     """Asks once in the life of a process, before any of its replicas first serves; later, if nobody could tell then.
 
-    hide: what to do when most could not connect.
+    hide: what to do when most could not connect. dialled(): has anybody from outside this peer's home connected to it?
+    That outweighs all words.
     """
 
     def __init__(
@@ -67,9 +83,10 @@ class Asking:
         records: Callable[[], Mapping[PeerId, Record]],
         say: Say,
         hide: Hide = _no_relays,
+        dialled: Callable[[], bool] = lambda: False,
     ) -> None:
         self._record, self._transport, self._records, self._say = record, transport, records, say
-        self._hide = hide
+        self._hide, self._dialled = hide, dialled
         self._asked: set[PeerId] = set()
         self._could: list[PeerId] = []
         """Who connected to me."""
@@ -78,6 +95,8 @@ class Asking:
         self._not_asked: dict[PeerId, str] = {}
         """Whom I could not ask, and why."""
         self._one, self._settled, self._known = asyncio.Lock(), False, False
+        self._hidden_port = 0
+        """Where this peer listens though it hides; 0: it does not hide."""
 
     def settle(self) -> None:
         """A replica serves: others have been asked, or there was nobody to ask."""
@@ -94,21 +113,32 @@ class Asking:
             self._settled = True
 
     async def watch(self) -> None:
-        """Ask until somebody could tell: who comes first finds nobody to ask."""
+        """Ask until somebody could tell: who comes first finds nobody to ask. Then, if it hides, see if it need not."""
         pause_s = _FIRST_WATCH_S
         while not self._known:
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, _LONGEST_WATCH_S)
             async with self._one:
                 if self._known:
-                    return
-                for answers in (self._asked, self._could, self._could_not, self._not_asked):
-                    answers.clear()
-                await self._ask_around()
-                if self._could or self._could_not:
+                    break
+                await self._ask_anew()
+                if self._could or self._could_not or self._dialled():
                     # It serves, and nobody relays for it yet.
                     with contextlib.suppress(UsageError):
                         await self._judge()
+        pause_s = _FIRST_AGAIN_S
+        while self._hidden_port:
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_AGAIN_S)
+            await self._ask_anew()
+            if self._dialled():
+                self._hidden_port = 0
+                self._say("need_not_hide", {"advice": _ADVICE})
+
+    async def _ask_anew(self) -> None:
+        for answers in (self._asked, self._could, self._could_not, self._not_asked):
+            answers.clear()
+        await self._ask_around()
 
     async def _ask_around(self) -> None:
         while members := self._next():
@@ -119,56 +149,71 @@ class Asking:
 
     async def _judge(self) -> None:
         where, could_not = list(self._record().addresses), self._could_not
-        if self._lead() < 0:
+        if self._lead() < 0 and not self._dialled():
             if (found := await self._hide(self._say)) is not None:
-                self._known = True
-                self._say("hidden", {"addresses": where, "could_not": could_not, **found})
+                self._known, self._hidden_port = True, Address.parse(where[0]).port
+                self._say("hidden", {"addresses": where, "could_not": dict(could_not), **found})
                 return
             # Somebody tried, and nobody could: this peer would only look like a mate.
             if not self._could:
                 self._say("unreachable", {"addresses": where, "could_not": could_not})
                 raise UsageError(_in_words(where, could_not))
-        self._known = bool(self._could)
+        dialled = {"dialled": True} if self._dialled() else {}
+        self._known = bool(self._could or dialled)
         fields = {"addresses": where, "could": self._could, "could_not": could_not, "not_asked": self._not_asked}
-        self._say("dialled_back", fields)
+        self._say("dialled_back", fields | dialled)
 
     def _next(self) -> list[PeerId]:
         lead = self._lead()
         if lead >= ENOUGH_YES or lead <= -MOST_NO or len(self._asked) >= MOST_ASKED:
             return []
+        # Two are asked in any case, for the log.
+        if self._asked and self._dialled():
+            return []
         return [peer for peer in self._members() if peer not in self._asked][:AT_ONCE]
 
     def _lead(self) -> int:
-        """How many more could than could not, of members with public addresses if such have answered."""
-        # One of the same home connects where nobody else can.
-        public = {peer for peer in (*self._could, *self._could_not) if self._is_public(peer)}
-        could, could_not = (set(said) & public if public else said for said in (self._could, self._could_not))
-        return len(could) - len(could_not)
+        """How many more homes could than could not, of those with public addresses if such have answered."""
+        votes: Counter[str] = Counter()
+        for said, vote in ((self._could, 1), (self._could_not, -1)):
+            for peer in said:
+                votes[self._home(peer)] += vote
+        # One of the same home connects where nobody else can. Of members without a public address each has a vote.
+        public = [vote for home, vote in votes.items() if home]
+        if not public:
+            return len(self._could) - len(self._could_not)
+        return sum((vote > 0) - (vote < 0) for vote in public)
 
-    def _is_public(self, peer: PeerId) -> bool:
+    def _home(self, peer: PeerId) -> str:
+        """Where the member is: whoever has many identities has them in one network. "": nowhere public."""
         record = self._records().get(peer)
-        return record is not None and any(map(_public, record.addresses))
+        return next(filter(None, map(_public_home, record.addresses)), "") if record else ""
 
     def _members(self) -> list[PeerId]:
-        """Who serves a stage, in an order that nobody can choose."""
-        me = self._record()
+        """Who serves a stage, in an order that nobody can choose, and one of each public home before a second one."""
+        me, of_home = self._record(), Counter[str]()
         serving = [
             peer
             for peer, record in self._records().items()
             if record.addresses and any(status.synced for status in record.stages)
         ]
 
-        def order(peer: PeerId) -> tuple[bool, bytes]:
-            # One behind the same router proves nothing for the rest.
-            return self._records()[peer].hidden, hashlib.sha256(f"{me.peer}/{me.incarnation}/{peer}".encode()).digest()
+        def order(peer: PeerId) -> bytes:
+            return hashlib.sha256(f"{me.peer}/{me.incarnation}/{peer}".encode()).digest()
 
-        return sorted(serving, key=order)
+        def turn(peer: PeerId) -> tuple[bool, int]:
+            if home := self._home(peer):
+                of_home[home] += 1
+            # One behind the same router proves nothing for the rest.
+            return self._records()[peer].hidden, of_home[home] if home else 1
+
+        return sorted(sorted(serving, key=order), key=turn)
 
     async def _ask(self, member: PeerId) -> None:
         """One that is busy is asked again; one that does not answer cannot tell."""
         for _ in range(_BUSY_TRIES):
             try:
-                answer = await ask(self._transport, member, DialBack(), patience=lambda: _PATIENCE_S)
+                answer = await ask(self._transport, member, DialBack(self._hidden_port), limit_s=_PATIENCE_S)
             except SwarmError as error:
                 self._not_asked[member] = error.message or type(error).__name__
                 return
@@ -180,8 +225,10 @@ class Asking:
                 return
             # It answers something else: it cannot tell, and is not asked again.
             if not isinstance(answer, Busy):
+                self._not_asked[member] = f"it says {type(answer).__name__}"
                 return
-            await asyncio.sleep(min(answer.retry_after_s, _LONGEST_BUSY_S))
+            await asyncio.sleep(min(max(answer.retry_after_s, _SHORTEST_BUSY_S), _LONGEST_BUSY_S))
+        self._not_asked[member] = "busy"
 
 
 def _in_words(addresses: Sequence[str], could_not: Mapping[PeerId, str]) -> str:
@@ -231,35 +278,43 @@ class DialBacks:
         self, transport: Transport, records: Callable[[], Mapping[PeerId, Record]], look: Callable[[], None]
     ) -> None:
         self._transport, self._records, self._look = transport, records, look
-        self._quota = DialQuota()
+        self._quota, self._looking = DialQuota(), 0
 
-    async def serve(self, caller: PeerId) -> AsyncGenerator[Answer, None]:
+    async def serve(self, caller: PeerId, request: DialBack) -> AsyncGenerator[Answer, None]:
         """Answer `DialBack`."""
         loop = asyncio.get_running_loop()
         if (wait_s := self._quota.wait_s(caller, loop.time())) > 0:
             yield Busy(wait_s, -1)
             return
+        # Charged first: a caller without a record costs looks into the directory.
+        self._quota.take(caller, loop.time())
+        record = self._records().get(caller) or await self._look_for(caller)
+        if record is None or self._quota.under_way >= self._quota.at_once:
+            yield Busy(self._quota.wait_s(caller, loop.time()), -1)
+            return
         self._quota.under_way += 1
         try:
-            record = await self._record_of(caller)
-            if record is None or not self._quota.take(caller, loop.time()):
-                yield Busy(1.0, -1)
-                return
-            addresses = [
-                text for text in record.addresses[:_MOST_ADDRESSES] if self._quota.take(_place(text), loop.time())
-            ]
+            where = [f"/ip4/0.0.0.0/tcp/{request.port}"] if request.port else record.addresses[:_MOST_ADDRESSES]
+            found = await asyncio.gather(*map(_in_numbers, where))
+            addresses = [text for text in found if self._quota.take(_place(text), loop.time())]
             answer = await self._dial(caller, addresses, deadline=loop.time() + DIAL_S)
         finally:
             self._quota.under_way -= 1
         yield answer
 
-    async def _record_of(self, caller: PeerId) -> Record | None:
+    async def _look_for(self, caller: PeerId) -> Record | None:
+        if self._looking >= _RECORDS_AT_ONCE:
+            return None
         loop = asyncio.get_running_loop()
         until = loop.time() + _RECORD_S
-        while (record := self._records().get(caller)) is None and loop.time() < until:
-            self._look()
-            await asyncio.sleep(_RECORD_S / 10)
-        return record
+        self._looking += 1
+        try:
+            while (record := self._records().get(caller)) is None and loop.time() < until:
+                self._look()
+                await asyncio.sleep(_RECORD_S / 10)
+            return record
+        finally:
+            self._looking -= 1
 
     async def _dial(self, caller: PeerId, addresses: Sequence[str], *, deadline: float) -> Answer:
         """Try all addresses at once until one connects. Somebody who answers too slowly is no firewall: ask again."""
@@ -284,6 +339,9 @@ class DialBacks:
 
     async def _outcome(self, caller: PeerId, text: str, deadline: float) -> tuple[str, str | None]:
         """(address, what stands in the way): nothing in the way is "", None that it is not clear."""
+        # Looked up again it might lead to a host that was dialled a moment ago.
+        if _is_name(text):
+            return text, "its name leads nowhere from here"
         try:
             await self._transport.dial(caller, text, deadline=deadline)
         except PeerGone as error:
@@ -302,9 +360,44 @@ def _place(text: str) -> str:
     return text if address.relay else address.target
 
 
+def _is_name(text: str) -> bool:
+    return text.startswith("/dns")
+
+
+async def _in_numbers(text: str) -> str:
+    """The address that a name leads to now: one host may have any number of names. What leads nowhere stays."""
+    if not _is_name(text):
+        return text
+    try:
+        address = Address.parse(text)
+        family = socket.AF_INET if address.kind == "dns4" else socket.AF_INET6
+        async with asyncio.timeout(_NAME_S):
+            looking = asyncio.get_running_loop().getaddrinfo(
+                address.host, address.port, family=family, type=socket.SOCK_STREAM
+            )
+            found = [str(at[0]) for *_, at in await looking]
+        return str(Address.of(found[0], address.port, address.peer))
+    except (UsageError, OSError, UnicodeError, TimeoutError):
+        return text
+
+
 def _public(text: str) -> bool:
     """What answers inside this machine's own network is nobody else's business."""
+    return bool(_public_home(text))
+
+
+def _public_home(text: str) -> str:
     try:
-        return ipaddress.ip_address(Address.parse(text).host).is_global
-    except (UsageError, ValueError):
-        return False
+        return public_home(Address.parse(text).host)
+    except UsageError:
+        return ""
+
+
+def public_home(host: str) -> str:
+    """The network of a host: a /24 of IPv4, a /48 of IPv6 are often one customer's. "": no public address."""
+    try:
+        ip = ipaddress.ip_address(host)
+    except ValueError:
+        return ""
+    ip = getattr(ip, "ipv4_mapped", None) or ip
+    return str(ipaddress.ip_network((ip, 24 if ip.version == 4 else 48), strict=False)) if ip.is_global else ""

@@ -5,12 +5,16 @@ there under its key, or if it has called from that host. Until then it is one of
 one dials at a time, and every failure makes the next one of any of them wait for longer. What a peer has shown is its
 own: only its own failures make that wait, and not for long, since it may have restarted.
 
+A relay lets us ask for few peers a second. So who has failed through it and has never been reached there shares that
+with all the others, and leaves most to whoever was reached, and to first dials.
+
 Pure: told what was dialled and how it ended, asked with `now`.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from swarmnet.bounds import Recent
@@ -64,7 +68,9 @@ class Dials:
         if not self.shown(peer, address):
             if endpoint in self._under_way:
                 return FIRST_PAUSE_S
-            pauses.append(self._of_all.get(endpoint))
+            # Made-up peers of a relay must not keep out a real one whose turn has not come yet.
+            if not address.relay or pauses[0] is not None:
+                pauses.append(self._of_all.get(_shared(address)))
         return max([0.0, *(pause.until - now for pause in pauses if pause is not None)])
 
     def begin(self, peer: PeerId, address: Address) -> None:
@@ -94,12 +100,22 @@ class Dials:
         pause.again(now, LONGEST_SHOWN_S if shown else LONGEST_NAMED_S)
         # An address that it has shown is its own: its failures make nobody else wait.
         if not shown:
-            self._of_all[endpoint] = of_all = self._of_all.get(endpoint) or _Pause()
+            shared = _shared(address)
+            self._of_all[shared] = of_all = self._of_all.get(shared) or _Pause()
             of_all.again(now, LONGEST_OF_ALL_S)
 
     def refused(self, address: Address) -> bool:
         """Did nobody listen there when it was dialled last?"""
         return self._refused.get(_at(address), False)
+
+    def called_from(self, peer: PeerId) -> str:
+        """From which host the peer has called us last; "": it has not."""
+        return self._called_from.get(peer, "")
+
+    @property
+    def callers(self) -> Iterable[str]:
+        """From which hosts peers have called us."""
+        return self._called_from.values()
 
     def called(self, peer: PeerId, host: str) -> None:
         """The peer called us from this host: it is alive, and what it names there is worth a dial at once."""
@@ -111,4 +127,9 @@ class Dials:
 
 def _at(address: Address) -> Endpoint:
     # Circuits of one relay lead to different peers.
-    return (str(address), 0) if address.relay else (address.host, address.port)
+    return (str(address), 0) if address.relay else _shared(address)
+
+
+def _shared(address: Address) -> Endpoint:
+    """What suffers from dials of all who name it; of a circuit that is its relay."""
+    return address.host, address.port

@@ -56,6 +56,9 @@ class Wrap:
 NOTHING_BETWEEN = Wrap()
 
 
+_BETWEEN_READS_S = 2.0
+"""A lookup of all records costs every holder of a key CPU and line: twenty processes on two cores a third of both."""
+
 LOOK_S = 5.0
 """How often a peer looks whether it is still admitted."""
 
@@ -115,7 +118,7 @@ class Endpoint:
 
         def members() -> list[PeerId]:
             known = self.directory.known()
-            return [each.peer for each in known if each.addresses and not each.hidden and (each.stages or each.trainer)]
+            return [each.peer for each in known if each.addresses and not each.hidden and (each.stages or each.feeds)]
 
         if not await self.transport.hide(members, say):
             return None
@@ -143,8 +146,12 @@ class Endpoint:
         """A port of our router's, if we are at home behind one."""
         host = Address.parse(self.transport.addresses[0]).host
         if self.maps_port and may_ask(host):
-            return mapped_port(host, self.transport.port, self.me)
+            return mapped_port(host, self.transport.port, self.me, changed=self._port_moved)
         return contextlib.nullcontext()
+
+    def _port_moved(self, address: Address | None) -> None:
+        # The record says so when it is published next.
+        self.transport.mapped = address
 
     async def _while_admitted(self) -> None:
         """Raises UsageError when this peer is banned, or its invitation has ended and is not renewed."""
@@ -184,6 +191,7 @@ async def open_endpoint(
             state_dir=network.dir,
             admissions=admissions,
             manifest=network.manifest,
+            between_reads_s=_BETWEEN_READS_S,
         ) as dht:
             own_pass.check(now=time.time())  # now that bans have been heard of
             transport = GrpcTransport(

@@ -224,8 +224,11 @@ class _Call:
             async with asyncio.timeout_at(self._patience()) as self._guard:
                 data = await self._channels.read(self._stream, self._channel)
         except TimeoutError as error:
-            reason = "no answer in time" if self._loop.time() >= self._deadline else "the peer stalls"
-            raise PeerTimeout(reason, peer=self._channels.peer) from error
+            if self._loop.time() >= self._deadline:
+                raise PeerTimeout("no answer in time", peer=self._channels.peer) from error
+            # Not a pulse came: the next call takes another connection.
+            self._channels.retire(self._channel)
+            raise PeerTimeout("the peer stalls", peer=self._channels.peer) from error
         finally:
             self._guard = None
         self._channels.alive(self._channel)
@@ -391,7 +394,8 @@ class Link:
             if not isinstance(answer, Accepted):
                 log.debug("link_not_taken", peer=self._channels.peer, answer=answer)
                 return False
-            self.is_open, self._moves = True, False
+            # A better way may have been found since this one was begun.
+            self.is_open, self._moves = True, channel.retired
             await self._carry(stream, channel)
             return True
         except TimeoutError:

@@ -255,9 +255,10 @@ class PeerChannels:
         self._failed = [at for at in self._failed if at in known]
         pauses_s = self._pauses_s(known)
         ready = [at for at in known if not pauses_s[at]]
-        # An address where it has answered comes before one that it only names.
+        # An address where it has answered comes before one that it only names, which may be a victim's. A circuit is
+        # asked for at its relay.
         if self._greeted:
-            ready = [at for at in ready if self._dialling.dials.shown(self.peer, at)] or ready
+            ready = [at for at in ready if at.relay or self._dialling.dials.shown(self.peer, at)] or ready
         if not ready:
             raise PeerGone(
                 "dialled in vain a moment ago",

@@ -27,8 +27,8 @@ from swarmnet.ids import PeerId, RunId
 from swarmnet.messages import Answer, Control, Heartbeat, Packed, Request
 from swarmnet.net.address import Address
 from swarmnet.net.circuits import Arrivals, Doors
-from swarmnet.net.dial_back import Say
-from swarmnet.net.greeting import Greeter
+from swarmnet.net.dial_back import Say, public_home
+from swarmnet.net.greeting import HELLO, Greeter
 from swarmnet.net.grpc_callee import Callee, host_of
 from swarmnet.net.grpc_caller import Link, MessageWriter, place_call
 from swarmnet.net.grpc_channels import Dialling, PeerChannels, knock
@@ -43,6 +43,7 @@ from swarmnet.net.relay_book import RelayCaps
 from swarmnet.net.tls import Leaf
 from swarmnet.net.traffic import Traffic
 from swarmnet.transport import Service
+from swarmnet.wire.convert import write_hello
 
 # ---------------------------------------------------------------- file descriptors
 
@@ -150,6 +151,7 @@ class GrpcTransport:
             relay_caps,
             arrivals,
             welcome=lambda peer: self._callee.knows(peer),
+            admitted=lambda peer: greeter.unwelcome(peer) is None,
             bytes_per_s=lambda: self.traffic.relays(relay_bytes_per_s),
             traffic=self.traffic,
             host=lambda context: host_of(context.peer()),
@@ -168,7 +170,15 @@ class GrpcTransport:
             on_open=self._take_shortcut,
             say=lambda name, fields: self._say(name, fields),
         )
-        self._ways = Ways(self._channels_to, arrivals, self.relay, self._doors, lambda: self.hidden, self._holes)
+        self._ways = Ways(
+            self._channels_to,
+            arrivals,
+            self.relay,
+            self._doors,
+            lambda: self.hidden,
+            self._holes,
+            on_direct=self._take_shortcut,
+        )
         self._dialling = Dialling(
             self._leaf, greeter, config, addresses, self._tell_gone, self._ways.tunnel, hole_to=self._holes.leads_to
         )
@@ -241,7 +251,8 @@ class GrpcTransport:
         if self._listener is not None:
             await self._listener.stop(grace=None)
         self._holes.close()
-        for channels in self._channels.values():
+        # While one is being closed, what ends with it may look up another.
+        for channels in tuple(self._channels.values()):
             await channels.close()
         await self._group.__aexit__(*raised)
         self._doors.remove()
@@ -256,9 +267,17 @@ class GrpcTransport:
         """Multiaddrs of this peer, once the port is bound; circuits, if nobody can dial it."""
         if self._places is not None:
             return tuple(str(Address.circuit(relay, self.peer)) for relay in self.relays)
+        return tuple(map(str, self._listening_at()))
+
+    def _listening_at(self) -> Sequence[Address]:
         # Behind one router others may not get in through its outside: our own address stays, and comes last.
         own = [Address.of(host, self._port, self.peer) for host in outbound_hosts(self._host)]
-        return tuple(map(str, self._announce or ([self.mapped, *own] if self.mapped else own)))
+        return self._announce or ([self.mapped, *own] if self.mapped else own)
+
+    def dialled(self) -> bool:
+        """Has somebody from outside this peer's own network connected to its port? That proves that others can."""
+        inside = {"", *(public_home(address.host) for address in self._listening_at())}
+        return any(public_home(host) not in inside for host in self._dialling.dials.callers)
 
     @property
     def hidden(self) -> bool:
@@ -326,7 +345,9 @@ class GrpcTransport:
         self.traffic.priority.bytes_per_s = bytes_per_s
 
     async def dial(self, peer: PeerId, address: str, *, deadline: float) -> None:
-        await dial(peer, address, self._leaf, deadline=deadline)
+        if "/0.0.0.0/" in address and (host := self._dialling.dials.called_from(peer)):
+            address = str(Address.of(host, Address.parse(address).port, peer))
+        await dial(peer, address, self._leaf, self._dialling.greeter, deadline=deadline)
 
     async def sight(self, members: Sequence[PeerId]) -> Sight:
         """From where my calls come, as these members see it, whom I have called before. Raises PeerGone."""
@@ -365,7 +386,7 @@ class GrpcTransport:
             self._spawn(self._channels_to(peer).broke(None))
 
     def _take_shortcut(self, peer: PeerId) -> None:
-        """There is a hole to this peer: what begins from now on goes through it, and the link moves there."""
+        """There is a way to this peer without a relay: what begins from now on takes it, and the link moves there."""
         self._channels_to(peer).leave_circuits()
         if peer in self._links:
             self._links[peer][0].move()
@@ -439,11 +460,15 @@ SILENCE_S = 3.5
 """A TCP dial that is not answered for so long is dropped on the way: lost packets were sent again after 1 and 3 s."""
 
 
-async def dial(peer: PeerId, text: str, leaf: Leaf, *, deadline: float) -> None:
+_HELLO_S = 1.0
+
+
+async def dial(peer: PeerId, text: str, leaf: Leaf, greeter: Greeter, *, deadline: float) -> None:
     """Open one new connection to find out whether `peer` can be connected to there, and close it again.
 
     A plain TCP dial first: only it can tell silence (a firewall) from a refusal. Then TLS, which proves who answers.
-    Nothing is called: a peer whose event loop is busy can be connected to all the same. Raises PeerGone, PeerTimeout.
+    Then Hello, by which the peer itself learns that somebody came in; no answer is needed, since a peer whose event
+    loop is busy can be connected to all the same. Raises PeerGone, PeerTimeout.
     """
     try:
         address = Address.parse(text)
@@ -462,6 +487,9 @@ async def dial(peer: PeerId, text: str, leaf: Leaf, *, deadline: float) -> None:
             await _prove(peer, channel)
     except TimeoutError as error:
         raise PeerTimeout("something answers, and does not say in time who it is", peer=peer) from error
+    else:
+        with contextlib.suppress(grpc.aio.AioRpcError):
+            await channel.unary_unary(HELLO)(write_hello(greeter.hello()), timeout=_HELLO_S)
     finally:
         await channel.close()
 

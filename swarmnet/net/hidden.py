@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
+import random
 import secrets
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
@@ -27,6 +27,8 @@ from swarmnet.net.circuits import Arrivals, Called, Connection, Doors, End, Tunn
 from swarmnet.net.dial_back import Say
 from swarmnet.net.grpc_channels import PeerChannels
 from swarmnet.net.relay import ARRIVE, COME_S, CONNECT, PING_S, RESERVE, SILENCE_S, Relay
+from swarmnet.net.relay_book import home_of, too_many
+from swarmnet.net.traffic import Allowance, Allowances
 from swarmnet.wire.convert import NONCE_BYTES, GreetFirst, Ping, Pong
 from swarmnet.wire.relay import ID_BYTES, Arrive, Connect, Reserve, Reserved, Summon, read_reply, write_ask
 
@@ -41,7 +43,13 @@ _REVERSE_AGAIN_S = 60.0
 
 _RELAY_AGAIN_S = 20.0
 _LOOK_S = 0.5
-_MOST_COMING = 64
+
+_PROBE_S, _NOWHERE_AGAIN_S = 60.0, 600.0
+"""How often a peer tries whether a relay leads to it, and for how long it does without one that twice did not."""
+
+_SUMMONS = Allowance(messages_per_s=8.0, bytes_per_s=1 << 20, burst_s=30.0)
+"""Of one relay: what it lets through itself, and as many again after a stall."""
+_SAY_S = 60.0
 
 ChannelsTo = Callable[[PeerId], PeerChannels]
 
@@ -63,7 +71,12 @@ async def asked(channels: PeerChannels, method: str, ask: bytes, *, limit_s: flo
             # A refusal may have come first: whoever reads hears it.
             with contextlib.suppress(PeerGone):
                 await end.write(ask)
-        yield end
+        try:
+            yield end
+        except TimeoutError:
+            # It says nothing: whoever asks next takes another connection.
+            channels.retire(channel)
+            raise
 
 
 async def _answer_of(end: Called, channels: PeerChannels) -> object:
@@ -89,7 +102,7 @@ class Places:
     """Keeps places at relays while `run` runs.
 
     candidates(): members that can be dialled. door: the socket at which this peer's own port listens inside this
-    machine. say: takes the events `relay_reserved` and `relay_lost`.
+    machine. say: takes the events `relay_reserved`, `relay_lost` and `callers_refused`.
     """
 
     def __init__(
@@ -103,7 +116,10 @@ class Places:
         self._keeping: set[PeerId] = set()
         self._again_at: Recent[PeerId, float] = Recent(1024)
         self._changed = asyncio.Event()
-        self._coming: set[asyncio.Task[None]] = set()
+        self._coming: dict[asyncio.Task[None], tuple[str, PeerId]] = {}
+        """Streams that lead here: from which address, and whose."""
+        self._refusing: set[asyncio.Task[None]] = set()
+        self._summons, self._said_at = Allowances(_SUMMONS), -_SAY_S
         self.refused: dict[PeerId, str] = {}
         """Who did not relay, and why."""
 
@@ -123,19 +139,18 @@ class Places:
                         async with asyncio.timeout(_LOOK_S):
                             await self._changed.wait()
         finally:
-            for task in self._coming:
+            for task in (*self._coming, *self._refusing):
                 task.cancel()
 
     def _next(self) -> list[PeerId]:
-        """Whom to ask now, in an order that nobody can choose, so that hidden peers spread over the relays."""
+        """Whom to ask now, at random: nobody can make up an id that is chosen, and hidden peers spread."""
         now = asyncio.get_running_loop().time()
         able = [
             peer
             for peer in self._candidates()
             if peer != self._me and peer not in self._keeping and self._again_at.get(peer, now) <= now
         ]
-        able.sort(key=lambda peer: hashlib.sha256(f"{self._me}/{peer}".encode()).digest())
-        return able[: WANTED - len(self._keeping)] if len(self._keeping) < WANTED else []
+        return random.sample(able, max(min(WANTED - len(self._keeping), len(able)), 0))
 
     async def _keep(self, relay: PeerId) -> None:
         reason = ""
@@ -148,18 +163,20 @@ class Places:
                 self.settled.set()
                 self._say("relay_reserved", {"relay": relay, "bytes_per_s": getattr(terms, "bytes_per_s", 0)})
                 async with asyncio.TaskGroup() as group:
-                    pinging = group.create_task(_ping(end))
+                    beside = group.create_task(_ping(end)), group.create_task(self._probe(relay, channels))
                     try:
                         await self._listen(relay, end)
                     finally:
-                        pinging.cancel()
+                        for task in beside:
+                            task.cancel()
         except* SwarmError as errors:
             reason = str(next(leaves(errors)))
         except* TimeoutError:
             reason = f"nothing was heard for {SILENCE_S:g} s"
         finally:
             self._keeping.discard(relay)
-            self._again_at[relay] = asyncio.get_running_loop().time() + _RELAY_AGAIN_S
+            again_at = asyncio.get_running_loop().time() + _RELAY_AGAIN_S
+            self._again_at[relay] = max(again_at, self._again_at.get(relay, again_at))
             self._changed.set()
             if relay in self.relays:
                 self.relays.remove(relay)
@@ -175,35 +192,75 @@ class Places:
             if not data:
                 raise PeerGone("the relay gave the place away", peer=relay)
             match read_reply(data):
-                case Summon() as summon if len(self._coming) < _MOST_COMING:
-                    self._spawn(self._come(relay, summon))
-                case Summon() | Pong():
+                case Summon() as summon:
+                    self._summoned(relay, summon)
+                case Pong():
                     pass
                 case other:
                     raise PeerGone(f"the relay says {type(other).__name__}", peer=relay)
 
-    async def _come(self, relay: PeerId, summon: Summon) -> None:
-        """Bring the caller's stream to my own port."""
-        target = summon.caller if summon.reverse else relay
+    def _summoned(self, relay: PeerId, summon: Summon) -> None:
+        """Come, unless too many have. Raises PeerGone for a relay that summons without end."""
+        loop = asyncio.get_running_loop()
+        if self._summons.ask(relay, loop.time()) > 0:
+            raise PeerGone("the relay summons without end", peer=relay)
+        channels = self._channels(summon.caller if summon.reverse else relay)
+        host = next((address.host for address in channels.addresses() if not address.relay), "")
+        # A caller that cannot be dialled itself has no business in asking for it.
+        if not host:
+            log.debug("cannot_be_dialled", caller=summon.caller, relay=relay)
+            return
+        one = home_of(host), summon.caller
+        reason = too_many(self._coming.values(), one)
+        task = loop.create_task(self._come(channels, summon, full=bool(reason)))
+        if not reason:
+            self._coming[task] = one
+            task.add_done_callback(self._coming.pop)
+            return
+        self._refusing.add(task)
+        task.add_done_callback(self._refusing.discard)
+        # Whoever floods does not fill the log.
+        if loop.time() - self._said_at >= _SAY_S:
+            self._said_at = loop.time()
+            self._say("callers_refused", {"reason": reason, "caller": summon.caller, "relay": relay})
+
+    async def _come(self, channels: PeerChannels, summon: Summon, *, full: bool) -> None:
+        """Bring the caller's stream to my own port; or say that I do not."""
         try:
-            channels = self._channels(target)
-            # A caller that cannot be dialled itself has no business in asking for it.
-            if all(address.relay for address in channels.addresses()):
-                raise PeerGone("it cannot be dialled", peer=target)
-            async with asked(channels, ARRIVE, write_ask(Arrive(summon.id)), limit_s=COME_S) as far:
+            async with asked(channels, ARRIVE, write_ask(Arrive(summon.id, full)), limit_s=COME_S) as far:
                 await _answer_of(far, channels)
+                if full:
+                    return
+                if summon.caller == self._me:
+                    await far.write(summon.id)  # what `_probe` waits for
+                    await far.read()
+                    return
                 near = Connection(*await asyncio.open_unix_connection(self._door))
                 try:
                     await splice(far, near)
                 finally:
                     near.close()
         except (SwarmError, TimeoutError, OSError) as error:
-            log.debug("did_not_come", caller=summon.caller, relay=relay, reverse=summon.reverse, error=error)
+            log.debug("did_not_come", caller=summon.caller, at=channels.peer, reverse=summon.reverse, error=error)
 
-    def _spawn(self, work: Coroutine[object, object, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._coming.add(task)
-        task.add_done_callback(self._coming.discard)
+    async def _probe(self, relay: PeerId, channels: PeerChannels) -> None:
+        """Now and then call myself through the relay. Raises PeerGone if it twice leads nowhere."""
+        loop, in_vain = asyncio.get_running_loop(), 0
+        while in_vain < 2:
+            await asyncio.sleep(_PROBE_S)
+            connect, said = Connect(self._me, secrets.token_bytes(ID_BYTES)), b""
+            try:
+                async with asked(channels, CONNECT, write_ask(connect), limit_s=COME_S) as end:
+                    await _answer_of(end, channels)
+                    async with asyncio.timeout(SILENCE_S):
+                        said = await end.read()
+            except Refused:
+                said = connect.id  # it tells callers as well, who take another
+            except (SwarmError, TimeoutError) as error:
+                log.debug("leads_nowhere", relay=relay, error=error)
+            in_vain = 0 if said == connect.id else in_vain + 1
+        self._again_at[relay] = loop.time() + _NOWHERE_AGAIN_S
+        raise PeerGone("it leads nowhere", peer=relay)
 
 
 async def _ping(end: Called) -> None:
@@ -233,7 +290,8 @@ class Shortcuts(Protocol):
 
 
 class Ways:
-    """How this peer gets to peers that nobody can dial. hidden(): can nobody dial this peer itself?"""
+    """How this peer gets to peers that nobody can dial. hidden(): can nobody dial this peer itself? on_direct(peer): it
+    has come to us, while circuits lead to it as well."""
 
     def __init__(
         self,
@@ -243,11 +301,14 @@ class Ways:
         doors: Doors,
         hidden: Callable[[], bool],
         shortcuts: Shortcuts,
+        on_direct: Callable[[PeerId], None],
     ) -> None:
         self._channels, self._arrivals, self._relay, self._shortcuts = channels, arrivals, relay, shortcuts
-        self._doors, self._hidden = doors, hidden
-        self._in_vain: Recent[PeerId, float] = Recent(4096)
-        """Peers that did not come to us directly, and when."""
+        self._doors, self._hidden, self._on_direct = doors, hidden, on_direct
+        self._in_vain: Recent[tuple[PeerId, PeerId], float] = Recent(4096)
+        """Peers that did not come to us directly when a relay summoned them, and when."""
+        self._by_relay: Recent[PeerId, None] = Recent(4096)
+        """Peers whose last stream goes through a relay."""
 
     def tunnel(self, peer: PeerId, relay: PeerId) -> Tunnel:
         """Where to dial in this machine to get to `peer` through `relay`."""
@@ -255,12 +316,12 @@ class Ways:
 
     def relays(self, peer: PeerId) -> bool:
         """Does a relay carry what we say to this peer, which nobody can dial?"""
-        return not self._comes(peer) and not self._shortcuts.leads_to(peer)
+        return not self._shortcuts.leads_to(peer) and (self._hidden() or peer in self._by_relay)
 
-    def _comes(self, peer: PeerId) -> bool:
-        """Does the peer come to us?"""
+    def _may_come(self, peer: PeerId, relay: PeerId) -> bool:
+        """Is it worth while to have the relay send the peer to us?"""
         now = asyncio.get_running_loop().time()
-        return not self._hidden() and now - self._in_vain.get(peer, -_REVERSE_AGAIN_S) >= _REVERSE_AGAIN_S
+        return not self._hidden() and now - self._in_vain.get((peer, relay), -_REVERSE_AGAIN_S) >= _REVERSE_AGAIN_S
 
     @asynccontextmanager
     async def _open(self, peer: PeerId, relay: PeerId) -> AsyncGenerator[End, None]:
@@ -272,32 +333,43 @@ class Ways:
         if self._shortcuts.leads_to(peer):
             return await stack.enter_async_context(self._shortcuts.stream(peer))
         if relay == self._relay.me:
-            return await self._expect(stack, peer, self._summon)
+            if (came := await self._expect(stack, peer, self._summon)) is None:
+                raise PeerTimeout("it does not come", peer=peer)
+            return came
         channels = self._channels(relay)
         # Circuits do not lead through circuits.
         if all(address.relay for address in channels.addresses()):
             raise PeerGone("its relay cannot be dialled", peer=peer, relay=relay)
-        if self._comes(peer):
-            try:
-                return await self._expect(stack, peer, partial(self._reverse, channels))
-            except TimeoutError:
-                self._in_vain[peer] = asyncio.get_running_loop().time()
-                log.debug("does_not_come", peer=peer, relay=relay)
+        if self._may_come(peer, relay):
+            if (came := await self._expect(stack, peer, partial(self._reverse, channels))) is not None:
+                return came
+            self._in_vain[peer, relay] = asyncio.get_running_loop().time()
+            log.debug("does_not_come", peer=peer, relay=relay)
         connect = Connect(peer, secrets.token_bytes(ID_BYTES))
         end = await stack.enter_async_context(asked(channels, CONNECT, write_ask(connect), limit_s=COME_S))
         await _answer_of(end, channels)
+        self._by_relay[peer] = None
         self._shortcuts.want(peer)
         return end
 
     async def _expect(
         self, stack: AsyncExitStack, peer: PeerId, call: Callable[[PeerId, bytes], Coroutine[object, object, None]]
-    ) -> End:
-        """The peer's own stream to us. Raises TimeoutError if it does not come."""
+    ) -> End | None:
+        """The peer's own stream to us, once it was called; None if it does not come. Raises what `call` does, and
+        Refused."""
         ident = secrets.token_bytes(ID_BYTES)
         coming = stack.enter_context(self._arrivals.expect(peer, ident))
+        # If the relay does not answer, that is no word about the peer.
         await call(peer, ident)
-        async with asyncio.timeout(REVERSE_S):
-            return await coming
+        try:
+            async with asyncio.timeout(REVERSE_S):
+                came = await coming
+        except TimeoutError:
+            return None
+        if peer in self._by_relay:
+            del self._by_relay[peer]
+            self._on_direct(peer)
+        return came
 
     async def _summon(self, peer: PeerId, ident: bytes) -> None:
         if self._relay.summon(self._relay.me, peer, ident, reverse=False) > 0:

@@ -1,13 +1,15 @@
 """What does the line to a peer carry? A megabyte goes there and one comes back, seldom: `swarmnet doctor` asks.
 
 Both ends: who asks (`measure`), and who is asked (`LineTests`), who lets nobody fill a line with it: one test at a
-time, one every two seconds of whomever, one a minute of each caller, and what it sends gives way to what steps need.
+time, for 20 s at most, one every two seconds of whomever, one a minute of each caller, and what it sends gives way to
+what steps need.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 
@@ -20,8 +22,7 @@ from swarmnet.transport import ReadPayload, Transport, ask
 TEST_BYTES = 1 << 20
 _PINGS = 3
 _LIMIT_S, _LONGEST_BUSY_S = 20.0, 5.0
-
-_ANYBODY = PeerId("")
+_EVERY_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +78,7 @@ class LineTests:
     """Answers `LineTest`."""
 
     def __init__(self) -> None:
-        self._each, self._all = DialQuota(pause_s=60.0), DialQuota(at_once=1, pause_s=2.0)
+        self._each, self._free_at = DialQuota(pause_s=60.0), -math.inf
 
     async def serve(self, caller: PeerId, request: LineTest, payload: ReadPayload) -> AsyncGenerator[Answer, None]:
         """An empty one costs no more than any message, and is answered at once."""
@@ -86,16 +87,20 @@ class LineTests:
             return
         now = asyncio.get_running_loop().time()
         # Identities cost nothing, so all callers together wait as well.
-        if (wait_s := max(self._each.wait_s(caller, now), self._all.wait_s(_ANYBODY, now))) > 0:
+        if (wait_s := max(self._each.wait_s(caller, now), min(self._free_at - now, _EVERY_S))) > 0:
             yield Busy(wait_s, -1)
             return
         self._each.take(caller, now)
-        self._all.take(_ANYBODY, now)
-        self._all.under_way += 1
+        # A caller that sends or reads too slowly keeps others out for so long, and not for longer.
+        self._free_at = mine = now + _LIMIT_S
         try:
             yield Accepted()
-            await payload()
+            async with asyncio.timeout_at(mine):
+                await payload()
             yield Running()
             yield LineTested((_bytes(request.num_bytes),))
+        except TimeoutError as error:
+            raise PeerGone("it sends too slowly", peer=caller) from error
         finally:
-            self._all.under_way -= 1
+            if self._free_at == mine:
+                self._free_at = now + _EVERY_S

@@ -2,6 +2,9 @@
 
 Without the extra, without such a router, or behind a carrier's NAT as well, nothing is mapped; then others reach this
 peer through relays. A mapping has a lease: what a killed process leaves behind ends with it.
+
+Anybody at home may call itself a router. So it is called at a private address that is not this machine's, follows
+nowhere else, and gets a few seconds and a few hundred kilobytes of plain XML.
 """
 
 from __future__ import annotations
@@ -12,12 +15,16 @@ import importlib.util
 import ipaddress
 import random
 import urllib.parse
+import xml.parsers.expat
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from swarmnet import telemetry
 from swarmnet.ids import PeerId
 from swarmnet.net.address import Address
+
+if TYPE_CHECKING:
+    from async_upnp_client.const import HttpRequest, HttpResponse
 
 log = telemetry.get(__name__)
 
@@ -30,6 +37,12 @@ _ANSWER_S = 3
 _LEASES_WITHOUT_END, _TAKEN = 725, 718
 """What a router refuses by: a lease that ends, and an outside port that somebody else has."""
 _OTHER_PORTS = 3
+_MISSES = 3
+"""Renewals in vain, after which the lease is over."""
+
+_ROUTER_S, _MOST_ROUTERS, _MOST_WORDS = 10.0, 4, 200
+_MOST_BYTES, _MOST_ELEMENTS, _MOST_DEEP = 256 << 10, 4096, 24
+"""Of one answer."""
 
 Routers = Callable[[str], Awaitable[Sequence[str]]]
 """Where devices that call themselves routers describe themselves; asked with our own address."""
@@ -37,12 +50,17 @@ Routers = Callable[[str], Awaitable[Sequence[str]]]
 
 def may_ask(host: str) -> bool:
     """Is that the address of a host at home, and can we ask its router?"""
+    return at_home(host) and importlib.util.find_spec("async_upnp_client") is not None
+
+
+def at_home(host: str) -> bool:
+    """Is that a private address, of a machine and not of this one alone?"""
     try:
         ip = ipaddress.ip_address(host)
     except ValueError:
         return False
-    behind = ip.version == 4 and ip.is_private and not ip.is_loopback
-    return behind and importlib.util.find_spec("async_upnp_client") is not None
+    special = ip.is_loopback or ip.is_link_local or ip.is_unspecified or ip.is_multicast or ip.is_reserved
+    return ip.version == 4 and ip.is_private and not special
 
 
 async def search(host: str) -> list[str]:
@@ -58,18 +76,31 @@ async def search(host: str) -> list[str]:
 
 @contextlib.asynccontextmanager
 async def mapped_port(
-    host: str, port: int, peer: PeerId, *, routers: Routers = search, renew_s: float = LEASE_S / 3
+    host: str,
+    port: int,
+    peer: PeerId,
+    *,
+    routers: Routers = search,
+    may_call: Callable[[str], bool] = at_home,
+    changed: Callable[[Address | None], None] = lambda address: None,
+    renew_s: float = LEASE_S / 3,
 ) -> AsyncGenerator[Address | None, None]:
-    """While open, a router forwards a port of its own to this host's; the address that others then see, or None."""
-    for location in await routers(host):
-        router = _Router(location, host, port)
-        address = await router.outside()
-        if address is None or not await router.map():
+    """While open, a router forwards a port of its own to this host's; the address that others then see, or None.
+
+    may_call: can a router be at that address? changed: told when others see another address, or none any more.
+    """
+    for location in (await routers(host))[:_MOST_ROUTERS]:
+        called = _host(location)
+        # Whoever answers a search could have us call anybody.
+        if called == host or not may_call(called):
             continue
-        log.info("port_mapped", router=location, address=f"{address}:{router.port}")
-        renewing = asyncio.get_running_loop().create_task(_renewing(router, renew_s))
+        router = _Router(location, host, port, peer)
+        address = await router.mapped()
+        if address is None:
+            continue
+        renewing = asyncio.get_running_loop().create_task(_renewing(router, address, changed, renew_s))
         try:
-            yield Address.of(address, router.port, peer)
+            yield address
         finally:
             renewing.cancel()
             await router.unmap()
@@ -77,29 +108,62 @@ async def mapped_port(
     yield None
 
 
-async def _renewing(router: _Router, renew_s: float) -> None:
+async def _renewing(
+    router: _Router, last: Address | None, changed: Callable[[Address | None], None], renew_s: float
+) -> None:
     # A router that restarts forgets its mappings, and is asked again for the same.
+    misses = 0
     while True:
         await asyncio.sleep(renew_s)
-        await router.map()
+        found = await router.mapped()
+        misses = 0 if found else misses + 1
+        # It forwards until the lease is over.
+        if found == last or 0 < misses < _MISSES:
+            continue
+        if found:
+            log.warning("mapped_port_moved", was=str(last), address=str(found))
+        else:
+            log.warning("mapped_port_lost", was=str(last), advice="others may not get in: start this peer again")
+        last = found
+        changed(found)
+
+
+def _host(url: str) -> str:
+    try:
+        return urllib.parse.urlsplit(url).hostname or ""
+    except ValueError:
+        return ""
 
 
 class _Router:
     """One device that may forward a port to us. What it says is data from the network: it may be anything."""
 
-    def __init__(self, location: str, host: str, port: int) -> None:
-        self._location, self._host, self._inside = location, host, port
-        self.port = port
+    def __init__(self, location: str, host: str, port: int, peer: PeerId) -> None:
+        self._location, self._host, self._inside, self._peer = location, host, port, peer
+        self._port = port
         """Outside."""
         self._lease_s = LEASE_S
+        self._said: tuple[Address, int] | None = None
 
-    async def outside(self) -> str | None:
+    async def mapped(self) -> Address | None:
+        """Have it forward a port, the same as before where that is free. Returns what others then see."""
+        try:
+            async with asyncio.timeout(_ROUTER_S):
+                outside = await self._outside()
+                if outside is None or not await self._map():
+                    return None
+        except TimeoutError:
+            log.debug("router_is_slow", router=self._location)
+            return None
+        address = Address.of(outside, self._port, self._peer)
+        if self._said != (address, self._lease_s):
+            self._said = address, self._lease_s
+            log.info("port_mapped", router=self._location, address=f"{outside}:{self._port}", lease_s=self._lease_s)
+        return address
+
+    async def _outside(self) -> str | None:
         """Its own address outside; None if it has none that others can call."""
         try:
-            where = ipaddress.ip_address(urllib.parse.urlsplit(self._location).hostname or "")
-            # Whoever answers a search could have us call anybody.
-            if not where.is_private:
-                return None
             found = ipaddress.ip_address((await self._ask("GetExternalIPAddress"))["NewExternalIPAddress"])
         except (ValueError, KeyError, _Refused) as error:
             log.debug("no_router", location=self._location, error=error)
@@ -109,20 +173,29 @@ class _Router:
             return None
         return str(found)
 
-    async def map(self) -> bool:
-        """Have it forward a port, the same as ours where that is free."""
+    async def _map(self) -> bool:
         others = random.sample(range(20000, 60000), _OTHER_PORTS)
-        for port in (self.port, *others):
+        for port in (self._port, *others):
             try:
                 await self._add(port)
             except _Refused as error:
-                if error.code == _TAKEN:
+                # Some routers refuse to map again what they map without end.
+                if error.code == _TAKEN and not await self._is_mine(port):
                     continue
-                log.info("port_not_mapped", router=self._location, error=error)
-                return False
-            self.port = port
+                if error.code != _TAKEN:
+                    log.info("port_not_mapped", router=self._location, error=error)
+                    return False
+            self._port = port
             return True
         return False
+
+    async def _is_mine(self, port: int) -> bool:
+        key = {"NewRemoteHost": "", "NewExternalPort": port, "NewProtocol": "TCP"}
+        try:
+            found = await self._ask("GetSpecificPortMappingEntry", **key)
+        except _Refused:
+            return False
+        return found.get("NewInternalClient") == self._host and str(found.get("NewInternalPort")) == str(self._inside)
 
     async def _add(self, port: int) -> None:
         def words() -> dict[str, Any]:
@@ -148,16 +221,17 @@ class _Router:
 
     async def unmap(self) -> None:
         """Have it forward nothing any more."""
-        with contextlib.suppress(_Refused):
-            await self._ask("DeletePortMapping", NewRemoteHost="", NewExternalPort=self.port, NewProtocol="TCP")
+        with contextlib.suppress(_Refused, TimeoutError):
+            async with asyncio.timeout(_ROUTER_S):
+                await self._ask("DeletePortMapping", NewRemoteHost="", NewExternalPort=self._port, NewProtocol="TCP")
 
     async def _ask(self, action: str, **words: Any) -> dict[str, Any]:
         """Raises _Refused."""
-        from async_upnp_client.aiohttp import AiohttpRequester
         from async_upnp_client.client_factory import UpnpFactory
-        from async_upnp_client.exceptions import UpnpActionError, UpnpError
+        from async_upnp_client.exceptions import UpnpActionError
 
-        factory = UpnpFactory(AiohttpRequester(timeout=_ANSWER_S), non_strict=True)
+        requester: Any = _Requester(_host(self._location))
+        factory = UpnpFactory(requester, non_strict=True)
         try:
             device = await factory.async_create_device(self._location)
             for service in device.all_services:
@@ -165,12 +239,67 @@ class _Router:
                     return dict(await service.action(action).async_call(**words))
         except UpnpActionError as error:
             raise _Refused(str(error), error.error_code) from error
-        except (UpnpError, KeyError, ValueError) as error:
+        # The library takes routers at their word: of one that lies it may raise anything.
+        except Exception as error:
             raise _Refused(str(error)) from error
         raise _Refused("it forwards no ports")
 
 
+class _Requester:
+    """How the library asks: this host alone, no redirects, and short answers of plain XML. Raises _Refused."""
+
+    def __init__(self, host: str) -> None:
+        self._host = host
+
+    async def async_http_request(self, request: HttpRequest) -> HttpResponse:
+        import aiohttp
+        from async_upnp_client.const import HttpResponse
+
+        if _host(request.url) != self._host:
+            raise _Refused("it names another host")
+        # Compressed, a few bytes would become many.
+        headers = {**(request.headers or {}), "Accept-Encoding": "identity"}
+        data = b""
+        async with (
+            aiohttp.ClientSession(auto_decompress=False, timeout=aiohttp.ClientTimeout(total=_ANSWER_S)) as session,
+            session.request(
+                request.method, request.url, headers=headers, data=request.body, allow_redirects=False
+            ) as answer,
+        ):
+            async for piece in answer.content.iter_any():
+                data += piece
+                if len(data) > _MOST_BYTES:
+                    raise _Refused(f"it answers with more than {_MOST_BYTES} bytes")
+            text = data.decode(errors="replace")
+            _check_xml(text)
+            return HttpResponse(answer.status, answer.headers, text)
+
+
+def _check_xml(text: str) -> None:
+    """Refuse what no router needs to say, before a tree is made of it: deep ones take seconds."""
+    parser = xml.parsers.expat.ParserCreate()
+    depth = count = 0
+
+    def begin(name: str, attributes: object) -> None:
+        nonlocal depth, count
+        depth, count = depth + 1, count + 1
+        if depth > _MOST_DEEP or count > _MOST_ELEMENTS:
+            raise _Refused("its answer is too deep, or has too many elements")
+
+    def end(name: str) -> None:
+        nonlocal depth
+        depth -= 1
+
+    def declare(*words: object) -> None:
+        raise _Refused("its answer has a document type")
+
+    parser.StartElementHandler, parser.EndElementHandler = begin, end
+    parser.StartDoctypeDeclHandler = declare
+    with contextlib.suppress(xml.parsers.expat.ExpatError):  # its reader says so
+        parser.Parse(text, True)
+
+
 class _Refused(Exception):
     def __init__(self, reason: str, code: int | None = None) -> None:
-        super().__init__(reason)
+        super().__init__(reason[:_MOST_WORDS])
         self.code = code

@@ -298,6 +298,7 @@ class Holes:
         under_way.add(peer)
         try:
             sock, sight = await work
+            bundle = Bundle(*await asyncio.open_connection(sock=sock), first=first, accept=self._accept)
         except _NotNow as error:
             log.debug("not_now", peer=peer, error=error)
             await asyncio.sleep(BUSY_S)
@@ -306,15 +307,16 @@ class Holes:
             reason = (error.message if isinstance(error, SwarmError) else "") or type(error).__name__
             self._say("not_punched", {"peer": peer, "reason": reason})
         else:
-            self._spawn(self._keep(peer, sock, first=first))
+            # At once: whoever looks whether there is a hole would else begin another punch.
+            self._bundles[peer] = bundle
+            self._spawn(self._keep(peer, bundle))
             self._say("punched", {"peer": peer, "nat": sight.kind(), "seconds": round(loop.time() - began, 3)})
         finally:
             under_way.discard(peer)
 
-    async def _keep(self, peer: PeerId, sock: socket.socket, *, first: bool) -> None:
+    async def _keep(self, peer: PeerId, bundle: Bundle) -> None:
         loop = asyncio.get_running_loop()
-        bundle = Bundle(*await asyncio.open_connection(sock=sock), first=first, accept=self._accept)
-        self._bundles[peer], began = bundle, loop.time()
+        began = loop.time()
         self._on_open(peer)
         try:
             await bundle.run()

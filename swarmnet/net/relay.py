@@ -15,11 +15,11 @@ from collections.abc import Awaitable, Callable
 import grpc
 
 from swarmnet import telemetry
-from swarmnet.errors import BadMessage, PeerGone, RejectCode, SwarmError
+from swarmnet.errors import BadMessage, Coded, PeerGone, RejectCode, SwarmError
 from swarmnet.ids import PeerId
 from swarmnet.messages import Accepted, Busy, Rejected
 from swarmnet.net.circuits import Answered, Arrivals, splice
-from swarmnet.net.relay_book import IDLE_S, RelayBook, RelayCaps, home_of
+from swarmnet.net.relay_book import RelayBook, RelayCaps, home_of
 from swarmnet.net.tls import caller_of
 from swarmnet.net.traffic import Allowance, Allowances, Shares, Traffic
 from swarmnet.wire.convert import GreetFirst, Ping, Pong
@@ -36,18 +36,21 @@ COME_S = 6.0
 
 _FIRST_WORD_S = 5.0
 _AGAIN_S = 2.0
+_LOOK_S = 5.0
+"""How often a circuit is looked at: is it idle, is one of its ends banned?"""
 
 _ASKS = Allowance(messages_per_s=2.0, bytes_per_s=1 << 20, burst_s=15.0)
 """Of one identity, whatever it asks; and of summons to one peer, from one home."""
 _SUMMONS = Allowance(messages_per_s=8.0, bytes_per_s=1 << 20, burst_s=15.0)
-"""To one peer, whoever calls it."""
+"""To one peer, whoever calls it; and of one peer's arrivals."""
 
 log = telemetry.get(__name__)
 
 
 class Relay:
-    """One transport's. welcome(peer): has it greeted, and is it admitted? bytes_per_s(): what may be passed on, in all.
-    host(context): where a call comes from. What is passed on counts in `traffic`."""
+    """One transport's. welcome(peer): has it greeted, and is it admitted? admitted(peer): is it, whether it has greeted
+    lately or not? bytes_per_s(): what may be passed on, in all. host(context): where a call comes from. What is passed
+    on counts in `traffic`."""
 
     def __init__(
         self,
@@ -56,16 +59,20 @@ class Relay:
         arrivals: Arrivals,
         *,
         welcome: Callable[[PeerId], bool],
+        admitted: Callable[[PeerId], bool],
         bytes_per_s: Callable[[], float],
         host: Callable[[grpc.aio.ServicerContext], str],
         traffic: Traffic,
     ) -> None:
         self.me, self._arrivals, self._welcome, self._bytes_per_s = me, arrivals, welcome, bytes_per_s
-        self._host = host
+        self._host, self._admitted = host, admitted
         self.book = RelayBook(caps)
         self._summons: dict[PeerId, asyncio.Queue[Reply | None]] = {}
         """What waits to be said to a peer with a place; None ends it."""
         self._asks, self._summoned, self._summoned_from = Allowances(_ASKS), Allowances(_SUMMONS), Allowances(_ASKS)
+        self._arrivals_of = Allowances(_SUMMONS)
+        # After a stall many come together.
+        self._pings = Allowances(Allowance(2 / PING_S, bytes_per_s=1 << 20, burst_s=SILENCE_S))
         self._shares, self._traffic = Shares(bytes_per_s), traffic
         self.open = True
         self.methods: dict[str, Callable[[object, grpc.aio.ServicerContext], Awaitable[None]]] = {
@@ -90,8 +97,9 @@ class Relay:
             if not self._welcome(caller):
                 await _say(context, GreetFirst())
                 return
-            # An arrival was asked for, and its id proves that.
-            if expected is not Arrive and (pause_s := self._asks.ask(caller, now)) > 0:
+            # Others have asked for an arrival.
+            allowance = self._arrivals_of if expected is Arrive else self._asks
+            if (pause_s := allowance.ask(caller, now)) > 0:
                 await _say(context, Busy(pause_s, -1))
                 return
             async with asyncio.timeout(_FIRST_WORD_S):
@@ -105,7 +113,7 @@ class Relay:
                     await self._arrive(caller, ask, context)
                 case _:
                     raise BadMessage(RejectCode.MALFORMED, "the request belongs to another method")
-        except BadMessage as error:
+        except Coded as error:
             with contextlib.suppress(SwarmError, TimeoutError):
                 await _say(context, Rejected(error.code, error.reason))
         except (SwarmError, TimeoutError) as error:
@@ -124,7 +132,7 @@ class Relay:
         self._summons[peer] = saying = asyncio.Queue[Reply | None]()
         log.info("relays_for", peer=peer, places=len(self.book.places))
         saying.put_nowait(Reserved(round(self._bytes_per_s()), SILENCE_S))
-        hearing = asyncio.create_task(self._hear(context, saying))
+        hearing = asyncio.create_task(self._hear(peer, context, saying))
         try:
             while (reply := await saying.get()) is not None:
                 await _say(context, reply)
@@ -136,29 +144,28 @@ class Relay:
                 self.book.leave(peer)
                 log.info("relays_no_more_for", peer=peer, places=len(self.book.places))
 
-    async def _hear(self, context: grpc.aio.ServicerContext, saying: asyncio.Queue[Reply | None]) -> None:
-        """Answer pings; whatever else comes, or silence, ends the reservation."""
-        heard_at = -PING_S
+    async def _hear(self, peer: PeerId, context: grpc.aio.ServicerContext, saying: asyncio.Queue[Reply | None]) -> None:
+        """Answer pings; whatever else comes, or silence, ends the reservation, and so does a ban."""
         with contextlib.suppress(SwarmError, TimeoutError):
             while True:
                 async with asyncio.timeout(SILENCE_S):
                     ask = await _heard(context)
-                now = asyncio.get_running_loop().time()
                 # It says more than that it is there.
-                if not isinstance(ask, Ping) or now - heard_at < PING_S / 4:
+                if not isinstance(ask, Ping) or self._pings.ask(peer, asyncio.get_running_loop().time()) > 0:
                     break
-                heard_at = now
+                if not self._admitted(peer):
+                    break
                 saying.put_nowait(Pong(ask.nonce))
         saying.put_nowait(None)
 
     async def _connect(self, caller: PeerId, ask: Connect, context: grpc.aio.ServicerContext) -> None:
         now = asyncio.get_running_loop().time()
-        reason = self.book.call(caller, ask.peer, ask.id, now)
+        home = home_of(self._host(context))
+        reason = self.book.call(caller, ask.peer, ask.id, now, home=home)
         if reason:
             await _say(context, Rejected(RejectCode.NOT_SERVED, reason))
             return
         try:
-            home = home_of(self._host(context))
             if (pause_s := self.summon(caller, ask.peer, ask.id, reverse=ask.reverse, home=home)) > 0:
                 await _say(context, Busy(pause_s, -1))
                 return
@@ -171,7 +178,7 @@ class Relay:
                     far = await coming
                 if self.book.arrive(ask.peer, ask.id, asyncio.get_running_loop().time()):
                     await _say(context, Accepted())
-                    await self._join(ask, home, Answered(context), far)
+                    await self._join(caller, ask, home, Answered(context), far)
         finally:
             self.book.end(ask.peer, ask.id)
 
@@ -190,6 +197,10 @@ class Relay:
         return 0.0
 
     async def _arrive(self, peer: PeerId, ask: Arrive, context: grpc.aio.ServicerContext) -> None:
+        if ask.full:
+            self._arrivals.refuse(peer, ask.id)
+            await _say(context, Accepted())
+            return
         end = Answered(context)
         # Said before anything is passed on: the first byte must not overtake it.
         await _say(context, Accepted())
@@ -200,12 +211,13 @@ class Relay:
         finally:
             end.over.set()
 
-    async def _join(self, ask: Connect, home: str, near: Answered, far: Answered) -> None:
+    async def _join(self, caller: PeerId, ask: Connect, home: str, near: Answered, far: Answered) -> None:
         async def watch() -> None:
-            while True:
-                await asyncio.sleep(IDLE_S / 2)
+            while self._admitted(caller) and self._admitted(ask.peer):
+                await asyncio.sleep(_LOOK_S)
                 if self.book.idle(ask.peer, ask.id, asyncio.get_running_loop().time()):
-                    near.over.set()
+                    break
+            near.over.set()
 
         async def turn(num_bytes: int) -> None:
             self.book.carried(ask.peer, ask.id, num_bytes)

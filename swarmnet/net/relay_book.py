@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import ipaddress
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
 from swarmnet.ids import PeerId
@@ -39,11 +39,17 @@ class RelayCaps:
         """Places for peers that call from one address: of one home, or of one who makes up identities."""
         return max(self.peers // 2, 1)
 
+    @property
+    def circuits_of_home(self) -> int:
+        """Circuits of callers that call from one address."""
+        return max(self.circuits // 4, 1)
+
 
 @dataclass(slots=True)
 class _Waiting:
     caller: PeerId
     peer: PeerId
+    home: str
     joined: bool = False
     counted_since: float = 0.0
     num_bytes: int = 0
@@ -73,8 +79,8 @@ class RelayBook:
         """Its place is free again. Circuits to it end by themselves."""
         self.places.pop(peer, None)
 
-    def call(self, caller: PeerId, peer: PeerId, ident: bytes, now: float) -> str:
-        """The caller waits for the peer, under an id of its choice."""
+    def call(self, caller: PeerId, peer: PeerId, ident: bytes, now: float, *, home: str = "") -> str:
+        """The caller waits for the peer, under an id of its choice. home: where it calls from."""
         if peer not in self.places:
             return "no place here"
         if (peer, ident) in self._calls:
@@ -83,11 +89,13 @@ class RelayBook:
         mine = [each for each in calls if each.caller == caller]
         if len(calls) >= caps.circuits or len(mine) >= caps.of_caller:
             return "too many circuits"
+        if home and sum(each.home == home for each in calls) >= caps.circuits_of_home:
+            return "too many circuits from that address"
         if _count(calls, peer) >= caps.of_peer or _count(mine, peer) >= caps.of_pair:
             return "too many circuits to that peer"
         if sum(not each.joined for each in mine) >= caps.waiting_of_caller:
             return "too many callers wait"
-        self._calls[peer, ident] = _Waiting(caller, peer, counted_since=now)
+        self._calls[peer, ident] = _Waiting(caller, peer, home, counted_since=now)
         return ""
 
     def arrive(self, peer: PeerId, ident: bytes, now: float) -> bool:
@@ -127,6 +135,24 @@ def home_of(host: str) -> str:
     except ValueError:
         return host
     return str(ipaddress.ip_network((ip, 64), strict=False)) if ip.version == 6 and not ip.ipv4_mapped else host
+
+
+MOST_COMING, COMING_FROM_ADDRESS, COMING_OF_CALLER = 256, 64, 6
+"""Streams that lead to a hidden peer, in all; from one relay or one caller's address; of one caller, from there."""
+
+
+def too_many(coming: Collection[tuple[str, PeerId]], one: tuple[str, PeerId]) -> str:
+    """Why a hidden peer does not come for one more stream, given those that it has come for; "": it comes. Each is the
+    address where it leads from, and the caller.
+    """
+    if len(coming) >= MOST_COMING:
+        return f"{MOST_COMING} streams lead here"
+    if sum(home == one[0] for home, _ in coming) >= COMING_FROM_ADDRESS:
+        return f"{COMING_FROM_ADDRESS} streams lead here from that address"
+    # Together with the address: a relay may name callers that have not called.
+    if sum(each == one for each in coming) >= COMING_OF_CALLER:
+        return f"{COMING_OF_CALLER} streams of that caller lead here"
+    return ""
 
 
 def _count(calls: Iterable[_Waiting], peer: PeerId) -> int:

@@ -179,11 +179,14 @@ def no_line(peer: str, reason: str) -> Row:
 def dialled_back(facts: Mapping[str, Any]) -> str:
     """Of the event of that name: who could connect to this peer."""
     could, could_not, not_asked = ([_short(peer) for peer in facts[who]] for who in ("could", "could_not", "not_asked"))
+    proved = "; a connection from outside has come in" if facts.get("dialled") else ""
     silent = f"; could not ask {', '.join(not_asked)}" if not_asked else ""
     # One that could not is what the operator has to hear of; who could is only counted.
     if could_not:
         tried, others = len(could) + len(could_not), ", ".join(could_not)
-        return f"{len(could)} of {tried} members that tried could connect to this peer, not {others}{silent}"
+        return f"{len(could)} of {tried} members that tried could connect to this peer, not {others}{silent}{proved}"
+    if proved and not could:
+        return f"others can connect to this peer{proved}{silent}"
     if not could:
         return f"nobody who was asked could say whether others can connect to this peer{silent}"
     return f"{_members(could)} connected back{silent}"
@@ -199,7 +202,7 @@ def reached(event: str, facts: Mapping[str, Any], ports: tuple[int, int]) -> Row
     """Can others connect to this machine? By what a peer says of that (`net.dial_back`); "": nobody could tell."""
     known = {who: facts[who] for who in ("could", "could_not", "relays") if who in facts}
     if event == "dialled_back":
-        how = "direct" if facts["could"] else "unknown"
+        how = "direct" if facts["could"] or facts.get("dialled") else "unknown"
         return Row("reached", dialled_back(facts), facts={"how": how, **known}, ports=ports)
     if event == "hidden":
         return Row("reached", hidden(facts), "note", "relayed", {"how": "relay", **known}, ports)

@@ -189,7 +189,12 @@ async def _beside(endpoint: Endpoint, terms: RunTerms, found: Callable[[Row], No
 
     events: dict[str, dict[str, object]] = {}
     asking = Asking(
-        endpoint.record, transport, members, lambda event, fields: events.update({event: fields}), hide=endpoint.hide
+        endpoint.record,
+        transport,
+        members,
+        lambda event, fields: events.update({event: fields}),
+        hide=endpoint.hide,
+        dialled=transport.dialled,
     )
     with contextlib.suppress(UsageError):  # it is among the events
         await asking.check()

@@ -132,8 +132,12 @@ async def drain(leaver: Peer, drain_s: float) -> str:
         await farewell.pause()
 
 
-async def hand_over(mover: Peer, patience_s: float) -> bool:
-    """Leave a stage for another one: True once others have all that is here. Else the peer stays, and serves on."""
+async def hand_over(mover: Peer, patience_s: float, *, standstill: bool) -> bool:
+    """Leave a stage for another one: True once others have all that is here. Else the peer stays, and serves on.
+
+    standstill: nobody serves the other stage, so until the peer is there no step ends: others have its state, and what
+    is under way is computed again.
+    """
     farewell, until, gone = Farewell(mover), _now() + patience_s, False
     try:
         while _now() < until:
@@ -141,7 +145,7 @@ async def hand_over(mover: Peer, patience_s: float) -> bool:
             # Who pauses, has no state of its own or no heir is not the one to go.
             if mover.paused or any(standing.idle or not standing.heirs for standing in standings):
                 break
-            if all(standing.free for standing in standings):
+            if standstill or all(standing.free for standing in standings):
                 gone = True
                 break
             await farewell.pause()

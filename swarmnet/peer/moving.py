@@ -62,9 +62,6 @@ class Moving:
         peer, rebalancer = self._peer, self._rebalancer
         while True:
             await asyncio.sleep(_LOOK_S)
-            # Others announce at the same time: what they say decides who goes, and must not be some seconds old.
-            if rebalancer.intent.to is not None:
-                await peer.refresh()
             replica = self._at_home()
             if replica is None:
                 self._intend(Intent())
@@ -131,7 +128,7 @@ class Moving:
         except (SwarmError, TimeoutError) as error:
             self._failed(to, str(error) or f"the state did not come within {within_s:.0f} s")
             return None
-        if self._at_home() is None or not await hand_over(self._peer, _HAND_OVER_S):
+        if self._at_home() is None or not await hand_over(self._peer, _HAND_OVER_S, standstill=version is None):
             self._failed(to, f"nobody else has all of stage {replica.stage}")
             return None
         return NewStage(to, version)

@@ -59,9 +59,8 @@ from swarmnet.transport import ReadPayload, Service, Transport, layout_of
 Tokens = Callable[[int, int], tuple[Packed, ...] | None]
 OnEvent = Callable[[str, dict[str, object]], None]
 
-_PUBLISH_S, _LOOK_S, _LOOK_WHILE_ALONE_S = 4.0, 4.0, 1.0
-"""How often a peer tells the directory about itself, and looks into it; while it is alone in a stage, or nobody serves
-one, others may come any moment."""
+_PUBLISH_S, _LOOK_S = 2.0, 1.0
+"""How often a peer tells the directory about itself, and looks into it."""
 
 _LAST_WORD_S = 1.0
 """How long a peer that leaves tries to tell the directory."""
@@ -122,6 +121,7 @@ class Peer:
         admissions: who takes part; None: anyone.
         wall: Unix seconds, by which invitations end.
         hide: has this peer be reached through relays, if nobody can dial it; None: there are none.
+        dialled: has anybody connected to it from outside?
         routing: makes the rule by which one of its replicas calls the next stage.
         carried: the version of its stage's state that it has put on disk to move here; None: it has not moved.
     """
@@ -150,6 +150,7 @@ class Peer:
         routing: Callable[[], RoutingRule] = lambda: least_time,
         carried: int | None = None,
         hide: Hide | None = None,
+        dialled: Callable[[], bool] = lambda: False,
     ) -> None:
         self.me, self.run_id, self.manifest, self.incarnation = me, run, manifest, incarnation
         self.limits, self.numerics, self.signer, self.disk = limits, numerics, signer, disk
@@ -168,7 +169,7 @@ class Peer:
         self._look, self.news = asyncio.Event(), asyncio.Event()
         self._line_tests = LineTests()
         self._dial_backs = DialBacks(transport, lambda: self.records, self._look.set)
-        asking = partial(Asking, record, transport, lambda: self.records, self._say_reach)
+        asking = partial(Asking, record, transport, lambda: self.records, self._say_reach, dialled=dialled)
         self.dialled_back, self._hides = asking(hide) if hide else asking(), hide is not None
         self._supply = StateSupply(self)
         self._group: asyncio.TaskGroup | None = None
@@ -305,7 +306,7 @@ class Peer:
             case TrailRequest():
                 return self._serving(request.stamp.stage).state.replay(request)
             case DialBack():
-                return self._dial_backs.serve(caller)
+                return self._dial_backs.serve(caller, request)
             case LineTest():
                 return self._line_tests.serve(caller, request, payload)
             case _:
@@ -444,18 +445,13 @@ class Peer:
         """Look into the directory: regularly, and when a stranger spoke."""
         while True:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_LOOK_WHILE_ALONE_S if self._missing or self._is_alone() else _LOOK_S):
+                async with asyncio.timeout(_LOOK_S):
                     await self._look.wait()
             self._look.clear()
             await self.refresh()
             self._supply.consider()
             self._say_who_is_missing()
             await asyncio.sleep(0.1)
-
-    def _is_alone(self) -> bool:
-        """Does it hear no mate in one of its stages?"""
-        now = self._now()
-        return not all(replica.member.view.live(stage, now=now) for stage, replica in self.replicas.items())
 
     def _say_who_is_missing(self) -> None:
         """Once, and again when it changes: which stages nobody serves, so that no step can finish."""

@@ -196,7 +196,7 @@ class Member:
 
     def _told(self, peer: PeerId) -> tuple[bool, bool]:
         """(May this peer lack the last step's commits? Is it a mate?)"""
-        return self.view.newest(peer) < self.version, self.view.get(peer) is not None
+        return self.view.behind(peer, self.version), self.view.get(peer) is not None
 
     def _heartbeat(self, behind: bool, mate: bool) -> Heartbeat:
         return Heartbeat(
@@ -242,6 +242,7 @@ class Member:
         to hear them from me.
         """
         self._context.generations.next()
+        left = self.oldest
         self.version, self.chain, self.before, self.term_chain = version, chain, before, term_chain
         self.synced = True
         self.last_commits, self.last_finished, self._last_stamp = last_commits, None, None
@@ -255,6 +256,8 @@ class Member:
         self._lag.caught_up()
         self._context.pace.interrupted()
         self._begin(now, finished)
+        if left.stamp == self.stamp:
+            self.part.remember(left.part)
         self.oldest.inherit(commits)
         return [act.StopSum(), Broadcast(self.heartbeat()), *self._advance(now)]
 

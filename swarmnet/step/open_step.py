@@ -85,6 +85,12 @@ class RoundPart:
         self.exchange = None
         return [act.StopSum()]
 
+    def remember(self, before: RoundPart) -> None:
+        """I begin the step again: what I signed before may be its commit, and its data is still here."""
+        self.aside |= before.aside
+        if before.finished is not None:
+            self.aside.add((before.finished.id, before.finished.digest))
+
     def hear(self, message: Round) -> list[Action]:
         """The keeper opened this round. An exchange of another round ends: its index sets may no longer be true."""
         dropped = self.drop() if self.exchange is not None and self.exchange != message.id else []

@@ -232,10 +232,14 @@ class View:
                     found[peer] = max(found.get(peer, -1), seen.version)
         return found
 
-    def newest(self, peer: PeerId) -> int:
-        """The newest version heard of that peer, in any stage; -1: none, or it is known dead."""
-        found = (stage[peer] for stage in self._seen.values() if peer in stage)
-        return max((seen.version for seen in found if not seen.dead), default=-1)
+    def behind(self, peer: PeerId, version: int) -> bool:
+        """May a stage of that peer be at a lower version? True also of who is unknown or known dead."""
+        found = [stage[peer] for stage in self._seen.values() if peer in stage]
+        if not found:
+            return True
+        # A peer may have served other stages in an earlier life, and one of its stages may be behind the others.
+        life = max(found, key=lambda seen: seen.since).incarnation
+        return any(seen.dead or seen.version < version for seen in found if seen.incarnation == life)
 
     def lost(self, peer: PeerId, version: int, *, now: float) -> bool:
         """Rule 12: may a keeper at `version` evict this mate?

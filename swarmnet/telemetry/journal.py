@@ -21,7 +21,8 @@ _TOLD = """
 # Events that are worth a line at level info, and at level warning.
 _WARNED = """
     halted waiting refused digest_differs join_failed restart dropped orphaned apply_failed checkpoint_failed
-    checkpoint_bad drift rank_lost bad_input away cannot_reach relay_lost move_failed
+    checkpoint_bad drift rank_lost bad_input away cannot_reach relay_lost callers_refused move_failed
+    need_not_hide
 """
 
 _LEVELS = dict.fromkeys(_TOLD.split(), logging.INFO) | dict.fromkeys(_WARNED.split(), logging.WARNING)

@@ -48,7 +48,7 @@ Tokens = Callable[[int], tuple[Packed, ...]]
 
 OnEvent = Callable[[str, dict[str, object]], None]
 
-_PUBLISH_S, _LOOK_S = 4.0, 1.0
+_PUBLISH_S, _LOOK_S = 2.0, 0.5
 _LACKS_S = 3.0
 """What is not there for so long is worth a word: it is not just this process's first look around."""
 _LAST_WORD_S, _LAST_EVAL_S = 1.0, 20.0
@@ -198,7 +198,8 @@ class Trainer:
     """One trainer. Implements Service: it hands out tokens to peers that have no data, and the run's manifest.
 
     tokens(number) of training microbatch `step * M + index`; eval_tokens(number) of held-out microbatch `number`.
-    admissions: who takes part; None: anyone. hide: as in `peer.Peer`. wall(): Unix seconds, by which invitations end.
+    admissions: who takes part; None: anyone. hide, dialled: as in `peer.Peer`. wall(): Unix seconds, by which
+    invitations end.
     rule: which replica of stage 0 gets a microbatch.
     """
 
@@ -217,6 +218,7 @@ class Trainer:
         wall: Callable[[], float] = time.time,
         rule: RoutingRule = least_time,
         hide: Hide | None = None,
+        dialled: Callable[[], bool] = lambda: False,
         manifest_toml: str = "",
     ) -> None:
         self.me, self._manifest, self._directory = me, manifest, directory
@@ -225,7 +227,7 @@ class Trainer:
         self._admissions, self._wall = admissions, wall
         self._tokens, self._eval_tokens, self._on_event = tokens, eval_tokens, on_event
         self._stage = FirstStage(me, manifest, transport, directory, on_event, rule, lambda step: self._unsent[step])
-        asking = partial(Asking, record, transport, lambda: self._stage.records, on_event)
+        asking = partial(Asking, record, transport, lambda: self._stage.records, on_event, dialled=dialled)
         self._dialled_back = asking(hide) if hide else None
         self._news = asyncio.Event()  # somebody's record was read, or an answer came
         self._delay = manifest.averaging.delay

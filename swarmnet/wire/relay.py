@@ -56,9 +56,10 @@ class Summon:
 
 @dataclass(frozen=True, slots=True)
 class Arrive:
-    """I was summoned under this id."""
+    """I was summoned under this id. full: I do not come, all that I have for such callers is taken."""
 
     id: Place
+    full: bool = False
 
 
 Ask = Reserve | Connect | Arrive | Ping

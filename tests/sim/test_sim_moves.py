@@ -12,6 +12,7 @@ import asyncio
 from typing import Any
 
 import pytest
+from going_back import GoingBack
 from strike import soon, watched
 
 from swarmnet.ids import PeerId
@@ -154,3 +155,45 @@ def test_the_donors_die_while_the_state_is_fetched() -> None:
 
     swarm.limit(PeerId("s1.3"), up_bytes_per_s=50_000)
     swarm.run(until_s=400.0, script=script)
+
+
+def lost(stage: int, *, leaves_disk_to: str | None = None):
+    """All replicas of a stage are gone, and their disks; a copy of those may lie with somebody of another stage."""
+
+    async def script(swarm: Swarm) -> None:
+        await at_version(swarm, 5)
+        swarm.check_now()
+        for node in swarm.replicas(stage):
+            swarm.kill(node)
+            disk = swarm.disks.pop(node.peer_id)
+            if leaves_disk_to is not None:
+                old = {at: file for at, file in disk.files.items() if at[0] == stage}
+                swarm.disks[PeerId(leaves_disk_to)].files.update(old)
+
+    return script
+
+
+def test_a_stage_that_nobody_serves_comes_back_from_the_disk_of_a_mover() -> None:
+    """Only one of three has a checkpoint of it: whoever else is the most useful mover fails to fetch one, and stays."""
+    swarm = watched(plan_of(3, 2, steps=9, checkpoint_every=2))
+    back = GoingBack(swarm)
+    swarm.run(until_s=400.0, script=lost(1, leaves_disk_to="s0.2"))
+    assert [node.peer_id for node in swarm.replicas(1)][:1] == ["s0.2"] and len(back.versions) == 1
+
+
+def test_nobody_moves_to_a_stage_whose_state_is_nowhere() -> None:
+    """They stay where they are, and say why; whoever has its state on disk brings it back."""
+    swarm = watched(plan_of(3, 2, steps=9, checkpoint_every=2))
+
+    async def script(swarm: Swarm) -> None:
+        donor = swarm.replicas(1)[0]
+        kept = swarm.disks[donor.peer_id]
+        await lost(1)(swarm)
+        while swarm.counts["move_failed"] < 2:
+            await asyncio.sleep(0.1)
+        assert counts(swarm) == [3, 0] and not swarm.counts["moved"]
+        swarm.disks[donor.peer_id] = kept
+        swarm.add([1], donor.peer_id)
+
+    swarm.run(until_s=400.0, script=script)
+    assert "nobody hands over a copy" in events(swarm, "move_failed")[0][1]["reason"]

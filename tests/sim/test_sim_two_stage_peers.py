@@ -24,10 +24,13 @@ def test_they_train_without_deadlock(served: tuple[tuple[int, ...], ...], slots:
     assert swarm.counts["committed"] == 4 * 4 * len(served) // 2
 
 
-@pytest.mark.parametrize("slots", [1, 4])
-@pytest.mark.parametrize("victim", [0, 1], ids=["outer", "inner"])
-def test_one_of_them_dies_and_comes_back(victim: int, slots: int) -> None:
-    swarm = watched(Plan(stages=4, served=DOUBLE, microbatches=8, steps=5, slots=slots))
+@pytest.mark.parametrize(
+    ("victim", "slots", "seed"),
+    [(0, 1, 1), (0, 4, 1), (1, 1, 1), (1, 4, 1), (0, 4, 16), (0, 4, 17), (0, 4, 20)],
+    ids=["outer-1", "outer-4", "inner-1", "inner-4", "one-stage-ahead-16", "one-stage-ahead-17", "one-stage-ahead-20"],
+)
+def test_one_of_them_dies_and_comes_back(victim: int, slots: int, seed: int) -> None:
+    swarm = watched(Plan(stages=4, served=DOUBLE, microbatches=8, steps=5, slots=slots), seed)
 
     async def script(swarm: Swarm) -> None:
         node = swarm.nodes[victim]

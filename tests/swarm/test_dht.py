@@ -173,6 +173,20 @@ def test_what_is_published_is_read_by_all() -> None:
     asyncio.run(story())
 
 
+def test_who_asks_again_soon_is_answered_from_memory() -> None:
+    async def story() -> None:
+        async with swarm() as nodes:
+            who, directory = await nodes.start()
+            _, reader = await nodes.start(listen=Listen(client=True), between_reads_s=3600.0)
+            assert await reader.records() == ()
+            await directory.publish(record(who, 0))
+            assert await reader.records() == (), "it keeps nothing for others, and did not look"
+            reader._read_again_at = 0.0
+            assert await peers_seen(reader) == {who.peer}
+
+    asyncio.run(story())
+
+
 def test_runs_share_a_dht_without_seeing_each_other() -> None:
     async def story() -> None:
         other_run = RunId("cd" * 32)

@@ -11,7 +11,7 @@ from test_relay import OF_THE_DEAD, World
 
 from swarmnet.ids import PeerId
 from swarmnet.messages import Gradient, Request
-from swarmnet.net import punch
+from swarmnet.net import nat, punch
 from swarmnet.net.nat import Endpoint, Sight
 from swarmnet.transport import ReadPayload
 from tests.contracts.transport_contract import CHECKS, FETCH, HEARTBEAT, LIMIT_S, PROCESS, End, Pair, packed, same
@@ -27,6 +27,8 @@ def on_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(punch, "dialled", inside)
     monkeypatch.setattr(punch, "_SECOND_S", 0.0)
+    # On a busy machine a punch may fail, and calls here wait for the next.
+    monkeypatch.setattr(nat, "FIRST_PAUSE_S", 0.1)
 
 
 class Homes(World):
@@ -120,6 +122,26 @@ def test_a_call_under_way_and_the_link_go_on_when_a_hole_is_found_and_when_it_is
             await world.says(a.peer, "hole_lost")
             assert a.transport.relayed(b.peer)
             await call()
+
+    asyncio.run(main())
+
+
+def test_once_there_is_a_hole_nobody_asks_for_another() -> None:
+    async def main() -> None:
+        async with homes() as world:
+            holes, asked = world.a.transport._holes, 0
+            ask = holes._ask
+
+            def counted(peer: PeerId):
+                nonlocal asked
+                asked += 1
+                return ask(peer)
+
+            holes._ask = counted
+            await world.hole()
+            await world.until(lambda: not holes._wanted)
+            ended = [what for who, what, _ in world.said if who == world.a.peer and what in ("punched", "not_punched")]
+            assert asked == len(ended)
 
     asyncio.run(main())
 

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
 from test_grpc_transport import grpc_pair
 
-from swarmnet.errors import BadMessage
-from swarmnet.messages import MAX_LINE_TEST, Answer, Busy, LineTest, LineTested, Rejected
+from swarmnet.errors import BadMessage, PeerGone
+from swarmnet.ids import PeerId
+from swarmnet.messages import MAX_LINE_TEST, Answer, Busy, LineTest, LineTested, Packed, Rejected
 from swarmnet.net.line_test import TEST_BYTES, LineTests, measure
+from swarmnet.simulate.clock import VirtualLoop
+from swarmnet.transport import ReadPayload
 from tests.contracts.transport_contract import LIMIT_S, packed
 
 
@@ -57,3 +61,40 @@ def test_more_than_is_allowed_is_refused_unread() -> None:
             raise AssertionError(answer)
 
     asyncio.run(main())
+
+
+def test_a_caller_that_sends_or_reads_too_slowly_gives_way() -> None:
+    async def never() -> tuple[Packed, ...]:
+        await asyncio.Event().wait()
+        return ()
+
+    async def at_once() -> tuple[Packed, ...]:
+        return ()
+
+    async def main() -> None:
+        tests, clock = LineTests(), asyncio.get_running_loop().time
+        for caller, read in (("a", never), ("b", at_once)):
+            began = clock()
+            slow = tests.serve(PeerId(caller), LineTest(100), ReadPayload((), read))
+            answer = await anext(slow)
+            # Meanwhile nobody else has a turn, and is told to come again soon.
+            busy = await last_of(tests.serve(PeerId("c"), LineTest(100), ReadPayload((), at_once)))
+            assert isinstance(busy, Busy) and busy.retry_after_s <= 2.0
+            if read is never:
+                with pytest.raises(PeerGone):
+                    await anext(slow)
+            else:  # it never reads what is sent
+                while not isinstance(answer, LineTested):
+                    answer = await anext(slow)
+                await asyncio.sleep(20.0)
+            assert clock() - began <= 20.0
+        assert isinstance(await last_of(tests.serve(PeerId("c"), LineTest(100), ReadPayload((), at_once))), LineTested)
+        await slow.aclose()
+        busy = await last_of(tests.serve(PeerId("d"), LineTest(100), ReadPayload((), at_once)))
+        assert isinstance(busy, Busy), "its end changes nothing for the others"
+
+    loop = VirtualLoop()
+    try:
+        loop.run_until_complete(main())
+    finally:
+        loop.close()

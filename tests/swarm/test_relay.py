@@ -7,25 +7,28 @@ import contextlib
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 
 import grpc
 import pytest
 
-from swarmnet.errors import PeerGone, SwarmError
+from swarmnet.errors import PeerGone, PeerTimeout, SwarmError
 from swarmnet.ids import PeerId, RunId
 from swarmnet.messages import Accepted, Answer, Busy, Fetched, Rejected, Request
-from swarmnet.net import circuits, hidden, relay
+from swarmnet.net import circuits, hidden, relay, relay_book
 from swarmnet.net.address import Address
-from swarmnet.net.circuits import Called
-from swarmnet.net.grpc_options import CHANNEL_OPTIONS
+from swarmnet.net.circuits import Answered, Called, splice
+from swarmnet.net.greeting import Greeter
+from swarmnet.net.grpc_options import CHANNEL_OPTIONS, GrpcConfig
 from swarmnet.net.grpc_transport import GrpcTransport
 from swarmnet.net.hidden import asked
 from swarmnet.net.identity import Identity
 from swarmnet.net.relay import ARRIVE, CONNECT, RESERVE
 from swarmnet.net.relay_book import RelayCaps
 from swarmnet.net.tls import Leaf
+from swarmnet.net.traffic import Allowance
 from swarmnet.transport import ReadPayload
-from swarmnet.wire.convert import GreetFirst
+from swarmnet.wire.convert import NONCE_BYTES, GreetFirst, Ping, Pong
 from swarmnet.wire.relay import MAX_BYTES, Arrive, Ask, Connect, Reply, Reserve, Reserved, Summon, read_reply, write_ask
 from tests.contracts.transport_contract import (
     CHECKS,
@@ -200,8 +203,12 @@ class Cable:
     def lead_to(self, port: int) -> None:
         self._to = port
 
-    def pull(self) -> None:
+    def pull(self, *, for_good: bool = True) -> None:
+        """for_good: for connections that are made afterwards, too."""
         self._whole.clear()
+        if not for_good:
+            self._whole = asyncio.Event()
+            self._whole.set()
 
     async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         far = await asyncio.open_connection("127.0.0.1", self._to)
@@ -209,8 +216,9 @@ class Cable:
             await asyncio.gather(self._pass_on(reader, far[1]), self._pass_on(far[0], writer))
 
     async def _pass_on(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+        whole = self._whole
         while data := await source.read(1 << 16):
-            await self._whole.wait()
+            await whole.wait()
             sink.write(data)
         sink.close()
 
@@ -391,3 +399,353 @@ def test_who_summons_a_peer_without_end_keeps_nobody_elses_calls_from_it() -> No
             assert pause_s("203.0.113.7") == 0 and pause_s("") == 0
 
     asyncio.run(main())
+
+
+def test_a_caller_with_too_many_streams_is_refused_and_others_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(relay_book, "COMING_OF_CALLER", 2)
+
+    async def scenario(world: World) -> None:
+        via, flooder = await world.member(), await world.member()
+        peer, caller = await world.hidden(), await world.member()
+        async with AsyncExitStack() as stack:
+            replies = []
+            for at in range(3):
+                ask = Connect(peer.peer, bytes([at]) * 16)
+                replies.append(await reply(await stack.enter_async_context(asks(flooder, via, CONNECT, ask))))
+            assert replies[:2] == [Accepted(), Accepted()]
+            assert isinstance(replies[2], Rejected) and "too many callers" in replies[2].reason
+            (refused,) = await said(world, "callers_refused", 1)
+            assert refused["caller"] == flooder.peer and refused["relay"] == via.peer
+            assert await answers(caller, peer)
+
+    play(scenario)
+
+
+def test_a_caller_that_can_be_dialled_hears_at_once_that_the_peer_does_not_come(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(hidden, "REVERSE_S", 10 * LIMIT_S)
+    monkeypatch.setattr(hidden, "too_many", lambda coming, one: "too many")
+
+    async def scenario(world: World) -> None:
+        await world.member()
+        peer, caller = await world.hidden(), await world.member()
+        with pytest.raises(PeerGone):
+            await answers(caller, peer)
+
+    play(scenario)
+
+
+def test_a_relay_that_summons_without_end_loses_the_peer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hidden, "_SUMMONS", Allowance(messages_per_s=1.0, bytes_per_s=1 << 20, burst_s=5.0))
+
+    async def scenario(world: World) -> None:
+        via, stranger = await world.member(), await no_relay(world)
+        peer = await world.hidden()
+        for at in range(9):
+            via.transport.relay._summons[peer.peer].put_nowait(Summon(stranger.peer, bytes([at]) * 16, reverse=True))
+        (lost,) = await said(world, "relay_lost", 1)
+        assert lost["relay"] == via.peer and "without end" in str(lost["reason"])
+
+    play(scenario)
+
+
+def ping_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (relay, hidden):
+        monkeypatch.setattr(module, "PING_S", 0.1)
+
+
+async def no_relay(world: World) -> End:
+    return await world.member(relay_caps=RelayCaps(peers=0))
+
+
+class Bans:
+    """Admissions of a run that is open but for these."""
+
+    def __init__(self) -> None:
+        self.banned: set[PeerId] = set()
+
+    def show(self, peer: PeerId, text: str, *, now: float) -> str:
+        return ""
+
+    def why_not(self, peer: PeerId, *, now: float) -> str:
+        return "it is banned" if peer in self.banned else ""
+
+
+def test_who_is_banned_loses_its_place_and_its_circuits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(relay, "_LOOK_S", 0.02)
+    ping_often(monkeypatch)
+
+    async def scenario(world: World) -> None:
+        bans = Bans()
+        greeter = Greeter(RUN, "", 60.0, admissions=bans)  # type: ignore[arg-type]
+        via, caller, other = await world.member(greeter=greeter), await no_relay(world), await no_relay(world)
+        peer = await world.hidden()
+        async with asks(caller, via, CONNECT, Connect(peer.peer, bytes(16))) as end:
+            assert isinstance(await reply(end), Accepted) and len(via.transport.relay.book) == 1
+            bans.banned.add(caller.peer)
+            with contextlib.suppress(SwarmError):
+                assert not await end.read()
+        async with asks(other, via, CONNECT, Connect(peer.peer, bytes(16))) as end:
+            assert isinstance(await reply(end), Accepted)
+            bans.banned.add(peer.peer)
+            with contextlib.suppress(SwarmError):
+                assert not await end.read()
+        assert via.peer in [fields["relay"] for fields in await said(world, "relay_lost", 1)]
+        assert not via.transport.relay.book.places
+
+    play(scenario)
+
+
+def test_pings_that_come_together_after_a_stall_cost_no_place_and_a_flood_does() -> None:
+    async def scenario(world: World) -> None:
+        via, peer = await world.member(), await world.member()
+        async with asks(peer, via, RESERVE, Reserve()) as place:
+            assert isinstance(await reply(place), Reserved)
+            for _ in range(3):
+                await place.write(write_ask(Ping(bytes(NONCE_BYTES))))
+            assert [await reply(place) for _ in range(3)] == [Pong(bytes(NONCE_BYTES))] * 3
+            with contextlib.suppress(SwarmError):
+                for _ in range(50):
+                    await place.write(write_ask(Ping(bytes(NONCE_BYTES))))
+                while await reply(place):
+                    pass
+            assert not via.transport.relay.book.places
+
+    play(scenario)
+
+
+def test_arrivals_that_nobody_waits_for_are_soon_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(relay, "_SUMMONS", Allowance(messages_per_s=0.01, bytes_per_s=1 << 20, burst_s=200.0))
+
+    async def scenario(world: World) -> None:
+        via, stranger = await world.member(), await world.member()
+        replies = []
+        for at in range(3):
+            async with asks(stranger, via, ARRIVE, Arrive(bytes([at]) * 16)) as end:
+                replies.append(type(await reply(end)))
+        assert replies == [Accepted, Accepted, Busy]
+
+    play(scenario)
+
+
+# ---------------------------------------------------------------- relays that cheat
+
+
+async def answers_at_last(caller: End, callee: End) -> None:
+    while True:
+        with contextlib.suppress(PeerGone, PeerTimeout):
+            if await answers(caller, callee):
+                return
+
+
+async def a_cheat_and_others(world: World, *, callers: int = 1) -> tuple[GrpcTransport, End, list[End]]:
+    """A relay that a hidden peer has chosen, the peer, and callers, whom the cheat's addresses tell to try it first."""
+    for _ in range(3):
+        await world.member(relay_bytes_per_s=1e10)
+    peer = await world.hidden()
+    await said(world, "relay_reserved", hidden.WANTED)
+    found = [await world.hidden(config=GrpcConfig(stall_s=1.0)) for _ in range(callers)]
+    return world.transports[peer.transport.relays[0]], peer, found
+
+
+class Garbling:
+    """An end whose bytes come out wrong, one in each message."""
+
+    def __init__(self, end: Answered) -> None:
+        self._end, self.times = end, 0
+
+    async def read(self) -> bytes:
+        data = await self._end.read()
+        self.times += bool(data)
+        return data[:-1] + bytes([data[-1] ^ 1]) if data else data
+
+    async def write(self, data: bytes) -> None:
+        await self._end.write(data)
+
+
+def test_a_relay_that_garbles_costs_that_connection_and_another_is_taken() -> None:
+    async def scenario(world: World) -> None:
+        cheat, peer, (caller,) = await a_cheat_and_others(world)
+        ends: list[Garbling] = []
+
+        async def join(who: PeerId, ask: Connect, home: str, near: Answered, far: Answered) -> None:
+            ends.append(Garbling(far))
+            await splice(near, ends[-1])
+
+        cheat.relay._join = join
+        await answers_at_last(caller, peer)
+        assert ends and ends[0].times, "the cheat was tried first"
+        assert peer.service.told.empty()
+        assert await answers(caller, peer), "on the other relay from then on"
+
+    play(scenario)
+
+
+def test_a_relay_that_garbles_in_the_middle_breaks_a_call_and_no_answer_is_wrong() -> None:
+    async def scenario(world: World) -> None:
+        cheat, peer, (caller,) = await a_cheat_and_others(world)
+        wrong = asyncio.Event()
+
+        class Later(Garbling):
+            async def read(self) -> bytes:
+                return await (super().read() if wrong.is_set() else self._end.read())
+
+        async def join(who: PeerId, ask: Connect, home: str, near: Answered, far: Answered) -> None:
+            await splice(near, Later(far))
+
+        cheat.relay._join = join
+        assert await answers(caller, peer)
+        wrong.set()
+        with pytest.raises(PeerGone):
+            await answers(caller, peer)
+        await answers_at_last(caller, peer)
+
+    play(scenario)
+
+
+def test_a_relay_that_accepts_and_passes_nothing_on_is_left_by_callers_and_by_the_peer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(hidden, "_PROBE_S", 0.1)
+    ping_often(monkeypatch)
+    monkeypatch.setattr(hidden, "SILENCE_S", 2.0)
+
+    async def scenario(world: World) -> None:
+        cheat, peer, (caller,) = await a_cheat_and_others(world)
+        tried: list[PeerId] = []
+
+        async def join(who: PeerId, ask: Connect, home: str, near: Answered, far: Answered) -> None:
+            tried.append(who)
+            await asyncio.gather(near.over.wait(), far.over.wait())
+
+        cheat.relay._join = join
+        await answers_at_last(caller, peer)
+        lost = [fields["relay"] for fields in await said(world, "relay_lost", 1)]
+        assert lost == [cheat.peer] and caller.peer in tried
+        while len(peer.transport.relays) < hidden.WANTED:
+            world.news.clear()
+            await world.news.wait()
+        assert cheat.peer not in peer.transport.relays
+
+    play(scenario)
+
+
+def test_a_relay_that_summons_nobody_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hidden, "_PROBE_S", 0.1)
+    monkeypatch.setattr(relay, "COME_S", 0.5)
+
+    async def scenario(world: World) -> None:
+        cheat, peer, (caller,) = await a_cheat_and_others(world)
+        cheat.relay.summon = lambda *_, **__: 0.0
+        lost = await said(world, "relay_lost", 1)
+        assert lost[0]["relay"] == cheat.peer and "leads nowhere" in str(lost[0]["reason"])
+        await answers_at_last(caller, peer)
+
+    play(scenario)
+
+
+def test_a_relay_that_does_not_answer_is_no_word_about_the_peer(monkeypatch: pytest.MonkeyPatch) -> None:
+    ping_often(monkeypatch)
+    monkeypatch.setattr(hidden, "COME_S", 1.0)
+    monkeypatch.setattr(hidden, "SILENCE_S", 2.0)
+
+    async def scenario(world: World) -> None:
+        cheat, peer, _ = await a_cheat_and_others(world, callers=0)
+        caller = await world.member()
+
+        async def hang(*_: object) -> None:
+            await asyncio.Event().wait()
+
+        cheat.relay._connect = hang
+        await answers_at_last(caller, peer)
+        assert not caller.transport.relayed(peer.peer), "it came to us, sent by the other"
+
+    play(scenario)
+
+
+def test_a_peer_counts_as_relayed_until_it_has_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hidden, "REVERSE_S", 0.0)
+    monkeypatch.setattr(hidden, "_REVERSE_AGAIN_S", 0.0)
+
+    async def scenario(world: World) -> None:
+        via, caller, peer = await world.member(relay_bytes_per_s=1e10), await no_relay(world), await world.hidden()
+        assert await answers(caller, peer) and caller.transport.relayed(peer.peer) and len(via.transport.relay.book)
+        monkeypatch.setattr(hidden, "REVERSE_S", LIMIT_S)
+        caller.transport._channels_to(peer.peer).leave_circuits()
+        assert caller.transport.relayed(peer.peer), "nothing has come yet"
+        assert await answers(caller, peer) and not caller.transport.relayed(peer.peer)
+        assert await answers(caller, peer)
+        assert not caller.transport._channels_to(peer.peer)._retired, "nothing uses the circuits any more"
+
+    play(scenario)
+
+
+def test_a_peer_that_never_comes_costs_its_caller_a_while_and_holds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(relay, "COME_S", 0.1)
+
+    async def scenario(world: World) -> None:
+        via, mute, caller = await world.member(), await world.member(), await world.member()
+        async with asks(mute, via, RESERVE, Reserve()) as place:
+            assert isinstance(await reply(place), Reserved)
+            async with asks(caller, via, CONNECT, Connect(mute.peer, bytes(16))) as end:
+                assert await end.read() == b""
+            assert not len(via.transport.relay.book)
+            assert set(via.transport.relay.book.places) == {mute.peer}
+
+    play(scenario)
+
+
+def test_circuits_do_not_lead_through_circuits() -> None:
+    async def scenario(world: World) -> None:
+        await world.member()
+        middle, far, caller = await world.hidden(), await world.hidden(), await world.member()
+        lookup = world.addresses
+        through = str(Address.circuit(middle.peer, far.peer))
+        channels = caller.transport._channels_to(far.peer)
+        channels._dialling = replace(
+            channels._dialling, lookup=lambda peer: (through,) if peer == far.peer else lookup(peer)
+        )
+        with pytest.raises(PeerGone):
+            await answers(caller, far)
+        # Nor does a peer come to one that says it can be dialled, and cannot.
+        via = world.transports[far.transport.relays[0]]
+        assert via.relay.summon(middle.peer, far.peer, bytes(16), reverse=True, home="") == 0
+        assert await answers(caller, middle), "time for it to have come"
+        assert not far.transport._places._coming
+
+    play(scenario)
+
+
+def test_a_connection_that_stalls_is_replaced() -> None:
+    async def scenario(world: World) -> None:
+        async with AsyncExitStack() as stack:
+            cable, identity = Cable(), Identity.generate()
+            await cable.lay(stack)
+            far = await world.member(announce=(Address.of("127.0.0.1", cable.port, identity.peer),), identity=identity)
+            cable.lead_to(far.transport.port)
+            caller = await world.member(config=GrpcConfig(stall_s=0.5))
+            assert await answers(caller, far)
+            cable.pull(for_good=False)
+            with pytest.raises(PeerTimeout, match="stalls"):
+                await answers(caller, far)
+            await answers_at_last(caller, far)
+
+    play(scenario)
+
+
+def test_closing_does_not_mind_who_is_looked_up_meanwhile() -> None:
+    async def scenario(world: World) -> None:
+        one, other, third = [await world.member() for _ in range(3)]
+        assert await answers(one, other)
+        channels = one.transport._channels_to(other.peer)
+        close = channels.close
+
+        async def looks_up_and_closes() -> None:
+            one.transport._channels_to(third.peer)
+            await close()
+
+        channels.close = looks_up_and_closes
+        await one.transport.__aexit__(None, None, None)
+
+    play(scenario)

@@ -122,6 +122,10 @@ BAD = {
     "too many at once": FRAME.pack(OPEN, 0, 0) + FRAME.pack(DATA, 0, 1 << 20),
     "more than granted": FRAME.pack(OPEN, 0, 0) + (FRAME.pack(DATA, 0, 1 << 16) + bytes(1 << 16)) * 65,
     "too much credit": FRAME.pack(OPEN, 0, 0) + FRAME.pack(CREDIT, 0, 1),
+    "too many streams": b"".join(FRAME.pack(OPEN, 2 * at, 0) for at in range(MOST_STREAMS + 1)),
+    "too many that are closed and still in use": b"".join(
+        FRAME.pack(OPEN, 2 * at, 0) + FRAME.pack(CLOSE, 2 * at, 0) for at in range(2 * MOST_STREAMS + 1)
+    ),
     "cut": FRAME.pack(OPEN, 0, 0)[:3],
 }
 

@@ -11,7 +11,7 @@ from swarmnet.directory import Record, StageStatus
 from swarmnet.errors import PeerGone, PeerTimeout, UsageError
 from swarmnet.ids import Chain, PeerId, RunId
 from swarmnet.messages import Answer, Busy, DialBack, DialledBack
-from swarmnet.net.dial_back import MOST_ASKED, MOST_NO, Asking, DialBacks, DialQuota
+from swarmnet.net.dial_back import MOST_ASKED, MOST_NO, Asking, DialBacks, DialQuota, public_home
 from swarmnet.simulate.clock import VirtualLoop
 
 ME = PeerId("me")
@@ -44,10 +44,12 @@ class Saying:
     def __init__(self, **script: list[Answer | Exception]) -> None:
         self._script = script
         self.asked: list[str] = []
+        self.ports: list[int] = []
 
     async def call(self, peer, request, payload=(), *, deadline):
-        assert request == DialBack()
+        assert isinstance(request, DialBack)
         self.asked.append(peer)
+        self.ports.append(request.port)
         answers = self._script.get(peer, [PeerGone("refused", definite=True)])
         answer = answers.pop(0) if len(answers) > 1 else answers[0]
         if isinstance(answer, Exception):
@@ -108,6 +110,81 @@ def test_those_at_home_do_not_outvote_the_others() -> None:
     assert said == ["hidden"]
 
 
+def at_homes(script: dict[str, list[Answer | Exception]], hosts: dict[str, str], dialled: Callable[[], bool]) -> list:
+    """What is said of a peer whose members are at these hosts and answer so."""
+    transport, said = Saying(**script), []
+    records = {PeerId(name): record(PeerId(name), f"/ip4/{host}/tcp/1") for name, host in hosts.items()}
+
+    async def hide(_: object) -> dict[str, object]:
+        return {"relays": ["A"]}
+
+    def say(event: str, fields: dict) -> None:
+        said.append((event, fields))
+
+    play(Asking(lambda: record(ME), transport, lambda: records, say, hide, dialled).check())
+    return [*said, ("asked", transport.asked)]
+
+
+def test_identities_of_one_home_have_one_vote_and_are_asked_after_the_other_homes() -> None:
+    liars = [f"L{number}" for number in range(20)]
+    script = {"A": [YES], "B": [YES]} | {liar: [NO] for liar in liars}
+    hosts = {"A": "44.1.0.1", "B": "44.2.0.1"} | {liar: f"44.3.0.{at}" for at, liar in enumerate(liars, 1)}
+    (event, fields), (_, asked) = at_homes(script, hosts, lambda: False)
+    assert event == "dialled_back" and sorted(fields["could"]) == ["A", "B"]
+    assert {"A", "B"} <= set(asked[:3])
+
+
+def test_who_came_in_from_outside_outweighs_all_words() -> None:
+    script = {name: [NO] for name in "ABCDEFGH"}
+    hosts = {name: f"44.{at}.0.1" for at, name in enumerate("ABCDEFGH")}
+    (event, fields), (_, asked) = at_homes(script, hosts, lambda: True)
+    assert event == "dialled_back" and fields["dialled"] and not fields["could"]
+    assert len(asked) < MOST_NO
+    (event, _), _ = at_homes(script, hosts, lambda: False)
+    assert event == "hidden"
+
+
+def test_a_hidden_peer_says_when_it_need_not_hide() -> None:
+    said: list[str] = []
+    came_in = False
+
+    async def hide(_: object) -> dict[str, object]:
+        return {"relays": ["A"]}
+
+    async def work() -> None:
+        nonlocal came_in
+        transport, records = Saying(A=[NO]), {PeerId("A"): record(PeerId("A"))}
+        one = Asking(
+            lambda: record(ME), transport, lambda: records, lambda event, _: said.append(event), hide, lambda: came_in
+        )
+        watching = asyncio.get_running_loop().create_task(one.watch())
+        await asyncio.sleep(24 * 3600)
+        assert said == ["hidden"]
+        assert transport.ports[0] == 0 and set(transport.ports[1:]) == {31340}, "its record names no port any more"
+        assert 20 < len(transport.asked) < 30, "after five minutes, and once an hour in the end"
+        came_in = True
+        await watching
+        assert said == ["hidden", "need_not_hide"]
+
+    play(work())
+
+
+@pytest.mark.parametrize(
+    ("host", "home"),
+    [
+        ("44.1.2.3", "44.1.2.0/24"),
+        ("::ffff:44.1.2.3", "44.1.2.0/24"),
+        ("2600:44:1:2::3", "2600:44:1::/48"),
+        ("192.168.1.2", ""),
+        ("100.64.0.1", ""),
+        ("example.org", ""),
+        ("", ""),
+    ],
+)
+def test_the_home_of_a_host_is_its_public_network(host: str, home: str) -> None:
+    assert public_home(host) == home
+
+
 @pytest.mark.parametrize(("members", "synced"), [("", True), ("AB", False), ("AB", True)])
 def test_where_nobody_serves_or_answers_nobody_can_tell(members: str, synced: bool) -> None:
     transport = Saying()
@@ -140,6 +217,18 @@ def test_a_busy_member_is_asked_again_and_a_malformed_one_is_not() -> None:
     patient, said = asking(mute, "A")
     play(patient.check())
     assert 1 < len(mute.asked) < 10 and [event for event, _ in said] == ["dialled_back"]
+    assert said[0][1]["not_asked"] == {"A": "busy"}
+
+
+def test_a_member_that_is_busy_for_no_time_is_not_asked_at_once() -> None:
+    mute = Saying(A=[Busy(0.0, -1)])
+    one, _ = asking(mute, "A")
+
+    async def work() -> None:
+        await one.check()
+        assert asyncio.get_running_loop().time() >= len(mute.asked) > 1
+
+    play(work())
 
 
 def test_who_serves_already_asks_nobody() -> None:
@@ -184,8 +273,8 @@ class Dialling:
             raise error
 
 
-async def served(backs: DialBacks, caller: PeerId = ME) -> Answer:
-    [answer] = [answer async for answer in backs.serve(caller)]
+async def served(backs: DialBacks, caller: PeerId = ME, port: int = 0) -> Answer:
+    [answer] = [answer async for answer in backs.serve(caller, DialBack(port))]
     return answer
 
 
@@ -260,5 +349,60 @@ def test_a_caller_that_is_not_known_yet_is_looked_up_for_a_moment() -> None:
         assert await served(backs) == DialledBack(True) and len(looks) == 3
         assert isinstance(await served(backs, PeerId("nobody")), Busy)
         assert len(transport.dialled) == 1
+
+    play(work())
+
+
+def test_callers_without_a_record_take_no_slot_and_are_charged() -> None:
+    transport = Dialling(a9_9_9_9=lambda: None)
+
+    async def work() -> None:
+        looks: list[float] = []
+        records = {ME: record(ME, at("9.9.9.9"))}
+        backs = DialBacks(transport, lambda: records, lambda: looks.append(asyncio.get_running_loop().time()))
+        async with asyncio.TaskGroup() as group:
+            strangers = [group.create_task(served(backs, PeerId(f"stranger {number}"))) for number in range(50)]
+            await asyncio.sleep(0.1)
+            assert await served(backs) == DialledBack(True)
+        assert all(isinstance(each.result(), Busy) for each in strangers)
+        assert len(looks) < 100, "few are looked for at a time"
+        again = await served(backs, PeerId("stranger 0"))
+        assert isinstance(again, Busy) and again.retry_after_s > 1.0
+
+    play(work())
+
+
+def test_names_of_one_host_are_one_address_and_are_dialled_by_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    transport = Dialling(a9_9_9_9=gone)
+
+    async def lookup(self: object, host: str, port: int, **_: object) -> list:
+        if host.startswith("nowhere"):
+            raise OSError("no such name")
+        return [(2, 1, 6, "", ("9.9.9.9", port))]
+
+    monkeypatch.setattr(VirtualLoop, "getaddrinfo", lookup)
+
+    async def work() -> None:
+        names = [PeerId(f"n{number}") for number in range(3)]
+        records = {name: record(name, f"/dns4/{name}.example.org/tcp/31340") for name in names}
+        backs = DialBacks(transport, lambda: records, lambda: None)
+        answers = [await served(backs, name) for name in names]
+        assert answers[0] == DialledBack(False, "refused")
+        assert all(isinstance(answer, Busy) for answer in answers[1:])
+        assert transport.dialled == [(names[0], at("9.9.9.9"))]
+        records[ME] = record(ME, "/dns4/nowhere.example.org/tcp/31340")
+        answer = await served(backs)
+        assert isinstance(answer, DialledBack) and not answer.reached and len(transport.dialled) == 1
+
+    play(work())
+
+
+def test_a_hidden_peer_is_dialled_at_the_host_from_which_it_calls() -> None:
+    transport = Dialling(a0_0_0_0=lambda: None)
+
+    async def work() -> None:
+        hidden = {ME: record(ME, f"/p2p/relay/p2p-circuit/p2p/{ME}")}
+        assert await served(DialBacks(transport, lambda: hidden, lambda: None), port=4711) == DialledBack(True)
+        assert transport.dialled == [(ME, "/ip4/0.0.0.0/tcp/4711")]
 
     play(work())

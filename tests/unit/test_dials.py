@@ -98,3 +98,24 @@ def test_a_peer_has_room_for_as_many_addresses_as_a_record(dialled: list[tuple[i
     for peer, port in dialled:
         fail(dials, PeerId(str(peer)), Address.of("192.0.2.1", 1 + port), 0.0)
     assert all(len(own) <= MAX_ADDRESSES for own in dials._own.values()) and not dials._under_way
+
+
+def test_made_up_peers_of_a_relay_leave_it_to_those_who_are_there() -> None:
+    dials, relay = Dials(), PeerId("relay")
+    made_up = {PeerId(f"m{number}"): Address.circuit(relay, PeerId(f"m{number}")) for number in range(100)}
+    asked = 0
+    for second in range(20):
+        for number in range(5):
+            now = second + number / 5
+            for peer, address in made_up.items():
+                if not dials.pause_s(peer, address, now):
+                    fail(dials, peer, address, now, refused=False)
+                    asked += 1
+    # A first dial each, and the few that make the pause as long as it gets.
+    assert asked <= len(made_up) + 20 / LONGEST_OF_ALL_S + 10
+    there = Address.circuit(relay, A)
+    assert dials.pause_s(A, there, 60.0) == 0.0, "a newcomer"
+    dials.begin(A, there)
+    dials.answered(A, there)
+    fail(dials, A, there, 60.0, refused=False)
+    assert 0.0 < dials.pause_s(A, there, 60.0) <= FIRST_PAUSE_S, "its own failures alone"

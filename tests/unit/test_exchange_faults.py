@@ -9,6 +9,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from swarmnet.averaging.butterfly import check_losses
 from swarmnet.averaging.exchange import ASIDE_S, SILENT_S, Exchange
@@ -285,8 +287,8 @@ def test_a_holder_that_shows_a_sign_of_life_is_waited_for() -> None:
 # ---------------------------------------------------------------- serving
 
 
-async def _last(exchange: Exchange, kind: str, stop: int = NUM_ELEMENTS) -> Answer:
-    return [answer async for answer in exchange.serve(Part(STAMP, ID, kind, 0, stop))][-1]
+async def _last(exchange: Exchange, kind: str, stop: int = NUM_ELEMENTS, *, of: RoundId = ID) -> Answer:
+    return [answer async for answer in exchange.serve(Part(STAMP, of, kind, 0, stop))][-1]
 
 
 def test_a_contribution_read_from_an_abandoned_round_is_not_handed_out() -> None:
@@ -367,6 +369,54 @@ def test_a_sum_is_still_here_when_the_round_after_it_is_called_off_before_it_too
     first, served, back = play(story())
     assert isinstance(served, PartData) and served.finished == first == back
     assert members.engines[A]._buffer == ONES
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["sum", "collect"]),
+            st.integers(1, 3),
+            st.sampled_from([0.0, 0.0005, 0.5, 1.0005, 1.5, 60.0]),
+        ),
+        max_size=8,
+    )
+)
+def test_whatever_is_begun_and_called_off_each_sum_that_was_signed_comes_back(
+    tasks: list[tuple[str, int, float]],
+) -> None:
+    """A second to read a vector. Each task is (what, of which round, seconds until it is called off)."""
+    members, signed = Members(ONES, TWOS), dict[int, Finished]()
+    exchange, engine = members.exchanges[A], members.engines[A]
+    engine.before_read = lambda: asyncio.sleep(1.0)
+
+    def of(number: int) -> Round:
+        share = (A, Generation(1, number), frozenset({0}))
+        return replace(ALONE, id=RoundId(ID.ballot, number), contributions=(share,))
+
+    async def story() -> None:
+        for what, number, until_s in tasks:
+            engine.accumulator(0).total = [number] * NUM_ELEMENTS
+            if what == "collect" and number not in signed:
+                continue
+            work = (
+                exchange.sum(of(number), {0: (1.5, 10)})
+                if what == "sum"
+                else exchange.collect(of(number), signed[number].digest)
+            )
+            task = asyncio.ensure_future(work)
+            await asyncio.wait([task], timeout=until_s)
+            task.cancel()
+            exchange.close()
+            await asyncio.wait([task])
+            if not task.cancelled():
+                signed[number] = task.result()
+        for number, finished in signed.items():
+            served = await _last(exchange, "sum", of=of(number).id)
+            assert isinstance(served, PartData) and served.finished == finished
+            assert await exchange.collect(of(number), finished.digest) == finished
+            assert engine._buffer == [number] * NUM_ELEMENTS
+
+    play(story())
 
 
 def test_a_sum_set_aside_that_the_stage_has_committed_with_other_bits_is_fetched() -> None:

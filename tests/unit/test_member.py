@@ -734,6 +734,23 @@ def test_a_sum_set_aside_is_taken_back_only_if_it_is_the_committed_one():
     assert part.collect(wanted, b"mine", ()) == [act.StopSum(), act.CollectSum(wanted, b"mine")]
 
 
+def test_who_begins_a_step_again_alone_takes_back_the_sum_that_it_signed():
+    """Nobody delivered newer state, and it goes on with what is here: the sum, too."""
+    table = Table("A", "K", stages=2)
+    table.execute("A", 0)
+    table.execute("K", 1)
+    for name in ("A", "K"):
+        table.finish(name)
+    table.settle()
+    member = table.members["A"]
+    commit = member.barrier.of(0)
+    assert commit is not None and not table.applies
+    table.kill("K")
+    table.do("A", member.restored(0, CHAIN, CHAIN, CHAIN, None, (commit,), now=table.now))
+    wanted = table.collects["A"]
+    assert wanted is not None and (wanted[0].id, wanted[0].holders, wanted[1]) == (commit.id, (), commit.digest)
+
+
 def test_who_keeps_no_longer_says_so_to_those_who_wait_for_it():
     """K has promised a ballot whose keeper died before it had told anybody else, and is not first in order; A is, and
     sees K alive."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
 from collections.abc import Callable, Coroutine
 from typing import Any
@@ -15,6 +16,7 @@ from aiohttp import web
 
 from swarmnet.ids import PeerId
 from swarmnet.net import port_mapping
+from swarmnet.net.address import Address
 from swarmnet.net.port_mapping import mapped_port, may_ask
 
 ME = PeerId("12D3KooWBmBpeoxRLAuQeAN2MKfR4ncoMtgqrfSPvFkPqe9Lq5QC")
@@ -31,6 +33,7 @@ WORDS = {
     "LeaseDuration",
     "DeletePortMapping": "RemoteHost ExternalPort Protocol",
     "GetExternalIPAddress": ">ExternalIPAddress",
+    "GetSpecificPortMappingEntry": "RemoteHost ExternalPort Protocol >InternalPort >InternalClient",
 }
 TYPES = {"ExternalPort": "ui2", "InternalPort": "ui2", "Enabled": "boolean", "LeaseDuration": "ui4"}
 
@@ -59,7 +62,9 @@ def _description() -> str:
 
 
 class Box:
-    """A router at home. refuses: error codes by which it refuses the next mappings."""
+    """A router at home. refuses: error codes by which it refuses the next mappings. owner: who has what it maps."""
+
+    owner = ""
 
     def __init__(self, *, outside: str = "44.0.0.9", refuses: tuple[int, ...] = ()) -> None:
         self.outside, self.refuses, self.port = outside, list(refuses), 0
@@ -79,7 +84,11 @@ class Box:
                 "</detail></s:Fault>"
             )
             return _soap(fault, status=500)
-        found = f"<NewExternalIPAddress>{self.outside}</NewExternalIPAddress>" if action.startswith("Get") else ""
+        found = {
+            "GetExternalIPAddress": f"<NewExternalIPAddress>{self.outside}</NewExternalIPAddress>",
+            "GetSpecificPortMappingEntry": f"<NewInternalPort>4711</NewInternalPort><NewInternalClient>{self.owner}"
+            "</NewInternalClient>",
+        }.get(action, "")
         return _soap(f'<u:{action}Response xmlns:u="{SERVICE}">{found}</u:{action}Response>')
 
     def mappings(self) -> list[dict[str, str]]:
@@ -122,11 +131,16 @@ def _xml(text: str) -> Callable[[web.Request], Coroutine[Any, Any, web.Response]
     return answer
 
 
+def anywhere(_: str) -> bool:
+    """The box is at this machine, where no router is."""
+    return True
+
+
 def test_a_port_is_mapped_renewed_and_given_back() -> None:
     box = Box()
 
     async def work() -> None:
-        async with mapped_port("192.168.1.2", 4711, ME, routers=box.found, renew_s=0.01) as address:
+        async with mapped_port("192.168.1.2", 4711, ME, routers=box.found, may_call=anywhere, renew_s=0.01) as address:
             assert str(address) == f"/ip4/44.0.0.9/tcp/4711/p2p/{ME}"
             await box.mapped_thrice.wait()
 
@@ -142,7 +156,7 @@ def test_a_port_that_is_taken_gives_way_and_leases_without_end_are_taken() -> No
     box = Box(refuses=(718, 725))
 
     async def work() -> None:
-        async with mapped_port("192.168.1.2", 4711, ME, routers=box.found) as address:
+        async with mapped_port("192.168.1.2", 4711, ME, routers=box.found, may_call=anywhere) as address:
             assert address is not None and address.port == int(box.mappings()[-1]["ExternalPort"]) != 4711
 
     beside(box, work)
@@ -155,7 +169,7 @@ def test_a_port_that_is_taken_gives_way_and_leases_without_end_are_taken() -> No
 )
 def test_what_helps_nobody_is_not_announced(box: Box) -> None:
     async def work() -> None:
-        async with mapped_port("192.168.1.2", 4711, ME, routers=box.found) as address:
+        async with mapped_port("192.168.1.2", 4711, ME, routers=box.found, may_call=anywhere) as address:
             assert address is None
 
     beside(box, work)
@@ -163,15 +177,114 @@ def test_what_helps_nobody_is_not_announced(box: Box) -> None:
 
 def test_nobody_is_asked_who_is_not_in_our_own_network() -> None:
     async def routers(_: str) -> list[str]:
-        return ["http://44.0.0.1:1/", "nonsense", "http://127.0.0.1:9/"]  # the last refuses
+        return ["http://44.0.0.1:1/", "nonsense", "http://[nonsense", "http://127.0.0.1:9/", "http://192.168.1.2:80/"]
+
+    async def never(self: object) -> None:
+        raise AssertionError("asked")
 
     async def work() -> None:
         async with mapped_port("192.168.1.2", 4711, ME, routers=routers) as address:
             assert address is None
 
-    asyncio.run(work())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(port_mapping._Router, "mapped", never)
+        asyncio.run(work())
 
 
 def test_only_hosts_at_home_ask() -> None:
     hosts = ["192.168.1.2", "10.0.0.7", "127.0.0.1", "44.0.0.2", "fd00::2", "example.org", "100.64.0.2"]
+    hosts += ["0.0.0.0", "169.254.169.254", "255.255.255.255", "::1", "::ffff:10.0.0.7"]
     assert [host for host in hosts if may_ask(host)] == ["192.168.1.2", "10.0.0.7"]
+
+
+def test_others_are_told_when_the_outside_changes_and_when_a_lease_is_over() -> None:
+    box, said = Box(), asyncio.Queue[object]()
+
+    async def work() -> None:
+        start = mapped_port(
+            "192.168.1.2", 4711, ME, routers=box.found, may_call=anywhere, changed=said.put_nowait, renew_s=0.01
+        )
+        async with start:
+            box.outside = "44.0.0.10"
+            assert str(await said.get()) == f"/ip4/44.0.0.10/tcp/4711/p2p/{ME}"
+            box.refuses = [718]
+            moved = await said.get()
+            assert isinstance(moved, Address) and moved.port == int(box.mappings()[-1]["ExternalPort"]) != 4711
+            # It is asked again before the lease is over.
+            box.refuses, box.outside = [501] * 2, "44.0.0.11"
+            again = await said.get()
+            assert str(again) == f"/ip4/44.0.0.11/tcp/{moved.port}/p2p/{ME}"
+            box.refuses = [501] * 50
+            assert await said.get() is None
+            box.refuses = []
+            assert await said.get() == again
+
+    beside(box, work)
+
+
+def test_a_mapping_without_end_that_is_ours_is_kept() -> None:
+    box = Box(refuses=(718,))
+    box.owner = "192.168.1.2"
+
+    async def work() -> None:
+        async with mapped_port("192.168.1.2", 4711, ME, routers=box.found, may_call=anywhere) as address:
+            assert address is not None and address.port == 4711
+
+    beside(box, work)
+    assert len(box.mappings()) == 1
+
+
+ENDLESS = b"<a>" + b" " * 65536
+
+
+@pytest.mark.parametrize("bad", ["moved", "endless", "deep"])
+def test_who_is_no_router_costs_neither_memory_nor_time(bad: str) -> None:
+    sent = []
+
+    async def first(request: web.Request) -> web.StreamResponse:
+        sent.append(1)
+        if bad == "moved":
+            raise web.HTTPFound("/scpd")
+        if bad == "deep":
+            return web.Response(
+                text=DEVICE.replace("<serviceList>", "<a>" * 30_000 + "</a>" * 30_000 + "<serviceList>")
+            )
+        answer = web.StreamResponse()
+        await answer.prepare(request)
+        with contextlib.suppress(OSError):
+            while len(sent) < 1000:
+                await answer.write(ENDLESS)
+                sent.append(1)
+        return answer
+
+    async def scpd(_: web.Request) -> web.Response:
+        raise AssertionError("followed")
+
+    async def scene() -> None:
+        app = web.Application()
+        app.router.add_get("/", first)
+        app.router.add_get("/scpd", scpd)
+        runner = web.AppRunner(app, shutdown_timeout=0.1)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+
+        async def routers(_: str) -> list[str]:
+            return [f"http://127.0.0.1:{runner.addresses[0][1]}/"]
+
+        try:
+            async with mapped_port("192.168.1.2", 4711, ME, routers=routers, may_call=anywhere) as address:
+                assert address is None
+        finally:
+            await runner.cleanup()
+
+    asyncio.run(scene())
+    assert 1 <= len(sent) < 200, "it hung up"
+
+
+def test_answers_are_refused_before_a_tree_is_made() -> None:
+    port_mapping._check_xml(DEVICE)
+    port_mapping._check_xml(_description())
+    port_mapping._check_xml("no xml")  # whose reader says so
+    for text in ("<a>" * 25, "<r>" + "<a/>" * 5000, '<!DOCTYPE a [<!ENTITY b "c">]><a>&b;</a>'):
+        with pytest.raises(port_mapping._Refused):
+            port_mapping._check_xml(text)

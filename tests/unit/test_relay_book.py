@@ -8,7 +8,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swarmnet.ids import PeerId
-from swarmnet.net.relay_book import IDLE_BYTES, IDLE_S, RelayBook, RelayCaps, home_of
+from swarmnet.net.relay_book import (
+    COMING_FROM_ADDRESS,
+    COMING_OF_CALLER,
+    IDLE_BYTES,
+    IDLE_S,
+    MOST_COMING,
+    RelayBook,
+    RelayCaps,
+    home_of,
+    too_many,
+)
 
 CALLER, PEER, OTHER = PeerId("caller"), PeerId("peer"), PeerId("other")
 
@@ -56,6 +66,27 @@ def test_one_caller_cannot_take_what_all_share() -> None:
     assert found.call(CALLER, OTHER, ident(6), 0.0) == "too many circuits"
     assert not found.call(PeerId("more"), PEER, ident(7), 0.0), "another caller has its own"
     assert found.call(PeerId("most"), PEER, ident(8), 0.0) == "too many circuits to that peer"
+
+
+def test_one_home_cannot_take_what_all_share_under_many_names() -> None:
+    found = book(circuits=8)
+    said = [found.call(PeerId(f"caller {at}"), PEER, ident(at), 0.0, home="a") for at in range(3)]
+    assert said == ["", "", "too many circuits from that address"]
+    assert not found.call(CALLER, PEER, ident(3), 0.0, home="b")
+    found.end(PEER, ident(0))
+    assert not found.call(CALLER, PEER, ident(4), 0.0, home="a")
+
+
+def test_a_hidden_peer_comes_for_few_streams_of_one_caller_and_of_one_address() -> None:
+    mine = [("a", CALLER)] * COMING_OF_CALLER
+    assert not too_many(mine[1:], ("a", CALLER)) and too_many(mine, ("a", CALLER))
+    assert not too_many(mine, ("a", OTHER))
+    assert not too_many(mine, ("b", CALLER)), "a relay may name callers that have not called"
+    from_one = [("a", PeerId(f"{at}")) for at in range(COMING_FROM_ADDRESS)]
+    assert not too_many(from_one[1:], ("a", CALLER)) and too_many(from_one, ("a", CALLER))
+    assert not too_many(from_one, ("b", CALLER))
+    everybody = [(f"{at}", CALLER) for at in range(MOST_COMING)]
+    assert not too_many(everybody[1:], ("a", OTHER)) and too_many(everybody, ("a", OTHER))
 
 
 def test_a_circuit_that_carries_only_signs_of_life_is_idle() -> None:

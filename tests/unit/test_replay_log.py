@@ -189,6 +189,20 @@ def test_sums_set_aside_stay_until_their_step_is_over_the_newest_within_the_cap(
     play(story())
 
 
+def test_two_sums_set_aside_stay_whatever_the_cap_one_that_is_taken_back_among_them() -> None:
+    async def story() -> None:
+        buffer, step = Buffer(), stamp(5)
+        trail = ReplayLog(buffer, lambda: CUT, most_bytes=1)
+        left = [replace(finished(5), id=RoundId(Ballot(0, ME), number)) for number in range(3)]
+        for each in left[:2]:
+            await trail.set_aside(step, each)
+        assert trail.aside(step, left[0].id) is not None  # it goes back into the buffer, and this one leaves it:
+        await trail.set_aside(step, left[2])
+        assert [trail.aside(step, each.id) is not None for each in left] == [True, False, True]
+
+    play(story())
+
+
 def test_where_a_donor_stands_decides_what_it_tells() -> None:
     async def story() -> None:
         exchange = Exchange(ME, Buffer(), None, num_tokens=1)  # type: ignore[arg-type]

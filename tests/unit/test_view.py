@@ -138,6 +138,21 @@ def test_the_order_changes_with_the_chain():
     assert firsts == {ME, B, C, D}
 
 
+def test_a_peer_with_two_stages_is_behind_while_one_of_them_is():
+    view = view_of()
+    assert view.behind(B, 0), "nothing is known of it"
+    view.hear(B, beat(stage=0, version=1), now=0.0)
+    view.hear(B, beat(stage=3, version=2), now=0.1)
+    assert view.behind(B, 2) and not view.behind(B, 1)
+    view.hear(B, beat(stage=0, version=2), now=0.2)
+    assert not view.behind(B, 2)
+    view.hear(B, beat(stage=1, version=2, incarnation=2), now=0.3)
+    view.hear(B, beat(stage=1, version=3, incarnation=2), now=0.4)
+    assert not view.behind(B, 3), "it serves the other stages no more"
+    view.gone(B, now=0.5)
+    assert view.behind(B, 3), "who died begins anew"
+
+
 def test_what_was_silent_for_long_is_forgotten():
     view = view_of(B)
     view.forget_silent(now=150.0)

@@ -174,7 +174,7 @@ requests: dict[type, st.SearchStrategy] = {
     | st.builds(SnapshotRequest, stages, steps, digests32, st.integers(-1, MAX_PIECES - 1)),
     TrailRequest: st.builds(TrailRequest, stamps),
     ManifestRequest: st.builds(ManifestRequest),
-    DialBack: st.builds(DialBack),
+    DialBack: st.builds(DialBack, port=st.integers(0, 65535)),
     LineTest: st.builds(LineTest, st.integers(0, MAX_LINE_TEST)),
 }  # fmt: skip
 versions = st.integers(-1, 1 << 53)

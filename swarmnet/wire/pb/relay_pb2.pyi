@@ -40,10 +40,12 @@ class Summon(_message.Message):
     def __init__(self, caller: _Optional[str] = ..., id: _Optional[bytes] = ..., reverse: _Optional[bool] = ...) -> None: ...
 
 class Arrive(_message.Message):
-    __slots__ = ("id",)
+    __slots__ = ("id", "full")
     ID_FIELD_NUMBER: _ClassVar[int]
+    FULL_FIELD_NUMBER: _ClassVar[int]
     id: bytes
-    def __init__(self, id: _Optional[bytes] = ...) -> None: ...
+    full: bool
+    def __init__(self, id: _Optional[bytes] = ..., full: _Optional[bool] = ...) -> None: ...
 
 class RelayAsk(_message.Message):
     __slots__ = ("reserve", "connect", "arrive", "ping")

@@ -1,0 +1,35 @@
+"""Whom a hidden peer asks to relay for it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from types import SimpleNamespace
+
+from swarmnet.directory import Record, StageStatus
+from swarmnet.ids import Chain, PeerId, RunId
+from swarmnet.net.endpoint import Endpoint
+
+RUN = RunId("0" * 64)
+
+
+def test_only_members_that_are_there_and_can_be_dialled_are_asked_to_relay() -> None:
+    trainer = Record(RUN, PeerId("feeds"), 7, ("/ip4/192.0.2.1/tcp/1",), (), trainer=True)
+    known = (
+        trainer,
+        replace(trainer, peer=PeerId("serves"), trainer=False, stages=(StageStatus(0, 3, Chain("0" * 64), True),)),
+        replace(trainer, peer=PeerId("has left"), finished=True),
+        replace(trainer, peer=PeerId("only looks"), trainer=False),
+        replace(trainer, peer=PeerId("hidden"), addresses=("/p2p/feeds/p2p-circuit/p2p/hidden",)),
+        replace(trainer, peer=PeerId("nowhere"), addresses=()),
+    )
+    asked: list[PeerId] = []
+
+    async def hide(members: Callable[[], Sequence[PeerId]], say: object) -> bool:
+        asked.extend(members())
+        return False
+
+    endpoint = SimpleNamespace(directory=SimpleNamespace(known=lambda: known), transport=SimpleNamespace(hide=hide))
+    assert asyncio.run(Endpoint.hide(endpoint, lambda name, fields: None)) is None  # type: ignore[arg-type]
+    assert asked == ["feeds", "serves"]
