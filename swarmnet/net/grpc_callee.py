@@ -149,9 +149,9 @@ class Callee(grpc.GenericRpcHandler):  # type: ignore[misc]
             error = next(leaves(found))
             if self._may_complain("bad_control", caller):
                 log.warning("bad_control", peer=caller, error=error)
-            await context.write(write_answer(Rejected(error.code, error.reason)))
+            await _last_word(context, Rejected(error.code, error.reason))
         except* Refused:
-            await context.write(write_answer(GreetFirst()))
+            await _last_word(context, GreetFirst())
         except* Exception:
             await _confess(context, "link", caller)
         finally:
@@ -325,6 +325,13 @@ def host_of(target: str) -> str:
     """The host in gRPC's words for the other end of a connection, such as `ipv6:%5B::1%5D:4711`."""
     host, _, _ = urllib.parse.unquote(target.partition(":")[2]).rpartition(":")
     return host.strip("[]")
+
+
+async def _last_word(context: grpc.aio.ServicerContext, answer: Answer | GreetFirst) -> None:
+    """Say on a link why it ends, if that can still be said."""
+    # A message that was on its way back, and is cancelled, may still be being written: gRPC takes no second one.
+    with contextlib.suppress(Exception):
+        await context.write(write_answer(answer))
 
 
 async def _confess(context: grpc.aio.ServicerContext, what: str, caller: PeerId) -> None:
