@@ -57,7 +57,7 @@ NOTHING_BETWEEN = Wrap()
 
 
 _BETWEEN_READS_S = 2.0
-"""A lookup of all records costs every holder of a key CPU and line: twenty processes on two cores a third of both."""
+"""A lookup of all records costs every holder of a key CPU and line."""
 
 LOOK_S = 5.0
 """How often a peer looks whether it is still admitted."""

@@ -330,7 +330,7 @@ def host_of(target: str) -> str:
 async def _last_word(context: grpc.aio.ServicerContext, answer: Answer | GreetFirst) -> None:
     """Say on a link why it ends, if that can still be said."""
     # A message that was on its way back, and is cancelled, may still be being written: gRPC takes no second one.
-    with contextlib.suppress(Exception):
+    with contextlib.suppress(grpc.aio.InternalError):
         await context.write(write_answer(answer))
 
 

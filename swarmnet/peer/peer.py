@@ -451,7 +451,7 @@ class Peer:
             await self.refresh()
             self._supply.consider()
             self._say_who_is_missing()
-            await asyncio.sleep(0.1)
+            await asyncio.sleep(0.1 * _LOOK_S)
 
     def _say_who_is_missing(self) -> None:
         """Once, and again when it changes: which stages nobody serves, so that no step can finish."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import grpc
+
 from swarmnet.errors import RejectCode
 from swarmnet.messages import Rejected
 from swarmnet.net.grpc_callee import _last_word
@@ -25,7 +27,10 @@ class Stream:
 def test_a_last_word_that_cannot_be_written_is_left_unsaid() -> None:
     async def story() -> None:
         stream: Any
-        for stream, written in ((Stream(), 1), (Stream(RuntimeError("GRPC_CALL_ERROR_TOO_MANY_OPERATIONS")), 0)):
+        for stream, written in (
+            (Stream(), 1),
+            (Stream(grpc.aio.InternalError("GRPC_CALL_ERROR_TOO_MANY_OPERATIONS")), 0),
+        ):
             await _last_word(stream, Rejected(RejectCode.MALFORMED, "no message"))
             assert stream.written == written
 
