@@ -7,6 +7,7 @@ link; it goes where it is missed, takes part, and the run ends as a single proce
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -106,12 +107,13 @@ def test_a_stranger_with_a_link_takes_part_and_changes_nothing(start: Callable[.
         "identity  12D3Koo",
         "3 peers",
         "its hash is the run's id",
-        "1: stage 1 has the fewest replicas, 1",
         "serving   stage 1 from step",
         "Ctrl+C leaves in good order",
         " counts identity=",
     ):
         assert words in said, said
+    # By measured rates, one fast replica may equal two slow ones.
+    assert re.search(r"1: (stage 1 has the fewest replicas, 1|no stage has fewer replicas than its 1)", said), said
     assert (joiner.directory / f"run-{run_id(manifest)[:12]}.toml").is_file()
     assert joiner.stop() == 0
 
