@@ -138,14 +138,16 @@ async def hand_over(mover: Peer, patience_s: float, *, standstill: bool) -> bool
     standstill: nobody serves the other stage, so until the peer is there no step ends: others have its state, and what
     is under way is computed again.
     """
-    farewell, until, gone = Farewell(mover), _now() + patience_s, False
+    farewell, began, gone = Farewell(mover), _now(), False
     try:
-        while _now() < until:
+        while (lasted := _now() - began) < patience_s:
             standings = farewell.look()
             # Who pauses, has no state of its own or no heir is not the one to go.
             if mover.paused or any(standing.idle or not standing.heirs for standing in standings):
                 break
-            if standstill or all(standing.free for standing in standings):
+            # Nobody goes before a mate that goes as well can have said so: of those the lowest stays.
+            heard = lasted >= mover.timers.suspect_s
+            if heard and (standstill or all(standing.free for standing in standings)):
                 gone = True
                 break
             await farewell.pause()

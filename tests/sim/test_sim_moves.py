@@ -16,9 +16,10 @@ from going_back import GoingBack
 from strike import soon, watched
 
 from swarmnet.ids import PeerId
+from swarmnet.peer.leaving import hand_over, standing_of
 from swarmnet.peer.rebalance import Rules
 from swarmnet.simulate.plan import Plan
-from swarmnet.simulate.swarm import Swarm
+from swarmnet.simulate.swarm import Node, Swarm
 
 RULES = Rules(period_s=6.0, settle_s=2.5, hurry_s=2.0, promise_s=30.0)
 
@@ -68,6 +69,29 @@ def test_nobody_moves_once_the_slowest_stage_cannot_be_helped() -> None:
     swarm = watched(plan_of(4, 3, 1))
     swarm.run(until_s=600.0)
     assert min(counts(swarm)) == 2 and swarm.counts["moved"] == 1
+
+
+@pytest.mark.parametrize("standstill", [True, False])
+def test_of_all_that_go_elsewhere_at_once_one_stays(standstill: bool) -> None:
+    """Even if all hold nothing at that moment: nobody leaves before the others can have said that they go."""
+    swarm = watched(Plan(stages=2, replicas=3, microbatches=6, steps=40))
+    gone: list[PeerId] = []
+
+    async def go(node: Node) -> None:
+        if await hand_over(node.peer, 30.0, standstill=standstill):
+            gone.append(node.peer_id)
+            soon(swarm, lambda: swarm.kill(node))
+
+    async def script(swarm: Swarm) -> None:
+        await at_version(swarm, 3)
+        movers = swarm.replicas(1)
+        while not all(standing_of(node.peer, node.peer.replicas[1], swarm.loop.time()).free for node in movers):
+            await asyncio.sleep(0.001)
+        for node in movers:
+            swarm.loop.start(node.process, go(node))
+
+    swarm.run(until_s=200.0, script=script)
+    assert 0 < len(gone) < 3 and counts(swarm)[1] == 3 - len(gone)
 
 
 def test_a_run_in_balance_moves_nobody() -> None:
