@@ -1,0 +1,153 @@
+"""How near `swarmnet plan`'s seconds a step are to what whole peers take on virtual time: twelve fleets.
+
+    python benchmarks/plan_accuracy.py [--json FILE] [--quick]
+
+Each fleet is priced by the formulas (`swarmnet/plan/cost.py`) and run with production peers, trainers and drivers at
+these speeds (`swarmnet/simulate`): abstract compute, lines that are shared by all transfers, jitter. Bytes and bytes
+per second are a hundredth of the real ones: no second changes, and no vector of that size is made. `ratio` is seconds
+said over seconds simulated, in steady state; `bubble` the share of a step in which devices wait, simulated, beside
+(P - 1) / (M + P - 1), the rule for P stages and M microbatches a replica where forward and backward alone fill the
+pipeline (arXiv:2104.04473); ours moves weight passes into the gaps. `--json` writes `rows` and `worst`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from swarmnet.plan.cost import Load, Site, Way, cost
+from swarmnet.simulate.links import Links
+from swarmnet.simulate.plan import Plan
+from swarmnet.simulate.swarm import Swarm
+from swarmnet.simulate.timeline import Timeline
+
+SMALLER = 100
+FAST, HOME, FAR = Site(1e9, 30e12, 0.001), Site(25e6, 30e12, 0.05), Site(62.5e6, 30e12, 0.2)
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """A run and its members, all alike."""
+
+    name: str
+    load: Load
+    site: Site
+    way: Way
+
+
+def fleet(
+    name: str,
+    site: Site,
+    stages: int,
+    replicas: int,
+    microbatches: int,
+    *,
+    parameters: float = 3e8,
+    microbatch_s: float = 0.6,
+    tokens: int = 1 << 11,
+    sync: str = "exact",
+    slots: int = 0,
+) -> Fleet:
+    """slots: 0 for as many as the formulas say; 2048 elements cross a boundary for each token."""
+    load = Load(stages, replicas, microbatches, microbatch_s, tokens << 11, int(parameters), microbatch_s / 3)
+    way = Way("int8", "int8", "int8" if sync == "local" else "small", sync, slots, 10**9 if sync == "local" else 1)
+    fed = replace(way, slots=slots or cost(load, site, replace(way, slots=1)).slots)
+    return Fleet(name, load, site, fed)
+
+
+FLEETS = (
+    fleet("one stage, one room", FAST, 1, 3, 24),
+    fleet("pipeline without replicas", FAST, 4, 1, 8, sync="local"),
+    fleet("deep pipeline", FAST, 8, 1, 32, sync="local"),
+    fleet("one room", FAST, 3, 2, 24),
+    fleet("home lines", HOME, 3, 2, 12),
+    fleet("home lines, overlapped", HOME, 3, 2, 12, sync="overlap"),
+    fleet("home lines, local", HOME, 3, 3, 36, sync="local"),
+    fleet("home lines, wide boundary", HOME, 2, 2, 16, tokens=1 << 13, parameters=5e7),
+    fleet("far apart", FAR, 4, 2, 32),
+    fleet("far apart, overlapped", FAR, 4, 2, 32, sync="overlap"),
+    fleet("four slots in eight stages", FAST, 8, 1, 32, sync="local", slots=4),
+    fleet("large stage, slow line", HOME, 2, 4, 16, parameters=1e9),
+)
+QUICK = FLEETS[1:2]
+
+
+def simulated(of: Fleet, *, steps: int = 4, first: int = 1) -> tuple[float, float]:
+    """(seconds a step in steady state, share of them in which devices do nothing)."""
+    load, site, way = of.load, of.site, of.way
+    found = cost(load, site, way)
+    crossing = found.boundary_bytes / (load.microbatches / load.replicas) / min(2, max(load.stages - 1, 1))
+    averaged = load.replicas > 1 and way.sync != "local"
+    vector = found.averaging_bytes / 2 / ((load.replicas - 1) / load.replicas) if averaged else 0.0
+    plan = Plan(
+        stages=load.stages,
+        replicas=load.replicas,
+        microbatches=load.microbatches,
+        steps=steps,
+        sync="overlap" if way.sync == "overlap" else "exact",
+        slots=way.slots,
+        forward_s=load.microbatch_s / 3,
+        averaging_s=max(found.averaging_s - found.averaging_bytes / site.bytes_per_s, 0.001) if averaged else 0.001,
+        boundary_elements=max(round(crossing / SMALLER / 4), 1),
+        padding=round(vector / SMALLER / 8),
+        # With jitter an average message takes half as long again.
+        links=Links(latency_s=site.round_trip_s / 3),
+    )
+    swarm = Swarm(plan, seed=1)
+    timeline = Timeline(swarm)
+
+    async def narrow(swarm: Swarm) -> None:
+        for node in swarm.nodes:
+            swarm.limit(node, up_bytes_per_s=site.bytes_per_s / SMALLER, down_bytes_per_s=site.bytes_per_s / SMALLER)
+
+    swarm.run(until_s=10_000.0, script=narrow)
+    seconds = (timeline.applied_at(steps) - timeline.applied_at(first)) / (steps - first)
+    return seconds, 1 - found.compute_s / seconds
+
+
+def measure(of: Fleet) -> dict[str, object]:
+    """One row."""
+    seconds, bubble = simulated(of)
+    said, load = cost(of.load, of.site, of.way), of.load
+    share = load.microbatches / load.replicas
+    return {
+        "fleet": of.name,
+        "said_s": said.step_s,
+        "simulated_s": seconds,
+        "ratio": said.step_s / seconds,
+        "bubble": bubble,
+        "said_bubble": 1 - said.utilisation,
+        "rule": (load.stages - 1) / (share + load.stages - 1),
+        "load": asdict(load),
+        "way": asdict(of.way),
+    }
+
+
+def main() -> None:
+    """Print a row per fleet, and the worst ratio."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows there, too")
+    parser.add_argument("--quick", action="store_true", help="one fleet")
+    typed = parser.parse_args()
+    fleets: Sequence[Fleet] = QUICK if typed.quick else FLEETS
+    rows = []
+    print(f"{'fleet':<28} {'said s':>8} {'took s':>8} {'ratio':>6} {'idle':>6} {'said':>6} {'rule':>6}")
+    for each in fleets:
+        row = measure(each)
+        rows.append(row)
+        print(
+            f"{each.name:<28} {row['said_s']:>8.2f} {row['simulated_s']:>8.2f} {row['ratio']:>6.2f} "
+            f"{row['bubble']:>6.1%} {row['said_bubble']:>6.1%} {row['rule']:>6.1%}",
+            flush=True,
+        )
+    worst = max((row["ratio"] for row in rows), key=lambda ratio: max(ratio, 1 / ratio))  # type: ignore[type-var, operator]
+    print(f"worst: {worst:.2f} of what it took")
+    if typed.json:
+        typed.json.write_text(json.dumps({"rows": rows, "worst": worst}, indent=2) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
