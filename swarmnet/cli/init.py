@@ -49,7 +49,10 @@ NAMES = frozenset(["stdlib", "bytes", "ids"])
     allow_from_autoenv=False,
     help="Any field of the manifest, such as model.num_layers=12; repeatable.",
 )
-@with_line
+@with_line(
+    "Mbit/s of a member's line, its narrower direction: choose numerics, codecs, sync, microbatch and slots for it, "
+    "and say what others would cost."
+)
 @click.option("--force", is_flag=True, allow_from_autoenv=False, help="Overwrite FILE.")
 @with_json
 @click.pass_context
@@ -64,6 +67,7 @@ def init(
     device: str | None,
     replicas: int | None,
     tflops: float | None,
+    rtt: float | None,
     force: bool,
     as_json: bool,
     **_: Any,
@@ -77,7 +81,7 @@ def init(
       swarmnet init run.toml --data corpus.txt --admission invite
       swarmnet init run.toml --data corpus.txt --mbit 200 --device cuda
     """
-    line = MemberLine.typed(mbit, device, replicas, tflops)
+    line = MemberLine.typed(mbit, device, replicas, tflops, rtt)
     for file in (path,) if line is None else (path, peer_file(path)):
         if file.exists() and not force:
             raise UsageError(f"{file}: {EXISTS}")

@@ -15,16 +15,17 @@ from swarmnet.errors import UsageError
 if TYPE_CHECKING:
     from swarmnet.manifest.schema import StageSpec
     from swarmnet.plan.choice import Priced
+    from swarmnet.plan.cost import Site
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 TFLOPS = {"cuda": 30.0, "cpu": 0.08}
 """What a member reaches: two fifths of a 24 GB card's bf16, one core (docs/performance.md)."""
 
-MOST_MBIT, MOST_REPLICAS = 1e6, 10_000
+ROUND_TRIP_MS, MOST_MBIT, MOST_REPLICAS = 50.0, 1e6, 10_000
 
 
-def _above_0(ctx: click.Context, param: click.Parameter, text: str | None) -> float | None:
+def above_0(ctx: click.Context, param: click.Parameter, text: str | None) -> float | None:
     """A number above 0. Raises UsageError."""
     if text is None:
         return None
@@ -38,40 +39,38 @@ def _above_0(ctx: click.Context, param: click.Parameter, text: str | None) -> fl
     return value
 
 
-def with_line(command: F) -> F:
-    """`--mbit`, and what it is said with."""
-    for option in (
-        click.option(
-            "--tflops",
-            callback=_above_0,
-            metavar="N",
-            allow_from_autoenv=False,
-            help="TFLOP/s that a member reaches in training.  [30 on cuda, 0.08 on a CPU's core]",
-        ),
-        click.option(
+MEMBER = {
+    "tflops": ("N", "TFLOP/s that a member reaches in training.  [30 on cuda, 0.08 on a CPU's core]"),
+    "rtt": ("MS", "Milliseconds of a round trip between members.  [50]"),
+}
+"""What else is said of a member, with `--mbit`: flag -> (metavar, help)."""
+
+
+def with_line(mbit_help: str, *, device: bool = True) -> Callable[[F], F]:
+    """`--mbit`, and what it is said with. device: `--device`, too."""
+
+    def options(command: F) -> F:
+        for name, (metavar, words) in MEMBER.items():
+            command = click.option(
+                f"--{name}", callback=above_0, metavar=metavar, allow_from_autoenv=False, help=words
+            )(command)
+        command = click.option(
             "--replicas",
             type=click.IntRange(1, MOST_REPLICAS),
             metavar="N",
             allow_from_autoenv=False,
             help="Replicas of each stage that are expected.  [4]",
-        ),
-        click.option(
-            "--device",
-            type=click.Choice(["cuda", "cpu"]),
-            allow_from_autoenv=False,  # of a peer it says something else
-            help="What members compute on.  [cuda if it is here]",
-        ),
-        click.option(
-            "--mbit",
-            callback=_above_0,
-            metavar="N",
-            allow_from_autoenv=False,
-            help="Mbit/s of a member's line, its narrower direction: choose numerics, codecs, sync, microbatch and "
-            "slots for it, and say what others would cost.",
-        ),
-    ):
-        command = option(command)
-    return command
+        )(command)
+        if device:
+            command = click.option(
+                "--device",
+                type=click.Choice(["cuda", "cpu"]),
+                allow_from_autoenv=False,  # of a peer it says something else
+                help="What members compute on.  [cuda if it is here]",
+            )(command)
+        return click.option("--mbit", callback=above_0, metavar="N", allow_from_autoenv=False, help=mbit_help)(command)
+
+    return options
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,18 +85,36 @@ class MemberLine:
 
     @classmethod
     def typed(
-        cls, mbit: float | None, device: str | None, replicas: int | None, tflops: float | None
+        cls,
+        mbit: float | None,
+        device: str | None,
+        replicas: int | None,
+        tflops: float | None,
+        rtt: float | None,
+        *,
+        ranks: int = 1,
     ) -> MemberLine | None:
         """None without `--mbit`. Raises UsageError for another option that would then do nothing."""
         if mbit is None:
-            others = {"--device": device, "--replicas": replicas, "--tflops": tflops}
+            others = {"--device": device, "--replicas": replicas, "--tflops": tflops, "--rtt": rtt}
             if said := [flag for flag, value in others.items() if value is not None]:
-                raise UsageError(f"{said[0]} says what to choose for: add --mbit, such as --mbit 200")
+                raise UsageError(f"{said[0]} describes members: add --mbit, such as --mbit 200")
             return None
+        kind = device or _device_here()
+        return cls(mbit, kind, replicas or 4, tflops or ranks * TFLOPS[kind], (rtt or ROUND_TRIP_MS) / 1000)
+
+    @property
+    def site(self) -> Site:
+        """As formulas take it."""
         from swarmnet.plan.cost import Site
 
-        kind = device or _device_here()
-        return cls(mbit, kind, replicas or 4, tflops or TFLOPS[kind], Site(1.0, 1.0).round_trip_s)
+        return Site(self.mbit * 1e6 / 8, self.tflops * 1e12, self.round_trip_s)
+
+    def __str__(self) -> str:
+        return (
+            f"{self.mbit:g} Mbit/s each way, {self.round_trip_s * 1000:g} ms, {self.tflops:g} TFLOP/s "
+            f"({self.device}), {self.replicas} replicas"
+        )
 
 
 def _device_here() -> str:
@@ -120,11 +137,10 @@ class Fit:
     def of(cls, spec: StageSpec, said: Mapping[str, object], line: MemberLine) -> Fit:
         """Raises UsageError for a field that was said and has no price."""
         from swarmnet.plan.choice import choose
-        from swarmnet.plan.cost import Site, load_of
+        from swarmnet.plan.cost import load_of
 
-        site = Site(line.mbit * 1e6 / 8, line.tflops * 1e12, line.round_trip_s)
-        best, compared = choose(spec, said, site, replicas=line.replicas)
-        return cls(line, load_of(spec, site, replicas=line.replicas).parameters, best, compared)
+        best, compared = choose(spec, said, line.site, replicas=line.replicas)
+        return cls(line, load_of(spec, line.site, replicas=line.replicas).parameters, best, compared)
 
     @property
     def fields(self) -> dict[str, object]:
@@ -133,7 +149,6 @@ class Fit:
 
     def lines(self) -> list[str]:
         """A table, the chosen row with a star."""
-        line = self.line
         rows = [("", "sync", "sums", "boundary", "microbatch", "slots", "s/step", "busy", "steps")]
         for each in self.compared:
             way = each.way
@@ -152,8 +167,7 @@ class Fit:
             )
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         return [
-            f"for {line.mbit:g} Mbit/s each way, {line.round_trip_s * 1000:.0f} ms, {line.tflops:g} TFLOP/s "
-            f"({line.device}), {line.replicas} replicas of {self.parameters:,} parameters (*: chosen):",
+            f"for {self.line} of {self.parameters:,} parameters (*: chosen):",
             *("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows),
         ]
 

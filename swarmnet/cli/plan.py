@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from swarmnet.cli.line import MemberLine, with_line
 from swarmnet.cli.settings import (
     MESH_AND_MEMORY,
     SETTINGS,
@@ -36,11 +37,29 @@ from swarmnet.errors import UsageError
     help="Of each GPU, such as 24GiB; of the machine where ranks are on the CPU: with --ranks, --device cpu, "
     "or neither a GPU here nor --gpus.  [what is here]",
 )
+@with_line(
+    "Mbit/s of a member's line, its narrower direction: say what a step takes, too, where the time goes and what "
+    "limits it.",
+    device=False,
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, sizes in bytes.")
 @peer_options(*MESH_AND_MEMORY, "device", "compute", "slots")
 @click.pass_context
-def plan(ctx: click.Context, /, *, manifest: str, room: str | None, as_json: bool, **_: Any) -> int:
-    """Print what memory stages of MANIFEST take on each rank, and how much is missing where they do not fit.
+def plan(
+    ctx: click.Context,
+    /,
+    *,
+    manifest: str,
+    room: str | None,
+    mbit: float | None,
+    replicas: int | None,
+    tflops: float | None,
+    rtt: float | None,
+    as_json: bool,
+    **_: Any,
+) -> int:
+    """Print what memory stages of MANIFEST take on each rank, how much is missing where they do not fit, and with
+    --mbit what a step takes.
 
     Takes --config and the flags of `swarmnet peer` that say how memory is spent, and refuses what that refuses. Needs
     no GPU for a plan of GPUs: --gpus says how many. Several stages named are one peer's, and have to fit together. The
@@ -52,6 +71,7 @@ def plan(ctx: click.Context, /, *, manifest: str, room: str | None, as_json: boo
       swarmnet plan run.toml --stage 2 --gpus 1 --memory 24GiB
       swarmnet plan run.toml --stage 1,2 --gpus 1 --memory 80GiB
       swarmnet plan run.toml --gpus 8 --memory 80GiB --activations selective
+      swarmnet plan run.toml --gpus 1 --memory 24GiB --mbit 200 --rtt 80
     """
     config = read_config(ctx, "stage").model_copy(update={"manifest": Path(manifest).expanduser()})
     run = read_manifest(config, "plan")
@@ -77,7 +97,8 @@ def plan(ctx: click.Context, /, *, manifest: str, room: str | None, as_json: boo
         click.echo(f"ignored: {ignored} (one rank shares its stages with no other)", err=True)
     # What is said wins over what is here.
     room_bytes = room_here(layout) if size is None else size
-    return run_plan(setup_of(config, run, layout), config.stages, room_bytes, as_json=as_json)
+    line = MemberLine.typed(mbit, layout.kind if mbit else None, replicas, tflops, rtt, ranks=layout.ranks)
+    return run_plan(setup_of(config, run, layout), config.stages, room_bytes, line, as_json=as_json)
 
 
 def _size(text: str) -> int:

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+from swarmnet.cli.line import MemberLine
+from swarmnet.cli.plan_time import StepTime
 from swarmnet.peer.memory_fit import PlanFit, judge, leaves_half, listed, room_of, with_slots
 from swarmnet.plan.budget import StagePlan, groups, shown
 from swarmnet.plan.plan import Setup
@@ -55,8 +57,12 @@ def _meaning(found: PlanFit) -> dict[str, Any]:
     return {"fits": found.fits, "need": found.need, "room": found.room, "missing": found.missing}
 
 
-def run_plan(setup: Setup, stages: Sequence[int], room: int | None, *, as_json: bool) -> int:
+def run_plan(
+    setup: Setup, stages: Sequence[int], room: int | None, line: MemberLine | None = None, *, as_json: bool
+) -> int:
     """Print the plan of one peer with `stages`; without any, of each stage of the run for a peer of its own.
+
+    line: what members have, to say what a step takes, too.
 
     0: all fit, or nobody said in what; 1: something does not. Raises UsageError.
     """
@@ -77,16 +83,18 @@ def run_plan(setup: Setup, stages: Sequence[int], room: int | None, *, as_json: 
         remarks.append("a peer that chooses its slots leaves half of the machine's free memory to others")
     if setup.memory.compile:
         remarks.append("planned as if layers were not compiled: what the compiler takes and saves is not modelled")
+    step = None if line is None else StepTime.of(setup.specs[0], setup.wire, line, slots=setup.slots)
     if as_json:
         records = [record(found.plans[0], found) for found in alone]
         together = None if peer is None else {"stages": list(stages), **_meaning(peer)}
         # Bytes, so that programs need not read units.
-        print(json.dumps({"stages": records, "peer": together}, indent=2))
+        print(json.dumps({"stages": records, "peer": together, "time": step and step.record()}, indent=2))
     else:
         paragraphs = [
             table([found.plans[0] for found in alone]),
             *(list(found.lines()) for found in verdicts),
             *([remark] for remark in remarks),
+            *([] if step is None else [step.lines()]),
         ]
         print("\n\n".join("\n".join(lines) for lines in paragraphs))
     return int(not all(found.fits for found in verdicts))

@@ -8,7 +8,7 @@ simulator runs the real machines at these speeds and agrees within 15 % (`benchm
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from swarmnet.manifest.schema import StageSpec
 from swarmnet.model.cut import cut_layers, head_flops, layer_flops
@@ -124,6 +124,10 @@ def sum_bytes(codec: str, microbatches: int, replicas: int) -> tuple[float, floa
     return min(share, 1.0) * size(max(share, 1.0)), size(microbatches)
 
 
+def _pace(*limits_s: float) -> float:
+    return float(sum(each**3 for each in limits_s) ** (1 / 3))
+
+
 def cost(load: Load, site: Site, way: Way) -> Cost:
     """Of a step under `way`. Raises KeyError for a codec of unknown size."""
     stages, others, rtt = load.stages, load.replicas - 1, site.round_trip_s
@@ -145,10 +149,11 @@ def cost(load: Load, site: Site, way: Way) -> Cost:
     slots = min(math.ceil(held_s / narrowest_s), math.ceil(share)) + 1
     flying = min(way.slots, most)
     # Device, line and slots each set a pace, and who is near two of them waits for either at times.
-    paces = load.microbatch_s, held_s / flying, line_s
-    pace_s, unhindered_s = (sum(each**3 for each in paces[:count]) ** (1 / 3) for count in (3, 2))
+    on_way_s = (stages - 1) * (there_s + back_s)
+    pace_s = _pace(load.microbatch_s, held_s / flying, line_s)
+    unhindered_s = _pace(load.microbatch_s, (held_s - on_way_s) / flying)
     fed_s = held_s + (most - 1) * pace_s
-    slow_s = (most - 1) * (pace_s - unhindered_s) + (stages - 1) * (there_s + back_s)
+    slow_s = on_way_s + (most - 1) * (pace_s - unhindered_s)
     up, down = sum_bytes(way.codec, load.microbatches, load.replicas)
     averaging = others / load.replicas * (up + down) * load.parameters
     encode, add = CODING_NS[way.codec]
@@ -196,3 +201,75 @@ def load_of(spec: StageSpec, site: Site, *, replicas: int) -> Load:
         boundary_elements=tokens * model.hidden_size,
         parameters=max(parameters),
     )
+
+
+def limits(load: Load, site: Site, way: Way) -> dict[str, float]:
+    """Seconds of a step with twice of one thing: of the "line", of the "devices", or of what a round trip allows
+    ("latency"); slots as many as are enough then."""
+
+    def at(**twice: float) -> float:
+        other, faster = replace(site, **twice), load
+        if "flops_per_s" in twice:
+            faster = replace(load, microbatch_s=load.microbatch_s / 2, update_s=load.update_s / 2)
+        return cost(faster, other, replace(way, slots=max(way.slots, cost(faster, other, way).slots))).step_s
+
+    return {
+        "line": at(bytes_per_s=2 * site.bytes_per_s),
+        "devices": at(flops_per_s=2 * site.flops_per_s),
+        "latency": at(round_trip_s=site.round_trip_s / 2),
+    }
+
+
+ENOUGH = 0.9
+"""Of what devices do on an endless line, what they do on one that is enough."""
+
+
+def needed_bytes_per_s(load: Load, site: Site, way: Way) -> float:
+    """The line, each way, on which devices do 0.9 of what they would do on an endless one.
+
+    Compute grows with the square of the width, what crosses a boundary with the width alone: the larger a stage's
+    layers, the slower a line they need (the square-cube rule, arXiv:2301.11913).
+    """
+
+    def utilisation(bytes_per_s: float) -> float:
+        on = replace(site, bytes_per_s=bytes_per_s)
+        return cost(load, on, replace(way, slots=max(way.slots, cost(load, on, way).slots))).utilisation
+
+    low, high = 1.0, 1e15
+    wanted = ENOUGH * utilisation(high)
+    for _ in range(60):
+        middle = math.sqrt(low * high)
+        low, high = (low, middle) if utilisation(middle) >= wanted else (middle, high)
+    return high
+
+
+def rule_bubble(stages: int, share: float, stages_per_peer: int = 1) -> float:
+    """The share of a step for which a pipeline waits where forwards and backwards alone fill it: (P - 1)/(vM + P - 1)
+    for P peers, M microbatches and v stages of each (arXiv:2104.04473)."""
+    peers = -(-stages // stages_per_peer)
+    return (peers - 1) / (stages_per_peer * share + peers - 1)
+
+
+def volumes(load: Load, layers: int, inner_steps: int) -> dict[str, float]:
+    """Bytes that each of a stage's n replicas would send in a step, if they shared the work by one technique alone.
+
+    layers: of the stage. Numbers of 4 bytes, none rounded: what codecs save comes on top. A ring's all-reduce is
+    2 (n - 1)/n of a vector, its gather and its scatter half of that. ZeRO-1 and -2 (arXiv:1910.02054) scatter gradients
+    and gather weights; ZeRO-3 gathers the weights twice and scatters the gradients, for each microbatch. Tensor
+    parallelism (arXiv:1909.08053) sums four activations a layer and microbatch; with sequence parallelism
+    (arXiv:2205.05198) each sum is a scatter and a gather. A pipeline sends activations and their gradients.
+    """
+    n, each, fp32 = load.replicas, load.microbatches / load.replicas, 4.0
+    half = (n - 1) / n * fp32 * load.parameters
+    sums = 4 * layers * load.microbatches * 2 * (n - 1) / n * fp32 * load.boundary_elements
+    return {
+        "data parallel": 2 * half,
+        "ZeRO-1": 2 * half,
+        "ZeRO-2": 2 * half,
+        "ZeRO-3": 3 * half * each,
+        "tensor parallel": sums,
+        "sequence parallel": sums,
+        "pipeline": 2 * each * fp32 * load.boundary_elements,
+        "local": 2 * half / inner_steps,
+        "local, pairs": (n > 1) * fp32 * load.parameters / inner_steps,
+    }

@@ -105,3 +105,27 @@ def test_what_is_ignored_is_said(plan: Plan) -> None:
     assert err == "ignored: --shard zero3 and --sequence-parallel (one rank shares its stages with no other)\n"
     assert plan("--gpus 1 --memory 2GiB --stage 1")[2] == ""
     assert plan("--gpus 2 --memory 2GiB --stage 1 --shard zero3")[2] == ""
+
+
+def test_with_a_line_it_says_where_the_time_goes(plan: Plan) -> None:
+    code, out, err = plan("--stage 1 --gpus 1 --memory 80GiB --mbit 200 --rtt 80 --replicas 3")
+    assert code == 0 and not err
+    assert "a step on 200 Mbit/s each way, 80 ms, 30 TFLOP/s (cuda), 3 replicas: " in out and "tokens a day" in out
+    assert "what limits it most: the " in out and "ZeRO-3" in out
+    found = json.loads(plan("--stage 1 --gpus 1 --memory 80GiB --mbit 200 --rtt 80 --replicas 3 --json")[1])["time"]
+    assert sum(found["terms_s"].values()) == pytest.approx(found["step_s"])
+    assert found["line"]["round_trip_s"] == 0.08 and found["load"]["replicas"] == 3
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("--rtt 80", "--rtt describes members: add --mbit, such as --mbit 200"),
+        ("--replicas 3", "--replicas describes members: add --mbit"),
+        ("--mbit 0", "--mbit 0: must be a number above 0"),
+        ("--mbit fast", "--mbit fast: must be a number above 0"),
+    ],
+)
+def test_half_a_description_is_refused_in_one_line(line: str, words: str, plan: Plan) -> None:
+    code, _, err = plan(f"--stage 1 {line}")
+    assert code == 2 and words in err and err.count("\n") == 1

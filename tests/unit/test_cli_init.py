@@ -240,7 +240,7 @@ def test_what_is_said_beside_a_line_is_kept(asked, capsys) -> None:
         ("--mbit nan", "--mbit nan: must be a number above 0"),
         ("--mbit 200 --tflops 0", "--tflops 0: must be a number above 0"),
         ("--mbit 200 --device tpu", "'tpu' is not one of 'cuda', 'cpu'"),
-        ("--device cuda", "--device says what to choose for: add --mbit, such as --mbit 200"),
+        ("--device cuda", "--device describes members: add --mbit, such as --mbit 200"),
         ("--mbit 200 --set averaging.codec=topk:0.01 --set numerics.mode=fp32", 'cannot tell what "topk:0.01" costs'),
     ],
 )

@@ -10,7 +10,18 @@ from swarmnet.errors import UsageError
 from swarmnet.manifest.file import override
 from swarmnet.manifest.schema import Cut, Manifest, Model, Training
 from swarmnet.plan.choice import choose
-from swarmnet.plan.cost import Load, Site, Way, cost, load_of, sum_bytes
+from swarmnet.plan.cost import (
+    Load,
+    Site,
+    Way,
+    cost,
+    limits,
+    load_of,
+    needed_bytes_per_s,
+    rule_bubble,
+    sum_bytes,
+    volumes,
+)
 
 MBIT = 1e6 / 8
 LOAD = Load(stages=4, replicas=4, microbatches=32, microbatch_s=0.6, boundary_elements=1 << 22, parameters=10**9)
@@ -47,6 +58,46 @@ def test_nothing_is_faster_than_its_compute_and_less_work_is_never_slower() -> N
         assert cost(LOAD, replace(SITE, bytes_per_s=2 * SITE.bytes_per_s), way).step_s <= found.step_s
         assert cost(replace(LOAD, microbatch_s=0.3), SITE, way).step_s <= found.step_s
         assert cost(LOAD, SITE, replace(way, slots=2)).step_s >= found.step_s
+
+
+def test_the_terms_of_a_step_add_up_and_none_but_what_is_hidden_is_taken_away() -> None:
+    for sync in ("exact", "overlap", "local"):
+        inner = 20 if sync == "local" else 1
+        for site in (SITE, replace(SITE, bytes_per_s=1e10), replace(SITE, round_trip_s=0.4)):
+            found = cost(LOAD, site, replace(WAY, sync=sync, inner_steps=inner))
+            waits = found.bubble_s, found.boundary_s, found.averaging_s / inner, found.barrier_s
+            assert (all(each >= 0 for each in waits) and found.hidden_s == pytest.approx(0)) or sync == "overlap"
+            assert found.compute_s + sum(waits) - found.hidden_s == pytest.approx(found.step_s)
+
+
+def test_what_limits_is_what_doubled_makes_a_step_shortest() -> None:
+    slow_line, slow_devices = replace(SITE, bytes_per_s=1e6), replace(LOAD, microbatch_s=100.0)
+    for load, site, what in ((LOAD, slow_line, "line"), (slow_devices, SITE, "devices")):
+        twice = limits(load, site, WAY)
+        assert min(twice, key=twice.__getitem__) == what and max(twice.values()) <= cost(load, site, WAY).step_s
+
+
+def test_of_twice_the_width_a_stage_needs_half_the_line() -> None:
+    local = replace(WAY, sync="local", inner_steps=10**9, slots=64)
+    wide = replace(LOAD, boundary_elements=2 * LOAD.boundary_elements, microbatch_s=4 * LOAD.microbatch_s)
+    near = replace(SITE, round_trip_s=1e-4)
+    assert needed_bytes_per_s(wide, near, local) == pytest.approx(needed_bytes_per_s(LOAD, near, local) / 2, rel=0.02)
+
+
+def test_the_rule_of_bubbles_is_of_a_whole_step() -> None:
+    assert rule_bubble(4, 8) == pytest.approx(3 / 11)  # 27 %, not 8
+    assert rule_bubble(4, 8, 2) == pytest.approx(1 / 17)
+    assert rule_bubble(1, 8) == 0
+
+
+def test_techniques_send_what_is_known_of_them() -> None:
+    sent = volumes(LOAD, layers=10, inner_steps=50)
+    assert sent["data parallel"] == sent["ZeRO-1"] == sent["ZeRO-2"] == pytest.approx(2 * 3 / 4 * 4e9)
+    assert sent["ZeRO-3"] == pytest.approx(8 * 3 * 3 / 4 * 4e9), "for each of 8 microbatches"
+    assert sent["tensor parallel"] == sent["sequence parallel"] == pytest.approx(10 * 4 * 32 * 1.5 * 4 * (1 << 22))
+    assert sent["pipeline"] == 8 * 2 * 4 * (1 << 22) and sent["local"] == sent["data parallel"] / 50
+    assert sent["local, pairs"] == 4e9 / 50
+    assert set(volumes(replace(LOAD, replicas=1), 10, 50).values()) == {0.0, sent["pipeline"] * 4}
 
 
 def test_two_thirds_of_a_slot_a_stage_and_what_latency_takes() -> None:
