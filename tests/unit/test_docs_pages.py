@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 
 
 def headings(page: str) -> set[str]:
@@ -61,7 +61,7 @@ def test_a_message_that_nobody_prints_is_found() -> None:
     assert not said("stage … has gone", texts)
 
 
-LISTS = ("README.md", "glossary.md", "troubleshooting.md", "faq.md", "architecture.md")
+LISTS = ("README.md", "CHANGELOG.md", "glossary.md", "troubleshooting.md", "faq.md", "architecture.md")
 """Pages that one looks things up in."""
 
 
@@ -77,5 +77,6 @@ def test_a_page_answers_its_question_in_800_words(page: Path) -> None:
 
 
 def test_every_page_is_reached_from_the_readme() -> None:
-    reached = {page.name for page in PAGES if f"](docs/{page.name}" in (ROOT / "README.md").read_text(encoding="utf-8")}
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    reached = {page.name for page in PAGES if f"]({page.relative_to(ROOT).as_posix()}" in readme}
     assert {page.name for page in PAGES} - reached == {"README.md"}
