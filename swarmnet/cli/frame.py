@@ -20,6 +20,7 @@ from swarmnet.errors import SwarmError, UsageError, leaves
 
 COMMANDS = {
     "init": "init.init",
+    "tokenize": "init.tokenize",
     "plan": "plan.plan",
     "local": "local.local",
     "invite": "owner.invite",

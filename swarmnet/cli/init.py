@@ -182,10 +182,13 @@ def _next(path: Path, manifest: Manifest, *, config: Path | None) -> list[str]:
 
 def _seen_from(folder: Path, source: str) -> str:
     """A relative path that exists here, as a path relative to the manifest's folder; anything else as it is."""
+    from swarmnet.data.documents import split_column
+
+    path, _ = split_column(source, os.path.exists)
     # The file may be written elsewhere; who reads it starts at its folder.
-    if source in NAMES or Path(source).is_absolute() or not Path(source).exists():
+    if source in NAMES or Path(path).is_absolute() or not Path(path).exists():
         return source
-    return Path(os.path.relpath(source, folder)).as_posix()
+    return Path(os.path.relpath(path, folder)).as_posix() + source[len(path) :]
 
 
 def _manifest(said: Said, begins: Begins | None) -> tuple[Manifest, dict[str, object]]:
@@ -285,6 +288,39 @@ def _digested(manifest: Manifest, tokens: Tokens) -> Manifest:
 
     said = _said_now_and_then("hashing the data: {:,} of {:,} windows")
     return manifest.model_copy(update={"data": with_digests(manifest.data, tokens, manifest.training, progress=said)})
+
+
+@click.command("tokenize", context_settings=SETTINGS)
+@click.argument("source", metavar="SOURCE")
+@click.argument("out", type=click.Path(path_type=Path, dir_okay=False), metavar="OUT")
+@click.option("--tokenizer", metavar="NAME", default="bytes", show_default=True, help="bytes, or a tokenizer.json.")
+@click.option("--force", is_flag=True, help="Overwrite OUT.")
+def tokenize(source: str, out: Path, tokenizer: str, *, force: bool) -> int:
+    """Write the token ids of SOURCE to a file that runs map into memory, once for all peers.
+
+    For text that is large, or in many small documents. SOURCE is what --data takes: text, .jsonl, .parquet or .arrow,
+    text and .jsonl also compressed (.gz, .zst), folders of them, or a folder that Hugging Face datasets has saved.
+    PATH#COLUMN reads another column than "text". OUT gets the ending that says how wide an id is: .u8.bin, .u16.bin or
+    .u32.bin.
+
+    \b
+    Example:
+      swarmnet tokenize books/ books --tokenizer tokenizer.json
+      swarmnet tokenize reviews.parquet#content reviews --tokenizer tokenizer.json
+      swarmnet init run.toml --data books.u16.bin --tokenizer tokenizer.json
+    """
+    from swarmnet.data.source import ids_path, write_ids
+
+    out = ids_path(out, tokenizer)
+    if out.exists() and not force:
+        raise UsageError(f"{out}: {EXISTS}")
+    if not out.absolute().parent.is_dir():
+        raise UsageError(f"{out}: there is no such folder; make it first")
+    written = write_ids(source, tokenizer, out, progress=_said_now_and_then("{:,} documents, {:,} tokens"))
+    click.echo(f"{out}: {written:,} tokens, {out.stat().st_size / 1e6:,.1f} MB")
+    said = "" if tokenizer == "bytes" else f" --tokenizer {tokenizer}"
+    click.echo(f"next: swarmnet init run.toml --data {out}{said}")
+    return 0
 
 
 def _said_now_and_then(words: str) -> Callable[[int, int], None]:

@@ -1,22 +1,17 @@
-"""Load the token stream a source names: text through a tokenizer, or a file of token ids.
+"""Load the token stream a source names: documents through a tokenizer, or a file of token ids.
 
     stdlib            the running Python's standard library
     corpus:small      text inside this package, equal on every machine
-    FILE.txt          text, any file name
-    FILE.jsonl        field "text" of each line
-    folder            all files of these two kinds below it
+    file, folder      documents (`data.documents`); PATH#COLUMN reads another column of records than "text"
     FILE.bin, .npy    token ids: .u8.bin, .u16.bin, .u32.bin little endian, plain .bin is u16; .npy says its own type
 
-Documents come in the order that every peer agrees on, sorted relative paths, and each ends with the tokenizer's end
-token. Text is UTF-8 and taken as its bytes are: no newline is translated, no byte order mark removed. What is not UTF-8
-is an error that names the place, never silently repaired, since two peers would repair differently. Knows no run.
+Each document ends with the tokenizer's end token. What is not UTF-8 is never silently repaired, since two peers would
+repair differently. Knows no run.
 """
 
 from __future__ import annotations
 
 import hashlib
-import itertools
-import json
 import os
 import sysconfig
 from collections.abc import Callable, Iterable, Iterator
@@ -25,6 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
+from swarmnet.data.documents import COLUMN, documents_of, read_text, split_column, walk
 from swarmnet.data.tokenizer import Bytes, HuggingFace, Tokenizer, smallest_dtype
 from swarmnet.data.tokens import Tokens
 from swarmnet.errors import UsageError
@@ -36,6 +32,9 @@ MAX_VOCAB = 1 << 31
 """Ids travel as int32."""
 
 _CHUNK = 1 << 20
+
+_BLOCK = 1 << 22
+"""Ids that are gathered before they are one array, or written."""
 
 
 def load_tokens(
@@ -50,57 +49,111 @@ def load_tokens(
     tokenizer: "bytes", the path of a tokenizer.json, or, for files of token ids only, "ids": nothing is known about
     them but the largest. Raises UsageError for whatever is missing, empty, unreadable or out of range.
     """
-    path = _resolve(source, base)
+    path, column = _resolve(source, base)
     # Ids need no tokenizer to be read, only to be understood.
     if path is not None and path.name.endswith((".bin", ".npy")) and path.is_file():
         return _load_ids(path, source, tokenizer, base)
     if tokenizer == "ids":
         raise UsageError(f'tokenizer "ids" is for files of token ids (.bin, .npy), and {source!r} is text: use "bytes"')
-    encoder, pieces = tokenizer_of(tokenizer, base), []
-    num_bytes = num_tokens = 0
+    encoder = tokenizer_of(tokenizer, base)
+    # One array: windows reach over the ends of documents.
+    ids = np.concatenate(list(_encoded(source, path, column, encoder, progress)))
+    return Tokens(ids, vocab_size=encoder.vocab_size, source=source, tokenizer_sha256=encoder.sha256)
+
+
+def ids_path(out: Path, tokenizer: str) -> Path:
+    """`out` with the ending by which `load_tokens` knows how wide its ids are. Raises UsageError if it has another."""
+    ending = f".u{8 * np.dtype(smallest_dtype(tokenizer_of(tokenizer, None).vocab_size)).itemsize}.bin"
+    if out.name.endswith((".bin", ".npy")) and not out.name.endswith(ending):
+        raise UsageError(f"{out}: ids of this tokenizer go to a file that ends in {ending}, since it has no header")
+    return out if out.name.endswith(ending) else out.with_name(out.name + ending)
+
+
+def write_ids(source: str, tokenizer: str, out: Path, *, progress: Progress = lambda documents, tokens: None) -> int:
+    """Write the ids of `source` to `out` (`ids_path`), however many they are, and return how many.
+
+    The file is there when it is whole. Raises UsageError as `load_tokens` does, and if it cannot be written.
+    """
+    path, column = _resolve(source, None)
+    if path is not None and path.name.endswith((".bin", ".npy")) and path.is_file():
+        raise UsageError(f"{source} holds token ids already")
+    encoder = tokenizer_of(tokenizer, None)
+    partial, written = out.with_name(f"{out.name}.{os.getpid()}.partial"), 0
+    try:
+        with partial.open("wb") as file:
+            for block in _encoded(source, path, column, encoder, progress):
+                file.write(block.astype(block.dtype.newbyteorder("<")).data)
+                written += len(block)
+        partial.replace(out)
+    except OSError as error:
+        raise UsageError(f"cannot write {str(out)!r}: {error.strerror}") from error
+    finally:
+        partial.unlink(missing_ok=True)
+    return written
+
+
+def _encoded(
+    source: str, path: Path | None, column: str, encoder: Tokenizer, progress: Progress
+) -> Iterator[np.ndarray]:
+    """The ids of all documents, in blocks of about `_BLOCK`. Raises UsageError if there is no text."""
+    num_bytes = num_tokens = held = 0
+    pieces: list[np.ndarray] = []
 
     def documents() -> Iterator[bytes]:
         nonlocal num_bytes
-        for document in _documents(source, path):
+        for document in _documents(source, path, column):
             num_bytes += len(document)
             yield document
 
     for count, piece in enumerate(encoder.encode(documents()), start=1):
         pieces.append(piece)
-        num_tokens += len(piece)
+        num_tokens, held = num_tokens + len(piece), held + len(piece)
         progress(count, num_tokens)
+        # Millions of short documents would be millions of arrays.
+        if held >= _BLOCK:
+            yield np.concatenate(pieces)
+            pieces, held = [], 0
     # End tokens alone are no text.
     if not num_bytes or not num_tokens:
         raise UsageError(f"data source {source!r} holds no text")
-    # One array: windows reach over the ends of documents.
-    ids = np.concatenate(pieces)
-    return Tokens(ids, vocab_size=encoder.vocab_size, source=source, tokenizer_sha256=encoder.sha256)
+    yield np.concatenate(pieces or [np.empty(0, smallest_dtype(encoder.vocab_size))])
 
 
-def _resolve(source: str, base: Path | None) -> Path | None:
-    """The path of a source that is one."""
+def _resolve(source: str, base: Path | None) -> tuple[Path | None, str]:
+    """The path of a source that is one, and the column of its records."""
     if source == "stdlib" or source.startswith("corpus:"):
-        return None
+        return None, COLUMN
+    name, column = split_column(source, lambda path: _exists(path, base))
+    return _existing(name, base), column or COLUMN
+
+
+def _exists(source: str, base: Path | None) -> bool:
+    try:
+        return bool(source) and _path(source, base).exists()
+    except OSError as error:  # a name too long, a folder that may not be entered
+        raise UsageError(f"cannot read data source {source!r}: {error.strerror}") from error
+
+
+def _path(source: str, base: Path | None) -> Path:
     path = (base or Path()) / Path(source).expanduser()
     if base is not None and not base.exists():  # the manifest's folder is yet to be made: ".." leads out of it
         path = Path(os.path.normpath(path))
-    try:
-        exists = bool(source) and path.exists()
-    except OSError as error:  # a name too long, a folder that may not be entered
-        raise UsageError(f"cannot read data source {source!r}: {error.strerror}") from error
-    if not exists:
+    return path
+
+
+def _existing(source: str, base: Path | None) -> Path:
+    path = _path(source, base)
+    if not _exists(source, base):
         raise UsageError(
-            f"data source {source!r} does not exist ({path.absolute()}): give a text file, a folder, a .jsonl, .bin or"
-            ' .npy file, "stdlib" or "corpus:small"'
+            f"data source {source!r} does not exist ({path.absolute()}): give a text file, a folder, a .jsonl, .parquet"
+            ' or .arrow file, a .bin or .npy file of ids, "stdlib" or "corpus:small"'
         )
     return path
 
 
-def _documents(source: str, path: Path | None) -> Iterable[bytes]:
+def _documents(source: str, path: Path | None, column: str) -> Iterable[bytes]:
     if path is not None:
-        # Hidden files are none of a folder's, and links to folders are not followed.
-        files = [path / name for name in _walk(path, skipped=frozenset())] if path.is_dir() else [path]
-        return itertools.chain.from_iterable(map(_file, files))
+        return documents_of(path, column)
     if source == "stdlib":
         return _standard_library()
     if source == "corpus:small":  # the text inside this package, equal on every machine: one document
@@ -175,7 +228,7 @@ def _largest(ids: np.ndarray) -> int:
     return max(int(ids[start : start + _CHUNK].max()) for start in range(0, len(ids), _CHUNK))
 
 
-# ---------------------------------------------------------------- documents
+# ---------------------------------------------------------------- what is not a file of the operator's
 
 _STDLIB_SKIPPED = frozenset({"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"})
 # Files that differ between two builds of one Python version.
@@ -185,67 +238,7 @@ _STDLIB_LOCAL = ("_sysconfigdata_", "_sysconfig_vars_", "sitecustomize", "usercu
 def _standard_library() -> Iterator[bytes]:
     """`*.py` of the running Python's standard library: no site-packages, no tests, nothing written per build."""
     root = Path(sysconfig.get_paths()["stdlib"])
-    for path in _walk(root, skipped=_STDLIB_SKIPPED):
+    for path in walk(root, skipped=_STDLIB_SKIPPED):
         # Two machines with one Python version read the same text.
         if path.endswith(".py") and not os.path.basename(path).startswith(_STDLIB_LOCAL):
-            yield _read(root / path)
-
-
-def _file(path: Path) -> Iterable[bytes]:
-    """A file is one document, and so is each line of a `.jsonl` file."""
-    return _json_lines(path) if path.suffix == ".jsonl" else [_read(path)]
-
-
-def _json_lines(path: Path) -> Iterator[bytes]:
-    """Field "text" of every line, one document each; empty lines are skipped."""
-    try:
-        lines = path.open("rb")
-    except OSError as error:
-        raise _unreadable(path, error) from error
-    with lines:
-        for number, line in enumerate(lines, start=1):
-            if not line.strip():
-                continue
-            try:
-                record = json.loads(line)
-                text = record["text"].encode()
-            except (ValueError, RecursionError) as error:  # also half a surrogate pair, which no UTF-8 can hold
-                raise UsageError(f"{path}, line {number}: not JSON in UTF-8 ({error})") from error
-            except (TypeError, KeyError, AttributeError, IndexError) as error:
-                raise UsageError(f'{path}, line {number}: expected an object with a string "text"') from error
-            yield text
-
-
-def _walk(root: Path, *, skipped: frozenset[str]) -> list[str]:
-    """Relative paths with forward slashes, sorted by code point; hidden files and folders are left out."""
-    found = []
-    for where, folders, files in os.walk(root, onerror=_refuse):
-        # In place: os.walk then does not go down there.
-        folders[:] = [name for name in folders if name not in skipped and not name.startswith(".")]
-        base = Path(where).relative_to(root)
-        found += [(base / name).as_posix() for name in files if not name.startswith(".")]
-    return sorted(found)
-
-
-def _read(path: Path) -> bytes:
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise _unreadable(path, error) from error
-    try:
-        # Only a look: what is handed on are the bytes.
-        content.decode()
-    except UnicodeDecodeError as error:
-        raise UsageError(
-            f"{path} is not UTF-8 text (byte {error.start}): convert it, or take it out of the source"
-        ) from error
-    return content
-
-
-def _refuse(error: OSError) -> None:
-    """A folder that cannot be listed is no empty folder: other peers would read it."""
-    raise _unreadable(Path(error.filename), error) from error
-
-
-def _unreadable(path: Path, error: OSError) -> UsageError:
-    return UsageError(f"cannot read {str(path)!r}: {error.strerror}")
+            yield read_text(root / path)

@@ -15,6 +15,7 @@ from typing import Any
 from swarmnet.config import toml
 from swarmnet.config.check import layer
 from swarmnet.config.peer import Mesh
+from swarmnet.data.documents import split_column
 from swarmnet.data.source import load_tokens
 from swarmnet.data.tokens import Tokens, verify
 from swarmnet.data.windows import with_digests
@@ -178,9 +179,10 @@ def with_data(manifest: Manifest, *, base: Path) -> Manifest:
 
 
 def absolute(name: str, base: Path) -> str:
-    """A path that exists below `base`, for processes that run elsewhere; any other name as it is."""
-    path = base / Path(name).expanduser()
-    return str(path.resolve()) if path.exists() else name
+    """A path that exists below `base`, for processes that run elsewhere; any other name as it is. A column stays."""
+    found, _ = split_column(name, lambda path: (base / Path(path).expanduser()).exists())
+    path = base / Path(found).expanduser()
+    return str(path.resolve()) + name[len(found) :] if path.exists() else name
 
 
 def resume(directory: Path) -> Prepared:

@@ -129,7 +129,9 @@ class Data(Table):
     """The token stream. `source` is a hint where to find it; the digests are what counts."""
 
     source: Annotated[str, CliOption("SOURCE", name="data")] = says(
-        "stdlib", 'text (.txt, .jsonl, directory) or tokens (.bin, .npy); "stdlib": Python\'s source; "corpus:small"'
+        "stdlib",
+        'text, .jsonl, .parquet or .arrow (PATH#COLUMN: not "text"), a folder of them, tokens (.bin, .npy), "stdlib": '
+        'Python\'s source, or "corpus:small"',
     )
     tokenizer: Annotated[str, CliOption("NAME", default="that of --from, else bytes")] = says(
         "bytes", '"bytes", a tokenizer.json, or "ids" for a file of token ids'
