@@ -5,8 +5,8 @@ out itself, before anybody waits for it, and is then reached through relays (`ne
 (`Asking`), and who is asked (`DialBacks`), who dials only where the caller's own signed record says that it listens, or
 the very host that calls, and seldom.
 
-Words may be lies; a connection that comes in from outside is none. Members that dial say Hello on it, so one honest
-member is enough to prove that this peer can be dialled.
+Words may be lies; a connection that comes in from outside is none. Members that dial say Hello on it, so what an honest
+member can do is worth two others' words. It is not worth all of them: a firewall may let in one foreign network alone.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import hashlib
 import ipaddress
 import socket
 from collections import Counter
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
 from swarmnet.bounds import Recent
@@ -28,9 +28,12 @@ from swarmnet.messages import Answer, Busy, DialBack, DialledBack
 from swarmnet.net.address import Address
 from swarmnet.transport import Transport, ask
 
-AT_ONCE, ENOUGH_YES, MOST_NO, MOST_ASKED = 2, 2, 4, 8
-"""Members are asked two at a time, until somebody from outside has connected, two more homes could than could not, four
-more could not, or eight members were asked."""
+AT_ONCE, ENOUGH_YES, MOST_NO, MOST_ASKED, MOST_REPEATS = 2, 2, 4, 8, 24
+"""Members are asked two at a time, until two more networks could than could not, four more could not, or eight members
+were asked, not counting those of a network that had been asked."""
+
+PROOF = 2
+"""A network from which somebody has connected counts as so many that say they could, or could not."""
 
 _PATIENCE_S = 10.0
 """With one answer, whatever signs of life come before it."""
@@ -69,11 +72,22 @@ async def _no_relays(say: Say) -> None:
     return None
 
 
+@dataclass(frozen=True, slots=True)
+class Proofs:
+    """What connections have shown, whatever records and members say.
+
+    came_from(): public networks, this peer's own left out, from which somebody has connected to its port.
+    network_of(peer): the public network where the peer has answered or from which it has called; "": none.
+    """
+
+    came_from: Callable[[], Set[str]] = frozenset
+    network_of: Callable[[PeerId], str] = lambda peer: ""
+
+
 class Asking:
     """Asks once in the life of a process, before any of its replicas first serves; later, if nobody could tell then.
 
-    hide: what to do when most could not connect. dialled(): has anybody from outside this peer's home connected to it?
-    That outweighs all words.
+    hide: what to do when most could not connect.
     """
 
     def __init__(
@@ -83,10 +97,10 @@ class Asking:
         records: Callable[[], Mapping[PeerId, Record]],
         say: Say,
         hide: Hide = _no_relays,
-        dialled: Callable[[], bool] = lambda: False,
+        proofs: Proofs = Proofs(),
     ) -> None:
         self._record, self._transport, self._records, self._say = record, transport, records, say
-        self._hide, self._dialled = hide, dialled
+        self._hide, self._proofs = hide, proofs
         self._asked: set[PeerId] = set()
         self._could: list[PeerId] = []
         """Who connected to me."""
@@ -122,7 +136,7 @@ class Asking:
                 if self._known:
                     break
                 await self._ask_anew()
-                if self._could or self._could_not or self._dialled():
+                if self._could or self._could_not or self._proofs.came_from():
                     # It serves, and nobody relays for it yet.
                     with contextlib.suppress(UsageError):
                         await self._judge()
@@ -131,7 +145,7 @@ class Asking:
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, _LONGEST_AGAIN_S)
             await self._ask_anew()
-            if self._dialled():
+            if self._proofs.came_from() and self._lead() > 0:
                 self._hidden_port = 0
                 self._say("need_not_hide", {"advice": _ADVICE})
 
@@ -149,43 +163,44 @@ class Asking:
 
     async def _judge(self) -> None:
         where, could_not = list(self._record().addresses), self._could_not
-        if self._lead() < 0 and not self._dialled():
+        if self._lead() < 0:
             if (found := await self._hide(self._say)) is not None:
                 self._known, self._hidden_port = True, Address.parse(where[0]).port
                 self._say("hidden", {"addresses": where, "could_not": dict(could_not), **found})
                 return
             # Somebody tried, and nobody could: this peer would only look like a mate.
-            if not self._could:
+            if not self._could and not self._proofs.came_from():
                 self._say("unreachable", {"addresses": where, "could_not": could_not})
                 raise UsageError(_in_words(where, could_not))
-        dialled = {"dialled": True} if self._dialled() else {}
+        dialled = {"dialled": True} if self._proofs.came_from() else {}
         self._known = bool(self._could or dialled)
         fields = {"addresses": where, "could": self._could, "could_not": could_not, "not_asked": self._not_asked}
         self._say("dialled_back", fields | dialled)
 
     def _next(self) -> list[PeerId]:
-        lead = self._lead()
-        if lead >= ENOUGH_YES or lead <= -MOST_NO or len(self._asked) >= MOST_ASKED:
-            return []
-        # Two are asked in any case, for the log.
-        if self._asked and self._dialled():
+        lead, homes = self._lead(), [home for peer in self._asked if (home := self._proofs.network_of(peer))]
+        # Two are asked in any case, for the log. Many of one network take nobody's turn.
+        repeats = min(len(homes) - len(set(homes)), MOST_REPEATS)
+        if self._asked and (lead >= ENOUGH_YES or lead <= -MOST_NO or len(self._asked) - repeats >= MOST_ASKED):
             return []
         return [peer for peer in self._members() if peer not in self._asked][:AT_ONCE]
 
     def _lead(self) -> int:
-        """How many more homes could than could not, of those with public addresses if such have answered."""
+        """How many more networks could than could not, if one that is public has answered or come; else members."""
         votes: Counter[str] = Counter()
         for said, vote in ((self._could, 1), (self._could_not, -1)):
             for peer in said:
-                votes[self._home(peer)] += vote
+                # Where it is, not where its record says: made-up addresses would be as many votes.
+                votes[self._proofs.network_of(peer)] += vote
         # One of the same home connects where nobody else can. Of members without a public address each has a vote.
-        public = [vote for home, vote in votes.items() if home]
-        if not public:
+        came_from = self._proofs.came_from()
+        public = [vote for home, vote in votes.items() if home and home not in came_from]
+        if not public and not came_from:
             return len(self._could) - len(self._could_not)
-        return sum((vote > 0) - (vote < 0) for vote in public)
+        return sum((vote > 0) - (vote < 0) for vote in public) + PROOF * len(came_from)
 
     def _home(self, peer: PeerId) -> str:
-        """Where the member is: whoever has many identities has them in one network. "": nowhere public."""
+        """Where the member says it is: that decides who is asked first, and no more. "": nowhere public."""
         record = self._records().get(peer)
         return next(filter(None, map(_public_home, record.addresses)), "") if record else ""
 

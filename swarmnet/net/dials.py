@@ -5,6 +5,9 @@ there under its key, or if it has called from that host. Until then it is one of
 one dials at a time, and every failure makes the next one of any of them wait for longer. What a peer has shown is its
 own: only its own failures make that wait, and not for long, since it may have restarted.
 
+Other ports of a victim are other addresses, and one wildcard record makes any number of names lead to it. So all
+dials of one host at addresses that nobody has shown are few a second, and those of all names count as of one host.
+
 A relay lets us ask for few peers a second. So who has failed through it and has never been reached there shares that
 with all the others, and leaves most to whoever was reached, and to first dials.
 
@@ -29,7 +32,13 @@ LONGEST_NAMED_S = 30.0
 LONGEST_OF_ALL_S = 1.0
 """Between two dials at one address by all who name it and have not shown it."""
 
+AT_HOST, HOST_AGAIN_S = 16, 0.5
+"""One host is dialled at so many addresses that were not shown, and at one more every so many seconds. Those where the
+peer answers do not count."""
+
 _REMEMBERED = 8192
+_NAMES = "names"
+"""Stands for the host of every name: it may be the same one."""
 
 Endpoint = tuple[str, int]
 
@@ -45,12 +54,26 @@ class _Pause:
         self.until = now + self.length_s
 
 
+@dataclass(slots=True)
+class _Crowd:
+    """Dials of one host, in seconds that it is still to be spared: a second less each second."""
+
+    spared_s: float = 0.0
+    at: float = 0.0
+
+    def add(self, seconds: float, now: float) -> float:
+        self.spared_s = max(self.spared_s - (now - self.at), 0.0) + seconds
+        self.at = now
+        return self.spared_s
+
+
 class Dials:
     """Bounded: of too many peers and addresses those unheard of for longest are forgotten."""
 
     def __init__(self) -> None:
         self._own: Recent[PeerId, Recent[Endpoint, _Pause]] = Recent(_REMEMBERED)
         self._of_all: Recent[Endpoint, _Pause] = Recent(_REMEMBERED)
+        self._of_host: Recent[str, _Crowd] = Recent(_REMEMBERED)
         self._under_way: set[Endpoint] = set()
         self._answered: Recent[tuple[PeerId, Endpoint], None] = Recent(_REMEMBERED)
         self._called_from: Recent[PeerId, str] = Recent(_REMEMBERED)
@@ -71,12 +94,16 @@ class Dials:
             # Made-up peers of a relay must not keep out a real one whose turn has not come yet.
             if not address.relay or pauses[0] is not None:
                 pauses.append(self._of_all.get(_shared(address)))
+            if (crowd := self._crowd(address)) is not None:
+                pauses.append(_Pause(now + crowd.add(0.0, now) - (AT_HOST - 1) * HOST_AGAIN_S))
         return max([0.0, *(pause.until - now for pause in pauses if pause is not None)])
 
-    def begin(self, peer: PeerId, address: Address) -> None:
+    def begin(self, peer: PeerId, address: Address, now: float) -> None:
         """A dial has begun; `answered`, `failed` or `left` ends it."""
         if not self.shown(peer, address):
             self._under_way.add(_at(address))
+            if (crowd := self._crowd(address)) is not None:
+                crowd.add(HOST_AGAIN_S, now)
 
     def left(self, address: Address) -> None:
         """Nobody waited for the end of a dial."""
@@ -85,6 +112,8 @@ class Dials:
     def answered(self, peer: PeerId, address: Address) -> None:
         """The peer answered there, under its key."""
         endpoint = _at(address)
+        if endpoint in self._under_way and (crowd := self._crowd(address)) is not None:
+            crowd.add(-HOST_AGAIN_S, crowd.at)
         self._under_way.discard(endpoint)
         # It is alive: its other addresses are worth a try at once.
         self._own.pop(peer, None)
@@ -123,6 +152,17 @@ class Dials:
         own = self._own.get(peer, Recent[Endpoint, _Pause](0))
         for endpoint in [endpoint for endpoint in own if endpoint[0] == host]:
             del own[endpoint]
+
+    def _crowd(self, address: Address) -> _Crowd | None:
+        """Who dials this host; None: it is spared otherwise, or this machine itself."""
+        if address.relay or address.host in _MYSELF:
+            return None
+        host = _NAMES if address.kind.startswith("dns") else address.host
+        self._of_host[host] = crowd = self._of_host.get(host) or _Crowd()
+        return crowd
+
+
+_MYSELF = frozenset({"127.0.0.1", "::1"})
 
 
 def _at(address: Address) -> Endpoint:

@@ -246,6 +246,12 @@ class PeerChannels:
             return [Address.circuit(self.peer, self.peer)]
         return list({(address.host, address.port): address for address in found}.values())
 
+    @property
+    def shown_host(self) -> str:
+        """Where the peer has answered, or from where it has called; "": nowhere that its record names."""
+        shown = (at.host for at in self.addresses() if not at.relay and self._dialling.dials.shown(self.peer, at))
+        return next(shown, "")
+
     def _next_address(self) -> Address:
         """Of those that may be dialled now the one that failed longest ago, untried ones first. Raises PeerGone if
         there is none."""
@@ -312,7 +318,7 @@ class PeerChannels:
         loop, greeter, dials = asyncio.get_running_loop(), self._dialling.greeter, self._dialling.dials
         deadline = min(deadline, loop.time() + self._dialling.config.stall_s)
         async with self.channel(bulk=False) as channel:
-            dials.begin(self.peer, channel.address)
+            dials.begin(self.peer, channel.address, loop.time())
             try:
                 async with asyncio.timeout_at(deadline):
                     sent = greeter.clock()
@@ -415,7 +421,7 @@ class PeerChannels:
             return False
         for address in known:
             if address not in shown and not dials.pause_s(self.peer, address, now):
-                dials.begin(self.peer, address)
+                dials.begin(self.peer, address, now)
                 try:
                     # Somebody listens: whoever calls next finds out who.
                     if await refuses(address):

@@ -27,7 +27,7 @@ from swarmnet.ids import PeerId, RunId
 from swarmnet.messages import Answer, Control, Heartbeat, Packed, Request
 from swarmnet.net.address import Address
 from swarmnet.net.circuits import Arrivals, Doors
-from swarmnet.net.dial_back import Say, public_home
+from swarmnet.net.dial_back import Proofs, Say, public_home
 from swarmnet.net.greeting import HELLO, Greeter
 from swarmnet.net.grpc_callee import Callee, host_of
 from swarmnet.net.grpc_caller import Link, MessageWriter, place_call
@@ -274,10 +274,21 @@ class GrpcTransport:
         own = [Address.of(host, self._port, self.peer) for host in outbound_hosts(self._host)]
         return self._announce or ([self.mapped, *own] if self.mapped else own)
 
-    def dialled(self) -> bool:
-        """Has somebody from outside this peer's own network connected to its port? That proves that others can."""
+    def came_from(self) -> frozenset[str]:
+        """Public networks from which somebody has connected to this peer's port, its own left out."""
         inside = {"", *(public_home(address.host) for address in self._listening_at())}
-        return any(public_home(host) not in inside for host in self._dialling.dials.callers)
+        return frozenset(map(public_home, self._dialling.dials.callers)) - inside
+
+    def network_of(self, peer: PeerId) -> str:
+        """The public network where the peer has answered us, or from which it has called; "": none."""
+        dials = self._dialling.dials
+        shown = [at.host for at in self._channels_to(peer).addresses() if dials.shown(peer, at)]
+        return next(filter(None, map(public_home, [*shown, dials.called_from(peer)])), "")
+
+    @property
+    def proofs(self) -> Proofs:
+        """What others' connections have shown, for `Asking`."""
+        return Proofs(self.came_from, self.network_of)
 
     @property
     def hidden(self) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import random
 import secrets
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
@@ -117,9 +118,10 @@ class Places:
         self._again_at: Recent[PeerId, float] = Recent(1024)
         self._changed = asyncio.Event()
         self._coming: dict[asyncio.Task[None], tuple[str, PeerId]] = {}
-        """Streams that lead here: from which address, and whose."""
+        """Streams that lead here: from which address, and whose; by the relay's word until the caller has spoken."""
         self._refusing: set[asyncio.Task[None]] = set()
         self._summons, self._said_at = Allowances(_SUMMONS), -_SAY_S
+        self._secret = secrets.token_bytes(32)
         self.refused: dict[PeerId, str] = {}
         """Who did not relay, and why."""
 
@@ -205,16 +207,17 @@ class Places:
         if self._summons.ask(relay, loop.time()) > 0:
             raise PeerGone("the relay summons without end", peer=relay)
         channels = self._channels(summon.caller if summon.reverse else relay)
-        host = next((address.host for address in channels.addresses() if not address.relay), "")
         # A caller that cannot be dialled itself has no business in asking for it.
-        if not host:
+        if all(address.relay for address in channels.addresses()):
             log.debug("cannot_be_dialled", caller=summon.caller, relay=relay)
             return
-        one = home_of(host), summon.caller
-        reason = too_many(self._coming.values(), one)
+        # Until the caller has spoken its name is the relay's word, and takes none of what that caller may have.
+        claimed = home_of(self._channels(relay).shown_host), summon.caller
+        known = home_of(channels.shown_host), summon.caller
+        reason = next(filter(None, (too_many(self._coming.values(), one) for one in (claimed, known))), "")
         task = loop.create_task(self._come(channels, summon, full=bool(reason)))
         if not reason:
-            self._coming[task] = one
+            self._coming[task] = claimed
             task.add_done_callback(self._coming.pop)
             return
         self._refusing.add(task)
@@ -232,16 +235,28 @@ class Places:
                 if full:
                     return
                 if summon.caller == self._me:
-                    await far.write(summon.id)  # what `_probe` waits for
+                    await far.write(self._proof(summon.id))  # what `_probe` waits for
                     await far.read()
                     return
+                # TLS begins with the caller's word.
+                async with asyncio.timeout(COME_S):
+                    first = await far.read()
+                if not first:
+                    return
+                if (task := asyncio.current_task()) in self._coming and summon.reverse:
+                    self._coming[task] = home_of(channels.shown_host), summon.caller
                 near = Connection(*await asyncio.open_unix_connection(self._door))
                 try:
+                    await near.write(first)
                     await splice(far, near)
                 finally:
                     near.close()
         except (SwarmError, TimeoutError, OSError) as error:
             log.debug("did_not_come", caller=summon.caller, at=channels.peer, reverse=summon.reverse, error=error)
+
+    def _proof(self, ident: bytes) -> bytes:
+        """What a probe with this id is answered: a relay that leads nowhere cannot answer in my place."""
+        return hashlib.blake2b(ident, key=self._secret, digest_size=ID_BYTES).digest()
 
     async def _probe(self, relay: PeerId, channels: PeerChannels) -> None:
         """Now and then call myself through the relay. Raises PeerGone if it twice leads nowhere."""
@@ -255,10 +270,10 @@ class Places:
                     async with asyncio.timeout(SILENCE_S):
                         said = await end.read()
             except Refused:
-                said = connect.id  # it tells callers as well, who take another
+                said = self._proof(connect.id)  # it tells callers as well, who take another
             except (SwarmError, TimeoutError) as error:
                 log.debug("leads_nowhere", relay=relay, error=error)
-            in_vain = 0 if said == connect.id else in_vain + 1
+            in_vain = 0 if said == self._proof(connect.id) else in_vain + 1
         self._again_at[relay] = loop.time() + _NOWHERE_AGAIN_S
         raise PeerGone("it leads nowhere", peer=relay)
 

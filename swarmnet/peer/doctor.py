@@ -194,7 +194,7 @@ async def _beside(endpoint: Endpoint, terms: RunTerms, found: Callable[[Row], No
         members,
         lambda event, fields: events.update({event: fields}),
         hide=endpoint.hide,
-        dialled=transport.dialled,
+        proofs=transport.proofs,
     )
     with contextlib.suppress(UsageError):  # it is among the events
         await asking.check()

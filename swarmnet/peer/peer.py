@@ -39,7 +39,7 @@ from swarmnet.messages import (
     TrailRequest,
 )
 from swarmnet.net.admission import Admissions
-from swarmnet.net.dial_back import Asking, DialBacks, Hide
+from swarmnet.net.dial_back import Asking, DialBacks, Hide, Proofs
 from swarmnet.net.line_test import LineTests
 from swarmnet.net.records import nobody_serves, unserved
 from swarmnet.peer.complaints import Complaints
@@ -121,7 +121,7 @@ class Peer:
         admissions: who takes part; None: anyone.
         wall: Unix seconds, by which invitations end.
         hide: has this peer be reached through relays, if nobody can dial it; None: there are none.
-        dialled: has anybody connected to it from outside?
+        proofs: what connections have shown of it and of others.
         routing: makes the rule by which one of its replicas calls the next stage.
         carried: the version of its stage's state that it has put on disk to move here; None: it has not moved.
     """
@@ -150,7 +150,7 @@ class Peer:
         routing: Callable[[], RoutingRule] = lambda: least_time,
         carried: int | None = None,
         hide: Hide | None = None,
-        dialled: Callable[[], bool] = lambda: False,
+        proofs: Proofs = Proofs(),  # noqa: B008
     ) -> None:
         self.me, self.run_id, self.manifest, self.incarnation = me, run, manifest, incarnation
         self.limits, self.numerics, self.signer, self.disk = limits, numerics, signer, disk
@@ -169,7 +169,7 @@ class Peer:
         self._look, self.news = asyncio.Event(), asyncio.Event()
         self._line_tests = LineTests()
         self._dial_backs = DialBacks(transport, lambda: self.records, self._look.set)
-        asking = partial(Asking, record, transport, lambda: self.records, self._say_reach, dialled=dialled)
+        asking = partial(Asking, record, transport, lambda: self.records, self._say_reach, proofs=proofs)
         self.dialled_back, self._hides = asking(hide) if hide else asking(), hide is not None
         self._supply = StateSupply(self)
         self._group: asyncio.TaskGroup | None = None

@@ -244,7 +244,7 @@ async def _serve(
             routing=lambda: routing_rule(config.routing),
             carried=carried,
             hide=endpoint.hide,
-            dialled=endpoint.transport.dialled,
+            proofs=endpoint.transport.proofs,
         )
         async with endpoint.serve(wrap.service(peer)), asyncio.TaskGroup() as group:
             on_event("listening", endpoint.whereabouts())

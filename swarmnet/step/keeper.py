@@ -460,23 +460,39 @@ class Keeper:
             self._cut_for_lines = True  # once a step: what a member says of its lines costs it nothing
             self.round = None
             return [note("cut_again", step=self.stamp.step)]
+        # Nobody can fetch the sum from the one that holds it: as a line that is broken, no fault the first time.
+        if len(self.acks) == 1 and (holder := next(iter(self.acks))) in self._uncallable(now):
+            return self._leave(holder, "uncallable", pardon=True, now=now)
         match self._stragglers.verdict(self._builder.circles(self.round, self.members), now=now):
             case Leave(peer, reason, waits_for) if len(self.members) > 1:
                 self._lines.broken(peer, waits_for, step=self.stamp.step)
-                generation = self.members[peer]
-                self._left_out.add(peer)
-                self._evict(peer, generation)
                 # A member that complains alone may have a broken line to one mate: the first time is no fault.
-                cost_s, pardon = now - self._opened_at, reason == "alone"
-                strikes = self._strikes.strike(
-                    peer, f"holds up the round ({reason})", cost_s=cost_s, pardon=pardon, now=now
-                )
-                return [*strikes, self._void(peer, generation), self._left(peer, reason)]
+                return self._leave(peer, reason, pardon=reason == "alone", now=now)
             case CutAgain():
                 self.round = None
                 self._builder.turn()
                 return [note("cut_again", step=self.stamp.step)]
         return []
+
+    def _leave(self, peer: PeerId, reason: str, *, pardon: bool, now: float) -> list[Action]:
+        """Go on without a member that holds up the round."""
+        generation = self.members[peer]
+        self._left_out.add(peer)
+        self._evict(peer, generation)
+        strikes = self._strikes.strike(
+            peer, f"holds up the round ({reason})", cost_s=now - self._opened_at, pardon=pardon, now=now
+        )
+        return [*strikes, self._void(peer, generation), self._left(peer, reason)]
+
+    def _uncallable(self, now: float) -> frozenset[PeerId]:
+        """Members that all others, two at least, hear and cannot call."""
+        said = {peer: frozenset(seen.unreached) for peer, seen in self.view.mates()}
+        said[self.view.me] = frozenset(self.view.unreached(now=now))
+        return frozenset(
+            peer
+            for peer in self.members.keys() - {self.view.me}
+            if len(self.members) > 2 and all(peer in said.get(other, ()) for other in self.members.keys() - {peer})
+        )
 
     def _broken_ends(self, now: float) -> frozenset[PeerId]:
         """Members with a broken line between them: they should reduce nothing."""

@@ -71,7 +71,7 @@ async def _feed(
             admissions=endpoint.admissions,
             rule=rule,
             hide=endpoint.hide,
-            dialled=endpoint.transport.dialled,
+            proofs=endpoint.transport.proofs,
             manifest_toml=to_toml(manifest),
         )
         async with endpoint.serve(wrap.service(trainer)), asyncio.TaskGroup() as group:

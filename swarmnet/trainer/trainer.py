@@ -34,7 +34,7 @@ from swarmnet.messages import (
     Request,
 )
 from swarmnet.net.admission import Admissions
-from swarmnet.net.dial_back import Asking, Hide
+from swarmnet.net.dial_back import Asking, Hide, Proofs
 from swarmnet.net.records import nobody_serves, unserved
 from swarmnet.net.stop import unless_stopped
 from swarmnet.pipeline.caller import Caller
@@ -198,7 +198,7 @@ class Trainer:
     """One trainer. Implements Service: it hands out tokens to peers that have no data, and the run's manifest.
 
     tokens(number) of training microbatch `step * M + index`; eval_tokens(number) of held-out microbatch `number`.
-    admissions: who takes part; None: anyone. hide, dialled: as in `peer.Peer`. wall(): Unix seconds, by which
+    admissions: who takes part; None: anyone. hide, proofs: as in `peer.Peer`. wall(): Unix seconds, by which
     invitations end.
     rule: which replica of stage 0 gets a microbatch.
     """
@@ -218,7 +218,7 @@ class Trainer:
         wall: Callable[[], float] = time.time,
         rule: RoutingRule = least_time,
         hide: Hide | None = None,
-        dialled: Callable[[], bool] = lambda: False,
+        proofs: Proofs = Proofs(),  # noqa: B008
         manifest_toml: str = "",
     ) -> None:
         self.me, self._manifest, self._directory = me, manifest, directory
@@ -227,7 +227,7 @@ class Trainer:
         self._admissions, self._wall = admissions, wall
         self._tokens, self._eval_tokens, self._on_event = tokens, eval_tokens, on_event
         self._stage = FirstStage(me, manifest, transport, directory, on_event, rule, lambda step: self._unsent[step])
-        asking = partial(Asking, record, transport, lambda: self._stage.records, on_event, dialled=dialled)
+        asking = partial(Asking, record, transport, lambda: self._stage.records, on_event, proofs=proofs)
         self._dialled_back = asking(hide) if hide else None
         self._news = asyncio.Event()  # somebody's record was read, or an answer came
         self._delay = manifest.averaging.delay

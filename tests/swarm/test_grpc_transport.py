@@ -545,11 +545,11 @@ def test_a_dial_says_who_can_be_connected_to_and_what_stood_in_the_way() -> None
                 await b.dial(a.peer, a.addresses[0], deadline=in_s(5))
                 await a.dial(b.peer, f"/ip4/0.0.0.0/tcp/{b.port}", deadline=in_s(5))
                 # It has seen who came in; from this machine that proves nothing for others.
-                assert list(b._dialling.dials.callers) == ["127.0.0.1"] and not b.dialled()
+                assert list(b._dialling.dials.callers) == ["127.0.0.1"] and not b.came_from()
                 b._dialling.dials.called(c.peer, "44.0.0.7")
-                assert b.dialled()
+                assert b.came_from() == {b.network_of(c.peer)} == {"44.0.0.0/24"} and not b.network_of(a.peer)
                 b.mapped = Address.of("44.0.0.200", 1)
-                assert not b.dialled(), "one of its own network"
+                assert not b.came_from(), "one of its own network"
             assert (await stood_in_the_way(closed)).message == "refused"
             assert (await stood_in_the_way(Address.of("127.0.0.1", c.port))).message == "somebody else answers there"
             assert (await stood_in_the_way(c.addresses[0])).message == "the address of another peer"

@@ -15,7 +15,7 @@ import pytest
 from swarmnet.errors import PeerGone, PeerTimeout, SwarmError
 from swarmnet.ids import PeerId, RunId
 from swarmnet.messages import Accepted, Answer, Busy, Fetched, Rejected, Request
-from swarmnet.net import circuits, hidden, relay, relay_book
+from swarmnet.net import circuits, grpc_channels, hidden, relay, relay_book
 from swarmnet.net.address import Address
 from swarmnet.net.circuits import Answered, Called, splice
 from swarmnet.net.greeting import Greeter
@@ -29,7 +29,19 @@ from swarmnet.net.tls import Leaf
 from swarmnet.net.traffic import Allowance
 from swarmnet.transport import ReadPayload
 from swarmnet.wire.convert import NONCE_BYTES, GreetFirst, Ping, Pong
-from swarmnet.wire.relay import MAX_BYTES, Arrive, Ask, Connect, Reply, Reserve, Reserved, Summon, read_reply, write_ask
+from swarmnet.wire.relay import (
+    MAX_BYTES,
+    Arrive,
+    Ask,
+    Connect,
+    Reply,
+    Reserve,
+    Reserved,
+    Summon,
+    read_reply,
+    write_ask,
+    write_reply,
+)
 from tests.contracts.transport_contract import (
     CHECKS,
     FETCH,
@@ -421,6 +433,27 @@ def test_a_caller_with_too_many_streams_is_refused_and_others_are_not(monkeypatc
     play(scenario)
 
 
+def test_callers_that_a_relay_makes_up_take_nothing_of_what_they_may_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(relay_book, "COMING_OF_CALLER", 2)
+    monkeypatch.setattr(grpc_channels.PeerChannels, "shown_host", property(lambda channels: channels.peer))
+
+    async def scenario(world: World) -> None:
+        liar, honest, caller = await world.member(), await world.member(), await no_relay(world)
+        peer, came = await world.hidden(), asyncio.Queue[Arrive]()
+
+        async def arrive(_: PeerId, ask: Arrive, context: grpc.aio.ServicerContext) -> None:
+            came.put_nowait(ask)
+            await asyncio.Event().wait()
+
+        caller.transport.relay._arrive = arrive
+        await said(world, "relay_reserved", 2)
+        for via, full in ((liar, False), (liar, False), (liar, True), (honest, False)):
+            via.transport.relay._summons[peer.peer].put_nowait(Summon(caller.peer, bytes(16), reverse=True))
+            assert (await came.get()).full == full
+
+    play(scenario)
+
+
 def test_a_caller_that_can_be_dialled_hears_at_once_that_the_peer_does_not_come(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -627,6 +660,23 @@ def test_a_relay_that_accepts_and_passes_nothing_on_is_left_by_callers_and_by_th
             world.news.clear()
             await world.news.wait()
         assert cheat.peer not in peer.transport.relays
+
+    play(scenario)
+
+
+def test_a_relay_that_answers_the_peers_probes_itself_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hidden, "_PROBE_S", 0.1)
+
+    async def scenario(world: World) -> None:
+        cheat, *_ = await a_cheat_and_others(world, callers=0)
+
+        async def answer(_: PeerId, ask: Connect, context: grpc.aio.ServicerContext) -> None:
+            await context.write(write_reply(Accepted()))
+            await Answered(context).write(ask.id)
+
+        cheat.relay._connect = answer
+        (lost,) = await said(world, "relay_lost", 1)
+        assert lost["relay"] == cheat.peer and "leads nowhere" in str(lost["reason"])
 
     play(scenario)
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import hashlib
+from collections.abc import Callable, Collection, Mapping
 
 import pytest
 
@@ -11,7 +12,7 @@ from swarmnet.directory import Record, StageStatus
 from swarmnet.errors import PeerGone, PeerTimeout, UsageError
 from swarmnet.ids import Chain, PeerId, RunId
 from swarmnet.messages import Answer, Busy, DialBack, DialledBack
-from swarmnet.net.dial_back import MOST_ASKED, MOST_NO, Asking, DialBacks, DialQuota, public_home
+from swarmnet.net.dial_back import MOST_ASKED, MOST_NO, Asking, DialBacks, DialQuota, Proofs, public_home
 from swarmnet.simulate.clock import VirtualLoop
 
 ME = PeerId("me")
@@ -105,15 +106,27 @@ def test_those_at_home_do_not_outvote_the_others() -> None:
     async def hide(_: object) -> dict[str, object]:
         return {"relays": ["A"]}
 
-    one = Asking(lambda: record(ME), transport, lambda: records, lambda event, _: said.append(event), hide)
+    proofs = Proofs(network_of=lambda peer: public_home(where[peer]))
+    one = Asking(lambda: record(ME), transport, lambda: records, lambda event, _: said.append(event), hide, proofs)
     play(one.check())
     assert said == ["hidden"]
 
 
-def at_homes(script: dict[str, list[Answer | Exception]], hosts: dict[str, str], dialled: Callable[[], bool]) -> list:
-    """What is said of a peer whose members are at these hosts and answer so."""
+def at_homes(
+    script: dict[str, list[Answer | Exception]],
+    hosts: dict[str, str],
+    came_from: Collection[str] = (),
+    *,
+    said_to_be: Mapping[str, str] = {},
+) -> list:
+    """What is said of a peer whose members are at these hosts and answer so; some name other ones in their records."""
     transport, said = Saying(**script), []
-    records = {PeerId(name): record(PeerId(name), f"/ip4/{host}/tcp/1") for name, host in hosts.items()}
+    records = {
+        PeerId(name): record(PeerId(name), f"/ip4/{said_to_be.get(name, host)}/tcp/1") for name, host in hosts.items()
+    }
+
+    def proved(peer: PeerId) -> str:
+        return public_home(hosts[peer]) if peer in transport.asked else ""
 
     async def hide(_: object) -> dict[str, object]:
         return {"relays": ["A"]}
@@ -121,7 +134,8 @@ def at_homes(script: dict[str, list[Answer | Exception]], hosts: dict[str, str],
     def say(event: str, fields: dict) -> None:
         said.append((event, fields))
 
-    play(Asking(lambda: record(ME), transport, lambda: records, say, hide, dialled).check())
+    proofs = Proofs(lambda: frozenset(map(public_home, came_from)), proved)
+    play(Asking(lambda: record(ME), transport, lambda: records, say, hide, proofs).check())
     return [*said, ("asked", transport.asked)]
 
 
@@ -129,19 +143,37 @@ def test_identities_of_one_home_have_one_vote_and_are_asked_after_the_other_home
     liars = [f"L{number}" for number in range(20)]
     script = {"A": [YES], "B": [YES]} | {liar: [NO] for liar in liars}
     hosts = {"A": "44.1.0.1", "B": "44.2.0.1"} | {liar: f"44.3.0.{at}" for at, liar in enumerate(liars, 1)}
-    (event, fields), (_, asked) = at_homes(script, hosts, lambda: False)
+    (event, fields), (_, asked) = at_homes(script, hosts)
     assert event == "dialled_back" and sorted(fields["could"]) == ["A", "B"]
     assert {"A", "B"} <= set(asked[:3])
 
 
-def test_who_came_in_from_outside_outweighs_all_words() -> None:
-    script = {name: [NO] for name in "ABCDEFGH"}
-    hosts = {name: f"44.{at}.0.1" for at, name in enumerate("ABCDEFGH")}
-    (event, fields), (_, asked) = at_homes(script, hosts, lambda: True)
+def test_made_up_addresses_in_its_record_give_a_liar_one_vote_and_take_nobodys_turn() -> None:
+    names = [f"m{number}" for number in range(15)]
+    order = sorted(names, key=lambda name: hashlib.sha256(f"{ME}/7/{name}".encode()).digest())
+    liars, honest = order[:12], order[12:]
+    script = {name: [YES] for name in honest} | {liar: [NO] for liar in liars}
+    hosts = {name: f"44.{at}.0.1" for at, name in enumerate(honest)} | dict.fromkeys(liars, "44.9.0.1")
+    made_up = {liar: f"45.{at}.0.1" for at, liar in enumerate(liars)}
+    (event, fields), (_, asked) = at_homes(script, hosts, said_to_be=made_up)
+    assert event == "dialled_back" and len(fields["could"]) >= 2
+    assert len(asked) > MOST_ASKED, "many of the first eight were the liar's"
+
+
+def test_what_one_has_done_outweighs_the_words_of_two() -> None:
+    script = {name: [NO] for name in "ABC"}
+    hosts = {name: f"44.{at}.0.1" for at, name in enumerate("ABC")}
+    (event, fields), _ = at_homes(script, hosts, ["44.0.0.1"])
     assert event == "dialled_back" and fields["dialled"] and not fields["could"]
-    assert len(asked) < MOST_NO
-    (event, _), _ = at_homes(script, hosts, lambda: False)
+    (event, _), _ = at_homes(script, hosts)
     assert event == "hidden"
+
+
+def test_a_firewall_that_lets_in_one_foreign_network_is_closed() -> None:
+    script = {name: [YES if name in "AB" else NO] for name in "ABCDEF"}
+    hosts = {name: f"44.{0 if name in 'AB' else at}.0.{at}" for at, name in enumerate("ABCDEF", 1)}
+    (event, fields), _ = at_homes(script, hosts, ["44.0.0.1"])
+    assert event == "hidden" and set(fields["could_not"]) >= set("CDE")
 
 
 def test_a_hidden_peer_says_when_it_need_not_hide() -> None:
@@ -154,9 +186,8 @@ def test_a_hidden_peer_says_when_it_need_not_hide() -> None:
     async def work() -> None:
         nonlocal came_in
         transport, records = Saying(A=[NO]), {PeerId("A"): record(PeerId("A"))}
-        one = Asking(
-            lambda: record(ME), transport, lambda: records, lambda event, _: said.append(event), hide, lambda: came_in
-        )
+        proofs = Proofs(lambda: {"44.1.0.0/24"} if came_in else set())
+        one = Asking(lambda: record(ME), transport, lambda: records, lambda event, _: said.append(event), hide, proofs)
         watching = asyncio.get_running_loop().create_task(one.watch())
         await asyncio.sleep(24 * 3600)
         assert said == ["hidden"]

@@ -2,26 +2,37 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from swarmnet.directory import MAX_ADDRESSES
 from swarmnet.ids import PeerId
 from swarmnet.net.address import Address
-from swarmnet.net.dials import FIRST_PAUSE_S, LONGEST_NAMED_S, LONGEST_OF_ALL_S, LONGEST_SHOWN_S, Dials
+from swarmnet.net.dials import (
+    AT_HOST,
+    FIRST_PAUSE_S,
+    HOST_AGAIN_S,
+    LONGEST_NAMED_S,
+    LONGEST_OF_ALL_S,
+    LONGEST_SHOWN_S,
+    Dials,
+)
 
 A, B = PeerId("a"), PeerId("b")
 HERE, THERE = Address.of("192.0.2.1", 4000), Address.of("192.0.2.1", 4001)
 
 
 def fail(dials: Dials, peer: PeerId, address: Address, now: float, *, refused: bool = True) -> None:
-    dials.begin(peer, address)
+    dials.begin(peer, address, now)
     dials.failed(peer, address, refused=refused, now=now)
 
 
 def test_one_dials_at_a_time_and_another_port_is_another_address() -> None:
     dials = Dials()
-    dials.begin(A, HERE)
+    dials.begin(A, HERE, 0.0)
     assert dials.pause_s(B, HERE, 0.0) > 0.0 and dials.pause_s(B, THERE, 0.0) == 0.0
     dials.left(HERE)
     assert dials.pause_s(B, HERE, 0.0) == 0.0
@@ -57,12 +68,12 @@ def test_sixty_records_that_name_a_third_party_dial_it_once_a_second() -> None:
 
 def test_who_answered_waits_for_nobody_and_not_for_long() -> None:
     dials, now = Dials(), 0.0
-    dials.begin(A, HERE)
+    dials.begin(A, HERE, 0.0)
     dials.answered(A, HERE)
     for _ in range(20):
         fail(dials, B, HERE, now)
     assert dials.pause_s(A, HERE, now) == 0.0
-    dials.begin(B, HERE)
+    dials.begin(B, HERE, 0.0)
     assert dials.pause_s(A, HERE, now) == 0.0
     for _ in range(20):
         fail(dials, A, HERE, now)
@@ -115,7 +126,34 @@ def test_made_up_peers_of_a_relay_leave_it_to_those_who_are_there() -> None:
     assert asked <= len(made_up) + 20 / LONGEST_OF_ALL_S + 10
     there = Address.circuit(relay, A)
     assert dials.pause_s(A, there, 60.0) == 0.0, "a newcomer"
-    dials.begin(A, there)
+    dials.begin(A, there, 0.0)
     dials.answered(A, there)
     fail(dials, A, there, 60.0, refused=False)
     assert 0.0 < dials.pause_s(A, there, 60.0) <= FIRST_PAUSE_S, "its own failures alone"
+
+
+@pytest.mark.parametrize(
+    "place",
+    [lambda n: Address.of("192.0.2.1", 1 + n), lambda n: Address.of(f"n{n}.example.org", 4000)],
+    ids=["ports of one host", "names of one wildcard record"],
+)
+def test_a_host_is_not_dialled_often_however_many_addresses_lead_there(place: Callable[[int], Address]) -> None:
+    dials, count, named = Dials(), 0, [(PeerId(f"m{n}"), place(n)) for n in range(500)]
+    for tick in range(100):
+        for peer, address in named:
+            if not dials.pause_s(peer, address, tick / 10):
+                dials.begin(peer, address, tick / 10)
+                count += 1
+    assert AT_HOST <= count <= AT_HOST + 10 / HOST_AGAIN_S + 1
+    assert dials.pause_s(A, Address.of("198.51.100.7", 1), 10.0) == 0.0, "another host"
+    dials.called(A, place(0).host)
+    assert dials.pause_s(A, place(0), 10.0) == 0.0, "who has shown that it is there"
+
+
+def test_many_peers_that_are_there_are_dialled_at_once() -> None:
+    dials = Dials()
+    for number in range(4 * AT_HOST):
+        peer, address = PeerId(f"p{number}"), Address.of("192.0.2.1", 1 + number)
+        assert dials.pause_s(peer, address, 0.0) == 0.0
+        dials.begin(peer, address, 0.0)
+        dials.answered(peer, address)
