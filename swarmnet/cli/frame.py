@@ -22,6 +22,7 @@ COMMANDS = {
     "init": "init.init",
     "plan": "plan.plan",
     "local": "local.local",
+    "simulate": "simulate.simulate",
     "invite": "owner.invite",
     "ban": "owner.ban",
     "doctor": "serve.doctor",
