@@ -25,7 +25,8 @@ ROWS = (
     "pipeline averaging ranks state",
     "plan step",
     "peer trainer",
-    "simulate local",
+    "local",
+    "simulate",
     "cli",
     "api",
 )

@@ -23,6 +23,7 @@ COMMANDS = {
     "tokenize": "init.tokenize",
     "plan": "plan.plan",
     "local": "local.local",
+    "simulate": "simulate.simulate",
     "invite": "owner.invite",
     "ban": "owner.ban",
     "doctor": "serve.doctor",

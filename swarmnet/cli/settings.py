@@ -98,7 +98,7 @@ class SchemaCommand(click.Command):
         return super().get_params(ctx)
 
 
-def fields(schema: Literal["peer", "manifest", "local"], *names: str, **changes: Any) -> Callable[[F], F]:
+def fields(schema: Literal["peer", "manifest", "local", "fleet"], *names: str, **changes: Any) -> Callable[[F], F]:
     """Add the options of some fields to a `SchemaCommand`.
 
     Args:
@@ -211,7 +211,9 @@ def flagged(schema: str) -> Iterator[FlaggedField]:
             for flag in getattr(hints[each.name], "__metadata__", ()):
                 yield FlaggedField((each.name,), flag, _bare(hints[each.name]), each.default, flag.help)
         return
-    for path, field in leaves(PeerConfig if schema == "peer" else Manifest):
+    if schema == "fleet":
+        from swarmnet.simulate.fleet import FleetFile
+    for path, field in leaves(PeerConfig if schema == "peer" else Manifest if schema == "manifest" else FleetFile):
         for flag in field.metadata:
             if isinstance(flag, CliOption):
                 default = None if field.default_factory else field.default

@@ -228,6 +228,11 @@ class Faults:
         ]
         return self._next(holds, now)
 
+    def moved(self, name: str, stage: int) -> None:
+        """`name` serves another stage from now on."""
+        if self._replicas[name].stage != stage:
+            self._replicas[name] = ReplicaStanding(stage)
+
     def gone(self, name: str, *, now: float, back: bool = True) -> list[Action]:
         """The process of `name` has ended, whoever did it. back: start it again, unless its fault forbids that."""
         replica = self._replicas[name]

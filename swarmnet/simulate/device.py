@@ -6,6 +6,7 @@ import asyncio
 import enum
 import heapq
 import itertools
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -40,11 +41,14 @@ class Stint:
 
 
 class Device:
-    """One compute thread. forward_s: seconds of a forward; others in proportion. log: every job, in order."""
+    """One compute thread. forward_s: seconds of a forward; others in proportion. log: every job, in order, of a device
+    that is `detailed`. busy_s: of all that it ever did. forwards: how many of them it has done, by step."""
 
-    def __init__(self, forward_s: float) -> None:
-        self.forward_s = forward_s
+    def __init__(self, forward_s: float, *, detailed: bool = True) -> None:
+        self.forward_s, self._detailed = forward_s, detailed
         self.log: list[Stint] = []
+        self.busy_s = 0.0
+        self.forwards: Counter[int] = Counter()
         self._line: list[tuple[JobTurn, int, asyncio.Future[None]]] = []
         self._tickets = itertools.count()
         self._running = False
@@ -57,7 +61,7 @@ class Device:
             await asyncio.sleep(seconds)
         finally:
             self._next()
-            self.log.append(Stint(began, _now(), turn))
+            self._done(began, turn)
 
     async def see_through(self, seconds: float, turn: JobTurn, job: Callable[[], None]) -> None:
         """Occupy the device, then do the job. Whoever gives up while it waits for its turn takes it back; once it has
@@ -69,12 +73,20 @@ class Device:
         def end() -> None:
             job()
             self._next()
-            self.log.append(Stint(began, _now(), turn))
+            self._done(began, turn)
             if not ended.done():
                 ended.set_result(None)
 
         asyncio.get_running_loop().call_later(seconds, end)
         await ended
+
+    def _done(self, began: float, turn: JobTurn) -> None:
+        now = _now()
+        self.busy_s += now - began
+        if turn.kind is JobKind.FORWARD:
+            self.forwards[turn.step] += 1
+        if self._detailed:
+            self.log.append(Stint(began, now, turn))
 
     async def _turn(self, turn: JobTurn) -> None:
         if self._running:

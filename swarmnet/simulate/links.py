@@ -61,6 +61,11 @@ class SimulatedLinks:
         self._undialled: set[tuple[PeerId, PeerId]] = set()
         self._pairs: dict[frozenset[PeerId], tuple[float | None, float | None]] = {}
         self._relays: dict[frozenset[PeerId], PeerId] = {}
+        self.regions: dict[PeerId, int] = {}
+        self.between: tuple[tuple[float, ...], ...] = ()
+        """Latency from region to region, of peers that have one."""
+        self.held_s: dict[PeerId, float] = {}
+        """Added to the latency of all that this peer sends and receives."""
         self.relayed_bytes = 0
         self._up: dict[PeerId, LinkDirection] = {}
         self._down: dict[PeerId, LinkDirection] = {}
@@ -128,8 +133,16 @@ class SimulatedLinks:
         """One way, without jitter."""
         if (relay := self.relay(sender, receiver)) is not None:
             return self.latency_s(sender, relay) + self.latency_s(relay, receiver)
-        override = self._pairs.get(frozenset((sender, receiver)), (None, None))[1]
-        return self.links.latency_s if override is None else override
+        found: float | None = None
+        if self._pairs:
+            found = self._pairs.get(frozenset((sender, receiver)), (None, None))[1]
+        if found is None and self.between and sender in self.regions and receiver in self.regions:
+            found = self.between[self.regions[sender]][self.regions[receiver]]
+        if found is None:
+            found = self.links.latency_s
+        if self.held_s:
+            found += self.held_s.get(sender, 0.0) + self.held_s.get(receiver, 0.0)
+        return found
 
     async def carry(self, sender: PeerId, receiver: PeerId, num_bytes: int) -> None:
         """Return when the bytes have passed: at the pair's own speed, through what both peers share of their lines."""

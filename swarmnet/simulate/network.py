@@ -62,6 +62,7 @@ class MemoryNetwork:
         self.loop, self.links, self.rng = loop, links, random.Random(seed)
         self.lines = SimulatedLinks(links)
         self.sent: Counter[str] = Counter()
+        self.on_sent: Callable[[Control | Request], None] | None = None
         self.priorities: defaultdict[PeerId, Priority] = defaultdict(Priority)
         self._nodes: dict[PeerId, _Node] = {}
         self._last_at: dict[tuple[PeerId, PeerId], float] = {}
@@ -145,6 +146,8 @@ class MemoryNetwork:
     def tell(self, sender: PeerId, peer: PeerId, message: Control) -> None:
         """One-way message."""
         self.sent[type(message).__name__] += 1
+        if self.on_sent is not None:
+            self.on_sent(message)
         node, mine = self._nodes.get(peer), self._nodes.get(sender)
         # Who cannot dial the other speaks on the link that the other has opened.
         dials = not self.lines.blocked(sender, peer)
@@ -184,6 +187,8 @@ class MemoryNetwork:
     def open(self, sender: PeerId, peer: PeerId, request: Request, payload: tuple[Packed, ...]) -> _SimulatedCall:
         """Begin a call."""
         self.sent[type(request).__name__] += 1
+        if self.on_sent is not None:
+            self.on_sent(request)
         call = _SimulatedCall(sender, peer)
         node = self._nodes.get(peer)
         mine = self._nodes.get(sender)

@@ -55,7 +55,7 @@ class SimulatedSigner:
 
 
 def _signature(peer: PeerId, data: bytes) -> bytes:
-    return hashlib.sha256(peer.encode() + b"\0" + data).digest()
+    return hashlib.sha512(peer.encode() + b"\0" + data).digest()
 
 
 class Broken(AssertionError):
@@ -88,7 +88,13 @@ class Node:
     process: SimulatedProcess
     peer: Peer
     engines: dict[int, SimulatedEngine]
-    up: bool = True
+    began_at: float
+    ended_at: float | None = None
+
+    @property
+    def up(self) -> bool:
+        """Has it not been killed, and not gone by itself?"""
+        return self.ended_at is None
 
 
 class Swarm:
@@ -111,6 +117,10 @@ class Swarm:
         self.bits: dict[tuple[int, Chain], int] = {}
         self.hooks: list[Callable[[PeerId, str, dict[str, Any]], None]] = []
         self.slowdown: dict[PeerId, float] = {}
+        self.slots: dict[PeerId, int] = {}  # of machines that do not hold as many as the plan says
+        self.names: dict[int, str] = {}  # of the first peers, by number; others are named by their stages
+        self.trainer_names: dict[int, str] = {}
+        self.detailed = True  # are all events and all jobs of all devices kept?
         self.classes: dict[PeerId, str] = {}
         self.free_bytes: dict[PeerId, int] = {}  # of memory, on machines that have little
         self.guises: dict[PeerId, Guise] = {}  # peers that lie: nobody waits for them at the end, nothing holds in them
@@ -118,6 +128,8 @@ class Swarm:
         self.over = False
         self.admissions: dict[PeerId, Admissions] = {}
         self.bans: Bans | None = None
+        self.last: dict[PeerId, Node] = {}
+        """The newest node of each name, dead or alive."""
         self._processes: list[SimulatedProcess] = []
 
     # ------------------------------------------------------------ building
@@ -131,7 +143,7 @@ class Swarm:
         peer_id = PeerId(name or f"s{'-'.join(map(str, served))}.{len(self.nodes)}")
         process = SimulatedProcess(peer_id)
         self._processes.append(process)
-        device = Device(plan.forward_s * self.slowdown.get(peer_id, 1.0))
+        device = Device(plan.forward_s * self.slowdown.get(peer_id, 1.0), detailed=self.detailed)
         engines = {stage: SimulatedEngine(stage, plan, device) for stage in served}
 
         def own_tokens(step: int, index: int) -> tuple[Packed, ...] | None:
@@ -156,7 +168,7 @@ class Swarm:
             disk=self.disks.setdefault(peer_id, SimulatedDisk(RUN)),
             on_event=lambda event, fields: self._on_event(peer_id, event, fields),
             limits=ReplicaLimits(
-                plan.slots,
+                self.slots.get(peer_id, plan.slots),
                 plan.memo_bytes,
                 piece_bytes=plan.piece_bytes,
                 sum_piece=plan.sum_piece,
@@ -168,7 +180,7 @@ class Swarm:
             routing=lambda: routing_rule(plan.routing),
             carried=carried,
         )
-        node = Node(peer_id, served, process, peer, engines)
+        node = self.last[peer_id] = Node(peer_id, served, process, peer, engines, self.loop.time())
         self.nodes.append(node)
         self.network.attach(peer_id, process, guise.service(peer))
         self.loop.start(process, self._guard(self._serve(node)))
@@ -182,7 +194,7 @@ class Swarm:
         moved = await Moving(node.peer, rules, range(self.plan.stages), room).run()
         await node.peer.leave()
         self.counts["moved"] += 1
-        node.up = False
+        node.ended_at = self.loop.time()
         # Not from inside the process that ends with it.
         self.loop.call_soon(self._start_anew, node.peer_id, moved)
 
@@ -215,7 +227,7 @@ class Swarm:
 
     def add_trainer(self, name: str | None = None, *, invited: bool = True) -> PeerId:
         """Start a trainer process."""
-        peer_id = PeerId(name or f"trainer.{len(self.trainers)}")
+        peer_id = PeerId(name or self.trainer_names.get(len(self.trainers), f"trainer.{len(self.trainers)}"))
         process = SimulatedProcess(peer_id)
         self._processes.append(process)
         incarnation = self.rng.getrandbits(62)
@@ -245,7 +257,7 @@ class Swarm:
         except* UsageError:  # as `swarmnet peer` ends with a line
             await node.peer.leave()
             self.counts["given_up"] += 1
-            node.up = False
+            node.ended_at = self.loop.time()
             self.network.kill(node.peer_id)
 
     async def _guard(self, work: Awaitable[None]) -> None:
@@ -262,7 +274,7 @@ class Swarm:
     def kill(self, node: Node) -> None:
         """SIGKILL."""
         assert node.up
-        node.up = False
+        node.ended_at = self.loop.time()
         self.counts["kills"] += 1
         self.network.kill(node.peer_id)
 
@@ -356,7 +368,7 @@ class Swarm:
         self, served: Sequence[Sequence[int]], until_s: float, script: Callable[[Swarm], Awaitable[None]] | None
     ) -> None:
         for number, stages in enumerate(served):
-            self.add(stages, f"s{'-'.join(map(str, stages))}.{number}")
+            self.add(stages, self.names.get(number, f"s{'-'.join(map(str, stages))}.{number}"))
         for _ in range(self.plan.trainers):
             self.add_trainer()
         acting = asyncio.ensure_future(script(self)) if script else None
@@ -400,7 +412,8 @@ class Swarm:
         if self.over or peer in self.guises:
             return  # a liar may say anything, and who is being buried has nothing to say
         self.counts[event] += 1
-        self.events.append((self.loop.time(), peer, event, fields))
+        if self.detailed:
+            self.events.append((self.loop.time(), peer, event, fields))
         try:
             if event == "committed":
                 self._check_commit(peer, fields)
@@ -412,21 +425,19 @@ class Swarm:
             self.loop.failure = self.loop.failure or broken
 
     def _check_weights(self, peer: PeerId, fields: dict[str, Any]) -> None:
-        stage, version = fields["stage"], fields["version"]
-        for node in self.nodes:
-            # Those that died before may have had the same name.
-            if not node.up or node.peer_id != peer:
-                continue
-            if self.exact and node.engines[stage].weights != self.oracle.history[version][stage]:
-                raise Broken(f"{peer}: weights {version} of stage {stage} are not those of the single process")
-            # Where steps overlap it computes on the version before, which has to be right, too.
-            earlier = self.oracle.history[max(version - 1, 0)][stage]
-            if self.exact and self.plan.delay.most and node.engines[stage].before != earlier:
-                raise Broken(f"{peer}: weights {version - 1} of stage {stage} are not those of the single process")
-            # The same commits in the same order have to lead to the same last digits.
-            of = stage, node.peer.replicas[stage].member.chain
-            if self.bits.setdefault(of, node.engines[stage].digits) != node.engines[stage].digits:
-                raise Broken(f"{peer}: weights {version} of stage {stage} differ from others of the same chain")
+        stage, version, node = fields["stage"], fields["version"], self.last[peer]
+        if not node.up:
+            return
+        if self.exact and node.engines[stage].weights != self.oracle.history[version][stage]:
+            raise Broken(f"{peer}: weights {version} of stage {stage} are not those of the single process")
+        # Where steps overlap it computes on the version before, which has to be right, too.
+        earlier = self.oracle.history[max(version - 1, 0)][stage]
+        if self.exact and self.plan.delay.most and node.engines[stage].before != earlier:
+            raise Broken(f"{peer}: weights {version - 1} of stage {stage} are not those of the single process")
+        # The same commits in the same order have to lead to the same last digits.
+        of = stage, node.peer.replicas[stage].member.chain
+        if self.bits.setdefault(of, node.engines[stage].digits) != node.engines[stage].digits:
+            raise Broken(f"{peer}: weights {version} of stage {stage} differ from others of the same chain")
 
     def _check_commit(self, peer: PeerId, fields: dict[str, Any]) -> None:
         stage, step = fields["stage"], fields["step"]
@@ -435,8 +446,7 @@ class Swarm:
         voided = self.plan.voided(step)
         if seen != Counter(set(range(self.plan.microbatches)) - voided) or fields["voided"] != sorted(voided):
             raise Broken(f"stage {stage} step {step}: contributed {dict(seen)}")
-        # A peer of this name may have lived before.
-        engine = next(node.engines[stage] for node in self.nodes if node.up and node.peer_id == peer)
+        engine = self.last[peer].engines[stage]
         if self.exact and engine.exact_sum != self.oracle.sums[step][stage]:
             raise Broken(f"stage {stage} step {step}: {peer} holds another sum than the single process")
         others = self.committed.get((stage, step), {}).values()

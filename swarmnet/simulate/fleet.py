@@ -1,0 +1,347 @@
+"""What fleet `swarmnet simulate` runs: its file, its machines drawn from it, and what happens to them.
+
+Text in, `Fleet` out: a `Plan` for the swarm, the machine under each name ("s1-r0"), the matrix of latencies, and the
+faults of docs/chaos.md. Pure but for reading the file. Everything is drawn from the fleet's seed.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, model_validator
+
+from swarmnet.config import toml
+from swarmnet.config.check import SettingsLayer, check, resolve
+from swarmnet.config.table import CliOption, Count, Positive, Table, says
+from swarmnet.errors import UsageError
+from swarmnet.local import fault
+from swarmnet.local.fault import Fault, Kill, KillRank
+from swarmnet.manifest.schema import Protocol
+from swarmnet.peer.rebalance import Rules
+from swarmnet.simulate.links import Links
+from swarmnet.simulate.plan import Plan
+
+MOST_PEERS, MOST_STAGES = 100_000, 1000
+
+Amount = Annotated[float, Field(ge=0, le=1e15)]
+Span = Annotated[tuple[Annotated[float, Field(gt=0, le=1e9)], ...], Field(min_length=1, max_length=2)]
+"""[1.0], or [from, to]: drawn in between, evenly on a logarithmic scale."""
+
+WIDTH = 64
+"""Elements that stand for what crosses a boundary. Bytes and bytes per second are all divided alike, so that they do:
+no second changes, and no vector of the real size is made."""
+
+
+class FleetRun(Table):
+    """What is trained."""
+
+    stages: Annotated[int, CliOption("N"), Field(ge=1, le=MOST_STAGES)] = says(4, "stages the model is cut into")
+    microbatches: Annotated[int, CliOption("M"), Field(ge=1, le=16384)] = says(48, "of a step")
+    steps: Annotated[Positive, CliOption("N")] = says(6, "of the run, if there is time")
+    seconds: Annotated[float, CliOption("S"), Field(gt=0, le=1e7)] = says(600.0, "virtual seconds, at most")
+    seed: Annotated[Count, CliOption("N")] = says(1, "draws machines, latencies, faults and jitter")
+    sync: Annotated[Literal["exact", "overlap"], CliOption()] = says(
+        "exact", 'wait for each sum ("exact"), or let steps overlap'
+    )
+    microbatch_s: Annotated[float, Field(gt=0, le=3600)] = says(
+        0.6, "forward, backward and weight pass of a microbatch in one stage, at speed 1"
+    )
+    averaging_s: Amount = says(0.05, "codec and digest of a stage's sum")
+    activation_bytes: Annotated[float, Field(ge=4, le=1e12)] = says(1e6, "across a boundary, each way, a microbatch")
+    parameter_bytes: Amount = says(1e7, "of a stage's sum, as it travels")
+    state_bytes: Amount = says(4e7, "of a stage's state, as a joiner fetches it")
+    slots: Count = says(0, "microbatches in flight of a peer; 0: two thirds of the stages and two, at least 4")
+    trainers: Positive = says(1, "who feed the run")
+    routing: str = says("least_time", "the rule by which a replica is called")
+    rebalance: bool = says(True, "peers move to the stage that needs them more")
+
+
+class FleetMachines(Table):
+    """Machines, each drawn. `[[machines]]` entries beside it have the same keys, and `share` of all peers."""
+
+    speed: Span = says((0.5, 2.0), "of its device")
+    up_mbit: Span = says((100.0, 400.0), "of its line, sending")
+    down_mbit: Span = says((200.0, 1000.0), "of its line, receiving")
+    memory_gb: Span = says((8.0, 24.0), "holds a stage's state and its sums, and in the rest microbatches")
+    region: str = says("", "one of regions.names; empty: any")
+
+
+class FleetGroup(FleetMachines):
+    """One kind of machine among others."""
+
+    share: Annotated[float, Field(gt=0, le=1)] = Field(description="of all peers")
+
+
+class FleetRegions(Table):
+    """Where peers are, and how long messages take between them."""
+
+    count: Annotated[int, CliOption("K", name="regions"), Field(ge=1, le=100)] = says(3, "where peers are")
+    names: tuple[str, ...] = says((), 'of the regions; none: "r0", "r1", ...')
+    near_ms: Annotated[float, Field(gt=0, le=60_000)] = says(10.0, "round trip in a region")
+    far_ms: Span = says((60.0, 200.0), "round trip between two, drawn")
+    rtt_ms: tuple[tuple[float, ...], ...] = says((), "a row for each region: all round trips, instead of drawn ones")
+
+    @model_validator(mode="after")
+    def _square(self) -> Self:
+        rows, size = self.rtt_ms, len(self.names or self.rtt_ms)
+        if rows and (len(rows) != size or any(len(row) != size for row in rows)):
+            raise ValueError(f"rtt_ms has {len(rows)} rows: {size} regions need {size} rows of {size} numbers")
+        if any(not 0 < each <= 60_000 for row in rows for each in row):
+            raise ValueError("rtt_ms: a round trip is above 0 and at most 60000 ms")
+        if any(rows[one][other] != rows[other][one] for one in range(len(rows)) for other in range(one)):
+            raise ValueError("rtt_ms: the way back takes as long: row i, column j is row j, column i")
+        if len(set(self.names)) != len(self.names):
+            raise ValueError("names has a region twice")
+        return self
+
+    @property
+    def all_names(self) -> tuple[str, ...]:
+        """Of all regions."""
+        return self.names or tuple(f"r{number}" for number in range(len(self.rtt_ms) or self.count))
+
+
+class FleetChurn(Table):
+    """Who comes and goes. A stage's last replica is never taken."""
+
+    kill_every: Annotated[Amount, CliOption("S", default="20, without a file")] = says(
+        0.0, "a replica is killed every so many virtual seconds; 0: none"
+    )
+    life_s: Annotated[Amount, CliOption("S", name="life")] = says(
+        0.0, "seconds that a peer lives on average, exponentially; 0: for ever"
+    )
+    back_s: Annotated[float, Field(gt=0, le=3600)] = says(20.0, "after how long who was killed returns, on average")
+    chaos: Annotated[Path | None, CliOption("FILE")] = says(
+        None, "a trace: faults as in docs/chaos.md, by at_s or step"
+    )
+
+
+class FleetFile(Table):
+    """A fleet of `swarmnet simulate`; docs/simulate.md."""
+
+    run: FleetRun = FleetRun()
+    peers: Annotated[int, CliOption("N"), Field(ge=1, le=MOST_PEERS)] = says(16, "peers in all, spread over the stages")
+    machine: FleetMachines = FleetMachines()
+    regions: FleetRegions = FleetRegions()
+    churn: FleetChurn = FleetChurn()
+    timers: Protocol = Protocol()
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """One peer's."""
+
+    speed: float
+    up_bytes_per_s: float
+    down_bytes_per_s: float
+    slots: int
+    region: int
+    memory_bytes: float
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """A fleet, drawn. Bytes are divided by `scale`."""
+
+    plan: Plan
+    machines: dict[str, Machine]
+    """By name, such as "s1-r0"."""
+    spare: tuple[Machine, ...]
+    """Of those that join, in turn."""
+    regions: tuple[str, ...]
+    latencies_s: tuple[tuple[float, ...], ...]
+    """One way, without jitter; by region."""
+    faults: tuple[Fault, ...]
+    kill_every_s: float
+    back_s: float
+    seconds: float
+    seed: int
+    scale: float
+
+    @property
+    def sent(self) -> dict[str, int]:
+        """How many machines each region has."""
+        counts = dict.fromkeys(self.regions, 0)
+        for machine in self.machines.values():
+            counts[self.regions[machine.region]] += 1
+        return counts
+
+
+def read(path: Path | None, layers: Sequence[SettingsLayer] = ()) -> Fleet:
+    """The fleet of a file and of what is said over it. Raises UsageError, one line."""
+    data = toml.read(path) if path is not None else {}
+    here = str(path) if path is not None else "this fleet"
+    entries = data.pop("machines", [])
+    if not (isinstance(entries, list) and all(isinstance(entry, dict) for entry in entries)):
+        raise UsageError(f"{here}: machines: write [[machines]] above each kind of machine")
+    # What nobody describes is to show something.
+    unsaid = SettingsLayer("default", {"churn": {"kill_every": 20.0}} if path is None else {})
+    said = resolve(FleetFile, [unsaid, SettingsLayer(here, data), *layers], where=here)
+    groups = []
+    for number, entry in enumerate(entries, 1):
+        where = f"{here}: [[machines]] number {number}"
+        if "share" not in entry:
+            raise UsageError(f"{where}: share is missing: the part of all peers, such as 0.25")
+        # What a kind does not say is as in [machine].
+        usual = {name: getattr(said.machine, name) for name in FleetMachines.model_fields}
+        groups.append(check(FleetGroup, usual | entry, origin=partial(_constant, where)))
+    if sum(group.share for group in groups) > 1 + 1e-9:
+        raise UsageError(f"{here}: [[machines]]: the shares are {sum(g.share for g in groups):g} together, above 1")
+    return drawn(said, groups, here)
+
+
+def _constant(where: str, path: object) -> str:
+    return where
+
+
+def drawn(said: FleetFile, groups: Sequence[FleetGroup], here: str) -> Fleet:
+    """Draw machines, latencies and churn by the seed. Raises UsageError for a fleet that cannot run."""
+    run, names = said.run, said.regions.all_names
+    if said.peers < run.stages:
+        raise UsageError(f"{here}: {said.peers} peers cannot serve {run.stages} stages: one each, at least")
+    for kind in (said.machine, *groups):
+        if kind.region and kind.region not in names:
+            raise UsageError(f"{here}: region {kind.region!r} is none of {', '.join(names)}")
+    rng = random.Random(f"{run.seed}/machines")
+    machines = [_machine(said, groups, rng, number / said.peers, here) for number in range(said.peers)]
+    spare = tuple(_machine(said, groups, rng, rng.random(), here) for _ in range(max(said.peers // 4, 16)))
+    placed = _placed(machines, run.stages)
+    scale = max(run.activation_bytes / (4 * WIDTH), 1.0)
+    faults = _faults(said, placed, here)
+    plan = Plan(
+        stages=run.stages,
+        microbatches=run.microbatches,
+        steps=run.steps,
+        trainers=run.trainers,
+        sync=run.sync,
+        slots=_slots(run),
+        memo_bytes=round(512e6 / scale) + (1 << 16),
+        forward_s=run.microbatch_s / 3,
+        averaging_s=max(run.averaging_s, 0.001),
+        padding=max(round(run.parameter_bytes / scale / 8), 0),
+        boundary_elements=max(round(run.activation_bytes / scale / 4), 1),
+        state_bytes=round(run.state_bytes / scale),
+        piece_bytes=max(round(run.state_bytes / scale / 16), 64),
+        # Of messages whose peers have a region the latency is the region's.
+        links=Links(latency_s=said.regions.near_ms / 3000),
+        protocol=said.timers,
+        routing=run.routing,
+        rebalance=Rules() if run.rebalance else None,
+        served=tuple((fault.stage_of(name) or 0,) for name in placed),
+    )
+    return Fleet(
+        plan,
+        placed,
+        spare,
+        names,
+        _latencies(said.regions, random.Random(f"{run.seed}/regions")),
+        faults,
+        said.churn.kill_every,
+        said.churn.back_s,
+        run.seconds,
+        run.seed,
+        scale,
+    )
+
+
+def _slots(run: FleetRun) -> int:
+    return run.slots or max(2 * run.stages // 3 + 2, 4)
+
+
+def _between(rng: random.Random, span: Sequence[float]) -> float:
+    return math.exp(rng.uniform(math.log(span[0]), math.log(span[-1])))
+
+
+def _machine(said: FleetFile, groups: Sequence[FleetGroup], rng: random.Random, place: float, here: str) -> Machine:
+    """place: in [0, 1), which kind it is."""
+    kind: FleetMachines = said.machine
+    for group in groups:
+        if place < group.share:
+            kind = group
+            break
+        place -= group.share
+    run, regions = said.run, said.regions.all_names
+    memory = 1e9 * _between(rng, kind.memory_gb)
+    left = memory - run.state_bytes - 2 * run.parameter_bytes
+    if left < run.activation_bytes:
+        raise UsageError(
+            f"{here}: a machine of {memory / 1e9:.3g} GB holds no stage: state and sums take "
+            f"{(run.state_bytes + 2 * run.parameter_bytes) / 1e9:.3g} GB, a microbatch {run.activation_bytes / 1e9:.3g}"
+        )
+    return Machine(
+        _between(rng, kind.speed),
+        1e6 / 8 * _between(rng, kind.up_mbit),
+        1e6 / 8 * _between(rng, kind.down_mbit),
+        min(_slots(run), int(left / run.activation_bytes)),
+        regions.index(kind.region) if kind.region else rng.randrange(len(regions)),
+        memory,
+    )
+
+
+def _placed(machines: Sequence[Machine], stages: int) -> dict[str, Machine]:
+    """Each, the fastest first, in the stage with the least speed: as even as newcomers would place themselves."""
+    rates, counts, found = [0.0] * stages, [0] * stages, {}
+    for machine in sorted(machines, key=lambda machine: -machine.speed):
+        # A stage without anybody first, however little the others have.
+        stage = min(range(stages), key=lambda stage: (counts[stage] > 0, rates[stage]))
+        found[f"s{stage}-r{counts[stage]}"] = machine
+        rates[stage] += machine.speed
+        counts[stage] += 1
+    return dict(sorted(found.items(), key=lambda item: (fault.stage_of(item[0]), len(item[0]), item[0])))
+
+
+def _latencies(regions: FleetRegions, rng: random.Random) -> tuple[tuple[float, ...], ...]:
+    """One way, without jitter, by which an average message takes half as long again."""
+    size = len(regions.all_names)
+    rtt = [list(row) for row in regions.rtt_ms] or [[regions.near_ms] * size for _ in range(size)]
+    if not regions.rtt_ms:
+        for one in range(size):
+            for other in range(one):
+                rtt[one][other] = rtt[other][one] = _between(rng, regions.far_ms)
+    return tuple(tuple(each / 3000 for each in row) for row in rtt)
+
+
+def _faults(said: FleetFile, placed: dict[str, Machine], here: str) -> tuple[Fault, ...]:
+    """The trace's, and kills by the peers' lives."""
+    run, churn = said.run, said.churn
+    found: list[Fault] = []
+    if churn.chaos is not None:
+        each = max(sum(fault.names(f"s{stage}", name) for name in placed) for stage in range(run.stages))
+        found += fault.load(str(churn.chaos), stages=run.stages, replicas=each, steps=run.steps)[1]
+    for number, one in enumerate(found, 1):
+        if one.phase is not None or isinstance(one, KillRank):
+            what = "a phase" if one.phase is not None else "a rank"
+            raise UsageError(f"{churn.chaos}: fault number {number} ({one}): {what} needs `swarmnet local --chaos`")
+    rng = random.Random(f"{run.seed}/churn")
+    for name in placed if churn.life_s else ():
+        at = rng.expovariate(1 / churn.life_s)
+        while at < run.seconds:
+            back = min(max(rng.expovariate(1 / churn.back_s), 0.1), 3600.0)
+            found.append(Kill(peer=name, at_s=at, back_s=back))
+            at += back + rng.expovariate(1 / churn.life_s)
+    return tuple(found)
+
+
+def shape(fleet: Fleet) -> dict[str, Any]:
+    """What it is, for a person and for JSON."""
+    machines = fleet.machines.values()
+    return {
+        "peers": len(fleet.machines),
+        "stages": fleet.plan.stages,
+        "regions": fleet.sent,
+        "microbatches": fleet.plan.microbatches,
+        "steps": fleet.plan.steps,
+        "speed": sum(machine.speed for machine in machines),
+        "slots": fleet.plan.slots,
+        "seed": fleet.seed,
+    }
+
+
+def calm(fleet: Fleet) -> Fleet:
+    """The same fleet without its faults."""
+    return replace(fleet, faults=(), kill_every_s=0.0)

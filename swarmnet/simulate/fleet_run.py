@@ -1,0 +1,352 @@
+"""Runs a fleet, does its faults to it, and says what came of it.
+
+The faults are decided by `local.faults`, as in a swarm of real processes, and the swarm holds every sum and every
+version of the weights against those of a single process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import math
+import random
+import statistics
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from swarmnet.errors import SwarmError
+from swarmnet.ids import PeerId
+from swarmnet.local.fault import Drain, Fault, Join, Kill, Partition, Slow, Stop, names, stage_of
+from swarmnet.local.faults import Action, FaultAction, FaultEnded, Faults, RestartAction
+from swarmnet.messages import Control, Request
+from swarmnet.simulate.fleet import Fleet, Machine, shape
+from swarmnet.simulate.swarm import Node, Swarm
+from swarmnet.wire.convert import write_control, write_request
+from swarmnet.wire.peer_ids import peer_id_from_public_bytes
+
+_TICK_S, _FAULT_S = 0.25, 0.1
+"""How often it is looked whether the run is over; where there are faults, whether one is due."""
+
+_WEIGHED, _EVERY = 16, 61
+"""So many messages of a kind are written to weigh them, then one of so many: writing all takes longer than the rest."""
+
+_DRAIN_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class FleetProgress:
+    """How far a run is."""
+
+    virtual_s: float
+    wall_s: float
+    step: int
+    share: float
+    """Of the steps or of the seconds, whichever ends first."""
+    microbatches: int
+    """Counted in whole steps."""
+    alive: int
+
+    @property
+    def left_s(self) -> float:
+        """Of wall time, about."""
+        return max(self.wall_s * (1 / self.share - 1), 0.0) if self.share else math.inf
+
+
+class _Ended(SwarmError):
+    """Its time is over, or who runs it has seen enough."""
+
+
+@dataclass
+class _Weights:
+    """How many messages of each kind were sent, and what those weigh that were written."""
+
+    count: Counter[type] = field(default_factory=Counter)
+    written: Counter[type] = field(default_factory=Counter)
+    num_bytes: Counter[type] = field(default_factory=Counter)
+
+    def add(self, message: Control | Request) -> None:
+        kind = type(message)
+        self.count[kind] += 1
+        if self.count[kind] <= _WEIGHED or not self.count[kind] % _EVERY:
+            self.written[kind] += 1
+            write: Callable[[Any], bytes] = write_control if kind in _ONE_WAY else write_request
+            self.num_bytes[kind] += len(write(message))
+
+    def total(self) -> dict[str, float]:
+        """Bytes by kind."""
+        return {kind.__name__: self.num_bytes[kind] / self.written[kind] * count for kind, count in self.count.items()}
+
+
+_ONE_WAY = frozenset(Control.__args__)
+
+
+def peer_id_of(name: str) -> PeerId:
+    """An id as the wire wants it."""
+    return peer_id_from_public_bytes(hashlib.sha256(name.encode()).digest())
+
+
+class FleetSimulation:
+    """One run of a fleet. `stop` ends it early; `report` says what there is by then."""
+
+    def __init__(self, fleet: Fleet, *, on_progress: Callable[[FleetProgress], None] = lambda progress: None) -> None:
+        self.fleet, self._on_progress = fleet, on_progress
+        self.swarm = swarm = Swarm(fleet.plan, fleet.seed)
+        swarm.detailed = False
+        self._rng = random.Random(f"{fleet.seed}/whom")
+        self._faults: Faults | None = None
+        if fleet.faults or fleet.kill_every_s:
+            self._faults = Faults(
+                fleet.faults,
+                replicas={name: stage_of(name) or 0 for name in fleet.machines},
+                steps=fleet.plan.steps,
+                rng=self._rng,
+                every_s=fleet.kill_every_s or None,
+                restart_s=fleet.back_s,
+            )
+        self._machines = dict(fleet.machines)
+        self._ids = {name: peer_id_of(name) for name in fleet.machines}
+        self._names = {peer: name for name, peer in self._ids.items()}
+        self._spare = list(reversed(fleet.spare))
+        swarm.names = dict(enumerate(self._ids.values()))
+        swarm.network.lines.between = fleet.latencies_s
+        for name, machine in fleet.machines.items():
+            self._equip(name, machine)
+        for number in range(fleet.plan.trainers):
+            name = f"trainer-{number}"
+            self._ids[name] = swarm.trainer_names[number] = peer_id_of(name)
+            swarm.network.lines.regions[self._ids[name]] = number % len(fleet.regions)
+        self._weights = _Weights()
+        swarm.network.on_sent = self._weights.add
+        swarm.hooks.append(self._on_event)
+        self._stopped = False
+        self._wall = 0.0
+        self._began_at: float | None = None
+        self._synced: set[int] = set()
+        self._applied: dict[int, dict[int, float]] = {}
+        self._ends: list[float] = []
+        self._averaged_at: dict[tuple[PeerId, int], float] = {}
+        self._seconds = {"averaging": 0.0, "barrier": 0.0}
+        self.done: Counter[str] = Counter()
+
+    def stop(self) -> None:
+        """End soon. Safe in a signal handler."""
+        self._stopped = True
+
+    def run(self) -> bool:
+        """Until all steps are done (True), its time is over, or it is stopped. Raises `Broken`."""
+        self._wall = time.monotonic()
+        try:
+            self.swarm.run(until_s=math.inf, script=self._script)
+        except _Ended:
+            return False
+        finally:
+            self._wall = time.monotonic() - self._wall
+        return True
+
+    # ------------------------------------------------------------ while it runs
+
+    def _equip(self, name: str, machine: Machine) -> None:
+        swarm, peer = self.swarm, self._ids[name]
+        swarm.slowdown[peer], swarm.slots[peer] = 1 / machine.speed, machine.slots
+        swarm.free_bytes[peer] = round(machine.memory_bytes / self.fleet.scale)
+        swarm.network.lines.regions[peer] = machine.region
+        self._set_line(name)
+
+    def _set_line(self, name: str) -> None:
+        machine, scale = self._machines[name], self.fleet.scale
+        self.swarm.limit(
+            self._ids[name],
+            up_bytes_per_s=machine.up_bytes_per_s / scale,
+            down_bytes_per_s=machine.down_bytes_per_s / scale,
+        )
+
+    async def _script(self, swarm: Swarm) -> None:
+        while not swarm.done:
+            await asyncio.sleep(_FAULT_S if self._faults else _TICK_S)
+            now = swarm.loop.time()
+            if self._faults is not None:
+                self._perform(self._faults.tick(now=now))
+            self._on_progress(self.progress())
+            if self._stopped or now >= self.fleet.seconds:
+                raise _Ended("over")
+
+    def progress(self) -> FleetProgress:
+        """How far it is now."""
+        now, plan = self.swarm.loop.time(), self.fleet.plan
+        share = max(min(now / self.fleet.seconds, 1.0), self._share_of_steps(now))
+        alive = sum(node.up for node in self.swarm.nodes)
+        wall = time.monotonic() - self._wall
+        return FleetProgress(now, wall, len(self._ends), share, len(self._ends) * plan.microbatches, alive)
+
+    def _share_of_steps(self, now: float) -> float:
+        if not self._ends or self._began_at is None:
+            return 0.0
+        # Of the step that goes on as much as its time tells.
+        last_s = (self._ends[-1] - self._began_at) / len(self._ends)
+        return (len(self._ends) + min((now - self._ends[-1]) / last_s, 0.95)) / self.fleet.plan.steps
+
+    def _on_event(self, peer: PeerId, event: str, fields: dict[str, Any]) -> None:
+        now, stage = self.swarm.loop.time(), fields.get("stage", -1)
+        match event:
+            case "synced":
+                self._synced.add(stage)
+                if self._began_at is None and len(self._synced) == self.fleet.plan.stages:
+                    self._began_at = now
+                if self._faults is not None:
+                    self._faults.moved(self._names[peer], stage)
+            case "averaged":
+                self._seconds["averaging"] += fields["seconds"]
+                self._averaged_at[peer, stage] = now
+            case "applied":
+                self._seconds["barrier"] += now - self._averaged_at.pop((peer, stage), now)
+                stages = self._applied.setdefault(fields["version"], {})
+                stages.setdefault(stage, now)
+                if len(stages) == self.fleet.plan.stages and fields["version"] == len(self._ends) + 1:
+                    self._ends.append(now)
+                    del self._applied[fields["version"]]
+        if self._faults is not None and event in ("synced", "applied"):
+            # Actions are for the script: who says this may be the one that is killed.
+            self.swarm.loop.call_soon(
+                self._perform, self._faults.on(self._names[peer], {"event": event, **fields}, now=now)
+            )
+
+    def _perform(self, actions: Iterable[Action]) -> None:
+        assert self._faults is not None
+        now = self.swarm.loop.time()
+        for action in actions:
+            match action:
+                case FaultAction(fault, _, name, stage):
+                    self.done[fault.kind] += 1
+                    self._do(fault, name, stage)
+                case FaultEnded(fault, name):
+                    self._end(fault, name)
+                case RestartAction(name):
+                    self._start(name, self._stage_of(name))
+                    self._perform(self._faults.started(name, now=now))
+
+    def _do(self, fault: Fault, name: str, stage: int) -> None:
+        assert self._faults is not None
+        swarm, now = self.swarm, self.swarm.loop.time()
+        match fault:
+            case Kill():
+                self._kill(name)
+            case Drain():
+                node = self._node(name)
+                swarm.loop.start(node.process, self._drain(node))
+            case Stop():
+                swarm.stop(self._node(name))
+            case Join():
+                # Those that have left make room; without any, machines begin again from the first.
+                machine = self._spare.pop() if self._spare else self._rng.choice(self.fleet.spare)
+                self._machines[name] = machine
+                self._ids[name] = peer_id_of(name)
+                self._names[self._ids[name]] = name
+                self._equip(name, machine)
+                self._start(name, stage)
+                self._perform(self._faults.started(name, now=now))
+            case Partition():
+                swarm.partition(*([self._ids[name] for name in self._whom(group)] for group in fault.between))
+            case Slow():
+                for slowed in self._whom(fault.peers):
+                    if fault.bytes_per_s:
+                        rate = fault.bytes_per_s / self.fleet.scale
+                        swarm.limit(self._ids[slowed], up_bytes_per_s=rate, down_bytes_per_s=rate)
+                    swarm.network.lines.held_s[self._ids[slowed]] = fault.latency_s
+
+    def _end(self, fault: Fault, name: str) -> None:
+        swarm = self.swarm
+        match fault:
+            case Stop():
+                if self._node(name).up:
+                    swarm.resume(self._node(name))
+            case Partition():
+                swarm.heal()
+            case Slow():
+                for slowed in self._whom(fault.peers):
+                    swarm.network.lines.held_s.pop(self._ids[slowed], None)
+                    if slowed in self._machines:
+                        self._set_line(slowed)
+
+    def _whom(self, group: Iterable[str]) -> list[str]:
+        return [name for name in self._ids if any(names(each, name) for each in group)]
+
+    def _node(self, name: str) -> Node:
+        return self.swarm.last[self._ids[name]]
+
+    def _stage_of(self, name: str) -> int:
+        return self._node(name).stages[0]
+
+    def _start(self, name: str, stage: int) -> None:
+        self.swarm.add((stage,), self._ids[name])
+
+    def _kill(self, name: str) -> None:
+        assert self._faults is not None
+        node = self._node(name)
+        # It may be about to begin anew in another stage.
+        if node.up:
+            self.swarm.kill(node)
+        self._perform(self._faults.gone(name, now=self.swarm.loop.time()))
+
+    async def _drain(self, node: Node) -> None:
+        await node.peer.drain(_DRAIN_S)
+        await node.peer.leave()
+        # Not from inside the process that ends with it.
+        self.swarm.loop.call_soon(self._kill, self._names[node.peer_id])
+
+    # ------------------------------------------------------------ after it
+
+    def report(self) -> dict[str, Any]:
+        """What came of it; docs/simulate.md says what each is."""
+        plan, swarm = self.fleet.plan, self.swarm
+        now, steps = swarm.loop.time(), len(self._ends)
+        began = self._began_at if self._began_at is not None else now
+        end = self._ends[-1] if self._ends else now
+        lived = {node: (now if node.ended_at is None else node.ended_at) - node.began_at for node in swarm.nodes}
+        peer_s = sum(lived.values())
+        capacity = sum(s / swarm.slowdown[node.peer_id] for node, s in lived.items()) / max(now, 1e-9)
+        best = capacity / (plan.stages * 3 * plan.forward_s)
+        seconds = max(end - began, 1e-9)
+        throughput = steps * plan.microbatches / seconds
+        forwards: Counter[int] = Counter()
+        busy = 0.0
+        for node in swarm.nodes:
+            for engine in node.engines.values():
+                forwards.update(engine.device.forwards)
+                busy += engine.device.busy_s
+        counted = steps * plan.microbatches * plan.stages
+        executed = sum(count for step, count in forwards.items() if step < steps)
+        each = [after - before for before, after in zip([began, *self._ends], self._ends, strict=False)]
+        step_s = statistics.fmean(each) if each else 0.0
+        parts = {
+            "compute": busy / max(peer_s, 1e-9),
+            "averaging": self._seconds["averaging"] / max(peer_s, 1e-9),
+            "barrier": self._seconds["barrier"] / max(peer_s, 1e-9),
+        }
+        # Where steps overlap devices compute meanwhile.
+        parts["waiting"] = max(1 - sum(parts.values()), 0.0)
+        weights = self._weights.total()
+        return {
+            **shape(self.fleet),
+            "virtual_s": now,
+            "wall_s": self._wall,
+            "steps_done": steps,
+            "steps_s": each,
+            "step_s": step_s,
+            "of_a_step": parts,
+            "throughput": throughput,
+            "optimal": best,
+            "of_optimal": throughput / best if best else 0.0,
+            "utilisation": parts["compute"],
+            "executed": executed,
+            "repairs": max(executed - counted, 0),
+            "moves": swarm.counts["moved"],
+            "faults": dict(sorted(self.done.items())),
+            "alive": sum(node.up for node in swarm.nodes),
+            "control_bytes_per_peer_s": sum(weights.values()) / max(peer_s, 1e-9),
+            "control_bytes": {kind: round(size) for kind, size in sorted(weights.items())},
+            "messages": dict(sorted(swarm.network.sent.items())),
+            "losses": [swarm.oracle.losses[step] / plan.microbatches for step in range(steps)],
+        }
