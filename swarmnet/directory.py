@@ -1,10 +1,12 @@
 """Who is in the run, as far as the DHT knows: signed, expiring records. Never the proof that a peer is alive.
 
-Two implementations: hivemind's DHT (`net.dht`) and memory (`simulate`).
+Two implementations: hivemind's DHT (`net.dht`) and memory (`simulate`). `ReadPace` says how often either is read.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Annotated, Literal, Protocol
 
@@ -147,13 +149,86 @@ class Record:
         return self.trainer and not self.finished
 
 
+RECORD_BYTES = 750
+"""Of an ordinary record on the wire."""
+
+READ_BYTES_PER_S = 1500
+"""What a peer reads of others' records in the long run, however many there are."""
+
+BURST_BYTES = 4 << 20
+"""What it may read beyond that at once, when something is missing."""
+
+SMALL_RUN = 20
+"""Records of a run that is always read as a whole."""
+
+LONGEST_S = 60.0
+"""From one look after the stages near me to the next, in the largest runs."""
+
+_COMPLETE_S = 15.0
+
+
+class ReadPace:
+    """When one peer may read records again, so that it costs the same in runs of all sizes. Pure.
+
+    least_s: from one read to the next, whatever happens; 0: there is no pace, whoever asks has a reason.
+    """
+
+    def __init__(self, least_s: float) -> None:
+        self._least_s = least_s
+        self._last_at = self._whole_at = -math.inf
+        self._near_again_at = self._whole_again_at = -math.inf
+        self._spared, self._spared_at = float(BURST_BYTES), 0.0
+        self.near_s = 0.0
+        """Between two reads of what is near."""
+
+    def may_read(self, *, whole: bool, at_once: bool, records: int, now: float) -> bool:
+        """Is it time? at_once: something is missing. records: how many this would read, about."""
+        if not self._least_s:
+            return True
+        if now < self._last_at + self._least_s:
+            return False
+        if now >= (self._whole_again_at if whole else self._near_again_at):
+            return True
+        return at_once and self._left(now) >= records * RECORD_BYTES
+
+    def has_read(self, *, whole: bool, records: int, jitter: float, now: float) -> None:
+        """records: how many that was. jitter: about 1, by which readers do not come all at once."""
+        num_bytes = records * RECORD_BYTES
+        self._spared, self._spared_at, self._last_at = self._left(now) - num_bytes, now, now
+        again_s = max(self._least_s, num_bytes / READ_BYTES_PER_S)
+        self.near_s = min(again_s, LONGEST_S) if not whole or records <= SMALL_RUN else self.near_s
+        if whole:
+            self._whole_at, self._whole_again_at = now, now + jitter * again_s
+        if not whole or records <= SMALL_RUN:
+            self._near_again_at = now + jitter * min(again_s, LONGEST_S)
+
+    def complete(self, now: float) -> bool:
+        """Has the whole run been read so lately that who is not known is not there?"""
+        return now - self._whole_at <= _COMPLETE_S
+
+    def _left(self, now: float) -> float:
+        return min(BURST_BYTES, self._spared + READ_BYTES_PER_S * max(now - self._spared_at, 0.0))
+
+
 class Directory(Protocol):
-    """Publish my record, read everybody's. Reads have a deadline and degrade to what was known."""
+    """Publish my record, read others'. Reads have a deadline and degrade to what was known."""
 
     async def publish(self, record: Record) -> None:
         """Store my record under every stage I serve (and under trainers if I am one). Renew it before it expires."""
         ...
 
-    async def records(self) -> tuple[Record, ...]:
-        """Fresh, verified records of admitted peers of this run, newest per peer. Never raises for network trouble."""
+    async def records(self, near: Collection[int] | None = None, *, at_once: bool = False) -> tuple[Record, ...]:
+        """All fresh, verified records of admitted peers of this run that are known, newest per peer, once those of the
+        stages `near` have been read if it is time for that; None: of all. Never raises for network trouble.
+
+        at_once: something is missing here, so it is time earlier, within bounds.
+        """
+        ...
+
+    def complete(self) -> bool:
+        """Was the whole run read lately? Else who is far away may only seem not to be there."""
+        ...
+
+    async def find(self, peer: PeerId, stages: Collection[int]) -> None:
+        """Read the record of one peer of one of these stages."""
         ...

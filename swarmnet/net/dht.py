@@ -10,11 +10,11 @@ import asyncio
 import json
 import random
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from swarmnet.directory import MAX_ADDRESSES, Record
+from swarmnet.directory import MAX_ADDRESSES, SMALL_RUN, ReadPace, Record
 from swarmnet.errors import SwarmError, UsageError
 from swarmnet.ids import PeerId, RunId
 from swarmnet.net.address import Address, peer_in
@@ -25,15 +25,21 @@ from swarmnet.net.dht_node import DhtNode, Entry, NobodyAnswered, RecordGate, cl
 from swarmnet.net.identity import Identity, write_whole
 from swarmnet.net.records import (
     FIRST_DIGITS,
+    MANY,
     MAX_AHEAD_S,
+    MOVERS,
     TRAINERS,
     TTL_S,
     WHOLE_RUN,
     Announcement,
+    Place,
     RecordTable,
     agreed_num_stages,
     bans_key,
     dht_key,
+    mark_of,
+    part_of,
+    parts_seen,
     places_of,
     seal,
 )
@@ -98,6 +104,8 @@ READ_DEADLINE_S = 2.0
 PUBLISH_DEADLINE_S = 4.0
 UNKNOWN_NUM_STAGES_READ = 8  # how far to look when nobody has told the number of stages yet
 BANS_TTL_S = 90.0  # of a list of bans, which those who know it renew
+_LONGEST_TTL_S = 110.0  # of a record in a large run, which is read seldom
+_PARTS_EVERY = 4  # near reads from one look at how many parts a stage has to the next
 REJOIN_MIN_S = 0.5
 REJOIN_AT_ONCE = 16
 KNOWN_PEERS_FILE = "known_peers.json"
@@ -119,7 +127,7 @@ class DhtDirectory:
         state_dir: where peers are remembered; None: nowhere.
         admissions: who takes part in the run; others' records are neither read nor stored here. None: unknown.
         manifest: its file, beside which the run's owner may keep a list of bans.
-        between_reads_s: from one lookup of all records to the next; asked in between, it answers from memory.
+        between_reads_s: the least time from one read to the next (`ReadPace`); in between it answers from memory.
     """
 
     def __init__(
@@ -150,7 +158,10 @@ class DhtDirectory:
         self._mine: Record | None = None
         self._expiry_ms = 0
         self._publish_again_at = self._whole_run_again_at = 0.0
-        self._between_reads_s, self._read_again_at = between_reads_s, 0.0
+        self._pace = ReadPace(between_reads_s)
+        self._near: tuple[int, ...] | None = None  # the stages that were asked for last
+        self._parts: dict[int, int] = {}  # by stage, as a power of two: in how many its records lie
+        self._reads = 0
         self._sought: set[RunId] | None = None  # while somebody asks for runs
         self.by_memory = False
         """Did nobody answer at `bootstrap`, so that it joined through peers it remembered, of this run or another?"""
@@ -213,19 +224,59 @@ class DhtDirectory:
         self._mine = record
         await self._announce(record)
 
-    async def records(self) -> tuple[Record, ...]:
-        """Fresh, verified records of this run, newest per peer, my own among them. Never raises for network trouble."""
-        now = asyncio.get_running_loop().time()
-        if now < self._read_again_at:
+    async def records(self, near: Collection[int] | None = None, *, at_once: bool = False) -> tuple[Record, ...]:
+        """Fresh, verified records of this run, newest per peer, my own among them; see `Directory`."""
+        now, known = asyncio.get_running_loop().time(), len(self._table)
+        self._near = tuple(near) if near is not None else None
+        # Of a small run the whole costs no more.
+        whole = near is None or known <= SMALL_RUN
+        seen = known if whole else len([each for each in self._table.fresh(now=time.time()) if _serves(each, near)])
+        if self._run is None or not self._pace.may_read(whole=whole, at_once=at_once, records=seen, now=now):
             return self.known()
-        self._read_again_at = now + self._between_reads_s
-        # Nobody has told the number of stages: read a few, and the rest once their records say how many there are.
-        if self._run is not None and await self._ask(self._num_stages or UNKNOWN_NUM_STAGES_READ):
+        if not whole and near is not None:
+            await self._read(near)
+        elif await self._read(None, self._num_stages or UNKNOWN_NUM_STAGES_READ):
             learned = self.num_stages
-            # Their records say that there are more stages than were read.
+            # Nobody had told the number of stages, and their records say that there are more than were read.
             if not self._num_stages and learned > UNKNOWN_NUM_STAGES_READ:
-                await self._ask(learned)
+                await self._read(None, learned)
+        wall = time.time()
+        found = self._table.fresh(now=wall)
+        read = len(found) if whole else sum(_serves(each, near) for each in found)
+        self._pace.has_read(whole=whole, records=read, jitter=self._rng.uniform(0.8, 1.2), now=now)
         return self.known()
+
+    def complete(self) -> bool:
+        """Was the whole run read lately?"""
+        return self._pace.complete(asyncio.get_running_loop().time())
+
+    async def find(self, peer: PeerId, stages: Collection[int]) -> None:
+        """Read the record of one peer of one of these stages."""
+        if self._run is not None:
+            await self._ask([part_of(mark_of(peer), stage, self._parts.get(stage, 0)) for stage in stages])
+
+    async def _read(self, near: Collection[int] | None, num_stages: int = 0) -> bool:
+        """Read my part of each of these stages, and the next part of those that I serve; None: all parts of all."""
+        stages = range(num_stages) if near is None else near
+        others = [TRAINERS, MOVERS] if near is None else [TRAINERS] if 0 in near else []
+        # In how many parts a stage lies is said where its first part lies.
+        first = near is None or self._reads % _PARTS_EVERY == 0
+        self._reads += 1
+        done = True
+        if first:
+            done = await self._ask([*others, *stages])
+            for stage in stages:
+                seen = parts_seen(self._table.at(stage, now=time.time()), stage)
+                self._parts[stage] = self._parts.get(stage, 0) if seen is None else seen
+        mark, mine = mark_of(self.peer), {status.stage for status in self._mine.stages} if self._mine else set[int]()
+        places: list[Place] = [] if first else list(others)
+        for stage in stages:
+            bits = self._parts.get(stage, 0)
+            own = mark >> (64 - bits) if bits else 0
+            numbers = range(1 << bits) if near is None else (own, own + 1) if stage in mine else (own,)
+            places += [part_of((number % (1 << bits)) << (64 - bits), stage, bits) for number in numbers]
+        places = [place for place in dict.fromkeys(places) if not (first and place in stages)]
+        return done and (not places or await self._ask(places))
 
     def addresses(self, peer: PeerId) -> tuple[str, ...]:
         """Where a peer says that it listens, if its record is known and fresh and it is admitted."""
@@ -233,7 +284,7 @@ class DhtDirectory:
         return found.record.addresses if found and self._admits(found.record) else ()
 
     def known(self) -> tuple[Record, ...]:
-        """As `records`, from memory alone."""
+        """All that is known, from memory alone."""
         found = (each.record for each in self._table.fresh(now=time.time()))
         return tuple(record for record in found if record.peer == self.peer or self._admits(record))
 
@@ -268,14 +319,18 @@ class DhtDirectory:
 
     async def _announce(self, record: Record) -> None:
         wall, now = time.time(), asyncio.get_running_loop().time()
-        expiry_ms = int((wall + self._ttl_s) * 1000)
-        set_back = self._expiry_ms > expiry_ms + self._ttl_s * 1000  # this machine's clock was: start over
+        # Where others look seldom a record has to last.
+        ttl_s = max(self._ttl_s, min(3 * self._pace.near_s, _LONGEST_TTL_S))
+        expiry_ms = int((wall + ttl_s) * 1000)
+        set_back = self._expiry_ms > expiry_ms + _LONGEST_TTL_S * 1000  # this machine's clock was: start over
         self._expiry_ms = expiry_ms if set_back else max(expiry_ms, self._expiry_ms + 1)
-        self._publish_again_at = now + self._rng.uniform(0.8, 1.2) * self._ttl_s / 3
+        self._publish_again_at = now + self._rng.uniform(0.8, 1.2) * ttl_s / 3
         dht = self.maddrs[:MAX_ADDRESSES]
         # Those who look for runs need not know how it goes: one renewal in several.
-        places = [place for place in places_of(record) if place != WHOLE_RUN or now >= self._whole_run_again_at]
-        found = [Announcement(record, place, self._expiry_ms, self._num_stages, dht) for place in places]
+        parts = tuple(self._parts.get(status.stage, 0) for status in record.stages)
+        whole_run = now >= self._whole_run_again_at and self._stands_for_run()
+        places = [place for place in places_of(record, parts) if place != WHOLE_RUN or whole_run]
+        found = [Announcement(record, place, self._expiry_ms, self._num_stages, dht, parts) for place in places]
         if not found:
             return
         if WHOLE_RUN in places:  # says who is there, not how it goes: renewed less often
@@ -287,6 +342,15 @@ class DhtDirectory:
         if kept < len(entries):
             self._publish_again_at = self._whole_run_again_at = now + self._rng.uniform(0.8, 1.2) * self._ttl_s / 10
             log.debug("publish_incomplete", places=len(entries), kept=kept)
+
+    def _stands_for_run(self) -> bool:
+        """Whoever looks for runs finds some of the peers of a large one: those with the lowest marks."""
+        found = self._table.fresh(now=time.time())
+        near = self._near if self._near is not None and len(found) > SMALL_RUN else None
+        share = len(near) / max(self._num_stages, 1) if near else 1.0
+        most = sum(1 << self._parts.get(stage, 0) for stage in near or ()) / max(len(near or ()), 1)
+        many = max(len(found) / share, most * self._num_stages * MANY / 2)
+        return mark_of(self.peer) <= (1 << 64) * min(MANY / max(many, 1.0), 1.0)
 
     async def _renew(self) -> None:
         clock = asyncio.get_running_loop().time
@@ -321,10 +385,19 @@ class DhtDirectory:
         # Of a run with so many stages there is nothing to know here.
         return self._num_stages in (0, found.num_stages) and self._admits(found.record)
 
-    async def _ask(self, num_stages: int) -> bool:
+    async def _ask(self, places: Sequence[Place]) -> bool:
         assert self._run is not None
-        deadline = asyncio.get_running_loop().time() + READ_DEADLINE_S
-        return await self._node.lookup(_keys(self._run, num_stages), deadline=deadline)
+        deadline, wall = asyncio.get_running_loop().time() + READ_DEADLINE_S, time.time()
+        known = {
+            dht_key(self._run, place): {
+                each.record.peer: each.expiry_ms
+                for each in self._table.at(place, now=wall)
+                if each.record.peer != self.peer
+            }
+            for place in places
+        }
+        self._node.own(known)
+        return await self._node.read(known, deadline=deadline)
 
     # ---------------------------------------------------------------- bans
 
@@ -405,8 +478,9 @@ class DhtDirectory:
 
     async def _look_around(self) -> None:
         """Refresh; while alone, try everybody remembered, with back-off; else greet one stranger (heals partitions)."""
-        period, alone_s = self._ttl_s / 3, REJOIN_MIN_S
+        alone_s = REJOIN_MIN_S
         while True:
+            period = max(self._ttl_s / 3, self._pace.near_s)
             alone = not self._node.neighbours()
             alone_s = min(alone_s * 2, period) if alone else REJOIN_MIN_S
             await asyncio.sleep(self._rng.uniform(0.8, 1.2) * (alone_s if alone else period))
@@ -421,7 +495,7 @@ class DhtDirectory:
             if self._run is None:
                 await self._node.lookup_near_us()
             else:
-                await self.records()
+                await self.records(self._near)
                 await self._look_for_bans()
             self._known.met(await self._node.neighbour_addresses())
             self._remember()
@@ -449,7 +523,11 @@ class DhtDirectory:
 
 
 def _keys(run: RunId, num_stages: int) -> tuple[str, ...]:
-    return (*(dht_key(run, stage) for stage in range(num_stages)), dht_key(run, TRAINERS))
+    return tuple(dht_key(run, place) for place in (*range(num_stages), TRAINERS, MOVERS))
+
+
+def _serves(found: Announcement, near: Collection[int] | None) -> bool:
+    return near is None or any(status.stage in near for status in found.record.stages)
 
 
 def _named(address: str) -> str:

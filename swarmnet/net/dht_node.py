@@ -17,10 +17,11 @@ import contextlib
 import importlib.util
 import logging
 import math
+import random
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
@@ -208,6 +209,12 @@ OPEN_TIMEOUT_S = 30.0  # the daemon is on this machine, but that may be busy
 NUM_COPIES = 5
 BUCKET_SIZE = 20
 
+HOLDERS_S = 120.0
+"""How long the nodes nearest to a key are taken to be so, without another traversal."""
+
+_EMPTY_S = 10.0
+"""How often all nodes near a key are asked that seems to hold nothing."""
+
 _CALLS_PER_S, _KEYS_PER_S = 50, 100
 """What one caller may ask of a node, or store there, in the long run, at the least."""
 
@@ -246,6 +253,9 @@ class DhtNode:
     def __init__(self, daemon: Daemon, p2p: P2P, dht: DHTNode, maddrs: tuple[str, ...], own: set[DHTID]) -> None:
         self.daemon, self.maddrs = daemon, maddrs
         self._p2p, self._dht, self._own = p2p, dht, own
+        self._near: Recent[DHTID, tuple[float, dict[DHTID, PeerID]]] = Recent(MAX_KEYS)  # when found, by key
+        self._all_asked_at: Recent[DHTID, float] = Recent(MAX_KEYS)
+        self._rng = random.Random()
 
     @classmethod
     async def open(
@@ -366,13 +376,64 @@ class DhtNode:
 
     async def lookup(self, keys: Sequence[str], *, deadline: float) -> bool:
         """Ask the nodes nearest to `keys`; the gate hears what they hold. False if the deadline cut it short."""
-        return await self._nearest([DHTID.generate(source=key) for key in keys], deadline=deadline) is not None
+        ids = [DHTID.generate(source=key) for key in keys]
+        for key_id in ids:
+            self._all_asked_at[key_id] = asyncio.get_running_loop().time()
+        return await self._nearest(ids, deadline=deadline) is not None
+
+    async def read(self, known: Mapping[str, Mapping[PeerId, int]], *, deadline: float) -> bool:
+        """Ask one node about each key, and all of those nearest to it if that one lacks what is known here or nobody
+        has been asked yet. The gate hears what they hold. False if the deadline cut it short.
+
+        known: by key, the entries that it should hold at least, and when they expire (Unix milliseconds).
+        """
+        now, asked, unsure = asyncio.get_running_loop().time(), dict[PeerID, list[str]](), list[str]()
+        for key in known:
+            key_id = DHTID.generate(source=key)
+            found = self._fresh_near(key_id, now)
+            holders = [peer for node, peer in self._candidates(key_id, found) if node != self._dht.node_id]
+            if not found or not holders:
+                unsure.append(key)
+                continue
+            # Keys that one node holds are one call.
+            holder = next((peer for peer in asked if peer in holders), None) or self._rng.choice(holders[:NUM_COPIES])
+            asked.setdefault(holder, []).append(key)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout_at(deadline), asyncio.TaskGroup() as calls:
+                for holder, keys in asked.items():
+                    calls.create_task(self._read_at(holder, {key: known[key] for key in keys}, unsure))
+        return not unsure or await self.lookup(unsure, deadline=deadline)
+
+    async def _read_at(self, holder: PeerID, known: Mapping[str, Mapping[PeerId, int]], unsure: list[str]) -> None:
+        ids = {key: DHTID.generate(source=key) for key in known}
+        answer = await self._dht._call_find_with_blacklist(holder, list(ids.values()))
+        now = asyncio.get_running_loop().time()
+        for key, entries in known.items():
+            value, _ = (answer or {}).get(ids[key], (None, None))
+            told = dict(_expiries(value))
+            if answer is None:
+                self._near.pop(ids[key], None)
+            # An empty key is like one whose holder has just begun.
+            empty = not told and now - self._all_asked_at.get(ids[key], -math.inf) > _EMPTY_S
+            if answer is None or empty or any(told.get(peer, 0) < expiry for peer, expiry in entries.items()):
+                unsure.append(key)
+
+    def _fresh_near(self, key_id: DHTID, now: float) -> dict[DHTID, PeerID]:
+        """The nodes that a traversal found to be nearest to a key, not long ago; {}: none did."""
+        at, found = self._near.get(key_id, (-math.inf, {}))
+        return found if now - at <= HOLDERS_S else {}
 
     async def store(self, entries: Sequence[Entry], *, deadline: float) -> int:
         """Keep each entry at the nodes nearest to its key. Returns how many are kept somewhere."""
+        now = asyncio.get_running_loop().time()
         ids = [DHTID.generate(source=entry.key) for entry in entries]
-        half_way = (asyncio.get_running_loop().time() + deadline) / 2
-        nearest = await self._nearest(ids, deadline=half_way) or {}
+        nearest = {key_id: found for key_id in ids if (found := self._fresh_near(key_id, now))}
+        # Whoever is asked about a key answers with all that it holds there; nobody holds anything beside it.
+        beside = {DHTID(int(key_id) ^ 1): key_id for key_id in ids if key_id not in nearest}
+        if beside:
+            for key_id, found in (await self._nearest(list(beside), deadline=(now + deadline) / 2) or {}).items():
+                nearest[beside[key_id]] = found
+                self._near[beside[key_id]] = now, found
         kept: set[int] = set()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout_at(deadline), asyncio.TaskGroup() as stores:
@@ -399,6 +460,9 @@ class DhtNode:
         else:
             answer = await self._dht.protocol.call_store(peer, [key_id], [entry.value], [entry.expiry], [entry.subkey])
             stored = bool(answer and answer[0])
+            # It is gone: another one is nearest now.
+            if answer is None:
+                self._near.pop(key_id, None)
         if stored:
             kept.add(number)
 
@@ -407,9 +471,19 @@ class DhtNode:
             async with asyncio.timeout_at(deadline):
                 with _nobody_left_waiting():
                     found: dict[DHTID, dict[DHTID, PeerID]] = await self._dht.find_nearest_nodes(ids)
+                    for key_id, near in found.items():
+                        self._near[key_id] = asyncio.get_running_loop().time(), near
                     return found
         except (TimeoutError, AssertionError):  # the traversal asserts when an answer made one of its tasks fail
             return None
+
+
+def _expiries(value: Any) -> Iterator[tuple[PeerId, int]]:
+    """Who has an entry in what a key holds, and when it expires (Unix milliseconds); a stranger may hold anything."""
+    entries = getattr(getattr(value, "value", None), "data", None)
+    for subkey, entry in entries.items() if isinstance(entries, dict) else ():
+        if isinstance(subkey, str) and math.isfinite(entry.expiration_time):
+            yield PeerId(subkey), round(entry.expiration_time * 1000)
 
 
 class PacedP2P(P2P):  # type: ignore[misc]

@@ -2,8 +2,9 @@
 
     signature (64 bytes) | JSON      signed: a domain separator, then the JSON, which names run, place and expiry
 
-A record is announced once per *place*: each stage the peer serves, "trainers", and, by those who serve a stage, the
-whole run, which its first digits are enough to find. The DHT key follows from run and place, so bytes that are genuine
+A record is announced once per *place*: each stage the peer serves, or its part of a large one; "trainers"; "movers",
+if the peer would go to another stage; and, by those who serve a stage, the whole run, which its first digits are enough
+to find. The DHT key follows from run and place, so bytes that are genuine
 under one key are refused under every other. The expiry doubles as the sequence number: a peer never publishes an
 earlier one twice, and of two of a peer's announcements the later expiry is the newer.
 
@@ -17,17 +18,28 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import hashlib
+import itertools
 import json
 import math
 import re
+import statistics
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import UnionType
 from typing import Annotated, Any, Literal, NoReturn, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from swarmnet.bounds import Between, Entries
-from swarmnet.directory import MAX_COMPLAINTS, MAX_NUM_STAGES, MAX_ON_DISK, MAX_REASON, Addresses, Record
+from swarmnet.directory import (
+    MAX_COMPLAINTS,
+    MAX_NUM_STAGES,
+    MAX_ON_DISK,
+    MAX_REASON,
+    MAX_STAGES_PER_PEER,
+    Addresses,
+    Record,
+)
 from swarmnet.errors import BadMessage, RejectCode, UsageError
 from swarmnet.ids import Chain, Number, PeerId, RunId
 from swarmnet.net.address import Address
@@ -38,21 +50,25 @@ MAX_AHEAD_S = 120.0  # an expiry further in the future is refused: nobody squats
 MAX_BYTES = 8192  # before it is parsed. Ordinary: 700 to 1100; 16 stages with 8 checkpoints each: up to 7400
 TRAINERS = "trainers"
 WHOLE_RUN = "run"
+MAX_PEERS = 1 << 14  # of a run that one peer remembers
 FIRST_DIGITS = 12  # of the run id: what names a run in its `WHOLE_RUN` key
 
 _DOMAIN = b"swarmnet record 1\0"
 _SIGNATURE_BYTES = 64
 _HEX_64 = re.compile(r"[0-9a-f]{64}")
 _LABEL = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_-]*[A-Za-z0-9_])?")
+MOVERS = "movers"
 Place = int | str
-"""Where a record is announced: a stage's number, `TRAINERS`, or `WHOLE_RUN`."""
+"""Where a record is announced: a stage's number, or that and the first bits of the peer's mark ("3/01");
+`TRAINERS`, `MOVERS`, or `WHOLE_RUN`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Announcement:
     """A genuine record as found in the DHT. dht: multiaddrs (with /p2p/) at which the peer's own DHT node listens.
 
-    num_stages: how many stages the peer says the run has. expiry_ms: Unix milliseconds.
+    num_stages: how many stages the peer says the run has. expiry_ms: Unix milliseconds. parts: in how many parts, as a
+    power of two, the records of each of its stages lie, as it sees it.
     """
 
     record: Record
@@ -60,6 +76,7 @@ class Announcement:
     expiry_ms: int
     num_stages: int
     dht: tuple[str, ...] = ()
+    parts: tuple[int, ...] = ()
 
     @property
     def key(self) -> str:
@@ -68,10 +85,11 @@ class Announcement:
 
 
 def dht_key(run: RunId, place: Place) -> str:
-    """The DHT key of a place: `{run}.stage.{k}`, `{run}.trainers`, or `{first digits}.run`."""
+    """The DHT key of a place: `{run}.stage.{k}`, `{run}.stage.{k}/{bits}`, `{run}.trainers`, `{run}.movers`, or
+    `{first digits}.run`."""
     if place == WHOLE_RUN:
         return f"{run[:FIRST_DIGITS]}.{WHOLE_RUN}"
-    return f"{run}.{TRAINERS}" if place == TRAINERS else f"{run}.stage.{place}"
+    return f"{run}.{place}" if place in (TRAINERS, MOVERS) else f"{run}.stage.{place}"
 
 
 def bans_key(run: RunId) -> str:
@@ -79,10 +97,69 @@ def bans_key(run: RunId) -> str:
     return f"{run}.bans"
 
 
-def places_of(record: Record) -> tuple[Place, ...]:
-    """Everywhere `record` is to be announced."""
-    stages = tuple(status.stage for status in record.stages)
-    return (*stages, *((TRAINERS,) if record.trainer else ()), *((WHOLE_RUN,) if stages else ()))
+def places_of(record: Record, parts: Sequence[int] = ()) -> tuple[Place, ...]:
+    """Everywhere `record` is to be announced. parts: of its stages, as in an `Announcement`."""
+    stages = [
+        place
+        for status, bits in zip(record.stages, parts or itertools.repeat(0), strict=False)
+        for place in places_in(record.peer, status.stage, bits)
+    ]
+    return (
+        *stages,
+        *((TRAINERS,) if record.trainer else ()),
+        *((MOVERS,) if stages and record.going is not None else ()),
+        *((WHOLE_RUN,) if stages else ()),
+    )
+
+
+# ---------------------------------------------------------------- large stages
+#
+# Of a stage of more replicas than one key should hold, the records lie in parts: each under the first bits of a hash of
+# its peer's id, its *mark*. Those of the first part are found under the stage's own key as well, and tell whoever looks
+# there first how many parts there are. A peer reads its own part of each stage near it, so it reads as much in a stage
+# of a thousand as in one of thirty.
+
+MANY, FEW = 32, 12
+"""Records of a part: more are cut in two, fewer are put together."""
+
+MAX_PARTS = 10
+"""As a power of two."""
+
+
+@functools.lru_cache(maxsize=MAX_PEERS)
+def mark_of(peer: PeerId) -> int:
+    """Where a peer stands among the others of its stage: 64 bits of a hash of its id."""
+    return int.from_bytes(hashlib.sha256(peer.encode()).digest()[:8])
+
+
+def part_of(mark: int, stage: int, bits: int) -> Place:
+    """The place of the part of a stage in which this mark lies, of 2**bits."""
+    return f"{stage}/{mark >> (64 - bits):0{bits}b}" if bits else stage
+
+
+def places_in(peer: PeerId, stage: int, bits: int) -> tuple[Place, ...]:
+    """Where the record of a replica of a stage is announced."""
+    mark = mark_of(peer)
+    first = (stage,) if bits and not mark >> (64 - bits) else ()
+    return (part_of(mark, stage, bits), *first)
+
+
+def parts_seen(found: Sequence[Announcement], stage: int) -> int | None:
+    """In how many parts, as a power of two, the records of a stage should lie. found: what lies under its own key.
+    None: there is nothing."""
+    said = [parts_said(each, stage) for each in found]
+    if not said:
+        return None
+    bits = statistics.median_low(said)
+    if len(said) > MANY:
+        return min(bits + 1, MAX_PARTS)
+    return bits - 1 if bits and len(said) < FEW else bits
+
+
+def parts_said(found: Announcement, stage: int) -> int:
+    """As the author of an announcement sees it."""
+    stages = [status.stage for status in found.record.stages]
+    return found.parts[stages.index(stage)] if stage in stages and found.parts else 0
 
 
 def seal(announcement: Announcement, sign: Callable[[bytes], bytes]) -> bytes:
@@ -93,7 +170,7 @@ def seal(announcement: Announcement, sign: Callable[[bytes], bytes]) -> bytes:
     record = _announceable(announcement.record)
     fields = {each.name: _to_json(getattr(record, each.name)) for each in dataclasses.fields(record)}
     fields |= {"place": announcement.place, "expiry_ms": announcement.expiry_ms, "dht": announcement.dht}
-    fields |= {"num_stages": announcement.num_stages}
+    fields |= {"num_stages": announcement.num_stages, "parts": announcement.parts}
     payload = json.dumps(fields, separators=(",", ":"), sort_keys=True, allow_nan=False).encode()
     try:
         if len(payload) + _SIGNATURE_BYTES > MAX_BYTES:
@@ -147,14 +224,16 @@ def _announcement(fields: object) -> Announcement:
         _refuse("record names a stage twice")
     if any(stage >= num_stages for stage in (*stages, *(complaint.stage for complaint in record.complaints))):
         _refuse("record names a stage that the run does not have", num_stages=num_stages)
-    if type(place) not in (int, str) or place not in places_of(record):
+    if type(place) not in (int, str) or place not in places_of(record, envelope["parts"]):
         _refuse("record does not claim the place it is announced under", RejectCode.NOT_SERVED)
     for address in (*record.addresses, *envelope["dht"]):
         _check_address(address, peer)
     # Others dial it under that id: it must be the one who signed.
     if not all(address.endswith(f"/p2p/{peer}") for address in envelope["dht"]):
         _refuse("record gives a DHT address without its peer id")
-    return Announcement(record, place, envelope["expiry_ms"], num_stages, envelope["dht"])
+    if envelope["parts"] and len(envelope["parts"]) != len(stages):
+        _refuse("record tells of parts of others than its stages")
+    return Announcement(record, place, envelope["expiry_ms"], num_stages, envelope["dht"], envelope["parts"])
 
 
 def _to_json(value: object) -> object:
@@ -234,6 +313,7 @@ _ENVELOPE: dict[str, Any] = {
     "expiry_ms": Number,
     "num_stages": Annotated[int, Between(1, MAX_NUM_STAGES)],
     "dht": Addresses,
+    "parts": Annotated[tuple[Annotated[int, Between(0, MAX_PARTS)], ...], Entries(MAX_STAGES_PER_PEER)],
 }
 """What stands beside the record in an announcement."""
 
@@ -285,9 +365,6 @@ def _announceable(record: Record) -> Record:
 # ---------------------------------------------------------------- what is known of a run
 
 
-MAX_PEERS = 4096
-
-
 K = TypeVar("K")
 V = TypeVar("V")
 
@@ -327,10 +404,17 @@ class RecordTable:
         self._newest[peer] = found
         return held is None or held.record != found.record
 
+    def __len__(self) -> int:
+        return len(self._newest)
+
     def get(self, peer: PeerId, *, now: float) -> Announcement | None:
         """This peer's, if it has not expired."""
         found = self._newest.get(peer)
         return found if found is not None and found.expiry_ms > now * 1000 else None
+
+    def at(self, place: Place, *, now: float) -> tuple[Announcement, ...]:
+        """What has not expired and is announced at that place."""
+        return tuple(each for each in self.fresh(now=now) if place in places_of(each.record, each.parts))
 
     def fresh(self, *, now: float) -> tuple[Announcement, ...]:
         """What has not expired, sorted by peer; forgets the rest."""

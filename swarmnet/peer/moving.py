@@ -68,6 +68,11 @@ class Moving:
                 continue
             rules = self._rules_now(replica)
             rebalancer.rules = rules
+            # Before it decides it hears what all others announce.
+            if loop_time() >= rebalancer.due:
+                await peer.refresh(whole=True)
+            if not peer.sees_all:
+                continue
             there = servings([record for record in peer.records.values() if not peer.is_dead(record)])
             heard = [each for each in there if self._is_heard(replica, each)]
             serving = self._promises.believed([*heard, *servings([peer.status()])], loop_time())

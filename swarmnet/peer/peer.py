@@ -59,8 +59,14 @@ from swarmnet.transport import ReadPayload, Service, Transport, layout_of
 Tokens = Callable[[int, int], tuple[Packed, ...] | None]
 OnEvent = Callable[[str, dict[str, object]], None]
 
-_PUBLISH_S, _LOOK_S = 2.0, 1.0
-"""How often a peer tells the directory about itself, and looks into it."""
+_LOOK_S = 1.0
+"""How often a peer looks into the directory, which says itself when it is time to read again."""
+
+_PUBLISH_S, _RENEW_S = 2.0, 8.0
+"""How soon after it has published a peer publishes the next step, and how long it says nothing if nothing changes."""
+
+_MOST_STRANGERS = 4
+"""Unknown callers that are looked for at a time."""
 
 _LAST_WORD_S = 1.0
 """How long a peer that leaves tries to tell the directory."""
@@ -166,7 +172,8 @@ class Peer:
         """Everybody else's, as last read."""
         self._complaints: dict[int, Complaints] = {}
         self._rates = {stage: Rates(me) for stage in engines}
-        self._look, self.news = asyncio.Event(), asyncio.Event()
+        self._look, self.news, self._moved = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        self._strangers: set[PeerId] = set()  # who spoke and is not known
         self._line_tests = LineTests()
         self._dial_backs = DialBacks(transport, lambda: self.records, self._look.set)
         asking = partial(Asking, record, transport, lambda: self.records, self._say_reach, proofs=proofs)
@@ -191,7 +198,7 @@ class Peer:
             for stage, engine in self._engines.items():
                 self._complaints[stage] = Complaints(self.timers, partial(self.on_event, stage), now=self._now())
                 self.replicas[stage] = Replica(stage, engine, self)
-            await self.refresh()
+            await self.refresh(whole=True)
             group.create_task(self._looking())
             group.create_task(self._publishing())
             group.create_task(self._ticking())
@@ -235,6 +242,8 @@ class Peer:
         # A stranger may be a newcomer whose record is not read yet.
         if caller != self.me and caller not in self.records:
             self._look.set()
+            if len(self._strangers) < _MOST_STRANGERS:
+                self._strangers.add(caller)
         if not self.admitted(caller, "stage"):
             return
         if isinstance(message, Heartbeat):
@@ -343,6 +352,7 @@ class Peer:
         if event in ("applied", "synced"):
             self.replicas[stage].state.checkpoints.reached()
         if event == "applied":
+            self._moved.set()
             replica = self.replicas[stage]
             if line := replica.exchange.meter.line.bytes_per_s:
                 self.transport.carries(line)
@@ -442,22 +452,41 @@ class Peer:
             await asyncio.sleep(due - loop.time())
 
     async def _looking(self) -> None:
-        """Look into the directory: regularly, and when a stranger spoke."""
+        """Look into the directory: regularly, and when a stranger spoke or something is wrong."""
         while True:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_LOOK_S):
                     await self._look.wait()
+            stranger = self._look.is_set()
             self._look.clear()
-            await self.refresh()
+            strangers, self._strangers = self._strangers, set()
+            # In a large run they may be none of those that it would read of.
+            for peer in strangers if not self.sees_all else ():
+                await self._directory.find(peer, self._near)
+            await self.refresh(whole=self._is_astray(), at_once=stranger or bool(self._lonely_beside()))
             self._supply.consider()
             self._say_who_is_missing()
             await asyncio.sleep(0.1 * _LOOK_S)
 
+    def _lonely_beside(self) -> set[int]:
+        """The stages beside mine of which I know nobody."""
+        served = {status.stage for record in self.records.values() for status in record.stages}
+        return self._near - served - self.replicas.keys()
+
+    def _is_astray(self) -> bool:
+        """May the run have to go back, or have gone back? Then what peers of all stages say matters."""
+        supply = self._supply
+        return (
+            supply.rollbacks.wanted is not None
+            or any(not replica.member.synced or self._still_s(replica) for replica in self.replicas.values())
+            or any(max(record.restart, record.wants) > supply.rollbacks.current for record in self.records.values())
+        )
+
     def _say_who_is_missing(self) -> None:
         """Once, and again when it changes: which stages nobody serves, so that no step can finish."""
         missing = unserved(self.records.values(), num_stages=self.manifest.cut.stages, mine=self.replicas)
-        # Said once, until it changes.
-        if missing == self._missing:
+        # Said once, until it changes. Who has not read all stages lately cannot know.
+        if missing == self._missing or not self._directory.complete():
             return
         self._missing = missing
         if missing:
@@ -465,19 +494,36 @@ class Peer:
         else:
             self._on_event("complete", {"peers": len(self.records) + 1})
 
-    async def refresh(self) -> None:
-        """Read everybody's records."""
-        found = await self._directory.records()
+    async def refresh(self, *, whole: bool = False, at_once: bool = False) -> None:
+        """Read the records of the stages near mine, if it is time; whole: at once and of all, within bounds."""
+        near = None if whole else self._near
+        found = await self._directory.records(near, at_once=at_once or whole)
         self.records = {record.peer: record for record in found if record.peer != self.me}
+
+    @property
+    def sees_all(self) -> bool:
+        """Does it know what peers of all stages announced a moment ago?"""
+        return self._directory.complete()
+
+    @property
+    def _near(self) -> set[int]:
+        """My stages and those beside them."""
+        beside = {stage + step for stage in self.replicas for step in (-1, 0, 1)}
+        return beside & set(range(self.manifest.cut.stages))
 
     async def _publishing(self) -> None:
         await self._supply.opened.wait()  # a record that did not say what is on disk would mislead
         while True:
             self.news.clear()
+            self._moved.clear()
             await self._directory.publish(self.status())
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_PUBLISH_S):
-                    await self.news.wait()
+            if not await _set_within(self.news, _PUBLISH_S) and not self._moved.is_set():
+                waits = [asyncio.ensure_future(event.wait()) for event in (self.news, self._moved)]
+                try:
+                    await asyncio.wait(waits, timeout=_RENEW_S, return_when=asyncio.FIRST_COMPLETED)
+                finally:
+                    for each in waits:
+                        each.cancel()
 
     def _serves(self, replica: Replica) -> bool:
         member = replica.member
@@ -559,3 +605,10 @@ class Peer:
     @staticmethod
     def _now() -> float:
         return asyncio.get_running_loop().time()
+
+
+async def _set_within(event: asyncio.Event, seconds: float) -> bool:
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await event.wait()
+    return event.is_set()

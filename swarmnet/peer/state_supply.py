@@ -89,8 +89,8 @@ class StateSupply:
 
     def consider(self) -> None:
         """Look at who holds and says what, if I know it of myself: may the run be stuck for good, or have gone back?"""
-        # What is on my own disk may change the answer.
-        if not self.opened.is_set():
+        # What is on my own disk may change the answer, and so may what peers of far stages announce.
+        if not self.opened.is_set() or not self._peer.sees_all:
             return
         before, wanted, now = self.rollbacks.current, self.rollbacks.wanted, asyncio.get_running_loop().time()
         serving = any(replica.member.synced for replica in self._replicas.values())
@@ -202,7 +202,7 @@ class StateSupply:
             self._opened_at = asyncio.get_running_loop().time()
             self.opened.set()
         await self.opened.wait()
-        await self._peer.refresh()
+        await self._peer.refresh(whole=True)
         await self._bring_up(stage)
 
     async def _go(self, stage: int, restart: Restart, *, since: Restart, keep: bool) -> None:
@@ -247,7 +247,7 @@ class StateSupply:
                 self._peer.news.set()
                 return
             await asyncio.sleep(self._peer.timers.heartbeat_s)
-            await self._peer.refresh()
+            await self._peer.refresh(whole=True)
 
     async def _take(self, stage: int, source: Source) -> bool:
         """True if the replica serves now."""

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from swarmnet.directory import Record
+import random
+from collections.abc import Collection
+
+from swarmnet.directory import SMALL_RUN, ReadPace, Record
 from swarmnet.ids import PeerId
 from swarmnet.net.admission import Admissions, admits
 from swarmnet.simulate.clock import VirtualLoop
@@ -25,7 +28,7 @@ class MemoryDirectory:
         self._records[record.peer] = (self._loop.time() + self._ttl_s, record)
 
     async def records(self) -> tuple[Record, ...]:
-        return self._fresh(self._records)
+        return tuple(record for _, record in self._fresh(self._records))
 
     def now(self) -> float:
         """The time on every wall."""
@@ -39,28 +42,58 @@ class MemoryDirectory:
         """Everybody sees everything again."""
         self._before = None
 
-    def seen_by(self, reader: PeerId, lines: SimulatedLinks) -> tuple[Record, ...]:
-        """The records that one peer can see."""
+    def seen_by(self, reader: PeerId, lines: SimulatedLinks) -> list[tuple[float, Record]]:
+        """The records that one peer can see, and when they expire."""
         if self._before is None:
             return self._fresh(self._records)
         # A record of before the cut stays where it was, as in a DHT whose nodes are on both sides.
         near = {peer: entry for peer, entry in self._records.items() if lines.connected(peer, reader)}
         return self._fresh({**self._before, **near})
 
-    def _fresh(self, records: dict[PeerId, tuple[float, Record]]) -> tuple[Record, ...]:
+    def _fresh(self, records: dict[PeerId, tuple[float, Record]]) -> list[tuple[float, Record]]:
         now = self._loop.time()
-        return tuple(record for expires, record in records.values() if expires > now)
+        return [entry for entry in records.values() if entry[0] > now]
 
 
 class DirectoryAt:
-    """The Directory as one peer sees it, who reads no records of those that are not admitted."""
+    """The Directory as one peer sees it, who reads no records of those that are not admitted.
 
-    def __init__(self, me: PeerId, directory: MemoryDirectory, lines: SimulatedLinks, admissions: Admissions) -> None:
+    It remembers what it has read until that expires, and reads as seldom as in production.
+    """
+
+    def __init__(
+        self, me: PeerId, directory: MemoryDirectory, lines: SimulatedLinks, admissions: Admissions, least_s: float
+    ) -> None:
         self._me, self._directory, self._lines, self._admissions = me, directory, lines, admissions
+        self._pace, self._rng = ReadPace(least_s), random.Random(me)
+        self._known: dict[PeerId, tuple[float, Record]] = {}
 
     async def publish(self, record: Record) -> None:
         await self._directory.publish(record)
 
-    async def records(self) -> tuple[Record, ...]:
-        found, now = self._directory.seen_by(self._me, self._lines), self._directory.now()
-        return tuple(record for record in found if admits(self._admissions, record, now=now))
+    async def records(self, near: Collection[int] | None = None, *, at_once: bool = False) -> tuple[Record, ...]:
+        now = self._directory.now()
+        self._known = {peer: entry for peer, entry in self._known.items() if entry[0] > now}
+        whole = near is None or len(self._known) <= SMALL_RUN
+        if self._pace.may_read(whole=whole, at_once=at_once, records=self._count(near, whole), now=now):
+            for expires, record in self._directory.seen_by(self._me, self._lines):
+                if whole or _is_near(record, near):
+                    self._known[record.peer] = expires, record
+            jitter = self._rng.uniform(0.8, 1.2)
+            self._pace.has_read(whole=whole, records=self._count(near, whole), jitter=jitter, now=now)
+        return tuple(record for _, record in self._known.values() if admits(self._admissions, record, now=now))
+
+    def complete(self) -> bool:
+        return self._pace.complete(self._directory.now())
+
+    async def find(self, peer: PeerId, stages: Collection[int]) -> None:
+        for expires, record in self._directory.seen_by(self._me, self._lines):
+            if record.peer == peer:
+                self._known[peer] = expires, record
+
+    def _count(self, near: Collection[int] | None, whole: bool) -> int:
+        return sum(whole or _is_near(record, near) for _, record in self._known.values())
+
+
+def _is_near(record: Record, near: Collection[int] | None) -> bool:
+    return near is None or record.trainer or any(status.stage in near for status in record.stages)

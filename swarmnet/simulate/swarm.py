@@ -159,7 +159,7 @@ class Swarm:
             self.manifest,
             {stage: Engine(engine, engine) for stage, engine in seen.items()},
             transport=guise.transport(self.network.transport(peer_id)),
-            directory=DirectoryAt(peer_id, self.directory, self.network.lines, admissions),
+            directory=self._directory_at(peer_id, admissions),
             incarnation=incarnation,
             record=lambda: Record(RUN, peer_id, incarnation, (f"memory/{peer_id}",), (), invitation=shown),
             signer=SimulatedSigner(peer_id),
@@ -218,6 +218,9 @@ class Swarm:
             admissions.learn(self.bans)
         return admissions, shown
 
+    def _directory_at(self, peer: PeerId, admissions: Admissions) -> DirectoryAt:
+        return DirectoryAt(peer, self.directory, self.network.lines, admissions, self.plan.between_reads_s)
+
     def ban(self, *peers: Node | PeerId) -> None:
         """Everybody hears at once that the owner bans these, and nobody else."""
         number = 1 if self.bans is None else self.bans.number + 1
@@ -236,7 +239,7 @@ class Swarm:
             peer_id,
             self.manifest,
             transport=self.network.transport(peer_id),
-            directory=DirectoryAt(peer_id, self.directory, self.network.lines, admissions),
+            directory=self._directory_at(peer_id, admissions),
             record=lambda: Record(RUN, peer_id, incarnation, ("memory",), (), invitation=shown),
             tokens=proven_tokens_of,
             eval_tokens=lambda number: tokens_of(10_000 + number),

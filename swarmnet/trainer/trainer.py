@@ -119,8 +119,11 @@ class FirstStage:
 
     async def refresh(self) -> bool:
         """Read everybody's records. Returns True if the run goes on from another version (`restart`)."""
-        self.records = {record.peer: record for record in await self._directory.records() if record.peer != self._me}
-        newest = min(self._newest_restart(stage) for stage in range(self._manifest.cut.stages))
+        found = await self._directory.records((0,), at_once=not self.candidates())
+        self.records = {record.peer: record for record in found if record.peer != self._me}
+        # In a large run it knows only those that it calls.
+        stages = range(self._manifest.cut.stages if self._directory.complete() else 1)
+        newest = min(self._newest_restart(stage) for stage in stages)
         # The steps under way stay valid.
         if newest <= self.restart:
             return False
@@ -147,7 +150,8 @@ class FirstStage:
 
     def lacks(self) -> dict[str, object] | None:
         """What no step can be done without and is not there, as fields of the event `waiting`; None if all is there."""
-        if missing := unserved(self.records.values(), num_stages=self._manifest.cut.stages):
+        missing = unserved(self.records.values(), num_stages=self._manifest.cut.stages)
+        if missing and self._directory.complete():
             return nobody_serves(missing)
         return None if self.candidates() else {"reason": "no replica of stage 0 has its weights yet"}
 

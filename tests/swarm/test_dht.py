@@ -21,7 +21,7 @@ from hivemind.dht.routing import DHTID
 from hivemind.dht.storage import DictionaryDHTValue
 from hivemind.p2p import PeerID
 
-from swarmnet.directory import Record, StageStatus
+from swarmnet.directory import ReadPace, Record, StageStatus
 from swarmnet.errors import UsageError
 from swarmnet.ids import RunId, first_chain
 from swarmnet.net.dht import KNOWN_PEERS_FILE, READ_DEADLINE_S, DhtDirectory
@@ -181,7 +181,7 @@ def test_who_asks_again_soon_is_answered_from_memory() -> None:
             assert await reader.records() == ()
             await directory.publish(record(who, 0))
             assert await reader.records() == (), "it keeps nothing for others, and did not look"
-            reader._read_again_at = 0.0
+            reader._pace = ReadPace(3600.0)  # as an hour later
             assert await peers_seen(reader) == {who.peer}
 
     asyncio.run(story())

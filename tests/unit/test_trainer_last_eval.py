@@ -34,7 +34,10 @@ class Swarm:
     async def publish(self, record: Record) -> None:
         self.published.append(record)
 
-    async def records(self) -> tuple[Record, ...]:
+    def complete(self) -> bool:
+        return True
+
+    async def records(self, near: object = None, *, at_once: bool = False) -> tuple[Record, ...]:
         status = StageStatus(0, STEPS, first_chain(RUN, 0), synced=True, slots=4)
         return (Record(RUN, REPLICA, 1, (), (status,)), *self.others)
 

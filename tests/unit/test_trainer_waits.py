@@ -35,7 +35,10 @@ class Directory:
     async def publish(self, record: Record) -> None:
         self.published.append(record)
 
-    async def records(self) -> tuple[Record, ...]:
+    def complete(self) -> bool:
+        return True
+
+    async def records(self, near: object = None, *, at_once: bool = False) -> tuple[Record, ...]:
         now = asyncio.get_running_loop().time()
         _, stages = [entry for entry in self.story if entry[0] <= now][-1]
         return tuple(
