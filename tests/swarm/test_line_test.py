@@ -10,7 +10,7 @@ from test_grpc_transport import grpc_pair
 from swarmnet.errors import BadMessage, PeerGone
 from swarmnet.ids import PeerId
 from swarmnet.messages import MAX_LINE_TEST, Answer, Busy, LineTest, LineTested, Packed, Rejected
-from swarmnet.net.line_test import TEST_BYTES, LineTests, measure
+from swarmnet.net.line_test import TEST_BYTES, LineTests, bytes_per_s, measure
 from swarmnet.simulate.clock import VirtualLoop
 from swarmnet.transport import ReadPayload
 from tests.contracts.transport_contract import LIMIT_S, packed
@@ -98,3 +98,8 @@ def test_a_caller_that_sends_or_reads_too_slowly_gives_way() -> None:
         loop.run_until_complete(main())
     finally:
         loop.close()
+
+
+def test_a_line_is_not_taken_for_endless_because_a_round_trip_took_as_long_as_the_test() -> None:
+    assert bytes_per_s(0.125, 0.025) == TEST_BYTES / 0.1
+    assert bytes_per_s(0.04, 0.05) == TEST_BYTES / 0.01
