@@ -105,7 +105,9 @@ def caps(ctx: click.Context, /, directory: Path, as_json: bool, **_: Any) -> int
 @with_dir
 @with_json
 def contributed(directory: Path, as_json: bool) -> int:
-    """What a running peer has contributed since it first started with its --dir.
+    """What a peer has contributed since it first started with its --dir.
+
+    It need not run.
 
     \b
     Example:

@@ -24,6 +24,7 @@ ADVICE: Mapping[str, str] = {
     "unreached": "look at its firewall",
     "software": "install what is missing: pip install -e . in a checkout of swarmnet",
     "gpu_unused": "there is a GPU that torch does not see: install its driver, and a torch with CUDA",
+    "gpu_missing": "torch sees no CUDA device here: leave --device away, or install its driver and a torch with CUDA",
     "memory": "end what else takes memory, or take a smaller part with --activations recompute (docs/memory.md)",
     "disk": "free some, choose another place with --dir, or cap what checkpoints take (--disk)",
     "descriptors": "raise the limit: ulimit -n 65536, or LimitNOFILE= of a systemd unit",
@@ -90,11 +91,13 @@ def software(python: tuple[int, ...], versions: Mapping[str, str]) -> Row:
     return Row("software", words, "error" if bad else "ok", "software" if bad else "", shown)
 
 
-def compute(device: str, tflops: float, *, gpu_unseen: bool) -> Row:
-    """tflops: of matrix products, as measured. gpu_unseen: there is a GPU, and torch does not see it."""
+def compute(device: str, tflops: float, *, gpu_unseen: bool, gpu_missing: bool = False) -> Row:
+    """tflops: of matrix products, as measured. gpu_unseen: there is a GPU, and torch does not see it. gpu_missing: a
+    peer was told to compute on one, and torch sees none."""
     facts = {"device": device, "tflops": round(tflops, 3)}
-    problem = "gpu_unused" if gpu_unseen else ""
-    return Row("compute", f"{device}, {tflops:.3g} TFLOP/s", "warning" if problem else "ok", problem, facts)
+    problem = "gpu_missing" if gpu_missing and not gpu_unseen else "gpu_unused" if gpu_unseen else ""
+    severity: Severity = "error" if gpu_missing else "warning" if problem else "ok"
+    return Row("compute", f"{device}, {tflops:.3g} TFLOP/s", severity, problem, facts)
 
 
 def memory(host: int | None, gpus: Collection[int]) -> Row:

@@ -157,7 +157,7 @@ class OpenDesk:
     async def _answer(self, peer: Peer, line: bytes) -> dict[str, object]:
         desk, before = self._desk, (self._desk.config, self._desk.wishes)
         try:
-            day = time.strftime("%Y-%m-%d", time.localtime(self.tally.kept.since))
+            day = _day(self.tally.kept)
             reply = desk.answer(json.loads(line), minute=_minute(), day=day, leaves=self._stop.is_set())
             if desk.config is not before[0]:
                 self._lend(peer, desk.config, await asyncio.to_thread(self._slots_of, desk.config))
@@ -190,6 +190,10 @@ class OpenDesk:
             write_whole(self._dir / name, json.dumps(data, indent=2) + "\n")
         except OSError as error:
             log.warning("not_kept", path=str(self._dir / name), reason=error.strerror or str(error))
+
+
+def _day(done: WorkDone) -> str:
+    return time.strftime("%Y-%m-%d", time.localtime(done.since))
 
 
 def _minute() -> int:
@@ -233,7 +237,18 @@ def ask_desk(directory: Path, ask: str, **more: object) -> dict[str, Any]:
     """What the peer of that directory answers: {"words", "facts"}. Raises UsageError, in words that say what to do."""
     if not directory.is_dir():
         raise UsageError(f"{directory}: no such directory; say with --dir where the peer keeps its identity")
-    return asyncio.run(_ask(directory, {"ask": ask, **more}))
+    try:
+        return asyncio.run(_ask(directory, {"ask": ask, **more}))
+    except NobodyRuns:
+        # What it has done is on disk.
+        if ask == "contributed" and (directory / CONTRIBUTED).exists():
+            kept = _kept(directory / CONTRIBUTED, WorkDone.parse, WorkDone(0))
+            return {"words": kept.words(_day(kept)), "facts": asdict(kept)}
+        raise
+
+
+class NobodyRuns(UsageError):
+    """There is no peer to ask."""
 
 
 async def _ask(directory: Path, request: dict[str, object]) -> dict[str, Any]:
@@ -250,7 +265,7 @@ async def _ask(directory: Path, request: dict[str, object]) -> dict[str, Any]:
     except TimeoutError as error:
         raise UsageError(f"the peer with --dir {directory} does not answer: look at its log") from error
     except (OSError, ValueError) as error:
-        raise UsageError(nobody) from error
+        raise NobodyRuns(nobody) from error
     if "error" in answer:
         raise UsageError(answer["error"])
     found: dict[str, Any] = answer

@@ -28,7 +28,7 @@ from swarmnet.ids import PeerId
 from swarmnet.manifest.schema import Manifest
 from swarmnet.manifest.terms import RunTerms
 from swarmnet.messages import Answer, Control, Request
-from swarmnet.net.address import Address
+from swarmnet.net.address import Address, announced_at, peer_in
 from swarmnet.net.dial_back import Asking
 from swarmnet.net.endpoint import Endpoint, open_endpoint
 from swarmnet.net.grpc_transport import raise_limit
@@ -56,6 +56,9 @@ _SIZES = {"cuda": 4096, "cpu": 1024}
 def run_doctor(config: PeerConfig, invited: SwarmLink | Manifest | None, *, as_json: bool) -> int:
     """Print what is found, as lines or as one JSON object. Returns 0 if all is well, 1 if something is not."""
     rows: list[Row] = []
+    # Without a key of its own it takes the id that the addresses name.
+    me = next(filter(None, map(peer_in, config.announce)), PeerId(""))
+    announced_at(config.announce, me, port=config.port, dht_port=config.dht_port)
 
     def found(row: Row) -> None:
         rows.append(row)
@@ -85,7 +88,9 @@ def machine(config: PeerConfig) -> Iterator[Row]:
     gpus = range(torch.cuda.device_count() if config.device != "cpu" else 0)
     unseen = config.device != "cpu" and not gpus and Path("/dev/nvidia0").exists()
     name = torch.cuda.get_device_name(0) if gpus else f"CPU with {os.cpu_count()} cores, {config.threads} of them used"
-    yield checkup.compute(name, _tflops("cuda" if gpus else "cpu", config.threads), gpu_unseen=unseen)
+    missing = config.device == "cuda" and not gpus
+    tflops = _tflops("cuda" if gpus else "cpu", config.threads)
+    yield checkup.compute(name, tflops, gpu_unseen=unseen, gpu_missing=missing)
     yield checkup.memory(available(), [torch.cuda.mem_get_info(number)[0] for number in gpus])
     place = next(each for each in (config.dir, *config.dir.parents) if each.exists())
     yield checkup.disk(str(config.dir), shutil.disk_usage(place).free)

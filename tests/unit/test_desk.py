@@ -141,7 +141,13 @@ def test_what_was_contributed_is_kept(tmp_path: Path, capsys: pytest.CaptureFixt
     for lives in (1, 2):
         with_desk(tmp_path, works)
         assert json.loads(capsys.readouterr().out)["microbatches"] == 3 * lives
-    assert json.loads((tmp_path / CONTRIBUTED).read_text())["microbatches"] == 6
+    assert run(["contributed", "--dir", str(tmp_path)]) == 0, "nobody runs there any more"
+    assert capsys.readouterr().out.startswith("6 microbatches in 0 steps")
+    (tmp_path / CONTRIBUTED).write_text("x")
+    assert run(["contributed", "--dir", str(tmp_path)]) == 2
+    (tmp_path / CONTRIBUTED).unlink()
+    with_desk(tmp_path, works)
+    assert json.loads((tmp_path / CONTRIBUTED).read_text())["microbatches"] == 3
 
 
 def test_nonsense_costs_its_sender_alone(tmp_path: Path) -> None:
