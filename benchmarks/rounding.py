@@ -47,15 +47,15 @@ class InTwoSums(oracle._Plain):
 
 
 def curves(
-    source: str, *, steps: int, total_steps: int, seed: int = 0, optimizer: Optimizer = USUAL
+    source: str, training: Training, *, steps: int, optimizer: Optimizer = USUAL
 ) -> tuple[list[float], list[float]]:
-    """The losses of the first `steps` of `total_steps` steps, added one by one and in two sums."""
+    """The losses of the first `steps` steps, added one by one and in two sums."""
     manifest = with_data(
         Manifest(
             data=Data(source=source),
             numerics=Numerics(mode="fp32"),
             averaging=Averaging(codec="fp32"),
-            training=Training(seed=seed, total_steps=total_steps),
+            training=training,
             optimizer=optimizer,
         ),
         base=Path(),
@@ -92,9 +92,8 @@ def main() -> None:
             for rate in rates:
                 peak, warmup = rate.split(":")
                 optimizer = Optimizer(learning_rate=float(peak), warmup_steps=int(warmup))
-                losses, grouped = curves(
-                    source, steps=args.steps, total_steps=args.steps, seed=seed, optimizer=optimizer
-                )
+                training = Training(seed=seed, total_steps=args.steps)
+                losses, grouped = curves(source, training, steps=args.steps, optimizer=optimizer)
                 distances = apart(losses, grouped)
                 early = max(distances[:FP32_STEPS])
                 first = first or losses[-1]

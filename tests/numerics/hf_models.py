@@ -2,30 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
-from transformers.models.mistral import MistralConfig, MistralForCausalLM
-from transformers.models.qwen2 import Qwen2Config, Qwen2ForCausalLM
-from transformers.models.qwen3 import Qwen3Config, Qwen3ForCausalLM
-from transformers.utils import logging
 
 from swarmnet.data.sampler import Sampler
 from swarmnet.data.tokens import Tokens
 from swarmnet.manifest.schema import Manifest
 
-logging.disable_progress_bar()
-logging.set_verbosity_error()
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
-_CLASSES = {
-    "llama": (LlamaConfig, LlamaForCausalLM),
-    "mistral": (MistralConfig, MistralForCausalLM),
-    "qwen2": (Qwen2Config, Qwen2ForCausalLM),
-    "qwen3": (Qwen3Config, Qwen3ForCausalLM),
-}
 _SIZES: dict[str, Any] = {
     "vocab_size": 61,
     "hidden_size": 30,
@@ -71,10 +61,29 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+@functools.cache
+def _classes() -> dict[str, tuple[Any, Any]]:
+    """Config and model by kind. Importing transformers takes seconds: only the process that runs these tests does."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+    from transformers.models.mistral import MistralConfig, MistralForCausalLM
+    from transformers.models.qwen2 import Qwen2Config, Qwen2ForCausalLM
+    from transformers.models.qwen3 import Qwen3Config, Qwen3ForCausalLM
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
+    return {
+        "llama": (LlamaConfig, LlamaForCausalLM),
+        "mistral": (MistralConfig, MistralForCausalLM),
+        "qwen2": (Qwen2Config, Qwen2ForCausalLM),
+        "qwen3": (Qwen3Config, Qwen3ForCausalLM),
+    }
+
+
 def make(case: str) -> PreTrainedModel:
     """The model, all weights random: transformers itself would leave biases at 0 and norms at 1."""
     kind, changes = CASES[case]
-    config, model_class = _CLASSES[kind]
+    config, model_class = _classes()[kind]
     model = model_class(config(**_SIZES | {"tie_word_embeddings": False} | changes)).float().eval()
     generator = torch.Generator().manual_seed(len(case))
     with torch.no_grad():

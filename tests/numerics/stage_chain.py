@@ -40,6 +40,7 @@ def tiny(
     microbatches: int = 4,
     layers: str | tuple[int, ...] = "auto",
     averaging: Averaging | None = None,
+    eval_every: int = 0,
     **optimizer: object,
 ) -> Manifest:
     """A run of seconds: 20 steps, sequences of 16 tokens."""
@@ -47,7 +48,12 @@ def tiny(
         model=model,
         cut=Cut(stages=stages, layers=layers),
         training=Training(
-            seed=3, total_steps=20, microbatches=microbatches, microbatch_size=2, sequence_length=16, eval_every=10
+            seed=3,
+            total_steps=20,
+            microbatches=microbatches,
+            microbatch_size=2,
+            sequence_length=16,
+            eval_every=eval_every,
         ),
         optimizer=Optimizer(**{"learning_rate": 3e-3, "warmup_steps": 4} | optimizer),
         numerics=Numerics(mode=mode),

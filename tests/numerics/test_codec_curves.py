@@ -12,7 +12,7 @@ from benchmark_modules import load, printed_by
 
 from swarmnet.data.source import load_tokens
 
-STEPS = 30
+STEPS = 16
 
 
 def curves() -> ModuleType:

@@ -33,7 +33,7 @@ WIDE = RUN.model_copy(
         "numerics": Numerics(mode="fp32"),
     }
 )
-PIECE = 8192  # elements that travel together: little beside the whole
+PIECE = 16384  # elements that travel together: little beside the whole
 CACHED = 12 << 16  # bytes: what is gone through at once, as it was and in fp64
 ROUNDS = [RoundId(Ballot(ballot, PeerId("me")), 0) for ballot in range(2)]
 LOCAL: dict[str, Any] = {"sync": "local", "inner_steps": 1, "outer_warmup_steps": 0}
@@ -81,28 +81,41 @@ def sum_up(sums: AtOnce) -> tuple[bytes, float]:
     return sums.seal()
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+ON_RANKS = [
+    Averaging(codec="fp32"),
+    Averaging(codec="topk:0.01"),
+    Averaging(codec="fp32", **LOCAL),
+    Averaging(codec="nf4", **LOCAL),
+    Averaging(codec="powersgd:4", **LOCAL),
+    Averaging(codec="fp32", partners="pairs", **LOCAL),
+]
+"""Of each kind one: what a peer of several ranks has in another place is its weights."""
+
+
 @pytest.mark.parametrize(
-    "averaging",
+    ("averaging", "ranks"),
     [
-        Averaging(codec="fp32"),
-        Averaging(codec="auto"),
-        Averaging(codec="topk:0.01"),
-        Averaging(codec="nf4"),
-        Averaging(codec="auto:nf4"),
-        Averaging(codec="powersgd:4"),
-        Averaging(codec="topk:0.01", reducer="centered_clip"),
-        Averaging(codec="topk:0.01", sync="overlap"),
-        Averaging(codec="fp32", **LOCAL),
-        Averaging(codec="nf4", **LOCAL),
-        Averaging(codec="powersgd:4", **LOCAL),
-        Averaging(codec="fp32", reducer="centered_clip", **LOCAL),
-        Averaging(codec="fp32", partners="pairs", **LOCAL),
-        Averaging(codec="nf4", partners="pairs", **LOCAL),
-        Averaging(codec="fp32", **LOCAL | {"inner_steps": 2, "fragments": 2}),
+        *((each, 2) for each in ON_RANKS),
+        *((each, 1) for each in ON_RANKS),
+        *(
+            (each, 1)
+            for each in (
+                Averaging(codec="auto"),
+                Averaging(codec="nf4"),
+                Averaging(codec="auto:nf4"),
+                Averaging(codec="powersgd:4"),
+                Averaging(codec="topk:0.01", reducer="centered_clip"),
+                Averaging(codec="topk:0.01", sync="overlap"),
+                Averaging(codec="fp32", reducer="centered_clip", **LOCAL),
+                Averaging(codec="nf4", partners="pairs", **LOCAL),
+                Averaging(codec="fp32", **LOCAL | {"inner_steps": 2, "fragments": 2}),
+            )
+        ),
     ],
-    ids=lambda averaging: "-".join(
-        str(value) for name, value in averaging.model_dump(exclude_defaults=True).items() if "step" not in name
+    ids=lambda value: (
+        "-".join(str(each) for name, each in value.model_dump(exclude_defaults=True).items() if "step" not in name)
+        if isinstance(value, Averaging)
+        else str(value)
     ),
 )
 def test_rounds_take_what_was_planned(averaging: Averaging, ranks: int) -> None:

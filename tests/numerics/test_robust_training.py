@@ -37,6 +37,7 @@ def test_with_centered_clip_the_loss_stays_and_the_liars_are_named(attack: str) 
     assert min(clipped.get(liar, 0) for liar in LIARS) > 10 * honest
 
 
+@pytest.mark.long
 def test_gradients_with_the_sign_turned_are_borne_too() -> None:
     """The plain sum bears them as well: the mean points the same way, half as long, and Adam does not mind lengths."""
     assert robust().train("centered_clip", "sign_flip", steps=STEPS)[0] / clean() < 1.02

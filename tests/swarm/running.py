@@ -1,17 +1,26 @@
-"""One `swarmnet COMMAND` as a process of its own, and the events it writes."""
+"""`swarmnet COMMAND` for tests: as a process of its own, with the events it writes; a whole local swarm.
+
+Importing torch takes seconds of computing, so all that is started here is forked from one process that has done it.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import io
 import signal
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
+import swarmnet.local
+from swarmnet.cli.frame import INTERRUPTED, run
 from swarmnet.local.processes import START_S, child_starter
-from swarmnet.ranks.starter import ChildCall, Starter
+from swarmnet.local.supervisor import Kit
+from swarmnet.ranks.starter import ChildCall, ChildProcess, Starter
 from swarmnet.telemetry.events import EventReader
 
 PATIENCE_S = 240.0
@@ -21,8 +30,39 @@ _one_at_a_time = threading.Lock()  # a starter is for one thread
 
 @functools.cache
 def _starter() -> Starter:
-    """Of all tests of this process, the one of `swarmnet local`: importing torch takes seconds of computing."""
+    """Of all tests of this process, the one of `swarmnet local`."""
     return child_starter()
+
+
+class _Lent(Starter):
+    """The same, for one swarm: it stays when the swarm closes it."""
+
+    def ready(self) -> bool:
+        return _starter().ready()
+
+    def lost(self) -> bool:
+        return _starter().lost()
+
+    def start(self, call: ChildCall, deadline: float) -> ChildProcess:
+        return _starter().start(call, deadline)
+
+    def abort(self) -> None:
+        raise AssertionError("a swarm's starter is not aborted")
+
+    def close(self) -> None:
+        pass
+
+
+def train_locally(*words: str, settings: tuple[str, ...] = ()) -> tuple[int, str]:
+    """`swarmnet local WORDS` in this process, its children forked as ours are: the exit code and what is printed."""
+    words = (*words, *(word for setting in settings for word in ("--set", setting)))
+    lent = functools.partial(swarmnet.local.run_local, kit=Kit(starter=_Lent))
+    with mock.patch.object(swarmnet.local, "run_local", lent), _one_at_a_time:
+        with contextlib.redirect_stdout(io.StringIO()) as printed, contextlib.redirect_stderr(printed):
+            code = run(["local", *words])
+    if code == INTERRUPTED:
+        raise KeyboardInterrupt  # Ctrl+C ended the swarm, and is meant for all tests
+    return code, printed.getvalue()
 
 
 class Forked:

@@ -14,13 +14,12 @@ import csv
 import itertools
 import json
 import random
-import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import torch
+from running import train_locally
 from safetensors.torch import load_file
 
 from swarmnet.data.source import load_tokens
@@ -115,30 +114,11 @@ def run_swarm(directory: Path, *, numerics: str, seeds: list[int]) -> Swarm:
     directory.mkdir(parents=True)
     entries, steps = plan(numerics, seeds)
     write_chaos(directory / "chaos.toml", seeds[0], entries)
-    argv = [
-        sys.executable,
-        "-m",
-        "swarmnet",
-        "local",
-        "--stages",
-        str(STAGES),
-        "--replicas",
-        str(REPLICAS),
-        "--steps",
-        str(steps),
-        "--data",
-        "corpus:small",
-        "--numerics",
-        numerics,
-        "--out",
-        str(directory / "out"),
-        "--chaos",
-        str(directory / "chaos.toml"),
-    ]
-    argv += [word for setting in SETTINGS for word in ("--set", setting)]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=800)
-    assert done.returncode == 0, (directory / "chaos.toml").read_text() + done.stdout + done.stderr
-    out = directory / "out"
+    chaos, out = directory / "chaos.toml", directory / "out"
+    size = ("--stages", str(STAGES), "--replicas", str(REPLICAS), "--steps", str(steps))
+    rest = ("--data", "corpus:small", "--numerics", numerics, "--out", str(out), "--chaos", str(chaos))
+    code, printed = train_locally(*size, *rest, settings=SETTINGS)
+    assert code == 0, chaos.read_text() + printed
     manifest = load(out / "run.toml")
     with (out / "loss.csv").open() as file:
         losses = [float(row["loss"]) for row in csv.DictReader(file)]

@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import csv
 import json
-import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 import torch
+from running import PATIENCE_S, Forked, train_locally
 from safetensors.torch import load_file
 
 from swarmnet.data.source import load_tokens
@@ -37,10 +35,6 @@ SETTINGS = (
 )
 
 
-def local(*words: str) -> list[str]:
-    return [sys.executable, "-m", "swarmnet", "local", *words]
-
-
 def rows(out: Path) -> list[tuple[int, float]]:
     with (out / "loss.csv").open() as file:
         return [(int(row["step"]), float(row["loss"])) for row in csv.DictReader(file)]
@@ -59,46 +53,29 @@ def versions(out: Path) -> list[int]:
 def out(tmp_path_factory) -> Path:
     """A run in three lives."""
     out = tmp_path_factory.mktemp("dark") / "out"
-    settings = [word for setting in SETTINGS for word in ("--set", setting)]
-    first = subprocess.run(
-        local(
-            "--stages",
-            "2",
-            "--replicas",
-            "2",
-            "--steps",
-            str(STEPS),
-            "--data",
-            "corpus:small",
-            "--out",
-            str(out),
-            "--checkpoint-every",
-            str(EVERY),
-            "--kill-all",
-            str(KILL_ALL),
-            *settings,
-        ),
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
-    assert first.returncode == 0, first.stdout + first.stderr
-    assert f"swarmnet local --resume --out {out}" in first.stdout
+    size = ("--stages", "2", "--replicas", "2", "--steps", str(STEPS), "--data", "corpus:small", "--out", str(out))
+    lives = ("--checkpoint-every", str(EVERY), "--kill-all", str(KILL_ALL))
+    code, printed = train_locally(*size, *lives, settings=SETTINGS)
+    assert code == 0, printed
+    assert f"swarmnet local --resume --out {out}" in printed
     killed = json.loads((out / "summary.json").read_text())["killed_all"]
     assert KILL_ALL <= killed <= KILL_ALL + 2  # on a busy machine one hears of several steps at once
     assert [step for step, _ in rows(out)][-1] in (killed - 1, killed)
 
-    with subprocess.Popen(local("--resume", "--out", str(out)), stdout=subprocess.DEVNULL) as second:
-        deadline = time.monotonic() + 600
+    # A process of its own, which forks its peers from a process of its own.
+    second = Forked("-m", "swarmnet", "local", "--resume", "--out", str(out), log=out / "second.txt")
+    try:
+        deadline = time.monotonic() + PATIENCE_S
         while max(versions(out)) < KILL_LOCAL:  # a poll of files: there is no event to wait for
-            assert second.poll() is None and time.monotonic() < deadline
+            assert second.poll() is None and time.monotonic() < deadline, (out / "second.txt").read_text()
             time.sleep(0.05)
-        os.kill(second.pid, signal.SIGKILL)
+    finally:
+        second.kill()
+        ended = second.wait()
+    assert ended == -signal.SIGKILL
 
-    third = subprocess.run(
-        local("--resume", "--out", str(out), "--oracle"), capture_output=True, text=True, timeout=600
-    )
-    assert third.returncode == 0, third.stdout + third.stderr
+    code, printed = train_locally("--resume", "--out", str(out), "--oracle")
+    assert code == 0, printed
     return out
 
 
@@ -140,5 +117,5 @@ def test_identities_are_kept(out: Path) -> None:
 
 
 def test_where_no_run_is_none_is_resumed(tmp_path: Path) -> None:
-    done = subprocess.run(local("--resume", "--out", str(tmp_path)), capture_output=True, text=True)
-    assert done.returncode == 2 and "holds no run that could be resumed" in done.stderr
+    code, printed = train_locally("--resume", "--out", str(tmp_path))
+    assert code == 2 and "holds no run that could be resumed" in printed

@@ -5,13 +5,12 @@ Six peers and a trainer over a real DHT and real gRPC, on real text, killed by S
 
 import csv
 import json
-import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import torch
+from running import train_locally
 from safetensors.torch import load_file
 
 from swarmnet.data.source import load_tokens
@@ -48,28 +47,11 @@ class Finished:
 
 
 def run_local(directory: Path, *, numerics: str, kills: tuple[str, ...], settings: tuple[str, ...] = ()) -> Finished:
-    argv = [
-        sys.executable,
-        "-m",
-        "swarmnet",
-        "local",
-        "--stages",
-        str(STAGES),
-        "--replicas",
-        str(REPLICAS),
-        "--steps",
-        "20",
-        "--data",
-        "corpus:small",
-        "--numerics",
-        numerics,
-        "--out",
-        str(directory),
-    ]
-    argv += [word for setting in (*SMALL, *settings) for word in ("--set", setting)]
-    argv += [word for kill in kills for word in ("--kill", kill)]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=800)
-    assert done.returncode == 0, done.stdout + done.stderr
+    size = ("--stages", str(STAGES), "--replicas", str(REPLICAS), "--steps", "20")
+    rest = ("--data", "corpus:small", "--numerics", numerics, "--out", str(directory))
+    killed = [word for kill in kills for word in ("--kill", kill)]
+    code, printed = train_locally(*size, *rest, *killed, settings=(*SMALL, *settings))
+    assert code == 0, printed
     with (directory / "loss.csv").open() as file:
         losses = [float(row["loss"]) for row in csv.DictReader(file)]
     return Finished(
@@ -78,7 +60,7 @@ def run_local(directory: Path, *, numerics: str, kills: tuple[str, ...], setting
         json.loads((directory / "summary.json").read_text()),
         losses,
         [json.loads(line) for line in (directory / "events.jsonl").read_text().splitlines()],
-        done.stdout,
+        printed,
     )
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import subprocess
-import sys
 import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -14,6 +12,7 @@ from pathlib import Path
 import pytest
 from hivemind.dht.routing import DHTID
 from hivemind.p2p import PeerID
+from running import train_locally
 
 from swarmnet.config.peer import PeerConfig
 from swarmnet.directory import Record, StageStatus
@@ -253,26 +252,8 @@ def test_only_the_owners_list_is_kept_under_the_runs_key() -> None:
 
 def test_a_local_swarm_by_invitation_trains_as_an_open_one(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    argv = [
-        sys.executable,
-        "-m",
-        "swarmnet",
-        "local",
-        "--admission",
-        "invite",
-        "--stages",
-        "2",
-        "--replicas",
-        "1",
-        "--steps",
-        "3",
-        "--data",
-        "corpus:small",
-        "--oracle",
-        "--out",
-        str(out),
-    ]
-    for setting in (
+    size = ("--admission", "invite", "--stages", "2", "--replicas", "1", "--steps", "3", "--data", "corpus:small")
+    settings = (
         "training.sequence_length=16",
         "training.microbatch_size=1",
         "model.hidden_size=16",
@@ -280,11 +261,10 @@ def test_a_local_swarm_by_invitation_trains_as_an_open_one(tmp_path: Path) -> No
         "model.head_dim=8",
         "model.num_heads=2",
         "model.num_layers=2",
-    ):
-        argv += ["--set", setting]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=800, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "bit-equal" in done.stdout and f"--invitation {out}/run.invitation" in done.stdout
+    )
+    code, printed = train_locally(*size, "--oracle", "--out", str(out), settings=settings)
+    assert code == 0, printed
+    assert "bit-equal" in printed and f"--invitation {out}/run.invitation" in printed
     secret = (out / "run.invitation").read_text().strip().rsplit(":", 1)[1]
     written = [path for path in out.rglob("*") if path.is_file() and path.name != "run.invitation"]
     assert not [path for path in written if secret.encode() in path.read_bytes()]

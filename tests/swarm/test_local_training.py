@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from running import train_locally
 
 STAGES, REPLICAS, STEPS, INNER = 2, 3, 10, 4
 SMALL = (
@@ -33,31 +32,14 @@ class Finished:
 
 
 def train(out: Path, *settings: str, stages: int, replicas: int, kill: str) -> Finished:
-    argv = [
-        sys.executable,
-        "-m",
-        "swarmnet",
-        "local",
-        "--stages",
-        str(stages),
-        "--replicas",
-        str(replicas),
-        "--steps",
-        str(STEPS),
-        "--data",
-        "corpus:small",
-        "--kill",
-        kill,
-        "--out",
-        str(out),
-    ]
-    argv += [word for setting in (*SMALL, *settings) for word in ("--set", setting)]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=800, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
+    size = ("--stages", str(stages), "--replicas", str(replicas), "--steps", str(STEPS))
+    rest = ("--data", "corpus:small", "--kill", kill, "--out", str(out))
+    code, printed = train_locally(*size, *rest, settings=(*SMALL, *settings))
+    assert code == 0, printed
     return Finished(
         json.loads((out / "summary.json").read_text()),
         [json.loads(line) for line in (out / "events.jsonl").read_text().splitlines()],
-        done.stdout,
+        printed,
     )
 
 

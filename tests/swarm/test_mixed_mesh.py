@@ -7,13 +7,12 @@ in host memory.
 import csv
 import json
 import math
-import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import torch
+from running import train_locally
 from safetensors.torch import load_file
 
 from swarmnet.data.source import load_tokens
@@ -65,31 +64,10 @@ def finished(tmp_path_factory) -> Finished:
             for peer, step, phase, moment in KILLS
         )
     )
-    argv = [
-        sys.executable,
-        "-m",
-        "swarmnet",
-        "local",
-        "--stages",
-        "3",
-        "--replicas",
-        "2",
-        "--steps",
-        str(STEPS),
-        "--ranks",
-        "1=2,2.0=2",
-        "--data",
-        "corpus:small",
-        "--numerics",
-        "deterministic",
-        "--out",
-        str(directory),
-        "--chaos",
-        str(chaos),
-    ]
-    argv += [word for setting in SMALL for word in ("--set", setting)]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=800)
-    assert done.returncode == 0, done.stdout + done.stderr
+    size = ("--stages", "3", "--replicas", "2", "--steps", str(STEPS), "--ranks", "1=2,2.0=2")
+    rest = ("--data", "corpus:small", "--numerics", "deterministic", "--out", str(directory), "--chaos", str(chaos))
+    code, printed = train_locally(*size, *rest, settings=SMALL)
+    assert code == 0, printed
     with (directory / "loss.csv").open() as file:
         losses = [float(row["loss"]) for row in csv.DictReader(file)]
     return Finished(
