@@ -169,7 +169,7 @@ class Stage:
     def _beat(self, name: PeerId) -> None:
         member = self.members[name]
         began = time.thread_time()
-        beats = list(member.heartbeats(other for other in self.members if other != name))
+        beats = list(member.heartbeats.to_each(other for other in self.members if other != name))
         self.cpu_s[name]["beat"] += time.thread_time() - began
         for peer, beat in beats:
             self._send(name, peer, beat)
@@ -221,7 +221,7 @@ def heartbeat_s(stage: Stage, name: PeerId) -> float:
     took = []
     for _ in range(BEATS):
         written, began = MessageWriter(), time.thread_time()
-        for _, beat in member.heartbeats(others):
+        for _, beat in member.heartbeats.to_each(others):
             written(beat)
         took.append(time.thread_time() - began)
     return statistics.median(took)

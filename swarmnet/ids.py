@@ -6,6 +6,7 @@ A *generation* fences a replica's accumulator (docs/protocol.md, rule 11), a *ba
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from dataclasses import dataclass
 from typing import Annotated, NewType, Protocol
@@ -14,6 +15,13 @@ from swarmnet.bounds import Between
 
 PeerId = NewType("PeerId", str)
 """libp2p peer id in base58 (`12D3Koo...`); it embeds the peer's Ed25519 public key."""
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def mark_of(peer: PeerId) -> int:
+    """Where a peer stands among the others of its stage: 64 bits of a hash of its id."""
+    return int.from_bytes(hashlib.sha256(peer.encode()).digest()[:8])
+
 
 RunId = NewType("RunId", str)
 """SHA-256 of the canonical manifest, 64 hex digits."""

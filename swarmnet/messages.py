@@ -164,7 +164,7 @@ class Measure:
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """To replicas of my stage and of the neighbour stages: where I stand and which commits I know."""
+    """To replicas of my stage and of the neighbour stages: where I stand, and commits that the receiver may lack."""
 
     stamp: Stamp
     incarnation: Incarnation
@@ -172,7 +172,7 @@ class Heartbeat:
     keeper: Ballot | None
     """The ballot that I follow in the open step, or followed in the last one."""
     commits: Commits = ()
-    """The commits of step `stamp.step` (= my version) that I know."""
+    """Commits of step `stamp.step` (= my version) that I know, and the receiver did not when I heard it last."""
     last_commits: Commits = ()
     """The commits of all stages of the step before; only sent to a peer that is known to be behind."""
     queue: Count = 0
@@ -190,6 +190,12 @@ class Heartbeat:
     """Mates that I hear and cannot call: I can pull nothing from them."""
     new: bool = False
     """I have still to contribute before I count, for the first time or since I came back."""
+    asks: bool = True
+    """I have chosen the receiver to hear from it, so it is to send me heartbeats too (`step.graph`)."""
+    known: Annotated[bytes, Size(MAX_STAGES // 8)] = b""
+    """The stages whose commits of step `stamp.step` I know: bit i of byte i / 8 (lowest first) is stage i."""
+    digest: Annotated[bytes, Size(16)] = b""
+    """Of those commits (`step.membership`)."""
 
 
 MAX_SITTING = 16

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from swarmnet.directory import MAX_ADDRESSES, SMALL_RUN, ReadPace, Record
 from swarmnet.errors import SwarmError, UsageError
-from swarmnet.ids import PeerId, RunId
+from swarmnet.ids import PeerId, RunId, mark_of
 from swarmnet.net.address import Address, peer_in
 from swarmnet.net.admission import Admissions, Bans, admits
 from swarmnet.net.admission_files import BanFiles
@@ -37,7 +37,6 @@ from swarmnet.net.records import (
     agreed_num_stages,
     bans_key,
     dht_key,
-    mark_of,
     part_of,
     parts_seen,
     places_of,

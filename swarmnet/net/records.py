@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import hashlib
 import itertools
 import json
 import math
@@ -41,7 +40,7 @@ from swarmnet.directory import (
     Record,
 )
 from swarmnet.errors import BadMessage, RejectCode, UsageError
-from swarmnet.ids import Chain, Number, PeerId, RunId
+from swarmnet.ids import Chain, Number, PeerId, RunId, mark_of
 from swarmnet.net.address import Address
 from swarmnet.net.identity import verify
 
@@ -124,12 +123,6 @@ MANY, FEW = 32, 12
 
 MAX_PARTS = 10
 """As a power of two."""
-
-
-@functools.lru_cache(maxsize=MAX_PEERS)
-def mark_of(peer: PeerId) -> int:
-    """Where a peer stands among the others of its stage: 64 bits of a hash of its id."""
-    return int.from_bytes(hashlib.sha256(peer.encode()).digest()[:8])
 
 
 def part_of(mark: int, stage: int, bits: int) -> Place:

@@ -173,7 +173,7 @@ class Farewell:
             self._beat_at = now + leaver.timers.heartbeat_s
             everyone = sorted(leaver.everyone())
             for replica in leaver.replicas.values():
-                for peer, beat in replica.member.heartbeats(everyone):
+                for peer, beat in replica.member.heartbeats.to_each(everyone):
                     leaver.transport.tell(peer, beat)
         standings = [standing_of(leaver, replica, now) for replica in leaver.replicas.values()]
         for standing in standings:

@@ -54,6 +54,7 @@ class Moving:
         self._peer, self._rules, self._fits, self._room = peer, rules, fits, room
         self._promises = Promises(rules)
         self._began = loop_time()
+        self._distress = False  # of some stage, when I looked last
         self._rebalancer = Rebalancer(peer.me, rules, now=loop_time())
         peer.may_move = True
 
@@ -69,7 +70,7 @@ class Moving:
             rules = self._rules_now(replica)
             rebalancer.rules = rules
             # Before it decides it hears what all others announce.
-            if loop_time() >= rebalancer.due:
+            if loop_time() >= rebalancer.due or rebalancer.intent.to is not None or self._distress:
                 await peer.refresh(whole=True)
             if not peer.sees_all:
                 continue
@@ -77,6 +78,7 @@ class Moving:
             heard = [each for each in there if self._is_heard(replica, each)]
             serving = self._promises.believed([*heard, *servings([peer.status()])], loop_time())
             picture = Picture(peer.manifest.cut.stages, serving, rules)
+            self._distress = bool(picture.in_distress)
             intent = rebalancer.decide(picture, self._fitting(replica), now=loop_time())
             self._intend(intent)
             if intent.to is not None and intent.surely:
@@ -115,8 +117,8 @@ class Moving:
 
     def _is_heard(self, replica: Replica, each: Serving) -> bool:
         """Records outlive their peers. Of those beside me that serve I hear, or they are gone."""
-        near = abs(each.stage - replica.stage) <= 1
-        return not (near and each.synced) or replica.member.view.alive(each.peer, now=loop_time(), stage=each.stage)
+        expected = self._peer.expects(each.peer, each.stage)
+        return not (expected and each.synced) or replica.member.view.alive(each.peer, now=loop_time(), stage=each.stage)
 
     def _rules_now(self, replica: Replica) -> Rules:
         """By how long the state of a stage takes on my line. Who needs long may promise for longer."""

@@ -11,7 +11,7 @@ import math
 import statistics
 import time
 from collections import Counter, deque
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mapping
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mapping, Set
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -241,9 +241,7 @@ class Peer:
             return
         # A stranger may be a newcomer whose record is not read yet.
         if caller != self.me and caller not in self.records:
-            self._look.set()
-            if len(self._strangers) < _MOST_STRANGERS:
-                self._strangers.add(caller)
+            self.look_for(caller)
         if not self.admitted(caller, "stage"):
             return
         if isinstance(message, Heartbeat):
@@ -409,15 +407,30 @@ class Peer:
     def on_local(self, message: Control) -> None:
         self._dispatch(self.me, message)
 
-    def neighbours(self, stage: int) -> Iterable[PeerId]:
-        near = {stage - 1, stage, stage + 1}
-        found = {peer for peer, record in self.records.items() if any(status.stage in near for status in record.stages)}
-        view = self.replicas[stage].member.view
-        for other in near:
-            found.update(view.live(other, now=self._now()))
-        if any(other in self.replicas for other in near - {stage}):
-            found.add(self.me)  # my other stages have views of their own
-        return sorted(found)
+    def near(self, stage: int) -> Mapping[int, Set[PeerId]]:
+        view, now = self.replicas[stage].member.view, self._now()
+        beside = {stage - 1, stage, stage + 1} & set(range(self.manifest.cut.stages))
+        found = {other: set(view.live(other, now=now)) for other in sorted(beside)}
+        for peer, record in self.records.items():
+            for status in record.stages:
+                seen = view.get(peer, status.stage) if status.stage in found else None
+                # Its record outlives a process that has ended.
+                if status.stage in found and not (seen and seen.dead and seen.incarnation == record.incarnation):
+                    found[status.stage].add(peer)
+        for other in found.keys() & self.replicas.keys() - {stage}:
+            found[other].add(self.me)  # my other stages have views of their own
+        return found
+
+    def expects(self, peer: PeerId, stage: int) -> bool:
+        """Should I hear that replica of a stage, if it lives? Of a large one only some."""
+        beside = (replica.member for mine, replica in self.replicas.items() if abs(stage - mine) <= 1)
+        return any(stage not in of.view.sparse or peer in of.heartbeats.graph.chosen for of in beside)
+
+    def look_for(self, peer: PeerId) -> None:
+        """Read the record of a peer that I do not know."""
+        self._look.set()
+        if len(self._strangers) < _MOST_STRANGERS:
+            self._strangers.add(peer)
 
     def on_every_disk(self) -> int | None:
         """The newest version that every stage is known to have on some disk."""

@@ -246,7 +246,7 @@ class Replica:
             Known(
                 feeds=caller == self._peer.me or self._is_live(caller, upstream),
                 mate=self._is_live(caller, self.stage),
-                heard=view.get(caller, upstream) is not None,
+                heard=view.get(caller, upstream) is not None or upstream in view.sparse,
                 admitted=self._peer.admitted(caller, "trainer"),
             ),
             request,
@@ -257,9 +257,14 @@ class Replica:
         return away
 
     def _is_live(self, peer: PeerId, stage: int) -> bool:
-        """As `_live`, of one peer: this is asked with every call."""
-        seen = self.member.view.get(peer, stage)
-        return seen is not None and seen.synced and self.member.view.alive(peer, now=self._now(), stage=stage)
+        """As `_live`, of one peer: this is asked with every call. Of a large stage who is not heard may call, too."""
+        view, record = self.member.view, self._peer.records.get(peer)
+        seen = view.get(peer, stage)
+        if seen is None and stage in view.sparse:
+            if record is None:
+                self._peer.look_for(peer)
+            return record is not None and any(status.stage == stage and status.synced for status in record.stages)
+        return seen is not None and seen.synced and view.alive(peer, now=self._now(), stage=stage)
 
     def _bad_input(self, peer: PeerId, step: int, index: int, error: BadMessage) -> None:
         self._name("bad_input", peer, {"step": step, "index": index, "code": error.code.value, "reason": error.reason})

@@ -153,7 +153,6 @@ class StateSupply:
         record says."""
         records = self._peer.records
         self._heard_at = {peer: self._heard_at.get(peer, now) for peer, record in records.items() if record.stages}
-        near = {stage + beside for stage in self._replicas for beside in (-1, 0, 1)}
         return [
             RestartReport(
                 record.restart,
@@ -161,7 +160,7 @@ class StateSupply:
                 heard=not self.dead(record)
                 and (
                     now - self._heard_at[record.peer] <= self.rollbacks.lost_s
-                    or not any(status.stage in near for status in record.stages)
+                    or not any(self._peer.expects(record.peer, status.stage) for status in record.stages)
                 ),
                 has_say=bool(record.restart.number) or any(status.synced for status in record.stages),
             )

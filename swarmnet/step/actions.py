@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from swarmnet.ids import Chain, PeerId
-from swarmnet.messages import Commit, Control, Round
+from swarmnet.messages import Commit, Committed, Control, Heartbeat, Round
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class Broadcast:
     A heartbeat goes only to the replicas of my stage and of the stages beside it, and not to me.
     """
 
-    message: Control
+    message: Heartbeat | Committed
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,9 +9,10 @@ from swarmnet.ids import Chain, PeerId
 from swarmnet.messages import UNMEASURED, LineQuality, Trouble
 from swarmnet.step.gate import Shape
 from swarmnet.step.ledger import Generations
+from swarmnet.step.lines import BrokenLines
 from swarmnet.step.membership import Membership
 from swarmnet.step.strikes import Strikes
-from swarmnet.step.view import BrokenLines, Pace, View
+from swarmnet.step.view import Pace, View
 
 
 @dataclass(slots=True)
@@ -56,5 +57,5 @@ class StepContext:
     def stuck(self, *, now: float) -> bool:
         """Is my exchange unable to end by itself? A stream stands still, breaks, or comes from a dead member."""
         return self.trouble is not None or any(
-            broken or not self.view.alive(peer, now=now) for peer, broken in self.waits.items()
+            broken or not self.view.may_live(peer, now=now) for peer, broken in self.waits.items()
         )

@@ -9,14 +9,14 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import deque
-from collections.abc import Coroutine, Iterable
+from collections.abc import Coroutine, Iterable, Mapping, Set
 from dataclasses import replace
 from typing import Any, Protocol
 
 from swarmnet.averaging.exchange import Exchange
 from swarmnet.errors import SwarmError, leaves
 from swarmnet.ids import PeerId, Restart, RoundId
-from swarmnet.messages import Commit, Control, Finished, Heartbeat, Measure, Round, Stamp
+from swarmnet.messages import Commit, Committed, Control, Finished, Heartbeat, Measure, Round, Stamp
 from swarmnet.pipeline.execution import Execution
 from swarmnet.pipeline.recovery import Spawn
 from swarmnet.stage.seams import Compute, Stash
@@ -48,8 +48,8 @@ class Listener(Protocol):
         """A message from this peer to itself: hand it to whichever of its stages it concerns."""
         ...
 
-    def neighbours(self, stage: int) -> Iterable[PeerId]:
-        """The receivers of heartbeats of `stage`: its other replicas and those of the stages beside it."""
+    def near(self, stage: int) -> Mapping[int, Set[PeerId]]:
+        """The other replicas known of `stage`, and those of the stages beside it; by stage."""
         ...
 
     def everyone(self) -> Iterable[PeerId]:
@@ -81,6 +81,10 @@ class StepDriver:
         self._measuring: asyncio.Task[None] | None = None
         self._settled = asyncio.Event()
         self._settled.set()
+        self._beaten: set[PeerId] = set()  # who has had a heartbeat since it is among my neighbours
+        self._beat_again_at = 0.0
+        self._known_said = 0  # commits that I knew then
+        self._spread_last: Commit | None = None
         self._failed: tuple[tuple[Stamp, RoundId] | None, set[str]] = (None, set())  # of a round: why its sum failed
         engine.subscribe(self)
 
@@ -102,7 +106,7 @@ class StepDriver:
         relayed = any(self._transport.relayed(peer) for peer, _ in self.member.view.mates())
         line = replace(self._exchange.meter.line, relayed=relayed)
         self.member.feel(line, watch.trouble(now=now), watch.allowed, watch.waits(now=now), watch.awaited(now=now))
-        self._beat(self._listener.neighbours(self.member.stage))
+        self._beat(due_only=True)
         self._perform(self.member.tick(now=self._now()))
 
     def gone(self, peer: PeerId, *, definite: bool) -> None:
@@ -207,10 +211,9 @@ class StepDriver:
                 self._send(peer, message)
             case act.Broadcast(message):
                 if isinstance(message, Heartbeat):
-                    self._beat(self._listener.neighbours(self.member.stage))
+                    self._beat()
                 else:
-                    for peer in sorted({*self._listener.everyone(), self.member.me}):
-                        self._send(peer, message)
+                    self._spread(message)
             case act.CountHere(step, index):
                 self._pipeline.granted(step, index, self._engine.voids(step))
             case act.OwnedElsewhere(step, index, owner):
@@ -247,8 +250,35 @@ class StepDriver:
         else:
             self._transport.tell(peer, message)
 
-    def _beat(self, peers: Iterable[PeerId]) -> None:
-        for peer, beat in self.member.heartbeats(peers):
+    def _spread(self, committed: Committed) -> None:
+        """My stage has committed: tell everybody; in a large run my neighbours and a few of each stage, whom the others
+        ask."""
+        member = self.member
+        receivers = {*self._listener.everyone(), member.me}
+        if member.view.sparse:
+            news = committed.commit != self._spread_last
+            self._spread_last = committed.commit
+            # Whoever has not heard of it sees in a heartbeat that others have.
+            receivers = {member.me, *(self._beaten if news else ()), *member.heartbeats.messengers(news=news)}
+        for peer in sorted(receivers):
+            self._send(peer, committed)
+
+    def _beat(self, *, due_only: bool = False) -> None:
+        """My heartbeat to all my neighbours; due_only: if it is time, and else to those who are new among them."""
+        member, now = self.member, self._now()
+        receivers = member.heartbeats.neighbours(self._listener.near(member.stage), now=now)
+        # In a large stage heartbeats are rarer than ticks, unless there are commits to tell of.
+        known = len(member.barrier.known)
+        due = now + 0.5 * member.timers.heartbeat_s >= self._beat_again_at or known > self._known_said
+        if not due_only or due:
+            fresh, self._known_said = receivers, known
+            # Among a few, news never puts off a heartbeat.
+            if due_only or member.view.sparse:
+                self._beat_again_at = now + member.view.beat_s
+        else:
+            fresh = [peer for peer in receivers if peer not in self._beaten]
+        self._known_said, self._beaten = min(self._known_said, known), set(receivers)
+        for peer, beat in member.heartbeats.to_each(fresh):
             self._send(peer, beat)
 
     def _stop_round(self) -> None:
@@ -362,7 +392,7 @@ class StepDriver:
     def _begin(self) -> None:
         member = self.member
         self._pipeline.begin(
-            member.version, alive=lambda peer: member.view.alive(peer, now=asyncio.get_running_loop().time())
+            member.version, alive=lambda peer: member.view.may_live(peer, now=asyncio.get_running_loop().time())
         )
 
 

@@ -13,6 +13,7 @@ from swarmnet.messages import NONE, Indexes, Prepare
 from swarmnet.step.actions import Note
 from swarmnet.step.context import StepContext
 from swarmnet.step.strikes import sitting
+from swarmnet.step.view import keeper_rank
 
 
 class Election:
@@ -85,9 +86,16 @@ class Election:
 
     def _order(self, now: float) -> list[PeerId]:
         """Who should keep, best first: the order as drawn, but members of the roster before newcomers."""
-        passed_over = self._sitting(now)
-        order = [peer for peer in self._view.keeper_order(self._term_chain, now=now) if peer not in passed_over]
-        return sorted(order, key=self._membership.is_new)
+        passed_over, view = self._sitting(now), self._view
+        if view.stage not in view.sparse:
+            order = [peer for peer in view.keeper_order(self._term_chain, now=now) if peer not in passed_over]
+            return sorted(order, key=self._membership.is_new)
+        # Of a large stage those keep who count. They hear each other; I stand last if I am none of them.
+        may = {peer for peer in self._membership.keepers(view.stage) if view.may_live(peer, now=now)} - passed_over
+        order = sorted(may - {view.me}, key=lambda peer: keeper_rank(self._term_chain, view.stage, peer))
+        if view.me not in may:
+            return [*order, view.me]
+        return sorted([*order, view.me], key=lambda peer: keeper_rank(self._term_chain, view.stage, peer))
 
     def _usurps(self, ballot: Ballot, now: float) -> bool:
         """Does it stand against a keeper that lives and is followed, or that is first and has just begun?"""
@@ -104,7 +112,7 @@ class Election:
 
     def _followed(self, ballot: Ballot, now: float) -> bool:
         """Do most live replicas, the keeper among them, follow this ballot? A keeper in vain has no vote here."""
-        live = self._membership.live(self._view.stage, now=now)
+        live = set(self._membership.in_sight(self._view.stage, now=now))
         found = {ballot.peer} if ballot.peer != self._view.me or ballot == self.promised else set[PeerId]()
         for peer in live - {self._view.me}:
             seen = self._view.get(peer)

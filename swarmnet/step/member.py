@@ -9,11 +9,10 @@ machine knows nothing of tensors: the driver tells it what compute has done.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 
 from swarmnet.ids import NO_RESTART, Ballot, Chain, PeerId, Restart, RoundId, Signer, next_chain
 from swarmnet.messages import (
-    MAX_SITTING,
     Commit,
     Committed,
     Control,
@@ -26,11 +25,13 @@ from swarmnet.messages import (
     Trouble,
 )
 from swarmnet.step import actions as act
-from swarmnet.step.actions import Action, Broadcast, Note, Resync, Send, note
+from swarmnet.step.actions import Action, Broadcast, Note, Send, note
 from swarmnet.step.context import StepContext
 from swarmnet.step.drift import NO_DRIFT, Drift, DriftRules
 from swarmnet.step.gate import Shape, refusal
+from swarmnet.step.heartbeats import Heartbeats
 from swarmnet.step.keeper import Keeper
+from swarmnet.step.lag import Lag, yields
 from swarmnet.step.ledger import ClaimBook, Generations, round_numbers
 from swarmnet.step.membership import Barrier, Membership, evidence
 from swarmnet.step.open_step import OpenStep, RoundPart
@@ -70,13 +71,15 @@ class Member:
         self.version, self.chain, self.before = 0, chain, chain
         self.restart = NO_RESTART
         self.queue = 0
-        self._unreached: tuple[PeerId, ...] = ()  # mates that I cannot call
+        self.unreached: tuple[PeerId, ...] = ()
+        """Mates that I cannot call."""
         self.last_commits: tuple[Commit, ...] = ()
         self.last_finished: Finished | None = None
         self._last_stamp: Stamp | None = None
-        self._kept_last: Ballot | None = None  # under which ballot, until somebody keeps the next step
+        self.kept_last: Ballot | None = None  # under which ballot, until somebody keeps the next step
         self._lag = Lag(self.view, self.membership)
         self._bad_voters: set[PeerId] = set()
+        self.heartbeats = Heartbeats(self)
         self._begin(now, None)
 
     def _begin(self, now: float, finished: Finished | None) -> None:
@@ -182,45 +185,18 @@ class Member:
         return finished if finished is not None and finished.id == round_id else None
 
     def heartbeat(self, to: PeerId | None = None) -> Heartbeat:
-        """My heartbeat, with the last step's commits if `to` is not known to have applied them."""
-        return self._heartbeat(*((True, True) if to is None else self._told(to)))
-
-    def heartbeats(self, to: Iterable[PeerId]) -> Iterator[tuple[PeerId, Heartbeat]]:
-        """My heartbeat for each of these. All that are told the same are told the same object: it is written once."""
-        made: dict[tuple[bool, bool], Heartbeat] = {}
-        for peer in to:
-            told = self._told(peer)
-            if told not in made:
-                made[told] = self._heartbeat(*told)
-            yield peer, made[told]
-
-    def _told(self, peer: PeerId) -> tuple[bool, bool]:
-        """(May this peer lack the last step's commits? Is it a mate?)"""
-        return self.view.behind(peer, self.version), self.view.get(peer) is not None
-
-    def _heartbeat(self, behind: bool, mate: bool) -> Heartbeat:
-        return Heartbeat(
-            stamp=self._stamp(self.version, self.chain),
-            incarnation=self._context.generations.newest.incarnation,
-            synced=self.synced,
-            keeper=self.promised or self._kept_last,
-            commits=tuple(map(self.membership.with_votes, self.barrier.known)),
-            last_commits=tuple(map(self.membership.with_votes, self.last_commits)) if behind else (),
-            queue=self.queue,
-            draining=self.view.draining,
-            numerics=self.drift.numerics,
-            measure=self.drift.mine if mate else None,
-            before=self.before,
-            sitting=self._sitting,
-            unreached=self._unreached[:MAX_SITTING] if mate else (),
-            new=self.membership.is_new(self.me),
-        )
+        """My heartbeat, to that peer or to anybody."""
+        return self.heartbeats.to(to)
 
     @property
-    def _sitting(self) -> tuple[PeerId, ...]:
-        """The mates that the step goes on without if I keep it; else those that my own strikes let sit out."""
-        found = self.keeper.without if self.keeper is not None else self._context.strikes.sitting
-        return tuple(sorted(found))[:MAX_SITTING]
+    def incarnation(self) -> int:
+        """Of this process."""
+        return self._context.generations.newest.incarnation
+
+    @property
+    def sitting(self) -> frozenset[PeerId]:
+        """The mates that my own strikes let sit out."""
+        return frozenset(self._context.strikes.sitting)
 
     # ------------------------------------------------------------ events from my own replica
 
@@ -324,7 +300,7 @@ class Member:
         """The optimizer step is done: the next version begins."""
         assert self.applying and self.barrier.complete
         self.last_commits, self.last_finished, self._last_stamp = self.barrier.known, self.finished, self.stamp
-        self._kept_last, self._bad_voters = self.promised, set()
+        self.kept_last, self._bad_voters = self.promised, set()
         actions: list[Action] = [*self.oldest.applied(now)]
         late_s = self.oldest.late_s
         self.steps = self.steps[1:]
@@ -359,7 +335,7 @@ class Member:
 
         late_s: seconds that the step waited for another member, which is not the keeper's fault.
         """
-        kept = self._kept_last.peer if self._kept_last is not None else None
+        kept = self.kept_last.peer if self.kept_last is not None else None
         slow_s = self._context.pace.applied(kept, late_s=late_s, now=now)
         if kept is None or kept == self.me or not slow_s:
             return []
@@ -383,7 +359,7 @@ class Member:
     def tick(self, *, now: float) -> list[Action]:
         """Every heartbeat interval: say again whatever state asks for."""
         self.view.forget_silent(now=now)
-        self._unreached = self.view.unreached(now=now)
+        self.unreached = self.view.unreached(now=now)
         if not self.synced:
             return []
         convicted, self.membership.notes = self.membership.notes, []
@@ -416,6 +392,7 @@ class Member:
         if isinstance(message, Committed):
             if message.restart != self.restart:
                 return []
+            self.membership.told(peer, message.commit)
             return self._on_commit(peer, message.commit, now)
         # A peer that never sent a heartbeat as a replica of my stage has no say in it.
         if message.stamp.stage != self.stage or not mate:
@@ -435,6 +412,7 @@ class Member:
             self.view.forget(peer)
             return []
         stood = self._stands(peer, now)
+        self.heartbeats.graph.asked(peer, chosen=beat.asks, now=now)
         fresh = self.view.hear(peer, beat, now=now)
         actions: list[Action] = [Send(peer, self.heartbeat(peer))] if fresh and self.synced else []
         # Without state neither side can tell the other anything about the step.
@@ -448,7 +426,9 @@ class Member:
             for commit in beat.last_commits:
                 actions += self._on_commit(peer, commit, now)
         if step in (self.version, self.version + 1):
-            self.membership.lists(peer, beat.stamp.stage, (*beat.commits, *beat.last_commits))
+            listed = (*beat.commits, *beat.last_commits, *self.heartbeats.listed(beat))
+            if listed or not beat.known:  # else it is told what that is, or has been
+                self.membership.lists(peer, beat.stamp.stage, listed)
             for commit in beat.commits:
                 actions += self._on_commit(peer, commit, now)
         # By one step the sum may still be fetched; by more the state must (rule 18).
@@ -484,9 +464,10 @@ class Member:
         # I hold the sum of a step before the fork, perhaps as the only one: I apply it first and give way afterwards.
         if self.finished is not None and beat.before == self.stamp.chain:
             return []
-        theirs = any(commit.stage == self.stage for commit in beat.commits)
+        seen = self.view.get(peer)
+        theirs = seen is not None and seen.committed
         mine = self.barrier.of(self.stage) is not None
-        live = self.membership.live(self.stage, now=now)
+        live = self.membership.in_sight(self.stage, now=now)
         others = [self.view.get(mate) for mate in live - {self.me}]
         chains = Counter(seen.chain for seen in others if seen is not None and seen.version == self.version)
         with_them, with_me = chains[beat.stamp.chain], chains[self.chain] + 1
@@ -515,94 +496,3 @@ class Member:
 
     def _advance(self, now: float, *, resend: bool = False) -> list[Action]:
         return [action for step in self.steps for action in step.advance(now, resend=resend)]
-
-
-# ---------------------------------------------------------------- state from others
-#
-# Rules 18 and 19: a replica takes its state from another one when it fell behind, lost a fork, or its stage lost a
-# sum. This decides whom to ask and how often; fetching is the driver's.
-
-_MOST_NAMED = 16
-
-
-class Lag:
-    """Watches how far one replica is behind its mates."""
-
-    def __init__(self, view: View, membership: Membership) -> None:
-        self._view, self._membership = view, membership
-        self._asked_at = -1e9
-        self._alone: set[PeerId] = set()  # who says that it is far ahead, and is not believed
-        self._behind_since: float | None = None
-        self._orphaned_since: float | None = None
-
-    def caught_up(self) -> None:
-        """The replica has moved on."""
-        self._behind_since = self._orphaned_since = None
-        self._alone &= {peer for peer, _ in self._view.mates()}
-
-    def behind(self, version: int, *, fetching: bool, now: float) -> list[Action]:
-        """A mate is ahead (rule 18): by one step the sum may still be fetched; by more, or for long, the state must.
-
-        One mate alone is not believed: either most live others of my stage are ahead, or most of another stage are, or
-        for two long silences nothing has led me on. fetching: is the sum being fetched?
-        """
-        if self._behind_since is None:
-            self._behind_since = now
-        ahead = {
-            peer: seen.version
-            for peer, seen in self._view.mates()
-            if seen.version > version and seen.synced and not seen.dead
-        }
-        timers = self._view.timers
-        since_s = now - self._behind_since
-        if not self._most_are_ahead(version, now=now) and since_s <= 2 * timers.long_silence_s:
-            alone = [(peer, passed) for peer, passed in sorted(ahead.items()) if passed > version + 1]
-            fresh = [each for each in alone if each[0] not in self._alone]
-            self._alone.update(peer for peer, _ in fresh)
-            return [note("ahead_alone", peer=peer, version=passed) for peer, passed in fresh[:_MOST_NAMED]]
-        far = any(passed > version + 1 for passed in ahead.values())
-        if far or since_s > 2 * (timers.long_silence_s if fetching else timers.suspect_s):
-            return self.resync(tuple(sorted(ahead)), "behind", version, now=now)
-        return []
-
-    def _most_are_ahead(self, version: int, *, now: float) -> bool:
-        """Is most of the rest of my stage, or of another one, ahead of me?"""
-        view = self._view
-        for stage in {view.stage, *(stage for stage, _, _ in view.known())}:
-            live = self._membership.live(stage, now=now) - ({view.me} if stage == view.stage else set())
-            seen = [view.get(peer, stage) for peer in live]
-            if 2 * sum(each is not None and each.synced and each.version > version for each in seen) > len(seen) > 0:
-                return True
-        return False
-
-    def orphaned(self, version: int, *, now: float) -> bool:
-        """Have other stages gone past a step that neither this replica nor a mate of it can end?
-
-        The others applied the step; every peer that held my stage's sum or knew the commits is gone. Nobody can make
-        the sum again, because the other stages no longer have the weights of that step. True only after two long
-        silences, in which a peer that could still help would be heard.
-        """
-        view = self._view
-        passed = any(seen.version > version and seen.synced and not seen.dead for _, _, seen in view.known())
-        mate = any(seen.version > version and seen.synced and not seen.dead for _, seen in view.mates())
-        if mate or not passed:
-            self._orphaned_since = None
-            return False
-        if self._orphaned_since is None:
-            self._orphaned_since = now
-        return now - self._orphaned_since > 2 * view.timers.long_silence_s
-
-    def resync(self, donors: tuple[PeerId, ...], reason: str, version: int, *, now: float) -> list[Action]:
-        """Fetch a snapshot from one of these; asked for at most once per silence limit."""
-        if not donors or now - self._asked_at < self._view.timers.suspect_s:
-            return []
-        self._asked_at = now
-        return [Resync(donors, reason), note("resync", reason=reason, version=version)]
-
-
-def yields(*, mine: tuple[bool, Chain], theirs: tuple[bool, Chain]) -> bool:
-    """Rule 19: of two forks of one version, (has a commit, chain), does mine give way?
-
-    One that holds a commit never yields to one that has none.
-    """
-    return theirs > mine

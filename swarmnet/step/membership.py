@@ -39,6 +39,9 @@ another."""
 _MOST_COUNT = 2 * MAX_VOTES - 1
 """Replicas of a stage that count at a time: a commit has room for the votes of more than half of them."""
 
+_PRESUMED = 15
+"""Replicas of a large stage that count as long as nobody is known to, for lack of commits: those of lowest hash."""
+
 _MOST_ODD = 1024
 """Peers that the log names because they believed another commit, each once."""
 
@@ -62,6 +65,7 @@ def commit_of(stamp: Stamp, finished: Finished) -> Commit:
     )
 
 
+@functools.lru_cache(maxsize=4096)
 def statement(commit: Commit, restart: Restart) -> bytes:
     """What a vote signs: everything of the commit but the votes. The chain stands for run, stage and past."""
     of = hashlib.sha256(_DOMAIN)
@@ -98,6 +102,7 @@ class Membership:
         self.patience_s = 0.0  # what is long here: several usual steps
         self.notes: list[Note] = []  # for the log, until they are taken
         self._restart = NO_RESTART
+        self._presumed: dict[int, frozenset[PeerId]] = {}  # of large stages
         self._counting: dict[int, dict[PeerId, int]] = {}  # stage -> who counts -> its last step
         self._lives: dict[PeerId, int] = {}  # of my stage: the incarnation in which it first counted or contributed
         self._votes: dict[tuple[int, int], dict[Commit, dict[PeerId, bytes]]] = {}
@@ -115,13 +120,34 @@ class Membership:
         """Who counts in that stage; empty while nothing of it is known."""
         return _first(self._counting.get(stage, {}).keys() - self._convicted)
 
+    def contributors(self, stage: int) -> Set[PeerId]:
+        """All who have contributed lately to sums of a stage, more than may count."""
+        return self._counting.get(stage, {}).keys() - self._convicted
+
+    def presume(self, names: Mapping[int, Set[PeerId]]) -> None:
+        """The replicas known of stages of which I hear a few only."""
+        self._presumed = {stage: frozenset(sorted(found, key=_place)[:_PRESUMED]) for stage, found in names.items()}
+
+    def keepers(self, stage: int) -> frozenset[PeerId]:
+        """Of a large stage: who counts, and so may keep."""
+        return self.roster(stage) or self._presumed.get(stage, frozenset()) - self._convicted
+
+    def in_sight(self, stage: int, *, now: float) -> frozenset[PeerId]:
+        """Those of the live roster that I hear, and I: of a large stage they stand for it."""
+        live = self.live(stage, now=now)
+        if stage not in self._view.sparse:
+            return live
+        return frozenset(
+            peer for peer in live if (stage, peer) == (self.stage, self.me) or self._view.get(peer, stage) is not None
+        )
+
     def live(self, stage: int, *, now: float) -> frozenset[PeerId]:
         """The members of the roster that are not lost to me; if there are none, all replicas that I hear and can
         call."""
         view = self._view
         found = frozenset(
             peer
-            for peer in self.roster(stage)
+            for peer in self.keepers(stage)
             if (stage, peer) == (self.stage, self.me) or not view.unreachable(peer, stage, now=now)
         )
         if found:
@@ -200,6 +226,7 @@ class Membership:
     def follow(self, restart: Restart) -> None:
         """The run goes on from another version: nothing said before counts."""
         self._restart = restart
+        self._presumed.clear()
         for known in (self._counting, self._lives, self._votes, self._heard_at, self._listed, self._given_up):
             known.clear()
 
@@ -255,6 +282,18 @@ class Membership:
         if self._view.get(peer, stage) is not None:
             self._listed.setdefault(stage, {})[peer] = frozenset(commits)
 
+    def digest_of(self, commits: Iterable[Commit]) -> bytes:
+        """What stands for these commits in a heartbeat; b"" for none."""
+        words = [statement(commit, self._restart) for commit in sorted(commits, key=lambda c: c.stage)]
+        return hashlib.sha256(b"".join(words)).digest()[:16] if words else b""
+
+    def told(self, peer: PeerId, commit: Commit) -> None:
+        """Record that a replica that I hear believes this commit, besides what its heartbeats list."""
+        for stage in {stage for stage, known, _ in self._view.known() if known == peer}:
+            told = self._listed.setdefault(stage, {})
+            others = (each for each in told.get(peer, ()) if (each.stage, each.step) != (commit.stage, commit.step))
+            told[peer] = frozenset({*others, commit})
+
     def candidates(self, stage: int, step: int) -> list[Commit]:
         """What may have been committed, in no order that a voter could choose."""
         listed = {
@@ -269,7 +308,7 @@ class Membership:
     def with_votes(self, commit: Commit) -> Commit:
         """The same with all votes that I know of."""
         votes = self._votes_of(commit)
-        counting = self.roster(commit.stage)
+        counting = self.keepers(commit.stage)
         first = sorted(votes, key=lambda peer: (peer not in counting, peer))[:MAX_VOTES]
         return replace(commit, votes=tuple(Vote(peer, votes[peer]) for peer in first))
 
@@ -316,7 +355,7 @@ class Membership:
         if self.certified(commit, now=now):
             return True
         for stage, told in self._listed.items():
-            live = self.live(stage, now=now)
+            live = self.in_sight(stage, now=now)
             # The word of the commit's own stage is not enough: its replicas can show a certificate.
             if stage != commit.stage and 2 * sum(commit in told.get(peer, ()) for peer in live) > len(live) > 0:
                 return True

@@ -16,7 +16,8 @@ from swarmnet.averaging.grid import Grid, circles, grid_of, rearranged
 from swarmnet.ids import Ballot, PeerId, RoundId
 from swarmnet.messages import UNMEASURED, Late, LineQuality, Report, Round, Stamp, Trouble
 from swarmnet.step.ledger import Ledger
-from swarmnet.step.view import BrokenLines, View
+from swarmnet.step.lines import BrokenLines
+from swarmnet.step.view import View
 
 # ---------------------------------------------------------------- the round builder
 #

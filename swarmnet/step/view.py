@@ -1,10 +1,9 @@
-"""What one replica believes about the others: who lives, at which pace steps go, which lines are broken.
+"""What one replica believes about the others: who lives, at which pace steps go.
 
 | class | fed by | asked for |
 |---|---|---|
 | `View` | heartbeats, broken connections | who lives, who is lost, who is first in the order of keepers |
 | `Pace` | claims and applied steps | how long others are waited for |
-| `BrokenLines` | reports, and members left out because nothing came through | who should reduce nothing for a while |
 
 Suspicion decides progress, never correctness (docs/protocol.md, I2). Pure.
 """
@@ -15,14 +14,13 @@ import hashlib
 import math
 import statistics
 from collections import Counter, deque
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 
-from swarmnet.averaging.watch import LEAST_S
 from swarmnet.ids import NO_CHAIN, Ballot, Chain, PeerId
 from swarmnet.messages import Heartbeat, Measure
 
-_MOST_REPLICAS = 1024
+_MOST_REPLICAS = 4096
 """Replicas of one stage that are remembered; identities are free, memory is not."""
 
 _ASKED_S = 0.5
@@ -52,6 +50,8 @@ class Seen:
     before: Chain = NO_CHAIN
     synced: bool = False
     committed: bool = False
+    known: frozenset[int] = frozenset()
+    digest: bytes = b""
     keeper: Ballot | None = None
     sitting: tuple[PeerId, ...] = ()
     unreached: tuple[PeerId, ...] = ()
@@ -63,6 +63,20 @@ class Seen:
     dead: bool = False
     dead_at: float = 0.0
     gap_s: float = 0.0
+    touched: bool = False
+    steady: bool = False
+    """Does more than heartbeats come from it, since the last one but one? Then silence is noticed sooner."""
+
+
+def stages_in(bits: bytes) -> frozenset[int]:
+    """The stages of a heartbeat's `known`."""
+    return frozenset(8 * at + bit for at, byte in enumerate(bits) if byte for bit in range(8) if byte >> bit & 1)
+
+
+def bits_of(stages: Iterable[int]) -> bytes:
+    """The inverse of `stages_in`."""
+    number = sum(1 << stage for stage in stages)
+    return number.to_bytes((number.bit_length() + 7) // 8, "little")
 
 
 class View:
@@ -71,6 +85,11 @@ class View:
     def __init__(self, me: PeerId, stage: int, timers: Timers) -> None:
         self.me, self.stage, self.timers = me, stage, timers
         self.draining = False  # am I about to leave?
+        self.sparse: frozenset[int] = frozenset()
+        """Stages of which I hear a few replicas only: there silence of the others means nothing (`step.graph`)."""
+        self.beat_s = timers.heartbeat_s
+        """Between two heartbeats to a peer."""
+        self._refused_at: dict[PeerId, float] = {}  # unknown peers where nobody listens
         self._seen: dict[int, dict[PeerId, Seen]] = {}
         self._reached_at: dict[PeerId, float] = {}  # who answered on a connection that I opened; the latest last
 
@@ -81,6 +100,7 @@ class View:
         # It was sent before the connection broke for good.
         if seen is not None and seen.incarnation == beat.incarnation and self._last_words(seen, now):
             return False
+        self._refused_at.pop(peer, None)
         fresh = seen is None or seen.dead or seen.incarnation != beat.incarnation
         # Identities cost nothing, so a newcomer never displaces a known replica.
         if seen is None and len(stage) >= _MOST_REPLICAS:
@@ -88,9 +108,11 @@ class View:
         if seen is None or seen.incarnation != beat.incarnation:
             seen = stage[peer] = Seen(heard_at=now, incarnation=beat.incarnation, since=now)
         self._alive(seen, now)
+        seen.steady, seen.touched = seen.touched, False
         seen.version, seen.chain, seen.synced = beat.stamp.step, beat.stamp.chain, beat.synced
         seen.before = beat.before
-        seen.committed = any(commit.stage == beat.stamp.stage for commit in beat.commits)
+        seen.known, seen.digest = stages_in(beat.known), beat.digest
+        seen.committed = beat.stamp.stage in seen.known or any(c.stage == beat.stamp.stage for c in beat.commits)
         seen.queue, seen.draining, seen.keeper = beat.queue, beat.draining, beat.keeper
         seen.sitting, seen.unreached, seen.new = beat.sitting, beat.unreached, beat.new
         seen.numerics, seen.measure = beat.numerics, beat.measure
@@ -101,6 +123,7 @@ class View:
         for stage in self._seen.values():
             if peer in stage and not stage[peer].dead:
                 self._alive(stage[peer], now)
+                stage[peer].touched = stage[peer].steady = True
 
     def reached(self, peer: PeerId, *, now: float) -> None:
         """The peer answered on a connection that I opened: it can be called."""
@@ -116,7 +139,7 @@ class View:
     def unreached(self, *, now: float) -> tuple[PeerId, ...]:
         """Mates that I have heard for a while, and that answered nothing meanwhile on a connection that I opened."""
         # It only reduces nothing for that, and is suspected of nothing.
-        limit_s = max(self.timers.suspect_s / 2, self.timers.heartbeat_s + _ASKED_S)
+        limit_s = max(self.timers.suspect_s / 2, self.beat_s + _ASKED_S)
         return tuple(
             sorted(
                 peer
@@ -134,6 +157,10 @@ class View:
         """The peer is definitely dead (nobody listens there). Returns True if that is news."""
         news = False
         self._reached_at.pop(peer, None)
+        if not any(peer in stage for stage in self._seen.values()):
+            self._refused_at[peer] = now
+            if len(self._refused_at) > _MOST_REPLICAS:
+                del self._refused_at[next(iter(self._refused_at))]
         for stage in self._seen.values():
             if peer in stage and not stage[peer].dead:
                 stage[peer].dead = news = True
@@ -160,14 +187,29 @@ class View:
                 del stage[peer]
         for peer in [p for p, at in self._reached_at.items() if now - at > 10 * self.timers.long_silence_s]:
             del self._reached_at[peer]
+        for peer in [p for p, at in self._refused_at.items() if now - at > self.timers.long_silence_s]:
+            del self._refused_at[peer]
+
+    def hear_only(self, neighbours: Collection[PeerId], *, now: float) -> None:
+        """Of large stages I listen to these from now on: who falls silent and is none of them need not be gone."""
+        for stage in self.sparse & self._seen.keys():
+            known = self._seen[stage]
+            for peer in [p for p in known if p not in neighbours and not known[p].dead]:
+                if not self.alive(peer, now=now, stage=stage):
+                    del known[peer]
 
     def get(self, peer: PeerId, stage: int | None = None) -> Seen | None:
         """The replica of `stage` (default: mine) with that id, if known."""
         return self._seen.get(self.stage if stage is None else stage, {}).get(peer)
 
     def silence_limit(self, seen: Seen) -> float:
-        """T: four times the longest pause seen of this peer, within [suspect_s, long_silence_s]."""
-        return min(max(self.timers.suspect_s, 4 * seen.gap_s), self.timers.long_silence_s)
+        """T: four times the longest pause seen of this peer, within [suspect_s, long_silence_s]. Pauses that rare
+        heartbeats explain come on top."""
+        limit_s = max(self.timers.suspect_s, 4 * seen.gap_s) + self._explained_s(seen)
+        return min(limit_s, self.timers.long_silence_s)
+
+    def _explained_s(self, seen: Seen) -> float:
+        return 0.0 if seen.steady else self.beat_s - self.timers.heartbeat_s
 
     def alive(self, peer: PeerId, *, now: float, stage: int | None = None) -> bool:
         """Heard within the silence limit and not known dead. I am always alive."""
@@ -175,6 +217,15 @@ class View:
             return True
         seen = self.get(peer, stage)
         return seen is not None and not seen.dead and now - seen.heard_at <= self.silence_limit(seen)
+
+    def may_live(self, peer: PeerId, *, now: float, stage: int | None = None) -> bool:
+        """Alive, or one of a large stage whom I do not listen to."""
+        return self.alive(peer, now=now, stage=stage) or self._is_out_of_sight(
+            peer, self.stage if stage is None else stage
+        )
+
+    def _is_out_of_sight(self, peer: PeerId, stage: int) -> bool:
+        return stage in self.sparse and self.get(peer, stage) is None and peer not in self._refused_at
 
     def left_out(self, stage: int, *, now: float) -> frozenset[PeerId]:
         """Replicas that this stage goes on without: the keeper that most of it names says so, or most of it."""
@@ -259,7 +310,7 @@ class View:
         """Is that replica of a stage lost to me? Dead, silent for a long silence, or heard to have no state."""
         seen = self.get(peer, stage)
         if seen is None or seen.dead:
-            return True
+            return not self._is_out_of_sight(peer, stage)
         silent_s = now - seen.heard_at
         return silent_s > self.timers.long_silence_s or (not seen.synced and silent_s <= self.silence_limit(seen))
 
@@ -267,10 +318,10 @@ class View:
         """Live replicas of my stage in the order in which they should keep (rule 13; nobody can grind an id)."""
         return sorted([*self.live(self.stage, now=now), self.me], key=lambda p: keeper_rank(term_chain, self.stage, p))
 
-    @staticmethod
-    def _alive(seen: Seen, now: float) -> None:
+    def _alive(self, seen: Seen, now: float) -> None:
         # The longest gap fades, so one hiccup does not slow suspicion for ever.
-        seen.gap_s = max(0.95 * seen.gap_s, now - seen.heard_at) if not seen.dead else 0.0
+        pause_s = now - seen.heard_at - self._explained_s(seen)
+        seen.gap_s = max(0.95 * seen.gap_s, pause_s) if not seen.dead else 0.0
         seen.heard_at, seen.dead = now, False
 
 
@@ -356,58 +407,3 @@ class Pace:
         if (usual_s := self._usual_s()) is not None:
             most_s = min(max(2 * usual_s, self._timers.idle_index_s), most_s)
         return min(max(least_s, 4 * self._gap_s), most_s)
-
-
-# ---------------------------------------------------------------- link quality
-#
-# One broken line between two members costs a step two cuts and one of the two (`step.rounds`), and would cost that in
-# every step. So the two reduce nothing: members that only contribute exchange with the reducers alone, and not with
-# each other. A member that cannot call a mate says so before a round is opened, and that line costs no step anything. A
-# line that broke in a round is tried again some steps later: lines come back, and a liar can have somebody named.
-
-_BROKEN_STEPS = 32
-"""How long a broken line is remembered."""
-
-_MOST_BROKEN = 64
-"""Broken lines that are remembered."""
-
-_MOST_NAMED = 2
-"""Mates that a member is believed to be unable to call."""
-
-
-class BrokenLines:
-    """Broken lines of one stage. allowed: how long each member's stream may stand still in my round, by my count."""
-
-    def __init__(self) -> None:
-        self.allowed: Mapping[PeerId, float] = {}
-        self._broken: dict[frozenset[PeerId], int] = {}  # the latest last -> step
-
-    def least_s(self, peer: PeerId) -> float:
-        """Seconds for which a member's stream may stand still, whatever others say."""
-        return max(LEAST_S, self.allowed.get(peer, 0.0))
-
-    def broken(self, one: PeerId, others: Iterable[PeerId], *, step: int) -> None:
-        """In that step nothing came through between them, and nobody else complained."""
-        for other in others:
-            pair = frozenset({one, other})
-            self._broken.pop(pair, None)
-            self._broken[pair] = step
-        for pair in list(self._broken)[:-_MOST_BROKEN]:
-            del self._broken[pair]
-
-    def apart(
-        self, members: Collection[PeerId], unreached: Mapping[PeerId, Collection[PeerId]], *, step: int
-    ) -> frozenset[PeerId]:
-        """Members that should reduce nothing, as a line between them is broken; a quarter reduce, and one at least.
-
-        unreached: the mates that each member says it cannot call. Who names more than two is at fault itself.
-        """
-        pairs = [pair for pair, since in reversed(self._broken.items()) if 0 <= step - since <= _BROKEN_STEPS]
-        for one in sorted(peer for peer, others in unreached.items() if len(others) <= _MOST_NAMED):
-            pairs += (frozenset({one, other}) for other in unreached[one])
-        most = len(members) - max(1, len(members) // 4)
-        found = frozenset[PeerId]()
-        for pair in pairs:
-            if pair <= set(members) and len(found | pair) <= most:
-                found |= pair
-        return found

@@ -14,8 +14,8 @@ from swarmnet.averaging.parts import shares
 from swarmnet.ids import Ballot, Generation, PeerId
 from swarmnet.messages import LineQuality, Round, Stamp
 from swarmnet.step.ledger import Ledger
+from swarmnet.step.lines import BrokenLines
 from swarmnet.step.rounds import RoundBuilder
-from swarmnet.step.view import BrokenLines
 
 PEERS = A, B, C, D = tuple(PeerId(name) for name in "ABCD")
 

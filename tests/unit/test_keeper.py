@@ -35,10 +35,11 @@ from swarmnet.step.context import StepContext
 from swarmnet.step.gate import Shape
 from swarmnet.step.keeper import Keeper, NonFinite
 from swarmnet.step.ledger import Generations, Ledger
+from swarmnet.step.lines import BrokenLines
 from swarmnet.step.membership import Membership, commit_of, statement
 from swarmnet.step.rounds import RoundBuilder
 from swarmnet.step.strikes import Strikes
-from swarmnet.step.view import BrokenLines, View
+from swarmnet.step.view import View
 
 ME, B, C = PeerId("A"), PeerId("B"), PeerId("C")
 STAMP = Stamp(3, 0, CHAIN)

@@ -792,7 +792,7 @@ def test_all_that_are_told_the_same_are_told_the_same_heartbeat():
     for peer in beside:
         beat = Heartbeat(Stamp(0, 1, CHAIN), 7, True, None)
         table.do("K", member.receive(peer, beat, now=table.now))
-    beats = dict(member.heartbeats([PeerId("A"), *beside, behind]))
+    beats = dict(member.heartbeats.to_each([PeerId("A"), *beside, behind]))
     assert beats == {peer: member.heartbeat(peer) for peer in beats}
     assert beats[beside[0]] is beats[beside[1]]
     assert len({id(beat) for beat in beats.values()}) == 3, "a mate, who is level, and who may lack the last commits"

@@ -17,7 +17,7 @@ from swarmnet.directory import (
     Record,
     StageStatus,
 )
-from swarmnet.ids import PeerId, RunId, first_chain
+from swarmnet.ids import PeerId, RunId, first_chain, mark_of
 from swarmnet.net.records import (
     FEW,
     MANY,
@@ -26,7 +26,6 @@ from swarmnet.net.records import (
     TRAINERS,
     WHOLE_RUN,
     Announcement,
-    mark_of,
     part_of,
     parts_seen,
     places_in,
@@ -70,7 +69,7 @@ def test_who_asks_at_once_is_answered_at_once_as_long_as_something_is_spared() -
         assert pace.may_read(whole=True, at_once=True, records=200, now=second)
         pace.has_read(whole=True, records=200, jitter=1.0, now=second)
         assert pace.complete(second + 10.0) and not pace.complete(second + 30.0)
-    assert not pace.may_read(whole=True, at_once=True, records=200, now=7.0)
+    assert not pace.may_read(whole=True, at_once=True, records=200, now=6.4)
     assert not pace.may_read(whole=True, at_once=False, records=200, now=9.0)
 
 

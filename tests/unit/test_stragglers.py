@@ -10,8 +10,8 @@ from stage_table import CHAIN
 
 from swarmnet.ids import Ballot, Generation, PeerId, RoundId
 from swarmnet.messages import NONE, Late, Report, Stamp, Trouble
+from swarmnet.step.lines import BrokenLines
 from swarmnet.step.rounds import CutAgain, Leave, Stragglers
-from swarmnet.step.view import BrokenLines
 
 EIGHT = A, B, C, D, E, F, G, H = tuple(PeerId(name) for name in "ABCDEFGH")
 BALLOT = Ballot(1, A)

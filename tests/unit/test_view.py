@@ -205,7 +205,7 @@ def test_who_was_reached_is_forgotten_in_the_end_and_identities_cost_no_memory()
     view.reached(C, now=151.0)
     view.reached(D, now=151.0)
     view.reached(C, now=152.0)
-    for number in range(1023):
+    for number in range(4095):
         view.reached(PeerId(f"stranger {number}"), now=153.0)
     assert view.reach_age(D, now=153.0) == math.inf and view.reach_age(C, now=153.0) == 1.0
 

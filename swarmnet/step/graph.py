@@ -1,0 +1,108 @@
+"""Who sends heartbeats to whom. Pure.
+
+In a run of small stages everybody hears everybody of its stage and of the stages beside it. If one of these stages has
+more than `DENSE` replicas, each replica chooses a few:
+
+| of | it chooses |
+|---|---|
+| its own stage | those next to it on the ring, in the order of their marks; the keeper that it follows |
+| its own stage, if it counts | all others that count |
+| its own stage, if it does not | two of those that count, by lot |
+| its own stage, if it keeps | everybody that counts or contributed |
+| a stage beside it | those next to its own mark there |
+
+Whoever is chosen says so much back for as long as it is chosen, so the graph is symmetric whatever each knows of the
+others. Who is not in it is not heard, and not dead for that: the keeper hears all, and is heard by all.
+"""
+
+from __future__ import annotations
+
+import bisect
+import hashlib
+from collections.abc import Collection, Iterable, Mapping, Set
+
+from swarmnet.ids import PeerId, mark_of
+
+DENSE = 24
+"""Replicas of a stage that all hear each other."""
+
+_EACH_WAY = 4
+"""Neighbours on the ring of my stage, and in a stage beside it, in each direction."""
+
+_LOTS = 2
+
+_MOST_ANSWERED = 2048
+"""Peers that are answered because they have chosen me."""
+
+
+def ring(me: PeerId, names: Iterable[PeerId], each_way: int = _EACH_WAY) -> frozenset[PeerId]:
+    """Those of the names whose marks come next to mine in each direction, all around."""
+    others = sorted((mark_of(peer), peer) for peer in {*names} - {me})
+    if len(others) <= 2 * each_way:
+        return frozenset(peer for _, peer in others)
+    at = bisect.bisect(others, (mark_of(me), me))
+    return frozenset(others[(at + step) % len(others)][1] for step in range(-each_way, each_way))
+
+
+def lots(me: PeerId, counting: Iterable[PeerId], most: int = _LOTS) -> frozenset[PeerId]:
+    """Those of them that a peer that does not count listens to (rendezvous hashing)."""
+    return frozenset(sorted(counting, key=lambda peer: hashlib.sha256(f"{peer}/{me}".encode()).digest())[:most])
+
+
+def mates(me: PeerId, names: Set[PeerId], counting: Set[PeerId]) -> frozenset[PeerId]:
+    """Whom I choose of my own stage, unless I keep it. names: of its replicas. counting: those of them that count."""
+    if len(names | {me}) <= DENSE:
+        return frozenset(names - {me})
+    return ring(me, names) | (counting - {me} if me in counting else lots(me, counting))
+
+
+class Graph:
+    """The neighbours of one replica of a stage."""
+
+    def __init__(self, me: PeerId, stage: int) -> None:
+        self._me, self._stage = me, stage
+        self._asked_at: dict[PeerId, float] = {}  # who has chosen me; the latest last
+        self.chosen: frozenset[PeerId] = frozenset()
+        self.sparse: frozenset[int] = frozenset()
+        """The stages near me of which I hear a few replicas only."""
+
+    def asked(self, peer: PeerId, *, chosen: bool, now: float) -> None:
+        """A heartbeat: has its sender chosen me?"""
+        self._asked_at.pop(peer, None)
+        if chosen:
+            self._asked_at[peer] = now
+            if len(self._asked_at) > _MOST_ANSWERED:
+                del self._asked_at[next(iter(self._asked_at))]
+
+    def choose(
+        self,
+        names: Mapping[int, Set[PeerId]],
+        counting: Mapping[int, Set[PeerId]],
+        contributors: Set[PeerId],
+        *,
+        keeper: PeerId | None,
+    ) -> None:
+        """names: the replicas known of my stage and of those beside it. counting, contributors: who counts in each,
+        and who has contributed to sums of mine. keeper: whom I follow."""
+        mine = {*names.get(self._stage, ()), *contributors} - {self._me}
+        sizes = {stage: max(len(found), len(counting.get(stage, ()))) for stage, found in names.items()}
+        sizes[self._stage] = len(mine) + 1
+        # Of two stages beside each other both ends have to see that one is large.
+        self.sparse = frozenset(stage for stage in sizes if max(sizes[stage], sizes[self._stage]) > DENSE)
+        if self._stage not in self.sparse:
+            found = set(mine)
+        elif keeper == self._me:
+            found = mine
+        else:
+            found = {*mates(self._me, mine, counting.get(self._stage, frozenset())), *({keeper} - {None} or ())}
+        for stage in names.keys() - {self._stage}:
+            found |= ring(self._me, names[stage]) if stage in self.sparse else names[stage]
+        # My other stages have views of their own.
+        beside = {self._me for stage in names.keys() - {self._stage} if self._me in names[stage]}
+        self.chosen = frozenset((found - {self._me}) | beside)
+
+    def neighbours(self, *, for_s: float, now: float) -> Collection[PeerId]:
+        """Whom I send heartbeats: those whom I have chosen, and who have chosen me within so many seconds."""
+        while self._asked_at and now - next(iter(self._asked_at.values())) > for_s:
+            del self._asked_at[next(iter(self._asked_at))]
+        return sorted(self.chosen | self._asked_at.keys())

@@ -1,0 +1,96 @@
+"""When a replica takes its state from another one: it fell behind, lost a fork, or its stage lost a sum. Pure.
+
+Rules 18 and 19. This decides whom to ask and how often; fetching is the driver's.
+"""
+
+from __future__ import annotations
+
+from swarmnet.ids import Chain, PeerId
+from swarmnet.step.actions import Action, Resync, note
+from swarmnet.step.membership import Membership
+from swarmnet.step.view import View
+
+_MOST_NAMED = 16
+
+
+class Lag:
+    """Watches how far one replica is behind its mates."""
+
+    def __init__(self, view: View, membership: Membership) -> None:
+        self._view, self._membership = view, membership
+        self._asked_at = -1e9
+        self._alone: set[PeerId] = set()  # who says that it is far ahead, and is not believed
+        self._behind_since: float | None = None
+        self._orphaned_since: float | None = None
+
+    def caught_up(self) -> None:
+        """The replica has moved on."""
+        self._behind_since = self._orphaned_since = None
+        self._alone &= {peer for peer, _ in self._view.mates()}
+
+    def behind(self, version: int, *, fetching: bool, now: float) -> list[Action]:
+        """A mate is ahead (rule 18): by one step the sum may still be fetched; by more, or for long, the state must.
+
+        One mate alone is not believed: either most live others of my stage are ahead, or most of another stage are, or
+        for two long silences nothing has led me on. fetching: is the sum being fetched?
+        """
+        if self._behind_since is None:
+            self._behind_since = now
+        ahead = {
+            peer: seen.version
+            for peer, seen in self._view.mates()
+            if seen.version > version and seen.synced and not seen.dead
+        }
+        timers = self._view.timers
+        since_s = now - self._behind_since
+        if not self._most_are_ahead(version, now=now) and since_s <= 2 * timers.long_silence_s:
+            alone = [(peer, passed) for peer, passed in sorted(ahead.items()) if passed > version + 1]
+            fresh = [each for each in alone if each[0] not in self._alone]
+            self._alone.update(peer for peer, _ in fresh)
+            return [note("ahead_alone", peer=peer, version=passed) for peer, passed in fresh[:_MOST_NAMED]]
+        far = any(passed > version + 1 for passed in ahead.values())
+        if far or since_s > 2 * (timers.long_silence_s if fetching else timers.suspect_s):
+            return self.resync(tuple(sorted(ahead)), "behind", version, now=now)
+        return []
+
+    def _most_are_ahead(self, version: int, *, now: float) -> bool:
+        """Is most of the rest of my stage, or of another one, ahead of me?"""
+        view = self._view
+        for stage in {view.stage, *(stage for stage, _, _ in view.known())}:
+            live = self._membership.in_sight(stage, now=now) - ({view.me} if stage == view.stage else set())
+            seen = [view.get(peer, stage) for peer in live]
+            if 2 * sum(each is not None and each.synced and each.version > version for each in seen) > len(seen) > 0:
+                return True
+        return False
+
+    def orphaned(self, version: int, *, now: float) -> bool:
+        """Have other stages gone past a step that neither this replica nor a mate of it can end?
+
+        The others applied the step; every peer that held my stage's sum or knew the commits is gone. Nobody can make
+        the sum again, because the other stages no longer have the weights of that step. True only after two long
+        silences, in which a peer that could still help would be heard.
+        """
+        view = self._view
+        passed = any(seen.version > version and seen.synced and not seen.dead for _, _, seen in view.known())
+        mate = any(seen.version > version and seen.synced and not seen.dead for _, seen in view.mates())
+        if mate or not passed:
+            self._orphaned_since = None
+            return False
+        if self._orphaned_since is None:
+            self._orphaned_since = now
+        return now - self._orphaned_since > 2 * view.timers.long_silence_s
+
+    def resync(self, donors: tuple[PeerId, ...], reason: str, version: int, *, now: float) -> list[Action]:
+        """Fetch a snapshot from one of these; asked for at most once per silence limit."""
+        if not donors or now - self._asked_at < self._view.timers.suspect_s:
+            return []
+        self._asked_at = now
+        return [Resync(donors, reason), note("resync", reason=reason, version=version)]
+
+
+def yields(*, mine: tuple[bool, Chain], theirs: tuple[bool, Chain]) -> bool:
+    """Rule 19: of two forks of one version, (has a commit, chain), does mine give way?
+
+    One that holds a commit never yields to one that has none.
+    """
+    return theirs > mine

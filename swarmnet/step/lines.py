@@ -1,0 +1,61 @@
+"""Broken lines between members of a stage. Pure.
+
+One broken line between two members costs a step two cuts and one of the two (`step.rounds`), and would cost that in
+every step. So the two reduce nothing: members that only contribute exchange with the reducers alone, and not with
+each other. A member that cannot call a mate says so before a round is opened, and that line costs no step anything. A
+line that broke in a round is tried again some steps later: lines come back, and a liar can have somebody named.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+
+from swarmnet.averaging.watch import LEAST_S
+from swarmnet.ids import PeerId
+
+_BROKEN_STEPS = 32
+"""How long a broken line is remembered."""
+
+_MOST_BROKEN = 64
+"""Broken lines that are remembered."""
+
+_MOST_NAMED = 2
+"""Mates that a member is believed to be unable to call."""
+
+
+class BrokenLines:
+    """Broken lines of one stage. allowed: how long each member's stream may stand still in my round, by my count."""
+
+    def __init__(self) -> None:
+        self.allowed: Mapping[PeerId, float] = {}
+        self._broken: dict[frozenset[PeerId], int] = {}  # the latest last -> step
+
+    def least_s(self, peer: PeerId) -> float:
+        """Seconds for which a member's stream may stand still, whatever others say."""
+        return max(LEAST_S, self.allowed.get(peer, 0.0))
+
+    def broken(self, one: PeerId, others: Iterable[PeerId], *, step: int) -> None:
+        """In that step nothing came through between them, and nobody else complained."""
+        for other in others:
+            pair = frozenset({one, other})
+            self._broken.pop(pair, None)
+            self._broken[pair] = step
+        for pair in list(self._broken)[:-_MOST_BROKEN]:
+            del self._broken[pair]
+
+    def apart(
+        self, members: Collection[PeerId], unreached: Mapping[PeerId, Collection[PeerId]], *, step: int
+    ) -> frozenset[PeerId]:
+        """Members that should reduce nothing, as a line between them is broken; a quarter reduce, and one at least.
+
+        unreached: the mates that each member says it cannot call. Who names more than two is at fault itself.
+        """
+        pairs = [pair for pair, since in reversed(self._broken.items()) if 0 <= step - since <= _BROKEN_STEPS]
+        for one in sorted(peer for peer, others in unreached.items() if len(others) <= _MOST_NAMED):
+            pairs += (frozenset({one, other}) for other in unreached[one])
+        most = len(members) - max(1, len(members) // 4)
+        found = frozenset[PeerId]()
+        for pair in pairs:
+            if pair <= set(members) and len(found | pair) <= most:
+                found |= pair
+        return found

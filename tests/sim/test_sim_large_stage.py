@@ -1,0 +1,132 @@
+"""Stages of which a replica hears a few others only: same weights, and failures are noticed as by all-to-all."""
+
+# ruff: noqa: ASYNC110  (on virtual time, looking again in a few milliseconds costs nothing)
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from swarmnet.simulate.plan import Plan
+from swarmnet.simulate.swarm import Node, Swarm
+from swarmnet.step import graph, membership
+
+REPLICAS = 16
+
+Fault = Callable[[Swarm, Node, list[Node]], list[Node]]
+
+
+@pytest.fixture(autouse=True)
+def small_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As large as a test can simulate: of 16 replicas 7 count, and more than 8 do not hear each other."""
+    monkeypatch.setattr(graph, "DENSE", 8)
+    monkeypatch.setattr(membership, "_MOST_COUNT", 7)
+    monkeypatch.setattr(membership, "_PRESUMED", 5)
+
+
+def keeper_of(swarm: Swarm, stage: int) -> Node:
+    return next(node for node in swarm.replicas(stage) if node.peer.replicas[stage].member.keeper is not None)
+
+
+def counting(swarm: Swarm, stage: int) -> list[Node]:
+    roster = swarm.replicas(stage)[0].peer.replicas[stage].member.membership.roster(stage)
+    return [node for node in swarm.replicas(stage) if node.peer_id in roster]
+
+
+def member(swarm: Swarm, keeper: Node, others: list[Node]) -> list[Node]:
+    return [others[3]]
+
+
+def keeper(swarm: Swarm, keeper: Node, others: list[Node]) -> list[Node]:
+    return [keeper]
+
+
+def keeper_and_successor(swarm: Swarm, keeper: Node, others: list[Node]) -> list[Node]:
+    order = keeper.peer.replicas[0].member.oldest.election._order(swarm.loop.time())
+    return [keeper, next(node for node in others if node.peer_id == order[1])]
+
+
+def half_of_those_who_count(swarm: Swarm, keeper: Node, others: list[Node]) -> list[Node]:
+    return [node for node in counting(swarm, 0) if node is not keeper][:3]
+
+
+def swarm_of(script: Callable[[Swarm], Awaitable[None]] | None, *, stages: int = 2, steps: int = 4) -> Swarm:
+    swarm = Swarm(Plan(stages=stages, replicas=REPLICAS, microbatches=2 * REPLICAS, steps=steps, forward_s=0.2), 1)
+    swarm.run(until_s=300.0, script=script)  # checks every commit and the final weights against the oracle
+    return swarm
+
+
+async def in_step_1(swarm: Swarm) -> tuple[Node, list[Node]]:
+    while not any(replica.member.version for node in swarm.nodes for replica in node.peer.replicas.values()):
+        await asyncio.sleep(0.05)
+    await asyncio.sleep(1.0)
+    found = keeper_of(swarm, 0)
+    return found, [node for node in swarm.replicas(0) if node is not found]
+
+
+@pytest.mark.parametrize("fault", [member, keeper, keeper_and_successor, half_of_those_who_count])
+def test_the_death_of_some_is_noticed_at_once(fault: Fault) -> None:
+    killed: list[Node] = []
+    at: list[float] = []
+
+    async def script(swarm: Swarm) -> None:
+        killed.extend(fault(swarm, *await in_step_1(swarm)))
+        at.append(swarm.loop.time())
+        for node in killed:
+            swarm.kill(node)
+
+    swarm = swarm_of(script)
+    events = [(when - at[0], event, fields) for when, _, event, fields in swarm.events if when >= at[0]]
+    noticed = [after for after, event, fields in events if event in ("evicted", "keeper") and fields["stage"] == 0]
+    assert min(noticed) < 0.5
+
+
+def test_a_replica_has_few_neighbours_and_the_keeper_all() -> None:
+    seen: list[tuple[int, int]] = []
+
+    async def script(swarm: Swarm) -> None:
+        found, others = await in_step_1(swarm)
+        heard = [sum(1 for _ in node.peer.replicas[0].member.view.mates()) for node in [found, *others]]
+        mates = {node.peer_id for node in swarm.replicas(0)}
+        chosen = [len(mates & node.peer.replicas[0].member.heartbeats.graph.chosen) for node in others]
+        seen.append((heard[0], max(chosen)))
+
+    swarm = swarm_of(script)
+    keeper_hears, most = seen[0]
+    assert keeper_hears == REPLICAS - 1 and most < REPLICAS - 1
+    # All to all each would send 31 heartbeats twice a second.
+    assert swarm.network.sent["Heartbeat"] < 31 * swarm.loop.time() * 2 * REPLICAS
+
+
+def test_a_stopped_member_and_a_stopped_keeper_are_missed() -> None:
+    at: list[float] = []
+
+    async def script(swarm: Swarm) -> None:
+        found, others = await in_step_1(swarm)
+        for node in (found, others[3]):
+            swarm.stop(node)
+        at.append(swarm.loop.time())
+        await asyncio.sleep(20.0)
+        for node in (found, others[3]):
+            swarm.resume(node)
+
+    swarm = swarm_of(script)
+    stands = [when for when, _, event, fields in swarm.events if event == "keeper" and fields["stage"] == 0]
+    assert min(when for when in stands if when > at[0]) - at[0] <= 3.0 + 3.0
+
+
+def test_a_cut_through_a_large_stage_heals() -> None:
+    async def script(swarm: Swarm) -> None:
+        _, others = await in_step_1(swarm)
+        away = others[:5]
+        swarm.partition(away, [node for node in swarm.nodes if node not in away])
+        await asyncio.sleep(8.0)
+        swarm.heal()
+
+    assert swarm_of(script).forks == 0
+
+
+def test_commits_reach_far_stages() -> None:
+    assert swarm_of(None, stages=4, steps=3).loop.time() < 60.0
