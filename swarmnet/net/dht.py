@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import random
 import time
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from swarmnet.bounds import Recent
 from swarmnet.directory import MAX_ADDRESSES, SMALL_RUN, ReadPace, Record
 from swarmnet.errors import SwarmError, UsageError
 from swarmnet.ids import PeerId, RunId, mark_of
@@ -105,6 +107,8 @@ UNKNOWN_NUM_STAGES_READ = 8  # how far to look when nobody has told the number o
 BANS_TTL_S = 90.0  # of a list of bans, which those who know it renew
 _LONGEST_TTL_S = 110.0  # of a record in a large run, which is read seldom
 _PARTS_EVERY = 4  # near reads from one look at how many parts a stage has to the next
+_LOOK_UP_AGAIN_S = 5.0
+MAX_LOOKED_UP = 4096
 REJOIN_MIN_S = 0.5
 REJOIN_AT_ONCE = 16
 KNOWN_PEERS_FILE = "known_peers.json"
@@ -161,6 +165,7 @@ class DhtDirectory:
         self._near: tuple[int, ...] | None = None  # the stages that were asked for last
         self._parts: dict[int, int] = {}  # by stage, as a power of two: in how many its records lie
         self._reads = 0
+        self._looked_up_at: Recent[PeerId, float] = Recent(MAX_LOOKED_UP)
         self._sought: set[RunId] | None = None  # while somebody asks for runs
         self.by_memory = False
         """Did nobody answer at `bootstrap`, so that it joined through peers it remembered, of this run or another?"""
@@ -253,6 +258,13 @@ class DhtDirectory:
         """Read the record of one peer of one of these stages."""
         if self._run is not None:
             await self._ask([part_of(mark_of(peer), stage, self._parts.get(stage, 0)) for stage in stages])
+
+    async def look_up(self, peer: PeerId) -> None:
+        """Read the record of a peer near me that is called by name, at most every few seconds."""
+        now, at = asyncio.get_running_loop().time(), self._looked_up_at.get(peer, -math.inf)
+        if self._near is not None and now - at >= _LOOK_UP_AGAIN_S:
+            self._looked_up_at[peer] = now
+            await self.find(peer, self._near)
 
     async def _read(self, near: Collection[int] | None, num_stages: int = 0) -> bool:
         """Read my part of each of these stages, and the next part of those that I serve; None: all parts of all."""

@@ -198,6 +198,7 @@ async def open_endpoint(
                 identity,
                 terms.run,
                 addresses=dht.addresses,
+                find=dht.look_up,
                 host=network.host,
                 port=network.port,
                 first_port=last.port,

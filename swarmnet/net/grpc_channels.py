@@ -140,6 +140,8 @@ class Dialling:
     tunnel: Callable[[PeerId, PeerId], Tunnel]
     """To a peer, through a relay."""
     dials: Dials = field(default_factory=Dials)
+    find: Callable[[PeerId], Awaitable[None]] | None = None
+    """Reads the record of a peer that I call by name, of a large stage; None: all that there are have been read."""
     hole_to: Callable[[PeerId], bool] = lambda peer: False
     """Do connections to this peer need no relay, though nobody can dial it?"""
 
@@ -283,6 +285,8 @@ class PeerChannels:
     async def greet(self, *, deadline: float) -> Rejected | None:
         """Say Hello unless that was done. Returns a refusal of either end. Raises PeerGone, PeerTimeout, BadMessage."""
         async with self._greeting:
+            if self._dialling.find is not None and not self.addresses():
+                await self._dialling.find(self.peer)
             # Calls that start together wait for one greeting.
             if self._greeted and self._shows_an_address():
                 return None

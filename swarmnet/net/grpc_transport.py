@@ -16,7 +16,7 @@ import ipaddress
 import os
 import resource
 import socket
-from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
 from typing import Any
 
 import grpc
@@ -112,8 +112,8 @@ class GrpcTransport:
     """`transport.Transport` over gRPC.
 
     run: None for somebody who joins and can only ask for a manifest. addresses: where a peer listens (multiaddrs),
-    asked at every dial. announce: addresses to publish instead of the one bound. `service` must be set before entering,
-    but by who does not listen.
+    asked at every dial. find: reads the record of a peer whose addresses are not known. announce: addresses to publish
+    instead of the one bound. `service` must be set before entering, but by who does not listen.
     listens: False for somebody who only calls, and then has no port. first_port: tried first where `port` is 0.
     """
 
@@ -133,6 +133,7 @@ class GrpcTransport:
         greeter: Greeter | None = None,
         relay_caps: RelayCaps = RelayCaps(),  # noqa: B008
         relay_bytes_per_s: float = 0.0,
+        find: Callable[[PeerId], Awaitable[None]] | None = None,
     ) -> None:
         self.peer = identity.peer
         self.service = service
@@ -180,7 +181,14 @@ class GrpcTransport:
             on_direct=self._take_shortcut,
         )
         self._dialling = Dialling(
-            self._leaf, greeter, config, addresses, self._tell_gone, self._ways.tunnel, hole_to=self._holes.leads_to
+            self._leaf,
+            greeter,
+            config,
+            addresses,
+            self._tell_gone,
+            self._ways.tunnel,
+            find=find,
+            hole_to=self._holes.leads_to,
         )
         self._written = MessageWriter()
         self._callee = Callee(

@@ -23,12 +23,12 @@ from hivemind.p2p import PeerID
 
 from swarmnet.directory import ReadPace, Record, StageStatus
 from swarmnet.errors import UsageError
-from swarmnet.ids import RunId, first_chain
+from swarmnet.ids import RunId, first_chain, mark_of
 from swarmnet.net.dht import KNOWN_PEERS_FILE, READ_DEADLINE_S, DhtDirectory
 from swarmnet.net.dht_daemon import Listen
-from swarmnet.net.dht_node import DhtNode
+from swarmnet.net.dht_node import DhtNode, Entry
 from swarmnet.net.identity import Identity
-from swarmnet.net.records import MAX_AHEAD_S, Announcement, dht_key, places_of, seal
+from swarmnet.net.records import MAX_AHEAD_S, WHOLE_RUN, Announcement, dht_key, places_of, seal
 from swarmnet.peer.status import run_status
 from swarmnet.telemetry.events import EventReader
 
@@ -221,6 +221,37 @@ def test_a_record_is_renewed_while_its_peer_runs_and_expires_after() -> None:
 
             await until(forgotten)
             assert reader.known() == ()
+
+    asyncio.run(story())
+
+
+def test_of_a_large_stage_a_part_is_read_and_the_others_by_name() -> None:
+    async def story() -> None:
+        async with swarm() as nodes:
+            _, writer = await nodes.start()
+            many, expiry_ms = [Identity.generate() for _ in range(60)], int(time.time() * 1000) + 60_000
+            entries = [
+                Entry(found.key, who.peer, seal(found, who.sign), expiry_ms / 1000)
+                for who in many
+                for place in places_of(record(who, 0), (1,))
+                if place != WHOLE_RUN
+                for found in (Announcement(record(who, 0), place, expiry_ms, STAGES, parts=(1,)),)
+            ]
+            deadline = asyncio.get_running_loop().time() + PATIENCE_S
+            assert await writer._node.store(entries, deadline=deadline) == len(entries)
+            # One whose part is the first, which lies under the stage's own key as well.
+            me = next(who for who in iter(Identity.generate, None) if mark_of(who.peer) >> 63 == 0)
+            _, reader = await nodes.start(me, listen=Listen(client=True), between_reads_s=3600.0)
+            await reader._read((0,))
+            near = {who.peer for who in many if mark_of(who.peer) >> 63 == 0}
+            far = {who.peer for who in many} - near
+            assert {found.peer for found in reader.known()} == near
+            reader._near, called = (0,), min(far)
+            assert reader.addresses(called) == ()
+            await reader.look_up(called)
+            assert reader.addresses(called) == ("/ip4/127.0.0.1/tcp/4000",)
+            _, whole = await nodes.start(listen=Listen(client=True))
+            assert await peers_seen(whole) == near | far
 
     asyncio.run(story())
 
