@@ -448,7 +448,8 @@ class DhtDirectory:
             keys.append(bans_key(self._run))
         if self._notices is not None and self._notices.owner is not None:
             if self._notice_files is not None:
-                self._notice_files.read()
+                for reason in self._notice_files.read():
+                    log.warning("notice_refused", reason=reason)
             keys.append(notice_key(self._run))
         if not keys:
             return

@@ -36,14 +36,14 @@ def told(swarm: Swarm, event: str) -> set[PeerId]:
 def test_one_who_hears_of_it_is_enough(sync: str) -> None:
     async def script(swarm: Swarm) -> None:
         await reached(swarm, 1)
-        swarm.extend(6, 14, swarm.nodes[0])
+        swarm.extend(14, 26, swarm.nodes[0])
 
-    swarm = Swarm(Plan(steps=8, sync=sync, eval_every=2), 1)  # type: ignore[arg-type]
+    swarm = Swarm(Plan(steps=20, sync=sync, eval_every=4), 1)  # type: ignore[arg-type]
     swarm.run(script=script)
     assert told(swarm, "extended") == {node.peer_id for node in swarm.nodes}
-    assert {member.version for member in members(swarm)} == {14}
+    assert {member.version for member in members(swarm)} == {26}
     # The trainer goes on as well.
-    assert {f["step"] for _, _, event, f in swarm.events if event == "evaluated"} >= {0, 2, 4, 6, 8, 10, 12}
+    assert {f["step"] for _, _, event, f in swarm.events if event == "evaluated"} >= {0, 4, 8, 12, 16, 20, 24}
 
 
 @pytest.mark.parametrize("sync", ["exact", "overlap"])
