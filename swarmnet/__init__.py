@@ -38,8 +38,11 @@ __all__ = [
 
 __version__ = "0.1.0"
 
-PROTOCOL_VERSION = (1, 0)
-"""(major, minor) of the wire protocol. Peers of one run must share the major number."""
+PROTOCOL_VERSION = (1, 1)
+"""(major, minor) of the wire protocol. Peers of one run must share the major number (docs/upgrading.md)."""
+
+SOFTWARE = f"swarmnet {__version__}, protocol {PROTOCOL_VERSION[0]}.{PROTOCOL_VERSION[1]}"
+"""What runs here, for people."""
 
 if not TYPE_CHECKING:
 

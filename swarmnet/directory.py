@@ -131,6 +131,10 @@ class Record:
     """Is it on its way there?"""
     paused: bool = False
     """Does it follow its stages' state and want no microbatches? Its stages then say `draining`, and it stays."""
+    steps: Number = 0
+    """How many steps the run has, as far as it can be foreseen there; 0: it does not say."""
+    software: Annotated[str, Size(64)] = ""
+    """What runs there, such as "swarmnet 0.1.0, protocol 1.1"; empty: it does not say."""
 
     @property
     def roles(self) -> tuple[Role, ...]:

@@ -15,6 +15,7 @@ from typing import Annotated, Literal
 from swarmnet.bounds import MAX_INDEXES, MAX_MEMBERS, Between, Entries, Size
 from swarmnet.errors import RejectCode
 from swarmnet.ids import NO_CHAIN, NO_RESTART, Ballot, Chain, Generation, Incarnation, Number, PeerId, Restart, RoundId
+from swarmnet.manifest.extension import MARK_BYTES, MAX_NOTICE_CHARS, MAX_NOTICES, MAX_NOTICES_CHARS, Extension
 
 Indexes = frozenset[int]
 """Microbatch indexes. A run has fewer than `MAX_INDEXES`, mostly far fewer."""
@@ -35,6 +36,8 @@ Digest = Annotated[bytes, Size(64, least=1)]
 Sha256 = Annotated[bytes, Size(32, least=32)]
 PartKind = Literal["contribution", "reduced", "sum", "replay"]
 Reason = Annotated[str, Size(1000, cut=True)]
+Notice = Annotated[str, Size(MAX_NOTICE_CHARS)]
+"""What the run's owner has signed to extend it (`manifest.extension`); empty: nothing."""
 Members = Annotated[tuple[PeerId, ...], Entries(MAX_MEMBERS, "members")]
 Contributions = Annotated[
     tuple[tuple[PeerId, Generation, Indexes], ...], Entries(MAX_MEMBERS, "members", distinct=True, disjoint=True)
@@ -75,6 +78,8 @@ class Finished:
     contributions: Contributions
     """Who added which indexes under which generation: disjoint, and with `voided` exactly 0..M-1."""
     voided: Indexes = NONE
+    notice: Notice = ""
+    """As in the round."""
 
     def contradiction(self) -> str:
         """What in it cannot be, in words; "" if nothing."""
@@ -124,6 +129,8 @@ class Commit:
     votes: Annotated[tuple[Vote, ...], Entries(MAX_VOTES)] = field(default=(), compare=False)
     """Signatures of replicas that hold the sum. With those of more than half of the roster the commit is a certificate
     (`step.membership`)."""
+    notice: Notice = ""
+    """The run is longer from this step on."""
 
     def says(self, finished: Finished) -> bool:
         """Is `finished` the committed sum, bit by bit, whichever round made it?"""
@@ -196,6 +203,8 @@ class Heartbeat:
     """The stages whose commits of step `stamp.step` I know: bit i of byte i / 8 (lowest first) is stage i."""
     digest: Annotated[bytes, Size(16)] = b""
     """Of those commits (`step.membership`)."""
+    notices: Annotated[bytes, Size(MARK_BYTES)] = b""
+    """Stands for the notices that I know; another one than yours: ask me for them (`ManifestRequest`)."""
 
 
 MAX_SITTING = 16
@@ -351,6 +360,8 @@ class Round(OfTerm):
     group."""
     columns: Annotated[int, Between(0, MAX_MEMBERS)] = 0
     """In how many parts each row cuts the vector; 0: all are one group."""
+    notice: Notice = ""
+    """The notice that begins at this step, if the keeper knows one: the commit will name it."""
 
     def contradiction(self) -> str:
         """What in it cannot be, in words; "" if nothing."""
@@ -499,7 +510,7 @@ class LineTest:
 
 @dataclass(frozen=True, slots=True)
 class ManifestRequest:
-    """The run's manifest, as canonical bytes."""
+    """The run's manifest, as canonical bytes, and what its owner has signed since."""
 
 
 Request = Process | Fetch | Part | SnapshotRequest | TrailRequest | ManifestRequest | DialBack | LineTest
@@ -600,6 +611,17 @@ class Snapshot:
     root: Sha256
     """The hash that stands for them."""
     signature: Annotated[bytes, Size(128)]
+    notices: Annotated[tuple[Notice, ...], Entries(MAX_NOTICES)] = ()
+    """Those in force at this version."""
+
+    def contradiction(self) -> str:
+        """What in it cannot be, in words; "" if nothing."""
+        try:
+            for text in self.notices:
+                Extension.parse(text)
+        except ValueError as error:
+            return f"has {error}"
+        return ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -627,6 +649,8 @@ class ManifestData:
     """The answer to `ManifestRequest`: UTF-8 TOML whose canonical hash the caller checks."""
 
     toml: Annotated[str, Size(1 << 18)]
+    notices: Annotated[str, Size(MAX_NOTICES_CHARS)] = ""
+    """All that the callee knows, a line each."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -503,4 +503,5 @@ def _describe(current: Round, digest: bytes, sq_norm: float, losses: Losses) -> 
         grad_sq_norm=sq_norm,
         contributions=current.contributions,
         voided=current.voided,
+        notice=current.notice,
     )

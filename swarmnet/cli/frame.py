@@ -26,6 +26,7 @@ COMMANDS = {
     "simulate": "simulate.simulate",
     "invite": "owner.invite",
     "ban": "owner.ban",
+    "extend": "owner.extend",
     "doctor": "serve.doctor",
     "join": "serve.join",
     "peer": "serve.peer",

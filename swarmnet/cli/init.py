@@ -53,6 +53,13 @@ NAMES = frozenset(["stdlib", "bytes", "ids"])
     "Mbit/s of a member's line, its narrower direction: choose numerics, codecs, sync, microbatch and slots for it, "
     "and say what others would cost."
 )
+@click.option(
+    "--owner",
+    "owned",
+    is_flag=True,
+    allow_from_autoenv=False,
+    help="Write an owner's key, which can extend the run later; --admission invite does so anyhow.",
+)
 @click.option("--force", is_flag=True, allow_from_autoenv=False, help="Overwrite FILE.")
 @with_json
 @click.pass_context
@@ -69,6 +76,7 @@ def init(
     tflops: float | None,
     rtt: float | None,
     force: bool,
+    owned: bool,
     as_json: bool,
     **_: Any,
 ) -> int:
@@ -102,7 +110,8 @@ def init(
     for name in said.keys() & {"data.source", "data.tokenizer"}:
         said[name] = (said[name][0], _seen_from(path.parent, said[name][1]))
     owner = None
-    if said.get("admission.policy", ("", ""))[1] == "invite" and "admission.key" not in sets:
+    invites = said.get("admission.policy", ("", ""))[1] == "invite"
+    if (invites or owned) and "admission.key" not in sets:
         # The run's id depends on the key, so it is made before the manifest.
         owner = new_owner(path)
         said["admission.key"] = ("owner's key", owner.peer)
@@ -127,7 +136,7 @@ def init(
         say(f"reading the weights in {checkpoint}")
         manifest = begins.fill(manifest, source=_seen_from(path.parent, str(checkpoint)), tied=tied)
     if owner is not None:
-        write_owner(path, owner)  # first: a run without its key can never have a guest
+        write_owner(path, owner)  # first: nobody could act for a run whose key is nowhere
     _write(path, to_toml(manifest), force=force)
     if fit is not None:
         _write(peer_file(path), fit.peer_config(path), force=force)
@@ -146,11 +155,12 @@ def init(
         lines.append(f"with it: {also}; --set chooses otherwise")
     lines += [*remarks(manifest), f"run id {run_id(manifest)}"]
     if owner is not None:
+        may = "says who joins, and may extend the run" if invites else "may extend the run"
         lines.append(
-            f"wrote {owner_key_file(path)}: whoever has this key says who joins, and nobody can without it: "
+            f"wrote {owner_key_file(path)}: whoever has this key {may}, and nobody can without it: "
             "keep it safe, and a copy"
         )
-    elif manifest.admission.policy == "open":
+    if manifest.admission.policy == "open":
         lines.append(
             "open run: anyone may join, and a majority of strangers could stop or change it; --admission invite "
             "lets in only whom you invite"

@@ -1,4 +1,4 @@
-"""The commands of a run's owner: `invite` lets peers take part in a run by invitation, `ban` shuts them out again."""
+"""The commands of a run's owner: `invite` lets peers take part, `ban` shuts them out again, `extend` adds steps."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from swarmnet.directory import Role
     from swarmnet.ids import PeerId
     from swarmnet.manifest.schema import Manifest
-    from swarmnet.net.admission import Bans
+    from swarmnet.net.dht_node import OwnersWord
 
 
 _UNITS = {"m": 60, "h": 3600, "d": 24 * 3600, "w": 7 * 24 * 3600}
@@ -141,8 +141,6 @@ def ban(named: tuple[str, ...], lift: bool, bootstrap: tuple[str, ...]) -> int:
     Example:
       swarmnet ban run.toml 12D3KooW... --bootstrap /ip4/203.0.113.7/tcp/31337/p2p/12D3KooW...
     """
-    import asyncio
-
     from swarmnet.manifest.terms import RunTerms
     from swarmnet.net.admission_files import Owner, bans_beside
 
@@ -158,26 +156,111 @@ def ban(named: tuple[str, ...], lift: bool, bootstrap: tuple[str, ...]) -> int:
             "the others within some seconds, or say --bootstrap ADDRESS"
         )
         return 0
+    _tell(bans, bootstrap, path)
+    return 0
+
+
+def _tell(word: OwnersWord, bootstrap: tuple[str, ...], path: Path) -> None:
+    """Raises UsageError if nobody takes it."""
+    import asyncio
+
     from swarmnet.net.dht_node import NobodyAnswered
 
     told = False
     with contextlib.suppress(NobodyAnswered):
-        told = asyncio.run(_spread(bans, bootstrap))
+        told = asyncio.run(_spread(word, bootstrap))
     if not told:
         raise UsageError(
-            f"the list is written, and nobody took it at {', '.join(bootstrap)}: say it again with the address "
+            f"it is written, and nobody took it at {', '.join(bootstrap)}: say it again with the address "
             f"of a peer that is up, or run a peer or trainer with --manifest {path} here: it tells the others"
         )
     click.echo("told the swarm: every peer hears of it within some seconds")
-    return 0
 
 
-async def _spread(bans: Bans, bootstrap: tuple[str, ...]) -> bool:
+async def _spread(word: OwnersWord, bootstrap: tuple[str, ...]) -> bool:
     from swarmnet.net.dht import DhtDirectory
     from swarmnet.net.dht_daemon import Listen
     from swarmnet.net.identity import Identity
 
     # A client of the DHT with a key of its own: who speaks does not count, the owner's signature does.
     client = Listen(client=True)
-    async with DhtDirectory(Identity.generate(), bans.run, bootstrap=bootstrap, listen=client) as directory:
-        return await directory.publish_bans(bans)
+    async with DhtDirectory(Identity.generate(), word.run, bootstrap=bootstrap, listen=client) as directory:
+        return await directory.publish_word(word)
+
+
+_LEAD = 20
+"""Steps ahead of where the run is: by then every keeper has heard of a notice."""
+
+
+@click.command("extend", context_settings=SETTINGS)
+@click.argument("path", metavar="[RUN.toml]", default="run.toml", type=click.Path(path_type=Path))
+@click.option(
+    "--steps", type=click.IntRange(1), required=True, metavar="N", help="Steps that the run has from then on."
+)
+@click.option(
+    "--from",
+    "since",
+    type=click.IntRange(1),
+    metavar="STEP",
+    help=f"The first step to which that applies [the run's end; with --bootstrap {_LEAD} steps from now].",
+)
+@click.option(
+    "--bootstrap", multiple=True, metavar=MULTIADDR, help="Tell the swarm now, through this peer; repeatable."
+)
+def extend(path: Path, steps: int, since: int | None, bootstrap: tuple[str, ...]) -> int:
+    """Give a run more steps while it goes on, or after its end; RUN.toml (run.toml) has its owner's key beside it.
+
+    The run id stays the same. The signed notice is kept beside the manifest (run.notices); every peer applies it from
+    the same step on, and the learning rate follows the schedule of the longer run.
+
+    \b
+    Example:
+      swarmnet extend run.toml --steps 20000
+      swarmnet extend run.toml --steps 20000 --bootstrap /ip4/203.0.113.7/tcp/31337/p2p/12D3KooW...
+    """
+    from swarmnet.manifest.extension import Horizon
+    from swarmnet.manifest.file import load
+    from swarmnet.manifest.terms import RunTerms
+    from swarmnet.net.admission_files import Owner, notices_beside
+
+    terms = RunTerms.of(load(path.expanduser()))
+    owner = Owner(path, terms, admits=False)
+    known = owner.notices()
+    end = known.foreseen(0, Horizon(terms.total_steps)).last
+    version = _version(path, bootstrap) if bootstrap else None
+    if since is None:
+        since = end if version is None else min(version + _LEAD, end)
+    if version is not None and since <= version < end:
+        raise UsageError(f"--from {since}: the run is at step {version} already: say a later step, or leave it out")
+    # Whoever has signed too much says it again from the same step on.
+    corrects = [each for each in known.known if each.since == since]
+    if since > end:
+        raise UsageError(f"--from {since}: the run ends at step {end}: say {end} or less")
+    if steps <= (terms.total_steps if corrects else end) or steps <= since:
+        raise UsageError(f"--steps {steps}: the run has {end} already: say more")
+    notice = owner.extend(steps, since)
+    click.echo(f"wrote {notices_beside(path)}: notice {notice.number}, {steps} steps from step {since} on")
+    if corrects:
+        click.echo(f"it takes the place of notice {corrects[-1].number}, unless step {since} is over by then")
+    if bootstrap:
+        _tell(notice, bootstrap, path)
+        return 0
+    click.echo(
+        f"nobody has been told: a peer or trainer that runs with --manifest {path} on this machine tells "
+        "the others within some seconds, or say --bootstrap ADDRESS"
+    )
+    return 0
+
+
+def _version(path: Path, bootstrap: tuple[str, ...]) -> int:
+    """Where the run is. Raises UsageError if nobody says it, or a peer would not understand a notice."""
+    from swarmnet.peer.status import read_status
+
+    found = read_status(path, bootstrap)
+    if found.version is None:
+        words = found.problems[0].text if found.problems else "no stage says where it is"
+        raise UsageError(f"nobody says where the run is ({words}): say --from STEP, and leave --bootstrap out")
+    old = [replica.peer for line in found.stages for replica in line.replicas if not replica.software]
+    if old:
+        raise UsageError(f"{', '.join(old)}: runs a version that knows no notices: update it first (docs/upgrading.md)")
+    return found.version

@@ -21,6 +21,7 @@ from torch import Tensor
 from swarmnet.engine.compute_thread import StageJobs, Work
 from swarmnet.engine.payloads import Payloads
 from swarmnet.errors import Refused, RejectCode
+from swarmnet.manifest.extension import Extension
 from swarmnet.messages import Commit, Packed, is_loss
 from swarmnet.stage import snapshot
 from swarmnet.stage.backend import StageBackend
@@ -132,6 +133,10 @@ class TorchEngine:
     def carries(self, bytes_per_s: int) -> None:
         """Chooses between the run's codecs for activations and their gradients."""
         self._payloads.carries(bytes_per_s)
+
+    def lengthen(self, extensions: tuple[Extension, ...]) -> None:
+        """Changes nothing but the rates of updates, and which step is the last."""
+        self._state.canonical.extensions = extensions
 
     # ------------------------------------------------------------ microbatches
 

@@ -26,13 +26,14 @@ from torch.nn import Parameter
 from swarmnet.data.sampler import Sampler
 from swarmnet.data.tokens import Tokens
 from swarmnet.local.prepare import read_tokens
+from swarmnet.manifest.extension import Extension, Horizon
 from swarmnet.manifest.file import load
 from swarmnet.manifest.schema import Manifest
 from swarmnet.model.decoder import StageModule, loss_sum
 from swarmnet.model.huggingface.checkpoint import stage_shapes, stage_weights
 from swarmnet.model.precision import products_in
 from swarmnet.stage.accumulator import Accumulator, sum_dtype
-from swarmnet.stage.canonical import clip_factor, learning_rate
+from swarmnet.stage.canonical import clip_factor, rate_of
 from swarmnet.stage.optimizer import StageOptimizer, average, square_norm
 from swarmnet.stage.rounding import Roundings
 from swarmnet.telemetry.events import EventLog
@@ -68,25 +69,33 @@ def _begin(module: StageModule, manifest: Manifest) -> None:
 
 
 def run_oracle(
-    manifest: Manifest, tokens: Tokens, *, steps: int | None = None, on_step: OnStep | None = None
+    manifest: Manifest,
+    tokens: Tokens,
+    *,
+    steps: int | None = None,
+    extensions: tuple[Extension, ...] = (),
+    on_step: OnStep | None = None,
 ) -> OracleResult:
-    """Train for `steps` steps (all of the manifest's by default) on the CPU. `tokens` must be the manifest's stream."""
-    training = manifest.training
+    """Train for `steps` steps (all by default) on the CPU. `tokens` must be the manifest's stream.
+
+    extensions: the notices that take force.
+    """
+    training, horizon = manifest.training, Horizon(manifest.training.total_steps, extensions)
     sampler = Sampler(training.seed, tokens.num_tokens, training.sequence_length, training.microbatch_size)
     module = StageModule(manifest.model, range(manifest.model.num_layers), first=True, last=True)
     _begin(module, manifest)
     exact = manifest.numerics.mode == "deterministic"
     delay = manifest.averaging.delay
     behind = copy.deepcopy(module) if delay.most else module
-    update = (_Exact if exact else _Plain)(manifest, module, behind)
+    update = (_Exact if exact else _Plain)(manifest, horizon, module, behind)
     result = OracleResult()
     with contextlib.ExitStack() as after:
         after.callback(torch.set_num_threads, torch.get_num_threads())
         if exact:  # several threads would sum in an order of their own
             torch.set_num_threads(1)
         after.enter_context(products_in(manifest.numerics.compute, torch.device("cpu")))
-        _evaluate(manifest, module, sampler, tokens, 0, result)
-        for step in range(training.total_steps if steps is None else steps):
+        _evaluate(manifest, module, sampler, tokens, 0, horizon.last, result)
+        for step in range(horizon.last if steps is None else steps):
             total, num_tokens = 0.0, 0
             for index in range(training.microbatches):
                 batch = tokens.microbatch(
@@ -105,7 +114,7 @@ def run_oracle(
             result.tokens.append(num_tokens)
             if on_step is not None:
                 on_step(step, total / num_tokens, num_tokens)
-            _evaluate(manifest, module, sampler, tokens, step + 1, result)
+            _evaluate(manifest, module, sampler, tokens, step + 1, horizon.last, result)
     result.weights = {name: parameter.detach().clone() for name, parameter in module.named_parameters()}
     return result
 
@@ -114,8 +123,9 @@ class _Update:
     """How gradients become weights. behind: where gradients come from, `module` itself or what follows a version behind
     it."""
 
-    def __init__(self, manifest: Manifest, module: StageModule, behind: StageModule) -> None:
-        self._manifest, self._parameters, self._behind = manifest, list(module.parameters()), list(behind.parameters())
+    def __init__(self, manifest: Manifest, horizon: Horizon, module: StageModule, behind: StageModule) -> None:
+        self._manifest, self._horizon = manifest, horizon
+        self._parameters, self._behind = list(module.parameters()), list(behind.parameters())
 
     def count(self, index: int) -> None:
         """Take in the gradients that one microbatch's backward left in `.grad`."""
@@ -124,14 +134,14 @@ class _Update:
         """Update the weights; those that gradients come from follow."""
 
     def _rate(self, step: int) -> float:
-        return learning_rate(self._manifest.optimizer, step, total_steps=self._manifest.training.total_steps)
+        return rate_of(self._manifest.optimizer, step, self._horizon)
 
 
 class _Plain(_Update):
     """torch's own way. Backward has added up in `.grad` already."""
 
-    def __init__(self, manifest: Manifest, module: StageModule, behind: StageModule) -> None:
-        super().__init__(manifest, module, behind)
+    def __init__(self, manifest: Manifest, horizon: Horizon, module: StageModule, behind: StageModule) -> None:
+        super().__init__(manifest, horizon, module, behind)
         table = manifest.optimizer
         plain = table.state == "fp32" and table.name == "adamw"
         self._own = None if plain else StageOptimizer(self._parameters, table)
@@ -181,8 +191,8 @@ class _Plain(_Update):
 class _Exact(_Update):
     """The product's fixed-point sum and update, on the uncut model."""
 
-    def __init__(self, manifest: Manifest, module: StageModule, behind: StageModule) -> None:
-        super().__init__(manifest, module, behind)
+    def __init__(self, manifest: Manifest, horizon: Horizon, module: StageModule, behind: StageModule) -> None:
+        super().__init__(manifest, horizon, module, behind)
         self._edges = [0, *itertools.accumulate(p.numel() for p in self._parameters)]
         stages = stage_shapes(manifest.model, manifest.cut, manifest.training.sequence_length)
         self._stage_of = {name: stage for stage, shapes in enumerate(stages) for name in shapes}
@@ -233,10 +243,16 @@ def _follow(parameters: Sequence[Parameter], behind: Sequence[Parameter]) -> Non
 
 @torch.no_grad()
 def _evaluate(
-    manifest: Manifest, module: StageModule, sampler: Sampler, tokens: Tokens, version: int, result: OracleResult
+    manifest: Manifest,
+    module: StageModule,
+    sampler: Sampler,
+    tokens: Tokens,
+    version: int,
+    last: int,
+    result: OracleResult,
 ) -> None:
     training = manifest.training
-    if not training.eval_every or (version % training.eval_every and version < training.total_steps):
+    if not training.eval_every or (version % training.eval_every and version < last):
         return
     total, num_tokens = 0.0, 0
     for index in range(training.eval_microbatches):

@@ -392,15 +392,12 @@ class Admission(Table):
     policy: Annotated[Literal["open", "invite"], CliOption(name="admission")] = says(
         "open", 'who may join: "open": anyone; "invite": whom the owner invites, who has the private half of `key`'
     )
-    key: OwnerKey = says("", '"invite": the owner\'s public Ed25519 key, as a peer id; else empty')
+    key: OwnerKey = says("", "the owner's public Ed25519 key, as a peer id: who may extend the run, and invite to it")
 
     @model_validator(mode="after")
     def _together(self) -> Admission:
-        if (self.policy == "invite") != bool(self.key):
-            raise ValueError(
-                'policy = "invite" goes with a key, and "open" with key = "": let `swarmnet init '
-                "--admission invite` write both"
-            )
+        if self.policy == "invite" and not self.key:
+            raise ValueError('policy = "invite" goes with a key: let `swarmnet init --admission invite` write both')
         return self
 
 

@@ -16,6 +16,10 @@ class RunTerms:
     run: RunId
     owner: PeerId | None
     """Whose invitations admit peers; None: anybody may join."""
+    key: PeerId | None
+    """Who may extend the run; None: nobody."""
+    total_steps: int
+    """Of the manifest."""
     num_stages: int
     microbatches: int
     """Of a step."""
@@ -34,8 +38,10 @@ class RunTerms:
         training, limits, admission = manifest.training, manifest.limits, manifest.admission
         return cls(
             run=run_id(manifest),
-            # An open run has no owner, whatever stands there.
+            # Who owns an open run admits nobody.
             owner=PeerId(admission.key) if admission.policy == "invite" else None,
+            key=PeerId(admission.key) if admission.key else None,
+            total_steps=training.total_steps,
             num_stages=manifest.cut.stages,
             microbatches=training.microbatches,
             boundary=(training.microbatch_size, training.sequence_length, manifest.model.hidden_size),

@@ -1,7 +1,7 @@
 """A run by invitation on disk: what its owner keeps beside the manifest, and what a peer keeps in its directory.
 
-    run.toml, run.owner.key, run.bans            the owner's: the private key (mode 0600), and the newest list of bans
-    DIR/run-<12 digits>.pass, .bans              a peer's: what it shows to others, and the newest list it has heard of
+    run.toml, run.owner.key, run.bans, .notices  the owner's: the private key (mode 0600), and what it has signed
+    DIR/run-<12 digits>.pass, .bans, .notices    a peer's: what it shows to others, and what it has heard of the owner
 
 What is signed, and who is admitted by it, is `net.admission`.
 """
@@ -15,6 +15,7 @@ from pathlib import Path
 from swarmnet.directory import Role
 from swarmnet.errors import UsageError
 from swarmnet.ids import PeerId
+from swarmnet.manifest.extension import MAX_NOTICES, MAX_NOTICES_CHARS, Extension, Notices, extend
 from swarmnet.manifest.terms import RunTerms
 from swarmnet.net.admission import (
     KINDS,
@@ -49,6 +50,11 @@ def owner_key_file(manifest: Path) -> Path:
 def bans_beside(manifest: Path) -> Path:
     """Beside `manifest`: run.bans for run.toml."""
     return manifest.with_suffix(".bans")
+
+
+def notices_beside(manifest: Path) -> Path:
+    """Beside `manifest`: run.notices for run.toml."""
+    return manifest.with_suffix(".notices")
 
 
 def invitation_beside(manifest: Path) -> Path:
@@ -88,28 +94,33 @@ def _owner_exists(manifest: Path) -> UsageError:
 
 
 class Owner:
-    """Who holds the private key of a run by invitation. Raises UsageError if there is no such run, or no such key."""
+    """Who holds the private key of a run. Raises UsageError if the run has none, or it is not here."""
 
-    def __init__(self, path: Path, terms: RunTerms) -> None:
-        """path: the manifest's; the key lies beside it."""
+    def __init__(self, path: Path, terms: RunTerms, *, admits: bool = True) -> None:
+        """path: the manifest's; the key lies beside it. admits: it is wanted for invitations or bans."""
         self.run, self._path = terms.run, path
-        if terms.owner is None:
+        if admits and terms.owner is None:
             raise UsageError(
                 f'{path}: anyone may join this run (admission.policy = "open"), so there is nobody to '
                 "invite or to ban: `swarmnet init --admission invite` writes another run"
             )
+        if terms.key is None:
+            raise UsageError(
+                f"{path}: this run has no owner (admission.key is empty), so nobody can extend it: `swarmnet init "
+                "--owner` writes another run, which somebody can"
+            )
+        self._total_steps = terms.total_steps
         key = owner_key_file(path)
         try:
             self._identity = Identity.load(key)
         except (OSError, ValueError) as error:
             why = (error.strerror or str(error)) if isinstance(error, OSError) else str(error)
             raise UsageError(
-                f"{key}: cannot be used ({why}): only who has the key that `swarmnet init` wrote there "
-                "can invite or ban"
+                f"{key}: cannot be used ({why}): only who has the key that `swarmnet init` wrote there can do that"
             ) from error
         # Its signatures would be worth nothing in this run.
-        if self._identity.peer != terms.owner:
-            raise UsageError(f"{key}: is another run's key ({self._identity.peer}); {path} names {terms.owner}")
+        if self._identity.peer != terms.key:
+            raise UsageError(f"{key}: is another run's key ({self._identity.peer}); {path} names {terms.key}")
 
     def invite(self, guest: PeerId | None, roles: Iterable[Role], not_after: int) -> Invitation:
         """An invitation of `guest`; None: of whoever holds it."""
@@ -141,6 +152,28 @@ class Owner:
             raise UsageError(f"{path}: cannot be written: {error.strerror or error}") from error
         return bans
 
+    def notices(self) -> Notices:
+        """What lies beside the manifest. Raises UsageError: something there is not this owner's."""
+        found = Notices(self._total_steps, self.run, self._identity.peer, verify)
+        path = notices_beside(self._path)
+        if refused := found.learn_all(read_notices(path)):
+            raise UsageError(f"{path}: {refused[0]}: take that line out")
+        return found
+
+    def extend(self, total_steps: int, since: int) -> Extension:
+        """Sign that the run has `total_steps` steps from step `since` on, and keep that beside the manifest."""
+        known, path = self.notices(), notices_beside(self._path)
+        if len(known.known) >= MAX_NOTICES:
+            raise UsageError(f"{path}: holds {MAX_NOTICES} notices, which is all that a run can have")
+        number = known.newest.number + 1 if known.newest else 1
+        extension = extend(self.run, self._identity.peer, number, since, total_steps, self._identity.sign)
+        known.learn(extension.text)
+        try:
+            write_whole(path, f"{known.text}\n")
+        except OSError as error:
+            raise UsageError(f"{path}: cannot be written: {error.strerror or error}") from error
+        return extension
+
 
 # ---------------------------------------------------------------- a peer
 
@@ -148,6 +181,11 @@ class Owner:
 def admissions_of(terms: RunTerms) -> Admissions:
     """Who is admitted to a run."""
     return Admissions(terms.run, terms.owner, verify, tolerance_s=terms.max_clock_offset_s)
+
+
+def notices_of(terms: RunTerms) -> Notices:
+    """What the owner of a run has signed to extend it: nothing that is known yet."""
+    return Notices(terms.total_steps, terms.run, terms.key, verify)
 
 
 class OwnPass:
@@ -257,6 +295,36 @@ class BanFiles:
         """Write the newest list known. Raises OSError."""
         if self._own is not None and self._admissions.bans is not None:
             write_whole(self._own, f"{self._admissions.bans.text}\n")
+
+
+class NoticeFiles:
+    """The notices that extend a run, on this machine: those this peer has heard of, and the owner's own."""
+
+    def __init__(self, notices: Notices, directory: Path | None, manifest: Path | None) -> None:
+        self._notices = notices
+        self._own = directory / f"run-{notices.run[:12]}.notices" if directory and notices.run else None
+        self._beside = notices_beside(manifest) if manifest else None
+        self._refused: set[str] = set()
+
+    def read(self) -> list[str]:
+        """Learn what they hold. Returns what is wrong with them, each once."""
+        refused = []
+        for path in (self._own, self._beside):
+            if path is not None:
+                refused += [f"{path}: {why}" for why in self._notices.learn_all(read_notices(path))]
+        fresh = [words for words in refused if words not in self._refused]
+        self._refused.update(fresh)
+        return fresh
+
+    def keep(self) -> None:
+        """Write all that are known. Raises OSError."""
+        if self._own is not None:
+            write_whole(self._own, f"{self._notices.text}\n")
+
+
+def read_notices(path: Path) -> list[str]:
+    """A notice a line; none: there is no such file."""
+    return _read(path, MAX_NOTICES_CHARS).splitlines()
 
 
 # ---------------------------------------------------------------- files

@@ -19,11 +19,12 @@ from swarmnet.bounds import Recent
 from swarmnet.directory import MAX_ADDRESSES, SMALL_RUN, ReadPace, Record
 from swarmnet.errors import SwarmError, UsageError
 from swarmnet.ids import PeerId, RunId, mark_of
+from swarmnet.manifest.extension import Extension, Notices
 from swarmnet.net.address import Address, peer_in
 from swarmnet.net.admission import Admissions, Bans, admits
-from swarmnet.net.admission_files import BanFiles
+from swarmnet.net.admission_files import BanFiles, NoticeFiles
 from swarmnet.net.dht_daemon import Listen
-from swarmnet.net.dht_node import DhtNode, Entry, NobodyAnswered, RecordGate, clock_ahead_s
+from swarmnet.net.dht_node import DhtNode, Entry, NobodyAnswered, OwnersWord, RecordGate, clock_ahead_s, word_key
 from swarmnet.net.identity import Identity, write_whole
 from swarmnet.net.records import (
     FIRST_DIGITS,
@@ -39,6 +40,7 @@ from swarmnet.net.records import (
     agreed_num_stages,
     bans_key,
     dht_key,
+    notice_key,
     part_of,
     parts_seen,
     places_of,
@@ -104,7 +106,7 @@ def _read(path: Path | None) -> list[str]:
 READ_DEADLINE_S = 2.0
 PUBLISH_DEADLINE_S = 4.0
 UNKNOWN_NUM_STAGES_READ = 8  # how far to look when nobody has told the number of stages yet
-BANS_TTL_S = 90.0  # of a list of bans, which those who know it renew
+WORD_TTL_S = 90.0  # of what a run's owner says, which those who know it renew
 _LONGEST_TTL_S = 110.0  # of a record in a large run, which is read seldom
 _PARTS_EVERY = 4  # near reads from one look at how many parts a stage has to the next
 _LOOK_UP_AGAIN_S = 5.0
@@ -129,7 +131,7 @@ class DhtDirectory:
             alive, this is the first node.
         state_dir: where peers are remembered; None: nowhere.
         admissions: who takes part in the run; others' records are neither read nor stored here. None: unknown.
-        manifest: its file, beside which the run's owner may keep a list of bans.
+        manifest: its file, beside which the run's owner may keep bans and notices.
         between_reads_s: the least time from one read to the next (`ReadPace`); in between it answers from memory.
     """
 
@@ -144,6 +146,7 @@ class DhtDirectory:
         state_dir: Path | None = None,
         ttl_s: float = TTL_S,
         admissions: Admissions | None = None,
+        notices: Notices | None = None,
         manifest: Path | None = None,
         between_reads_s: float = 0.0,
     ) -> None:
@@ -154,10 +157,12 @@ class DhtDirectory:
         self._bootstrap = tuple(address for address in map(_named, bootstrap) if peer_in(address) != identity.peer)
         self._known = KnownPeers(state_dir / KNOWN_PEERS_FILE if state_dir else None)
         self._table = RecordTable(run, admits=self._welcome)
-        self._gate = RecordGate(self._hear, heard_bans=self._hear_bans, welcome=self._welcome)
-        self._admissions = admissions
+        self._gate = RecordGate(self._hear, heard_word=self._hear_word, welcome=self._welcome)
+        self._admissions, self._notices = admissions, notices
         self._ban_files = BanFiles(admissions, state_dir, manifest) if admissions else None
-        self._bans_until = 0.0  # Unix seconds: how long the DHT keeps the newest list
+        self._notice_files = NoticeFiles(notices, state_dir, manifest) if notices else None
+        self._word_until: dict[str, float] = {}  # key -> Unix seconds: how long the DHT keeps the owner's newest word
+        self._kept = b""  # stands for the notices that are in the file
         self._mine: Record | None = None
         self._expiry_ms = 0
         self._publish_again_at = self._whole_run_again_at = 0.0
@@ -179,7 +184,7 @@ class DhtDirectory:
         self._node = await self._open(self._listen)
         try:
             await self._join_first()
-            await self._look_for_bans()
+            await self._look_for_words()
         except BaseException:
             await self._node.close()
             raise
@@ -387,10 +392,13 @@ class DhtDirectory:
     def _admits(self, record: Record) -> bool:
         return self._admissions is None or admits(self._admissions, record, now=time.time())
 
-    def _welcome(self, found: Announcement | Bans) -> bool:
+    def _welcome(self, found: Announcement | OwnersWord) -> bool:
         """Of other runs nobody here knows who is admitted."""
         if isinstance(found, Bans):
             return self._admissions is None or found.run != self._run or self._admissions.accepts(found)
+        if isinstance(found, Extension):
+            # An older one, renewed, would take the place of a newer one.
+            return self._notices is None or found.run != self._run or found == self._notices.newest
         if found.record.run != self._run:
             return True
         # Of a run with so many stages there is nothing to know here.
@@ -410,39 +418,62 @@ class DhtDirectory:
         self._node.own(known)
         return await self._node.read(known, deadline=deadline)
 
-    # ---------------------------------------------------------------- bans
+    # ---------------------------------------------------------------- what the owner says
 
-    async def publish_bans(self, bans: Bans) -> bool:
-        """Spread a list of bans that its run's owner has signed. Returns whether anybody keeps it."""
-        expiry, deadline = time.time() + BANS_TTL_S, asyncio.get_running_loop().time() + PUBLISH_DEADLINE_S
-        entry = Entry(bans_key(bans.run), bans.owner, bans.text.encode(), expiry)
+    async def publish_word(self, word: OwnersWord) -> bool:
+        """Spread what a run's owner has signed. Returns whether anybody keeps it."""
+        expiry, deadline = time.time() + WORD_TTL_S, asyncio.get_running_loop().time() + PUBLISH_DEADLINE_S
+        entry = Entry(word_key(word), word.owner, word.text.encode(), expiry)
         kept = await self._node.store([entry], deadline=deadline)
-        self._bans_until = expiry if kept else 0.0
+        self._word_until[entry.key] = expiry if kept else 0.0
         return kept > 0
 
-    def _hear_bans(self, bans: Bans, expiry: float) -> None:
-        # Lists of other runs are only passed on.
-        if self._admissions is None or bans.run != self._run:
+    def _hear_word(self, word: OwnersWord, expiry: float) -> None:
+        # What owners of other runs say is only passed on.
+        if word.run != self._run:
             return
-        if self._admissions.learn(bans):
-            self._keep_bans(bans)
-            self._bans_until = 0.0
-        if bans == self._admissions.bans:
-            self._bans_until = max(self._bans_until, expiry)
+        key = word_key(word)
+        if isinstance(word, Bans):
+            if self._admissions is None:
+                return
+            if self._admissions.learn(word):
+                self._keep_bans(word)
+                self._word_until[key] = 0.0
+            newest: OwnersWord | None = self._admissions.bans
+        else:
+            if self._notices is None or self._notices.learn_all([word.text]):
+                return
+            newest = self._notices.newest
+        if word == newest:
+            self._word_until[key] = max(self._word_until.get(key, 0.0), expiry)
 
-    async def _look_for_bans(self) -> None:
-        """Hear of new ones, on disk and in the DHT, and see to it that the newest list stays in the DHT."""
-        if self._run is None or self._admissions is None or self._admissions.owner is None:
+    async def _look_for_words(self) -> None:
+        """Hear of new ones, on disk and in the DHT, and see to it that the newest stay in the DHT."""
+        if self._run is None:
             return
-        if self._ban_files is not None and self._ban_files.read() and self._admissions.bans is not None:
-            self._keep_bans(self._admissions.bans)
-            self._bans_until = 0.0
-        deadline = asyncio.get_running_loop().time() + READ_DEADLINE_S
-        await self._node.lookup((bans_key(self._run),), deadline=deadline)
-        bans = self._admissions.bans
-        # Nobody keeps it for long: those who know it renew it in turn.
-        if bans is not None and self._bans_until < time.time() + BANS_TTL_S / 2 and not self._listen.client:
-            await self.publish_bans(bans)
+        keys = []
+        if self._admissions is not None and self._admissions.owner is not None:
+            if self._ban_files is not None and self._ban_files.read() and self._admissions.bans is not None:
+                self._keep_bans(self._admissions.bans)
+                self._word_until[bans_key(self._run)] = 0.0
+            keys.append(bans_key(self._run))
+        if self._notices is not None and self._notices.owner is not None:
+            if self._notice_files is not None:
+                for reason in self._notice_files.read():
+                    log.warning("notice_refused", reason=reason)
+            keys.append(notice_key(self._run))
+        if not keys:
+            return
+        await self._node.lookup(tuple(keys), deadline=asyncio.get_running_loop().time() + READ_DEADLINE_S)
+        self._keep_notices()
+        # Nobody keeps them for long: those who know them renew them in turn.
+        for word in (
+            self._admissions.bans if self._admissions else None,
+            self._notices.newest if self._notices else None,
+        ):
+            soon = word is not None and self._word_until.get(word_key(word), 0.0) < time.time() + WORD_TTL_S / 2
+            if word is not None and soon and not self._listen.client:
+                await self.publish_word(word)
 
     def _keep_bans(self, bans: Bans) -> None:
         log.info("bans", number=bans.number, banned=len(bans.peers))
@@ -452,6 +483,16 @@ class DhtDirectory:
         except OSError as error:
             log.warning("bans_not_kept", error=str(error))
 
+    def _keep_notices(self) -> None:
+        """All that are known, from wherever: mates tell them, too."""
+        if self._notices is None or self._notice_files is None or self._notices.mark == self._kept:
+            return
+        self._kept = self._notices.mark
+        try:
+            self._notice_files.keep()
+        except OSError as error:
+            log.warning("notices_not_kept", error=str(error))
+
     # ---------------------------------------------------------------- staying in the swarm
 
     async def _open(self, listen: Listen) -> DhtNode:
@@ -460,7 +501,7 @@ class DhtDirectory:
 
     def _own_keys(self) -> tuple[str, ...]:
         run = self._run
-        return (*_keys(run, self._num_stages), dht_key(run, WHOLE_RUN), bans_key(run)) if run else ()
+        return (*_keys(run, self._num_stages), dht_key(run, WHOLE_RUN), bans_key(run), notice_key(run)) if run else ()
 
     async def _join_first(self) -> None:
         met = await self._node.join(self._bootstrap)
@@ -507,7 +548,7 @@ class DhtDirectory:
                 await self._node.lookup_near_us()
             else:
                 await self.records(self._near)
-                await self._look_for_bans()
+                await self._look_for_words()
             self._known.met(await self._node.neighbour_addresses())
             self._remember()
 

@@ -29,11 +29,12 @@ from typing import Any
 from swarmnet.bounds import Recent
 from swarmnet.errors import BadMessage, UsageError
 from swarmnet.ids import PeerId
+from swarmnet.manifest.extension import EXTENSION, Extension
 from swarmnet.net.address import peer_in
 from swarmnet.net.admission import BANS, Bans
 from swarmnet.net.dht_daemon import Daemon, DaemonFailed, Listen
 from swarmnet.net.identity import Identity, verify
-from swarmnet.net.records import MAX_AHEAD_S, Announcement, bans_key, gives_way, unseal
+from swarmnet.net.records import MAX_AHEAD_S, Announcement, bans_key, gives_way, notice_key, unseal
 from swarmnet.net.traffic import Allowance, Allowances
 
 _SPEC = None if "hivemind" in sys.modules else importlib.util.find_spec("hivemind")
@@ -73,15 +74,29 @@ MAX_KEYS = 4096
 MAX_ENTRIES_PER_KEY = 1024
 ORDINARY_BYTES, MAX_LARGE_BYTES = 1280, 1 << 20  # of an entry; of all larger ones under a key together
 MAX_REMEMBERED = 4096
-MAX_BAN_LISTS = 256
+MAX_WORDS = 256
+
+
+OwnersWord = Bans | Extension
+"""What a run's owner signs for all its peers."""
+
+
+def parse_word(text: str) -> OwnersWord:
+    """Read what begins like an owner's word. The signature is not looked at. Raises ValueError."""
+    return Bans.parse(text) if text.startswith(BANS) else Extension.parse(text)
+
+
+def word_key(word: OwnersWord) -> str:
+    """The DHT key under which it lies."""
+    return bans_key(word.run) if isinstance(word, Bans) else notice_key(word.run)
 
 
 class RecordGate(RecordValidatorBase):  # type: ignore[misc]
     """Passes `{key: {peer id: sealed record}}` entries whose seal fits key, subkey and expiry; never raises.
 
-    heard_bans(list, expiry) is told of every genuine list of bans, whatever its run. welcome(what): may this node keep
-    it? A run's own nodes refuse what is not admitted to their run; what they read they only ignore, since to hivemind
-    one entry that does not pass spoils all that came with it.
+    heard_word(word, expiry) is told of what owners of runs have signed, whatever the run. welcome(what): may this node
+    keep it? A run's own nodes refuse what is not admitted to their run; what they read they only ignore, since to
+    hivemind one entry that does not pass spoils all that came with it.
     """
 
     def __init__(
@@ -89,13 +104,13 @@ class RecordGate(RecordValidatorBase):  # type: ignore[misc]
         heard: Callable[[Announcement], None],
         *,
         clock: Callable[[], float] = time.time,
-        heard_bans: Callable[[Bans, float], None] = lambda bans, expiry: None,
-        welcome: Callable[[Announcement | Bans], bool] = lambda found: True,
+        heard_word: Callable[[OwnersWord, float], None] = lambda word, expiry: None,
+        welcome: Callable[[Announcement | OwnersWord], bool] = lambda found: True,
     ) -> None:
-        self._heard, self._clock, self._heard_bans, self._welcome = heard, clock, heard_bans, welcome
+        self._heard, self._clock, self._heard_word, self._welcome = heard, clock, heard_word, welcome
         # Renewals are read many times: each is verified once. Of too many the next reading verifies anew.
         self._verified: Recent[bytes, Announcement] = Recent(MAX_REMEMBERED)
-        self._bans: Recent[bytes, Bans] = Recent(MAX_BAN_LISTS)
+        self._words: Recent[bytes, OwnersWord] = Recent(MAX_WORDS)
 
     def validate(self, record: DHTRecord) -> bool:
         """Whether `record` may be stored or believed."""
@@ -104,9 +119,9 @@ class RecordGate(RecordValidatorBase):  # type: ignore[misc]
             return False
         if not math.isfinite(record.expiration_time):
             return False
-        # A list of bans is text and begins so; a sealed record begins with a signature.
-        if record.value.startswith(BANS.encode()):
-            return self._validate_bans(record)
+        # What an owner signs is text and begins so; a sealed record begins with a signature.
+        if record.value.startswith((BANS.encode(), EXTENSION.encode())):
+            return self._validate_word(record)
         try:
             found = self._unseal(record.value)
         except BadMessage:
@@ -122,24 +137,24 @@ class RecordGate(RecordValidatorBase):  # type: ignore[misc]
 
     def admits(self, value: object) -> bool:
         """Whether this node keeps what passed."""
-        found = self._verified.get(value) or self._bans.get(value) if isinstance(value, bytes) else None
+        found = self._verified.get(value) or self._words.get(value) if isinstance(value, bytes) else None
         return found is None or self._welcome(found)
 
-    def _validate_bans(self, record: DHTRecord) -> bool:
+    def _validate_word(self, record: DHTRecord) -> bool:
         try:
-            bans = self._bans.get(record.value) or Bans.parse(record.value.decode("ascii"))
+            word = self._words.get(record.value) or parse_word(record.value.decode("ascii"))
         except ValueError:
             return False
         now = self._clock()
         genuine = (
-            record.key == DHTID.generate(source=bans_key(bans.run)).to_bytes()
-            and record.subkey == MSGPackSerializer.dumps(bans.owner)
+            record.key == DHTID.generate(source=word_key(word)).to_bytes()
+            and record.subkey == MSGPackSerializer.dumps(word.owner)
             and now - GRACE_S < record.expiration_time <= now + MAX_AHEAD_S
-            and (record.value in self._bans or verify(bans.owner, bans.signed, bans.signature))
+            and (record.value in self._words or verify(word.owner, word.signed, word.signature))
         )
         if genuine:
-            self._bans[record.value] = bans
-            self._heard_bans(bans, record.expiration_time)
+            self._words[record.value] = word
+            self._heard_word(word, record.expiration_time)
         return genuine
 
     def _unseal(self, data: bytes) -> Announcement:

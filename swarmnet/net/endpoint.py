@@ -18,13 +18,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from swarmnet import SOFTWARE
 from swarmnet.config.peer import NetworkSettings
 from swarmnet.directory import Record, Role
 from swarmnet.ids import PeerId, RunId
+from swarmnet.manifest.extension import Notices
 from swarmnet.manifest.terms import RunTerms
 from swarmnet.net.address import Address, announced_at
 from swarmnet.net.admission import Admissions
-from swarmnet.net.admission_files import OwnPass, admissions_of
+from swarmnet.net.admission_files import OwnPass, admissions_of, notices_of
 from swarmnet.net.dht import DhtDirectory
 from swarmnet.net.dht_daemon import Listen
 from swarmnet.net.dial_back import Say
@@ -76,6 +78,7 @@ class Endpoint:
     dir: Path
     admissions: Admissions
     own_pass: OwnPass
+    notices: Notices
     maps_port: bool
 
     @property
@@ -98,6 +101,7 @@ class Endpoint:
             stages=(),
             numerics=self.numerics,
             invitation=self.own_pass.text,
+            software=SOFTWARE,
         )
 
     def whereabouts(self) -> dict[str, object]:
@@ -176,7 +180,7 @@ async def open_endpoint(
     numerics: my numerics class, for greetings and my record. Raises UsageError, with what to do.
     """
     with own_identity(network.dir) as identity:
-        admissions = admissions_of(terms)
+        admissions, notices = admissions_of(terms), notices_of(terms)
         own_pass = OwnPass(admissions, identity, role, network.dir, given=network.invitation, now=time.time())
         announced = announced_at(network.announce, identity.peer, port=network.port, dht_port=network.dht_port)
         last = LastPorts.read(network.dir)
@@ -190,6 +194,7 @@ async def open_endpoint(
             bootstrap=network.bootstrap,
             state_dir=network.dir,
             admissions=admissions,
+            notices=notices,
             manifest=network.manifest,
             between_reads_s=_BETWEEN_READS_S,
         ) as dht:
@@ -219,5 +224,6 @@ async def open_endpoint(
                 network.dir,
                 admissions,
                 own_pass,
+                notices,
                 maps_port=network.map_port and not network.announce,
             )

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from swarmnet import PROTOCOL_VERSION
+from swarmnet import PROTOCOL_VERSION, __version__
 from swarmnet.errors import RejectCode
 from swarmnet.ids import PeerId, RunId
 from swarmnet.messages import Rejected
@@ -18,6 +18,12 @@ from swarmnet.net.admission import Admissions, advised
 from swarmnet.wire.convert import Hello
 
 HELLO = "/swarmnet.v1.Run/Hello"
+
+
+def _named(software: str, major: int, minor: int) -> str:
+    """What runs there, with its protocol."""
+    protocol = f"protocol {major}.{minor}"
+    return software if protocol in software else f"{software or 'an earlier swarmnet'}, {protocol}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,14 +44,19 @@ class Greeter:
     def hello(self) -> Hello:
         """My greeting, now."""
         assert self.run is not None, "a peer without a run can only ask for a manifest"
-        return Hello(self.run, *self.version, self.numerics, self.clock(), self.invitation())
+        return Hello(self.run, *self.version, self.numerics, self.clock(), self.invitation(), self._software)
+
+    @property
+    def _software(self) -> str:
+        return _named(f"swarmnet {__version__}", *self.version)
 
     def judge(self, hello: Hello, peer: PeerId, *, sent: float | None = None) -> Rejected | None:
         """Why `peer` and I cannot work together, or None. `sent`: when I asked, if this is an answer."""
         # First: what follows may mean something else in another protocol.
         if hello.major != self.version[0]:
-            ours, theirs = ".".join(map(str, self.version)), f"{hello.major}.{hello.minor}"
-            return Rejected(RejectCode.WRONG_VERSION, f"protocols differ, {theirs} and {ours}: update the older peer")
+            older = "caller's" if (hello.major < self.version[0]) == (sent is None) else "callee's"
+            words = f"protocols differ, {_named(hello.software, hello.major, hello.minor)} and {self._software}"
+            return Rejected(RejectCode.WRONG_VERSION, f"{words}: update the {older} software (docs/upgrading.md)")
         # Before clocks: who has the wrong manifest is to hear of that, not of its clock.
         if hello.run != self.run:
             ours = self.run[:12] if self.run else "none yet"

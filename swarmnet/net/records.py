@@ -96,6 +96,11 @@ def bans_key(run: RunId) -> str:
     return f"{run}.bans"
 
 
+def notice_key(run: RunId) -> str:
+    """The DHT key of the newest notice that extends a run."""
+    return f"{run}.longer"
+
+
 def places_of(record: Record, parts: Sequence[int] = ()) -> tuple[Place, ...]:
     """Everywhere `record` is to be announced. parts: of its stages, as in an `Announcement`."""
     stages = [
@@ -161,7 +166,11 @@ def seal(announcement: Announcement, sign: Callable[[bytes], bytes]) -> bytes:
     Raises UsageError if the record is too large or breaks a rule that `unseal` checks: nobody would accept it.
     """
     record = _announceable(announcement.record)
-    fields = {each.name: _to_json(getattr(record, each.name)) for each in dataclasses.fields(record)}
+    fields = {
+        each.name: _to_json(value)
+        for each in dataclasses.fields(record)
+        if (value := getattr(record, each.name)) != each.default or each.name not in _OPTIONAL
+    }
     fields |= {"place": announcement.place, "expiry_ms": announcement.expiry_ms, "dht": announcement.dht}
     fields |= {"num_stages": announcement.num_stages, "parts": announcement.parts}
     payload = json.dumps(fields, separators=(",", ":"), sort_keys=True, allow_nan=False).encode()
@@ -205,11 +214,12 @@ def unseal(data: bytes, *, now: float, grace_s: float = 0.0) -> Announcement:
 
 def _announcement(fields: object) -> Announcement:
     """Check every field; the signature is not looked at."""
-    # Unknown fields are refused: two readers must not see two records in the same bytes.
-    if not isinstance(fields, dict) or fields.keys() != _HINTS.keys() | _ENVELOPE.keys() | {"place"}:
-        _refuse("record has missing or unknown fields")
+    # What a later minor version has added is passed over, and what an earlier one lacks has its default.
+    if not isinstance(fields, dict) or not fields.keys() >= _REQUIRED:
+        _refuse("record has missing fields")
     envelope = {name: _from_json(hint, fields[name], name) for name, hint in _ENVELOPE.items()}
-    record = Record(**{name: _from_json(hint, fields[name], name) for name, hint in _HINTS.items()})
+    known = {name: hint for name, hint in _HINTS.items() if name in fields}
+    record = Record(**{name: _from_json(hint, fields[name], name) for name, hint in known.items()})
     num_stages, place, peer = envelope["num_stages"], fields["place"], record.peer
     stages = [status.stage for status in record.stages]
     # Else its claims about one stage would contradict each other.
@@ -309,6 +319,9 @@ _ENVELOPE: dict[str, Any] = {
     "parts": Annotated[tuple[Annotated[int, Between(0, MAX_PARTS)], ...], Entries(MAX_STAGES_PER_PEER)],
 }
 """What stands beside the record in an announcement."""
+_OPTIONAL = ("steps", "software")
+"""Fields that minor versions of the protocol have added: written where they are not their default."""
+_REQUIRED = (_HINTS.keys() | _ENVELOPE.keys() | {"place"}) - set(_OPTIONAL)
 
 _WORDS = {
     bool: "true or false",

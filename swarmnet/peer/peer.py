@@ -19,6 +19,7 @@ from typing import Any
 from swarmnet.directory import Directory, Estimate, Record, Role, StageStatus
 from swarmnet.errors import BadMessage, Refused, RejectCode
 from swarmnet.ids import NO_RESTART, PeerId, RunId, Signer
+from swarmnet.manifest.extension import Notices
 from swarmnet.manifest.schema import Manifest
 from swarmnet.messages import (
     Answer,
@@ -43,6 +44,7 @@ from swarmnet.net.dial_back import Asking, DialBacks, Hide, Proofs
 from swarmnet.net.line_test import LineTests
 from swarmnet.net.records import nobody_serves, unserved
 from swarmnet.peer.complaints import Complaints
+from swarmnet.peer.extending import Extending
 from swarmnet.peer.leaving import drain, hold
 from swarmnet.peer.rates import Rates
 from swarmnet.peer.rebalance import Intent
@@ -125,6 +127,7 @@ class Peer:
         windows: tells whether others' tokens are the run's.
         numerics: what it shares with peers that make the same weights of the same sums (`peer.devices.NumericsClass`).
         admissions: who takes part; None: anyone.
+        notices: what the run's owner has signed to extend it; None: nobody may.
         wall: Unix seconds, by which invitations end.
         hide: has this peer be reached through relays, if nobody can dial it; None: there are none.
         proofs: what connections have shown of it and of others.
@@ -152,6 +155,7 @@ class Peer:
         manifest_toml: str = "",
         numerics: str = "",
         admissions: Admissions | None = None,
+        notices: Notices | None = None,
         wall: Callable[[], float] = time.time,
         routing: Callable[[], RoutingRule] = lambda: least_time,
         carried: int | None = None,
@@ -167,6 +171,7 @@ class Peer:
         self._engines, self._directory, self._record = engines, directory, record
         self._on_event, self._toml = on_event, manifest_toml
         self._admissions, self._wall = admissions or Admissions(run), wall
+        self.notices = notices or Notices(manifest.training.total_steps, run)
         self.replicas: dict[int, Replica] = {}
         self.records: dict[PeerId, Record] = {}
         """Everybody else's, as last read."""
@@ -179,12 +184,13 @@ class Peer:
         asking = partial(Asking, record, transport, lambda: self.records, self._say_reach, proofs=proofs)
         self.dialled_back, self._hides = asking(hide) if hide else asking(), hide is not None
         self._supply = StateSupply(self)
+        self._extending = Extending(self, self._supply.rollbacks)
         self._group: asyncio.TaskGroup | None = None
         self._loss: tuple[int, float] | None = None
         self._pace: deque[tuple[float, int, int]] = deque(maxlen=20)
         self.halted: int | None = None
         self._missing: tuple[int, ...] = ()
-        self.finished = asyncio.Event()
+        self.finished, self.goes_on = asyncio.Event(), asyncio.Event()
         self._done_stages: set[int] = set()
         self._counted: Counter[int] = Counter()
         self._executed: Counter[int] = Counter()
@@ -246,6 +252,7 @@ class Peer:
             return
         if isinstance(message, Heartbeat):
             self._supply.hear(caller)
+            self._extending.hear(caller, message.notices)
         # A heartbeat makes its sender known; all else needs a known sender.
         if isinstance(message, Heartbeat) or self._takes_part(caller):
             self._dispatch(caller, message)
@@ -265,7 +272,7 @@ class Peer:
 
     async def on_call(self, caller: PeerId, request: Request, payload: ReadPayload) -> AsyncGenerator[Answer, None]:
         if isinstance(request, ManifestRequest):
-            yield ManifestData(self._toml)
+            yield ManifestData(self._toml, self.notices.text)
             return
         if self._left:
             raise Refused(RejectCode.NOT_SERVED, "this peer has left")
@@ -297,11 +304,12 @@ class Peer:
                 most = training.eval_microbatches if evaluates else training.microbatches
                 if not 0 <= request.index < most:
                     raise Refused(RejectCode.MALFORMED, f"index {request.index} of {training.microbatches}")
-                ahead = self.manifest.averaging.delay.ahead(training.total_steps)
-                beyond = 1 + ahead if evaluates else 0
-                if request.step >= training.total_steps + beyond:
-                    raise Refused(RejectCode.FINISHED, f"the run ends after step {training.total_steps - 1}")
-                return self._serving(request.stage).execution.process(caller, request, payload)
+                replica = self._serving(request.stage)
+                last = self.notices.last(replica.member.horizon)
+                beyond = 1 + self.manifest.averaging.delay.ahead(last) if evaluates else 0
+                if request.step >= last + beyond:
+                    raise Refused(RejectCode.FINISHED, f"the run ends after step {last - 1}")
+                return replica.execution.process(caller, request, payload)
             case Fetch():
                 if not 0 <= request.index < training.microbatches:
                     raise Refused(RejectCode.MALFORMED, f"index {request.index} of {training.microbatches}")
@@ -348,6 +356,7 @@ class Peer:
         if event in ("synced", "halted", "checkpoint", "checkpoint_bad", "drift"):
             self.news.set()
         if event in ("applied", "synced"):
+            self._extending.moved(stage)
             self.replicas[stage].state.checkpoints.reached()
         if event == "applied":
             self._moved.set()
@@ -364,6 +373,7 @@ class Peer:
             self._done_stages.add(stage)
             if len(self._done_stages) == len(self.replicas):
                 self.finished.set()
+                self.goes_on.clear()
 
     def _count(self, replica: Replica) -> None:
         """After each step: training forwards so far, and how many indexes this replica has contributed to sums."""
@@ -385,9 +395,10 @@ class Peer:
 
     def say(self, event: str, fields: dict[str, object]) -> None:
         """Log an event that is not one stage's. After the run went back it is not finished."""
-        # The run is computed again from an older version.
-        if event == "restart" and not fields["kept"]:
+        # The run is computed again from an older version, or goes on.
+        if (event == "restart" and not fields["kept"]) or event == "extended":
             self.finished.clear()
+            self.goes_on.set()
             self._done_stages.clear()
         self._on_event(event, fields)
 
@@ -477,6 +488,7 @@ class Peer:
             for peer in strangers if not self.sees_all else ():
                 await self._directory.find(peer, self._near)
             await self.refresh(whole=self._is_astray(), at_once=stranger or bool(self._lonely_beside()))
+            self._extending.consider()
             self._supply.consider()
             self._say_who_is_missing()
             await asyncio.sleep(0.1 * _LOOK_S)
@@ -573,6 +585,7 @@ class Peer:
             tokens_per_second=self._tokens_per_second(),
             finished=self.finished.is_set(),
             halted=self.halted,
+            steps=self._extending.last,
             restart=self._supply.rollbacks.current,
             wants=self._supply.rollbacks.wanted or NO_RESTART,
             paused=self.paused,

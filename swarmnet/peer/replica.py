@@ -106,6 +106,7 @@ class Replica:
             training.max_void,
             averaging.delay,
             averaging.group_size,
+            peer.notices,
         )
 
         # Decides which microbatches count, which sum is the step's, and when it is applied. Pure.
@@ -118,9 +119,7 @@ class Replica:
             chain=first_chain(peer.run_id, stage),
             now=self._now(),
             signer=peer.signer,
-            drift=DriftRules(averaging.drift_every, averaging.resync_every, training.total_steps)
-            if averaging.equal_bits
-            else NO_DRIFT,
+            drift=DriftRules(averaging.drift_every, averaging.resync_every) if averaging.equal_bits else NO_DRIFT,
             numerics=peer.numerics,
         )
 

@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING
 from swarmnet.averaging.exchange import Exchange
 from swarmnet.errors import BadCheckpoint, BadMessage, Refused, RejectCode, SwarmError, UsageError
 from swarmnet.ids import PeerId, Restart, first_chain, next_chain
+from swarmnet.manifest.extension import Horizon
 from swarmnet.messages import Answer, Commit, Finished, Round, Snapshot, SnapshotRequest, Stamp, TrailRequest, TrailStep
 from swarmnet.stage.seams import Compute, Engine
 from swarmnet.state.checkpoints import Checkpointer, CheckpointSchedule
-from swarmnet.state.disk import Written
+from swarmnet.state.disk import CheckpointInfo, Written
 from swarmnet.state.forecast import WITHIN, Ahead, line_needed
 from swarmnet.state.header import StateHeader, loop_time
 from swarmnet.state.replay import Level, Replay, ReplayLogEnds
@@ -129,6 +130,7 @@ class Restorer:
         began = self._now()
         try:
             info, data = await self.checkpoints.load(version)
+            self._check_notices(info)
             self._touch()
             await self._engine.restore(data, version=version, becomes=becomes)
         except BadCheckpoint:
@@ -137,7 +139,7 @@ class Restorer:
             path = self.checkpoints.path(version)
             self.checkpoints.forget(version, BadCheckpoint(path, f"not this stage's state: {error.reason}"))
             return False
-        header = info.header
+        header, notices = info.header, self._shape.notices
         # Only a state that is taken as it is continues its own error feedback.
         if becomes == version:
             await self._recall(version)
@@ -147,10 +149,22 @@ class Restorer:
             self._event("dropped", {"from": version, "to": becomes, "microbatches": dropped, "reason": reason})
             # The state is not that of one process any more: it stands on a chain of its own.
             own = next_chain(header.chain, f"dropped/{becomes}".encode())
-            header = StateHeader(becomes, own, own, own)
+            # What was signed for the steps that are left out is taken to be in force, as it is in the other stages.
+            held = Horizon(self._shape.total_steps, header.extensions)
+            held = notices.foreseen(version, held, before=becomes)
+            header = StateHeader(becomes, own, own, own, extensions=held.extensions)
         self._serve(Level(header))
         self._say_synced("checkpoint", began=began, num_bytes=len(data), path=self.checkpoints.path(version))
         return True
+
+    def _check_notices(self, info: CheckpointInfo) -> None:
+        """Learn what a checkpoint remembers. Raises BadCheckpoint: it is not the run's owner's, and is named so."""
+        try:
+            self._shape.notices.horizon(info.notices)
+        except ValueError as error:
+            bad = BadCheckpoint(self.checkpoints.path(info.version), str(error))
+            self.checkpoints.forget(info.version, bad)
+            raise bad from error
 
     async def _recall(self, version: int) -> None:
         """Take up again what this replica's averaging codec owed when it wrote that checkpoint."""
@@ -169,8 +183,16 @@ class Restorer:
         self._whole = True
         self.checkpoints.stand_under(self._member.restart)
         self._driver.restored(
-            at.version, at.chain, at.before, at.term_chain, level.finished, level.commits, level.last_commits
+            at.version,
+            at.chain,
+            at.before,
+            at.term_chain,
+            level.finished,
+            level.commits,
+            level.last_commits,
+            extensions=at.extensions,
         )
+        self.checkpoints.ends_at(self._member.horizon.last)
 
     def _say_synced(self, how: str, *, began: float, num_bytes: int, **more: object) -> None:
         seconds = round(self._now() - began, 3)
@@ -213,6 +235,7 @@ class Restorer:
             return None
         try:
             info, data = await self.checkpoints.load(version)
+            self._check_notices(info)
         except BadCheckpoint:
             return None
         return (info.header, data) if info.restart == self._member.restart else None
@@ -254,6 +277,7 @@ class Restorer:
         member = self._member
         member.version, member.chain = header.version, header.chain
         member.before, member.term_chain = header.before, header.term_chain
+        member.horizon = Horizon(self._shape.total_steps, header.extensions)
 
     async def write_last(self) -> Written | None:
         """Write the newest whole version, as nothing can be computed here any more. None: there is none.
@@ -273,7 +297,9 @@ class Restorer:
 
     def _stands_at(self) -> StateHeader:
         member = self._member
-        return StateHeader(member.version, member.chain, member.before, member.term_chain, member.restart)
+        return StateHeader(
+            member.version, member.chain, member.before, member.term_chain, member.restart, member.horizon.extensions
+        )
 
     async def _checkpoint(self, version: int) -> tuple[StateHeader, memoryview] | None:
         """This peer's checkpoint, to be handed to a mate."""
@@ -394,6 +420,7 @@ class FetchAndReplay:
                 continue
             del data
             self._stand(header)
+            self._engine.lengthen(header.extensions)
             self._began, self._collected = loop_time(), self._exchange.collected_bytes
             try:
                 level = await self._replay.run(header, lambda: self._fetcher.trusted(donors()))
@@ -412,7 +439,11 @@ class FetchAndReplay:
         """Why a described copy is not to be had. One asked for by number may come from a disk, and is then as good as
         any up to where the run has last gone back to; the newest one is of the present, or of no use."""
         # No honest donor has this.
-        if snapshot.version > self._shape.total_steps:
+        try:
+            self._shape.notices.horizon(snapshot.notices)
+        except ValueError as error:
+            return BadMessage(RejectCode.MALFORMED, str(error), version=snapshot.version)
+        if snapshot.version > self._shape.furthest:
             return BadMessage(RejectCode.MALFORMED, "a copy of a step after the last", version=snapshot.version)
         restart = self._restart()
         if snapshot.restart == restart or (version >= 0 and snapshot.version <= restart.version):
@@ -438,8 +469,15 @@ class FetchAndReplay:
         """Where a replica stands that has applied on these commits of all stages; as Member.applied."""
         chain = next_chain(header.chain, evidence(commits))
         begins_term = (header.version + 1) % self._shape.keeper_term_steps == 0
+        learn, held = self._shape.notices.learn, Horizon(self._shape.total_steps, header.extensions)
+        held = held.after(header.version, [learn(commit.notice) for commit in commits if commit.notice])
         return StateHeader(
-            header.version + 1, chain, header.chain, chain if begins_term else header.term_chain, header.restart
+            header.version + 1,
+            chain,
+            header.chain,
+            chain if begins_term else header.term_chain,
+            header.restart,
+            held.extensions,
         )
 
     def _moved(self, header: StateHeader) -> None:
@@ -475,7 +513,7 @@ class FetchAndReplay:
             return None
         newest = max(self._newest(), version)
         ahead = Ahead(state_bytes, newest - version, self._exchange.sum_bytes, step_s)
-        steps, last = ahead.steps(bytes_per_s), self._shape.total_steps - newest
+        steps, last = ahead.steps(bytes_per_s), self._shape.furthest - newest
         # A rate over less than two steps says little: lines rest in one part of each.
         never = last > 0 and (steps is None or steps > last)
         if never and not self._too_slow and loop_time() - self._began > 2 * step_s:

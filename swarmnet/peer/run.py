@@ -241,6 +241,7 @@ async def _serve(
             limits=limits,
             manifest_toml=to_toml(manifest),
             admissions=endpoint.admissions,
+            notices=endpoint.notices,
             routing=lambda: routing_rule(config.routing),
             carried=carried,
             hide=endpoint.hide,
@@ -306,8 +307,17 @@ async def _compute(ranks: Callable[[], Awaitable[None]], peer: Peer, on_event: O
 
 
 async def _keep_result(peer: Peer, on_event: OnEvent) -> None:
-    """At the last version: write the final snapshot and say so; the peer goes on serving it read-only."""
-    await peer.finished.wait()
+    """At the last version: write the final snapshot and say so; the peer goes on serving it read-only.
+
+    Again if the run was extended, or went back, and has ended anew.
+    """
+    while True:
+        await peer.finished.wait()
+        await _keep_last(peer, on_event)
+        await peer.goes_on.wait()
+
+
+async def _keep_last(peer: Peer, on_event: OnEvent) -> None:
     for stage, replica in sorted(peer.replicas.items()):
         written = await replica.state.checkpoints.write_now()
         if written is None:  # the run went back meanwhile, and will end again

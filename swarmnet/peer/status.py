@@ -25,6 +25,7 @@ from swarmnet.net.admission_files import admissions_of
 from swarmnet.peer.swarm_health import NO_BOOTSTRAP, AdmissionLine, Assessment, ReplicaLine, assess, unanswered
 
 _UNBOUNDED = 10_000  # columns of a pipe
+_FOLDED = ("on disk", "drift", "numerics", "software")
 
 READS = 3  # a newcomer's first lookup may meet nodes that are already gone
 BETWEEN_READS_S = 0.3
@@ -203,7 +204,8 @@ def _show(assessment: Assessment) -> None:
     loss = f", loss {assessment.loss.value:.4f} at step {assessment.loss.step}" if assessment.loss else ""
     held_out = assessment.eval_loss
     evaluated = f", held-out {held_out.value:.4f} at version {held_out.step}" if held_out else ""
-    state = "finished" if assessment.finished else f"version {'?' if (v := assessment.version) is None else v}"
+    of = f" of {assessment.steps}" if assessment.steps else ""
+    state = "finished" if assessment.finished else f"version {'?' if (v := assessment.version) is None else v}{of}"
     pace = f", {assessment.tokens_per_second:,.0f} tokens/s" if assessment.tokens_per_second else ""
     twice = f", executions per index {assessment.executions_per_index:.3f}" if assessment.executions_per_index else ""
     console.print(f"run {assessment.run[:12]}: {state}{loss}{evaluated}{pace}{twice}", markup=False)
@@ -212,8 +214,8 @@ def _show(assessment: Assessment) -> None:
     if assessment.admission is not None:
         console.print(f"admission: {_admission(assessment.admission)}", markup=False)
     table = Table(box=None if wide else box.SIMPLE_HEAD, pad_edge=False)
-    for name in ("stage", "peer", "version", "state", "load", "on disk", "drift", "numerics"):
-        table.add_column(name, overflow="fold", no_wrap=wide or name not in ("on disk", "drift", "numerics"))
+    for name in ("stage", "peer", "version", "state", "load", "on disk", "drift", "numerics", "software"):
+        table.add_column(name, overflow="fold", no_wrap=wide or name not in _FOLDED)
     for line in assessment.stages:
         for replica in line.replicas:
             table.add_row(
@@ -225,6 +227,7 @@ def _show(assessment: Assessment) -> None:
                 ", ".join(map(str, replica.disk)),
                 _drift(replica),
                 str(replica.numerics).replace("[", r"\["),
+                replica.software.replace("[", r"\["),
             )
         # A stage without a replica is what the reader looks for.
         if not line.replicas:

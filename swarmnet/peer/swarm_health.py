@@ -36,7 +36,7 @@ class ReplicaLine:
     disk: versions whose checkpoint it holds. draining: it is about to leave.
     restart: number of the newest restart of the run it follows. executions, counted: training forwards of its process,
     and indexes it has contributed to sums. drift, stray, still_s: see StageStatus.
-    going: the stage to which it is on its way.
+    going: the stage to which it is on its way. software: what runs there; empty: it does not say.
     """
 
     peer: PeerId
@@ -58,6 +58,7 @@ class ReplicaLine:
     still_s: int = 0
     paused: bool = False
     going: int | None = None
+    software: str = ""
 
     @property
     def state(self) -> str:
@@ -136,6 +137,7 @@ class Assessment:
     forwards per contribution, over the processes that are there; 1 when nothing is computed twice, 0 if unknown.
     on_disk: the newest version that every stage has on some disk, None if there is none. restart: the newest one
     that anybody follows. still_s: for how long there was no step, as most say who serve; 0 while steps come as usual.
+    steps: how many the run has, as half of those say who serve; 0 if unknown.
     """
 
     run: RunId
@@ -155,6 +157,7 @@ class Assessment:
     admission: AdmissionLine | None = None
     still_s: int = 0
     complaints: tuple[ComplaintLine, ...] = ()
+    steps: int = 0
 
 
 def assess(run: RunId, records: Sequence[Record], num_stages: int, admissions: Admissions | None = None) -> Assessment:
@@ -198,6 +201,7 @@ def assess(run: RunId, records: Sequence[Record], num_stages: int, admissions: A
         admission=_admission(records, admissions),
         still_s=still_s,
         complaints=complaints,
+        steps=statistics.median_low([record.steps for record in records if record.steps] or [0]),
     )
 
 
@@ -485,6 +489,7 @@ def _replicas(stage: int, records: Sequence[Record]) -> Iterator[ReplicaLine]:
                     restart=record.restart.number,
                     paused=record.paused,
                     going=record.going if record.surely else None,
+                    software=record.software,
                     **same,
                 )
 

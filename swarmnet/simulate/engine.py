@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 
 from swarmnet.averaging.exchange import PIECE_ELEMENTS
 from swarmnet.errors import BadMessage, Refused, RejectCode
+from swarmnet.manifest.extension import Extension, Horizon
 from swarmnet.manifest.schema import Delay
 from swarmnet.messages import Commit, Packed
 from swarmnet.simulate.device import Device, JobKind, JobTurn
@@ -128,13 +129,15 @@ class Arithmetic:
         return hashlib.sha256(json.dumps(list(total)).encode()).digest(), float(sum(total))
 
     @staticmethod
-    def apply(weights: int, total: Sequence[int], commits: Sequence[Commit]) -> int:
-        """The next version's weights."""
+    def apply(weights: int, total: Sequence[int], commits: Sequence[Commit], horizon: Horizon) -> int:
+        """The next version's weights: of their step, too, how many steps the run has."""
         facts = [
             (commit.stage, commit.step, commit.num_tokens, commit.loss_sum, commit.grad_sq_norm, sorted(commit.voided))
             for commit in commits
         ]
-        return _hash("apply", weights, json.dumps(list(total)), facts)
+        step = commits[0].step
+        held = [each.total_steps for each in horizon.extensions if each.since <= step]
+        return _hash("apply", weights, json.dumps(list(total)), facts, *held)
 
     def numbers(self, exact: Sequence[int]) -> list[int]:
         """What nothing was added to yet; the last digits are those of the number itself."""
@@ -194,12 +197,16 @@ class SimulatedEngine(Compute, Summation):
         self._delay = plan.delay
         self.accumulators = [SimulatedSum() for _ in range(1 + self._delay.most)]  # step s: number s % (1 + most)
         self.debt: bytes | None = None
+        self.extensions: tuple[Extension, ...] = ()
         self._buffer = [0] * NUM_ELEMENTS
         self._missing: set[int] = set()
         self._padding_missing = 0
         self._life = 0  # of the ranks that hold sums and stashes
         self._audience: Audience | None = None
         self._context = contextvars.copy_context()
+
+    def lengthen(self, extensions: tuple[Extension, ...]) -> None:
+        self.extensions = extensions
 
     def subscribe(self, audience: Audience) -> None:
         self._audience, self._context = audience, contextvars.copy_context()
@@ -352,7 +359,8 @@ class SimulatedEngine(Compute, Summation):
 
     async def apply(self, commits: Sequence[Commit]) -> None:
         await self.device.run(self.device.forward_s, JobTurn(self.version, JobKind.STATE, -self.stage, 0))
-        self.before, self.weights = self.weights, Arithmetic.apply(self.weights, self.exact_sum, commits)
+        horizon = Horizon(self.plan.steps, self.extensions)
+        self.before, self.weights = self.weights, Arithmetic.apply(self.weights, self.exact_sum, commits, horizon)
         # The weights remember the order in which each of their sums was made.
         if self.plan.rounding:
             self.digits = _hash(self.digits, json.dumps(self._buffer), evidence(commits))

@@ -6,6 +6,7 @@ Where steps overlap the gradient of step s is that of the weights one version ea
 from __future__ import annotations
 
 from swarmnet.ids import NO_CHAIN, Ballot, PeerId, RoundId
+from swarmnet.manifest.extension import Extension, Horizon
 from swarmnet.messages import Commit, Packed
 from swarmnet.simulate.engine import Arithmetic, tokens_of
 from swarmnet.simulate.plan import Plan
@@ -14,13 +15,15 @@ from swarmnet.simulate.plan import Plan
 class Oracle:
     """The sum of every stage in every step, and the weights of every version: exact parts."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, extensions: tuple[Extension, ...] = ()) -> None:
+        """extensions: the notices that take force."""
+        horizon = Horizon(plan.steps, extensions)
         stages = [Arithmetic(stage, plan) for stage in range(plan.stages)]
         weights, delay = [stage.seed() for stage in stages], plan.delay
         self.history = [weights]
         self.sums: list[list[list[int]]] = []
         self.losses: list[float] = []
-        for step in range(plan.steps):
+        for step in range(horizon.last):
             computed_on = self.history[max(step - delay.behind(step), 0)]
             sums = [[0, 0, 0, 0] for _ in stages]
             loss_sum = 0.0
@@ -42,7 +45,7 @@ class Oracle:
             self.sums.append(sums)
             self.losses.append(loss_sum)
             commits = [self._commit(plan, place, step, *described[place], loss_sum) for place in range(plan.stages)]
-            weights = [Arithmetic.apply(at, total, commits) for at, total in zip(weights, sums, strict=True)]
+            weights = [Arithmetic.apply(at, total, commits, horizon) for at, total in zip(weights, sums, strict=True)]
             self.history.append(weights)
         self.weights = weights
 

@@ -13,7 +13,7 @@ from swarmnet.peer.rebalance import Rules
 from swarmnet.simulate.links import Links
 
 OWNER = PeerId(f"12D3Koo{'W' * 45}")
-"""Who invites in simulated runs by invitation."""
+"""Who owns simulated runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,5 +109,5 @@ def manifest_of(plan: Plan) -> Manifest:
         ),
         averaging=Averaging(**averaging),
         protocol=plan.protocol,
-        admission=Admission(policy="invite", key=OWNER) if plan.invite else Admission(),
+        admission=Admission(policy="invite" if plan.invite else "open", key=OWNER),
     )

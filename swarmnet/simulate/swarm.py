@@ -18,6 +18,7 @@ from typing import Any
 from swarmnet.directory import Record, Role
 from swarmnet.errors import UsageError
 from swarmnet.ids import Chain, PeerId, RunId
+from swarmnet.manifest.extension import Extension, Horizon, Notices, extend
 from swarmnet.manifest.terms import RunTerms
 from swarmnet.messages import Packed
 from swarmnet.net.admission import Admissions, Bans, ban, invite, pass_of
@@ -130,6 +131,8 @@ class Swarm:
         self.bans: Bans | None = None
         self.last: dict[PeerId, Node] = {}
         """The newest node of each name, dead or alive."""
+        self.notices: dict[PeerId, Notices] = {}
+        self.extensions: tuple[Extension, ...] = ()  # those that are to take force
         self._processes: list[SimulatedProcess] = []
 
     # ------------------------------------------------------------ building
@@ -150,6 +153,8 @@ class Swarm:
             return proven_tokens_of(step * plan.microbatches + index) if plan.data_at_peers else None
 
         incarnation = self.rng.getrandbits(62)
+        # What is on its disk is there again.
+        self.notices.setdefault(peer_id, Notices(plan.steps, RUN, OWNER, SimulatedSigner(peer_id).verify))
         admissions, shown = self._admit(peer_id, "stage", invited)
         guise = self.guises.get(peer_id, Guise())
         seen = {stage: guise.engine(engine) for stage, engine in engines.items()}
@@ -176,6 +181,7 @@ class Swarm:
             ),
             numerics=self.classes.get(peer_id, ""),
             admissions=admissions,
+            notices=self.notices[peer_id],
             wall=self.loop.time,
             routing=lambda: routing_rule(plan.routing),
             carried=carried,
@@ -227,6 +233,23 @@ class Swarm:
         self.bans = ban(RUN, OWNER, number, map(_name, peers), SimulatedSigner(OWNER).sign)
         for admissions in self.admissions.values():
             admissions.learn(self.bans)
+
+    def extend(self, since: int, steps: int, *told: Node, number: int | None = None, takes: bool = True) -> Extension:
+        """The owner signs a notice, and these peers have it at once (none: all that are up). takes: it will take
+        force."""
+        number = len(self.extensions) + 1 if number is None else number
+        extension = extend(RUN, OWNER, number, since, steps, SimulatedSigner(OWNER).sign)
+        if takes:
+            self.extensions = (*self.extensions, extension)
+            self.oracle = Oracle(self.plan, self.extensions)
+        for node in told or [node for node in self.nodes if node.up]:
+            self.notices[node.peer_id].learn(extension.text)
+        return extension
+
+    @property
+    def steps(self) -> int:
+        """Of the run, in the end."""
+        return Horizon(self.plan.steps, self.extensions).last
 
     def add_trainer(self, name: str | None = None, *, invited: bool = True) -> PeerId:
         """Start a trainer process."""
@@ -398,7 +421,7 @@ class Swarm:
 
     def check_end(self) -> None:
         """All stages complete, weights equal to the single process's."""
-        for step in range(self.plan.steps):
+        for step in range(self.steps):
             for stage in range(self.plan.stages):
                 if self.exact and (stage, step) not in self.committed:
                     raise Broken(f"stage {stage} never committed step {step}")
@@ -434,8 +457,8 @@ class Swarm:
         if self.exact and node.engines[stage].weights != self.oracle.history[version][stage]:
             raise Broken(f"{peer}: weights {version} of stage {stage} are not those of the single process")
         # Where steps overlap it computes on the version before, which has to be right, too.
-        earlier = self.oracle.history[max(version - 1, 0)][stage]
-        if self.exact and self.plan.delay.most and node.engines[stage].before != earlier:
+        late = self.exact and self.plan.delay.most
+        if late and node.engines[stage].before != self.oracle.history[max(version - 1, 0)][stage]:
             raise Broken(f"{peer}: weights {version - 1} of stage {stage} are not those of the single process")
         # The same commits in the same order have to lead to the same last digits.
         of = stage, node.peer.replicas[stage].member.chain

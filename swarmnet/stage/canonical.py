@@ -2,8 +2,8 @@
 
 The flat gradient is every parameter after the other in canonical order (that of `named_parameters`); a snapshot holds
 weights, moments and whatever else the run asks for under the names of `stage.snapshot`. The two numbers that turn a
-summed gradient into an update, learning rate and gradient scale, are computed in fp64 from the manifest and the commits
-alone, so that all replicas of all stages find the same. Holds no tensor of the state.
+summed gradient into an update, learning rate and gradient scale, are computed in fp64 from the manifest, the notices in
+force and the commits alone, so that all replicas of all stages find the same. Holds no tensor of the state.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from swarmnet.errors import BadMessage, RejectCode
+from swarmnet.manifest.extension import Extension, Horizon
 from swarmnet.manifest.schema import Averaging, Optimizer, StageSpec
 from swarmnet.messages import Commit
 from swarmnet.model.cut import cut_layers
@@ -50,6 +51,23 @@ def learning_rate(optimizer: Optimizer, step: int, *, total_steps: int) -> float
         progress = min(max((step - (total_steps - optimizer.decay_steps)) / optimizer.decay_steps, 0.0), 1.0)
         return peak * (1 - (1 - floor) * progress)
     return peak
+
+
+def rate_of(optimizer: Optimizer, step: int, horizon: Horizon) -> float:
+    """The rate of step `step` in a run that its owner may have extended (docs/longer-runs.md).
+
+    From the step on at which a notice takes force the rate is that of a run planned for the new number of steps from
+    the start. Where that is more than the rate of the step before, it climbs there as fast as in the warm-up.
+    """
+    held = horizon.before(step + 1)
+    planned = learning_rate(optimizer, step, total_steps=held.last)
+    # Not extended yet, or a run without a warm-up, which may jump.
+    if not held.extensions or not optimizer.warmup_steps:
+        return planned
+    since = held.extensions[-1].since
+    before = rate_of(optimizer, since - 1, horizon.before(since))
+    climbed = before + optimizer.learning_rate * (step - since + 1) / optimizer.warmup_steps
+    return min(planned, climbed)
 
 
 def gradient_scale(grad_sq_norms: Sequence[float], *, num_tokens: int, clip_norm: float) -> float:
@@ -95,6 +113,8 @@ class Canonical:
         self.scale_shapes = _scale_shapes(spec.averaging, self.shapes)
         self.state_shapes = _state_shapes(spec.averaging, self.shapes) | self.scale_shapes
         self.layout = snapshot.Layout(self.state_shapes, stage=spec.stage)
+        self.extensions: tuple[Extension, ...] = ()
+        """The notices in force: with them the schedule is another."""
 
     @classmethod
     def of(cls, spec: StageSpec) -> Canonical:
@@ -103,6 +123,11 @@ class Canonical:
         with torch.device("meta"):
             module = StageModule(spec.model, layers_of(spec), first=spec.first, last=spec.last)
         return cls(spec, {name: parameter.shape for name, parameter in module.named_parameters()})
+
+    @property
+    def horizon(self) -> Horizon:
+        """How many steps the run has."""
+        return Horizon(self.spec.training.total_steps, self.extensions)
 
     @property
     def num_elements(self) -> int:
@@ -138,11 +163,11 @@ class Canonical:
         # My own sum, as long as it would be if everybody had my gradient per token.
         if own_tokens is not None:
             norms[self.stage] = own_square * (everybodys / own_tokens) ** 2
-        table, training = self.spec.optimizer, self.spec.training
+        table = self.spec.optimizer
         clipped = clip_factor(norms, num_tokens=everybodys, clip_norm=table.clip_norm)
         # Everybody's tokens; this sum may be over my own alone.
         scale = clipped / everybodys * (everybodys / (own_tokens or everybodys))
-        return Update(scale, learning_rate(table, version, total_steps=training.total_steps), clipped)
+        return Update(scale, rate_of(table, version, self.horizon), clipped)
 
     def check(self, version: int, commits: Sequence[Commit]) -> int:
         """Are these the commits that lead on from `version`? Returns the step's number of tokens.

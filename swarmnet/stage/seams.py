@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from swarmnet.ids import PeerId, RoundId
+from swarmnet.manifest.extension import Extension
 from swarmnet.manifest.schema import Delay
 from swarmnet.messages import Commit, Packed
 
@@ -127,6 +128,10 @@ class Compute(Protocol):
     def carries(self, bytes_per_s: int) -> None:
         """What this peer's line carries, as the last rounds have measured it."""
         return  # not everybody has codecs to choose from
+
+    def lengthen(self, extensions: tuple[Extension, ...]) -> None:
+        """The run's schedule, from the step that is applied next, is the manifest's with these notices in force."""
+        return  # not everybody has a schedule
 
     async def forward(self, step: int, index: int, payload: Sequence[Packed], *, train: bool) -> Stash:
         """Run the stage as the open step `step` does. payload: (tokens,) for stage 0, else (tokens, hidden).

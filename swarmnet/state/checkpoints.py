@@ -171,6 +171,10 @@ class Checkpointer:
         self._restarts = {known for known in self._restarts if known.number <= restart.number}
         self.go_back(restart)
 
+    def ends_at(self, version: int) -> None:
+        """This is the run's last version, as far as is decided: it is written in any case."""
+        self._schedule.last = version
+
     def reached(self) -> None:
         """The replica has come to stand elsewhere: wake `run` if that is worth a checkpoint."""
         header = self._where()

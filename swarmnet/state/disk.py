@@ -26,11 +26,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal, Protocol
 
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, field_validator
 
 from swarmnet.config.table import Count, Table
 from swarmnet.errors import BadCheckpoint
 from swarmnet.ids import Chain, Restart, RunId
+from swarmnet.manifest.extension import MAX_NOTICE_CHARS, MAX_NOTICES, Extension
 from swarmnet.state.header import StateHeader
 
 MAX_JSON_BYTES = 64 << 10
@@ -66,6 +67,17 @@ class CheckpointInfo(Table):
     owed_bytes: Count = 0
     owed_sha256: Annotated[str, Field(pattern=r"\A([0-9a-f]{64})?\z")] = ""
     """Empty: it owed nothing."""
+    notices: Annotated[
+        tuple[Annotated[str, Field(max_length=MAX_NOTICE_CHARS)], ...], Field(max_length=MAX_NOTICES)
+    ] = ()
+    """What the run's owner has signed to extend it, as far as it is in force at this version."""
+
+    @field_validator("notices")
+    @classmethod
+    def _notices(cls, notices: tuple[str, ...]) -> tuple[str, ...]:
+        for text in notices:
+            Extension.parse(text)
+        return notices
 
     @classmethod
     def of(
@@ -97,6 +109,7 @@ class CheckpointInfo(Table):
             owner=owner,
             owed_bytes=0 if owed is None else len(owed),
             owed_sha256="" if owed is None else hashlib.sha256(owed).hexdigest(),
+            notices=tuple(each.text for each in header.extensions),
         )
 
     @property
@@ -107,7 +120,9 @@ class CheckpointInfo(Table):
     @property
     def header(self) -> StateHeader:
         """Where a replica stands that has loaded it."""
-        return StateHeader(self.version, Chain(self.chain), Chain(self.before), Chain(self.term_chain), self.restart)
+        extensions = tuple(map(Extension.parse, self.notices))
+        chains = Chain(self.chain), Chain(self.before), Chain(self.term_chain)
+        return StateHeader(self.version, *chains, self.restart, extensions)
 
 
 @dataclass(frozen=True, slots=True)

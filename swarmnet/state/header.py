@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from swarmnet.ids import NO_RESTART, Chain, Restart
+from swarmnet.manifest.extension import Extension
 from swarmnet.manifest.schema import Delay
 from swarmnet.messages import Snapshot, Stamp
 from swarmnet.stage.seams import Compute
@@ -25,11 +26,20 @@ class StateHeader:
     term_chain: Chain
     """The chain at the start of the keepers' term."""
     restart: Restart = NO_RESTART
+    extensions: tuple[Extension, ...] = ()
+    """The notices in force at this version."""
 
     @classmethod
     def of(cls, snapshot: Snapshot, restart: Restart | None = None) -> StateHeader:
-        """What a described copy says; under `restart` if the run has gone on from that copy."""
-        return cls(snapshot.version, snapshot.chain, snapshot.before, snapshot.term_chain, restart or snapshot.restart)
+        """What a described copy says, whose notices were checked; under `restart` if the run has gone on from it."""
+        return cls(
+            snapshot.version,
+            snapshot.chain,
+            snapshot.before,
+            snapshot.term_chain,
+            restart or snapshot.restart,
+            tuple(map(Extension.parse, snapshot.notices)),
+        )
 
     def oldest(self, stage: int, delay: Delay) -> Stamp:
         """The stamp of the step that is applied next: it carries the chain of the weights it is computed on."""

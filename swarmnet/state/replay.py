@@ -156,8 +156,10 @@ class Replay:
         if finished is None or not self._is_over(step):
             before = next((each.last_commits for each in story.values() if each.last_commits), ())
             return Level(header, finished, step.commits, before)  # a member fetches what its stage has committed
+        after = self._after(header, step.commits)
+        self._engine.lengthen(after.extensions)
         await self._engine.apply(step.commits)
-        return self._after(header, step.commits)
+        return after
 
     def _is_over(self, step: TrailStep) -> bool:
         return len(step.commits) == self._num_stages

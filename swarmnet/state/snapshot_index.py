@@ -100,6 +100,7 @@ class Seal:
             digests=digests,
             root=root,
             signature=b"",
+            notices=tuple(each.text for each in header.extensions),
         )
         return replace(unsigned, signature=self.signer.sign(self._statement(unsigned)))
 
@@ -150,6 +151,7 @@ class Seal:
                 copy.term_chain.encode(),
                 b"\0",
                 copy.root,
+                "\n".join(copy.notices).encode(),
             )
         )
 

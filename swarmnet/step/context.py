@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from swarmnet.ids import Chain, PeerId
-from swarmnet.messages import UNMEASURED, LineQuality, Trouble
+from swarmnet.manifest.extension import Horizon
+from swarmnet.messages import UNMEASURED, Commit, LineQuality, Trouble
 from swarmnet.step.gate import Shape
 from swarmnet.step.ledger import Generations
 from swarmnet.step.lines import BrokenLines
@@ -44,6 +45,8 @@ class StepContext:
     """Mates that had no part in the step before."""
     lines: BrokenLines = field(default_factory=BrokenLines)
     """Pairs of members between which nothing came through; a keeper uses it."""
+    horizon: Horizon = field(init=False)
+    """How many steps the run has, by the notices in force at this version."""
     pace: Pace = field(init=False)
     strikes: Strikes = field(init=False)
     """What I hold against others as members."""
@@ -51,8 +54,23 @@ class StepContext:
     """The same, as keepers."""
 
     def __post_init__(self) -> None:
+        self.horizon = Horizon(self.shape.total_steps)
         self.pace = Pace(self.view.timers)
         self.strikes, self.vain = Strikes(self.view.timers), Strikes(self.view.timers)
+
+    def over(self, step: int) -> bool:
+        """Is that step none of the run's, as far as can be foreseen?"""
+        return step >= self.shape.notices.last(self.horizon)
+
+    def notice(self, step: int) -> str:
+        """What a round of that step names; empty: nothing that is known here begins at it."""
+        due = self.shape.notices.due(step, self.horizon)
+        return due.text if due is not None else ""
+
+    def horizon_of(self, step: int, commits: Iterable[Commit]) -> Horizon:
+        """What holds in step `step`, which these commits end."""
+        learn = self.shape.notices.learn
+        return self.horizon.after(step, [learn(commit.notice) for commit in commits if commit.notice])
 
     def stuck(self, *, now: float) -> bool:
         """Is my exchange unable to end by itself? A stream stands still, breaks, or comes from a dead member."""

@@ -36,12 +36,10 @@ class DriftRules:
     """Versions between two measures, 0 for never."""
     resync_every: int = 0
     """Versions after which other classes take the keeper's state, 0 for never."""
-    last: int = -1
-    """The run's last version, always measured."""
 
-    def due(self, version: int) -> bool:
-        """Is this version, which has just begun, to be measured?"""
-        return self.every > 0 and version > 0 and (version % self.every == 0 or version == self.last)
+    def due(self, version: int, *, last: int = -1) -> bool:
+        """Is this version, which has just begun, to be measured? last: the run's last version, always measured."""
+        return self.every > 0 and version > 0 and (version % self.every == 0 or version == last)
 
 
 NO_DRIFT = DriftRules()

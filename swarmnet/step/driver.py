@@ -16,6 +16,7 @@ from typing import Any, Protocol
 from swarmnet.averaging.exchange import Exchange
 from swarmnet.errors import SwarmError, leaves
 from swarmnet.ids import PeerId, Restart, RoundId
+from swarmnet.manifest.extension import Extension
 from swarmnet.messages import Commit, Committed, Control, Finished, Heartbeat, Measure, Round, Stamp
 from swarmnet.pipeline.execution import Execution
 from swarmnet.pipeline.recovery import Spawn
@@ -117,9 +118,10 @@ class StepDriver:
         """A peer answered on a connection that we opened."""
         self.member.reached(peer, now=self._now())
 
-    def restored(self, *args: Any) -> None:
+    def restored(self, *args: Any, extensions: tuple[Extension, ...] = ()) -> None:
         """State is in place; see Member.restored."""
-        actions = self.member.restored(*args, now=self._now())
+        self._engine.lengthen(extensions)
+        actions = self.member.restored(*args, extensions=extensions, now=self._now())
         self._pipeline.stop()
         self._begin()
         self._perform(actions)
@@ -347,6 +349,7 @@ class StepDriver:
             contributions=[[peer, sorted(indexes)] for peer, _, indexes in finished.contributions],
             voided=sorted(commit.voided),
         )
+        self._engine.lengthen(member.horizon_of(apply.commits).extensions)
         try:
             outer = await self._engine.apply(apply.commits)
         except SwarmError as error:  # what is known of this step cannot be: a mate's state tells better

@@ -2,15 +2,17 @@
 
 The wire has checked types and ranges; here every value is held against the run: stages and indexes that exist, ballots
 that their own keeper sends, rounds that can be summed, commits that can be applied. What does not fit is dropped and
-costs its sender only. Well-formed lies pass (docs/protocol.md, Not proven).
+costs its sender only. Well-formed lies pass (docs/protocol.md, Not proven). A notice of the run's owner is believed
+whoever brings it, and kept.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from swarmnet.ids import Ballot, PeerId
+from swarmnet.manifest.extension import Notices
 from swarmnet.manifest.schema import NO_DELAY, Delay
 from swarmnet.messages import (
     LARGEST_LOSS,
@@ -48,6 +50,13 @@ class Shape:
     max_void: int = 0
     delay: Delay = NO_DELAY
     group_size: int = 16
+    notices: Notices = field(default_factory=Notices, compare=False)
+    """What the run's owner has signed to extend it, as far as it is known here: it grows."""
+
+    @property
+    def furthest(self) -> int:
+        """No version is after this one, as far as is known."""
+        return max(self.total_steps, self.notices.furthest)
 
 
 def refusal(sender: PeerId, message: Control, shape: Shape, promised: Ballot | None) -> str | None:
@@ -66,14 +75,15 @@ def refusal(sender: PeerId, message: Control, shape: Shape, promised: Ballot | N
     if any(not 0 <= index < shape.num_microbatches for index in _indexes(message)):
         return "no such microbatch"
     if isinstance(message, Round):
-        return _cut(message) or _summable(message, shape)
+        notice = _notice(message.notice, message.stamp.step, shape) if message.notice else None
+        return notice or _cut(message) or _summable(message, shape)
     return None
 
 
 def _heartbeat(beat: Heartbeat, shape: Shape) -> str | None:
     if not 0 <= beat.stamp.stage < shape.num_stages:
         return "no such stage"
-    if not (0 <= beat.stamp.step <= shape.total_steps and 0 <= beat.stamp.restart.version <= shape.total_steps):
+    if not (0 <= beat.stamp.step <= shape.furthest and 0 <= beat.stamp.restart.version <= shape.furthest):
         return "no such step"
     if beat.measure is not None and beat.measure.version > beat.stamp.step:
         return "a measure of weights that are not there yet"
@@ -84,7 +94,10 @@ def _heartbeat(beat: Heartbeat, shape: Shape) -> str | None:
 
 def commit_refusal(commit: Commit, shape: Shape) -> str | None:
     """Why no run of this shape has such a commit, or None."""
-    if not (0 <= commit.stage < shape.num_stages and 0 <= commit.step < shape.total_steps):
+    # Learnt first: the step may be one of those that it adds to the run.
+    if commit.notice and (reason := _notice(commit.notice, commit.step, shape)):
+        return reason
+    if not (0 <= commit.stage < shape.num_stages and 0 <= commit.step < shape.furthest):
         return "a commit of no stage or step of this run"
     if any(not 0 <= index < shape.num_microbatches for index in commit.voided):
         return "a commit that voids an index outside this run"
@@ -92,6 +105,14 @@ def commit_refusal(commit: Commit, shape: Shape) -> str | None:
     if commit.num_tokens < 1 or not sane:
         return "a commit that cannot be applied"
     return None
+
+
+def _notice(text: str, step: int, shape: Shape) -> str | None:
+    try:
+        found = shape.notices.learn(text)
+    except ValueError as error:
+        return str(error)
+    return None if found.since == step else "a notice that begins at another step"
 
 
 def _cut(current: Round) -> str | None:

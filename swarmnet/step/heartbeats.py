@@ -143,6 +143,7 @@ class Heartbeats:
             asks=told.asks,
             known=bits_of(commit.stage for commit in self._of.barrier.known),
             digest=self._of.membership.digest_of(self._of.barrier.known),
+            notices=self._of.shape.notices.mark,
         )
 
     @property

@@ -88,7 +88,7 @@ class Keeper:
         self._reopened: dict[PeerId, float] = {}  # who gave back what an open round names, and when
         self._spoilt = False  # has the round lost a member that may still owe others something?
         self.commit: Commit | None = None
-        self._builder = RoundBuilder(stamp, ballot, shape.group_size, context.numbers)
+        self._builder = RoundBuilder(stamp, ballot, shape.group_size, context.numbers, context.notice)
         self._idle = IdleWork(stamp, ballot, self.view, idle_s=self._pace.idle_s, now=now)
         self._progress = Progress()
         self._level_at = now

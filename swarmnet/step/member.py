@@ -9,9 +9,10 @@ machine knows nothing of tensors: the driver tells it what compute has done.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from swarmnet.ids import NO_RESTART, Ballot, Chain, PeerId, Restart, RoundId, Signer, next_chain
+from swarmnet.manifest.extension import Extension, Horizon
 from swarmnet.messages import (
     Commit,
     Committed,
@@ -177,7 +178,20 @@ class Member:
     @property
     def done(self) -> bool:
         """The run has reached its last version."""
-        return self.version >= self.shape.total_steps
+        return self._context.over(self.version)
+
+    @property
+    def horizon(self) -> Horizon:
+        """How many steps the run has, by the notices in force at this version."""
+        return self._context.horizon
+
+    @horizon.setter
+    def horizon(self, horizon: Horizon) -> None:
+        self._context.horizon = horizon
+
+    def horizon_of(self, commits: Iterable[Commit]) -> Horizon:
+        """What holds in the step that is applied next, which these commits end."""
+        return self._context.horizon_of(self.version, commits)
 
     def sum_of(self, stamp: Stamp, round_id: RoundId) -> Finished | None:
         """The finished sum of that round of this step or the last one. Round ids repeat from step to step."""
@@ -210,14 +224,16 @@ class Member:
         commits: tuple[Commit, ...],
         last_commits: tuple[Commit, ...] = (),
         *,
+        extensions: tuple[Extension, ...] = (),
         now: float,
     ) -> list[Action]:
         """State of `version` is in place (seed or snapshot), with the oldest step's finished sum if there is one.
 
         before: the chain of one version earlier. last_commits: of the step before, all or none: others may still need
-        to hear them from me.
+        to hear them from me. extensions: in force at this version.
         """
         self._context.generations.next()
+        self.horizon = Horizon(self.shape.total_steps, extensions)
         left = self.oldest
         self.version, self.chain, self.before, self.term_chain = version, chain, before, term_chain
         self.synced = True
@@ -304,6 +320,7 @@ class Member:
         actions: list[Action] = [*self.oldest.applied(now)]
         late_s = self.oldest.late_s
         self.steps = self.steps[1:]
+        self.horizon = self.horizon_of(self.last_commits)
         self.before, self.chain = self.chain, next_chain(self.chain, evidence(self.last_commits))
         self.membership.applied(self.last_commits)
         self.version += 1
@@ -326,7 +343,7 @@ class Member:
         actions += self.drift.review(now=now)
         if mending := self._mend(now, begins=True):
             return actions + mending  # nothing is counted at this version yet: now it costs least
-        if self.drift.rules.due(self.version):
+        if self.drift.rules.due(self.version, last=self.horizon.last):
             actions.append(act.MeasureWeights(self.version, self.chain, self.term_chain))
         return actions + self._advance(now)
 

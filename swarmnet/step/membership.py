@@ -62,6 +62,7 @@ def commit_of(stamp: Stamp, finished: Finished) -> Commit:
         grad_sq_norm=finished.grad_sq_norm,
         voided=finished.voided,
         contributors=tuple(sorted({peer for peer, _, indexes in finished.contributions if indexes})),
+        notice=finished.notice,
     )
 
 
@@ -89,6 +90,7 @@ def statement(commit: Commit, restart: Restart) -> bytes:
         commit.digest.hex(),
         ",".join(map(str, sorted(commit.voided))),
         *commit.contributors,
+        *((commit.notice,) if commit.notice else ()),
     )
     of.update("\0".join(words).encode())
     return of.digest()
@@ -412,7 +414,7 @@ class Barrier:
 
 
 def evidence(commits: Iterable[Commit]) -> bytes:
-    """Hash of what an optimizer step depends on: the sums and counts, not who made them.
+    """Hash of what an optimizer step depends on: the sums, counts and notices, not who made them.
 
     Round ids stay out, so two keepers that committed the same sum leave the same chain behind.
     """
@@ -423,4 +425,5 @@ def evidence(commits: Iterable[Commit]) -> bytes:
         )
         digest.update(commit.digest)
         digest.update(",".join(map(str, sorted(commit.voided))).encode())
+        digest.update(commit.notice.encode())
     return digest.digest()

@@ -484,7 +484,7 @@ class OpenStep:
     def advance(self, now: float, *, resend: bool = False) -> list[Action]:
         """Do whatever the state asks for: keep, take part, collect, apply. `resend`: say it again (every tick)."""
         context = self._context
-        if not context.synced or self.applying or self.stamp.step >= context.shape.total_steps:
+        if not context.synced or self.applying or context.over(self.stamp.step):
             return []
         if not self.oldest or self._own_commit is not None or not self._is_fed(now):
             self.election.moves(now=now)
@@ -556,6 +556,9 @@ class OpenStep:
     def _try_apply(self) -> list[Action]:
         commit = self._own_commit
         if commit is None or not self._holds(commit) or not self.barrier.complete:
+            return []
+        # A step beyond the end is the run's only if a commit of it names the notice that says so.
+        if self.stamp.step >= self._context.horizon_of(self.stamp.step, self.barrier.known).last:
             return []
         self.applying = True
         return [act.Apply(self.barrier.known)]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from swarmnet.averaging.grid import Grid, circles, grid_of, rearranged
@@ -35,8 +35,16 @@ _ANY = 1 << 20
 class RoundBuilder:
     """The rounds of one term of office. group_size: see `averaging.grid`. numbers: for them, see `round_numbers`."""
 
-    def __init__(self, stamp: Stamp, ballot: Ballot, group_size: int, numbers: Iterator[int]) -> None:
+    def __init__(
+        self,
+        stamp: Stamp,
+        ballot: Ballot,
+        group_size: int,
+        numbers: Iterator[int],
+        notice: Callable[[int], str] = lambda step: "",
+    ) -> None:
         self.stamp, self.ballot, self._group_size, self._numbers = stamp, ballot, group_size, numbers
+        self._notice = notice
         self._turns = 0
         self._grid: Grid | None = None
         self._lines: dict[PeerId, LineQuality] = {}
@@ -98,6 +106,7 @@ class RoundBuilder:
             bandwidths=tuple(bandwidths[peer] for peer in receivers) if bandwidths else (),
             rows=tuple(len(row) for row in rows) if len(rows) > 1 else (),
             columns=self._grid.columns if len(rows) > 1 else 0,
+            notice=self._notice(self.stamp.step),
         )
         return opened
 

@@ -112,7 +112,7 @@ class LocalSum(RoundSum):
         super().__init__(jobs, state, device, codec="fp32" if self._gossip else "")
         self._references = References(averaging.codec)
         self._training, self._accumulator, self._outer = training, accumulator, state.outer
-        self._plan = OuterPlan(
+        self._manifests_plan = OuterPlan(
             state.canonical.num_elements,
             averaging.inner_steps,
             averaging.fragments,
@@ -138,6 +138,12 @@ class LocalSum(RoundSum):
         self._reached: RoundId | None = None  # the round whose mean among partners is whole here
 
     # ------------------------------------------------------------ what a round looks like
+
+    @property
+    def _plan(self) -> OuterPlan:
+        # A notice that begins at this step comes with its commit: the round knew nothing of it.
+        last = self.canonical.horizon.before(self.state.version).last
+        return replace(self._manifests_plan, total_steps=last)
 
     @property
     def due(self) -> Range | None:

@@ -73,6 +73,7 @@ async def _feed(
             hide=endpoint.hide,
             proofs=endpoint.transport.proofs,
             manifest_toml=to_toml(manifest),
+            notices=endpoint.notices,
         )
         async with endpoint.serve(wrap.service(trainer)), asyncio.TaskGroup() as group:
             on_event("listening", endpoint.whereabouts())

@@ -19,6 +19,7 @@ from functools import partial
 from swarmnet.directory import Directory, Record
 from swarmnet.errors import Refused, RejectCode
 from swarmnet.ids import NO_RESTART, PeerId, Restart
+from swarmnet.manifest.extension import Notices
 from swarmnet.manifest.schema import Manifest
 from swarmnet.messages import (
     Answer,
@@ -166,6 +167,16 @@ class FirstStage:
         ]
         return sorted(versions, reverse=True)[(len(versions) - 1) // 2] if versions else self.restart.version
 
+    @property
+    def steps(self) -> int:
+        """How many steps the run has, as half of those who serve the stage say; never fewer than the manifest."""
+        said = [
+            record.steps
+            for record in self.records.values()
+            if record.restart == self.restart and any(s.stage == 0 and s.synced for s in record.stages)
+        ]
+        return max(self._manifest.training.total_steps, sorted(said)[len(said) // 2] if said else 0)
+
     def room(self) -> int:
         """Microbatches in flight: what stage 0 says it has room for, and one waiting in front of each replica."""
         slots = [s.slots + 1 for record in self.records.values() for s in record.stages if s.stage == 0]
@@ -186,7 +197,7 @@ class FirstStage:
                 record.restart
                 for record in self.records.values()
                 if any(s.stage == stage for s in record.stages)
-                and record.restart.version <= self._manifest.training.total_steps
+                and record.restart.version <= max(self._manifest.training.total_steps, record.steps)
                 and record.restart.number <= self.restart.number + MAX_RESTARTS_AHEAD
             ),
             reverse=True,
@@ -204,7 +215,7 @@ class Trainer:
     tokens(number) of training microbatch `step * M + index`; eval_tokens(number) of held-out microbatch `number`.
     admissions: who takes part; None: anyone. hide, proofs: as in `peer.Peer`. wall(): Unix seconds, by which
     invitations end.
-    rule: which replica of stage 0 gets a microbatch.
+    rule: which replica of stage 0 gets a microbatch. notices: what the run's owner has signed, to be passed on.
     """
 
     def __init__(
@@ -224,9 +235,10 @@ class Trainer:
         hide: Hide | None = None,
         proofs: Proofs = Proofs(),  # noqa: B008
         manifest_toml: str = "",
+        notices: Notices | None = None,
     ) -> None:
         self.me, self._manifest, self._directory = me, manifest, directory
-        self._toml = manifest_toml
+        self._toml, self._notices = manifest_toml, notices
         self._record = record
         self._admissions, self._wall = admissions, wall
         self._tokens, self._eval_tokens, self._on_event = tokens, eval_tokens, on_event
@@ -248,7 +260,6 @@ class Trainer:
 
     async def run(self) -> None:
         """Feed until the last step is done and, if it falls to me, the last version evaluated."""
-        total = self._manifest.training.total_steps
         async with asyncio.TaskGroup() as group:
             looking = group.create_task(self._looking())
             publishing = group.create_task(self._publishing())
@@ -256,13 +267,14 @@ class Trainer:
             asking = group.create_task(self._dialled_back.watch()) if self._dialled_back else None
             await self._refresh()
             self.step = self._stage.newest_version()
-            while self.step < total:
+            while self.step < self._stage.steps:
                 restart = self._stage.restart
                 await unless_stopped(self._restarted, self._feed())
                 self._restarted.clear()
                 # The run goes on from another version: what was fed of this one is void.
                 if restart != self._stage.restart:
                     self.step = self._stage.newest_version()
+            total = self._stage.steps
             for version in range(total - self._delay.ahead(total - 1), total):
                 if self._to_evaluate(version):
                     await self._evaluate(version)
@@ -290,14 +302,14 @@ class Trainer:
         """Hand out the tokens of a microbatch, and the manifest; everything else is not served here."""
         # Those who serve stages may all be hidden, and a newcomer cannot speak to them yet.
         if isinstance(request, ManifestRequest) and self._toml:
-            yield ManifestData(self._toml)
+            yield ManifestData(self._toml, self._notices.text if self._notices else "")
             return
         training = self._manifest.training
         if self._admissions is not None:
             self._admissions.check(caller, request, now=self._wall())
         if not isinstance(request, Fetch) or request.kind != "input" or request.stage != -1:
             yield Rejected(RejectCode.NOT_SERVED, "a trainer serves tokens only")
-        elif not (0 <= request.step < training.total_steps and 0 <= request.index < training.microbatches):
+        elif not (0 <= request.step < self._stage.steps and 0 <= request.index < training.microbatches):
             yield Rejected(RejectCode.MALFORMED, "no such microbatch")
         else:
             yield Fetched(self._tokens(request.step * training.microbatches + request.index))
@@ -318,11 +330,11 @@ class Trainer:
         window = Window(self._stage.room)
         async with asyncio.TaskGroup() as group:
             while True:
-                while not self._may_begin(self.step):
+                while not self._may_begin(self.step) and self._stage.newest_version() < self._stage.steps:
                     await self._news.wait()
                 step = self.step = max(self.step, self._stage.newest_version())
                 # The group waits for what is in flight.
-                if step >= training.total_steps:
+                if step >= self._stage.steps:
                     return
                 for version in (step - 1, step):
                     if version >= 0 and version + self._delay.ahead(version) == step and self._to_evaluate(version):
@@ -370,7 +382,7 @@ class Trainer:
         """Versions 0, E, 2E, ... and the last one are measured, each by one trainer."""
         training = self._manifest.training
         # All trainers agree on who measures: no version is measured twice.
-        if not training.eval_every or (version % training.eval_every and version < training.total_steps):
+        if not training.eval_every or (version % training.eval_every and version < self._stage.steps):
             return False
         trainers = [peer for peer, record in self._stage.records.items() if record.feeds]
         return feeder([*trainers, self.me], version, -1) == self.me
@@ -420,7 +432,7 @@ class Trainer:
         # Its time counts from the last change.
         if lacks != self._lacks:
             self._lacks, self._lacks_since = lacks, now
-        over = self.step >= self._manifest.training.total_steps
+        over = self.step >= self._stage.steps
         if over or lacks == self._lacks_said or (lacks and now - self._lacks_since < _LACKS_S):
             return
         self._lacks_said = lacks

@@ -43,6 +43,7 @@ MAX_TENSORS = 16
 """Tensors in one payload."""
 
 MAX_INVITATION_CHARS = 512
+MAX_SOFTWARE_CHARS = 64
 
 NONCE_BYTES = 8
 """Of a Ping and its Pong."""
@@ -80,6 +81,8 @@ class Hello:
     """What its clock shows: Unix seconds."""
     invitation: Annotated[str, Size(MAX_INVITATION_CHARS)] = ""
     """The pass that it shows in a run by invitation."""
+    software: Annotated[str, Size(MAX_SOFTWARE_CHARS, cut=True)] = ""
+    """What runs there, for people: "swarmnet 0.1.0"."""
 
 
 @dataclass(frozen=True, slots=True)

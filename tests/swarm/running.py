@@ -8,7 +8,10 @@ from __future__ import annotations
 import contextlib
 import functools
 import io
+import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -99,20 +102,38 @@ class Forked:
 class Running:
     """One `swarmnet COMMAND` as a process, and what it says. As a context: it does not outlive the block.
 
-    module: what is run, with `words`. host: the address it listens at.
+    module: what is run, with `words`. host: the address it listens at. again: the directory is that of an earlier one.
+    package: where swarmnet is installed, if it is not the one under test.
     """
 
     def __init__(
-        self, directory: Path, *words: str, module: tuple[str, ...] = ("swarmnet",), host: str = "127.0.0.1"
+        self,
+        directory: Path,
+        *words: str,
+        module: tuple[str, ...] = ("swarmnet",),
+        host: str = "127.0.0.1",
+        again: bool = False,
+        package: Path | None = None,
     ) -> None:
         self.directory, self.words = directory, words
         self.events: list[dict[str, Any]] = []
-        directory.mkdir(parents=True)
+        directory.mkdir(parents=True, exist_ok=again)
         self.log = directory / "log.txt"
-        events = directory / "events.jsonl"
+        before = len(list(directory.glob("events*.jsonl")))
+        events = directory / f"events{before or ''}.jsonl"
         self._reader = EventReader(events)
         where = ("--dir", str(directory), "--host", host, "--events", str(events))
-        self.process = Forked("-m", *module, *words, *where, log=self.log)
+        self.process: Forked | subprocess.Popen[bytes]
+        if package is None:
+            self.process = Forked("-m", *module, *words, *where, log=self.log)
+            return
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-P", "-m", *module, *words, *where],
+                stdout=log,
+                stderr=log,
+                env=os.environ | {"PYTHONPATH": str(package)},
+            )
 
     def __enter__(self) -> Running:
         return self

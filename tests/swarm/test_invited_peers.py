@@ -206,18 +206,18 @@ def test_bans_spread_from_peer_to_peer_and_are_remembered(tmp_path: Path) -> Non
         first = ban(RUN, OWNER.peer, 1, [], OWNER.sign)
         newest = ban(RUN, OWNER.peer, 2, [banned.peer], OWNER.sign)
         async with node(who=guest, state_dir=tmp_path / "one") as one, node(one, listen=Listen(client=True)) as owner:
-            assert await owner.publish_bans(newest)
-            await one._look_for_bans()
+            assert await owner.publish_word(newest)
+            await one._look_for_words()
             assert one._admissions.bans == newest
-            assert not await owner.publish_bans(first), "an old list does not come back"
+            assert not await owner.publish_word(first), "an old list does not come back"
             async with node(one, state_dir=tmp_path / "two") as two:
                 assert two._admissions.bans == newest  # heard while it joined
         async with node(state_dir=tmp_path / "two") as alone, node(alone, who=banned) as outcast:
             assert alone._admissions.bans == newest and not alone._admissions.admitted(banned.peer, now=time.time())
             await outcast.publish(record(banned, pass_for(banned).text))
             assert await peers_in(alone) == set()
-            await alone._look_for_bans()  # who remembers tells the DHT again
-            await outcast._look_for_bans()
+            await alone._look_for_words()  # who remembers tells the DHT again
+            await outcast._look_for_words()
             assert outcast._admissions.bans == newest
 
     asyncio.run(main())

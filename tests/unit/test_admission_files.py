@@ -9,11 +9,22 @@ import pytest
 
 from swarmnet.cli.frame import run
 from swarmnet.errors import UsageError
+from swarmnet.manifest.extension import Horizon
 from swarmnet.manifest.file import load, run_id, to_toml
 from swarmnet.manifest.schema import Admission, Manifest
 from swarmnet.manifest.terms import RunTerms
 from swarmnet.net.admission import MAX_BANNED, Invitation
-from swarmnet.net.admission_files import BanFiles, Owner, OwnPass, admissions_of, new_owner, write_owner
+from swarmnet.net.admission_files import (
+    BanFiles,
+    NoticeFiles,
+    Owner,
+    OwnPass,
+    admissions_of,
+    new_owner,
+    notices_beside,
+    notices_of,
+    write_owner,
+)
 from swarmnet.net.identity import Identity
 
 NOW = 1_800_000_000.0
@@ -128,6 +139,54 @@ def test_only_who_has_the_key_invites(owned: Path, capsys) -> None:
     assert run(["invite", str(owned), "--bearer"]) == 2 and "not a libp2p Ed25519 private key" in last_line(capsys)
     owned.write_text(to_toml(Manifest()))
     assert run(["invite", str(owned), "--bearer"]) == 2 and "anyone may join this run" in last_line(capsys)
+
+
+# ---------------------------------------------------------------- more steps
+
+
+def test_the_owner_extends_an_open_run_too(tmp_path: Path, capsys) -> None:
+    path = tmp_path / "run.toml"
+    assert run(["init", str(path), "--data", "corpus:small", "--steps", "100", "--owner"]) == 0
+    assert "may extend the run" in capsys.readouterr().out
+    assert load(path).admission.policy == "open"
+    assert run(["extend", str(path), "--steps", "200"]) == 0
+    assert run(["extend", str(path), "--steps", "300", "--from", "150"]) == 0
+    assert run(["extend", str(path), "--steps", "250", "--from", "150"]) == 0
+    assert "it takes the place of notice 2, unless step 150 is over by then" in capsys.readouterr().out
+    known = notices_of(RunTerms.of(load(path)))
+    assert NoticeFiles(known, tmp_path / "peer", path).read() == []
+    assert known.foreseen(0, Horizon(100)).last == 250 and len(known.known) == 3
+
+    (tmp_path / "peer").mkdir()
+    files = NoticeFiles(known, tmp_path / "peer", path)
+    files.keep()
+    again = notices_of(RunTerms.of(load(path)))
+    assert NoticeFiles(again, tmp_path / "peer", None).read() == [] and again.mark == known.mark
+    # What somebody has changed there is named once.
+    notices_beside(path).write_text(known.text.replace(":300:", ":900:"), encoding="utf-8")
+    (words,) = files.read()
+    assert "run.notices: a notice that is not signed by the run's owner" in words and files.read() == []
+    assert run(["extend", str(path), "--steps", "500"]) == 2 and "take that line out" in last_line(capsys)
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["--steps", "60"], "--steps 60: the run has 60 already: say more"),
+        (["--steps", "90", "--from", "61"], "--from 61: the run ends at step 60: say 60 or less"),
+        (["--steps", "0"], "Invalid value for '--steps'"),
+        ([], "Missing option '--steps'"),
+    ],
+)
+def test_what_would_extend_nothing_is_refused(owned: Path, capsys, words: list[str], line: str) -> None:
+    assert run(["extend", str(owned), *words]) == 2 and line in last_line(capsys)
+    assert not notices_beside(owned).exists()
+
+
+def test_a_run_without_an_owner_is_not_extended(tmp_path: Path, capsys) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text(to_toml(Manifest()), encoding="utf-8")
+    assert run(["extend", str(path), "--steps", "90"]) == 2 and "this run has no owner" in last_line(capsys)
 
 
 # ---------------------------------------------------------------- a guest's pass

@@ -233,6 +233,6 @@ def test_most_stay(size: int, off: set[int], away: int) -> None:
 
 
 def test_versions_that_are_measured() -> None:
-    rules = DriftRules(every=10, last=25)
-    assert [v for v in range(26) if rules.due(v)] == [10, 20, 25]
-    assert not any(DriftRules(every=0, last=25).due(v) for v in range(26))
+    rules = DriftRules(every=10)
+    assert [v for v in range(26) if rules.due(v, last=25)] == [10, 20, 25]
+    assert not any(DriftRules(every=0).due(v, last=25) for v in range(26))

@@ -175,7 +175,6 @@ def test_a_flipped_bit_is_noticed(data: st.DataObject) -> None:
         ({"stages": [[0, 0, "0" * 64, True, 0, 0]] * 2}, RejectCode.MALFORMED),
         ({"num_stages": 10**9}, RejectCode.MALFORMED),
         ({"numerics": "\x1b[31m"}, RejectCode.MALFORMED),
-        ({"surprise": 1}, RejectCode.MALFORMED),
         ({"complaints": [[0, OTHER.peer, "waited_for", "\x1b[2J", 0]]}, RejectCode.MALFORMED),
         ({"complaints": [[0, OTHER.peer, "hated", "late", 0]]}, RejectCode.MALFORMED),
         ({"complaints": [[0, OTHER.peer, "left_out", "late", 0]] * 9}, RejectCode.MALFORMED),
@@ -185,6 +184,14 @@ def test_each_rule_has_its_refusal(fields: dict[str, object], code: RejectCode) 
     with pytest.raises(BadMessage) as refusal:
         unseal(forged(**fields), now=NOW)
     assert refusal.value.code is code
+
+
+def test_what_a_later_minor_version_adds_is_passed_over() -> None:
+    """And an earlier one that lacks it says nothing of it."""
+    assert unseal(forged(surprise={"of": [1]}), now=NOW) == unseal(forged(), now=NOW)
+    assert not {"steps", "software"} & set(FIELD_NAMES)
+    told = unseal(forged(steps=90, software="swarmnet 9.0"), now=NOW).record
+    assert (told.steps, told.software) == (90, "swarmnet 9.0")
 
 
 def test_only_the_peer_itself_can_announce_it() -> None:

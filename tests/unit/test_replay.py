@@ -11,6 +11,7 @@ import pytest
 
 from swarmnet.errors import BadMessage, NoReplica, PeerGone, PeerTimeout, Refused, RejectCode, SwarmError
 from swarmnet.ids import Ballot, Chain, PeerId, RoundId
+from swarmnet.manifest.extension import Extension
 from swarmnet.manifest.schema import NO_DELAY
 from swarmnet.messages import Answer, Commit, Finished, Rejected, Stamp, TrailRequest, TrailStep
 from swarmnet.simulate.clock import VirtualLoop
@@ -91,6 +92,9 @@ class Story:
             self.break_collect -= 1
             raise PeerGone("broken")
         self.log.append(f"sum {stamp.step}")
+
+    def lengthen(self, extensions: tuple[Extension, ...]) -> None:
+        assert not extensions
 
     async def apply(self, commits: Sequence[Commit]) -> None:
         self.log.append(f"apply {commits[0].step}")

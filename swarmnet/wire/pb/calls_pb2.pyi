@@ -184,7 +184,7 @@ class PartData(_message.Message):
     def __init__(self, losses: _Optional[_Union[Losses, _Mapping]] = ..., finished: _Optional[_Union[_values_pb2.Finished, _Mapping]] = ...) -> None: ...
 
 class Snapshot(_message.Message):
-    __slots__ = ("stage", "version", "chain", "term_chain", "restart", "num_bytes", "piece_bytes", "digests", "root", "signature", "before")
+    __slots__ = ("stage", "version", "chain", "term_chain", "restart", "num_bytes", "piece_bytes", "digests", "root", "signature", "before", "notices")
     STAGE_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     CHAIN_FIELD_NUMBER: _ClassVar[int]
@@ -196,6 +196,7 @@ class Snapshot(_message.Message):
     ROOT_FIELD_NUMBER: _ClassVar[int]
     SIGNATURE_FIELD_NUMBER: _ClassVar[int]
     BEFORE_FIELD_NUMBER: _ClassVar[int]
+    NOTICES_FIELD_NUMBER: _ClassVar[int]
     stage: int
     version: int
     chain: bytes
@@ -207,7 +208,8 @@ class Snapshot(_message.Message):
     root: bytes
     signature: bytes
     before: bytes
-    def __init__(self, stage: _Optional[int] = ..., version: _Optional[int] = ..., chain: _Optional[bytes] = ..., term_chain: _Optional[bytes] = ..., restart: _Optional[_Union[_values_pb2.Restart, _Mapping]] = ..., num_bytes: _Optional[int] = ..., piece_bytes: _Optional[int] = ..., digests: _Optional[bytes] = ..., root: _Optional[bytes] = ..., signature: _Optional[bytes] = ..., before: _Optional[bytes] = ...) -> None: ...
+    notices: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, stage: _Optional[int] = ..., version: _Optional[int] = ..., chain: _Optional[bytes] = ..., term_chain: _Optional[bytes] = ..., restart: _Optional[_Union[_values_pb2.Restart, _Mapping]] = ..., num_bytes: _Optional[int] = ..., piece_bytes: _Optional[int] = ..., digests: _Optional[bytes] = ..., root: _Optional[bytes] = ..., signature: _Optional[bytes] = ..., before: _Optional[bytes] = ..., notices: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class SnapshotPiece(_message.Message):
     __slots__ = ()
@@ -224,10 +226,12 @@ class TrailStep(_message.Message):
     def __init__(self, finished: _Optional[_Union[_values_pb2.Finished, _Mapping]] = ..., commits: _Optional[_Iterable[_Union[_values_pb2.Commit, _Mapping]]] = ..., last_commits: _Optional[_Iterable[_Union[_values_pb2.Commit, _Mapping]]] = ...) -> None: ...
 
 class ManifestData(_message.Message):
-    __slots__ = ("toml",)
+    __slots__ = ("toml", "notices")
     TOML_FIELD_NUMBER: _ClassVar[int]
+    NOTICES_FIELD_NUMBER: _ClassVar[int]
     toml: str
-    def __init__(self, toml: _Optional[str] = ...) -> None: ...
+    notices: str
+    def __init__(self, toml: _Optional[str] = ..., notices: _Optional[str] = ...) -> None: ...
 
 class DialledBack(_message.Message):
     __slots__ = ("reached", "reason")
@@ -306,20 +310,22 @@ class AnswerHeader(_message.Message):
     def __init__(self, accepted: _Optional[_Union[Accepted, _Mapping]] = ..., running: _Optional[_Union[Running, _Mapping]] = ..., busy: _Optional[_Union[Busy, _Mapping]] = ..., moved_to: _Optional[_Union[MovedTo, _Mapping]] = ..., rejected: _Optional[_Union[Rejected, _Mapping]] = ..., gradient: _Optional[_Union[Gradient, _Mapping]] = ..., fetched: _Optional[_Union[Fetched, _Mapping]] = ..., part: _Optional[_Union[PartData, _Mapping]] = ..., snapshot: _Optional[_Union[Snapshot, _Mapping]] = ..., manifest: _Optional[_Union[ManifestData, _Mapping]] = ..., snapshot_piece: _Optional[_Union[SnapshotPiece, _Mapping]] = ..., done: _Optional[_Union[Done, _Mapping]] = ..., greet_first: _Optional[_Union[GreetFirst, _Mapping]] = ..., pulse: _Optional[_Union[Pulse, _Mapping]] = ..., trail: _Optional[_Union[TrailStep, _Mapping]] = ..., pong: _Optional[_Union[Pong, _Mapping]] = ..., dialled_back: _Optional[_Union[DialledBack, _Mapping]] = ..., told: _Optional[_Union[Told, _Mapping]] = ..., line_tested: _Optional[_Union[LineTested, _Mapping]] = ..., payload: _Optional[_Iterable[_Union[_values_pb2.Tensor, _Mapping]]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("run", "major", "minor", "numerics", "clock", "invitation")
+    __slots__ = ("run", "major", "minor", "numerics", "clock", "invitation", "software")
     RUN_FIELD_NUMBER: _ClassVar[int]
     MAJOR_FIELD_NUMBER: _ClassVar[int]
     MINOR_FIELD_NUMBER: _ClassVar[int]
     NUMERICS_FIELD_NUMBER: _ClassVar[int]
     CLOCK_FIELD_NUMBER: _ClassVar[int]
     INVITATION_FIELD_NUMBER: _ClassVar[int]
+    SOFTWARE_FIELD_NUMBER: _ClassVar[int]
     run: bytes
     major: int
     minor: int
     numerics: str
     clock: float
     invitation: str
-    def __init__(self, run: _Optional[bytes] = ..., major: _Optional[int] = ..., minor: _Optional[int] = ..., numerics: _Optional[str] = ..., clock: _Optional[float] = ..., invitation: _Optional[str] = ...) -> None: ...
+    software: str
+    def __init__(self, run: _Optional[bytes] = ..., major: _Optional[int] = ..., minor: _Optional[int] = ..., numerics: _Optional[str] = ..., clock: _Optional[float] = ..., invitation: _Optional[str] = ..., software: _Optional[str] = ...) -> None: ...
 
 class HelloReply(_message.Message):
     __slots__ = ("hello", "rejected")

@@ -8,7 +8,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Heartbeat(_message.Message):
-    __slots__ = ("stamp", "incarnation", "synced", "keeper", "commits", "last_commits", "queue", "draining", "before", "numerics", "measure", "sitting", "unreached", "new", "asks", "known", "digest")
+    __slots__ = ("stamp", "incarnation", "synced", "keeper", "commits", "last_commits", "queue", "draining", "before", "numerics", "measure", "sitting", "unreached", "new", "asks", "known", "digest", "notices")
     STAMP_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     SYNCED_FIELD_NUMBER: _ClassVar[int]
@@ -26,6 +26,7 @@ class Heartbeat(_message.Message):
     ASKS_FIELD_NUMBER: _ClassVar[int]
     KNOWN_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
+    NOTICES_FIELD_NUMBER: _ClassVar[int]
     stamp: _values_pb2.Stamp
     incarnation: int
     synced: bool
@@ -43,7 +44,8 @@ class Heartbeat(_message.Message):
     asks: bool
     known: bytes
     digest: bytes
-    def __init__(self, stamp: _Optional[_Union[_values_pb2.Stamp, _Mapping]] = ..., incarnation: _Optional[int] = ..., synced: _Optional[bool] = ..., keeper: _Optional[_Union[_values_pb2.Ballot, _Mapping]] = ..., commits: _Optional[_Iterable[_Union[_values_pb2.Commit, _Mapping]]] = ..., last_commits: _Optional[_Iterable[_Union[_values_pb2.Commit, _Mapping]]] = ..., queue: _Optional[int] = ..., draining: _Optional[bool] = ..., before: _Optional[bytes] = ..., numerics: _Optional[str] = ..., measure: _Optional[_Union[Measure, _Mapping]] = ..., sitting: _Optional[_Iterable[str]] = ..., unreached: _Optional[_Iterable[str]] = ..., new: _Optional[bool] = ..., asks: _Optional[bool] = ..., known: _Optional[bytes] = ..., digest: _Optional[bytes] = ...) -> None: ...
+    notices: bytes
+    def __init__(self, stamp: _Optional[_Union[_values_pb2.Stamp, _Mapping]] = ..., incarnation: _Optional[int] = ..., synced: _Optional[bool] = ..., keeper: _Optional[_Union[_values_pb2.Ballot, _Mapping]] = ..., commits: _Optional[_Iterable[_Union[_values_pb2.Commit, _Mapping]]] = ..., last_commits: _Optional[_Iterable[_Union[_values_pb2.Commit, _Mapping]]] = ..., queue: _Optional[int] = ..., draining: _Optional[bool] = ..., before: _Optional[bytes] = ..., numerics: _Optional[str] = ..., measure: _Optional[_Union[Measure, _Mapping]] = ..., sitting: _Optional[_Iterable[str]] = ..., unreached: _Optional[_Iterable[str]] = ..., new: _Optional[bool] = ..., asks: _Optional[bool] = ..., known: _Optional[bytes] = ..., digest: _Optional[bytes] = ..., notices: _Optional[bytes] = ...) -> None: ...
 
 class Measure(_message.Message):
     __slots__ = ("version", "chain", "digest")
@@ -192,7 +194,7 @@ class Release(_message.Message):
     def __init__(self, stamp: _Optional[_Union[_values_pb2.Stamp, _Mapping]] = ..., ballot: _Optional[_Union[_values_pb2.Ballot, _Mapping]] = ..., generation: _Optional[_Union[_values_pb2.Generation, _Mapping]] = ..., indexes: _Optional[bytes] = ...) -> None: ...
 
 class Round(_message.Message):
-    __slots__ = ("stamp", "ballot", "id", "contributions", "receivers", "holders", "voided", "bandwidths", "rows", "columns")
+    __slots__ = ("stamp", "ballot", "id", "contributions", "receivers", "holders", "voided", "bandwidths", "rows", "columns", "notice")
     STAMP_FIELD_NUMBER: _ClassVar[int]
     BALLOT_FIELD_NUMBER: _ClassVar[int]
     ID_FIELD_NUMBER: _ClassVar[int]
@@ -203,6 +205,7 @@ class Round(_message.Message):
     BANDWIDTHS_FIELD_NUMBER: _ClassVar[int]
     ROWS_FIELD_NUMBER: _ClassVar[int]
     COLUMNS_FIELD_NUMBER: _ClassVar[int]
+    NOTICE_FIELD_NUMBER: _ClassVar[int]
     stamp: _values_pb2.Stamp
     ballot: _values_pb2.Ballot
     id: _values_pb2.RoundId
@@ -213,7 +216,8 @@ class Round(_message.Message):
     bandwidths: _containers.RepeatedScalarFieldContainer[int]
     rows: _containers.RepeatedScalarFieldContainer[int]
     columns: int
-    def __init__(self, stamp: _Optional[_Union[_values_pb2.Stamp, _Mapping]] = ..., ballot: _Optional[_Union[_values_pb2.Ballot, _Mapping]] = ..., id: _Optional[_Union[_values_pb2.RoundId, _Mapping]] = ..., contributions: _Optional[_Iterable[_Union[_values_pb2.Contribution, _Mapping]]] = ..., receivers: _Optional[_Iterable[str]] = ..., holders: _Optional[_Iterable[str]] = ..., voided: _Optional[bytes] = ..., bandwidths: _Optional[_Iterable[int]] = ..., rows: _Optional[_Iterable[int]] = ..., columns: _Optional[int] = ...) -> None: ...
+    notice: str
+    def __init__(self, stamp: _Optional[_Union[_values_pb2.Stamp, _Mapping]] = ..., ballot: _Optional[_Union[_values_pb2.Ballot, _Mapping]] = ..., id: _Optional[_Union[_values_pb2.RoundId, _Mapping]] = ..., contributions: _Optional[_Iterable[_Union[_values_pb2.Contribution, _Mapping]]] = ..., receivers: _Optional[_Iterable[str]] = ..., holders: _Optional[_Iterable[str]] = ..., voided: _Optional[bytes] = ..., bandwidths: _Optional[_Iterable[int]] = ..., rows: _Optional[_Iterable[int]] = ..., columns: _Optional[int] = ..., notice: _Optional[str] = ...) -> None: ...
 
 class Committed(_message.Message):
     __slots__ = ("commit", "restart")

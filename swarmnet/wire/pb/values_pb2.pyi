@@ -61,7 +61,7 @@ class Contribution(_message.Message):
     def __init__(self, peer: _Optional[str] = ..., generation: _Optional[_Union[Generation, _Mapping]] = ..., indexes: _Optional[bytes] = ...) -> None: ...
 
 class Finished(_message.Message):
-    __slots__ = ("id", "digest", "num_tokens", "loss_sum", "grad_sq_norm", "contributions", "voided")
+    __slots__ = ("id", "digest", "num_tokens", "loss_sum", "grad_sq_norm", "contributions", "voided", "notice")
     ID_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -69,6 +69,7 @@ class Finished(_message.Message):
     GRAD_SQ_NORM_FIELD_NUMBER: _ClassVar[int]
     CONTRIBUTIONS_FIELD_NUMBER: _ClassVar[int]
     VOIDED_FIELD_NUMBER: _ClassVar[int]
+    NOTICE_FIELD_NUMBER: _ClassVar[int]
     id: RoundId
     digest: bytes
     num_tokens: int
@@ -76,10 +77,11 @@ class Finished(_message.Message):
     grad_sq_norm: float
     contributions: _containers.RepeatedCompositeFieldContainer[Contribution]
     voided: bytes
-    def __init__(self, id: _Optional[_Union[RoundId, _Mapping]] = ..., digest: _Optional[bytes] = ..., num_tokens: _Optional[int] = ..., loss_sum: _Optional[float] = ..., grad_sq_norm: _Optional[float] = ..., contributions: _Optional[_Iterable[_Union[Contribution, _Mapping]]] = ..., voided: _Optional[bytes] = ...) -> None: ...
+    notice: str
+    def __init__(self, id: _Optional[_Union[RoundId, _Mapping]] = ..., digest: _Optional[bytes] = ..., num_tokens: _Optional[int] = ..., loss_sum: _Optional[float] = ..., grad_sq_norm: _Optional[float] = ..., contributions: _Optional[_Iterable[_Union[Contribution, _Mapping]]] = ..., voided: _Optional[bytes] = ..., notice: _Optional[str] = ...) -> None: ...
 
 class Commit(_message.Message):
-    __slots__ = ("stage", "step", "chain", "id", "digest", "num_tokens", "loss_sum", "grad_sq_norm", "voided", "contributors", "votes")
+    __slots__ = ("stage", "step", "chain", "id", "digest", "num_tokens", "loss_sum", "grad_sq_norm", "voided", "contributors", "votes", "notice")
     STAGE_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     CHAIN_FIELD_NUMBER: _ClassVar[int]
@@ -91,6 +93,7 @@ class Commit(_message.Message):
     VOIDED_FIELD_NUMBER: _ClassVar[int]
     CONTRIBUTORS_FIELD_NUMBER: _ClassVar[int]
     VOTES_FIELD_NUMBER: _ClassVar[int]
+    NOTICE_FIELD_NUMBER: _ClassVar[int]
     stage: int
     step: int
     chain: bytes
@@ -102,7 +105,8 @@ class Commit(_message.Message):
     voided: bytes
     contributors: _containers.RepeatedScalarFieldContainer[str]
     votes: _containers.RepeatedCompositeFieldContainer[Vote]
-    def __init__(self, stage: _Optional[int] = ..., step: _Optional[int] = ..., chain: _Optional[bytes] = ..., id: _Optional[_Union[RoundId, _Mapping]] = ..., digest: _Optional[bytes] = ..., num_tokens: _Optional[int] = ..., loss_sum: _Optional[float] = ..., grad_sq_norm: _Optional[float] = ..., voided: _Optional[bytes] = ..., contributors: _Optional[_Iterable[str]] = ..., votes: _Optional[_Iterable[_Union[Vote, _Mapping]]] = ...) -> None: ...
+    notice: str
+    def __init__(self, stage: _Optional[int] = ..., step: _Optional[int] = ..., chain: _Optional[bytes] = ..., id: _Optional[_Union[RoundId, _Mapping]] = ..., digest: _Optional[bytes] = ..., num_tokens: _Optional[int] = ..., loss_sum: _Optional[float] = ..., grad_sq_norm: _Optional[float] = ..., voided: _Optional[bytes] = ..., contributors: _Optional[_Iterable[str]] = ..., votes: _Optional[_Iterable[_Union[Vote, _Mapping]]] = ..., notice: _Optional[str] = ...) -> None: ...
 
 class Vote(_message.Message):
     __slots__ = ("peer", "signature")

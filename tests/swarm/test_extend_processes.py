@@ -1,0 +1,114 @@
+"""A run is extended while it goes on, with kills, and again after everybody has gone home: real processes.
+
+The losses are those of a single process that follows the same notices.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from running import Running
+from tiny_run import write_tiny_run
+
+from swarmnet.cli.frame import run
+from swarmnet.data.source import load_tokens
+from swarmnet.local.oracle import run_oracle
+from swarmnet.manifest.extension import Extension
+from swarmnet.manifest.file import load, to_toml
+from swarmnet.manifest.schema import Admission, Optimizer
+from swarmnet.net.admission_files import new_owner, notices_beside, read_notices, write_owner
+
+Start = Callable[..., Running]
+
+STEPS, LONGER, LONGEST = 120, 200, 210
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """Starts `swarmnet ...` with a directory of its own name; nothing outlives the test."""
+    started: list[Running] = []
+
+    def begin(name: str, *words: str) -> Running:
+        started.append(Running(tmp_path / name, *words, again=True))
+        return started[-1]
+
+    yield begin
+    for each in started:
+        each.process.kill()
+    for each in started:
+        each.process.wait()
+
+
+def owned_run(folder: Path) -> Path:
+    """A tiny run that somebody may extend."""
+    path = write_tiny_run(folder, stages=2, steps=STEPS, microbatches=4)
+    owner = new_owner(path)
+    optimizer = Optimizer(schedule="wsd", warmup_steps=10, decay_steps=40)
+    manifest = load(path).model_copy(update={"admission": Admission(key=owner.peer), "optimizer": optimizer})
+    path.write_text(to_toml(manifest), encoding="utf-8")
+    write_owner(path, owner)
+    return path
+
+
+def reached(peer: Running, version: int) -> None:
+    peer.until(lambda event: event["event"] == "applied" and event["version"] >= version)
+
+
+def test_it_is_extended_under_kills_and_after_its_end(
+    start: Start, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = owned_run(tmp_path)
+    words = ("--manifest", str(path), "--device", "cpu", "--no-restart")
+
+    def serve(name: str, bootstrap: str = "") -> Running:
+        stage = ("--stage", name[1], *(("--bootstrap", bootstrap) if bootstrap else ()))
+        return start(name, "peer", *words, *stage)
+
+    def feed(bootstrap: str) -> Running:
+        return start("trainer", "trainer", "--manifest", str(path), "--bootstrap", bootstrap)
+
+    first = serve("s0a")
+    (address, *_) = first.says("listening")["dht"]
+    peers = {name: serve(name, address) for name in ("s0b", "s1a", "s1b")} | {"s0a": first}
+    feed(address)
+    reached(first, 20)
+    assert run(["extend", str(path), "--steps", str(LONGER), "--bootstrap", address]) == 0
+    assert f"notice 1, {LONGER} steps" in capsys.readouterr().out
+    (notice,) = [Extension.parse(text) for text in read_notices(notices_beside(path))]
+    assert 20 < notice.since <= STEPS
+    for victim, version in (("s1b", notice.since), ("s0b", notice.since + 40)):
+        reached(first, version)
+        peers[victim].process.send_signal(signal.SIGKILL)
+        peers[victim].process.wait()
+        peers[victim] = serve(victim, address)
+    for peer in peers.values():
+        peer.says("finished", version=LONGER)
+        assert peer.says("extended")["since"] == notice.since
+
+    # Everybody goes home. The owner signs more, and they come back with the same --dir.
+    for peer in peers.values():
+        assert peer.stop() == 0
+    assert run(["extend", str(path), "--steps", str(LONGEST)]) == 0
+    seen = [event for peer in peers.values() for event in peer.so_far("applied")]
+    first = serve("s0a")
+    (address, *_) = first.says("listening")["dht"]
+    peers = {name: serve(name, address) for name in ("s0b", "s1a", "s1b")} | {"s0a": first}
+    feed(address)
+    for peer in peers.values():
+        peer.says("finished", version=LONGEST)
+    assert run(["status", str(path), "--bootstrap", address]) == 0
+    assert "finished" in capsys.readouterr().out
+    for peer in peers.values():
+        assert peer.stop() == 0
+
+    seen += [event for peer in peers.values() for event in peer.so_far("applied")]
+    extensions = tuple(map(Extension.parse, read_notices(notices_beside(path))))
+    manifest = load(path)
+    tokens = load_tokens(manifest.data.source, manifest.data.tokenizer)
+    oracle = run_oracle(manifest, tokens, extensions=extensions)
+    assert len(oracle.losses) == LONGEST
+    assert {event["step"] for event in seen} == set(range(LONGEST))
+    assert all(event["loss"] == oracle.losses[event["step"]] for event in seen)

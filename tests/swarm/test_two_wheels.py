@@ -1,0 +1,160 @@
+"""A run's peers move to a new version of the software one by one: two wheels of this tree, real processes.
+
+The second wheel has another version number, a later minor version of the protocol, and a field more in heartbeats and
+in records. A third one speaks another major version.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from running import PATIENCE_S, Running
+from tiny_run import write_tiny_run
+
+from swarmnet import PROTOCOL_VERSION, SOFTWARE, __version__
+from swarmnet.cli.frame import run
+from swarmnet.data.source import load_tokens
+from swarmnet.local.oracle import run_oracle
+from swarmnet.manifest.file import load
+
+ROOT = Path(__file__).resolve().parents[2]
+MAJOR, MINOR = PROTOCOL_VERSION
+STEPS = 20_000  # it is stopped long before
+AFTER = 5  # steps after the last peer has moved
+FIELD = 'mood: Annotated[str, Size(64)] = ""'
+
+Edit = dict[str, tuple[tuple[str, str], ...]]
+
+LATER: Edit = {
+    "proto/swarmnet/v1/control.proto": (("  bytes notices = 15;\n", "  bytes notices = 15;\n  string mood = 900;\n"),),
+    "swarmnet/messages.py": (
+        (
+            "    notices: Annotated[bytes, Size(MARK_BYTES)] = b",
+            f"    {FIELD}\n    notices: Annotated[bytes, Size(MARK_BYTES)] = b",
+        ),
+    ),
+    "swarmnet/step/member.py": (
+        ("            notices=self.shape", '            mood="fine",\n            notices=self.shape'),
+    ),
+    "swarmnet/directory.py": (
+        ("    software: Annotated[str, Size(64)]", f"    {FIELD}\n    software: Annotated[str, Size(64)]"),
+    ),
+    "swarmnet/net/records.py": (('_OPTIONAL = ("steps", ', '_OPTIONAL = ("mood", "steps", '),),
+    "swarmnet/net/endpoint.py": (
+        ("            software=SOFTWARE,\n", '            software=SOFTWARE,\n            mood="fine",\n'),
+    ),
+}
+
+
+def wheel(folder: Path, version: str, protocol: tuple[int, int], edits: Edit) -> Path:
+    """The tree with these edits, built as a wheel and installed without its dependencies: for PYTHONPATH."""
+    pytest.importorskip("grpc_tools", reason="grpcio-tools is not installed: cannot add a field to a message")
+    source, target = folder / "source", folder / "installed"
+    without = shutil.ignore_patterns("__pycache__")
+    for name in ("swarmnet", "proto"):
+        shutil.copytree(ROOT / name, source / name, ignore=without)
+    for path in (ROOT / name for name in ("pyproject.toml", "README.md")):
+        shutil.copy(path, source)
+    numbers = f"PROTOCOL_VERSION = ({MAJOR}, {MINOR})", f"PROTOCOL_VERSION = {protocol}"
+    own: Edit = {
+        "swarmnet/__init__.py": ((f'__version__ = "{__version__}"', f'__version__ = "{version}"'), numbers),
+        "pyproject.toml": ((f'version = "{__version__}"', f'version = "{version}"'),),
+    }
+    for name, changes in (own | edits).items():
+        text = (source / name).read_text(encoding="utf-8")
+        for before, after in changes:
+            assert text.count(before) == 1, f"{name} has not one {before!r}"
+            text = text.replace(before, after)
+        (source / name).write_text(text, encoding="utf-8")
+    python = (sys.executable, "-P")
+    subprocess.run([*python, str(source / "proto/generate.py")], check=True)
+    pip = (*python, "-m", "pip", "--disable-pip-version-check", "-q")
+    here = ("--no-deps", "--no-index")
+    built = folder / "wheel"
+    subprocess.run([*pip, "wheel", *here, "--no-build-isolation", "-w", str(built), str(source)], check=True)
+    (file,) = built.iterdir()
+    subprocess.run([*pip, "install", *here, "--target", str(target), str(file)], check=True)
+    return target
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., Running]]:
+    started: list[Running] = []
+
+    def begin(package: Path, name: str, *words: str) -> Running:
+        started.append(Running(tmp_path / name, *words, again=True, package=package))
+        return started[-1]
+
+    yield begin
+    for each in started:
+        each.process.kill()
+    for each in started:
+        each.process.wait()
+
+
+def test_peers_move_to_a_later_minor_version_one_by_one(
+    start: Callable[..., Running], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    old = wheel(tmp_path / "old", __version__, PROTOCOL_VERSION, {})
+    new = wheel(tmp_path / "new", "9.0.0", (MAJOR, MINOR + 1), LATER)
+    later = f"swarmnet 9.0.0, protocol {MAJOR}.{MINOR + 1}"
+    path = write_tiny_run(tmp_path, stages=2, steps=STEPS, microbatches=4)
+    words = ("--manifest", str(path), "--device", "cpu", "--no-restart")
+
+    def serve(package: Path, name: str, bootstrap: str = "") -> Running:
+        stage = ("--stage", name[1], *(("--bootstrap", bootstrap) if bootstrap else ()))
+        return start(package, name, "peer", *words, *stage)
+
+    def software(bootstrap: str) -> str:
+        capsys.readouterr()
+        assert run(["status", str(path), "--bootstrap", bootstrap]) == 0
+        return capsys.readouterr().out
+
+    first = serve(old, "s0a")
+    (address, *_) = first.says("listening")["dht"]
+    peers = {"s0a": first} | {name: serve(old, name, address) for name in ("s0b", "s1a", "s1b")}
+    start(old, "trainer", "trainer", "--manifest", str(path), "--bootstrap", address)
+    first.until(lambda event: event["event"] == "applied" and event["version"] >= AFTER)
+    seen = []
+    for name, peer in list(peers.items()):
+        known = next(each for each in peers.values() if each is not peer)
+        assert run(["drain", "--dir", str(peer.directory)]) == 0
+        assert peer.process.wait(timeout=PATIENCE_S) == 0
+        seen += peer.so_far("applied", "restart")
+        peers[name] = serve(new, name, known.says("listening")["dht"][0])
+        peers[name].says("synced")
+        peers[name].says("applied")
+        if name == "s0b":
+            table = software(peers[name].says("listening")["dht"][0])
+            assert later in table and SOFTWARE in table, table
+    for peer in peers.values():
+        version = peer.says("applied")["version"] + AFTER
+        peer.until(lambda event, version=version: event["event"] == "applied" and event["version"] >= version)
+    table = software(peers["s0a"].says("listening")["dht"][0])
+    assert later in table and SOFTWARE not in table, table
+    seen += [event for peer in peers.values() for event in peer.so_far("applied", "restart")]
+    assert not [event for event in seen if event["event"] == "restart"], "nothing was computed again"
+    last = max(event["step"] for event in seen)
+    oracle = run_oracle(load(path), load_tokens("corpus:small"), steps=last + 1)
+    assert {event["step"] for event in seen} == set(range(last + 1))
+    assert all(event["loss"] == oracle.losses[event["step"]] for event in seen)
+
+
+def test_a_peer_of_another_major_version_is_refused_in_words(start: Callable[..., Running], tmp_path: Path) -> None:
+    other = wheel(tmp_path / "other", "9.0.0", (MAJOR + 1, 0), {})
+    path = write_tiny_run(tmp_path, steps=STEPS)
+    command = ("peer", "--manifest", str(path), "--stage", "0", "--device", "cpu", "--no-restart")
+    here = start(ROOT, "here", *command)
+    address = here.says("listening")["dht"][0]
+    here.says("synced")
+    strange = start(other, "strange", *command, "--bootstrap", address)
+    strange.says("listening")
+    words = f"swarmnet 9.0.0, protocol {MAJOR + 1}.0 and {SOFTWARE}: update the callee's software (docs/upgrading.md)"
+    # Neither end's log is an event: any event of its own is a chance to look.
+    strange.until(lambda _: f"protocols differ, {words}" in strange.log.read_text(encoding="utf-8"))
+    assert not here.so_far("evicted", "restart")
