@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from swarmnet.ids import PeerId
 from swarmnet.plan.cost import Load, Site, Way, cost
 from swarmnet.simulate.links import Links
 from swarmnet.simulate.plan import Plan
@@ -30,12 +31,13 @@ FAST, HOME, FAR = Site(1e9, 30e12, 0.001), Site(25e6, 30e12, 0.05), Site(62.5e6,
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """A run and its members, all alike."""
+    """A run and its members. speeds: of a stage's replicas, beside the fastest; empty: all alike."""
 
     name: str
     load: Load
     site: Site
     way: Way
+    speeds: tuple[float, ...] = ()
 
 
 def fleet(
@@ -49,28 +51,45 @@ def fleet(
     microbatch_s: float = 0.6,
     tokens: int = 1 << 11,
     sync: str = "exact",
+    codec: str = "",
+    boundary: str = "int8",
     slots: int = 0,
+    speeds: tuple[float, ...] = (),
+    stages_per_peer: int = 1,
 ) -> Fleet:
-    """slots: 0 for as many as the formulas say; 2048 elements cross a boundary for each token."""
-    load = Load(stages, replicas, microbatches, microbatch_s, tokens << 11, int(parameters), microbatch_s / 3)
-    way = Way("int8", "int8", "int8" if sync == "local" else "small", sync, slots, 10**9 if sync == "local" else 1)
+    """microbatch_s: of the fastest. slots: 0 for as many as the formulas say; 2048 elements cross a boundary for each
+    token."""
+    pace_s = microbatch_s * (len(speeds) / sum(speeds) if speeds else 1.0)
+    load = Load(
+        stages,
+        replicas,
+        microbatches,
+        pace_s,
+        tokens << 11,
+        int(parameters),
+        pace_s / 3,
+        slowest_s=microbatch_s / min(speeds, default=1.0),
+        stages_per_peer=stages_per_peer,
+    )
+    sums = codec or ("int8" if sync == "local" else "small")
+    way = Way(boundary, boundary, sums, sync, slots, 10**9 if sync == "local" else 1)
     fed = replace(way, slots=slots or cost(load, site, replace(way, slots=1)).slots)
-    return Fleet(name, load, site, fed)
+    return Fleet(name, load, site, fed, speeds)
 
 
 FLEETS = (
-    fleet("one stage, one room", FAST, 1, 3, 24),
-    fleet("pipeline without replicas", FAST, 4, 1, 8, sync="local"),
-    fleet("deep pipeline", FAST, 8, 1, 32, sync="local"),
-    fleet("one room", FAST, 3, 2, 24),
+    fleet("one stage, one room", FAST, 1, 3, 24, codec="int64"),
+    fleet("deep pipeline", FAST, 8, 1, 32, sync="local", boundary="fp32"),
+    fleet("four slots in eight stages", FAST, 8, 1, 32, sync="local", slots=4),
+    fleet("two stages a peer", FAST, 4, 2, 32, stages_per_peer=2),
     fleet("home lines", HOME, 3, 2, 12),
     fleet("home lines, overlapped", HOME, 3, 2, 12, sync="overlap"),
-    fleet("home lines, local", HOME, 3, 3, 36, sync="local"),
-    fleet("home lines, wide boundary", HOME, 2, 2, 16, tokens=1 << 13, parameters=5e7),
-    fleet("far apart", FAR, 4, 2, 32),
-    fleet("far apart, overlapped", FAR, 4, 2, 32, sync="overlap"),
-    fleet("four slots in eight stages", FAST, 8, 1, 32, sync="local", slots=4),
-    fleet("large stage, slow line", HOME, 2, 4, 16, parameters=1e9),
+    fleet("home lines, wide boundary", HOME, 2, 2, 16, tokens=1 << 13, parameters=5e7, boundary="bf16"),
+    fleet("home lines, speeds 4:2:1", HOME, 2, 3, 48, sync="local", speeds=(1.0, 0.5, 0.25)),
+    fleet("one of three 8 times slower", FAST, 2, 3, 32, speeds=(1.0, 1.0, 0.125), codec="int8"),
+    fleet("far apart", FAR, 4, 2, 64, boundary="nf4"),
+    fleet("far apart, overlapped, 3:1", FAR, 4, 2, 32, sync="overlap", speeds=(1.0, 0.33)),
+    fleet("large stage, slow line", HOME, 2, 4, 16, parameters=5e8, codec="int8"),
 )
 QUICK = FLEETS[1:2]
 
@@ -79,9 +98,14 @@ def simulated(of: Fleet, *, steps: int = 4, first: int = 1) -> tuple[float, floa
     """(seconds a step in steady state, share of them in which devices do nothing)."""
     load, site, way = of.load, of.site, of.way
     found = cost(load, site, way)
-    crossing = found.boundary_bytes / (load.microbatches / load.replicas) / min(2, max(load.stages - 1, 1))
+    held, share = load.stages_per_peer, load.microbatches / load.replicas
+    crossing = found.boundary_bytes / share / held / min(2, max(load.stages - 1, 1))
     averaged = load.replicas > 1 and way.sync != "local"
-    vector = found.averaging_bytes / 2 / ((load.replicas - 1) / load.replicas) if averaged else 0.0
+    vector = found.averaging_bytes / 2 / ((load.replicas - 1) / load.replicas) / held if averaged else 0.0
+    coding_s = found.averaging_s - found.averaging_bytes / site.bytes_per_s
+    peers = load.stages // held
+    served = tuple(tuple(range(at, load.stages, peers)) for at in range(peers) for _ in range(load.replicas))
+    fastest_s = load.microbatch_s * (sum(of.speeds) / len(of.speeds) if of.speeds else 1.0)
     plan = Plan(
         stages=load.stages,
         replicas=load.replicas,
@@ -89,14 +113,18 @@ def simulated(of: Fleet, *, steps: int = 4, first: int = 1) -> tuple[float, floa
         steps=steps,
         sync="overlap" if way.sync == "overlap" else "exact",
         slots=way.slots,
-        forward_s=load.microbatch_s / 3,
-        averaging_s=max(found.averaging_s - found.averaging_bytes / site.bytes_per_s, 0.001) if averaged else 0.001,
+        forward_s=fastest_s / 3,
+        averaging_s=max(coding_s, 0.001) if averaged else 0.001,
         boundary_elements=max(round(crossing / SMALLER / 4), 1),
         padding=round(vector / SMALLER / 8),
         # With jitter an average message takes half as long again.
         links=Links(latency_s=site.round_trip_s / 3),
+        served=served,
     )
     swarm = Swarm(plan, seed=1)
+    for number, stages in enumerate(served if of.speeds else ()):
+        name = PeerId(f"s{'-'.join(map(str, stages))}.{number}")
+        swarm.slowdown[name] = 1.0 / of.speeds[number % load.replicas]
     timeline = Timeline(swarm)
 
     async def narrow(swarm: Swarm) -> None:

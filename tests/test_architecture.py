@@ -62,6 +62,7 @@ PURE = (
     "plan/budget.py",
     "plan/choice.py",
     "plan/cost.py",
+    "plan/members.py",
     "ranks/layout.py",
     "manifest/implied.py",
 )

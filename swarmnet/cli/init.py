@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from swarmnet.cli.line import Fit, MemberLine, peer_file, with_line
+from swarmnet.cli.line import Fit, lent, with_line
 from swarmnet.cli.settings import SETTINGS, TYPED, SchemaCommand, fields, given, with_json
 from swarmnet.errors import UsageError
 
@@ -75,6 +75,7 @@ def init(
     replicas: int | None,
     tflops: float | None,
     rtt: float | None,
+    fleet: Path | None,
     force: bool,
     owned: bool,
     as_json: bool,
@@ -88,13 +89,15 @@ def init(
       swarmnet init run.toml --data corpus.txt --stages 4 --from ./Llama-3.2-1B
       swarmnet init run.toml --data corpus.txt --admission invite
       swarmnet init run.toml --data corpus.txt --mbit 200 --device cuda
+      swarmnet init run.toml --data corpus.txt --fleet fleet.toml --set model.num_layers=32
     """
-    line = MemberLine.typed(mbit, device, replicas, tflops, rtt)
-    for file in (path,) if line is None else (path, peer_file(path)):
+    members = lent(mbit=mbit, fleet=fleet, device=device, replicas=replicas, tflops=tflops, rtt=rtt)
+    for file in (path, *(() if members is None else members.peer_files(path).values())):
         if file.exists() and not force:
             raise UsageError(f"{file}: {EXISTS}")
 
     say = functools.partial(click.echo, err=as_json)
+    from swarmnet.cli.measured import saved
     from swarmnet.config import toml
     from swarmnet.manifest.codec_names import named_by
     from swarmnet.manifest.file import run_id, to_toml
@@ -122,11 +125,12 @@ def init(
     say(f"reading the data: {chosen.data.source}")
     manifest, tokens = _sized(chosen, base=path.parent, sized_by=sized_by)
     fit = None
-    if line is not None:
+    if members is not None:
         values = {key: value for key, (_, value) in (said | sets).items()}
-        fit = Fit.of(manifest.of_stage(0), values, line)
+        fit = Fit.of(manifest, values, members, times=saved(path, manifest))
         # What somebody has said is not for us to choose.
-        fitting: Said = {key: ("--mbit", value) for key, value in fit.fields.items() if key not in values}
+        origin = "--mbit" if fleet is None else "--fleet"
+        fitting: Said = {key: (origin, value) for key, value in fit.fields.items() if key not in values}
         chosen, follows = _manifest(fitting | said | sets, begins)
         manifest = chosen.model_copy(update={"model": manifest.model})
     manifest = _digested(manifest, tokens)
@@ -138,8 +142,9 @@ def init(
     if owner is not None:
         write_owner(path, owner)  # first: nobody could act for a run whose key is nowhere
     _write(path, to_toml(manifest), force=force)
-    if fit is not None:
-        _write(peer_file(path), fit.peer_config(path), force=force)
+    configs = {} if fit is None else fit.peer_configs(path)
+    for file, text in configs.items():
+        _write(file, text, force=force)
     lines = [
         f"wrote {path}: a model of {model.num_parameters:,} parameters in {manifest.cut.stages} stages, "
         f"{manifest.training.total_steps} steps",
@@ -149,7 +154,8 @@ def init(
         untied = "; embedding and head are no longer tied" if begins.unties(manifest) else ""
         lines.append(f"weights of version 0 are those in {checkpoint}{untied}")
     if fit is not None:
-        lines += [*fit.lines(), f"wrote {peer_file(path)}: slots = {fit.best.way.slots}, for `peer` and `join`"]
+        wrote = (f"wrote {file}: slots = {slots}, for `peer` and `join`" for file, slots in fit.written(path))
+        lines += [*fit.lines(), *wrote]
     if follows:
         also = ", ".join(f"{name} = {value}" for name, value in follows.items())
         lines.append(f"with it: {also}; --set chooses otherwise")
@@ -165,7 +171,7 @@ def init(
             "open run: anyone may join, and a majority of strangers could stop or change it; --admission invite "
             "lets in only whom you invite"
         )
-    say("\n".join([*lines, *_next(path, manifest, config=peer_file(path) if fit else None)]))
+    say("\n".join([*lines, *_next(path, manifest, config=next(iter(configs), None))]))
     if as_json:
         said_of_line = {} if fit is None else fit.record()
         click.echo(json.dumps({"file": str(path), "run": run_id(manifest), **said_of_line}, indent=2))

@@ -1,28 +1,29 @@
-"""`swarmnet init --mbit`: what fits a line, and what else it was compared with."""
+"""What members have, by `--mbit` and what goes with it or by `--fleet FILE`; and what was chosen for them."""
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import click
 
 from swarmnet.errors import UsageError
 
 if TYPE_CHECKING:
-    from swarmnet.manifest.schema import StageSpec
-    from swarmnet.plan.choice import Priced
-    from swarmnet.plan.cost import Site
+    from swarmnet.config.fleet import MachineKind, Members
+    from swarmnet.manifest.schema import Manifest
+    from swarmnet.plan.choice import Look, Priced
+    from swarmnet.plan.cost import LayerTimes
+    from swarmnet.plan.members import Counts
+    from swarmnet.stage.passes import MemoryPolicy
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-TFLOPS = {"cuda": 30.0, "cpu": 0.08}
-"""What a member reaches: two fifths of a 24 GB card's bf16, one core (docs/performance.md)."""
-
-ROUND_TRIP_MS, MOST_MBIT, MOST_REPLICAS = 50.0, 1e6, 10_000
+MOST_MBIT, MOST_REPLICAS = 1e6, 10_000
 
 
 def above_0(ctx: click.Context, param: click.Parameter, text: str | None) -> float | None:
@@ -47,9 +48,16 @@ MEMBER = {
 
 
 def with_line(mbit_help: str, *, device: bool = True) -> Callable[[F], F]:
-    """`--mbit`, and what it is said with. device: `--device`, too."""
+    """`--mbit`, and what it is said with; and `--fleet`. device: `--device`, too."""
 
     def options(command: F) -> F:
+        command = click.option(
+            "--fleet",
+            type=click.Path(path_type=Path),
+            metavar="FILE",
+            allow_from_autoenv=False,
+            help="Machines of members by kind, memory, line and region, instead of --mbit; docs/plan.md.",
+        )(command)
         for name, (metavar, words) in MEMBER.items():
             command = click.option(
                 f"--{name}", callback=above_0, metavar=metavar, allow_from_autoenv=False, help=words
@@ -74,47 +82,61 @@ def with_line(mbit_help: str, *, device: bool = True) -> Callable[[F], F]:
 
 
 @dataclass(frozen=True, slots=True)
-class MemberLine:
-    """What members are taken to have."""
+class Lent:
+    """Members, and how many replicas each stage has of them, where that was said."""
 
-    mbit: float
-    device: str
-    replicas: int
-    tflops: float
-    round_trip_s: float
+    members: Members
+    replicas: int | None
+    words: str
 
-    @classmethod
-    def typed(
-        cls,
-        mbit: float | None,
-        device: str | None,
-        replicas: int | None,
-        tflops: float | None,
-        rtt: float | None,
-        *,
-        ranks: int = 1,
-    ) -> MemberLine | None:
-        """None without `--mbit`. Raises UsageError for another option that would then do nothing."""
-        if mbit is None:
-            others = {"--device": device, "--replicas": replicas, "--tflops": tflops, "--rtt": rtt}
-            if said := [flag for flag, value in others.items() if value is not None]:
-                raise UsageError(f"{said[0]} describes members: add --mbit, such as --mbit 200")
-            return None
-        kind = device or _device_here()
-        return cls(mbit, kind, replicas or 4, tflops or ranks * TFLOPS[kind], (rtt or ROUND_TRIP_MS) / 1000)
+    def counts(self, stages: int) -> Counts | None:
+        """Where everybody is; None: wherever they are needed."""
+        return None if self.replicas is None else ((self.replicas,),) * stages
+
+    def peer_files(self, manifest: Path) -> dict[str, Path]:
+        """Where the peer config of each kind of machine is: run.peer.toml beside run.toml, and run.KIND.peer.toml if
+        there are several kinds."""
+        kinds = [kind.name for kind in self.members.machines]
+        return {name: manifest.with_suffix(f".{name}.peer.toml" if kinds[1:] else ".peer.toml") for name in kinds}
 
     @property
-    def site(self) -> Site:
-        """As formulas take it."""
-        from swarmnet.plan.cost import Site
+    def device(self) -> Literal["cuda", "cpu"]:
+        """What the run is for: cuda only if nobody computes on a CPU."""
+        return "cpu" if any(kind.device == "cpu" for kind in self.members.machines) else "cuda"
 
-        return Site(self.mbit * 1e6 / 8, self.tflops * 1e12, self.round_trip_s)
 
-    def __str__(self) -> str:
-        return (
-            f"{self.mbit:g} Mbit/s each way, {self.round_trip_s * 1000:g} ms, {self.tflops:g} TFLOP/s "
-            f"({self.device}), {self.replicas} replicas"
-        )
+def lent(
+    *,
+    mbit: float | None,
+    fleet: Path | None,
+    device: str | None,
+    replicas: int | None,
+    tflops: float | None,
+    rtt: float | None,
+    ranks: int = 1,
+    usual_device: str | None = None,
+) -> Lent | None:
+    """What was said of members; None if nothing was. Raises UsageError for an option that would then do nothing."""
+    others = {"--device": device, "--replicas": replicas, "--tflops": tflops, "--rtt": rtt}
+    said = [flag for flag, value in others.items() if value is not None]
+    if fleet is not None:
+        if said := [*(["--mbit"] if mbit is not None else []), *said]:
+            raise UsageError(f"{said[0]} and --fleet exclude each other: {fleet} says what members have")
+        members = read_fleet(fleet)
+        kinds = ", ".join(f"{kind.count} x {kind.name}" for kind in members.machines)
+        return Lent(members, None, f"{fleet.name}: {kinds}")
+    if mbit is None:
+        if said:
+            raise UsageError(f"{said[0]} describes members: add --mbit, such as --mbit 200")
+        return None
+    from swarmnet.config.fleet import ROUND_TRIP_MS, TFLOPS, Members
+
+    kind = device or usual_device or _device_here()
+    reached, count, trip = tflops or ranks * TFLOPS[kind], replicas or 4, rtt or ROUND_TRIP_MS
+    words = f"{mbit:g} Mbit/s each way, {trip:g} ms, {reached:g} TFLOP/s ({kind}), {count} replicas"
+    like: Literal["cuda", "cpu"] = "cpu" if kind == "cpu" else "cuda"
+    alike = Members.alike(count, mbit=mbit, tflops=reached, round_trip_s=trip / 1000, device=like)
+    return Lent(alike, count, words)
 
 
 def _device_here() -> str:
@@ -123,33 +145,107 @@ def _device_here() -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
+def read_fleet(path: Path) -> Members:
+    """Raises UsageError, one line, for a file that describes no fleet."""
+    from swarmnet.config import toml
+    from swarmnet.config.check import check
+    from swarmnet.config.fleet import MachineKind, Members
+
+    data = toml.read(path)
+    entries = data.get("machines", [])
+    if not (isinstance(entries, list) and all(isinstance(entry, dict) for entry in entries)):
+        raise UsageError(f"{path}: machines: write [[machines]] above each kind of machine")
+    for number, entry in enumerate(entries, 1):
+        # A mistake in one of several is said with its number.
+        check(MachineKind, entry, origin=functools.partial(_at, f"{path}: [[machines]] number {number}"))
+    return check(Members, data, origin=lambda _: str(path))
+
+
+def _at(here: str, _: tuple[str, ...]) -> str:
+    return here
+
+
+def looking(manifest: Manifest, members: Members, memory: MemoryPolicy, memo_bytes: int, *, bf16: bool) -> Look:
+    """How machines hold the stages of proposals, found by planning them; each is said on standard error."""
+    from swarmnet.manifest.schema import Wire
+    from swarmnet.peer.memory_fit import machine_fit
+    from swarmnet.plan.choice import MachineFit
+    from swarmnet.plan.plan import Setup
+    from swarmnet.ranks.layout import MeshLayout
+    from swarmnet.stage.canonical import layers_of
+
+    def look(priced: Priced) -> tuple[tuple[MachineFit, ...], ...]:
+        spec, way = manifest.of_stage(0), priced.way
+        numerics = spec.numerics.model_copy(
+            update={"mode": priced.fields["numerics.mode"]} | ({"compute": "bf16"} if bf16 else {})
+        )
+        averaging = spec.averaging.model_copy(update={"sync": way.sync, "codec": way.codec})
+        changed = {"cut": priced.cut, "training": priced.training, "averaging": averaging, "numerics": numerics}
+        specs = tuple(spec.model_copy(update=changed | {"stage": stage}) for stage in range(priced.cut.stages))
+        wire = Wire(activations=way.activations, gradients=way.gradients)
+        setup = Setup(specs, wire, MeshLayout(), memory=memory, memo_bytes=memo_bytes)
+        shape = f"{priced.cut.stages} stages, {_microbatches(priced)}, {way.sync} {way.codec}"
+        click.echo(f"does it fit? {shape}", err=True)
+        places = priced.cut.stages // priced.stages_per_peer
+        known: dict[object, tuple[MachineFit, ...]] = {}
+        found = []
+        for place in range(places):
+            stages = range(place, priced.cut.stages, places)
+            # Stages in the middle are alike but for their layers.
+            key = tuple((specs[each].first, specs[each].last, len(layers_of(specs[each]))) for each in stages)
+            if key not in known:
+                known[key] = tuple(machine_fit(setup, stages, kind) for kind in members.machines)
+            found.append(known[key])
+        return tuple(found)
+
+    return look
+
+
+def _microbatches(priced: Priced) -> str:
+    return f"{priced.training.microbatches} x {priced.training.microbatch_size}"
+
+
+_HEAD = ("", "sync", "sums", "boundary", "stages", "microbatch", "slots", "s/step", "busy", "steps", "limited by")
+
+
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """What was chosen for a line, and what it was compared with."""
+    """What was chosen for members, and what it was compared with."""
 
-    line: MemberLine
-    parameters: int
-    """Of the largest stage."""
+    lent: Lent
     best: Priced
     compared: tuple[Priced, ...]
 
     @classmethod
-    def of(cls, spec: StageSpec, said: Mapping[str, object], line: MemberLine) -> Fit:
-        """Raises UsageError for a field that was said and has no price."""
-        from swarmnet.plan.choice import choose
-        from swarmnet.plan.cost import load_of
+    def of(
+        cls,
+        manifest: Manifest,
+        said: Mapping[str, object],
+        lent: Lent,
+        *,
+        memory: MemoryPolicy | None = None,
+        memo_bytes: int = 0,
+        times: LayerTimes | None = None,
+    ) -> Fit:
+        """Of a fleet by search, with `memory` and what is kept for who asks again at each peer. Raises UsageError for
+        a field that was said and has no price, and if nothing fits."""
+        from swarmnet.plan.choice import choose, search
+        from swarmnet.stage.passes import MemoryPolicy
 
-        best, compared = choose(spec, said, line.site, replicas=line.replicas)
-        return cls(line, load_of(spec, line.site, replicas=line.replicas).parameters, best, compared)
+        spec = manifest.of_stage(0)
+        if (counts := lent.counts(manifest.cut.stages)) is not None:
+            return cls(lent, *choose(spec, said, lent.members, counts, times))
+        look = looking(manifest, lent.members, memory or MemoryPolicy(), memo_bytes, bf16=lent.device == "cuda")
+        return cls(lent, *search(spec, said, lent.members, look, times))
 
     @property
     def fields(self) -> dict[str, object]:
         """Of the manifest."""
-        return self.best.fields | ({"numerics.compute": "bf16"} if self.line.device == "cuda" else {})
+        return self.best.fields | ({"numerics.compute": "bf16"} if self.lent.device == "cuda" else {})
 
     def lines(self) -> list[str]:
-        """A table, the chosen row with a star."""
-        rows = [("", "sync", "sums", "boundary", "microbatch", "slots", "s/step", "busy", "steps")]
+        """A table, the chosen row with a star; and for a fleet who serves what."""
+        rows = [_HEAD]
         for each in self.compared:
             way = each.way
             rows.append(
@@ -158,40 +254,130 @@ class Fit:
                     way.sync,
                     way.codec,
                     way.activations if way.activations == way.gradients else f"{way.activations}/{way.gradients}",
-                    f"{each.microbatches} x {each.microbatch_size}",
+                    f"{each.cut.stages}" + f", {each.stages_per_peer} a peer" * (each.stages_per_peer > 1),
+                    _microbatches(each),
                     str(way.slots),
                     f"{each.cost.step_s:.3g}" if each.cost.step_s < 100 else f"{each.cost.step_s:.0f}",
                     f"{each.cost.utilisation:.0%}",
                     f"x {each.more_steps:.2f}",
+                    _limited(each),
                 )
             )
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        of = f" of {self.best.situation.load.parameters:,} parameters" if self.lent.replicas else ""
         return [
-            f"for {self.line} of {self.parameters:,} parameters (*: chosen):",
+            f"for {self.lent.words}{of} (*: chosen):",
             *("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows),
+            *(served_lines(self.best, self.lent.members) if self.best.fits else ()),
         ]
 
     def record(self) -> dict[str, Any]:
         """As JSON."""
         return {
-            "line": asdict(self.line),
-            "stage_parameters": self.parameters,
+            "members": self.lent.members.model_dump(mode="json"),
+            "replicas": self.lent.replicas,
             "chosen": self.fields | {"slots": self.best.way.slots},
             "compared": [
-                asdict(each) | {"utilisation": each.cost.utilisation, "chosen": each is self.best}
+                {
+                    **each.fields,
+                    "way": asdict(each.way),
+                    "stages_per_peer": each.stages_per_peer,
+                    "cost": asdict(each.cost),
+                    "utilisation": each.cost.utilisation,
+                    "more_steps": each.more_steps,
+                    "limited_by": _limited(each),
+                    "counts": each.situation.counts,
+                    "fits": [[asdict(fit) for fit in place] for place in each.fits],
+                    "chosen": each is self.best,
+                }
                 for each in self.compared
             ],
         }
 
-    def peer_config(self, manifest: Path) -> str:
-        """The file that members start with."""
-        return (
-            f"# For {self.line.mbit:g} Mbit/s, as `swarmnet init` found; docs/plan.md has the formulas.\n#\n"
-            f"#   swarmnet peer --manifest {manifest.name} --config {peer_file(manifest).name} --stage 0\n\n"
-            f'slots = {self.best.way.slots}\ndevice = "{self.line.device}"\n'
-        )
+    def peer_configs(self, manifest: Path) -> dict[Path, str]:
+        """The files that members start with, one for each kind of machine that has a place."""
+        files = self.lent.peer_files(manifest)
+        return {
+            files[kind.name]: self._peer_config(number, kind, manifest, files[kind.name])
+            for number, kind in enumerate(self.lent.members.machines)
+            if any(place[number] for place in self.best.situation.counts)
+        }
+
+    def written(self, manifest: Path) -> list[tuple[Path, int]]:
+        """(file, slots) of each of them."""
+        files = self.lent.peer_files(manifest)
+        return [
+            (files[kind.name], slots_of(self.best, number))
+            for number, kind in enumerate(self.lent.members.machines)
+            if any(place[number] for place in self.best.situation.counts)
+        ]
+
+    def _peer_config(self, number: int, kind: MachineKind, manifest: Path, file: Path) -> str:
+        best = self.best
+        start = f"swarmnet peer --manifest {manifest.name} --config {file.name} --stage"
+        if not best.fits:
+            lines = [f"# For {self.lent.words}, as `swarmnet init` found; docs/plan.md has the formulas.", "#"]
+            lines.append(f"#   {start} 0")
+        else:
+            lines = [f"# For {kind.count} x {kind.name}, as `swarmnet init` found; docs/plan.md has the formulas.", "#"]
+            for place, counts in enumerate(best.situation.counts):
+                if counts[number]:
+                    lines.append(f"#   {counts[number]} of them: {start} {served(best, place)}")
+        lines += ["", f"slots = {slots_of(best, number)}", f'device = "{kind.device}"']
+        if kind.device == "cuda" and kind.gpus > 1:
+            placed = zip(best.fits, best.situation.counts, strict=True)
+            shard = next(fits[number].shard for fits, counts in placed if counts[number])
+            lines += ["", "[mesh]", f'gpus = "{kind.gpus}"', f'shard = "{shard}"']
+        return "\n".join(lines) + "\n"
 
 
-def peer_file(manifest: Path) -> Path:
-    """Where the peer config beside a manifest is: run.peer.toml beside run.toml."""
-    return manifest.with_suffix(".peer.toml")
+def slots_of(priced: Priced, kind: int) -> int:
+    """Slots of machines of that kind: as many as are enough, or fit everywhere where it is."""
+    from swarmnet.plan.cost import cost
+
+    found = priced.situation
+    enough = cost(found.load, found.site, priced.way).slots
+    able = [fits[kind].slots for fits, n in zip(priced.fits, found.counts, strict=False) if n[kind]]
+    return min([enough, *able])
+
+
+def served(priced: Priced, place: int) -> str:
+    """The stages of a peer there, as `--stage` takes them."""
+    places = len(priced.situation.counts)
+    return ",".join(map(str, range(place, priced.cut.stages, places)))
+
+
+def served_lines(priced: Priced, members: Members) -> list[str]:
+    """Who serves what, with how much of its memory."""
+    from swarmnet.plan.budget import shown
+
+    lines = [""]
+    for place, counts in enumerate(priced.situation.counts):
+        parts = []
+        for n, fit, kind in zip(counts, priced.fits[place], members.machines, strict=True):
+            if n:
+                room = f" of {shown(kind.room)}" if kind.room is not None else ""
+                mesh = f", {kind.gpus} GPUs by {fit.shard if fit.shard != 'none' else 'tensor'}" * (kind.gpus > 1)
+                parts.append(f"{n} x {kind.name} (up to {fit.slots} slots{room}{mesh})")
+        seconds = priced.situation.place_s[place]
+        lines.append(f"stage {served(priced, place)}: {', '.join(parts)}; {seconds:.3g} s a microbatch")
+    for number, kind in enumerate(members.machines):
+        if idle := kind.count - sum(place[number] for place in priced.situation.counts):
+            lines.append(f"{idle} x {kind.name} do nothing: no stage fits them")
+    return lines
+
+
+def _limited(priced: Priced) -> str:
+    """What twice as much of would help most, and what devices wait for."""
+    from swarmnet.plan.cost import limits
+
+    found, cost = priced.situation, priced.cost
+    faster = limits(found.load, found.site, priced.way)
+    waits = {
+        "bubble": cost.bubble_s,
+        "boundary": cost.boundary_s,
+        "averaging": cost.averaging_s / priced.way.inner_steps,
+        "barrier": cost.barrier_s,
+    }
+    most = max(waits, key=lambda name: waits[name])
+    return f"{min(faster, key=lambda name: faster[name])}; {most} {waits[most]:.3g} s"

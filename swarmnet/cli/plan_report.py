@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from swarmnet.cli.line import MemberLine
+from swarmnet.cli.line import Lent
 from swarmnet.cli.plan_time import StepTime
-from swarmnet.peer.memory_fit import PlanFit, judge, leaves_half, listed, room_of, with_slots
+from swarmnet.peer.memory_fit import PlanFit, judge, leaves_half, listed, machine_fit, room_of, with_slots
 from swarmnet.plan.budget import StagePlan, groups, shown
+from swarmnet.plan.cost import LayerTimes
 from swarmnet.plan.plan import Setup
 
 _HEAD = ("stage", "ranks", "weights", "grads", "sums", "optimizer", "each", "flying", "temporary", "peak", "host")
@@ -37,7 +38,12 @@ def table(plans: Sequence[StagePlan]) -> list[str]:
                     "" if number else shown(plan.host.total),
                 )
             )
-    widths = [max(len(row[column]) for row in rows) for column in range(len(_HEAD))]
+    return aligned(rows)
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Columns to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
@@ -54,15 +60,31 @@ def record(plan: StagePlan, found: PlanFit) -> dict[str, Any]:
 
 
 def _meaning(found: PlanFit) -> dict[str, Any]:
-    return {"fits": found.fits, "need": found.need, "room": found.room, "missing": found.missing}
+    return {
+        "fits": found.fits,
+        "need": found.need,
+        "room": found.room,
+        "missing": found.missing,
+        "host_need": found.host_need,
+        "host_room": found.host_room,
+        "host_missing": found.host_missing,
+    }
 
 
 def run_plan(
-    setup: Setup, stages: Sequence[int], room: int | None, line: MemberLine | None = None, *, as_json: bool
+    setup: Setup,
+    stages: Sequence[int],
+    room: int | None,
+    host_room: int | None = None,
+    lent: Lent | None = None,
+    times: LayerTimes | None = None,
+    *,
+    as_json: bool,
 ) -> int:
     """Print the plan of one peer with `stages`; without any, of each stage of the run for a peer of its own.
 
-    line: what members have, to say what a step takes, too.
+    host_room: of a machine whose devices are GPUs. lent: what members have, to say what a step takes, too. times:
+    measured.
 
     0: all fit, or nobody said in what; 1: something does not. Raises UsageError.
     """
@@ -71,11 +93,11 @@ def run_plan(
     if len(stages) > 1:
         # Stages of one peer share its slots, so they are chosen once.
         sized = with_slots(setup, stages, room)
-        alone = [judge(sized, [stage], room) for stage in stages]
-        peer = judge(sized, stages, room)
+        alone = [judge(sized, [stage], room, host_room) for stage in stages]
+        peer = judge(sized, stages, room, host_room)
     else:
         every = stages or range(len(setup.specs))
-        alone = [judge(with_slots(setup, [stage], room), [stage], room) for stage in every]
+        alone = [judge(with_slots(setup, [stage], room), [stage], room, host_room) for stage in every]
         if len(alone) > 1:
             remarks.append(f"each is for a peer of its own: --stage {listed(every[:2])} plans one peer with both")
     verdicts = alone if peer is None else [*alone, peer]
@@ -83,7 +105,7 @@ def run_plan(
         remarks.append("a peer that chooses its slots leaves half of the machine's free memory to others")
     if setup.memory.compile:
         remarks.append("planned as if layers were not compiled: what the compiler takes and saves is not modelled")
-    step = None if line is None else StepTime.of(setup.specs[0], setup.wire, line, slots=setup.slots)
+    step = None if lent is None else StepTime.of(setup.specs[0], setup.wire, lent, slots=setup.slots, times=times)
     if as_json:
         records = [record(found.plans[0], found) for found in alone]
         together = None if peer is None else {"stages": list(stages), **_meaning(peer)}
@@ -98,3 +120,46 @@ def run_plan(
         ]
         print("\n\n".join("\n".join(lines) for lines in paragraphs))
     return int(not all(found.fits for found in verdicts))
+
+
+_FLEET_HEAD = ("stage", "machines", "here", "needs", "has", "beside", "has", "slots", "s/microbatch")
+
+
+def run_fleet_plan(setup: Setup, lent: Lent, times: LayerTimes | None, *, as_json: bool) -> int:
+    """Print which machines of a fleet hold which stages, how many are in each, and what a step takes.
+
+    1: some stage fits no machine. Raises UsageError.
+    """
+    kinds, places = lent.members.machines, range(len(setup.specs))
+    fits = [[machine_fit(setup, [stage], kind) for kind in kinds] for stage in places]
+    able = [[bool(fit.slots) for fit in place] for place in fits]
+    step = StepTime.of(setup.specs[0], setup.wire, lent, slots=setup.slots, times=times, fits=able)
+    if as_json:
+        found = [{"stage": stage, "fits": [asdict(fit) for fit in fits[stage]]} for stage in places]
+        print(json.dumps({"stages": found, "time": step and step.record()}, indent=2))
+        return int(step is None)
+    rows = [_FLEET_HEAD]
+    for stage in places:
+        for number, (kind, fit) in enumerate(zip(kinds, fits[stage], strict=True)):
+            mesh = f", {fit.shard if fit.shard != 'none' else 'tensor'}" * (kind.gpus > 1)
+            rows.append(
+                (
+                    "" if number else str(stage),
+                    f"{kind.count} x {kind.name}{mesh}",
+                    "-" if step is None else str(step.found.counts[stage][number]),
+                    shown(fit.need),
+                    "" if kind.room is None else shown(kind.room),
+                    shown(fit.host_need) if fit.host_need else "",
+                    "" if kind.host_room is None else shown(kind.host_room),
+                    str(fit.slots or "no"),
+                    "" if number or step is None else f"{step.found.place_s[stage]:.3g}",
+                )
+            )
+    lines = aligned(rows)
+    if step is None:
+        none = next((stage for stage in places if not any(able[stage])), None)
+        lines += ["", "too few machines: some stage gets none" if none is None else f"stage {none} fits no machine"]
+    else:
+        lines += ["", *step.lines()]
+    print("\n".join(lines))
+    return int(step is None)

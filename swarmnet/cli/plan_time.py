@@ -1,11 +1,12 @@
-"""`swarmnet plan --mbit`: seconds of a step, where they go, and what limits them. Knows no machine."""
+"""Seconds of a step, where they go, and what limits them, for `swarmnet plan`. Knows no machine."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from swarmnet.cli.line import MemberLine
+from swarmnet.cli.line import Lent
 from swarmnet.errors import UsageError
 from swarmnet.manifest.schema import StageSpec, Wire
 from swarmnet.plan.budget import shown
@@ -13,15 +14,16 @@ from swarmnet.plan.cost import (
     BYTES,
     CODING_NS,
     Cost,
+    LayerTimes,
     Load,
     Way,
     cost,
+    hiding_bytes_per_s,
     limits,
-    load_of,
-    needed_bytes_per_s,
     rule_bubble,
     volumes,
 )
+from swarmnet.plan.members import Situation, situated
 
 _DAY_S = 86_400
 
@@ -37,20 +39,39 @@ _TERMS = (
 
 @dataclass(frozen=True, slots=True)
 class StepTime:
-    """A step of a run whose members are all alike, in its heaviest stage."""
+    """A step of a run whose members are in their places, as the slowest place has it."""
 
-    line: MemberLine
-    load: Load
+    lent: Lent
+    found: Situation
     way: Way
     cost: Cost
     tokens: int
     """Of a step."""
     volumes: dict[str, float]
     """What techniques would send."""
+    times: LayerTimes | None
 
     @classmethod
-    def of(cls, spec: StageSpec, wire: Wire, line: MemberLine, *, slots: int) -> StepTime:
-        """spec: of any stage. slots: 0 for as many as are enough. Raises UsageError for a codec of unknown size."""
+    def of(
+        cls,
+        spec: StageSpec,
+        wire: Wire,
+        lent: Lent,
+        *,
+        slots: int,
+        times: LayerTimes | None = None,
+        fits: Sequence[Sequence[bool]] | None = None,
+    ) -> StepTime | None:
+        """None: some stage gets no machine.
+
+        Args:
+            spec: of any stage.
+            slots: 0 for as many as are enough.
+            times: measured.
+            fits: whether each kind of machine holds each stage.
+
+        Raises UsageError for a codec of unknown size.
+        """
         averaging, training = spec.averaging, spec.training
         for where, codec, known in (
             ("averaging.codec", averaging.codec, CODING_NS.keys()),
@@ -58,17 +79,27 @@ class StepTime:
             ("wire.gradients", wire.gradients, BYTES.keys()),
         ):
             if codec not in known:
-                raise UsageError(f'--mbit cannot tell what {where} = "{codec}" costs: leave --mbit out')
-        load = load_of(spec, line.site, replicas=line.replicas)
+                raise UsageError(f'cannot tell what {where} = "{codec}" costs: leave --mbit and --fleet out')
         inner = averaging.inner_steps if averaging.sync == "local" else 1
-        way = Way(wire.activations, wire.gradients, averaging.codec, averaging.sync, slots or 1, inner)
-        found = cost(load, line.site, way)
-        if not slots:
-            way = Way(wire.activations, wire.gradients, averaging.codec, averaging.sync, found.slots, inner)
-            found = cost(load, line.site, way)
+
+        def way(slots: int) -> Way:
+            return Way(wire.activations, wire.gradients, averaging.codec, averaging.sync, slots, inner)
+
+        counts = lent.counts(spec.cut.stages)
+        found = situated(spec, lent.members, way(1), times=times, fits=fits, counts=counts)
+        if found is None:
+            return None
+        load, site = found.load, found.site
+        used = way(slots or cost(load, site, way(1)).slots)
         tokens = training.microbatches * training.microbatch_size * training.sequence_length
         layers = -(-spec.model.num_layers // load.stages)
-        return cls(line, load, way, found, tokens, volumes(load, layers, averaging.inner_steps))
+        sent = volumes(load, layers, averaging.inner_steps)
+        return cls(lent, found, used, cost(load, site, used), tokens, sent, times)
+
+    @property
+    def load(self) -> Load:
+        """What a step asks of a member of the slowest place."""
+        return self.found.load
 
     @property
     def terms(self) -> dict[str, float]:
@@ -88,27 +119,33 @@ class StepTime:
         share = self.load.microbatches / self.load.replicas
         return {str(each): rule_bubble(self.load.stages, share, each) for each in (1, 2)}
 
+    @property
+    def hiding_mbit(self) -> float:
+        """The line on which boundaries hide behind compute."""
+        return hiding_bytes_per_s(self.load, self.way) * 8 / 1e6
+
     def lines(self) -> list[str]:
         """For a terminal, at most 100 columns."""
-        found, faster = self.cost, limits(self.load, self.line.site, self.way)
+        found, faster = self.cost, limits(self.load, self.found.site, self.way)
         least = min(faster, key=lambda name: faster[name])
         twice = ", ".join(
             f"twice the {name} {_seconds(seconds)}" for name, seconds in faster.items() if name != "latency"
         )
-        mbit = needed_bytes_per_s(self.load, self.line.site, self.way) * 8 / 1e6
         one, two = self._rules().values()
         enough = f"{found.slots} would keep devices busier" if found.slots > self.way.slots else "enough"
         width = max(map(len, self.volumes))
+        by = "FLOPs" if self.times is None else "measured layer times"
         return [
-            f"a step on {self.line}: {_seconds(found.step_s)}, {_count(self.tokens_per_day)} tokens a day",
+            f"a step on {self.lent.words}: {_seconds(found.step_s)}, {_count(self.tokens_per_day)} tokens a day",
             *(
                 f"  {name:<9} {_seconds(seconds):>9} {seconds / found.step_s:>5.0%}  {words}"
                 for (name, words), seconds in zip(_TERMS, self.terms.values(), strict=True)
                 if round(seconds, 4)
             ),
             "",
+            f"a microbatch takes {_seconds(self.load.microbatch_s)} in the slowest stage, by {by}",
             f"what limits it most: the {least}; {twice}, half the latency {_seconds(faster['latency'])}",
-            f"a line that is enough, for nine tenths of what an endless one brings: {mbit:,.0f} Mbit/s",
+            f"the line this stage needs, so that boundaries hide behind compute: {self.hiding_mbit:,.3g} Mbit/s",
             f"slots: {self.way.slots}, {enough}",
             f"a pipeline of forwards and backwards alone would wait {one:.0%} of a step, (P-1)/(M+P-1), "
             f"or {two:.0%} with two stages a peer",
@@ -122,22 +159,26 @@ class StepTime:
     def record(self) -> dict[str, Any]:
         """As JSON: seconds, bytes."""
         return {
-            "line": asdict(self.line),
+            "members": self.lent.members.model_dump(mode="json"),
+            "counts": self.found.counts,
+            "place_s": self.found.place_s,
+            "measured": self.times is not None,
             "load": asdict(self.load),
+            "site": asdict(self.found.site),
             "way": asdict(self.way),
             "step_s": self.cost.step_s,
             "terms_s": self.terms,
             "utilisation": self.cost.utilisation,
             "tokens_per_day": self.tokens_per_day,
             "slots_enough": self.cost.slots,
-            "with_twice_s": limits(self.load, self.line.site, self.way),
-            "needed_mbit": needed_bytes_per_s(self.load, self.line.site, self.way) * 8 / 1e6,
+            "with_twice_s": limits(self.load, self.found.site, self.way),
+            "hiding_mbit": self.hiding_mbit,
             "rule_bubble": self._rules(),
             "sent_bytes": {
                 "boundary": self.cost.boundary_bytes,
                 "averaging": self.cost.averaging_bytes / self.way.inner_steps,
             },
-            "volumes_bytes": self.volumes,
+            "techniques_bytes": self.volumes,
         }
 
 

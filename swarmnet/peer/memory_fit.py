@@ -12,12 +12,14 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from swarmnet.config.fleet import MachineKind
 from swarmnet.config.peer import Caps, PeerConfig
 from swarmnet.errors import UsageError
 from swarmnet.manifest.schema import Manifest
 from swarmnet.plan.budget import GIB, MIB, StagePlan, shown, together
+from swarmnet.plan.choice import MachineFit
 from swarmnet.plan.plan import Setup, plan_stage
-from swarmnet.ranks.layout import MeshLayout
+from swarmnet.ranks.layout import MeshLayout, Shard
 from swarmnet.stage.canonical import Canonical, layers_of
 from swarmnet.stage.passes import MemoryPolicy
 
@@ -42,6 +44,18 @@ class PlanFit:
     """Bytes of one device, of the machine if ranks compute on the CPU."""
     room: int | None
     """Bytes that it has; None if nobody said."""
+    host_room: int | None = None
+    """Bytes that the machine has beside devices that are none of it; None if nobody said, or there are none."""
+
+    @property
+    def host_need(self) -> int:
+        """Bytes of the machine beside its devices; 0 if ranks compute on the CPU."""
+        return 0 if self.plans[0].on_host else sum(plan.host.total for plan in self.plans) + RESERVE["cpu"]
+
+    @property
+    def host_missing(self) -> int:
+        """As `missing`, of the machine's memory beside its devices."""
+        return 0 if self.host_room is None else max(self.host_need - self.host_room, 0)
 
     @property
     def missing(self) -> int:
@@ -51,7 +65,7 @@ class PlanFit:
     @property
     def fits(self) -> bool:
         """Do they? Also where nobody said how much there is."""
-        return not self.missing
+        return not (self.missing or self.host_missing)
 
     def lines(self) -> Iterator[str]:
         """What to tell whoever asked."""
@@ -60,7 +74,7 @@ class PlanFit:
         where = "the machine" if on_host else "each device"
         if self.room is None:
             yield f"{who} needs {shown(self.need)} of {where}; --memory says what there is"
-        elif self.fits:
+        elif not self.missing:
             yield f"{who} fits: {shown(self.need)} of {where}'s {shown(self.room)}"
         else:
             yield (
@@ -68,6 +82,12 @@ class PlanFit:
                 f"{shown(self.missing)} are missing"
             )
             yield f"what takes less: {_LEVERS['cpu' if on_host else 'cuda']}"
+        if self.host_missing:
+            yield (
+                f"{who} does not fit the machine beside its devices: it needs {shown(self.host_need)} there, which has "
+                f"{shown(self.host_room or 0)}: {shown(self.host_missing)} are missing"
+            )
+            yield "what takes less there: a smaller caps.memo_bytes, fewer --slots, no memory.offload_optimizer"
 
 
 def listed(stages: Sequence[int]) -> str:
@@ -75,10 +95,10 @@ def listed(stages: Sequence[int]) -> str:
     return ",".join(map(str, stages))
 
 
-def judge(setup: Setup, stages: Sequence[int], room: int | None) -> PlanFit:
+def judge(setup: Setup, stages: Sequence[int], room: int | None, host_room: int | None = None) -> PlanFit:
     """Plan the stages of one peer. Raises UsageError: they cannot be split."""
     plans = tuple(plan_stage(setup, stage) for stage in stages)
-    return PlanFit(plans, needed(plans, setup.layout), room)
+    return PlanFit(plans, needed(plans, setup.layout), room, host_room if setup.layout.kind != "cpu" else None)
 
 
 def needed(plans: Sequence[StagePlan], layout: MeshLayout) -> int:
@@ -198,12 +218,40 @@ def slots_that_fit(setup: Setup, stages: Sequence[int], room: int) -> int:
     return slots
 
 
-def _slots_in(setup: Setup, stages: Sequence[int], room: int) -> int:
-    """The most slots that need no more than `room` bytes; 0 if one is too many."""
+def _slots_in(setup: Setup, stages: Sequence[int], room: int | None, host_room: int | None = None) -> int:
+    """The most slots that need no more than `room` bytes, and `host_room` beside; 0 if one is too many."""
     most = min(setup.specs[0].training.microbatches, MOST_SLOTS)
-    return bisect.bisect_right(
-        range(1, most + 1), room, key=lambda slots: judge(replace(setup, slots=slots), stages, room).need
-    )
+
+    def too_many(slots: int) -> bool:
+        return not judge(replace(setup, slots=slots), stages, room, host_room).fits
+
+    return bisect.bisect_left(range(1, most + 1), True, key=too_many)
+
+
+SHARDS: tuple[Shard, ...] = ("dp", "zero1", "zero2", "zero3", "none")
+"""How a machine's GPUs may share a stage; the first that fits is the fastest (docs/mesh.md)."""
+
+
+def machine_fit(setup: Setup, stages: Sequence[int], kind: MachineKind) -> MachineFit:
+    """How a machine of that kind holds these stages of one peer: with which mesh, and how many slots fit."""
+    least: MachineFit | None = None
+    gpus = kind.gpus if kind.device == "cuda" else 1
+    devices = tuple(f"cuda:{number}" for number in range(gpus)) if kind.device == "cuda" else ("cpu",)
+    for shard in SHARDS if gpus > 1 else ("none",):
+        along = (gpus, 1) if shard == "none" else (1, gpus)
+        layout = MeshLayout(*along, shard=shard, devices=devices)
+        on = replace(setup, layout=layout, slots=0)
+        try:
+            slots = _slots_in(on, stages, kind.room, kind.host_room)
+            found = judge(replace(on, slots=max(slots, 1)), stages, kind.room, kind.host_room)
+        except UsageError:
+            continue  # these ranks cannot share this model, or this microbatch
+        fit = MachineFit(slots, found.need, found.host_need, shard)
+        if slots:
+            return fit
+        if least is None or fit.need < least.need:
+            least = fit
+    return least or MachineFit(0)
 
 
 def check_fits(setup: Setup, stages: Sequence[int], room: int) -> None:

@@ -1,8 +1,8 @@
 """What a step of a run costs: seconds, bytes on each member's line, and the slots that keep its device busy. Pure.
 
-One formula per term, below. Every stage is taken to be as slow as the heaviest one, and every member to be `Site`:
-a run goes at the pace of its slowest. Payloads cross a line in both directions at once, so a line is one number. The
-simulator runs the real machines at these speeds and agrees within 15 % (`benchmarks/plan_accuracy.py`).
+One formula per term, below. A run goes at the pace of its slowest stage, and a stage at that of all its replicas
+together: microbatches go to whoever is free. Payloads cross a line in both directions at once, so a line is one number.
+The simulator runs the real machines at these speeds and agrees within 15 % (`benchmarks/plan_accuracy.py`).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass, replace
 
 from swarmnet.manifest.schema import StageSpec
-from swarmnet.model.cut import cut_layers, head_flops, layer_flops
+from swarmnet.model.cut import balance, cut_layers, head_flops, layer_flops
 
 BYTES = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0, "int8": 1.016, "bnb8": 1.016, "nf4": 0.563, "int64": 8.0}
 """Of an element, by codec (docs/codecs.md)."""
@@ -47,6 +47,10 @@ class Site:
     flops_per_s: float
     """Reached in training, not promised by a data sheet."""
     round_trip_s: float = 0.05
+    narrowest_bytes_per_s: float = 0.0
+    """Of the members of a round, the one with the slowest line; 0: all are as fast."""
+    farthest_s: float = 0.0
+    """The longest round trip between members, which a barrier waits for; 0: all are as far."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,12 +62,20 @@ class Load:
     microbatches: int
     """Of a step, over all replicas of a stage."""
     microbatch_s: float
-    """Forward, backward and weight pass of one, in this stage."""
+    """Forward, backward and weight pass of one, in the slowest stage. Of unequal replicas the harmonic mean: so long
+    one takes each of them if they share the work as they are fast."""
     boundary_elements: int
     """What crosses a boundary for one microbatch, once each way."""
     parameters: int
     update_s: float = 0.0
     """The optimizer's step."""
+    mean_s: float = 0.0
+    """As `microbatch_s`, on the average over all stages; 0: they are equal."""
+    slowest_s: float = 0.0
+    """As `microbatch_s`, of the slowest replica; 0: they are equal."""
+    stages_per_peer: int = 1
+    crowd: float = 0.0
+    """Peers to a core, where one machine's cores are all peers'; 0: each has its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,52 +136,69 @@ def sum_bytes(codec: str, microbatches: int, replicas: int) -> tuple[float, floa
     return min(share, 1.0) * size(max(share, 1.0)), size(microbatches)
 
 
-def _pace(*limits_s: float) -> float:
-    return float(sum(each**3 for each in limits_s) ** (1 / 3))
+def crossed_bytes(stages: int, elements: int, way: Way) -> tuple[float, float, float]:
+    """(an activation, its gradient, what one stage sends of both). A stage in the middle sends both, one at an end one
+    of them."""
+    there, back = elements * BYTES[way.activations], elements * BYTES[way.gradients]
+    return there, back, there + back if stages > 2 else max(there, back) if stages == 2 else 0.0
+
+
+def _pace(*limits_s: float, power: int = 3) -> float:
+    """What several limits make together: the largest, and more if another one is near."""
+    return float(sum(each**power for each in limits_s) ** (1 / power))
 
 
 def cost(load: Load, site: Site, way: Way) -> Cost:
     """Of a step under `way`. Raises KeyError for a codec of unknown size."""
     stages, others, rtt = load.stages, load.replicas - 1, site.round_trip_s
-    part = load.microbatch_s / 3  # a forward, a backward and a weight pass take as long
-    there, back = (load.boundary_elements * BYTES[codec] for codec in (way.activations, way.gradients))
-    # A stage in the middle sends both, one at the end sends one of them.
-    boundary = there + back if stages > 2 else max(there, back) if stages == 2 else 0.0
+    held, mean_s = load.stages_per_peer, load.mean_s or load.microbatch_s
+    part = mean_s / 3  # a forward, a backward and a weight pass take as long
+    there, back, crossing = crossed_bytes(stages, load.boundary_elements, way)
+    boundary = held * crossing
     there_s, back_s, boundary_s = (each / site.bytes_per_s for each in (there, back, boundary))
     # The way of one microbatch: a call is announced, then its payload comes, and the answer comes by itself.
     fill_s = rtt + (stages - 1) * (part + rtt + there_s)
     drain_s = rtt / 2 + (stages - 1) * (part + rtt / 2 + back_s)
     held_s = fill_s + drain_s + 3 * part  # by a slot of the first stage
-    share = load.microbatches / load.replicas
+    share, device_s = load.microbatches / load.replicas, held * load.microbatch_s
     # Replicas of equal speed do not end together.
     most = share + 0.5 * bool(others)
-    line_s = boundary_s / LINE_SHARE
-    narrowest_s = max(load.microbatch_s, line_s)
+    # And the slowest one later still, unless others can do its last microbatch sooner.
+    tail_s = min(max(load.slowest_s - load.microbatch_s, 0.0) / 2, load.microbatch_s)
+    # Between two stages what is in flight at the beginning all goes there first, and then all comes back.
+    line_s = (boundary_s + (stages == 2) * held * min(there_s, back_s) * min(way.slots / most, 1.0)) / LINE_SHARE
+    # Cores that all peers share go at the pace of all their work.
+    busy_s = max(device_s, load.crowd * held * mean_s)
+    narrowest_s = max(busy_s, line_s)
     # One more than fits exactly, since microbatches come unevenly; and no more than come at all.
     slots = min(math.ceil(held_s / narrowest_s), math.ceil(share)) + 1
     flying = min(way.slots, most)
     # Device, line and slots each set a pace, and who is near two of them waits for either at times.
     on_way_s = (stages - 1) * (there_s + back_s)
-    pace_s = _pace(load.microbatch_s, held_s / flying, line_s)
-    unhindered_s = _pace(load.microbatch_s, (held_s - on_way_s) / flying)
-    fed_s = held_s + (most - 1) * pace_s
+    pace_s = _pace(busy_s, held_s / flying, line_s)
+    unhindered_s = _pace(busy_s, (held_s - on_way_s) / flying)
+    fed_s = held_s + (most - 1) * pace_s + tail_s
     slow_s = on_way_s + (most - 1) * (pace_s - unhindered_s)
     up, down = sum_bytes(way.codec, load.microbatches, load.replicas)
-    averaging = others / load.replicas * (up + down) * load.parameters
+    parameters = held * load.parameters
+    averaging = others / load.replicas * (up + down) * parameters
+    # Parts are cut by bandwidth; but whoever has no part, too, sends what it has summed and receives the sum.
+    narrow_s = others / load.replicas * max(up, down) * parameters / (site.narrowest_bytes_per_s or site.bytes_per_s)
     encode, add = CODING_NS[way.codec]
-    coding_s = (HASHING_NS + encode * (1 + 1 / load.replicas) + 2 * add) * 1e-9 * load.parameters
-    averaging_s = max(averaging / site.bytes_per_s, coding_s) if others else 0.0
-    compute_s, barrier_s = share * load.microbatch_s + load.update_s, ROUND_TRIPS * rtt
-    after_another_s = fed_s + barrier_s + load.update_s + averaging_s / way.inner_steps
+    coding_s = (HASHING_NS + encode * (1 + 1 / load.replicas) + 2 * add) * 1e-9 * load.parameters * max(load.crowd, 1.0)
+    averaging_s = max(averaging / site.bytes_per_s, narrow_s, coding_s) if others else 0.0
+    update_s = held * load.update_s * max(load.crowd, 1.0)
+    compute_s, barrier_s = share * device_s + update_s, ROUND_TRIPS * (site.farthest_s or rtt)
+    after_another_s = fed_s + barrier_s + update_s + averaging_s / way.inner_steps
     step_s = after_another_s
     # A sum has until the end of the next step, and shares the line with that step's payloads.
     if way.sync == "overlap":
         on_line_s = share * boundary_s + averaging_s + barrier_s
-        step_s = max(after_another_s / 2, most * load.microbatch_s, on_line_s)
+        step_s = _pace(after_another_s / 2, most * busy_s + update_s + tail_s, on_line_s, power=4)
     return Cost(
         step_s,
         compute_s,
-        fed_s - slow_s - share * load.microbatch_s,
+        fed_s - slow_s - share * device_s,
         slow_s,
         averaging_s,
         barrier_s,
@@ -180,67 +209,87 @@ def cost(load: Load, site: Site, way: Way) -> Cost:
     )
 
 
-def load_of(spec: StageSpec, site: Site, *, replicas: int) -> Load:
-    """What a step of this run asks of a member, with so many of them in each stage. spec: of any stage."""
+@dataclass(frozen=True, slots=True)
+class LayerTimes:
+    """Measured: seconds of a microbatch, forward, backward and weight pass together, with one rank."""
+
+    tokens: int
+    layer_s: float
+    embedding_s: float
+    head_s: float
+    call_s: float
+    """Beside layers, in every stage: a checked gradient on its way into the sum, and the calls themselves."""
+    update_s: float
+    """The optimizer's step, for a parameter."""
+    flops_per_s: float
+    """Reached in a layer; other machines go in proportion."""
+
+    def stage_s(self, layers: int, *, first: bool, last: bool) -> float:
+        """Of a stage."""
+        return self.call_s + layers * self.layer_s + first * self.embedding_s + last * self.head_s
+
+    def cut(self, layers: int, stages: int) -> tuple[int, ...]:
+        """Layers of each stage, so that the slowest is as fast as can be."""
+        costs = [round(1e9 * self.layer_s)] * layers
+        costs[0] += round(1e9 * self.embedding_s)
+        costs[-1] += round(1e9 * self.head_s)
+        return tuple(map(len, balance(costs, stages)))
+
+
+@dataclass(frozen=True, slots=True)
+class StageWork:
+    """What a stage asks of a device: of a microbatch, and of an update; and what it holds."""
+
+    flops: float
+    update_flops: float
+    parameters: int
+
+
+def works(spec: StageSpec, times: LayerTimes | None = None) -> tuple[StageWork, ...]:
+    """Of every stage of the run of `spec`, by FLOPs, or by what was measured."""
     model, training = spec.model, spec.training
     tokens = training.microbatch_size * training.sequence_length
-    flops, parameters = [], []
     ends = model.vocab_size * model.hidden_size
     layer = (model.num_parameters - ends * (1 if model.tie_embeddings else 2)) // model.num_layers
-    cut = cut_layers(model, spec.cut, training.sequence_length)
-    for stage, layers in enumerate(cut):
-        first, last = stage == 0, stage == len(cut) - 1
-        flops.append(len(layers) * layer_flops(model, training.sequence_length) + last * head_flops(model))
-        parameters.append(len(layers) * layer + (first + last) * ends)
-    return Load(
-        stages=len(cut),
-        replicas=replicas,
-        microbatches=training.microbatches,
+    per_layer, head, found = layer_flops(model, training.sequence_length), head_flops(model), []
+    for stage, layers in enumerate(cut_layers(model, spec.cut, training.sequence_length)):
+        first, last = stage == 0, stage == spec.cut.stages - 1
+        parameters = len(layers) * layer + ends * (first + (last and not model.tie_embeddings))
         # Backward and weight pass are a forward's products each.
-        microbatch_s=3 * max(flops) * tokens / site.flops_per_s,
-        boundary_elements=tokens * model.hidden_size,
-        parameters=max(parameters),
-    )
+        flops, update = 3.0 * tokens * (len(layers) * per_layer + last * head), 0.0
+        if times is not None:
+            seconds = times.stage_s(len(layers), first=first, last=last) * tokens / times.tokens
+            flops, update = seconds * times.flops_per_s, parameters * times.update_s * times.flops_per_s
+        found.append(StageWork(flops, update, parameters))
+    return tuple(found)
 
 
 def limits(load: Load, site: Site, way: Way) -> dict[str, float]:
     """Seconds of a step with twice of one thing: of the "line", of the "devices", or of what a round trip allows
     ("latency"); slots as many as are enough then."""
 
-    def at(**twice: float) -> float:
-        other, faster = replace(site, **twice), load
-        if "flops_per_s" in twice:
-            faster = replace(load, microbatch_s=load.microbatch_s / 2, update_s=load.update_s / 2)
-        return cost(faster, other, replace(way, slots=max(way.slots, cost(faster, other, way).slots))).step_s
+    def at(load: Load, site: Site) -> float:
+        return cost(load, site, replace(way, slots=max(way.slots, cost(load, site, way).slots))).step_s
 
+    lines = {name: 2 * getattr(site, name) for name in ("bytes_per_s", "narrowest_bytes_per_s")}
+    trips = {name: getattr(site, name) / 2 for name in ("round_trip_s", "farthest_s")}
+    works = {name: getattr(load, name) / 2 for name in ("microbatch_s", "update_s", "mean_s", "slowest_s")}
     return {
-        "line": at(bytes_per_s=2 * site.bytes_per_s),
-        "devices": at(flops_per_s=2 * site.flops_per_s),
-        "latency": at(round_trip_s=site.round_trip_s / 2),
+        "line": at(load, replace(site, **lines)),
+        "devices": at(replace(load, **works), site),
+        "latency": at(load, replace(site, **trips)),
     }
 
 
-ENOUGH = 0.9
-"""Of what devices do on an endless line, what they do on one that is enough."""
-
-
-def needed_bytes_per_s(load: Load, site: Site, way: Way) -> float:
-    """The line, each way, on which devices do 0.9 of what they would do on an endless one.
+def hiding_bytes_per_s(load: Load, way: Way) -> float:
+    """The line, each way, on which what crosses boundaries takes as long as the slowest stage computes; on a faster one
+    it hides behind compute.
 
     Compute grows with the square of the width, what crosses a boundary with the width alone: the larger a stage's
     layers, the slower a line they need (the square-cube rule, arXiv:2301.11913).
     """
-
-    def utilisation(bytes_per_s: float) -> float:
-        on = replace(site, bytes_per_s=bytes_per_s)
-        return cost(load, on, replace(way, slots=max(way.slots, cost(load, on, way).slots))).utilisation
-
-    low, high = 1.0, 1e15
-    wanted = ENOUGH * utilisation(high)
-    for _ in range(60):
-        middle = math.sqrt(low * high)
-        low, high = (low, middle) if utilisation(middle) >= wanted else (middle, high)
-    return high
+    crossing = cost(load, Site(1.0, 1.0), way).boundary_bytes / (load.microbatches / load.replicas)
+    return crossing / LINE_SHARE / (load.stages_per_peer * load.microbatch_s)
 
 
 def rule_bubble(stages: int, share: float, stages_per_peer: int = 1) -> float:

@@ -139,18 +139,18 @@ def _traced(spec: StageSpec, layout: MeshLayout, rank: int, memory: MemoryPolicy
     scores = layout.kind == "cuda" and keeps_scores(spec)
 
     def of(count: int) -> Rehearsed:
-        return rehearse(RehearsedRank(_alone(spec, count), like, rank, memory, scores))
+        return rehearse(RehearsedRank(alone(spec, count, first=spec.first, last=spec.last), like, rank, memory, scores))
 
     if layers <= _MANY:
         return of(layers)
     return along(of(_SOME), of(_MANY), (layers - _SOME) / (_MANY - _SOME))
 
 
-def _alone(spec: StageSpec, layers: int) -> StageSpec:
-    """Such a stage with so many layers, of a run without other ones."""
+def alone(spec: StageSpec, layers: int, *, first: bool, last: bool) -> StageSpec:
+    """A stage with so many layers, of a run like that of `spec` without other layers."""
     model = spec.model.model_copy(update={"num_layers": max(layers, 1)})
-    cut = (*[0] * (not spec.first), layers, *[0] * (not spec.last))
-    update = {"stage": int(not spec.first), "model": model, "cut": Cut.model_construct(stages=len(cut), layers=cut)}
+    cut = (*[0] * (not first), layers, *[0] * (not last))
+    update = {"stage": int(not first), "model": model, "cut": Cut.model_construct(stages=len(cut), layers=cut)}
     return spec.model_copy(update=update)
 
 

@@ -114,7 +114,7 @@ def test_with_a_line_it_says_where_the_time_goes(plan: Plan) -> None:
     assert "what limits it most: the " in out and "ZeRO-3" in out
     found = json.loads(plan("--stage 1 --gpus 1 --memory 80GiB --mbit 200 --rtt 80 --replicas 3 --json")[1])["time"]
     assert sum(found["terms_s"].values()) == pytest.approx(found["step_s"])
-    assert found["line"]["round_trip_s"] == 0.08 and found["load"]["replicas"] == 3
+    assert found["site"]["round_trip_s"] == 0.08 and found["load"]["replicas"] == 3
 
 
 @pytest.mark.parametrize(
@@ -128,4 +128,80 @@ def test_with_a_line_it_says_where_the_time_goes(plan: Plan) -> None:
 )
 def test_half_a_description_is_refused_in_one_line(line: str, words: str, plan: Plan) -> None:
     code, _, err = plan(f"--stage 1 {line}")
+    assert code == 2 and words in err and err.count("\n") == 1
+
+
+FLEET = """
+[[machines]]
+name = "desk"
+count = 4
+device = "cpu"
+host_gib = 4.0
+mbit = 100.0
+
+[[machines]]
+name = "small"
+count = 2
+device = "cpu"
+host_gib = 0.1
+"""
+
+
+def test_a_fleet_is_given_to_stages_and_nothing_where_it_does_not_fit(plan: Plan, tmp_path: Path) -> None:
+    file = tmp_path / "fleet.toml"
+    file.write_text(FLEET, encoding="utf-8")
+    code, out, err = plan(f"--fleet {file}")
+    assert code == 0 and not err
+    assert "4 x desk" in out and "2 x small" in out and "a step on fleet.toml: 4 x desk, 2 x small" in out
+    found = json.loads(plan(f"--fleet {file} --json")[1])
+    assert [each[1] for each in found["time"]["counts"]] == [0, 0, 0], "small machines hold nothing"
+    assert sum(each[0] for each in found["time"]["counts"]) == 4
+    assert all(fit["slots"] >= 1 for fit in (each["fits"][0] for each in found["stages"]))
+    file.write_text(FLEET.replace("host_gib = 4.0", "host_gib = 0.1"), encoding="utf-8")
+    code, out, _ = plan(f"--fleet {file}")
+    assert code == 1 and "stage 0 fits no machine" in out
+
+
+def test_a_search_proposes_the_best_few_that_fit(plan: Plan, tmp_path: Path) -> None:
+    file = tmp_path / "fleet.toml"
+    file.write_text(FLEET, encoding="utf-8")
+    code, out, err = plan(f"--fleet {file} --search")
+    assert code == 0 and "does it fit? " in err
+    assert "limited by" in out and "2 x small do nothing: no stage fits them" in out
+    found = json.loads(plan(f"--fleet {file} --search --json")[1])
+    assert 1 <= len(found["compared"]) <= 5 and sum(each["chosen"] for each in found["compared"]) == 1
+    for each in found["compared"]:
+        for counts, fits in zip(each["counts"], each["fits"], strict=True):
+            assert all(not n or fit["slots"] for n, fit in zip(counts, fits, strict=True))
+
+
+def test_what_was_measured_is_kept_and_used(plan: Plan, tmp_path: Path) -> None:
+    code, out, err = plan("--measure --device cpu")
+    assert code == 0 and "measuring one layer" in err and "ms a layer" in out and "slowest stage of the cut [" in out
+    kept = json.loads((tmp_path / "run.measured.json").read_text("utf-8"))
+    assert kept["times"]["layer_s"] > 0 and kept["layer_bytes"] > 0
+    assert "by measured layer times" in plan("--stage 1 --device cpu --mbit 100")[1]
+    assert json.loads(plan("--stage 1 --device cpu --mbit 100 --json")[1])["time"]["measured"]
+    (tmp_path / "run.measured.json").write_text("{}", encoding="utf-8")
+    code, _, err = plan("--stage 1 --device cpu --mbit 100")
+    assert code == 2 and "measure anew with --measure" in err and err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("--search", "--search needs machines: add --fleet FILE, or --mbit N"),
+        ("--fleet none.toml", "none.toml: no such file"),
+        ("--fleet fleet.toml --mbit 10", "--mbit and --fleet exclude each other"),
+        ("--fleet fleet.toml --memory 4GiB", "--memory and --fleet exclude each other"),
+        ("--fleet fleet.toml --stage 1", "--stage and --fleet exclude each other"),
+        ("--measure --ranks 2", "--measure times one device that is here"),
+    ],
+)
+def test_what_cannot_be_planned_is_refused_in_one_line(
+    line: str, words: str, plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "fleet.toml").write_text(FLEET, encoding="utf-8")
+    code, _, err = plan(line)
     assert code == 2 and words in err and err.count("\n") == 1

@@ -7,9 +7,11 @@ from dataclasses import replace
 import pytest
 from benchmark_modules import load
 
+from swarmnet.config.fleet import Members
 from swarmnet.manifest.schema import Cut, Manifest, Model, Training
 from swarmnet.plan.choice import choose
-from swarmnet.plan.cost import Load, Site, Way, cost, load_of
+from swarmnet.plan.cost import Load, Site, Way, cost
+from swarmnet.plan.members import situated
 
 SITE = Site(bytes_per_s=200e6 / 8, flops_per_s=30e12)
 LARGE = Manifest(
@@ -25,7 +27,14 @@ LARGE = Manifest(
     cut=Cut(stages=3),
     training=Training(total_steps=1000, microbatches=12, microbatch_size=1, sequence_length=2048),
 )
+MEMBERS, COUNTS = Members.alike(2, mbit=200, tflops=30, round_trip_s=0.05), ((2,),) * 3
 accuracy = load("plan_accuracy")
+
+
+def load_of_large() -> Load:
+    found = situated(LARGE.of_stage(0), MEMBERS, Way("int8", "int8", "int8", "exact", 1), counts=COUNTS)
+    assert found is not None
+    return found.load
 
 
 def simulated_s(load: Load, way: Way) -> float:
@@ -37,7 +46,7 @@ def simulated_s(load: Load, way: Way) -> float:
     ("sync", "codec", "boundary"), [("overlap", "small", ("int8", "nf4")), ("local", "int8", ("fp32", "fp32"))]
 )
 def test_a_step_takes_what_is_said_nearly(sync: str, codec: str, boundary: tuple[str, str]) -> None:
-    load = load_of(LARGE.of_stage(0), SITE, replicas=2)
+    load = load_of_large()
     load = replace(load, update_s=load.microbatch_s / 3)  # as the simulated device's
     assert load.parameters == pytest.approx(1e9, rel=0.1)
     way = Way(*boundary, codec, sync, slots=4, inner_steps=10**9 if sync == "local" else 1)
@@ -45,7 +54,7 @@ def test_a_step_takes_what_is_said_nearly(sync: str, codec: str, boundary: tuple
 
 
 def test_slots_that_are_too_few_cost_what_is_said() -> None:
-    load = replace(load_of(LARGE.of_stage(0), SITE, replicas=2), boundary_elements=1, update_s=0.1)
+    load = replace(load_of_large(), boundary_elements=1, update_s=0.1)
     way = Way("fp32", "fp32", "int64", "local", slots=1, inner_steps=10**9)
     few, said = simulated_s(load, way), cost(load, SITE, way)
     assert said.step_s == pytest.approx(few, rel=0.15)
@@ -54,7 +63,7 @@ def test_slots_that_are_too_few_cost_what_is_said() -> None:
 
 
 def test_the_choice_for_a_stage_of_1b_is_as_fast_as_is_said() -> None:
-    best, _ = choose(LARGE.of_stage(0), {"averaging.sync": "exact"}, SITE, replicas=2)
+    best, _ = choose(LARGE.of_stage(0), {"averaging.sync": "exact"}, MEMBERS, COUNTS)
     assert (best.way.codec, best.way.activations, best.way.gradients) == ("small", "int8", "int8")
-    load = load_of(LARGE.of_stage(0), SITE, replicas=2)
+    load = load_of_large()
     assert best.cost.step_s == pytest.approx(simulated_s(load, best.way), rel=0.15)

@@ -6,27 +6,34 @@ from dataclasses import replace
 
 import pytest
 
+from swarmnet.config.fleet import Members
 from swarmnet.errors import UsageError
 from swarmnet.manifest.file import override
-from swarmnet.manifest.schema import Cut, Manifest, Model, Training
-from swarmnet.plan.choice import choose
-from swarmnet.plan.cost import (
-    Load,
-    Site,
-    Way,
-    cost,
-    limits,
-    load_of,
-    needed_bytes_per_s,
-    rule_bubble,
-    sum_bytes,
-    volumes,
-)
+from swarmnet.manifest.schema import Cut, Manifest, Model, StageSpec, Training
+from swarmnet.plan.choice import Priced
+from swarmnet.plan.choice import choose as choose_for
+from swarmnet.plan.cost import Load, Site, Way, cost, hiding_bytes_per_s, limits, rule_bubble, sum_bytes, volumes
+from swarmnet.plan.members import situated
 
 MBIT = 1e6 / 8
 LOAD = Load(stages=4, replicas=4, microbatches=32, microbatch_s=0.6, boundary_elements=1 << 22, parameters=10**9)
 SITE = Site(bytes_per_s=200 * MBIT, flops_per_s=30e12)
 WAY = Way("int8", "nf4", "small", "exact", slots=8)
+
+
+def members_of(site: Site) -> Members:
+    mbit, tflops = site.bytes_per_s / MBIT, site.flops_per_s / 1e12
+    return Members.alike(1, mbit=mbit, tflops=tflops, round_trip_s=site.round_trip_s)
+
+
+def load_of(spec: StageSpec, site: Site, *, replicas: int) -> Load:
+    found = situated(spec, members_of(site), WAY, counts=((replicas,),) * spec.cut.stages)
+    assert found is not None
+    return found.load
+
+
+def choose(spec: StageSpec, said: dict[str, object], site: Site, *, replicas: int) -> tuple[Priced, tuple[Priced, ...]]:
+    return choose_for(spec, said, members_of(site), ((replicas,),) * spec.cut.stages)
 
 
 @pytest.mark.parametrize(
@@ -78,10 +85,10 @@ def test_what_limits_is_what_doubled_makes_a_step_shortest() -> None:
 
 
 def test_of_twice_the_width_a_stage_needs_half_the_line() -> None:
-    local = replace(WAY, sync="local", inner_steps=10**9, slots=64)
     wide = replace(LOAD, boundary_elements=2 * LOAD.boundary_elements, microbatch_s=4 * LOAD.microbatch_s)
-    near = replace(SITE, round_trip_s=1e-4)
-    assert needed_bytes_per_s(wide, near, local) == pytest.approx(needed_bytes_per_s(LOAD, near, local) / 2, rel=0.02)
+    assert hiding_bytes_per_s(wide, WAY) == pytest.approx(hiding_bytes_per_s(LOAD, WAY) / 2)
+    # 2^22 elements at 1.016 and 0.563 bytes in 0.6 s, on three quarters of a line.
+    assert hiding_bytes_per_s(LOAD, WAY) == pytest.approx((1 << 22) * 1.579 / 0.6 / 0.75)
 
 
 def test_the_rule_of_bubbles_is_of_a_whole_step() -> None:
@@ -138,7 +145,7 @@ def test_the_narrower_the_line_the_less_is_sent() -> None:
     assert (best.way.sync, best.way.codec) == ("local", "int8")
     assert best.fields["numerics.mode"] == "fp32" and best.seconds == min(each.seconds for each in compared)
     assert best.seconds > 1.3 * best.cost.step_s, "what it harms the loss is in the price"
-    assert best.microbatch_size * best.microbatches == 4 * 64
+    assert best.training.microbatch_size * best.training.microbatches == 4 * 64
 
 
 def test_a_short_run_has_no_time_for_late_gradients() -> None:
@@ -154,7 +161,7 @@ def test_what_was_said_is_kept() -> None:
     manifest = override(LARGE, ["wire.activations=bf16", "numerics.mode=fp32", "averaging.codec=int8"])
     best, compared = choose(manifest.of_stage(0), said, SITE, replicas=4)
     assert {each.way.codec for each in compared} == {"int8"} and best.way.activations == "bf16"
-    assert (best.microbatch_size, best.microbatches) == (4, 64)
+    assert (best.training.microbatch_size, best.training.microbatches) == (4, 64)
     for fields, sums in (
         ({"averaging.reducer": "norm_clip"}, ("local", "int8")),
         ({"averaging.sync": "exact", "numerics.mode": "fp32"}, ("exact", "int8")),
@@ -163,5 +170,5 @@ def test_what_was_said_is_kept() -> None:
     ):
         best, _ = choose(LARGE.of_stage(0), fields, SITE, replicas=4)
         assert (best.way.sync, best.way.codec) == sums
-    with pytest.raises(UsageError, match='--mbit cannot tell what "powersgd:4" costs'):
+    with pytest.raises(UsageError, match='cannot tell what "powersgd:4" costs'):
         choose(manifest.of_stage(0), {"averaging.codec": "powersgd:4"}, SITE, replicas=4)

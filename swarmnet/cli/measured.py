@@ -1,0 +1,95 @@
+"""`swarmnet plan --measure`: layer times of this machine, kept beside the manifest, and the cut that follows."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from swarmnet.errors import UsageError
+from swarmnet.manifest.schema import Manifest, StageSpec
+from swarmnet.model.cut import cut_layers
+from swarmnet.net.identity import write_whole
+from swarmnet.plan.budget import shown
+from swarmnet.plan.cost import LayerTimes
+
+if TYPE_CHECKING:
+    from swarmnet.plan.plan import Setup
+
+
+def measured_file(manifest: Path) -> Path:
+    """Where a manifest's layer times are: run.measured.json beside run.toml."""
+    return manifest.with_suffix(".measured.json")
+
+
+def _what(spec: StageSpec) -> dict[str, object]:
+    """What layer times depend on."""
+    training = spec.training
+    return {
+        "model": spec.model.model_dump(mode="json"),
+        "microbatch_size": training.microbatch_size,
+        "sequence_length": training.sequence_length,
+        "compute": spec.numerics.compute,
+    }
+
+
+def saved(path: Path, manifest: Manifest) -> LayerTimes | None:
+    """The times that were measured for this run; None if nobody has, or of another model. Raises UsageError."""
+    file = measured_file(path)
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+        if found["of"] != _what(manifest.of_stage(0)):
+            click.echo(f"ignored: {file} is of another model or microbatch; --measure measures anew", err=True)
+            return None
+        return LayerTimes(**{each.name: found["times"][each.name] for each in fields(LayerTimes)})
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UsageError(f"{file}: cannot be read ({error}): remove it, or measure anew with --measure") from error
+
+
+def measured_here(path: Path, setup: Setup, *, threads: int, as_json: bool) -> int:
+    """Measure, keep the times and print them, with the cut that makes stages equally fast. Raises UsageError."""
+    import torch
+
+    from swarmnet.plan.measure import measure
+
+    torch.set_num_threads(threads)
+    spec, layout, file = setup.specs[0], setup.layout, measured_file(path)
+    found = measure(
+        spec, device=layout.devices[0], memory=setup.memory, progress=lambda words: click.echo(words, err=True)
+    )
+    times, model = found.times, spec.model
+    record = {"of": _what(spec), "times": asdict(times), "layer_bytes": found.layer_bytes, "device": layout.devices[0]}
+    try:
+        write_whole(file, json.dumps(record, indent=2) + "\n", mode=0o666, once=False)
+    except OSError as error:
+        raise UsageError(f"{file}: cannot be written: {error.strerror}") from error
+    now = tuple(map(len, cut_layers(model, spec.cut, spec.training.sequence_length)))
+    best = times.cut(model.num_layers, spec.cut.stages)
+    if as_json:
+        click.echo(json.dumps(record | {"cut": best, "stage_s": stage_seconds(times, best)}, indent=2))
+        return 0
+    rows = [
+        f"wrote {file}: a microbatch of {times.tokens:,} tokens takes {1e3 * times.layer_s:.3g} ms a layer, "
+        f"{1e3 * times.head_s:.3g} the head, {1e3 * times.embedding_s:.3g} the embedding, "
+        f"{1e3 * times.call_s:.3g} each stage beside, on {layout.devices[0]}",
+        f"{times.flops_per_s / 1e12:.3g} TFLOP/s; it holds {shown(found.layer_bytes)} of a layer while it is in flight",
+        f"slowest stage of the cut {list(now)}: {1e3 * max(stage_seconds(times, now)):.3g} ms",
+    ]
+    if best != now:
+        rows.append(
+            f"of the cut {list(best)}: {1e3 * max(stage_seconds(times, best)):.3g} ms; a new run has it by "
+            f"--set cut.layers={json.dumps(best, separators=(',', ':'))}"
+        )
+    click.echo("\n".join(rows))
+    return 0
+
+
+def stage_seconds(times: LayerTimes, cut: tuple[int, ...]) -> list[float]:
+    """Of each stage of a cut."""
+    last = len(cut) - 1
+    return [times.stage_s(layers, first=stage == 0, last=stage == last) for stage, layers in enumerate(cut)]

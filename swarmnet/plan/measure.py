@@ -1,0 +1,138 @@
+"""A short benchmark of a run's layers on this machine: what they take, and what a microbatch holds.
+
+Stages of one and of three layers run as a peer runs them (`ranks.stage`), on tokens that are drawn; what differs
+between them is a layer's, an embedding's or a head's. Layers are equal, so one stands for all. Knows no file.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from swarmnet.manifest.schema import StageSpec
+from swarmnet.model.cut import layer_flops
+from swarmnet.plan.budget import Passage
+from swarmnet.plan.cost import LayerTimes
+from swarmnet.plan.metering import LiveBytes
+from swarmnet.plan.plan import alone
+from swarmnet.ranks.comm import FakeComm
+from swarmnet.ranks.layout import MeshLayout
+from swarmnet.ranks.stage import RankStage
+from swarmnet.stage.passes import ForwardPass, MemoryPolicy
+
+_LEAST_S, _LEAST_TIMES, _MOST_TIMES = 0.5, 3, 30
+"""Each stage runs for so long, and at least so often."""
+
+_MANY = 3
+"""Layers of the longer stage: two more than of the shorter one."""
+
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What was found."""
+
+    times: LayerTimes
+    layer_bytes: int
+    """What one more microbatch in flight holds of a layer."""
+    peak_bytes: int
+    """What a microbatch of a stage of three layers takes at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    microbatch_s: float
+    update_s: float
+    passage: Passage
+    parameters: int
+
+
+def measure(spec: StageSpec, *, device: str, memory: MemoryPolicy, progress: Progress) -> Measured:
+    """Of the run of `spec`, on `device` ("cpu", "cuda:0"). progress: is told what is measured now."""
+    training = spec.training
+    tokens = training.microbatch_size * training.sequence_length
+    found = []
+    for name, layers, first, last in (
+        ("one layer", 1, False, False),
+        (f"{_MANY} layers", _MANY, False, False),
+        ("embedding and a layer", 1, True, False),
+        ("a layer and the head", 1, False, True),
+    ):
+        progress(f"measuring {name}")
+        found.append(_run(alone(spec, layers, first=first, last=last), device, memory))
+    one, many, begin, end = found
+    # A noisy moment may make a part look free.
+    layer_s = max((many.microbatch_s - one.microbatch_s) / (_MANY - 1), 1e-9)
+    times = LayerTimes(
+        tokens=tokens,
+        layer_s=layer_s,
+        embedding_s=max(begin.microbatch_s - one.microbatch_s, 0.0),
+        head_s=max(end.microbatch_s - one.microbatch_s, 0.0),
+        call_s=max(one.microbatch_s - layer_s, 0.0),
+        update_s=many.update_s / many.parameters,
+        flops_per_s=3 * layer_flops(spec.model, training.sequence_length) * tokens / layer_s,
+    )
+    held = (many.passage.held - one.passage.held) // (_MANY - 1)
+    return Measured(times, held, many.passage.peak)
+
+
+def _run(spec: StageSpec, device: str, memory: MemoryPolicy) -> _Found:
+    nobody, on = FakeComm(0, 1), torch.device(device)
+    rank = RankStage(spec, MeshLayout(devices=(device,)), 0, tensor=nobody, data=nobody, device=on, memory=memory)
+    rank.reset(rank.canonical.initial(None))
+    training, model, drawn = spec.training, spec.model, torch.Generator().manual_seed(1)
+    rows, length = training.microbatch_size, training.sequence_length
+    tokens = torch.randint(model.vocab_size, (rows, length + 1), generator=drawn, dtype=torch.int32)
+    boundary = torch.randn((rows, length, model.hidden_size), generator=drawn)
+    index = 0
+
+    def microbatch(meter: LiveBytes | None = None) -> list[tuple[int, ...]]:
+        """Forward, backward and weight pass; what each allocates, if somebody asks."""
+        nonlocal index
+        index += 1
+        deltas, work = [], None
+
+        def done() -> None:
+            deltas.append(meter.take()[0] if meter is not None else ())
+
+        _, work = rank.forward(0, tokens.to(on), None if spec.first else boundary.to(on), train=True)
+        assert isinstance(work, ForwardPass)
+        done()
+        rank.backward(work, None if spec.last else 1e-3 * boundary.to(on))
+        done()
+        rank.accumulate(work, step=0, index=index, voids=0)
+        del work
+        done()
+        return deltas
+
+    microbatch()  # makes what later ones find
+    with LiveBytes() as meter:
+        passage = Passage.of(*microbatch(meter))
+    seconds = _timed(microbatch, on)
+    total: Tensor = rank.sums[0].read(0).clone()
+    updates = _timed(lambda: rank.update(0, total, scale=1e-6, rate=1e-6), on)
+    return _Found(seconds, updates, passage, rank.canonical.num_elements)
+
+
+def _timed(job: Callable[[], object], device: torch.device) -> float:
+    """Seconds of one, the median of several. On one core those of that core, whatever else runs beside."""
+    alone_on_core = device.type == "cpu" and torch.get_num_threads() == 1
+    clock = time.thread_time if alone_on_core else time.perf_counter
+
+    def now() -> float:
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        return clock()
+
+    begin, found = now(), list[float]()
+    while len(found) < _LEAST_TIMES or (now() - begin < _LEAST_S and len(found) < _MOST_TIMES):
+        before = now()
+        job()
+        found.append(now() - before)
+    return statistics.median(found)
