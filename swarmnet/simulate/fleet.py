@@ -215,6 +215,7 @@ def drawn(said: FleetFile, groups: Sequence[FleetGroup], here: str) -> Fleet:
     faults = _faults(said, placed, here)
     plan = Plan(
         stages=run.stages,
+        between_reads_s=2.0,
         microbatches=run.microbatches,
         steps=run.steps,
         trainers=run.trainers,

@@ -62,8 +62,8 @@ class Plan:
     invite: bool = False
     """The run is by invitation of `OWNER`."""
     protocol: Protocol = field(default_factory=Protocol)
-    between_reads_s: float = 2.0
-    """The least time from one look into the directory to the next, as in production."""
+    between_reads_s: float = 0.0
+    """The least time from one look into the directory to the next, 2 s in production; 0: whenever somebody looks."""
     routing: str = "least_time"
     """The rule of every peer and trainer."""
     rebalance: Rules | None = None
