@@ -97,7 +97,7 @@ def test_every_help_has_an_example_that_parses(name: str, capsys) -> None:
         (["pear"], "there is no command 'pear'; did you mean peer?"),
         (
             ["zzz"],
-            "there is no command 'zzz'; commands are init, plan, local, invite, ban, doctor, join, peer, trainer, ",
+            "there is no command 'zzz'; commands are init, tokenize, plan, local, simulate, invite, ban, extend, ",
         ),
         (["--bogus"], "No such option '--bogus'."),
         (["peer", "--stge", "1"], "No such option '--stge'"),
