@@ -17,6 +17,7 @@ import itertools
 from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
+from types import MethodType
 
 from swarmnet.ids import Chain, PeerId, RoundId
 from swarmnet.messages import Committed, Control, Finished, Heartbeat, Round
@@ -70,6 +71,8 @@ def copy_of(value: object, memo: dict[int, object]) -> object:
         result = tuple(copy_of(each, memo) for each in value)
     elif isinstance(value, itertools.count):
         result = memo[id(value)] = itertools.count(int(repr(value)[6:-1]))
+    elif isinstance(value, MethodType):
+        result = memo[id(value)] = MethodType(value.__func__, copy_of(value.__self__, memo))
     elif callable(value) and not hasattr(value, "__dict__"):
         return value
     else:
@@ -95,6 +98,8 @@ def name_of(value: object, seen: dict[int, int]) -> object:
         return tuple([name_of(each, seen) for each in value])  # type: ignore[attr-defined]
     if _is_frozen(kind) or kind is itertools.count or isinstance(value, enum.Enum | type):
         return repr(value)
+    if kind is MethodType:  # a new object each time that it is looked up
+        return value.__name__, name_of(value.__self__, seen)  # type: ignore[attr-defined]
     known = seen.get(id(value))
     if known is not None:
         return known
