@@ -31,15 +31,15 @@ FIELD = 'mood: Annotated[str, Size(64)] = ""'
 Edit = dict[str, tuple[tuple[str, str], ...]]
 
 LATER: Edit = {
-    "proto/swarmnet/v1/control.proto": (("  bytes notices = 15;\n", "  bytes notices = 15;\n  string mood = 900;\n"),),
+    "proto/swarmnet/v1/control.proto": (("  bytes notices = 18;\n", "  bytes notices = 18;\n  string mood = 900;\n"),),
     "swarmnet/messages.py": (
         (
             "    notices: Annotated[bytes, Size(MARK_BYTES)] = b",
             f"    {FIELD}\n    notices: Annotated[bytes, Size(MARK_BYTES)] = b",
         ),
     ),
-    "swarmnet/step/member.py": (
-        ("            notices=self.shape", '            mood="fine",\n            notices=self.shape'),
+    "swarmnet/step/heartbeats.py": (
+        ("            notices=self._of.shape", '            mood="fine",\n            notices=self._of.shape'),
     ),
     "swarmnet/directory.py": (
         ("    software: Annotated[str, Size(64)]", f"    {FIELD}\n    software: Annotated[str, Size(64)]"),
@@ -58,7 +58,7 @@ def wheel(folder: Path, version: str, protocol: tuple[int, int], edits: Edit) ->
     without = shutil.ignore_patterns("__pycache__")
     for name in ("swarmnet", "proto"):
         shutil.copytree(ROOT / name, source / name, ignore=without)
-    for path in (ROOT / name for name in ("pyproject.toml", "README.md")):
+    for path in (ROOT / name for name in ("pyproject.toml", "README.md", "LICENSE")):
         shutil.copy(path, source)
     numbers = f"PROTOCOL_VERSION = ({MAJOR}, {MINOR})", f"PROTOCOL_VERSION = {protocol}"
     own: Edit = {
