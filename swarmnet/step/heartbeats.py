@@ -23,7 +23,7 @@ from swarmnet.step.view import bits_of, stages_in
 if TYPE_CHECKING:
     from swarmnet.step.member import Member
 
-_STRETCH = 5 / 6
+STRETCH = 5 / 6
 """Of the silence limit: between two heartbeats of a replica that has a large stage near it."""
 
 
@@ -60,7 +60,7 @@ class Heartbeats:
         me = {self._of.stage: {self._of.me}}
         membership.presume({stage: names[stage] | me.get(stage, set()) for stage in view.sparse})
         # In a large stage heartbeats are rare: the keeper hears reports, and all hear the keeper.
-        view.beat_s = max(self._of.timers.heartbeat_s, _STRETCH * self._of.timers.suspect_s if view.sparse else 0.0)
+        view.beat_s = max(self._of.timers.heartbeat_s, STRETCH * self._of.timers.suspect_s if view.sparse else 0.0)
         found = self.graph.neighbours(for_s=3 * view.beat_s, now=now)
         view.hear_only(found, now=now)
         return found

@@ -36,7 +36,7 @@ _MOST_SUMS = 2
 """Sums of one step that one voter may sign. It needs the second when the first round failed and a keeper opens
 another."""
 
-_MOST_COUNT = 2 * MAX_VOTES - 1
+MOST_COUNT = 2 * MAX_VOTES - 1
 """Replicas of a stage that count at a time: a commit has room for the votes of more than half of them."""
 
 _PRESUMED = 15
@@ -374,7 +374,7 @@ def _place(peer: PeerId) -> bytes:
 
 def _first(peers: Set[PeerId]) -> frozenset[PeerId]:
     """These peers; if they are too many, the same selection at every replica."""
-    return frozenset(peers if len(peers) <= _MOST_COUNT else sorted(peers, key=_place)[:_MOST_COUNT])
+    return frozenset(peers if len(peers) <= MOST_COUNT else sorted(peers, key=_place)[:MOST_COUNT])
 
 
 # ---------------------------------------------------------------- the commits of one step

@@ -22,7 +22,7 @@ Fault = Callable[[Swarm, Node, list[Node]], list[Node]]
 def small_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     """As large as a test can simulate: of 16 replicas 7 count, and more than 8 do not hear each other."""
     monkeypatch.setattr(graph, "DENSE", 8)
-    monkeypatch.setattr(membership, "_MOST_COUNT", 7)
+    monkeypatch.setattr(membership, "MOST_COUNT", 7)
     monkeypatch.setattr(membership, "_PRESUMED", 5)
 
 
