@@ -20,13 +20,12 @@ from typing import Any
 
 from swarmnet.directory import RECORD_BYTES, SMALL_RUN, ReadPace, Record, StageStatus
 from swarmnet.ids import Ballot, Chain, PeerId, RoundId, RunId, mark_of
-from swarmnet.messages import MAX_VOTES, Commit, Committed, Heartbeat, Stamp, Vote
+from swarmnet.messages import MAX_COUNTING, MAX_VOTES, Commit, Committed, Heartbeat, Stamp, Vote
 from swarmnet.net.grpc_caller import MessageWriter
 from swarmnet.net.identity import Identity
 from swarmnet.net.records import Announcement, part_of, parts_seen, places_of
 from swarmnet.step.graph import Graph
 from swarmnet.step.heartbeats import STRETCH
-from swarmnet.step.membership import MOST_COUNT
 from swarmnet.step.view import Timers
 
 REPLICAS = (8, 24, 100, 300, 1000)
@@ -43,7 +42,7 @@ def named(stage: int, replicas: int) -> frozenset[PeerId]:
 
 def links(stages: dict[int, frozenset[PeerId]]) -> dict[PeerId, set[PeerId]]:
     """Whom each replica of the middle stage beats, those that it answers included."""
-    counting = {stage: frozenset(sorted(names, key=mark_of)[:MOST_COUNT]) for stage, names in stages.items()}
+    counting = {stage: frozenset(sorted(names, key=mark_of)[:MAX_COUNTING]) for stage, names in stages.items()}
     found: dict[PeerId, set[PeerId]] = {peer: set() for names in stages.values() for peer in names}
     for stage, names in stages.items():
         near = {at: others for at, others in stages.items() if abs(at - stage) <= 1}

@@ -54,7 +54,8 @@ _PULSES_PER_STALL = 4
 _STRANGERS_CALLS, _ALL_STRANGERS_CALLS = 4, 64
 """Open at a time: of one caller that has not greeted, and of all of them."""
 
-_MOST_GREETED = 4096
+_MOST_GREETED = 1 << 14
+"""Callers whose greeting is remembered: half a kilobyte each."""
 _COMPLAIN_EVERY_S, _MOST_COMPLAINTS = 60.0, 32
 """One caller is named so often for one thing, and no more than so many within that time."""
 

@@ -123,14 +123,13 @@ class Heartbeats:
 
     def _make(self, told: _Told) -> Heartbeat:
         of = self._of
+        written = of.membership.with_votes if told.behind else of.membership.brief
         return Heartbeat(
             stamp=Stamp(of.version, of.stage, of.chain, of.restart),
             incarnation=of.incarnation,
             synced=self._of.synced,
             keeper=self._of.promised or self._of.kept_last,
-            commits=tuple(
-                self._of.membership.with_votes(c) for c in self._of.barrier.known if c.stage not in told.known
-            ),
+            commits=tuple(written(commit) for commit in self._of.barrier.known if commit.stage not in told.known),
             last_commits=tuple(map(self._of.membership.with_votes, self._of.last_commits)) if told.behind else (),
             queue=self._of.queue,
             draining=self._of.view.draining,

@@ -15,19 +15,16 @@ before a commit of each stage is known: the `Barrier` (rules 16 and 17). Pure.
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import math
-import struct
 from collections.abc import Iterable, Mapping, Set
 from dataclasses import replace
 
 from swarmnet.ids import NO_RESTART, PeerId, Restart, Signer
-from swarmnet.messages import MAX_VOTES, Commit, Finished, Stamp, Vote
+from swarmnet.messages import MAX_VOTES, Commit, Finished, Vote, contributors_of
 from swarmnet.step.actions import Note, note
+from swarmnet.step.commits import Rolls, first_of, place_of, statement
 from swarmnet.step.view import View
-
-_DOMAIN = b"swarmnet vote 1\0"
 
 _STAYS = 32
 """Steps without a contribution or a signature, after which a mate counts no more."""
@@ -35,9 +32,6 @@ _STAYS = 32
 _MOST_SUMS = 2
 """Sums of one step that one voter may sign. It needs the second when the first round failed and a keeper opens
 another."""
-
-MOST_COUNT = 2 * MAX_VOTES - 1
-"""Replicas of a stage that count at a time: a commit has room for the votes of more than half of them."""
 
 _PRESUMED = 15
 """Replicas of a large stage that count as long as nobody is known to, for lack of commits: those of lowest hash."""
@@ -47,53 +41,6 @@ _MOST_ODD = 1024
 
 _ALIKE = 0.02
 """Relative difference of two squared norms whose sums may be one, rounded differently."""
-
-
-def commit_of(stamp: Stamp, finished: Finished) -> Commit:
-    """What the holder of that sum would have its stage commit."""
-    return Commit(
-        stage=stamp.stage,
-        step=stamp.step,
-        chain=stamp.chain,
-        id=finished.id,
-        digest=finished.digest,
-        num_tokens=finished.num_tokens,
-        loss_sum=finished.loss_sum,
-        grad_sq_norm=finished.grad_sq_norm,
-        voided=finished.voided,
-        contributors=tuple(sorted({peer for peer, _, indexes in finished.contributions if indexes})),
-        notice=finished.notice,
-    )
-
-
-@functools.lru_cache(maxsize=4096)
-def statement(commit: Commit, restart: Restart) -> bytes:
-    """What a vote signs: everything of the commit but the votes. The chain stands for run, stage and past."""
-    of = hashlib.sha256(_DOMAIN)
-    of.update(
-        struct.pack(
-            "<qqqqqqqdd",
-            restart.number,
-            restart.version,
-            commit.stage,
-            commit.step,
-            commit.id.ballot.number,
-            commit.id.number,
-            commit.num_tokens,
-            commit.loss_sum,
-            commit.grad_sq_norm,
-        )
-    )
-    words = (
-        commit.chain,
-        commit.id.ballot.peer,
-        commit.digest.hex(),
-        ",".join(map(str, sorted(commit.voided))),
-        *commit.contributors,
-        *((commit.notice,) if commit.notice else ()),
-    )
-    of.update("\0".join(words).encode())
-    return of.digest()
 
 
 class Membership:
@@ -114,13 +61,18 @@ class Membership:
         ] = {}  # stage -> replica -> the commits that it believes
         self._given_up: set[Commit] = set()  # sums of the open step
         self._convicted: set[PeerId] = set()
+        self._rosters: dict[int, frozenset[PeerId]] = {}  # as they follow from these two
         self._alone: set[PeerId] = set()  # replicas that believed what nobody committed
+        self.rolls = Rolls()
 
     # ------------------------------------------------------------ who counts
 
     def roster(self, stage: int) -> frozenset[PeerId]:
         """Who counts in that stage; empty while nothing of it is known."""
-        return _first(self._counting.get(stage, {}).keys() - self._convicted)
+        found = self._rosters.get(stage)
+        if found is None:
+            found = self._rosters[stage] = first_of(self._counting.get(stage, {}).keys() - self._convicted)
+        return found
 
     def contributors(self, stage: int) -> Set[PeerId]:
         """All who have contributed lately to sums of a stage, more than may count."""
@@ -128,7 +80,7 @@ class Membership:
 
     def presume(self, names: Mapping[int, Set[PeerId]]) -> None:
         """The replicas known of stages of which I hear a few only."""
-        self._presumed = {stage: frozenset(sorted(found, key=_place)[:_PRESUMED]) for stage, found in names.items()}
+        self._presumed = {stage: frozenset(sorted(found, key=place_of)[:_PRESUMED]) for stage, found in names.items()}
 
     def keepers(self, stage: int) -> frozenset[PeerId]:
         """Of a large stage: who counts, and so may keep."""
@@ -155,16 +107,16 @@ class Membership:
         if found:
             return found
         heard = {*view.live(stage, now=now), *({self.me} if stage == self.stage else ())}
-        return _first(heard - (self._convicted - {self.me}))
+        return first_of(heard - (self._convicted - {self.me}))
 
     def is_new(self, peer: PeerId) -> bool:
         """Must this mate (or I) still contribute before it counts, for the first time or since it came back?
 
         A replica that was killed still counts for the others, but not for itself: they must agree on who keeps.
         """
-        counting = self._counting.get(self.stage, {}).keys() - self._convicted
-        if not counting or peer not in counting:
-            return bool(counting)
+        counting = self._counting.get(self.stage, {})
+        if peer not in counting or peer in self._convicted:
+            return len(counting) > len(self._convicted) or bool(counting.keys() - self._convicted)
         if peer == self.me:
             return peer not in self._lives
         seen = self._view.get(peer)
@@ -175,20 +127,29 @@ class Membership:
 
     def restored(self, commits: Iterable[Commit]) -> None:
         """State was taken over, after these commits: a newcomer learns who counts, and that it does not yet."""
+        commits = tuple(commits)
+        for commit in commits:
+            self.rolls.applied(commit)
         if not self.roster(self.stage):
             self.applied(commits)
             self._lives.clear()
 
-    def applied(self, commits: Iterable[Commit]) -> None:
-        """A step is over: who has contributed counts, and who has been silent for long does not."""
+    def applied(self, commits: Iterable[Commit], finished: Finished | None = None) -> None:
+        """A step is over: who has contributed counts, and who has been silent for long does not.
+
+        finished: the sum of my own stage, if it is here: a commit names only those of its contributors that may count.
+        """
         for commit in commits:
             of = self._counting.setdefault(commit.stage, {})
+            self._rosters.pop(commit.stage, None)
             signed = self._votes_of(commit).keys()  # those that I have checked
-            known = of.keys() | set(commit.contributors)
+            named = frozenset(self.rolls.of(commit))
             if commit.stage == self.stage:
-                self._note_lives(set(commit.contributors) if of else signed | set(commit.contributors))
-            for peer in set(commit.contributors) | (signed & known if of else signed):
+                named |= contributors_of(finished) if finished is not None else frozenset()
+                self._note_lives(named if of else signed | named)
+            for peer in named | (signed & of.keys() if of else signed):
                 of[peer] = commit.step
+            self.rolls.applied(commit)
             stale = sorted((step, peer) for peer, step in of.items() if commit.step - step > _STAYS)
             for _, peer in stale[: (len(of) - 1) // 2]:
                 del of[peer]
@@ -231,6 +192,8 @@ class Membership:
         self._presumed.clear()
         for known in (self._counting, self._lives, self._votes, self._heard_at, self._listed, self._given_up):
             known.clear()
+        self._rosters.clear()
+        self.rolls.forget()
 
     # ------------------------------------------------------------ votes
 
@@ -240,6 +203,7 @@ class Membership:
         if any(other.id == commit.id and other != commit and self.me in votes for other, votes in found.items()):
             return b""
         self._given_up.discard(commit)
+        self.rolls.learn(commit.stage, commit.contributors)
         return self._signer.sign(statement(commit, self._restart))
 
     def give_up(self, commit: Commit) -> None:
@@ -259,6 +223,7 @@ class Membership:
         others = [other for other, votes in found.items() if peer in votes and other != commit]
         if any(other.id == commit.id for other in others):
             self._convicted.add(peer)
+            self._rosters.clear()
             self.notes.append(note("convicted", peer=peer, step=commit.step, reason="has signed two sums of one round"))
             return False
         for other in others[: max(len(others) + 1 - _MOST_SUMS, 0)]:
@@ -272,11 +237,17 @@ class Membership:
     def hear(self, commit: Commit, *, now: float) -> bool:
         """Take in the votes of a commit. False if one of them is not its voter's: nothing after it is looked at.
 
-        A convict's vote is passed over: those who tell of the commit need not know.
+        A convict's vote is passed over: those who tell of the commit need not know. So are the seats of contributors
+        that I do not know: the next commit that names them tells.
         """
+        self.rolls.learn(commit.stage, commit.contributors)
+        named = self.rolls.of(commit)
+        seated = ((named[seat], of) for seat, of in zip(sorted(commit.seats), commit.signatures, strict=True) if named)
+        if named and max(commit.seats, default=0) >= len(named):
+            return False
         return all(
-            self.hear_vote(commit, vote.peer, vote.signature, now=now) or vote.peer in self._convicted
-            for vote in commit.votes
+            self.hear_vote(commit, peer, signature, now=now) or peer in self._convicted
+            for peer, signature in (*((vote.peer, vote.signature) for vote in commit.votes), *seated)
         )
 
     def lists(self, peer: PeerId, stage: int, commits: Iterable[Commit]) -> None:
@@ -308,11 +279,22 @@ class Membership:
         return sorted(listed | self._votes.get((stage, step), {}).keys(), key=lambda c: (c.id, c.digest))
 
     def with_votes(self, commit: Commit) -> Commit:
-        """The same with all votes that I know of."""
-        votes = self._votes_of(commit)
+        """The same with all votes that I know of, and with the contributors, if I know them."""
+        votes, named = self._votes_of(commit), self.rolls.of(commit)
         counting = self.keepers(commit.stage)
         first = sorted(votes, key=lambda peer: (peer not in counting, peer))[:MAX_VOTES]
-        return replace(commit, votes=tuple(Vote(peer, votes[peer]) for peer in first))
+        seats = [seat for seat, peer in enumerate(named) if peer in first]
+        return replace(
+            commit,
+            contributors=named,
+            votes=tuple(Vote(peer, votes[peer]) for peer in first if peer not in named),
+            seats=frozenset(seats),
+            signatures=tuple(votes[named[seat]] for seat in seats),
+        )
+
+    def brief(self, commit: Commit) -> Commit:
+        """The same as it is told to those who have applied the step before: mostly they know the contributors."""
+        return self.rolls.brief(self.with_votes(commit))
 
     def certified(self, commit: Commit, *, without: Set[PeerId] = frozenset(), now: float) -> bool:
         """Have more than half of the roster, or of its live members, signed it?
@@ -365,65 +347,3 @@ class Membership:
 
     def _votes_of(self, commit: Commit) -> Mapping[PeerId, bytes]:
         return self._votes.get((commit.stage, commit.step), {}).get(commit, {})
-
-
-@functools.lru_cache(maxsize=4096)
-def _place(peer: PeerId) -> bytes:
-    return hashlib.sha256(peer.encode()).digest()
-
-
-def _first(peers: Set[PeerId]) -> frozenset[PeerId]:
-    """These peers; if they are too many, the same selection at every replica."""
-    return frozenset(peers if len(peers) <= MOST_COUNT else sorted(peers, key=_place)[:MOST_COUNT])
-
-
-# ---------------------------------------------------------------- the commits of one step
-
-
-class Barrier:
-    """Collects one commit per stage of `step`. The first one heard of another stage stands: forks are equal."""
-
-    def __init__(self, step: int, num_stages: int) -> None:
-        self.step, self.num_stages = step, num_stages
-        self._commits: dict[int, Commit] = {}
-
-    def add(self, commit: Commit) -> bool:
-        """Take in a commit. Returns True if it is news."""
-        if commit.step != self.step or not 0 <= commit.stage < self.num_stages or commit.stage in self._commits:
-            return False
-        self._commits[commit.stage] = commit
-        return True
-
-    def replace(self, commit: Commit) -> None:
-        """Let this commit stand for its stage, whatever was known."""
-        self._commits[commit.stage] = commit
-
-    def of(self, stage: int) -> Commit | None:
-        """The commit of one stage, if known."""
-        return self._commits.get(stage)
-
-    @property
-    def known(self) -> tuple[Commit, ...]:
-        """Commits known so far, in stage order."""
-        return tuple(self._commits[stage] for stage in sorted(self._commits))
-
-    @property
-    def complete(self) -> bool:
-        """All stages have committed."""
-        return len(self._commits) == self.num_stages
-
-
-def evidence(commits: Iterable[Commit]) -> bytes:
-    """Hash of what an optimizer step depends on: the sums, counts and notices, not who made them.
-
-    Round ids stay out, so two keepers that committed the same sum leave the same chain behind.
-    """
-    digest = hashlib.sha256()
-    for commit in sorted(commits, key=lambda c: c.stage):
-        digest.update(
-            struct.pack("<qqqdd", commit.stage, commit.step, commit.num_tokens, commit.loss_sum, commit.grad_sq_norm)
-        )
-        digest.update(commit.digest)
-        digest.update(",".join(map(str, sorted(commit.voided))).encode())
-        digest.update(commit.notice.encode())
-    return digest.digest()

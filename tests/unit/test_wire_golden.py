@@ -13,6 +13,7 @@ from swarmnet.errors import RejectCode
 from swarmnet.ids import Ballot, Chain, Generation, PeerId, Restart, RoundId, RunId
 from swarmnet.messages import (
     Accepted,
+    Ack,
     Answer,
     Busy,
     Claim,
@@ -57,6 +58,7 @@ from swarmnet.messages import (
     TrailStep,
     Trouble,
     Vote,
+    roll_of,
 )
 from swarmnet.wire import convert
 from swarmnet.wire.convert import Done, GreetFirst, Hello, Ping, Pong, Pulse, Signal, TensorHeader, Told
@@ -78,22 +80,25 @@ ROUND_ID = RoundId(BALLOT, 7)
 STAMP = Stamp(41, 2, chain(9), RESTART)
 SHARES = ((peer(1), GENERATION, frozenset({0, 9})), (peer(2), Generation(1, 0), frozenset({1, 65_535})))
 FINISHED = Finished(ROUND_ID, b"digest", 1 << 40, -2.5, 0.125, SHARES, frozenset({4}))
+NAMED = (peer(1), peer(2))
 COMMIT = Commit(
-    2, 41, chain(9), ROUND_ID, b"digest", 77, -2.5, 0.125, frozenset({4}), (peer(1), peer(2)), (Vote(peer(2), b"vote"),)
-)
+    2, 41, chain(9), ROUND_ID, b"digest", 77, -2.5, 0.125, frozenset({4}), roll_of(NAMED), NAMED,
+    (Vote(peer(3), b"vote"),), frozenset({1}), (b"signed",),
+)  # fmt: skip
+ACK = Ack(ROUND_ID, b"digest", 77, -2.5, 0.125, roll_of(NAMED), frozenset({4}))
 FENCED = (STAMP, BALLOT, GENERATION)
 TENSOR = Packed("fp32", (2, 3), bytes(24))
 
 CONTROLS = (
     Heartbeat(STAMP, 1 << 63, True, BALLOT, (COMMIT,), (COMMIT, COMMIT), 12, True, "cpu/1",
               Measure(40, chain(8), b"bits"), chain(7), (peer(3), peer(4)), (peer(5),)),
-    Prepare(STAMP, BALLOT, frozenset({3, 8})),
+    Prepare(STAMP, BALLOT, frozenset({3, 8}), True),
     Claim(*FENCED, 6),
     Granted(*FENCED, 6),
     Moved(*FENCED, 6, peer(2)),
-    Report(*FENCED, frozenset({1, 2}), frozenset({2}), FINISHED, COMMIT, 99, frozenset({5}),
+    Report(*FENCED, frozenset({1, 2}), frozenset({2}), ACK, COMMIT, 99, frozenset({5}),
            LineQuality(10**9, ((peer(2), 1500), (peer(3), 9))),
-           Trouble(ROUND_ID, (Late(peer(4), True, 1.5),), (peer(5),)), b"my vote"),
+           Trouble(ROUND_ID, (Late(peer(4), True, 1.5),), (peer(5),)), b"my vote", True, 12, 7),
     Evicted(*FENCED, True),
     Release(*FENCED, frozenset({1, 300})),
     Round(STAMP, BALLOT, ROUND_ID, SHARES, (peer(1), peer(2)), (peer(3),), frozenset({4}), (10**6, 10**12), (2,), 3),
@@ -135,6 +140,7 @@ ANSWERS = (
 LEAST = (  # every optional field empty
     Heartbeat(Stamp(0, 0, chain(0)), 0, False, None, before=chain(0)),
     Prepare(Stamp(0, 0, chain(0)), BALLOT),
+    Committed(Commit(0, 0, chain(0), ROUND_ID, b"digest", 1, 0.0, 0.0)),
     Report(*FENCED, frozenset(), frozenset(), None, None, 0),
     Round(STAMP, BALLOT, ROUND_ID, (), (), ()),
 )
