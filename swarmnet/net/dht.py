@@ -42,6 +42,7 @@ from swarmnet.net.records import (
     dht_key,
     notice_key,
     part_of,
+    parts_said,
     parts_seen,
     places_of,
     seal,
@@ -168,7 +169,8 @@ class DhtDirectory:
         self._publish_again_at = self._whole_run_again_at = 0.0
         self._pace = ReadPace(between_reads_s)
         self._near: tuple[int, ...] | None = None  # the stages that were asked for last
-        self._parts: dict[int, int] = {}  # by stage, as a power of two: in how many its records lie
+        self._parts: dict[int, int] = {}  # by stage, as a power of two: in how many its records should lie
+        self._lie: dict[int, frozenset[int]] = {}  # and in how many they do, while they move to other ones
         self._reads = 0
         self._looked_up_at: Recent[PeerId, float] = Recent(MAX_LOOKED_UP)
         self._sought: set[RunId] | None = None  # while somebody asks for runs
@@ -261,8 +263,11 @@ class DhtDirectory:
 
     async def find(self, peer: PeerId, stages: Collection[int]) -> None:
         """Read the record of one peer of one of these stages."""
-        if self._run is not None:
-            await self._ask([part_of(mark_of(peer), stage, self._parts.get(stage, 0)) for stage in stages])
+        if self._run is None:
+            return
+        await self._ask(
+            [part_of(mark_of(peer), stage, bits) for stage in stages for bits in sorted(self._lie.get(stage, {0}))]
+        )
 
     async def look_up(self, peer: PeerId) -> None:
         """Read the record of a peer near me that is called by name, at most every few seconds."""
@@ -282,12 +287,16 @@ class DhtDirectory:
         if first:
             done = await self._ask([*others, *stages])
             for stage in stages:
-                seen = parts_seen(self._table.at(stage, now=time.time()), stage)
-                self._parts[stage] = self._parts.get(stage, 0) if seen is None else seen
+                found = self._table.at(stage, now=time.time())
+                seen = parts_seen(found, stage)
+                bits = self._parts[stage] = self._parts.get(stage, 0) if seen is None else seen
+                # Authors move one by one, to the next size up or down; nobody's word leads further.
+                said = {parts_said(each, stage) for each in found} & {bits - 1, bits + 1}
+                self._lie[stage] = frozenset({bits, *said})
         mark, mine = mark_of(self.peer), {status.stage for status in self._mine.stages} if self._mine else set[int]()
         places: list[Place] = [] if first else list(others)
-        for stage in stages:
-            bits = self._parts.get(stage, 0)
+        sizes = [(stage, bits) for stage in stages for bits in sorted(self._lie.get(stage, {0}))]
+        for stage, bits in sizes:
             own = mark >> (64 - bits) if bits else 0
             numbers = range(1 << bits) if near is None else (own, own + 1) if stage in mine else (own,)
             places += [part_of((number % (1 << bits)) << (64 - bits), stage, bits) for number in numbers]

@@ -202,7 +202,7 @@ def test_when_everybody_leaves_nobody_waits_and_all_stages_stand_at_the_same_ver
 
 
 def test_of_two_that_leave_together_the_last_one_stays() -> None:
-    swarm = watched(Plan(stages=2, replicas=2, microbatches=6, steps=40), 2)
+    swarm = watched(Plan(stages=2, replicas=2, microbatches=6, steps=40), 3)
     farewells = Farewells(swarm)
 
     async def script(swarm: Swarm) -> None:

@@ -225,11 +225,15 @@ def test_a_record_is_renewed_while_its_peer_runs_and_expires_after() -> None:
     asyncio.run(story())
 
 
-def test_of_a_large_stage_a_part_is_read_and_the_others_by_name() -> None:
+@pytest.mark.parametrize("size", [60, 70])
+def test_of_a_large_stage_a_part_is_read_and_the_others_by_name(size: int) -> None:
+    """Of 70 more lie in one part than should: readers expect four parts already while there are two."""
+
     async def story() -> None:
         async with swarm() as nodes:
             _, writer = await nodes.start()
-            many, expiry_ms = [Identity.generate() for _ in range(60)], int(time.time() * 1000) + 60_000
+            many = [Identity.from_seed(bytes([number]) * 32) for number in range(size)]
+            expiry_ms = int(time.time() * 1000) + 60_000
             entries = [
                 Entry(found.key, who.peer, seal(found, who.sign), expiry_ms / 1000)
                 for who in many
