@@ -298,12 +298,18 @@ class Stragglers:
         return any(_most(voices, others) and (again or others <= voices | odd) for others in near)
 
     def _odd(self, circles: list[frozenset[PeerId]], late: dict[PeerId, set[PeerId]]) -> frozenset[PeerId]:
-        """Members that accuse so many of a circle that the rest could not outvote any of the accused."""
+        """Members that accuse so many of a circle that the rest could not outvote any of the accused.
+
+        Who reduces nothing has to name all reducers while one member owes them all its contribution: those that say so
+        are not counted.
+        """
         names: dict[PeerId, set[PeerId]] = {}
         for found in (self._refused, late):
             for accused, accusers in found.items():
+                excused = found is late and self._owing(accused)
                 for voice in accusers - {accused}:
-                    names.setdefault(voice, set()).add(accused)
+                    if not excused or accused in self._owing(voice):
+                        names.setdefault(voice, set()).add(accused)
         return frozenset(
             voice
             for voice, named in names.items()
