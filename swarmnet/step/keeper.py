@@ -177,6 +177,7 @@ class Keeper:
             whole = replace(last, progress=report.progress, trouble=report.trouble)
             if self.members.get(peer) == report.generation and peer not in self.sitting:
                 self._progress.hear(peer, whole, now=now)
+                self._idle.hear(peer, whole)  # an order that it did not take is no work any more
                 self._stragglers.hear(peer, whole, now=now)
                 return []
             return self._enter(peer, whole, now)

@@ -11,6 +11,7 @@ from stage_table import CHAIN, TIMERS
 from swarmnet.averaging.parts import shares
 from swarmnet.ids import NO_RESTART, Ballot, Generation, PeerId, RoundId
 from swarmnet.messages import (
+    NONE,
     Claim,
     Commit,
     Committed,
@@ -28,6 +29,7 @@ from swarmnet.messages import (
     Round,
     Stamp,
     Trouble,
+    unchanged,
 )
 from swarmnet.simulate.swarm import SimulatedSigner
 from swarmnet.step.actions import Action, Broadcast, Note, Send
@@ -43,7 +45,7 @@ from swarmnet.step.rounds import RoundBuilder
 from swarmnet.step.strikes import Strikes
 from swarmnet.step.view import View
 
-ME, B, C = PeerId("A"), PeerId("B"), PeerId("C")
+ME, B, C, D = PeerId("A"), PeerId("B"), PeerId("C"), PeerId("D")
 STAMP = Stamp(3, 0, CHAIN)
 BALLOT = Ballot(1, ME)
 
@@ -103,6 +105,10 @@ class Office:
             vote=vote_of(peer, finished),
         )
         return self.keeper.on_report(peer, message, now=now) + self.keeper.advance(now=now, resend=False)
+
+    def unchanged(self) -> Report:
+        """What a member says on its next tick after a report that is still true."""
+        return unchanged(Report(STAMP, BALLOT, gen(0), NONE, NONE, None, None, 0), 0, None, -1)
 
     def complain(self, peer: PeerId, of: Round, *, late=None, refused=None, summed=(), now: float) -> list[Action]:
         for mate in self.keeper.members:
@@ -715,6 +721,18 @@ def test_who_sits_out_counts_nothing_and_hears_who_owns_what_it_asks_for():
     (moved,) = told(actions, Moved, C)
     assert (order.index, moved.index) == (1, 1) and moved.owner in (ME, B)
     assert told(office.report(C, owned={1}), Evicted, C) == [Evicted(STAMP, BALLOT, gen(0), void=True)]
+
+
+def test_an_order_that_a_member_did_not_take_is_no_work_once_it_has_reported_that_nothing_changed():
+    strikes = Strikes(TIMERS)
+    strikes.strike(D, "does not report", cost_s=20.0, now=0.0)
+    office = Office(B, C, D, strikes=strikes)
+    office.everybody_reports(B, C)
+    (ordered,) = [action.peer for action in office.claim(D, 1) if isinstance(action, Send) and action.peer != D]
+    taker = next(peer for peer in (ME, B, C) if peer != ordered)
+    office.claim(taker, 1)
+    office.keeper.on_report(ordered, office.unchanged(), now=0.3)
+    assert office.keeper._idle.at_work[ordered] == 0
 
 
 def test_nobody_sits_out_if_the_others_would_be_too_few():
