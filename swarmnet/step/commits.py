@@ -17,7 +17,7 @@ from swarmnet.messages import MAX_COUNTING, Ack, Commit, Finished, Round, Stamp,
 
 _DOMAIN = b"swarmnet vote 2\0"
 
-_NAMED_EVERY = 8
+NAMED_EVERY = 8
 """Every so many steps a commit names its contributors in any case: who came meanwhile learns them."""
 
 _MOST_ROLLS = 4
@@ -141,7 +141,7 @@ class Rolls:
     def brief(self, commit: Commit) -> Commit:
         """The commit as it is told to those who have applied the step before."""
         last = self._last.get(commit.stage)
-        known = last is not None and last[0] == commit.roll and commit.step % _NAMED_EVERY
+        known = last is not None and last[0] == commit.roll and commit.step % NAMED_EVERY
         return replace(commit, contributors=()) if known else commit
 
     def forget(self) -> None:
