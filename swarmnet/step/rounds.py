@@ -164,8 +164,9 @@ def left_alone(view: View, stamp: Stamp, members: Collection[PeerId], *, now: fl
 # is enough. A refusal that not all of them share is tried again first: the round is cut in other parts, so that others
 # reduce what the accused sends. Each cut that finds it one more accuser is worth another; when one finds none, those
 # who still complain are the odd ones, and the loudest is left out. Who names so many that the rest of its group could
-# not outvote them is odd itself: its voice counts for nothing. A wrong verdict costs time: what is left out is
-# executed again, and may take part in the next step.
+# not outvote them is odd itself: its voice counts for nothing. Reducers that say that they wait for a contribution are
+# not counted in this. A wrong verdict costs time: what is left out is executed again, and may take part in the next
+# step.
 
 
 @dataclass(frozen=True, slots=True)
