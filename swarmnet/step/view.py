@@ -85,6 +85,7 @@ class View:
     def __init__(self, me: PeerId, stage: int, timers: Timers) -> None:
         self.me, self.stage, self.timers = me, stage, timers
         self.draining = False  # am I about to leave?
+        self._neighbours: frozenset[PeerId] = frozenset()  # whom I send heartbeats
         self.sparse: frozenset[int] = frozenset()
         """Stages of which I hear a few replicas only: there silence of the others means nothing (`step.graph`)."""
         self.beat_s = timers.heartbeat_s
@@ -144,7 +145,9 @@ class View:
             sorted(
                 peer
                 for peer, seen in self.mates()
-                if now - seen.since > limit_s < self.reach_age(peer, now=now) and self.alive(peer, now=now)
+                if now - seen.since > limit_s < self.reach_age(peer, now=now)
+                and self.alive(peer, now=now)
+                and (self.stage not in self.sparse or peer in self._neighbours)  # whom I do not call answers nothing
             )
         )
 
@@ -191,7 +194,8 @@ class View:
             del self._refused_at[peer]
 
     def hear_only(self, neighbours: Collection[PeerId], *, now: float) -> None:
-        """Of large stages I listen to these from now on: who falls silent and is none of them need not be gone."""
+        """Of large stages I hear and call these alone: who falls silent and is none of them need not be gone."""
+        self._neighbours = frozenset(neighbours)
         for stage in self.sparse & self._seen.keys():
             known = self._seen[stage]
             for peer in [p for p in known if p not in neighbours and not known[p].dead]:
