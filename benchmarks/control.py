@@ -110,6 +110,7 @@ class Stage:
                     member.view.hear(other, beat, now=self.now)
                     member.view.reached(other, now=self.now)
             member.membership.applied((before,), summed)
+            self.neighbours(name)  # as on the ticks before a peer has state: whether the stage is a large one
         for name in names:
             self._call(
                 name, "begin", lambda member: member.restored(1, CHAIN, CHAIN, CHAIN, None, (), (before,), now=self.now)
