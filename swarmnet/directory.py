@@ -134,7 +134,7 @@ class Record:
     steps: Number = 0
     """How many steps the run has, as far as it can be foreseen there; 0: it does not say."""
     software: Annotated[str, Size(64)] = ""
-    """What runs there, such as "swarmnet 0.1.0, protocol 1.1"; empty: it does not say."""
+    """What runs there, such as "swarmnet 0.1.0, protocol 2.0"; empty: it does not say."""
 
     @property
     def roles(self) -> tuple[Role, ...]:
