@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import re
 import time
 from pathlib import Path
@@ -189,8 +188,8 @@ async def _spread(word: OwnersWord, bootstrap: tuple[str, ...]) -> bool:
         return await directory.publish_word(word)
 
 
-_LEAD, _LEAD_S = 20, 30.0
-"""Steps ahead of where the run is, and seconds at least: by then every keeper has heard of a notice."""
+_LEAD = 20
+"""Steps ahead of where the run is: by then every keeper has heard of a notice."""
 
 
 @click.command("extend", context_settings=SETTINGS)
@@ -203,8 +202,7 @@ _LEAD, _LEAD_S = 20, 30.0
     "since",
     type=click.IntRange(1),
     metavar="STEP",
-    help=f"The first step to which that applies [the run's end; with --bootstrap {_LEAD} steps from now, "
-    f"and {_LEAD_S:.0f} s at least].",
+    help=f"The first step to which that applies [the run's end; with --bootstrap {_LEAD} steps from now].",
 )
 @click.option(
     "--bootstrap", multiple=True, metavar=MULTIADDR, help="Tell the swarm now, through this peer; repeatable."
@@ -229,9 +227,9 @@ def extend(path: Path, steps: int, since: int | None, bootstrap: tuple[str, ...]
     owner = Owner(path, terms, admits=False)
     known = owner.notices()
     end = known.foreseen(0, Horizon(terms.total_steps)).last
-    version, steps_per_s = _stands(path, bootstrap) if bootstrap else (None, 0.0)
+    version = _version(path, bootstrap) if bootstrap else None
     if since is None:
-        since = end if version is None else min(version + max(_LEAD, math.ceil(_LEAD_S * steps_per_s)), end)
+        since = end if version is None else min(version + _LEAD, end)
     if version is not None and since <= version < end:
         raise UsageError(f"--from {since}: the run is at step {version} already: say a later step, or leave it out")
     # Whoever has signed too much says it again from the same step on.
@@ -254,20 +252,15 @@ def extend(path: Path, steps: int, since: int | None, bootstrap: tuple[str, ...]
     return 0
 
 
-def _stands(path: Path, bootstrap: tuple[str, ...]) -> tuple[int, float]:
-    """Where the run is, and steps per second, 0 if nobody has measured them.
-
-    Raises UsageError if nobody says it, or a peer would not understand a notice.
-    """
-    from swarmnet.manifest.file import load
+def _version(path: Path, bootstrap: tuple[str, ...]) -> int:
+    """Where the run is. Raises UsageError if nobody says it, or a peer would not understand a notice."""
     from swarmnet.peer.status import read_status
 
-    found, training = read_status(path, bootstrap), load(path.expanduser()).training
+    found = read_status(path, bootstrap)
     if found.version is None:
         words = found.problems[0].text if found.problems else "no stage says where it is"
         raise UsageError(f"nobody says where the run is ({words}): say --from STEP, and leave --bootstrap out")
     old = [replica.peer for line in found.stages for replica in line.replicas if not replica.software]
     if old:
         raise UsageError(f"{', '.join(old)}: runs a version that knows no notices: update it first (docs/upgrading.md)")
-    num_tokens = training.microbatches * training.microbatch_size * training.sequence_length
-    return found.version, found.tokens_per_second / num_tokens
+    return found.version
