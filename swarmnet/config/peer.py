@@ -160,14 +160,14 @@ def _hours(text: str) -> str:
 
 def _lendable(mbit: float) -> float:
     # Slower, a piece of a tensor takes longer than others wait for a sign of life.
-    if 0 < mbit < LEAST_MBIT:
-        raise ValueError(f"must be at least {LEAST_MBIT:g}, or 0 for all of the line")
+    if mbit and not LEAST_MBIT <= mbit <= 1e6:
+        raise ValueError(f"must be {LEAST_MBIT:g} to 1,000,000, or 0 for all of the line")
     return mbit
 
 
 LEAST_MBIT = 4.0
 
-Mbit = Annotated[float, Field(ge=0, le=1e6), AfterValidator(_lendable)]
+Mbit = Annotated[float, AfterValidator(_lendable)]
 Gib = Annotated[float, Field(ge=0, le=1e6)]
 
 

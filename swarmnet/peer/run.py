@@ -19,7 +19,7 @@ from swarmnet.net.stop import stopped_by_signal, unless_stopped
 from swarmnet.peer.away import remember, until_somebody_answers, was_in
 from swarmnet.peer.checkup import advice
 from swarmnet.peer.desk import OpenDesk
-from swarmnet.peer.devices import NumericsClass, check_memory, choose_layout, computed_here, meaningless
+from swarmnet.peer.devices import NumericsClass, check_memory, choose_layout, computed_here, meaningless, refuse_useless
 from swarmnet.peer.moving import Moving, NewStage
 from swarmnet.peer.peer import OnEvent, Peer, Tokens
 from swarmnet.peer.rebalance import Rules
@@ -79,6 +79,7 @@ def run_peer(
         log.info("slots_chosen", slots=slots, stages=list(config.stages))
 
     def slots_of(changed: PeerConfig) -> int:
+        refuse_useless(changed.caps, config.caps, layout)
         lent = lent_bytes(changed.caps, layout)
         # What is free now is without what this peer has taken.
         return slots_within(setup_of(changed, mine, layout), config.stages, lent) if lent else changed.slots or slots
