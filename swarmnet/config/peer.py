@@ -281,7 +281,7 @@ class PeerConfig(Table):
     )
     threads: Annotated[Positive, AfterValidator(_threads)] = says(1, "CPU threads of the compute thread")
     slots: Annotated[Count, CliOption("N")] = says(
-        4, "microbatches in flight per stage and open step: the memory bound; 0: as many as fit"
+        0, "microbatches in flight per stage and open step, at most; 0: as many as fit (docs/routing.md)"
     )
     drain_s: Seconds = says(60.0, "seconds a leaving peer waits for another replica to have its stage's state")
     routing: RoutingName = says("least_time", "which replica of the next stage gets a microbatch (docs/extending.md)")
