@@ -99,8 +99,8 @@ class Over(Exception):
 class Trial:
     """One run of honest members, with liars or without."""
 
-    def __init__(self, honest: int, seconds: float, seed: int, stage: int = STAGE) -> None:
-        self.seconds = seconds
+    def __init__(self, honest: int, seconds: float, seed: int, stage: int, quiet: float) -> None:
+        self.seconds, self.quiet = seconds, quiet
         replicas = {BESIDE: 2, STAGE: 2, stage: honest}
         self.swarm = Swarm(
             Plan(
@@ -108,7 +108,7 @@ class Trial:
                 served=tuple((of,) for of in sorted(replicas) for _ in range(replicas[of])),
                 microbatches=MICROBATCHES,
                 forward_s=FORWARD_S,
-                steps=int(STEPS_PER_S * (LIE_FROM_S + seconds)),
+                steps=int(STEPS_PER_S * (quiet + seconds)),
             ),
             seed,
         )
@@ -130,14 +130,14 @@ class Trial:
         async def script(swarm: Swarm) -> None:
             for lie in lies:
                 lie.begin()
-                swarm.loop.start(lie._process, lie.live(LIE_FROM_S))
-            await asyncio.sleep(LIE_FROM_S - swarm.loop.time())
+                swarm.loop.start(lie._process, lie.live(self.quiet))
+            await asyncio.sleep(self.quiet - swarm.loop.time())
             self.first = self.last = self._version()
             self._stepped_at = swarm.loop.time()
             sent = swarm.network.sent.total()
-            while swarm.loop.time() < LIE_FROM_S + self.seconds:
+            while swarm.loop.time() < self.quiet + self.seconds:
                 await asyncio.sleep(0.25)
-                lied_s = swarm.loop.time() - LIE_FROM_S
+                lied_s = swarm.loop.time() - self.quiet
                 if (storm := swarm.network.sent.total() - sent) > STORM_PER_S * max(lied_s, 2.0):
                     self.longest_s = max(self.longest_s, swarm.loop.time() - self._stepped_at)
                     self.broken = f"a storm of {storm / lied_s:.0f} messages a second after {lied_s:.0f} s"
@@ -148,7 +148,7 @@ class Trial:
             raise Over
 
         try:
-            self.swarm.run(until_s=2 * (LIE_FROM_S + self.seconds), script=script)
+            self.swarm.run(until_s=2 * (self.quiet + self.seconds), script=script)
         except Over:
             pass
         except Broken as broken:
@@ -187,18 +187,20 @@ def _mentions(value: object, name: str) -> bool:
 
 
 @cache
-def undisturbed(honest: int, seconds: float, seed: int, stage: int) -> int:
+def undisturbed(honest: int, seconds: float, seed: int, stage: int, quiet: float) -> int:
     """Steps that these members make by themselves."""
-    trial = Trial(honest, seconds, seed, stage)
+    trial = Trial(honest, seconds, seed, stage, quiet)
     trial.run([])
     assert not trial.broken and trial.weights_equal, trial.broken
     return trial.steps
 
 
-def measure(name: str, *, honest: int = 3, liars: int = 1, seconds: float = LIE_FOR_S, seed: int = 1) -> Row:
-    """Tell one lie; that of no name is to be honest."""
+def measure(
+    name: str, *, honest: int = 3, liars: int = 1, seconds: float = LIE_FOR_S, quiet: float = LIE_FROM_S, seed: int = 1
+) -> Row:
+    """Tell one lie; that of no name is to be honest. quiet: seconds before it."""
     kind = ({"": Lie} | LIES | OPEN)[name]
-    trial = Trial(honest, seconds, seed, kind.stage)
+    trial = Trial(honest, seconds, seed, kind.stage, quiet)
     names = [PeerId(f"liar.{number}") for number in range(liars)]
     lies = [kind(trial.swarm, liar) for liar in names]
     for lie in lies:
@@ -211,7 +213,7 @@ def measure(name: str, *, honest: int = 3, liars: int = 1, seconds: float = LIE_
         honest,
         liars,
         trial.steps,
-        undisturbed(honest, seconds, seed, kind.stage),
+        undisturbed(honest, seconds, seed, kind.stage, quiet),
         trial.weights_equal,
         all(found),
         dict(sum(found, Counter())),

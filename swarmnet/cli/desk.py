@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import click
 from click.core import ParameterSource
 
-from swarmnet.cli.settings import SETTINGS, SchemaCommand, fields, given, with_json
+from swarmnet.cli.settings import SETTINGS, SchemaCommand, TypedPath, fields, given, with_json
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -20,7 +20,7 @@ def with_dir(command: F) -> F:
     option = click.option(
         "--dir",
         "directory",
-        type=click.Path(path_type=Path, file_okay=False),
+        type=TypedPath(path_type=Path, file_okay=False),
         default=Path("~/.swarmnet/peer"),
         metavar="DIR",
         help="The peer's --dir.  [~/.swarmnet/peer]",

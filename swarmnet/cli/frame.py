@@ -116,6 +116,8 @@ def run(argv: Sequence[str] | None = None) -> int:
         code = swarmnet.main(args=words, prog_name="swarmnet", standalone_mode=False, obj=Typed(words))
         sys.stdout.flush()
         return code if isinstance(code, int) else 0
+    except click.NoSuchOption as error:
+        return _say(" ".join(error.format_message().split()) + _settable(error), BAD_INPUT)
     except click.ClickException as error:
         # click's own errors may have line breaks; ours are one line, too.
         return _say(" ".join(error.format_message().split()), BAD_INPUT)
@@ -135,6 +137,18 @@ def run(argv: Sequence[str] | None = None) -> int:
             # Each is a line of its own; bad input outweighs a failure.
             return max(_report(error) for error in found if isinstance(error, SwarmError))
         raise
+
+
+def _settable(error: click.NoSuchOption) -> str:
+    """Where the flag is a field of the manifest, and the command has `--set`: how to say it."""
+    if error.ctx is None or not any("--set" in param.opts for param in error.ctx.command.get_params(error.ctx)):
+        return ""
+    from swarmnet.config.check import leaves as fields
+    from swarmnet.manifest.schema import Manifest
+
+    name = error.option_name.lstrip("-").replace("-", "_")
+    found = [".".join(path) for path, _ in fields(Manifest) if path[-1] == name]
+    return f" Write --set {found[0]}=..." if found else ""
 
 
 def _report(error: SwarmError) -> int:

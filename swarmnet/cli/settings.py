@@ -62,7 +62,7 @@ def with_checkpoints(command: F) -> F:
     directories = click.option(
         "--dir",
         "directories",
-        type=click.Path(path_type=Path, file_okay=False),
+        type=TypedPath(path_type=Path, file_okay=False),
         multiple=True,
         metavar="DIR",
         envvar="SWARMNET_DIR",
@@ -172,8 +172,31 @@ class FlaggedField:
         # That it can be read is found out by whoever reads it, who says what it is for.
         if self.type is Path:
             other = "dir_okay" if self.flag.metavar == "FILE" else "file_okay"
-            return {"type": click.Path(path_type=Path, readable=False, **{other: False})}
-        return {"type": self.type if self.type in (int, float) else str}
+            return {"type": TypedPath(path_type=Path, readable=False, **{other: False})}
+        return {"type": Number() if self.type is float else int if self.type is int else str}
+
+
+class Number(click.ParamType):  # type: ignore[type-arg]  # generic only in some releases
+    """A float, in words that do not name a type of ours."""
+
+    name = "number"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Raises click's BadParameter."""
+        try:
+            return float(value)
+        except ValueError:
+            self.fail(f"{value!r} is not a number", param, ctx)
+
+
+class TypedPath(click.Path):
+    """A path that was said: an empty variable of a script is no directory."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Raises click's BadParameter."""
+        if not str(value).strip():
+            self.fail("it is empty: write a path, or leave it out", param, ctx)
+        return super().convert(value, param, ctx)
 
 
 class StageList(click.ParamType):  # type: ignore[type-arg]  # generic only in some releases
@@ -255,7 +278,19 @@ MESH_AND_MEMORY = ("mesh", "memory")
 NETWORK = ("dht_port", "announce", "bootstrap")
 LOGS = ("events", "log")
 PLACES = ("dir", "data", "initial", "host", "port")
-SERVING = ("stages", *MESH_AND_MEMORY, *PLACES, *NETWORK, "invitation", "device", "compute", "slots", "caps", *LOGS)
+SERVING = (
+    "stages",
+    *MESH_AND_MEMORY,
+    *PLACES,
+    *NETWORK,
+    "invitation",
+    "device",
+    "compute",
+    "slots",
+    "caps",
+    "metrics",
+    *LOGS,
+)
 """Fields of the peer config that whoever serves a stage says."""
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import bisect
 import re
+import time
 from collections import Counter
 from collections.abc import Collection, Sequence
 from pathlib import Path
@@ -23,6 +24,7 @@ from swarmnet.local.prepare import FIELDS, absolute, choose, parse_meshes, resum
 from swarmnet.local.progress import SwarmProgress
 from swarmnet.manifest.file import change
 from swarmnet.manifest.schema import Manifest
+from swarmnet.net.identity import LOCK_FILE, FileLock
 from swarmnet.telemetry.events import EventReader
 
 BEGAN = "began"
@@ -39,6 +41,22 @@ def members(out: Path) -> tuple[dict[str, int], tuple[str, ...]]:
         raise UsageError(f"{out} holds no run that could be resumed: it needs run.toml and peers/")
     # The first is started alone and is the others' way into the DHT: in the order in which they were started first.
     return dict(sorted(replicas.items(), key=lambda item: (item[0].partition("-")[2], item[1]))), trainers
+
+
+def await_end(out: Path, *, patience_s: float = 10.0) -> None:
+    """Wait until the members of an earlier life have ended: what a dying one writes belongs to that life.
+
+    Raises UsageError if one runs on.
+    """
+    deadline = time.monotonic() + patience_s
+    for path in sorted(out.glob(f"peers/*/{LOCK_FILE}")):
+        while (held := FileLock.file(path)) is None:
+            if time.monotonic() > deadline:
+                raise UsageError(
+                    f"{path.parent} is in use by a peer that still runs: end its `swarmnet local` (Ctrl+C), then resume"
+                )
+            time.sleep(0.05)  # a lock of another process: there is no event to wait for
+        held.release()
 
 
 def said_otherwise(options: LocalOptions, said: Collection[str]) -> str | None:

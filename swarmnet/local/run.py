@@ -54,6 +54,8 @@ def run_local(options: LocalOptions, kit: Kit | None = None) -> int:
     kit, out = kit or Kit(), _directory(options)
     console = kit.console or PatientConsole(out)
     compares = options.oracle or options.chaos is not None
+    if options.resume:
+        earlier.await_end(out)
     finished = options.resume and _finished(out, console)
     if finished and not compares:
         return 0

@@ -14,7 +14,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -171,6 +171,11 @@ class OpenDesk:
                 return {"error": "a request is one line of JSON"}
             raise
         self._looked.set()
+        tight = [stage for stage, replica in peer.replicas.items() if not replica.state.checkpoints.fits]
+        if desk.config is not before[0] and tight:
+            stages = ", ".join(map(str, tight))
+            then = f"no checkpoint of stage {stages} fits in so little disk: none is written any more"
+            reply = replace(reply, words=f"{reply.words}; {then}")
         if reply.leave:
             # The supervising process, if there is one, need not know: a peer that ends well is not started again.
             signal.raise_signal(signal.SIGTERM)

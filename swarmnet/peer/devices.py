@@ -10,7 +10,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Literal
 
-from swarmnet.config.peer import Memory, Mesh
+from swarmnet.config.peer import Caps, Memory, Mesh
 from swarmnet.errors import UsageError
 from swarmnet.manifest.schema import Manifest
 from swarmnet.ranks.layout import MeshLayout, MeshSplit
@@ -40,6 +40,18 @@ def meaningless(mesh: Mesh, layout: MeshLayout) -> str:
         return ""
     typed = (f"--shard {mesh.shard}" * (mesh.shard != "none"), "--sequence-parallel" * mesh.sequence_parallel)
     return " and ".join(filter(None, typed))
+
+
+def refuse_useless(caps: Caps, before: Caps, layout: MeshLayout) -> None:
+    """Raise UsageError if `caps` limits, other than `before`, memory that this peer does not compute in.
+
+    What it was started with is not refused: a file written for another machine serves this one, too.
+    """
+    other, name, used, works = "gpu_gib", "--gpu-memory", "--host-memory", "the CPU"
+    if layout.devices[0] != "cpu":
+        other, name, used, works = "host_gib", "--host-memory", "--gpu-memory", "GPUs"
+    if getattr(caps, other) not in (0.0, getattr(before, other)):
+        raise UsageError(f"{name} does nothing here: this peer computes on {works}; use {used}")
 
 
 def _devices(mesh: Mesh, device: Device, cuda: int) -> tuple[str, ...]:

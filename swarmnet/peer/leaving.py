@@ -194,7 +194,9 @@ class Farewell:
 async def hold(holder: Peer) -> None:
     """Until cancelled, take no new microbatches, except for a stage whose state nobody else has; follow the state."""
     said: list[int] | None = None
+    turned_at = _now()
     holder.paused = True
+    holder.news.set()
     try:
         while True:
             standings = [standing_of(holder, replica, _now()) for replica in holder.replicas.values()]
@@ -203,8 +205,12 @@ async def hold(holder: Peer) -> None:
                 replica.member.view.draining, replica.execution.leaving = True, standing.refusing
             # The run must not stand still for somebody's pause.
             serving = [standing.stage for standing in standings if not standing.refusing]
-            if serving != said:
-                said = serving
+            now = _now()
+            if serving == said:
+                turned_at = now
+            # Whoever is first at a new version is alone there until a heartbeat says otherwise.
+            elif now - turned_at > 2 * holder.timers.heartbeat_s:
+                said, turned_at = serving, now
                 holder.news.set()
                 holder.say("paused", {"serves_on": serving} if serving else {})
             await asyncio.sleep(holder.timers.heartbeat_s / _LOOKS_PER_HEARTBEAT)

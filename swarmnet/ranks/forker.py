@@ -10,6 +10,7 @@ control socket. The child ends with the forker. What the child has started, in i
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import ctypes
 import gc
@@ -21,7 +22,8 @@ import selectors
 import signal
 import socket
 import sys
-from typing import Any
+import threading
+from typing import Any, NoReturn
 
 MAX_PACKET = 1 << 17
 PR_SET_NAME = 15  # of prctl, from linux/prctl.h
@@ -114,7 +116,37 @@ def become(order: dict[str, Any], descriptors: list[int], *, parent: int) -> Non
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     ctypes.CDLL(None).prctl(PR_SET_NAME, order["name"].encode()[:15], 0, 0, 0)  # what ps and top call it
     sys.argv = [order["module"], *order["arguments"], *map(str, descriptors)]
-    runpy.run_module(order["module"], run_name="__main__", alter_sys=True)
+    leave(run(order["module"]))
+
+
+def run(module: str) -> int:
+    """What `python -m MODULE` would exit with. Raises KeyboardInterrupt."""
+    try:
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+    except SystemExit as leaving:
+        if leaving.code is None or isinstance(leaving.code, int):
+            return leaving.code or 0
+        print(leaving.code, file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        raise
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+        return 1
+    return 0
+
+
+def leave(code: int) -> NoReturn:
+    """End as an interpreter does, up to where it takes every module apart: that would copy all pages that are shared.
+
+    It took 0.25 s of computing, where the rest takes 0.04 s. The forks of multiprocessing leave like this, too.
+    """
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):  # it is closed, or nobody reads it
+            stream.flush()
+    os._exit(code)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import functools
+import heapq
 import selectors
 import weakref
 from collections.abc import Callable, Coroutine
@@ -46,8 +48,48 @@ class _Jump(selectors.DefaultSelector):
         return []
 
 
+class _Event(asyncio.TimerHandle):
+    """A callback, at a time or as soon as may be, that waits while its process is stopped, and for ever if it is dead.
+
+    Half of what a simulation does is to make these: so it is made in one call, and compared in one.
+    """
+
+    __slots__ = ("_process",)
+
+    def __init__(self, when: float, callback: Any, args: Any, loop: VirtualLoop, context: contextvars.Context) -> None:
+        self._when, self._callback, self._args, self._loop, self._context = when, callback, args, loop, context
+        self._scheduled = self._cancelled = False
+        self._source_traceback = self._repr = None
+        self._process = context.get(_process)  # None: of the simulator itself, which nobody stops
+
+    def __lt__(self, other: _Event) -> bool:  # type: ignore[override]
+        return self._when < other._when
+
+    def _run(self) -> None:
+        process = self._process
+        if process is not None and (process.stopped or process.dead):
+            process.held.append(functools.partial(_gated(self._callback, process), *self._args))
+        else:
+            super()._run()
+
+
+def _gated(callback: Callable[..., None], process: SimulatedProcess) -> Callable[..., None]:
+    """What does this while the process runs, and holds it back otherwise."""
+
+    def run(*args: Any) -> None:
+        if process.stopped or process.dead:
+            process.held.append(functools.partial(run, *args))
+            return
+        callback(*args)
+
+    return run
+
+
 class VirtualLoop(asyncio.SelectorEventLoop):
-    """asyncio on virtual time with stoppable processes. Deterministic; no threads inside."""
+    """asyncio on virtual time with stoppable processes. Deterministic; no threads inside.
+
+    Events go into asyncio's own queues, `_ready` and `_scheduled`.
+    """
 
     def __init__(self) -> None:
         self._jump = _Jump()
@@ -62,15 +104,24 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
     def call_soon(self, callback: Any, *args: Any, context: Any = None) -> asyncio.Handle:  # type: ignore[override]
         """Schedule the callback, which runs only while its process does."""
-        context = context or contextvars.copy_context()
-        return super().call_soon(self._gated(callback, context), *args, context=context)
+        event = _Event(0.0, callback, args, self, context or contextvars.copy_context())
+        self._ready.append(event)  # type: ignore[attr-defined]
+        return event
 
     def call_at(  # type: ignore[override]
         self, when: float, callback: Any, *args: Any, context: Any = None
     ) -> asyncio.TimerHandle:
         """Set a timer; that of a stopped process fires when it continues."""
-        context = context or contextvars.copy_context()
-        return super().call_at(when, self._gated(callback, context), *args, context=context)
+        event = _Event(when, callback, args, self, context or contextvars.copy_context())
+        event._scheduled = True
+        heapq.heappush(self._scheduled, event)  # type: ignore[attr-defined]
+        return event
+
+    def call_later(  # type: ignore[override]
+        self, delay: float, callback: Any, *args: Any, context: Any = None
+    ) -> asyncio.TimerHandle:
+        """`call_at`, so many seconds from now."""
+        return self.call_at(self._jump.now + delay, callback, *args, context=context)
 
     def run_in_executor(  # type: ignore[override]
         self, executor: Any, func: Any, *args: Any
@@ -100,7 +151,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         """Do this inside a process, now, or when it continues: without a timer, which would reorder others' events."""
         if process.stopped or process.dead:
             # It may be stopped again before its turn comes.
-            process.held.append(self._gated(act, process.context))  # it is continued inside its context
+            process.held.append(_gated(act, process))  # it is continued inside its context
         else:
             process.context.run(act)
 
@@ -128,20 +179,6 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         self.continue_process(process)
         for task in process.remains:
             task.cancel()
-
-    @staticmethod
-    def _gated(callback: Callable[..., None], context: contextvars.Context) -> Callable[..., None]:
-        process = context.get(_process)
-        if process is None:
-            return callback  # of the simulator itself, which nobody stops
-
-        def run(*args: Any) -> None:
-            if process.stopped or process.dead:
-                process.held.append(lambda: run(*args))
-                return
-            callback(*args)
-
-        return run
 
     def _on_exception(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         error = context.get("exception")

@@ -113,6 +113,12 @@ class Checkpointer:
         self._writing = asyncio.Lock()
 
     @property
+    def fits(self) -> bool:
+        """Does the newest on disk keep to `most_bytes`? True while there is none."""
+        newest = self._held[max(self._held)].num_bytes if self._held else 0
+        return not self.most_bytes or newest <= self.most_bytes
+
+    @property
     def versions(self) -> tuple[int, ...]:
         """The versions to announce: on disk, verified, and not given up by a restart; oldest first."""
         return tuple(

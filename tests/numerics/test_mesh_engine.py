@@ -14,6 +14,7 @@ from typing import Any
 import dying_rank
 import pytest
 import torch
+from kept_starters import KeptStarters
 from safetensors.torch import load
 from stage_chain import ROUND, StageChain, compute_thread, tiny
 
@@ -29,7 +30,6 @@ from swarmnet.ranks import group
 from swarmnet.ranks.backend import MeshBackend
 from swarmnet.ranks.layout import MeshLayout
 from swarmnet.ranks.restarts import RestartBackoff
-from swarmnet.ranks.starter import ForkStarter
 from swarmnet.sums.feedback import RESIDUAL
 from swarmnet.sums.step_sum import StepSum
 from swarmnet.wire import codecs
@@ -49,30 +49,11 @@ WIDE = Model(
 """Its matrices are worth factors."""
 
 
-class KeptStarter(ForkStarter):
-    """Outlives the groups that start ranks with it, each of which would import the same anew."""
-
-    def close(self) -> None:
-        if self.lost():
-            super().close()
-
-
 @pytest.fixture(scope="module", autouse=True)
 def starters() -> Iterator[None]:
-    """Of the same modules one starter."""
-    kept: dict[tuple[str, ...], KeptStarter] = {}
-
-    def starter(modules: Sequence[str]) -> KeptStarter:
-        found = kept.get(tuple(modules))
-        if found is None or found.lost():
-            found = kept[tuple(modules)] = KeptStarter(modules)
-        return found
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(group, "ForkStarter", starter)
+    with contextlib.closing(KeptStarters()) as kept, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(group, "ForkStarter", kept)
         yield
-    for each in kept.values():
-        ForkStarter.close(each)
 
 
 class Heard:

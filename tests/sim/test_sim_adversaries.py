@@ -13,6 +13,9 @@ strangers = load("strangers")
 SHORT_S, SHORT_LEAST = 30.0, 0.5
 """So much lying shows whether a liar can stop a run or change it; what a lie costs in the end takes five minutes."""
 
+QUIET_S = 10.0
+"""After so long a liar is a member."""
+
 LONG_S = 90.0
 """So many show that two steps at most are held up by a keeper."""
 
@@ -46,7 +49,7 @@ the benchmark prints."""
 
 @pytest.mark.parametrize("name", WITHSTOOD)
 def test_half_a_minute_of_lying(name: str) -> None:
-    row = strangers.measure(name, seconds=SHORT_S)
+    row = strangers.measure(name, seconds=SHORT_S, quiet=QUIET_S)
     assert not row.broken and row.weights_equal, row
     assert row.ratio >= SHORT_LEAST, f"{row.steps} steps instead of {row.undisturbed}, {row.longest_s} s without one"
     assert row.named, f"no event names the liar: {row.lie}"
@@ -83,7 +86,7 @@ def test_two_that_collude_against_three(name: str) -> None:
 
 
 def test_an_honest_member_in_the_liars_place_is_named_in_no_event() -> None:
-    row = strangers.measure("", seconds=SHORT_S)
+    row = strangers.measure("", seconds=SHORT_S, quiet=QUIET_S)
     assert row.named_in == {} and row.steps >= row.undisturbed and row.weights_equal
 
 

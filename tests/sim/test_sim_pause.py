@@ -45,7 +45,9 @@ def test_a_paused_replica_computes_nothing_and_follows_until_it_is_resumed() -> 
 
     swarm.run(until_s=200.0, script=script)
     assert executions(swarm) == indexes(plan), "a pause made somebody compute again"
-    assert [fields for *_, event, fields in swarm.events if event == "paused"][-1] == {} and not swarm.counts["evicted"]
+    said = [fields for *_, event, fields in swarm.events if event == "paused"]
+    assert said == [{}], "of a moment's being alone at a new version nobody has to hear"
+    assert not swarm.counts["evicted"]
 
 
 def test_of_all_that_pause_one_serves_on_and_says_so() -> None:

@@ -93,7 +93,7 @@ def test_a_strangers_word_moves_nobody(number: int, version: int, data_at_peers:
 
 def test_the_side_that_is_whole_and_further_goes_back_for_nobody() -> None:
     """Both sides have all stages; one loses a stage, goes back, and has the higher restart when the cut heals."""
-    swarm = watched(Plan(stages=2, replicas=2, steps=240, checkpoint_every=4))
+    swarm = watched(Plan(stages=2, replicas=2, steps=196, checkpoint_every=4))
     back = GoingBack(swarm)
     healthy = [PeerId("s0.0"), PeerId("s1.2")]
     far: list[int] = []

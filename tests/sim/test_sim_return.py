@@ -19,7 +19,7 @@ from swarmnet.simulate.swarm import Swarm
 @pytest.mark.parametrize("seed", range(4))
 def test_of_two_one_is_killed_and_comes_back(sync: Literal["exact", "overlap"], seed: int) -> None:
     """What it signs counts for whoever still counts it, though it does not count itself before it has contributed."""
-    swarm = watched(Plan(stages=2, replicas=2, microbatches=4, steps=80, forward_s=0.05, sync=sync), seed)
+    swarm = watched(Plan(stages=2, replicas=2, microbatches=4, steps=40, forward_s=0.05, sync=sync), seed)
     applied_at: list[tuple[float, PeerId, int]] = []
 
     def look(peer: PeerId, event: str, fields: dict[str, object]) -> None:
@@ -35,7 +35,7 @@ def test_of_two_one_is_killed_and_comes_back(sync: Literal["exact", "overlap"], 
         kill_and_restart(swarm, swarm.nodes[seed], after_s=2.0)
         await asyncio.sleep(2.0)
         back_at = swarm.loop.time()
-        await reached(swarm, 79)
+        await reached(swarm, 39)
 
     swarm.run(script=script)
     for peer in {peer for _, peer, _ in applied_at}:

@@ -11,15 +11,16 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from kept_starters import KeptStarters
 
 from swarmnet.errors import BadMessage, Overflow, RankLost, Refused, RejectCode
-from swarmnet.ranks.group import RankGroup
+from swarmnet.ranks.group import PRELOAD, RankGroup
 from swarmnet.ranks.starter import ChildCall, ForkStarter
 
 RANKS = 4
@@ -47,6 +48,19 @@ def group(one_group: RankGroup) -> RankGroup:
     if not one_group.pids:
         one_group.start()
     return one_group
+
+
+@pytest.fixture(scope="module")
+def starters() -> Iterator[KeptStarters]:
+    with closing(KeptStarters()) as kept:
+        yield kept
+
+
+@pytest.fixture
+def forker(starters: KeptStarters, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks fork from a process that is there before the test and after it."""
+    starters((*PRELOAD, "rank_toy"))
+    monkeypatch.setattr("swarmnet.ranks.group.ForkStarter", starters)
 
 
 @contextmanager
@@ -281,6 +295,7 @@ def test_what_a_rank_started_ends_with_it(group: RankGroup) -> None:
         down(group)
 
 
+@pytest.mark.usefixtures("forker")
 def test_an_order_under_way_ends_at_once_when_the_group_is_ended() -> None:
     with toy_group() as group:
         caught: list[RankLost] = []
@@ -365,6 +380,7 @@ def test_imports_that_take_longer_than_a_start_may_are_not_begun_again() -> None
         group.close()
 
 
+@pytest.mark.usefixtures("forker")
 def test_a_start_may_take_longer_with_more_memory_to_map() -> None:
     group = toy({"2": (1, "stop")}, ranks=2, start_deadline_s=0.5)
     try:
@@ -382,6 +398,7 @@ def test_a_program_that_is_not_there_is_named() -> None:
             pass
 
 
+@pytest.mark.usefixtures("forker")
 def test_a_start_that_fails_says_why_and_leaves_nothing() -> None:
     before = left_behind()
     group = toy({"2": (2, "raise"), "3": (1, "abort"), "4": (3, "stop")})
@@ -524,6 +541,7 @@ def kill_at_random(kills: int, seed: int) -> list[float]:
     return seconds
 
 
+@pytest.mark.usefixtures("forker")
 @pytest.mark.parametrize("kills", [8, pytest.param(50, marks=pytest.mark.long)])
 def test_random_ranks_killed_at_random_moments(kills: int) -> None:
     seconds = kill_at_random(kills, seed=kills)

@@ -27,6 +27,12 @@ print(json.dumps({
 match sys.argv[1]:
     case "exit": sys.exit(int(sys.argv[2]))
     case "raise": raise ValueError("out of luck")
+    case "leave":
+        import atexit, threading
+        atexit.register(print, "at the exit")
+        thread = threading.Thread(target=lambda: threading.main_thread().join() or print("in a thread"))
+        thread.start()
+        sys.exit("said last")
     case "missing": print("missing:", [name for name in sys.argv[2:] if name not in sys.modules])
     case "stay":
         print("ready", file=open(sys.argv[2], "w"), flush=True)
@@ -102,6 +108,12 @@ def test_how_a_child_ends_is_known(starter: Starter, place: Path) -> None:
     assert log.read_text().rstrip().endswith("ValueError: out of luck")
     assert code(begin(starter, "no_such_module_here", log=log)) == 1
     assert "no_such_module_here" in log.read_text()
+
+
+def test_what_is_done_on_leaving_is_done(starter: Starter, place: Path) -> None:
+    assert code(begin(starter, "child_of_a_test", "leave", log=place / "log.txt")) == 1
+    said = (place / "log.txt").read_text().splitlines()[1:]
+    assert sorted(said) == ["at the exit", "in a thread", "said last"]
 
 
 def test_a_signal_meets_the_child_and_nobody_after_it(starter: Starter, place: Path) -> None:

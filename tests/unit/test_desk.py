@@ -33,7 +33,8 @@ class NotedPeer:
 
     def __init__(self) -> None:
         self.paused, self.limits = False, {}
-        self.replicas = {0: SimpleNamespace(member=SimpleNamespace(synced=True))}
+        state = SimpleNamespace(checkpoints=SimpleNamespace(fits=True))
+        self.replicas = {0: SimpleNamespace(member=SimpleNamespace(synced=True), state=state)}
         self.said: list[str] = []
         self.holding = asyncio.Event()
         self.resumed = asyncio.Event()
@@ -43,6 +44,7 @@ class NotedPeer:
 
     def limit(self, **limits: int) -> None:
         self.limits = limits
+        self.replicas[0].state.checkpoints.fits = not 0 < limits["disk_bytes"] < 2**20
 
     async def hold(self) -> None:
         self.paused = True
@@ -75,7 +77,7 @@ def with_desk(
     async def main() -> None:
         traffic, peer = Traffic(), NotedPeer()
         with stopped_by_signal() as stop:
-            desk = OpenDesk(PeerConfig(dir=place, **more), traffic, slots_of, stop)
+            desk = OpenDesk(PeerConfig(dir=place, slots=4, **more), traffic, slots_of, stop)
             async with asyncio.timeout(30), asyncio.TaskGroup() as group:
                 running = group.create_task(desk.run(peer))  # type: ignore[arg-type]
                 while not (place / SOCKET).exists():  # noqa: ASYNC110
@@ -130,6 +132,17 @@ def test_caps_are_in_force_at_once_and_kept(tmp_path: Path, capsys: pytest.Captu
     assert json.loads(out.partition("\n")[2])["slots"] == 2
     kept = {"slots": 2, "caps": {"upload_mbit": 8.0, "download_mbit": 80.0, "disk_gib": 1.0}}
     assert json.loads((deep / WISHES).read_text())["config"] == kept
+
+
+def test_a_disk_that_holds_no_checkpoint_is_said_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    async def changes(peer: NotedPeer, desk: OpenDesk, traffic: Traffic, command) -> None:
+        assert await command("caps", "--disk", "1") == 0
+        assert await command("caps", "--disk", "0.0001") == 0
+
+    with_desk(tmp_path, changes)
+    enough, tight = capsys.readouterr().out.splitlines()
+    assert "checkpoint" not in enough
+    assert tight.endswith("no checkpoint of stage 0 fits in so little disk: none is written any more")
 
 
 def test_what_was_contributed_is_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -199,7 +212,7 @@ def test_what_takes_too_long_changes_nothing(tmp_path: Path) -> None:
         answering.cancel()  # as its time limit does
         await asyncio.wait((answering,))
         goes_on.set()
-        assert desk.config == PeerConfig(dir=tmp_path) and peer.limits["slots"] == 4
+        assert desk.config == PeerConfig(dir=tmp_path, slots=4) and peer.limits["slots"] == 4
 
     with_desk(tmp_path, changes)
     assert not (tmp_path / WISHES).exists()

@@ -11,12 +11,14 @@ import pytest
 from rich.console import Console
 
 from swarmnet.errors import UsageError
+from swarmnet.local import earlier
 from swarmnet.local.audit import Audit
-from swarmnet.local.earlier import finished, lives, members, replay
+from swarmnet.local.earlier import await_end, finished, lives, members, replay
 from swarmnet.local.fault import kill_all
 from swarmnet.local.options import LocalOptions
 from swarmnet.local.progress import Point, ReplicaView, SwarmProgress
 from swarmnet.local.screen import SwarmScreen
+from swarmnet.net.identity import own_identity
 
 GOOD: dict[str, Any] = {
     "event": "committed",
@@ -209,3 +211,20 @@ def test_only_what_is_new_is_printed() -> None:
     SwarmScreen(console).update(progress, now=9.0)
     lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]  # a StringIO
     assert len(lines) == 1 and lines[0].startswith("step    2  loss 3.0000")
+
+
+def test_what_a_dying_member_still_writes_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    member = own_identity(tmp_path / "peers" / "s0-r0")
+    member.__enter__()
+    with pytest.raises(UsageError, match=r"s0-r0 is in use by a peer that still runs: end its `swarmnet local`"):
+        await_end(tmp_path, patience_s=0.0)
+    waits: list[float] = []
+
+    def dies(seconds: float) -> None:
+        waits.append(seconds)
+        member.__exit__(None, None, None)
+
+    monkeypatch.setattr(earlier.time, "sleep", dies)
+    await_end(tmp_path)
+    assert len(waits) == 1
+    await_end(tmp_path / "nowhere")

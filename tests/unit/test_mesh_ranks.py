@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 
 from swarmnet import telemetry
 from swarmnet.cli.frame import run
-from swarmnet.config.peer import Mesh
+from swarmnet.config.peer import Caps, Mesh
 from swarmnet.errors import UsageError
 from swarmnet.manifest.file import to_toml
 from swarmnet.manifest.schema import Manifest, Model, Training
-from swarmnet.peer.devices import Device, choose_layout, meaningless
+from swarmnet.peer.devices import Device, choose_layout, meaningless, refuse_useless
 from swarmnet.ranks.layout import MeshLayout, Shard
 
 MANIFEST = Manifest(
@@ -150,3 +150,14 @@ def test_a_layout_or_one_line(ranks: int, tensor: int, shard: Shard, split: bool
     assert MANIFEST.training.microbatch_size % layout.data == 0 and MANIFEST.model.num_heads % layout.tensor == 0
     assert tensor in (0, layout.tensor) and (layout.shard in (shard, "none"))
     assert (layout.data > 1) == (layout.shard != "none")
+
+
+@pytest.mark.parametrize(("cuda", "useless", "used"), [(0, "gpu", "host"), (1, "host", "gpu")])
+def test_a_cap_of_memory_that_it_does_not_compute_in_is_refused(cuda: int, useless: str, used: str) -> None:
+    layout, none = chosen(Mesh(), cuda=cuda), Caps()
+    one = Caps.model_validate({f"{useless}_gib": 1.0})
+    with pytest.raises(UsageError, match=f"--{useless}-memory does nothing here: .* use --{used}-memory"):
+        refuse_useless(one, none, layout)
+    refuse_useless(one, one, layout)
+    refuse_useless(none, one, layout)
+    refuse_useless(Caps.model_validate({f"{used}_gib": 1.0}), none, layout)
