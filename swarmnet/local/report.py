@@ -15,9 +15,10 @@ from rich.console import Console
 
 from swarmnet.local.audit import FP32_STEPS, AuditResult, Comparison
 from swarmnet.local.progress import SwarmProgress
-from swarmnet.local.screen import duration, say
+from swarmnet.local.screen import say
 from swarmnet.manifest.schema import Manifest
 from swarmnet.telemetry.log import plain
+from swarmnet.telemetry.screen import duration
 
 INTERRUPTED = "interrupted"
 UNCOMPARED = "the swarm finished; only the comparison with one process was interrupted"

@@ -24,9 +24,11 @@ from swarmnet.manifest.schema import Manifest
 from swarmnet.messages import (
     Answer,
     Control,
+    Evaluation,
     Fetch,
     Fetched,
     Gradient,
+    HistoryRequest,
     ManifestData,
     ManifestRequest,
     Packed,
@@ -36,6 +38,7 @@ from swarmnet.messages import (
 )
 from swarmnet.net.admission import Admissions
 from swarmnet.net.dial_back import Asking, Hide, Proofs
+from swarmnet.net.history import HistoryBook
 from swarmnet.net.records import nobody_serves, unserved
 from swarmnet.net.stop import unless_stopped
 from swarmnet.pipeline.caller import Caller
@@ -253,6 +256,7 @@ class Trainer:
         self._restarted = asyncio.Event()
         self.step = 0
         self._eval_loss: tuple[int, float] | None = None
+        self._history = HistoryBook()
         self._left = False
         self._lacks: dict[str, object] | None = None  # what is not there,
         self._lacks_since = 0.0
@@ -303,6 +307,11 @@ class Trainer:
         # Those who serve stages may all be hidden, and a newcomer cannot speak to them yet.
         if isinstance(request, ManifestRequest) and self._toml:
             yield ManifestData(self._toml, self._notices.text if self._notices else "")
+            return
+        # Whoever looks on is no member.
+        if isinstance(request, HistoryRequest):
+            async for answer in self._history.serve(request):
+                yield answer
             return
         training = self._manifest.training
         if self._admissions is not None:
@@ -408,6 +417,7 @@ class Trainer:
             return  # the weights moved on before all were measured
         loss_sum, num_tokens = sum(loss for loss, _ in measured), sum(count for _, count in measured)
         self._eval_loss = (step, loss_sum / num_tokens)
+        self._history.evaluated(Evaluation(step, loss_sum / num_tokens))
         self._on_event("evaluated", {"step": step, "loss": loss_sum / num_tokens, "num_tokens": num_tokens})
 
     async def _evaluate_one(self, step: int, number: int) -> tuple[float, int] | None:
