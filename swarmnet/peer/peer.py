@@ -390,11 +390,13 @@ class Peer:
         step, num_tokens = last.step, last.num_tokens
         norm = math.sqrt(sum(commits[stage].grad_sq_norm for stage in sorted(commits)))
         rate = rate_of(self.manifest.optimizer, step, replica.member.horizon)
-        self._history.applied(
-            StepFigures(step, last.loss_sum, num_tokens, norm / max(num_tokens, 1), rate, self._now())
-        )
+        figures = StepFigures(step, last.loss_sum, num_tokens, norm / max(num_tokens, 1), rate, self._now())
+        self._history.applied(figures)
+        loss = last.loss_sum / num_tokens if num_tokens else 0.0
+        fields = {"loss": loss, "num_tokens": num_tokens, "grad_norm": figures.grad_norm, "learning_rate": rate}
+        self._on_event("figures", {"step": step, **fields})
         if num_tokens:
-            self._loss = (step, last.loss_sum / num_tokens)
+            self._loss = (step, loss)
             self._pace.append((self._now(), step, num_tokens))
 
     def _count(self, replica: Replica) -> None:
