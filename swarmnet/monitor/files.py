@@ -248,7 +248,11 @@ class WeightsAndBiases:
 
         try:
             self._run: Any = wandb.init(
-                project=project, id=f"swarmnet-{run[:12]}", name=f"swarmnet {run[:12]}", resume="allow"
+                project=project,
+                id=f"swarmnet-{run[:12]}",
+                name=f"swarmnet {run[:12]}",
+                resume="allow",
+                settings=wandb.Settings(console="off"),  # the terminal is the screen's
             )
         except wandb.Error as error:
             raise UsageError(f"--wandb {project}: {' '.join(str(error).split())}") from error

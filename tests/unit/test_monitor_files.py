@@ -169,7 +169,7 @@ class FakeRun:
 
 def test_weights_and_biases_get_steps_in_order_and_none_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     made, asked = FakeRun(step=2), dict[str, Any]()
-    fake = SimpleNamespace(init=lambda **words: (asked.update(words), made)[1], Error=RuntimeError)
+    fake = SimpleNamespace(init=lambda **words: (asked.update(words), made)[1], Error=RuntimeError, Settings=dict)
     monkeypatch.setitem(sys.modules, "wandb", fake)
     sink = WeightsAndBiases("swarms", RUN)
     assert (asked["project"], asked["id"], asked["resume"]) == ("swarms", f"swarmnet-{RUN[:12]}", "allow")
@@ -190,7 +190,7 @@ def test_weights_and_biases_that_refuse_are_one_line(monkeypatch: pytest.MonkeyP
     def refuse(**_: object) -> None:
         raise RuntimeError("no API key\nrun wandb login")
 
-    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=refuse, Error=RuntimeError))
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=refuse, Error=RuntimeError, Settings=dict))
     with pytest.raises(UsageError, match="--wandb swarms: no API key run wandb login"):
         WeightsAndBiases("swarms", RUN)
 
