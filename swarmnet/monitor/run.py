@@ -27,6 +27,7 @@ from swarmnet.monitor.files import CsvFile, CurveFile, CurvePicture, TensorBoard
 from swarmnet.monitor.presence import Presence, synced
 from swarmnet.monitor.view import JsonLines, WatchScreen
 from swarmnet.net.stop import stopped_by_signal, unless_stopped
+from swarmnet.peer.joining import fetch_manifest
 from swarmnet.peer.status import Onlooker, Waiting, exit_code, looking_on
 from swarmnet.peer.swarm_health import Assessment
 from swarmnet.telemetry.plot import Mark
@@ -37,6 +38,9 @@ MOST_ASKED, MOST_TRAINERS = 7, 3
 
 ASK_S, AGAIN_S = 3.0, 5.0
 """How long an answer may take, and when one that gave none is asked again."""
+
+_MOST_MANIFESTS = 2
+"""Members that are asked for the manifest in one look, until one has given it."""
 
 _MOST_ANSWERS = 10
 """Of one member in one look: more than it remembers."""
@@ -213,6 +217,8 @@ class Watcher:
         self._addresses.clear()
         self._addresses |= {each.peer: each.addresses for each in able}
         ready = [each for each in able if self._silent.get(each.peer, now) <= now]
+        if self._onlooker.admissions is None:
+            ready = await self._admitted(ready)
         serving = [each for each in ready if each.stages]
         # Those of the last stage first, which made the commits; all others believe them by their signatures.
         serving.sort(key=lambda each: (-max(status.stage for status in each.stages), self._shuffled(each.peer)))
@@ -226,6 +232,18 @@ class Watcher:
             told |= each
         versions = self._curve.evaluated(told, steps=found.steps)
         return [each.peer for each, answered in zip(serving, heard, strict=False) if answered], versions
+
+    async def _admitted(self, ready: list[Record]) -> list[Record]:
+        """Those of them that the run's manifest admits, once somebody has given it: its hash is the run's id."""
+        some = sorted(ready, key=lambda each: self._shuffled(each.peer))[:_MOST_MANIFESTS]
+        failed = lambda peer, error: None  # noqa: E731  # another one will have it
+        peers = [each.peer for each in some if each.stages or each.feeds]
+        manifest = await fetch_manifest(self._transport, self._onlooker.run, peers, on_failure=failed)
+        if manifest is None:
+            return ready
+        self._onlooker.learn(manifest)
+        admitted = {each.peer for each in self._onlooker.directory.known()}
+        return [each for each in ready if each.peer in admitted]
 
     def _shuffled(self, peer: PeerId) -> int:
         """The same order for as long as this process lives, another one in each."""

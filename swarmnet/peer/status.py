@@ -28,6 +28,7 @@ from swarmnet.peer.swarm_health import NO_BOOTSTRAP, AdmissionLine, Assessment, 
 from swarmnet.telemetry.screen import duration
 
 if TYPE_CHECKING:
+    from swarmnet.manifest.schema import Manifest
     from swarmnet.net.dht import DhtDirectory
 
 _UNBOUNDED = 10_000  # columns of a pipe
@@ -127,11 +128,12 @@ class Waiting:
             self._say(f"swarmnet {self.command}: waiting for {self.what}, {self.so_far_s:.0f} s so far")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Onlooker:
     """Who looks at a run from outside: as a client of its DHT that stores nothing.
 
-    until: loop time at which it makes do with what it has.
+    admissions: who is admitted; None: unknown, nobody has given the manifest yet. until: loop time at which it makes
+    do with what it has.
     """
 
     run: RunId
@@ -157,6 +159,12 @@ class Onlooker:
                 file=sys.stderr,
             )
         return records
+
+    def learn(self, manifest: Manifest) -> None:
+        """The run's manifest has come: from now on only records of admitted peers are heard."""
+        terms = RunTerms.of(manifest)
+        self.admissions = admissions_of(terms)
+        self.directory.learn(terms.num_stages, self.admissions)
 
     def assess(self, records: tuple[Record, ...]) -> Assessment:
         """What they amount to."""

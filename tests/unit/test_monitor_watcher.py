@@ -14,6 +14,8 @@ import pytest
 from swarmnet.directory import Record, StageStatus
 from swarmnet.errors import PeerGone, RejectCode, UsageError
 from swarmnet.ids import Chain, PeerId, Restart, RunId
+from swarmnet.manifest.file import run_id, to_toml
+from swarmnet.manifest.schema import Admission, Manifest
 from swarmnet.messages import (
     MAX_FIGURES,
     Answer,
@@ -21,6 +23,8 @@ from swarmnet.messages import (
     Evaluation,
     History,
     HistoryRequest,
+    ManifestData,
+    ManifestRequest,
     Rejected,
     Request,
     StepFigures,
@@ -28,6 +32,8 @@ from swarmnet.messages import (
 from swarmnet.monitor.files import CsvFile
 from swarmnet.monitor.presence import Presence
 from swarmnet.monitor.run import GONE_S, Watcher, WatchOptions
+from swarmnet.net.admission import Admissions
+from swarmnet.net.identity import Identity
 from swarmnet.peer.status import Onlooker, Waiting
 from swarmnet.peer.swarm_health import assess
 from swarmnet.simulate.clock import VirtualLoop
@@ -60,29 +66,40 @@ class Members:
 
     num_stages = 1
 
-    def __init__(self, answers: dict[str, Answering], *looks: list[Record]) -> None:
-        self._answers, self._looks = answers, list(looks)
+    def __init__(self, answers: dict[str, Answering], *looks: list[Record], toml: str = "") -> None:
+        """toml: the manifest, which all who answer give."""
+        self._answers, self._looks, self._toml = answers, list(looks), toml
+        self._admissions: Admissions | None = None
         self.asked: list[tuple[PeerId, int]] = []
 
     async def records(self) -> tuple[Record, ...]:
-        found = self._looks[0]
+        found = self.known()
         self._looks = self._looks[1:] or self._looks
-        return tuple(found)
+        return found
+
+    def known(self) -> tuple[Record, ...]:
+        admits = lambda each: self._admissions is None or self._admissions.admitted(each.peer, "stage", now=0.0)  # noqa: E731
+        return tuple(each for each in self._looks[0] if admits(each))
+
+    def learn(self, num_stages: int, admissions: Admissions) -> None:
+        self._admissions = admissions
 
     async def call(
         self, peer: PeerId, request: Request, payload: object, *, deadline: float
     ) -> AsyncGenerator[Answer, None]:
-        assert isinstance(request, HistoryRequest)
-        self.asked.append((peer, request.since))
-        if peer not in self._answers:
+        if isinstance(request, ManifestRequest) and peer in self._answers and self._toml:
+            yield ManifestData(self._toml)
+            return
+        if not isinstance(request, HistoryRequest) or peer not in self._answers:
             raise PeerGone("nobody listens", peer=peer)
+        self.asked.append((peer, request.since))
         yield self._answers[peer](request)
 
 
-def watch(members: Members, options: WatchOptions, csv: CsvFile | None = None) -> int:
+def watch(members: Members, options: WatchOptions, csv: CsvFile | None = None, run: RunId = RUN) -> int:
     async def story() -> int:
         until = asyncio.get_running_loop().time() + 10
-        onlooker = Onlooker(RUN, cast(Any, members), None, until)
+        onlooker = Onlooker(run, cast(Any, members), None, until)
         watcher = Watcher(onlooker, cast(Any, members), {}, options, csv)
         try:
             return await watcher.run(Waiting())
@@ -144,6 +161,21 @@ def test_what_strangers_say_is_text_on_a_terminal(capsys: pytest.CaptureFixture[
     assert watch(Members({"a": honest}, [hostile]), WatchOptions(once=True)) == 0
     out = capsys.readouterr().out
     assert "\x1b" not in out and "\x07" not in out and "step 6/6  loss 0.3750" in out
+
+
+def test_in_a_run_by_invitation_the_uninvited_are_not_asked(capsys: pytest.CaptureFixture[str]) -> None:
+    owner = Identity.generate()
+    manifest = Manifest(admission=Admission(policy="invite", key=owner.peer))
+    uninvited = [replace(each, run=run_id(manifest)) for each in THREE]
+    members = Members({"a": lying, "b": lying, "l": lying}, uninvited, toml=to_toml(manifest))
+    watch(members, WatchOptions(as_json=True, once=True), run=run_id(manifest))
+    assert not members.asked and not [each for each in said(capsys) if each["event"] == "step"]
+
+
+def test_a_manifest_that_is_not_the_runs_changes_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    members = Members({"a": honest}, THREE[:1], toml=to_toml(Manifest()))
+    assert watch(members, WatchOptions(as_json=True, once=True)) == 0
+    assert len([each for each in said(capsys) if each["event"] == "step"]) == 6
 
 
 def test_who_comes_and_goes_is_said(capsys: pytest.CaptureFixture[str]) -> None:
