@@ -591,7 +591,20 @@ class ManifestRequest:
     """The run's manifest, as canonical bytes, and what its owner has signed since."""
 
 
-Request = Process | Fetch | Part | SnapshotRequest | TrailRequest | ManifestRequest | DialBack | LineTest
+@dataclass(frozen=True, slots=True)
+class HistoryRequest:
+    """What came of the run's steps? Anybody may ask."""
+
+    since: Step = 0
+    """The first step that is wanted."""
+
+
+Request = (
+    Process | Fetch | Part | SnapshotRequest | TrailRequest | ManifestRequest | DialBack | LineTest | HistoryRequest
+)
+
+STRANGERS_ASK = (ManifestRequest, HistoryRequest)
+"""What is answered to who has not greeted: one without a run yet, or who only looks on."""
 
 
 def gives_way(request: Request) -> bool:
@@ -731,6 +744,46 @@ class ManifestData:
     """All that the callee knows, a line each."""
 
 
+MAX_FIGURES = 256
+"""Steps in one answer: about 12 KB."""
+
+MAX_EVALUATIONS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class StepFigures:
+    """What came of one step."""
+
+    step: Step
+    loss_sum: float
+    """Nats, as in the last stage's commit."""
+    num_tokens: Count
+    grad_norm: NotNegative
+    """Of the mean gradient of all stages, before it is clipped."""
+    learning_rate: NotNegative
+    ago_s: NotNegative
+    """Seconds since the callee applied it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """Held-out loss, nats per token, of the weights of a version."""
+
+    version: Step
+    loss: float
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """The answer to `HistoryRequest`: what the callee remembers, oldest first. Of many steps it has the first ones:
+    ask again for those after them."""
+
+    figures: Annotated[tuple[StepFigures, ...], Entries(MAX_FIGURES)] = ()
+    """Of a replica."""
+    evaluations: Annotated[tuple[Evaluation, ...], Entries(MAX_EVALUATIONS)] = ()
+    """Of a trainer."""
+
+
 @dataclass(frozen=True, slots=True)
 class DialledBack:
     """The answer to `DialBack`."""
@@ -762,4 +815,5 @@ Answer = (
     | ManifestData
     | DialledBack
     | LineTested
+    | History
 )

@@ -22,6 +22,7 @@ from swarmnet.messages import (
     Control,
     DialBack,
     DialledBack,
+    Evaluation,
     Evicted,
     Execute,
     Fetch,
@@ -30,6 +31,8 @@ from swarmnet.messages import (
     Gradient,
     Granted,
     Heartbeat,
+    History,
+    HistoryRequest,
     Late,
     LineQuality,
     LineTest,
@@ -54,6 +57,7 @@ from swarmnet.messages import (
     SnapshotPiece,
     SnapshotRequest,
     Stamp,
+    StepFigures,
     TrailRequest,
     TrailStep,
     Trouble,
@@ -115,6 +119,7 @@ REQUESTS = (
     ManifestRequest(),
     DialBack(),
     LineTest(1 << 20),
+    HistoryRequest(7),
 )
 ANSWERS = (
     Accepted(),
@@ -131,6 +136,9 @@ ANSWERS = (
     ManifestData('[model]\nname = "é"\n'),
     DialledBack(True, "no way there"),
     LineTested((TENSOR,)),
+    History(
+        (StepFigures(7, 12.5, 64, 0.75, 1e-3, 2.5), StepFigures(8, 12.25, 64, 0.5, 1e-3, 0.5)), (Evaluation(8, 0.25),)
+    ),
     GreetFirst(),
     Pulse(),
     Done(),

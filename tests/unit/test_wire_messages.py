@@ -26,6 +26,7 @@ from swarmnet.messages import (
     Committed,
     DialBack,
     DialledBack,
+    Evaluation,
     Evicted,
     Execute,
     Fetch,
@@ -34,6 +35,8 @@ from swarmnet.messages import (
     Gradient,
     Granted,
     Heartbeat,
+    History,
+    HistoryRequest,
     Late,
     LineQuality,
     LineTest,
@@ -57,6 +60,7 @@ from swarmnet.messages import (
     SnapshotPiece,
     SnapshotRequest,
     Stamp,
+    StepFigures,
     TrailRequest,
     TrailStep,
     Trouble,
@@ -191,6 +195,7 @@ requests: dict[type, st.SearchStrategy] = {
     ManifestRequest: st.builds(ManifestRequest),
     DialBack: st.builds(DialBack, port=st.integers(0, 65535)),
     LineTest: st.builds(LineTest, st.integers(0, MAX_LINE_TEST)),
+    HistoryRequest: st.builds(HistoryRequest, steps),
 }  # fmt: skip
 versions = st.integers(-1, 1 << 53)
 losses = st.dictionaries(index, st.tuples(finite, counts), max_size=5)
@@ -221,6 +226,13 @@ answers: dict[type, st.SearchStrategy] = {
     SnapshotPiece: st.builds(SnapshotPiece),
     DialledBack: st.builds(DialledBack, st.booleans(), words),
     LineTested: st.builds(LineTested),
+    History: st.builds(
+        History,
+        st.lists(
+            st.builds(StepFigures, steps, finite, counts, not_negative, not_negative, not_negative), max_size=3
+        ).map(tuple),
+        st.lists(st.builds(Evaluation, steps, finite), max_size=3).map(tuple),
+    ),
     ManifestData: st.builds(ManifestData, st.text(max_size=100)),
     GreetFirst: st.builds(GreetFirst),
     Pulse: st.builds(Pulse),
