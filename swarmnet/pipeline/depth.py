@@ -29,10 +29,12 @@ def slots_enough(held: float, pace_s: float, share: float, *, before: int = 0, o
 
     share: how many of a step's microbatches come to it. before, onward: stages before its own, and from its own on.
     `held / pace_s` flow in a long step. Twice as many more wait for their weight pass alone, a third of their compute:
-    that is what a device has to do at the end of a step, while the last gradients are on their way to it and, half as
-    long for a stage, to the stages before. One more than fits, since they come unevenly.
+    that is what a device has to do at the end of a step, while the last gradients are on their way to it. All stages
+    take what the first one sends on, so `held` is taken as it is there; later ones a quarter more, since each measures
+    for itself, and who refuses a call holds up the others. One more than fits, since they come unevenly.
     """
-    return min(math.ceil((3 + 1.5 * before / onward) * held / pace_s), math.ceil(share)) + 1
+    first = held + before * (held - pace_s / 3) / onward
+    return min(math.ceil((3.75 if before else 3) * first / pace_s), math.ceil(share)) + 1
 
 
 class Depth:
@@ -43,21 +45,27 @@ class Depth:
 
     def __init__(self, before: int, onward: int, *, most: int) -> None:
         self._before, self._onward, self.most = before, onward, most
-        self._held_s = self._held_before_s = math.inf  # the least of this step, and of the last one with any
+        self._least_s: list[float] = []  # of this step, the two shortest times for which one was held
+        self._held_before_s = math.inf  # of the last step with any
         self._computes: collections.deque[float] = collections.deque(maxlen=_SAMPLES)
 
     def counted(self, held: float, compute_s: float) -> bool:
-        """A microbatch was computed to the end. held: seconds to its answer, and of its weight pass. Was it the fastest
-        of its step?"""
+        """A microbatch was computed to the end. held: seconds to its answer, and of its weight pass. Is the way another
+        than was believed?"""
         self._computes.append(compute_s)
-        fastest = held < self._held_s
-        self._held_s = min(self._held_s, held)
-        return fastest
+        before = self._held_s
+        self._least_s = sorted([*self._least_s, held])[:2]
+        return self._held_s != before
+
+    @property
+    def _held_s(self) -> float:
+        """The shortest of this step but one: a stage behind may have been told to begin with one before it came."""
+        return self._least_s[-1] if self._least_s else math.inf
 
     def next_step(self) -> None:
         """Ways change: what was seen two steps ago is forgotten."""
-        if self._held_s < math.inf:
-            self._held_before_s, self._held_s = self._held_s, math.inf
+        if self._least_s:
+            self._held_before_s, self._least_s = self._held_s, []
 
     def slots(self, share: float) -> int:
         """How many from now on. share: of a step's microbatches, about this replica's part."""

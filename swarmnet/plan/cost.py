@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 from swarmnet.manifest.schema import StageSpec
 from swarmnet.model.cut import balance, cut_layers, head_flops, layer_flops
+from swarmnet.pipeline.depth import slots_enough
 
 BYTES = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0, "int8": 1.016, "bnb8": 1.016, "nf4": 0.563, "int64": 8.0}
 """Of an element, by codec (docs/codecs.md)."""
@@ -170,8 +171,7 @@ def cost(load: Load, site: Site, way: Way) -> Cost:
     # Cores that all peers share go at the pace of all their work.
     busy_s = max(device_s, load.crowd * held * mean_s)
     narrowest_s = max(busy_s, line_s)
-    # One more than fits exactly, since microbatches come unevenly; and no more than come at all.
-    slots = min(math.ceil(held_s / narrowest_s), math.ceil(share)) + 1
+    slots = slots_enough(held_s, narrowest_s, share, onward=stages)
     flying = min(way.slots, most)
     # Device, line and slots each set a pace, and who is near two of them waits for either at times.
     on_way_s = (stages - 1) * (there_s + back_s)

@@ -214,7 +214,7 @@ def test_a_line_chooses_and_says_what_else_would_cost(asked, capsys) -> None:
     rows = [line.split() for line in out.splitlines() if " x 8 " in line]
     assert [row[0] for row in rows].count("*") == 1 and ["exact", "int64"] in [row[:2] for row in rows]
     config = tomllib.loads(Path("run.peer.toml").read_text("utf-8"))
-    assert config["device"] == "cuda" and 3 <= config["slots"] <= 8
+    assert config["device"] == "cuda" and 9 <= config["slots"] <= 24
     assert "next: swarmnet local" in out and "wrote run.peer.toml: slots = " in out
     # What follows from a chosen sync comes with it.
     assert typed(f"init --mbit 1 --device cuda --tflops 60 --replicas 8 --force {LARGE}") == 0

@@ -107,11 +107,11 @@ def test_techniques_send_what_is_known_of_them() -> None:
     assert set(volumes(replace(LOAD, replicas=1), 10, 50).values()) == {0.0, sent["pipeline"] * 4}
 
 
-def test_two_thirds_of_a_slot_a_stage_and_what_latency_takes() -> None:
+def test_slots_for_each_stage_and_for_what_latency_takes() -> None:
     near = replace(SITE, round_trip_s=1e-6, bytes_per_s=1e15)
-    assert cost(replace(LOAD, stages=12, microbatches=400), near, WAY).slots == 8 + 1 + 1
+    assert cost(replace(LOAD, stages=12, microbatches=400), near, WAY).slots == 3 * 8 + 2 + 1
     far = cost(replace(LOAD, stages=12, microbatches=400), replace(near, round_trip_s=0.2), WAY).slots
-    assert far == 8 + 1 + 1 + 6, "12 x 1.5 round trips of a third of a microbatch each"
+    assert far == 3 * (8 + 6) + 2 + 1, "12 x 1.5 round trips of a third of a microbatch each"
 
 
 def test_a_stage_is_as_large_and_as_slow_as_the_heaviest() -> None:
