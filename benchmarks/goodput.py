@@ -2,7 +2,7 @@
 
     python benchmarks/goodput.py [--json FILE] [--plot FILE] [--quick]
 
-`swarmnet simulate`'s machinery: 64 equal peers in four stages and three regions, 10 to 100 ms apart, 192 microbatches a
+`swarmnet simulate`'s machinery: 64 equal peers in four stages and three regions, 10 to 100 ms apart, 384 microbatches a
 step, one second of compute each. A replica is killed every 15 s and is back 30 s later, without its weights.
 `goodput` is microbatches per second over those of the same fleet without kills; every committed sum and every version
 of the weights is held against one process, so the loss curve is the undisturbed one, or the run ends in an error. One
@@ -167,12 +167,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there, too")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the control's losses (needs the extra `plot`)")
-    parser.add_argument("--quick", action="store_true", help="8 peers, four steps")
+    parser.add_argument("--quick", action="store_true", help="8 peers")
     typed = parser.parse_args()
     if typed.quick:
-        found = measure(peers=8, microbatches=12, steps=4, toy_steps=40)
+        found = measure(peers=8, microbatches=24, steps=3, toy_steps=40)
     else:
-        found = measure(peers=64, microbatches=192, steps=15, toy_steps=TOY_STEPS)
+        found = measure(peers=64, microbatches=384, steps=3, toy_steps=TOY_STEPS)
     control = found["without_ledger"]
     print(f"{found['peers']} peers, {found['kills']} kills in {found['steps']} steps, one every {KILL_EVERY_S:g} s,")
     print(f"back after {BACK_S:g} s: {found['away']:.1%} of the peers are away")

@@ -166,7 +166,7 @@ def text_of(found: Mapping[str, Any]) -> str:
     where = ", ".join(f"{count} in {name}" for name, count in found["regions"].items())
     lines = [
         f"{found['peers']} peers in {found['stages']} stages ({where}), speed {found['speed']:.1f} in all, "
-        f"{found['slots']} slots, {found['microbatches']} microbatches a step, seed {found['seed']}",
+        f"{found['slots'] or 'automatic'} slots, {found['microbatches']} microbatches a step, seed {found['seed']}",
         f"{found['steps_done']} of {found['steps']} steps in {found['virtual_s']:.1f} virtual seconds "
         f"({found['wall_s']:.1f} s here)" + (", interrupted" if found.get("interrupted") else ""),
     ]

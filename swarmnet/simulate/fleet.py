@@ -56,7 +56,7 @@ class FleetRun(Table):
     activation_bytes: Annotated[float, Field(ge=4, le=1e12)] = says(1e6, "across a boundary, each way, a microbatch")
     parameter_bytes: Amount = says(1e7, "of a stage's sum, as it travels")
     state_bytes: Amount = says(4e7, "of a stage's state, as a joiner fetches it")
-    slots: Count = says(0, "microbatches in flight of a peer; 0: two thirds of the stages and two, at least 4")
+    slots: Count = says(0, "microbatches in flight of a peer; 0: as many as it finds enough (docs/routing.md)")
     trainers: Positive = says(1, "who feed the run")
     routing: str = says("least_time", "the rule by which a replica is called")
     rebalance: bool = says(True, "peers move to the stage that needs them more")
@@ -220,7 +220,7 @@ def drawn(said: FleetFile, groups: Sequence[FleetGroup], here: str) -> Fleet:
         steps=run.steps,
         trainers=run.trainers,
         sync=run.sync,
-        slots=_slots(run),
+        slots=run.slots,
         memo_bytes=round(512e6 / scale) + (1 << 16),
         forward_s=run.microbatch_s / 3,
         averaging_s=max(run.averaging_s, 0.001),
@@ -250,10 +250,6 @@ def drawn(said: FleetFile, groups: Sequence[FleetGroup], here: str) -> Fleet:
     )
 
 
-def _slots(run: FleetRun) -> int:
-    return run.slots or max(2 * run.stages // 3 + 2, 4)
-
-
 def _between(rng: random.Random, span: Sequence[float]) -> float:
     return math.exp(rng.uniform(math.log(span[0]), math.log(span[-1])))
 
@@ -278,7 +274,7 @@ def _machine(said: FleetFile, groups: Sequence[FleetGroup], rng: random.Random, 
         _between(rng, kind.speed),
         1e6 / 8 * _between(rng, kind.up_mbit),
         1e6 / 8 * _between(rng, kind.down_mbit),
-        min(_slots(run), int(left / run.activation_bytes)),
+        min(run.slots or run.microbatches, int(left / run.activation_bytes)),
         regions.index(kind.region) if kind.region else rng.randrange(len(regions)),
         memory,
     )
