@@ -172,7 +172,7 @@ def main() -> None:
     if typed.quick:
         found = measure(peers=8, microbatches=24, steps=3, toy_steps=40)
     else:
-        found = measure(peers=64, microbatches=384, steps=3, toy_steps=TOY_STEPS)
+        found = measure(peers=64, microbatches=384, steps=2, toy_steps=TOY_STEPS)
     control = found["without_ledger"]
     print(f"{found['peers']} peers, {found['kills']} kills in {found['steps']} steps, one every {KILL_EVERY_S:g} s,")
     print(f"back after {BACK_S:g} s: {found['away']:.1%} of the peers are away")
