@@ -141,12 +141,12 @@ class StateSupply:
 
     def dead(self, record: Record) -> bool:
         """Is the process behind this record known to have ended?"""
-        return any(
-            seen is not None and seen.dead and seen.incarnation == record.incarnation
-            for replica in self._replicas.values()
-            for status in record.stages
-            for seen in (replica.member.view.get(record.peer, status.stage),)
-        )
+        for replica in self._replicas.values():
+            for status in record.stages:
+                seen = replica.member.view.get(record.peer, status.stage)
+                if seen is not None and seen.dead and seen.incarnation == record.incarnation:
+                    return True
+        return False
 
     def _words_of_others(self, now: float) -> list[RestartReport]:
         """What the others say of restarts. Whose heartbeats should reach me and do not is not heard, whatever its

@@ -317,9 +317,12 @@ class Keeper:
 
     def _excused(self, now: float) -> frozenset[PeerId]:
         """The mates that sit out: they count nothing and fetch the sum. Only the worst, if too few would be left."""
+        shunned = self.view.shunned(now=now)
+        if not (shunned or self._strikes.ends(now=now)):
+            return frozenset()
         live = self._membership.live(self.stamp.stage, now=now)
         mates = (live | {peer for peer, _ in self.view.mates()}) - {self.view.me}
-        return sitting(mates, self._strikes, self.view.shunned(now=now), live, now=now)
+        return sitting(mates, self._strikes, shunned, live, now=now)
 
     def _leave_silent(self, now: float) -> list[Action]:
         """Rule 14: leave out mates that are heard and do not report.

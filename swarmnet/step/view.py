@@ -140,13 +140,13 @@ class View:
         """Mates that I have heard for a while, and that answered nothing meanwhile on a connection that I opened."""
         # It only reduces nothing for that, and is suspected of nothing.
         limit_s = max(self.timers.suspect_s / 2, self.beat_s + _ASKED_S)
-        return tuple(
-            sorted(
-                peer
-                for peer, seen in self.mates()
-                if now - seen.since > limit_s < self.reach_age(peer, now=now) and self.alive(peer, now=now)
-            )
-        )
+        reached_at = self._reached_at
+        found = [
+            peer
+            for peer, seen in self._seen.get(self.stage, {}).items()
+            if now - seen.since > limit_s < now - reached_at.get(peer, -math.inf) and peer != self.me
+        ]
+        return tuple(sorted(peer for peer in found if self.alive(peer, now=now)))
 
     def answers(self, peer: PeerId, *, now: float) -> bool:
         """Can I call this peer, for all I know? False if I no longer can, though I may hear it: a firewall."""
@@ -215,8 +215,11 @@ class View:
         """Heard within the silence limit and not known dead. I am always alive."""
         if peer == self.me:
             return True
-        seen = self.get(peer, stage)
-        return seen is not None and not seen.dead and now - seen.heard_at <= self.silence_limit(seen)
+        seen = self._seen.get(self.stage if stage is None else stage, {}).get(peer)
+        if seen is None or seen.dead:
+            return False
+        silent_s = now - seen.heard_at
+        return silent_s <= self.timers.suspect_s or silent_s <= self.silence_limit(seen)
 
     def may_live(self, peer: PeerId, *, now: float, stage: int | None = None) -> bool:
         """Alive, or one of a large stage whom I do not listen to."""
@@ -241,9 +244,13 @@ class View:
     def shunned(self, *, now: float) -> frozenset[PeerId]:
         """Mates that most others of my stage, two at least, go on without or cannot call: I need not wait for them to
         find out."""
-        live = {peer: seen for peer in self.live(self.stage, now=now) if (seen := self.get(peer)) is not None}
-        said = Counter(of for peer, seen in live.items() for of in {*seen.sitting, *seen.unreached} - {peer})
+        known = self._seen.get(self.stage, {})
+        # Mine is one voice: where nobody else says anything of anybody, as most of the time, there are never two.
+        if not any(seen.sitting or seen.unreached for seen in known.values()):
+            return frozenset()
         mine = self.unreached(now=now)
+        live = {peer: known[peer] for peer in self.live(self.stage, now=now)}
+        said = Counter(of for peer, seen in live.items() for of in {*seen.sitting, *seen.unreached} - {peer})
         said.update(mine)
         return frozenset(
             of for of, voices in said.items() if voices > 1 and 2 * voices > len(live.keys() - {of}) + (of in mine)
@@ -256,15 +263,22 @@ class View:
 
     def live(self, stage: int, *, now: float) -> list[PeerId]:
         """Synced live replicas of a stage that I can call, sorted; in my own stage without me."""
-        seen = self._seen.get(stage, {})
-        return sorted(
+        suspect_s, long_s, reached_at = self.timers.suspect_s, self.timers.long_silence_s, self._reached_at
+        found = [
             peer
-            for peer, s in seen.items()
-            if s.synced
-            and (stage, peer) != (self.stage, self.me)
-            and self.alive(peer, now=now, stage=stage)
-            and self.answers(peer, now=now)
-        )
+            for peer, seen in self._seen.get(stage, {}).items()
+            if seen.synced
+            # As `alive` and `answers` have it, without a call for each.
+            and (
+                (not seen.dead and (now - seen.heard_at <= suspect_s or self.alive(peer, now=now, stage=stage)))
+                or peer == self.me
+            )
+            and (peer not in reached_at or now - reached_at[peer] <= long_s)
+        ]
+        if stage == self.stage and self.me in found:
+            found.remove(self.me)
+        found.sort()
+        return found
 
     def mates(self) -> Iterator[tuple[PeerId, Seen]]:
         """All known replicas of my stage but me, dead ones included."""
