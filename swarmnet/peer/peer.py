@@ -174,6 +174,7 @@ class Peer:
         self.notices = notices or Notices(manifest.training.total_steps, run)
         self.replicas: dict[int, Replica] = {}
         self.records: dict[PeerId, Record] = {}
+        self._read: tuple[Record, ...] = ()
         """Everybody else's, as last read."""
         self._complaints: dict[int, Complaints] = {}
         self._rates = {stage: Rates(me) for stage in engines}
@@ -500,11 +501,11 @@ class Peer:
 
     def _is_astray(self) -> bool:
         """May the run have to go back, or have gone back? Then what peers of all stages say matters."""
-        supply = self._supply
+        supply, current = self._supply, self._supply.rollbacks.current
         return (
             supply.rollbacks.wanted is not None
             or any(not replica.member.synced or self._still_s(replica) for replica in self.replicas.values())
-            or any(max(record.restart, record.wants) > supply.rollbacks.current for record in self.records.values())
+            or any(record.restart > current or record.wants > current for record in self.records.values())
         )
 
     def _say_who_is_missing(self) -> None:
@@ -523,6 +524,10 @@ class Peer:
         """Read the records of the stages near mine, if it is time; whole: at once and of all, within bounds."""
         near = None if whole else self._near
         found = await self._directory.records(near, at_once=at_once or whole)
+        # Mostly it was not time to read.
+        if found is self._read:
+            return
+        self._read = found
         self.records = {record.peer: record for record in found if record.peer != self.me}
 
     @property
