@@ -132,6 +132,10 @@ class Commit:
     notice: Notice = ""
     """The run is longer from this step on."""
 
+    def __hash__(self) -> int:
+        # Of all fields it would take longer than most of what it is needed for.
+        return hash((self.stage, self.step, self.digest))
+
     def says(self, finished: Finished) -> bool:
         """Is `finished` the committed sum, bit by bit, whichever round made it?"""
         # Rounds may differ: the same contributions, summed again, are the same sum.

@@ -19,6 +19,7 @@ import functools
 import hashlib
 import math
 import struct
+from collections import Counter
 from collections.abc import Iterable, Mapping, Set
 from dataclasses import replace
 
@@ -112,6 +113,8 @@ class Membership:
         self._listed: dict[
             int, dict[PeerId, frozenset[Commit]]
         ] = {}  # stage -> replica -> the commits that it believes
+        self._believers: dict[tuple[int, int], Counter[Commit]] = {}  # the same, by what the commits are of
+        self._voted: dict[Commit, tuple[frozenset[PeerId], Commit]] = {}  # with the votes of those who count
         self._given_up: set[Commit] = set()  # sums of the open step
         self._convicted: set[PeerId] = set()
         self._alone: set[PeerId] = set()  # replicas that believed what nobody committed
@@ -196,7 +199,10 @@ class Membership:
                     self._lives.pop(peer, None)
         self._name_odd(commits)
         for stage, told in self._listed.items():
-            self._listed[stage] = {peer: told[peer] for peer in told if self._view.get(peer, stage) is not None}
+            for peer in [peer for peer in told if self._view.get(peer, stage) is None]:
+                self._believes(peer, stage, frozenset())
+                del told[peer]
+        self._voted.clear()
         self._given_up.clear()
         steps = [commit.step for commit in commits]
         if steps:
@@ -217,7 +223,9 @@ class Membership:
             for peer, listed in told.items():
                 for commit in listed:
                     of = made.get((commit.stage, commit.step))
-                    if of is not None and commit != of and peer not in self._alone and len(self._alone) < _MOST_ODD:
+                    if of is None or commit is of or commit == of:
+                        continue
+                    if peer not in self._alone and len(self._alone) < _MOST_ODD:
                         self._alone.add(peer)
                         self.notes.append(
                             note(
@@ -231,6 +239,8 @@ class Membership:
         self._presumed.clear()
         for known in (self._counting, self._lives, self._votes, self._heard_at, self._listed, self._given_up):
             known.clear()
+        self._believers.clear()
+        self._voted.clear()
 
     # ------------------------------------------------------------ votes
 
@@ -263,9 +273,11 @@ class Membership:
             return False
         for other in others[: max(len(others) + 1 - _MOST_SUMS, 0)]:
             del found[other][peer]
+            self._voted.pop(other, None)
             if not found[other]:
                 del found[other], self._heard_at[other]
         found.setdefault(commit, {})[peer] = signature
+        self._voted.pop(commit, None)
         self._heard_at.setdefault(commit, now)
         return True
 
@@ -274,15 +286,19 @@ class Membership:
 
         A convict's vote is passed over: those who tell of the commit need not know.
         """
+        # Most were told before: to look for each of them would hash the commit each time.
+        known = self._votes_of(commit)
         return all(
-            self.hear_vote(commit, vote.peer, vote.signature, now=now) or vote.peer in self._convicted
+            known.get(vote.peer) == vote.signature
+            or self.hear_vote(commit, vote.peer, vote.signature, now=now)
+            or vote.peer in self._convicted
             for vote in commit.votes
         )
 
     def lists(self, peer: PeerId, stage: int, commits: Iterable[Commit]) -> None:
         """Record that a replica of `stage`, which I hear, believes these commits."""
         if self._view.get(peer, stage) is not None:
-            self._listed.setdefault(stage, {})[peer] = frozenset(commits)
+            self._believes(peer, stage, frozenset(commits))
 
     def digest_of(self, commits: Iterable[Commit]) -> bytes:
         """What stands for these commits in a heartbeat; b"" for none."""
@@ -292,27 +308,42 @@ class Membership:
     def told(self, peer: PeerId, commit: Commit) -> None:
         """Record that a replica that I hear believes this commit, besides what its heartbeats list."""
         for stage in {stage for stage, known, _ in self._view.known() if known == peer}:
-            told = self._listed.setdefault(stage, {})
-            others = (each for each in told.get(peer, ()) if (each.stage, each.step) != (commit.stage, commit.step))
-            told[peer] = frozenset({*others, commit})
+            told = self._listed.get(stage, {}).get(peer, ())
+            others = (each for each in told if (each.stage, each.step) != (commit.stage, commit.step))
+            self._believes(peer, stage, frozenset({*others, commit}))
+
+    def _believes(self, peer: PeerId, stage: int, commits: frozenset[Commit]) -> None:
+        told = self._listed.setdefault(stage, {})
+        before, told[peer] = told.get(peer, frozenset()), commits
+        for commit in commits - before:
+            self._believers.setdefault((commit.stage, commit.step), Counter())[commit] += 1
+        for commit in before - commits:
+            of = self._believers[commit.stage, commit.step]
+            of[commit] -= 1
+            if not of[commit]:
+                del of[commit]
+            if not of:
+                del self._believers[commit.stage, commit.step]
 
     def candidates(self, stage: int, step: int) -> list[Commit]:
         """What may have been committed, in no order that a voter could choose."""
-        listed = {
-            commit
-            for replicas in self._listed.values()
-            for commits in replicas.values()
-            for commit in commits
-            if (commit.stage, commit.step) == (stage, step)
-        }
-        return sorted(listed | self._votes.get((stage, step), {}).keys(), key=lambda c: (c.id, c.digest))
+        listed, voted = self._believers.get((stage, step)), self._votes.get((stage, step))
+        if not listed and not voted:
+            return []
+        return sorted({*(listed or ()), *(voted or ())}, key=lambda c: (c.id, c.digest))
 
     def with_votes(self, commit: Commit) -> Commit:
         """The same with all votes that I know of."""
-        votes = self._votes_of(commit)
         counting = self.keepers(commit.stage)
+        made = self._voted.get(commit)
+        # It is told to many.
+        if made is not None and made[0] == counting:
+            return made[1]
+        votes = self._votes_of(commit)
         first = sorted(votes, key=lambda peer: (peer not in counting, peer))[:MAX_VOTES]
-        return replace(commit, votes=tuple(Vote(peer, votes[peer]) for peer in first))
+        found = replace(commit, votes=tuple(Vote(peer, votes[peer]) for peer in first))
+        self._voted[commit] = counting, found
+        return found
 
     def certified(self, commit: Commit, *, without: Set[PeerId] = frozenset(), now: float) -> bool:
         """Have more than half of the roster, or of its live members, signed it?
@@ -386,17 +417,18 @@ class Barrier:
     def __init__(self, step: int, num_stages: int) -> None:
         self.step, self.num_stages = step, num_stages
         self._commits: dict[int, Commit] = {}
+        self._known: tuple[Commit, ...] | None = None  # in order, until another comes
 
     def add(self, commit: Commit) -> bool:
         """Take in a commit. Returns True if it is news."""
         if commit.step != self.step or not 0 <= commit.stage < self.num_stages or commit.stage in self._commits:
             return False
-        self._commits[commit.stage] = commit
+        self.replace(commit)
         return True
 
     def replace(self, commit: Commit) -> None:
         """Let this commit stand for its stage, whatever was known."""
-        self._commits[commit.stage] = commit
+        self._commits[commit.stage], self._known = commit, None
 
     def of(self, stage: int) -> Commit | None:
         """The commit of one stage, if known."""
@@ -405,7 +437,9 @@ class Barrier:
     @property
     def known(self) -> tuple[Commit, ...]:
         """Commits known so far, in stage order."""
-        return tuple(self._commits[stage] for stage in sorted(self._commits))
+        if self._known is None:
+            self._known = tuple(self._commits[stage] for stage in sorted(self._commits))
+        return self._known
 
     @property
     def complete(self) -> bool:

@@ -10,6 +10,7 @@ Suspicion decides progress, never correctness (docs/protocol.md, I2). Pure.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import math
 import statistics
@@ -68,6 +69,7 @@ class Seen:
     """Does more than heartbeats come from it, since the last one but one? Then silence is noticed sooner."""
 
 
+@functools.lru_cache(maxsize=4096)
 def stages_in(bits: bytes) -> frozenset[int]:
     """The stages of a heartbeat's `known`."""
     return frozenset(8 * at + bit for at, byte in enumerate(bits) if byte for bit in range(8) if byte >> bit & 1)
