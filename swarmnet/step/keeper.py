@@ -104,6 +104,7 @@ class Keeper:
         self._waited_s: dict[PeerId, float] = {}  # for the report of a mate that I hear, in all
         self._waiting_at: dict[PeerId, float] = {}  # when I last found that I wait for it
         self._level = False  # had everybody reported when that was last looked at?
+        self._live_at, self._living = (-math.inf, 0), list[PeerId]()  # mates; when that was looked up
         self.sitting = self._excused(now)
         self._last_since: dict[PeerId, float] = {}
         self._non_finite = NonFinite(stamp.step, max_void=shape.max_void)
@@ -355,12 +356,15 @@ class Keeper:
         return actions
 
     def _live(self, now: float) -> list[PeerId]:
-        version = self.stamp.step
-        return [
-            peer
-            for peer, seen in self.view.mates()
-            if seen.synced and self._is_open_at(seen) and not self.view.lost(peer, version, now=now)
-        ]
+        # Each `advance` asks several times.
+        if self._live_at != (now, self.view.changes):
+            self._live_at = now, self.view.changes
+            self._living = [
+                peer
+                for peer, seen in self.view.mates()
+                if seen.synced and self._is_open_at(seen) and not self.view.lost(peer, self.stamp.step, now=now)
+            ]
+        return self._living
 
     def _is_open_at(self, seen: Seen) -> bool:
         """Does this mate have the weights that the step is computed on?"""

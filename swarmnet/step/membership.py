@@ -107,6 +107,7 @@ class Membership:
         self._restart = NO_RESTART
         self._presumed: dict[int, frozenset[PeerId]] = {}  # of large stages
         self._counting: dict[int, dict[PeerId, int]] = {}  # stage -> who counts -> its last step
+        self._rosters: dict[int, frozenset[PeerId]] = {}  # what follows from it
         self._lives: dict[PeerId, int] = {}  # of my stage: the incarnation in which it first counted or contributed
         self._votes: dict[tuple[int, int], dict[Commit, dict[PeerId, bytes]]] = {}
         self._heard_at: dict[Commit, float] = {}  # its first vote
@@ -123,7 +124,9 @@ class Membership:
 
     def roster(self, stage: int) -> frozenset[PeerId]:
         """Who counts in that stage; empty while nothing of it is known."""
-        return _first(self._counting.get(stage, {}).keys() - self._convicted)
+        if (found := self._rosters.get(stage)) is None:
+            found = self._rosters[stage] = _first(self._counting.get(stage, {}).keys() - self._convicted)
+        return found
 
     def contributors(self, stage: int) -> Set[PeerId]:
         """All who have contributed lately to sums of a stage, more than may count."""
@@ -165,9 +168,9 @@ class Membership:
 
         A replica that was killed still counts for the others, but not for itself: they must agree on who keeps.
         """
-        counting = self._counting.get(self.stage, {}).keys() - self._convicted
-        if not counting or peer not in counting:
-            return bool(counting)
+        counting = self._counting.get(self.stage, {})
+        if peer not in counting or peer in self._convicted:
+            return bool(counting.keys() - self._convicted if self._convicted else counting)
         if peer == self.me:
             return peer not in self._lives
         seen = self._view.get(peer)
@@ -184,6 +187,7 @@ class Membership:
 
     def applied(self, commits: Iterable[Commit]) -> None:
         """A step is over: who has contributed counts, and who has been silent for long does not."""
+        self._rosters.clear()
         for commit in commits:
             of = self._counting.setdefault(commit.stage, {})
             signed = self._votes_of(commit).keys()  # those that I have checked
@@ -237,6 +241,7 @@ class Membership:
         """The run goes on from another version: nothing said before counts."""
         self._restart = restart
         self._presumed.clear()
+        self._rosters.clear()
         for known in (self._counting, self._lives, self._votes, self._heard_at, self._listed, self._given_up):
             known.clear()
         self._believers.clear()
@@ -269,6 +274,7 @@ class Membership:
         others = [other for other, votes in found.items() if peer in votes and other != commit]
         if any(other.id == commit.id for other in others):
             self._convicted.add(peer)
+            self._rosters.clear()
             self.notes.append(note("convicted", peer=peer, step=commit.step, reason="has signed two sums of one round"))
             return False
         for other in others[: max(len(others) + 1 - _MOST_SUMS, 0)]:

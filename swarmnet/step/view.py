@@ -91,12 +91,15 @@ class View:
         """Stages of which I hear a few replicas only: there silence of the others means nothing (`step.graph`)."""
         self.beat_s = timers.heartbeat_s
         """Between two heartbeats to a peer."""
+        self.changes = 0
+        """How often what decides who lives has changed: until then it need not be looked at again."""
         self._refused_at: dict[PeerId, float] = {}  # unknown peers where nobody listens
         self._seen: dict[int, dict[PeerId, Seen]] = {}
         self._reached_at: dict[PeerId, float] = {}  # who answered on a connection that I opened; the latest last
 
     def hear(self, peer: PeerId, beat: Heartbeat, *, now: float) -> bool:
         """Take in a heartbeat. Returns True if the peer is new, newly alive, or a new incarnation of itself."""
+        self.changes += 1
         stage = self._seen.setdefault(beat.stamp.stage, {})
         seen = stage.get(peer)
         # It was sent before the connection broke for good.
@@ -122,6 +125,7 @@ class View:
 
     def touch(self, peer: PeerId, *, now: float) -> None:
         """Any message is a sign of life."""
+        self.changes += 1
         for stage in self._seen.values():
             if peer in stage and not stage[peer].dead:
                 self._alive(stage[peer], now)
@@ -158,6 +162,7 @@ class View:
     def gone(self, peer: PeerId, *, now: float) -> bool:
         """The peer is definitely dead (nobody listens there). Returns True if that is news."""
         news = False
+        self.changes += 1
         self._reached_at.pop(peer, None)
         if not any(peer in stage for stage in self._seen.values()):
             self._refused_at[peer] = now
@@ -175,15 +180,18 @@ class View:
 
     def forget(self, peer: PeerId) -> None:
         """Know nothing of this peer any more."""
+        self.changes += 1
         for stage in self._seen.values():
             stage.pop(peer, None)
 
     def forget_all(self) -> None:
         """Forget all that others said; what I know of connections stays."""
+        self.changes += 1
         self._seen.clear()
 
     def forget_silent(self, *, now: float) -> None:
         """Drop replicas that were dead or silent for ten long silences; one that comes back is then new."""
+        self.changes += 1
         for stage in self._seen.values():
             for peer in [p for p, s in stage.items() if now - s.heard_at > 10 * self.timers.long_silence_s]:
                 del stage[peer]
@@ -194,6 +202,7 @@ class View:
 
     def hear_only(self, neighbours: Collection[PeerId], *, now: float) -> None:
         """Of large stages I listen to these from now on: who falls silent and is none of them need not be gone."""
+        self.changes += 1
         for stage in self.sparse & self._seen.keys():
             known = self._seen[stage]
             for peer in [p for p in known if p not in neighbours and not known[p].dead]:
