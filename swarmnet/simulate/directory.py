@@ -77,6 +77,7 @@ class DirectoryAt:
         self._known: dict[PeerId, tuple[float, Record]] = {}
         self._expires = math.inf  # the first of them
         self._open: tuple[Record, ...] = ()  # their records
+        self._counted: dict[frozenset[int], int] = {}  # how many of them serve these stages, or feed
 
     async def publish(self, record: Record) -> None:
         await self._directory.publish(record)
@@ -111,9 +112,15 @@ class DirectoryAt:
         """Something has changed."""
         self._expires = min((expires for expires, _ in self._known.values()), default=math.inf)
         self._open = tuple(record for _, record in self._known.values())
+        self._counted.clear()
 
     def _count(self, near: Collection[int] | None, whole: bool) -> int:
-        return len(self._known) if whole else sum(whole or _is_near(record, near) for _, record in self._known.values())
+        if whole or near is None:
+            return len(self._open)
+        # It is asked at each look, and changes when something is read.
+        if (stages := frozenset(near)) not in self._counted:
+            self._counted[stages] = sum(_is_near(record, near) for record in self._open)
+        return self._counted[stages]
 
 
 def _is_near(record: Record, near: Collection[int] | None) -> bool:
