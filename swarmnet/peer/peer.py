@@ -174,10 +174,11 @@ class Peer:
         self.notices = notices or Notices(manifest.training.total_steps, run)
         self.replicas: dict[int, Replica] = {}
         self.records: dict[PeerId, Record] = {}
+        """Everybody else's, as last read."""
+        self.named = NO_RESTART
+        """The highest restart that one of them names."""
         self._read: tuple[Record, ...] = ()
         self._announced: dict[int, list[Record]] = {}  # of the stages near mine, once somebody has asked
-        self._restart = NO_RESTART  # the highest that a record names
-        """Everybody else's, as last read."""
         self._complaints: dict[int, Complaints] = {}
         self._rates = {stage: Rates(me) for stage in engines}
         self._look, self.news, self._moved = asyncio.Event(), asyncio.Event(), asyncio.Event()
@@ -514,7 +515,7 @@ class Peer:
         return (
             supply.rollbacks.wanted is not None
             or any(not replica.member.synced or self._still_s(replica) for replica in self.replicas.values())
-            or self._restart > supply.rollbacks.current
+            or self.named > supply.rollbacks.current
         )
 
     def _say_who_is_missing(self) -> None:
@@ -542,7 +543,7 @@ class Peer:
         self._read = found
         self.records = {record.peer: record for record in found if record.peer != self.me}
         self._announced.clear()
-        self._restart = max((max(each.restart, each.wants) for each in self.records.values()), default=NO_RESTART)
+        self.named = max((max(each.restart, each.wants) for each in self.records.values()), default=NO_RESTART)
 
     @property
     def sees_all(self) -> bool:

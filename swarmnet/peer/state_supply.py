@@ -11,7 +11,7 @@ from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any
 
 from swarmnet.directory import Record
-from swarmnet.ids import PeerId, Restart
+from swarmnet.ids import NO_RESTART, PeerId, Restart
 from swarmnet.state.lineage import of_one_lineage
 from swarmnet.state.rollback import (
     FromDisk,
@@ -94,7 +94,13 @@ class StateSupply:
             return
         before, wanted, now = self.rollbacks.current, self.rollbacks.wanted, asyncio.get_running_loop().time()
         serving = any(replica.member.synced for replica in self._replicas.values())
-        move = self.rollbacks.decide(self.everybody(), self._words_of_others(now), serving=serving, now=now)
+        move, holdings, records = None, self.everybody(), self._peer.records
+        self._heard_at = {peer: self._heard_at.get(peer, now) for peer, record in records.items() if record.stages}
+        # Where nobody names a restart, nobody's word moves me unless I want one myself.
+        if calm := before == NO_RESTART == self._peer.named:
+            self.rollbacks.want(holdings, now=now)
+        if not calm or self.rollbacks.wanted is not None:
+            move = self.rollbacks.decide(holdings, self._words_of_others(now), serving=serving, now=now)
         if move is not None:
             self._follow(move, since=before)
         elif self.rollbacks.wanted != wanted:
@@ -159,7 +165,6 @@ class StateSupply:
         """What the others say of restarts. Whose heartbeats should reach me and do not is not heard, whatever its
         record says."""
         records, heard = self._peer.records, self._heard_of()
-        self._heard_at = {peer: self._heard_at.get(peer, now) for peer, record in records.items() if record.stages}
         return [
             RestartReport(
                 record.restart,
