@@ -45,6 +45,7 @@ PURE = (
     "messages.py",
     "bounds.py",
     "step/*.py",
+    "pipeline/depth.py",
     "pipeline/router.py",
     "data/sampler.py",
     "model/cut.py",

@@ -278,7 +278,19 @@ MESH_AND_MEMORY = ("mesh", "memory")
 NETWORK = ("dht_port", "announce", "bootstrap")
 LOGS = ("events", "log")
 PLACES = ("dir", "data", "initial", "host", "port")
-SERVING = ("stages", *MESH_AND_MEMORY, *PLACES, *NETWORK, "invitation", "device", "compute", "slots", "caps", *LOGS)
+SERVING = (
+    "stages",
+    *MESH_AND_MEMORY,
+    *PLACES,
+    *NETWORK,
+    "invitation",
+    "device",
+    "compute",
+    "slots",
+    "caps",
+    "metrics",
+    *LOGS,
+)
 """Fields of the peer config that whoever serves a stage says."""
 
 

@@ -37,6 +37,20 @@ def _multiaddr(text: str) -> str:
     return text
 
 
+def listen_at(text: str) -> tuple[str, int]:
+    """(host, port) of [HOST:]PORT, this machine's own if no host is said. Raises ValueError."""
+    host, colon, port = text.rpartition(":")
+    if not (port.isdecimal() and int(port) < 2**16) or (colon and not host):
+        raise ValueError("must be a port, or HOST:PORT, such as 9100 or 0.0.0.0:9100")
+    return host.strip("[]") or "127.0.0.1", int(port)
+
+
+def _listen_at(text: str) -> str:
+    if text:
+        listen_at(text)
+    return text
+
+
 def _threads(count: int) -> int:
     cores = os.cpu_count() or 1
     # A typing mistake here would bring the machine to a halt.
@@ -267,7 +281,7 @@ class PeerConfig(Table):
     )
     threads: Annotated[Positive, AfterValidator(_threads)] = says(1, "CPU threads of the compute thread")
     slots: Annotated[Count, CliOption("N")] = says(
-        4, "microbatches in flight per stage and open step: the memory bound; 0: as many as fit"
+        0, "microbatches in flight per stage and open step, at most; 0: as many as fit (docs/routing.md)"
     )
     drain_s: Seconds = says(60.0, "seconds a leaving peer waits for another replica to have its stage's state")
     routing: RoutingName = says("least_time", "which replica of the next stage gets a microbatch (docs/extending.md)")
@@ -277,6 +291,9 @@ class PeerConfig(Table):
     )
     events: Annotated[Home | None, CliOption("FILE")] = says(
         None, "append events to this file, one JSON object per line"
+    )
+    metrics: Annotated[str, AfterValidator(_listen_at), CliOption("[HOST:]PORT")] = says(
+        "", "serve figures for Prometheus there, to this machine unless HOST says more (docs/metrics.md); 0: any port"
     )
     mesh: Mesh = Mesh()
     memory: Memory = Memory()

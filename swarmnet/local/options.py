@@ -74,7 +74,10 @@ class LocalOptions:
     tensor: int = 0
     shard: Shard = "none"
     sequence_parallel: bool = False
-    slots: Annotated[int | None, CliOption("N", default="4", help="microbatches in flight per stage")] = None
+    slots: Annotated[
+        int | None,
+        CliOption("N", default="0", help="microbatches in flight per stage, at most; 0: those that it needs"),
+    ] = None
     log_level: str = "warning"
 
     def __post_init__(self) -> None:

@@ -16,6 +16,7 @@ from swarmnet.config.fleet import MachineKind
 from swarmnet.config.peer import Caps, PeerConfig
 from swarmnet.errors import UsageError
 from swarmnet.manifest.schema import Manifest
+from swarmnet.pipeline.depth import held_s, slots_enough
 from swarmnet.plan.budget import GIB, MIB, StagePlan, shown, together
 from swarmnet.plan.choice import MachineFit
 from swarmnet.plan.plan import Setup, plan_stage
@@ -109,8 +110,8 @@ def needed(plans: Sequence[StagePlan], layout: MeshLayout) -> int:
     return together(plans) + RESERVE[layout.kind] * processes
 
 
-MOST_SLOTS = 64
-"""More microbatches in flight keep no stage busier."""
+MOST_SLOTS = 128
+"""Nobody calls a replica more often at once, over two open steps (`GrpcConfig.calls`)."""
 
 _SURELY = 8
 """A stage that takes so many times less than there is, by a rough guess, is not planned before it starts."""
@@ -180,15 +181,18 @@ def leaves_half(setup: Setup) -> bool:
 
 
 def with_slots(setup: Setup, stages: Sequence[int], room: int | None) -> Setup:
-    """`setup` with as many slots as a peer with `stages` would choose, where it is to choose; one if none fits."""
+    """`setup` with as many slots as keep a peer with `stages` busy beside its neighbours, if it is to choose, and no
+    more than fit; at least one."""
     if setup.slots:
         return setup
-    return replace(setup, slots=1 if room is None else max(_slots_in(setup, stages, room), 1))
+    training = setup.specs[0].training
+    enough = slots_enough(held_s(len(setup.specs), 1.0), 1.0, training.microbatches)
+    return replace(setup, slots=max(min(enough, MOST_SLOTS if room is None else _slots_in(setup, stages, room)), 1))
 
 
 def slots_here(setup: Setup, stages: Sequence[int], lent: int = 0) -> int:
-    """`setup.slots`, or where that is 0 as many as fit here; within `lent` bytes, if the operator lends no more. Raises
-    UsageError, with advice, if one is too many."""
+    """The most slots: `setup.slots`, or where that is 0 those that fit here; within `lent` bytes, if the operator
+    lends no more. Raises UsageError, with advice, if one is too many."""
     room = room_of(setup, room_here(setup.layout))
     if lent:
         return slots_within(setup, stages, lent if room is None else min(lent, room))
@@ -196,8 +200,9 @@ def slots_here(setup: Setup, stages: Sequence[int], lent: int = 0) -> int:
         if room is not None:
             check_fits(setup, stages, room)
         return setup.slots
+    # Nobody knows what fits: as many as stages without latency need.
     if room is None:
-        raise UsageError("--slots 0: this machine does not say how much memory is free; say how many, such as 4")
+        return with_slots(setup, stages, None).slots
     return slots_that_fit(setup, stages, room)
 
 
@@ -221,6 +226,8 @@ def slots_that_fit(setup: Setup, stages: Sequence[int], room: int) -> int:
 def _slots_in(setup: Setup, stages: Sequence[int], room: int | None, host_room: int | None = None) -> int:
     """The most slots that need no more than `room` bytes, and `host_room` beside; 0 if one is too many."""
     most = min(setup.specs[0].training.microbatches, MOST_SLOTS)
+    if room is not None and host_room is None and _rough(setup, stages, most) * _SURELY <= room:
+        return most
 
     def too_many(slots: int) -> bool:
         return not judge(replace(setup, slots=slots), stages, room, host_room).fits
@@ -279,8 +286,8 @@ def _refused(one: Setup, stages: Sequence[int], room: int) -> UsageError:
     return UsageError("; ".join(line.strip() for line in judge(one, stages, room).lines()))
 
 
-def _rough(setup: Setup, stages: Sequence[int]) -> int:
-    """Bytes of state and of one microbatch, about: what a decoder keeps without knowing how."""
+def _rough(setup: Setup, stages: Sequence[int], slots: int = 1) -> int:
+    """Bytes of state and of `slots` microbatches, about: what a decoder keeps without knowing how."""
     specs = [setup.specs[stage] for stage in stages]
     model, training = specs[0].model, specs[0].training
     tokens = training.microbatch_size * training.sequence_length
@@ -288,4 +295,4 @@ def _rough(setup: Setup, stages: Sequence[int]) -> int:
     layer = 16 * model.hidden_size + 8 * model.intermediate_size + 8 * model.num_heads * model.head_dim
     scores = 2 * model.num_heads * training.sequence_length
     width = sum(len(layers_of(spec)) for spec in specs) * (layer + scores) + 4 * model.vocab_size
-    return 32 * elements + 4 * tokens * width + RESERVE[setup.layout.kind]
+    return 32 * elements + 4 * slots * tokens * width + RESERVE[setup.layout.kind]

@@ -587,7 +587,7 @@ class Peer:
                 replica.member.chain,
                 self._serves(replica),
                 replica.execution.queue,
-                self.limits.slots,
+                replica.execution.slots,
                 disk=replica.state.checkpoints.on_disk,
                 draining=replica.member.view.draining,
                 executions=self._executed[stage],

@@ -21,6 +21,7 @@ from swarmnet.manifest.schema import Manifest
 from swarmnet.messages import Process
 from swarmnet.peer.restore import Restorer
 from swarmnet.pipeline.caller import Caller
+from swarmnet.pipeline.depth import Depth
 from swarmnet.pipeline.execution import Execution
 from swarmnet.pipeline.inputs import AnswerCheck, InputCheck, Known, TurnedAway, Windows, may_feed
 from swarmnet.pipeline.recovery import Recovery
@@ -47,7 +48,7 @@ class ReplicaLimits:
     """What the operator allows each replica of a peer."""
 
     slots: int
-    """Microbatches in flight."""
+    """Microbatches in flight, at most."""
     memo_bytes: int
     """Of outputs and answers that are remembered."""
     keep_checkpoints: int = 3
@@ -58,6 +59,8 @@ class ReplicaLimits:
     """Elements of the pieces in which a finished sum is handed over: all replicas of a stage cut alike."""
     no_initial_weights: str = ""
     """Why this peer has no weights of version 0 and takes them from mates, for a person; empty: it has them."""
+    fixed_slots: bool = False
+    """Always as many as `slots`, whether or not they keep anybody busy: a bench's control."""
 
 
 def input_check_of(manifest: Manifest, stage: int, windows: Windows) -> InputCheck:
@@ -186,7 +189,10 @@ class Replica:
             limits=PipelineLimits(limits.slots, timers.heartbeat_s, 2 * timers.suspect_s, limits.memo_bytes),
             spawn=peer.spawn,
             on_bad_input=self._bad_input,
+            depth=None if limits.fixed_slots else Depth(stage, num_stages - stage, most=limits.slots),
+            share=lambda: training.microbatches / (1 + len(self._live(stage))),
         )
+        pipeline.measure()
         self.execution = Execution(pipeline, may_feed=self._may_feed)
         self.driver.attach(self.execution)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import time
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 
 from swarmnet import telemetry
@@ -20,6 +21,7 @@ from swarmnet.peer.away import remember, until_somebody_answers, was_in
 from swarmnet.peer.checkup import advice
 from swarmnet.peer.desk import OpenDesk
 from swarmnet.peer.devices import NumericsClass, check_memory, choose_layout, computed_here, meaningless, refuse_useless
+from swarmnet.peer.metrics import EventFigures, serve_metrics
 from swarmnet.peer.moving import Moving, NewStage
 from swarmnet.peer.peer import OnEvent, Peer, Tokens
 from swarmnet.peer.rebalance import Rules
@@ -219,10 +221,12 @@ async def _serve(
             return None
         disk = DirectoryDisk(CheckpointStore(config.dir, endpoint.run, numerics=str(numerics), owner=endpoint.me))
         desk = OpenDesk(config, endpoint.transport.traffic, slots_of, stop)
+        seen = EventFigures()
 
         def on_step(event: str, fields: dict[str, object]) -> None:
             on_event(event, fields)
             desk.tally.on_event(event, fields)
+            seen.on_event(event, fields, time.monotonic())
 
         peer = Peer(
             endpoint.me,
@@ -248,6 +252,9 @@ async def _serve(
             hide=endpoint.hide,
             proofs=endpoint.transport.proofs,
         )
+        if config.metrics:
+            figures_at = stack.enter_context(serve_metrics(config.metrics, peer, seen, endpoint.transport.traffic))
+            on_event("metrics", {"at": figures_at})
         async with endpoint.serve(wrap.service(peer)), asyncio.TaskGroup() as group:
             on_event("listening", endpoint.whereabouts())
             serving = group.create_task(_serve_peer(peer, (endpoint.transport.port, endpoint.directory.port), on_event))

@@ -74,14 +74,26 @@ class Execution:
         """Microbatches of `step` and of older ones that this replica has yet to pass on, as far as it can tell."""
         return sum(tasks.left(self._share) for tasks in self.steps.values() if tasks.step <= step)
 
+    @property
+    def slots(self) -> int:
+        """Microbatches in flight at most, in a step that is opened now."""
+        return self._context.limits.slots
+
     def limit(self, slots: int) -> None:
-        """So many microbatches in flight, in steps that are opened from now on."""
-        self._context.limits = replace(self._context.limits, slots=slots)
+        """So many microbatches in flight at most, in steps that are opened from now on."""
+        if self._context.depth is None:
+            self._context.limits = replace(self._context.limits, slots=slots)
+        else:
+            self._context.depth.most = slots
+            self._context.measure()
 
     # ------------------------------------------------------------ what the step machine says
 
     def begin(self, version: int, *, alive: Callable[[PeerId], bool]) -> None:
         """The weights are those of `version`: end older steps, and take work for every step now open."""
+        if version != self._context.version and self._context.depth is not None:
+            self._context.depth.next_step()
+            self._context.measure()
         self._context.version = version
         for step in [step for step in self.steps if step < version]:
             self.end(step)

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections import Counter, deque
+import math
+from collections import Counter
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
@@ -31,12 +32,14 @@ from swarmnet.messages import (
     Running,
 )
 from swarmnet.pipeline.caller import OF_PAYLOAD, Caller
+from swarmnet.pipeline.depth import Depth
 from swarmnet.pipeline.inputs import InputCheck, OnBadInput
 from swarmnet.pipeline.recovery import Keepalive, Memo, Recovery, Spawn
+from swarmnet.pipeline.slots import Slots
 from swarmnet.stage.seams import Compute, Stash
 from swarmnet.transport import ReadPayload
 
-# ---------------------------------------------------------------- one microbatch, and slots
+# ---------------------------------------------------------------- one microbatch
 #
 # One microbatch at work in one stage of this replica: what has arrived, who may count it, how it ended.
 
@@ -51,7 +54,8 @@ class MicrobatchTask:
     patient: ask who owns it before computing (a repair's call). hedged: compute it whoever owns it, because a caller
     found the owner hung. waiting: callers attached while the input is missing, the sender among them. sending: caller
     -> when its upload began; unsent: the last upload failed. starved: nobody uploads the input, so it is fetched.
-    passed_on: the next stage was asked.
+    passed_on: the next stage was asked. slot_at: when it was begun with a slot, answered_s: how long it then
+    took to its answer; None: it had none.
     """
 
     index: int
@@ -63,6 +67,8 @@ class MicrobatchTask:
     sending: dict[PeerId, float] = field(default_factory=dict)
     unsent: asyncio.Event = field(default_factory=asyncio.Event)
     has_slot: bool = False
+    slot_at: float | None = None
+    answered_s: float | None = None
     computing: bool = False
     passed_on: bool = False
     voids: int | None = None
@@ -107,75 +113,6 @@ class MicrobatchTask:
             self.outcome.set_result(outcome)
 
 
-class Slots:
-    """Bounds the microbatches that hold memory at once. Two queues wait for a slot: tasks of this replica in *line*,
-    which go first, and calls at the *door*, as many as there are slots."""
-
-    def __init__(self, size: int) -> None:
-        self.size = size
-        self.taken = 0
-        self._line: deque[asyncio.Future[None]] = deque()
-        self._door: deque[asyncio.Future[None]] = deque()
-
-    def try_take(self) -> bool:
-        """Take a slot if one is free and nobody waits for it."""
-        if self.taken >= self.size or self._line or self._door:
-            return False
-        self.taken += 1
-        return True
-
-    async def take(self) -> None:
-        """Wait for a slot, in line."""
-        if not self.try_take():
-            await self._wait(self._line)
-
-    @property
-    def crowded(self) -> bool:
-        """Is the door full: do as many calls wait there as there are slots?"""
-        return len(self._door) >= self.size
-
-    @property
-    def wanted(self) -> bool:
-        """Does anybody wait for a slot?"""
-        return bool(self._line or self._door)
-
-    async def enter(self, *, patience_s: float) -> bool:
-        """Wait at the door for at most `patience_s`. False: no slot came free, or the door is crowded."""
-        if self.try_take():
-            return True
-        if self.crowded:
-            return False
-        try:
-            async with asyncio.timeout(patience_s):
-                await self._wait(self._door)
-        except TimeoutError:
-            return False
-        return True
-
-    def give(self) -> None:
-        """Give a slot back, to the first who waits if anybody does."""
-        for queue in (self._line, self._door):
-            while queue:
-                ticket = queue.popleft()
-                if not ticket.done():
-                    ticket.set_result(None)
-                    return
-        self.taken -= 1
-        assert self.taken >= 0
-
-    async def _wait(self, queue: deque[asyncio.Future[None]]) -> None:
-        ticket: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        queue.append(ticket)
-        try:
-            await ticket
-        except asyncio.CancelledError:
-            if ticket in queue:
-                queue.remove(ticket)
-            elif ticket.done() and not ticket.cancelled():
-                self.give()
-            raise
-
-
 # ---------------------------------------------------------------- what the open steps share
 
 _AFTER_LEAVING_S = 1.0
@@ -210,9 +147,9 @@ class Claims(Protocol):
 class PipelineLimits:
     """Limits of one replica's pipeline.
 
-    slots: microbatches in flight, for each open step. running_s: pause between signs of life to callers, and the wait
-    of a call for a later step. wait_s: how long finished work waits for the keeper's word before its stash is dropped.
-    memo_bytes: of the memo, for each open step.
+    slots: microbatches in flight, for each open step; `PipelineContext.depth` may change it. running_s: pause between
+    signs of life to callers, and the wait of a call for a later step. wait_s: how long finished work waits for the
+    keeper's word before its stash is dropped. memo_bytes: of the memo, for each open step.
     """
 
     slots: int
@@ -233,6 +170,7 @@ class PipelineContext:
 
     version: of its weights, -1: none. executions: forwards run for training. computed, busy_s: microbatches computed to
     the end, and the seconds that took.
+    depth: how many slots there are; None: as many as `limits` says. share(): of a step's microbatches, about mine.
     leaving: nothing new is begun for callers; what is at work here is finished. evals: one evaluation at a time, beside
     the slots of the steps. sending: inputs that each caller is uploading.
     """
@@ -248,6 +186,8 @@ class PipelineContext:
     limits: PipelineLimits
     spawn: Spawn
     on_bad_input: OnBadInput
+    depth: Depth | None = None
+    share: Callable[[], float] = lambda: math.inf
     version: int = -1
     leaving: bool = False
     executions: int = 0
@@ -255,6 +195,11 @@ class PipelineContext:
     busy_s: float = 0.0
     evals: Slots = field(default_factory=lambda: Slots(1))
     sending: Counter[PeerId] = field(default_factory=Counter)
+
+    def measure(self) -> None:
+        """As many slots as what was measured asks for."""
+        if self.depth is not None:
+            self.limits = replace(self.limits, slots=self.depth.slots(self.share()))
 
     def may_send(self, caller: PeerId) -> bool:
         """May this caller upload one more input? Uploads take memory: at most as many at once as slots."""
@@ -461,6 +406,7 @@ class StepTasks:
     ) -> MicrobatchTask:
         loop = asyncio.get_running_loop()
         task = MicrobatchTask(index, patient, hedged, loop.create_future(), loop.create_future(), has_slot=has_slot)
+        task.slot_at = loop.time() if has_slot else None
         if not fed:
             task.starve()
         self.by_index[index] = task
@@ -603,6 +549,8 @@ class StepTasks:
         mine = Gradient(answer.loss_sum, answer.num_tokens, stash.compute_s, gradient)
         self.memo.keep_answer(task.index, mine)
         task.finish(mine)
+        if task.slot_at is not None and task.has_slot:
+            task.answered_s = asyncio.get_running_loop().time() - task.slot_at
         await self._count(task, stash, answer)
 
     async def _gradient_of(self, task: MicrobatchTask, output: tuple[Packed, ...]) -> Gradient:
@@ -628,6 +576,7 @@ class StepTasks:
 
     async def _count(self, task: MicrobatchTask, stash: Stash, answer: Gradient) -> None:
         """The weight pass, once granted (rule 5). Without the keeper's word the stash is dropped after a while."""
+        answered_compute_s = stash.compute_s
         try:
             async with asyncio.timeout(self._limits.wait_s):
                 await task.decided.wait()
@@ -646,12 +595,22 @@ class StepTasks:
             return
         self._context.computed += 1
         self._context.busy_s += stash.compute_s
+        # How long it waited for its weight pass, which goes last, is no part of the way.
+        if task.answered_s is not None:
+            self._learn(task.answered_s + stash.compute_s - answered_compute_s, stash.compute_s)
         if added and stash.voids == self._engine.voids(stash.step):
             last_stage = self._context.stage + 1 == self._context.num_stages
             self.losses[task.index] = (answer.loss_sum if last_stage else 0.0, answer.num_tokens)
             self._claims.added(stash)
         else:
             self._claims.withdraw(self.step, task.index)
+
+    def _learn(self, held: float, compute_s: float) -> None:
+        """A microbatch came through: the first ones say how far the way is."""
+        context = self._context
+        if context.depth is not None and context.depth.counted(held, compute_s):
+            context.measure()
+            self._slots.grow(context.limits.slots)
 
 
 # ---------------------------------------------------------------- what is computed or handed out without being counted

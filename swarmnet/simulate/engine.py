@@ -285,6 +285,7 @@ class SimulatedEngine(Compute, Summation):
         saved = stash.saved
         assert isinstance(saved, _SimulatedStash)
         await self.device.run(self.device.forward_s, JobTurn(stash.step, JobKind.WEIGHTS, -self.stage, stash.index))
+        stash.compute_s += self.device.forward_s
         if not self._is_open(stash.step) or saved.life != self._life:
             return False
         into = self.accumulator(stash.step)

@@ -30,6 +30,7 @@ class Plan:
     rounding: bool = False
     """Sums differ in their last digits with the order and grouping they are made in, as in fp32."""
     slots: int = 4
+    """Of every replica, always; 0: as many as each finds enough (`pipeline/depth.py`)."""
     memo_bytes: int = 1 << 20
     forward_s: float = 0.02
     """Seconds of a forward; backward and weight pass take as long."""

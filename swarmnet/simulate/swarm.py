@@ -173,11 +173,12 @@ class Swarm:
             disk=self.disks.setdefault(peer_id, SimulatedDisk(RUN)),
             on_event=lambda event, fields: self._on_event(peer_id, event, fields),
             limits=ReplicaLimits(
-                self.slots.get(peer_id, plan.slots),
+                self.slots.get(peer_id, plan.slots or plan.microbatches),
                 plan.memo_bytes,
                 piece_bytes=plan.piece_bytes,
                 sum_piece=plan.sum_piece,
                 no_initial_weights="no weights" if peer_id in plan.no_beginning else "",
+                fixed_slots=plan.slots > 0,
             ),
             numerics=self.classes.get(peer_id, ""),
             admissions=admissions,
@@ -498,7 +499,7 @@ class Swarm:
                 if replica is None:
                     continue
                 for step, tasks in replica.execution.steps.items():
-                    if tasks.queue > self.plan.slots:
+                    if tasks.queue > (self.plan.slots or self.plan.microbatches):
                         raise Broken(f"{node.peer_id} stage {stage} holds {tasks.queue} microbatches of step {step}")
                     if tasks.memo.num_bytes > self.plan.memo_bytes:
                         raise Broken(f"{node.peer_id} stage {stage} remembers {tasks.memo.num_bytes} bytes of {step}")

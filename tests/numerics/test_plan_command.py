@@ -48,14 +48,14 @@ def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
     ],
 )
 def test_whose_memory_it_is(line: str, words: str, plan: Plan) -> None:
-    code, out, _ = plan(f"--stage 1 {line}")
+    code, out, _ = plan(f"--slots 4 --stage 1 {line}")
     assert code == 0 and words in out and ("not modelled" in out) == ("--compile" in line)
 
 
 def test_stages_of_one_peer_have_to_fit_together(plan: Plan) -> None:
     setup = Setup(RUN.specs, RUN.wire, GPU)
     alone, both = (max(judge(setup, stages, None).need for stages in sets) for sets in (([1], [2]), ([1, 2],)))
-    room = f"--gpus 1 --memory {both - 1}B"
+    room = f"--slots 4 --gpus 1 --memory {both - 1}B"
     code, out, err = plan(f"--stage 1,2 {room}")
     assert code == 1 and not err
     assert "stage 1 fits" in out and "stage 2 fits" in out and "one peer with stages 1,2 does not fit" in out
@@ -67,7 +67,7 @@ def test_stages_of_one_peer_have_to_fit_together(plan: Plan) -> None:
     assert {"stages": [1, 2], "fits": False, "need": both, "room": both - 1, "missing": 1}.items() <= found[
         "peer"
     ].items()
-    code, out, err = plan(f"--stage 1,2 --gpus 1 --memory {both}B")
+    code, out, err = plan(f"--slots 4 --stage 1,2 --gpus 1 --memory {both}B")
     assert code == 0 and "one peer with stages 1,2 fits" in out
     for every in ("", "--stage all "):
         code, out, err = plan(every + room)
@@ -127,7 +127,7 @@ def test_with_a_line_it_says_where_the_time_goes(plan: Plan) -> None:
     ],
 )
 def test_half_a_description_is_refused_in_one_line(line: str, words: str, plan: Plan) -> None:
-    code, _, err = plan(f"--stage 1 {line}")
+    code, _, err = plan(f"--slots 4 --stage 1 {line}")
     assert code == 2 and words in err and err.count("\n") == 1
 
 

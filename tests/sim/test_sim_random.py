@@ -20,6 +20,7 @@ from strike import watched
 from swarmnet.simulate.links import Links
 from swarmnet.simulate.plan import Plan
 from swarmnet.simulate.swarm import Swarm
+from swarmnet.step import graph, membership
 
 NOISY = Links(loss=0.15, double=0.1, late=0.1, broken=0.05)
 TANGLED = Links(loss=0.1, double=0.1, late=0.3, broken=0.05)
@@ -112,6 +113,26 @@ KINDS: dict[str, tuple[Plan, Chaos]] = {
         ),
     ),
 }
+SPARSE = {
+    "sparse_crashes_2x8": (
+        Plan(stages=2, replicas=8, microbatches=32, steps=6, forward_s=0.1, rounding=True),
+        Chaos(until_s=25.0, crash_s=2.0),
+    ),
+    "sparse_noise_2x8": (
+        Plan(stages=2, replicas=8, microbatches=32, steps=5, forward_s=0.1, links=NOISY, rounding=True),
+        Chaos(until_s=25.0, crash_s=4.0, stop_s=6.0, longest_stop_s=8.0),
+    ),
+    "sparse_cuts_2x7": (
+        Plan(stages=2, replicas=7, microbatches=28, steps=5, forward_s=0.1, rounding=True),
+        Chaos(until_s=40.0, cut_s=6.0, deafen_s=8.0, crash_s=8.0, longest_cut_s=20.0),
+    ),
+    "sparse_overlap_2x8": (
+        Plan(stages=2, replicas=8, microbatches=32, steps=6, forward_s=0.1, sync="overlap", rounding=True),
+        Chaos(until_s=25.0, crash_s=2.5),
+    ),
+}
+"""With bounds as small: 5 of a stage count, and more than 4 do not hear each other."""
+KINDS |= SPARSE
 
 SEEDS = {
     "crashes_3x2": 6,
@@ -130,6 +151,10 @@ SEEDS = {
     "restarts_2x2": 3,
     "restarts_3x2": 1,
     "restarts_everything_2x3": 1,
+    "sparse_crashes_2x8": 1,
+    "sparse_noise_2x8": 1,
+    "sparse_cuts_2x7": 1,
+    "sparse_overlap_2x8": 1,
 }
 """Kind -> seeds in every run of the suite, from 1000 on."""
 
@@ -142,6 +167,16 @@ END_S = 600.0
 def play(kind: str, seed: int, faults: Sequence[Fault]) -> Swarm:
     """One run under a schedule."""
     plan, chaos = KINDS[kind]
+    with pytest.MonkeyPatch.context() as patch:
+        if kind in SPARSE:
+            patch.setattr(graph, "DENSE", 4)
+            patch.setattr(graph, "_EACH_WAY", 1)
+            patch.setattr(membership, "MOST_COUNT", 5)
+            patch.setattr(membership, "_PRESUMED", 3)
+        return _played(plan, chaos, seed, faults)
+
+
+def _played(plan: Plan, chaos: Chaos, seed: int, faults: Sequence[Fault]) -> Swarm:
     swarm = watched(plan, seed)
     back = GoingBack(swarm)
     swarm.run(until_s=END_S, script=chaos.script(faults))

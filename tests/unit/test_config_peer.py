@@ -75,7 +75,7 @@ def test_eight_gpus_split_every_layer() -> None:
         ('manifest = "~nobody-of-this-name/x"', 'peer.toml: manifest = "~nobody-of-this-name/x": ~nobody-of-this-name'),
         ('bootstrap = ["1.2.3.4:5"]', 'peer.toml: bootstrap = ["1.2.3.4:5"]: must be a multiaddr'),
         ("mesh = 8", "peer.toml: mesh = 8: must be a table"),
-        ("[caps]\nupload_mbit = 3", "peer.toml: caps.upload_mbit = 3: must be at least 4, or 0 for all of the line"),
+        ("[caps]\nupload_mbit = 3", "peer.toml: caps.upload_mbit = 3: must be 4 to 1,000,000, or 0 for all"),
         ('[caps]\nhours = "9-17"', 'peer.toml: caps.hours = "9-17": must be hours of the day such as "22:00-07:00"'),
         ('[caps]\nhours = "09:00-09:00"', 'peer.toml: caps.hours = "09:00-09:00": begins when it ends: say "" for all'),
         ("[mesh]\ngpus = 0", "peer.toml: mesh.gpus = 0: must be a number from 1 to 9999, which ones with commas ("),

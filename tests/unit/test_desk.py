@@ -77,7 +77,7 @@ def with_desk(
     async def main() -> None:
         traffic, peer = Traffic(), NotedPeer()
         with stopped_by_signal() as stop:
-            desk = OpenDesk(PeerConfig(dir=place, **more), traffic, slots_of, stop)
+            desk = OpenDesk(PeerConfig(dir=place, slots=4, **more), traffic, slots_of, stop)
             async with asyncio.timeout(30), asyncio.TaskGroup() as group:
                 running = group.create_task(desk.run(peer))  # type: ignore[arg-type]
                 while not (place / SOCKET).exists():  # noqa: ASYNC110
@@ -212,7 +212,7 @@ def test_what_takes_too_long_changes_nothing(tmp_path: Path) -> None:
         answering.cancel()  # as its time limit does
         await asyncio.wait((answering,))
         goes_on.set()
-        assert desk.config == PeerConfig(dir=tmp_path) and peer.limits["slots"] == 4
+        assert desk.config == PeerConfig(dir=tmp_path, slots=4) and peer.limits["slots"] == 4
 
     with_desk(tmp_path, changes)
     assert not (tmp_path / WISHES).exists()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from swarmnet.pipeline.tasks import Slots
+from swarmnet.pipeline.slots import Slots
 from swarmnet.simulate.clock import VirtualLoop
 
 

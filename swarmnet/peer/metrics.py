@@ -1,0 +1,235 @@
+"""Figures of a running peer for Prometheus, and whether it lives and is ready, over HTTP: `--metrics`.
+
+`/metrics` has the figures (names begin with `swarmnet_`, base units, no peer ids), `/healthz` says whether the event
+loop answers, `/readyz` whether the peer serves its stages. Both are 200 or 503, with the reason in words. A request is
+answered from the event loop, between two of its turns, so a scrape sees one moment. Needs the extra `metrics`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from swarmnet import __version__
+from swarmnet.config.peer import listen_at
+from swarmnet.errors import UsageError
+from swarmnet.net.traffic import Traffic
+
+if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry
+    from prometheus_client.core import Metric
+
+    from swarmnet.peer.peer import Peer
+
+T = TypeVar("T")
+
+ANSWER_S = 2.0
+"""An event loop that has not answered after so long does not live."""
+
+_LOOK_S = 0.05
+"""So long its end takes at most."""
+
+STEP_BUCKETS_S = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
+
+
+@dataclass(slots=True)
+class EventFigures:
+    """What a peer's events add up to, since its process began. Pure."""
+
+    events: Counter[str] = field(default_factory=Counter)
+    steps: Counter[int] = field(default_factory=Counter)
+    """Applied, by stage; so are all below."""
+    executed: dict[int, int] = field(default_factory=dict)
+    counted: dict[int, int] = field(default_factory=dict)
+    averaging_bytes: Counter[int] = field(default_factory=Counter)
+    loss: float | None = None
+    grad_norm: float | None = None
+    durations: list[int] = field(default_factory=lambda: [0] * (len(STEP_BUCKETS_S) + 1))
+    """Steps of the lowest stage here, by the bucket of the seconds since the step before."""
+    seconds: float = 0.0
+    _applied_at: dict[int, float] = field(default_factory=dict)
+
+    def on_event(self, event: str, facts: Mapping[str, Any], now: float) -> None:
+        """Take one in. now: seconds of any clock."""
+        self.events[event] += 1
+        if event == "applied":
+            stage = facts["stage"]
+            self.steps[stage] += 1
+            self.averaging_bytes[stage] += facts["averaging_bytes"]
+            self.loss, self.grad_norm = facts["loss"], facts["grad_norm"]
+            before, self._applied_at[stage] = self._applied_at.get(stage), now
+            if before is not None and stage == min(self._applied_at):
+                self.durations[sum(now - before > bound for bound in STEP_BUCKETS_S)] += 1
+                self.seconds += now - before
+        elif event == "executed":
+            self.executed[facts["stage"]], self.counted[facts["stage"]] = facts["executions"], facts["counted"]
+
+
+def figures(peer: Peer, seen: EventFigures, traffic: Traffic) -> Iterator[Metric]:
+    """Of this moment, as prometheus_client wants them."""
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+
+    def gauge(name: str, text: str, value: float) -> Metric:
+        return GaugeMetricFamily(f"swarmnet_{name}", text, value)
+
+    def by(kind: type[Metric], label: str, name: str, text: str, rows: Mapping[Any, float]) -> Metric:
+        found = kind(f"swarmnet_{name}", text, labels=[label])  # type: ignore[call-arg]
+        for key, value in sorted(rows.items()):
+            found.add_metric([str(key)], value)  # type: ignore[attr-defined]
+        return found
+
+    record = peer.status()
+    mine = {status.stage: status for status in record.stages}
+    info = GaugeMetricFamily("swarmnet_build_info", "Always 1.", labels=["version", "run"])
+    info.add_metric([__version__, peer.run_id[:12]], 1)
+    yield info
+    yield gauge("paused", "1: it takes no new microbatches, as asked.", peer.paused)
+    yield gauge("halted", "1: the run cannot go on here until somebody comes.", peer.halted is not None)
+    yield gauge("slots", "Microbatches in flight at most, per stage and open step.", peer.limits.slots)
+    yield gauge("known_peers", "Peers whose records it holds, itself left out.", len(peer.records))
+    yield gauge("run_tokens_per_second", "Of the whole run, over the last steps.", record.tokens_per_second)
+    if seen.loss is not None and seen.grad_norm is not None:
+        yield gauge("loss", "Mean loss of the last step, nats per token.", seen.loss)
+        yield gauge("gradient_norm", "Of the last step's average gradient.", seen.grad_norm)
+
+    serving = Counter(
+        status.stage for other in peer.records.values() for status in other.stages if status.synced
+    ) + Counter(stage for stage, status in mine.items() if status.synced)
+    versions = {stage: status.version for stage, status in mine.items()}
+    yield by(GaugeMetricFamily, "stage", "weights_version", "Steps that its weights have behind them.", versions)
+    synced = {stage: float(status.synced) for stage, status in mine.items()}
+    yield by(GaugeMetricFamily, "stage", "synced", "1: it has the stage's state and serves.", synced)
+    queue = {stage: status.queue for stage, status in mine.items()}
+    yield by(GaugeMetricFamily, "stage", "queued_microbatches", "Waiting for or in execution.", queue)
+    yield by(GaugeMetricFamily, "stage", "replicas", "With state, of those it knows, itself among them.", serving)
+
+    rows: list[tuple[str, str, Mapping[int, float]]] = [
+        ("steps", "Steps applied.", seen.steps),
+        ("microbatches_executed", "Microbatches executed, again and again counted.", seen.executed),
+        ("microbatches_counted", "Microbatches in sums that were committed.", seen.counted),
+        ("averaging_sent_bytes", "Bytes of sums sent.", seen.averaging_bytes),
+    ]
+    for name, text, by_stage in rows:
+        yield by(CounterMetricFamily, "stage", name, text, by_stage)
+    yield by(CounterMetricFamily, "event", "events", "Lines of its events file, by name.", seen.events)
+    yield CounterMetricFamily("swarmnet_sent_bytes", "Bytes sent over the data plane.", traffic.up.total)
+    yield CounterMetricFamily("swarmnet_received_bytes", "Bytes received over the data plane.", traffic.down.total)
+
+    below, buckets = 0, []
+    for bound, count in zip((*map(str, STEP_BUCKETS_S), "+Inf"), seen.durations, strict=True):
+        below += count
+        buckets.append((bound, float(below)))
+    yield HistogramMetricFamily("swarmnet_step_duration_seconds", "Between two steps applied.", buckets, seen.seconds)
+
+
+def not_ready(peer: Peer) -> str:
+    """Why it does not serve all its stages, in words; "" if it does."""
+    if peer.halted is not None:
+        return f"the run halted at version {peer.halted}"
+    if peer.paused:
+        return "paused, as asked"
+    waits = [str(status.stage) for status in peer.status().stages if not status.synced]
+    return f"no state yet of stage {', '.join(waits)}" if waits else ""
+
+
+class _Collector:
+    """What prometheus_client asks, in a thread of the server."""
+
+    def __init__(self, collect: Callable[[], list[Metric]]) -> None:
+        self.collect = collect
+
+
+@contextlib.contextmanager
+def serve_metrics(where: str, peer: Peer, seen: EventFigures, traffic: Traffic) -> Iterator[str]:
+    """Listen there, at [HOST:]PORT, until the context is left; yields http://HOST:PORT. For the event loop.
+
+    Raises UsageError if it cannot listen there, or the extra is not installed.
+    """
+    try:
+        from prometheus_client import CollectorRegistry, ProcessCollector
+    except ImportError:
+        raise UsageError("--metrics needs the extra `metrics`: pip install 'swarmnet-train[metrics]'") from None
+
+    loop = asyncio.get_running_loop()
+
+    def ask(question: Callable[[], T]) -> T:
+        """The loop's answer. Raises TimeoutError, RuntimeError where it is closed."""
+        answer: Future[T] = Future()
+
+        def fill() -> None:
+            try:
+                answer.set_result(question())
+            except Exception as error:
+                answer.set_exception(error)
+
+        loop.call_soon_threadsafe(fill)
+        return answer.result(ANSWER_S)
+
+    registry = CollectorRegistry()
+    registry.register(_Collector(lambda: ask(lambda: list(figures(peer, seen, traffic)))))
+    ProcessCollector(registry=registry)
+    try:
+        server = _Listener(listen_at(where), registry, lambda: ask(lambda: not_ready(peer)))
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise UsageError(f"--metrics {where}: cannot listen there ({reason}): choose another port") from error
+    threading.Thread(target=server.serve_forever, args=(_LOOK_S,), name="metrics", daemon=True).start()
+    try:
+        host, port = server.server_address[:2]
+        yield f"http://{f'[{host!s}]' if server.address_family is socket.AF_INET6 else host!s}:{port}"
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+class _Listener(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def __init__(self, address: tuple[str, int], registry: CollectorRegistry, ready: Callable[[], str]) -> None:
+        self.registry, self.ready = registry, ready
+        if ":" in address[0]:
+            self.address_family = socket.AF_INET6
+        super().__init__(address, _Handler)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: _Listener
+    timeout = 10  # of a caller that says nothing
+
+    def do_GET(self) -> None:
+        """One request."""
+        from prometheus_client.exposition import choose_encoder
+
+        try:
+            match self.path.partition("?")[0]:
+                case "/metrics":
+                    encode, kind = choose_encoder(self.headers.get("Accept", ""))
+                    self._say(200, encode(self.server.registry), kind)
+                case "/healthz":
+                    self.server.ready()
+                    self._say(200, b"ok\n")
+                case "/readyz":
+                    reason = self.server.ready()
+                    self._say(503 if reason else 200, f"{reason or 'ok'}\n".encode())
+                case _:
+                    self._say(404, b"there are /metrics, /healthz and /readyz\n")
+        except (TimeoutError, RuntimeError):
+            self._say(503, b"the peer does not answer\n")
+
+    def _say(self, code: int, body: bytes, kind: str = "text/plain; charset=utf-8") -> None:
+        self.send_response(code)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """A scrape is no news."""

@@ -1,0 +1,181 @@
+"""What `--metrics` serves: names and units, one moment, health; the dashboard asks for what is there."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import urllib.error
+import urllib.request
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from swarmnet.config.peer import listen_at
+from swarmnet.errors import UsageError
+from swarmnet.net.traffic import Traffic
+from swarmnet.peer import metrics
+from swarmnet.peer.metrics import EventFigures, serve_metrics
+
+parser = pytest.importorskip("prometheus_client.parser", reason="needs the extra metrics")
+
+DASHBOARD = Path(__file__).parents[2] / "docs" / "grafana.json"
+PAGE = DASHBOARD.with_name("metrics.md")
+
+
+def peer(*, synced: bool = True, paused: bool = False, halted: int | None = None) -> Any:
+    """As much of a peer as is asked: one of stage 1, that knows another."""
+    status = SimpleNamespace(stage=1, synced=synced, version=7, queue=3)
+    record = SimpleNamespace(stages=(status,), tokens_per_second=120.5)
+    other = SimpleNamespace(stages=(SimpleNamespace(stage=1, synced=True), SimpleNamespace(stage=2, synced=False)))
+    return SimpleNamespace(
+        run_id="ab" * 32,
+        paused=paused,
+        halted=halted,
+        limits=SimpleNamespace(slots=4),
+        records={"other": other},
+        status=lambda: record,
+    )
+
+
+def seen() -> EventFigures:
+    found = EventFigures()
+    applied = {"stage": 1, "averaging_bytes": 1000, "loss": 2.5, "grad_norm": 0.5}
+    for now in (10.0, 12.0, 52.0):
+        found.on_event("applied", applied, now)
+        found.on_event("executed", {"stage": 1, "executions": 9, "counted": 8}, now)
+    found.on_event("evicted", {"peer": "evil\x1b[2J"}, 53.0)
+    return found
+
+
+def get(url: str, accept: str = "") -> tuple[int, str]:
+    """(status, text)"""
+    try:
+        with urllib.request.urlopen(urllib.request.Request(url, headers={"Accept": accept}), timeout=20) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+
+
+def asked(path: str, subject: Any, *, where: str = "0", accept: str = "") -> tuple[int, str]:
+    """(status, text) that a peer answers."""
+
+    async def main() -> tuple[int, str]:
+        traffic = Traffic()
+        traffic.up.total, traffic.down.total = 11, 12
+        with serve_metrics(where, subject, seen(), traffic) as at:
+            return await asyncio.to_thread(get, at + path, accept)
+
+    return asyncio.run(main())
+
+
+def scraped() -> dict[str, Any]:
+    code, text = asked("/metrics", peer())
+    assert code == 200
+    return {family.name: family for family in parser.text_string_to_metric_families(text)}
+
+
+def test_a_scrape_has_what_the_page_lists_in_base_units_without_peer_ids() -> None:
+    found = scraped()
+    ours = {name for name in found if name.startswith("swarmnet_")}
+    listed = {name.removesuffix("_total") for name in re.findall(r"`(swarmnet_\w+)", PAGE.read_text())}
+    assert ours == listed
+    for name, family in found.items():
+        assert not re.search(r"_(ms|minutes|kib|mib|mbit)(_|$)", name), name
+        assert family.documentation.endswith(".")
+        labels = {label for sample in family.samples for label in sample.labels}
+        assert labels <= {"stage", "event", "le", "version", "run", "implementation"}, name
+    assert {"process_open_fds", "process_resident_memory_bytes"} <= found.keys()
+
+
+def test_the_figures_are_those_of_the_peer_and_its_events() -> None:
+    found = scraped()
+
+    def value(name: str, **labels: str) -> float:
+        samples = (each for family in found.values() for each in family.samples)
+        (value,) = (each.value for each in samples if (each.name, each.labels) == (name, labels))
+        return value
+
+    assert value("swarmnet_weights_version", stage="1") == 7
+    assert value("swarmnet_replicas", stage="1") == 2
+    assert value("swarmnet_steps_total", stage="1") == 3
+    assert value("swarmnet_microbatches_executed_total", stage="1") == 9
+    assert value("swarmnet_microbatches_counted_total", stage="1") == 8
+    assert value("swarmnet_averaging_sent_bytes_total", stage="1") == 3000
+    assert value("swarmnet_events_total", event="evicted") == 1
+    assert (value("swarmnet_loss"), value("swarmnet_run_tokens_per_second")) == (2.5, 120.5)
+    assert (value("swarmnet_sent_bytes_total"), value("swarmnet_received_bytes_total")) == (11, 12)
+    assert (value("swarmnet_step_duration_seconds_sum"), value("swarmnet_step_duration_seconds_count")) == (42, 2)
+    assert value("swarmnet_step_duration_seconds_bucket", le="2.5") == 1
+
+
+def test_openmetrics_is_there_for_who_asks() -> None:
+    code, text = asked("/metrics", peer(), accept="application/openmetrics-text; version=1.0.0")
+    assert code == 200 and text.endswith("# EOF\n")
+
+
+def test_the_dashboard_asks_for_what_is_there() -> None:
+    samples = {sample.name for family in scraped().values() for sample in family.samples}
+    board = json.loads(DASHBOARD.read_text())
+    expressions = [target["expr"] for panel in board["panels"] for target in panel["targets"]]
+    asked_for = {name for text in expressions for name in re.findall(r"(?:swarmnet|process)_\w+", text)}
+    assert len(asked_for) > 10 and asked_for <= samples
+    assert len({panel["id"] for panel in board["panels"]}) == len(board["panels"])
+
+
+@pytest.mark.parametrize(
+    ("path", "subject", "code", "words"),
+    [
+        ("/healthz", peer(synced=False), 200, "ok"),
+        ("/readyz", peer(), 200, "ok"),
+        ("/readyz", peer(synced=False), 503, "no state yet of stage 1"),
+        ("/readyz", peer(paused=True), 503, "paused, as asked"),
+        ("/readyz", peer(halted=9), 503, "the run halted at version 9"),
+        ("/", peer(), 404, "there are /metrics, /healthz and /readyz"),
+    ],
+)
+def test_health_is_said_in_words(path: str, subject: Any, code: int, words: str) -> None:
+    assert asked(path, subject) == (code, f"{words}\n")
+
+
+def test_a_loop_that_does_not_answer_is_not_healthy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metrics, "ANSWER_S", 0.05)
+
+    async def main() -> None:
+        with serve_metrics("0", peer(), seen(), Traffic()) as at:
+            for path in ("/healthz", "/readyz", "/metrics"):
+                assert get(at + path) == (503, "the peer does not answer\n")  # this thread is the loop's: it waits here
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("where", ["127.0.0.1:0", "[::1]:0", "0"])
+def test_it_listens_where_it_was_told(where: str) -> None:
+    assert asked("/readyz", peer(), where=where)[0] == 200
+
+
+def test_a_port_that_is_taken_is_said_in_a_line() -> None:
+    async def main() -> None:
+        with serve_metrics("0", peer(), seen(), Traffic()) as at:
+            port = at.rpartition(":")[2]
+            with pytest.raises(UsageError, match=f"--metrics {port}: cannot listen there .*: choose another port"):
+                with serve_metrics(port, peer(), seen(), Traffic()):
+                    pass
+        with serve_metrics(port, peer(), seen(), Traffic()) as again:  # free as soon as the other has ended
+            assert again == at
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("text", ["", "x", ":9100", "host:", "70000", "host:x"])
+def test_what_is_no_place_to_listen_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="must be a port, or HOST:PORT"):
+        listen_at(text)
+
+
+def test_places_to_listen() -> None:
+    assert listen_at("9100") == ("127.0.0.1", 9100)
+    assert listen_at("0.0.0.0:1") == ("0.0.0.0", 1)
+    assert listen_at("[::1]:1") == ("::1", 1)
