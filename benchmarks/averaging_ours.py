@@ -25,7 +25,6 @@ from swarmnet.manifest.schema import Averaging, Manifest, Numerics
 from swarmnet.messages import (
     UNMEASURED,
     Answer,
-    Commit,
     Committed,
     Control,
     Finished,
@@ -40,6 +39,7 @@ from swarmnet.messages import (
 from swarmnet.net.grpc_transport import GrpcTransport
 from swarmnet.stage.canonical import Canonical
 from swarmnet.stage.rounding import MAX_SUM, FineRounding, NoRounding
+from swarmnet.step.commits import ack_of, acked
 from swarmnet.step.ledger import Ledger
 from swarmnet.step.rounds import RoundBuilder
 from swarmnet.sums.step_sum import StepSum
@@ -123,18 +123,19 @@ class Keeper:
 
     def heard(self, member: PeerId, report: Report) -> None:
         """A member has summed its microbatches, or holds the finished sum."""
-        if report.finished is None:
-            self._lines[member] = report.line
+        if report.ack is None:
+            self._lines[member] = report.line or UNMEASURED
             if self._lines.keys() >= self._shares.live.keys():
                 self._builder = RoundBuilder(report.stamp, self._ballot, GROUP_SIZE, itertools.count())
                 for peer, line in self._lines.items():
                     self._builder.measured(peer, line)
                 self._lines.clear()
                 self._open(self._builder)
-        elif self._current is not None and report.finished.id == self._current.id:
+        elif self._current is not None and report.ack.id == self._current.id:
             self._holding.add(member)
             if self._holding >= self._shares.live.keys():
-                self._commit(self._current.stamp, report.finished)
+                self._tell_all(Committed(acked(self._current.stamp, report.ack)))
+                self._builder = self._current = None
 
     def gone(self, member: PeerId) -> None:
         """Its process is gone."""
@@ -145,23 +146,6 @@ class Keeper:
         self._holding.clear()
         self._current = opening.open(self._shares.live.keys(), cast(Ledger, self._shares))
         self._tell_all(self._current)
-
-    def _commit(self, stamp: Stamp, finished: Finished) -> None:
-        self._builder = self._current = None
-        self._tell_all(
-            Committed(
-                Commit(
-                    stamp.stage,
-                    stamp.step,
-                    CHAIN,
-                    finished.id,
-                    finished.digest,
-                    finished.num_tokens,
-                    finished.loss_sum,
-                    finished.grad_sq_norm,
-                )
-            )
-        )
 
     def _tell_all(self, message: Round | Committed) -> None:
         for peer in self._shares.live:
@@ -246,7 +230,8 @@ class Member:
 
     def _report(self, stamp: Stamp, finished: Finished | None, line: LineQuality = UNMEASURED) -> None:
         mine = frozenset({self.everyone.index(self.me)})
-        self._tell(self._ballot.peer, Report(stamp, self._ballot, GENERATION, mine, mine, finished, None, 1, line=line))
+        ack = ack_of(finished) if finished is not None else None
+        self._tell(self._ballot.peer, Report(stamp, self._ballot, GENERATION, mine, mine, ack, None, 1, line=line))
 
     def _sent(self) -> int:
         return sum(int(str(row["sent"])) for row in self.transport.traffic.rows())

@@ -1,25 +1,32 @@
 """What the control plane of one stage costs: its keeper's CPU, everybody's messages, one tick's heartbeats.
 
-    python benchmarks/control.py [--json FILE]                            R in 4, 32, 128 and M in 64, 2048: a minute
+    python benchmarks/control.py [--json FILE]                            ten sizes up to 1000 x 10,000: five minutes
     python benchmarks/control.py --replicas 32 --microbatches 2048        one row
 
 R production step machines (`step.member`) of one stage live through two steps of M microbatches; the second is
-measured, on virtual time, without compute, tensors or network. A step takes five seconds, ten heartbeats: claims come
-one after the other in the first seven, then the round is exchanged, and at the end everybody acks, commits and applies.
-What is said between two machines is counted as the production wire writes it; votes are signed and checked as peers do.
+measured, on virtual time, without compute, tensors or network. Claims come in twenty heartbeats, then the round is
+exchanged, and at the end everybody acks, commits and applies. What is said between two machines is counted as the
+production wire writes it; votes are signed and checked as peers do. Beside it quiet heartbeats are measured, in which
+nothing is claimed: a step of a minute has as many of them as are left of its 120.
 
-claims_per_s: claims that the keeper's machine handles per second of the CPU that it spends on claims. report_ms: CPU
-of one report there. keeper_cpu: all CPU seconds of that machine in the step, of reports, heartbeats and ticks, too;
-reading and writing of messages is not in it. keeper_share: of the step's time. bytes_per_peer: what a peer sends in the
-step, on average. keeper_bytes: what comes in at the keeper. heartbeat_ms: one tick's heartbeats to all others, built
-and written, as the median of several.
+claims_per_s: claims that the keeper's process handles per second of CPU, with the reading of each and the writing of
+its answer. report_ms: CPU of one report there, with its reading. keeper_cpu: CPU seconds of the keeper's process in a
+step of a minute: machine, and reading and writing of messages, but not the network below. keeper_share: of one core.
+bytes_per_peer: what a peer sends in that step, on average. keeper_sends, keeper_hears: bytes of the keeper.
+heartbeat_ms: CPU of one tick's heartbeats, built and written, as the median of several; heartbeat_share: of one core.
+round_bytes, certificate_bytes, quiet_report_bytes: one such message.
+
+exponents: n in cost ~ size^n of bytes_per_peer and keeper_cpu, fitted by least squares over the rows that share the
+largest M (in R), or an R with several M (in M).
 """
 
 from __future__ import annotations
 
 import argparse
 import hashlib
+import itertools
 import json
+import math
 import statistics
 import sys
 import time
@@ -29,19 +36,31 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
-from swarmnet.ids import Chain, PeerId
-from swarmnet.messages import Control, Finished, Heartbeat, Round
+from swarmnet.bounds import Bounds
+from swarmnet.ids import Ballot, Chain, Generation, PeerId, RoundId
+from swarmnet.messages import Control, Finished, Heartbeat, Round, Stamp
 from swarmnet.net.grpc_caller import MessageWriter
 from swarmnet.net.identity import Identity
 from swarmnet.step import actions as act
 from swarmnet.step.actions import Action, Broadcast, Send
+from swarmnet.step.commits import commit_of
 from swarmnet.step.gate import Shape
 from swarmnet.step.member import Member
 from swarmnet.step.view import Timers
+from swarmnet.wire.convert import Ping, Reader
 
 CHAIN = Chain("11" * 32)
-TICKS, CLAIM_TICKS, ROUND_TICKS = 10, 7, 2
-"""Heartbeats of a step; in which claims come; and how long the exchange takes."""
+TICKS, CLAIM_TICKS, ROUND_TICKS, QUIET_TICKS = 24, 20, 2, 4
+"""Heartbeats of a step; in which claims come; how long the exchange takes; and those that are measured without any."""
+
+STEP_S = 60.0
+"""A step's time, by which CPU and bytes are said."""
+
+CELLS = (
+    *((4, 64), (4, 2048), (32, 64), (32, 2048), (128, 64), (128, 2048), (128, 10_000)),
+    *((300, 10_000), (1000, 1000), (1000, 10_000)),
+)
+"""(R, M) of the default run."""
 
 BEATS = 9
 """Times that heartbeats are built and written."""
@@ -70,14 +89,32 @@ class Stage:
         self.calls: dict[PeerId, Counter[str]] = {name: Counter() for name in names}
         self.sent: Counter[PeerId] = Counter()
         self.received: Counter[PeerId] = Counter()
-        self._written = MessageWriter()
+        self._written, self._reader = MessageWriter(), Reader(Bounds(1, microbatches))
+        self.kinds: dict[PeerId, Counter[str]] = {name: Counter() for name in names}
+        self.longest: Counter[str] = Counter()
+        self.shortest: dict[str, int] = {}
+        self._spent: PeerId | None = None
+        self._names = frozenset(names)
+        self._beat_at, self._known = dict.fromkeys(names, 0.0), dict.fromkeys(names, 0)
+        self._beaten: dict[PeerId, set[PeerId]] = {name: set() for name in names}
+        # One step is behind them: it says who counts.
+        ids, parts = RoundId(Ballot(0, names[0]), 0), tuple((name, Generation(1, 0), frozenset({0})) for name in names)
+        summed = Finished(ids, bytes(32), 1, 1.0, 1.0, parts)
+        before = commit_of(Stamp(0, 0, CHAIN), summed)
         # All are heard of before anybody has state, so that one keeps and the others do not stand first.
+        first = Stamp(1, 0, CHAIN)
+        beats = {name: replace(member.heartbeat(), stamp=first, synced=True) for name, member in self.members.items()}
         for name, member in self.members.items():
-            for other, mate in self.members.items():
+            for other, beat in beats.items():
                 if other != name:
-                    member.receive(other, replace(mate.heartbeat(), synced=True), now=self.now)
+                    member.view.hear(other, beat, now=self.now)
+                    member.view.reached(other, now=self.now)
+            member.membership.applied((before,), summed)
+            self.neighbours(name)  # as on the ticks before a peer has state: whether the stage is a large one
         for name in names:
-            self._call(name, "begin", lambda member: member.restored(0, CHAIN, CHAIN, CHAIN, None, (), now=self.now))
+            self._call(
+                name, "begin", lambda member: member.restored(1, CHAIN, CHAIN, CHAIN, None, (), (before,), now=self.now)
+            )
         self.settle()
 
     @property
@@ -88,21 +125,21 @@ class Stage:
 
     def forget(self) -> None:
         """Count from now on."""
-        self.sent.clear()
-        self.received.clear()
-        for counted in (*self.cpu_s.values(), *self.calls.values()):
+        for counted in (self.sent, self.received, self.longest, *self.cpu_s.values(), *self.calls.values()):
             counted.clear()
+        self.shortest.clear()
+        self._spent = self.keeper
 
     def step(self, microbatches: int) -> None:
         """One step, from its first claim to the last apply."""
         names, number = list(self.members), next(iter(self.members.values())).version
         for tick in range(TICKS):
+            self.tick()
             for index in range(microbatches * tick // CLAIM_TICKS, microbatches * (tick + 1) // CLAIM_TICKS):
                 if index < microbatches:
                     self._claim(names[index % len(names)], number, index)
             if tick == CLAIM_TICKS + ROUND_TICKS:
                 self._finish()
-            self.tick()
         behind = [name for name, member in self.members.items() if member.version != number + 1]
         if behind:
             raise ValueError(f"step {number} does not end at {len(behind)} of {len(names)} replicas")
@@ -111,21 +148,30 @@ class Stage:
         """A heartbeat of everybody."""
         self.now += self.timers.heartbeat_s
         for name in self.members:
-            self._beat(name)
+            self._beat(name, due_only=True)
             self._call(name, "tick", lambda member: member.tick(now=self.now))
         self.settle()
 
     def settle(self) -> None:
-        """Deliver what is on the wire, and what that causes."""
+        """Deliver what is on the wire, and what that causes. A keeper looks at everybody when its turn has ended."""
         while self.wire:
-            sender, receiver, message = self.wire.popleft()
-            if isinstance(message, Heartbeat):
-                self.members[sender].reached(receiver, now=self.now)
-            self._call(
-                receiver,
-                type(message).__name__,
-                lambda member, sender=sender, message=message: member.receive(sender, message, now=self.now),
-            )
+            came, self.wire = self.wire, deque()
+            last = {receiver: place for place, (_, receiver, _) in enumerate(came)}
+            for place, (sender, receiver, message) in enumerate(came):
+                self._deliver(sender, receiver, message, more=last[receiver] != place)
+
+    def _deliver(self, sender: PeerId, receiver: PeerId, message: Control, *, more: bool) -> None:
+        kind = type(message).__name__
+        if isinstance(message, Heartbeat):
+            self.members[sender].reached(receiver, now=self.now)
+        if receiver == self._spent != sender:
+            data = self._written(message)
+            began = time.thread_time()
+            read = self._reader.control(data)
+            self.cpu_s[receiver][kind] += time.thread_time() - began
+            assert not isinstance(read, Ping)
+            message = read
+        self._call(receiver, kind, lambda member: member.receive(sender, message, now=self.now, more=more))
 
     def _claim(self, name: PeerId, step: int, index: int) -> None:
         self._call(name, "claim", lambda member: member.claim(step, index, now=self.now))
@@ -166,19 +212,40 @@ class Stage:
             case act.Apply():
                 self._call(name, "applied", lambda member: member.applied(now=self.now))
 
-    def _beat(self, name: PeerId) -> None:
-        member = self.members[name]
+    def _beat(self, name: PeerId, *, due_only: bool = False) -> None:
+        """What a driver does (`StepDriver._beat`); of the members that nobody measures only when it is time."""
+        member, known = self.members[name], len(self.members[name].barrier.known)
+        due = self.now + 0.5 * self.timers.heartbeat_s >= self._beat_at[name] or known > self._known[name]
+        self._known[name] = known
+        if due_only and not due and name != self._spent:
+            return
         began = time.thread_time()
-        beats = list(member.heartbeats.to_each(other for other in self.members if other != name))
+        near = self.neighbours(name)
+        if due or not due_only:
+            if due_only or member.view.sparse:
+                self._beat_at[name] = self.now + member.view.beat_s
+        else:
+            near = [peer for peer in near if peer not in self._beaten[name]]
+        self._beaten[name] |= {*near}
+        beats = list(member.heartbeats.to_each(near))
         self.cpu_s[name]["beat"] += time.thread_time() - began
         for peer, beat in beats:
-            self._send(name, peer, beat)
+            self._send(name, peer, beat, "beat")
 
-    def _send(self, sender: PeerId, receiver: PeerId, message: Control) -> None:
+    def neighbours(self, name: PeerId) -> list[PeerId]:
+        """Who hears this member's heartbeats."""
+        return list(self.members[name].heartbeats.neighbours({0: self._names - {name}}, now=self.now))
+
+    def _send(self, sender: PeerId, receiver: PeerId, message: Control, kind: str = "") -> None:
         if sender != receiver:
+            began = time.thread_time()
             num_bytes = len(self._written(message))
+            self.cpu_s[sender][kind or f"write {type(message).__name__}"] += time.thread_time() - began
             self.sent[sender] += num_bytes
             self.received[receiver] += num_bytes
+            what = type(message).__name__
+            self.longest[what] = max(self.longest[what], num_bytes)
+            self.shortest[what] = min(self.shortest.get(what, num_bytes), num_bytes)
         self.wire.append((sender, receiver, message))
 
 
@@ -186,21 +253,34 @@ def measure(replicas: int, microbatches: int) -> Found:
     """One row."""
     stage = Stage(replicas, microbatches)
     stage.step(microbatches)  # the first keeper's term begins, and caches fill
+    keeper, beat_s = stage.keeper, stage.timers.heartbeat_s
+    stage.tick()  # the next step's begins, and all report
+    stage.forget()
+    for _ in range(QUIET_TICKS):
+        stage.tick()
+    left = (round(STEP_S / beat_s) - TICKS) / QUIET_TICKS
+    quiet_cpu, quiet_bytes = stage.cpu_s[keeper].total(), stage.sent.total()
+    quiet_sent, quiet_received = stage.sent[keeper], stage.received[keeper]
+    quiet_report = stage.shortest["Report"]
     stage.forget()
     stage.step(microbatches)
-    keeper = stage.keeper
     spent, heard = stage.cpu_s[keeper], stage.calls[keeper]
-    step_s = TICKS * stage.timers.heartbeat_s
+    cpu_s, beating_s = spent.total() + left * quiet_cpu, heartbeat_s(stage, keeper)
     return {
         "replicas": replicas,
         "microbatches": microbatches,
-        "claims_per_s": round(heard["Claim"] / spent["Claim"]),
+        "claims_per_s": round(heard["Claim"] / (spent["Claim"] + spent["write Granted"])),
         "report_ms": round(1000 * spent["Report"] / heard["Report"], 3),
-        "keeper_cpu": round(spent.total(), 4),
-        "keeper_share": round(spent.total() / step_s, 4),
-        "bytes_per_peer": round(stage.sent.total() / replicas),
-        "keeper_bytes": stage.received[keeper],
-        "heartbeat_ms": round(1000 * heartbeat_s(stage, keeper), 3),
+        "keeper_cpu": round(cpu_s, 4),
+        "keeper_share": round(cpu_s / STEP_S, 4),
+        "bytes_per_peer": round((stage.sent.total() + left * quiet_bytes) / replicas),
+        "keeper_sends": round(stage.sent[keeper] + left * quiet_sent),
+        "keeper_hears": round(stage.received[keeper] + left * quiet_received),
+        "heartbeat_ms": round(1000 * beating_s, 3),
+        "heartbeat_share": round(beating_s / beat_s, 4),
+        "round_bytes": stage.longest["Round"],
+        "certificate_bytes": stage.longest["Committed"],
+        "quiet_report_bytes": quiet_report,
     }
 
 
@@ -208,16 +288,34 @@ def show(row: Found) -> None:
     """One line."""
     print(
         f"R {row['replicas']:4} M {row['microbatches']:5}: {row['claims_per_s']:6} claims/s, "
-        f"{row['report_ms']:.2f} ms a report, keeper {row['keeper_cpu']:.3f} s of CPU a step "
-        f"({100 * row['keeper_share']:.1f} %), a peer sends {row['bytes_per_peer'] / 1e3:.0f} kB a step, the keeper "
-        f"hears {row['keeper_bytes'] / 1e3:.0f} kB, heartbeats {row['heartbeat_ms']:.2f} ms a tick",
+        f"{row['report_ms']:.2f} ms a report; a step a minute: keeper {row['keeper_cpu']:.2f} s of CPU "
+        f"({100 * row['keeper_share']:.1f} %), hears {row['keeper_hears'] / 1e6:.2f} MB, sends "
+        f"{row['keeper_sends'] / 1e6:.2f} MB, a peer sends {row['bytes_per_peer'] / 1e3:.0f} kB; heartbeats "
+        f"{row['heartbeat_ms']:.2f} ms a tick ({100 * row['heartbeat_share']:.1f} %); a round {row['round_bytes']} B, "
+        f"a certificate {row['certificate_bytes']} B, a report without news {row['quiet_report_bytes']} B",
         flush=True,
     )
 
 
+def exponents(rows: list[Found]) -> Found:
+    """How costs grow: of rows with the largest M that several R have, and of the R that has most M."""
+    found: Found = {}
+    for size, fixed in (("replicas", "microbatches"), ("microbatches", "replicas")):
+        shared = Counter(row[fixed] for row in rows)
+        most = max(shared, key=lambda value: (shared[value], value), default=0)
+        some = [row for row in rows if row[fixed] == most]
+        if len(some) > 1:
+            sizes = [math.log(row[size]) for row in some]
+            found[size] = {fixed: most} | {
+                cost: round(statistics.linear_regression(sizes, [math.log(row[cost]) for row in some]).slope, 2)
+                for cost in ("bytes_per_peer", "keeper_cpu")
+            }
+    return found
+
+
 def heartbeat_s(stage: Stage, name: PeerId) -> float:
-    """Seconds in which one member's heartbeats to all others are built and written."""
-    member, others = stage.members[name], [other for other in stage.members if other != name]
+    """Seconds in which one member's heartbeats are built and written."""
+    member, others = stage.members[name], stage.neighbours(name)
     took = []
     for _ in range(BEATS):
         written, began = MessageWriter(), time.thread_time()
@@ -250,12 +348,14 @@ class Arguments(argparse.ArgumentParser):
 def read() -> argparse.Namespace:
     """The command line's flags."""
     parser = Arguments(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--replicas", type=numbers(2, MAX_REPLICAS), default=[4, 32, 128], help="such as 4,32,128")
-    parser.add_argument("--microbatches", type=numbers(1, MAX_MICROBATCHES), default=[64, 2048], help="such as 64,2048")
+    parser.add_argument("--replicas", type=numbers(2, MAX_REPLICAS), help="such as 4,32,128")
+    parser.add_argument("--microbatches", type=numbers(1, MAX_MICROBATCHES), help="such as 64,2048")
     parser.add_argument("--json", type=Path, help="write the rows here")
     args = parser.parse_args()
     if args.json is not None and not args.json.absolute().parent.is_dir():
         parser.error(f"--json {args.json}: there is no such folder; make it first")
+    if (args.replicas is None) != (args.microbatches is None):
+        parser.error("--replicas and --microbatches go together: give both, or none for the default run")
     return args
 
 
@@ -263,7 +363,7 @@ def main() -> None:
     """Measure, print, write."""
     args = read()
     began, rows = time.monotonic(), []
-    jobs = [(replicas, microbatches) for replicas in args.replicas for microbatches in args.microbatches]
+    jobs = CELLS if args.replicas is None else [*itertools.product(args.replicas, args.microbatches)]
     for number, job in enumerate(jobs, 1):
         print(
             f"[{time.monotonic() - began:4.0f} s, {number} of {len(jobs)}] {job[0]} replicas x {job[1]} microbatches",
@@ -273,8 +373,11 @@ def main() -> None:
         rows.append(row := measure(*job))
         show(row)
     print(f"[{time.monotonic() - began:4.0f} s] done", file=sys.stderr, flush=True)
+    found = exponents(rows)
+    for size, of in found.items():
+        print(f"with {size}: bytes a peer sends ~ n^{of['bytes_per_peer']}, keeper's CPU ~ n^{of['keeper_cpu']}")
     if args.json:
-        args.json.write_text(json.dumps({"rows": rows}, indent=2) + "\n")
+        args.json.write_text(json.dumps({"rows": rows, "exponents": found}, indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -15,18 +15,19 @@ import hashlib
 import json
 import math
 import statistics
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from swarmnet.directory import RECORD_BYTES, SMALL_RUN, ReadPace, Record, StageStatus
 from swarmnet.ids import Ballot, Chain, PeerId, RoundId, RunId, mark_of
-from swarmnet.messages import MAX_VOTES, Commit, Committed, Heartbeat, Stamp, Vote
+from swarmnet.messages import MAX_COUNTING, Commit, Committed, Heartbeat, Stamp, roll_of
 from swarmnet.net.grpc_caller import MessageWriter
 from swarmnet.net.identity import Identity
 from swarmnet.net.records import Announcement, part_of, parts_seen, places_of
+from swarmnet.step.commits import NAMED_EVERY, first_of
 from swarmnet.step.graph import Graph
 from swarmnet.step.heartbeats import STRETCH
-from swarmnet.step.membership import MOST_COUNT
 from swarmnet.step.view import Timers
 
 REPLICAS = (8, 24, 100, 300, 1000)
@@ -43,7 +44,7 @@ def named(stage: int, replicas: int) -> frozenset[PeerId]:
 
 def links(stages: dict[int, frozenset[PeerId]]) -> dict[PeerId, set[PeerId]]:
     """Whom each replica of the middle stage beats, those that it answers included."""
-    counting = {stage: frozenset(sorted(names, key=mark_of)[:MOST_COUNT]) for stage, names in stages.items()}
+    counting = {stage: frozenset(sorted(names, key=mark_of)[:MAX_COUNTING]) for stage, names in stages.items()}
     found: dict[PeerId, set[PeerId]] = {peer: set() for names in stages.values() for peer in names}
     for stage, names in stages.items():
         near = {at: others for at, others in stages.items() if abs(at - stage) <= 1}
@@ -64,12 +65,16 @@ def beat_bytes(keeper: PeerId) -> int:
     return len(MessageWriter()(beat))
 
 
-def commit_bytes(names: frozenset[PeerId]) -> int:
-    """Of a certificate that names all who contributed."""
-    votes = tuple(Vote(peer, b"s" * 64) for peer in sorted(names)[: min(MAX_VOTES, len(names) // 2 + 1)])
+def commit_bytes(names: frozenset[PeerId]) -> float:
+    """Of a certificate, on average: every eighth names who contributed."""
+    counting = tuple(sorted(first_of(names)))
+    seats = range(len(counting) // 2 + 1)
     of = RoundId(Ballot(0, min(names)), 1)
-    commit = Commit(50, 1000, CHAIN, of, b"d" * 32, 10**6, 1e6, 1.0, contributors=tuple(sorted(names)), votes=votes)
-    return len(MessageWriter()(Committed(commit)))
+    sums = (50, 1000, CHAIN, of, b"d" * 32, 10**6, 1e6, 1.0, frozenset(), roll_of(counting))
+    brief = Commit(*sums, seats=frozenset(seats), signatures=(b"s" * 64,) * len(seats))
+    named = replace(brief, contributors=counting)
+    told = (named, *[brief] * (NAMED_EVERY - 1))
+    return statistics.mean(len(MessageWriter()(Committed(commit))) for commit in told)
 
 
 def read_bytes_per_s(names: frozenset[PeerId]) -> float:

@@ -56,6 +56,7 @@ from swarmnet.messages import Process as ProcessCall
 from swarmnet.simulate.clock import SimulatedProcess
 from swarmnet.simulate.engine import NUM_ELEMENTS, Arithmetic, SimulatedEngine, proven_tokens_of, tokens_of
 from swarmnet.simulate.swarm import RUN, Guise, Node, Swarm
+from swarmnet.step.commits import ack_of
 from swarmnet.transport import ReadPayload, Service, Transport
 
 STAGE, BESIDE = 1, 0
@@ -207,7 +208,8 @@ class Lie(Guise):
 
     def say(self, message: Control) -> None:
         """Remember what my production peer says."""
-        self.said[type(message)] = message
+        if not isinstance(message, Report) or message.whole:  # a lie is told about all that it holds
+            self.said[type(message)] = message
         self._note(message)
 
     def _note(self, message: Control) -> None:
@@ -467,7 +469,7 @@ class ClaimsEverything(Lie):
 
     def tells(self, to: PeerId, message: Control) -> Iterable[Control]:
         if isinstance(message, Report):
-            return (replace(message, owned=self.every_index, summed=NONE, progress=0),)
+            return (replace(message, owned=self.every_index, summed=NONE, progress=0, whole=True),)
         return (message,)
 
     def acts(self) -> None:
@@ -525,7 +527,9 @@ class VoidsEverything(Lie):
     """says that no index gives a finite value"""
 
     def tells(self, to: PeerId, message: Control) -> Iterable[Control]:
-        return (replace(message, non_finite=self.every_index),) if isinstance(message, Report) else (message,)
+        if not isinstance(message, Report):
+            return (message,)
+        return (replace(message, non_finite=self.every_index, whole=True),)
 
 
 @lie
@@ -687,6 +691,11 @@ class Forges(Lie):
         mine = ((self.me, report.generation, self.every_index),)
         return Finished(number, digest, len(self.every_index), 1.0, norm, mine)
 
+    def acked(self, report: Report) -> Report:
+        """The same with an ack of the sum that nobody made."""
+        forged = self.forged()
+        return report if forged is None else replace(report, ack=ack_of(forged), whole=True)
+
     def answers(
         self, caller: PeerId, request: Request, read: ReadPayload, honest: AsyncGenerator[Answer, None]
     ) -> AsyncGenerator[Answer, None]:
@@ -724,13 +733,12 @@ class ForgedSum(Forges):
     """reports a finished sum that nobody made, and hands it out"""
 
     def tells(self, to: PeerId, message: Control) -> Iterable[Control]:
-        forged = self.forged()
-        return (replace(message, finished=forged),) if isinstance(message, Report) and forged else (message,)
+        return (self.acked(message),) if isinstance(message, Report) else (message,)
 
     def acts(self) -> None:
         report, forged = self.said.get(Report), self.forged()
         if report is not None and forged is not None:
-            self.tell(self.mates, replace(report, stamp=self.stamp, finished=forged))
+            self.tell(self.mates, replace(self.acked(report), stamp=self.stamp))
 
 
 @lie
@@ -738,8 +746,7 @@ class ForgedSumKept(Forges):
     """reports a finished sum that nobody made, and hands out nothing"""
 
     def tells(self, to: PeerId, message: Control) -> Iterable[Control]:
-        forged = self.forged()
-        return (replace(message, finished=forged),) if isinstance(message, Report) and forged else (message,)
+        return (self.acked(message),) if isinstance(message, Report) else (message,)
 
     def answers(
         self, caller: PeerId, request: Request, read: ReadPayload, honest: AsyncGenerator[Answer, None]
@@ -791,8 +798,8 @@ class AcksTwoWays(Lie):
     """acks one digest to one half of its mates and another to the rest"""
 
     def tells(self, to: PeerId, message: Control) -> Iterable[Control]:
-        if isinstance(message, Report) and message.finished is not None and to in self.mates[::2]:
-            return (replace(message, finished=replace(message.finished, digest=bytes(32))),)
+        if isinstance(message, Report) and message.ack is not None and to in self.mates[::2]:
+            return (replace(message, ack=replace(message.ack, digest=bytes(32))),)
         return (message,)
 
 
@@ -801,7 +808,7 @@ class AcksLate(Lie):
     """acks every sum five seconds late"""
 
     def tells(self, to: PeerId, message: Control) -> Iterable[Control]:
-        if isinstance(message, Report) and message.finished is not None:
+        if isinstance(message, Report) and message.ack is not None:
             self.swarm.loop.call_later(5.0, self.tell, (to,), message)
             return ()
         return (message,)

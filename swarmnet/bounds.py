@@ -14,10 +14,13 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 MAX_INDEXES = 1 << 16
-"""Microbatch indexes of a step are below this: a bitmap of them has at most 8 KiB."""
+"""Microbatch indexes of a step are below this: a set of them takes at most 8 KiB."""
 
-MAX_MEMBERS = 1024
-"""Members of one stage, and commits in one message."""
+MAX_MEMBERS = 10_000
+"""Members of one stage. A round of so many takes 0.9 MB, below what a message may have (`wire.convert`)."""
+
+MAX_COMMITS = 1024
+"""Commits in one message: one of each stage."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,15 +51,17 @@ class Entries:
     """Which number of a run (`Bounds`) limits them further."""
     distinct: bool = False
     """Each names another peer."""
+    packed: bool = False
+    """Peers, as their keys one after the other: 32 bytes each."""
     disjoint: bool = False
-    """No index is in the sets of two entries."""
+    """No index is in the sets of two entries: they are written as one owner for each index."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
     """The numbers of a run that limit its messages."""
 
-    num_stages: int = MAX_MEMBERS
+    num_stages: int = MAX_COMMITS
     microbatches: int = MAX_INDEXES
     members: int = MAX_MEMBERS
     """Of one stage."""

@@ -133,8 +133,10 @@ class Record:
     """Does it follow its stages' state and want no microbatches? Its stages then say `draining`, and it stays."""
     steps: Number = 0
     """How many steps the run has, as far as it can be foreseen there; 0: it does not say."""
+    step_s: Annotated[float, Between(0.0, 1e9)] = 0.0
+    """Seconds from one step to the next, over the last ones; 0: it does not say."""
     software: Annotated[str, Size(64)] = ""
-    """What runs there, such as "swarmnet 0.1.0, protocol 1.1"; empty: it does not say."""
+    """What runs there, such as "swarmnet 0.1.0, protocol 2.0"; empty: it does not say."""
 
     @property
     def roles(self) -> tuple[Role, ...]:

@@ -1,18 +1,19 @@
 """What peers say to each other, as frozen values. Standard library only; `wire` turns them into bytes and back.
 
 Three kinds: `Control` messages are one-way and idempotent (re-sent until the state they report has changed), a
-`Request` opens a call, an `Answer` comes back on it. Index sets are frozensets here and bitmaps on the wire. The bound
-beside a field is what every reader insists on (`wire.fields`); a plain float is any finite number.
+`Request` opens a call, an `Answer` comes back on it. Index sets are frozensets here, bitmaps or runs on the wire. The
+bound beside a field is what every reader insists on (`wire.fields`); a plain float is any finite number.
 """
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
-from swarmnet.bounds import MAX_INDEXES, MAX_MEMBERS, Between, Entries, Size
+from swarmnet.bounds import MAX_COMMITS, MAX_INDEXES, MAX_MEMBERS, Between, Entries, Size
 from swarmnet.errors import RejectCode
 from swarmnet.ids import NO_CHAIN, NO_RESTART, Ballot, Chain, Generation, Incarnation, Number, PeerId, Restart, RoundId
 from swarmnet.manifest.extension import MARK_BYTES, MAX_NOTICE_CHARS, MAX_NOTICES, MAX_NOTICES_CHARS, Extension
@@ -38,7 +39,9 @@ PartKind = Literal["contribution", "reduced", "sum", "replay"]
 Reason = Annotated[str, Size(1000, cut=True)]
 Notice = Annotated[str, Size(MAX_NOTICE_CHARS)]
 """What the run's owner has signed to extend it (`manifest.extension`); empty: nothing."""
-Members = Annotated[tuple[PeerId, ...], Entries(MAX_MEMBERS, "members")]
+Roll = Annotated[bytes, Size(16, least=16)]
+"""Digest of a commit's contributors."""
+Members = Annotated[tuple[PeerId, ...], Entries(MAX_MEMBERS, "members", packed=True)]
 Contributions = Annotated[
     tuple[tuple[PeerId, Generation, Indexes], ...], Entries(MAX_MEMBERS, "members", distinct=True, disjoint=True)
 ]
@@ -86,8 +89,35 @@ class Finished:
         return _voided_but_contributed(self)
 
 
-MAX_VOTES = 31
-"""Votes that a commit carries: more than any majority that is needed (`step.membership`)."""
+MAX_VOTES = 16
+"""Votes that a commit carries: as many as the largest majority that is needed (`step.membership`)."""
+
+MAX_COUNTING = 2 * MAX_VOTES - 1
+"""Replicas of a stage that count at a time: a commit has room for the votes of more than half of them."""
+
+Signature = Annotated[bytes, Size(64, least=1)]
+
+
+def roll_of(contributors: tuple[PeerId, ...]) -> bytes:
+    """The digest by which a commit refers to its contributors."""
+    return hashlib.sha256("\0".join(contributors).encode()).digest()[:16]
+
+
+NOBODY = roll_of(())
+
+
+@dataclass(frozen=True, slots=True)
+class Ack:
+    """That a sum is here, whole and digest-checked: what a vote for it needs, and not who contributed what."""
+
+    id: RoundId
+    digest: Digest
+    num_tokens: Count
+    loss_sum: float
+    grad_sq_norm: NotNegative
+    roll: Roll
+    voided: Indexes = NONE
+    notice: Notice = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +125,7 @@ class Vote:
     """A replica's signature under a commit: it holds that sum."""
 
     peer: PeerId
-    signature: Annotated[bytes, Size(64, least=1)]
+    signature: Signature
 
 
 LARGEST_LOSS, LARGEST_NORM = 1e29, 1e200
@@ -112,7 +142,10 @@ def is_loss(loss_sum: float, num_tokens: int) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """The sum of (stage, step) that the stage settles on. Commits that differ only in their votes are equal."""
+    """The sum of (stage, step) that the stage settles on.
+
+    Commits are equal that differ only in their votes, or in whether the contributors are named beside their digest.
+    """
 
     stage: Stage
     step: Step
@@ -124,17 +157,32 @@ class Commit:
     loss_sum: float
     grad_sq_norm: NotNegative
     voided: Indexes = NONE
-    contributors: Members = ()
-    """The replicas whose gradients are in it, sorted."""
+    roll: Roll = NOBODY
+    """Digest of the contributors: `roll_of`."""
+    contributors: Annotated[tuple[PeerId, ...], Entries(MAX_COUNTING, packed=True)] = field(default=(), compare=False)
+    """The replicas whose gradients are in it, sorted; of more than MAX_COUNTING those that may count. (): whose digest
+    is `roll`, which the receiver has from the step before."""
     votes: Annotated[tuple[Vote, ...], Entries(MAX_VOTES)] = field(default=(), compare=False)
-    """Signatures of replicas that hold the sum. With those of more than half of the roster the commit is a certificate
-    (`step.membership`)."""
+    """Signatures of replicas that hold the sum and are no contributors. With those of more than half of the roster the
+    commit is a certificate (`step.membership`)."""
+    seats: Indexes = field(default=NONE, compare=False)
+    """The contributors that have signed, by their places."""
+    signatures: Annotated[tuple[Signature, ...], Entries(MAX_VOTES)] = field(default=(), compare=False)
+    """Theirs, in order."""
     notice: Notice = ""
     """The run is longer from this step on."""
 
     def __hash__(self) -> int:
         # Of all fields it would take longer than most of what it is needed for.
         return hash((self.stage, self.step, self.digest))
+
+    def contradiction(self) -> str:
+        """What in it cannot be, in words; "" if nothing."""
+        if self.contributors and roll_of(self.contributors) != self.roll:
+            return "names other contributors than its digest says"
+        if len(self.seats) != len(self.signatures):
+            return "has not one signature for each seat"
+        return ""
 
     def says(self, finished: Finished) -> bool:
         """Is `finished` the committed sum, bit by bit, whichever round made it?"""
@@ -148,7 +196,7 @@ class Commit:
         )
 
 
-Commits = Annotated[tuple[Commit, ...], Entries(MAX_MEMBERS, "num_stages")]
+Commits = Annotated[tuple[Commit, ...], Entries(MAX_COMMITS, "num_stages")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,8 +285,10 @@ class Prepare(OfTerm):
     """Keeper to members: follow me (rule 13). Repeated as the keeper's heartbeat."""
 
     given: Indexes = NONE
-    """The indexes that somebody owns or has owned. If this keeper dies, its successor orders those of them that have
-    lost their owner at once, without the idle timeout."""
+    """The indexes that somebody owns or has owned; told to the next in order alone. If this keeper dies, its successor
+    orders those of them that have lost their owner at once, without the idle timeout."""
+    whole: bool = False
+    """I lack your last whole report: say it again (rule 9)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,22 +360,45 @@ class Trouble:
 @dataclass(frozen=True, slots=True)
 class Report(OfGeneration):
     """Member to keeper: what I hold (rule 9). Sent on every heartbeat, when a sum is whole, when a generation ends, and
-    whenever the keeper asks. `finished` doubles as the Ack of a round."""
+    whenever the keeper asks.
+
+    A report that is not whole says that what its *revision* held has not changed, and leaves that out: `owned`,
+    `summed`, `ack`, `vote`, `commit` and `non_finite`. The keeper that lacks the revision asks for it.
+    """
 
     owned: Indexes
     """Granted or summed."""
     summed: Indexes
     """In the accumulator."""
-    finished: Finished | None
+    ack: Ack | None
+    """The finished sum that is here: the ack of its round."""
     commit: Commit | None
     progress: Count
     """Counts finished compute jobs."""
     non_finite: Indexes = NONE
-    line: LineQuality = UNMEASURED
+    line: LineQuality | None = UNMEASURED
+    """None: as in the last one that had it."""
     trouble: Trouble | None = None
     """In the open round."""
     vote: Annotated[bytes, Size(64)] = b""
-    """My signature under the commit of `finished`."""
+    """My signature under the commit of `ack`."""
+    whole: bool = True
+    revision: Count = 0
+    """Grows with every change of what is left out of a report that is not whole."""
+    round: Annotated[int, Between(-1, 1 << 53)] = -1
+    """The number of the round that I was told last under this ballot; -1: of none."""
+
+    def contradiction(self) -> str:
+        """What in it cannot be, in words; "" if nothing."""
+        # Left out is left out: nobody may think that it was read.
+        said = self.owned or self.summed or self.ack or self.commit or self.non_finite or self.vote
+        return "" if self.whole or not said else "is not whole and says what it holds"
+
+
+def unchanged(last: Report, progress: int, trouble: Trouble | None, current: int) -> Report:
+    """The report that what the last whole one says still holds. current: the number of the round, -1 of none."""
+    term = (last.stamp, last.ballot, last.generation, NONE, NONE, None, None, progress)
+    return Report(*term, line=None, trouble=trouble, whole=False, revision=last.revision, round=current)
 
 
 @dataclass(frozen=True, slots=True)
@@ -373,6 +446,11 @@ class Round(OfTerm):
         if self.bandwidths and len(self.bandwidths) != len(self.receivers):
             return "has bandwidths of others than the receivers"
         return _voided_but_contributed(self)
+
+
+def contributors_of(of: Finished | Round) -> frozenset[PeerId]:
+    """The replicas whose gradients are in it."""
+    return frozenset(peer for peer, _, indexes in of.contributions if indexes)
 
 
 def _voided_but_contributed(of: Finished | Round) -> str:
@@ -517,7 +595,20 @@ class ManifestRequest:
     """The run's manifest, as canonical bytes, and what its owner has signed since."""
 
 
-Request = Process | Fetch | Part | SnapshotRequest | TrailRequest | ManifestRequest | DialBack | LineTest
+@dataclass(frozen=True, slots=True)
+class HistoryRequest:
+    """What came of the run's steps? Anybody may ask."""
+
+    since: Step = 0
+    """The first step that is wanted."""
+
+
+Request = (
+    Process | Fetch | Part | SnapshotRequest | TrailRequest | ManifestRequest | DialBack | LineTest | HistoryRequest
+)
+
+STRANGERS_ASK = (ManifestRequest, HistoryRequest)
+"""What is answered to who has not greeted: one without a run yet, or who only looks on."""
 
 
 def gives_way(request: Request) -> bool:
@@ -657,6 +748,46 @@ class ManifestData:
     """All that the callee knows, a line each."""
 
 
+MAX_FIGURES = 256
+"""Steps in one answer: about 12 KB."""
+
+MAX_EVALUATIONS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class StepFigures:
+    """What came of one step."""
+
+    step: Step
+    loss_sum: float
+    """Nats, as in the last stage's commit."""
+    num_tokens: Count
+    grad_norm: NotNegative
+    """Of the mean gradient of all stages, before it is clipped."""
+    learning_rate: NotNegative
+    ago_s: NotNegative
+    """Seconds since the callee applied it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """Held-out loss, nats per token, of the weights of a version."""
+
+    version: Step
+    loss: float
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """The answer to `HistoryRequest`: what the callee remembers, oldest first. Of many steps it has the first ones:
+    ask again for those after them."""
+
+    figures: Annotated[tuple[StepFigures, ...], Entries(MAX_FIGURES)] = ()
+    """Of a replica."""
+    evaluations: Annotated[tuple[Evaluation, ...], Entries(MAX_EVALUATIONS)] = ()
+    """Of a trainer."""
+
+
 @dataclass(frozen=True, slots=True)
 class DialledBack:
     """The answer to `DialBack`."""
@@ -688,4 +819,5 @@ Answer = (
     | ManifestData
     | DialledBack
     | LineTested
+    | History
 )

@@ -25,7 +25,7 @@ ROWS = (
     "pipeline averaging ranks state",
     "plan step",
     "peer trainer",
-    "local",
+    "local monitor",
     "simulate",
     "cli",
     "api",
@@ -56,6 +56,7 @@ PURE = (
     "peer/rebalance.py",
     "peer/wishes.py",
     "peer/devices.py",
+    "monitor/curve.py",
     "state/rollback.py",
     "averaging/parts.py",
     "averaging/grid.py",
@@ -155,7 +156,9 @@ def test_imports_are_absolute_and_point_down() -> None:
 
 
 SPINE = frozenset(["step", "pipeline", "averaging", "stage", "engine"])
-WINGS = frozenset(["net", "state", "sums", "plan", "ranks", "trainer", "peer", "simulate", "local", "cli", "api"])
+WINGS = frozenset(
+    ["net", "state", "sums", "plan", "ranks", "trainer", "peer", "simulate", "local", "monitor", "cli", "api"]
+)
 """Rooms that the spine is read without: what they do for it is handed in by `peer`, through a protocol."""
 
 

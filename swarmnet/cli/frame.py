@@ -33,6 +33,7 @@ COMMANDS = {
     "trainer": "serve.trainer",
     "bootstrap": "serve.bootstrap",
     "status": "serve.status",
+    "watch": "watch.watch",
     "pause": "desk.pause",
     "resume": "desk.resume",
     "drain": "desk.drain",

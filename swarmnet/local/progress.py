@@ -49,6 +49,7 @@ class SwarmProgress:
     done: set[int] = field(default_factory=set)  # steps whose loss this start of the swarm has computed (again)
     points: list[Point] = field(default_factory=list)
     evaluations: dict[int, float] = field(default_factory=dict)
+    figures: dict[int, tuple[float, float]] = field(default_factory=dict)  # learning rate and gradient norm, by step
     training_at: float | None = None  # when every stage first had a synced replica
     moved_at: float = 0.0  # the last sign that training goes on
     reroutes: int = 0
@@ -124,6 +125,8 @@ class SwarmProgress:
                 self._executions[key] = max(self._executions[key], event["executions"])
             case "evaluated":
                 self.evaluations[event["step"]] = float(event["loss"])
+            case "figures":
+                self.figures[event["step"]] = event["learning_rate"], event["grad_norm"]
             case "checkpoint":
                 self.on_disk.setdefault(event["stage"], set()).add(event["version"])
             case "dropped":

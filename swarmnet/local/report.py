@@ -15,9 +15,11 @@ from rich.console import Console
 
 from swarmnet.local.audit import FP32_STEPS, AuditResult, Comparison
 from swarmnet.local.progress import SwarmProgress
-from swarmnet.local.screen import duration, say
+from swarmnet.local.screen import say
 from swarmnet.manifest.schema import Manifest
 from swarmnet.telemetry.log import plain
+from swarmnet.telemetry.plot import Mark, draw_curve
+from swarmnet.telemetry.screen import duration
 
 INTERRUPTED = "interrupted"
 UNCOMPARED = "the swarm finished; only the comparison with one process was interrupted"
@@ -150,11 +152,12 @@ def write(outcome: RunOutcome, directory: Path, before: dict[str, Any] | None = 
         found = summary(outcome)
         with (directory / "loss.csv").open("w", newline="", encoding="utf-8") as file:
             rows = csv.writer(file, lineterminator="\n")
-            rows.writerow(("step", "loss", "tokens", "seconds"))
-            rows.writerows(
-                (point.step, repr(point.loss), point.tokens, f"{point.seconds:.3f}")
-                for point in outcome.progress.points
-            )
+            rows.writerow(("step", "loss", "tokens", "seconds", "learning_rate", "grad_norm", "held_out"))
+            for point in outcome.progress.points:
+                rate, norm = outcome.progress.figures.get(point.step, (None, None))
+                more = (rate, norm, outcome.progress.evaluations.get(point.step + 1))
+                shown = ["" if value is None else repr(value) for value in more]
+                rows.writerow((point.step, repr(point.loss), point.tokens, f"{point.seconds:.3f}", *shown))
     else:
         found = before | {"ok": not outcome.problem, "problem": outcome.problem} | _compared(outcome)
     text = json.dumps(plain(found), indent=2, allow_nan=False)
@@ -164,33 +167,16 @@ def write(outcome: RunOutcome, directory: Path, before: dict[str, Any] | None = 
 
 def draw(outcome: RunOutcome, path: Path) -> str:
     """The curve, held-out losses, kills, and the oracle's curve. Returns a note instead if matplotlib is missing."""
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError:
-        return "no loss.png: matplotlib is not installed (pip install 'swarmnet-train[plot]')"
     progress = outcome.progress
-    if not progress.points:
-        return "no loss.png: no step was finished"
-    figure = Figure(figsize=(9, 5), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.add_subplot(xlabel="step", ylabel="loss (nats per token)")
-    steps, losses = zip(*((point.step, point.loss) for point in progress.points), strict=True)
-    axes.plot(steps, losses, label="swarm", linewidth=2.5 if outcome.oracle else 1.5)
-    if outcome.oracle:
-        axes.plot(outcome.oracle, label="one process", linestyle="--", linewidth=1.2)
-    if progress.evaluations:
-        axes.plot(*zip(*sorted(progress.evaluations.items()), strict=True), "o", label="held out", markersize=5)
-    for number, (name, step, _) in enumerate(progress.kills):
-        axes.axvline(step, color="tab:red", linewidth=0.8, alpha=0.6, label=None if number else "kill")
-        place: dict[str, Any] = {"transform": axes.get_xaxis_transform(), "rotation": 90, "va": "top", "ha": "right"}
-        axes.text(step, 1, name, fontsize=7, color="tab:red", **place)
     size = shape(progress.stages, len(progress.replicas) // progress.stages)
-    axes.set_title(f"{size}, {outcome.manifest.numerics.mode}, run {outcome.run_id[:12]}")
-    axes.grid(alpha=0.3)
-    axes.legend()
-    figure.savefig(path, dpi=120)
-    return ""
+    return draw_curve(
+        path,
+        [(point.step, point.loss) for point in progress.points],
+        title=f"{size}, {outcome.manifest.numerics.mode}, run {outcome.run_id[:12]}",
+        held_out=progress.evaluations,
+        marks=[Mark(step, "kill", name, "tab:red") for name, step, _ in progress.kills],
+        beside=outcome.oracle or (),
+    )
 
 
 def print_summary(outcome: RunOutcome, directory: Path, console: Console, *, finished: bool = False) -> None:

@@ -23,7 +23,7 @@ from rich.table import Table
 from rich.text import Text
 
 from swarmnet.local.progress import SwarmProgress
-from swarmnet.telemetry.screen import Screen
+from swarmnet.telemetry.screen import Screen, duration
 
 STARTING_S = 1.0
 
@@ -64,15 +64,6 @@ class SwarmScreen(Screen):
                 f"  {duration(point.seconds)}"
             )
         self._shown = len(progress.points)
-
-
-def duration(seconds: float | None) -> str:
-    """3:07, 1:02:45, or a dash."""
-    if seconds is None:
-        return "–"
-    minutes, rest = divmod(round(max(seconds, 0.0)), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
 def headline(progress: SwarmProgress, *, now: float) -> str:

@@ -39,8 +39,8 @@ MAX_CHARS = 512
 MAX_BANNED = 128
 """In one list: it fits into one entry of the DHT."""
 MAX_BANS_CHARS = 8192
-MAX_PEERS = 4096
-"""Admitted identities that are remembered, and as many refused ones."""
+MAX_PEERS = 1 << 14
+"""Admitted identities that are remembered, and as many refused ones: 1 KB each."""
 FORGET_S = 3600.0
 """When there are too many, those that have shown nothing for so long make room."""
 

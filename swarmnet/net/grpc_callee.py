@@ -21,7 +21,7 @@ from swarmnet import telemetry
 from swarmnet.bounds import Recent
 from swarmnet.errors import BadMessage, PeerGone, Refused, RejectCode, leaves
 from swarmnet.ids import PeerId
-from swarmnet.messages import Accepted, Answer, Busy, Control, ManifestRequest, Packed, Rejected, Request, gives_way
+from swarmnet.messages import STRANGERS_ASK, Accepted, Answer, Busy, Control, Packed, Rejected, Request, gives_way
 from swarmnet.net.greeting import HELLO
 from swarmnet.net.grpc_caller import LINK, METHODS, Outbox
 from swarmnet.net.grpc_channels import SERVICE_FAILED, Dialling
@@ -54,7 +54,8 @@ _PULSES_PER_STALL = 4
 _STRANGERS_CALLS, _ALL_STRANGERS_CALLS = 4, 64
 """Open at a time: of one caller that has not greeted, and of all of them."""
 
-_MOST_GREETED = 4096
+_MOST_GREETED = 1 << 14
+"""Callers whose greeting is remembered: half a kilobyte each."""
 _COMPLAIN_EVERY_S, _MOST_COMPLAINTS = 60.0, 32
 """One caller is named so often for one thing, and no more than so many within that time."""
 
@@ -239,9 +240,8 @@ class Callee(grpc.GenericRpcHandler):  # type: ignore[misc]
         try:
             if caller is None:
                 await inbound.answer(_NOBODY)
-            elif expected is not ManifestRequest and not self.knows(caller):
-                # Before anything of the call is read: somebody who joins has no run to greet with, and may ask for that
-                # alone.
+            elif expected not in STRANGERS_ASK and not self.knows(caller):
+                # Before anything of the call is read.
                 await inbound.answer(GreetFirst())
             elif self._calls[caller] >= self._most_calls(caller):
                 # Each open call holds a header and a stream. Refused unread, it costs neither.

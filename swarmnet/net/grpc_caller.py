@@ -27,6 +27,7 @@ from swarmnet import telemetry
 from swarmnet.errors import BadMessage, PeerGone, PeerTimeout, RejectCode, SwarmError
 from swarmnet.ids import PeerId
 from swarmnet.messages import (
+    STRANGERS_ASK,
     Accepted,
     Answer,
     Busy,
@@ -34,6 +35,7 @@ from swarmnet.messages import (
     DialBack,
     Fetch,
     Heartbeat,
+    HistoryRequest,
     LineTest,
     ManifestRequest,
     MovedTo,
@@ -77,6 +79,7 @@ METHODS: dict[type, str] = {
     DialBack: "/swarmnet.v1.Run/DialBack",
     LineTest: "/swarmnet.v1.Run/LineTest",
     ManifestRequest: "/swarmnet.v1.Run/Manifest",
+    HistoryRequest: "/swarmnet.v1.Run/History",
 }
 
 _PROGRESS_S = 0.25
@@ -90,8 +93,8 @@ async def place_call(
     channels: PeerChannels, request: Request, payload: tuple[Packed, ...], *, deadline: float, flow: Flow
 ) -> AsyncGenerator[Answer, None]:
     """Greet if needed, call, and yield the answers; see `transport.Transport.call`."""
-    # Who asks for the manifest has no run yet, and cannot greet.
-    greets = not isinstance(request, ManifestRequest)
+    # Who asks for the manifest has no run yet, and cannot greet; who only looks on may be nobody who is admitted.
+    greets = not isinstance(request, STRANGERS_ASK)
     for _ in range(_GREETINGS):
         refusal = await channels.greet(deadline=deadline) if greets else None
         if refusal is not None:

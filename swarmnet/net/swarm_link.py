@@ -84,8 +84,8 @@ class SwarmLink:
         return f"{SCHEME}{self.run}@{self.address}{INVITE if self.invitation else ''}{self.invitation}"
 
 
-def find_run(text: str, bootstrap: tuple[str, ...]) -> tuple[Path | str, tuple[str, ...]]:
-    """Which run is meant by a link, a manifest's path or a run id, and whom to ask for it.
+def find_run(text: str, bootstrap: tuple[str, ...], command: str = "status") -> tuple[Path | str, tuple[str, ...]]:
+    """Which run is meant by a link, a manifest's path or a run id, and whom to ask for it. command: that wants to know.
 
     Returns: the manifest's path, or (the first digits of) the run id; and addresses, the link's before `bootstrap`.
 
@@ -104,7 +104,7 @@ def find_run(text: str, bootstrap: tuple[str, ...]) -> tuple[Path | str, tuple[s
             "or the first 12 or more)"
         )
     if not bootstrap:
-        raise UsageError("status needs to know a peer: give its link, or --bootstrap with the address it printed")
+        raise UsageError(f"{command} needs to know a peer: give its link, or --bootstrap with the address it printed")
     return named, bootstrap
 
 

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from swarmnet.bounds import Recent
 from swarmnet.ids import PeerId
 
-_REMEMBERED = 4096
+_REMEMBERED = 1 << 14
 _ROUNDING_S = 1e-9
 
 

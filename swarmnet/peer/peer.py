@@ -28,6 +28,7 @@ from swarmnet.messages import (
     DialBack,
     Fetch,
     Heartbeat,
+    HistoryRequest,
     LineTest,
     ManifestData,
     ManifestRequest,
@@ -37,10 +38,12 @@ from swarmnet.messages import (
     Rejected,
     Request,
     SnapshotRequest,
+    StepFigures,
     TrailRequest,
 )
 from swarmnet.net.admission import Admissions
 from swarmnet.net.dial_back import Asking, DialBacks, Hide, Proofs
+from swarmnet.net.history import HistoryBook
 from swarmnet.net.line_test import LineTests
 from swarmnet.net.records import nobody_serves, unserved
 from swarmnet.peer.complaints import Complaints
@@ -52,6 +55,7 @@ from swarmnet.peer.replica import Replica, ReplicaLimits, crossing_bytes
 from swarmnet.peer.state_supply import StateSupply
 from swarmnet.pipeline.inputs import Windows
 from swarmnet.pipeline.router import RoutingRule, least_time
+from swarmnet.stage.canonical import rate_of
 from swarmnet.stage.seams import Engine
 from swarmnet.state.disk import Disk
 from swarmnet.state.rollback import newest_on_disk
@@ -183,7 +187,7 @@ class Peer:
         self._rates = {stage: Rates(me) for stage in engines}
         self._look, self.news, self._moved = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self._strangers: set[PeerId] = set()  # who spoke and is not known
-        self._line_tests = LineTests()
+        self._line_tests, self._history = LineTests(), HistoryBook()
         self._dial_backs = DialBacks(transport, lambda: self.records, self._look.set)
         asking = partial(Asking, record, transport, lambda: self.records, self._say_reach, proofs=proofs)
         self.dialled_back, self._hides = asking(hide) if hide else asking(), hide is not None
@@ -280,6 +284,11 @@ class Peer:
             return
         if self._left:
             raise Refused(RejectCode.NOT_SERVED, "this peer has left")
+        # Whoever looks on is no member.
+        if isinstance(request, HistoryRequest):
+            async for answer in self._history.serve(request):
+                yield answer
+            return
         if caller != self.me:
             self._admissions.check(caller, request, now=self._wall())
         answers = self._answers(caller, request, payload)
@@ -369,15 +378,30 @@ class Peer:
                 self.transport.carries(line)
                 replica.compute.carries(line)
             self._count(replica)
-            last = {commit.stage: commit for commit in replica.member.last_commits}.get(self.manifest.cut.stages - 1)
-            if last is not None and last.num_tokens:
-                self._loss = (last.step, last.loss_sum / last.num_tokens)
-                self._pace.append((self._now(), last.step, last.num_tokens))
+            self._remember(replica)
         if event in ("applied", "synced") and self.replicas[stage].member.done:
             self._done_stages.add(stage)
             if len(self._done_stages) == len(self.replicas):
                 self.finished.set()
                 self.goes_on.clear()
+
+    def _remember(self, replica: Replica) -> None:
+        """What came of the step that was just applied."""
+        commits = {commit.stage: commit for commit in replica.member.last_commits}
+        last = commits.get(self.manifest.cut.stages - 1)
+        if last is None:
+            return
+        step, num_tokens = last.step, last.num_tokens
+        norm = math.sqrt(sum(commits[stage].grad_sq_norm for stage in sorted(commits)))
+        rate = rate_of(self.manifest.optimizer, step, replica.member.horizon)
+        figures = StepFigures(step, last.loss_sum, num_tokens, norm / max(num_tokens, 1), rate, self._now())
+        self._history.applied(figures)
+        loss = last.loss_sum / num_tokens if num_tokens else 0.0
+        fields = {"loss": loss, "num_tokens": num_tokens, "grad_norm": figures.grad_norm, "learning_rate": rate}
+        self._on_event("figures", {"step": step, **fields})
+        if num_tokens:
+            self._loss = (step, loss)
+            self._pace.append((self._now(), step, num_tokens))
 
     def _count(self, replica: Replica) -> None:
         """After each step: training forwards so far, and how many indexes this replica has contributed to sums."""
@@ -603,6 +627,7 @@ class Peer:
             stages=stages,
             loss=self._loss,
             tokens_per_second=self._tokens_per_second(),
+            step_s=self._seconds_of_a_step(),
             finished=self.finished.is_set(),
             halted=self.halted,
             steps=self._extending.last,
@@ -638,11 +663,15 @@ class Peer:
 
     def _tokens_per_second(self) -> float:
         """Of the whole run, over the last steps that this peer applied."""
-        # One step has no pace.
-        if len(self._pace) < 2 or self._pace[-1][0] == self._pace[0][0]:
+        step_s = self._seconds_of_a_step()
+        return round(self._pace[-1][2] / step_s, 1) if step_s else 0.0
+
+    def _seconds_of_a_step(self) -> float:
+        """Over the last ones that this peer applied; 0 if it has applied no two, or the run went back meanwhile."""
+        if len(self._pace) < 2 or self._pace[-1][1] <= self._pace[0][1]:
             return 0.0
-        (began, first, _), (ended, newest, num_tokens) = self._pace[0], self._pace[-1]
-        return round(num_tokens * max(newest - first, 0) / (ended - began), 1)
+        (began, first, _), (ended, newest, _) = self._pace[0], self._pace[-1]
+        return round((ended - began) / (newest - first), 6)
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         assert self._group is not None

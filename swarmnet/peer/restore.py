@@ -25,10 +25,10 @@ from swarmnet.state.replay import Level, Replay, ReplayLogEnds
 from swarmnet.state.snapshot_fetch import Donors, Fetcher, TransferProgress
 from swarmnet.state.snapshot_index import Seal
 from swarmnet.state.snapshot_source import Donor
+from swarmnet.step.commits import evidence
 from swarmnet.step.driver import StepDriver
 from swarmnet.step.gate import Shape, commit_refusal
 from swarmnet.step.member import Member
-from swarmnet.step.membership import evidence
 from swarmnet.transport import Transport
 
 if TYPE_CHECKING:

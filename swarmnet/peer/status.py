@@ -12,10 +12,12 @@ import json
 import sys
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import asdict
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from swarmnet.directory import Record
 from swarmnet.errors import PeerTimeout, UsageError
 from swarmnet.ids import PeerId, RunId
 from swarmnet.manifest.file import load, run_id
@@ -23,6 +25,11 @@ from swarmnet.manifest.terms import RunTerms
 from swarmnet.net.admission import Admissions
 from swarmnet.net.admission_files import admissions_of
 from swarmnet.peer.swarm_health import NO_BOOTSTRAP, AdmissionLine, Assessment, ReplicaLine, assess, unanswered
+from swarmnet.telemetry.screen import duration
+
+if TYPE_CHECKING:
+    from swarmnet.manifest.schema import Manifest
+    from swarmnet.net.dht import DhtDirectory
 
 _UNBOUNDED = 10_000  # columns of a pipe
 _FOLDED = ("on disk", "drift", "numerics", "software")
@@ -45,12 +52,8 @@ def run_status(named: Path | str, bootstrap: tuple[str, ...], as_json: bool = Fa
 
     The exit code: 0 if it was seen, 1 if nobody announces it, 2 if nobody answers at `bootstrap`.
 
-    Raises UsageError if the manifest cannot be read, `bootstrap` is empty or malformed, or several runs begin so;
-    PeerTimeout if it has not even come to ask anybody.
+    Raises what `looking_on` raises.
     """
-    run, num_stages, admissions = _which(named)
-    if not bootstrap:
-        raise UsageError("status needs to know a peer: give --bootstrap with the address that a running peer printed")
     codes: list[int] = []
 
     def answer(assessment: Assessment) -> None:
@@ -59,15 +62,14 @@ def run_status(named: Path | str, bootstrap: tuple[str, ...], as_json: bool = Fa
         sys.stdout.flush()  # what ends now may take its time
 
     with Waiting() as waiting:
-        asyncio.run(_ask(run, num_stages, admissions, bootstrap, waiting, answer))
+        asyncio.run(_ask(named, bootstrap, waiting, answer))
     return codes[0]
 
 
 def read_status(named: Path | str, bootstrap: tuple[str, ...]) -> Assessment:
     """The state of a run, as `run_status` would print it. Raises what that raises."""
-    run, num_stages, admissions = _which(named)
     found: list[Assessment] = []
-    asyncio.run(_ask(run, num_stages, admissions, bootstrap, Waiting(), found.append))
+    asyncio.run(_ask(named, bootstrap, Waiting(), found.append))
     return found[0]
 
 
@@ -78,6 +80,11 @@ def _answer(assessment: Assessment, as_json: bool) -> int:
         _show(assessment)
     if not assessment.seen:
         print(f"swarmnet status: {assessment.problems[0].text}", file=sys.stderr)
+    return exit_code(assessment)
+
+
+def exit_code(assessment: Assessment) -> int:
+    """0 if the run was seen, 1 if nobody announces it, 2 if nobody answered."""
     if assessment.seen:
         return 0
     return 2 if assessment.problems[0].kind == NO_BOOTSTRAP else 1
@@ -85,10 +92,15 @@ def _answer(assessment: Assessment, as_json: bool) -> int:
 
 class Waiting:
     """Says on standard error what is waited for, if that takes long; a thread, for some of it blocks. `what` is set by
-    whoever waits."""
+    whoever waits. command: who says it."""
 
-    def __init__(self, say: Callable[[str], None] = lambda line: print(line, file=sys.stderr, flush=True)) -> None:
+    def __init__(
+        self,
+        say: Callable[[str], None] = lambda line: print(line, file=sys.stderr, flush=True),
+        command: str = "status",
+    ) -> None:
         self.what = "Python to load what it needs"
+        self.command = command
         self._say, self._began, self._over = say, time.monotonic(), threading.Event()
         self._thread = threading.Thread(target=self._watch, name="waiting", daemon=True)
 
@@ -113,18 +125,66 @@ class Waiting:
         pause_s = SAY_AFTER_S
         while not self._over.wait(pause_s):
             pause_s = SAY_EVERY_S
-            self._say(f"swarmnet status: waiting for {self.what}, {self.so_far_s:.0f} s so far")
+            self._say(f"swarmnet {self.command}: waiting for {self.what}, {self.so_far_s:.0f} s so far")
 
 
-async def _ask(
-    run: RunId,
-    num_stages: int,
-    admissions: Admissions | None,
-    bootstrap: tuple[str, ...],
-    waiting: Waiting,
-    answer: Callable[[Assessment], None],
-) -> None:
-    """Find out, answer, and then leave the DHT."""
+@dataclass(slots=True)
+class Onlooker:
+    """Who looks at a run from outside: as a client of its DHT that stores nothing.
+
+    admissions: who is admitted; None: unknown, nobody has given the manifest yet. until: loop time at which it makes
+    do with what it has.
+    """
+
+    run: RunId
+    directory: DhtDirectory
+    admissions: Admissions | None
+    until: float
+
+    async def first_records(self, waiting: Waiting) -> tuple[Record, ...]:
+        """Everybody's records; what has come by `until`, which is said, if they take long."""
+        waiting.what = "records of the run from the DHT"
+        records: tuple[Record, ...] = ()
+        try:
+            async with asyncio.timeout_at(self.until):
+                for _ in range(READS):
+                    if records := await self.directory.records():
+                        break
+                    await asyncio.sleep(BETWEEN_READS_S)
+        except TimeoutError:
+            records = self.directory.known()
+            print(
+                f"swarmnet {waiting.command}: gave up waiting for {waiting.what} after {waiting.so_far_s:.0f} s: this "
+                "is what had come by then",
+                file=sys.stderr,
+            )
+        return records
+
+    def learn(self, manifest: Manifest) -> None:
+        """The run's manifest has come: from now on only records of admitted peers are heard."""
+        terms = RunTerms.of(manifest)
+        self.admissions = admissions_of(terms)
+        self.directory.learn(terms.num_stages, self.admissions)
+
+    def assess(self, records: tuple[Record, ...]) -> Assessment:
+        """What they amount to."""
+        return assess(self.run, records, self.directory.num_stages, self.admissions)
+
+
+@contextlib.asynccontextmanager
+async def looking_on(
+    named: Path | str, bootstrap: tuple[str, ...], waiting: Waiting
+) -> AsyncGenerator[Onlooker | Assessment, None]:
+    """Find the run in the DHT of `bootstrap`; or what there is to say if it is not there, or nobody answers.
+
+    Raises UsageError if the manifest cannot be read, `bootstrap` is empty or malformed, or several runs begin so;
+    PeerTimeout if it has not even come to ask anybody.
+    """
+    run, num_stages, admissions = _which(named)
+    if not bootstrap:
+        raise UsageError(
+            f"{waiting.command} needs to know a peer: give --bootstrap with the address that a running peer printed"
+        )
     from swarmnet.net.dht import DhtDirectory  # hivemind takes a second to import
     from swarmnet.net.dht_daemon import Listen
     from swarmnet.net.dht_node import NobodyAnswered
@@ -143,43 +203,41 @@ async def _ask(
 
     until = asyncio.get_running_loop().time() + max(GIVEN_UP_AFTER_S - waiting.so_far_s, GIVEN_UP_AFTER_S / 2)
     async with contextlib.AsyncExitStack() as stack:
+        found: Onlooker | Assessment
         try:
             async with asyncio.timeout_at(until):
+                whole: RunId | None = run
                 # A node without a run finds the rest of the id first.
                 if len(run) < WHOLE:
                     from swarmnet.peer.joining import announced
 
                     async with client(None) as directory:
                         waiting.what = f"somebody who announces a run whose id begins with {run}"
-                        found = await announced(directory, run, READS * BETWEEN_READS_S, lambda *_: None)
-                    if found is None:
-                        answer(assess(run, (), num_stages))
-                        return
-                    run = found
-                directory = await stack.enter_async_context(client(run))
+                        whole = await announced(directory, run, READS * BETWEEN_READS_S, lambda *_: None)
+                if whole is None:
+                    found = assess(run, (), num_stages)
+                else:
+                    directory = await stack.enter_async_context(client(whole))
+                    found = Onlooker(whole, directory, admissions, until)
         except NobodyAnswered:
-            answer(unanswered(run, num_stages, bootstrap))
-            return
+            found = unanswered(run, num_stages, bootstrap)
         except TimeoutError:
             raise PeerTimeout(
                 f"gave up waiting for {waiting.what}, after {waiting.so_far_s:.0f} s: this machine or "
                 "its network is busy, so try again"
             ) from None
-        waiting.what = "records of the run from the DHT"
-        try:
-            async with asyncio.timeout_at(until):
-                for _ in range(READS):
-                    if records := await directory.records():
-                        break
-                    await asyncio.sleep(BETWEEN_READS_S)
-        except TimeoutError:
-            records = directory.known()
-            print(
-                f"swarmnet status: gave up waiting for {waiting.what} after {waiting.so_far_s:.0f} s: this is what "
-                "had come by then",
-                file=sys.stderr,
-            )
-        answer(assess(run, records, directory.num_stages, admissions))
+        yield found
+
+
+async def _ask(
+    named: Path | str, bootstrap: tuple[str, ...], waiting: Waiting, answer: Callable[[Assessment], None]
+) -> None:
+    """Find out, answer, and then leave the DHT."""
+    async with looking_on(named, bootstrap, waiting) as found:
+        if isinstance(found, Onlooker):
+            answer(found.assess(await found.first_records(waiting)))
+        else:
+            answer(found)
 
 
 def _which(named: Path | str) -> tuple[RunId, int, Admissions | None]:
@@ -208,13 +266,14 @@ def _show(assessment: Assessment) -> None:
     state = "finished" if assessment.finished else f"version {'?' if (v := assessment.version) is None else v}{of}"
     pace = f", {assessment.tokens_per_second:,.0f} tokens/s" if assessment.tokens_per_second else ""
     twice = f", executions per index {assessment.executions_per_index:.3f}" if assessment.executions_per_index else ""
-    console.print(f"run {assessment.run[:12]}: {state}{loss}{evaluated}{pace}{twice}", markup=False)
+    eta = f", ETA {duration(assessment.eta_s)}" if assessment.eta_s is not None and not assessment.finished else ""
+    console.print(f"run {assessment.run[:12]}: {state}{loss}{evaluated}{pace}{eta}{twice}", markup=False)
     kept = f"version {assessment.on_disk}" if assessment.on_disk is not None else "no version of all stages yet"
     console.print(f"on disk: {kept}", markup=False)
     if assessment.admission is not None:
         console.print(f"admission: {_admission(assessment.admission)}", markup=False)
     table = Table(box=None if wide else box.SIMPLE_HEAD, pad_edge=False)
-    for name in ("stage", "peer", "version", "state", "load", "on disk", "drift", "numerics", "software"):
+    for name in ("stage", "peer", "version", "state", "load", "speed", "on disk", "drift", "numerics", "software"):
         table.add_column(name, overflow="fold", no_wrap=wide or name not in _FOLDED)
     for line in assessment.stages:
         for replica in line.replicas:
@@ -224,6 +283,7 @@ def _show(assessment: Assessment) -> None:
                 str(replica.version),
                 replica.state,
                 f"{replica.queue}/{replica.slots}",
+                f"{replica.speed:.3g}/s" if replica.speed else "",
                 ", ".join(map(str, replica.disk)),
                 _drift(replica),
                 str(replica.numerics).replace("[", r"\["),

@@ -17,6 +17,7 @@ from swarmnet.ids import NO_RESTART, Chain, PeerId, Restart, RunId
 from swarmnet.net.admission import Admissions
 from swarmnet.peer.checkup import advice
 from swarmnet.peer.devices import NumericsClass
+from swarmnet.peer.rates import measured
 from swarmnet.state.lineage import of_one_lineage
 from swarmnet.state.rollback import Holding, Rollbacks, half_of, newest_on_disk
 
@@ -37,6 +38,7 @@ class ReplicaLine:
     restart: number of the newest restart of the run it follows. executions, counted: training forwards of its process,
     and indexes it has contributed to sums. drift, stray, still_s: see StageStatus.
     going: the stage to which it is on its way. software: what runs there; empty: it does not say.
+    speed: microbatches per second, as it says and its mates bear out; 0 if unknown.
     """
 
     peer: PeerId
@@ -59,6 +61,7 @@ class ReplicaLine:
     paused: bool = False
     going: int | None = None
     software: str = ""
+    speed: float = 0.0
 
     @property
     def state(self) -> str:
@@ -137,7 +140,8 @@ class Assessment:
     forwards per contribution, over the processes that are there; 1 when nothing is computed twice, 0 if unknown.
     on_disk: the newest version that every stage has on some disk, None if there is none. restart: the newest one
     that anybody follows. still_s: for how long there was no step, as most say who serve; 0 while steps come as usual.
-    steps: how many the run has, as half of those say who serve; 0 if unknown.
+    steps: how many the run has, as half of those say who serve; 0 if unknown. step_s: seconds of a step, the median of
+    what its peers measure. eta_s: seconds to the last step at that pace; None if unknown, or no step is done now.
     """
 
     run: RunId
@@ -158,6 +162,8 @@ class Assessment:
     still_s: int = 0
     complaints: tuple[ComplaintLine, ...] = ()
     steps: int = 0
+    step_s: float = 0.0
+    eta_s: float | None = None
 
 
 def assess(run: RunId, records: Sequence[Record], num_stages: int, admissions: Admissions | None = None) -> Assessment:
@@ -183,11 +189,15 @@ def assess(run: RunId, records: Sequence[Record], num_stages: int, admissions: A
         if not finished and any(record.peer == replica.peer for replica in serving.get(complaint.stage, ()))
     )
     problems += _complained(complaints, {stage: {r.peer for r in serving[stage]} for stage in serving}, still_s)
+    version = min(map(max, synced)) if stages and all(synced) else None
+    steps = statistics.median_low([record.steps for record in records if record.steps] or [0])
+    step_s = statistics.median([record.step_s for record in records if record.step_s] or [0.0])
+    going = version is not None and step_s and steps >= version and not still_s
     return Assessment(
         run=run,
         seen=True,
         num_stages=num_stages,
-        version=min(map(max, synced)) if stages and all(synced) else None,
+        version=version,
         finished=finished,
         loss=_newest([record.loss for record in records]),
         eval_loss=_newest([record.eval_loss for record in records]),
@@ -201,7 +211,9 @@ def assess(run: RunId, records: Sequence[Record], num_stages: int, admissions: A
         admission=_admission(records, admissions),
         still_s=still_s,
         complaints=complaints,
-        steps=statistics.median_low([record.steps for record in records if record.steps] or [0]),
+        steps=steps,
+        step_s=step_s,
+        eta_s=(steps - version) * step_s if going and version is not None else None,
     )
 
 
@@ -475,6 +487,9 @@ def _forks(replicas: Sequence[ReplicaLine]) -> Iterator[tuple[int, list[str]]]:
 
 
 def _replicas(stage: int, records: Sequence[Record]) -> Iterator[ReplicaLine]:
+    # Who does not serve measures nobody, and is measured by nobody.
+    serving = [record for record in records if any(each.stage == stage and each.synced for each in record.stages)]
+    speeds = measured({record.peer: record.estimates for record in serving})
     for record in sorted(records, key=lambda record: record.peer):
         for status in record.stages:
             if status.stage == stage:
@@ -490,6 +505,7 @@ def _replicas(stage: int, records: Sequence[Record]) -> Iterator[ReplicaLine]:
                     paused=record.paused,
                     going=record.going if record.surely else None,
                     software=record.software,
+                    speed=round(speeds.get(record.peer, 0.0), 3),
                     **same,
                 )
 

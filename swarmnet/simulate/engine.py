@@ -26,7 +26,7 @@ from swarmnet.messages import Commit, Packed
 from swarmnet.simulate.device import Device, JobKind, JobTurn
 from swarmnet.simulate.plan import Plan
 from swarmnet.stage.seams import Audience, Compute, Contribution, Reduced, Stash, Summation
-from swarmnet.step.membership import evidence
+from swarmnet.step.commits import evidence
 from swarmnet.wire.codecs import check_values
 
 NUM_ELEMENTS = 4

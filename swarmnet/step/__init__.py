@@ -26,7 +26,7 @@ A step in one replica (`open_step.OpenStep`):
 | holding | the keeper shows a certificate, or votes make one | committed |
 | counting, exchanging | the stage's certificate is of a sum that is not here | collecting |
 | collecting | that sum is here, with the certificate's digest | committed |
-| committed | a commit of every stage is known (`membership.Barrier`) | applying |
+| committed | a commit of every stage is known (`commits.Barrier`) | applying |
 | applying | the optimizer step is done | the next version begins |
 
 A keeper's term (`keeper.Keeper`), in one replica, for one step, under one ballot:

@@ -97,8 +97,10 @@ class StepDriver:
 
     def receive(self, peer: PeerId, message: Control) -> None:
         """A message from another replica (or from this one)."""
+        # Of what comes in one turn of the event loop the keeper makes one sense.
+        if not self._inbox:
+            asyncio.get_running_loop().call_soon(self._read)
         self._inbox.append((peer, message))
-        self._perform([])
 
     def tick(self) -> None:
         """One heartbeat interval has passed."""
@@ -198,14 +200,17 @@ class StepDriver:
             return
         self._busy = True
         try:
-            while self._actions or self._inbox:
-                if self._actions:
-                    self._do(self._actions.popleft())
-                else:
-                    peer, message = self._inbox.popleft()
-                    self._actions.extend(self.member.receive(peer, message, now=self._now()))
+            while self._actions:
+                self._do(self._actions.popleft())
         finally:
             self._busy = False
+
+    def _read(self) -> None:
+        """Hand over what has come since the last turn."""
+        came, self._inbox = self._inbox, deque()
+        while came:
+            peer, message = came.popleft()
+            self._perform(self.member.receive(peer, message, now=self._now(), more=bool(came)))
 
     def _do(self, action: Action) -> None:
         match action:

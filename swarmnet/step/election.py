@@ -127,8 +127,9 @@ class Election:
         return 2 * len(found & live) > len(live)
 
     def heard(self, prepare: Prepare, *, now: float) -> None:
-        """The promised keeper has spoken."""
-        self._promised_at, self.given = now, prepare.given
+        """The promised keeper has spoken. It tells what it has given while I am among those that would keep next."""
+        self._promised_at = now
+        self.given |= prepare.given
 
     def moves(self, *, now: float) -> None:
         """The keeper does what it should, or cannot end the step yet: its patience begins anew."""

@@ -8,7 +8,7 @@ more than `DENSE` replicas, each replica chooses a few:
 | its own stage | those next to it on the ring, in the order of their marks; the keeper that it follows |
 | its own stage, if it counts | all others that count |
 | its own stage, if it does not | two of those that count, by lot |
-| its own stage, if it keeps | everybody that counts or contributed |
+| its own stage, if it keeps | everybody it knows |
 | a stage beside it | those next to its own mark there |
 
 Whoever is chosen says so much back for as long as it is chosen, so the graph is symmetric whatever each knows of the

@@ -27,10 +27,6 @@ STRETCH = 5 / 6
 """Of the silence limit: between two heartbeats of a replica that has a large stage near it."""
 
 
-_MOST_DIGESTS = 256
-"""Sets of commits of one step whose digests are kept."""
-
-
 @dataclass(frozen=True, slots=True)
 class _Told:
     """What a heartbeat says depends on its receiver. behind: it may lack the last step's commits. mate: it is one of my
@@ -47,9 +43,6 @@ class Heartbeats:
 
     def __init__(self, of: Member) -> None:
         self._of, self.graph = of, Graph(of.me, of.stage)
-        self._told_of: tuple[Commit, ...] = ()  # the commits that I believe; of some of them, what stands for them
-        self._digests: dict[frozenset[int], bytes] = {}
-        self._restart = of.restart
 
     def to(self, peer: PeerId | None) -> Heartbeat:
         """My heartbeat, with the last step's commits if the peer may not have applied them; None: to anybody."""
@@ -102,37 +95,22 @@ class Heartbeats:
 
     def _known_to(self, peer: PeerId) -> frozenset[int]:
         """The stages whose commits of this step a peer knows as I do, by its own word."""
-        mine, found = frozenset(commit.stage for commit in self._of.barrier.known), frozenset[int]()
+        mine = {commit.stage: commit for commit in self._of.barrier.known}
+        found = frozenset[int]()
         for stage in (self._of.stage - 1, self._of.stage, self._of.stage + 1):
             seen = self._of.view.get(peer, stage)
-            if seen is None or seen.version != self._of.version or not seen.known:
-                continue
-            # It knows others than I, or more of them, and will hear what it lacks.
-            if not seen.known <= mine or self._digest(seen.known) == seen.digest:
-                found |= seen.known
-        return found & mine
-
-    def _digest(self, stages: frozenset[int]) -> bytes:
-        """What stands for the commits of these stages, all of which I believe."""
-        known = self._of.barrier.known
-        # All neighbours know about the same, and it is compared with each of them.
-        if known is not self._told_of or self._restart != self._of.restart or len(self._digests) > _MOST_DIGESTS:
-            self._told_of, self._restart = known, self._of.restart
-            self._digests.clear()
-        if (found := self._digests.get(stages)) is None:
-            found = self._of.membership.digest_of(commit for commit in known if commit.stage in stages)
-            self._digests[stages] = found
-        return found
+            if seen is not None and seen.version == self._of.version and seen.known:
+                both = [mine[stage] for stage in seen.known if stage in mine]
+                # It knows others than I, or more of them, and will hear what it lacks.
+                if len(both) < len(seen.known) or self._of.membership.digest_of(both) == seen.digest:
+                    found |= seen.known
+        return frozenset(found & mine.keys())
 
     def listed(self, beat: Heartbeat) -> tuple[Commit, ...]:
         """The commits that the sender of a heartbeat believes, if I know all of them."""
         of, known = self._of, stages_in(beat.known)
         if beat.stamp.step != of.version:
             return ()
-        mine = of.barrier.known
-        if known <= {commit.stage for commit in mine}:
-            agrees = self._digest(known) == beat.digest
-            return tuple(commit for commit in mine if commit.stage in known) if agrees else ()
         # Those that I do not believe yet included: that many list them may be what is missing.
         found = [commit for stage in sorted(known) if (commit := self._heard_of(stage)) is not None]
         return tuple(found) if len(found) == len(known) and of.membership.digest_of(found) == beat.digest else ()
@@ -145,14 +123,13 @@ class Heartbeats:
 
     def _make(self, told: _Told) -> Heartbeat:
         of = self._of
+        written = of.membership.with_votes if told.behind else of.membership.brief
         return Heartbeat(
             stamp=Stamp(of.version, of.stage, of.chain, of.restart),
             incarnation=of.incarnation,
             synced=self._of.synced,
             keeper=self._of.promised or self._of.kept_last,
-            commits=tuple(
-                self._of.membership.with_votes(c) for c in self._of.barrier.known if c.stage not in told.known
-            ),
+            commits=tuple(written(commit) for commit in self._of.barrier.known if commit.stage not in told.known),
             last_commits=tuple(map(self._of.membership.with_votes, self._of.last_commits)) if told.behind else (),
             queue=self._of.queue,
             draining=self._of.view.draining,
@@ -164,7 +141,7 @@ class Heartbeats:
             new=self._of.membership.is_new(self._of.me),
             asks=told.asks,
             known=bits_of(commit.stage for commit in self._of.barrier.known),
-            digest=self._digest(frozenset(commit.stage for commit in self._of.barrier.known)),
+            digest=self._of.membership.digest_of(self._of.barrier.known),
             notices=self._of.shape.notices.mark,
         )
 

@@ -9,17 +9,17 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import replace
 
 from swarmnet.ids import Ballot, Generation, PeerId, RoundId
 from swarmnet.messages import (
     NONE,
+    UNMEASURED,
+    Ack,
     Claim,
     Commit,
     Committed,
     Evicted,
-    Execute,
-    Finished,
     Granted,
     Indexes,
     Moved,
@@ -30,18 +30,26 @@ from swarmnet.messages import (
     Stamp,
 )
 from swarmnet.step.actions import Action, Broadcast, Note, Send, note
+from swarmnet.step.commits import acked, counting
 from swarmnet.step.context import StepContext
+from swarmnet.step.idle import IdleWork, NonFinite, Progress
 from swarmnet.step.ledger import Ledger
-from swarmnet.step.membership import commit_of
 from swarmnet.step.rounds import CutAgain, Leave, RoundBuilder, Stragglers, left_alone
 from swarmnet.step.strikes import Delays, sitting
-from swarmnet.step.view import Seen, View
+from swarmnet.step.view import Seen
 
 _LATE = 4.0
 """The keeper waits for a member without the sum for so many times as long as the sum took, and for `suspect_s`."""
 
 _OFFENCES = 3
 """Impossible reports of one member in one step before it is left out: the first may have crossed with a new ballot."""
+
+_HEIRS = 3
+"""Members that hear what has been given: those that would keep next."""
+
+_MANY, _LOOK_S = 64, 1e-4
+"""Members in a large stage; and how many seconds, for each of them, pass at least between two looks at all of them that
+messages ask for. The tick comes anyway."""
 
 _STILL = 4.0
 """Long silences without a finished job, after which a member that owns some is stalled; fewer where steps are short."""
@@ -73,13 +81,15 @@ class Keeper:
         shape = context.shape
         self.stamp, self.ballot, self.oldest, self.view = stamp, ballot, oldest, context.view
         self._delay = shape.delay.behind(stamp.step)  # so many versions the weights of the step are behind it
-        self._lines, self._pace = context.lines, context.pace
+        self._context, self._lines, self._pace = context, context.lines, context.pace
         self._strikes, self._membership = context.strikes, context.membership
         self.ledger = Ledger(shape.num_microbatches, given)
         self.members: dict[PeerId, Generation] = {}
         self.round: Round | None = None
         self.acks: dict[PeerId, Commit] = {}  # what members have signed, whichever round it is of
-        self._told_sums: dict[PeerId, tuple[Finished, Commit]] = {}
+        self._told_sums: dict[PeerId, tuple[Ack, Commit]] = {}
+        self._reports: dict[PeerId, Report] = {}  # the last whole one of each
+        self._asked: dict[PeerId, float] = {}  # whom I have asked for a whole one, and when
         self._held_at = now  # the last one of them
         self._began_at, self._absent = now, context.absent
         self.awaited: frozenset[PeerId] = frozenset()  # whose streams my replica waits for, said on every tick
@@ -98,7 +108,11 @@ class Keeper:
         self._left_out: set[PeerId] = set()  # of this step, see step.rounds
         self._opened_at = now
         self._first_ack_at: float | None = None
-        self._told: dict[PeerId, Round] = {}
+        self._told: dict[PeerId, float] = {}  # when a member was told the open round
+        self._knows: dict[PeerId, int] = {}  # the number of the round that a member was told, by its report
+        self.looks = True  # is there news that needs a look at everybody?
+        self._looked_at = -math.inf
+        self._missing: set[PeerId] = set()  # whose reports were awaited when I last looked at everybody
         self._prepared: set[PeerId] = set()
         self._early: dict[tuple[PeerId, int], Claim] = {}
         self._waited_s: dict[PeerId, float] = {}  # for the report of a mate that I hear, in all
@@ -118,7 +132,7 @@ class Keeper:
         if claim.index >= len(self.ledger.owners):
             return [note("bad_claim", peer=peer, index=claim.index)]
         # Rule 14: nothing is granted yet. The claim is answered once the last report is here.
-        if self.current_id is None and not self._everybody_reported(now):
+        if self.current_id is None and not self._level:
             self._early[peer, claim.index] = claim
             return []
         # A mate that sits out may compute, but the index is ordered from a member, which counts it.
@@ -140,6 +154,7 @@ class Keeper:
                 return []
             held = self.ledger.claim((peer, claim.generation), claim.index)
             self._idle.flow(now=now)
+            self._note_news()
         if held == (peer, claim.generation):
             return [Send(peer, Granted(claim.stamp, self.ballot, claim.generation, claim.index))]
         if held[0] == peer:
@@ -148,15 +163,43 @@ class Keeper:
 
     def on_report(self, peer: PeerId, report: Report, *, now: float) -> list[Action]:
         """Enter what a member holds; evict what cannot be; hear who holds a sum (rules 10, 11, 14)."""
-        if report.ballot != self.ballot:
-            return []
-        self._level = self._level and self.members.get(peer) == report.generation
-        # The step is decided: a report changes nothing any more.
-        if self.commit is not None:
+        # Of a decided step a report changes nothing any more.
+        if report.ballot != self.ballot or self.commit is not None:
             return []
         seen = self.view.get(peer)
         if seen is not None and seen.dead and peer != self.view.me:
             return []  # its last words, or a death that was an error: its next heartbeats will tell
+        last, self._knows[peer] = self._reports.get(peer), report.round
+        self.looks |= report.trouble is not None  # those who are held up wait for a verdict
+        if not report.whole:
+            # It refers to a report that I never had: I have just begun to keep, or that one was lost.
+            if last is None or (last.generation, last.revision) != (report.generation, report.revision):
+                return self._ask(peer, now)
+            whole = replace(last, progress=report.progress, trouble=report.trouble)
+            if self.members.get(peer) == report.generation and peer not in self.sitting:
+                self._progress.hear(peer, whole, now=now)
+                self._idle.hear(peer, whole)  # an order that it did not take is no work any more
+                self._stragglers.hear(peer, whole, now=now)
+                return []
+            return self._enter(peer, whole, now)
+        if last is not None and last.generation == report.generation and report.revision < last.revision:
+            return []  # overtaken by a newer one
+        if report.line is None:
+            if last is None:
+                return self._ask(peer, now)
+            report = replace(report, line=last.line)
+        self._reports[peer] = report
+        return self._enter(peer, report, now)
+
+    def _ask(self, peer: PeerId, now: float) -> list[Action]:
+        """Have a member say again what it holds; once for all of its reports under way."""
+        if now - self._asked.get(peer, -math.inf) < self.view.timers.heartbeat_s / 2:
+            return []
+        self._asked[peer] = now
+        return [Send(peer, Prepare(self.stamp, self.ballot, whole=True))]
+
+    def _enter(self, peer: PeerId, report: Report, now: float) -> list[Action]:
+        """Enter a whole report."""
         owner = (peer, report.generation)
         if peer in self._left_out:
             return [self._void(peer, report.generation)] if owner in self.ledger.closed else []
@@ -166,30 +209,43 @@ class Keeper:
             if known.incarnation == report.generation.incarnation and known > report.generation:
                 return []  # overtaken by a newer report
             self._evict(peer, known)
-        if owner in self.ledger.closed and report.finished is None:
+        if owner in self.ledger.closed and report.ack is None:
             return [Send(peer, Evicted(self.stamp, self.ballot, report.generation, void=False))]
         if peer in self.sitting:
             self._hear_sum(peer, report, now)
             return [self._void(peer, report.generation)] if report.owned else []
         self._progress.hear(peer, report, now=now)
         self._idle.hear(peer, report)
-        self._builder.measured(peer, report.line)
+        self._builder.measured(peer, report.line or UNMEASURED)
         self._stragglers.hear(peer, report, now=now)
-        self._non_finite.hear(peer, report)
+        self.looks |= self._non_finite.hear(peer, report)
         self._hear_sum(peer, report, now)
+        overlaps = self.ledger.overlaps(peer, report.owned)
         # Above a certificate the ledger does not matter any more, only who holds the sum.
-        if self._sure(now):
-            self.members[peer] = report.generation
-            return []
-        # Two accumulators have counted one index, and no sum can be split: the reporter's is void (rule 10).
-        if self.ledger.overlaps(peer, report.owned):
+        if overlaps and not self._sure(now):
+            # Two accumulators have counted one index, and no sum can be split: the reporter's is void (rule 10).
             self._offences[peer] += owner not in self.ledger.closed  # once for all reports under way
             self._evict(peer, report.generation)
             return [self._void(peer, report.generation), *self._leave_offender(peer, now)]
-        if owner not in self.ledger.closed:
+        if owner not in self.ledger.closed and not overlaps:
             self.ledger.enter(owner, report.owned)
-        self.members[peer] = report.generation
+        if self.members.get(peer) != report.generation:
+            self.members[peer] = report.generation
+            self._missing.discard(peer)
+            self.looks |= not self._missing
+        self._note_news()
         return []
+
+    def _note_news(self) -> None:
+        """Look at everybody soon if this may be what the step waits for; mostly the next tick is early enough."""
+        acked = len(self.acks) >= len(self.members) and self.members.keys() <= self.acks.keys()
+        grants = self.current_id is None and not self._missing and (self.ledger.complete or bool(self.ledger.freed))
+        self.looks |= acked or grants
+
+    def due(self, now: float) -> bool:
+        """All messages of this turn are in: should I look at everybody? In a large stage not after each turn."""
+        many = len(self.members) if len(self.members) > _MANY else 0
+        return self.looks and now - self._looked_at >= many * _LOOK_S
 
     def on_release(self, peer: PeerId, release: Release, *, now: float) -> list[Action]:
         """A member does not hold what the round says it does: free that, open the round again (rule 10)."""
@@ -202,7 +258,7 @@ class Keeper:
         if self.ledger.release((peer, release.generation), release.indexes):
             if self.round is not None:
                 self._reopened.setdefault(peer, self._opened_at)
-            self.round = None
+            self.round, self.looks = None, True
             self._idle.flow(now=now)
             return [note("released", peer=peer, indexes=sorted(release.indexes))]
         return []
@@ -219,19 +275,19 @@ class Keeper:
         if self.commit is not None:
             return []
         self.commit = commit
-        return [Broadcast(Committed(commit, self.stamp.restart))]
+        return [Broadcast(self._told_commit(commit))]
 
     def advance(self, *, now: float, resend: bool) -> list[Action]:
         """Do whatever the state asks for; `resend` repeats what was already said (every tick, level-triggered)."""
         live = {self.view.me, *self._live(now)}
-        self._level = False
+        self._level, self.looks, self._looked_at = False, False, now
         self.sitting = self._excused(now)
         if self.commit is None:
             self._note_waits(now)
         actions: list[Action] = self._evict_lost(live, now)
-        actions += self._prepare(live, resend)
+        actions += self._prepare(live, resend, now)
         if self.commit is not None:
-            return actions + ([Broadcast(Committed(self.commit, self.stamp.restart))] if resend else [])
+            return actions + ([Broadcast(self._told_commit(self.commit))] if resend else [])
         actions += self._settle_dispute(now)
         if not self._everybody_reported(now):
             actions += self._leave_silent(now)
@@ -244,7 +300,7 @@ class Keeper:
             actions += self.on_claim(peer, claim, now=now)
         if self.oldest and self._sure(now):
             actions += self._leave_late(now) + self._try_commit(now)
-            return actions if self.commit is not None or self.round is None else actions + self._say_round(resend)
+            return actions if self.commit is not None or self.round is None else actions + self._say_round(resend, now)
         # A member that signed a sum joins no other round for a while, so another try must wait as long.
         if self.acks and now - self._held_at > self.view.timers.suspect_s:
             actions += self._give_up_sums(now)
@@ -260,18 +316,8 @@ class Keeper:
             elif not self._laggards() and not self._may_be_certified(now):
                 actions += self._open_round(now)
         if self.current_id is not None:
-            actions += self._say_round(resend)
+            actions += self._say_round(resend, now)
         return actions
-
-    @property
-    def claiming(self) -> bool:
-        """Are members claiming free indexes, and have all of them reported?
-
-        Then one claim or report never changes what the keeper does next, so `advance` waits for the next tick: a claim
-        costs the same however many members there are.
-        """
-        to_do = self.ledger.complete or self.ledger.freed or self._non_finite.found_by
-        return self._level and self.current_id is None and not to_do
 
     @property
     def current_id(self) -> RoundId | None:
@@ -305,7 +351,8 @@ class Keeper:
         A new mate is first heard by a heartbeat, after which the keeper advances: until then the last answer stands.
         """
         if not self._level:
-            self._level = {self.view.me, *self._waited_for(now)} - self._left_out <= self.members.keys()
+            self._missing = {self.view.me, *self._waited_for(now)} - self._left_out - self.members.keys()
+            self._level = not self._missing
         return self._level
 
     def _waited_for(self, now: float) -> list[PeerId]:
@@ -393,7 +440,7 @@ class Keeper:
         self._builder.lost(peer, self.ledger.of(peer))
         self.ledger.evict((peer, generation))
         self.members.pop(peer, None)
-        self._level = False
+        self._level, self.looks = False, True
         self.acks.pop(peer, None)
         self._told.pop(peer, None)
         self._prepared.discard(peer)
@@ -569,17 +616,20 @@ class Keeper:
 
     def _hear_sum(self, peer: PeerId, report: Report, now: float) -> None:
         """A member holds a sum, of this round or of one before, and has signed so."""
-        finished = report.finished
-        if finished is None:
+        ack = report.ack
+        if ack is None:
             self.acks.pop(peer, None)
             return
         known, told = self._told_sums.get(peer, (None, None))
-        commit = told if told is not None and known == finished else commit_of(self.stamp, finished)
-        self._told_sums[peer] = finished, commit
+        commit = told if told is not None and known == ack else acked(self.stamp, ack)
+        self._told_sums[peer] = ack, commit
         if not self._membership.hear_vote(commit, peer, report.vote, now=now):
             self.acks.pop(peer, None)
         elif self.acks.get(peer) != commit:
             self._held_at, self.acks[peer] = now, commit
+            # Its vote may be the one that makes the certificate.
+            roster = self._membership.roster(self.stamp.stage)
+            self.looks |= not roster or peer in roster
 
     def _give_up_sums(self, now: float) -> list[Action]:
         """Drop the round if its signed sums can make no certificate: a signer is gone, or the bits differ.
@@ -616,12 +666,20 @@ class Keeper:
         """Is there a certificate? Above it no round is given up."""
         return self.commit is not None or (bool(self.acks) and self._certificate(now) is not None)
 
-    def _prepare(self, live: set[PeerId], resend: bool) -> list[Action]:
+    def _prepare(self, live: set[PeerId], resend: bool, now: float) -> list[Action]:
         """live: mates left out as well; one that never hears of me would stand itself."""
         fresh = live if resend else live - self._prepared
         self._prepared |= live
-        prepare = Prepare(self.stamp, self.ballot, self.ledger.given() if fresh else NONE)
-        return [Send(peer, prepare) for peer in sorted(fresh)]
+        if not fresh:
+            return []
+        told, heirs = Prepare(self.stamp, self.ballot), fresh.intersection(self._heirs(now))
+        full = Prepare(self.stamp, self.ballot, self.ledger.given()) if heirs else told
+        return [Send(peer, full if peer in heirs else told) for peer in sorted(fresh)]
+
+    def _heirs(self, now: float) -> list[PeerId]:
+        """Myself, and who would keep after me: one of them has a use for what I have given."""
+        order = [peer for peer in self.view.keeper_order(self._context.term_chain, now=now) if peer not in self.sitting]
+        return [self.view.me, *sorted(order, key=self._membership.is_new)[:_HEIRS]]
 
     def _open_round(self, now: float) -> list[Action]:
         gave_back, self._reopened = self._reopened, {}
@@ -639,18 +697,22 @@ class Keeper:
         self.round, self._spoilt = self._builder.open(self.members, self.ledger, self._apart), False
         self._told, self._opened_at = {}, now
         self._stragglers.opened(self.round.id, now=now)
+        self._membership.rolls.learn(self.stamp.stage, counting(self.round))
         reason = left_alone(self.view, self.stamp, self.members, now=now)
         return [*notes, *([] if reason is None else [note("averaged_alone", step=self.stamp.step, reason=reason)])]
 
-    def _say_round(self, resend: bool) -> list[Action]:
+    def _say_round(self, resend: bool, now: float) -> list[Action]:
         assert self.round is not None
         actions: list[Action] = []
+        # A round is long: it is said again to those whose reports do not name it once they had time to.
+        before = now - 2 * self.view.timers.heartbeat_s if resend else -math.inf
         for peer in sorted(self.members):
             held = self.acks.get(peer)
             if (held is not None and held.id == self.round.id) or self._spoilt:
                 continue
-            if resend or self._told.get(peer) != self.round:
-                self._told[peer] = self.round
+            told_at = self._told.get(peer)
+            if told_at is None or (told_at <= before and self._knows.get(peer) != self.round.id.number):
+                self._told[peer] = now
                 actions.append(Send(peer, self.round))
         return actions
 
@@ -669,163 +731,7 @@ class Keeper:
         )
         if differing:
             notes.append(note("digest_differs", peers=differing, round=str(commit.id)))
-        return [*notes, Broadcast(Committed(self.commit, self.stamp.restart))]
+        return [*notes, Broadcast(self._told_commit(self.commit))]
 
-
-class Progress:
-    """Who owns unfinished work and does nothing about it, by the members' own counts of compute jobs (rule 12)."""
-
-    def __init__(self) -> None:
-        self._moved: dict[PeerId, tuple[int, float]] = {}
-
-    def hear(self, peer: PeerId, report: Report, *, now: float) -> None:
-        """A member's count of jobs; a member that has summed all that it owns need not move."""
-        before = self._moved.get(peer)
-        if before is None or before[0] != report.progress or report.owned <= report.summed:
-            self._moved[peer] = (report.progress, now)
-
-    def forget(self, peer: PeerId) -> None:
-        """That member is another now: it has the whole time again to show some."""
-        self._moved.pop(peer, None)
-
-    def still_s(self, peer: PeerId, *, now: float) -> float:
-        """Seconds for which its counter has stood still; 0 if nothing was heard."""
-        moved = self._moved.get(peer)
-        return now - moved[1] if moved is not None else 0.0
-
-
-# ---------------------------------------------------------------- idle work
-#
-# Which member the keeper orders to execute an index that nobody owns (rule 8).
-#
-# What an evicted owner leaves behind is ordered at once, the rest only when nothing has been claimed for a while.
-# Orders go to the member with the least left to do, a few at a time: a step that nobody feeds is executed bit by bit.
-
-_ORDERS_PER_MEMBER = 8
-"""Orders under way at a time."""
-
-
-class IdleWork:
-    """The orders of one keeper. idle_s: seconds without a claim after which it orders free indexes."""
-
-    def __init__(self, stamp: Stamp, ballot: Ballot, view: View, *, idle_s: float, now: float) -> None:
-        self._stamp, self._ballot, self._view, self._idle_s = stamp, ballot, view, idle_s
-        self._flow_at = now
-        self._ordered: dict[int, float] = {}
-        self._instead: dict[int, PeerId] = {}
-        self._tried: dict[int, set[PeerId]] = {}
-        self.at_work: dict[PeerId, int] = {}  # owned and not summed yet, by the last report
-
-    def flow(self, *, now: float) -> None:
-        """Something was claimed or freed: the step moves by itself."""
-        self._flow_at = now
-
-    def hear(self, peer: PeerId, report: Report) -> None:
-        """How much a member still has to do."""
-        self.at_work[peer] = len(report.owned - report.summed)
-
-    def instead(self, index: int, members: Sequence[PeerId], *, now: float) -> tuple[PeerId, list[Action]]:
-        """The member that executes an index begun by a mate that sits out; an order for it, unless one is fresh."""
-        for_s = max(self._idle_s, self._view.timers.suspect_s)
-        if index in self._instead and now - self._ordered.get(index, -1e9) <= for_s and self._instead[index] in members:
-            return self._instead[index], []
-        peer = min(members, key=lambda p: (self._view.leaves(p), self.at_work.get(p, 0), p))
-        self._ordered[index], self._instead[index] = now, peer
-        self.at_work[peer] = self.at_work.get(peer, 0) + 1
-        return peer, [Send(peer, Execute(self._stamp, self._ballot, index))]
-
-    def give(
-        self,
-        ledger: Ledger,
-        members: Sequence[PeerId],
-        failed: Mapping[int, set[PeerId]],
-        spares: Callable[[PeerId, int], bool],
-        *,
-        now: float,
-    ) -> list[Action]:
-        """Orders that are due.
-
-        failed: who has found an index non-finite, and is asked for it last. spares: see `step.rounds`.
-        """
-        stagnant = now - self._flow_at > self._idle_s
-        if not stagnant and not ledger.freed:
-            return []
-        actions: list[Action] = []
-        # The load is what a member still has to do, not what it has done.
-        load = {peer: self.at_work.get(peer, 0) for peer in members}
-        patience_s = max(self._idle_s, self._view.timers.suspect_s)
-        free = ledger.free()
-        waiting = {index for index in free if now - self._ordered.get(index, -1e9) <= patience_s}
-        room = _ORDERS_PER_MEMBER * len(members) - len(waiting)
-        for index in free:
-            if index in waiting or (index not in ledger.freed and not stagnant):
-                continue
-            if len(actions) >= 2 * room:  # an order and its note
-                break
-            first = index not in self._ordered
-            self._ordered[index] = now
-            found = failed.get(index, set())
-            tried = self._tried.setdefault(index, set())
-            if len(tried) >= len(members):
-                tried.clear()
-            peer = min(
-                members,
-                key=lambda p: (
-                    self._view.leaves(p),
-                    p in found,
-                    p in tried,
-                    not spares(p, index),
-                    load[p],
-                    len(ledger.of(p)),
-                    p,
-                ),
-            )
-            tried.add(peer)
-            load[peer] += 1
-            actions.append(Send(peer, Execute(self._stamp, self._ballot, index)))
-            actions.append(note("ordered" if first else "ordered_again", index=index, peer=peer, step=self._stamp.step))
-        return actions
-
-
-# ---------------------------------------------------------------- microbatches without a finite gradient
-#
-# A microbatch is a pure function, so it is left out of the step if more than half of the members found it non-finite.
-
-
-class NonFinite:
-    """Reports of non-finite gradients. found_by: index -> members. halted: more are left out than the run allows."""
-
-    def __init__(self, step: int, *, max_void: int) -> None:
-        self._step, self._max_void = step, max_void
-        self.found_by: dict[int, set[PeerId]] = {}
-        self.halted = False
-
-    def hear(self, peer: PeerId, report: Report) -> None:
-        """What a member has found."""
-        for index in report.non_finite:
-            self.found_by.setdefault(index, set()).add(peer)
-
-    def alone(self, ledger: Ledger) -> list[Action]:
-        """Log the members that found an index non-finite that others counted."""
-        names = {peer for index, found_by in self.found_by.items() if index not in ledger.voided for peer in found_by}
-        return [note("finds_alone", step=self._step, peer=peer) for peer in sorted(names)]
-
-    def void(self, ledger: Ledger, members: Set[PeerId]) -> list[Action]:
-        """Leave the indexes out of the step that most members found non-finite."""
-        actions: list[Action] = []
-        for index, found_by in self.found_by.items():
-            confirmed = 2 * len(found_by & members) > len(members)
-            if confirmed and index not in ledger.voided and ledger.void(index):
-                actions.append(note("voided", step=self._step, index=index))
-        if len(ledger.voided) > self._max_void and not self.halted:
-            self.halted = True
-            actions.append(
-                note(
-                    "halted",
-                    step=self._step,
-                    reason=f"{len(ledger.voided)} microbatches of step {self._step} gave no gradient that can "
-                    f"be counted (not finite, or too large for the grid; training.max_void = {self._max_void}): "
-                    "lower the learning rate or numerics.grid_bits and start again",
-                )
-            )
-        return actions
+    def _told_commit(self, commit: Commit) -> Committed:
+        return Committed(self._membership.brief(commit), self.stamp.restart)

@@ -28,6 +28,7 @@ class Ledger:
         self.freed: set[int] = set(freed)
         self._free = set(range(num_indexes))
         self._owned: dict[PeerId, set[int]] = {}
+        self._given: Indexes | None = None
 
     @property
     def complete(self) -> bool:
@@ -40,8 +41,9 @@ class Ledger:
 
     def given(self) -> Indexes:
         """Indexes that somebody owns, or that somebody owned before."""
-        owned = (index for index, owner in enumerate(self.owners) if owner is not None)
-        return frozenset({*owned, *self.freed})
+        if self._given is None:
+            self._given = frozenset(index for index in range(len(self.owners)) if index not in self._free) | self.freed
+        return self._given - self.voided if self.voided else self._given
 
     def of(self, peer: PeerId) -> Set[int]:
         """Indexes a peer owns, under any generation."""
@@ -62,7 +64,8 @@ class Ledger:
     def enter(self, owner: Owner, indexes: Indexes) -> None:
         """Record what a member says it owns; the caller has checked `overlaps`."""
         for index in indexes:
-            self._own(owner, index)
+            if self.owners[index] != owner:
+                self._own(owner, index)
 
     def evict(self, owner: Owner) -> None:
         """Close a generation: its entries are free again and it never owns anything more."""
@@ -84,6 +87,7 @@ class Ledger:
             self.voided.add(index)
             self._free.discard(index)
             self.freed.discard(index)
+            self._given = None
         return index in self.voided
 
     def contributions(self) -> tuple[tuple[PeerId, Generation, Indexes], ...]:
@@ -100,6 +104,7 @@ class Ledger:
         self._owned.setdefault(owner[0], set()).add(index)
         self.freed.discard(index)
         self._free.discard(index)
+        self._given = None
 
     def _disown(self, index: int) -> None:
         held = self.owners[index]
@@ -111,6 +116,7 @@ class Ledger:
         self.owners[index] = None
         self.freed.add(index)
         self._free.add(index)
+        self._given = None
 
 
 # ---------------------------------------------------------------- a member's claims
@@ -141,7 +147,10 @@ def round_numbers(incarnation: int) -> Iterator[int]:
 
 
 class ClaimBook:
-    """Index sets of one step under one generation. `ballot` arguments are what is promised; None: nobody to tell."""
+    """Index sets of one step under one generation. `ballot` arguments are what is promised; None: nobody to tell.
+
+    changes: how often what a report says of it has changed.
+    """
 
     def __init__(self, generations: Generations) -> None:
         self._generations = generations
@@ -150,10 +159,33 @@ class ClaimBook:
         self.granted: set[int] = set()
         self.summed: set[int] = set()
         self.non_finite: set[int] = set()
+        self.changes = 0
+
+    def grant(self, index: int) -> None:
+        """The keeper said so."""
+        self.asked.discard(index)
+        self.granted.add(index)
+        self.changes += 1
+
+    def give_back(self, index: int) -> None:
+        """It was granted, and its work was dropped."""
+        self.granted.discard(index)
+        self.changes += 1
+
+    def add(self, index: int) -> None:
+        """Its weight gradient is in the accumulator."""
+        self.summed.add(index)
+        self.changes += 1
+
+    def find_non_finite(self, index: int) -> None:
+        """It gave a value that is not finite."""
+        self.non_finite.add(index)
+        self.changes += 1
 
     def renew(self, *, void: bool) -> None:
         """Close the generation: grants in flight are dead. `void` also closes what is in the accumulator (rule 11)."""
         self.generation = self._generations.next()
+        self.changes += 1
         if void:
             self.granted.clear()
             self.summed.clear()

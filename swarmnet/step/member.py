@@ -27,6 +27,7 @@ from swarmnet.messages import (
 )
 from swarmnet.step import actions as act
 from swarmnet.step.actions import Action, Broadcast, Note, Send, note
+from swarmnet.step.commits import Barrier, evidence
 from swarmnet.step.context import StepContext
 from swarmnet.step.drift import NO_DRIFT, Drift, DriftRules
 from swarmnet.step.gate import Shape, refusal
@@ -34,7 +35,7 @@ from swarmnet.step.heartbeats import Heartbeats
 from swarmnet.step.keeper import Keeper
 from swarmnet.step.lag import Lag, yields
 from swarmnet.step.ledger import ClaimBook, Generations, round_numbers
-from swarmnet.step.membership import Barrier, Membership, evidence
+from swarmnet.step.membership import Membership
 from swarmnet.step.open_step import OpenStep, RoundPart
 from swarmnet.step.view import Timers, View
 
@@ -322,7 +323,7 @@ class Member:
         self.steps = self.steps[1:]
         self.horizon = self.horizon_of(self.last_commits)
         self.before, self.chain = self.chain, next_chain(self.chain, evidence(self.last_commits))
-        self.membership.applied(self.last_commits)
+        self.membership.applied(self.last_commits, self.last_finished)
         self.version += 1
         # Keepers are drawn again from a chain that nobody knew when the last term began.
         if self.version % self.shape.keeper_term_steps == 0:
@@ -390,11 +391,16 @@ class Member:
 
     # ------------------------------------------------------------ events from others
 
-    def receive(self, peer: PeerId, message: Control, *, now: float) -> list[Action]:
+    def receive(self, peer: PeerId, message: Control, *, now: float, more: bool = False) -> list[Action]:
         """Any message of the step protocol. Wrong step, stage or chain: without effect.
 
-        What cannot be true in this run is dropped (`gate`); only replicas of my stage have a say in it.
+        more: others have come with it, and follow at once; a keeper looks at everybody after the last one.
         """
+        actions = self._receive(peer, message, now)
+        return actions if more else actions + [action for step in self.steps for action in step.turn(now=now)]
+
+    def _receive(self, peer: PeerId, message: Control, now: float) -> list[Action]:
+        """What cannot be true in this run is dropped (`gate`); only replicas of my stage have a say in it."""
         about = None if isinstance(message, Heartbeat | Committed) else self.step(message.stamp.step)
         reason = refusal(peer, message, self.shape, about.promised if about is not None else None)
         if reason is not None:
@@ -454,7 +460,7 @@ class Member:
             actions += self._lag.behind(self.version, fetching=fetching, now=now) or self._advance(now)
         elif mate and self.version - self.shape.delay.most <= step <= self.version and self._stands(peer, now) != stood:
             for open_step in self.steps:
-                actions += open_step.keep(now=now)
+                open_step.keep()
         return actions
 
     def _stands(self, peer: PeerId, now: float) -> tuple[object, ...]:

@@ -15,20 +15,16 @@ before a commit of each stage is known: the `Barrier` (rules 16 and 17). Pure.
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import math
-import struct
-from collections import Counter
 from collections.abc import Iterable, Mapping, Set
 from dataclasses import replace
 
 from swarmnet.ids import NO_RESTART, PeerId, Restart, Signer
-from swarmnet.messages import MAX_VOTES, Commit, Finished, Stamp, Vote
+from swarmnet.messages import MAX_VOTES, Commit, Finished, Vote, contributors_of
 from swarmnet.step.actions import Note, note
+from swarmnet.step.commits import Rolls, first_of, place_of, statement
 from swarmnet.step.view import View
-
-_DOMAIN = b"swarmnet vote 1\0"
 
 _STAYS = 32
 """Steps without a contribution or a signature, after which a mate counts no more."""
@@ -36,9 +32,6 @@ _STAYS = 32
 _MOST_SUMS = 2
 """Sums of one step that one voter may sign. It needs the second when the first round failed and a keeper opens
 another."""
-
-MOST_COUNT = 2 * MAX_VOTES - 1
-"""Replicas of a stage that count at a time: a commit has room for the votes of more than half of them."""
 
 _PRESUMED = 15
 """Replicas of a large stage that count as long as nobody is known to, for lack of commits: those of lowest hash."""
@@ -48,53 +41,6 @@ _MOST_ODD = 1024
 
 _ALIKE = 0.02
 """Relative difference of two squared norms whose sums may be one, rounded differently."""
-
-
-def commit_of(stamp: Stamp, finished: Finished) -> Commit:
-    """What the holder of that sum would have its stage commit."""
-    return Commit(
-        stage=stamp.stage,
-        step=stamp.step,
-        chain=stamp.chain,
-        id=finished.id,
-        digest=finished.digest,
-        num_tokens=finished.num_tokens,
-        loss_sum=finished.loss_sum,
-        grad_sq_norm=finished.grad_sq_norm,
-        voided=finished.voided,
-        contributors=tuple(sorted({peer for peer, _, indexes in finished.contributions if indexes})),
-        notice=finished.notice,
-    )
-
-
-@functools.lru_cache(maxsize=4096)
-def statement(commit: Commit, restart: Restart) -> bytes:
-    """What a vote signs: everything of the commit but the votes. The chain stands for run, stage and past."""
-    of = hashlib.sha256(_DOMAIN)
-    of.update(
-        struct.pack(
-            "<qqqqqqqdd",
-            restart.number,
-            restart.version,
-            commit.stage,
-            commit.step,
-            commit.id.ballot.number,
-            commit.id.number,
-            commit.num_tokens,
-            commit.loss_sum,
-            commit.grad_sq_norm,
-        )
-    )
-    words = (
-        commit.chain,
-        commit.id.ballot.peer,
-        commit.digest.hex(),
-        ",".join(map(str, sorted(commit.voided))),
-        *commit.contributors,
-        *((commit.notice,) if commit.notice else ()),
-    )
-    of.update("\0".join(words).encode())
-    return of.digest()
 
 
 class Membership:
@@ -107,25 +53,25 @@ class Membership:
         self._restart = NO_RESTART
         self._presumed: dict[int, frozenset[PeerId]] = {}  # of large stages
         self._counting: dict[int, dict[PeerId, int]] = {}  # stage -> who counts -> its last step
-        self._rosters: dict[int, frozenset[PeerId]] = {}  # what follows from it
         self._lives: dict[PeerId, int] = {}  # of my stage: the incarnation in which it first counted or contributed
         self._votes: dict[tuple[int, int], dict[Commit, dict[PeerId, bytes]]] = {}
         self._heard_at: dict[Commit, float] = {}  # its first vote
         self._listed: dict[
             int, dict[PeerId, frozenset[Commit]]
         ] = {}  # stage -> replica -> the commits that it believes
-        self._believers: dict[tuple[int, int], Counter[Commit]] = {}  # the same, by what the commits are of
-        self._voted: dict[Commit, tuple[frozenset[PeerId], Commit]] = {}  # with the votes of those who count
         self._given_up: set[Commit] = set()  # sums of the open step
         self._convicted: set[PeerId] = set()
+        self._rosters: dict[int, frozenset[PeerId]] = {}  # as they follow from these two
         self._alone: set[PeerId] = set()  # replicas that believed what nobody committed
+        self.rolls = Rolls()
 
     # ------------------------------------------------------------ who counts
 
     def roster(self, stage: int) -> frozenset[PeerId]:
         """Who counts in that stage; empty while nothing of it is known."""
-        if (found := self._rosters.get(stage)) is None:
-            found = self._rosters[stage] = _first(self._counting.get(stage, {}).keys() - self._convicted)
+        found = self._rosters.get(stage)
+        if found is None:
+            found = self._rosters[stage] = first_of(self._counting.get(stage, {}).keys() - self._convicted)
         return found
 
     def contributors(self, stage: int) -> Set[PeerId]:
@@ -134,7 +80,7 @@ class Membership:
 
     def presume(self, names: Mapping[int, Set[PeerId]]) -> None:
         """The replicas known of stages of which I hear a few only."""
-        self._presumed = {stage: frozenset(sorted(found, key=_place)[:_PRESUMED]) for stage, found in names.items()}
+        self._presumed = {stage: frozenset(sorted(found, key=place_of)[:_PRESUMED]) for stage, found in names.items()}
 
     def keepers(self, stage: int) -> frozenset[PeerId]:
         """Of a large stage: who counts, and so may keep."""
@@ -161,7 +107,7 @@ class Membership:
         if found:
             return found
         heard = {*view.live(stage, now=now), *({self.me} if stage == self.stage else ())}
-        return _first(heard - (self._convicted - {self.me}))
+        return first_of(heard - (self._convicted - {self.me}))
 
     def is_new(self, peer: PeerId) -> bool:
         """Must this mate (or I) still contribute before it counts, for the first time or since it came back?
@@ -170,7 +116,7 @@ class Membership:
         """
         counting = self._counting.get(self.stage, {})
         if peer not in counting or peer in self._convicted:
-            return bool(counting.keys() - self._convicted if self._convicted else counting)
+            return len(counting) > len(self._convicted) or bool(counting.keys() - self._convicted)
         if peer == self.me:
             return peer not in self._lives
         seen = self._view.get(peer)
@@ -181,21 +127,29 @@ class Membership:
 
     def restored(self, commits: Iterable[Commit]) -> None:
         """State was taken over, after these commits: a newcomer learns who counts, and that it does not yet."""
+        commits = tuple(commits)
+        for commit in commits:
+            self.rolls.applied(commit)
         if not self.roster(self.stage):
             self.applied(commits)
             self._lives.clear()
 
-    def applied(self, commits: Iterable[Commit]) -> None:
-        """A step is over: who has contributed counts, and who has been silent for long does not."""
-        self._rosters.clear()
+    def applied(self, commits: Iterable[Commit], finished: Finished | None = None) -> None:
+        """A step is over: who has contributed counts, and who has been silent for long does not.
+
+        finished: the sum of my own stage, if it is here: a commit names only those of its contributors that may count.
+        """
         for commit in commits:
             of = self._counting.setdefault(commit.stage, {})
+            self._rosters.pop(commit.stage, None)
             signed = self._votes_of(commit).keys()  # those that I have checked
-            known = of.keys() | set(commit.contributors)
+            named = frozenset(self.rolls.of(commit))
             if commit.stage == self.stage:
-                self._note_lives(set(commit.contributors) if of else signed | set(commit.contributors))
-            for peer in set(commit.contributors) | (signed & known if of else signed):
+                named |= contributors_of(finished) if finished is not None else frozenset()
+                self._note_lives(named if of else signed | named)
+            for peer in named | (signed & of.keys() if of else signed):
                 of[peer] = commit.step
+            self.rolls.applied(commit)
             stale = sorted((step, peer) for peer, step in of.items() if commit.step - step > _STAYS)
             for _, peer in stale[: (len(of) - 1) // 2]:
                 del of[peer]
@@ -203,10 +157,7 @@ class Membership:
                     self._lives.pop(peer, None)
         self._name_odd(commits)
         for stage, told in self._listed.items():
-            for peer in [peer for peer in told if self._view.get(peer, stage) is None]:
-                self._believes(peer, stage, frozenset())
-                del told[peer]
-        self._voted.clear()
+            self._listed[stage] = {peer: told[peer] for peer in told if self._view.get(peer, stage) is not None}
         self._given_up.clear()
         steps = [commit.step for commit in commits]
         if steps:
@@ -227,9 +178,7 @@ class Membership:
             for peer, listed in told.items():
                 for commit in listed:
                     of = made.get((commit.stage, commit.step))
-                    if of is None or commit is of or commit == of:
-                        continue
-                    if peer not in self._alone and len(self._alone) < _MOST_ODD:
+                    if of is not None and commit != of and peer not in self._alone and len(self._alone) < _MOST_ODD:
                         self._alone.add(peer)
                         self.notes.append(
                             note(
@@ -241,11 +190,10 @@ class Membership:
         """The run goes on from another version: nothing said before counts."""
         self._restart = restart
         self._presumed.clear()
-        self._rosters.clear()
         for known in (self._counting, self._lives, self._votes, self._heard_at, self._listed, self._given_up):
             known.clear()
-        self._believers.clear()
-        self._voted.clear()
+        self._rosters.clear()
+        self.rolls.forget()
 
     # ------------------------------------------------------------ votes
 
@@ -255,6 +203,7 @@ class Membership:
         if any(other.id == commit.id and other != commit and self.me in votes for other, votes in found.items()):
             return b""
         self._given_up.discard(commit)
+        self.rolls.learn(commit.stage, commit.contributors)
         return self._signer.sign(statement(commit, self._restart))
 
     def give_up(self, commit: Commit) -> None:
@@ -279,32 +228,32 @@ class Membership:
             return False
         for other in others[: max(len(others) + 1 - _MOST_SUMS, 0)]:
             del found[other][peer]
-            self._voted.pop(other, None)
             if not found[other]:
                 del found[other], self._heard_at[other]
         found.setdefault(commit, {})[peer] = signature
-        self._voted.pop(commit, None)
         self._heard_at.setdefault(commit, now)
         return True
 
     def hear(self, commit: Commit, *, now: float) -> bool:
         """Take in the votes of a commit. False if one of them is not its voter's: nothing after it is looked at.
 
-        A convict's vote is passed over: those who tell of the commit need not know.
+        A convict's vote is passed over: those who tell of the commit need not know. So are the seats of contributors
+        that I do not know: the next commit that names them tells.
         """
-        # Most were told before: to look for each of them would hash the commit each time.
-        known = self._votes_of(commit)
+        self.rolls.learn(commit.stage, commit.contributors)
+        named = self.rolls.of(commit)
+        seated = ((named[seat], of) for seat, of in zip(sorted(commit.seats), commit.signatures, strict=True) if named)
+        if named and max(commit.seats, default=0) >= len(named):
+            return False
         return all(
-            known.get(vote.peer) == vote.signature
-            or self.hear_vote(commit, vote.peer, vote.signature, now=now)
-            or vote.peer in self._convicted
-            for vote in commit.votes
+            self.hear_vote(commit, peer, signature, now=now) or peer in self._convicted
+            for peer, signature in (*((vote.peer, vote.signature) for vote in commit.votes), *seated)
         )
 
     def lists(self, peer: PeerId, stage: int, commits: Iterable[Commit]) -> None:
         """Record that a replica of `stage`, which I hear, believes these commits."""
         if self._view.get(peer, stage) is not None:
-            self._believes(peer, stage, frozenset(commits))
+            self._listed.setdefault(stage, {})[peer] = frozenset(commits)
 
     def digest_of(self, commits: Iterable[Commit]) -> bytes:
         """What stands for these commits in a heartbeat; b"" for none."""
@@ -314,42 +263,38 @@ class Membership:
     def told(self, peer: PeerId, commit: Commit) -> None:
         """Record that a replica that I hear believes this commit, besides what its heartbeats list."""
         for stage in {stage for stage, known, _ in self._view.known() if known == peer}:
-            told = self._listed.get(stage, {}).get(peer, ())
-            others = (each for each in told if (each.stage, each.step) != (commit.stage, commit.step))
-            self._believes(peer, stage, frozenset({*others, commit}))
-
-    def _believes(self, peer: PeerId, stage: int, commits: frozenset[Commit]) -> None:
-        told = self._listed.setdefault(stage, {})
-        before, told[peer] = told.get(peer, frozenset()), commits
-        for commit in commits - before:
-            self._believers.setdefault((commit.stage, commit.step), Counter())[commit] += 1
-        for commit in before - commits:
-            of = self._believers[commit.stage, commit.step]
-            of[commit] -= 1
-            if not of[commit]:
-                del of[commit]
-            if not of:
-                del self._believers[commit.stage, commit.step]
+            told = self._listed.setdefault(stage, {})
+            others = (each for each in told.get(peer, ()) if (each.stage, each.step) != (commit.stage, commit.step))
+            told[peer] = frozenset({*others, commit})
 
     def candidates(self, stage: int, step: int) -> list[Commit]:
         """What may have been committed, in no order that a voter could choose."""
-        listed, voted = self._believers.get((stage, step)), self._votes.get((stage, step))
-        if not listed and not voted:
-            return []
-        return sorted({*(listed or ()), *(voted or ())}, key=lambda c: (c.id, c.digest))
+        listed = {
+            commit
+            for replicas in self._listed.values()
+            for commits in replicas.values()
+            for commit in commits
+            if (commit.stage, commit.step) == (stage, step)
+        }
+        return sorted(listed | self._votes.get((stage, step), {}).keys(), key=lambda c: (c.id, c.digest))
 
     def with_votes(self, commit: Commit) -> Commit:
-        """The same with all votes that I know of."""
+        """The same with all votes that I know of, and with the contributors, if I know them."""
+        votes, named = self._votes_of(commit), self.rolls.of(commit)
         counting = self.keepers(commit.stage)
-        made = self._voted.get(commit)
-        # It is told to many.
-        if made is not None and made[0] == counting:
-            return made[1]
-        votes = self._votes_of(commit)
         first = sorted(votes, key=lambda peer: (peer not in counting, peer))[:MAX_VOTES]
-        found = replace(commit, votes=tuple(Vote(peer, votes[peer]) for peer in first))
-        self._voted[commit] = counting, found
-        return found
+        seats = [seat for seat, peer in enumerate(named) if peer in first]
+        return replace(
+            commit,
+            contributors=named,
+            votes=tuple(Vote(peer, votes[peer]) for peer in first if peer not in named),
+            seats=frozenset(seats),
+            signatures=tuple(votes[named[seat]] for seat in seats),
+        )
+
+    def brief(self, commit: Commit) -> Commit:
+        """The same as it is told to those who have applied the step before: mostly they know the contributors."""
+        return self.rolls.brief(self.with_votes(commit))
 
     def certified(self, commit: Commit, *, without: Set[PeerId] = frozenset(), now: float) -> bool:
         """Have more than half of the roster, or of its live members, signed it?
@@ -402,68 +347,3 @@ class Membership:
 
     def _votes_of(self, commit: Commit) -> Mapping[PeerId, bytes]:
         return self._votes.get((commit.stage, commit.step), {}).get(commit, {})
-
-
-@functools.lru_cache(maxsize=4096)
-def _place(peer: PeerId) -> bytes:
-    return hashlib.sha256(peer.encode()).digest()
-
-
-def _first(peers: Set[PeerId]) -> frozenset[PeerId]:
-    """These peers; if they are too many, the same selection at every replica."""
-    return frozenset(peers if len(peers) <= MOST_COUNT else sorted(peers, key=_place)[:MOST_COUNT])
-
-
-# ---------------------------------------------------------------- the commits of one step
-
-
-class Barrier:
-    """Collects one commit per stage of `step`. The first one heard of another stage stands: forks are equal."""
-
-    def __init__(self, step: int, num_stages: int) -> None:
-        self.step, self.num_stages = step, num_stages
-        self._commits: dict[int, Commit] = {}
-        self._known: tuple[Commit, ...] | None = None  # in order, until another comes
-
-    def add(self, commit: Commit) -> bool:
-        """Take in a commit. Returns True if it is news."""
-        if commit.step != self.step or not 0 <= commit.stage < self.num_stages or commit.stage in self._commits:
-            return False
-        self.replace(commit)
-        return True
-
-    def replace(self, commit: Commit) -> None:
-        """Let this commit stand for its stage, whatever was known."""
-        self._commits[commit.stage], self._known = commit, None
-
-    def of(self, stage: int) -> Commit | None:
-        """The commit of one stage, if known."""
-        return self._commits.get(stage)
-
-    @property
-    def known(self) -> tuple[Commit, ...]:
-        """Commits known so far, in stage order."""
-        if self._known is None:
-            self._known = tuple(self._commits[stage] for stage in sorted(self._commits))
-        return self._known
-
-    @property
-    def complete(self) -> bool:
-        """All stages have committed."""
-        return len(self._commits) == self.num_stages
-
-
-def evidence(commits: Iterable[Commit]) -> bytes:
-    """Hash of what an optimizer step depends on: the sums, counts and notices, not who made them.
-
-    Round ids stay out, so two keepers that committed the same sum leave the same chain behind.
-    """
-    digest = hashlib.sha256()
-    for commit in sorted(commits, key=lambda c: c.stage):
-        digest.update(
-            struct.pack("<qqqdd", commit.stage, commit.step, commit.num_tokens, commit.loss_sum, commit.grad_sq_norm)
-        )
-        digest.update(commit.digest)
-        digest.update(",".join(map(str, sorted(commit.voided))).encode())
-        digest.update(commit.notice.encode())
-    return digest.digest()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from swarmnet.ids import Ballot, PeerId, RoundId
 from swarmnet.messages import (
@@ -27,14 +27,15 @@ from swarmnet.messages import (
     Report,
     Round,
     Stamp,
+    unchanged,
 )
 from swarmnet.step import actions as act
 from swarmnet.step.actions import Action, Note, Send, note
+from swarmnet.step.commits import Barrier, ack_of, commit_of
 from swarmnet.step.context import StepContext
 from swarmnet.step.election import Election
 from swarmnet.step.keeper import Keeper
 from swarmnet.step.ledger import ClaimBook
-from swarmnet.step.membership import Barrier, commit_of
 from swarmnet.step.strikes import Delays
 
 # ---------------------------------------------------------------- one replica's part in rounds
@@ -179,6 +180,10 @@ class OpenStep:
         self._signed_at = -math.inf
         self._refused: set[PeerId] = set()  # peers whose ballot I did not promise
         self._fed = False  # has work of this step come here?
+        self._revision = 0
+        self._reported: Report | None = None  # the last whole report to the promised keeper
+        self._reported_changes = 0  # `ClaimBook.changes` then
+        self._asked = False  # does the keeper lack it?
         self._delays = Delays(context.view.timers, now)
         if finished is not None:
             self._sign(finished, now)
@@ -218,7 +223,7 @@ class OpenStep:
         claims.asked.discard(index)
         if index not in claims.granted or index in claims.summed:
             return []
-        claims.granted.discard(index)
+        claims.give_back(index)
         return claims.release(frozenset({index}), self.stamp, self.promised)
 
     def add(self, index: int) -> list[Action]:
@@ -226,13 +231,13 @@ class OpenStep:
         # The driver has added what nobody granted: nothing can be taken out of a sum (I3).
         if index not in self.claims.granted:
             return self._begin_again("voided_myself", lost=False)
-        self.claims.summed.add(index)
+        self.claims.add(index)
         return self._join_round()
 
     def found_non_finite(self, index: int) -> list[Action]:
         """`index` gave a non-finite value here."""
         actions = self.withdraw(index)
-        self.claims.non_finite.add(index)
+        self.claims.find_non_finite(index)
         return [*actions, *self._report()]
 
     def sum_lost(self) -> list[Action]:
@@ -336,11 +341,10 @@ class OpenStep:
                     news |= self._learn(commit, now)
         return news
 
-    def keep(self, *, now: float) -> list[Action]:
+    def keep(self) -> None:
         """What my keeper knows of the others may have changed."""
-        if self.keeper is None:
-            return []
-        return self.keeper.advance(now=now, resend=False)
+        if self.keeper is not None:
+            self.keeper.looks = True
 
     def _to_keeper(self, peer: PeerId, message: Claim | Report | Release, now: float) -> list[Action]:
         told = message.commit if isinstance(message, Report) else None
@@ -363,13 +367,18 @@ class OpenStep:
                 actions = self.keeper.on_release(peer, message, now=now)
             case Report():
                 actions = self.keeper.on_report(peer, message, now=now)
-        return actions if self.keeper.claiming else actions + self.keeper.advance(now=now, resend=False)
+        return actions
+
+    def turn(self, *, now: float) -> list[Action]:
+        """All messages of this turn are in: the keeper looks at everybody, if one of them asks for that."""
+        return self.keeper.advance(now=now, resend=False) if self.keeper is not None and self.keeper.due(now) else []
 
     def _on_prepare(self, peer: PeerId, prepare: Prepare, now: float) -> list[Action]:
-        # The keeper's heartbeat: it wants to hear where I stand.
+        # The keeper's heartbeat: my next one tells it where I stand.
         if prepare.ballot == self.promised:
             self.election.heard(prepare, now=now)
-            return self._report()
+            self._asked |= prepare.whole
+            return self._report() if prepare.whole else []
         lower = self.promised is not None and prepare.ballot < self.promised
         actions = self._promise(prepare.ballot, now, told_by=peer)
         if self.promised is not None and lower and prepare.ballot != self.promised:
@@ -393,8 +402,7 @@ class OpenStep:
         ours = granted.ballot == self.promised and granted.generation == self.claims.generation
         if not ours or granted.index not in self.claims.asked or self._own_commit is not None or self.applying:
             return []  # an old grant, or one for dropped work: if a round names the index, `Release` tells the keeper
-        self.claims.asked.discard(granted.index)
-        self.claims.granted.add(granted.index)
+        self.claims.grant(granted.index)
         # A keeper that grants has no open round, so mine was given up. If others finish it all the same, its sum
         # stands.
         return [*self.part.drop(), act.CountHere(self.stamp.step, granted.index)]
@@ -442,26 +450,54 @@ class OpenStep:
         return self.part.round.id if self.part.round is not None else None
 
     def _make_report(self, ballot: Ballot) -> Report:
-        claims, context = self.claims, self._context
+        claims, context, finished, current = self.claims, self._context, self.finished, self.part.round
         return Report(
             stamp=self.stamp,
             ballot=ballot,
             generation=claims.generation,
             owned=claims.owned,
             summed=frozenset(claims.summed),
-            finished=self.finished,
+            ack=ack_of(finished) if finished is not None else None,
             commit=self._own_commit,
             progress=self.progress,
             non_finite=frozenset(claims.non_finite) if claims.non_finite else NONE,
             line=context.line,
             trouble=context.trouble if self.oldest else None,
-            vote=self._vote if self.finished is not None else b"",
+            vote=self._vote if finished is not None else b"",
+            revision=self._revision,
+            round=current.id.number if current is not None and current.ballot == ballot else -1,
         )
 
     def _report(self) -> list[Action]:
-        if self.promised is None or not self._context.synced:
+        """Tell the keeper what I hold: whole if that has changed or the keeper asks, else by its revision alone."""
+        last, ballot = self._reported, self.promised
+        if ballot is None or not self._context.synced:
             return []
-        return [Send(self.promised.peer, self._make_report(self.promised))]
+        still = last is not None and self._still(last)
+        if last is not None and still and not self._asked:
+            trouble, current = self._context.trouble if self.oldest else None, self.part.round
+            number = current.id.number if current is not None else -1
+            report = unchanged(last, self.progress, trouble, number)
+        else:
+            self._revision += not still
+            self._reported, self._reported_changes = self._make_report(ballot), self.claims.changes
+            report = self._reported
+            # A line has many numbers: those that the keeper has had are left out.
+            if last is not None and not self._asked and (last.ballot, last.line) == (ballot, report.line):
+                report = replace(report, line=None)
+        self._asked = False
+        return [Send(ballot.peer, report)]
+
+    def _still(self, last: Report) -> bool:
+        """Does that report still say what I hold? A line that is measured anew is no news."""
+        finished = self.finished
+        mine = (finished.id, finished.digest, self._vote) if finished is not None else None
+        told = (last.ack.id, last.ack.digest, last.vote) if last.ack is not None else None
+        return (
+            (last.ballot, last.generation, last.commit) == (self.promised, self.claims.generation, self._own_commit)
+            and (self._reported_changes, told) == (self.claims.changes, mine)
+            and (last.line is None or last.line.relayed == self._context.line.relayed)
+        )
 
     def _begin_again(self, why: str, *, lost: bool) -> list[Action]:
         """The accumulator is worth nothing: it holds what nobody granted (I3), or nothing of what it should."""

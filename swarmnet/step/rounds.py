@@ -164,8 +164,9 @@ def left_alone(view: View, stamp: Stamp, members: Collection[PeerId], *, now: fl
 # is enough. A refusal that not all of them share is tried again first: the round is cut in other parts, so that others
 # reduce what the accused sends. Each cut that finds it one more accuser is worth another; when one finds none, those
 # who still complain are the odd ones, and the loudest is left out. Who names so many that the rest of its group could
-# not outvote them is odd itself: its voice counts for nothing. A wrong verdict costs time: what is left out is
-# executed again, and may take part in the next step.
+# not outvote them is odd itself: its voice counts for nothing. Reducers that say that they wait for a contribution are
+# not counted in this. A wrong verdict costs time: what is left out is executed again, and may take part in the next
+# step.
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,12 +299,18 @@ class Stragglers:
         return any(_most(voices, others) and (again or others <= voices | odd) for others in near)
 
     def _odd(self, circles: list[frozenset[PeerId]], late: dict[PeerId, set[PeerId]]) -> frozenset[PeerId]:
-        """Members that accuse so many of a circle that the rest could not outvote any of the accused."""
+        """Members that accuse so many of a circle that the rest could not outvote any of the accused.
+
+        Who reduces nothing has to name all reducers while one member owes them all its contribution: those that say so
+        are not counted.
+        """
         names: dict[PeerId, set[PeerId]] = {}
         for found in (self._refused, late):
             for accused, accusers in found.items():
+                excused = found is late and self._owing(accused)
                 for voice in accusers - {accused}:
-                    names.setdefault(voice, set()).add(accused)
+                    if not excused or accused in self._owing(voice):
+                        names.setdefault(voice, set()).add(accused)
         return frozenset(
             voice
             for voice, named in names.items()

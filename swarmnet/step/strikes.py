@@ -17,7 +17,7 @@ from swarmnet.step.view import Timers
 _SHARE = 16.0
 """Seconds that a peer sits out for each second that it has cost."""
 
-_MOST_LEVEL, _MOST_PEERS = 5, 1024
+_MOST_LEVEL, _MOST_PEERS = 5, 4096
 
 _LONGEST = 16.0
 """Nobody sits out for more than so many long silences."""

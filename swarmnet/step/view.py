@@ -87,6 +87,7 @@ class View:
     def __init__(self, me: PeerId, stage: int, timers: Timers) -> None:
         self.me, self.stage, self.timers = me, stage, timers
         self.draining = False  # am I about to leave?
+        self._neighbours: frozenset[PeerId] = frozenset()  # whom I send heartbeats
         self.sparse: frozenset[int] = frozenset()
         """Stages of which I hear a few replicas only: there silence of the others means nothing (`step.graph`)."""
         self.beat_s = timers.heartbeat_s
@@ -152,6 +153,8 @@ class View:
             for peer, seen in self._seen.get(self.stage, {}).items()
             if now - seen.since > limit_s < now - reached_at.get(peer, -math.inf) and peer != self.me
         ]
+        if self.stage in self.sparse:
+            found = [peer for peer in found if peer in self._neighbours]  # whom I do not call answers nothing
         return tuple(sorted(peer for peer in found if self.alive(peer, now=now)))
 
     def answers(self, peer: PeerId, *, now: float) -> bool:
@@ -201,7 +204,8 @@ class View:
             del self._refused_at[peer]
 
     def hear_only(self, neighbours: Collection[PeerId], *, now: float) -> None:
-        """Of large stages I listen to these from now on: who falls silent and is none of them need not be gone."""
+        """Of large stages I hear and call these alone: who falls silent and is none of them need not be gone."""
+        self._neighbours = frozenset(neighbours)
         self.changes += 1
         for stage in self.sparse & self._seen.keys():
             known = self._seen[stage]

@@ -16,7 +16,7 @@ from swarmnet.telemetry.log import FieldLogger
 _TOLD = """
     listening complete synced applied evaluated evicted finished stopped done resync voided checkpoint draining
     outer_step outer_missed averaged_alone mesh_started dialled_back hidden relay_reserved pausing paused resumed
-    moving moved notice extended metrics
+    moving moved notice extended metrics progress
 """
 # Events that are worth a line at level info, and at level warning.
 _WARNED = """

@@ -18,6 +18,15 @@ PLAIN_EVERY_S = 5.0
 """Where nothing can be redrawn, a line about what goes on this often."""
 
 
+def duration(seconds: float | None) -> str:
+    """3:07, 1:02:45, or a dash."""
+    if seconds is None:
+        return "–"
+    minutes, rest = divmod(round(max(seconds, 0.0)), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
 class Screen:
     """A context manager; leave it before anything else is printed.
 

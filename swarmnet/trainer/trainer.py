@@ -10,6 +10,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import math
+import statistics
 import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
@@ -19,14 +21,16 @@ from functools import partial
 from swarmnet.directory import Directory, Record
 from swarmnet.errors import Refused, RejectCode
 from swarmnet.ids import NO_RESTART, PeerId, Restart
-from swarmnet.manifest.extension import Notices
+from swarmnet.manifest.extension import Horizon, Notices
 from swarmnet.manifest.schema import Manifest
 from swarmnet.messages import (
     Answer,
     Control,
+    Evaluation,
     Fetch,
     Fetched,
     Gradient,
+    HistoryRequest,
     ManifestData,
     ManifestRequest,
     Packed,
@@ -36,11 +40,13 @@ from swarmnet.messages import (
 )
 from swarmnet.net.admission import Admissions
 from swarmnet.net.dial_back import Asking, Hide, Proofs
+from swarmnet.net.history import HistoryBook
 from swarmnet.net.records import nobody_serves, unserved
 from swarmnet.net.stop import unless_stopped
 from swarmnet.pipeline.caller import Caller
 from swarmnet.pipeline.inputs import AnswerCheck
 from swarmnet.pipeline.router import AdaptiveTimeout, Router, RoutingRule, least_time
+from swarmnet.stage.canonical import rate_of
 from swarmnet.state.rollback import MAX_RESTARTS_AHEAD
 from swarmnet.transport import ReadPayload, Transport
 
@@ -49,7 +55,7 @@ Tokens = Callable[[int], tuple[Packed, ...]]
 
 OnEvent = Callable[[str, dict[str, object]], None]
 
-_PUBLISH_S, _LOOK_S = 2.0, 0.5
+_PUBLISH_S, _LOOK_S, _PROGRESS_S = 2.0, 0.5, 10.0
 _LACKS_S = 3.0
 """What is not there for so long is worth a word: it is not just this process's first look around."""
 _LAST_WORD_S, _LAST_EVAL_S = 1.0, 20.0
@@ -253,6 +259,8 @@ class Trainer:
         self._restarted = asyncio.Event()
         self.step = 0
         self._eval_loss: tuple[int, float] | None = None
+        self._history = HistoryBook()
+        self._progress: tuple[int, float] = -1, -math.inf  # the step that was told last, and when
         self._left = False
         self._lacks: dict[str, object] | None = None  # what is not there,
         self._lacks_since = 0.0
@@ -303,6 +311,11 @@ class Trainer:
         # Those who serve stages may all be hidden, and a newcomer cannot speak to them yet.
         if isinstance(request, ManifestRequest) and self._toml:
             yield ManifestData(self._toml, self._notices.text if self._notices else "")
+            return
+        # Whoever looks on is no member.
+        if isinstance(request, HistoryRequest):
+            async for answer in self._history.serve(request):
+                yield answer
             return
         training = self._manifest.training
         if self._admissions is not None:
@@ -408,6 +421,7 @@ class Trainer:
             return  # the weights moved on before all were measured
         loss_sum, num_tokens = sum(loss for loss, _ in measured), sum(count for _, count in measured)
         self._eval_loss = (step, loss_sum / num_tokens)
+        self._history.evaluated(Evaluation(step, loss_sum / num_tokens))
         self._on_event("evaluated", {"step": step, "loss": loss_sum / num_tokens, "num_tokens": num_tokens})
 
     async def _evaluate_one(self, step: int, number: int) -> tuple[float, int] | None:
@@ -425,6 +439,7 @@ class Trainer:
             await self._refresh()
             self._tell_news()
             self._say_what_lacks()
+            self._say_progress()
 
     def _say_what_lacks(self) -> None:
         """Once, and again when it changes: why no step can be done. At the end replicas may leave."""
@@ -440,6 +455,25 @@ class Trainer:
             self._on_event("waiting", lacks)
         else:
             self._on_event("complete", {"peers": len(self._stage.records) + 1})
+
+    def _say_progress(self) -> None:
+        """Now and then, where the run is, as its members say: what `swarmnet watch` shows, too."""
+        now, (told, told_at) = asyncio.get_running_loop().time(), self._progress
+        records, steps = list(self._stage.records.values()), self._stage.steps
+        step, loss = max((record.loss for record in records if record.loss), default=(-1, 0.0))
+        if step == told or now - told_at < _PROGRESS_S or not 0 <= step < steps:
+            return
+        self._progress = step, now
+        total = self._manifest.training.total_steps
+        horizon = self._notices.foreseen(0, Horizon(total)) if self._notices else Horizon(total)
+        step_s = statistics.median([record.step_s for record in records if record.step_s] or [0.0])
+        pace = statistics.median([record.tokens_per_second for record in records if record.tokens_per_second] or [0.0])
+        fields: dict[str, object] = {"step": step, "steps": steps, "loss": loss}
+        if self._eval_loss is not None:
+            fields["held_out"] = self._eval_loss[1]
+        fields["learning_rate"] = rate_of(self._manifest.optimizer, step, horizon)
+        fields |= {"tokens_per_second": pace, "eta_s": round((steps - step - 1) * step_s, 1)}
+        self._on_event("progress", fields)
 
     async def _refresh(self) -> None:
         if await self._stage.refresh():

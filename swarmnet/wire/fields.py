@@ -9,11 +9,14 @@
     Annotated[bytes, Size]                 bytes                 bytes of that length
     Chain, RunId                           bytes                 32 bytes, 64 hex digits in Python
     PeerId                                 string                an Ed25519 peer id
-    frozenset[int]                         bytes                 a bitmap of microbatch indexes
+    frozenset[int]                         bytes                 microbatch indexes, a bitmap or runs
     a dataclass, tuple[A, B]               message               field by field; of a tuple in the order of numbers
     a dataclass | None                     optional message      None where it is not set
     Annotated[tuple[X, ...], Entries]      repeated              so many at most
-    Mapping[int, tuple[A, B]]              message               a bitmap of the keys, a column for A, one for B
+    the same of PeerId, packed             bytes                 their keys one after the other
+    the same of (PeerId, Generation,       message               one owner for each index
+      frozenset[int]), disjoint
+    Mapping[int, tuple[A, B]]              message               the set of keys, a column for A, one for B
 
 Reading is total: what is read obeys its bounds, or `Wrong` says what does not and where. Writing asserts the same
 rules: what one peer can send, every other peer can read. Each kind of field knows the most bytes that it takes, so that
@@ -25,19 +28,22 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from operator import attrgetter
 from types import UnionType
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
+import numpy as np
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import Message
 
 from swarmnet.bounds import MAX_INDEXES, Between, Bounds, Entries, Size
-from swarmnet.ids import Chain, PeerId, RunId
-from swarmnet.wire.peer_ids import PEER_ID_CHARS, is_peer_id
+from swarmnet.ids import Chain, Generation, PeerId, RunId
+from swarmnet.wire.peer_ids import PEER_ID_CHARS, is_peer_id, peer_id_from_public_bytes, public_bytes_of
+
+KEY_BYTES, MAX_NUMBER = 32, 1 << 53
 
 TAG_BYTES, VARINT_BYTES, LENGTH_BYTES = 2, 10, 4
 """What protobuf adds at most: a field's number (below 2048), a number, the length of what follows."""
@@ -79,6 +85,94 @@ def bitmap_problem(bits: bytes, below: int) -> str:
 def from_bitmap(bits: bytes) -> frozenset[int]:
     """The inverse of `to_bitmap`."""
     return frozenset(8 * at + bit for at, byte in enumerate(bits) if byte for bit in range(8) if byte >> bit & 1)
+
+
+_BITMAP, _RUNS = 0, 1
+
+
+def to_bytes(indexes: frozenset[int]) -> bytes:
+    """The shorter of two forms: 0 and a bitmap, or 1 and runs; of nothing, nothing.
+
+    Runs: how many indexes are left out, how many in a row are in it but one, and so on, as varints.
+    """
+    if not indexes:
+        return b""
+    runs, end, ordered = bytearray((_RUNS,)), 0, sorted(indexes)
+    assert ordered[0] >= 0, "an index is negative"
+    most = ordered[-1] // 8 + 2
+    for first, last in _runs(ordered):
+        _put_varint(runs, first - end)
+        _put_varint(runs, last - first)
+        end = last + 1
+        if len(runs) >= most:
+            return bytes((_BITMAP,)) + to_bitmap(indexes)
+    return bytes(runs)
+
+
+def indexes_problem(data: bytes, below: int) -> str:
+    """Why `data` are no set of indexes below `below`; "" if they are. Makes no set."""
+    if not data:
+        return ""
+    if data[0] == _BITMAP:
+        return bitmap_problem(data[1:], below)
+    if data[0] != _RUNS or len(data) > _most_set_bytes(below):
+        return "is no set of indexes"
+    end = 0
+    for first, last in _read_runs(data):
+        if first < end or last >= below:
+            return f"holds an index of {below} or more" if first >= end else "ends in the middle"
+        end = last + 1
+    return ""
+
+
+def from_bytes(data: bytes) -> frozenset[int]:
+    """The inverse of `to_bytes`, of data without a problem."""
+    if not data:
+        return frozenset()
+    if data[0] == _BITMAP:
+        return from_bitmap(data[1:])
+    return frozenset(index for first, last in _read_runs(data) for index in range(first, last + 1))
+
+
+def _runs(ordered: list[int]) -> Iterator[tuple[int, int]]:
+    """(first, last) of each row of successive numbers."""
+    first = last = ordered[0]
+    for index in ordered[1:]:
+        if index != last + 1:
+            yield first, last
+            first = index
+        last = index
+    yield first, last
+
+
+def _read_runs(data: bytes) -> Iterator[tuple[int, int]]:
+    """(first, last) of each run; (-1, -1) where the data ends in the middle of one."""
+    at, end = 1, 0
+    while at < len(data):
+        numbers = []
+        for _ in range(2):
+            number = shift = 0
+            while at < len(data) and data[at] & 0x80 and shift < 28:
+                number |= (data[at] & 0x7F) << shift
+                at, shift = at + 1, shift + 7
+            if at == len(data) or data[at] & 0x80:
+                yield -1, -1
+                return
+            numbers.append(number | data[at] << shift)
+            at += 1
+        yield end + numbers[0], end + numbers[0] + numbers[1]
+        end += numbers[0] + numbers[1] + 1
+
+
+def _put_varint(data: bytearray, number: int) -> None:
+    while number >= 0x80:
+        data.append(number & 0x7F | 0x80)
+        number >>= 7
+    data.append(number)
+
+
+def _most_set_bytes(below: int) -> int:
+    return 1 + -(-below // 8)
 
 
 # ---------------------------------------------------------------- kinds of field
@@ -188,16 +282,10 @@ class Repeated:
     limit: int
     distinct: bool = False
     """Each is, or has as its `peer`, another peer."""
-    below: int = 0
-    """Not 0: no index is in the `indexes` of two, and all are below this."""
 
     @property
     def most_bytes(self) -> int:
-        size, bitmap = self.entry.most_bytes, 0
-        if self.below and isinstance(self.entry, Struct):
-            bitmap = self.entry.fields["indexes"].most_bytes
-        # Disjoint sets: no more entries have one than there are indexes.
-        return TAG_BYTES + LENGTH_BYTES + self.limit * (size - bitmap) + min(self.limit, self.below) * bitmap
+        return TAG_BYTES + LENGTH_BYTES + self.limit * self.entry.most_bytes
 
     def write(self, message: Message, name: str, value: tuple[Any, ...]) -> None:
         assert len(value) <= self.limit, f"{name} has {len(value)} entries, more than {self.limit}"
@@ -211,21 +299,96 @@ class Repeated:
             raise Wrong(name, f"has {len(raw)} entries, more than {self.limit}")
         if self.distinct and len({getattr(each, "peer", each) for each in raw}) != len(raw):
             raise Wrong(name, "names a peer twice")
-        # As whole numbers, before a set is made: a hundred full bitmaps would be millions of indexes.
-        taken = 0
-        for each in raw if self.below else ():
-            if problem := bitmap_problem(each.indexes, self.below):
-                raise Wrong(f"{name}.indexes", problem)
-            mine = int.from_bytes(each.indexes, "little")
-            if taken & mine:
-                raise Wrong(name, "names an index twice")
-            taken |= mine
         return tuple(self.entry.unpacked(name, each) for each in raw)
 
 
 @dataclass(frozen=True, slots=True)
+class Keys:
+    """A tuple of peers, as their Ed25519 keys one after the other."""
+
+    limit: int
+    distinct: bool = False
+
+    @property
+    def most_bytes(self) -> int:
+        return TAG_BYTES + LENGTH_BYTES + KEY_BYTES * self.limit
+
+    def write(self, message: Message, name: str, value: tuple[PeerId, ...]) -> None:
+        assert len(value) <= self.limit, f"{name} has {len(value)} entries, more than {self.limit}"
+        setattr(message, name, b"".join(map(public_bytes_of, value)))
+
+    def read(self, message: Message, name: str) -> tuple[PeerId, ...]:
+        raw = getattr(message, name)
+        if len(raw) > KEY_BYTES * self.limit or len(raw) % KEY_BYTES:
+            raise Wrong(name, f"has {len(raw)} bytes, not {KEY_BYTES} for each of at most {self.limit}")
+        keys = [raw[at : at + KEY_BYTES] for at in range(0, len(raw), KEY_BYTES)]
+        if self.distinct and len(set(keys)) != len(keys):
+            raise Wrong(name, "names a peer twice")
+        return tuple(map(peer_id_from_public_bytes, keys))
+
+
+@dataclass(frozen=True, slots=True)
+class Owners:
+    """Disjoint index sets of (peer, generation): for each index the place of its owner, from 1 on, or 0 for nobody.
+
+    So no index has two owners, whatever the bytes are. Of n peers a place has as many bits as n. They are written as
+    bitmaps over the indexes, the lowest bit of all places first.
+    """
+
+    peers: Keys
+    below: int
+    """All indexes are."""
+
+    @property
+    def most_bytes(self) -> int:
+        lengths, generations = 4 * (TAG_BYTES + LENGTH_BYTES), self.peers.limit * (8 + VARINT_BYTES)
+        return lengths + self.peers.most_bytes + generations + self.peers.limit.bit_length() * -(-self.below // 8)
+
+    def write(self, message: Message, name: str, value: tuple[tuple[PeerId, Generation, frozenset[int]], ...]) -> None:
+        table = getattr(message, name)
+        table.SetInParent()
+        self.peers.write(table, "peers", tuple(peer for peer, _, _ in value))
+        table.incarnations.extend(generation.incarnation for _, generation, _ in value)
+        table.numbers.extend(generation.number for _, generation, _ in value)
+        size = max((max(indexes) + 1 for _, _, indexes in value if indexes), default=0)
+        assert size <= self.below, f"{name} has an index of {self.below} or more"
+        places = np.zeros(-(-size // 8) * 8, np.uint16)
+        for place, (_, _, indexes) in enumerate(value, 1):
+            places[list(indexes)] = place
+        assert np.count_nonzero(places) == sum(len(held) for _, _, held in value), f"{name} names an index twice"
+        bits = places >> np.arange(len(value).bit_length(), dtype=np.uint16)[:, None] & 1
+        table.owners = np.packbits(bits.astype(np.uint8), axis=1, bitorder="little").tobytes()
+
+    def read(self, message: Message, name: str) -> tuple[tuple[PeerId, Generation, frozenset[int]], ...]:
+        if not message.HasField(name):
+            raise Wrong(name, "is missing")
+        try:
+            return self._take(getattr(message, name))
+        except Wrong as wrong:
+            raise wrong.inside(name) from None
+
+    def _take(self, table: Any) -> tuple[tuple[PeerId, Generation, frozenset[int]], ...]:
+        peers = self.peers.read(table, "peers")
+        if len(table.incarnations) != len(peers) or len(table.numbers) != len(peers):
+            raise Wrong("generations", "are not one for each peer")
+        if any(not 0 <= number <= MAX_NUMBER for number in table.numbers):
+            raise Wrong("numbers", f"has one that is not in 0..{MAX_NUMBER}")
+        num_bits, longest = len(peers).bit_length(), -(-self.below // 8)
+        if len(table.owners) > num_bits * longest or len(table.owners) % max(num_bits, 1):
+            raise Wrong("owners", f"has {len(table.owners)} bytes, not {num_bits} for each 8 of {self.below} at most")
+        rows = np.frombuffer(table.owners, np.uint8).reshape(max(num_bits, 1), -1)
+        bits = np.unpackbits(rows, axis=1, bitorder="little").astype(np.int64)
+        places = (bits << np.arange(len(rows))[:, None]).sum(axis=0)
+        if np.any(places > len(peers)) or np.any(places[self.below :]):
+            raise Wrong("owners", f"has an owner that is not named, or an index of {self.below} or more")
+        ends = np.cumsum(np.bincount(places, minlength=len(peers) + 1))
+        sets = [frozenset(found.tolist()) for found in np.split(np.argsort(places, kind="stable"), ends)[1:-1]]
+        return tuple(zip(peers, map(Generation, table.incarnations, table.numbers), sets, strict=True))
+
+
+@dataclass(frozen=True, slots=True)
 class Columns:
-    """A mapping from index to a tuple: a bitmap of the indexes, then a column for each member of the tuple."""
+    """A mapping from index to a tuple: the set of indexes, then a column for each member of the tuple."""
 
     keys: tuple[str, Scalar]
     columns: dict[str, Scalar]
@@ -234,17 +397,17 @@ class Columns:
     def write(self, message: Message, name: str, value: Mapping[int, tuple[Any, ...]]) -> None:
         table = getattr(message, name)
         table.SetInParent()
-        key, bitmap = self.keys
-        bitmap.write(table, key, frozenset(value))
+        key, indexes = self.keys
+        indexes.write(table, key, frozenset(value))
         rows = [value[index] for index in sorted(value)]
         for place, (column, scalar) in enumerate(self.columns.items()):
             getattr(table, column).extend(scalar.packed(column, row[place]) for row in rows)
 
     def read(self, message: Message, name: str) -> dict[int, tuple[Any, ...]]:
         table = getattr(message, name)
-        key, bitmap = self.keys
+        key, held = self.keys
         try:
-            indexes = sorted(bitmap.read(table, key))
+            indexes = sorted(held.read(table, key))
             found = []
             for column, scalar in self.columns.items():
                 raw = getattr(table, column)
@@ -257,7 +420,7 @@ class Columns:
         return dict(zip(indexes, zip(*found, strict=True), strict=True))
 
 
-Kind = Scalar | Struct | Repeated | Columns
+Kind = Scalar | Struct | Repeated | Keys | Owners | Columns
 """How one field converts. most_bytes: no valid field takes more, its number included. write(message, name, value)
 writes a valid value; read(message, name) reads and checks it, and raises Wrong."""
 
@@ -286,8 +449,12 @@ def _kind(hint: Any, field: FieldDescriptor, bounds: Bounds) -> Kind:
     inner: Descriptor | None = field.message_type
     if isinstance(bound, Entries):
         limit = min(bound.most, getattr(bounds, bound.of)) if bound.of else bound.most
+        if bound.packed:
+            return Keys(limit, bound.distinct)
+        if bound.disjoint:
+            return Owners(Keys(limit, bound.distinct), _most_indexes(bounds))
         entry = _scalar(parts[0], field, bounds) if inner is None else _message(parts[0], inner, bounds)
-        return Repeated(entry, limit, bound.distinct, _most_indexes(bounds) if bound.disjoint else 0)
+        return Repeated(entry, limit, bound.distinct)
     if inner is None:
         return _scalar(hint, field, bounds)
     if get_origin(plain) is Mapping:
@@ -306,11 +473,11 @@ def _message(hint: Any, mirror: Descriptor, bounds: Bounds) -> Struct:
 
 def _columns(hints: tuple[Any, ...], mirror: Descriptor, bounds: Bounds) -> Columns:
     first, *others = mirror.fields
-    bitmap = _scalar(frozenset[int], first, bounds)
+    indexes = _scalar(frozenset[int], first, bounds)
     columns = {field.name: _scalar(hint, field, bounds) for field, hint in zip(others, hints, strict=True)}
     a_row = sum(scalar.most_bytes for scalar in columns.values())
-    most_bytes = TAG_BYTES + LENGTH_BYTES + bitmap.most_bytes + _most_indexes(bounds) * a_row
-    return Columns((first.name, bitmap), columns, most_bytes)
+    most_bytes = TAG_BYTES + LENGTH_BYTES + indexes.most_bytes + _most_indexes(bounds) * a_row
+    return Columns((first.name, indexes), columns, most_bytes)
 
 
 def _split(hint: Any) -> tuple[Any, Any]:
@@ -358,7 +525,7 @@ def _scalar(hint: Any, field: FieldDescriptor, bounds: Bounds) -> Scalar:
         return Scalar(size, lambda raw: "" if is_peer_id(raw) else f"is {raw[:64]!r}, no peer id", unpack=PeerId)
     if plain == frozenset[int]:
         below = _most_indexes(bounds)
-        return Scalar(text + -(-below // 8), lambda raw: bitmap_problem(raw, below), to_bitmap, from_bitmap)
+        return Scalar(text + _most_set_bytes(below), lambda raw: indexes_problem(raw, below), to_bytes, from_bytes)
     raise TypeError(f"{field.full_name}: no field is derived from {hint}")
 
 

@@ -14,13 +14,18 @@ PEER_ID_CHARS = 52
 _PREFIX = bytes((0x00, 0x24, 0x08, 0x01, 0x12, 0x20))
 
 
+_REMEMBERED = 1 << 14
+"""Ids of more peers than a run has, whose base58 is not computed anew: some 3 MB."""
+
+
+@functools.lru_cache(maxsize=_REMEMBERED)
 def peer_id_from_public_bytes(raw: bytes) -> PeerId:
     """The peer id that embeds a 32-byte Ed25519 public key."""
     assert len(raw) == 32, "an Ed25519 public key has 32 bytes"
     return PeerId(base58.b58encode(_PREFIX + raw).decode("ascii"))
 
 
-@functools.lru_cache(maxsize=4096)
+@functools.lru_cache(maxsize=_REMEMBERED)
 def public_bytes_of(peer: PeerId) -> bytes:
     """The 32 bytes of the Ed25519 public key that a peer id embeds. Raises ValueError."""
     # The length first: base58 of a long text takes time that grows with its square.

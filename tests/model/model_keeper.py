@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from model_rules import Ballot, Order, Peer, Report, Round, Sum
@@ -39,12 +39,20 @@ class Keeper:
     alone: tuple[Peer, int] | None = None
     acked_by: set[Peer] = field(default_factory=set)
     acked_at: int | None = None
+    lacks: set[Peer] = field(default_factory=set)
 
     # ------------------------------------------------------------ reports
 
     def hear(self, peer: Peer, report: Report) -> None:
         """Enter what a member holds; close its generation where that cannot be."""
         of = self.of
+        if not report.whole:
+            last = self.reports.get(peer)
+            if last is None or (last.generation, last.revision) != (report.generation, report.revision):
+                self.lacks.add(peer)
+                return
+            report = replace(last, missing=report.missing, round=report.round)
+        self.lacks.discard(peer)
         if peer in self.left_out - self.guilty and peer not in of.opinions.convicted and not self._majority():
             self.left_out.discard(peer)  # below a majority nobody is left out for being late
         if peer in self.left_out or peer in of.opinions.convicted:
@@ -379,6 +387,7 @@ class Keeper:
                 grants=mine if may_grant else frozenset(),
                 round=self.round if joins else None,
                 deny=deny,
+                whole=of.rules.asks and peer in self.lacks,
                 restart=of.restart,
             )
             if of.lie:

@@ -7,6 +7,7 @@ The rules of the design by their numbers (M2 to M19); what they are for is said 
 from __future__ import annotations
 
 from collections import Counter, deque
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from model_keeper import Keeper
@@ -62,6 +63,9 @@ class Member:
         self.ticked = self.world.now
         self.kept_by: tuple[Peer, int] = ("", -1)
         self.lost_here = 0.0
+        self.revision = self.incarnation << 20  # of two lives no revision is one
+        self.told: Report | None = None
+        self.asked = False
         self._said: dict[Peer, tuple[Message, int]] = {}
         self._beat_said: tuple[object, int] = (None, -(10**9))
         self.begin()
@@ -311,6 +315,7 @@ class Member:
             return
         if order.heard:
             self.answered_at = now
+        self.asked |= order.whole
         if self.generation in order.closed:
             self.generation += 1
             self.granted, self.summed, self.due, self.round = set(), set(), {}, None
@@ -379,7 +384,7 @@ class Member:
             report = self.report()
             answer = self.lie.report(self, report) if self.lie else report
             if answer is not None:
-                self.say(self.promised[2], answer)
+                self.say(self.promised[2], self.brief(answer) if self.rules.brief else answer)
 
     def report(self) -> Report:
         """To my keeper."""
@@ -396,6 +401,17 @@ class Member:
             self.round.sum if self.round else None,
             self.restart,
         )
+
+    def brief(self, report: Report) -> Report:
+        """The same, without what it holds if the keeper has been told, and does not ask for it."""
+        told, self.told = self.told, replace(report, missing=frozenset(), round=None)
+        if told != self.told:
+            self.revision += 1
+        elif not self.asked:
+            nothing = frozenset[int]()
+            return replace(report, granted=nothing, summed=nothing, sum=None, whole=False, revision=self.revision)
+        self.asked = False
+        return replace(report, revision=self.revision)
 
     def _exchange(self) -> None:
         if self.round is None:

@@ -80,7 +80,9 @@ class Rules:
     short_patience: bool = True  # a stalled owner: max(2 T, 4 median steps) instead of 6 T
     going_back: bool = True
     records_hold: bool = True  # a silent holder of the newest state holds a stage's place while its record lasts
+    brief: bool = True  # a report of what has not changed names its revision alone
     # Taken away by mutations:
+    asks: bool = True  # a keeper asks for the whole report that it lacks
     live_roster: bool = True  # M4
     only_my_views_first: bool = True  # M13
     leave_out: bool = True  # M11
@@ -172,12 +174,16 @@ class Order:
     round: Round | None
     deny: frozenset[Peer] = frozenset()
     adopt: Sum | None = None
+    whole: bool = False  # I lack your last whole report
     restart: int = 0
 
 
 @dataclass(slots=True)
 class Report:
-    """A replica to its keeper. missing: whose parts of the round have not come."""
+    """A replica to its keeper. missing: whose parts of the round have not come.
+
+    If it is not whole, what it holds is as in the report of that revision, and left out.
+    """
 
     version: int
     chain: bytes
@@ -189,6 +195,8 @@ class Report:
     missing: frozenset[Peer]
     round: Sum | None
     restart: int = 0
+    whole: bool = True
+    revision: int = 0
 
 
 Message = Beat | Order | Report

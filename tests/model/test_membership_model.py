@@ -79,6 +79,13 @@ def test_a_stage_goes_on_after_faults(fault: str, replicas: int):
     assert not {bad for bad in found.bad if "forge" in bad or "two majorities" in bad}
 
 
+@pytest.mark.parametrize("liars", [0, 1])
+def test_reports_that_refer_to_a_lost_one_hold_nobody_up(liars: int):
+    setup = Setup(2, 4 if liars else 3, loss=0.15, liars=liars, faults=() if liars else ("crash", "pause"))
+    found = recovery(setup, 7000, "loss")
+    assert not found.stuck and not {bad for bad in found.bad if "forge" in bad or "two majorities" in bad}
+
+
 @pytest.mark.parametrize("seed", range(5000, 5004))
 def test_a_cable_out_makes_nobody_go_back(seed: int):
     assert recovery(Setup(2, 2, faults=("cable",)), seed).back == 0
@@ -101,6 +108,7 @@ def test_a_run_whose_stage_is_lost_goes_back():
         ("live_roster", Setup(2, 3, faults=("all but one",), fault_every=60), "stuck"),
         ("leave_out", Setup(1, 4, clock=FINE, microbatches=8, liars=1, modes=("mute",)), "slow"),
         ("certified", Setup(2, 3, liars=1, modes=("forge", "nocommit")), "forged sum"),
+        ("asks", Setup(1, 3, microbatches=6, loss=0.3), "slow"),
         ("records_hold", Setup(2, 2, faults=("cable",)), "back"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",

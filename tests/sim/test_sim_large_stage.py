@@ -11,7 +11,7 @@ import pytest
 
 from swarmnet.simulate.plan import Plan
 from swarmnet.simulate.swarm import Node, Swarm
-from swarmnet.step import graph, membership
+from swarmnet.step import commits, graph, membership
 
 REPLICAS = 16
 
@@ -22,7 +22,7 @@ Fault = Callable[[Swarm, Node, list[Node]], list[Node]]
 def small_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     """As large as a test can simulate: of 16 replicas 7 count, and more than 8 do not hear each other."""
     monkeypatch.setattr(graph, "DENSE", 8)
-    monkeypatch.setattr(membership, "MOST_COUNT", 7)
+    monkeypatch.setattr(commits, "MAX_COUNTING", 7)
     monkeypatch.setattr(membership, "_PRESUMED", 5)
 
 

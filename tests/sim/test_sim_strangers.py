@@ -28,6 +28,7 @@ from swarmnet.messages import (
 from swarmnet.simulate.clock import SimulatedProcess
 from swarmnet.simulate.plan import Plan
 from swarmnet.simulate.swarm import Swarm
+from swarmnet.step.commits import ack_of
 
 
 class Stranger:
@@ -92,7 +93,7 @@ class Stranger:
                 Evicted(stamp, ballot, generation, True),
                 Release(stamp, ballot, generation, some),
                 Execute(stamp, ballot, index),
-                Report(stamp, ballot, generation, some, some, rng.choice([None, finished]), None, 0, some),
+                Report(stamp, ballot, generation, some, some, rng.choice([None, ack_of(finished)]), None, 0, some),
                 Round(stamp, ballot, number, parts, tuple(rng.sample(peers, len(peers))), (), some),
                 Round(stamp, ballot, number, (), (), peers),
                 Committed(commit),

@@ -28,8 +28,12 @@ def struck(swarm: Swarm) -> set[object]:
     return {fields["peer"] for _, _, event, fields in swarm.events if event == "strike"}
 
 
-@pytest.mark.parametrize("seed", [0, 1, 7], ids=["0", "1", "7-it-alone-holds-the-sum"])
-def test_a_member_that_nobody_can_call_any_more_holds_the_run_up_once(seed: int) -> None:
+@pytest.mark.parametrize(
+    ("seed", "alone"),
+    [(0, False), (7, False), (1, True), (25, True)],
+    ids=["0", "7", "1-it-alone-holds-the-sum", "25-it-alone-holds-the-sum"],
+)
+def test_a_member_that_nobody_can_call_any_more_holds_the_run_up_once(seed: int, alone: bool) -> None:
     swarm = Swarm(Plan(stages=2, replicas=3, microbatches=6, steps=70, forward_s=0.05), seed)
 
     async def script(swarm: Swarm) -> None:
@@ -47,7 +51,7 @@ def test_a_member_that_nobody_can_call_any_more_holds_the_run_up_once(seed: int)
     assert sum(gap > 2.0 for gap in waited) == 1, "it was waited for again"
     assert not struck(swarm), "it has no fault"
     evicted = [fields["reason"] for _, _, event, fields in swarm.events if event == "evicted"]
-    assert evicted == ["uncallable"] * (seed == 7)
+    assert evicted == ["uncallable"] * alone
 
 
 @pytest.mark.parametrize(("replicas", "blocked"), [(3, ((0, 2),)), (4, ((0, 3), (1, 3), (2, 3)))])

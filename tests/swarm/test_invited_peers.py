@@ -21,7 +21,18 @@ from swarmnet.ids import PeerId, RunId, first_chain
 from swarmnet.manifest.file import load, run_id, to_toml
 from swarmnet.manifest.schema import Admission, Manifest
 from swarmnet.manifest.terms import RunTerms
-from swarmnet.messages import Answer, Fetch, Fetched, ManifestData, ManifestRequest, Rejected, Request
+from swarmnet.messages import (
+    Answer,
+    Evaluation,
+    Fetch,
+    Fetched,
+    History,
+    HistoryRequest,
+    ManifestData,
+    ManifestRequest,
+    Rejected,
+    Request,
+)
 from swarmnet.net import endpoint
 from swarmnet.net.admission import Admissions, Pass, ban, invite, pass_of
 from swarmnet.net.admission_files import Owner, new_owner, write_owner
@@ -73,7 +84,13 @@ class Guest:
 
     async def _answer(self, caller: PeerId, request: Request, payload: ReadPayload) -> AsyncIterator[Answer]:
         self.asked += 1
-        yield ManifestData("format = 1") if request == ManifestRequest() else Fetched()
+        match request:
+            case ManifestRequest():
+                yield ManifestData("format = 1")
+            case HistoryRequest(since):
+                yield History(evaluations=(Evaluation(since, 0.5),))
+            case _:
+                yield Fetched()
 
     async def call(self, other: Guest, request: Request = FETCH, payload=()) -> list[Answer]:
         deadline = asyncio.get_running_loop().time() + 10
@@ -96,7 +113,7 @@ def not_admitted(answers: list[Answer], reason: str) -> bool:
     return isinstance(answer, Rejected) and answer.code is RejectCode.NOT_ADMITTED and reason in answer.reason
 
 
-def test_the_uninvited_are_refused_before_their_payload_is_read_and_may_ask_for_the_manifest() -> None:
+def test_the_uninvited_are_refused_before_their_payload_is_read_and_may_ask_for_the_manifest_and_look_on() -> None:
     async def main() -> None:
         async with pair(shows="") as (guest, stranger):
             answers = await stranger.call(guest, PROCESS, (packed(50_000_000),))
@@ -104,6 +121,7 @@ def test_the_uninvited_are_refused_before_their_payload_is_read_and_may_ask_for_
             traffic = guest.transport.traffic.rows()
             assert guest.asked == 0 and sum(row.get("received", 0) for row in traffic) == 0, traffic
             assert await stranger.call(guest, ManifestRequest()) == [ManifestData("format = 1")]
+            assert await stranger.call(guest, HistoryRequest(3)) == [History(evaluations=(Evaluation(3, 0.5),))]
 
     asyncio.run(main())
 

@@ -654,8 +654,9 @@ def test_a_relay_that_accepts_and_passes_nothing_on_is_left_by_callers_and_by_th
 
         cheat.relay._join = join
         await answers_at_last(caller, peer)
-        lost = [fields["relay"] for fields in await said(world, "relay_lost", 1)]
-        assert lost == [cheat.peer] and caller.peer in tried
+        # On a slow machine the peer may have given it a second chance by now.
+        lost = {fields["relay"] for fields in await said(world, "relay_lost", 1)}
+        assert lost == {cheat.peer} and caller.peer in tried
         while len(peer.transport.relays) < hidden.WANTED:
             world.news.clear()
             await world.news.wait()

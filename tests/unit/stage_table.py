@@ -16,9 +16,9 @@ from swarmnet.messages import Commit, Committed, Control, Finished, Heartbeat, P
 from swarmnet.simulate.swarm import SimulatedSigner
 from swarmnet.step import actions as act
 from swarmnet.step.actions import Action, Broadcast, Note, Send
+from swarmnet.step.commits import statement
 from swarmnet.step.gate import Shape
 from swarmnet.step.member import Member
-from swarmnet.step.membership import statement
 from swarmnet.step.view import Timers
 
 CHAIN = Chain("1" * 64)

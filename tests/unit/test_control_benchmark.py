@@ -17,12 +17,15 @@ def test_a_row_has_what_was_asked_for(
     monkeypatch.setattr(sys, "argv", ["control.py", "--replicas", "3,5", "--microbatches", "20", "--json", str(result)])
     load("control").main()
     said = capsys.readouterr()
-    assert said.out.count("\n") == 2 and "2 of 2" in said.err
-    small, large = json.loads(result.read_text())["rows"]
+    assert said.out.count("\n") == 3 and "2 of 2" in said.err
+    found = json.loads(result.read_text())
+    small, large = found["rows"]
+    assert found["exponents"].keys() == {"replicas"} and found["exponents"]["replicas"]["bytes_per_peer"] > 0
     assert (small["replicas"], large["replicas"], small["microbatches"]) == (3, 5, 20)
     for row in (small, large):
         assert min(row["claims_per_s"], row["keeper_cpu"], row["bytes_per_peer"], row["heartbeat_ms"]) > 0
-    assert large["keeper_bytes"] > small["keeper_bytes"]
+        assert 0 < row["quiet_report_bytes"] <= 200 < row["round_bytes"]
+    assert large["keeper_hears"] > small["keeper_hears"]
 
 
 @pytest.mark.parametrize(
@@ -30,6 +33,7 @@ def test_a_row_has_what_was_asked_for(
     [
         ("--replicas 1", "argument --replicas: 1: write whole numbers from 2 to 1000 with commas"),
         ("--microbatches 4,x", "argument --microbatches: 4,x: write whole numbers from 1 to 65536 with commas"),
+        ("--replicas 4", "--replicas and --microbatches go together: give both, or none for the default run"),
         ("--json /nowhere/at/all.json", "--json /nowhere/at/all.json: there is no such folder; make it first"),
     ],
 )

@@ -11,6 +11,7 @@ from stage_table import CHAIN, TIMERS
 from swarmnet.averaging.parts import shares
 from swarmnet.ids import NO_RESTART, Ballot, Generation, PeerId, RoundId
 from swarmnet.messages import (
+    NONE,
     Claim,
     Commit,
     Committed,
@@ -28,20 +29,23 @@ from swarmnet.messages import (
     Round,
     Stamp,
     Trouble,
+    unchanged,
 )
 from swarmnet.simulate.swarm import SimulatedSigner
 from swarmnet.step.actions import Action, Broadcast, Note, Send
+from swarmnet.step.commits import ack_of, commit_of, statement
 from swarmnet.step.context import StepContext
 from swarmnet.step.gate import Shape
-from swarmnet.step.keeper import Keeper, NonFinite
+from swarmnet.step.idle import NonFinite
+from swarmnet.step.keeper import Keeper
 from swarmnet.step.ledger import Generations, Ledger
 from swarmnet.step.lines import BrokenLines
-from swarmnet.step.membership import Membership, commit_of, statement
+from swarmnet.step.membership import Membership
 from swarmnet.step.rounds import RoundBuilder
 from swarmnet.step.strikes import Strikes
 from swarmnet.step.view import View
 
-ME, B, C = PeerId("A"), PeerId("B"), PeerId("C")
+ME, B, C, D = PeerId("A"), PeerId("B"), PeerId("C"), PeerId("D")
 STAMP = Stamp(3, 0, CHAIN)
 BALLOT = Ballot(1, ME)
 
@@ -93,7 +97,7 @@ class Office:
             generation or gen(0),
             frozenset(owned) | frozenset(summed),
             frozenset(summed),
-            finished,
+            ack_of(finished) if finished is not None else None,
             commit,
             progress,
             line=LineQuality(bandwidth),
@@ -101,6 +105,10 @@ class Office:
             vote=vote_of(peer, finished),
         )
         return self.keeper.on_report(peer, message, now=now) + self.keeper.advance(now=now, resend=False)
+
+    def unchanged(self) -> Report:
+        """What a member says on its next tick after a report that is still true."""
+        return unchanged(Report(STAMP, BALLOT, gen(0), NONE, NONE, None, None, 0), 0, None, -1)
 
     def complain(self, peer: PeerId, of: Round, *, late=None, refused=None, summed=(), now: float) -> list[Action]:
         for mate in self.keeper.members:
@@ -182,7 +190,7 @@ def test_what_a_claim_or_a_report_costs_does_not_grow_with_the_members_while_ind
     mates = [PeerId(f"m{number}") for number in range(30)]
     office = Office(*mates, microbatches=200)
     office.everybody_reports(*mates)
-    assert office.keeper.claiming, "nobody has to look at what follows"
+    assert not office.keeper.looks, "nobody has to look at what follows"
     looks: list[PeerId] = []
     alive = View.alive
     monkeypatch.setattr(View, "alive", lambda self, peer, **at: looks.append(peer) or alive(self, peer, **at))
@@ -190,7 +198,7 @@ def test_what_a_claim_or_a_report_costs_does_not_grow_with_the_members_while_ind
         assert told(office.claim(mates[index % 30], index), Granted)
     owned = frozenset(index for index in range(100) if index % 30 == 0)
     message = Report(STAMP, BALLOT, gen(0), owned, owned, None, None, 1)
-    assert office.keeper.on_report(mates[0], message, now=0.3) == [] and office.keeper.claiming
+    assert office.keeper.on_report(mates[0], message, now=0.3) == [] and not office.keeper.looks
     assert looks == []
 
 
@@ -199,29 +207,29 @@ def test_while_indexes_are_claimed_whatever_has_consequences_is_looked_at():
         office = Office(B, C, microbatches=3)
         office.everybody_reports(B, C)
         office.claim(B, 0)
-        assert office.keeper.claiming
+        assert not office.keeper.looks
         return office
 
     office = at_work()
     office.claim(B, 1)
     office.claim(B, 2)
-    assert not office.keeper.claiming, "the round may be opened"
+    assert office.keeper.looks, "the round may be opened"
     office = at_work()
     office.keeper.on_release(B, Release(STAMP, BALLOT, gen(0), frozenset({0})), now=0.3)
-    assert not office.keeper.claiming, "what is free is to be executed at once"
+    assert office.keeper.looks, "what is free is to be executed at once"
     office = at_work()
     found = Report(STAMP, BALLOT, gen(0), frozenset(), frozenset(), None, None, 0, non_finite=frozenset({1}))
     office.keeper.on_report(C, found, now=0.3)
-    assert not office.keeper.claiming, "an index may be voided"
+    assert office.keeper.looks, "an index may be voided"
     office = at_work()
     office.keeper.on_report(C, replace(found, generation=gen(0, 2), non_finite=frozenset()), now=0.3)
-    assert not office.keeper.claiming, "a member that was another before"
+    assert office.keeper.looks, "a member that was another before"
     office = at_work()
     office.view.gone(C, now=0.3)
     office.keeper.advance(now=0.3, resend=False)
     office.beat(C, 0.4, incarnation=2)
     office.keeper.advance(now=0.4, resend=False)
-    assert not office.keeper.claiming and office.claim(B, 1) == [], "somebody has not reported"
+    assert office.claim(B, 1) == [], "somebody has not reported"
 
 
 def test_more_than_half_of_the_members_leave_a_microbatch_out():
@@ -454,18 +462,21 @@ def test_above_a_certificate_a_round_is_never_given_up():
     office.report(C, finished=sum_of(first), now=0.5)
     assert office.keeper.commit is None and opened(office) == first, "B is nearly there"
     assert office.keeper.on_release(B, Release(STAMP, BALLOT, gen(0), frozenset({1})), now=0.6) == []
-    actions = office.keeper.advance(now=0.6, resend=True)
+    actions = office.keeper.advance(now=1.6, resend=True)
     assert told(actions, Round, B) == [first] and not told(actions, Execute)
     office.view.gone(B, now=0.7)
     office.keeper.advance(now=0.7, resend=True)
     assert office.keeper.commit is not None and office.keeper.commit.id == first.id
-    assert {vote.peer for vote in office.keeper.commit.votes} == {ME, C}
+    commit = office.keeper.commit
+    assert [commit.contributors[seat] for seat in commit.seats] == [ME] and [of.peer for of in commit.votes] == [C]
 
 
 def test_a_sum_that_its_holder_has_not_signed_is_none():
     office, first = of_three()
     for peer in (B, C):
-        unsigned = Report(STAMP, BALLOT, gen(0), frozenset(), frozenset(), sum_of(first), None, 0, vote=b"B's word")
+        unsigned = Report(
+            STAMP, BALLOT, gen(0), frozenset(), frozenset(), ack_of(sum_of(first)), None, 0, vote=b"B's word"
+        )
         office.keeper.on_report(peer, unsigned, now=0.4)
     office.keeper.advance(now=0.4, resend=True)
     office.report(ME, summed={0}, finished=sum_of(first), now=0.4)
@@ -488,7 +499,7 @@ def test_a5_a_sum_of_another_round_without_a_certificate_changes_nothing():
     older = Finished(RoundId(Ballot(0, B), 0), b"d", 2, 0.0, 1.0, mine.contributions)
     office.report(B, summed={1}, finished=older)
     assert opened(office) == mine
-    actions = office.keeper.advance(now=0.5, resend=True)
+    actions = office.keeper.advance(now=1.5, resend=True)
     assert told(actions, Round, ME) == told(actions, Round, B) == [mine]
     office.report(B, summed={1}, finished=sum_of(mine), now=4.0)
     office.report(ME, summed={0}, finished=sum_of(mine), now=4.0)
@@ -710,6 +721,18 @@ def test_who_sits_out_counts_nothing_and_hears_who_owns_what_it_asks_for():
     (moved,) = told(actions, Moved, C)
     assert (order.index, moved.index) == (1, 1) and moved.owner in (ME, B)
     assert told(office.report(C, owned={1}), Evicted, C) == [Evicted(STAMP, BALLOT, gen(0), void=True)]
+
+
+def test_an_order_that_a_member_did_not_take_is_no_work_once_it_has_reported_that_nothing_changed():
+    strikes = Strikes(TIMERS)
+    strikes.strike(D, "does not report", cost_s=20.0, now=0.0)
+    office = Office(B, C, D, strikes=strikes)
+    office.everybody_reports(B, C)
+    (ordered,) = [action.peer for action in office.claim(D, 1) if isinstance(action, Send) and action.peer != D]
+    taker = next(peer for peer in (ME, B, C) if peer != ordered)
+    office.claim(taker, 1)
+    office.keeper.on_report(ordered, office.unchanged(), now=0.3)
+    assert office.keeper._idle.at_work[ordered] == 0
 
 
 def test_nobody_sits_out_if_the_others_would_be_too_few():

@@ -31,8 +31,9 @@ from swarmnet.messages import (
     Trouble,
 )
 from swarmnet.step import actions as act
+from swarmnet.step.commits import commit_of
 from swarmnet.step.ledger import ClaimBook, Generations
-from swarmnet.step.membership import Membership, commit_of
+from swarmnet.step.membership import Membership
 from swarmnet.step.open_step import RoundPart
 
 
@@ -701,7 +702,7 @@ def test_without_the_lock_a_signed_sum_is_given_up_at_once(monkeypatch):
 
 
 def test_without_the_barrier_a_stage_applies_alone(monkeypatch):
-    from swarmnet.step.membership import Barrier
+    from swarmnet.step.commits import Barrier
 
     monkeypatch.setattr(Barrier, "complete", True)
     with pytest.raises(AssertionError):

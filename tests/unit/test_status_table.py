@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
 
-from swarmnet.directory import Record, StageStatus
+from swarmnet.directory import Estimate, Record, StageStatus
 from swarmnet.ids import Chain, OnDisk, PeerId, RunId
 from swarmnet.peer import status
+from swarmnet.peer.rates import mark
 from swarmnet.peer.swarm_health import assess
 
 NUMERICS = "cpuAVX512/torch-2.13.0/tp2/fp32/eager/bdac02c7"
@@ -64,3 +66,14 @@ def test_in_a_pipe_a_replica_is_a_line_and_nothing_is_cut(monkeypatch: pytest.Mo
 def test_a_narrow_terminal_shows_eight_characters_of_a_peer(monkeypatch: pytest.MonkeyPatch, width: int) -> None:
     text = shown(monkeypatch, force_terminal=True, color_system=None, width=width)
     assert all(f"...eer{stage}WXYZ" in text for stage in (0, 1)) and "…" not in text
+
+
+def test_pace_and_speeds_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    timed = [
+        replace(each, steps=2899, step_s=2.0, estimates=(Estimate(mark(each.peer), 1500),), tokens_per_second=64.0)
+        for each in RECORDS
+    ]
+    monkeypatch.setattr(f"{__name__}.RECORDS", timed)
+    text = shown(monkeypatch)
+    assert "version 2839 of 2899" in text and ", 64 tokens/s, ETA 2:00" in text
+    assert len([line for line in text.splitlines() if "WXYZ" in line and " 1.5/s " in line]) == 2

@@ -153,6 +153,25 @@ def test_who_names_so_many_that_nobody_could_outvote_them_is_odd() -> None:
     assert court.verdict(16.0) is None and court.verdict(20.0) == Leave(G, "alone")
 
 
+def test_who_reduces_nothing_and_names_all_reducers_is_not_odd_if_they_wait_themselves() -> None:
+    """D and E collude and exchange nothing; C reduces nothing, so it waits for what A and B cannot reduce."""
+    court = Court(A, B, C, D, E)
+    for peer in (A, B):
+        court.says(peer, late=(D, E), now=11.0)
+    court.says(C, late=(A, B, D, E), owes=False, now=11.0)
+    court.says(D, late=(A, B, E), now=11.0)
+    court.says(E, late=(A, B, D), now=11.0)
+    assert court.verdict(11.0) is None and court.verdict(14.5) == Leave(D, "late")
+
+
+def test_who_names_reducers_that_wait_for_nobody_is_odd_all_the_same() -> None:
+    court = Court(A, B, C, D, E)
+    court.says(E, late=(A, B, C, D), owes=False, now=11.0)
+    court.says(D, late=(A,), owes=False, now=11.0)
+    assert court.verdict(11.0) is None and court.verdict(14.5) is None
+    assert court.verdict(18.0) == CutAgain(), "and not yet A, by two words of four"
+
+
 def test_who_hears_nobody_is_late_like_anybody_else() -> None:
     """D's line brings nothing in: it waits for all, so what it reduces never comes. That is no excuse."""
     court = Court(A, B, C, D)

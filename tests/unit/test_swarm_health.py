@@ -2,8 +2,9 @@
 
 from dataclasses import replace
 
-from swarmnet.directory import Complaint, Record, StageStatus
+from swarmnet.directory import Complaint, Estimate, Record, StageStatus
 from swarmnet.ids import NO_RESTART, Chain, OnDisk, PeerId, Restart, RunId
+from swarmnet.peer.rates import mark
 from swarmnet.peer.swarm_health import Assessment, Problem, assess
 
 RUN = RunId("ab" * 32)
@@ -217,3 +218,18 @@ def test_a_minority_can_say_neither_that_a_run_stands_still_nor_anything_of_stag
     many = (against(f"P{number}", "left_out", "late") for number in range(99))
     result, _ = found(waiting(0, "L", *many, still_s=9999), *three(0), *three(1))
     assert len(result.problems) == 16 and not result.still_s
+
+
+def test_how_long_it_will_take_and_how_fast_each_replica_is() -> None:
+    rates = (Estimate(mark(PeerId("0-0")), 2000), Estimate(mark(PeerId("0-1")), 500))
+    replicas = [
+        replace(each, steps=100, step_s=step_s, estimates=rates if each.peer in ("0-0", "0-1") else ())
+        for each, step_s in zip((*three(0), *three(1)), (1.0, 2.0, 2.0, 2.0, 3.0, 0.0), strict=True)
+    ]
+    result, _ = found(*replicas)
+    assert (result.steps, result.step_s, result.eta_s) == (100, 2.0, 118.0)
+    assert [each.speed for each in result.stages[0].replicas] == [2.0, 0.5, 0.0]
+
+    still = [replace(each, stages=tuple(replace(status, still_s=30) for status in each.stages)) for each in replicas]
+    assert found(*still)[0].eta_s is None
+    assert found(*three(0), *three(1))[0].eta_s is None

@@ -11,9 +11,22 @@ from swarmnet.directory import Record, StageStatus
 from swarmnet.errors import PeerGone, RejectCode
 from swarmnet.ids import PeerId, RunId, first_chain
 from swarmnet.manifest.schema import Manifest, Training
-from swarmnet.messages import Accepted, Answer, Control, Gradient, Packed, Process, Rejected, Request
+from swarmnet.messages import (
+    Accepted,
+    Answer,
+    Control,
+    Evaluation,
+    Gradient,
+    History,
+    HistoryRequest,
+    Packed,
+    Process,
+    Rejected,
+    Request,
+)
 from swarmnet.simulate.clock import VirtualLoop
 from swarmnet.trainer.trainer import Trainer, feeder
+from swarmnet.transport import ReadPayload
 
 RUN, ME, REPLICA = RunId("00" * 32), PeerId("trainer"), PeerId("replica")
 STEPS = 50
@@ -30,6 +43,8 @@ class Swarm:
     asked: list[Process] = field(default_factory=list)
     published: list[Record] = field(default_factory=list)
     others: tuple[Record, ...] = ()
+    remembered: list[Answer] = field(default_factory=list)
+    """What the trainer tells an onlooker at the end."""
 
     async def publish(self, record: Record) -> None:
         self.published.append(record)
@@ -53,6 +68,10 @@ class Swarm:
         yield self.answer(request)
 
 
+async def nothing() -> tuple[Packed, ...]:
+    return ()
+
+
 def run(swarm: Swarm, manifest: Manifest = MANIFEST) -> tuple[list[tuple[str, dict[str, object]]], float]:
     """Run a trainer that joins now; its events, and how long it took on virtual time."""
     events: list[tuple[str, dict[str, object]]] = []
@@ -66,9 +85,15 @@ def run(swarm: Swarm, manifest: Manifest = MANIFEST) -> tuple[list[tuple[str, di
         eval_tokens=lambda number: TOKENS,
         on_event=lambda event, fields: events.append((event, fields)),
     )
+
+    async def story() -> None:
+        await trainer.run()
+        answers = trainer.on_call(PeerId("anybody"), HistoryRequest(), ReadPayload((), nothing))
+        swarm.remembered += [answer async for answer in answers]
+
     loop = VirtualLoop()
     try:
-        loop.run_until_complete(trainer.run())
+        loop.run_until_complete(story())
         return events, loop.time()
     finally:
         loop.close()
@@ -82,6 +107,7 @@ def test_the_last_weights_are_measured_and_published() -> None:
     measured = {"step": STEPS, "loss": 1.5, "num_tokens": 3 * NUM_TOKENS}
     assert events == [("evaluated", measured), ("done", {"step": STEPS})]
     assert swarm.published[-1].eval_loss == (STEPS, 1.5) and swarm.published[-1].trainer
+    assert swarm.remembered == [History(evaluations=(Evaluation(STEPS, 1.5),))]
 
 
 def test_a_manifest_without_evaluations_has_none() -> None:

@@ -6,17 +6,20 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncGenerator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import cast
 
 import pytest
 
 from swarmnet import telemetry
 from swarmnet.directory import Record, StageStatus
 from swarmnet.ids import PeerId, RunId, first_chain
+from swarmnet.manifest.extension import Horizon
 from swarmnet.manifest.schema import Cut, Manifest, Training
 from swarmnet.messages import Answer, Control, Packed, Request
 from swarmnet.net.records import nobody_serves, unserved
 from swarmnet.simulate.clock import VirtualLoop
+from swarmnet.stage.canonical import rate_of
 from swarmnet.telemetry.journal import Reminder
 from swarmnet.trainer.trainer import Trainer
 
@@ -58,10 +61,15 @@ class Directory:
 
 def said(*story: tuple[float, tuple[tuple[int, bool], ...]], until: float) -> list[tuple[float, str, object]]:
     """When a trainer said what of the run it found."""
-    events: list[tuple[float, str, object]] = []
+    events = events_of(Directory(list(story)), until)
+    return [(at, event, fields.get("reason")) for at, event, fields in events if event in ("waiting", "complete")]
+
+
+def events_of(directory: Directory, until: float) -> list[tuple[float, str, dict[str, object]]]:
+    """When a trainer said what."""
+    events: list[tuple[float, str, dict[str, object]]] = []
 
     async def feed() -> None:
-        directory = Directory(list(story))
         trainer = Trainer(
             ME,
             MANIFEST,
@@ -70,9 +78,7 @@ def said(*story: tuple[float, tuple[tuple[int, bool], ...]], until: float) -> li
             record=lambda: Record(RUN, ME, 2, (), ()),
             tokens=lambda number: (Packed("int32", (1,), bytes(4)),),
             eval_tokens=lambda number: (),
-            on_event=lambda event, fields: events.append(
-                (asyncio.get_running_loop().time(), event, fields.get("reason"))
-            ),
+            on_event=lambda event, fields: events.append((asyncio.get_running_loop().time(), event, fields)),
         )
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(until):
@@ -83,7 +89,7 @@ def said(*story: tuple[float, tuple[tuple[int, bool], ...]], until: float) -> li
         loop.run_until_complete(feed())
     finally:
         loop.close()
-    return [entry for entry in events if entry[1] in ("waiting", "complete")]
+    return events
 
 
 def test_what_lacks_is_said_when_it_lasts_and_when_it_changes() -> None:
@@ -127,3 +133,30 @@ def test_a_wait_is_said_again_every_minute_while_it_lasts(caplog: pytest.LogCapt
     shown = [str(record.swarmnet_fields["reason"]) for record in caplog.records]  # type: ignore[attr-defined]
     assert sorted(shown) == ["nobody has it"] * 2 + ["nobody serves stage 2 yet"] * 3
     assert [record.swarmnet_fields["since"] for record in caplog.records][-1] == "3 min"  # type: ignore[attr-defined]
+
+
+class Moving(Directory):
+    """A run of a step a second, with a pace."""
+
+    async def records(self, near: object = None, *, at_once: bool = False) -> tuple[Record, ...]:
+        step = int(asyncio.get_running_loop().time())
+        return tuple(
+            replace(each, loss=(step, 5.0), steps=600, step_s=1.0, tokens_per_second=64.0)
+            for each in await super().records()
+        )
+
+
+def test_where_the_run_is_is_said_now_and_then() -> None:
+    found = [(at, fields) for at, event, fields in events_of(Moving([(0.0, ALL)]), until=25.0) if event == "progress"]
+    assert [fields["step"] for _, fields in found] == pytest.approx([0, 10, 20], abs=1)
+    steps = [cast(int, fields["step"]) for _, fields in found]
+    warm_up = [rate_of(MANIFEST.optimizer, step, Horizon(600)) for step in steps]
+    assert [fields["learning_rate"] for _, fields in found] == warm_up
+    assert found[-1][1] | {"learning_rate": 0} == {
+        "step": steps[-1],
+        "steps": 600,
+        "loss": 5.0,
+        "learning_rate": 0,
+        "tokens_per_second": 64.0,
+        "eta_s": 599.0 - steps[-1],
+    }

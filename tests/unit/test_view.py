@@ -187,6 +187,16 @@ def test_a_mate_that_is_heard_and_never_answers_is_unreached():
     assert view.unreached(now=30.0) == (), "both are silent: that is another thing"
 
 
+def test_in_a_stage_that_has_grown_large_who_is_not_called_any_more_is_not_unreached():
+    view = view_of(B, C)
+    for peer in (B, C):
+        view.reached(peer, now=0.0)
+    view.sparse, view.beat_s = frozenset({0}), 2.5
+    view.hear_only([B], now=0.0)
+    keep_hearing(view, B, C, until=3.5)
+    assert view.unreached(now=3.5) == (B,)
+
+
 def test_with_quick_heartbeats_not_each_asks_for_an_answer():
     view = View(ME, 0, Timers(heartbeat_s=0.3, suspect_s=1.0))
     view.hear(B, beat(), now=0.0)

@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_wire_messages import controls
 
-from swarmnet.bounds import Bounds
+from swarmnet.bounds import MAX_INDEXES, MAX_MEMBERS, Bounds
 from swarmnet.errors import BadMessage, RejectCode
 from swarmnet.ids import Ballot, Generation, PeerId, RoundId
-from swarmnet.messages import Commit, Finished, Heartbeat, Prepare, Report, Round, Stamp, TrailStep
+from swarmnet.messages import NOBODY, Ack, Commit, Finished, Heartbeat, Prepare, Report, Round, Stamp, TrailStep
 from swarmnet.wire import convert
 from swarmnet.wire.pb import control_pb2
 from swarmnet.wire.peer_ids import peer_id_from_public_bytes
@@ -50,6 +50,16 @@ def test_no_message_of_a_run_is_longer_than_its_bound(message: Any) -> None:
     assert len(convert.write_control(message)) <= convert.Reader(Bounds(3, 301, 8)).most_bytes(type(message))
 
 
+def test_a_round_of_the_largest_stage_is_a_message() -> None:
+    peers = tuple(peer(number) for number in range(MAX_MEMBERS))
+    parts = tuple(
+        (each, Generation((1 << 64) - 1, 1 << 20), frozenset(range(at, MAX_INDEXES, MAX_MEMBERS)))
+        for at, each in enumerate(peers)
+    )
+    message = Round(STAMP, BALLOT, ID, parts, peers, (), bandwidths=(10**8,) * MAX_MEMBERS)
+    assert convert.read_control(convert.write_control(message)) == message
+
+
 @pytest.mark.parametrize(
     "message",
     [
@@ -82,11 +92,12 @@ def test_what_a_run_cannot_need_is_refused(message: Any) -> None:
 
 def test_a_message_is_refused_by_its_length_alone() -> None:
     """The body is not even protobuf; a longer bound finds that out."""
-    body = b"\xff" * RUN.most_bytes(Round)
+    reader = convert.Reader(Bounds(num_stages=3, microbatches=8, members=100))
+    body = b"\xff" * reader.most_bytes(Round)
     field = control_pb2.Envelope.DESCRIPTOR.fields_by_name["round"].number
     length = bytes((len(body) & 0x7F | 0x80, len(body) >> 7 & 0x7F | 0x80, len(body) >> 14))
     data = bytes((field << 3 | 2,)) + length + body
-    assert refusal(data) is RejectCode.TOO_LARGE
+    assert refusal(data, reader) is RejectCode.TOO_LARGE
     assert refusal(data, convert.IN_ANY_RUN) is RejectCode.MALFORMED
 
 
@@ -97,23 +108,34 @@ def test_a_message_cannot_hide_behind_a_shorter_one() -> None:
     assert refusal(b"") is RejectCode.MALFORMED
 
 
-def test_full_bitmaps_are_refused_before_a_set_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A hundred of them stand for 6.5 million indexes: 1.3 seconds of an event loop."""
-
-    def never(bits: bytes) -> frozenset[int]:
-        raise AssertionError("a set was made")
-
-    envelope = control_pb2.Envelope.FromString(convert.write_control(round_of({at: frozenset() for at in range(100)})))
-    for entry in envelope.round.contributions:
-        entry.indexes = b"\xff" * 8192
-    monkeypatch.setattr("swarmnet.wire.fields.from_bitmap", never)
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("owners", bytes(2 * (MAX_INDEXES // 8 + 1))),
+        ("owners", b"\1\0\1"),
+        ("owners", b"\1\1"),
+        ("peers", bytes(33)),
+        ("peers", bytes(64)),
+        ("incarnations", [1, 2, 3]),
+        ("numbers", [-1, 0]),
+    ],
+)
+def test_contributions_that_cannot_be_are_refused(field: str, value: Any) -> None:
+    envelope = control_pb2.Envelope.FromString(convert.write_control(round_of({1: frozenset({0}), 2: frozenset({1})})))
+    table = envelope.round.contributions
+    table.ClearField(field)
+    if isinstance(value, bytes):
+        setattr(table, field, value)
+    else:
+        getattr(table, field).extend(value)
     assert refusal(envelope.SerializeToString(), convert.IN_ANY_RUN) is RejectCode.MALFORMED
 
 
 def test_reports_and_answers_are_bounded_too() -> None:
     parts = ((peer(1), Generation(1, 1), frozenset({9})),)
     finished = Finished(ID, b"d", 1, 0.0, 0.0, parts)
-    report = Report(STAMP, BALLOT, Generation(1, 1), frozenset(), frozenset(), finished, None, 0)
+    ack = Ack(ID, b"d", 1, 0.0, 0.0, NOBODY, frozenset({9}))
+    report = Report(STAMP, BALLOT, Generation(1, 1), frozenset(), frozenset(), ack, None, 0)
     assert refusal(convert.write_control(report)) is RejectCode.MALFORMED
     for answer in (TrailStep(finished, ()), TrailStep(None, (COMMIT,) * 4)):
         with pytest.raises(BadMessage):

@@ -13,6 +13,7 @@ from swarmnet.errors import RejectCode
 from swarmnet.ids import Ballot, Chain, Generation, PeerId, Restart, RoundId, RunId
 from swarmnet.messages import (
     Accepted,
+    Ack,
     Answer,
     Busy,
     Claim,
@@ -21,6 +22,7 @@ from swarmnet.messages import (
     Control,
     DialBack,
     DialledBack,
+    Evaluation,
     Evicted,
     Execute,
     Fetch,
@@ -29,6 +31,8 @@ from swarmnet.messages import (
     Gradient,
     Granted,
     Heartbeat,
+    History,
+    HistoryRequest,
     Late,
     LineQuality,
     LineTest,
@@ -53,10 +57,12 @@ from swarmnet.messages import (
     SnapshotPiece,
     SnapshotRequest,
     Stamp,
+    StepFigures,
     TrailRequest,
     TrailStep,
     Trouble,
     Vote,
+    roll_of,
 )
 from swarmnet.wire import convert
 from swarmnet.wire.convert import Done, GreetFirst, Hello, Ping, Pong, Pulse, Signal, TensorHeader, Told
@@ -78,22 +84,25 @@ ROUND_ID = RoundId(BALLOT, 7)
 STAMP = Stamp(41, 2, chain(9), RESTART)
 SHARES = ((peer(1), GENERATION, frozenset({0, 9})), (peer(2), Generation(1, 0), frozenset({1, 65_535})))
 FINISHED = Finished(ROUND_ID, b"digest", 1 << 40, -2.5, 0.125, SHARES, frozenset({4}))
+NAMED = (peer(1), peer(2))
 COMMIT = Commit(
-    2, 41, chain(9), ROUND_ID, b"digest", 77, -2.5, 0.125, frozenset({4}), (peer(1), peer(2)), (Vote(peer(2), b"vote"),)
-)
+    2, 41, chain(9), ROUND_ID, b"digest", 77, -2.5, 0.125, frozenset({4}), roll_of(NAMED), NAMED,
+    (Vote(peer(3), b"vote"),), frozenset({1}), (b"signed",),
+)  # fmt: skip
+ACK = Ack(ROUND_ID, b"digest", 77, -2.5, 0.125, roll_of(NAMED), frozenset({4}))
 FENCED = (STAMP, BALLOT, GENERATION)
 TENSOR = Packed("fp32", (2, 3), bytes(24))
 
 CONTROLS = (
     Heartbeat(STAMP, 1 << 63, True, BALLOT, (COMMIT,), (COMMIT, COMMIT), 12, True, "cpu/1",
               Measure(40, chain(8), b"bits"), chain(7), (peer(3), peer(4)), (peer(5),)),
-    Prepare(STAMP, BALLOT, frozenset({3, 8})),
+    Prepare(STAMP, BALLOT, frozenset({3, 8}), True),
     Claim(*FENCED, 6),
     Granted(*FENCED, 6),
     Moved(*FENCED, 6, peer(2)),
-    Report(*FENCED, frozenset({1, 2}), frozenset({2}), FINISHED, COMMIT, 99, frozenset({5}),
+    Report(*FENCED, frozenset({1, 2}), frozenset({2}), ACK, COMMIT, 99, frozenset({5}),
            LineQuality(10**9, ((peer(2), 1500), (peer(3), 9))),
-           Trouble(ROUND_ID, (Late(peer(4), True, 1.5),), (peer(5),)), b"my vote"),
+           Trouble(ROUND_ID, (Late(peer(4), True, 1.5),), (peer(5),)), b"my vote", True, 12, 7),
     Evicted(*FENCED, True),
     Release(*FENCED, frozenset({1, 300})),
     Round(STAMP, BALLOT, ROUND_ID, SHARES, (peer(1), peer(2)), (peer(3),), frozenset({4}), (10**6, 10**12), (2,), 3),
@@ -110,6 +119,7 @@ REQUESTS = (
     ManifestRequest(),
     DialBack(),
     LineTest(1 << 20),
+    HistoryRequest(7),
 )
 ANSWERS = (
     Accepted(),
@@ -126,6 +136,9 @@ ANSWERS = (
     ManifestData('[model]\nname = "é"\n'),
     DialledBack(True, "no way there"),
     LineTested((TENSOR,)),
+    History(
+        (StepFigures(7, 12.5, 64, 0.75, 1e-3, 2.5), StepFigures(8, 12.25, 64, 0.5, 1e-3, 0.5)), (Evaluation(8, 0.25),)
+    ),
     GreetFirst(),
     Pulse(),
     Done(),
@@ -135,6 +148,7 @@ ANSWERS = (
 LEAST = (  # every optional field empty
     Heartbeat(Stamp(0, 0, chain(0)), 0, False, None, before=chain(0)),
     Prepare(Stamp(0, 0, chain(0)), BALLOT),
+    Committed(Commit(0, 0, chain(0), ROUND_ID, b"digest", 1, 0.0, 0.0)),
     Report(*FENCED, frozenset(), frozenset(), None, None, 0),
     Round(STAMP, BALLOT, ROUND_ID, (), (), ()),
 )

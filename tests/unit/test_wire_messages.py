@@ -12,17 +12,21 @@ from hypothesis import strategies as st
 
 from swarmnet.bounds import ANY_RUN, MAX_INDEXES
 from swarmnet.errors import BadMessage, RejectCode
-from swarmnet.ids import Ballot, Generation, PeerId, Restart, RoundId, RunId
+from swarmnet.ids import Ballot, Chain, Generation, PeerId, Restart, RoundId, RunId
 from swarmnet.messages import (
+    MAX_COUNTING,
     MAX_LINE_TEST,
     MAX_PIECES,
+    MAX_VOTES,
     Accepted,
+    Ack,
     Busy,
     Claim,
     Commit,
     Committed,
     DialBack,
     DialledBack,
+    Evaluation,
     Evicted,
     Execute,
     Fetch,
@@ -31,6 +35,8 @@ from swarmnet.messages import (
     Gradient,
     Granted,
     Heartbeat,
+    History,
+    HistoryRequest,
     Late,
     LineQuality,
     LineTest,
@@ -54,9 +60,12 @@ from swarmnet.messages import (
     SnapshotPiece,
     SnapshotRequest,
     Stamp,
+    StepFigures,
     TrailRequest,
     TrailStep,
     Trouble,
+    roll_of,
+    unchanged,
 )
 from swarmnet.wire import convert
 from swarmnet.wire.convert import (
@@ -72,7 +81,15 @@ from swarmnet.wire.convert import (
     TensorHeader,
     Told,
 )
-from swarmnet.wire.fields import bitmap_problem, from_bitmap, struct_of, to_bitmap
+from swarmnet.wire.fields import (
+    bitmap_problem,
+    from_bitmap,
+    from_bytes,
+    indexes_problem,
+    struct_of,
+    to_bitmap,
+    to_bytes,
+)
 from swarmnet.wire.pb import calls_pb2, control_pb2, values_pb2
 from swarmnet.wire.peer_ids import peer_id_from_public_bytes
 
@@ -95,6 +112,7 @@ generations = st.builds(Generation, incarnations, steps)
 stamps = st.builds(Stamp, steps, stages, hex32)
 restarts = st.builds(Restart, steps, steps)
 words = st.text(max_size=20)
+rolls = st.binary(min_size=16, max_size=16)
 measures = st.builds(Measure, steps, hex32, st.binary(max_size=32))
 
 
@@ -116,7 +134,8 @@ def build(draw: st.DrawFn, kind: type, **fields: st.SearchStrategy) -> Any:
 
 sums = {"id": rounds, "digest": digests, "num_tokens": counts, "loss_sum": finite, "grad_sq_norm": not_negative}
 finished = build(Finished, **sums)
-commits = st.builds(Commit, stage=stages, step=steps, chain=hex32, voided=indexes, **sums)
+acks = st.builds(Ack, voided=indexes, roll=rolls, **sums)
+commits = st.builds(Commit, stage=stages, step=steps, chain=hex32, voided=indexes, roll=rolls, **sums)
 several = st.lists(commits, max_size=3).map(tuple)
 many_peers = st.lists(peers, max_size=4).map(tuple)
 
@@ -139,14 +158,14 @@ controls: dict[type, st.SearchStrategy] = {
         Heartbeat, stamps, incarnations, st.booleans(), st.none() | ballots, several, several, counts, st.booleans(),
         numerics=words, measure=st.none() | measures, before=hex32,
     ),
-    Prepare: st.builds(Prepare, **kept),
+    Prepare: st.builds(Prepare, **kept, given=indexes, whole=st.booleans()),
     Claim: st.builds(Claim, **fenced, index=index),
     Granted: st.builds(Granted, **fenced, index=index),
     Moved: st.builds(Moved, **fenced, index=index, owner=peers),
     Report: st.builds(
-        Report, **fenced, owned=indexes, summed=indexes, finished=st.none() | finished, commit=st.none() | commits,
-        progress=counts, non_finite=indexes, line=lines,
-        trouble=st.none() | troubles,
+        Report, **fenced, owned=indexes, summed=indexes, ack=st.none() | acks, commit=st.none() | commits,
+        progress=counts, non_finite=indexes, line=st.none() | lines,
+        trouble=st.none() | troubles, revision=counts, round=st.integers(-1, 1 << 53),
     ),
     Evicted: st.builds(Evicted, **fenced, void=st.booleans()),
     Release: st.builds(Release, **fenced, indexes=indexes),
@@ -176,6 +195,7 @@ requests: dict[type, st.SearchStrategy] = {
     ManifestRequest: st.builds(ManifestRequest),
     DialBack: st.builds(DialBack, port=st.integers(0, 65535)),
     LineTest: st.builds(LineTest, st.integers(0, MAX_LINE_TEST)),
+    HistoryRequest: st.builds(HistoryRequest, steps),
 }  # fmt: skip
 versions = st.integers(-1, 1 << 53)
 losses = st.dictionaries(index, st.tuples(finite, counts), max_size=5)
@@ -206,6 +226,13 @@ answers: dict[type, st.SearchStrategy] = {
     SnapshotPiece: st.builds(SnapshotPiece),
     DialledBack: st.builds(DialledBack, st.booleans(), words),
     LineTested: st.builds(LineTested),
+    History: st.builds(
+        History,
+        st.lists(
+            st.builds(StepFigures, steps, finite, counts, not_negative, not_negative, not_negative), max_size=3
+        ).map(tuple),
+        st.lists(st.builds(Evaluation, steps, finite), max_size=3).map(tuple),
+    ),
     ManifestData: st.builds(ManifestData, st.text(max_size=100)),
     GreetFirst: st.builds(GreetFirst),
     Pulse: st.builds(Pulse),
@@ -326,6 +353,92 @@ def test_bitmaps_hold_any_set(held: frozenset[int]) -> None:
     assert len(to_bitmap(held)) <= MAX_INDEXES // 8
 
 
+@st.composite
+def some_indexes(draw: st.DrawFn) -> tuple[frozenset[int], int]:
+    """A set, dense or sparse, with what all are below."""
+    below = draw(st.sampled_from([1, 7, 8, 9, 300, MAX_INDEXES]))
+    rows = draw(st.lists(st.tuples(st.integers(0, below - 1), st.integers(1, 400)), max_size=20))
+    return frozenset(i for first, size in rows for i in range(first, min(first + size, below))), below
+
+
+@given(some_indexes())
+def test_index_sets_are_written_shortly_and_read_back(case: tuple[frozenset[int], int]) -> None:
+    held, below = case
+    data = to_bytes(held)
+    assert not indexes_problem(data, below) and from_bytes(data) == held
+    assert len(data) <= 1 + -(-below // 8), "never longer than a bitmap"
+    if held:
+        assert indexes_problem(data, max(held)), "the bound is checked"
+
+
+@given(st.binary(max_size=40) | st.binary(max_size=40).map(lambda data: b"\x01" + data))
+def test_any_bytes_are_an_index_set_or_refused(data: bytes) -> None:
+    if not indexes_problem(data, 300):
+        held = from_bytes(data)
+        assert all(0 <= index < 300 for index in held) and from_bytes(to_bytes(held)) == held
+
+
+@pytest.mark.parametrize(
+    "data", [b"\x02", b"\x01\x80", b"\x01\x00", b"\x01\x00\xff\xff\xff\xff\xff\x01", b"\x00" + bytes(39)]
+)
+def test_broken_index_sets_are_refused(data: bytes) -> None:
+    assert indexes_problem(data, 300)
+
+
+@given(build(Finished, **sums))
+def test_contributions_are_one_owner_for_each_index(finished: Finished) -> None:
+    answer, _ = convert.read_answer(convert.write_answer(TrailStep(finished, ())))
+    assert isinstance(answer, TrailStep) and answer.finished == finished
+
+
+def test_more_owners_than_a_byte_holds() -> None:
+    parts = tuple(
+        (peer_id_from_public_bytes(n.to_bytes(32, "big")), Generation(n, n), frozenset({n, n + 300}))
+        for n in range(300)
+    )
+    finished = Finished(RoundId(Ballot(0, parts[0][0]), 0), b"d", 1, 0.0, 0.0, parts)
+    written = convert.write_answer(TrailStep(finished, ()))
+    assert convert.read_answer(written)[0] == TrailStep(finished, ())
+    assert len(written) < 300 * (32 + 8 + 3) + 9 * 600 // 8 + 200, "a key, a generation, and nine bits for each index"
+
+
+def hundred(step: int, **fields: Any) -> Commit:
+    """A commit of a stage of a hundred replicas."""
+    everyone = sorted(peer_id_from_public_bytes(n.to_bytes(32, "big")) for n in range(100))
+    named = tuple(everyone[:MAX_COUNTING])
+    signed = {"seats": frozenset(range(MAX_VOTES)), "signatures": (bytes(64),) * MAX_VOTES}
+    id_ = RoundId(Ballot(3, everyone[-1]), 1 << 40)
+    sums = (id_, bytes(32), 10**6, 1e7, 1e3)
+    whole = Commit(99, step, Chain("ab" * 32), *sums, roll=roll_of(named), contributors=named, **signed)
+    return dataclasses.replace(whole, **fields)
+
+
+@pytest.mark.parametrize(("fields", "most"), [({}, 2350), ({"contributors": ()}, 1700)], ids=["named", "brief"])
+def test_a_certificate_of_a_hundred_replicas_is_short(fields: dict[str, Any], most: int) -> None:
+    message = Committed(hundred(1000, **fields))
+    written = convert.write_control(message)
+    back = convert.read_control(written)
+    assert len(written) <= most and isinstance(back, Committed)
+    for name in ("contributors", "votes", "seats", "signatures"):
+        assert getattr(back.commit, name) == getattr(message.commit, name)
+
+
+@pytest.mark.parametrize("wrong", [{"roll": bytes(16)}, {"seats": frozenset({0})}], ids=["others", "seats"])
+def test_a_commit_that_contradicts_itself_is_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(BadMessage):
+        convert.read_control(convert.write_control(Committed(dataclasses.replace(hundred(1000), **wrong))))
+
+
+@given(controls[Report], counts, st.none() | troubles)
+def test_a_report_of_what_has_not_changed_is_short(last: Report, progress: int, trouble: Trouble | None) -> None:
+    report = unchanged(last, progress, trouble, 3)
+    written = convert.write_control(report)
+    assert convert.read_control(written) == report
+    assert trouble is not None or len(written) <= 200
+    with pytest.raises(BadMessage, match="not whole"):
+        convert.read_control(convert.write_control(dataclasses.replace(report, vote=b"mine")))
+
+
 def test_a_bitmap_that_is_too_long_is_refused() -> None:
     assert bitmap_problem(bytes(MAX_INDEXES // 8 + 1), MAX_INDEXES)
     assert not bitmap_problem(b"\xff" * (MAX_INDEXES // 8), MAX_INDEXES)
@@ -382,15 +495,17 @@ def test_an_index_contributed_twice_is_refused() -> None:
     part = [(p, Generation(0, 0), frozenset({7})) for p in peer]
     ballot = Ballot(0, peer[0])
     stamp = Stamp(0, 0, "00" * 32)
-    none, seven = frozenset(), frozenset({7})
-    for contributions, voided in [(tuple(part), none), ((part[0],), seven), ((part[0],) * 2, none)]:
+    none = (*part[0][:2], frozenset[int]())
+    for contributions, voided in [((part[0],), frozenset({7})), ((part[0], none), frozenset[int]())]:
         message = Round(stamp, ballot, RoundId(ballot, 0), contributions, (), (), voided)
         with pytest.raises(BadMessage):
             convert.read_control(convert.write_control(message))
 
 
 def test_losses_need_one_entry_per_index() -> None:
-    header = calls_pb2.AnswerHeader(part=calls_pb2.PartData(losses=calls_pb2.Losses(indexes=b"\x03", loss_sum=[1.0])))
+    header = calls_pb2.AnswerHeader(
+        part=calls_pb2.PartData(losses=calls_pb2.Losses(indexes=b"\x00\x03", loss_sum=[1.0]))
+    )
     with pytest.raises(BadMessage, match="one entry per index"):
         convert.read_answer(header.SerializeToString())
 

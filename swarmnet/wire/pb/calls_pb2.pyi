@@ -93,8 +93,14 @@ class LineTested(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
+class HistoryRequest(_message.Message):
+    __slots__ = ("since",)
+    SINCE_FIELD_NUMBER: _ClassVar[int]
+    since: int
+    def __init__(self, since: _Optional[int] = ...) -> None: ...
+
 class CallHeader(_message.Message):
-    __slots__ = ("process", "fetch", "part", "snapshot", "manifest", "trail", "dial_back", "line_test", "payload")
+    __slots__ = ("process", "fetch", "part", "snapshot", "manifest", "trail", "dial_back", "line_test", "history", "payload")
     PROCESS_FIELD_NUMBER: _ClassVar[int]
     FETCH_FIELD_NUMBER: _ClassVar[int]
     PART_FIELD_NUMBER: _ClassVar[int]
@@ -103,6 +109,7 @@ class CallHeader(_message.Message):
     TRAIL_FIELD_NUMBER: _ClassVar[int]
     DIAL_BACK_FIELD_NUMBER: _ClassVar[int]
     LINE_TEST_FIELD_NUMBER: _ClassVar[int]
+    HISTORY_FIELD_NUMBER: _ClassVar[int]
     PAYLOAD_FIELD_NUMBER: _ClassVar[int]
     process: Process
     fetch: Fetch
@@ -112,8 +119,9 @@ class CallHeader(_message.Message):
     trail: TrailRequest
     dial_back: DialBack
     line_test: LineTest
+    history: HistoryRequest
     payload: _containers.RepeatedCompositeFieldContainer[_values_pb2.Tensor]
-    def __init__(self, process: _Optional[_Union[Process, _Mapping]] = ..., fetch: _Optional[_Union[Fetch, _Mapping]] = ..., part: _Optional[_Union[Part, _Mapping]] = ..., snapshot: _Optional[_Union[SnapshotRequest, _Mapping]] = ..., manifest: _Optional[_Union[ManifestRequest, _Mapping]] = ..., trail: _Optional[_Union[TrailRequest, _Mapping]] = ..., dial_back: _Optional[_Union[DialBack, _Mapping]] = ..., line_test: _Optional[_Union[LineTest, _Mapping]] = ..., payload: _Optional[_Iterable[_Union[_values_pb2.Tensor, _Mapping]]] = ...) -> None: ...
+    def __init__(self, process: _Optional[_Union[Process, _Mapping]] = ..., fetch: _Optional[_Union[Fetch, _Mapping]] = ..., part: _Optional[_Union[Part, _Mapping]] = ..., snapshot: _Optional[_Union[SnapshotRequest, _Mapping]] = ..., manifest: _Optional[_Union[ManifestRequest, _Mapping]] = ..., trail: _Optional[_Union[TrailRequest, _Mapping]] = ..., dial_back: _Optional[_Union[DialBack, _Mapping]] = ..., line_test: _Optional[_Union[LineTest, _Mapping]] = ..., history: _Optional[_Union[HistoryRequest, _Mapping]] = ..., payload: _Optional[_Iterable[_Union[_values_pb2.Tensor, _Mapping]]] = ...) -> None: ...
 
 class Accepted(_message.Message):
     __slots__ = ()
@@ -233,6 +241,38 @@ class ManifestData(_message.Message):
     notices: str
     def __init__(self, toml: _Optional[str] = ..., notices: _Optional[str] = ...) -> None: ...
 
+class StepFigures(_message.Message):
+    __slots__ = ("step", "loss_sum", "num_tokens", "grad_norm", "learning_rate", "ago_s")
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    LOSS_SUM_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    GRAD_NORM_FIELD_NUMBER: _ClassVar[int]
+    LEARNING_RATE_FIELD_NUMBER: _ClassVar[int]
+    AGO_S_FIELD_NUMBER: _ClassVar[int]
+    step: int
+    loss_sum: float
+    num_tokens: int
+    grad_norm: float
+    learning_rate: float
+    ago_s: float
+    def __init__(self, step: _Optional[int] = ..., loss_sum: _Optional[float] = ..., num_tokens: _Optional[int] = ..., grad_norm: _Optional[float] = ..., learning_rate: _Optional[float] = ..., ago_s: _Optional[float] = ...) -> None: ...
+
+class Evaluation(_message.Message):
+    __slots__ = ("version", "loss")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    LOSS_FIELD_NUMBER: _ClassVar[int]
+    version: int
+    loss: float
+    def __init__(self, version: _Optional[int] = ..., loss: _Optional[float] = ...) -> None: ...
+
+class History(_message.Message):
+    __slots__ = ("figures", "evaluations")
+    FIGURES_FIELD_NUMBER: _ClassVar[int]
+    EVALUATIONS_FIELD_NUMBER: _ClassVar[int]
+    figures: _containers.RepeatedCompositeFieldContainer[StepFigures]
+    evaluations: _containers.RepeatedCompositeFieldContainer[Evaluation]
+    def __init__(self, figures: _Optional[_Iterable[_Union[StepFigures, _Mapping]]] = ..., evaluations: _Optional[_Iterable[_Union[Evaluation, _Mapping]]] = ...) -> None: ...
+
 class DialledBack(_message.Message):
     __slots__ = ("reached", "reason")
     REACHED_FIELD_NUMBER: _ClassVar[int]
@@ -266,7 +306,7 @@ class Told(_message.Message):
     def __init__(self, message: _Optional[bytes] = ...) -> None: ...
 
 class AnswerHeader(_message.Message):
-    __slots__ = ("accepted", "running", "busy", "moved_to", "rejected", "gradient", "fetched", "part", "snapshot", "manifest", "snapshot_piece", "done", "greet_first", "pulse", "trail", "pong", "dialled_back", "told", "line_tested", "payload")
+    __slots__ = ("accepted", "running", "busy", "moved_to", "rejected", "gradient", "fetched", "part", "snapshot", "manifest", "snapshot_piece", "done", "greet_first", "pulse", "trail", "pong", "dialled_back", "told", "line_tested", "history", "payload")
     ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     RUNNING_FIELD_NUMBER: _ClassVar[int]
     BUSY_FIELD_NUMBER: _ClassVar[int]
@@ -286,6 +326,7 @@ class AnswerHeader(_message.Message):
     DIALLED_BACK_FIELD_NUMBER: _ClassVar[int]
     TOLD_FIELD_NUMBER: _ClassVar[int]
     LINE_TESTED_FIELD_NUMBER: _ClassVar[int]
+    HISTORY_FIELD_NUMBER: _ClassVar[int]
     PAYLOAD_FIELD_NUMBER: _ClassVar[int]
     accepted: Accepted
     running: Running
@@ -306,8 +347,9 @@ class AnswerHeader(_message.Message):
     dialled_back: DialledBack
     told: Told
     line_tested: LineTested
+    history: History
     payload: _containers.RepeatedCompositeFieldContainer[_values_pb2.Tensor]
-    def __init__(self, accepted: _Optional[_Union[Accepted, _Mapping]] = ..., running: _Optional[_Union[Running, _Mapping]] = ..., busy: _Optional[_Union[Busy, _Mapping]] = ..., moved_to: _Optional[_Union[MovedTo, _Mapping]] = ..., rejected: _Optional[_Union[Rejected, _Mapping]] = ..., gradient: _Optional[_Union[Gradient, _Mapping]] = ..., fetched: _Optional[_Union[Fetched, _Mapping]] = ..., part: _Optional[_Union[PartData, _Mapping]] = ..., snapshot: _Optional[_Union[Snapshot, _Mapping]] = ..., manifest: _Optional[_Union[ManifestData, _Mapping]] = ..., snapshot_piece: _Optional[_Union[SnapshotPiece, _Mapping]] = ..., done: _Optional[_Union[Done, _Mapping]] = ..., greet_first: _Optional[_Union[GreetFirst, _Mapping]] = ..., pulse: _Optional[_Union[Pulse, _Mapping]] = ..., trail: _Optional[_Union[TrailStep, _Mapping]] = ..., pong: _Optional[_Union[Pong, _Mapping]] = ..., dialled_back: _Optional[_Union[DialledBack, _Mapping]] = ..., told: _Optional[_Union[Told, _Mapping]] = ..., line_tested: _Optional[_Union[LineTested, _Mapping]] = ..., payload: _Optional[_Iterable[_Union[_values_pb2.Tensor, _Mapping]]] = ...) -> None: ...
+    def __init__(self, accepted: _Optional[_Union[Accepted, _Mapping]] = ..., running: _Optional[_Union[Running, _Mapping]] = ..., busy: _Optional[_Union[Busy, _Mapping]] = ..., moved_to: _Optional[_Union[MovedTo, _Mapping]] = ..., rejected: _Optional[_Union[Rejected, _Mapping]] = ..., gradient: _Optional[_Union[Gradient, _Mapping]] = ..., fetched: _Optional[_Union[Fetched, _Mapping]] = ..., part: _Optional[_Union[PartData, _Mapping]] = ..., snapshot: _Optional[_Union[Snapshot, _Mapping]] = ..., manifest: _Optional[_Union[ManifestData, _Mapping]] = ..., snapshot_piece: _Optional[_Union[SnapshotPiece, _Mapping]] = ..., done: _Optional[_Union[Done, _Mapping]] = ..., greet_first: _Optional[_Union[GreetFirst, _Mapping]] = ..., pulse: _Optional[_Union[Pulse, _Mapping]] = ..., trail: _Optional[_Union[TrailStep, _Mapping]] = ..., pong: _Optional[_Union[Pong, _Mapping]] = ..., dialled_back: _Optional[_Union[DialledBack, _Mapping]] = ..., told: _Optional[_Union[Told, _Mapping]] = ..., line_tested: _Optional[_Union[LineTested, _Mapping]] = ..., history: _Optional[_Union[History, _Mapping]] = ..., payload: _Optional[_Iterable[_Union[_values_pb2.Tensor, _Mapping]]] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("run", "major", "minor", "numerics", "clock", "invitation", "software")

@@ -58,14 +58,16 @@ class Measure(_message.Message):
     def __init__(self, version: _Optional[int] = ..., chain: _Optional[bytes] = ..., digest: _Optional[bytes] = ...) -> None: ...
 
 class Prepare(_message.Message):
-    __slots__ = ("stamp", "ballot", "given")
+    __slots__ = ("stamp", "ballot", "given", "whole")
     STAMP_FIELD_NUMBER: _ClassVar[int]
     BALLOT_FIELD_NUMBER: _ClassVar[int]
     GIVEN_FIELD_NUMBER: _ClassVar[int]
+    WHOLE_FIELD_NUMBER: _ClassVar[int]
     stamp: _values_pb2.Stamp
     ballot: _values_pb2.Ballot
     given: bytes
-    def __init__(self, stamp: _Optional[_Union[_values_pb2.Stamp, _Mapping]] = ..., ballot: _Optional[_Union[_values_pb2.Ballot, _Mapping]] = ..., given: _Optional[bytes] = ...) -> None: ...
+    whole: bool
+    def __init__(self, stamp: _Optional[_Union[_values_pb2.Stamp, _Mapping]] = ..., ballot: _Optional[_Union[_values_pb2.Ballot, _Mapping]] = ..., given: _Optional[bytes] = ..., whole: _Optional[bool] = ...) -> None: ...
 
 class Claim(_message.Message):
     __slots__ = ("stamp", "ballot", "generation", "index")
@@ -142,32 +144,38 @@ class Trouble(_message.Message):
     def __init__(self, id: _Optional[_Union[_values_pb2.RoundId, _Mapping]] = ..., late: _Optional[_Iterable[_Union[Trouble.Late, _Mapping]]] = ..., refused: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Report(_message.Message):
-    __slots__ = ("stamp", "ballot", "generation", "owned", "summed", "finished", "commit", "progress", "non_finite", "line", "trouble", "vote")
+    __slots__ = ("stamp", "ballot", "generation", "owned", "summed", "ack", "commit", "progress", "non_finite", "line", "trouble", "vote", "whole", "revision", "round")
     STAMP_FIELD_NUMBER: _ClassVar[int]
     BALLOT_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     OWNED_FIELD_NUMBER: _ClassVar[int]
     SUMMED_FIELD_NUMBER: _ClassVar[int]
-    FINISHED_FIELD_NUMBER: _ClassVar[int]
+    ACK_FIELD_NUMBER: _ClassVar[int]
     COMMIT_FIELD_NUMBER: _ClassVar[int]
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
     NON_FINITE_FIELD_NUMBER: _ClassVar[int]
     LINE_FIELD_NUMBER: _ClassVar[int]
     TROUBLE_FIELD_NUMBER: _ClassVar[int]
     VOTE_FIELD_NUMBER: _ClassVar[int]
+    WHOLE_FIELD_NUMBER: _ClassVar[int]
+    REVISION_FIELD_NUMBER: _ClassVar[int]
+    ROUND_FIELD_NUMBER: _ClassVar[int]
     stamp: _values_pb2.Stamp
     ballot: _values_pb2.Ballot
     generation: _values_pb2.Generation
     owned: bytes
     summed: bytes
-    finished: _values_pb2.Finished
+    ack: _values_pb2.Ack
     commit: _values_pb2.Commit
     progress: int
     non_finite: bytes
     line: Line
     trouble: Trouble
     vote: bytes
-    def __init__(self, stamp: _Optional[_Union[_values_pb2.Stamp, _Mapping]] = ..., ballot: _Optional[_Union[_values_pb2.Ballot, _Mapping]] = ..., generation: _Optional[_Union[_values_pb2.Generation, _Mapping]] = ..., owned: _Optional[bytes] = ..., summed: _Optional[bytes] = ..., finished: _Optional[_Union[_values_pb2.Finished, _Mapping]] = ..., commit: _Optional[_Union[_values_pb2.Commit, _Mapping]] = ..., progress: _Optional[int] = ..., non_finite: _Optional[bytes] = ..., line: _Optional[_Union[Line, _Mapping]] = ..., trouble: _Optional[_Union[Trouble, _Mapping]] = ..., vote: _Optional[bytes] = ...) -> None: ...
+    whole: bool
+    revision: int
+    round: int
+    def __init__(self, stamp: _Optional[_Union[_values_pb2.Stamp, _Mapping]] = ..., ballot: _Optional[_Union[_values_pb2.Ballot, _Mapping]] = ..., generation: _Optional[_Union[_values_pb2.Generation, _Mapping]] = ..., owned: _Optional[bytes] = ..., summed: _Optional[bytes] = ..., ack: _Optional[_Union[_values_pb2.Ack, _Mapping]] = ..., commit: _Optional[_Union[_values_pb2.Commit, _Mapping]] = ..., progress: _Optional[int] = ..., non_finite: _Optional[bytes] = ..., line: _Optional[_Union[Line, _Mapping]] = ..., trouble: _Optional[_Union[Trouble, _Mapping]] = ..., vote: _Optional[bytes] = ..., whole: _Optional[bool] = ..., revision: _Optional[int] = ..., round: _Optional[int] = ...) -> None: ...
 
 class Evicted(_message.Message):
     __slots__ = ("stamp", "ballot", "generation", "void")
@@ -209,15 +217,15 @@ class Round(_message.Message):
     stamp: _values_pb2.Stamp
     ballot: _values_pb2.Ballot
     id: _values_pb2.RoundId
-    contributions: _containers.RepeatedCompositeFieldContainer[_values_pb2.Contribution]
-    receivers: _containers.RepeatedScalarFieldContainer[str]
-    holders: _containers.RepeatedScalarFieldContainer[str]
+    contributions: _values_pb2.Contributions
+    receivers: bytes
+    holders: bytes
     voided: bytes
     bandwidths: _containers.RepeatedScalarFieldContainer[int]
     rows: _containers.RepeatedScalarFieldContainer[int]
     columns: int
     notice: str
-    def __init__(self, stamp: _Optional[_Union[_values_pb2.Stamp, _Mapping]] = ..., ballot: _Optional[_Union[_values_pb2.Ballot, _Mapping]] = ..., id: _Optional[_Union[_values_pb2.RoundId, _Mapping]] = ..., contributions: _Optional[_Iterable[_Union[_values_pb2.Contribution, _Mapping]]] = ..., receivers: _Optional[_Iterable[str]] = ..., holders: _Optional[_Iterable[str]] = ..., voided: _Optional[bytes] = ..., bandwidths: _Optional[_Iterable[int]] = ..., rows: _Optional[_Iterable[int]] = ..., columns: _Optional[int] = ..., notice: _Optional[str] = ...) -> None: ...
+    def __init__(self, stamp: _Optional[_Union[_values_pb2.Stamp, _Mapping]] = ..., ballot: _Optional[_Union[_values_pb2.Ballot, _Mapping]] = ..., id: _Optional[_Union[_values_pb2.RoundId, _Mapping]] = ..., contributions: _Optional[_Union[_values_pb2.Contributions, _Mapping]] = ..., receivers: _Optional[bytes] = ..., holders: _Optional[bytes] = ..., voided: _Optional[bytes] = ..., bandwidths: _Optional[_Iterable[int]] = ..., rows: _Optional[_Iterable[int]] = ..., columns: _Optional[int] = ..., notice: _Optional[str] = ...) -> None: ...
 
 class Committed(_message.Message):
     __slots__ = ("commit", "restart")

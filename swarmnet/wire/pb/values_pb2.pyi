@@ -50,15 +50,17 @@ class Stamp(_message.Message):
     restart: Restart
     def __init__(self, step: _Optional[int] = ..., stage: _Optional[int] = ..., chain: _Optional[bytes] = ..., restart: _Optional[_Union[Restart, _Mapping]] = ...) -> None: ...
 
-class Contribution(_message.Message):
-    __slots__ = ("peer", "generation", "indexes")
-    PEER_FIELD_NUMBER: _ClassVar[int]
-    GENERATION_FIELD_NUMBER: _ClassVar[int]
-    INDEXES_FIELD_NUMBER: _ClassVar[int]
-    peer: str
-    generation: Generation
-    indexes: bytes
-    def __init__(self, peer: _Optional[str] = ..., generation: _Optional[_Union[Generation, _Mapping]] = ..., indexes: _Optional[bytes] = ...) -> None: ...
+class Contributions(_message.Message):
+    __slots__ = ("peers", "incarnations", "numbers", "owners")
+    PEERS_FIELD_NUMBER: _ClassVar[int]
+    INCARNATIONS_FIELD_NUMBER: _ClassVar[int]
+    NUMBERS_FIELD_NUMBER: _ClassVar[int]
+    OWNERS_FIELD_NUMBER: _ClassVar[int]
+    peers: bytes
+    incarnations: _containers.RepeatedScalarFieldContainer[int]
+    numbers: _containers.RepeatedScalarFieldContainer[int]
+    owners: bytes
+    def __init__(self, peers: _Optional[bytes] = ..., incarnations: _Optional[_Iterable[int]] = ..., numbers: _Optional[_Iterable[int]] = ..., owners: _Optional[bytes] = ...) -> None: ...
 
 class Finished(_message.Message):
     __slots__ = ("id", "digest", "num_tokens", "loss_sum", "grad_sq_norm", "contributions", "voided", "notice")
@@ -75,13 +77,33 @@ class Finished(_message.Message):
     num_tokens: int
     loss_sum: float
     grad_sq_norm: float
-    contributions: _containers.RepeatedCompositeFieldContainer[Contribution]
+    contributions: Contributions
     voided: bytes
     notice: str
-    def __init__(self, id: _Optional[_Union[RoundId, _Mapping]] = ..., digest: _Optional[bytes] = ..., num_tokens: _Optional[int] = ..., loss_sum: _Optional[float] = ..., grad_sq_norm: _Optional[float] = ..., contributions: _Optional[_Iterable[_Union[Contribution, _Mapping]]] = ..., voided: _Optional[bytes] = ..., notice: _Optional[str] = ...) -> None: ...
+    def __init__(self, id: _Optional[_Union[RoundId, _Mapping]] = ..., digest: _Optional[bytes] = ..., num_tokens: _Optional[int] = ..., loss_sum: _Optional[float] = ..., grad_sq_norm: _Optional[float] = ..., contributions: _Optional[_Union[Contributions, _Mapping]] = ..., voided: _Optional[bytes] = ..., notice: _Optional[str] = ...) -> None: ...
+
+class Ack(_message.Message):
+    __slots__ = ("id", "digest", "num_tokens", "loss_sum", "grad_sq_norm", "roll", "voided", "notice")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    LOSS_SUM_FIELD_NUMBER: _ClassVar[int]
+    GRAD_SQ_NORM_FIELD_NUMBER: _ClassVar[int]
+    ROLL_FIELD_NUMBER: _ClassVar[int]
+    VOIDED_FIELD_NUMBER: _ClassVar[int]
+    NOTICE_FIELD_NUMBER: _ClassVar[int]
+    id: RoundId
+    digest: bytes
+    num_tokens: int
+    loss_sum: float
+    grad_sq_norm: float
+    roll: bytes
+    voided: bytes
+    notice: str
+    def __init__(self, id: _Optional[_Union[RoundId, _Mapping]] = ..., digest: _Optional[bytes] = ..., num_tokens: _Optional[int] = ..., loss_sum: _Optional[float] = ..., grad_sq_norm: _Optional[float] = ..., roll: _Optional[bytes] = ..., voided: _Optional[bytes] = ..., notice: _Optional[str] = ...) -> None: ...
 
 class Commit(_message.Message):
-    __slots__ = ("stage", "step", "chain", "id", "digest", "num_tokens", "loss_sum", "grad_sq_norm", "voided", "contributors", "votes", "notice")
+    __slots__ = ("stage", "step", "chain", "id", "digest", "num_tokens", "loss_sum", "grad_sq_norm", "voided", "contributors", "votes", "notice", "roll", "seats", "signatures")
     STAGE_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     CHAIN_FIELD_NUMBER: _ClassVar[int]
@@ -94,6 +116,9 @@ class Commit(_message.Message):
     CONTRIBUTORS_FIELD_NUMBER: _ClassVar[int]
     VOTES_FIELD_NUMBER: _ClassVar[int]
     NOTICE_FIELD_NUMBER: _ClassVar[int]
+    ROLL_FIELD_NUMBER: _ClassVar[int]
+    SEATS_FIELD_NUMBER: _ClassVar[int]
+    SIGNATURES_FIELD_NUMBER: _ClassVar[int]
     stage: int
     step: int
     chain: bytes
@@ -103,10 +128,13 @@ class Commit(_message.Message):
     loss_sum: float
     grad_sq_norm: float
     voided: bytes
-    contributors: _containers.RepeatedScalarFieldContainer[str]
+    contributors: bytes
     votes: _containers.RepeatedCompositeFieldContainer[Vote]
     notice: str
-    def __init__(self, stage: _Optional[int] = ..., step: _Optional[int] = ..., chain: _Optional[bytes] = ..., id: _Optional[_Union[RoundId, _Mapping]] = ..., digest: _Optional[bytes] = ..., num_tokens: _Optional[int] = ..., loss_sum: _Optional[float] = ..., grad_sq_norm: _Optional[float] = ..., voided: _Optional[bytes] = ..., contributors: _Optional[_Iterable[str]] = ..., votes: _Optional[_Iterable[_Union[Vote, _Mapping]]] = ..., notice: _Optional[str] = ...) -> None: ...
+    roll: bytes
+    seats: bytes
+    signatures: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, stage: _Optional[int] = ..., step: _Optional[int] = ..., chain: _Optional[bytes] = ..., id: _Optional[_Union[RoundId, _Mapping]] = ..., digest: _Optional[bytes] = ..., num_tokens: _Optional[int] = ..., loss_sum: _Optional[float] = ..., grad_sq_norm: _Optional[float] = ..., voided: _Optional[bytes] = ..., contributors: _Optional[bytes] = ..., votes: _Optional[_Iterable[_Union[Vote, _Mapping]]] = ..., notice: _Optional[str] = ..., roll: _Optional[bytes] = ..., seats: _Optional[bytes] = ..., signatures: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class Vote(_message.Message):
     __slots__ = ("peer", "signature")

@@ -1,0 +1,78 @@
+"""`swarmnet watch`: follow a run from anywhere, and keep its curve."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from swarmnet.cli.settings import SETTINGS, with_bootstrap, with_log_level
+
+
+@click.command("watch", context_settings=SETTINGS)
+@click.argument("run", metavar="LINK_OR_RUN_OR_MANIFEST")
+@with_bootstrap
+@click.option("--csv", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="A line for each step.")
+@click.option(
+    "--png",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="A picture of the curve (pip install 'swarmnet-train[plot]').",
+)
+@click.option(
+    "--tensorboard",
+    type=click.Path(path_type=Path, file_okay=False),
+    metavar="DIR",
+    help="Event files for TensorBoard (pip install 'swarmnet-train[tensorboard]').",
+)
+@click.option(
+    "--wandb",
+    metavar="PROJECT",
+    default="",
+    help="A run at Weights & Biases, or with WANDB_MODE=offline on this disk (pip install 'swarmnet-train[wandb]').",
+)
+@click.option(
+    "--every",
+    type=click.FloatRange(0.1, 3600),
+    metavar="SECONDS",
+    default=2.0,
+    show_default=True,
+    help="From one look to the next.",
+)
+@click.option("--once", is_flag=True, help="Look once, write what members remember, and end.")
+@click.option("--json", "as_json", is_flag=True, help="Print a line of JSON for each step and each change.")
+@with_log_level
+def watch(
+    run: str,
+    bootstrap: tuple[str, ...],
+    csv: Path | None,
+    png: Path | None,
+    tensorboard: Path | None,
+    wandb: str,
+    every: float,
+    once: bool,
+    as_json: bool,
+    log_level: str,
+) -> int:
+    """Follow a run from any machine: losses, pace, how long it will take, who joins and leaves.
+
+    It is no member and needs no invitation: it asks members for the figures of their last steps, and takes what most of
+    them say. Files that an earlier watch wrote are gone on with. It ends with the run, or with Ctrl+C.
+
+    The run is named as for `swarmnet status`. The exit code is 0; 1 if nobody announces the run, 2 if nobody answers.
+
+    \b
+    Examples:
+      swarmnet watch swarm:RUN_ID@/ip4/203.0.113.7/tcp/31337/p2p/12D3KooW...
+      swarmnet watch LINK --csv run.csv --png run.png
+    """
+    from swarmnet.net.swarm_link import find_run
+
+    # What is typed is checked before hivemind is imported, which takes a second.
+    named, bootstrap = find_run(run, bootstrap, "watch")
+
+    from swarmnet import telemetry
+    from swarmnet.monitor.run import WatchOptions, run_watch
+
+    telemetry.setup(log_level)  # type: ignore[arg-type]  # click has checked the choice
+    return run_watch(named, bootstrap, WatchOptions(csv, png, tensorboard, wandb, once, as_json, every))

@@ -1,0 +1,270 @@
+"""Where a watched curve is kept: a CSV file, a picture, TensorBoard, Weights & Biases.
+
+Whatever was written before is read first, so a watch that is started again goes on where the last one ended: no step
+stands twice. Lines of the CSV file are by step; one that comes late, or changes, is put where it belongs.
+"""
+
+from __future__ import annotations
+
+import bisect
+import csv
+import importlib.util
+import io
+import math
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any, Protocol
+
+from swarmnet.errors import UsageError
+from swarmnet.ids import RunId
+from swarmnet.monitor.curve import Curve, CurvePoint
+from swarmnet.telemetry.plot import Mark, draw_curve
+
+COLUMNS = ("step", "loss", "tokens", "time", "tokens_per_second", "learning_rate", "grad_norm", "held_out", "replicas")
+"""Of the CSV file; the first three are as in the loss.csv of `swarmnet local`."""
+
+DRAW_EVERY_S = 10.0
+
+
+class CurveFile(Protocol):
+    """Something that a curve is written to."""
+
+    def write(self, curve: Curve, steps: Collection[int], versions: Collection[int]) -> None:
+        """These steps, and evaluations of these versions, are new or have changed. Raises UsageError."""
+        ...
+
+    def close(self) -> None:
+        """Nothing more comes."""
+        ...
+
+
+# ---------------------------------------------------------------- CSV
+
+
+class CsvFile:
+    """A line for each step, by step, of the steps that are known."""
+
+    def __init__(self, path: Path) -> None:
+        """Read what is there. Raises UsageError if it is something else, or cannot be written."""
+        self._path = path
+        self.points: list[CurvePoint] = []
+        self._steps: list[int] = []
+        self._starts: list[int] = []  # where the lines begin
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file: IO[bytes] = path.open("r+b" if path.exists() else "w+b")
+            self._read(self._file.read())
+        except OSError as error:
+            raise UsageError(f"--csv {path}: {error.strerror}") from error
+
+    def _read(self, data: bytes) -> None:
+        head = _line(COLUMNS)
+        # The last writer may have been killed within a line; what follows it is asked for again.
+        whole = data[: data.rfind(b"\n") + 1]
+        if whole and not whole.startswith(head):
+            raise UsageError(f"--csv {self._path}: it has other columns than watch writes: name another file")
+        at = len(head)
+        for number, line in enumerate(whole[at:].splitlines(keepends=True), 2):
+            try:
+                (cells,) = csv.reader([line.decode()])
+                point = _point(dict(zip(COLUMNS, cells, strict=True)))
+            except (ValueError, KeyError) as error:
+                raise UsageError(
+                    f"--csv {self._path}: line {number} is none that watch wrote: name another file"
+                ) from error
+            if self._steps and point.step <= self._steps[-1]:
+                raise UsageError(f"--csv {self._path}: line {number}: step {point.step} stands twice or out of order")
+            self.points.append(point)
+            self._steps.append(point.step)
+            self._starts.append(at)
+            at += len(line)
+        self._file.seek(0)
+        if not whole:
+            self._file.write(head)
+        self._file.truncate(at)
+        self._file.flush()
+
+    def write(self, curve: Curve, steps: Collection[int], versions: Collection[int]) -> None:
+        changed = {*steps, *(version - 1 for version in versions if version - 1 in curve)}
+        if not changed:
+            return
+        first = bisect.bisect_left(self._steps, min(changed))
+        at = self._starts[first] if first < len(self._starts) else self._file.seek(0, io.SEEK_END)
+        del self._steps[first:], self._starts[first:]
+        lines = []
+        for point in curve.since(min(changed)):
+            pace = curve.tokens_per_second(point.step)
+            self._steps.append(point.step)
+            self._starts.append(at)
+            lines.append(_line(_cells(point, pace)))
+            at += len(lines[-1])
+        try:
+            self._file.seek(self._starts[first])
+            self._file.write(b"".join(lines))
+            self._file.truncate(at)
+            self._file.flush()
+        except OSError as error:
+            raise UsageError(f"--csv {self._path}: {error.strerror}") from error
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def _line(cells: Iterable[object]) -> bytes:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerow(cells)
+    return text.getvalue().encode()
+
+
+def _cells(point: CurvePoint, pace: float | None) -> Sequence[object]:
+    """By column. `repr` of a number reads back as the same bits."""
+    held_out = "" if point.held_out is None else repr(point.held_out)
+    return (
+        point.step,
+        repr(point.loss),
+        point.tokens,
+        f"{point.time:.3f}",
+        "" if pace is None else f"{pace:.1f}",
+        repr(point.learning_rate),
+        repr(point.grad_norm),
+        held_out,
+        point.replicas,
+    )
+
+
+def _point(cells: Mapping[str, str]) -> CurvePoint:
+    numbers = {name: float(cells[name]) for name in ("loss", "time", "learning_rate", "grad_norm")}
+    if not all(map(math.isfinite, numbers.values())):
+        raise ValueError("not finite")
+    held_out = float(cells["held_out"]) if cells["held_out"] else None
+    return CurvePoint(
+        int(cells["step"]), tokens=int(cells["tokens"]), held_out=held_out, replicas=cells["replicas"], **numbers
+    )
+
+
+# ---------------------------------------------------------------- the others
+
+
+def check_installed(flag: str, package: str, extra: str) -> None:
+    """Raises UsageError if what a flag needs is not here."""
+    if importlib.util.find_spec(package) is None:
+        raise UsageError(f"{flag} needs the package {package}: pip install 'swarmnet-train[{extra}]'")
+
+
+class CurvePicture:
+    """A PNG, drawn anew now and then, and at the end."""
+
+    def __init__(self, path: Path, run: RunId, marks: Sequence[Mark], say: Callable[[str], None]) -> None:
+        """marks: grows while the run is watched."""
+        self._path, self._run, self._marks, self._say = path, run, marks, say
+        self._drawn_at = -math.inf
+        self._last: Curve | None = None
+
+    def write(self, curve: Curve, steps: Collection[int], versions: Collection[int]) -> None:
+        if steps or versions:
+            self._last = curve
+        if self._last is not None and time.monotonic() - self._drawn_at >= DRAW_EVERY_S:
+            self._draw(curve)
+
+    def close(self) -> None:
+        if self._last is not None:
+            self._draw(self._last)
+
+    def _draw(self, curve: Curve) -> None:
+        losses = [(point.step, point.loss) for point in curve.points]
+        try:
+            note = draw_curve(
+                self._path, losses, title=f"run {self._run[:12]}", held_out=curve.evaluations, marks=self._marks
+            )
+        except OSError as error:
+            raise UsageError(f"--png {self._path}: {error.strerror}") from error
+        if note and losses:
+            self._say(note)
+        self._drawn_at, self._last = time.monotonic(), None
+
+
+def values_of(curve: Curve, step: int) -> dict[str, float]:
+    """What is known of a step, by name, for tools that draw."""
+    (point,) = curve.before(step, 1)
+    pace = curve.tokens_per_second(step)
+    found = {
+        "loss": point.loss,
+        "tokens": float(point.tokens),
+        "learning_rate": point.learning_rate,
+        "grad_norm": point.grad_norm,
+    }
+    return found | ({} if pace is None else {"tokens_per_second": pace})
+
+
+class TensorBoard:
+    """Event files in a directory. A step that an earlier watch has written is not written again."""
+
+    def __init__(self, directory: Path) -> None:
+        """Raises UsageError."""
+        from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
+        from tensorboard.compat.proto import event_pb2, summary_pb2
+        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+        self._event, self._summary = event_pb2.Event, summary_pb2.Summary
+        self._there: set[tuple[str, int]] = set()
+        try:
+            for path in sorted(directory.glob("*tfevents*")):
+                for event in EventFileLoader(str(path)).Load():
+                    self._there |= {(value.tag, event.step) for value in event.summary.value}
+            self._writer = EventFileWriter(str(directory))
+        except OSError as error:
+            raise UsageError(f"--tensorboard {directory}: {error.strerror}") from error
+
+    def write(self, curve: Curve, steps: Collection[int], versions: Collection[int]) -> None:
+        for step in sorted(steps):
+            (point,) = curve.before(step, 1)
+            self._add(step, point.time, values_of(curve, step))
+        for version in sorted(versions):
+            self._add(version, time.time(), {"held_out": curve.evaluations[version]})
+        if steps or versions:
+            self._writer.flush()
+
+    def _add(self, step: int, wall_time: float, values: Mapping[str, float]) -> None:
+        new = {tag: value for tag, value in values.items() if (tag, step) not in self._there}
+        self._there -= {(tag, step) for tag in values}  # if it comes once more, it has changed
+        if new:
+            summary = self._summary(
+                value=[self._summary.Value(tag=tag, simple_value=each) for tag, each in new.items()]
+            )
+            self._writer.add_event(self._event(wall_time=wall_time, step=step, summary=summary))
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class WeightsAndBiases:
+    """A run of a project at Weights & Biases, or on this disk if WANDB_MODE=offline. Its id follows from the run's, so
+    it is resumed; steps that are there are not sent again."""
+
+    def __init__(self, project: str, run: RunId) -> None:
+        """Raises UsageError."""
+        import wandb
+
+        try:
+            self._run: Any = wandb.init(
+                project=project,
+                id=f"swarmnet-{run[:12]}",
+                name=f"swarmnet {run[:12]}",
+                resume="allow",
+                settings=wandb.Settings(console="off"),  # the terminal is the screen's
+            )
+        except wandb.Error as error:
+            raise UsageError(f"--wandb {project}: {' '.join(str(error).split())}") from error
+        self._run.define_metric("held_out", step_metric="version")
+        self._next = int(self._run.step)  # it takes no step that is earlier
+
+    def write(self, curve: Curve, steps: Collection[int], versions: Collection[int]) -> None:
+        for step in sorted(step for step in steps if step >= self._next):
+            self._run.log(values_of(curve, step), step=step)
+            self._next = step + 1
+        for version in sorted(versions):
+            self._run.log({"held_out": curve.evaluations[version], "version": version}, step=max(self._next - 1, 0))
+
+    def close(self) -> None:
+        self._run.finish()

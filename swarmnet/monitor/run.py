@@ -1,0 +1,278 @@
+"""`swarmnet watch` as a process: looks at a run from outside, again and again, and keeps what it learns.
+
+It finds the run in the DHT as `swarmnet status` does, as a client that stores nothing, and asks a few members for the
+figures of their last steps. It is no member, joins nothing and needs no invitation.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import random
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+
+from swarmnet.directory import Record
+from swarmnet.errors import SwarmError, UsageError
+from swarmnet.ids import PeerId
+from swarmnet.messages import History, HistoryRequest
+from swarmnet.monitor.curve import Curve
+from swarmnet.monitor.files import CsvFile, CurveFile, CurvePicture, TensorBoard, WeightsAndBiases, check_installed
+from swarmnet.monitor.presence import Presence, synced
+from swarmnet.monitor.view import JsonLines, WatchScreen
+from swarmnet.net.stop import stopped_by_signal, unless_stopped
+from swarmnet.peer.joining import fetch_manifest
+from swarmnet.peer.status import Onlooker, Waiting, exit_code, looking_on
+from swarmnet.peer.swarm_health import Assessment
+from swarmnet.telemetry.plot import Mark
+from swarmnet.transport import Transport, ask
+
+MOST_ASKED, MOST_TRAINERS = 7, 3
+"""Members that are asked for steps, and trainers for held-out losses."""
+
+ASK_S, AGAIN_S = 3.0, 5.0
+"""How long an answer may take, and when one that gave none is asked again."""
+
+_MOST_MANIFESTS = 2
+"""Members that are asked for the manifest in one look, until one has given it."""
+
+_MOST_ANSWERS = 10
+"""Of one member in one look: more than it remembers."""
+
+GONE_S = 60.0
+"""Nobody has announced the run for so long: it is over, or its peers cannot be heard from here."""
+
+LAST_HELD_OUT_S = 20.0
+"""After the last step, how long the held-out loss of the last version is waited for."""
+
+_COLORS = {"joined": "tab:green", "left": "tab:red", "went_back": "tab:orange"}
+
+
+@dataclass(frozen=True, slots=True)
+class WatchOptions:
+    """What `swarmnet watch` was asked for. every_s: between looks."""
+
+    csv: Path | None = None
+    png: Path | None = None
+    tensorboard: Path | None = None
+    wandb: str = ""
+    once: bool = False
+    as_json: bool = False
+    every_s: float = 2.0
+
+
+def run_watch(named: Path | str, bootstrap: tuple[str, ...], options: WatchOptions) -> int:
+    """Watch until the run has finished, or Ctrl+C. Returns the exit code: 0, also after Ctrl+C; 1 if nobody announces
+    the run; 2 if nobody answers. Raises UsageError, and what `looking_on` raises."""
+    for flag, package, extra, wanted in (
+        ("--png", "matplotlib", "plot", options.png),
+        ("--tensorboard", "tensorboard", "tensorboard", options.tensorboard),
+        ("--wandb", "wandb", "wandb", options.wandb),
+    ):
+        if wanted:
+            check_installed(flag, package, extra)
+    # Refuses early what cannot be written, and reads what an earlier watch has.
+    csv = CsvFile(options.csv) if options.csv else None
+    with contextlib.ExitStack() as stack:
+        if csv is not None:
+            stack.callback(csv.close)
+        waiting = stack.enter_context(Waiting(command="watch"))
+        return asyncio.run(_watch(named, bootstrap, options, csv, waiting))
+
+
+async def _watch(
+    named: Path | str, bootstrap: tuple[str, ...], options: WatchOptions, csv: CsvFile | None, waiting: Waiting
+) -> int:
+    with stopped_by_signal() as stop:
+        code = await unless_stopped(stop, _look_on(named, bootstrap, options, csv, waiting))
+    return 0 if code is None else code
+
+
+async def _look_on(
+    named: Path | str, bootstrap: tuple[str, ...], options: WatchOptions, csv: CsvFile | None, waiting: Waiting
+) -> int:
+    from swarmnet.net.grpc_transport import GrpcTransport
+    from swarmnet.net.identity import Identity
+
+    async with looking_on(named, bootstrap, waiting) as found, contextlib.AsyncExitStack() as stack:
+        if isinstance(found, Assessment):
+            waiting.over()
+            print(f"swarmnet watch: {found.problems[0].text}", file=sys.stderr)
+            return exit_code(found)
+        addresses: dict[PeerId, Sequence[str]] = {}
+        transport = await stack.enter_async_context(
+            GrpcTransport(Identity.generate(), None, addresses=lambda peer: addresses.get(peer, ()), listens=False)
+        )
+        watcher = Watcher(found, transport, addresses, options, csv)
+        stack.callback(watcher.close)
+        return await watcher.run(waiting)
+
+
+class Watcher:
+    """Looks, decides through `Curve`, writes and shows. addresses: filled with what records say."""
+
+    def __init__(
+        self,
+        onlooker: Onlooker,
+        transport: Transport,
+        addresses: dict[PeerId, Sequence[str]],
+        options: WatchOptions,
+        csv: CsvFile | None,
+    ) -> None:
+        self._onlooker, self._transport, self._addresses, self._options = onlooker, transport, addresses, options
+        self._curve = Curve(csv.points if csv else ())
+        self._steps = 0  # of the run, as last heard
+        self._disputed: int | None = None
+        self._checked = csv is None or not csv.points  # is the file of this run?
+        self._presence, self._marks = Presence(), list[Mark]()
+        self._screen = JsonLines() if options.as_json else WatchScreen(Console())
+        self._silent: dict[PeerId, float] = {}  # whom to ask again only then
+        self._evaluated: dict[PeerId, int] = {}  # trainer -> the version after its last
+        self._order = random.random()
+        self._files: list[CurveFile] = [csv] if csv else []
+        self._files += self._opened(options)
+        steps, versions = [point.step for point in self._curve.points], list(self._curve.evaluations)
+        for file in self._files:
+            if file is not csv:
+                file.write(self._curve, steps, versions)
+
+    def _opened(self, options: WatchOptions) -> Iterable[CurveFile]:
+        run = self._onlooker.run
+        if options.png:
+            yield CurvePicture(options.png, run, self._marks, self._screen.note)
+        if options.tensorboard:
+            yield TensorBoard(options.tensorboard)
+        if options.wandb:
+            yield WeightsAndBiases(options.wandb, run)
+
+    def close(self) -> None:
+        """Write what is still to be written."""
+        for file in self._files:
+            file.close()
+
+    async def run(self, waiting: Waiting) -> int:
+        """Until the run is over; one look with `once`. Returns the exit code."""
+        clock = asyncio.get_running_loop().time
+        records = await self._onlooker.first_records(waiting)
+        waiting.over()
+        heard_at, last_at = clock(), math.inf
+        with self._screen as screen:
+            while True:
+                began = clock()
+                found = self._onlooker.assess(records)
+                heard_at = began if found.seen else heard_at
+                self._steps = found.steps or self._steps
+                if found.seen:
+                    await self._look(found, records)
+                if self._options.once or began - heard_at > GONE_S:
+                    if not found.seen:
+                        screen.end(f"swarmnet watch: {found.problems[0].text}")
+                    return exit_code(found)
+                if self._steps and self._steps - 1 in self._curve:
+                    last_at = min(last_at, began)
+                    evaluated = self._steps in self._curve.evaluations or not found.trainers
+                    if evaluated or began - last_at > LAST_HELD_OUT_S:
+                        screen.end(f"the run has finished: {self._steps} steps")
+                        return 0
+                await asyncio.sleep(max(self._options.every_s - (clock() - began), 0.0))
+                records = await self._onlooker.directory.records()
+
+    async def _look(self, found: Assessment, records: Sequence[Record]) -> None:
+        changes = list(self._presence.look(found))
+        self._curve.went_back(found.restart)
+        answering, versions = await self._ask_all(found, records)
+        steps, against = self._curve.settle(
+            answering, now=time.time(), replicas=synced(found), live_s=self._options.every_s + ASK_S
+        )
+        if against and not self._checked:
+            raise UsageError(
+                f"--csv {self._options.csv}: step {against[0]} is another one in this run: the file is of another run, "
+                "name another file"
+            )
+        self._checked = self._checked or bool(answering)
+        at = newest.step if (newest := self._curve.newest) else 0
+        for change in changes:
+            if change.kind in _COLORS:
+                self._marks.append(Mark(at, change.kind.replace("_", " "), change.text, _COLORS[change.kind]))
+        for file in self._files:
+            file.write(self._curve, steps, versions)
+        self._screen.look(found, self._curve, changes, steps, versions)
+        if (step := self._curve.disputed) is not None and step != self._disputed:
+            self._screen.note(f"members say different things of step {step}, and none can be believed: it is left out")
+        self._disputed = self._curve.disputed
+
+    # ------------------------------------------------------------ asking
+
+    async def _ask_all(self, found: Assessment, records: Sequence[Record]) -> tuple[list[PeerId], list[int]]:
+        """Who answered about steps, and the versions whose held-out loss is new."""
+        now = asyncio.get_running_loop().time()
+        # Through a relay only peers of the run speak to each other.
+        able = [each for each in records if each.addresses and not each.hidden]
+        self._addresses.clear()
+        self._addresses |= {each.peer: each.addresses for each in able}
+        ready = [each for each in able if self._silent.get(each.peer, now) <= now]
+        if self._onlooker.admissions is None:
+            ready = await self._admitted(ready)
+        serving = [each for each in ready if each.stages]
+        # Those of the last stage first, which made the commits; all others believe them by their signatures.
+        serving.sort(key=lambda each: (-max(status.stage for status in each.stages), self._shuffled(each.peer)))
+        trainers = sorted((each for each in ready if each.feeds), key=lambda each: self._shuffled(each.peer))
+        heard, evaluations = await asyncio.gather(
+            asyncio.gather(*(self._steps_of(each.peer, found.steps) for each in serving[:MOST_ASKED])),
+            asyncio.gather(*(self._evaluations_of(each.peer) for each in trainers[:MOST_TRAINERS])),
+        )
+        told = {found.eval_loss.step: found.eval_loss.value} if found.eval_loss else {}
+        for each in reversed(evaluations):
+            told |= each
+        versions = self._curve.evaluated(told, steps=found.steps)
+        return [each.peer for each, answered in zip(serving, heard, strict=False) if answered], versions
+
+    async def _admitted(self, ready: list[Record]) -> list[Record]:
+        """Those of them that the run's manifest admits, once somebody has given it: its hash is the run's id."""
+        some = sorted(ready, key=lambda each: self._shuffled(each.peer))[:_MOST_MANIFESTS]
+        failed = lambda peer, error: None  # noqa: E731  # another one will have it
+        peers = [each.peer for each in some if each.stages or each.feeds]
+        manifest = await fetch_manifest(self._transport, self._onlooker.run, peers, on_failure=failed)
+        if manifest is None:
+            return ready
+        self._onlooker.learn(manifest)
+        admitted = {each.peer for each in self._onlooker.directory.known()}
+        return [each for each in ready if each.peer in admitted]
+
+    def _shuffled(self, peer: PeerId) -> int:
+        """The same order for as long as this process lives, another one in each."""
+        return hash((self._order, peer))
+
+    async def _steps_of(self, peer: PeerId, steps: int) -> bool:
+        """Has it answered?"""
+        for _ in range(_MOST_ANSWERS):
+            answer = await self._history(peer, self._curve.wanted(peer))
+            if answer is None:
+                return False
+            if not self._curve.hear(peer, answer, steps=steps):
+                break
+        return True
+
+    async def _evaluations_of(self, peer: PeerId) -> dict[int, float]:
+        answer = await self._history(peer, self._evaluated.get(peer, 0))
+        if answer is None or not answer.evaluations:
+            return {}
+        self._evaluated[peer] = max(each.version for each in answer.evaluations) + 1
+        return {each.version: each.loss for each in answer.evaluations}
+
+    async def _history(self, peer: PeerId, since: int) -> History | None:
+        try:
+            answer = await ask(self._transport, peer, HistoryRequest(since), limit_s=ASK_S)
+        except SwarmError:
+            answer = None
+        if isinstance(answer, History):
+            return answer
+        # It is gone, busy, or of an earlier version that does not know the question.
+        self._silent[peer] = asyncio.get_running_loop().time() + AGAIN_S
+        return None

@@ -1,0 +1,170 @@
+"""How a watched run is shown: a table that redraws itself, a line for each look in a pipe, or lines of JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from rich.console import Console, Group
+from rich.table import Table
+from rich.text import Text
+
+from swarmnet.monitor.curve import Curve
+from swarmnet.monitor.presence import Change, short, synced
+from swarmnet.peer.swarm_health import Assessment
+from swarmnet.telemetry.log import encode, printable
+from swarmnet.telemetry.screen import Screen, duration
+
+
+def eta_s(found: Assessment, curve: Curve) -> float | None:
+    """Seconds to the last step, at the pace of the last ones; None: unknown, or no step is done now."""
+    newest = curve.newest
+    step_s = curve.step_s(newest.step) if newest else None
+    if newest is None or step_s is None or not found.steps or found.still_s:
+        return found.eta_s
+    return max(found.steps - newest.step - 1, 0) * step_s
+
+
+def state(found: Assessment, curve: Curve) -> dict[str, Any]:
+    """Where the run stands, as JSON."""
+    newest = curve.newest
+    held_out = max(curve.evaluations, default=None)
+    return {
+        "run": found.run,
+        "steps": found.steps,
+        "version": found.version,
+        "finished": found.finished,
+        "step": newest.step if newest else None,
+        "loss": newest.loss if newest else None,
+        "held_out": None if held_out is None else {"version": held_out, "loss": curve.evaluations[held_out]},
+        "learning_rate": newest.learning_rate if newest else None,
+        "grad_norm": newest.grad_norm if newest else None,
+        "tokens_per_second": curve.tokens_per_second(newest.step) if newest else None,
+        "eta_s": eta_s(found, curve),
+        "still_s": found.still_s,
+        "stages": [
+            {
+                "stage": line.stage,
+                "replicas": [
+                    {"peer": each.peer, "state": each.state, "version": each.version, "speed": each.speed}
+                    for each in line.replicas
+                ],
+            }
+            for line in found.stages
+        ],
+        "trainers": [trainer.peer for trainer in found.trainers],
+        "problems": [{"severity": each.severity, "kind": each.kind, "text": each.text} for each in found.problems],
+    }
+
+
+def headline(found: Assessment, curve: Curve) -> str:
+    """Step, losses, rate, pace, replicas, and how long it takes."""
+    newest = curve.newest
+    of = f"/{found.steps}" if found.steps else ""
+    if newest is None:
+        loss = f"  loss {found.loss.value:.4f} (step {found.loss.step})" if found.loss else ""
+        return f"version {'?' if found.version is None else found.version}{of}{loss}  replicas {synced(found)}"
+    parts = [f"step {newest.step + 1}{of}", f"loss {newest.loss:.4f}"]
+    if (version := max(curve.evaluations, default=None)) is not None:
+        parts.append(f"held-out {curve.evaluations[version]:.4f} (version {version})")
+    parts.append(f"lr {newest.learning_rate:.3g}")
+    if (pace := curve.tokens_per_second(newest.step)) is not None:
+        parts.append(f"{pace:,.0f} tokens/s")
+    parts.append(f"replicas {synced(found)}")
+    parts.append("finished" if found.finished else f"ETA {duration(eta_s(found, curve))}")
+    if found.still_s and not found.finished:
+        parts.append(f"no step for {duration(found.still_s)}")
+    return "  ".join(parts)
+
+
+def stages(found: Assessment) -> Table:
+    """A row for each stage: its replicas, with where they are and how fast."""
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for name in ("stage", "synced", "replicas"):
+        table.add_column(name)
+    for line in found.stages:
+        ready = sum(replica.synced for replica in line.replicas)
+        cells = [
+            f"{short(each.peer)} {each.version if each.state == 'synced' else each.state}"
+            + (f" ({each.speed:.3g}/s)" if each.speed else "")
+            for each in line.replicas
+        ]
+        style = "red" if not ready else "" if ready == len(line.replicas) else "yellow"
+        table.add_row(
+            str(line.stage),
+            Text(f"{ready}/{len(line.replicas)}", style=style),
+            Text(printable("   ".join(cells) or "nobody")),
+        )
+    return table
+
+
+class WatchScreen(Screen):
+    """For a person. Whatever comes from strangers is printed as text."""
+
+    def __init__(self, console: Console) -> None:
+        super().__init__(console)
+        self._said = ""
+
+    def look(
+        self, found: Assessment, curve: Curve, changes: Sequence[Change], steps: Collection[int], versions: object
+    ) -> None:
+        """What is known now. changes: of who is there. steps: that are new."""
+        for change in changes:
+            self.note(printable(change.text))
+        line = f"{found.run[:12]}  {headline(found, curve)}"
+        if self.redraws:
+            self.show(Group(Text(printable(line)), stages(found)))
+        # In a pipe, a line when something has happened; a person does not read thousands.
+        elif (steps or changes or not self._said) and line != self._said:
+            self.note(printable(line))
+        self._said = line
+
+    def end(self, text: str) -> None:
+        """The last line."""
+        self.clear()
+        self.note(printable(text))
+
+
+class JsonLines:
+    """For a program: a line of JSON for each step, evaluation and change, and for each new state."""
+
+    def __init__(self) -> None:
+        self._said: dict[str, Any] = {}
+
+    def __enter__(self) -> JsonLines:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def look(
+        self,
+        found: Assessment,
+        curve: Curve,
+        changes: Sequence[Change],
+        steps: Collection[int],
+        versions: Collection[int],
+    ) -> None:
+        """What is known now; see `WatchScreen.look`."""
+        for change in changes:
+            self._say(change.kind, change.fields)
+        for point in curve.since(min(steps)) if steps else ():
+            if point.step in steps:
+                fields = {name: getattr(point, name) for name in point.__slots__ if name != "held_out"}
+                self._say("step", fields | {"tokens_per_second": curve.tokens_per_second(point.step)})
+        for version in sorted(versions):
+            self._say("held_out", {"version": version, "loss": curve.evaluations[version]})
+        if (now := state(found, curve)) != self._said:
+            self._say("state", now)
+        self._said = now
+
+    def note(self, text: str) -> None:
+        """Something for a person, which has no place here."""
+        self._say("note", {"text": text})
+
+    def end(self, text: str) -> None:
+        """The last line."""
+        self._say("ended", {"text": text})
+
+    def _say(self, event: str, fields: dict[str, Any]) -> None:
+        print(encode({"event": event, **fields}), flush=True)

@@ -1,0 +1,77 @@
+"""What a member remembers of the run's last steps, for anybody who asks: who looks on is no member.
+
+The last figures are kept, and no more; an answer has a few of them; and all who ask share so many answers a second.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import bisect
+from collections.abc import AsyncGenerator
+from dataclasses import replace
+
+from swarmnet.messages import (
+    MAX_EVALUATIONS,
+    MAX_FIGURES,
+    Answer,
+    Busy,
+    Evaluation,
+    History,
+    HistoryRequest,
+    StepFigures,
+)
+
+KEPT_STEPS = 2048
+"""Steps that a member remembers: half a megabyte."""
+
+ANSWERS_PER_S, _AT_ONCE = 20.0, 40.0
+"""To all who ask together. The longest answer takes 2 ms of computing."""
+
+
+class HistoryBook:
+    """Figures of steps as a replica applies them, and a trainer's evaluations. Answers `HistoryRequest`."""
+
+    def __init__(self) -> None:
+        self._figures: list[StepFigures] = []  # by step; `ago_s` is when, in loop time
+        self._evaluations: list[Evaluation] = []
+        self._answers, self._counted_at = _AT_ONCE, 0.0
+
+    def applied(self, figures: StepFigures) -> None:
+        """A step was applied. Its `ago_s` is when, in loop time."""
+        known = self._figures
+        place = bisect.bisect_left(known, figures.step, key=_step)
+        # Another stage of this peer has said so already.
+        if place < len(known) and known[place] == replace(figures, ago_s=known[place].ago_s):
+            return
+        # The run went back: what came of the steps from here on does not count any more.
+        del known[place:]
+        known.append(figures)
+        del known[:-KEPT_STEPS]
+
+    def evaluated(self, evaluation: Evaluation) -> None:
+        """The held-out loss of some weights was measured."""
+        known = [each for each in self._evaluations if each.version < evaluation.version]
+        self._evaluations = [*known, evaluation][-MAX_EVALUATIONS:]
+
+    def since(self, step: int, *, now: float) -> History:
+        """What is known of the steps from `step` on, as many as one answer has."""
+        place = bisect.bisect_left(self._figures, step, key=_step)
+        return History(
+            tuple(replace(each, ago_s=now - each.ago_s) for each in self._figures[place : place + MAX_FIGURES]),
+            tuple(each for each in self._evaluations if each.version >= step),
+        )
+
+    async def serve(self, request: HistoryRequest) -> AsyncGenerator[Answer, None]:
+        """Answer, or say when to come back."""
+        now = asyncio.get_running_loop().time()
+        self._answers = min(_AT_ONCE, self._answers + (now - self._counted_at) * ANSWERS_PER_S)
+        self._counted_at = now
+        if self._answers < 1:
+            yield Busy((1 - self._answers) / ANSWERS_PER_S, -1)
+            return
+        self._answers -= 1
+        yield self.since(request.since, now=now)
+
+
+def _step(figures: StepFigures) -> int:
+    return figures.step

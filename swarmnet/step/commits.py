@@ -1,0 +1,186 @@
+"""What a vote signs: the sum that a stage commits, with who contributed to it; and the commits of one step. Pure.
+
+A commit names of the contributors those that may count, MAX_COUNTING at most, and refers to them by a digest. Mostly
+they are those of the step before. Then it is told without them: who has applied that step has them.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import struct
+from collections.abc import Iterable, Set
+from dataclasses import replace
+
+from swarmnet.ids import PeerId, Restart
+from swarmnet.messages import MAX_COUNTING, Ack, Commit, Finished, Round, Stamp, contributors_of, roll_of
+
+_DOMAIN = b"swarmnet vote 2\0"
+
+NAMED_EVERY = 8
+"""Every so many steps a commit names its contributors in any case: who came meanwhile learns them."""
+
+_MOST_ROLLS = 4
+"""Lists of contributors that are remembered of a stage, beside that of the last step."""
+
+
+def ack_of(finished: Finished) -> Ack:
+    """What its holder tells the keeper of that sum."""
+    return Ack(
+        finished.id,
+        finished.digest,
+        finished.num_tokens,
+        finished.loss_sum,
+        finished.grad_sq_norm,
+        roll_of(counting(finished)),
+        finished.voided,
+        finished.notice,
+    )
+
+
+def acked(stamp: Stamp, ack: Ack) -> Commit:
+    """The commit that a holder of that sum votes for; it does not name the contributors."""
+    sums = (ack.id, ack.digest, ack.num_tokens, ack.loss_sum, ack.grad_sq_norm, ack.voided, ack.roll)
+    return Commit(stamp.stage, stamp.step, stamp.chain, *sums, notice=ack.notice)
+
+
+def commit_of(stamp: Stamp, finished: Finished) -> Commit:
+    """What the holder of that sum would have its stage commit."""
+    return replace(acked(stamp, ack_of(finished)), contributors=counting(finished))
+
+
+def counting(of: Finished | Round) -> tuple[PeerId, ...]:
+    """The contributors that its commit names."""
+    return tuple(sorted(first_of(contributors_of(of))))
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def place_of(peer: PeerId) -> bytes:
+    """Where a replica stands among those that may count, the lowest first."""
+    return hashlib.sha256(peer.encode()).digest()
+
+
+def first_of(peers: Set[PeerId]) -> frozenset[PeerId]:
+    """These peers; if they are too many, the same selection at every replica."""
+    return frozenset(peers if len(peers) <= MAX_COUNTING else sorted(peers, key=place_of)[:MAX_COUNTING])
+
+
+@functools.lru_cache(maxsize=4096)
+def statement(commit: Commit, restart: Restart) -> bytes:
+    """What a vote signs: everything of the commit but the votes. The chain stands for run, stage and past."""
+    of = hashlib.sha256(_DOMAIN)
+    of.update(
+        struct.pack(
+            "<qqqqqqqdd",
+            restart.number,
+            restart.version,
+            commit.stage,
+            commit.step,
+            commit.id.ballot.number,
+            commit.id.number,
+            commit.num_tokens,
+            commit.loss_sum,
+            commit.grad_sq_norm,
+        )
+    )
+    words = (
+        commit.chain,
+        commit.id.ballot.peer,
+        commit.digest.hex(),
+        ",".join(map(str, sorted(commit.voided))),
+        commit.roll.hex(),
+        *((commit.notice,) if commit.notice else ()),
+    )
+    of.update("\0".join(words).encode())
+    return of.digest()
+
+
+def evidence(commits: Iterable[Commit]) -> bytes:
+    """Hash of what an optimizer step depends on: the sums, counts and notices, not who made them.
+
+    Round ids stay out, so two keepers that committed the same sum leave the same chain behind.
+    """
+    digest = hashlib.sha256()
+    for commit in sorted(commits, key=lambda c: c.stage):
+        digest.update(
+            struct.pack("<qqqdd", commit.stage, commit.step, commit.num_tokens, commit.loss_sum, commit.grad_sq_norm)
+        )
+        digest.update(commit.digest)
+        digest.update(",".join(map(str, sorted(commit.voided))).encode())
+        digest.update(commit.notice.encode())
+    return digest.digest()
+
+
+class Rolls:
+    """The contributors of commits that do not name them."""
+
+    def __init__(self) -> None:
+        self._told: dict[int, dict[bytes, tuple[PeerId, ...]]] = {}  # stage -> digest -> contributors; the latest last
+        self._last: dict[int, tuple[bytes, tuple[PeerId, ...]]] = {}  # stage -> those of the last step
+
+    def learn(self, stage: int, contributors: tuple[PeerId, ...]) -> None:
+        """A commit of that stage names them, or will."""
+        if contributors:
+            told, roll = self._told.setdefault(stage, {}), roll_of(contributors)
+            told.pop(roll, None)
+            told[roll] = contributors
+            for oldest in list(told)[:-_MOST_ROLLS]:
+                del told[oldest]
+
+    def of(self, commit: Commit) -> tuple[PeerId, ...]:
+        """The contributors that may count; () if nobody has named them here."""
+        last = self._last.get(commit.stage)
+        if not commit.contributors and last is not None and last[0] == commit.roll:
+            return last[1]
+        return commit.contributors or self._told.get(commit.stage, {}).get(commit.roll, ())
+
+    def applied(self, commit: Commit) -> None:
+        """That was the commit of the last step."""
+        self._last[commit.stage] = commit.roll, self.of(commit)
+
+    def brief(self, commit: Commit) -> Commit:
+        """The commit as it is told to those who have applied the step before."""
+        last = self._last.get(commit.stage)
+        known = last is not None and last[0] == commit.roll and commit.step % NAMED_EVERY
+        return replace(commit, contributors=()) if known else commit
+
+    def forget(self) -> None:
+        """Nothing said before counts."""
+        self._told.clear()
+        self._last.clear()
+
+
+# ---------------------------------------------------------------- the commits of one step
+
+
+class Barrier:
+    """Collects one commit per stage of `step`. The first one heard of another stage stands: forks are equal."""
+
+    def __init__(self, step: int, num_stages: int) -> None:
+        self.step, self.num_stages = step, num_stages
+        self._commits: dict[int, Commit] = {}
+
+    def add(self, commit: Commit) -> bool:
+        """Take in a commit. Returns True if it is news."""
+        if commit.step != self.step or not 0 <= commit.stage < self.num_stages or commit.stage in self._commits:
+            return False
+        self._commits[commit.stage] = commit
+        return True
+
+    def replace(self, commit: Commit) -> None:
+        """Let this commit stand for its stage, whatever was known."""
+        self._commits[commit.stage] = commit
+
+    def of(self, stage: int) -> Commit | None:
+        """The commit of one stage, if known."""
+        return self._commits.get(stage)
+
+    @property
+    def known(self) -> tuple[Commit, ...]:
+        """Commits known so far, in stage order."""
+        return tuple(self._commits[stage] for stage in sorted(self._commits))
+
+    @property
+    def complete(self) -> bool:
+        """All stages have committed."""
+        return len(self._commits) == self.num_stages

@@ -1,0 +1,175 @@
+"""What a keeper knows of work under way: who stands still, which member executes what nobody owns, what is not finite.
+
+Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence, Set
+
+from swarmnet.ids import Ballot, PeerId
+from swarmnet.messages import Execute, Report, Stamp
+from swarmnet.step.actions import Action, Send, note
+from swarmnet.step.ledger import Ledger
+from swarmnet.step.view import View
+
+
+class Progress:
+    """Who owns unfinished work and does nothing about it, by the members' own counts of compute jobs (rule 12)."""
+
+    def __init__(self) -> None:
+        self._moved: dict[PeerId, tuple[int, float]] = {}
+
+    def hear(self, peer: PeerId, report: Report, *, now: float) -> None:
+        """A member's count of jobs; a member that has summed all that it owns need not move."""
+        before = self._moved.get(peer)
+        if before is None or before[0] != report.progress or report.owned <= report.summed:
+            self._moved[peer] = (report.progress, now)
+
+    def forget(self, peer: PeerId) -> None:
+        """That member is another now: it has the whole time again to show some."""
+        self._moved.pop(peer, None)
+
+    def still_s(self, peer: PeerId, *, now: float) -> float:
+        """Seconds for which its counter has stood still; 0 if nothing was heard."""
+        moved = self._moved.get(peer)
+        return now - moved[1] if moved is not None else 0.0
+
+
+# ---------------------------------------------------------------- idle work
+#
+# Which member the keeper orders to execute an index that nobody owns (rule 8).
+#
+# What an evicted owner leaves behind is ordered at once, the rest only when nothing has been claimed for a while.
+# Orders go to the member with the least left to do, a few at a time: a step that nobody feeds is executed bit by bit.
+
+_ORDERS_PER_MEMBER = 8
+"""Orders under way at a time."""
+
+
+class IdleWork:
+    """The orders of one keeper. idle_s: seconds without a claim after which it orders free indexes."""
+
+    def __init__(self, stamp: Stamp, ballot: Ballot, view: View, *, idle_s: float, now: float) -> None:
+        self._stamp, self._ballot, self._view, self._idle_s = stamp, ballot, view, idle_s
+        self._flow_at = now
+        self._ordered: dict[int, float] = {}
+        self._instead: dict[int, PeerId] = {}
+        self._tried: dict[int, set[PeerId]] = {}
+        self.at_work: dict[PeerId, int] = {}  # owned and not summed yet, by the last report
+
+    def flow(self, *, now: float) -> None:
+        """Something was claimed or freed: the step moves by itself."""
+        self._flow_at = now
+
+    def hear(self, peer: PeerId, report: Report) -> None:
+        """How much a member still has to do."""
+        self.at_work[peer] = len(report.owned - report.summed)
+
+    def instead(self, index: int, members: Sequence[PeerId], *, now: float) -> tuple[PeerId, list[Action]]:
+        """The member that executes an index begun by a mate that sits out; an order for it, unless one is fresh."""
+        for_s = max(self._idle_s, self._view.timers.suspect_s)
+        if index in self._instead and now - self._ordered.get(index, -1e9) <= for_s and self._instead[index] in members:
+            return self._instead[index], []
+        peer = min(members, key=lambda p: (self._view.leaves(p), self.at_work.get(p, 0), p))
+        self._ordered[index], self._instead[index] = now, peer
+        self.at_work[peer] = self.at_work.get(peer, 0) + 1
+        return peer, [Send(peer, Execute(self._stamp, self._ballot, index))]
+
+    def give(
+        self,
+        ledger: Ledger,
+        members: Sequence[PeerId],
+        failed: Mapping[int, set[PeerId]],
+        spares: Callable[[PeerId, int], bool],
+        *,
+        now: float,
+    ) -> list[Action]:
+        """Orders that are due.
+
+        failed: who has found an index non-finite, and is asked for it last. spares: see `step.rounds`.
+        """
+        stagnant = now - self._flow_at > self._idle_s
+        if not stagnant and not ledger.freed:
+            return []
+        actions: list[Action] = []
+        # The load is what a member still has to do, not what it has done.
+        load = {peer: self.at_work.get(peer, 0) for peer in members}
+        patience_s = max(self._idle_s, self._view.timers.suspect_s)
+        free = ledger.free()
+        waiting = {index for index in free if now - self._ordered.get(index, -1e9) <= patience_s}
+        room = _ORDERS_PER_MEMBER * len(members) - len(waiting)
+        for index in free:
+            if index in waiting or (index not in ledger.freed and not stagnant):
+                continue
+            if len(actions) >= 2 * room:  # an order and its note
+                break
+            first = index not in self._ordered
+            self._ordered[index] = now
+            found = failed.get(index, set())
+            tried = self._tried.setdefault(index, set())
+            if len(tried) >= len(members):
+                tried.clear()
+            peer = min(
+                members,
+                key=lambda p: (
+                    self._view.leaves(p),
+                    p in found,
+                    p in tried,
+                    not spares(p, index),
+                    load[p],
+                    len(ledger.of(p)),
+                    p,
+                ),
+            )
+            tried.add(peer)
+            load[peer] += 1
+            actions.append(Send(peer, Execute(self._stamp, self._ballot, index)))
+            actions.append(note("ordered" if first else "ordered_again", index=index, peer=peer, step=self._stamp.step))
+        return actions
+
+
+# ---------------------------------------------------------------- microbatches without a finite gradient
+#
+# A microbatch is a pure function, so it is left out of the step if more than half of the members found it non-finite.
+
+
+class NonFinite:
+    """Reports of non-finite gradients. found_by: index -> members. halted: more are left out than the run allows."""
+
+    def __init__(self, step: int, *, max_void: int) -> None:
+        self._step, self._max_void = step, max_void
+        self.found_by: dict[int, set[PeerId]] = {}
+        self.halted = False
+
+    def hear(self, peer: PeerId, report: Report) -> bool:
+        """What a member has found. Returns True if it is news."""
+        fresh = [index for index in report.non_finite if peer not in self.found_by.get(index, ())]
+        for index in fresh:
+            self.found_by.setdefault(index, set()).add(peer)
+        return bool(fresh)
+
+    def alone(self, ledger: Ledger) -> list[Action]:
+        """Log the members that found an index non-finite that others counted."""
+        names = {peer for index, found_by in self.found_by.items() if index not in ledger.voided for peer in found_by}
+        return [note("finds_alone", step=self._step, peer=peer) for peer in sorted(names)]
+
+    def void(self, ledger: Ledger, members: Set[PeerId]) -> list[Action]:
+        """Leave the indexes out of the step that most members found non-finite."""
+        actions: list[Action] = []
+        for index, found_by in self.found_by.items():
+            confirmed = 2 * len(found_by & members) > len(members)
+            if confirmed and index not in ledger.voided and ledger.void(index):
+                actions.append(note("voided", step=self._step, index=index))
+        if len(ledger.voided) > self._max_void and not self.halted:
+            self.halted = True
+            actions.append(
+                note(
+                    "halted",
+                    step=self._step,
+                    reason=f"{len(ledger.voided)} microbatches of step {self._step} gave no gradient that can "
+                    f"be counted (not finite, or too large for the grid; training.max_void = {self._max_void}): "
+                    "lower the learning rate or numerics.grid_bits and start again",
+                )
+            )
+        return actions

@@ -1,0 +1,69 @@
+"""What members of any stage tell an onlooker of the run's steps: the same, whoever is asked and whatever happened."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from strike import reached
+
+from swarmnet.ids import PeerId
+from swarmnet.messages import History, HistoryRequest, Packed, StepFigures
+from swarmnet.simulate.plan import Plan
+from swarmnet.simulate.swarm import Node, Swarm
+from swarmnet.transport import ReadPayload
+
+STRANGER = PeerId("stranger")
+
+
+async def nothing() -> tuple[Packed, ...]:
+    return ()
+
+
+async def told(node: Node, since: int = 0) -> History:
+    (answer,) = [
+        answer async for answer in node.peer.on_call(STRANGER, HistoryRequest(since), ReadPayload((), nothing))
+    ]
+    assert isinstance(answer, History)
+    return answer
+
+
+def key(figures: StepFigures) -> tuple[int, float, int, float, float]:
+    return figures.step, figures.loss_sum, figures.num_tokens, figures.grad_norm, figures.learning_rate
+
+
+@pytest.mark.parametrize("sync", ["exact", "overlap"])
+@pytest.mark.parametrize("served", [None, ((0, 2), (1,), (1, 2), (0,))])
+def test_members_of_all_stages_tell_the_uninvited_the_same(sync, served) -> None:
+    swarm = Swarm(Plan(stages=3, steps=12, invite=True, sync=sync, served=served), 1)
+    heard: list[History] = []
+
+    async def script(swarm: Swarm) -> None:
+        await reached(swarm, 4)
+        first = swarm.replicas(1)[0]
+        swarm.kill(first)
+        swarm.add(first.stages, first.peer_id)
+        await reached(swarm, 10)
+        heard.extend([await told(node) for node in swarm.nodes if node.up])
+
+    swarm.run(script=script)
+    by_step: dict[int, set[tuple[int, float, int, float, float]]] = {}
+    for history in heard:
+        for each in history.figures:
+            by_step.setdefault(each.step, set()).add(key(each))
+    assert set(range(9)) <= by_step.keys() and all(len(different) == 1 for different in by_step.values())
+    assert all(math.isfinite(each.ago_s) and each.ago_s >= 0 for history in heard for each in history.figures)
+
+
+def test_an_onlooker_that_asks_too_often_is_told_to_wait_and_nobody_else_is_kept_waiting() -> None:
+    swarm = Swarm(Plan(steps=4), 1)
+
+    async def script(swarm: Swarm) -> None:
+        await reached(swarm, 2)
+        node = swarm.nodes[0]
+        for _ in range(40):
+            await told(node)
+        with pytest.raises(AssertionError):
+            await told(node)
+
+    swarm.run(script=script)

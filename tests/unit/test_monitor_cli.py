@@ -1,0 +1,42 @@
+"""`swarmnet watch`, typed wrongly: one line, exit code 2, and no network."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from swarmnet.cli.frame import run
+from swarmnet.monitor import files
+
+LINK = f"swarm:{'ab' * 32}@/ip4/127.0.0.1/tcp/1/p2p/12D3KooWQYhTNQdmr3ArTeUHRYzFg94BKyTkoWBDWez9kSCVe2Xo"
+
+
+@pytest.mark.parametrize(
+    ("typed", "words"),
+    [
+        (["nothing"], "nothing: no such file, and neither a link"),
+        (["ab" * 32], "watch needs to know a peer: give its link, or --bootstrap"),
+        ([LINK, "--every", "0"], "--every"),
+        ([LINK, "--csv", "mine.csv"], "mine.csv: it has other columns than watch writes: name another file"),
+    ],
+)
+def test_bad_input_is_one_line(
+    typed: list[str], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("mine.csv").write_text("a,b\n1,2\n")
+    assert run(["watch", *typed]) == 2
+    err = capsys.readouterr().err
+    assert words in err and err.count("\n") == 1 and Path("mine.csv").read_text() == "a,b\n1,2\n"
+
+
+@pytest.mark.parametrize(
+    ("option", "extra"), [("--png=x", "plot"), ("--tensorboard=x", "tensorboard"), ("--wandb=x", "wandb")]
+)
+def test_an_extra_that_is_missing_is_named_before_anything_is_asked(
+    option: str, extra: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(files.importlib.util, "find_spec", lambda name: None)  # type: ignore[attr-defined]
+    assert run(["watch", LINK, option]) == 2
+    assert f"pip install 'swarmnet-train[{extra}]'" in capsys.readouterr().err

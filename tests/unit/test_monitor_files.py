@@ -1,0 +1,200 @@
+"""Files that a watched curve is kept in: gone on with, put right where something comes late, and of one run only."""
+
+from __future__ import annotations
+
+import csv
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from swarmnet.errors import UsageError
+from swarmnet.ids import PeerId, Restart, RunId
+from swarmnet.messages import History, StepFigures
+from swarmnet.monitor.curve import Curve, CurvePoint
+from swarmnet.monitor.files import COLUMNS, CsvFile, CurvePicture, TensorBoard, WeightsAndBiases, check_installed
+from swarmnet.telemetry.plot import Mark
+
+RUN = RunId("ab" * 32)
+
+
+def point(step: int, loss: float = 1.0 / 3) -> CurvePoint:
+    return CurvePoint(step, loss, 8, 1000.0 + step, 0.5, 1e-3, None, "1/1")
+
+
+def heard(curve: Curve, *steps: int, loss_sum: float = 8.0) -> list[int]:
+    figures = tuple(StepFigures(step, loss_sum, 8, 0.5, 1e-3, 100.0 - step) for step in steps)
+    curve.hear(PeerId("a"), History(figures), steps=0)
+    return curve.settle([PeerId("a")], now=1100.0, replicas="1/1", live_s=1000.0)[0]
+
+
+def rows(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def kept(path: Path, *steps: int) -> Curve:
+    """A file with these steps, closed again."""
+    file = CsvFile(path)
+    curve = Curve(point(step) for step in steps)
+    file.write(curve, steps, ())
+    file.close()
+    return curve
+
+
+def test_a_line_reads_back_as_the_same_bits(tmp_path: Path) -> None:
+    path = tmp_path / "made" / "run.csv"
+    curve = kept(path, 0, 1, 2)
+    curve.evaluated({3: 0.1 + 0.2}, steps=0)
+    file = CsvFile(path)
+    file.write(curve, (), (3,))
+    file.close()
+    assert CsvFile(path).points == curve.points
+    assert path.read_text().startswith("step,loss,tokens,") and rows(path)[2]["held_out"] == repr(0.1 + 0.2)
+
+
+def test_a_watch_that_goes_on_appends_and_doubles_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "run.csv"
+    kept(path, 0, 1)
+    before = path.read_bytes()
+    file = CsvFile(path)
+    curve = Curve(file.points)
+    file.write(curve, heard(curve, 1, 2, 3, loss_sum=8 / 3), ())
+    assert path.read_bytes().startswith(before)
+    assert [row["step"] for row in rows(path)] == ["0", "1", "2", "3"]
+
+
+def test_what_fills_a_gap_is_put_where_it_belongs(tmp_path: Path) -> None:
+    path = tmp_path / "run.csv"
+    kept(path, 0, 1, 5, 6)
+    file = CsvFile(path)
+    curve = Curve(file.points)
+    file.write(curve, heard(curve, 2, 4, 7), ())
+    assert [int(row["step"]) for row in rows(path)] == [0, 1, 2, 4, 5, 6, 7]
+    file.write(curve, heard(curve, 8), ())
+    assert [int(row["step"]) for row in rows(path)] == [0, 1, 2, 4, 5, 6, 7, 8]
+
+
+def test_a_run_that_went_back_replaces_its_lines(tmp_path: Path) -> None:
+    path = tmp_path / "run.csv"
+    file, curve = CsvFile(path), Curve()
+    file.write(curve, heard(curve, 0, 1, 2), ())
+    curve.went_back(Restart(1, 1))
+    file.write(curve, heard(curve, 1, loss_sum=80.0), ())
+    assert [(row["step"], row["loss"]) for row in rows(path)] == [("0", "1.0"), ("1", "10.0"), ("2", "1.0")]
+
+
+def test_a_line_that_was_cut_off_is_written_anew(tmp_path: Path) -> None:
+    path = tmp_path / "run.csv"
+    kept(path, 0, 1)
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-5])
+    file = CsvFile(path)
+    assert [each.step for each in file.points] == [0]
+    curve = Curve(file.points)
+    file.write(curve, heard(curve, 1, loss_sum=8 / 3), ())
+    assert [row["step"] for row in rows(path)] == ["0", "1"]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("step,loss\n1,2\n", "other columns"),
+        (",".join(COLUMNS) + "\n1,nan,8,1.0,,1e-3,0.5,,\n", "line 2 is none that watch wrote"),
+        (",".join(COLUMNS) + "\n1,2\n", "line 2 is none that watch wrote"),
+        (",".join(COLUMNS) + "\n" + "1,2.0,8,1.0,,1e-3,0.5,,\n" * 2, "line 3: step 1 stands twice"),
+    ],
+)
+def test_somebody_elses_file_is_left_as_it_is(tmp_path: Path, text: str, words: str) -> None:
+    path = tmp_path / "run.csv"
+    path.write_text(text)
+    with pytest.raises(UsageError, match=words):
+        CsvFile(path)
+    assert path.read_text() == text
+
+
+def test_a_file_that_cannot_be_written_is_said(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UsageError, match=r"--csv .*run.csv: "):
+        CsvFile(tmp_path / "file" / "run.csv")
+
+
+def test_the_picture_shows_who_came(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    said: list[str] = []
+    marks = [Mark(1, "joined", "...$x$ joined stage 1", "tab:green")]
+    picture = CurvePicture(tmp_path / "run.png", RUN, marks, said.append)
+    curve = Curve(map(point, range(3)))
+    picture.write(curve, (0, 1, 2), ())
+    picture.close()
+    assert (tmp_path / "run.png").read_bytes().startswith(b"\x89PNG") and not said
+
+
+def test_tensorboard_gets_each_step_once(tmp_path: Path) -> None:
+    loader = pytest.importorskip("tensorboard.backend.event_processing.event_file_loader")
+    curve = Curve(map(point, range(3)))
+    curve.evaluated({3: 0.25}, steps=0)
+    for steps in ((0, 1), (0, 1, 2)):  # the second watch knows nothing of the first but what is in the directory
+        board = TensorBoard(tmp_path)
+        board.write(curve, steps, (3,))
+        board.close()
+    found = [
+        (value.tag, event.step, value.tensor.float_val[0])
+        for path in sorted(tmp_path.iterdir())
+        for event in loader.EventFileLoader(str(path)).Load()
+        for value in event.summary.value
+    ]
+    assert sorted(step for tag, step, _ in found if tag == "loss") == [0, 1, 2]
+    assert [each for each in found if each[0] == "held_out"] == [("held_out", 3, 0.25)]
+
+
+class FakeRun:
+    """What `wandb.init` returns. step: of the run as it was left."""
+
+    def __init__(self, step: int) -> None:
+        self.step, self.logged, self.finished = step, list[tuple[int, dict[str, float]]](), False
+
+    def define_metric(self, name: str, *, step_metric: str) -> None:
+        assert (name, step_metric) == ("held_out", "version")
+
+    def log(self, values: dict[str, float], *, step: int) -> None:
+        assert not self.logged or step >= self.logged[-1][0], "wandb drops what goes back"
+        self.logged.append((step, values))
+
+    def finish(self) -> None:
+        self.finished = True
+
+
+def test_weights_and_biases_get_steps_in_order_and_none_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, asked = FakeRun(step=2), dict[str, Any]()
+    fake = SimpleNamespace(init=lambda **words: (asked.update(words), made)[1], Error=RuntimeError, Settings=dict)
+    monkeypatch.setitem(sys.modules, "wandb", fake)
+    sink = WeightsAndBiases("swarms", RUN)
+    assert (asked["project"], asked["id"], asked["resume"]) == ("swarms", f"swarmnet-{RUN[:12]}", "allow")
+    curve = Curve(map(point, range(4)))
+    curve.evaluated({2: 0.25}, steps=0)
+    sink.write(curve, (0, 1, 2, 3), (2,))
+    sink.write(curve, (1,), ())
+    sink.close()
+    assert [(step, values.get("loss"), values.get("held_out")) for step, values in made.logged] == [
+        (2, 1.0 / 3, None),
+        (3, 1.0 / 3, None),
+        (3, None, 0.25),
+    ]
+    assert made.finished
+
+
+def test_weights_and_biases_that_refuse_are_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(**_: object) -> None:
+        raise RuntimeError("no API key\nrun wandb login")
+
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=refuse, Error=RuntimeError, Settings=dict))
+    with pytest.raises(UsageError, match="--wandb swarms: no API key run wandb login"):
+        WeightsAndBiases("swarms", RUN)
+
+
+def test_an_extra_that_is_missing_is_named() -> None:
+    with pytest.raises(UsageError, match=r"--x needs the package not_there: pip install 'swarmnet-train\[extra\]'"):
+        check_installed("--x", "not_there", "extra")

@@ -1,0 +1,212 @@
+"""A watch over members that lie, are mute or have left: what it shows, and how it ends. On virtual time, no network."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from swarmnet.directory import Record, StageStatus
+from swarmnet.errors import PeerGone, RejectCode, UsageError
+from swarmnet.ids import Chain, PeerId, Restart, RunId
+from swarmnet.manifest.file import run_id, to_toml
+from swarmnet.manifest.schema import Admission, Manifest
+from swarmnet.messages import (
+    MAX_FIGURES,
+    Answer,
+    Busy,
+    Evaluation,
+    History,
+    HistoryRequest,
+    ManifestData,
+    ManifestRequest,
+    Rejected,
+    Request,
+    StepFigures,
+)
+from swarmnet.monitor.files import CsvFile
+from swarmnet.monitor.presence import Presence
+from swarmnet.monitor.run import GONE_S, Watcher, WatchOptions
+from swarmnet.net.admission import Admissions
+from swarmnet.net.identity import Identity
+from swarmnet.peer.status import Onlooker, Waiting
+from swarmnet.peer.swarm_health import assess
+from swarmnet.simulate.clock import VirtualLoop
+
+RUN = RunId("ab" * 32)
+Answering = Callable[[HistoryRequest], Answer]
+
+
+def record(name: str, stage: int | None, version: int = 5, **changes: object) -> Record:
+    status = () if stage is None else (StageStatus(stage, version, Chain("c"), synced=True, slots=4),)
+    plain = Record(RUN, PeerId(name), 1, (f"at {name}",), status, trainer=stage is None, steps=6, numerics="cpu")
+    return replace(plain, **changes)  # type: ignore[arg-type]
+
+
+def honest(request: HistoryRequest, steps: int = 6) -> History:
+    known = [StepFigures(step, 8.0 - step, 8, 0.5, 1e-3, 10.0 - step) for step in range(request.since, steps)]
+    return History(tuple(known[:MAX_FIGURES]))
+
+
+def lying(request: HistoryRequest) -> History:
+    return History(tuple(StepFigures(step, 1.0, 8, 0.5, 1e-3, 0.0) for step in range(request.since, 6)))
+
+
+def evaluating(request: HistoryRequest) -> History:
+    return History((), tuple(Evaluation(version, 0.5) for version in (3, 6) if version >= request.since))
+
+
+class Members:
+    """A transport to members that answer as told, and the directory that they are in."""
+
+    num_stages = 1
+
+    def __init__(self, answers: dict[str, Answering], *looks: list[Record], toml: str = "") -> None:
+        """toml: the manifest, which all who answer give."""
+        self._answers, self._looks, self._toml = answers, list(looks), toml
+        self._admissions: Admissions | None = None
+        self.asked: list[tuple[PeerId, int]] = []
+
+    async def records(self) -> tuple[Record, ...]:
+        found = self.known()
+        self._looks = self._looks[1:] or self._looks
+        return found
+
+    def known(self) -> tuple[Record, ...]:
+        admits = lambda each: self._admissions is None or self._admissions.admitted(each.peer, "stage", now=0.0)  # noqa: E731
+        return tuple(each for each in self._looks[0] if admits(each))
+
+    def learn(self, num_stages: int, admissions: Admissions) -> None:
+        self._admissions = admissions
+
+    async def call(
+        self, peer: PeerId, request: Request, payload: object, *, deadline: float
+    ) -> AsyncGenerator[Answer, None]:
+        if isinstance(request, ManifestRequest) and peer in self._answers and self._toml:
+            yield ManifestData(self._toml)
+            return
+        if not isinstance(request, HistoryRequest) or peer not in self._answers:
+            raise PeerGone("nobody listens", peer=peer)
+        self.asked.append((peer, request.since))
+        yield self._answers[peer](request)
+
+
+def watch(members: Members, options: WatchOptions, csv: CsvFile | None = None, run: RunId = RUN) -> int:
+    async def story() -> int:
+        until = asyncio.get_running_loop().time() + 10
+        onlooker = Onlooker(run, cast(Any, members), None, until)
+        watcher = Watcher(onlooker, cast(Any, members), {}, options, csv)
+        try:
+            return await watcher.run(Waiting())
+        finally:
+            watcher.close()
+
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        return runner.run(story())
+
+
+def said(capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+
+
+THREE = [record("a", 0), record("b", 0), record("l", 0)]
+
+
+def test_a_liar_and_a_mute_member_change_nothing(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    answers = {"a": honest, "b": honest, "l": lying, "t": evaluating}
+    everybody = [*THREE, record("gone", 0), record("t", None)]
+    options = WatchOptions(csv=tmp_path / "run.csv", as_json=True)
+    assert watch(Members(answers, everybody), options, CsvFile(tmp_path / "run.csv")) == 0
+    events = said(capsys)
+    assert [(e["step"], e["loss"]) for e in events if e["event"] == "step"] == [(s, 1 - s / 8) for s in range(6)]
+    assert [(e["version"], e["loss"]) for e in events if e["event"] == "held_out"] == [(3, 0.5), (6, 0.5)]
+    assert events[-1] == {"event": "ended", "text": "the run has finished: 6 steps"}
+    assert [(each.step, each.held_out) for each in CsvFile(tmp_path / "run.csv").points if each.held_out] == [
+        (2, 0.5),
+        (5, 0.5),
+    ]
+
+
+def test_two_that_disagree_are_told_of_once(capsys: pytest.CaptureFixture[str]) -> None:
+    looks = [THREE[::2]] * 3 + [[]]
+    assert watch(Members({"a": honest, "l": lying}, *looks), WatchOptions(as_json=True)) == 1
+    events = said(capsys)
+    assert not [each for each in events if each["event"] == "step"]
+    assert [each["text"] for each in events if each["event"] == "note"] == [
+        "members say different things of step 0, and none can be believed: it is left out"
+    ]
+
+
+def test_members_that_are_hidden_busy_or_older_are_done_without(capsys: pytest.CaptureFixture[str]) -> None:
+    circuit = ("/ip4/203.0.113.7/tcp/1/p2p/r/p2p-circuit/p2p/h",)
+    answers: dict[str, Answering] = {
+        "a": honest,
+        "b": lambda _: Busy(1.0, -1),
+        "l": lambda _: Rejected(RejectCode.MALFORMED, "\x1b[31mnot a request"),
+        "h": lying,
+    }
+    members = Members(answers, [*THREE, record("h", 0, addresses=circuit)])
+    assert watch(members, WatchOptions(as_json=True, once=True)) == 0
+    assert next(e["loss"] for e in said(capsys) if e["event"] == "step") == 1.0
+    assert "h" not in {peer for peer, _ in members.asked}
+
+
+def test_what_strangers_say_is_text_on_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    hostile = record("a", 0, software="\x1b]0;owned\x07", numerics="cpu\x1b[2J", finished=False)
+    assert watch(Members({"a": honest}, [hostile]), WatchOptions(once=True)) == 0
+    out = capsys.readouterr().out
+    assert "\x1b" not in out and "\x07" not in out and "step 6/6  loss 0.3750" in out
+
+
+def test_in_a_run_by_invitation_the_uninvited_are_not_asked(capsys: pytest.CaptureFixture[str]) -> None:
+    owner = Identity.generate()
+    manifest = Manifest(admission=Admission(policy="invite", key=owner.peer))
+    uninvited = [replace(each, run=run_id(manifest)) for each in THREE]
+    members = Members({"a": lying, "b": lying, "l": lying}, uninvited, toml=to_toml(manifest))
+    watch(members, WatchOptions(as_json=True, once=True), run=run_id(manifest))
+    assert not members.asked and not [each for each in said(capsys) if each["event"] == "step"]
+
+
+def test_a_manifest_that_is_not_the_runs_changes_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    members = Members({"a": honest}, THREE[:1], toml=to_toml(Manifest()))
+    assert watch(members, WatchOptions(as_json=True, once=True)) == 0
+    assert len([each for each in said(capsys) if each["event"] == "step"]) == 6
+
+
+def test_who_comes_and_goes_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    short = [replace(each, steps=9) for each in THREE]
+    looks = ([short[0], short[1]], short, short[:2], [replace(each, steps=6) for each in short[:2]])
+    assert watch(Members({"a": honest, "b": honest, "l": honest}, *looks), WatchOptions(as_json=True)) == 0
+    changes = [(e["event"], e.get("peer")) for e in said(capsys) if e["event"] in ("joined", "left")]
+    assert changes == [("joined", "l"), ("left", "l")]
+
+
+def test_a_run_that_nobody_announces_any_more_ends_the_watch(capsys: pytest.CaptureFixture[str]) -> None:
+    looks = ([replace(each, steps=9) for each in THREE], [])
+    members = Members({"a": honest}, *looks)
+    assert watch(members, WatchOptions(as_json=True, every_s=GONE_S / 3)) == 1
+    assert "nobody announces run" in said(capsys)[-1]["text"]
+
+
+def test_a_file_of_another_run_is_refused_in_a_line(tmp_path: Path) -> None:
+    path = tmp_path / "run.csv"
+    options = WatchOptions(csv=path, as_json=True, once=True)
+    watch(Members({"a": lying}, THREE[:1]), options, CsvFile(path))
+    before = path.read_bytes()
+    with pytest.raises(UsageError, match=r"run.csv: step 5 is another one in this run: the file is of another run"):
+        watch(Members({"a": honest}, THREE[:1]), options, CsvFile(path))
+    assert path.read_bytes() == before
+
+
+def test_going_back_and_problems_are_said_once() -> None:
+    presence = Presence()
+    first = assess(RUN, [record("a", 0)], 1)
+    assert [change.kind for change in presence.look(first)] == ["problem"], "no trainer"
+    assert not list(presence.look(first))
+    back = assess(RUN, [record("a", 0, restart=Restart(1, 3))], 1)
+    assert [change.text for change in presence.look(back)] == ["the run went back to version 3"]

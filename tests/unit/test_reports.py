@@ -1,0 +1,252 @@
+"""A report says what has changed, and refers to that afterwards; the keeper asks for what it lacks."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from stage_table import CHAIN, TIMERS, Table, kind
+
+from swarmnet.ids import Ballot, Generation, PeerId, RoundId
+from swarmnet.messages import (
+    MAX_COUNTING,
+    Claim,
+    Commit,
+    Committed,
+    Finished,
+    Granted,
+    Prepare,
+    Report,
+    Round,
+    Stamp,
+    Vote,
+)
+from swarmnet.simulate.swarm import SimulatedSigner
+from swarmnet.step.actions import Send
+from swarmnet.step.commits import commit_of, counting, statement
+from swarmnet.step.membership import Membership
+from swarmnet.step.view import View
+
+
+def reports(table: Table, sender: str) -> list[Report]:
+    return [message for _, _, message in table.take(lambda s, _, m: s == sender and isinstance(m, Report))]
+
+
+def next_report(table: Table, sender: str) -> Report:
+    """What a member says on its next tick."""
+    table.now += 0.5
+    table.do(sender, table.members[sender].tick(now=table.now))
+    (report,) = reports(table, sender)
+    return report
+
+
+def at_work() -> Table:
+    """K keeps; A has summed index 0 and reported that."""
+    table = Table("A", "B", "K", microbatches=9)
+    table.execute("A", 0)
+    table.tick()
+    return table
+
+
+def test_what_has_not_changed_is_not_said_again() -> None:
+    table = at_work()
+    report = next_report(table, "A")
+    assert not report.whole and not report.owned and report.ack is None and report.line is None
+    table.execute("A", 1)
+    report = next_report(table, "A")
+    assert report.whole and report.owned == report.summed == {0, 1}
+    assert not next_report(table, "A").whole
+
+
+def test_a_whole_report_that_is_lost_is_asked_for() -> None:
+    table = at_work()
+    table.claim("A", 1)
+    table.settle()
+    table.add("A", 1)
+    lost = next_report(table, "A")
+    assert lost.whole
+    table.do("A", [Send(PeerId("K"), next_report(table, "A"))])
+    table.settle(kind(Report))
+    asked = [message for _, receiver, message in table.wire if receiver == "A" and isinstance(message, Prepare)]
+    assert [prepare.whole for prepare in asked] == [True]
+    table.settle()
+    keeper = table.members["K"].keeper
+    assert keeper is not None and keeper.ledger.of(PeerId("A")) == {0, 1}
+    assert keeper._reports[PeerId("A")].summed == {0, 1}
+    assert not next_report(table, "A").whole
+
+
+def test_what_is_asked_for_has_the_revision_that_it_had() -> None:
+    table = at_work()
+    before = next_report(table, "A")
+    table.put([(PeerId("K"), PeerId("A"), Prepare(before.stamp, before.ballot, whole=True))])
+    (again,) = reports(table, "A")
+    assert again.whole and again.revision == before.revision and again.owned == {0} and again.line is not None
+
+
+def test_a_whole_report_that_was_overtaken_changes_nothing() -> None:
+    table = at_work()
+    old = next_report(table, "A")
+    table.put([(PeerId("K"), PeerId("A"), Prepare(old.stamp, old.ballot, whole=True))])
+    (old,) = reports(table, "A")
+    table.execute("A", 1)
+    table.tick()
+    table.put([(PeerId("A"), PeerId("K"), old)])
+    keeper = table.members["K"].keeper
+    assert keeper is not None and keeper._reports[PeerId("A")].owned == {0, 1}
+
+
+def test_a_new_keeper_and_a_new_generation_get_a_whole_report() -> None:
+    table = at_work()
+    table.do("A", table.members["A"].sums_lost())
+    (report,) = reports(table, "A")
+    assert report.whole and not report.owned
+    table.tick()
+    table.kill("K")
+    table.take(kind(Report))
+    table.settle(kind(Prepare))
+    said = [message for _, receiver, message in table.wire if isinstance(message, Report) and receiver != "K"]
+    assert {report.stamp.step for report in said} == {0} and all(report.whole and report.line for report in said)
+
+
+def test_what_was_given_is_told_to_the_next_in_order() -> None:
+    table = Table(*"ABCDEFGK", microbatches=9)
+    table.execute("A", 0)
+    table.now += 0.5
+    keeper = table.members[table.keeper]
+    sent = [action for action in keeper.tick(now=table.now) if isinstance(action, Send)]
+    given_to = [action.peer for action in sent if isinstance(action.message, Prepare) and action.message.given]
+    order = keeper.view.keeper_order(keeper.term_chain, now=table.now)
+    assert len(given_to) <= 4 and set(given_to) == {keeper.me, *[peer for peer in order if peer != keeper.me][:3]}
+
+
+def test_a_round_is_said_again_to_those_alone_that_do_not_name_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    table = Table("A", "B", "K")
+    table.execute("A", 0)
+    table.claim("K", 1)
+    table.settle(kind(Claim, Granted))
+    (lost,) = (entry for entry in table.take(kind(Round)) if entry[1] == "B")
+    table.settle()
+    said: list[PeerId] = []
+    put = table.put
+    monkeypatch.setattr(
+        table, "put", lambda came: (said.extend(to for _, to, message in came if isinstance(message, Round)), put(came))
+    )
+    table.tick(3.0)
+    assert sorted(set(said)) == ["A", "B", "K"] and len(said) == 3, "each once more"
+    assert lost[2] == table.members["B"].part.round
+
+
+@settings(max_examples=60)
+@given(st.data())
+def test_whatever_is_lost_doubled_or_late_the_keeper_knows_what_is_held_in_the_end(data: st.DataObject) -> None:
+    table = Table("A", "K", microbatches=6)
+    late: list[tuple[PeerId, PeerId, object]] = []
+    for index in range(5):
+        table.claim("A", index)
+        table.settle(lambda *entry: not isinstance(entry[2], Report) or entry[0] == "K")
+        if data.draw(st.booleans()):
+            table.add("A", index)
+        if data.draw(st.integers(0, 5)) == 0:
+            table.do("A", table.members["A"].sums_lost())
+        said = table.take(lambda s, r, m: {s, r} == {"A", "K"} and isinstance(m, Report | Prepare))
+        for entry in said:
+            fate = data.draw(st.sampled_from(["comes", "lost", "doubled", "late"]))
+            late += [entry] if fate in ("late", "doubled") else []
+            table.put([entry] if fate in ("comes", "doubled") else [])
+        if late and data.draw(st.booleans()):
+            table.put([late.pop(data.draw(st.integers(0, len(late) - 1)))])  # type: ignore[list-item]
+        table.now += 0.5
+        for name in ("A", "K"):
+            table.do(name, table.members[name].tick(now=table.now))
+    for _ in range(4):
+        table.tick()
+    member, keeper = table.members["A"], table.members["K"].keeper
+    assert keeper is not None and keeper.members[PeerId("A")] == member.claims.generation
+    known = keeper._reports[PeerId("A")]
+    assert (known.owned, known.summed) == (member.claims.owned, member.claims.summed)
+    assert keeper.ledger.of(PeerId("A")) == member.claims.owned
+
+
+# ---------------------------------------------------------------- who contributed
+
+
+EVERYONE = tuple(sorted(PeerId(f"P{number:02}") for number in range(40)))
+
+
+def sum_of(step: int, *contributors: PeerId) -> Commit:
+    parts = tuple((peer, Generation(1, 1), frozenset({at})) for at, peer in enumerate(contributors))
+    finished = Finished(RoundId(Ballot(0, EVERYONE[0]), step), b"d", 9, 0.0, 1.0, parts)
+    return commit_of(Stamp(step, 1, CHAIN), finished)
+
+
+def known_after(step: int, *contributors: PeerId) -> Membership:
+    me = PeerId("me")
+    membership = Membership(me, 0, View(me, 0, TIMERS), SimulatedSigner(me))
+    membership.applied([sum_of(step, *contributors)])
+    return membership
+
+
+def signed(commit: Commit) -> Commit:
+    """Everybody named has signed it, by seat."""
+    said = statement(commit, Committed(commit).restart)
+    signatures = tuple(SimulatedSigner(peer).sign(said) for peer in commit.contributors[:16])
+    return replace(commit, seats=frozenset(range(len(signatures))), signatures=signatures)
+
+
+def test_contributors_are_named_when_they_are_others_and_every_eighth_step() -> None:
+    known = known_after(2, *EVERYONE)
+    assert known.brief(sum_of(3, *EVERYONE)).contributors == ()
+    assert len(known.brief(sum_of(8, *EVERYONE)).contributors) == MAX_COUNTING
+    others = sum_of(3, *EVERYONE[:5])
+    assert known.brief(others).contributors == EVERYONE[:5] == counting_of(others)
+
+
+def counting_of(commit: Commit) -> tuple[PeerId, ...]:
+    parts = tuple((peer, Generation(1, 1), frozenset({at})) for at, peer in enumerate(commit.contributors))
+    return counting(Finished(commit.id, b"d", 9, 0.0, 1.0, parts))
+
+
+def test_a_commit_that_does_not_name_its_contributors_is_a_certificate_for_who_knows_them() -> None:
+    told = replace(signed(sum_of(3, *EVERYONE)), contributors=())
+    known = known_after(2, *EVERYONE)
+    assert known.hear(told, now=0.0) and known.certified(told, now=0.0)
+    assert known.with_votes(told).contributors == sum_of(3, *EVERYONE).contributors
+
+
+def test_seats_of_contributors_that_are_not_known_are_passed_over() -> None:
+    told = replace(signed(sum_of(3, *EVERYONE)), contributors=())
+    known = known_after(2, *EVERYONE[:20])
+    assert known.hear(told, now=0.0), "nothing is wrong with it"
+    assert not known.certified(told, now=0.0)
+    known.applied([told])
+    assert known.roster(1) == set(EVERYONE[:20]), "what is not known changes nobody's place"
+    named = signed(sum_of(4, *EVERYONE))
+    assert known.hear(named, now=0.0) and known.certified(named, now=0.0)
+
+
+def test_a_seat_that_does_not_exist_is_a_bad_vote() -> None:
+    commit = signed(sum_of(3, *EVERYONE[:3]))
+    known = known_after(2, *EVERYONE[:3])
+    assert not known.hear(replace(commit, seats=frozenset({0, 1, 7})), now=0.0)
+
+
+def test_who_counts_in_a_large_stage_is_the_same_by_commits_and_by_sums() -> None:
+    named = sum_of(3, *EVERYONE)
+    assert len(named.contributors) == MAX_COUNTING
+    assert known_after(3, *EVERYONE).roster(1) == set(named.contributors)
+
+
+def test_named_votes_and_seats_count_alike() -> None:
+    commit = sum_of(3, *EVERYONE[:4])
+    said = statement(commit, Committed(commit).restart)
+    mixed = replace(
+        commit,
+        votes=tuple(Vote(peer, SimulatedSigner(peer).sign(said)) for peer in EVERYONE[:2]),
+        seats=frozenset({3}),
+        signatures=(SimulatedSigner(EVERYONE[3]).sign(said),),
+    )
+    known = known_after(2, *EVERYONE[:4])
+    assert known.hear(mixed, now=0.0) and known.certified(mixed, now=0.0)
