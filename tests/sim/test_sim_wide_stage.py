@@ -8,9 +8,9 @@ import asyncio
 
 import pytest
 
+from swarmnet.messages import MAX_COUNTING
 from swarmnet.simulate.plan import Plan
 from swarmnet.simulate.swarm import Node, Swarm
-from swarmnet.step.membership import MOST_COUNT
 
 
 @pytest.mark.parametrize("replicas", [64, pytest.param(200, marks=(pytest.mark.long, pytest.mark.timeout(1200)))])
@@ -25,7 +25,7 @@ def test_the_keeper_and_two_who_count_die_and_the_step_ends_in_its_time(replicas
         await asyncio.sleep(0.5)
         keeper = next(node for node in swarm.nodes if node.peer.replicas[0].member.keeper is not None)
         roster = keeper.peer.replicas[0].member.membership.roster(0)
-        assert len(roster) <= MOST_COUNT < replicas and keeper.peer.replicas[0].member.view.sparse
+        assert len(roster) <= MAX_COUNTING < replicas and keeper.peer.replicas[0].member.view.sparse
         killed.extend([keeper, *[node for node in swarm.nodes if node.peer_id in roster and node is not keeper][:2]])
         for node in killed:
             swarm.kill(node)
