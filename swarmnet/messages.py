@@ -172,6 +172,10 @@ class Commit:
     notice: Notice = ""
     """The run is longer from this step on."""
 
+    def __hash__(self) -> int:
+        # Of all fields it would take longer than most of what it is needed for.
+        return hash((self.stage, self.step, self.digest))
+
     def contradiction(self) -> str:
         """What in it cannot be, in words; "" if nothing."""
         if self.contributors and roll_of(self.contributors) != self.roll:

@@ -401,6 +401,8 @@ def _bytes(text: str) -> bytes:
 
 def admits(admissions: Admissions, record: Record, *, now: float) -> bool:
     """Is the record's peer admitted as all that the record says it is, by what it or an earlier one shows?"""
+    if admissions.owner is None:
+        return True
     admissions.show(record.peer, record.invitation, now=now)
     # Who is invited as a trainer must not serve a stage on the side.
     return all(admissions.admitted(record.peer, role, now=now) for role in record.roles)

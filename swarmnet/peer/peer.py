@@ -179,6 +179,10 @@ class Peer:
         self.replicas: dict[int, Replica] = {}
         self.records: dict[PeerId, Record] = {}
         """Everybody else's, as last read."""
+        self.named = NO_RESTART
+        """The highest restart that one of them names."""
+        self._read: tuple[Record, ...] = ()
+        self._announced: dict[int, list[Record]] = {}  # of the stages near mine, once somebody has asked
         self._complaints: dict[int, Complaints] = {}
         self._rates = {stage: Rates(me) for stage in engines}
         self._look, self.news, self._moved = asyncio.Event(), asyncio.Event(), asyncio.Event()
@@ -446,15 +450,23 @@ class Peer:
         view, now = self.replicas[stage].member.view, self._now()
         beside = {stage - 1, stage, stage + 1} & set(range(self.manifest.cut.stages))
         found = {other: set(view.live(other, now=now)) for other in sorted(beside)}
-        for peer, record in self.records.items():
-            for status in record.stages:
-                seen = view.get(peer, status.stage) if status.stage in found else None
+        for other, peers in found.items():
+            for record in self._records_of(other):
+                seen = view.get(record.peer, other)
                 # Its record outlives a process that has ended.
-                if status.stage in found and not (seen and seen.dead and seen.incarnation == record.incarnation):
-                    found[status.stage].add(peer)
+                if not (seen and seen.dead and seen.incarnation == record.incarnation):
+                    peers.add(record.peer)
         for other in found.keys() & self.replicas.keys() - {stage}:
             found[other].add(self.me)  # my other stages have views of their own
         return found
+
+    def _records_of(self, stage: int) -> list[Record]:
+        """Those that serve a stage."""
+        if stage not in self._announced:
+            self._announced[stage] = [
+                record for record in self.records.values() if any(status.stage == stage for status in record.stages)
+            ]
+        return self._announced[stage]
 
     def expects(self, peer: PeerId, stage: int) -> bool:
         """Should I hear that replica of a stage, if it lives? Of a large one only some."""
@@ -519,8 +531,7 @@ class Peer:
 
     def _lonely_beside(self) -> set[int]:
         """The stages beside mine of which I know nobody."""
-        served = {status.stage for record in self.records.values() for status in record.stages}
-        return self._near - served - self.replicas.keys()
+        return {stage for stage in self._near - self.replicas.keys() if not self._records_of(stage)}
 
     def _is_astray(self) -> bool:
         """May the run have to go back, or have gone back? Then what peers of all stages say matters."""
@@ -528,14 +539,17 @@ class Peer:
         return (
             supply.rollbacks.wanted is not None
             or any(not replica.member.synced or self._still_s(replica) for replica in self.replicas.values())
-            or any(max(record.restart, record.wants) > supply.rollbacks.current for record in self.records.values())
+            or self.named > supply.rollbacks.current
         )
 
     def _say_who_is_missing(self) -> None:
         """Once, and again when it changes: which stages nobody serves, so that no step can finish."""
+        # Who has not read all stages lately cannot know.
+        if not self._directory.complete():
+            return
         missing = unserved(self.records.values(), num_stages=self.manifest.cut.stages, mine=self.replicas)
-        # Said once, until it changes. Who has not read all stages lately cannot know.
-        if missing == self._missing or not self._directory.complete():
+        # Said once, until it changes.
+        if missing == self._missing:
             return
         self._missing = missing
         if missing:
@@ -547,7 +561,13 @@ class Peer:
         """Read the records of the stages near mine, if it is time; whole: at once and of all, within bounds."""
         near = None if whole else self._near
         found = await self._directory.records(near, at_once=at_once or whole)
+        # Mostly it was not time to read.
+        if found is self._read:
+            return
+        self._read = found
         self.records = {record.peer: record for record in found if record.peer != self.me}
+        self._announced.clear()
+        self.named = max((max(each.restart, each.wants) for each in self.records.values()), default=NO_RESTART)
 
     @property
     def sees_all(self) -> bool:

@@ -11,7 +11,7 @@ from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any
 
 from swarmnet.directory import Record
-from swarmnet.ids import PeerId, Restart
+from swarmnet.ids import NO_RESTART, PeerId, Restart
 from swarmnet.state.lineage import of_one_lineage
 from swarmnet.state.rollback import (
     FromDisk,
@@ -94,7 +94,13 @@ class StateSupply:
             return
         before, wanted, now = self.rollbacks.current, self.rollbacks.wanted, asyncio.get_running_loop().time()
         serving = any(replica.member.synced for replica in self._replicas.values())
-        move = self.rollbacks.decide(self.everybody(), self._words_of_others(now), serving=serving, now=now)
+        move, holdings, records = None, self.everybody(), self._peer.records
+        self._heard_at = {peer: self._heard_at.get(peer, now) for peer, record in records.items() if record.stages}
+        # Where nobody names a restart, nobody's word moves me unless I want one myself.
+        if calm := before == NO_RESTART == self._peer.named:
+            self.rollbacks.want(holdings, now=now)
+        if not calm or self.rollbacks.wanted is not None:
+            move = self.rollbacks.decide(holdings, self._words_of_others(now), serving=serving, now=now)
         if move is not None:
             self._follow(move, since=before)
         elif self.rollbacks.wanted != wanted:
@@ -105,18 +111,25 @@ class StateSupply:
         announced = [
             (self._here(stage), replica.state.checkpoints.on_disk) for stage, replica in self._replicas.items()
         ]
-        announced += [
-            (self._heard(record, status.stage, status.version if status.synced else None), status.disk)
-            for record in self._peer.records.values()
-            if not self.dead(record)
-            for status in record.stages
-        ]
+        heard = self._heard_of()
+        for peer, record in self._peer.records.items():
+            # Of the many that serve far stages there is only their record.
+            far = peer not in heard
+            if far or not self.dead(record):
+                for status in record.stages:
+                    version = status.version if status.synced else None
+                    held = Holding(peer, status.stage, record.restart, version)
+                    announced.append((held if far else self._heard(record, held), status.disk))
         for _, disk in announced:
             for kept in disk:
                 self.rollbacks.remember(kept.restart.number)  # the next one must not be taken for one of those
         return of_one_lineage(announced, self.rollbacks)
 
     # ------------------------------------------------------------ inside
+
+    def _heard_of(self) -> set[PeerId]:
+        """Those of whom heartbeats have told me."""
+        return {peer for replica in self._replicas.values() for _, peer, _ in replica.member.view.known()}
 
     def _here(self, stage: int) -> Holding:
         """What this peer has of a stage, but for its disk."""
@@ -129,35 +142,34 @@ class StateSupply:
             member.version if member.synced else None,
         )
 
-    def _heard(self, record: Record, stage: int, version: int | None) -> Holding:
+    def _heard(self, record: Record, held: Holding) -> Holding:
         """What a record says, or a heartbeat that is newer; behind a cut the record is."""
-        restart, now = record.restart, asyncio.get_running_loop().time()
+        now = asyncio.get_running_loop().time()
         for replica in self._replicas.values():
-            seen = replica.member.view.get(record.peer, stage)
-            heard = seen is not None and replica.member.view.alive(record.peer, now=now, stage=stage)
+            seen = replica.member.view.get(record.peer, held.stage)
+            heard = seen is not None and replica.member.view.alive(record.peer, now=now, stage=held.stage)
             if seen is not None and heard and seen.synced and seen.incarnation == record.incarnation:
-                restart, version = replica.member.restart, seen.version
-        return Holding(record.peer, stage, restart, version)
+                held = Holding(record.peer, held.stage, replica.member.restart, seen.version)
+        return held
 
     def dead(self, record: Record) -> bool:
         """Is the process behind this record known to have ended?"""
-        return any(
-            seen is not None and seen.dead and seen.incarnation == record.incarnation
-            for replica in self._replicas.values()
-            for status in record.stages
-            for seen in (replica.member.view.get(record.peer, status.stage),)
-        )
+        for replica in self._replicas.values():
+            for status in record.stages:
+                seen = replica.member.view.get(record.peer, status.stage)
+                if seen is not None and seen.dead and seen.incarnation == record.incarnation:
+                    return True
+        return False
 
     def _words_of_others(self, now: float) -> list[RestartReport]:
         """What the others say of restarts. Whose heartbeats should reach me and do not is not heard, whatever its
         record says."""
-        records = self._peer.records
-        self._heard_at = {peer: self._heard_at.get(peer, now) for peer, record in records.items() if record.stages}
+        records, heard = self._peer.records, self._heard_of()
         return [
             RestartReport(
                 record.restart,
                 record.wants,
-                heard=not self.dead(record)
+                heard=not (record.peer in heard and self.dead(record))
                 and (
                     now - self._heard_at[record.peer] <= self.rollbacks.lost_s
                     or not any(self._peer.expects(record.peer, status.stage) for status in record.stages)

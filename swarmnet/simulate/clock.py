@@ -12,11 +12,13 @@ import contextvars
 import functools
 import heapq
 import selectors
-import weakref
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+
+_KEPT_TASKS = 32
+"""Tasks of a process that are remembered before those that have ended are forgotten."""
 
 
 class SimulatedProcess:
@@ -26,10 +28,22 @@ class SimulatedProcess:
         self.name = name
         self.stopped = self.dead = False
         self.held: list[Callable[[], None]] = []
-        self.tasks: weakref.WeakSet[asyncio.Task[Any]] = weakref.WeakSet()
         self.remains: list[asyncio.Task[Any]] = []  # of the dead: collecting them would run their `finally` blocks
         self.context = contextvars.copy_context()
         self.context.run(_process.set, self)
+        self._tasks: list[asyncio.Task[Any]] = []
+        self._most = _KEPT_TASKS
+
+    def add(self, task: asyncio.Task[Any]) -> None:
+        """A task of this process has begun."""
+        self._tasks.append(task)
+        if len(self._tasks) > self._most:
+            self._tasks = self.tasks()
+            self._most = 2 * len(self._tasks) + _KEPT_TASKS
+
+    def tasks(self) -> list[asyncio.Task[Any]]:
+        """Those that go on, in the order in which they began."""
+        return [task for task in self._tasks if not task.done()]
 
 
 _process: contextvars.ContextVar[SimulatedProcess | None] = contextvars.ContextVar("process", default=None)
@@ -141,11 +155,15 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def create_task(self, coro: Any, *, name: Any = None, context: Any = None) -> asyncio.Task[Any]:
         """Create the task, and tell its process of it."""
         context = context or contextvars.copy_context()
-        task = super().create_task(coro, name=name, context=context)
+        # One without a name would be given a number, which takes as long as all the rest.
+        task = asyncio.Task(coro, loop=self, name=name or "task", context=context)
         process = context.get(_process)
         if process is not None:
-            process.tasks.add(task)
+            process.add(task)
         return task
+
+    def _asyncgen_firstiter_hook(self, agen: object) -> None:
+        """Each call has several generators, all of which are closed by who iterates: nobody need remember them."""
 
     def at_once(self, process: SimulatedProcess, act: Callable[[], None]) -> None:
         """Do this inside a process, now, or when it continues: without a timer, which would reorder others' events."""
@@ -170,12 +188,12 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def kill_process(self, process: SimulatedProcess) -> None:
         """SIGKILL."""
         process.dead = True
-        process.remains = list(process.tasks)
+        process.remains = process.tasks()
 
     def bury_process(self, process: SimulatedProcess) -> None:
         """Clean up after a dead or stopped process, once nobody can be harmed by its last acts: end its tasks."""
         process.dead = False
-        process.remains = list(process.tasks)
+        process.remains = process.tasks()
         self.continue_process(process)
         for task in process.remains:
             task.cancel()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Collection
 
@@ -50,6 +51,13 @@ class MemoryDirectory:
         near = {peer: entry for peer, entry in self._records.items() if lines.connected(peer, reader)}
         return self._fresh({**self._before, **near})
 
+    def seen_of(self, peer: PeerId, reader: PeerId, lines: SimulatedLinks) -> tuple[float, Record] | None:
+        """One of these."""
+        entry = self._records.get(peer)
+        if self._before is not None and (entry is None or not lines.connected(peer, reader)):
+            entry = self._before.get(peer)
+        return entry if entry is not None and entry[0] > self._loop.time() else None
+
     def _fresh(self, records: dict[PeerId, tuple[float, Record]]) -> list[tuple[float, Record]]:
         now = self._loop.time()
         return [entry for entry in records.values() if entry[0] > now]
@@ -67,32 +75,52 @@ class DirectoryAt:
         self._me, self._directory, self._lines, self._admissions = me, directory, lines, admissions
         self._pace, self._rng = ReadPace(least_s), random.Random(me)
         self._known: dict[PeerId, tuple[float, Record]] = {}
+        self._expires = math.inf  # the first of them
+        self._open: tuple[Record, ...] = ()  # their records
+        self._counted: dict[frozenset[int], int] = {}  # how many of them serve these stages, or feed
 
     async def publish(self, record: Record) -> None:
         await self._directory.publish(record)
 
     async def records(self, near: Collection[int] | None = None, *, at_once: bool = False) -> tuple[Record, ...]:
         now = self._directory.now()
-        self._known = {peer: entry for peer, entry in self._known.items() if entry[0] > now}
+        if self._expires <= now:
+            self._known = {peer: entry for peer, entry in self._known.items() if entry[0] > now}
+            self._look()
         whole = near is None or len(self._known) <= SMALL_RUN
         if self._pace.may_read(whole=whole, at_once=at_once, records=self._count(near, whole), now=now):
-            for expires, record in self._directory.seen_by(self._me, self._lines):
-                if whole or _is_near(record, near):
-                    self._known[record.peer] = expires, record
+            for entry in self._directory.seen_by(self._me, self._lines):
+                if whole or _is_near(entry[1], near):
+                    self._known[entry[1].peer] = entry
+            self._look()
             jitter = self._rng.uniform(0.8, 1.2)
             self._pace.has_read(whole=whole, records=self._count(near, whole), jitter=jitter, now=now)
-        return tuple(record for _, record in self._known.values() if admits(self._admissions, record, now=now))
+        if self._admissions.owner is None:
+            return self._open
+        return tuple(record for record in self._open if admits(self._admissions, record, now=now))
 
     def complete(self) -> bool:
         return self._pace.complete(self._directory.now())
 
     async def find(self, peer: PeerId, stages: Collection[int]) -> None:
-        for expires, record in self._directory.seen_by(self._me, self._lines):
-            if record.peer == peer:
-                self._known[peer] = expires, record
+        entry = self._directory.seen_of(peer, self._me, self._lines)
+        if entry is not None:
+            self._known[peer] = entry
+            self._look()
+
+    def _look(self) -> None:
+        """Something has changed."""
+        self._expires = min((expires for expires, _ in self._known.values()), default=math.inf)
+        self._open = tuple(record for _, record in self._known.values())
+        self._counted.clear()
 
     def _count(self, near: Collection[int] | None, whole: bool) -> int:
-        return sum(whole or _is_near(record, near) for _, record in self._known.values())
+        if whole or near is None:
+            return len(self._open)
+        # It is asked at each look, and changes when something is read.
+        if (stages := frozenset(near)) not in self._counted:
+            self._counted[stages] = sum(_is_near(record, near) for record in self._open)
+        return self._counted[stages]
 
 
 def _is_near(record: Record, near: Collection[int] | None) -> bool:

@@ -107,10 +107,12 @@ class SimulatedLinks:
 
     def relay(self, one: PeerId, other: PeerId) -> PeerId | None:
         """Through whom these two reach each other; None: directly."""
-        return self._relays.get(frozenset((one, other)))
+        return self._relays.get(frozenset((one, other))) if self._relays else None
 
     def reaches(self, sender: PeerId, receiver: PeerId) -> bool:
         """Does a message pass?"""
+        if not (self._deaf or self._group):
+            return True
         if (sender, receiver) in self._deaf:
             return False
         # Who is in no group reaches everybody.
@@ -123,7 +125,7 @@ class SimulatedLinks:
 
     def blocked(self, sender: PeerId, receiver: PeerId) -> bool:
         """Is `receiver` behind a firewall, for `sender`?"""
-        return (sender, receiver) in self._undialled
+        return bool(self._undialled) and (sender, receiver) in self._undialled
 
     def dials(self, sender: PeerId, receiver: PeerId) -> bool:
         """Can `sender` open a connection to `receiver`?"""
@@ -131,7 +133,7 @@ class SimulatedLinks:
 
     def latency_s(self, sender: PeerId, receiver: PeerId) -> float:
         """One way, without jitter."""
-        if (relay := self.relay(sender, receiver)) is not None:
+        if self._relays and (relay := self.relay(sender, receiver)) is not None:
             return self.latency_s(sender, relay) + self.latency_s(relay, receiver)
         found: float | None = None
         if self._pairs:

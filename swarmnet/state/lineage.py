@@ -59,7 +59,8 @@ def _filtered(
         return sound(kept) or bool(current.number and kept.version == current.version and stage not in decided)
 
     return [
-        replace(held, disk=tuple(kept.version for kept in disk if usable(held.stage, kept))) for held, disk in announced
+        replace(held, disk=tuple(kept.version for kept in disk if usable(held.stage, kept))) if disk else held
+        for held, disk in announced
     ]
 
 

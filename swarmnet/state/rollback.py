@@ -14,7 +14,7 @@ Knows no peer, no disk and no clock; it is told who holds what, and who says wha
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence, Set
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import TypeVar
@@ -200,11 +200,7 @@ class Rollbacks:
     def common(self, holdings: Sequence[Holding]) -> int | None:
         """The newest version that every stage can begin from."""
         candidates = {0} | {v for h in holdings for v in h.disk} | {h.version for h in self._serving(holdings)}
-        fit = [
-            v
-            for v in candidates
-            if v is not None and all(self._available(stage, v, holdings) for stage in range(self.num_stages))
-        ]
+        fit = [v for v in candidates if v is not None and self._everywhere(v, holdings)]
         if self.num_stages > 1:  # what one peer alone claims to have of all stages, while several have less, is a word
             having = {v: {h.peer for h in holdings if v == h.version or v in h.disk} for v in fit}
             fit = [v for v in fit if len(having[v]) != 1 or not any(len(peers) > 1 for peers in having.values())]
@@ -355,16 +351,14 @@ class Rollbacks:
     def _reachable(self, restart: Restart, holdings: Sequence[Holding]) -> bool:
         """Is there something to go on from in every stage, at that restart's version or beyond it?"""
         beyond = {h.stage for h in holdings if h.restart == restart and h.version is not None}
-        return all(
-            stage in beyond or self._available(stage, restart.version, holdings) for stage in range(self.num_stages)
-        )
+        return self._everywhere(restart.version, holdings, but=beyond)
 
     def _under_way(self, newest: int | None, holdings: Sequence[Holding]) -> bool:
         """Has the last restart been decided so lately that those who can follow it are still loading?"""
         return (
             bool(self.current.number)
             and (newest <= self.current.version if newest is not None else not self._outlived(holdings))
-            and all(self._available(stage, self.current.version, holdings) for stage in range(self.num_stages))
+            and self._everywhere(self.current.version, holdings)
         )
 
     def _outlived(self, holdings: Sequence[Holding]) -> bool:
@@ -380,15 +374,17 @@ class Rollbacks:
         """Does anybody have anything of this stage that is more than the seed?"""
         return any(h.stage == stage and (h.version or any(h.disk)) for h in holdings)
 
-    def _available(self, stage: int, version: int, holdings: Sequence[Holding]) -> bool:
-        """Can somebody begin this stage at that version, by the run's rules?"""
-        mates = [h for h in holdings if h.stage == stage]
-        if any(h.has(version, self.current) for h in mates):
+    def _everywhere(self, version: int, holdings: Sequence[Holding], *, but: Set[int] = frozenset()) -> bool:
+        """Can somebody begin every stage, but for these, at that version, by the run's rules?"""
+        missing = set(range(self.num_stages)) - but - {h.stage for h in holdings if h.has(version, self.current)}
+        if not missing:
             return True
-        furthest = max(self._newest_served(holdings) or 0, *(v for h in holdings for v in h.disk), 0)
-        if version == 0 and mates and furthest <= self.seed_until:
-            return True  # not even one checkpoint further: also when only some stages have it
-        return self.allow_drop and any(0 < v < version for h in mates for v in h.disk)
+        if version == 0:
+            # Not even one checkpoint further: also when only some stages have it.
+            furthest = max(self._newest_served(holdings) or 0, *(v for h in holdings for v in h.disk), 0)
+            return furthest <= self.seed_until and missing <= {h.stage for h in holdings}
+        earlier = {h.stage for h in holdings if any(0 < v < version for v in h.disk)}
+        return self.allow_drop and missing <= earlier
 
     def _held(self, stage: int, holdings: Sequence[Holding]) -> str:
         mates = [h for h in holdings if h.stage == stage]

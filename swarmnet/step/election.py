@@ -43,9 +43,11 @@ class Election:
     def _sitting(self, now: float) -> frozenset[PeerId]:
         """The mates that I do not let keep: less than half of us, new ones included."""
         view = self._view
+        shunned = view.shunned(now=now)
+        if not (shunned or self._strikes.ends(now=now) or self._vain.ends(now=now)):
+            return frozenset()
         live = self._membership.live(view.stage, now=now) | {*view.live(view.stage, now=now), view.me}
-        mates = live - {view.me}
-        return sitting(mates, self._strikes, view.shunned(now=now), live, vain=self._vain, now=now)
+        return sitting(live - {view.me}, self._strikes, shunned, live, vain=self._vain, now=now)
 
     def promise(self, ballot: Ballot, *, told_by: PeerId | None = None, now: float) -> bool:
         """Promise a ballot. False: I promised as high a one, or its keeper sits out, usurps, or cannot hear my reports.

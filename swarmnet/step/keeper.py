@@ -118,6 +118,7 @@ class Keeper:
         self._waited_s: dict[PeerId, float] = {}  # for the report of a mate that I hear, in all
         self._waiting_at: dict[PeerId, float] = {}  # when I last found that I wait for it
         self._level = False  # had everybody reported when that was last looked at?
+        self._live_at, self._living = (-math.inf, 0), list[PeerId]()  # mates; when that was looked up
         self.sitting = self._excused(now)
         self._last_since: dict[PeerId, float] = {}
         self._non_finite = NonFinite(stamp.step, max_void=shape.max_void)
@@ -364,9 +365,12 @@ class Keeper:
 
     def _excused(self, now: float) -> frozenset[PeerId]:
         """The mates that sit out: they count nothing and fetch the sum. Only the worst, if too few would be left."""
+        shunned = self.view.shunned(now=now)
+        if not (shunned or self._strikes.ends(now=now)):
+            return frozenset()
         live = self._membership.live(self.stamp.stage, now=now)
         mates = (live | {peer for peer, _ in self.view.mates()}) - {self.view.me}
-        return sitting(mates, self._strikes, self.view.shunned(now=now), live, now=now)
+        return sitting(mates, self._strikes, shunned, live, now=now)
 
     def _leave_silent(self, now: float) -> list[Action]:
         """Rule 14: leave out mates that are heard and do not report.
@@ -399,12 +403,15 @@ class Keeper:
         return actions
 
     def _live(self, now: float) -> list[PeerId]:
-        version = self.stamp.step
-        return [
-            peer
-            for peer, seen in self.view.mates()
-            if seen.synced and self._is_open_at(seen) and not self.view.lost(peer, version, now=now)
-        ]
+        # Each `advance` asks several times.
+        if self._live_at != (now, self.view.changes):
+            self._live_at = now, self.view.changes
+            self._living = [
+                peer
+                for peer, seen in self.view.mates()
+                if seen.synced and self._is_open_at(seen) and not self.view.lost(peer, self.stamp.step, now=now)
+            ]
+        return self._living
 
     def _is_open_at(self, seen: Seen) -> bool:
         """Does this mate have the weights that the step is computed on?"""

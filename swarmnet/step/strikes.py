@@ -76,9 +76,10 @@ class Strikes:
         self._now = max(now, self._now)
         return peer in self._struck and now < self._struck[peer][2]
 
-    def until(self, peer: PeerId) -> float:
-        """The time at which this peer stops sitting out."""
-        return self._struck[peer][2] if peer in self._struck else -math.inf
+    def ends(self, *, now: float) -> dict[PeerId, float]:
+        """The peers that sit out now, and until when."""
+        self._now = max(now, self._now)
+        return {peer: until for peer, (_, _, until) in self._struck.items() if now < until}
 
     def level(self, peer: PeerId, *, now: float) -> int:
         """Strikes that have not faded."""
@@ -104,11 +105,12 @@ def sitting(
     keeper is chosen, `vain`), then those that most shun, then those that sit out longest.
     """
 
-    def until(book: Strikes | None, peer: PeerId) -> float:
-        return book.until(peer) if book is not None and book.sits(peer, now=now) else -math.inf
-
-    sits = {peer: (until(vain, peer), math.inf if peer in shunned else until(strikes, peer)) for peer in mates}
-    struck = {peer for peer, ends in sits.items() if max(ends) > -math.inf}
+    ends, in_vain = strikes.ends(now=now), vain.ends(now=now) if vain is not None else {}
+    struck = mates & (ends.keys() | in_vain.keys() | shunned)
+    sits = {
+        peer: (in_vain.get(peer, -math.inf), math.inf if peer in shunned else ends.get(peer, -math.inf))
+        for peer in struck
+    }
     worst = sorted(struck & live, key=lambda peer: (*(-end for end in sits[peer]), peer))
     return frozenset(struck - live) | frozenset(worst[: max(len(live) - 1, 0) // 2])
 

@@ -10,6 +10,7 @@ Suspicion decides progress, never correctness (docs/protocol.md, I2). Pure.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import math
 import statistics
@@ -68,6 +69,7 @@ class Seen:
     """Does more than heartbeats come from it, since the last one but one? Then silence is noticed sooner."""
 
 
+@functools.lru_cache(maxsize=4096)
 def stages_in(bits: bytes) -> frozenset[int]:
     """The stages of a heartbeat's `known`."""
     return frozenset(8 * at + bit for at, byte in enumerate(bits) if byte for bit in range(8) if byte >> bit & 1)
@@ -90,12 +92,15 @@ class View:
         """Stages of which I hear a few replicas only: there silence of the others means nothing (`step.graph`)."""
         self.beat_s = timers.heartbeat_s
         """Between two heartbeats to a peer."""
+        self.changes = 0
+        """How often what decides who lives has changed: until then it need not be looked at again."""
         self._refused_at: dict[PeerId, float] = {}  # unknown peers where nobody listens
         self._seen: dict[int, dict[PeerId, Seen]] = {}
         self._reached_at: dict[PeerId, float] = {}  # who answered on a connection that I opened; the latest last
 
     def hear(self, peer: PeerId, beat: Heartbeat, *, now: float) -> bool:
         """Take in a heartbeat. Returns True if the peer is new, newly alive, or a new incarnation of itself."""
+        self.changes += 1
         stage = self._seen.setdefault(beat.stamp.stage, {})
         seen = stage.get(peer)
         # It was sent before the connection broke for good.
@@ -121,6 +126,7 @@ class View:
 
     def touch(self, peer: PeerId, *, now: float) -> None:
         """Any message is a sign of life."""
+        self.changes += 1
         for stage in self._seen.values():
             if peer in stage and not stage[peer].dead:
                 self._alive(stage[peer], now)
@@ -141,15 +147,15 @@ class View:
         """Mates that I have heard for a while, and that answered nothing meanwhile on a connection that I opened."""
         # It only reduces nothing for that, and is suspected of nothing.
         limit_s = max(self.timers.suspect_s / 2, self.beat_s + _ASKED_S)
-        return tuple(
-            sorted(
-                peer
-                for peer, seen in self.mates()
-                if now - seen.since > limit_s < self.reach_age(peer, now=now)
-                and self.alive(peer, now=now)
-                and (self.stage not in self.sparse or peer in self._neighbours)  # whom I do not call answers nothing
-            )
-        )
+        reached_at = self._reached_at
+        found = [
+            peer
+            for peer, seen in self._seen.get(self.stage, {}).items()
+            if now - seen.since > limit_s < now - reached_at.get(peer, -math.inf) and peer != self.me
+        ]
+        if self.stage in self.sparse:
+            found = [peer for peer in found if peer in self._neighbours]  # whom I do not call answers nothing
+        return tuple(sorted(peer for peer in found if self.alive(peer, now=now)))
 
     def answers(self, peer: PeerId, *, now: float) -> bool:
         """Can I call this peer, for all I know? False if I no longer can, though I may hear it: a firewall."""
@@ -159,6 +165,7 @@ class View:
     def gone(self, peer: PeerId, *, now: float) -> bool:
         """The peer is definitely dead (nobody listens there). Returns True if that is news."""
         news = False
+        self.changes += 1
         self._reached_at.pop(peer, None)
         if not any(peer in stage for stage in self._seen.values()):
             self._refused_at[peer] = now
@@ -176,15 +183,18 @@ class View:
 
     def forget(self, peer: PeerId) -> None:
         """Know nothing of this peer any more."""
+        self.changes += 1
         for stage in self._seen.values():
             stage.pop(peer, None)
 
     def forget_all(self) -> None:
         """Forget all that others said; what I know of connections stays."""
+        self.changes += 1
         self._seen.clear()
 
     def forget_silent(self, *, now: float) -> None:
         """Drop replicas that were dead or silent for ten long silences; one that comes back is then new."""
+        self.changes += 1
         for stage in self._seen.values():
             for peer in [p for p, s in stage.items() if now - s.heard_at > 10 * self.timers.long_silence_s]:
                 del stage[peer]
@@ -196,6 +206,7 @@ class View:
     def hear_only(self, neighbours: Collection[PeerId], *, now: float) -> None:
         """Of large stages I hear and call these alone: who falls silent and is none of them need not be gone."""
         self._neighbours = frozenset(neighbours)
+        self.changes += 1
         for stage in self.sparse & self._seen.keys():
             known = self._seen[stage]
             for peer in [p for p in known if p not in neighbours and not known[p].dead]:
@@ -219,8 +230,11 @@ class View:
         """Heard within the silence limit and not known dead. I am always alive."""
         if peer == self.me:
             return True
-        seen = self.get(peer, stage)
-        return seen is not None and not seen.dead and now - seen.heard_at <= self.silence_limit(seen)
+        seen = self._seen.get(self.stage if stage is None else stage, {}).get(peer)
+        if seen is None or seen.dead:
+            return False
+        silent_s = now - seen.heard_at
+        return silent_s <= self.timers.suspect_s or silent_s <= self.silence_limit(seen)
 
     def may_live(self, peer: PeerId, *, now: float, stage: int | None = None) -> bool:
         """Alive, or one of a large stage whom I do not listen to."""
@@ -245,9 +259,13 @@ class View:
     def shunned(self, *, now: float) -> frozenset[PeerId]:
         """Mates that most others of my stage, two at least, go on without or cannot call: I need not wait for them to
         find out."""
-        live = {peer: seen for peer in self.live(self.stage, now=now) if (seen := self.get(peer)) is not None}
-        said = Counter(of for peer, seen in live.items() for of in {*seen.sitting, *seen.unreached} - {peer})
+        known = self._seen.get(self.stage, {})
+        # Mine is one voice: where nobody else says anything of anybody, as most of the time, there are never two.
+        if not any(seen.sitting or seen.unreached for seen in known.values()):
+            return frozenset()
         mine = self.unreached(now=now)
+        live = {peer: known[peer] for peer in self.live(self.stage, now=now)}
+        said = Counter(of for peer, seen in live.items() for of in {*seen.sitting, *seen.unreached} - {peer})
         said.update(mine)
         return frozenset(
             of for of, voices in said.items() if voices > 1 and 2 * voices > len(live.keys() - {of}) + (of in mine)
@@ -260,15 +278,22 @@ class View:
 
     def live(self, stage: int, *, now: float) -> list[PeerId]:
         """Synced live replicas of a stage that I can call, sorted; in my own stage without me."""
-        seen = self._seen.get(stage, {})
-        return sorted(
+        suspect_s, long_s, reached_at = self.timers.suspect_s, self.timers.long_silence_s, self._reached_at
+        found = [
             peer
-            for peer, s in seen.items()
-            if s.synced
-            and (stage, peer) != (self.stage, self.me)
-            and self.alive(peer, now=now, stage=stage)
-            and self.answers(peer, now=now)
-        )
+            for peer, seen in self._seen.get(stage, {}).items()
+            if seen.synced
+            # As `alive` and `answers` have it, without a call for each.
+            and (
+                (not seen.dead and (now - seen.heard_at <= suspect_s or self.alive(peer, now=now, stage=stage)))
+                or peer == self.me
+            )
+            and (peer not in reached_at or now - reached_at[peer] <= long_s)
+        ]
+        if stage == self.stage and self.me in found:
+            found.remove(self.me)
+        found.sort()
+        return found
 
     def mates(self) -> Iterator[tuple[PeerId, Seen]]:
         """All known replicas of my stage but me, dead ones included."""

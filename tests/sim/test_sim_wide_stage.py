@@ -1,0 +1,41 @@
+"""One stage of many replicas, with the bounds of production: who is in sight and who counts are few of them."""
+
+# ruff: noqa: ASYNC110  (on virtual time, looking again in a few milliseconds costs nothing)
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from swarmnet.messages import MAX_COUNTING
+from swarmnet.simulate.plan import Plan
+from swarmnet.simulate.swarm import Node, Swarm
+
+
+@pytest.mark.parametrize("replicas", [64, pytest.param(200, marks=(pytest.mark.long, pytest.mark.timeout(1200)))])
+def test_the_keeper_and_two_who_count_die_and_the_step_ends_in_its_time(replicas: int) -> None:
+    """Sums and weights are held against those of one process; nobody else is evicted."""
+    killed: list[Node] = []
+
+    async def script(swarm: Swarm) -> None:
+        members = [node.peer.replicas[0].member for node in swarm.nodes]
+        while not any(member.version for member in members):
+            await asyncio.sleep(0.05)
+        await asyncio.sleep(0.5)
+        keeper = next(node for node in swarm.nodes if node.peer.replicas[0].member.keeper is not None)
+        roster = keeper.peer.replicas[0].member.membership.roster(0)
+        assert len(roster) <= MAX_COUNTING < replicas and keeper.peer.replicas[0].member.view.sparse
+        killed.extend([keeper, *[node for node in swarm.nodes if node.peer_id in roster and node is not keeper][:2]])
+        for node in killed:
+            swarm.kill(node)
+
+    plan = Plan(replicas=replicas, stages=1, microbatches=2 * replicas, steps=2, forward_s=0.2, between_reads_s=2.0)
+    swarm = Swarm(plan, 1)
+    swarm.run(until_s=60.0, script=script)
+    applied = {peer for _, peer, event, fields in swarm.events if event == "applied" and fields["version"] == 2}
+    assert len(applied) == replicas - len(killed)
+    evicted = {fields["peer"] for _, _, event, fields in swarm.events if event == "evicted"}
+    assert evicted <= {node.peer_id for node in killed}
+    # A heartbeat goes to the few of `step.graph`, and not to all.
+    assert swarm.network.sent["Heartbeat"] < replicas * replicas * swarm.loop.time()
