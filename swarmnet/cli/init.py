@@ -308,7 +308,7 @@ def _digested(manifest: Manifest, tokens: Tokens) -> Manifest:
 
 @click.command("tokenize", context_settings=SETTINGS)
 @click.argument("source", metavar="SOURCE")
-@click.argument("out", type=click.Path(path_type=Path, dir_okay=False), metavar="OUT")
+@click.argument("out", type=click.Path(path_type=Path), metavar="OUT")
 @click.option("--tokenizer", metavar="NAME", default="bytes", show_default=True, help="bytes, or a tokenizer.json.")
 @click.option("--force", is_flag=True, help="Overwrite OUT.")
 def tokenize(source: str, out: Path, tokenizer: str, *, force: bool) -> int:

@@ -152,6 +152,9 @@ def read_fleet(path: Path) -> Members:
     from swarmnet.config.fleet import MachineKind, Members
 
     data = toml.read(path)
+    # Both describe a fleet: one by its machines, the other by how they are drawn.
+    if data.keys() & {"peers", "run", "machine", "churn", "timers"}:
+        raise UsageError(f"{path}: this is a fleet of `swarmnet simulate`; docs/plan.md shows one of `plan` and `init`")
     entries = data.get("machines", [])
     if not (isinstance(entries, list) and all(isinstance(entry, dict) for entry in entries)):
         raise UsageError(f"{path}: machines: write [[machines]] above each kind of machine")

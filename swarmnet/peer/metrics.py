@@ -134,7 +134,8 @@ def not_ready(peer: Peer) -> str:
     """Why it does not serve all its stages, in words; "" if it does."""
     if peer.halted is not None:
         return f"the run halted at version {peer.halted}"
-    if peer.paused:
+    # One that is alone with a stage's state serves on.
+    if peer.paused and all(replica.execution.leaving for replica in peer.replicas.values()):
         return "paused, as asked"
     waits = [str(status.stage) for status in peer.status().stages if not status.synced]
     return f"no state yet of stage {', '.join(waits)}" if waits else ""

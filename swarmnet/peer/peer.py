@@ -548,6 +548,8 @@ class Peer:
         if not self._directory.complete():
             return
         missing = unserved(self.records.values(), num_stages=self.manifest.cut.stages, mine=self.replicas)
+        if self.finished.is_set():  # nobody is needed any more
+            missing = ()
         # Said once, until it changes.
         if missing == self._missing:
             return

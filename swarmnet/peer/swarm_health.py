@@ -172,9 +172,11 @@ def assess(run: RunId, records: Sequence[Record], num_stages: int, admissions: A
         return Assessment(run, False, num_stages, problems=(_nobody(run),))
     stages = tuple(StageLine(stage, tuple(_replicas(stage, records))) for stage in range(num_stages))
     trainers = tuple(TrainerLine(r.peer, r.addresses) for r in records if r.feeds)
-    finished = bool(stages) and all(any(replica.finished for replica in line.replicas) for line in stages)
     restart, holdings = holdings_of(records, num_stages)
     standing = _standing(holdings, num_stages, restart)
+    # Who has left after the last step is not missed.
+    served = [line for line in stages if any(standing.serves(replica) for replica in line.replicas)]
+    finished = bool(served) and all(any(replica.finished for replica in line.replicas) for line in served)
     synced = [[replica.version for replica in line.replicas if standing.serves(replica)] for line in stages]
     problems = [*_halts(records), *_run_problems(trainers, finished), *_went_back(restart, records)]
     for line in stages:
@@ -317,7 +319,7 @@ def _stage_problems(line: StageLine, standing: _Standing, finished: bool) -> Ite
     stage, replicas = line.stage, line.replicas
     serving = [replica for replica in replicas if standing.serves(replica)]
     # Nothing can finish a step: the first thing to know.
-    if not serving:
+    if not serving and not finished:
         yield _without_state(line, standing)
     for version, chains in _forks(replicas):
         text = (

@@ -153,7 +153,10 @@ class Desk:
         match request:
             case {"ask": "pause"}:
                 self.wishes = replace(self.wishes, paused=True)
-                return Reply("paused: it takes no new microbatches and keeps its state up to date")
+                words = (
+                    "it takes no new microbatches, unless nobody else has its stage's state, which it keeps up to date"
+                )
+                return Reply(f"paused: {words}")
             case {"ask": "resume"}:
                 self.wishes = replace(self.wishes, paused=False)
                 still = self.pauses(minute)

@@ -179,6 +179,9 @@ def read(path: Path | None, layers: Sequence[SettingsLayer] = ()) -> Fleet:
     entries = data.pop("machines", [])
     if not (isinstance(entries, list) and all(isinstance(entry, dict) for entry in entries)):
         raise UsageError(f"{here}: machines: write [[machines]] above each kind of machine")
+    # Both describe a fleet: one by its machines, the other by how they are drawn.
+    if any(entry.keys() & {"count", "device", "gpus", "tflops", "mbit"} for entry in entries):
+        raise UsageError(f"{here}: this is a fleet of `swarmnet plan`; docs/simulate.md shows one of `simulate`")
     # What nobody describes is to show something.
     unsaid = SettingsLayer("default", {"churn": {"kill_every": 20.0}} if path is None else {})
     said = resolve(FleetFile, [unsaid, SettingsLayer(here, data), *layers], where=here)

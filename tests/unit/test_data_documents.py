@@ -148,12 +148,13 @@ def test_processes_elsewhere_get_the_whole_path_and_the_column(tmp_path):
 def test_tokenize_writes_what_loading_the_text_gives(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(sources, "_BLOCK", 7)  # several blocks
     (tmp_path / "b.jsonl").write_bytes(jsonl())
+    (tmp_path / "out").mkdir()  # in nobody's way: the file's name has an ending
     assert run(["tokenize", str(tmp_path / "b.jsonl"), str(tmp_path / "out")]) == 0
     out = tmp_path / "out.u8.bin"
     text, ids = load_tokens(str(tmp_path / "b.jsonl")), load_tokens(str(out))
     assert isinstance(ids.ids, np.memmap) and ids.sha256 == text.sha256
     assert f"--data {out}" in capsys.readouterr().out
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["b.jsonl", "out.u8.bin"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["b.jsonl", "out", "out.u8.bin"]
 
 
 @pytest.mark.parametrize(

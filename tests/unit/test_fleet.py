@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from swarmnet.cli.frame import BAD_INPUT, run
+from swarmnet.cli.line import read_fleet
 from swarmnet.config.check import layer
 from swarmnet.errors import UsageError
 from swarmnet.local.fault import Join, Kill, stage_of
@@ -135,3 +136,13 @@ def test_what_is_typed_wrong_is_said_before_the_work(words: str, capsys: pytest.
 def test_the_example_is_a_fleet() -> None:
     found = read(ROOT / "docs/fleet.toml")
     assert len(found.machines) == 24 and found.regions == ("eu", "us", "asia")
+
+
+def test_a_fleet_of_the_other_command_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"fleet of `swarmnet simulate`; docs/plan\.md shows one"):
+        read_fleet(ROOT / "docs/fleet.toml")
+    path = tmp_path / "fleet.toml"
+    path.write_text("[[machines]]\ncount = 3\nmbit = 100.0\n[regions]\nusual_ms = 40.0\n")
+    assert read_fleet(path).machines[0].count == 3
+    with pytest.raises(UsageError, match=r"fleet of `swarmnet plan`; docs/simulate\.md shows one"):
+        read(path)

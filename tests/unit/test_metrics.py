@@ -25,7 +25,7 @@ DASHBOARD = Path(__file__).parents[2] / "docs" / "grafana.json"
 PAGE = DASHBOARD.with_name("metrics.md")
 
 
-def peer(*, synced: bool = True, paused: bool = False, halted: int | None = None) -> Any:
+def peer(*, synced: bool = True, paused: bool = False, alone: bool = False, halted: int | None = None) -> Any:
     """As much of a peer as is asked: one of stage 1, that knows another."""
     status = SimpleNamespace(stage=1, synced=synced, version=7, queue=3)
     record = SimpleNamespace(stages=(status,), tokens_per_second=120.5)
@@ -36,6 +36,7 @@ def peer(*, synced: bool = True, paused: bool = False, halted: int | None = None
         halted=halted,
         limits=SimpleNamespace(slots=4),
         records={"other": other},
+        replicas={1: SimpleNamespace(execution=SimpleNamespace(leaving=paused and not alone))},
         status=lambda: record,
     )
 
@@ -132,6 +133,7 @@ def test_the_dashboard_asks_for_what_is_there() -> None:
         ("/readyz", peer(), 200, "ok"),
         ("/readyz", peer(synced=False), 503, "no state yet of stage 1"),
         ("/readyz", peer(paused=True), 503, "paused, as asked"),
+        ("/readyz", peer(paused=True, alone=True), 200, "ok"),
         ("/readyz", peer(halted=9), 503, "the run halted at version 9"),
         ("/", peer(), 404, "there are /metrics, /healthz and /readyz"),
     ],

@@ -40,6 +40,14 @@ def test_a_stage_whose_replicas_are_all_gone() -> None:
     assert "with the --dir it had" in text and problems["stage_empty"].stage == 1
 
 
+def test_who_leaves_after_the_last_step_is_not_missed() -> None:
+    stays = [replace(each, finished=True) for each in three(0)]
+    result, problems = found(*stays)
+    assert result.finished and not problems
+    result, problems = found(*stays, *three(1))
+    assert not result.finished and not problems, "stage 1 has steps to do"
+
+
 def test_newcomers_without_its_state_do_not_bring_a_stage_back() -> None:
     joiner = record("j", status(1, 0, synced=False))
     _, problems = found(*three(0), joiner)
