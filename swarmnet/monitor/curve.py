@@ -64,6 +64,7 @@ class Curve:
         self._points = {point.step: point for point in points}
         self._steps = sorted(self._points)
         self._first = 0
+        self._unknown = set(self._points)  # of the files, not yet heard from anybody
         self._witnesses: dict[PeerId, _Witness] = {}
         self._evaluations = {point.step + 1: point.held_out for point in points if point.held_out is not None}
         self._restart: Restart = NO_RESTART
@@ -84,8 +85,26 @@ class Curve:
 
     @property
     def newest(self) -> CurvePoint | None:
-        """The last step that is known."""
-        return self._points[self._steps[-1]] if self._steps else None
+        """The last step that is known, of those that stand."""
+        return next((self._points[step] for step in reversed(self._steps) if self.stands(step)), None)
+
+    @property
+    def newest_held_out(self) -> int | None:
+        """The last version, of those that stand, whose held-out loss is known."""
+        return max((version for version in self._evaluations if self.stands(version - 1)), default=None)
+
+    def stands(self, step: int) -> bool:
+        """It is of the run's present past: the run has not gone back to before it, or most have told it since."""
+        return not self.may_differ(step) or step in self._done_again
+
+    def may_differ(self, step: int) -> bool:
+        """From what a file says: the run has gone back to before it."""
+        return self._again_from is not None and step >= self._again_from
+
+    @property
+    def compared(self) -> bool:
+        """Whether members have told a step that is in the files, or there is none."""
+        return not self._points or len(self._unknown) < len(self._points)
 
     @property
     def evaluations(self) -> Mapping[int, float]:
@@ -138,14 +157,16 @@ class Curve:
             del witness.said[step]
         return len(known) == MAX_FIGURES
 
-    def went_back(self, restart: Restart) -> None:
-        """The newest restart that half of those who serve follow: what came of the steps after it is asked for anew."""
+    def went_back(self, restart: Restart) -> bool:
+        """The newest restart that half of those who serve follow: what came of the steps after it is asked for anew.
+        Returns whether it is a new one."""
         if restart <= self._restart:
-            return
+            return False
         self._restart = restart
         self._again_from = min(restart.version, restart.version if self._again_from is None else self._again_from)
         self._witnesses.clear()
         self._done_again.clear()
+        return True
 
     def settle(
         self, answering: Collection[PeerId], *, now: float, replicas: str, live_s: float
@@ -166,7 +187,8 @@ class Curve:
             # Who has told later steps alone was not there: it came later, or skipped the step. Who has not come so far
             # may yet say something else.
             behind = sum(each.next <= step for each in speaking)
-            agreed, known, fixed = _most_say(told), self._points.get(step), self._is_fixed(step)
+            agreed, known = _most_say(told), self._points.get(step)
+            fixed = known is not None and self.stands(step)
             # One alone is believed only where there are not enough to outvote it.
             enough = len(agreed) >= max((len(told) + behind) // 2 + 1, 2 if len(speaking) > 2 else 1)
             if not enough and not fixed:
@@ -181,20 +203,17 @@ class Curve:
                 self._done_again.add(step)
             found = self._point(agreed, now=now, replicas=replicas, live_s=live_s)
             if known is not None and (known.loss, known.tokens) == (found.loss, found.tokens):
+                self._unknown.discard(step)
                 continue
             if fixed:
                 against.append(step)
                 continue
+            self._unknown.discard(step)
             if known is None:
                 bisect.insort(self._steps, step)
             self._points[step] = found
             changed.append(step)
         return changed, against
-
-    def _is_fixed(self, step: int) -> bool:
-        """Is it known, and has it not to be done again?"""
-        again = self._again_from is not None and step >= self._again_from and step not in self._done_again
-        return step in self._points and not again
 
     def evaluated(self, found: Mapping[int, float], *, steps: int) -> list[int]:
         """Held-out losses by version, of trainers. Returns the versions that are new or changed."""
@@ -212,8 +231,8 @@ class Curve:
 
     def _witness(self, peer: PeerId) -> _Witness:
         if peer not in self._witnesses:
-            # The last step is asked for again: it tells whether a file is of this run.
-            while self._first in self._points and self._first < self._steps[-1]:
+            # All that it remembers, until it is known whether the files are of this run.
+            while self.compared and self._first in self._points:
                 self._first += 1
             since = self._first if self._again_from is None else min(self._first, self._again_from)
             self._witnesses[peer] = _Witness(next=since)

@@ -11,6 +11,8 @@ import csv
 import importlib.util
 import io
 import math
+import os
+import struct
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -46,15 +48,26 @@ class CsvFile:
     """A line for each step, by step, of the steps that are known."""
 
     def __init__(self, path: Path) -> None:
-        """Read what is there. Raises UsageError if it is something else, or cannot be written."""
+        """Read what is there; nothing is made or changed before the first `write`. Raises UsageError if it is something
+        else, or cannot be written."""
         self._path = path
         self.points: list[CurvePoint] = []
         self._steps: list[int] = []
         self._starts: list[int] = []  # where the lines begin
+        self._end = 0  # of the whole lines
+        self._begun = False
+        self._file: IO[bytes] | None = None
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._file: IO[bytes] = path.open("r+b" if path.exists() else "w+b")
-            self._read(self._file.read())
+            if str(path) == "-" or (path.exists() and not path.is_file()):
+                raise UsageError(
+                    f"--csv {path}: it is no regular file, and lines are put in between: name another file"
+                )
+            if path.exists():
+                self._file = path.open("r+b")
+                self._read(self._file.read())
+            above = next(each for each in path.absolute().parents if each.exists())
+            if self._file is None and not (above.is_dir() and os.access(above, os.W_OK)):
+                raise UsageError(f"--csv {path}: {above} is no directory that can be written: name another file")
         except OSError as error:
             raise UsageError(f"--csv {path}: {error.strerror}") from error
 
@@ -79,18 +92,34 @@ class CsvFile:
             self._steps.append(point.step)
             self._starts.append(at)
             at += len(line)
-        self._file.seek(0)
-        if not whole:
-            self._file.write(head)
-        self._file.truncate(at)
-        self._file.flush()
+        self._end = at if whole else 0
 
     def write(self, curve: Curve, steps: Collection[int], versions: Collection[int]) -> None:
         changed = {*steps, *(version - 1 for version in versions if version - 1 in curve)}
+        try:
+            self._write(curve, changed)
+        except OSError as error:
+            raise UsageError(f"--csv {self._path}: {error.strerror}") from error
+
+    def _begin(self) -> IO[bytes]:
+        if self._file is None:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = self._path.open("w+b")
+        if not self._begun:
+            self._file.truncate(self._end)
+            self._file.seek(self._end)
+            if not self._end:
+                self._file.write(_line(COLUMNS))
+            self._file.flush()
+            self._begun = True
+        return self._file
+
+    def _write(self, curve: Curve, changed: Collection[int]) -> None:
+        file = self._begin()
         if not changed:
             return
         first = bisect.bisect_left(self._steps, min(changed))
-        at = self._starts[first] if first < len(self._starts) else self._file.seek(0, io.SEEK_END)
+        at = self._starts[first] if first < len(self._starts) else file.seek(0, io.SEEK_END)
         del self._steps[first:], self._starts[first:]
         lines = []
         for point in curve.since(min(changed)):
@@ -99,16 +128,14 @@ class CsvFile:
             self._starts.append(at)
             lines.append(_line(_cells(point, pace)))
             at += len(lines[-1])
-        try:
-            self._file.seek(self._starts[first])
-            self._file.write(b"".join(lines))
-            self._file.truncate(at)
-            self._file.flush()
-        except OSError as error:
-            raise UsageError(f"--csv {self._path}: {error.strerror}") from error
+        file.seek(self._starts[first])
+        file.write(b"".join(lines))
+        file.truncate(at)
+        file.flush()
 
     def close(self) -> None:
-        self._file.close()
+        if self._file is not None:
+            self._file.close()
 
 
 def _line(cells: Iterable[object]) -> bytes:
@@ -201,29 +228,57 @@ class TensorBoard:
     """Event files in a directory. A step that an earlier watch has written is not written again."""
 
     def __init__(self, directory: Path) -> None:
-        """Raises UsageError."""
+        """Read what is there; nothing is made before the first `write`. Raises UsageError."""
         from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
         from tensorboard.compat.proto import event_pb2, summary_pb2
-        from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
         self._event, self._summary = event_pb2.Event, summary_pb2.Summary
+        self._directory = directory
+        self._writer: Any = None
         self._there: set[tuple[str, int]] = set()
+        self._losses: dict[int, float] = {}  # of steps that are not compared yet
         try:
             for path in sorted(directory.glob("*tfevents*")):
                 for event in EventFileLoader(str(path)).Load():
                     self._there |= {(value.tag, event.step) for value in event.summary.value}
-            self._writer = EventFileWriter(str(directory))
+                    for value in event.summary.value:
+                        if value.tag == "loss" and value.tensor.float_val:
+                            self._losses[event.step] = value.tensor.float_val[0]
         except OSError as error:
             raise UsageError(f"--tensorboard {directory}: {error.strerror}") from error
 
     def write(self, curve: Curve, steps: Collection[int], versions: Collection[int]) -> None:
+        self._compare(curve, steps)
+        if self._writer is None and (steps or versions):
+            self._begin()
         for step in sorted(steps):
             (point,) = curve.before(step, 1)
             self._add(step, point.time, values_of(curve, step))
         for version in sorted(versions):
             self._add(version, time.time(), {"held_out": curve.evaluations[version]})
-        if steps or versions:
+        if self._writer is not None:
             self._writer.flush()
+
+    def _begin(self) -> None:
+        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+        try:
+            self._writer = EventFileWriter(str(self._directory))
+        except OSError as error:
+            raise UsageError(f"--tensorboard {self._directory}: {error.strerror}") from error
+
+    def _compare(self, curve: Curve, steps: Collection[int]) -> None:
+        for step in sorted(self._losses.keys() & set(steps)):
+            (point,) = curve.before(step, 1)
+            # Event files hold 32 bits of a number.
+            if struct.pack("f", point.loss) == struct.pack("f", self._losses.pop(step)):
+                continue
+            if not curve.may_differ(step):
+                raise UsageError(
+                    f"--tensorboard {self._directory}: step {step} is another one in this run: the event files are of "
+                    "another run, name another directory"
+                )
+            self._there = {(tag, there) for tag, there in self._there if there != step}
 
     def _add(self, step: int, wall_time: float, values: Mapping[str, float]) -> None:
         new = {tag: value for tag, value in values.items() if (tag, step) not in self._there}
@@ -235,7 +290,8 @@ class TensorBoard:
             self._writer.add_event(self._event(wall_time=wall_time, step=step, summary=summary))
 
     def close(self) -> None:
-        self._writer.close()
+        if self._writer is not None:
+            self._writer.close()
 
 
 class WeightsAndBiases:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from swarmnet.ids import PeerId
+from swarmnet.ids import PeerId, Restart
 from swarmnet.peer.swarm_health import Assessment
 
 TRAINER = -1
@@ -47,8 +47,7 @@ class Presence:
         before = here if self._here is None else self._here
         number = found.restart.number
         if self._here is not None and number > self._restart:
-            version = found.restart.version
-            yield Change("went_back", f"the run went back to version {version}", {"version": version})
+            yield went_back(found.restart)
         for kind, who in (("joined", here - before), ("left", before - here)):
             for stage, peer in sorted(who):
                 role = "as a trainer" if stage == TRAINER else f"stage {stage}"
@@ -63,6 +62,11 @@ class Presence:
             if (each.kind, each.stage) in problems - self._problems:
                 yield Change("problem", f"{each.severity}: {each.text}", {"kind": each.kind, "text": each.text})
         self._here, self._problems, self._restart = here, problems, number
+
+
+def went_back(restart: Restart) -> Change:
+    """The run went back."""
+    return Change("went_back", f"the run went back to version {restart.version}", {"version": restart.version})
 
 
 def short(peer: PeerId) -> str:

@@ -12,7 +12,7 @@ import math
 import random
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,7 +24,7 @@ from swarmnet.ids import PeerId
 from swarmnet.messages import History, HistoryRequest
 from swarmnet.monitor.curve import Curve
 from swarmnet.monitor.files import CsvFile, CurveFile, CurvePicture, TensorBoard, WeightsAndBiases, check_installed
-from swarmnet.monitor.presence import Presence, synced
+from swarmnet.monitor.presence import Presence, synced, went_back
 from swarmnet.monitor.view import JsonLines, WatchScreen
 from swarmnet.net.stop import stopped_by_signal, unless_stopped
 from swarmnet.peer.joining import fetch_manifest
@@ -69,7 +69,8 @@ class WatchOptions:
 
 def run_watch(named: Path | str, bootstrap: tuple[str, ...], options: WatchOptions) -> int:
     """Watch until the run has finished, or Ctrl+C. Returns the exit code: 0, also after Ctrl+C; 1 if nobody announces
-    the run; 2 if nobody answers. Raises UsageError, and what `looking_on` raises."""
+    the run; 2 if nobody answers. Raises UsageError, what `looking_on` raises, and KeyboardInterrupt if Ctrl+C came
+    before the run was found."""
     for flag, package, extra, wanted in (
         ("--png", "matplotlib", "plot", options.png),
         ("--tensorboard", "tensorboard", "tensorboard", options.tensorboard),
@@ -83,15 +84,17 @@ def run_watch(named: Path | str, bootstrap: tuple[str, ...], options: WatchOptio
         if csv is not None:
             stack.callback(csv.close)
         waiting = stack.enter_context(Waiting(command="watch"))
-        return asyncio.run(_watch(named, bootstrap, options, csv, waiting))
+        code = asyncio.run(_watch(named, bootstrap, options, csv, waiting))
+        if code is None and not waiting.answered:
+            raise KeyboardInterrupt
+        return code or 0
 
 
 async def _watch(
     named: Path | str, bootstrap: tuple[str, ...], options: WatchOptions, csv: CsvFile | None, waiting: Waiting
-) -> int:
+) -> int | None:
     with stopped_by_signal() as stop:
-        code = await unless_stopped(stop, _look_on(named, bootstrap, options, csv, waiting))
-    return 0 if code is None else code
+        return await unless_stopped(stop, _look_on(named, bootstrap, options, csv, waiting))
 
 
 async def _look_on(
@@ -129,25 +132,26 @@ class Watcher:
         self._curve = Curve(csv.points if csv else ())
         self._steps = 0  # of the run, as last heard
         self._disputed: int | None = None
-        self._checked = csv is None or not csv.points  # is the file of this run?
+        self._csv = csv
+        self._checked = self._curve.compared  # is the file of this run?
+        self._looked = False
         self._presence, self._marks = Presence(), list[Mark]()
         self._screen = JsonLines() if options.as_json else WatchScreen(Console())
         self._silent: dict[PeerId, float] = {}  # whom to ask again only then
         self._evaluated: dict[PeerId, int] = {}  # trainer -> the version after its last
         self._order = random.random()
-        self._files: list[CurveFile] = [csv] if csv else []
-        self._files += self._opened(options)
-        steps, versions = [point.step for point in self._curve.points], list(self._curve.evaluations)
-        for file in self._files:
-            if file is not csv:
-                file.write(self._curve, steps, versions)
+        self._files: list[CurveFile] = []  # opened once the run is found
+        self._unwritten: set[int] = set()  # versions
 
-    def _opened(self, options: WatchOptions) -> Iterable[CurveFile]:
-        run = self._onlooker.run
-        if options.png:
-            yield CurvePicture(options.png, run, self._marks, self._screen.note)
+    def _opened(self) -> Iterable[CurveFile]:
+        run, options = self._onlooker.run, self._options
+        # First, for it may refuse.
         if options.tensorboard:
             yield TensorBoard(options.tensorboard)
+        if self._csv:
+            yield self._csv
+        if options.png:
+            yield CurvePicture(options.png, run, self._marks, self._screen.note)
         if options.wandb:
             yield WeightsAndBiases(options.wandb, run)
 
@@ -174,7 +178,8 @@ class Watcher:
                     if not found.seen:
                         screen.end(f"swarmnet watch: {found.problems[0].text}")
                     return exit_code(found)
-                if self._steps and self._steps - 1 in self._curve:
+                newest = self._curve.newest
+                if self._steps and newest is not None and newest.step >= self._steps - 1:
                     last_at = min(last_at, began)
                     evaluated = self._steps in self._curve.evaluations or not found.trainers
                     if evaluated or began - last_at > LAST_HELD_OUT_S:
@@ -185,7 +190,8 @@ class Watcher:
 
     async def _look(self, found: Assessment, records: Sequence[Record]) -> None:
         changes = list(self._presence.look(found))
-        self._curve.went_back(found.restart)
+        if self._curve.went_back(found.restart):
+            self._evaluated.clear()
         answering, versions = await self._ask_all(found, records)
         steps, against = self._curve.settle(
             answering, now=time.time(), replicas=synced(found), live_s=self._options.every_s + ASK_S
@@ -195,17 +201,32 @@ class Watcher:
                 f"--csv {self._options.csv}: step {against[0]} is another one in this run: the file is of another run, "
                 "name another file"
             )
-        self._checked = self._checked or bool(answering)
+        self._checked = self._curve.compared
+        if not self._looked and self._csv and self._csv.points and self._curve.points[-1] != self._curve.newest:
+            changes.append(went_back(found.restart))  # while nobody watched
+        self._looked = True
         at = newest.step if (newest := self._curve.newest) else 0
         for change in changes:
             if change.kind in _COLORS:
                 self._marks.append(Mark(at, change.kind.replace("_", " "), change.text, _COLORS[change.kind]))
-        for file in self._files:
-            file.write(self._curve, steps, versions)
+        self._write(steps, versions)
         self._screen.look(found, self._curve, changes, steps, versions)
         if (step := self._curve.disputed) is not None and step != self._disputed:
             self._screen.note(f"members say different things of step {step}, and none can be believed: it is left out")
         self._disputed = self._curve.disputed
+
+    def _write(self, steps: Collection[int], versions: Collection[int]) -> None:
+        self._unwritten.update(versions)
+        if not self._checked:
+            return
+        opened, versions = bool(self._files), sorted(self._unwritten)
+        self._files = self._files or list(self._opened())
+        for file in self._files:
+            if opened or file is self._csv:
+                file.write(self._curve, steps, versions)
+            else:  # what the CSV file has, too
+                file.write(self._curve, [point.step for point in self._curve.points], list(self._curve.evaluations))
+        self._unwritten.clear()
 
     # ------------------------------------------------------------ asking
 

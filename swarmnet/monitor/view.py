@@ -28,11 +28,12 @@ def eta_s(found: Assessment, curve: Curve) -> float | None:
 def state(found: Assessment, curve: Curve) -> dict[str, Any]:
     """Where the run stands, as JSON."""
     newest = curve.newest
-    held_out = max(curve.evaluations, default=None)
+    held_out = curve.newest_held_out
     return {
         "run": found.run,
         "steps": found.steps,
-        "version": found.version,
+        # What members answer is newer than their records.
+        "version": newest.step + 1 if newest else found.version,
         "finished": found.finished,
         "step": newest.step if newest else None,
         "loss": newest.loss if newest else None,
@@ -65,7 +66,7 @@ def headline(found: Assessment, curve: Curve) -> str:
         loss = f"  loss {found.loss.value:.4f} (step {found.loss.step})" if found.loss else ""
         return f"version {'?' if found.version is None else found.version}{of}{loss}  replicas {synced(found)}"
     parts = [f"step {newest.step + 1}{of}", f"loss {newest.loss:.4f}"]
-    if (version := max(curve.evaluations, default=None)) is not None:
+    if (version := curve.newest_held_out) is not None:
         parts.append(f"held-out {curve.evaluations[version]:.4f} (version {version})")
     parts.append(f"lr {newest.learning_rate:.3g}")
     if (pace := curve.tokens_per_second(newest.step)) is not None:

@@ -117,6 +117,11 @@ class Waiting:
         self._over.set()
 
     @property
+    def answered(self) -> bool:
+        """Is it over?"""
+        return self._over.is_set()
+
+    @property
     def so_far_s(self) -> float:
         """Seconds since it began."""
         return time.monotonic() - self._began

@@ -8,6 +8,8 @@ import pytest
 
 from swarmnet.cli.frame import run
 from swarmnet.monitor import files
+from swarmnet.monitor import run as monitor
+from swarmnet.peer.status import Waiting
 
 LINK = f"swarm:{'ab' * 32}@/ip4/127.0.0.1/tcp/1/p2p/12D3KooWQYhTNQdmr3ArTeUHRYzFg94BKyTkoWBDWez9kSCVe2Xo"
 
@@ -29,6 +31,19 @@ def test_bad_input_is_one_line(
     assert run(["watch", *typed]) == 2
     err = capsys.readouterr().err
     assert words in err and err.count("\n") == 1 and Path("mine.csv").read_text() == "a,b\n1,2\n"
+
+
+@pytest.mark.parametrize(("found", "code"), [(True, 0), (False, 130)])
+def test_ctrl_c_is_an_interrupt_only_before_the_run_was_found(
+    found: bool, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def stopped(*arguments: object) -> None:
+        if found:
+            next(each for each in arguments if isinstance(each, Waiting)).over()
+
+    monkeypatch.setattr(monitor, "_watch", stopped)
+    assert run(["watch", LINK]) == code
+    assert "error" not in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -74,17 +74,30 @@ def test_one_alone_fills_a_gap_only_if_nobody_could_outvote_it() -> None:
     assert losses(curve) == [(0, 1.0), (1, 1.0), (2, 1.0), (3, 1.0)]
 
 
-def test_a_curve_from_a_file_asks_for_its_first_gap_and_then_fills_it() -> None:
+def test_a_curve_from_a_file_asks_for_all_then_for_its_first_gap_and_fills_it() -> None:
     curve = Curve([point(0), point(1), point(4)])
-    assert curve.wanted(PeerId("0")) == 2
+    assert curve.wanted(PeerId("0")) == 0 and not curve.compared
+    assert look(curve, said(1)) == ([], []) and curve.compared
+    assert curve.wanted(PeerId("1")) == 2
     assert look(curve, said(2, 3, 4, 5)) == ([2, 3, 5], [])
     assert [each.step for each in curve.points] == [0, 1, 2, 3, 4, 5]
 
 
-def test_a_file_of_another_run_is_noticed_at_its_last_step() -> None:
+def test_a_file_of_another_run_is_noticed_at_any_step_also_when_it_is_ahead() -> None:
     curve = Curve([point(0), point(1)])
-    assert curve.wanted(PeerId("0")) == 1
     assert look(curve, said(1, 2, loss=16.0)) == ([2], [1])
+    assert look(Curve(map(point, range(9))), said(0), said(0)) == ([], [])
+    assert look(Curve(map(point, range(9))), said(2, 3, loss=16.0)) == ([], [2, 3])
+
+
+def test_a_file_that_is_ahead_of_a_run_that_went_back_does_not_say_where_the_run_is() -> None:
+    curve = Curve(point(step, held_out=4.0) for step in range(9))
+    curve.went_back(Restart(1, 4))
+    assert look(curve, said(2, 3)) == ([], [])
+    assert curve.newest == point(3, held_out=4.0) and curve.newest_held_out == 4
+    assert look(curve, History(), said(4, loss=16.0)) == ([], []), "the first one may yet tell it"
+    assert look(curve, said(4, loss=16.0)) == ([4], [])
+    assert curve.newest is not None and curve.newest.step == 4 and curve.newest_held_out == 5
 
 
 def test_a_run_that_goes_back_does_its_steps_again() -> None:

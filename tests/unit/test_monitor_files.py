@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import os
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -117,8 +118,25 @@ def test_somebody_elses_file_is_left_as_it_is(tmp_path: Path, text: str, words: 
 
 def test_a_file_that_cannot_be_written_is_said(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(UsageError, match=r"--csv .*run.csv: "):
+    with pytest.raises(UsageError, match=r"--csv .*run.csv: .*file is no directory that can be written"):
         CsvFile(tmp_path / "file" / "run.csv")
+
+
+@pytest.mark.parametrize("name", ["-", "/dev/full", "fifo"])
+def test_what_is_no_regular_file_is_refused(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    os.mkfifo("fifo")
+    with pytest.raises(UsageError, match=f"--csv {name}: it is no regular file"):
+        CsvFile(Path(name))
+
+
+def test_nothing_is_made_or_changed_before_the_first_write(tmp_path: Path) -> None:
+    path, cut = tmp_path / "made" / "run.csv", tmp_path / "cut.csv"
+    CsvFile(path).close()
+    kept(cut, 0, 1)
+    cut.write_bytes(before := cut.read_bytes()[:-5])
+    CsvFile(cut).close()
+    assert list(tmp_path.iterdir()) == [cut] and cut.read_bytes() == before
 
 
 def test_the_picture_shows_who_came(tmp_path: Path) -> None:
@@ -148,6 +166,24 @@ def test_tensorboard_gets_each_step_once(tmp_path: Path) -> None:
     ]
     assert sorted(step for tag, step, _ in found if tag == "loss") == [0, 1, 2]
     assert [each for each in found if each[0] == "held_out"] == [("held_out", 3, 0.25)]
+
+
+def test_event_files_of_another_run_are_refused_unless_the_run_went_back(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    board = TensorBoard(tmp_path / "tb")
+    assert not (tmp_path / "tb").exists(), "nothing is made before there is something to write"
+    board.write(Curve(map(point, range(3))), (0, 1, 2), ())
+    board.close()
+    before = {path: path.read_bytes() for path in (tmp_path / "tb").iterdir()}
+    other = Curve([point(0), point(1, 2.0)])
+    with pytest.raises(UsageError, match=r"--tensorboard .*tb: step 1 is another one in this run"):
+        TensorBoard(tmp_path / "tb").write(other, (0, 1), ())
+    assert {path: path.read_bytes() for path in (tmp_path / "tb").iterdir()} == before
+    other.went_back(Restart(1, 1))
+    board = TensorBoard(tmp_path / "tb")
+    board.write(other, (0, 1), ())
+    board.close()
+    assert TensorBoard(tmp_path / "tb")._losses == pytest.approx({0: 1 / 3, 1: 2.0, 2: 1 / 3})
 
 
 class FakeRun:

@@ -198,9 +198,51 @@ def test_a_file_of_another_run_is_refused_in_a_line(tmp_path: Path) -> None:
     options = WatchOptions(csv=path, as_json=True, once=True)
     watch(Members({"a": lying}, THREE[:1]), options, CsvFile(path))
     before = path.read_bytes()
-    with pytest.raises(UsageError, match=r"run.csv: step 5 is another one in this run: the file is of another run"):
+    with pytest.raises(UsageError, match=r"run.csv: step 0 is another one in this run: the file is of another run"):
         watch(Members({"a": honest}, THREE[:1]), options, CsvFile(path))
     assert path.read_bytes() == before
+
+
+def test_a_file_that_is_ahead_is_compared_too_and_nothing_is_written_before(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, board = tmp_path / "run.csv", tmp_path / "tb"
+    six = WatchOptions(csv=path, as_json=True, once=True)
+    watch(Members({"a": lying}, THREE[:1]), six, CsvFile(path))
+    before = path.read_bytes()
+    early: dict[str, Answering] = {"a": lambda request: honest(request, 3), "t": evaluating}
+    looks = [record("a", 0, 3), record("t", None, 3)]
+    options = replace(six, tensorboard=board, png=tmp_path / "run.png")
+    with pytest.raises(UsageError, match=r"run.csv: step 0 is another one in this run"):
+        watch(Members(early, looks), options, CsvFile(path))
+    assert path.read_bytes() == before and list(tmp_path.iterdir()) == [path]
+    assert watch(Members({"t": evaluating}, looks), options, CsvFile(path)) == 0
+    assert path.read_bytes() == before and list(tmp_path.iterdir()) == [path], "nobody has told a step"
+
+
+def test_a_file_that_is_ahead_because_the_run_went_back_is_gone_on_with_and_that_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "run.csv"
+    options = WatchOptions(csv=path, as_json=True, once=True)
+    watch(Members({"a": honest}, THREE[:1]), options, CsvFile(path))
+    said(capsys)
+    looks = [record("a", 0, 4, restart=Restart(1, 4))]
+    watch(Members({"a": lambda request: honest(request, 4)}, looks), options, CsvFile(path))
+    events = said(capsys)
+    assert [e["version"] for e in events if e["event"] == "went_back"] == [4]
+    state = next(e for e in events if e["event"] == "state")
+    assert (state["step"], state["version"]) == (3, 4)
+    watch(Members({"a": honest}, [record("a", 0, restart=Restart(1, 4))]), options, CsvFile(path))
+    events = said(capsys)
+    assert not [e for e in events if e["event"] == "went_back"], "the file is not ahead any more"
+    assert next((e["step"], e["version"]) for e in events if e["event"] == "state") == (5, 6)
+
+
+def test_a_watch_that_finds_nobody_leaves_nothing_behind(tmp_path: Path) -> None:
+    options = WatchOptions(tmp_path / "made" / "run.csv", tmp_path / "run.png", tmp_path / "tb", once=True)
+    assert options.csv and watch(Members({}, []), options, CsvFile(options.csv)) == 1
+    assert not list(tmp_path.iterdir())
 
 
 def test_going_back_and_problems_are_said_once() -> None:
