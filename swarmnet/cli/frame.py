@@ -126,18 +126,25 @@ def run(argv: Sequence[str] | None = None) -> int:
         return _report(error)
     except (KeyboardInterrupt, click.Abort):
         return INTERRUPTED
-    except BrokenPipeError:  # `swarmnet status | head`: nobody reads on, which is no error
-        with contextlib.suppress(OSError):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return FAILED
+    except BrokenPipeError:
+        return _unread()
     except BaseExceptionGroup as group:  # from a task group
         found = list(leaves(group))
         if any(isinstance(error, KeyboardInterrupt) for error in found):
             return INTERRUPTED
+        if all(isinstance(error, BrokenPipeError) for error in found):
+            return _unread()
         if all(isinstance(error, SwarmError) for error in found):
             # Each is a line of its own; bad input outweighs a failure.
             return max(_report(error) for error in found if isinstance(error, SwarmError))
         raise
+
+
+def _unread() -> int:
+    """`swarmnet status | head`: nobody reads on, which is no error."""
+    with contextlib.suppress(OSError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return FAILED
 
 
 def _settable(error: click.NoSuchOption) -> str:

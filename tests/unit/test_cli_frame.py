@@ -2,6 +2,7 @@
 
 import errno
 import io
+import os
 
 import click
 import pytest
@@ -55,6 +56,18 @@ def test_a_bug_keeps_its_traceback(boom, error: Exception) -> None:
     with pytest.raises(type(error)) as caught:
         boom(error)
     assert caught.value is error
+
+
+@pytest.mark.parametrize(
+    "error",
+    [BrokenPipeError(), ExceptionGroup("tasks", [ExceptionGroup("inner", [BrokenPipeError()]), BrokenPipeError()])],
+    ids=repr,
+)
+def test_when_nobody_reads_on_it_ends_quietly(boom, capfd, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    with open(os.dup(1), "w") as out:  # it is bent to the null device
+        monkeypatch.setattr("sys.stdout", out)
+        assert boom(error) == 1
+    assert capfd.readouterr() == ("", "")
 
 
 def test_other_io_errors_are_not_mistaken_for_a_closed_pipe(boom) -> None:
