@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import click
 
+from swarmnet.cli.settings import CountRange
 from swarmnet.errors import UsageError
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ def with_line(mbit_help: str, *, device: bool = True) -> Callable[[F], F]:
             )(command)
         command = click.option(
             "--replicas",
-            type=click.IntRange(1, MOST_REPLICAS),
+            type=CountRange(1, MOST_REPLICAS),
             metavar="N",
             allow_from_autoenv=False,
             help="Replicas of each stage that are expected.  [4]",

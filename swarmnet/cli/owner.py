@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from swarmnet.cli.settings import MULTIADDR, SETTINGS
+from swarmnet.cli.settings import MULTIADDR, SETTINGS, CountRange
 from swarmnet.errors import UsageError
 
 if TYPE_CHECKING:
@@ -195,13 +195,11 @@ _LEAD, _LEAD_S = 20, 30.0
 
 @click.command("extend", context_settings=SETTINGS)
 @click.argument("path", metavar="[RUN.toml]", default="run.toml", type=click.Path(path_type=Path))
-@click.option(
-    "--steps", type=click.IntRange(1), required=True, metavar="N", help="Steps that the run has from then on."
-)
+@click.option("--steps", type=CountRange(1), required=True, metavar="N", help="Steps that the run has from then on.")
 @click.option(
     "--from",
     "since",
-    type=click.IntRange(1),
+    type=CountRange(1),
     metavar="STEP",
     help=f"The first step to which that applies [the run's end; with --bootstrap {_LEAD} steps from now, "
     f"and {_LEAD_S:.0f} s at least].",

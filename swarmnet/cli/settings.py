@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,10 +70,7 @@ def with_checkpoints(command: F) -> F:
         help="Where peers keep their checkpoints, at any depth; repeatable.  [MANIFEST's]",
     )
     step = click.option(
-        "--step",
-        type=click.IntRange(min=0),
-        metavar="N",
-        help="Which version of the weights.  [the newest that is whole]",
+        "--step", type=CountRange(min=0), metavar="N", help="Which version of the weights.  [the newest that is whole]"
     )
     return directories(step(command))
 
@@ -187,6 +185,30 @@ class Number(click.ParamType):  # type: ignore[type-arg]  # generic only in some
             return float(value)
         except ValueError:
             self.fail(f"{value!r} is not a number", param, ctx)
+
+
+class NumberRange(click.FloatRange):
+    """A number within bounds."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Raises click's BadParameter."""
+        number = Number().convert(value, param, ctx)
+        # It is beyond no bound.
+        if math.isnan(number):
+            self.fail(f"{value!r} is not a number", param, ctx)
+        return super().convert(number, param, ctx)
+
+
+class CountRange(click.IntRange):
+    """A whole number within bounds."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Raises click's BadParameter."""
+        try:
+            number = int(value)
+        except ValueError:
+            self.fail(f"{value!r} is not a whole number", param, ctx)
+        return super().convert(number, param, ctx)
 
 
 class TypedPath(click.Path):

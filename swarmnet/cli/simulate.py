@@ -67,6 +67,9 @@ def simulate(
       swarmnet simulate --set machine.speed=[0.2,4] --set run.activation_bytes=8e6
     """
     if plot_file is not None:
+        from swarmnet.telemetry.plot import check_ending
+
+        check_ending("--plot", plot_file)
         _check_matplotlib()
     for option, path in (("--json", json_file), ("--plot", plot_file)):
         # Not only after minutes of work.

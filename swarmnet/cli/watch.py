@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from swarmnet.cli.settings import SETTINGS, with_bootstrap, with_log_level
+from swarmnet.cli.settings import SETTINGS, NumberRange, with_bootstrap, with_log_level
 
 
 @click.command("watch", context_settings=SETTINGS)
@@ -33,7 +33,7 @@ from swarmnet.cli.settings import SETTINGS, with_bootstrap, with_log_level
 )
 @click.option(
     "--every",
-    type=click.FloatRange(0.1, 3600),
+    type=NumberRange(0.1, 3600),
     metavar="SECONDS",
     default=2.0,
     show_default=True,

@@ -14,7 +14,15 @@ import click
 from click.core import ParameterSource
 
 from swarmnet.cli.frame import INTERRUPTED
-from swarmnet.cli.settings import BUILT_IN, SETTINGS, with_bootstrap, with_checkpoints, with_json
+from swarmnet.cli.settings import (
+    BUILT_IN,
+    SETTINGS,
+    CountRange,
+    NumberRange,
+    with_bootstrap,
+    with_checkpoints,
+    with_json,
+)
 from swarmnet.errors import UsageError
 
 if TYPE_CHECKING:
@@ -224,19 +232,17 @@ def _tokenizer(manifest: Manifest, base: Path | None) -> Path | None:
 @click.argument("manifest", type=click.Path(path_type=Path, dir_okay=False), metavar="MANIFEST")
 @click.argument("prompt", metavar="PROMPT")
 @with_checkpoints
-@click.option(
-    "--tokens", type=click.IntRange(min=1), default=100, show_default=True, metavar="N", help="How many to add."
-)
+@click.option("--tokens", type=CountRange(min=1), default=100, show_default=True, metavar="N", help="How many to add.")
 @click.option(
     "--temperature",
-    type=click.FloatRange(min=0.0),
+    type=NumberRange(min=0.0),
     default=0.8,
     show_default=True,
     metavar="X",
     help="0: always the likeliest.",
 )
 @click.option(
-    "--seed", type=click.IntRange(min=0, max=2**64 - 1), default=0, show_default=True, metavar="N", help="Of the draw."
+    "--seed", type=CountRange(min=0, max=2**64 - 1), default=0, show_default=True, metavar="N", help="Of the draw."
 )
 def generate(
     manifest: Path,
@@ -256,8 +262,6 @@ def generate(
     Example, after `swarmnet local --steps 200 --out runs/local`:
       swarmnet generate runs/local/run.toml import --tokens 200
     """
-    if math.isnan(temperature):
-        raise UsageError("--temperature nan: must be a number from 0 on")
     from swarmnet.data.source import tokenizer_of
     from swarmnet.data.tokenizer import spelled
     from swarmnet.manifest.file import load
@@ -301,7 +305,7 @@ def generate(
     metavar="FILE",
     help="The run's tokenizer.json.  [where the manifest says]",
 )
-@click.option("--microbatches", type=click.IntRange(min=1), metavar="N", help="How many to score at most.  [all]")
+@click.option("--microbatches", type=CountRange(min=1), metavar="N", help="How many to score at most.  [all]")
 @with_checkpoints
 @with_json
 def evaluate(

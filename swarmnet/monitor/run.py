@@ -30,7 +30,7 @@ from swarmnet.net.stop import stopped_by_signal, unless_stopped
 from swarmnet.peer.joining import fetch_manifest
 from swarmnet.peer.status import Onlooker, Waiting, exit_code, looking_on
 from swarmnet.peer.swarm_health import Assessment
-from swarmnet.telemetry.plot import Mark
+from swarmnet.telemetry.plot import Mark, check_ending
 from swarmnet.transport import Transport, ask
 
 MOST_ASKED, MOST_TRAINERS = 7, 3
@@ -71,6 +71,8 @@ def run_watch(named: Path | str, bootstrap: tuple[str, ...], options: WatchOptio
     """Watch until the run has finished, or Ctrl+C. Returns the exit code: 0, also after Ctrl+C; 1 if nobody announces
     the run; 2 if nobody answers. Raises UsageError, what `looking_on` raises, and KeyboardInterrupt if Ctrl+C came
     before the run was found."""
+    if options.png:
+        check_ending("--png", options.png)
     for flag, package, extra, wanted in (
         ("--png", "matplotlib", "plot", options.png),
         ("--tensorboard", "tensorboard", "tensorboard", options.tensorboard),

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from swarmnet.errors import UsageError
+
 
 @dataclass(frozen=True, slots=True)
 class Mark:
@@ -16,6 +18,16 @@ class Mark:
     kind: str
     text: str
     color: str
+
+
+PICTURES = ("png", "svg", "pdf", "jpg", "jpeg", "webp", "eps", "ps", "tif", "tiff")
+"""How the name of a picture may end. matplotlib has some more, which few can open."""
+
+
+def check_ending(flag: str, path: Path) -> None:
+    """Raises UsageError if no picture is named so; matplotlib says it only after the work."""
+    if path.suffix[1:].lower() not in PICTURES:
+        raise UsageError(f"{flag} {path}: no picture ends so: write one of .{', .'.join(PICTURES)}")
 
 
 def draw_curve(

@@ -66,7 +66,7 @@ class Zeros:
         ("eval swarm:12@nowhere", "is not a run id"),
         ("generate run.toml x", "no version of the weights is here whole"),
         ("generate absent.toml x", "absent.toml"),
-        ("generate run.toml x --temperature nan", "--temperature nan: must be a number from 0 on"),
+        ("generate run.toml x --temperature nan", "Invalid value for '--temperature': 'nan' is not a number"),
         ("generate run.toml x --seed 99999999999999999999999", "is not in the range 0<=x<=18446744073709551615"),
         ("generate run.toml a\udcff", "the prompt is no UTF-8: character 2"),
         ("generate run.toml x --step -1", "-1 is not in the range x>=0"),

@@ -20,6 +20,8 @@ LINK = f"swarm:{'ab' * 32}@/ip4/127.0.0.1/tcp/1/p2p/12D3KooWQYhTNQdmr3ArTeUHRYzF
         (["nothing"], "nothing: no such file, and neither a link"),
         (["ab" * 32], "watch needs to know a peer: give its link, or --bootstrap"),
         ([LINK, "--every", "0"], "--every"),
+        ([LINK, "--png", "x.txt"], "--png x.txt: no picture ends so"),
+        ([LINK, "--csv", "-"], "--csv -: it is no regular file"),
         ([LINK, "--csv", "mine.csv"], "mine.csv: it has other columns than watch writes: name another file"),
     ],
 )
@@ -47,7 +49,7 @@ def test_ctrl_c_is_an_interrupt_only_before_the_run_was_found(
 
 
 @pytest.mark.parametrize(
-    ("option", "extra"), [("--png=x", "plot"), ("--tensorboard=x", "tensorboard"), ("--wandb=x", "wandb")]
+    ("option", "extra"), [("--png=x.png", "plot"), ("--tensorboard=x", "tensorboard"), ("--wandb=x", "wandb")]
 )
 def test_an_extra_that_is_missing_is_named_before_anything_is_asked(
     option: str, extra: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

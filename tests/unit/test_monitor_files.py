@@ -16,7 +16,7 @@ from swarmnet.ids import PeerId, Restart, RunId
 from swarmnet.messages import History, StepFigures
 from swarmnet.monitor.curve import Curve, CurvePoint
 from swarmnet.monitor.files import COLUMNS, CsvFile, CurvePicture, TensorBoard, WeightsAndBiases, check_installed
-from swarmnet.telemetry.plot import Mark
+from swarmnet.telemetry.plot import PICTURES, Mark, check_ending
 
 RUN = RunId("ab" * 32)
 
@@ -148,6 +148,14 @@ def test_the_picture_shows_who_came(tmp_path: Path) -> None:
     picture.write(curve, (0, 1, 2), ())
     picture.close()
     assert (tmp_path / "run.png").read_bytes().startswith(b"\x89PNG") and not said
+
+
+def test_matplotlib_can_draw_whatever_ending_is_taken() -> None:
+    agg = pytest.importorskip("matplotlib.backends.backend_agg")
+    assert set(PICTURES) <= set(agg.FigureCanvasAgg.get_supported_filetypes())
+    check_ending("--png", Path("run.SVG"))
+    with pytest.raises(UsageError, match=r"--png run: no picture ends so"):
+        check_ending("--png", Path("run"))
 
 
 def test_tensorboard_gets_each_step_once(tmp_path: Path) -> None:
