@@ -54,6 +54,9 @@ _PULSES_PER_STALL = 4
 _STRANGERS_CALLS, _ALL_STRANGERS_CALLS = 4, 64
 """Open at a time: of one caller that has not greeted, and of all of them."""
 
+_STRANGERS_WORD_S = 2.0
+"""Who has not greeted and does not say for so long what it wants keeps nobody else out."""
+
 _MOST_GREETED = 1 << 14
 """Callers whose greeting is remembered: half a kilobyte each."""
 _COMPLAIN_EVERY_S, _MOST_COMPLAINTS = 60.0, 32
@@ -85,6 +88,7 @@ class Callee(grpc.GenericRpcHandler):  # type: ignore[misc]
         self._links: Counter[PeerId] = Counter()
         self._back: dict[PeerId, Outbox] = {}  # what goes to the caller of a link on the way back, on its newest one
         self._calls: Counter[PeerId] = Counter()
+        self._strange: Counter[type] = Counter()  # of those who have not greeted, by what they ask
         self._complained_at: Recent[tuple[str, PeerId], float] = Recent(_MOST_COMPLAINTS)
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
@@ -243,25 +247,28 @@ class Callee(grpc.GenericRpcHandler):  # type: ignore[misc]
             elif expected not in STRANGERS_ASK and not self.knows(caller):
                 # Before anything of the call is read.
                 await inbound.answer(GreetFirst())
-            elif self._calls[caller] >= self._most_calls(caller):
+            elif self._calls[caller] >= self._most_calls(caller, expected):
                 # Each open call holds a header and a stream. Refused unread, it costs neither.
                 await inbound.answer(Busy(self._config.stall_s / _PULSES_PER_STALL, version=-1))
             else:
+                stranger = caller not in self.greeted
                 self._calls[caller] += 1
+                self._strange[expected] += stranger
                 try:
                     await self._serve(expected, caller, inbound)
                 finally:
                     _one_less(self._calls, caller)
+                    self._strange[expected] -= stranger
             await inbound.finish()
         except PeerGone as error:
             log.debug("caller_left", peer=caller, error=error)
 
-    def _most_calls(self, caller: PeerId) -> int:
-        """Open at a time: few of who has not greeted, and few of all of them. What they send half takes memory."""
+    def _most_calls(self, caller: PeerId, expected: type) -> int:
+        """Open at a time: few of who has not greeted, and few of all of them for one thing. What they send half takes
+        memory."""
         if caller in self.greeted:
             return self._config.calls
-        strangers = sum(count for peer, count in self._calls.items() if peer not in self.greeted)
-        return _STRANGERS_CALLS if strangers < _ALL_STRANGERS_CALLS else 0
+        return _STRANGERS_CALLS if self._strange[expected] < _ALL_STRANGERS_CALLS else 0
 
     def _may_complain(self, event: str, caller: PeerId) -> bool:
         """Is it time to log that of this caller? What it sends costs it nothing, and neither does another identity."""
@@ -275,7 +282,9 @@ class Callee(grpc.GenericRpcHandler):  # type: ignore[misc]
 
     async def _serve(self, expected: type, caller: PeerId, inbound: _Inbound) -> None:
         try:
-            request, declared = self._config.reader.request(await inbound.read())
+            request, declared = self._config.reader.request(
+                await inbound.read(within_s=math.inf if caller in self.greeted else _STRANGERS_WORD_S)
+            )
             # Limits were chosen by the method: a Process must not come in as a Part.
             if type(request) is not expected:
                 raise BadMessage(RejectCode.MALFORMED, "the request belongs to another method")
@@ -353,10 +362,10 @@ class _Inbound:
         self._caller, self._config, self._flow = caller, config, flow
         self._writing = asyncio.Lock()
 
-    async def read(self) -> bytes:
+    async def read(self, *, within_s: float = math.inf) -> bytes:
         """The caller's next message. Raises PeerGone if there is none or it does not come."""
         try:
-            async with asyncio.timeout(self._config.stall_s):
+            async with asyncio.timeout(min(within_s, self._config.stall_s)):
                 data: bytes = await self.context.read()
         except TimeoutError as error:
             raise PeerGone("the caller stalls", peer=self._caller) from error

@@ -17,12 +17,12 @@ from pathlib import Path
 
 from swarmnet.config.peer import PeerConfig
 from swarmnet.directory import Estimate, Record, Role, StageStatus
-from swarmnet.errors import BadMessage, Refused, RejectCode, SwarmError, UsageError
+from swarmnet.errors import BadMessage, PeerTimeout, Refused, RejectCode, SwarmError, UsageError
 from swarmnet.ids import PeerId, RunId, first_chain
 from swarmnet.manifest.file import load, run_id, to_toml
 from swarmnet.manifest.schema import Manifest
 from swarmnet.manifest.terms import RunTerms
-from swarmnet.messages import ManifestData, ManifestRequest, Rejected
+from swarmnet.messages import Busy, ManifestData, ManifestRequest, Rejected
 from swarmnet.net.address import announced_at
 from swarmnet.net.admission_files import OwnPass, admissions_of
 from swarmnet.net.dht import DhtDirectory
@@ -395,26 +395,37 @@ def _count(number: int, noun: str) -> str:
 PATIENCE_S = 5.0
 """A peer that says nothing for so long is passed over."""
 
+BUSY_S, _ROUNDS = 2.0, 10
+"""Who is busy is asked again after about so long, so often in all."""
+
 
 async def fetch_manifest(
     transport: Transport, run: RunId, peers: Sequence[PeerId], *, on_failure: Callable[[PeerId, SwarmError], None]
 ) -> Manifest | None:
-    """Ask `peers` in order for the manifest of `run`; None if none of them had it.
+    """Ask `peers` in order for the manifest of `run`, who is busy again; None if none of them had it.
 
     on_failure(peer, error) is told why each in vain: PeerGone, PeerTimeout, Refused, or BadMessage (it lied, or has
     another version of swarmnet).
     """
-    for peer in peers:
-        try:
-            match answer := await ask(transport, peer, ManifestRequest(), patience=lambda: PATIENCE_S):
-                case ManifestData(text):
-                    return genuine(text, run, peer=peer)
-                case Rejected():
-                    raise Refused(answer.code, answer.reason, peer=peer)
-                case _:
-                    raise BadMessage(RejectCode.MALFORMED, "not an answer to ManifestRequest", peer=peer)
-        except SwarmError as error:
-            on_failure(peer, error)
+    for round_ in range(_ROUNDS):
+        busy: list[PeerId] = []
+        for peer in peers:
+            try:
+                match answer := await ask(transport, peer, ManifestRequest(), patience=lambda: PATIENCE_S):
+                    case ManifestData(text):
+                        return genuine(text, run, peer=peer)
+                    case Rejected():
+                        raise Refused(answer.code, answer.reason, peer=peer)
+                    case Busy():
+                        busy.append(peer)
+                        raise PeerTimeout("it is busy with other newcomers", peer=peer)
+                    case _:
+                        raise BadMessage(RejectCode.MALFORMED, "not an answer to ManifestRequest", peer=peer)
+            except SwarmError as error:
+                on_failure(peer, error)
+        if not (peers := busy) or round_ == _ROUNDS - 1:
+            break
+        await asyncio.sleep(BUSY_S * random.uniform(0.5, 1.5))
     return None
 
 

@@ -34,6 +34,9 @@ T = TypeVar("T")
 ANSWER_S = 2.0
 """An event loop that has not answered after so long does not live."""
 
+MOST_CONNECTIONS, REQUEST_S = 16, 10.0
+"""At a time, and how long one lasts at most."""
+
 _LOOK_S = 0.05
 """So long its end takes at most."""
 
@@ -196,14 +199,40 @@ class _Listener(ThreadingHTTPServer):
 
     def __init__(self, address: tuple[str, int], registry: CollectorRegistry, ready: Callable[[], str]) -> None:
         self.registry, self.ready = registry, ready
+        self._room = threading.Semaphore(MOST_CONNECTIONS)
         if ":" in address[0]:
             self.address_family = socket.AF_INET6
         super().__init__(address, _Handler)
 
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """In a thread of its own, if there is room: a descriptor that a stranger holds is none for a checkpoint."""
+        if self._room.acquire(blocking=False):
+            super().process_request(request, client_address)
+        else:
+            self.shutdown_request(request)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """One connection, for so long at most, however slowly it speaks."""
+        end = threading.Timer(REQUEST_S, _cut, (request,))
+        end.daemon = True
+        end.start()
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            end.cancel()
+            self._room.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Whoever asked has left."""
+
+
+def _cut(connection: socket.socket) -> None:
+    with contextlib.suppress(OSError):  # it has ended meanwhile
+        connection.shutdown(socket.SHUT_RDWR)
+
 
 class _Handler(BaseHTTPRequestHandler):
     server: _Listener
-    timeout = 10  # of a caller that says nothing
 
     def do_GET(self) -> None:
         """One request."""

@@ -16,6 +16,7 @@ from pathlib import Path
 import grpc
 import pytest
 
+from swarmnet import PROTOCOL_VERSION
 from swarmnet.errors import BadMessage, PeerGone, PeerTimeout, RejectCode, UsageError
 from swarmnet.ids import Ballot, Generation, PeerId, RunId
 from swarmnet.messages import (
@@ -151,7 +152,7 @@ GREETER = Greeter(RUN, "cpu/test", 60.0)
     [
         ({"run": RunId("cd" * 32)}, RejectCode.WRONG_RUN),
         ({"run": None}, RejectCode.WRONG_RUN),
-        ({"version": (2, 0)}, RejectCode.WRONG_VERSION),
+        ({"version": (PROTOCOL_VERSION[0] + 1, 0)}, RejectCode.WRONG_VERSION),
         ({"clock": lambda: time.time() + 75}, RejectCode.CLOCK),
         ({"clock": lambda: time.time() - 75}, RejectCode.CLOCK),
     ],
@@ -166,7 +167,7 @@ def test_peers_that_do_not_fit_are_refused_in_words(changes: dict, code: RejectC
 
 def test_either_end_refuses() -> None:
     """A callee that greets everybody is refused by the caller."""
-    hello = Hello(RunId("cd" * 32), 1, 0, "", time.time())
+    hello = Hello(RunId("cd" * 32), *PROTOCOL_VERSION, "", time.time())
     refusal = GREETER.judge(hello, ALICE, sent=time.time())
     assert refusal is not None and refusal.code is RejectCode.WRONG_RUN
     hello = dataclasses.replace(hello, run=RUN)
@@ -179,7 +180,7 @@ def test_either_end_refuses() -> None:
 def test_minor_versions_work_together_and_numerics_are_announced() -> None:
     async def main() -> None:
         book: dict[PeerId, tuple[str, ...]] = {}
-        a, _ = make_transport(book, greeter=dataclasses.replace(GREETER, version=(1, 7)))
+        a, _ = make_transport(book, greeter=dataclasses.replace(GREETER, version=(PROTOCOL_VERSION[0], 7)))
         b, service = make_transport(book)
         service.answering = fetched
         async with a, b:

@@ -13,7 +13,7 @@ from swarmnet.errors import BadMessage, PeerGone, PeerTimeout, Refused, RejectCo
 from swarmnet.ids import PeerId
 from swarmnet.manifest.file import override, run_id, to_toml
 from swarmnet.manifest.schema import Manifest
-from swarmnet.messages import Accepted, Answer, ManifestData, ManifestRequest, Packed, Rejected, Request, Running
+from swarmnet.messages import Accepted, Answer, Busy, ManifestData, ManifestRequest, Packed, Rejected, Request, Running
 from swarmnet.peer import joining
 from swarmnet.peer.joining import fetch_manifest, genuine
 
@@ -31,6 +31,7 @@ SAYS: dict[str, Answer | Exception | None] = {
     "confused": Running(),
     "dead": PeerGone("refused", definite=True),
     "silent": None,
+    "busy": Busy(1.0, version=-1),
 }
 
 
@@ -39,6 +40,9 @@ class Scripted:
 
     def __init__(self) -> None:
         self.asked: list[PeerId] = []
+
+    def says(self, peer: PeerId) -> Answer | Exception | None:
+        return SAYS[peer]
 
     def tell(self, peer, message) -> None:
         raise AssertionError("nothing to tell")
@@ -49,7 +53,7 @@ class Scripted:
         assert request == ManifestRequest() and not payload
         self.asked.append(peer)
         yield Accepted()
-        match SAYS[peer]:
+        match self.says(peer):
             case None:
                 await asyncio.Event().wait()
             case Exception() as error:
@@ -90,6 +94,18 @@ def test_one_honest_peer_is_enough_and_the_others_are_named(monkeypatch: pytest.
 
 def test_the_first_genuine_answer_ends_it() -> None:
     assert fetch("reformatted", "liar") == (MANIFEST, ["reformatted"], {})
+
+
+def test_who_is_busy_is_asked_again_and_not_accused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(joining, "BUSY_S", 0.0)
+    found, asked, failures = fetch("busy", "dead")
+    assert found is None and asked == ["busy", "dead", *["busy"] * (joining._ROUNDS - 1)]
+    assert isinstance(failures["busy"], PeerTimeout) and "busy with other newcomers" in str(failures["busy"])
+
+    said = iter([Busy(1.0, version=-1), Busy(1.0, version=-1), SAYS["honest"]])
+    monkeypatch.setitem(SAYS, "in a moment", None)
+    monkeypatch.setattr(Scripted, "says", lambda self, peer: next(said))
+    assert fetch("in a moment")[0] == MANIFEST
 
 
 def test_nobody_has_it() -> None:

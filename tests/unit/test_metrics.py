@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import re
+import socket
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -151,6 +153,39 @@ def test_a_loop_that_does_not_answer_is_not_healthy(monkeypatch: pytest.MonkeyPa
                 assert get(at + path) == (503, "the peer does not answer\n")  # this thread is the loop's: it waits here
 
     asyncio.run(main())
+
+
+def test_who_holds_connections_takes_no_more_than_a_few_and_loses_them(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(metrics, "MOST_CONNECTIONS", 2)
+    monkeypatch.setattr(metrics, "REQUEST_S", 0.3)
+
+    def hold(at: str) -> None:
+        host, _, port = at.removeprefix("http://").rpartition(":")
+        held = [socket.create_connection((host, int(port)), timeout=20) for _ in range(5)]
+        for each in held:  # two have to wait until their time is over, the others are closed at once
+            each.sendall(b"GET /me")
+            with contextlib.suppress(ConnectionResetError):
+                assert each.recv(1) == b""
+            each.close()
+
+    async def main() -> None:
+        with serve_metrics("0", peer(), seen(), Traffic()) as at:
+            await asyncio.to_thread(hold, at)
+            while (answer := await asyncio.to_thread(_tried, at)) is None:  # noqa: ASYNC110  (its last thread ends)
+                await asyncio.sleep(0)
+            assert answer == (200, "ok\n")
+
+    asyncio.run(main())
+    assert capfd.readouterr().err == ""
+
+
+def _tried(at: str) -> tuple[int, str] | None:
+    try:
+        return get(f"{at}/readyz")
+    except OSError:
+        return None
 
 
 @pytest.mark.parametrize("where", ["127.0.0.1:0", "[::1]:0", "0"])
