@@ -24,6 +24,9 @@ _MOST_OPEN = 4096
 
 _MOST_WITNESSES = 64
 
+_MOST_SAID = 1e9
+"""No run is as old, in seconds, and no gradient as long."""
+
 
 @dataclass(frozen=True, slots=True)
 class CurvePoint:
@@ -146,7 +149,9 @@ class Curve:
         witness = self._witness(peer)
         known = [each.step for each in answer.figures]
         sound = known == sorted(set(known)) and all(
-            witness.next <= each.step < (steps or each.step + 1) and is_loss(each.loss_sum, each.num_tokens)
+            witness.next <= each.step < (steps or each.step + 1)
+            and is_loss(each.loss_sum, each.num_tokens)
+            and max(each.ago_s, each.grad_norm, each.learning_rate) < _MOST_SAID
             for each in answer.figures
         )
         if not sound or not known:
@@ -169,10 +174,11 @@ class Curve:
         return True
 
     def settle(
-        self, answering: Collection[PeerId], *, now: float, replicas: str, live_s: float
+        self, answering: Collection[PeerId], *, now: float, replicas: str, live_s: float, busy: int = 0
     ) -> tuple[list[int], list[int]]:
-        """Take what most say. answering: who has answered this time; nobody else has a say. now: Unix seconds.
-        replicas: as of a point that is not older than live_s.
+        """Take what most say. answering: who has answered this time; nobody else has a say. busy: how many were too
+        busy to: whoever keeps them so must not leave the word to few. now: Unix seconds. replicas: as of a point that
+        is not older than live_s.
 
         Returns the steps that are new or changed, and steps of which other things are said than are known here.
         """
@@ -186,11 +192,11 @@ class Curve:
             told = [each.said[step] for each in speaking if step in each.said]
             # Who has told later steps alone was not there: it came later, or skipped the step. Who has not come so far
             # may yet say something else.
-            behind = sum(each.next <= step for each in speaking)
+            behind = sum(each.next <= step for each in speaking) + busy
             agreed, known = _most_say(told), self._points.get(step)
             fixed = known is not None and self.stands(step)
             # One alone is believed only where there are not enough to outvote it.
-            enough = len(agreed) >= max((len(told) + behind) // 2 + 1, 2 if len(speaking) > 2 else 1)
+            enough = len(agreed) >= max((len(told) + behind) // 2 + 1, 2 if len(speaking) + busy > 2 else 1)
             if not enough and not fixed:
                 if len(told) > len(agreed) and not behind and self.disputed is None:
                     self.disputed = step

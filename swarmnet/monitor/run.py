@@ -21,7 +21,7 @@ from rich.console import Console
 from swarmnet.directory import Record
 from swarmnet.errors import SwarmError, UsageError
 from swarmnet.ids import PeerId
-from swarmnet.messages import History, HistoryRequest
+from swarmnet.messages import Busy, History, HistoryRequest
 from swarmnet.monitor.curve import Curve
 from swarmnet.monitor.files import CsvFile, CurveFile, CurvePicture, TensorBoard, WeightsAndBiases, check_installed
 from swarmnet.monitor.presence import Presence, synced, went_back
@@ -140,6 +140,7 @@ class Watcher:
         self._presence, self._marks = Presence(), list[Mark]()
         self._screen = JsonLines() if options.as_json else WatchScreen(Console())
         self._silent: dict[PeerId, float] = {}  # whom to ask again only then
+        self._busy: set[PeerId] = set()  # of them those that said so
         self._evaluated: dict[PeerId, int] = {}  # trainer -> the version after its last
         self._order = random.random()
         self._files: list[CurveFile] = []  # opened once the run is found
@@ -195,8 +196,10 @@ class Watcher:
         if self._curve.went_back(found.restart):
             self._evaluated.clear()
         answering, versions = await self._ask_all(found, records)
+        busy = sum(each.peer in self._busy for each in records if each.stages)
+        live_s = self._options.every_s + ASK_S
         steps, against = self._curve.settle(
-            answering, now=time.time(), replicas=synced(found), live_s=self._options.every_s + ASK_S
+            answering, now=time.time(), replicas=synced(found), live_s=live_s, busy=busy
         )
         if against and not self._checked:
             raise UsageError(
@@ -294,8 +297,11 @@ class Watcher:
             answer = await ask(self._transport, peer, HistoryRequest(since), limit_s=ASK_S)
         except SwarmError:
             answer = None
+        self._busy.discard(peer)
         if isinstance(answer, History):
             return answer
+        if isinstance(answer, Busy):
+            self._busy.add(peer)
         # It is gone, busy, or of an earlier version that does not know the question.
         self._silent[peer] = asyncio.get_running_loop().time() + AGAIN_S
         return None

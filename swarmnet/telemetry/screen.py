@@ -6,6 +6,7 @@ terminal, nothing is redrawn: whoever shows something there says a line now and 
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from typing import Self
@@ -20,7 +21,7 @@ PLAIN_EVERY_S = 5.0
 
 def duration(seconds: float | None) -> str:
     """3:07, 1:02:45, or a dash."""
-    if seconds is None:
+    if seconds is None or not math.isfinite(seconds):
         return "–"
     minutes, rest = divmod(round(max(seconds, 0.0)), 60)
     hours, minutes = divmod(minutes, 60)

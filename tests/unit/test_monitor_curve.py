@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from swarmnet.ids import PeerId, Restart
 from swarmnet.messages import MAX_FIGURES, History, StepFigures
@@ -72,6 +73,25 @@ def test_one_alone_fills_a_gap_only_if_nobody_could_outvote_it() -> None:
     curve = Curve()
     look(curve, said(0, 1, 2, 3), said(2, 3))
     assert losses(curve) == [(0, 1.0), (1, 1.0), (2, 1.0), (3, 1.0)]
+
+
+def test_one_alone_is_not_believed_while_others_are_kept_busy() -> None:
+    curve = Curve()
+    liar = PeerId("liar")
+    curve.hear(liar, said(0, 1, loss=80.0), steps=100)
+    for busy in (3, 1):
+        assert curve.settle([liar], now=1000.0, replicas="", live_s=5.0, busy=busy) == ([], [])
+    honest = [PeerId("a"), PeerId("b"), PeerId("c")]
+    for each in honest:
+        curve.hear(each, said(0, 1), steps=100)
+    assert curve.settle([liar, *honest], now=1000.0, replicas="", live_s=5.0) == ([0, 1], [])
+    assert losses(curve) == [(0, 1.0), (1, 1.0)]
+
+
+def test_figures_that_cannot_be_are_not_heard() -> None:
+    for lie in ({"ago_s": 1e308}, {"learning_rate": 1e300}, {"grad_norm": 1e300}):
+        curve = Curve()
+        assert look(curve, History((replace(figures(0), **lie),))) == ([], [])
 
 
 def test_a_curve_from_a_file_asks_for_all_then_for_its_first_gap_and_fills_it() -> None:

@@ -146,14 +146,22 @@ def test_members_that_are_hidden_busy_or_older_are_done_without(capsys: pytest.C
     circuit = ("/ip4/203.0.113.7/tcp/1/p2p/r/p2p-circuit/p2p/h",)
     answers: dict[str, Answering] = {
         "a": honest,
-        "b": lambda _: Busy(1.0, -1),
-        "l": lambda _: Rejected(RejectCode.MALFORMED, "\x1b[31mnot a request"),
+        "b": honest,
+        "l": lambda _: Busy(1.0, -1),
+        "o": lambda _: Rejected(RejectCode.MALFORMED, "\x1b[31mnot a request"),
         "h": lying,
     }
-    members = Members(answers, [*THREE, record("h", 0, addresses=circuit)])
+    members = Members(answers, [*THREE, record("o", 1), record("h", 0, addresses=circuit)])
     assert watch(members, WatchOptions(as_json=True, once=True)) == 0
     assert next(e["loss"] for e in said(capsys) if e["event"] == "step") == 1.0
     assert "h" not in {peer for peer, _ in members.asked}
+
+
+def test_who_keeps_the_others_busy_is_not_believed_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    busy: Answering = lambda _: Busy(1.0, -1)  # noqa: E731
+    members = Members({"a": busy, "b": busy, "l": lying}, THREE)
+    watch(members, WatchOptions(as_json=True, once=True))
+    assert not [each for each in said(capsys) if each["event"] == "step"]
 
 
 def test_what_strangers_say_is_text_on_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
