@@ -96,7 +96,6 @@ def figures(peer: Peer, seen: EventFigures, traffic: Traffic) -> Iterator[Metric
     yield info
     yield gauge("paused", "1: it takes no new microbatches, as asked.", peer.paused)
     yield gauge("halted", "1: the run cannot go on here until somebody comes.", peer.halted is not None)
-    yield gauge("slots", "Microbatches in flight at most, per stage and open step.", peer.limits.slots)
     yield gauge("known_peers", "Peers whose records it holds, itself left out.", len(peer.records))
     yield gauge("run_tokens_per_second", "Of the whole run, over the last steps.", record.tokens_per_second)
     if seen.loss is not None and seen.grad_norm is not None:
@@ -110,6 +109,8 @@ def figures(peer: Peer, seen: EventFigures, traffic: Traffic) -> Iterator[Metric
     yield by(GaugeMetricFamily, "stage", "weights_version", "Steps that its weights have behind them.", versions)
     synced = {stage: float(status.synced) for stage, status in mine.items()}
     yield by(GaugeMetricFamily, "stage", "synced", "1: it has the stage's state and serves.", synced)
+    slots = {stage: status.slots for stage, status in mine.items()}
+    yield by(GaugeMetricFamily, "stage", "slots", "Microbatches that it holds at once, in each open step.", slots)
     queue = {stage: status.queue for stage, status in mine.items()}
     yield by(GaugeMetricFamily, "stage", "queued_microbatches", "Waiting for or in execution.", queue)
     yield by(GaugeMetricFamily, "stage", "replicas", "With state, of those it knows, itself among them.", serving)

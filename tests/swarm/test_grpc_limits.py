@@ -13,13 +13,14 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import grpc
 import pytest
 from test_grpc_transport import RUN, fetched, hostile, in_s, make_transport, raw_channel, say_hello, with_victim
 
 from swarmnet.errors import PeerGone, PeerTimeout
 from swarmnet.ids import PeerId
-from swarmnet.messages import Accepted, Answer, Busy, Fetched, ManifestRequest, Request
-from swarmnet.net import dials
+from swarmnet.messages import Accepted, Answer, Busy, Fetched, HistoryRequest, ManifestRequest, Request
+from swarmnet.net import dials, grpc_callee
 from swarmnet.net.address import Address
 from swarmnet.net.grpc_callee import host_of
 from swarmnet.net.grpc_caller import LINK, METHODS
@@ -28,7 +29,7 @@ from swarmnet.net.grpc_transport import GrpcTransport
 from swarmnet.net.identity import Identity
 from swarmnet.net.traffic import Allowance
 from swarmnet.transport import ReadPayload
-from swarmnet.wire.convert import read_answer, write_control
+from swarmnet.wire.convert import read_answer, write_control, write_request
 from tests.contracts.transport_contract import FETCH, LIMIT_S, PROCESS, ScriptedService, execute
 
 BURST = 20
@@ -100,6 +101,35 @@ def test_who_has_not_greeted_has_few_open_calls_and_its_nonsense_is_logged_once(
     with caplog.at_level(logging.WARNING, "swarmnet.net.grpc_callee"):
         with_victim(scenario)
     assert [record.message for record in caplog.records].count("bad_request") == 1
+
+
+def test_silent_strangers_keep_no_newcomer_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grpc_callee, "_ALL_STRANGERS_CALLS", 1)
+    monkeypatch.setattr(grpc_callee, "_STRANGERS_WORD_S", 0.5)
+
+    async def scenario(victim: GrpcTransport, service: ScriptedService) -> None:
+        service.answering = fetched
+        silent, newcomer = hostile(), hostile()
+        async with (
+            raw_channel(victim, silent.key, silent.chain) as held,
+            raw_channel(victim, newcomer.key, newcomer.chain) as channel,
+        ):
+
+            async def asked(request: Request) -> Answer:
+                call = channel.stream_stream(METHODS[type(request)])(timeout=15)
+                await call.write(write_request(request))
+                return read_answer(await call.read())[0]
+
+            call = held.stream_stream(METHODS[HistoryRequest])(timeout=15)
+            reading = asyncio.ensure_future(call.read())
+            while not victim._callee._calls:  # noqa: ASYNC110  (it has no event for that)
+                await asyncio.sleep(0)
+            assert isinstance(await asked(HistoryRequest(0)), Busy), "its place is taken"
+            assert not isinstance(await asked(ManifestRequest()), Busy), "what is asked for here has places of its own"
+            assert await reading is grpc.aio.EOF, "it has said nothing for too long"
+            assert not isinstance(await asked(HistoryRequest(0)), Busy)
+
+    with_victim(scenario, config=GrpcConfig(stall_s=60.0))
 
 
 @pytest.mark.parametrize(("pings", "too_many"), [(500, False), (1500, True)])

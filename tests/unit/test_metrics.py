@@ -29,14 +29,13 @@ PAGE = DASHBOARD.with_name("metrics.md")
 
 def peer(*, synced: bool = True, paused: bool = False, alone: bool = False, halted: int | None = None) -> Any:
     """As much of a peer as is asked: one of stage 1, that knows another."""
-    status = SimpleNamespace(stage=1, synced=synced, version=7, queue=3)
+    status = SimpleNamespace(stage=1, synced=synced, version=7, queue=3, slots=4)
     record = SimpleNamespace(stages=(status,), tokens_per_second=120.5)
     other = SimpleNamespace(stages=(SimpleNamespace(stage=1, synced=True), SimpleNamespace(stage=2, synced=False)))
     return SimpleNamespace(
         run_id="ab" * 32,
         paused=paused,
         halted=halted,
-        limits=SimpleNamespace(slots=4),
         records={"other": other},
         replicas={1: SimpleNamespace(execution=SimpleNamespace(leaving=paused and not alone))},
         status=lambda: record,
@@ -103,6 +102,7 @@ def test_the_figures_are_those_of_the_peer_and_its_events() -> None:
 
     assert value("swarmnet_weights_version", stage="1") == 7
     assert value("swarmnet_replicas", stage="1") == 2
+    assert value("swarmnet_slots", stage="1") == 4
     assert value("swarmnet_steps_total", stage="1") == 3
     assert value("swarmnet_microbatches_executed_total", stage="1") == 9
     assert value("swarmnet_microbatches_counted_total", stage="1") == 8
