@@ -14,6 +14,7 @@ import click
 from swarmnet.cli.line import Fit, lent, with_line
 from swarmnet.cli.settings import SETTINGS, TYPED, SchemaCommand, fields, given, with_json
 from swarmnet.errors import UsageError
+from swarmnet.telemetry.log import counted
 
 if TYPE_CHECKING:
     from swarmnet.config.check import SettingsLayer
@@ -146,7 +147,7 @@ def init(
     for file, text in configs.items():
         _write(file, text, force=force)
     lines = [
-        f"wrote {path}: a model of {model.num_parameters:,} parameters in {manifest.cut.stages} stages, "
+        f"wrote {path}: a model of {model.num_parameters:,} parameters in {counted(manifest.cut.stages, 'stage')}, "
         f"{manifest.training.total_steps} steps",
         f"data: {data.num_tokens:,} tokens of {data.source}, tokenizer {data.tokenizer} ({model.vocab_size:,} ids)",
     ]

@@ -13,6 +13,7 @@ import click
 
 from swarmnet.cli.settings import CountRange
 from swarmnet.errors import UsageError
+from swarmnet.telemetry.log import counted
 
 if TYPE_CHECKING:
     from swarmnet.config.fleet import MachineKind, Members
@@ -188,7 +189,7 @@ def looking(manifest: Manifest, members: Members, memory: MemoryPolicy, memo_byt
         specs = tuple(spec.model_copy(update=changed | {"stage": stage}) for stage in range(priced.cut.stages))
         wire = Wire(activations=way.activations, gradients=way.gradients)
         setup = Setup(specs, wire, MeshLayout(), memory=memory, memo_bytes=memo_bytes)
-        shape = f"{priced.cut.stages} stages, {_microbatches(priced)}, {way.sync} {way.codec}"
+        shape = f"{counted(priced.cut.stages, 'stage')}, {_microbatches(priced)}, {way.sync} {way.codec}"
         click.echo(f"does it fit? {shape}", err=True)
         places = priced.cut.stages // priced.stages_per_peer
         known: dict[object, tuple[MachineFit, ...]] = {}

@@ -20,6 +20,7 @@ from swarmnet.cli.settings import (
     read_manifest,
 )
 from swarmnet.errors import UsageError
+from swarmnet.telemetry.log import counted
 
 
 @click.command("plan", cls=SchemaCommand, context_settings=SETTINGS)
@@ -163,7 +164,7 @@ def _anywhere(members: Lent, stages: int, room: int | None) -> Lent:
     more = kind.model_copy(
         update={"count": count, "gpu_gib" if kind.device == "cuda" else "host_gib": (room or 0) / 2**30}
     )
-    words = f"{members.words} of {stages} stages"
+    words = f"{members.words} of {counted(stages, 'stage')}"
     return Lent(Members(machines=(more,), regions=members.members.regions), None, words)
 
 

@@ -138,7 +138,7 @@ class StepTime:
         return [
             f"a step on {self.lent.words}: {_seconds(found.step_s)}, {_count(self.tokens_per_day)} tokens a day",
             *(
-                f"  {name:<9} {_seconds(seconds):>9} {seconds / found.step_s:>5.0%}  {words}"
+                f"  {name:<9} {_seconds(seconds):>9} {seconds / (found.step_s + found.hidden_s):>5.0%}  {words}"
                 for (name, words), seconds in zip(_TERMS, self.terms.values(), strict=True)
                 if round(seconds, 4)
             ),

@@ -13,6 +13,7 @@ import click
 
 from swarmnet.cli.settings import PREFIX, SETTINGS, TYPED, SchemaCommand, fields, given, origin_of
 from swarmnet.errors import UsageError
+from swarmnet.telemetry.log import counted
 
 if TYPE_CHECKING:
     from swarmnet.config.check import SettingsLayer
@@ -166,9 +167,10 @@ def progress_line(progress: FleetProgress, steps: int) -> str:
 
 def text_of(found: Mapping[str, Any]) -> str:
     """A report for a person."""
+    size = f"{counted(found['peers'], 'peer')} in {counted(found['stages'], 'stage')}"
     where = ", ".join(f"{count} in {name}" for name, count in found["regions"].items())
     lines = [
-        f"{found['peers']} peers in {found['stages']} stages ({where}), speed {found['speed']:.1f} in all, "
+        f"{size} ({where}), speed {found['speed']:.1f} in all, "
         f"{found['slots'] or 'automatic'} slots, {found['microbatches']} microbatches a step, seed {found['seed']}",
         f"{found['steps_done']} of {found['steps']} steps in {found['virtual_s']:.1f} virtual seconds "
         f"({found['wall_s']:.1f} s here)" + (", interrupted" if found.get("interrupted") else ""),
@@ -212,7 +214,8 @@ def plot(found: Mapping[str, Any], path: Path) -> None:
     FigureCanvasAgg(figure)
     steps, where, control = figure.subplots(1, 3)
     figure.suptitle(
-        f"{found['peers']} peers, {found['stages']} stages: {found['of_optimal']:.0%} of what the devices could do"
+        f"{counted(found['peers'], 'peer')}, {counted(found['stages'], 'stage')}: "
+        f"{found['of_optimal']:.0%} of what the devices could do"
     )
     steps.bar(range(found["steps_done"]), found["steps_s"])
     steps.axhline(found["microbatches"] / found["optimal"], linestyle="--", color="gray", label="optimal")

@@ -190,14 +190,16 @@ def print_summary(outcome: RunOutcome, directory: Path, console: Console, *, fin
     if outcome.oracle_problem == UNCOMPARED:
         again = f"    swarmnet local --resume --oracle --out {shlex.quote(str(directory))}"
         say(console, f"{UNCOMPARED}. Do it again with:", again)
-    if outcome.problem not in ("", UNCOMPARED):
+    if outcome.problem == INTERRUPTED:
+        say(console, INTERRUPTED)
+    elif outcome.problem not in ("", UNCOMPARED):
         console.print(f"FAILED: {outcome.problem}", style="bold red", markup=False, highlight=False, soft_wrap=True)
 
 
 def _told(outcome: RunOutcome) -> Iterator[str]:
     """What happened, in numbers."""
     progress, verdict = outcome.progress, outcome.verdict
-    points = progress.points
+    points, executed = progress.points, executions_per_index(outcome)
     curve = f"loss {points[0].loss:.4f} → {points[-1].loss:.4f}" if points else "no loss"
     yield (
         f"{len(points)} of {progress.steps} steps in {duration(outcome.seconds)}, {curve}, "
@@ -209,7 +211,9 @@ def _told(outcome: RunOutcome) -> Iterator[str]:
     waited = f" ({'; '.join(late)})" if late else ""
     yield (
         f"{', '.join([f'kills {len(progress.kills)}', *faults])}{waited}, "
-        f"reroutes {progress.reroutes}, executions per index {executions_per_index(outcome):.3f}"
+        f"reroutes {progress.reroutes}, executions per index {executed:.3f}"
+        # Whoever joined from outside writes its events elsewhere.
+        f"{' without those of peers that joined from outside' * (executed < 1 and bool(points))}"
     )
     yield f"lost {verdict.lost}, doubled {verdict.doubled}, voided {verdict.voided}"
     missed = f", {progress.outer[False]} missed" if progress.outer[False] else ""

@@ -78,6 +78,17 @@ def headline(found: Assessment, curve: Curve) -> str:
     return "  ".join(parts)
 
 
+def folded(line: str, width: int) -> list[str]:
+    """`line` in rows of at most `width` columns, broken only between its parts, which two spaces part."""
+    rows: list[str] = []
+    for part in line.split("  "):
+        if rows and len(rows[-1]) + 2 + len(part) <= width:
+            rows[-1] += f"  {part}"
+        else:
+            rows.append(part)
+    return rows
+
+
 def stages(found: Assessment) -> Table:
     """A row for each stage: its replicas, with where they are and how fast."""
     table = Table(box=None, pad_edge=False, header_style="dim")
@@ -114,7 +125,7 @@ class WatchScreen(Screen):
             self.note(printable(change.text))
         line = f"{found.run[:12]}  {headline(found, curve)}"
         if self.redraws:
-            self.show(Group(Text(printable(line)), stages(found)))
+            self.show(Group(*map(Text, folded(printable(line), self.width)), stages(found)))
         # In a pipe, a line when something has happened; a person does not read thousands.
         elif (steps or changes or not self._said) and line != self._said:
             self.note(printable(line))

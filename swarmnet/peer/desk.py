@@ -257,7 +257,10 @@ class NobodyRuns(UsageError):
 
 
 async def _ask(directory: Path, request: dict[str, object]) -> dict[str, Any]:
-    nobody = f"no peer runs with --dir {directory}: start one with `swarmnet join LINK`, or name another with --dir"
+    nobody = (
+        f"no peer that serves a stage runs with --dir {directory}: start one with `swarmnet join LINK`, or name "
+        "another with --dir"
+    )
     try:
         async with asyncio.timeout(ANSWER_S):
             with _short(directory / SOCKET) as name:

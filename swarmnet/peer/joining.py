@@ -37,6 +37,7 @@ from swarmnet.peer.away import until_somebody_answers, was_in
 from swarmnet.peer.placement import Choice, Serving, placement_rule
 from swarmnet.peer.rates import measured
 from swarmnet.state.disk import CheckpointStore
+from swarmnet.telemetry.log import counted
 from swarmnet.transport import Transport, ask
 
 LOOK_S = 10.0
@@ -87,6 +88,13 @@ async def find_place(config: PeerConfig, invitation: SwarmLink | Manifest, tell:
 
 async def _found(config: PeerConfig, identity: Identity, invitation: SwarmLink | Manifest, tell: Tell) -> Place:
     async with reach(config, identity, invitation, tell, "stage") as found:
+        serving = [record for record in found.records if any(status.synced for status in record.stages)]
+        # All of them: no single peer keeps newcomers out.
+        if serving and all(record.finished for record in serving):
+            raise UsageError(
+                f"run {found.run[:12]} has finished, nothing is left to compute: `swarmnet export` writes its model, "
+                "and who owns it can give it more steps with `swarmnet extend`"
+            )
         stages = await _stages(found, tell)
         chosen = found.config.model_copy(update={"stages": stages})
         return Place(chosen, found.manifest, chosen=not found.config.stages)
@@ -237,7 +245,7 @@ def _seen(run: RunId, directory: DhtDirectory, records: Sequence[Record]) -> str
     trainers = sum(record.feeds for record in records)
     if not records:
         return f"run {run[:12]}: nobody announces it yet"
-    return f"run {run[:12]}: {_count(peers, 'peer')} and {_count(trainers, 'trainer')}"
+    return f"run {run[:12]}: {counted(peers, 'peer')} and {counted(trainers, 'trainer')}"
 
 
 # ---------------------------------------------------------------- the manifest
@@ -277,8 +285,8 @@ async def _manifest(
         manifest = await fetch_manifest(transport, run, peers, on_failure=failed)
     if manifest is None:
         raise UsageError(
-            f"none of {_count(len(peers), 'peer')} gave the manifest of run {run[:12]} ({failures[-1]}): join with its "
-            "file instead, swarmnet join run.toml --bootstrap ADDRESS"
+            f"none of {counted(len(peers), 'peer')} gave the manifest of run {run[:12]} ({failures[-1]}): join with "
+            "its file instead, swarmnet join run.toml --bootstrap ADDRESS"
         )
     _keep(path, manifest)
     tell("manifest", f"{_shape(manifest)}; its hash is the run's id, kept in {path}")
@@ -307,7 +315,7 @@ def _keep(path: Path, manifest: Manifest) -> None:
 
 
 def _shape(manifest: Manifest) -> str:
-    return f'"{manifest.name}", {_count(manifest.cut.stages, "stage")}, {manifest.training.total_steps:,} steps'
+    return f'"{manifest.name}", {counted(manifest.cut.stages, "stage")}, {manifest.training.total_steps:,} steps'
 
 
 # ---------------------------------------------------------------- the stage
@@ -386,10 +394,6 @@ def servings(records: Sequence[Record]) -> list[Serving]:
         for record in records
         for status in record.stages
     ]
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 PATIENCE_S = 5.0

@@ -20,6 +20,7 @@ from swarmnet.peer.devices import NumericsClass
 from swarmnet.peer.rates import measured
 from swarmnet.state.lineage import of_one_lineage
 from swarmnet.state.rollback import Holding, Rollbacks, half_of, newest_on_disk
+from swarmnet.telemetry.log import counted
 
 NO_BOOTSTRAP = "no_bootstrap"
 """The kind of problem when none of the addresses answered."""
@@ -311,7 +312,7 @@ def _went_back(restart: Restart, records: Sequence[Record]) -> Iterator[Problem]
     times = "once" if restart.number == 1 else f"{restart.number} times"
     text = f"the run went back {times}, last to version {restart.version}: the steps after it are computed again"
     if behind := sum(bool(record.stages) and record.restart != restart for record in records):
-        text += f"; {_count(behind, 'peer')} {'has' if behind == 1 else 'have'} yet to follow"
+        text += f"; {counted(behind, 'peer')} {'has' if behind == 1 else 'have'} yet to follow"
     yield Problem("note", "went_back", text)
 
 
@@ -414,7 +415,8 @@ def _without_state(line: StageLine, standing: _Standing) -> Problem:
         text = (
             f"no replica of stage {stage} has the weights yet: wait for one to be ready"
             if line.replicas
-            else f"nobody serves stage {stage}, so no step can finish: start one with `swarmnet peer --stage {stage}`"
+            else f"nobody serves stage {stage}, so no step can finish: start one with `swarmnet peer --stage {stage}`, "
+            "with the --dir of the one that served it, if one has"
         )
     elif standing.common is not None and disk:
         text = (
@@ -443,7 +445,7 @@ def _few(line: StageLine, served: bool) -> Iterator[Problem]:
     staying = len(line.replicas) - leaving - paused
     if paused:
         verb = "is paused" if paused == 1 else "are paused"
-        yield Problem("note", "paused", f"{_count(paused, 'replica')} of stage {stage} {verb}, as asked there", stage)
+        yield Problem("note", "paused", f"{counted(paused, 'replica')} of stage {stage} {verb}, as asked there", stage)
     if not staying and paused:
         text = f"nobody takes microbatches of stage {stage} gladly: all its replicas are paused or about to leave; "
         yield Problem("warning", "all_paused", f"{text}one of those that are paused serves on", stage)
@@ -452,9 +454,9 @@ def _few(line: StageLine, served: bool) -> Iterator[Problem]:
         yield Problem("warning", "all_leaving", text, stage)
     elif leaving:
         verb = "is" if leaving == 1 else "are"
-        yield Problem("note", "leaving", f"{_count(leaving, 'replica')} of stage {stage} {verb} about to leave", stage)
+        yield Problem("note", "leaving", f"{counted(leaving, 'replica')} of stage {stage} {verb} about to leave", stage)
     if joining and served:
-        text = f"{_count(joining, 'replica')} of stage {stage} {'is' if joining == 1 else 'are'} fetching its state"
+        text = f"{counted(joining, 'replica')} of stage {stage} {'is' if joining == 1 else 'are'} fetching its state"
         yield Problem("note", "joining", text, stage)
     # It trains well until that one goes.
     if staying == 1:
@@ -521,7 +523,3 @@ def _executions_per_index(stages: Sequence[StageLine]) -> float:
 def _newest(losses: Sequence[tuple[int, float] | None]) -> LossAt | None:
     known = [loss for loss in losses if loss is not None]
     return LossAt(*max(known)) if known else None
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"

@@ -136,6 +136,11 @@ def _shown(value: object) -> str:
     return text if text and not set(text) & set(' "=') else '"' + text.replace('"', '\\"') + '"'
 
 
+def counted(number: int, noun: str) -> str:
+    """1 peer, 2 peers."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
 def printable(text: str) -> str:
     """No character of it does anything to a terminal."""
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)

@@ -56,6 +56,11 @@ class Screen:
         """Is it a terminal, on which something can be shown in place?"""
         return self._console.is_terminal
 
+    @property
+    def width(self) -> int:
+        """Columns."""
+        return self._console.width
+
     def note(self, text: str) -> None:
         """Lines that stay."""
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from swarmnet.config.peer import PeerConfig
-from swarmnet.directory import StageStatus
+from swarmnet.directory import Record, StageStatus
 from swarmnet.errors import RejectCode, UsageError
 from swarmnet.ids import Chain, first_chain
 from swarmnet.manifest.file import load, override, run_id, to_toml
@@ -117,6 +117,26 @@ def test_a_liar_is_named_and_another_asked(tmp_path: Path, monkeypatch: pytest.M
                 assert any(liar.me in text and "asking another" in text for text in told)
 
     asyncio.run(story())
+
+
+def test_after_the_end_nobody_joins_but_one_peer_alone_cannot_say_so(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with peers(tmp_path, 0, 1, 1) as found:
+            for number, end in enumerate(found):
+                record = await own_record(end)
+                await end.directory.publish(replace(record, finished=True))
+                if number == len(found) - 2:
+                    place = await find_place(newcomer(tmp_path / "me"), link(found[0]), lambda *_: None)
+                    assert place.config.stages == (2,)
+            with pytest.raises(UsageError, match="has finished, nothing is left to compute"):
+                await find_place(newcomer(tmp_path / "me"), link(found[0]), lambda *_: None)
+
+    asyncio.run(story())
+
+
+async def own_record(end: Endpoint) -> Record:
+    (record,) = [record for record in await end.directory.records() if record.peer == end.me]
+    return record
 
 
 def test_newcomers_at_once_spread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

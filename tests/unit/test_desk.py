@@ -180,7 +180,7 @@ def test_nonsense_costs_its_sender_alone(tmp_path: Path) -> None:
 
 def test_where_nobody_runs_it_says_what_to_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["pause", "--dir", str(tmp_path)]) == 2
-    assert "no peer runs with --dir" in capsys.readouterr().err
+    assert "no peer that serves a stage runs with --dir" in capsys.readouterr().err
     assert run(["contributed", "--dir", str(tmp_path / "none")]) == 2
     assert "no such directory; say with --dir" in capsys.readouterr().err
     assert run(["paws"]) == 2

@@ -9,6 +9,7 @@ import pytest
 from swarmnet.cli.frame import run
 from swarmnet.monitor import files
 from swarmnet.monitor import run as monitor
+from swarmnet.monitor.view import folded
 from swarmnet.peer.status import Waiting
 
 LINK = f"swarm:{'ab' * 32}@/ip4/127.0.0.1/tcp/1/p2p/12D3KooWQYhTNQdmr3ArTeUHRYzFg94BKyTkoWBDWez9kSCVe2Xo"
@@ -57,3 +58,10 @@ def test_an_extra_that_is_missing_is_named_before_anything_is_asked(
     monkeypatch.setattr(files.importlib.util, "find_spec", lambda name: None)  # type: ignore[attr-defined]
     assert run(["watch", LINK, option]) == 2
     assert f"pip install 'swarmnet-train[{extra}]'" in capsys.readouterr().err
+
+
+def test_a_narrow_terminal_breaks_a_line_between_its_figures() -> None:
+    line = "ab12  step 5/60  loss 3.1000  1,200 tokens/s  replicas 2/2 2/2  ETA 0:30"
+    assert folded(line, 200) == [line]
+    rows = folded(line, 30)
+    assert max(map(len, rows)) <= 30 and "  ".join(rows) == line and "replicas 2/2 2/2  ETA 0:30" in rows
