@@ -44,7 +44,7 @@ def main() -> int:
                 "before": round(found.before, 2),
                 "meanwhile": round(found.meanwhile, 2),
                 "share": round(found.share, 3),
-                "grown": found.grown,
+                "grown_mib": round(found.grown / 2**20, 2),
             }
         )
         print(

@@ -414,8 +414,9 @@ def main() -> None:
         asyncio.run(child(args.child[0], int(args.child[1])))
         return
     if args.home:
-        for scene in SCENES:
-            report_home(scene)
+        home = [report_home(scene) for scene in SCENES]
+        if args.json:
+            args.json.write_text(json.dumps({"home": home}, indent=2) + "\n")
         return
     args.relay = args.relay or os.geteuid() != 0
     found = measure(args, args.megabytes * MB)

@@ -161,8 +161,8 @@ SCENES = (Scene(members=8, sum_bytes=1.1), Scene(members=3, sum_bytes=1.45))
 """Steps of 80 s that are nearly all round: no line ever rests."""
 
 
-def report(scene: Scene) -> None:
-    """Play it; print what became of it, beside what the arithmetic of lines says."""
+def report(scene: Scene) -> dict[str, Any]:
+    """Play it; print what became of it, beside what the arithmetic of lines says; return it."""
     joined, _ = play(scene)
     size = scene.parameters
     ahead = Ahead(scene.state_bytes * size, 0, scene.sum_bytes * size, joined.step_s)
@@ -177,6 +177,7 @@ def report(scene: Scene) -> None:
         f"  it would take {8e-6 * here:.0f} Mbit/s here and {8e-6 * each:.0f} at each member, for {WITHIN} steps",
     ):
         print(line)
+    return {"members": scene.members, "steps": joined.steps, "foretold": foretold, "slowed": joined.slowed}
 
 
 def in_steps(steps: float | None) -> str:

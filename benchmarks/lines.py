@@ -69,7 +69,8 @@ def main() -> int:
         f"comments on {total['comment'] / total['all']:.1%} of the lines (goal {LEAST_COMMENTS:.0%})"
     )
     if options.json:
-        options.json.write_text(json.dumps({"rooms": found, "total": total}, indent=1) + "\n")
+        share = {"comment_share": total["comment"] / total["all"]}
+        options.json.write_text(json.dumps({"rooms": found, "total": total | share}, indent=1) + "\n")
     return 0
 
 
