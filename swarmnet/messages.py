@@ -17,6 +17,7 @@ from swarmnet.bounds import MAX_COMMITS, MAX_INDEXES, MAX_MEMBERS, Between, Entr
 from swarmnet.errors import RejectCode
 from swarmnet.ids import NO_CHAIN, NO_RESTART, Ballot, Chain, Generation, Incarnation, Number, PeerId, Restart, RoundId
 from swarmnet.manifest.extension import MARK_BYTES, MAX_NOTICE_CHARS, MAX_NOTICES, MAX_NOTICES_CHARS, Extension
+from swarmnet.telemetry.spans import MAX_STEP_TIMES, StepTimes
 
 Indexes = frozenset[int]
 """Microbatch indexes. A run has fewer than `MAX_INDEXES`, mostly far fewer."""
@@ -600,7 +601,7 @@ class HistoryRequest:
     """What came of the run's steps? Anybody may ask."""
 
     since: Step = 0
-    """The first step that is wanted."""
+    """The first step that is wanted. Of one that no run comes to, the answer has `times` alone."""
 
 
 Request = (
@@ -786,6 +787,8 @@ class History:
     """Of a replica."""
     evaluations: Annotated[tuple[Evaluation, ...], Entries(MAX_EVALUATIONS)] = ()
     """Of a trainer."""
+    times: Annotated[tuple[StepTimes, ...], Entries(MAX_STEP_TIMES)] = ()
+    """Of a replica's last whole step, by stage."""
 
 
 @dataclass(frozen=True, slots=True)

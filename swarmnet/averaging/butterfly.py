@@ -41,6 +41,7 @@ from swarmnet.messages import (
     is_loss,
 )
 from swarmnet.stage.seams import Contribution, Summation
+from swarmnet.telemetry.spans import SpanBook, SpanKind
 from swarmnet.transport import Transport
 
 Losses = dict[int, tuple[float, int]]
@@ -91,6 +92,7 @@ class ExchangeContext:
     on_event: OnEvent
     meter: Meter
     watch: Watch
+    spans: SpanBook
 
 
 class Butterfly:
@@ -117,7 +119,7 @@ class Butterfly:
         self.me, self.round, self.group, self._below = context.me, current, group, below
         self._summation, self._transport = context.sums, context.transport
         self._num_tokens, self._running_s, self._on_event = context.num_tokens, context.running_s, context.on_event
-        self._meter, self._watch = context.meter, context.watch
+        self._meter, self._watch, self._spans = context.meter, context.watch, context.spans
         self._losses = losses
         self._indexes = {speaker.peer: speaker.indexes for speaker in group.speakers}
         self._chunks = dict(group.chunks)
@@ -133,6 +135,7 @@ class Butterfly:
         self._ends = self._sums if group.last else {chunk: loop.create_future() for chunk in mine}
         self._told: Losses = self._summed  # of the whole round, once an end is there
         self._closed = False
+        self._began_at = self._gathered_at = 0.0  # _gathered_at: the first chunk that another member reduced came
 
     def is_of(self, request: Part) -> bool:
         """Does this request belong to this group of this round?"""
@@ -166,6 +169,7 @@ class Butterfly:
         Returns (reducer, the round's losses as it tells them): all must be the same, or one reducer is wrong.
         """
         missing = [chunk for chunk, summed in self._sums.items() if not summed.done()]
+        self._began_at = asyncio.get_running_loop().time()
         async with asyncio.TaskGroup() as group:
             arriving = {peer: asyncio.Queue[tuple[Packed, Losses]](_AHEAD) for peer in self._indexes if peer != self.me}
             if missing:
@@ -174,6 +178,8 @@ class Butterfly:
             if self._sums and self.group.speakers:
                 group.create_task(self._reduce(arriving))
             told = {peer: group.create_task(self._reduced(peer)) for peer in self._chunks if peer != self.me}
+        if self._gathered_at:
+            self._span("all_gather", self._gathered_at)
         mine = [(self.me, self._summed)] if self._sums and self.group.last else []
         return [*mine, *((peer, task.result()) for peer, task in told.items())]
 
@@ -218,6 +224,12 @@ class Butterfly:
             if self.group.last:
                 self._ended(chunk, reduced.result(), self._summed)
                 await self._summation.put(chunk[0], reduced.result())
+        self._span("reduce_scatter", self._began_at)
+
+    def _span(self, kind: SpanKind, began: float) -> None:
+        """It is over now."""
+        stamp, now = self.round.stamp, asyncio.get_running_loop().time()
+        self._spans.add(kind, stamp.stage, stamp.step, self.group.hop, began, now)
 
     async def _mine(self, chunk: Range, reference: bytes) -> tuple[Packed, Losses]:
         """What I contribute. reference: of who asks."""
@@ -231,6 +243,7 @@ class Butterfly:
         told: Losses = {}
         async for chunk, packed, losses in self._stream(peer, "reduced", self._chunks[peer]):
             told |= losses
+            self._gathered_at = self._gathered_at or asyncio.get_running_loop().time()
             self._ended(chunk, packed, told)
             with self._noted(peer):
                 await self._summation.put(chunk[0], packed)

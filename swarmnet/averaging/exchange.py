@@ -54,6 +54,7 @@ from swarmnet.messages import (
 )
 from swarmnet.stage.piece_schedule import Action, Ask, PieceSchedule
 from swarmnet.stage.seams import Summation
+from swarmnet.telemetry.spans import SpanBook
 from swarmnet.transport import Transport, ask
 
 PIECE_ELEMENTS = 1 << 22
@@ -83,7 +84,7 @@ class Exchange:
 
     Round ids repeat from step to step: a round is named by stamp and id. num_tokens: of every microbatch of the run.
     group_size: of the run, see `averaging.grid`. on_event hears `clipped`: whom the run's reducer clipped in a round's
-    part; and `sums_kept`: what of a group's sum was not made anew in the round after.
+    part; and `sums_kept`: what of a group's sum was not made anew in the round after. spans: told how long hops took.
     """
 
     def __init__(
@@ -97,7 +98,9 @@ class Exchange:
         piece_elements: int = PIECE_ELEMENTS,
         running_s: float = 0.5,
         on_event: OnEvent = lambda event, fields: None,
+        spans: SpanBook | None = None,
     ) -> None:
+        self._spans = SpanBook() if spans is None else spans
         self.me, self._sums, self._transport = me, sums, transport
         self._running_s, self._num_tokens, self._on_event = running_s, num_tokens, on_event
         self._group_size, self._piece_elements = group_size, piece_elements
@@ -129,6 +132,7 @@ class Exchange:
             self._on_event,
             self.meter,
             self.watch,
+            self._spans,
         )
         self.watch.begin(current.id, *self._allowances(current))
         spans = list(itertools.pairwise(itertools.accumulate(self._sums.phases, initial=0)))

@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 _OVER_A_MANIFEST = ("stages", "steps", "seed")
 
 # What a resumed run may be told anew. All else says what it is.
-_MAY_CHANGE = frozenset(["out", "oracle", "kill", "kill_every", "kill_rank", "kill_all", "chaos", "resume", "slots"])
+_MAY_CHANGE = frozenset(
+    ["out", "oracle", "kill", "kill_every", "kill_rank", "kill_all", "chaos", "resume", "slots", "trace"]
+)
 
 
 @click.command("local", cls=SchemaCommand, context_settings=SETTINGS)
@@ -40,6 +42,7 @@ def local(ctx: click.Context, /, **_: Any) -> int:
       swarmnet local --replicas 1 --ranks 1=2 --kill-rank 1@20 --oracle
       swarmnet local --checkpoint-every 10 --kill-all 25 --out runs/dark
       swarmnet local --resume --out runs/dark --oracle
+      swarmnet local --steps 10 --trace trace.json
     """
     from swarmnet import telemetry
     from swarmnet.local.options import LocalOptions

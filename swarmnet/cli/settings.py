@@ -311,6 +311,7 @@ SERVING = (
     "slots",
     "caps",
     "metrics",
+    "trace",
     *LOGS,
 )
 """Fields of the peer config that whoever serves a stage says."""

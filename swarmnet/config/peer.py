@@ -295,6 +295,9 @@ class PeerConfig(Table):
     metrics: Annotated[str, AfterValidator(_listen_at), CliOption("[HOST:]PORT")] = says(
         "", "serve figures for Prometheus there, to this machine unless HOST says more (docs/metrics.md); 0: any port"
     )
+    trace: Annotated[Home | None, CliOption("FILE")] = says(
+        None, "write what each moment was spent on to this file, for chrome://tracing or Perfetto (docs/trace.md)"
+    )
     mesh: Mesh = Mesh()
     memory: Memory = Memory()
     caps: Caps = Caps()

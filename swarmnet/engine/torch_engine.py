@@ -142,41 +142,42 @@ class TorchEngine:
 
     async def forward(self, step: int, index: int, payload: Sequence[Packed], *, train: bool) -> Stash:
         """Run the stage on one microbatch."""
-        voids = self.voids(step)  # before the job is queued: a void while it waits counts too
-        return await self._jobs.run(
-            Work.FORWARD, step, index, lambda: self._forward(step, index, voids, payload, train)
-        )
+        # Before the job is queued: a void while it waits counts too.
+        stash, asked = Stash(step, index, self.voids(step)), time.monotonic()
+        return await self._jobs.run(Work.FORWARD, step, index, lambda: self._forward(stash, asked, payload, train))
 
     async def backward(self, stash: Stash, gradient: Sequence[Packed]) -> tuple[Packed, ...]:
         """The input gradient. Once per stash."""
-        return await self._jobs.run(Work.BACKWARD, stash.step, stash.index, lambda: self._backward(stash, gradient))
+        asked = time.monotonic()
+        job = lambda: self._backward(stash, asked, gradient)  # noqa: E731
+        return await self._jobs.run(Work.BACKWARD, stash.step, stash.index, job)
 
     async def accumulate(self, stash: Stash) -> bool:
         """The weight pass."""
-        added = await self._jobs.run(self._weights, stash.step, stash.index, lambda: self._accumulate(stash))
+        asked = time.monotonic()
+        added = await self._jobs.run(self._weights, stash.step, stash.index, lambda: self._accumulate(stash, asked))
         return added and stash.voids == self.voids(stash.step)  # in the caller's thread: nothing can void in between
 
-    def _forward(self, step: int, index: int, voids: int, payload: Sequence[Packed], train: bool) -> Stash:
-        began = time.perf_counter()
+    def _forward(self, stash: Stash, asked: float, payload: Sequence[Packed], train: bool) -> Stash:
+        began, step = time.monotonic(), stash.step
         if not self.version <= step <= self.version + self.delay.ahead(self.version):
             code = RejectCode.STALE if step < self.version else RejectCode.NOT_READY
             raise Refused(code, "other weights", step=step, version=self.version)
         tokens, hidden = self._payloads.input(payload)
-        stash = Stash(step, index, voids)
         output, work = self._backend.forward(step, tokens, hidden, train=train)
         if self._payloads.last:
             stash.loss_sum, stash.num_tokens = output.item(), tokens[:, 1:].numel()
             if not is_loss(stash.loss_sum, stash.num_tokens):
-                raise Refused(RejectCode.VOID, "the loss is not finite, or absurd", index=index)
+                raise Refused(RejectCode.VOID, "the loss is not finite, or absurd", index=stash.index)
         else:
             stash.output = self._payloads.output(tokens, output)
         if work is not None:
             stash.saved = _ForwardWork(self._epochs[self._place(step)], work, self._payloads.asked_slow(payload))
-        stash.compute_s += time.perf_counter() - began
+        stash.computed(asked, began, time.monotonic())
         return stash
 
-    def _backward(self, stash: Stash, gradient: Sequence[Packed]) -> tuple[Packed, ...]:
-        began = time.perf_counter()
+    def _backward(self, stash: Stash, asked: float, gradient: Sequence[Packed]) -> tuple[Packed, ...]:
+        began = time.monotonic()
         saved = _saved(stash)
         # The weights that this forward used are gone.
         if saved.epoch != self._epochs[self._place(stash.step)]:
@@ -185,11 +186,11 @@ class TorchEngine:
             raise ValueError(f"backward of microbatch {stash.step}/{stash.index} has run already")
         own = self._backend.backward(saved.work, self._payloads.gradient(gradient))
         answer = self._payloads.input_gradient(own, asked_slow=saved.asked_slow)
-        stash.compute_s += time.perf_counter() - began
+        stash.computed(asked, began, time.monotonic())
         return answer
 
-    def _accumulate(self, stash: Stash) -> bool:
-        began = time.perf_counter()
+    def _accumulate(self, stash: Stash, asked: float) -> bool:
+        began = time.monotonic()
         saved = _saved(stash)
         # Asked again after a cancellation: the same answer, and nothing is added twice.
         if saved.added is not None:
@@ -201,7 +202,7 @@ class TorchEngine:
         if saved.epoch != self._epochs[place] or stash.voids != self.voids(stash.step):
             return False
         saved.added = self._backend.accumulate(work, step=stash.step, index=stash.index, voids=stash.voids)
-        stash.compute_s += time.perf_counter() - began
+        stash.computed(asked, began, time.monotonic())
         return saved.added
 
     # ------------------------------------------------------------ versions

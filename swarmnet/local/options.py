@@ -78,6 +78,9 @@ class LocalOptions:
         int | None,
         CliOption("N", default="0", help="microbatches in flight per stage, at most; 0: those that it needs"),
     ] = None
+    trace: Annotated[
+        Path | None, CliOption("FILE", help="write what each peer spent its time on, for chrome://tracing or Perfetto")
+    ] = None
     log_level: str = "warning"
 
     def __post_init__(self) -> None:

@@ -30,12 +30,13 @@ from swarmnet.local.report import (
     write,
 )
 from swarmnet.local.screen import PatientConsole, SwarmScreen, say
-from swarmnet.local.supervisor import Kit, LocalSwarm, Supervisor
+from swarmnet.local.supervisor import TRACE, Kit, LocalSwarm, Supervisor
 from swarmnet.manifest.implied import remarks
 from swarmnet.manifest.schema import Model
 from swarmnet.net.admission_files import invitation_beside
 from swarmnet.ranks.starter import ForkerLost, FreshStarter, Starter
 from swarmnet.telemetry.events import EventReader
+from swarmnet.telemetry.trace import check_trace, merge
 
 PROCESSES_PER_CORE = 8
 """With more, most of the machine's time goes into starting them and passing on."""
@@ -53,6 +54,8 @@ def run_local(options: LocalOptions, kit: Kit | None = None) -> int:
     """
     kit, out = kit or Kit(), _directory(options)
     console = kit.console or PatientConsole(out)
+    if options.trace:
+        check_trace(options.trace)
     compares = options.oracle or options.chaos is not None
     if options.resume:
         earlier.await_end(out)
@@ -74,6 +77,8 @@ def run_local(options: LocalOptions, kit: Kit | None = None) -> int:
                 before = summary_before(out, steps=outcome.progress.steps)
             else:
                 outcome = _run(swarm, seed, faults, starter, interrupt)
+                if options.trace:
+                    merge({name: out / "peers" / name / TRACE for name in outcome.progress.replicas}, options.trace)
                 # Who was interrupted, or gave up, has nothing to compare.
                 compares = compares and not outcome.problem and outcome.killed_all is None
             if not outcome.problem:

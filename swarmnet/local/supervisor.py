@@ -52,6 +52,9 @@ from swarmnet.ranks.starter import ForkerLost, Starter
 from swarmnet.telemetry.events import EventReader
 from swarmnet.telemetry.log import encode
 
+TRACE = "trace.json"
+"""Of each peer, in its directory."""
+
 
 @dataclass(frozen=True, slots=True)
 class Timing:
@@ -274,6 +277,7 @@ class Supervisor:
                 "stages": () if replica is None else (replica.stage,),
                 "dir": directory,
                 "events": directory / "events.jsonl",
+                "trace": directory / TRACE if self.swarm.options.trace and replica is not None else None,
                 "bootstrap": self.progress.bootstrap(but=name),
                 "mesh": mesh_of(self.swarm.meshes, name),
             }

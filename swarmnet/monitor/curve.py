@@ -24,7 +24,7 @@ _MOST_OPEN = 4096
 
 _MOST_WITNESSES = 64
 
-_MOST_SAID = 1e9
+MOST_SAID = 1e9
 """No run is as old, in seconds, and no gradient as long."""
 
 
@@ -151,7 +151,7 @@ class Curve:
         sound = known == sorted(set(known)) and all(
             witness.next <= each.step < (steps or each.step + 1)
             and is_loss(each.loss_sum, each.num_tokens)
-            and max(each.ago_s, each.grad_norm, each.learning_rate) < _MOST_SAID
+            and max(each.ago_s, each.grad_norm, each.learning_rate) < MOST_SAID
             for each in answer.figures
         )
         if not sound or not known:

@@ -20,6 +20,7 @@ from swarmnet.messages import (
     HistoryRequest,
     StepFigures,
 )
+from swarmnet.telemetry.spans import SpanBook
 
 KEPT_STEPS = 2048
 """Steps that a member remembers: half a megabyte."""
@@ -31,7 +32,9 @@ ANSWERS_PER_S, _AT_ONCE = 20.0, 40.0
 class HistoryBook:
     """Figures of steps as a replica applies them, and a trainer's evaluations. Answers `HistoryRequest`."""
 
-    def __init__(self) -> None:
+    def __init__(self, spans: SpanBook | None = None) -> None:
+        """spans: of a peer's last steps, whose times it tells."""
+        self._spans = SpanBook() if spans is None else spans
         self._figures: list[StepFigures] = []  # by step; `ago_s` is when, in loop time
         self._evaluations: list[Evaluation] = []
         self._answers, self._counted_at = _AT_ONCE, 0.0
@@ -59,6 +62,7 @@ class HistoryBook:
         return History(
             tuple(replace(each, ago_s=now - each.ago_s) for each in self._figures[place : place + MAX_FIGURES]),
             tuple(each for each in self._evaluations if each.version >= step),
+            self._spans.times(now=now),
         )
 
     async def serve(self, request: HistoryRequest) -> AsyncGenerator[Answer, None]:

@@ -60,6 +60,7 @@ from swarmnet.stage.seams import Engine
 from swarmnet.state.disk import Disk
 from swarmnet.state.rollback import newest_on_disk
 from swarmnet.step.view import Timers
+from swarmnet.telemetry.spans import SpanBook
 from swarmnet.transport import ReadPayload, Service, Transport, layout_of
 
 Tokens = Callable[[int, int], tuple[Packed, ...] | None]
@@ -187,7 +188,8 @@ class Peer:
         self._rates = {stage: Rates(me) for stage in engines}
         self._look, self.news, self._moved = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self._strangers: set[PeerId] = set()  # who spoke and is not known
-        self._line_tests, self._history = LineTests(), HistoryBook()
+        self.spans = SpanBook()
+        self._line_tests, self._history = LineTests(), HistoryBook(self.spans)
         self._dial_backs = DialBacks(transport, lambda: self.records, self._look.set)
         asking = partial(Asking, record, transport, lambda: self.records, self._say_reach, proofs=proofs)
         self.dialled_back, self._hides = asking(hide) if hide else asking(), hide is not None

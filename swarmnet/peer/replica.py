@@ -136,6 +136,7 @@ class Replica:
             on_event=self._event,
             group_size=averaging.group_size,
             piece_elements=limits.sum_piece,
+            spans=peer.spans,
         )
 
         # Performs what the member decides: messages, sums, optimizer steps.
@@ -146,6 +147,7 @@ class Replica:
             exchange=self.exchange,
             listener=peer,
             spawn=peer.spawn,
+            spans=peer.spans,
         )
 
         # Calls the next stage; the last one has none.
@@ -191,6 +193,7 @@ class Replica:
             on_bad_input=self._bad_input,
             depth=None if limits.fixed_slots else Depth(stage, num_stages - stage, most=limits.slots),
             share=lambda: training.microbatches / (1 + len(self._live(stage))),
+            spans=peer.spans,
         )
         pipeline.measure()
         self.execution = Execution(pipeline, may_feed=self._may_feed)

@@ -32,8 +32,12 @@ from swarmnet.stage.seams import Engine
 from swarmnet.state.disk import CheckpointStore, DirectoryDisk
 from swarmnet.telemetry.events import EventLog
 from swarmnet.telemetry.journal import Journal, Reminder
+from swarmnet.telemetry.trace import TraceFile, check_trace
 
 log = telemetry.get(__name__)
+
+TRACE_S = 1.0
+"""How often spans are written: a peer that is killed loses so much of its trace."""
 
 
 def run_peer(
@@ -63,6 +67,8 @@ def run_peer(
     from swarmnet.stage.canonical import Initial
 
     routing_rule(config.routing)  # refuses early
+    if config.trace:
+        check_trace(config.trace)
     # For arithmetic alone: what peers agree on, and what crosses the network, is the run's.
     mine = computed_here(manifest, config.compute)
     torch.set_num_threads(config.threads)
@@ -262,6 +268,7 @@ async def _serve(
             beside = group.create_task(wrap.beside())
             asked = group.create_task(desk.run(peer))
             reminding = group.create_task(reminder.run())
+            tracing = group.create_task(_trace(config, peer))
             computing = [group.create_task(_compute(each, peer, on_event)) for each in ranks]
             moved = await unless_stopped(stop, _moving(peer, config, fits))
             await desk.resume()  # leaving takes over
@@ -271,7 +278,7 @@ async def _serve(
                 for replica in peer.replicas.values():
                     await replica.state.checkpoints.write_now()
             await peer.leave()
-            for task in (serving, ending, beside, reminding, asked, *computing):
+            for task in (serving, ending, beside, reminding, tracing, asked, *computing):
                 task.cancel()
         on_event("traffic", {"calls": endpoint.transport.traffic.rows()})
         # Perhaps it was asked while it left its old stage.
@@ -290,6 +297,21 @@ async def _moving(peer: Peer, config: PeerConfig, fits: Collection[int]) -> NewS
     from swarmnet.peer.memory_fit import room_for_copy
 
     return await Moving(peer, Rules(period_s=config.rebalance_s), fits, room_for_copy).run()
+
+
+async def _trace(config: PeerConfig, peer: Peer) -> None:
+    """Write the peer's spans as they are over, until cancelled, if that is asked for. Raises UsageError."""
+    if config.trace is None:
+        return
+    file, seen = TraceFile(config.trace, peer.me, f"...{peer.me[-8:]} stage {','.join(map(str, config.stages))}"), 0
+    try:
+        while True:
+            await asyncio.sleep(TRACE_S)
+            new, seen = peer.spans.since(seen), peer.spans.added
+            file.write(new)
+    finally:
+        file.write(peer.spans.since(seen))
+        file.close()
 
 
 async def _serve_peer(peer: Peer, ports: tuple[int, int], on_event: OnEvent) -> None:

@@ -37,6 +37,7 @@ from swarmnet.pipeline.inputs import InputCheck, OnBadInput
 from swarmnet.pipeline.recovery import Keepalive, Memo, Recovery, Spawn
 from swarmnet.pipeline.slots import Slots
 from swarmnet.stage.seams import Compute, Stash
+from swarmnet.telemetry.spans import SpanBook, SpanKind
 from swarmnet.transport import ReadPayload
 
 # ---------------------------------------------------------------- one microbatch
@@ -172,7 +173,7 @@ class PipelineContext:
     the end, and the seconds that took.
     depth: how many slots there are; None: as many as `limits` says. share(): of a step's microbatches, about mine.
     leaving: nothing new is begun for callers; what is at work here is finished. evals: one evaluation at a time, beside
-    the slots of the steps. sending: inputs that each caller is uploading.
+    the slots of the steps. sending: inputs that each caller is uploading. spans: told how long each thing took.
     """
 
     stage: int
@@ -195,6 +196,7 @@ class PipelineContext:
     busy_s: float = 0.0
     evals: Slots = field(default_factory=lambda: Slots(1))
     sending: Counter[PeerId] = field(default_factory=Counter)
+    spans: SpanBook = field(default_factory=SpanBook)
 
     def measure(self) -> None:
         """As many slots as what was measured asks for."""
@@ -345,8 +347,9 @@ class StepTasks:
             yield self._context.busy()
             return
         # A caller told to come back sends its payload again, so with all slots taken it first waits at the door.
-        patience = asyncio.get_running_loop().time() + self._limits.door_s
-        while (admitted := await self._admit(request)) is None and asyncio.get_running_loop().time() < patience:
+        clock = asyncio.get_running_loop().time
+        arrived = clock()
+        while (admitted := await self._admit(request, arrived)) is None and clock() < arrived + self._limits.door_s:
             yield Running()
         if not isinstance(admitted, MicrobatchTask):
             yield admitted or self._context.busy()
@@ -364,7 +367,10 @@ class StepTasks:
         outcome = task.outcome.result()
         if isinstance(outcome, SwarmError):
             raise outcome
+        ready = clock()
         yield outcome
+        # The transport comes back for more once it has written all of it.
+        self._span("send", request.index, ready)
 
     def fetch(self, request: Fetch) -> AsyncGenerator[Answer, None]:
         """Answer one `Fetch` call of this step (rule 6)."""
@@ -372,7 +378,12 @@ class StepTasks:
 
     # ------------------------------------------------------------ inside
 
-    async def _admit(self, request: Process) -> MicrobatchTask | Answer | None:
+    def _span(self, kind: SpanKind, index: int, began: float, ended: float | None = None) -> None:
+        """It is over now, if not before."""
+        ended = asyncio.get_running_loop().time() if ended is None else ended
+        self._context.spans.add(kind, self._context.stage, self.step, index, began, ended)
+
+    async def _admit(self, request: Process, arrived: float) -> MicrobatchTask | Answer | None:
         """The task that the call attaches to, begun if need be; or its answer at once; None: no slot is free yet."""
         slots = self._slots
         found = self._ready_answer(request) or self.by_index.get(request.index)
@@ -383,6 +394,7 @@ class StepTasks:
         has_slot = await slots.enter(patience_s=self._limits.running_s)
         found = self._ready_answer(request) or self.by_index.get(request.index)  # the world may have moved on
         if has_slot and found is None and not self._context.leaving:
+            self._span("slot", request.index, arrived)
             return self._start(request.index, patient=request.repair, hedged=request.hedge, has_slot=True, fed=True)
         if has_slot:
             slots.give()
@@ -439,10 +451,11 @@ class StepTasks:
                 task.starve()
 
     async def _upload(self, task: MicrobatchTask, caller: PeerId, request: Process, read: ReadPayload) -> None:
-        task.sending[caller] = asyncio.get_running_loop().time()
+        task.sending[caller] = began = asyncio.get_running_loop().time()
         self._context.sending[caller] += 1
         try:
             task.feed(await self._context.receive(caller, request, read))
+            self._span("receive", task.index, began)
         except BadMessage:
             over = task.outcome.done()  # while it came, the step may have ended
             if task.waiting == 1 and not task.input.done() and not task.starved and not over:
@@ -539,13 +552,17 @@ class StepTasks:
         task.computing = True
         self._context.executions += 1
         stash = await self._engine.forward(self.step, task.index, inputs, train=True)
+        self._computed("forward", stash)
         if self._context.stage + 1 < self._context.num_stages:
             output = (*stash.output, proof)
             self.memo.keep_output(task.index, output)
+            asked = asyncio.get_running_loop().time()
             answer = await self._gradient_of(task, output)
+            self._span("call", task.index, asked)
         else:
             answer = Gradient(stash.loss_sum, stash.num_tokens)
         gradient = await self._engine.backward(stash, answer.payload)
+        self._computed("backward", stash)
         mine = Gradient(answer.loss_sum, answer.num_tokens, stash.compute_s, gradient)
         self.memo.keep_answer(task.index, mine)
         task.finish(mine)
@@ -576,7 +593,7 @@ class StepTasks:
 
     async def _count(self, task: MicrobatchTask, stash: Stash, answer: Gradient) -> None:
         """The weight pass, once granted (rule 5). Without the keeper's word the stash is dropped after a while."""
-        answered_compute_s = stash.compute_s
+        answered_compute_s, answered = stash.compute_s, asyncio.get_running_loop().time()
         try:
             async with asyncio.timeout(self._limits.wait_s):
                 await task.decided.wait()
@@ -586,6 +603,7 @@ class StepTasks:
             return
         if task.voids is None or task.index in self.losses:
             return  # another's, or counted here before (the memo forgot the answer)
+        self._span("grant", task.index, answered)
         stash.voids = task.voids
         try:
             added = await self._engine.accumulate(stash)
@@ -599,11 +617,18 @@ class StepTasks:
         if task.answered_s is not None:
             self._learn(task.answered_s + stash.compute_s - answered_compute_s, stash.compute_s)
         if added and stash.voids == self._engine.voids(stash.step):
+            self._computed("weights", stash)
             last_stage = self._context.stage + 1 == self._context.num_stages
             self.losses[task.index] = (answer.loss_sum if last_stage else 0.0, answer.num_tokens)
             self._claims.added(stash)
         else:
             self._claims.withdraw(self.step, task.index)
+
+    def _computed(self, kind: SpanKind, stash: Stash) -> None:
+        """A pass of it is over."""
+        asked, began, ended = stash.ran
+        self._span("queue", stash.index, asked, began)
+        self._span(kind, stash.index, began, ended)
 
     def _learn(self, held: float, compute_s: float) -> None:
         """A microbatch came through: the first ones say how far the way is."""

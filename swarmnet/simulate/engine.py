@@ -229,6 +229,15 @@ class SimulatedEngine(Compute, Summation):
         if life != self._life:
             raise Refused(RejectCode.NOT_READY, "the ranks were lost")
 
+    @staticmethod
+    def _now() -> float:
+        return asyncio.get_running_loop().time()
+
+    def _computed(self, stash: Stash, asked: float) -> None:
+        stash.compute_s += self.device.forward_s
+        now = self._now()
+        stash.ran = asked, now - self.device.forward_s, now
+
     @property
     def num_elements(self) -> int:
         return NUM_ELEMENTS + self.plan.padding
@@ -258,13 +267,14 @@ class SimulatedEngine(Compute, Summation):
         return self.version <= step <= self.version + self._delay.ahead(self.version)
 
     async def forward(self, step: int, index: int, payload: Sequence[Packed], *, train: bool) -> Stash:
-        voids, life = self.voids(step), self._life
+        asked, voids, life = self._now(), self.voids(step), self._life
         await self._compute(JobTurn(step, JobKind.FORWARD, -self.stage, index))
         weights = self.weights_of(step)
         check_payload(payload)
         if (self.stage, step, index) in self.plan.poison:
             raise Refused(RejectCode.VOID, "our own result is not finite")
-        stash = Stash(step, index, voids, compute_s=self.device.forward_s)
+        stash = Stash(step, index, voids)
+        self._computed(stash, asked)
         if self.arithmetic.last:
             stash.loss_sum, stash.num_tokens = self.arithmetic.loss(weights, payload), 1
         else:
@@ -273,19 +283,19 @@ class SimulatedEngine(Compute, Summation):
         return stash
 
     async def backward(self, stash: Stash, gradient: Sequence[Packed]) -> tuple[Packed, ...]:
-        saved = stash.saved
+        asked, saved = self._now(), stash.saved
         assert isinstance(saved, _SimulatedStash)
         await self._compute(JobTurn(stash.step, JobKind.BACKWARD, -self.stage, stash.index), saved.life)
         check_payload(gradient)
-        stash.compute_s += self.device.forward_s
+        self._computed(stash, asked)
         saved.gradient = tuple(gradient)
         return self.arithmetic.backward(self.weights_of(stash.step), saved.payload, gradient)
 
     async def accumulate(self, stash: Stash) -> bool:
-        saved = stash.saved
+        asked, saved = self._now(), stash.saved
         assert isinstance(saved, _SimulatedStash)
         await self.device.run(self.device.forward_s, JobTurn(stash.step, JobKind.WEIGHTS, -self.stage, stash.index))
-        stash.compute_s += self.device.forward_s
+        self._computed(stash, asked)
         if not self._is_open(stash.step) or saved.life != self._life:
             return False
         into = self.accumulator(stash.step)

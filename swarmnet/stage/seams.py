@@ -31,7 +31,8 @@ class Stash:
 
     output: what goes to the next stage, () in the last one. loss_sum (nats), num_tokens: last stage only.
     voids: the step's void counter, first as the forward was queued, then as the index was granted: the gradient counts
-    only if the counter has not moved since (rule 5). compute_s: compute spent on it so far.
+    only if the counter has not moved since (rule 5). compute_s: compute spent on it so far. ran: when its last pass
+    was asked for, began and ended on the compute thread, by the event loop's clock.
     """
 
     step: int
@@ -41,7 +42,13 @@ class Stash:
     loss_sum: float = 0.0
     num_tokens: int = 0
     compute_s: float = 0.0
+    ran: tuple[float, float, float] = (0.0, 0.0, 0.0)
     saved: object = field(default=None, repr=False)
+
+    def computed(self, asked: float, began: float, ended: float) -> None:
+        """A pass of it is over."""
+        self.ran = asked, began, ended
+        self.compute_s += ended - began
 
 
 @dataclass(frozen=True, slots=True)

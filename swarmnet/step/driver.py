@@ -24,6 +24,7 @@ from swarmnet.stage.seams import Compute, Stash
 from swarmnet.step import actions as act
 from swarmnet.step.actions import Action
 from swarmnet.step.member import Member
+from swarmnet.telemetry.spans import SpanBook, SpanKind
 from swarmnet.transport import Transport
 
 _MOST_REASONS = 32
@@ -70,8 +71,10 @@ class StepDriver:
         exchange: Exchange,
         listener: Listener,
         spawn: Spawn,
+        spans: SpanBook,
     ) -> None:
-        self.member = member
+        """spans: told how long each phase of averaging took, the barrier and the update."""
+        self.member, self._spans = member, spans
         self._transport, self._engine, self._exchange = transport, engine, exchange
         self._listener, self._spawn = listener, spawn
         self._execution: Execution | None = None
@@ -86,6 +89,7 @@ class StepDriver:
         self._beat_again_at = 0.0
         self._known_said = 0  # commits that I knew then
         self._spread_last: Commit | None = None
+        self._whole_at = 0.0  # when the last whole sum was here
         self._failed: tuple[tuple[Stamp, RoundId] | None, set[str]] = (None, set())  # of a round: why its sum failed
         engine.subscribe(self)
 
@@ -295,7 +299,7 @@ class StepDriver:
         self._exchange.close()
 
     async def _sum(self, current: Round) -> None:
-        await self._whole(current.id, self._take_part(current))
+        await self._whole("averaging", current, self._take_part(current))
 
     async def _take_part(self, current: Round) -> Finished:
         step, began, event = current.stamp.step, self._now(), "sum_left"  # unless it comes to its end
@@ -307,9 +311,10 @@ class StepDriver:
         return finished
 
     async def _collect(self, current: Round, digest: bytes) -> None:
-        await self._whole(current.id, self._exchange.collect(current, digest))
+        await self._whole("collect", current, self._exchange.collect(current, digest))
 
-    async def _whole(self, round_id: RoundId, exchange: Coroutine[Any, Any, Finished]) -> None:
+    async def _whole(self, kind: SpanKind, current: Round, exchange: Coroutine[Any, Any, Finished]) -> None:
+        began = self._now()
         try:
             finished = await exchange
         except (SwarmError, ExceptionGroup) as error:
@@ -321,10 +326,13 @@ class StepDriver:
                 reason = str(next(leaves(named)))
             else:
                 reason = str(error)
-            self._say_failed(round_id, reason)
-            self.member.sum_failed(round_id)
+            self._say_failed(current.id, reason)
+            self.member.sum_failed(current.id)
             return
-        self._perform(self.member.sum_whole(finished, now=self._now()))
+        finally:
+            self._spans.add(kind, self.member.stage, current.stamp.step, -1, began, self._now())
+        self._whole_at = self._now()
+        self._perform(self.member.sum_whole(finished, now=self._whole_at))
 
     def _say_failed(self, round_id: RoundId, reason: str) -> None:
         """Say it once: while a dispute stands a sum is tried again, and fails, on every tick."""
@@ -355,13 +363,18 @@ class StepDriver:
             voided=sorted(commit.voided),
         )
         self._engine.lengthen(member.horizon_of(apply.commits).extensions)
+        began = self._now()
+        self._spans.add("barrier", member.stage, step, -1, self._whole_at, began)
         try:
             outer = await self._engine.apply(apply.commits)
         except SwarmError as error:  # what is known of this step cannot be: a mate's state tells better
             self._cannot_apply(step, str(error))
             return
         self._exchange.applied(member.stamp, finished, apply.commits)
-        actions = member.applied(now=self._now())
+        now = self._now()
+        self._spans.add("update", member.stage, step, -1, began, now)
+        self._spans.applied(member.stage, step, now=now)
+        actions = member.applied(now=now)
         self._settled.set()
         self._event(
             "applied",

@@ -64,6 +64,7 @@ from swarmnet.messages import (
     Vote,
     roll_of,
 )
+from swarmnet.telemetry.spans import PhaseTime, StepTimes
 from swarmnet.wire import convert
 from swarmnet.wire.convert import Done, GreetFirst, Hello, Ping, Pong, Pulse, Signal, TensorHeader, Told
 from swarmnet.wire.peer_ids import peer_id_from_public_bytes
@@ -137,7 +138,9 @@ ANSWERS = (
     DialledBack(True, "no way there"),
     LineTested((TENSOR,)),
     History(
-        (StepFigures(7, 12.5, 64, 0.75, 1e-3, 2.5), StepFigures(8, 12.25, 64, 0.5, 1e-3, 0.5)), (Evaluation(8, 0.25),)
+        (StepFigures(7, 12.5, 64, 0.75, 1e-3, 2.5), StepFigures(8, 12.25, 64, 0.5, 1e-3, 0.5)),
+        (Evaluation(8, 0.25),),
+        (StepTimes(2, 8, 0.5, 9.0, PhaseTime(8.5, 9.0, 0.5), PhaseTime(0.0, 2.0, 1.5)),),
     ),
     GreetFirst(),
     Pulse(),

@@ -265,13 +265,47 @@ class Evaluation(_message.Message):
     loss: float
     def __init__(self, version: _Optional[int] = ..., loss: _Optional[float] = ...) -> None: ...
 
+class PhaseTime(_message.Message):
+    __slots__ = ("began_s", "ended_s", "busy_s")
+    BEGAN_S_FIELD_NUMBER: _ClassVar[int]
+    ENDED_S_FIELD_NUMBER: _ClassVar[int]
+    BUSY_S_FIELD_NUMBER: _ClassVar[int]
+    began_s: float
+    ended_s: float
+    busy_s: float
+    def __init__(self, began_s: _Optional[float] = ..., ended_s: _Optional[float] = ..., busy_s: _Optional[float] = ...) -> None: ...
+
+class StepTimes(_message.Message):
+    __slots__ = ("stage", "step", "ago_s", "seconds", "update", "forward", "backward", "averaging", "barrier")
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    AGO_S_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    UPDATE_FIELD_NUMBER: _ClassVar[int]
+    FORWARD_FIELD_NUMBER: _ClassVar[int]
+    BACKWARD_FIELD_NUMBER: _ClassVar[int]
+    AVERAGING_FIELD_NUMBER: _ClassVar[int]
+    BARRIER_FIELD_NUMBER: _ClassVar[int]
+    stage: int
+    step: int
+    ago_s: float
+    seconds: float
+    update: PhaseTime
+    forward: PhaseTime
+    backward: PhaseTime
+    averaging: PhaseTime
+    barrier: PhaseTime
+    def __init__(self, stage: _Optional[int] = ..., step: _Optional[int] = ..., ago_s: _Optional[float] = ..., seconds: _Optional[float] = ..., update: _Optional[_Union[PhaseTime, _Mapping]] = ..., forward: _Optional[_Union[PhaseTime, _Mapping]] = ..., backward: _Optional[_Union[PhaseTime, _Mapping]] = ..., averaging: _Optional[_Union[PhaseTime, _Mapping]] = ..., barrier: _Optional[_Union[PhaseTime, _Mapping]] = ...) -> None: ...
+
 class History(_message.Message):
-    __slots__ = ("figures", "evaluations")
+    __slots__ = ("figures", "evaluations", "times")
     FIGURES_FIELD_NUMBER: _ClassVar[int]
     EVALUATIONS_FIELD_NUMBER: _ClassVar[int]
+    TIMES_FIELD_NUMBER: _ClassVar[int]
     figures: _containers.RepeatedCompositeFieldContainer[StepFigures]
     evaluations: _containers.RepeatedCompositeFieldContainer[Evaluation]
-    def __init__(self, figures: _Optional[_Iterable[_Union[StepFigures, _Mapping]]] = ..., evaluations: _Optional[_Iterable[_Union[Evaluation, _Mapping]]] = ...) -> None: ...
+    times: _containers.RepeatedCompositeFieldContainer[StepTimes]
+    def __init__(self, figures: _Optional[_Iterable[_Union[StepFigures, _Mapping]]] = ..., evaluations: _Optional[_Iterable[_Union[Evaluation, _Mapping]]] = ..., times: _Optional[_Iterable[_Union[StepTimes, _Mapping]]] = ...) -> None: ...
 
 class DialledBack(_message.Message):
     __slots__ = ("reached", "reason")

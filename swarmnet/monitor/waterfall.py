@@ -1,0 +1,90 @@
+"""How members spent their last whole step: who computed, averaged and waited when. For a step's waterfall.
+
+Each member speaks for itself alone, by its own clock's seconds; when that was is by the clock here. What cannot be is
+left out, and a lie costs only the picture of the liar.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+
+from swarmnet.errors import SwarmError
+from swarmnet.ids import PeerId
+from swarmnet.messages import MAX_STAGES, History, HistoryRequest
+from swarmnet.monitor.curve import MOST_SAID
+from swarmnet.telemetry.spans import StepTimes
+from swarmnet.transport import Transport, ask
+
+ASK_S, AT_ONCE = 3.0, 16
+"""How long an answer may take; how many are asked at a time."""
+
+_NO_STEP = 1 << 53
+"""No run comes so far: an answer since then has times alone."""
+
+_SLACK_S = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class StepBar:
+    """One replica's last whole step."""
+
+    peer: PeerId
+    stage: int
+    step: int
+    began: float
+    """Unix seconds, by the clock here; so is `ended`."""
+    ended: float
+    times: StepTimes
+    """`times.phases` and `times.idle_s` together are the step."""
+
+
+def bars_of(peer: PeerId, answer: History, *, now: float, num_stages: int = MAX_STAGES) -> list[StepBar]:
+    """What a member's answer says, by stage. now: Unix seconds, when it came."""
+    found = {}
+    for each in answer.times:
+        if each.stage < num_stages and _can_be(each):
+            ended = now - each.ago_s
+            found[each.stage] = StepBar(peer, each.stage, each.step, ended - each.seconds, ended, each)
+    return [found[stage] for stage in sorted(found)]
+
+
+def _can_be(times: StepTimes) -> bool:
+    phases = times.phases.values()
+    return (
+        max(times.ago_s, times.seconds) < MOST_SAID
+        and all(
+            phase.began_s <= phase.ended_s <= times.seconds + _SLACK_S
+            and phase.busy_s <= phase.ended_s - phase.began_s + _SLACK_S
+            for phase in phases
+        )
+        and sum(phase.busy_s for phase in phases) <= times.seconds + _SLACK_S
+    )
+
+
+async def waterfall(
+    transport: Transport,
+    peers: Collection[PeerId],
+    *,
+    num_stages: int = MAX_STAGES,
+    wall: Callable[[], float] = time.time,
+) -> dict[PeerId, list[StepBar]]:
+    """Ask these members, a few at a time. Who is gone, busy, or knows no such question is left out."""
+    found: dict[PeerId, list[StepBar]] = {}
+    places = asyncio.Semaphore(AT_ONCE)
+
+    async def one(peer: PeerId) -> None:
+        async with places:
+            try:
+                answer = await ask(transport, peer, HistoryRequest(_NO_STEP), limit_s=ASK_S)
+            except SwarmError:
+                return
+        if isinstance(answer, History) and (bars := bars_of(peer, answer, now=wall(), num_stages=num_stages)):
+            found[peer] = bars
+
+    async with asyncio.TaskGroup() as group:
+        for peer in peers:
+            group.create_task(one(peer))
+    return found

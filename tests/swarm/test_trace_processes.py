@@ -1,0 +1,94 @@
+"""`--trace`: a real local swarm's trace has every microbatch where it was counted, and is JSON whoever was killed."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+from running import train_locally
+
+STEPS, MICROBATCHES = 6, 8
+SMALL = (
+    "training.sequence_length=32",
+    "training.microbatch_size=1",
+    f"training.microbatches={MICROBATCHES}",
+    "model.hidden_size=32",
+    "model.intermediate_size=64",
+    "model.head_dim=16",
+    "model.num_heads=2",
+    "training.eval_every=0",
+)
+Where = tuple[str, int]
+"""(name, step)."""
+
+
+def train(tmp_path: Path, *words: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """The events of the trace, and those of the peers."""
+    size = ("--stages", "2", "--replicas", "2", "--steps", str(STEPS), "--data", "corpus:small")
+    trace = tmp_path / "trace.json"
+    code, printed = train_locally(*size, "--out", str(tmp_path / "out"), "--trace", str(trace), *words, settings=SMALL)
+    assert code == 0, printed
+    said = [json.loads(line) for line in (tmp_path / "out" / "events.jsonl").read_text().splitlines()]
+    return json.loads(trace.read_bytes()), said
+
+
+def traced(trace: list[dict[str, Any]], kind: str) -> dict[Where, list[int]]:
+    """By peer and step: the indexes of its spans of a kind, in order."""
+    names = {event["pid"]: event["args"]["name"] for event in trace if event["name"] == "process_name"}
+    found: dict[Where, list[int]] = defaultdict(list)
+    for event in trace:
+        if event["name"] == kind and event["ph"] in "Xb":
+            found[names[event["pid"]], event["args"]["step"]].append(event["args"].get("index", -1))
+    return {where: sorted(indexes) for where, indexes in found.items()}
+
+
+def committed(said: list[dict[str, Any]]) -> dict[Where, list[int]]:
+    """By peer and step: the indexes that count from it."""
+    peers = {event["peer"]: event["name"] for event in said if event["event"] == "listening"}
+    return {
+        (peers[peer], event["step"]): indexes
+        for event in said
+        if event["event"] == "committed"
+        for peer, indexes in event["contributions"]
+        if indexes
+    }
+
+
+def test_the_trace_has_every_microbatch_where_it_was_committed(tmp_path: Path) -> None:
+    trace, said = train(tmp_path)
+    counted = committed(said)
+    assert sum(map(len, counted.values())) == 2 * STEPS * MICROBATCHES
+    # On a busy machine a replica may have been thought dead, and its work been done again.
+    disturbed = {event["step"] for event in said if event["event"] in ("evicted", "rerouted")}
+    for kind in ("forward", "backward", "weights"):
+        spans = traced(trace, kind)
+        assert all(set(indexes) <= set(spans[where]) for where, indexes in counted.items()), kind
+        alone = {where: indexes for where, indexes in spans.items() if where[1] not in disturbed}
+        assert alone == {where: counted[where] for where in counted if where[1] not in disturbed}, kind
+    everywhere = {(f"s{stage}-r{replica}", step) for stage in (0, 1) for replica in (0, 1) for step in range(STEPS)}
+    for kind in ("averaging", "barrier", "update"):
+        assert traced(trace, kind).keys() <= everywhere
+    assert traced(trace, "update").keys() == everywhere
+    began = min(event["ts"] for event in trace if "ts" in event) / 1e6
+    ended = max(event["ts"] for event in trace if "ts" in event) / 1e6
+    assert said[0]["t"] < began < ended < said[-1]["t"], "in UNIX time"
+
+
+def test_the_trace_of_a_swarm_of_which_one_was_killed_is_json(tmp_path: Path) -> None:
+    trace, said = train(tmp_path, "--kill", "1@3")
+    killed = next(event for event in said if event["event"] == "killed")["child"]
+    steps = {step for name, step in traced(trace, "update") if name == killed}
+    # It wrote before it was killed, or when it was back.
+    assert steps and {name for name, _ in traced(trace, "weights")} <= {f"s{s}-r{r}" for s in (0, 1) for r in (0, 1)}
+    done = {step for name, step in traced(trace, "weights") if name.startswith("s0")}
+    assert done == set(range(STEPS))
+
+
+def test_another_file_is_not_overwritten(tmp_path: Path) -> None:
+    thesis = tmp_path / "thesis.txt"
+    thesis.write_text("years of work")
+    code, printed = train_locally("--steps", "1", "--out", str(tmp_path / "out"), "--trace", str(thesis))
+    assert code == 2 and "no trace: name another file" in printed
+    assert thesis.read_text() == "years of work" and not (tmp_path / "out").exists()
