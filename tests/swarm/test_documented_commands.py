@@ -44,6 +44,7 @@ ELSEWHERE = {
     r"^swarmnet init .*--from": "wants 2.5 GB of Llama; test_hugging_face.py makes a small one",
     r"^swarmnet export .*stage-1-2": "the same with one directory runs below",
     r"^swarmnet local --stages 3 --replicas 2 --steps 60( --kill \S+)*( --oracle)?$": "README's first does it all",
+    r"^swarmnet (publish|join runs:)": "test_run_list.py does both",
     r"^swarmnet caps": "test_volunteer.py asks a peer that lends",
 }
 """Pattern of a command -> why it does not run here."""
