@@ -137,6 +137,8 @@ class Record:
     """Seconds from one step to the next, over the last ones; 0: it does not say."""
     software: Annotated[str, Size(64)] = ""
     """What runs there, such as "swarmnet 0.1.0, protocol 2.0"; empty: it does not say."""
+    region: Annotated[str, Size(24)] = ""
+    """Where it is, as its operator says; empty: it does not say."""
 
     @property
     def roles(self) -> tuple[Role, ...]:

@@ -310,6 +310,7 @@ SERVING = (
     "compute",
     "slots",
     "caps",
+    "region",
     "metrics",
     "trace",
     *LOGS,

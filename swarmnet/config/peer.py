@@ -237,6 +237,7 @@ class NetworkSettings:
     invitation: str
     manifest: Path | None
     caps: Caps
+    region: str
 
 
 class PeerConfig(Table):
@@ -291,6 +292,9 @@ class PeerConfig(Table):
     )
     events: Annotated[Home | None, CliOption("FILE")] = says(
         None, "append events to this file, one JSON object per line"
+    )
+    region: Annotated[str, CliOption("NAME")] = says(
+        "", "where this machine is, such as eu-west; shown by `swarmnet status`", pattern=r"^[A-Za-z0-9-]{0,24}$"
     )
     metrics: Annotated[str, AfterValidator(_listen_at), CliOption("[HOST:]PORT")] = says(
         "", "serve figures for Prometheus there, to this machine unless HOST says more (docs/metrics.md); 0: any port"

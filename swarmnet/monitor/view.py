@@ -47,7 +47,13 @@ def state(found: Assessment, curve: Curve) -> dict[str, Any]:
             {
                 "stage": line.stage,
                 "replicas": [
-                    {"peer": each.peer, "state": each.state, "version": each.version, "speed": each.speed}
+                    {
+                        "peer": each.peer,
+                        "state": each.state,
+                        "version": each.version,
+                        "speed": each.speed,
+                        "region": each.region,
+                    }
                     for each in line.replicas
                 ],
             }
@@ -98,6 +104,7 @@ def stages(found: Assessment) -> Table:
         ready = sum(replica.synced for replica in line.replicas)
         cells = [
             f"{short(each.peer)} {each.version if each.state == 'synced' else each.state}"
+            + (f" {each.region}" if each.region else "")
             + (f" ({each.speed:.3g}/s)" if each.speed else "")
             for each in line.replicas
         ]

@@ -80,6 +80,7 @@ class Endpoint:
     own_pass: OwnPass
     notices: Notices
     maps_port: bool
+    region: str = ""
 
     @property
     def me(self) -> PeerId:
@@ -102,6 +103,7 @@ class Endpoint:
             numerics=self.numerics,
             invitation=self.own_pass.text,
             software=SOFTWARE,
+            region=self.region,
         )
 
     def whereabouts(self) -> dict[str, object]:
@@ -226,4 +228,5 @@ async def open_endpoint(
                 own_pass,
                 notices,
                 maps_port=network.map_port and not network.announce,
+                region=network.region,
             )

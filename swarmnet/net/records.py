@@ -319,7 +319,7 @@ _ENVELOPE: dict[str, Any] = {
     "parts": Annotated[tuple[Annotated[int, Between(0, MAX_PARTS)], ...], Entries(MAX_STAGES_PER_PEER)],
 }
 """What stands beside the record in an announcement."""
-_OPTIONAL = ("steps", "step_s", "software")
+_OPTIONAL = ("steps", "step_s", "software", "region")
 """Fields that minor versions of the protocol have added: written where they are not their default."""
 _REQUIRED = (_HINTS.keys() | _ENVELOPE.keys() | {"place"}) - set(_OPTIONAL)
 

@@ -278,7 +278,20 @@ def _show(assessment: Assessment) -> None:
     if assessment.admission is not None:
         console.print(f"admission: {_admission(assessment.admission)}", markup=False)
     table = Table(box=None if wide else box.SIMPLE_HEAD, pad_edge=False)
-    for name in ("stage", "peer", "version", "state", "load", "speed", "on disk", "drift", "numerics", "software"):
+    where = ("region",) if any(replica.region for line in assessment.stages for replica in line.replicas) else ()
+    for name in (
+        "stage",
+        "peer",
+        "version",
+        "state",
+        "load",
+        "speed",
+        "on disk",
+        "drift",
+        "numerics",
+        *where,
+        "software",
+    ):
         table.add_column(name, overflow="fold", no_wrap=wide or name not in _FOLDED)
     for line in assessment.stages:
         for replica in line.replicas:
@@ -292,6 +305,7 @@ def _show(assessment: Assessment) -> None:
                 ", ".join(map(str, replica.disk)),
                 _drift(replica),
                 str(replica.numerics).replace("[", r"\["),
+                *(replica.region.replace("[", r"\[") for _ in where),
                 replica.software.replace("[", r"\["),
             )
         # A stage without a replica is what the reader looks for.

@@ -38,7 +38,7 @@ class ReplicaLine:
     disk: versions whose checkpoint it holds. draining: it is about to leave.
     restart: number of the newest restart of the run it follows. executions, counted: training forwards of its process,
     and indexes it has contributed to sums. drift, stray, still_s: see StageStatus.
-    going: the stage to which it is on its way. software: what runs there; empty: it does not say.
+    going: the stage to which it is on its way. software: what runs there, region: where it is; empty: it does not say.
     speed: microbatches per second, as it says and its mates bear out; 0 if unknown.
     """
 
@@ -62,6 +62,7 @@ class ReplicaLine:
     paused: bool = False
     going: int | None = None
     software: str = ""
+    region: str = ""
     speed: float = 0.0
 
     @property
@@ -509,6 +510,7 @@ def _replicas(stage: int, records: Sequence[Record]) -> Iterator[ReplicaLine]:
                     paused=record.paused,
                     going=record.going if record.surely else None,
                     software=record.software,
+                    region=record.region,
                     speed=round(speeds.get(record.peer, 0.0), 3),
                     **same,
                 )

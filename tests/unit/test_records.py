@@ -189,9 +189,9 @@ def test_each_rule_has_its_refusal(fields: dict[str, object], code: RejectCode) 
 def test_what_a_later_minor_version_adds_is_passed_over() -> None:
     """And an earlier one that lacks it says nothing of it."""
     assert unseal(forged(surprise={"of": [1]}), now=NOW) == unseal(forged(), now=NOW)
-    assert not {"steps", "software"} & set(FIELD_NAMES)
-    told = unseal(forged(steps=90, software="swarmnet 9.0"), now=NOW).record
-    assert (told.steps, told.software) == (90, "swarmnet 9.0")
+    assert not {"steps", "software", "region"} & set(FIELD_NAMES)
+    told = unseal(forged(steps=90, software="swarmnet 9.0", region="eu-west"), now=NOW).record
+    assert (told.steps, told.software, told.region) == (90, "swarmnet 9.0", "eu-west")
 
 
 def test_only_the_peer_itself_can_announce_it() -> None:

@@ -77,3 +77,11 @@ def test_pace_and_speeds_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     text = shown(monkeypatch)
     assert "version 2839 of 2899" in text and ", 64 tokens/s, ETA 2:00" in text
     assert len([line for line in text.splitlines() if "WXYZ" in line and " 1.5/s " in line]) == 2
+
+
+def test_where_somebody_says_its_region_there_is_a_column(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "region" not in shown(monkeypatch)
+    monkeypatch.setattr(f"{__name__}.RECORDS", [replace(RECORDS[0], region="eu-west"), RECORDS[1]])
+    lines = shown(monkeypatch).splitlines()
+    assert next(line for line in lines if "numerics" in line).split()[-2:] == ["region", "software"]
+    assert next(line for line in lines if "0WXYZ" in line).split()[-1] == "eu-west"
