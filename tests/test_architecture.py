@@ -36,6 +36,7 @@ GROUND = frozenset(ROWS[0].split())
 # Decisions: the standard library, row 0 and each other. No clock, no socket, no torch.
 PURE = (
     "telemetry/spans.py",
+    "telemetry/text.py",
     "stage/piece_schedule.py",
     "state/lineage.py",
     "net/admission.py",
@@ -58,6 +59,9 @@ PURE = (
     "peer/wishes.py",
     "peer/devices.py",
     "monitor/curve.py",
+    "monitor/page.py",
+    "monitor/presence.py",
+    "peer/swarm_health.py",
     "state/rollback.py",
     "averaging/parts.py",
     "averaging/grid.py",

@@ -166,7 +166,7 @@ def _report(error: SwarmError) -> int:
 
 
 def _say(line: str, code: int) -> int:
-    from swarmnet.telemetry.log import printable
+    from swarmnet.telemetry.text import printable
 
     click.echo(f"swarmnet: error: {printable(line)}", err=True)  # it may quote what others have sent
     return code

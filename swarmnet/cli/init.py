@@ -14,7 +14,7 @@ import click
 from swarmnet.cli.line import Fit, lent, with_line
 from swarmnet.cli.settings import SETTINGS, TYPED, SchemaCommand, fields, given, with_json
 from swarmnet.errors import UsageError
-from swarmnet.telemetry.log import counted
+from swarmnet.telemetry.text import counted
 
 if TYPE_CHECKING:
     from swarmnet.config.check import SettingsLayer

@@ -13,7 +13,7 @@ import click
 
 from swarmnet.cli.settings import CountRange
 from swarmnet.errors import UsageError
-from swarmnet.telemetry.log import counted
+from swarmnet.telemetry.text import counted
 
 if TYPE_CHECKING:
     from swarmnet.config.fleet import MachineKind, Members

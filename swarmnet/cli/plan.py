@@ -20,7 +20,7 @@ from swarmnet.cli.settings import (
     read_manifest,
 )
 from swarmnet.errors import UsageError
-from swarmnet.telemetry.log import counted
+from swarmnet.telemetry.text import counted
 
 
 @click.command("plan", cls=SchemaCommand, context_settings=SETTINGS)

@@ -13,7 +13,7 @@ import click
 
 from swarmnet.cli.settings import PREFIX, SETTINGS, TYPED, SchemaCommand, fields, given, origin_of
 from swarmnet.errors import UsageError
-from swarmnet.telemetry.log import counted
+from swarmnet.telemetry.text import counted
 
 if TYPE_CHECKING:
     from swarmnet.config.check import SettingsLayer

@@ -1,4 +1,4 @@
-"""Who is in a run, and what changed since the last look: who joined, left, or has trouble. Pure."""
+"""Where a run stands, who is in it, and what changed since the last look: who joined, left, or has trouble. Pure."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from swarmnet.ids import PeerId, Restart
+from swarmnet.ids import Incarnation, PeerId, Restart
+from swarmnet.monitor.curve import Curve
 from swarmnet.peer.swarm_health import Assessment
 
 TRAINER = -1
@@ -15,7 +16,7 @@ TRAINER = -1
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """kind: "joined", "left", "went_back", or "problem". text: for a person; `fields` for a program."""
+    """kind: "joined", "left", "restarted", "went_back", or "problem". text: for a person; `fields` for a program."""
 
     kind: str
     text: str
@@ -40,6 +41,7 @@ class Presence:
         self._here: set[tuple[int, PeerId]] | None = None
         self._problems: set[tuple[str, int | None]] = set()
         self._restart = 0
+        self._incarnations: dict[tuple[int, PeerId], Incarnation] = {}
 
     def look(self, found: Assessment) -> Iterator[Change]:
         """What is different from the last look. Nobody is new at the first one."""
@@ -56,12 +58,21 @@ class Presence:
                     if kind == "joined" or stage != TRAINER
                     else f"trainer {short(peer)} left"
                 )
-                yield Change(kind, text, {"peer": peer, "stage": None if stage == TRAINER else stage})
+                yield Change(kind, text, _who(peer, stage))
+        started = {(line.stage, each.peer): each.incarnation for line in found.stages for each in line.replicas}
+        for stage, peer in sorted(started.keys() & before & here):
+            if self._incarnations.get((stage, peer), started[stage, peer]) != started[stage, peer]:
+                yield Change("restarted", f"{short(peer)} was started again, stage {stage}", _who(peer, stage))
+        self._incarnations = {each: started[each] for each in started.keys() & here}
         problems = {(each.kind, each.stage) for each in found.problems if each.severity != "note"}
         for each in found.problems:
             if (each.kind, each.stage) in problems - self._problems:
                 yield Change("problem", f"{each.severity}: {each.text}", {"kind": each.kind, "text": each.text})
         self._here, self._problems, self._restart = here, problems, number
+
+
+def _who(peer: PeerId, stage: int) -> dict[str, Any]:
+    return {"peer": peer, "stage": None if stage == TRAINER else stage}
 
 
 def went_back(restart: Restart) -> Change:
@@ -77,3 +88,51 @@ def short(peer: PeerId) -> str:
 def synced(assessment: Assessment) -> str:
     """Synced replicas of each stage, as 2/3/2."""
     return "/".join(str(sum(replica.synced for replica in line.replicas)) for line in assessment.stages)
+
+
+def eta_s(found: Assessment, curve: Curve) -> float | None:
+    """Seconds to the last step, at the pace of the last ones; None: unknown, or no step is done now."""
+    newest = curve.newest
+    step_s = curve.step_s(newest.step) if newest else None
+    if newest is None or step_s is None or not found.steps or found.still_s:
+        return found.eta_s
+    return max(found.steps - newest.step - 1, 0) * step_s
+
+
+def state(found: Assessment, curve: Curve) -> dict[str, Any]:
+    """Where the run stands, as JSON."""
+    newest = curve.newest
+    held_out = curve.newest_held_out
+    return {
+        "run": found.run,
+        "steps": found.steps,
+        # What members answer is newer than their records.
+        "version": newest.step + 1 if newest else found.version,
+        "finished": found.finished,
+        "step": newest.step if newest else None,
+        "loss": newest.loss if newest else None,
+        "held_out": None if held_out is None else {"version": held_out, "loss": curve.evaluations[held_out]},
+        "learning_rate": newest.learning_rate if newest else None,
+        "grad_norm": newest.grad_norm if newest else None,
+        "tokens_per_second": curve.tokens_per_second(newest.step) if newest else None,
+        "eta_s": eta_s(found, curve),
+        "still_s": found.still_s,
+        "stages": [
+            {
+                "stage": line.stage,
+                "replicas": [
+                    {
+                        "peer": each.peer,
+                        "state": each.state,
+                        "version": each.version,
+                        "speed": each.speed,
+                        "region": each.region,
+                    }
+                    for each in line.replicas
+                ],
+            }
+            for line in found.stages
+        ],
+        "trainers": [trainer.peer for trainer in found.trainers],
+        "problems": [{"severity": each.severity, "kind": each.kind, "text": each.text} for each in found.problems],
+    }

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import math
 import random
 import sys
 import time
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,7 +26,8 @@ from swarmnet.messages import Busy, History, HistoryRequest
 from swarmnet.monitor.curve import Curve
 from swarmnet.monitor.files import CsvFile, CurveFile, CurvePicture, TensorBoard, WeightsAndBiases, check_installed
 from swarmnet.monitor.presence import Presence, synced, went_back
-from swarmnet.monitor.view import JsonLines, WatchScreen
+from swarmnet.monitor.view import JsonLines, WatchScreen, WatchView
+from swarmnet.monitor.waterfall import StepBar, waterfall
 from swarmnet.net.stop import stopped_by_signal, unless_stopped
 from swarmnet.peer.joining import fetch_manifest
 from swarmnet.peer.status import Onlooker, Waiting, exit_code, looking_on
@@ -35,6 +37,9 @@ from swarmnet.transport import Transport, ask
 
 MOST_ASKED, MOST_TRAINERS = 7, 3
 """Members that are asked for steps, and trainers for held-out losses."""
+
+MOST_TIMED = 24
+"""Members that are asked how they spent the last step."""
 
 ASK_S, AGAIN_S = 3.0, 5.0
 """How long an answer may take, and when one that gave none is asked again."""
@@ -51,7 +56,7 @@ GONE_S = 60.0
 LAST_HELD_OUT_S = 20.0
 """After the last step, how long the held-out loss of the last version is waited for."""
 
-_COLORS = {"joined": "tab:green", "left": "tab:red", "went_back": "tab:orange"}
+_COLORS = {"joined": "tab:green", "left": "tab:red", "restarted": "tab:red", "went_back": "tab:orange"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +70,8 @@ class WatchOptions:
     once: bool = False
     as_json: bool = False
     every_s: float = 2.0
+    stays: bool = False
+    """Look on when the run has finished, or nobody announces it."""
 
 
 def run_watch(named: Path | str, bootstrap: tuple[str, ...], options: WatchOptions) -> int:
@@ -96,31 +103,44 @@ async def _watch(
     named: Path | str, bootstrap: tuple[str, ...], options: WatchOptions, csv: CsvFile | None, waiting: Waiting
 ) -> int | None:
     with stopped_by_signal() as stop:
-        return await unless_stopped(stop, _look_on(named, bootstrap, options, csv, waiting))
+        view = JsonLines() if options.as_json else WatchScreen(Console())
+        return await unless_stopped(stop, look_on(named, bootstrap, options, csv, waiting, view))
 
 
-async def _look_on(
-    named: Path | str, bootstrap: tuple[str, ...], options: WatchOptions, csv: CsvFile | None, waiting: Waiting
+async def look_on(
+    named: Path | str,
+    bootstrap: tuple[str, ...],
+    options: WatchOptions,
+    csv: CsvFile | None,
+    waiting: Waiting,
+    view: WatchView,
+    timed: Timed | None = None,
 ) -> int:
+    """Find the run, then look at it until it is over. Returns the exit code. Raises what `looking_on` raises."""
     from swarmnet.net.grpc_transport import GrpcTransport
     from swarmnet.net.identity import Identity
 
     async with looking_on(named, bootstrap, waiting) as found, contextlib.AsyncExitStack() as stack:
         if isinstance(found, Assessment):
             waiting.over()
-            print(f"swarmnet watch: {found.problems[0].text}", file=sys.stderr)
+            print(f"swarmnet {waiting.command}: {found.problems[0].text}", file=sys.stderr)
             return exit_code(found)
         addresses: dict[PeerId, Sequence[str]] = {}
         transport = await stack.enter_async_context(
             GrpcTransport(Identity.generate(), None, addresses=lambda peer: addresses.get(peer, ()), listens=False)
         )
-        watcher = Watcher(found, transport, addresses, options, csv)
+        watcher = Watcher(found, transport, addresses, options, csv, view, timed)
         stack.callback(watcher.close)
         return await watcher.run(waiting)
 
 
+Timed = Callable[[Sequence[StepBar]], None]
+"""Is told in each look how members say to have spent their last step."""
+
+
 class Watcher:
-    """Looks, decides through `Curve`, writes and shows. addresses: filled with what records say."""
+    """Looks, decides through `Curve`, writes and shows. addresses: filled with what records say. timed: None: members
+    are not asked for that."""
 
     def __init__(
         self,
@@ -129,7 +149,11 @@ class Watcher:
         addresses: dict[PeerId, Sequence[str]],
         options: WatchOptions,
         csv: CsvFile | None,
+        view: WatchView,
+        timed: Timed | None = None,
     ) -> None:
+        self._view, self._timed = view, timed
+        self._untimed: dict[PeerId, float] = {}  # whom to ask for that again only then
         self._onlooker, self._transport, self._addresses, self._options = onlooker, transport, addresses, options
         self._curve = Curve(csv.points if csv else ())
         self._steps = 0  # of the run, as last heard
@@ -138,7 +162,6 @@ class Watcher:
         self._checked = self._curve.compared  # is the file of this run?
         self._looked = False
         self._presence, self._marks = Presence(), list[Mark]()
-        self._screen = JsonLines() if options.as_json else WatchScreen(Console())
         self._silent: dict[PeerId, float] = {}  # whom to ask again only then
         self._busy: set[PeerId] = set()  # of them those that said so
         self._evaluated: dict[PeerId, int] = {}  # trainer -> the version after its last
@@ -154,7 +177,7 @@ class Watcher:
         if self._csv:
             yield self._csv
         if options.png:
-            yield CurvePicture(options.png, run, self._marks, self._screen.note)
+            yield CurvePicture(options.png, run, self._marks, self._view.note)
         if options.wandb:
             yield WeightsAndBiases(options.wandb, run)
 
@@ -169,20 +192,22 @@ class Watcher:
         records = await self._onlooker.first_records(waiting)
         waiting.over()
         heard_at, last_at = clock(), math.inf
-        with self._screen as screen:
+        with self._view as screen:
             while True:
                 began = clock()
                 found = self._onlooker.assess(records)
                 heard_at = began if found.seen else heard_at
                 self._steps = found.steps or self._steps
-                if found.seen:
+                gone, stays = began - heard_at > GONE_S, self._options.stays
+                # A DHT that is silent for a moment does not mean that all have left.
+                if found.seen or (gone and stays):
                     await self._look(found, records)
-                if self._options.once or began - heard_at > GONE_S:
+                if self._options.once or (gone and not stays):
                     if not found.seen:
                         screen.end(f"swarmnet watch: {found.problems[0].text}")
                     return exit_code(found)
                 newest = self._curve.newest
-                if self._steps and newest is not None and newest.step >= self._steps - 1:
+                if not stays and self._steps and newest is not None and newest.step >= self._steps - 1:
                     last_at = min(last_at, began)
                     evaluated = self._steps in self._curve.evaluations or not found.trainers
                     if evaluated or began - last_at > LAST_HELD_OUT_S:
@@ -215,9 +240,9 @@ class Watcher:
             if change.kind in _COLORS:
                 self._marks.append(Mark(at, change.kind.replace("_", " "), change.text, _COLORS[change.kind]))
         self._write(steps, versions)
-        self._screen.look(found, self._curve, changes, steps, versions)
+        self._view.look(found, self._curve, changes, steps, versions)
         if (step := self._curve.disputed) is not None and step != self._disputed:
-            self._screen.note(f"members say different things of step {step}, and none can be believed: it is left out")
+            self._view.note(f"members say different things of step {step}, and none can be believed: it is left out")
         self._disputed = self._curve.disputed
 
     def _write(self, steps: Collection[int], versions: Collection[int]) -> None:
@@ -249,15 +274,31 @@ class Watcher:
         # Those of the last stage first, which made the commits; all others believe them by their signatures.
         serving.sort(key=lambda each: (-max(status.stage for status in each.stages), self._shuffled(each.peer)))
         trainers = sorted((each for each in ready if each.feeds), key=lambda each: self._shuffled(each.peer))
-        heard, evaluations = await asyncio.gather(
+        heard, evaluations, _ = await asyncio.gather(
             asyncio.gather(*(self._steps_of(each.peer, found.steps) for each in serving[:MOST_ASKED])),
             asyncio.gather(*(self._evaluations_of(each.peer) for each in trainers[:MOST_TRAINERS])),
+            self._ask_times(serving, found.num_stages),
         )
         told = {found.eval_loss.step: found.eval_loss.value} if found.eval_loss else {}
         for each in reversed(evaluations):
             told |= each
         versions = self._curve.evaluated(told, steps=found.steps)
         return [each.peer for each, answered in zip(serving, heard, strict=False) if answered], versions
+
+    async def _ask_times(self, serving: Sequence[Record], num_stages: int) -> None:
+        """Of each stage the first one, then of each the second, and so on."""
+        if self._timed is None:
+            return
+        clock = asyncio.get_running_loop().time
+        stages: dict[int, list[PeerId]] = {}
+        for each in serving:
+            if self._untimed.get(each.peer, 0.0) <= clock():
+                stages.setdefault(each.stages[0].stage, []).append(each.peer)
+        fairly = itertools.chain.from_iterable(itertools.zip_longest(*stages.values()))
+        asked = [peer for peer in fairly if peer is not None][:MOST_TIMED]
+        bars = await waterfall(self._transport, asked, num_stages=num_stages)
+        self._untimed = {peer: clock() + AGAIN_S for peer in asked if peer not in bars}
+        self._timed([bar for several in bars.values() for bar in several])
 
     async def _admitted(self, ready: list[Record]) -> list[Record]:
         """Those of them that the run's manifest admits, once somebody has given it: its hash is the run's id."""

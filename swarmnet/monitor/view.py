@@ -3,65 +3,45 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import Any
+from typing import Any, Protocol, Self
 
 from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
 from swarmnet.monitor.curve import Curve
-from swarmnet.monitor.presence import Change, short, synced
+from swarmnet.monitor.presence import Change, eta_s, short, state, synced
 from swarmnet.peer.swarm_health import Assessment
-from swarmnet.telemetry.log import encode, printable
+from swarmnet.telemetry.log import encode
 from swarmnet.telemetry.screen import Screen, duration
+from swarmnet.telemetry.text import printable
 
 
-def eta_s(found: Assessment, curve: Curve) -> float | None:
-    """Seconds to the last step, at the pace of the last ones; None: unknown, or no step is done now."""
-    newest = curve.newest
-    step_s = curve.step_s(newest.step) if newest else None
-    if newest is None or step_s is None or not found.steps or found.still_s:
-        return found.eta_s
-    return max(found.steps - newest.step - 1, 0) * step_s
+class WatchView(Protocol):
+    """What a watch is shown by, as a context."""
 
+    def __enter__(self) -> Self: ...
 
-def state(found: Assessment, curve: Curve) -> dict[str, Any]:
-    """Where the run stands, as JSON."""
-    newest = curve.newest
-    held_out = curve.newest_held_out
-    return {
-        "run": found.run,
-        "steps": found.steps,
-        # What members answer is newer than their records.
-        "version": newest.step + 1 if newest else found.version,
-        "finished": found.finished,
-        "step": newest.step if newest else None,
-        "loss": newest.loss if newest else None,
-        "held_out": None if held_out is None else {"version": held_out, "loss": curve.evaluations[held_out]},
-        "learning_rate": newest.learning_rate if newest else None,
-        "grad_norm": newest.grad_norm if newest else None,
-        "tokens_per_second": curve.tokens_per_second(newest.step) if newest else None,
-        "eta_s": eta_s(found, curve),
-        "still_s": found.still_s,
-        "stages": [
-            {
-                "stage": line.stage,
-                "replicas": [
-                    {
-                        "peer": each.peer,
-                        "state": each.state,
-                        "version": each.version,
-                        "speed": each.speed,
-                        "region": each.region,
-                    }
-                    for each in line.replicas
-                ],
-            }
-            for line in found.stages
-        ],
-        "trainers": [trainer.peer for trainer in found.trainers],
-        "problems": [{"severity": each.severity, "kind": each.kind, "text": each.text} for each in found.problems],
-    }
+    def __exit__(self, *_: object) -> None: ...
+
+    def look(
+        self,
+        found: Assessment,
+        curve: Curve,
+        changes: Sequence[Change],
+        steps: Collection[int],
+        versions: Collection[int],
+    ) -> None:
+        """What is known now. changes: of who is there. steps, versions: those that are new or have changed."""
+        ...
+
+    def note(self, text: str) -> None:
+        """Something for a person."""
+        ...
+
+    def end(self, text: str) -> None:
+        """The last word."""
+        ...
 
 
 def headline(found: Assessment, curve: Curve) -> str:
@@ -127,7 +107,7 @@ class WatchScreen(Screen):
     def look(
         self, found: Assessment, curve: Curve, changes: Sequence[Change], steps: Collection[int], versions: object
     ) -> None:
-        """What is known now. changes: of who is there. steps: that are new."""
+        """Print what is new."""
         for change in changes:
             self.note(printable(change.text))
         line = f"{found.run[:12]}  {headline(found, curve)}"
@@ -150,7 +130,7 @@ class JsonLines:
     def __init__(self) -> None:
         self._said: dict[str, Any] = {}
 
-    def __enter__(self) -> JsonLines:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -164,7 +144,7 @@ class JsonLines:
         steps: Collection[int],
         versions: Collection[int],
     ) -> None:
-        """What is known now; see `WatchScreen.look`."""
+        """Print what is new."""
         for change in changes:
             self._say(change.kind, change.fields)
         for point in curve.since(min(steps)) if steps else ():

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from swarmnet.errors import SwarmError
 from swarmnet.ids import PeerId
@@ -62,6 +64,32 @@ def _can_be(times: StepTimes) -> bool:
         )
         and sum(phase.busy_s for phase in phases) <= times.seconds + _SLACK_S
     )
+
+
+def one_step(bars: Collection[StepBar]) -> dict[str, Any] | None:
+    """As JSON, the step that most of them tell, of several the newest; None if they tell none. Seconds since its first
+    replica began."""
+    told = Counter(bar.step for bar in bars)
+    if not told:
+        return None
+    step = max(told, key=lambda each: (told[each], each))
+    of_it = sorted((bar for bar in bars if bar.step == step), key=lambda bar: (bar.stage, bar.peer))
+    began = min(bar.began for bar in of_it)
+    return {
+        "step": step,
+        "seconds": max(bar.ended for bar in of_it) - began,
+        "bars": [
+            {
+                "peer": bar.peer,
+                "stage": bar.stage,
+                "began_s": bar.began - began,
+                "seconds": bar.times.seconds,
+                "idle_s": bar.times.idle_s,
+                "phases": {name: asdict(phase) for name, phase in bar.times.phases.items()},
+            }
+            for bar in of_it
+        ],
+    }
 
 
 async def waterfall(

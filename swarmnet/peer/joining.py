@@ -37,7 +37,7 @@ from swarmnet.peer.away import until_somebody_answers, was_in
 from swarmnet.peer.placement import Choice, Serving, placement_rule
 from swarmnet.peer.rates import measured
 from swarmnet.state.disk import CheckpointStore
-from swarmnet.telemetry.log import counted
+from swarmnet.telemetry.text import counted
 from swarmnet.transport import Transport, ask
 
 LOOK_S = 10.0

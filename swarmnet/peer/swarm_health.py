@@ -13,14 +13,14 @@ from dataclasses import dataclass, fields
 from typing import Literal
 
 from swarmnet.directory import Complaint, Record, StageStatus
-from swarmnet.ids import NO_RESTART, Chain, PeerId, Restart, RunId
+from swarmnet.ids import NO_RESTART, Chain, Incarnation, PeerId, Restart, RunId
 from swarmnet.net.admission import Admissions
 from swarmnet.peer.checkup import advice
 from swarmnet.peer.devices import NumericsClass
 from swarmnet.peer.rates import measured
 from swarmnet.state.lineage import of_one_lineage
 from swarmnet.state.rollback import Holding, Rollbacks, half_of, newest_on_disk
-from swarmnet.telemetry.log import counted
+from swarmnet.telemetry.text import counted
 
 NO_BOOTSTRAP = "no_bootstrap"
 """The kind of problem when none of the addresses answered."""
@@ -39,6 +39,7 @@ class ReplicaLine:
     restart: number of the newest restart of the run it follows. executions, counted: training forwards of its process,
     and indexes it has contributed to sums. drift, stray, still_s: see StageStatus.
     going: the stage to which it is on its way. software: what runs there, region: where it is; empty: it does not say.
+    incarnation: random per process start.
     speed: microbatches per second, as it says and its mates bear out; 0 if unknown.
     """
 
@@ -64,6 +65,7 @@ class ReplicaLine:
     software: str = ""
     region: str = ""
     speed: float = 0.0
+    incarnation: Incarnation = 0
 
     @property
     def state(self) -> str:
@@ -511,6 +513,7 @@ def _replicas(stage: int, records: Sequence[Record]) -> Iterator[ReplicaLine]:
                     going=record.going if record.surely else None,
                     software=record.software,
                     region=record.region,
+                    incarnation=record.incarnation,
                     speed=round(speeds.get(record.peer, 0.0), 3),
                     **same,
                 )

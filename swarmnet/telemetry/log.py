@@ -18,6 +18,8 @@ import time
 from collections.abc import Mapping, MutableMapping, Set
 from typing import Any, Literal, TextIO
 
+from swarmnet.telemetry.text import printable
+
 Level = Literal["debug", "info", "warning", "error"]
 _KEYWORDS = frozenset(("exc_info", "stack_info", "stacklevel", "extra"))
 _FIELDS = "swarmnet_fields"
@@ -134,16 +136,6 @@ def _shown(value: object) -> str:
     text = printable(value if isinstance(value, str) else str(plain(value)))
     # Quoted where a reader could take it for two fields.
     return text if text and not set(text) & set(' "=') else '"' + text.replace('"', '\\"') + '"'
-
-
-def counted(number: int, noun: str) -> str:
-    """1 peer, 2 peers."""
-    return f"{number} {noun}{'' if number == 1 else 's'}"
-
-
-def printable(text: str) -> str:
-    """No character of it does anything to a terminal."""
-    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 
 
 # ------------------------------------------------------------ one line of JSON

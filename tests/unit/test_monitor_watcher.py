@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from rich.console import Console
 
 from swarmnet.directory import Record, StageStatus
 from swarmnet.errors import PeerGone, RejectCode, UsageError
@@ -32,11 +33,14 @@ from swarmnet.messages import (
 from swarmnet.monitor.files import CsvFile
 from swarmnet.monitor.presence import Presence
 from swarmnet.monitor.run import GONE_S, Watcher, WatchOptions
+from swarmnet.monitor.view import JsonLines, WatchScreen
+from swarmnet.monitor.waterfall import StepBar
 from swarmnet.net.admission import Admissions
 from swarmnet.net.identity import Identity
 from swarmnet.peer.status import Onlooker, Waiting
 from swarmnet.peer.swarm_health import assess
 from swarmnet.simulate.clock import VirtualLoop
+from swarmnet.telemetry.spans import StepTimes
 
 RUN = RunId("ab" * 32)
 Answering = Callable[[HistoryRequest], Answer]
@@ -96,11 +100,18 @@ class Members:
         yield self._answers[peer](request)
 
 
-def watch(members: Members, options: WatchOptions, csv: CsvFile | None = None, run: RunId = RUN) -> int:
+def watch(
+    members: Members,
+    options: WatchOptions,
+    csv: CsvFile | None = None,
+    run: RunId = RUN,
+    timed: Callable[[Sequence[StepBar]], None] | None = None,
+) -> int:
     async def story() -> int:
         until = asyncio.get_running_loop().time() + 10
         onlooker = Onlooker(run, cast(Any, members), None, until)
-        watcher = Watcher(onlooker, cast(Any, members), {}, options, csv)
+        view = JsonLines() if options.as_json else WatchScreen(Console())
+        watcher = Watcher(onlooker, cast(Any, members), {}, options, csv, view, timed)
         try:
             return await watcher.run(Waiting())
         finally:
@@ -201,6 +212,36 @@ def test_a_run_that_nobody_announces_any_more_ends_the_watch(capsys: pytest.Capt
     assert "nobody announces run" in said(capsys)[-1]["text"]
 
 
+def test_who_looks_on_for_a_page_stays_after_the_end_and_sees_all_go(capsys: pytest.CaptureFixture[str]) -> None:
+    class Enough(Exception):
+        pass
+
+    class Until(Members):
+        async def records(self) -> tuple[Record, ...]:
+            if asyncio.get_running_loop().time() > began + 3 * GONE_S:
+                raise Enough
+            return await super().records()
+
+    began = 0.0
+    with pytest.raises(Enough):
+        watch(Until({"a": honest}, THREE[:1], THREE[:1], []), WatchOptions(as_json=True, stays=True, every_s=5.0))
+    events = [each for each in said(capsys) if each["event"] != "step"]
+    assert [each["event"] for each in events if each["event"] in ("left", "ended")] == ["left"]
+
+
+def test_members_of_each_stage_are_asked_how_they_spent_a_step_only_if_somebody_wants_it() -> None:
+    told: list[Sequence[StepBar]] = []
+    spent = lambda stage: lambda request: History(times=(StepTimes(stage, 5, 1.0, 2.0),))  # noqa: E731
+    answers: dict[str, Answering] = {"a": spent(0), "b": spent(0), "c": spent(1)}
+    members = Members(answers, [record("a", 0), record("b", 0), record("c", 1), record("mute", 1)])
+    members.num_stages = 2
+    assert watch(members, WatchOptions(as_json=True, once=True), timed=told.append) == 0
+    assert sorted((bar.peer, bar.stage) for bar in told[0]) == [("a", 0), ("b", 0), ("c", 1)]
+    before = len(members.asked)
+    watch(members, WatchOptions(as_json=True, once=True))
+    assert len(members.asked) == before + 3, "of steps alone"
+
+
 def test_a_file_of_another_run_is_refused_in_a_line(tmp_path: Path) -> None:
     path = tmp_path / "run.csv"
     options = WatchOptions(csv=path, as_json=True, once=True)
@@ -251,6 +292,14 @@ def test_a_watch_that_finds_nobody_leaves_nothing_behind(tmp_path: Path) -> None
     options = WatchOptions(tmp_path / "made" / "run.csv", tmp_path / "run.png", tmp_path / "tb", once=True)
     assert options.csv and watch(Members({}, []), options, CsvFile(options.csv)) == 1
     assert not list(tmp_path.iterdir())
+
+
+def test_who_is_started_again_between_two_looks_is_said_once() -> None:
+    presence = Presence()
+    trainer = record("t", None)
+    looks = [[record("a", 0, incarnation=number), trainer] for number in (1, 1, 2, 2)]
+    said = [[change.text for change in presence.look(assess(RUN, each, 1))] for each in looks]
+    assert said == [[], [], ["...a was started again, stage 0"], []]
 
 
 def test_going_back_and_problems_are_said_once() -> None:

@@ -13,7 +13,7 @@ import pytest
 from swarmnet.errors import PeerGone
 from swarmnet.ids import PeerId
 from swarmnet.messages import Answer, Busy, History, HistoryRequest, Packed, Request
-from swarmnet.monitor.waterfall import bars_of, waterfall
+from swarmnet.monitor.waterfall import bars_of, one_step, waterfall
 from swarmnet.telemetry.spans import PhaseTime, StepTimes
 from swarmnet.transport import Transport
 
@@ -74,3 +74,17 @@ def test_who_does_not_answer_is_left_out() -> None:
     }
     found = asyncio.run(waterfall(cast(Transport, Members(answers)), [*answers, PeerId("gone")], wall=lambda: 100.0))
     assert found == {ANN: bars_of(ANN, History(times=(TIMES,)), now=100.0)}
+
+
+def test_the_step_that_most_tell_is_drawn_by_stage_from_its_first_moment() -> None:
+    bob = PeerId("bob")
+    bars = [
+        *bars_of(ANN, History(times=(TIMES,)), now=100.0),
+        *bars_of(bob, History(times=(replace(TIMES, stage=0, ago_s=1.0),)), now=100.0),
+        *bars_of(PeerId("ahead"), History(times=(replace(TIMES, step=8),)), now=100.0),
+    ]
+    found = one_step(bars)
+    assert found is not None and (found["step"], found["seconds"]) == (7, 11.0)
+    assert [(each["peer"], each["began_s"]) for each in found["bars"]] == [(bob, 1.0), (ANN, 0.0)]
+    assert found["bars"][0]["phases"]["forward"] == {"began_s": 0.0, "ended_s": 4.0, "busy_s": 3.0}
+    assert one_step([]) is None

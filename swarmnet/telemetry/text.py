@@ -1,0 +1,13 @@
+"""Words: of how many things, and what strangers wrote as text that does nothing. Pure."""
+
+from __future__ import annotations
+
+
+def printable(text: str) -> str:
+    """No character of it does anything to a terminal, or to the text around it."""
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+
+
+def counted(number: int, noun: str) -> str:
+    """1 peer, 2 peers."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
