@@ -24,7 +24,19 @@ def probe(code: str) -> set[str]:
     return set(modules)
 
 
-COMMANDS = ("init", "local", "join", "peer", "trainer", "bootstrap", "status", "export", "eval", "generate")
+COMMANDS = (
+    "init",
+    "local",
+    "join",
+    "peer",
+    "trainer",
+    "bootstrap",
+    "status",
+    "dashboard",
+    "export",
+    "eval",
+    "generate",
+)
 HELP = "from swarmnet.cli.frame import run; assert run({argv!r}) == 0"
 
 

@@ -35,6 +35,7 @@ COMMANDS = {
     "bootstrap": "serve.bootstrap",
     "status": "serve.status",
     "watch": "watch.watch",
+    "dashboard": "watch.dashboard",
     "pause": "desk.pause",
     "resume": "desk.resume",
     "drain": "desk.drain",
@@ -57,9 +58,9 @@ class Typed:
 
     def again(self, *more: str) -> list[str]:
         """The command line that runs the same in a process of its own, with `more` at its end."""
-        # `python -m` looks for modules in the working directory; the installed command does not.
-        safe = [] if sys.path[:1] == [os.getcwd()] else ["-P"]
-        return [sys.executable, *safe, "-m", "swarmnet", *self.words, *more]
+        from swarmnet.net.parent_death import same_python
+
+        return [*same_python(), "-m", "swarmnet", *self.words, *more]
 
 
 class Lazy(click.Group):

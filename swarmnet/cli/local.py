@@ -19,7 +19,7 @@ _OVER_A_MANIFEST = ("stages", "steps", "seed")
 
 # What a resumed run may be told anew. All else says what it is.
 _MAY_CHANGE = frozenset(
-    ["out", "oracle", "kill", "kill_every", "kill_rank", "kill_all", "chaos", "resume", "slots", "trace"]
+    ["out", "oracle", "kill", "kill_every", "kill_rank", "kill_all", "chaos", "resume", "slots", "trace", "dashboard"]
 )
 
 
@@ -36,6 +36,7 @@ def local(ctx: click.Context, /, **_: Any) -> int:
     \b
     Examples:
       swarmnet local --stages 3 --replicas 2 --steps 60
+      swarmnet local --steps 1000 --dashboard 0
       swarmnet local --kill 1@20 --kill 2@30 --oracle --out runs/churn
       swarmnet local --replicas 3 --chaos random:7
       swarmnet local --sync local --replicas 4 --steps 300

@@ -313,6 +313,7 @@ SERVING = (
     "region",
     "metrics",
     "trace",
+    "dashboard",
     *LOGS,
 )
 """Fields of the peer config that whoever serves a stage says."""

@@ -1,4 +1,4 @@
-"""`swarmnet watch`: follow a run from anywhere, and keep its curve."""
+"""`swarmnet watch` and `swarmnet dashboard`: follow a run from anywhere, and keep its curve; or see it in a browser."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from pathlib import Path
 
 import click
 
-from swarmnet.cli.settings import SETTINGS, NumberRange, with_bootstrap, with_log_level
+from swarmnet.cli.desk import with_dir
+from swarmnet.cli.settings import SETTINGS, CountRange, NumberRange, with_bootstrap, with_log_level
 
 
 @click.command("watch", context_settings=SETTINGS)
@@ -76,3 +77,68 @@ def watch(
 
     telemetry.setup(log_level)  # type: ignore[arg-type]  # click has checked the choice
     return run_watch(named, bootstrap, WatchOptions(csv, png, tensorboard, wandb, once, as_json, every))
+
+
+@click.command("dashboard", context_settings=SETTINGS)
+@click.argument("run", metavar="[LINK_OR_RUN_OR_MANIFEST]", required=False)
+@with_bootstrap
+@with_dir
+@click.option(
+    "--host",
+    default="127.0.0.1",
+    show_default=True,
+    metavar="ADDR",
+    allow_from_autoenv=False,
+    help="Where to listen; another one than this machine's own shows the page to whoever reaches it.",
+)
+@click.option(
+    "--port",
+    type=CountRange(0, 65535),
+    default=0,
+    metavar="N",
+    allow_from_autoenv=False,
+    help="Port of the page; 0: any free one, which is printed.  [0]",
+)
+@with_log_level
+def dashboard(
+    run: str | None, bootstrap: tuple[str, ...], directory: Path, host: str, port: int, log_level: str
+) -> int:
+    """Serve a page about a run to this machine's browser: curve, stages and replicas, who came and went, each peer.
+
+    It looks on as `swarmnet watch` does, is no member, and changes nothing. Without a link it shows the run of the peer
+    that runs on this machine with --dir. It goes on until Ctrl+C. The exit code is that of `swarmnet watch`.
+
+    \b
+    Examples:
+      swarmnet dashboard swarm:RUN_ID@/ip4/203.0.113.7/tcp/31337/p2p/12D3KooW...
+      swarmnet dashboard --port 8080
+    """
+    from swarmnet.net.swarm_link import find_run
+
+    if run is None:
+        run, more = _own_run(directory.expanduser())
+        bootstrap = (*bootstrap, *more)
+    named, bootstrap = find_run(run, bootstrap, "dashboard")
+
+    from swarmnet import telemetry
+    from swarmnet.monitor.dashboard import run_dashboard
+
+    telemetry.setup(log_level)  # type: ignore[arg-type]  # click has checked the choice
+    return run_dashboard(named, bootstrap, host, port)
+
+
+def _own_run(directory: Path) -> tuple[str, tuple[str, ...]]:
+    """A link to the run of the peer of that directory, and its other addresses. Raises UsageError."""
+    from swarmnet.errors import UsageError
+    from swarmnet.net.swarm_link import SwarmLink
+    from swarmnet.peer.desk import NobodyRuns, ask_desk
+
+    nobody = f"no peer runs with --dir {directory}: name a run by its link, or a running peer by its --dir"
+    if not directory.is_dir():
+        raise UsageError(nobody)
+    try:
+        links = ask_desk(directory, "links")["facts"]["links"]
+    except NobodyRuns as error:
+        raise UsageError(nobody) from error
+    # This machine's own address comes last.
+    return links[-1], tuple(SwarmLink.parse(each).address for each in links[:-1])

@@ -302,6 +302,9 @@ class PeerConfig(Table):
     trace: Annotated[Home | None, CliOption("FILE")] = says(
         None, "write what each moment was spent on to this file, for chrome://tracing or Perfetto (docs/trace.md)"
     )
+    dashboard: Annotated[str, AfterValidator(_listen_at), CliOption("[HOST:]PORT")] = says(
+        "", "serve a page about the run there, to this machine unless HOST says more (docs/dashboard.md); 0: any port"
+    )
     mesh: Mesh = Mesh()
     memory: Memory = Memory()
     caps: Caps = Caps()

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-from swarmnet.config.peer import Shard
+from swarmnet.config.peer import Shard, listen_at
 from swarmnet.config.table import CliOption
 from swarmnet.errors import UsageError
 from swarmnet.local import fault
@@ -81,6 +82,9 @@ class LocalOptions:
     trace: Annotated[
         Path | None, CliOption("FILE", help="write what each peer spent its time on, for chrome://tracing or Perfetto")
     ] = None
+    dashboard: Annotated[
+        str | None, CliOption("[HOST:]PORT", help="serve a page about the run there (docs/dashboard.md); 0: any port")
+    ] = None
     log_level: str = "warning"
 
     def __post_init__(self) -> None:
@@ -102,6 +106,13 @@ class LocalOptions:
             )
         if self.resume and self.out is None:
             raise UsageError("--resume needs --out DIR: the directory of the run that is to go on")
+        if self.dashboard is not None:
+            try:
+                listen_at(self.dashboard)
+            except ValueError as error:
+                raise UsageError(f"--dashboard {self.dashboard}: {error}") from error
+            if importlib.util.find_spec("starlette") is None:
+                raise UsageError("--dashboard needs the extra `dashboard`: pip install 'swarmnet-train[dashboard]'")
         if self.numerics not in (None, "deterministic", "fp32"):
             raise UsageError(f'--numerics must be "deterministic" or "fp32", got {self.numerics!r}')
 

@@ -24,7 +24,7 @@ from types import FrameType
 from typing import Any, NamedTuple
 
 from swarmnet.config import toml
-from swarmnet.config.peer import PeerConfig
+from swarmnet.config.peer import PeerConfig, listen_at
 from swarmnet.local.fault import Fault, Partition, Slow, member_of
 from swarmnet.ranks.starter import ChildCall, ForkStarter, Starter
 from swarmnet.telemetry.events import EventLog, EventReader
@@ -155,6 +155,35 @@ def stop(children: Iterable[Child], *, grace_s: float, hurry: Callable[[], bool]
     for child in running:  # only now: those that still run would slow every end down
         child.wait()
     return [child.spec.name for child in running]
+
+
+class DashboardProcess:
+    """`swarmnet dashboard` beside a local swarm. The swarm does not depend on it."""
+
+    def __init__(self, where: str, link: str, log: Path, starter: Starter) -> None:
+        """Start it. where: [HOST:]PORT. log: what it prints. Raises ForkerLost."""
+        host, port = listen_at(where)
+        words = ("-m", "swarmnet", "dashboard", link, "--host", host, "--port", str(port))
+        self._log, self._said = log, False
+        log.write_bytes(b"")
+        self._process = starter.start(ChildCall(words, "dashboard", output=log), time.monotonic() + START_S)
+
+    def news(self) -> str:
+        """Where it is, or that it has ended: said once, else ""."""
+        if self._said:
+            return ""
+        ended = self._process.wait(0.0)
+        line, whole, _ = self._log.read_text(encoding="utf-8", errors="replace").partition("\n")
+        self._said = bool(whole) or ended
+        return line if whole else "the dashboard has ended" if ended else ""
+
+    def stop(self, grace_s: float) -> None:
+        """End it."""
+        self._process.send(signal.SIGTERM)
+        if not self._process.wait(time.monotonic() + grace_s):
+            self._process.send(signal.SIGKILL)
+        self._process.wait(time.monotonic() + START_S)
+        self._process.close()
 
 
 class Interrupt:

@@ -38,6 +38,7 @@ from swarmnet.local.processes import (
     Child,
     ChildCommand,
     ChildSpec,
+    DashboardProcess,
     FaultOrders,
     Interrupt,
     child_starter,
@@ -178,6 +179,7 @@ class Supervisor:
         self._ranks: dict[str, Sequence[int]] = {}  # process ids, of the replicas that have several
         self._leaving: set[str] = set()  # told to drain
         self._children: dict[str, Child] = {}
+        self._dashboard: DashboardProcess | None = None
         self._readers: dict[str, EventReader] = {}  # outlive their children
         self._waiting: list[str] = []  # not started yet
         self._back_at: dict[str, float] = {}  # trainers killed from outside
@@ -216,6 +218,8 @@ class Supervisor:
         # Who is stopped would not hear the SIGTERM.
         for child in self._children.values():
             child.send(signal.SIGCONT)
+        if self._dashboard is not None:
+            self._dashboard.stop(self.timing.grace_s)
         forced = stop(self._children.values(), grace_s=self.timing.grace_s, hurry=lambda: self.interrupt.again)
         # What they wrote at their end counts: final weights, commits.
         for name in list(self._children):
@@ -234,6 +238,8 @@ class Supervisor:
             self._start(name, now=now)
         if self._waiting and self.starter.ready():
             self._start_waiting(now)
+        if self._dashboard is not None and (news := self._dashboard.news()):
+            self.screen.note(news)
         self.screen.update(self.progress, now=now)
         self._watch(now)
 
@@ -309,6 +315,11 @@ class Supervisor:
             match event:
                 case {"event": "listening", "peer": peer}:
                     self._orders.listening(name, peer)
+                    if self._dashboard is None and self.swarm.options.dashboard is not None:
+                        log = self.swarm.out / "dashboard.txt"
+                        self._dashboard = DashboardProcess(
+                            self.swarm.options.dashboard, event["links"][-1], log, self.starter
+                        )
                 case {"event": "mesh_started", "pids": pids}:
                     self._ranks[name] = pids
                 case {"event": "synced", "version": version, "how": how}:

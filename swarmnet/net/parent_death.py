@@ -33,6 +33,12 @@ def dies_with_parent(*command: str) -> list[str]:
     return [sys.executable, "-I", "-S", str(Path(__file__)), str(os.getpid()), *command]
 
 
+def same_python() -> list[str]:
+    """The beginning of a command line that runs what this process would import."""
+    # `python -m` looks for modules in the working directory; the installed command does not.
+    return [sys.executable] if sys.path[:1] == [os.getcwd()] else [sys.executable, "-P"]
+
+
 def main() -> None:
     """Never returns."""
     parent, command = int(sys.argv[1]), sys.argv[2:]

@@ -13,7 +13,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -84,6 +84,10 @@ class OpenDesk:
     def config(self) -> PeerConfig:
         """What the peer was started with and what was changed since."""
         return self._desk.config
+
+    def know(self, links: Sequence[str]) -> None:
+        """By these others join now."""
+        self._desk.links = links
 
     async def run(self, peer: Peer) -> None:
         """Until cancelled."""

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib.util
 import os
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from typing import cast
 
 from swarmnet import telemetry
-from swarmnet.config.peer import PeerConfig
+from swarmnet.config.peer import PeerConfig, listen_at
 from swarmnet.data.source import load_tokens
 from swarmnet.errors import MeshFailed, UsageError, leaves
 from swarmnet.manifest.file import run_id, to_toml
 from swarmnet.manifest.schema import Manifest
 from swarmnet.manifest.terms import RunTerms
 from swarmnet.net.endpoint import NOTHING_BETWEEN, Wrap, open_endpoint
+from swarmnet.net.parent_death import dies_with_parent, same_python
 from swarmnet.net.stop import stopped_by_signal, unless_stopped
 from swarmnet.peer.away import remember, until_somebody_answers, was_in
 from swarmnet.peer.checkup import advice
@@ -38,6 +41,9 @@ log = telemetry.get(__name__)
 
 TRACE_S = 1.0
 """How often spans are written: a peer that is killed loses so much of its trace."""
+
+_END_S = 2.0
+"""So long a peer that leaves waits for the end of its dashboard."""
 
 
 def run_peer(
@@ -69,6 +75,8 @@ def run_peer(
     routing_rule(config.routing)  # refuses early
     if config.trace:
         check_trace(config.trace)
+    if config.dashboard and importlib.util.find_spec("starlette") is None:
+        raise UsageError("--dashboard needs the extra `dashboard`: pip install 'swarmnet-train[dashboard]'")
     # For arithmetic alone: what peers agree on, and what crosses the network, is the run's.
     mine = computed_here(manifest, config.compute)
     torch.set_num_threads(config.threads)
@@ -231,6 +239,8 @@ async def _serve(
 
         def on_step(event: str, fields: dict[str, object]) -> None:
             on_event(event, fields)
+            if "links" in fields:
+                desk.know(cast(Sequence[str], fields["links"]))
             desk.tally.on_event(event, fields)
             seen.on_event(event, fields, time.monotonic())
 
@@ -263,12 +273,14 @@ async def _serve(
             on_event("metrics", {"at": figures_at})
         async with endpoint.serve(wrap.service(peer)), asyncio.TaskGroup() as group:
             on_event("listening", endpoint.whereabouts())
+            desk.know(endpoint.links)
             serving = group.create_task(_serve_peer(peer, (endpoint.transport.port, endpoint.directory.port), on_event))
             ending = group.create_task(_keep_result(peer, on_event))
             beside = group.create_task(wrap.beside())
             asked = group.create_task(desk.run(peer))
             reminding = group.create_task(reminder.run())
             tracing = group.create_task(_trace(config, peer))
+            showing = group.create_task(_show(config.dashboard, endpoint.links, on_event))
             computing = [group.create_task(_compute(each, peer, on_event)) for each in ranks]
             moved = await unless_stopped(stop, _moving(peer, config, fits))
             await desk.resume()  # leaving takes over
@@ -278,7 +290,7 @@ async def _serve(
                 for replica in peer.replicas.values():
                     await replica.state.checkpoints.write_now()
             await peer.leave()
-            for task in (serving, ending, beside, reminding, tracing, asked, *computing):
+            for task in (serving, ending, beside, reminding, tracing, asked, showing, *computing):
                 task.cancel()
         on_event("traffic", {"calls": endpoint.transport.traffic.rows()})
         # Perhaps it was asked while it left its old stage.
@@ -288,6 +300,31 @@ async def _serve(
         on_event("moved", {"from": config.stages[0], "to": moved.stage, "version": moved.version})
         # Its caps may have been changed while it ran.
         return desk.config.model_copy(update={"stages": (moved.stage,)}), moved.version
+
+
+async def _show(where: str, links: Sequence[str], on_event: OnEvent) -> None:
+    """Have `swarmnet dashboard` run beside this peer, until cancelled: in a process of its own, whose work comes after
+    this one's, and whose end is none of the peer's."""
+    if not where:
+        return
+    host, port = listen_at(where)
+    command = [*same_python(), "-m", "swarmnet", "dashboard", links[-1], "--host", host, "--port", str(port)]
+    process = await asyncio.create_subprocess_exec(*dies_with_parent(*command), stdout=asyncio.subprocess.PIPE)
+    assert process.stdout is not None
+    try:
+        with contextlib.suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, process.pid, 10)
+        at = (await process.stdout.readline()).decode().split()
+        if at:
+            on_event("dashboard", {"at": at[-1]})
+        code = await process.wait()
+        on_event("no_dashboard", {"reason": f"its process ended with exit code {code}", "then": "the peer goes on"})
+    finally:
+        if process.returncode is None:
+            process.terminate()  # and it dies with this process, if that is sooner
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_END_S):
+                    await process.wait()
 
 
 async def _moving(peer: Peer, config: PeerConfig, fits: Collection[int]) -> NewStage:

@@ -4,7 +4,7 @@ answers out; `peer.desk` carries them and keeps both in the peer's directory.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -12,8 +12,8 @@ from swarmnet.config.check import SettingsLayer, merge, resolve
 from swarmnet.config.peer import Hours, PeerConfig
 from swarmnet.errors import UsageError
 
-ASKS = ("pause", "resume", "drain", "caps", "contributed")
-"""What can be asked: each is a command of that name."""
+ASKS = ("pause", "resume", "drain", "caps", "contributed", "links")
+"""What can be asked: each is a command of that name, but `links`, which `swarmnet dashboard` asks."""
 
 LIVE = ("upload_mbit", "download_mbit", "gpu_gib", "host_gib", "disk_gib", "hours")
 """Of `caps`: what can be changed while a peer runs, beside `slots`."""
@@ -137,6 +137,8 @@ class Desk:
 
     def __init__(self, config: PeerConfig, wishes: Wishes, tally: WorkCount) -> None:
         self.config, self.wishes, self.tally = config, wishes, tally
+        self.links: Sequence[str] = ()
+        """By which others join, those of this machine alone last."""
 
     def pauses(self, minute: int) -> str:
         """Why the peer is to be paused in this minute of the day, in words; "" if it is not."""
@@ -171,6 +173,10 @@ class Desk:
                 return self._caps(change)
             case {"ask": "contributed"}:
                 return Reply(self.tally.kept.words(day), asdict(self.tally.kept))
+            case {"ask": "links"} if self.links:
+                return Reply(self.links[-1], {"links": list(self.links)})
+            case {"ask": "links"}:
+                raise UsageError("this peer has no address at which others could join: name the run by its link")
         raise UsageError(f"this peer knows {', '.join(ASKS)}: is its swarmnet of another version?")
 
     def _caps(self, change: Mapping[str, Any]) -> Reply:

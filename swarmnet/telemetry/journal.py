@@ -16,13 +16,13 @@ from swarmnet.telemetry.log import FieldLogger
 _TOLD = """
     listening complete synced applied evaluated evicted finished stopped done resync voided checkpoint draining
     outer_step outer_missed averaged_alone mesh_started dialled_back hidden relay_reserved pausing paused resumed
-    moving moved notice extended metrics progress
+    moving moved notice extended metrics dashboard progress
 """
 # Events that are worth a line at level info, and at level warning.
 _WARNED = """
     halted waiting refused digest_differs join_failed restart dropped orphaned apply_failed checkpoint_failed
     checkpoint_bad drift rank_lost bad_input away cannot_reach relay_lost callers_refused move_failed
-    need_not_hide notice_missed notice_refused
+    need_not_hide notice_missed notice_refused no_dashboard
 """
 
 _LEVELS = dict.fromkeys(_TOLD.split(), logging.INFO) | dict.fromkeys(_WARNED.split(), logging.WARNING)

@@ -49,7 +49,7 @@ ELSEWHERE = {
 }
 """Pattern of a command -> why it does not run here."""
 
-GOES_ON = {r"swarmnet join": "serving", r"swarmnet watch (?!.*--once)": "step "}
+GOES_ON = {r"swarmnet join": "serving", r"swarmnet watch (?!.*--once)": "step ", r"swarmnet dashboard": "http://127"}
 """Pattern of a command that goes on until Ctrl+C -> what it says when it works."""
 
 OF_OWN_RUN = r"swarmnet (bootstrap|peer|trainer) (?!.*--gpus)"

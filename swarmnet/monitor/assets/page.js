@@ -1,0 +1,480 @@
+// The dashboard: asks for data.json again and again and draws it. What it shows of strangers are text nodes, made by
+// preact; nothing here makes HTML of a text.
+import { Component, h, render } from "./preact.js";
+import htm from "./htm.js";
+
+const html = htm.bind(h);
+const EVERY_MS = 2000;
+const OLD_S = 15; // a look that is older says so
+const WIDE = 720; // pixels from which on the map lies along the page
+const MOST_NODES = 12; // of a stage, on the map
+
+// ---------------------------------------------------------------- words and numbers
+
+const short = (peer) => `…${peer.slice(-8)}`;
+const number = (value, digits = 0) =>
+  value == null ? "–" : value.toLocaleString("en", { minimumFractionDigits: digits, maximumFractionDigits: digits });
+const rate = (value) => (value ? `${value >= 10 ? number(value) : value.toPrecision(2)}/s` : "–");
+const percent = (share) => (share == null ? "–" : `${(100 * share).toFixed(1)} %`);
+const clock = (time) => new Date(1000 * time).toLocaleTimeString("en-GB");
+const count = (many, noun) => `${number(many)} ${noun}${many === 1 ? "" : noun.endsWith("ch") ? "es" : "s"}`;
+
+function duration(seconds) {
+  if (seconds == null) return "–";
+  const whole = Math.round(seconds);
+  const [hours, minutes, rest] = [Math.floor(whole / 3600), Math.floor(whole / 60) % 60, whole % 60];
+  const two = (value) => String(value).padStart(2, "0");
+  return hours ? `${hours}:${two(minutes)}:${two(rest)}` : `${minutes}:${two(rest)}`;
+}
+
+const HOW = {
+  waited_for: "the step waits for it",
+  unreached: "cannot be connected to",
+  sits_out: "is not waited for",
+  left_out: "a step went on without it",
+};
+const MARKS = { joined: ["▲", "joined"], left: ["▼", "left"], gone: ["✕", "gone without a word"], restarted: ["↻", "killed or crashed, and started again"], went_back: ["◀", "run went back"] };
+
+const color = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
+
+// ---------------------------------------------------------------- frame
+
+// Tells its children how wide they may be.
+class Sized extends Component {
+  componentDidMount() {
+    this.observer = new ResizeObserver(([entry]) => this.setState({ width: Math.floor(entry.contentRect.width) }));
+    this.observer.observe(this.element);
+  }
+  componentWillUnmount() {
+    this.observer.disconnect();
+  }
+  render({ children, label }, { width }) {
+    const draw = [].concat(children)[0];
+    return html`<div class="scroll" tabindex=${label ? 0 : null} role=${label ? "group" : null} aria-label=${label} ref=${(element) => (this.element = element)}>
+      ${width && draw(width)}
+    </div>`;
+  }
+}
+
+function App({ data, age, lost, hash }) {
+  if (!data?.run) return html`<main><h1>swarmnet</h1><p role="status">${lost ? LOST : "Looking for the run."}</p></main>`;
+  const peer = hash.startsWith("#peer/") ? hash.slice(6) : null;
+  const old = lost ? LOST : age > OLD_S ? `No look for ${duration(age)}: the run's DHT does not answer.` : "";
+  return html`<main>
+    <${Head} data=${data} old=${old} />
+    ${peer ? html`<${PeerPage} data=${data} peer=${peer} />` : html`<${RunSections} data=${data} />`}
+    <footer>Losses are what most of the members asked say; the rest is each peer's own word, as in swarmnet status.
+      Last look ${clock(data.time)}; looking since ${clock(data.since)}.</footer>
+  </main>`;
+}
+
+const LOST = "The dashboard has ended, or cannot be reached: what is shown is old.";
+
+function Head({ data, old }) {
+  const [mood, words] = !data.seen
+    ? ["bad", "nobody announces it"]
+    : data.finished
+      ? ["good", "finished"]
+      : data.still_s
+        ? ["bad", `no step for ${duration(data.still_s)}`]
+        : ["good", "training"];
+  const problems = [...(old ? [{ severity: "error", text: old }] : []), ...data.problems];
+  if (data.disputed != null)
+    problems.push({ severity: "warning", text: `members say different things of step ${data.disputed}, and none can be believed: it is left out` });
+  const notes = problems.filter((each) => each.severity === "note");
+  const loud = problems.filter((each) => each.severity !== "note");
+  const list = (some) => html`<ul class="problems">
+    ${some.map((each) => html`<li class=${each.severity}><b>${each.severity}</b>: ${each.text}</li>`)}
+  </ul>`;
+  return html`<header>
+      <h1><a href="#">swarmnet</a></h1>
+      <span>run <code>${data.run.slice(0, 12)}</code></span>
+      <span class="state ${mood}" role="status">${words}</span>
+      ${data.admission && html`<span class="soft">${data.admission.policy === "open" ? "open to all" : "by invitation"}</span>`}
+    </header>
+    <div aria-live="polite">${loud.length > 0 && list(loud)}</div>
+    ${notes.length > 0 && html`<details class="card"><summary>${count(notes.length, "note")}</summary>${list(notes)}</details>`}`;
+}
+
+function RunSections({ data }) {
+  return html`<${Tiles} data=${data} />
+    <section class="card"><h2>Loss</h2><${Chart} kind="loss" data=${data} /><${MarkLegend} /></section>
+    <section class="card"><h2>Tokens per second</h2><${Chart} kind="pace" data=${data} /></section>
+    <section class="card"><h2>Stages and replicas</h2>
+      <${Sized} label="Stages and replicas">${(width) => html`<${SwarmMap} data=${data} width=${width} />`}<//>
+      <p class="legend">Lines move as fast, and are as thick, as a replica executes microbatches; gradients come back the
+        same way. Bar: microbatches that it holds, of those that it takes at once. A dashed box is joining, leaving or paused, a red
+        one has its mates' complaints.</p>
+    </section>
+    ${data.waterfall && html`<section class="card"><h2>Step ${number(data.waterfall.step)}, replica by replica</h2>
+      <${Sized} label="One step">${(width) => html`<${Waterfall} step=${data.waterfall} width=${width} />`}<//>
+      <ul class="legend">${PHASES.map((name) => html`<li><i class=${name}></i>${name}</li>`)}
+        <li>From its first moment to its last; the paler, the less of it was under way. By each member's own clock and word.</li></ul>
+    </section>`}
+    <section class="card"><h2>Membership</h2>
+      <${Sized} label="Membership">${(width) => html`<${Timeline} data=${data} width=${width} />`}<//>
+      ${data.num_stays > data.stays.length && html`<p class="soft">The last ${number(data.stays.length)} of ${number(data.num_stays)}.</p>`}
+      <ul class="legend"><li><b class="joined">▬</b>here</li><li><b class="left">▬</b>was here, and left in good order</li>
+        <li><b class="gone">✕</b>gone without a word (noticed within 30 s)</li></ul>
+    </section>
+    <${PeerTable} data=${data} />`;
+}
+
+function Tiles({ data }) {
+  const tile = (name, value, more) => html`<div><dt>${name}</dt><dd>${value}<small>${more}</small></dd></div>`;
+  const held = data.held_out;
+  return html`<dl class="tiles">
+    ${tile("step", data.version ?? "–", data.steps ? `of ${number(data.steps)}` : null)}
+    ${tile("loss", data.loss == null ? "–" : data.loss.toFixed(4), "nats/token")}
+    ${tile("held-out loss", held ? held.loss.toFixed(4) : "–", held ? `version ${held.version}` : null)}
+    ${tile("tokens/s", number(data.tokens_per_second), "of the whole run")}
+    ${tile("time left", data.finished ? "0:00" : duration(data.eta_s), data.eta_s >= 3600 ? "h:min:s" : "min:s")}
+    ${tile("learning rate", data.learning_rate == null ? "–" : data.learning_rate.toPrecision(3))}
+    ${tile("gradient norm", data.grad_norm == null ? "–" : data.grad_norm.toPrecision(3))}
+    ${tile("replicas", data.stages.map((each) => each.synced).join("/") || "–", "synced, by stage")}
+  </dl>`;
+}
+
+// ---------------------------------------------------------------- curves
+
+const PLOTS = {
+  loss: [
+    { key: "loss", label: "loss (nats/token)", color: "loss", digits: 4 },
+    { key: "held_out", label: "held-out loss", color: "held", digits: 4, points: true },
+  ],
+  pace: [{ key: "tokens_per_second", label: "tokens/s", color: "pace", digits: 0 }],
+};
+
+class Chart extends Component {
+  componentDidMount() {
+    this.draw();
+    this.observer = new ResizeObserver(() => this.plot.setSize(this.size()));
+    this.observer.observe(this.element);
+    this.theme = matchMedia("(prefers-color-scheme: dark)");
+    this.redraw = () => (this.plot.destroy(), this.draw());
+    this.theme.addEventListener("change", this.redraw);
+  }
+  componentDidUpdate(before) {
+    // A part that somebody has drawn larger stays as it is.
+    const [x, scale] = [this.plot.data[0], this.plot.scales.x];
+    const whole = !x.length || (scale.min <= x[0] && scale.max >= x[x.length - 1]);
+    if (before.data !== this.props.data) this.plot.setData(this.columns(), whole);
+    if (!whole) this.plot.redraw();
+  }
+  componentWillUnmount() {
+    this.observer.disconnect();
+    this.theme.removeEventListener("change", this.redraw);
+    this.plot.destroy();
+  }
+  size() {
+    return { width: Math.max(this.element.clientWidth, 200), height: this.props.kind === "loss" ? 280 : 160 };
+  }
+  columns() {
+    const { curve } = this.props.data;
+    return [curve.x, ...PLOTS[this.props.kind].map((each) => curve[each.key])];
+  }
+  draw() {
+    const axis = { stroke: color("soft"), grid: { stroke: color("line"), width: 1 }, ticks: { stroke: color("line") }, font: "12px system-ui" };
+    const series = PLOTS[this.props.kind].map((each) => ({
+      label: each.label,
+      stroke: color(each.color),
+      width: 2,
+      spanGaps: true,
+      dash: each.points ? [6, 4] : undefined,
+      points: each.points ? { show: true, size: 6, fill: color(each.color) } : { show: false },
+      value: (_, value) => number(value, each.digits),
+    }));
+    this.plot = new uPlot(
+      {
+        ...this.size(),
+        cursor: { sync: { key: "step" }, y: false },
+        scales: { x: { time: false }, y: { range: (_, low, high) => this.range(low, high) } },
+        axes: [
+          { ...axis, label: "step", labelSize: 18, labelFont: "12px system-ui", size: 34, incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1e3, 2e3, 5e3, 1e4, 2e4, 5e4, 1e5, 1e6] },
+          { ...axis, size: 62, values: (_, values) => values.map((value) => value.toLocaleString("en")) },
+        ],
+        series: [{ label: "step", value: (_, value) => number(value) }, ...series],
+        hooks: { draw: [(plot) => this.props.kind === "loss" && this.marks(plot)] },
+      },
+      this.columns(),
+      this.element,
+    );
+  }
+  range(low, high) {
+    if (low == null) return [0, 1];
+    if (this.props.kind === "pace") return [0, high * 1.1 || 1];
+    const room = Math.max((high - low) * 0.08, 1e-3);
+    return [Math.max(low - room, 0), high + 2 * room];
+  }
+  marks(plot) {
+    const { ctx, bbox } = plot;
+    const pixels = devicePixelRatio || 1;
+    ctx.save();
+    ctx.textAlign = "center";
+    ctx.font = `bold ${13 * pixels}px system-ui`;
+    for (const mark of this.props.data.marks) {
+      const at = plot.valToPos(mark.step, "x", true);
+      if (at < bbox.left || at > bbox.left + bbox.width) continue;
+      ctx.strokeStyle = ctx.fillStyle = color({ joined: "good", left: "soft", gone: "bad", restarted: "bad", went_back: "warn" }[mark.kind]);
+      ctx.lineWidth = 1.5 * pixels;
+      ctx.setLineDash(mark.kind === "gone" ? [] : [4 * pixels, 3 * pixels]);
+      ctx.beginPath();
+      ctx.moveTo(at, bbox.top + 14 * pixels);
+      ctx.lineTo(at, bbox.top + bbox.height);
+      ctx.stroke();
+      ctx.fillText(MARKS[mark.kind][0], at, bbox.top + 11 * pixels);
+    }
+    ctx.restore();
+  }
+  render({ kind, data }) {
+    const last = data.loss == null ? "" : `; now ${kind === "loss" ? data.loss.toFixed(4) : number(data.tokens_per_second)}`;
+    return html`<div class="chart ${kind}" role="img" aria-label="${kind === "loss" ? "Loss" : "Tokens per second"} by step${last}"
+      ref=${(element) => (this.element = element)}></div>`;
+  }
+  shouldComponentUpdate(next) {
+    return next.data !== this.props.data;
+  }
+}
+
+function MarkLegend() {
+  return html`<ul class="legend">${Object.entries(MARKS).map(([kind, [sign, words]]) => html`<li><b class=${kind}>${sign}</b>${words}</li>`)}
+    <li>drag to look closer, double-click for all</li></ul>`;
+}
+
+// ---------------------------------------------------------------- the map
+
+const NODE = { width: 132, height: 48 };
+
+function SwarmMap({ data, width }) {
+  const along = width >= WIDE;
+  const stages = data.stages.map((each) => ({
+    title: `stage ${each.stage}`,
+    more: each.replicas - Math.min(each.peers.length, MOST_NODES),
+    under: `${each.synced} of ${each.replicas} synced`,
+    nodes: each.peers.slice(0, MOST_NODES).map((peer) => ({ peer, line: data.peers[peer].stages.find((line) => line.stage === each.stage) })),
+  }));
+  const trainers = data.trainers.slice(0, MOST_NODES).map((peer) => ({ peer }));
+  const columns = [
+    { title: "trainers", under: count(data.num_trainers, "trainer"), more: data.num_trainers - trainers.length, nodes: trainers },
+    ...stages,
+  ];
+  const most = Math.max(...columns.map((each) => each.nodes.length + (each.more > 0)), 1);
+  // Along: stages from left to right. Else from top to bottom.
+  const step = along ? Math.max((width - NODE.width - 4) / Math.max(columns.length - 1, 1), NODE.width + 60) : NODE.height + 88;
+  const beside = along ? NODE.height + 14 : NODE.width + 10;
+  const place = (column, row, rows) => {
+    const [far, near] = [column * step, (row + (most - rows) / 2) * beside];
+    return along ? [far + 2, near + 44] : [near + 2, far + 40];
+  };
+  const [wide, high] = along ? [(columns.length - 1) * step + NODE.width + 4, most * beside + 48] : [Math.max(most * beside + 4, 200), columns.length * step - 40];
+  const placed = columns.map((column, c) => column.nodes.map((node, r) => ({ ...node, at: place(c, r, column.nodes.length + (column.more > 0)) })));
+  const fastest = Math.max(...stages.flatMap((each) => each.nodes.map((node) => node.line.per_second)), 1e-9);
+  const paths = [];
+  for (let c = 0; c + 1 < columns.length; c++) {
+    const knot = along ? [c * step + (NODE.width + step) / 2, 44 + (most * beside - 14) / 2] : [(most * beside - 10) / 2, c * step + 40 + (NODE.height + step) / 2 - 12];
+    for (const node of placed[c]) paths.push(flow(end(node.at, along, true), knot, node.line, fastest, along));
+    for (const node of placed[c + 1]) paths.push(flow(knot, end(node.at, along, false), node.line, fastest, along));
+  }
+  return html`<svg width=${wide} height=${high} role="group" aria-label="Map of the run">
+    ${paths}
+    ${columns.map((column, c) => {
+      const [x, y] = along ? [c * step + 2, 14] : [2, c ? c * step - 12 : 14];
+      return html`<text class="over" x=${x} y=${y}>${column.title}</text>
+        <text class="soft over" x=${along ? x : Math.min(wide, width) - 2} y=${along ? y + 16 : y} text-anchor=${along ? "start" : "end"}>${column.under}</text>`;
+    })}
+    ${placed.map((column) => column.map((node) => html`<${MapNode} ...${node} data=${data} />`))}
+    ${columns.map((column, c) => {
+      if (column.more <= 0) return null;
+      const [x, y] = place(c, column.nodes.length, column.nodes.length + 1);
+      return html`<text class="soft" x=${x + 8} y=${y + 28}>and ${number(column.more)} more</text>`;
+    })}
+  </svg>`;
+}
+
+const end = ([x, y], along, out) => (along ? [x + (out ? NODE.width : 0), y + NODE.height / 2] : [x + NODE.width / 2, y + (out ? NODE.height : 0)]);
+
+function flow([x, y], [toX, toY], line, fastest, along) {
+  const bend = along ? `${(x + toX) / 2},${y} ${(x + toX) / 2},${toY}` : `${x},${(y + toY) / 2} ${toX},${(y + toY) / 2}`;
+  const path = `M${x},${y} C${bend} ${toX},${toY}`;
+  // A trainer does not say how fast it feeds.
+  if (line && line.state !== "synced") return null;
+  if (!line?.per_second) return html`<path class="still" d=${path} />`;
+  const part = line.per_second / fastest;
+  return html`<path class="still" d=${path} /><path class="flow" d=${path} stroke-width=${1.5 + 3 * part} style=${{ animationDuration: `${0.35 + 0.65 / part}s` }} />`;
+}
+
+function MapNode({ peer, line, at: [x, y], data }) {
+  const words = line ? (line.state === "synced" ? `version ${line.version}` : line.state) : "feeds";
+  const accused = data.peers[peer]?.complaints.some((each) => each.about === peer);
+  const kind = `node ${line ? line.state.split(" ")[0] : "synced"}${accused ? " accused" : ""}`;
+  const full = NODE.width - 16;
+  const part = line?.slots ? Math.min(line.held / line.slots, 1) : 0;
+  const inside = html`<g class=${kind} transform="translate(${x},${y})">
+    <title>${peer}</title>
+    <rect class="box" width=${NODE.width} height=${NODE.height} rx="6" />
+    <text x="8" y="17" class="mono">${short(peer)}</text>
+    <text x="8" y="32" class="soft">${words}${line?.per_second ? ` · ${rate(line.per_second)}` : ""}</text>
+    ${line && html`<rect class="load" x="8" y="38" width=${full} height="4" rx="2" /><rect class="held" x="8" y="38" width=${full * part} height="4" rx="2" />`}
+  </g>`;
+  return line ? html`<a href="#peer/${peer}" aria-label="replica ${short(peer)}, stage ${line.stage}, ${words}">${inside}</a>` : inside;
+}
+
+// ---------------------------------------------------------------- one step
+
+const PHASES = ["forward", "backward", "averaging", "barrier", "update"];
+
+function Waterfall({ step, width }) {
+  const left = 142;
+  const right = width >= WIDE ? 80 : 8;
+  const x = (seconds) => left + (seconds / Math.max(step.seconds, 1e-9)) * (width - left - right);
+  const lane = 5;
+  const row = PHASES.length * lane + 9;
+  const high = step.bars.length * row + 24;
+  const marks = (width >= WIDE ? [0, 0.25, 0.5, 0.75, 1] : [0, 0.5, 1]).map((part) => part * step.seconds);
+  return html`<svg width=${width} height=${high} role="img" aria-label="Step ${step.step}: ${count(step.bars.length, "replica")}, ${step.seconds.toFixed(2)} seconds">
+    ${marks.map((at) => html`<line class="axis" x1=${x(at)} x2=${x(at)} y1="0" y2=${high - 20} />
+      <text class="soft" x=${x(at)} y=${high - 6} text-anchor=${at === step.seconds ? "end" : "middle"}>${at.toFixed(2)} s</text>`)}
+    ${step.bars.map((bar, index) => html`<g transform="translate(0,${index * row})">
+      <text x="0" y=${row / 2 + 4}><tspan class="soft">stage ${bar.stage}</tspan> <tspan>${short(bar.peer)}</tspan></text>
+      <rect class="whole" x=${x(bar.began_s)} y="2" width=${Math.max(x(bar.began_s + bar.seconds) - x(bar.began_s), 1)} height=${row - 4} rx="2" />
+      ${PHASES.map((name, at) => {
+        const phase = bar.phases[name];
+        const long = phase.ended_s - phase.began_s;
+        if (!long) return null;
+        return html`<rect class="phase ${name}" x=${x(bar.began_s + phase.began_s)} y=${4 + at * lane} height=${lane} width=${Math.max(x(long) - left, 1.5)}
+          fill-opacity=${0.35 + 0.65 * Math.min(phase.busy_s / long, 1)}><title>${bar.peer}: ${name} ${phase.busy_s.toFixed(3)} s, between ${phase.began_s.toFixed(3)} and ${phase.ended_s.toFixed(3)} s</title></rect>`;
+      })}
+      ${right > 8 && html`<text class="soft" x=${width - right + 6} y=${row / 2 + 4}>idle ${percent(bar.idle_s / (bar.seconds || 1))}</text>`}
+    </g>`)}
+  </svg>`;
+}
+
+// ---------------------------------------------------------------- who came and went
+
+function ticks(from, to, width) {
+  const every = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 1800, 3600, 7200, 21600, 86400].find((step) => (to - from) / step <= width / 90) ?? 864000;
+  const found = [];
+  for (let at = Math.ceil(from / every) * every; at <= to; at += every) found.push(at);
+  return found;
+}
+
+function Timeline({ data, width }) {
+  const rows = new Map(); // who comes back to its stage goes on in its row
+  for (const stay of [...data.stays].sort((a, b) => a.stage - b.stage || (a.began ?? 0) - (b.began ?? 0))) {
+    const name = `${stay.stage} ${stay.peer}`;
+    rows.set(name, [...(rows.get(name) ?? []), stay]);
+  }
+  const left = 142;
+  const [from, to] = [data.since, Math.max(data.time, data.since + 10)];
+  const x = (time) => left + ((time - from) / (to - from)) * (width - left - 16);
+  const high = rows.size * 20 + 24;
+  return html`<svg width=${width} height=${high} role="img" aria-label="Who was here when, since ${clock(from)}">
+    ${ticks(from, to, width - left).map(
+      (at) => html`<line class="axis" x1=${x(at)} x2=${x(at)} y1="0" y2=${high - 20} /><text class="soft" x=${Math.min(x(at), width - 28)} y=${high - 6} text-anchor="middle">${clock(at)}</text>`,
+    )}
+    ${[...rows.values()].map(
+      (stays, row) => html`<g transform="translate(0,${row * 20})">
+        <text x="0" y="13"><tspan class="soft">${stays[0].stage < 0 ? "trainer" : `stage ${stays[0].stage}`}</tspan> <tspan>${short(stays[0].peer)}</tspan></text>
+        ${stays.map((stay) => bar(stay, x(stay.began ?? from), x(stay.ended ?? to)))}
+        ${stays.map((stay) => stay.how === "gone" && html`<text class="lost over" x=${x(stay.ended)} y="14" text-anchor="middle">✕</text>`)}
+      </g>`,
+    )}
+  </svg>`;
+}
+
+const stayed = (stay) =>
+  `${stay.began ? `joined at ${clock(stay.began)}` : "here before the first look"}${stay.how ? `, ${MARKS[stay.how][1]} at ${clock(stay.ended)}` : ""}`;
+
+function bar(stay, began, ended) {
+  const kind = stay.how ? "was" : "here";
+  return html`<g class="stay ${stay.how}"><title>${stay.peer}: ${stayed(stay)}</title>
+    <rect class=${kind} x=${began} y="4" width=${Math.max(ended - began, 2)} height="11" rx="2" />
+    ${stay.began && html`<rect class=${kind} x=${began} y="1" width="2" height="17" />`}
+  </g>`;
+}
+
+// ---------------------------------------------------------------- peers
+
+const link = (peer) => html`<a class="mono" href="#peer/${peer}" title=${peer}>${short(peer)}</a>`;
+
+function PeerTable({ data }) {
+  const lines = Object.entries(data.peers).flatMap(([peer, all]) => all.stages.map((line) => ({ peer, ...line })));
+  const total = data.stages.reduce((sum, each) => sum + each.replicas, 0);
+  lines.sort((a, b) => a.stage - b.stage || b.counted - a.counted);
+  return html`<section class="card"><h2>Replicas</h2><div class="scroll" tabindex="0" role="group" aria-label="Replicas"><table>
+    ${lines.length < total && html`<caption>${number(lines.length)} of ${number(total)}</caption>`}
+    <thead><tr><th scope="col">stage</th><th scope="col">peer</th><th scope="col">state</th><th scope="col" class="number">version</th>
+      <th scope="col" class="number">held</th><th scope="col" class="number">microbatches</th><th scope="col" class="number">counted</th><th scope="col" class="number">of its stage</th></tr></thead>
+    <tbody>${lines.map((line) => html`<tr key=${`${line.stage} ${line.peer}`}><td>${line.stage}</td><td>${link(line.peer)}</td><td>${line.state}</td>
+      <td class="number">${number(line.version)}</td><td class="number">${line.held}/${line.slots}</td><td class="number">${rate(line.per_second)}</td>
+      <td class="number">${number(line.counted)}</td><td class="number">${percent(line.share)}</td></tr>`)}</tbody>
+  </table></div></section>`;
+}
+
+function PeerPage({ data, peer }) {
+  const found = Object.hasOwn(data.peers, peer) ? data.peers[peer] : null;
+  const stays = data.stays.filter((stay) => stay.peer === peer);
+  const facts = (rows) => html`<dl class="facts">${rows.map(([name, value]) => html`<dt>${name}</dt><dd>${value}</dd>`)}</dl>`;
+  return html`<section class="card"><h2>Peer <code>${peer}</code></h2>
+      <p><a href="#">Back to the run</a></p>
+      ${!found && html`<p>It is not here now.</p>`}
+      ${facts(stays.map((stay) => [stay.stage < 0 ? "as a trainer" : `stage ${stay.stage}`, stayed(stay)]))}
+    </section>
+    ${found?.stages.map((line) => html`<section class="card"><h2>Contribution to stage ${line.stage}</h2>
+      ${facts([
+        ["state", `${line.state}, version ${number(line.version)}${line.still_s ? `, no step for ${duration(line.still_s)}` : ""}`],
+        ["counted", `${count(line.counted, "microbatch")}${line.share == null ? "" : `, ${percent(line.share)} of those of its stage's processes`}`],
+        ["executed", `${count(line.executions, "forward")}, ${rate(line.per_second)} now`],
+        ["speed", line.speed ? `${rate(line.speed)}, as far as its mates bear it out` : "unknown"],
+        ["holds", `${line.held} of ${count(line.slots, "microbatch")} at once`],
+        ["on disk", line.disk.length ? `versions ${line.disk.join(", ")}` : "nothing"],
+        ["chain", html`<code>${line.chain}</code>`],
+      ])}</section>`)}
+    ${found && html`<section class="card"><h2>Standing</h2>
+      ${facts(found.stages.map((line) => [`weights of stage ${line.stage}`,
+        line.drift == null ? "not yet compared with its mates'" : `${line.stray ? "not those of its mates" : "those of its mates"} at version ${number(line.drift)}`]))}
+      ${found.complaints.length === 0 ? html`<p>No complaints, of it or by it.</p>` : html`<div class="scroll"><table>
+        <thead><tr><th scope="col">stage</th><th scope="col">by</th><th scope="col">about</th><th scope="col">what</th><th scope="col">why</th></tr></thead>
+        <tbody>${found.complaints.map((each) => html`<tr><td>${each.stage}</td><td>${each.by === peer ? "itself" : link(each.by)}</td>
+          <td>${each.about === peer ? "itself" : link(each.about)}</td><td>${HOW[each.how]}${each.seconds ? ` (${each.seconds} s)` : ""}</td><td class="wide">${each.reason}</td></tr>`)}</tbody>
+      </table></div>`}</section>
+      <section class="card"><h2>Lines</h2>
+      ${facts([
+        ["reached", found.addresses.length === 0 ? "by nobody" : found.addresses.every((each) => each.includes("/p2p-circuit/")) ? "through relays" : "directly"],
+        ...found.addresses.map((each) => ["address", html`<code>${each}</code>`]),
+        ["software", found.software || "unknown"],
+        ["numerics", found.numerics || "unknown"],
+        ["run went back", found.restart ? count(found.restart, "time") : "never"],
+      ])}</section>`}`;
+}
+
+// ---------------------------------------------------------------- asking
+
+const shown = { data: null, age: 0, lost: false, hash: location.hash };
+let tag = "";
+
+const draw = () => render(html`<${App} ...${shown} />`, document.getElementById("page"));
+
+async function ask() {
+  try {
+    const answer = await fetch("data.json", { headers: tag ? { "If-None-Match": tag } : {}, cache: "no-store", signal: AbortSignal.timeout(10000) });
+    if (answer.status === 200) {
+      shown.data = await answer.json();
+      tag = answer.headers.get("ETag");
+    } else if (answer.status !== 304) throw new Error(answer.statusText);
+    [shown.age, shown.lost] = [Number(answer.headers.get("Age")), false];
+  } catch (error) {
+    console.info("swarmnet dashboard:", error.message);
+    shown.lost = true;
+  }
+  draw();
+  setTimeout(ask, EVERY_MS);
+}
+
+addEventListener("hashchange", () => {
+  shown.hash = location.hash;
+  draw();
+  scrollTo(0, 0);
+});
+draw();
+ask();

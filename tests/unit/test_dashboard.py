@@ -1,0 +1,193 @@
+"""`swarmnet dashboard` over HTTP: read-only, for this machine, and strangers' words are text; and typed wrongly."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+pytest.importorskip("starlette", reason="needs the extra dashboard")
+
+from swarmnet.cli.frame import run
+from swarmnet.directory import Complaint, Record, StageStatus
+from swarmnet.errors import UsageError
+from swarmnet.ids import Chain, PeerId, RunId
+from swarmnet.monitor import dashboard, files
+from swarmnet.monitor.curve import Curve
+from swarmnet.monitor.dashboard import ASSETS, ServedPage, application, trusted
+from swarmnet.peer.swarm_health import assess
+from swarmnet.peer.wishes import Desk
+
+LINK = f"swarm:{'ab' * 32}@/ip4/127.0.0.1/tcp/1/p2p/12D3KooWQYhTNQdmr3ArTeUHRYzFg94BKyTkoWBDWez9kSCVe2Xo"
+HOSTILE = "<img src=x onerror=alert(1)>\u202e\x1b[31m"
+
+
+def page(**hostile: Any) -> ServedPage:
+    """Of a run of one peer."""
+    status = StageStatus(0, 5, Chain("c"), synced=True)
+    record = Record(RunId("ab" * 32), PeerId("a"), 1, ("/ip4/192.0.2.1/tcp/1",), (status,), **hostile)
+    served = ServedPage()
+    served.look(assess(record.run, [record], 1), Curve(), [], [], [])
+    return served
+
+
+def ask(
+    served: ServedPage, path: str, *, method: str = "GET", host: str | None = "127.0.0.1:8470", **headers: str
+) -> tuple[int, dict[str, str], bytes]:
+    """Status, headers, body."""
+    said = {name.replace("_", "-"): value for name, value in headers.items()} | ({} if host is None else {"host": host})
+    scope = {
+        "type": "http",
+        "asgi": {"version": "3.0"},
+        "http_version": "1.1",
+        "method": method,
+        "path": path,
+        "raw_path": path.encode(),
+        "query_string": b"",
+        "root_path": "",
+        "scheme": "http",
+        "server": ("127.0.0.1", 8470),
+        "client": ("127.0.0.1", 1),
+        "headers": [(name.encode(), value.encode()) for name, value in said.items()],
+    }
+    sent: list[dict[str, Any]] = []
+    sent_off: list[bool] = []
+
+    async def receive() -> dict[str, Any]:
+        if not sent_off:
+            sent_off.append(True)
+            return {"type": "http.request", "body": b"", "more_body": False}
+        return await asyncio.Event().wait()  # type: ignore[return-value]  # it stays on the line
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    asyncio.run(cast(Any, application(served, ["box"]))(scope, receive, send))
+    body = b"".join(each.get("body", b"") for each in sent if each["type"] == "http.response.body")
+    answered = {name.decode(): value.decode() for name, value in sent[0]["headers"]}
+    return sent[0]["status"], answered, body
+
+
+@pytest.mark.parametrize("path", ["/", *sorted(f"/{each.name}" for each in ASSETS.iterdir()), "/data.json"])
+def test_every_answer_forbids_what_is_not_from_here(path: str) -> None:
+    status, headers, body = ask(page(), path)
+    assert status == 200 and body
+    policy = headers["content-security-policy"]
+    assert policy.startswith("default-src 'none'") and "unsafe" not in policy and "http" not in policy
+    assert headers["x-content-type-options"] == "nosniff" and "frame-ancestors 'none'" in policy
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH"])
+def test_nothing_can_be_changed(method: str) -> None:
+    assert ask(page(), "/data.json", method=method)[0] == 405 == ask(page(), "/", method=method)[0]
+
+
+@pytest.mark.parametrize("path", ["/page.py", "/../page.py", "/%2e%2e/page.py", "/../../peer/run.py", "//etc/passwd"])
+def test_only_the_pages_own_files_are_given_out(path: str) -> None:
+    assert ask(page(), path)[0] == 404
+
+
+@pytest.mark.parametrize(
+    ("host", "may"),
+    [
+        ("127.0.0.1:8470", True),
+        ("localhost", True),
+        ("LOCALHOST.:1", True),
+        ("[::1]:8470", True),
+        ("192.0.2.7:80", True),
+        ("box:8470", True),
+        ("evil.example", False),
+        ("127.0.0.1.evil.example:8470", False),
+        ("localhost.evil.example", False),
+        ("", False),
+        (None, False),
+    ],
+)
+def test_a_page_that_has_its_name_lead_here_is_refused(host: str | None, may: bool) -> None:
+    assert host is None or trusted(host, ["box"]) == may
+    assert ask(page(), "/data.json", host=host)[0] == (200 if may else 421)
+
+
+def test_the_same_look_is_not_sent_twice() -> None:
+    served = page()
+    status, headers, _ = ask(served, "/data.json")
+    again, more, body = ask(served, "/data.json", if_none_match=headers["etag"])
+    assert (status, again, body) == (200, 304, b"") and more["age"] == "0"
+
+
+def test_before_the_first_look_there_is_no_run() -> None:
+    assert ask(ServedPage(), "/data.json")[2] == b"{}"
+
+
+def test_what_strangers_say_is_text_that_does_nothing_to_its_surroundings() -> None:
+    complaint = Complaint(0, PeerId("a"), "unreached", HOSTILE)
+    served = page(software=HOSTILE, numerics=HOSTILE, complaints=(complaint,))
+    _, headers, body = ask(served, "/data.json")
+    assert headers["content-type"] == "application/json"
+    peer = json.loads(body)["peers"]["a"]
+    for text in (peer["software"], peer["numerics"], peer["complaints"][0]["reason"]):
+        assert text.startswith("<img src=x onerror=alert(1)>") and text.isprintable()
+
+
+def test_the_pages_own_script_makes_no_html_of_a_text_and_names_no_other_host() -> None:
+    own = [(ASSETS / name).read_text(encoding="utf-8") for name in ("index.html", "page.js", "page.css")]
+    assert not [word for text in own for word in ("innerHTML", "dangerously", "eval(", "://") if word in text]
+
+
+@pytest.mark.parametrize(
+    ("typed", "words"),
+    [
+        (["nothing"], "nothing: no such file, and neither a link"),
+        (["ab" * 32], "dashboard needs to know a peer: give its link, or --bootstrap"),
+        ([LINK, "--port", "70000"], "--port"),
+        ([LINK, "--host", "no.such.host.invalid"], "cannot listen at no.such.host.invalid:0"),
+        (
+            ["--dir", "nowhere"],
+            "no peer runs with --dir nowhere: name a run by its link, or a running peer by its --dir",
+        ),
+        (["--dir", "."], "no peer runs with --dir .: name a run by its link"),
+    ],
+)
+def test_bad_input_is_one_line(
+    typed: list[str], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run(["dashboard", *typed]) == 2
+    err = capsys.readouterr().err
+    assert words in err and err.count("\n") == 1
+
+
+def test_a_port_that_is_taken_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        assert run(["dashboard", LINK, "--port", str(taken.getsockname()[1])]) == 2
+    assert "choose another --host or --port" in capsys.readouterr().err
+
+
+def test_the_extra_that_is_missing_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(files.importlib.util, "find_spec", lambda name: None)  # type: ignore[attr-defined]
+    for typed in (["dashboard", LINK], ["local", "--dashboard", "0"]):
+        assert run(typed) == 2
+        assert "pip install 'swarmnet-train[dashboard]'" in capsys.readouterr().err
+
+
+def test_variables_of_a_peer_do_not_open_the_page_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[object] = []
+    monkeypatch.setattr(dashboard, "run_dashboard", lambda *arguments: said.extend(arguments) or 0)
+    monkeypatch.setenv("SWARMNET_HOST", "0.0.0.0")
+    monkeypatch.setenv("SWARMNET_PORT", "31340")
+    assert run(["dashboard", LINK]) == 0
+    assert said[2:] == ["127.0.0.1", 0]
+
+
+def test_a_peer_tells_its_owner_by_which_links_others_join() -> None:
+    desk = Desk(cast(Any, None), cast(Any, None), cast(Any, None))
+    with pytest.raises(UsageError, match="name the run by its link"):
+        desk.answer({"ask": "links"}, minute=0, day="")
+    desk.links = ("swarm:far", "swarm:near")
+    assert desk.answer({"ask": "links"}, minute=0, day="").facts == {"links": ["swarm:far", "swarm:near"]}
