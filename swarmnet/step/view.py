@@ -88,12 +88,15 @@ class View:
         self.me, self.stage, self.timers = me, stage, timers
         self.draining = False  # am I about to leave?
         self._neighbours: frozenset[PeerId] = frozenset()  # whom I send heartbeats
+        self._given: Collection[PeerId] = ()  # the same as they were given
         self.sparse: frozenset[int] = frozenset()
         """Stages of which I hear a few replicas only: there silence of the others means nothing (`step.graph`)."""
         self.beat_s = timers.heartbeat_s
         """Between two heartbeats to a peer."""
         self.changes = 0
         """How often what decides who lives has changed: until then it need not be looked at again."""
+        self.arrivals = 0
+        """How often somebody was heard for the first time, came back or was lost."""
         self._refused_at: dict[PeerId, float] = {}  # unknown peers where nobody listens
         self._seen: dict[int, dict[PeerId, Seen]] = {}
         self._reached_at: dict[PeerId, float] = {}  # who answered on a connection that I opened; the latest last
@@ -108,6 +111,7 @@ class View:
             return False
         self._refused_at.pop(peer, None)
         fresh = seen is None or seen.dead or seen.incarnation != beat.incarnation
+        self.arrivals += fresh
         # Identities cost nothing, so a newcomer never displaces a known replica.
         if seen is None and len(stage) >= _MOST_REPLICAS:
             return False
@@ -166,6 +170,7 @@ class View:
         """The peer is definitely dead (nobody listens there). Returns True if that is news."""
         news = False
         self.changes += 1
+        self.arrivals += 1
         self._reached_at.pop(peer, None)
         if not any(peer in stage for stage in self._seen.values()):
             self._refused_at[peer] = now
@@ -205,13 +210,18 @@ class View:
 
     def hear_only(self, neighbours: Collection[PeerId], *, now: float) -> None:
         """Of large stages I hear and call these alone: who falls silent and is none of them need not be gone."""
-        self._neighbours = frozenset(neighbours)
         self.changes += 1
+        if neighbours is not self._given:
+            self._given, self._neighbours = neighbours, frozenset(neighbours)
         for stage in self.sparse & self._seen.keys():
             known = self._seen[stage]
-            for peer in [p for p in known if p not in neighbours and not known[p].dead]:
+            for peer in [p for p in known if p not in self._neighbours and not known[p].dead]:
                 if not self.alive(peer, now=now, stage=stage):
                     del known[peer]
+
+    def dead(self, stage: int) -> list[tuple[PeerId, int]]:
+        """(peer, incarnation) of the replicas of a stage that are known dead."""
+        return [(peer, seen.incarnation) for peer, seen in self._seen.get(stage, {}).items() if seen.dead]
 
     def get(self, peer: PeerId, stage: int | None = None) -> Seen | None:
         """The replica of `stage` (default: mine) with that id, if known."""
@@ -354,6 +364,7 @@ class View:
         seen.heard_at, seen.dead = now, False
 
 
+@functools.lru_cache(maxsize=1 << 14)
 def keeper_rank(term_chain: Chain, stage: int, peer: PeerId) -> bytes:
     """Where a peer stands in the order of keepers of a term; lowest first."""
     return hashlib.sha256(f"{term_chain}/{stage}/{peer}".encode()).digest()
