@@ -16,6 +16,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from swarmnet.averaging.exchange import Meeting
 from swarmnet.directory import Directory, Estimate, Record, Role, StageStatus
 from swarmnet.errors import BadMessage, Refused, RejectCode
 from swarmnet.ids import NO_RESTART, PeerId, RunId, Signer
@@ -136,6 +137,7 @@ class Peer:
         wall: Unix seconds, by which invitations end.
         hide: has this peer be reached through relays, if nobody can dial it; None: there are none.
         proofs: what connections have shown of it and of others.
+        meeting: makes the sums of a simulation of many peers, without streams between them.
         routing: makes the rule by which one of its replicas calls the next stage.
         carried: the version of its stage's state that it has put on disk to move here; None: it has not moved.
     """
@@ -166,7 +168,9 @@ class Peer:
         carried: int | None = None,
         hide: Hide | None = None,
         proofs: Proofs = Proofs(),  # noqa: B008
+        meeting: Meeting | None = None,
     ) -> None:
+        self.meeting = meeting
         self.me, self.run_id, self.manifest, self.incarnation = me, run, manifest, incarnation
         self.limits, self.numerics, self.signer, self.disk = limits, numerics, signer, disk
         self.tokens, self.windows, self.routing = tokens, windows, routing
