@@ -15,7 +15,7 @@ import itertools
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 from swarmnet.averaging.butterfly import (
     PAUSE_S,
@@ -79,12 +79,21 @@ def pieces(start: int, stop: int, size: int = PIECE_ELEMENTS) -> list[tuple[int,
     return list(itertools.pairwise(edges))
 
 
+class Meeting(Protocol):
+    """Where members of simulated rounds meet, instead of streams between them."""
+
+    async def sum(self, me: PeerId, sums: Summation, current: Round, losses: Mapping[int, tuple[float, int]]) -> Losses:
+        """Bring my contribution, and return once the whole sum is in my sum buffer: the losses of the round."""
+        ...
+
+
 class Exchange:
     """Takes part in rounds of one (peer, stage) and serves its parts to the others.
 
     Round ids repeat from step to step: a round is named by stamp and id. num_tokens: of every microbatch of the run.
     group_size: of the run, see `averaging.grid`. on_event hears `clipped`: whom the run's reducer clipped in a round's
     part; and `sums_kept`: what of a group's sum was not made anew in the round after. spans: told how long hops took.
+    meeting: of a simulation of many peers, which makes the sum without streams.
     """
 
     def __init__(
@@ -99,8 +108,10 @@ class Exchange:
         running_s: float = 0.5,
         on_event: OnEvent = lambda event, fields: None,
         spans: SpanBook | None = None,
+        meeting: Meeting | None = None,
     ) -> None:
         self._spans = SpanBook() if spans is None else spans
+        self._meeting = meeting
         self.me, self._sums, self._transport = me, sums, transport
         self._running_s, self._num_tokens, self._on_event = running_s, num_tokens, on_event
         self._group_size, self._piece_elements = group_size, piece_elements
@@ -122,6 +133,11 @@ class Exchange:
         losses: of the indexes in my accumulator, which must not change meanwhile.
         """
         self.close()
+        if self._meeting is not None:
+            await self._leave(current.stamp)
+            await self._sums.open_sum()
+            met = await self._meeting.sum(self.me, self._sums, current, losses)
+            return self._hold(current, _describe(current, *await self._sums.seal(), met))
         self.meter.begin()
         context = ExchangeContext(
             self.me,

@@ -66,6 +66,7 @@ def simulate(
       swarmnet simulate docs/fleet.toml --json run.json --plot run.png
       swarmnet simulate --peers 300 --stages 10 --regions 5 --life 600 --seconds 300
       swarmnet simulate --set machine.speed=[0.2,4] --set run.activation_bytes=8e6
+      swarmnet simulate --peers 1000 --stages 10 --regions 10 --abstract on --seconds 60
     """
     if plot_file is not None:
         from swarmnet.telemetry.plot import check_ending
@@ -175,6 +176,8 @@ def text_of(found: Mapping[str, Any]) -> str:
         f"{found['steps_done']} of {found['steps']} steps in {found['virtual_s']:.1f} virtual seconds "
         f"({found['wall_s']:.1f} s here)" + (", interrupted" if found.get("interrupted") else ""),
     ]
+    if found["abstract"]:
+        lines.append("abstract     rounds meet without streams, records of the next stages only, nobody moves")
     if found["steps_done"]:
         parts = ", ".join(f"{name} {share:.0%}" for name, share in found["of_a_step"].items())
         lines += [

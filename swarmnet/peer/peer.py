@@ -16,6 +16,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from swarmnet.averaging.exchange import Meeting
 from swarmnet.directory import Directory, Estimate, Record, Role, StageStatus
 from swarmnet.errors import BadMessage, Refused, RejectCode
 from swarmnet.ids import NO_RESTART, PeerId, RunId, Signer
@@ -136,6 +137,7 @@ class Peer:
         wall: Unix seconds, by which invitations end.
         hide: has this peer be reached through relays, if nobody can dial it; None: there are none.
         proofs: what connections have shown of it and of others.
+        meeting: makes the sums of a simulation of many peers, without streams between them.
         routing: makes the rule by which one of its replicas calls the next stage.
         carried: the version of its stage's state that it has put on disk to move here; None: it has not moved.
     """
@@ -166,7 +168,9 @@ class Peer:
         carried: int | None = None,
         hide: Hide | None = None,
         proofs: Proofs = Proofs(),  # noqa: B008
+        meeting: Meeting | None = None,
     ) -> None:
+        self.meeting = meeting
         self.me, self.run_id, self.manifest, self.incarnation = me, run, manifest, incarnation
         self.limits, self.numerics, self.signer, self.disk = limits, numerics, signer, disk
         self.tokens, self.windows, self.routing = tokens, windows, routing
@@ -183,7 +187,7 @@ class Peer:
         self.named = NO_RESTART
         """The highest restart that one of them names."""
         self._read: tuple[Record, ...] = ()
-        self._announced: dict[int, list[Record]] = {}  # of the stages near mine, once somebody has asked
+        self._announced: dict[int, dict[PeerId, Record]] = {}  # of the stages near mine, once somebody has asked
         self._complaints: dict[int, Complaints] = {}
         self._rates = {stage: Rates(me) for stage in engines}
         self._look, self.news, self._moved = asyncio.Event(), asyncio.Event(), asyncio.Event()
@@ -453,21 +457,24 @@ class Peer:
         beside = {stage - 1, stage, stage + 1} & set(range(self.manifest.cut.stages))
         found = {other: set(view.live(other, now=now)) for other in sorted(beside)}
         for other, peers in found.items():
-            for record in self._records_of(other):
-                seen = view.get(record.peer, other)
-                # Its record outlives a process that has ended.
-                if not (seen and seen.dead and seen.incarnation == record.incarnation):
-                    peers.add(record.peer)
+            records = self._records_of(other)
+            peers.update(records)
+            # Its record outlives a process that has ended.
+            for peer, incarnation in view.dead(other):
+                if peer in records and records[peer].incarnation == incarnation:
+                    peers.discard(peer)
         for other in found.keys() & self.replicas.keys() - {stage}:
             found[other].add(self.me)  # my other stages have views of their own
         return found
 
-    def _records_of(self, stage: int) -> list[Record]:
+    def _records_of(self, stage: int) -> dict[PeerId, Record]:
         """Those that serve a stage."""
         if stage not in self._announced:
-            self._announced[stage] = [
-                record for record in self.records.values() if any(status.stage == stage for status in record.stages)
-            ]
+            self._announced[stage] = {
+                peer: record
+                for peer, record in self.records.items()
+                if any(status.stage == stage for status in record.stages)
+            }
         return self._announced[stage]
 
     def expects(self, peer: PeerId, stage: int) -> bool:

@@ -137,6 +137,7 @@ class Replica:
             group_size=averaging.group_size,
             piece_elements=limits.sum_piece,
             spans=peer.spans,
+            meeting=peer.meeting,
         )
 
         # Performs what the member decides: messages, sums, optimizer steps.

@@ -11,11 +11,14 @@ import asyncio
 import contextvars
 import functools
 import heapq
-import selectors
+from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+
+_FEW, _RESOLUTION_S = 100, 1e-9
+"""Timers among which cancelled ones are not looked for; timers so near to each other are due together."""
 
 _KEPT_TASKS = 32
 """Tasks of a process that are remembered before those that have ended are forgotten."""
@@ -49,19 +52,6 @@ class SimulatedProcess:
 _process: contextvars.ContextVar[SimulatedProcess | None] = contextvars.ContextVar("process", default=None)
 
 
-class _Jump(selectors.DefaultSelector):
-    """Never waits: moves the clock to the next timer. Of what is registered nothing is ever ready: there are no files,
-    threads or signals in a simulation."""
-
-    now = 0.0
-
-    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        if timeout is None:
-            raise RuntimeError("deadlock: every task waits and no timer is set")
-        self.now += timeout
-        return []
-
-
 class _Event(asyncio.TimerHandle):
     """A callback, at a time or as soon as may be, that waits while its process is stopped, and for ever if it is dead.
 
@@ -79,12 +69,23 @@ class _Event(asyncio.TimerHandle):
     def __lt__(self, other: _Event) -> bool:  # type: ignore[override]
         return self._when < other._when
 
+    def drop_if_cancelled(self) -> bool:
+        """Was it cancelled? Then it is no timer any more."""
+        self._scheduled = self._scheduled and not self._cancelled
+        return self._cancelled
+
     def _run(self) -> None:
         process = self._process
         if process is not None and (process.stopped or process.dead):
             process.held.append(functools.partial(_gated(self._callback, process), *self._args))
-        else:
-            super()._run()
+            return
+        # As in asyncio, without a call more.
+        try:
+            self._context.run(self._callback, *self._args)
+        except (SystemExit, KeyboardInterrupt):
+            raise
+        except BaseException as error:
+            self._loop.call_exception_handler({"message": "a callback failed", "exception": error, "handle": self})
 
 
 def _gated(callback: Callable[..., None], process: SimulatedProcess) -> Callable[..., None]:
@@ -106,15 +107,42 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     """
 
     def __init__(self) -> None:
-        self._jump = _Jump()
-        super().__init__(self._jump)
+        super().__init__()
+        self._now = 0.0
+        self._timer_cancelled_count = 0
         # Tasks of killed processes are never finished; that is what being killed means.
         self.set_exception_handler(self._on_exception)
         self.failure: BaseException | None = None
 
+    def _run_once(self) -> None:
+        """One turn, as asyncio has it, without a selector: most turns run one event."""
+        ready: deque[asyncio.Handle] = self._ready  # type: ignore[attr-defined]
+        scheduled: list[_Event] = self._scheduled  # type: ignore[attr-defined]
+        if len(scheduled) > _FEW and self._timer_cancelled_count > len(scheduled) / 2:
+            # In place: others hold it.
+            scheduled[:] = [event for event in scheduled if not event.drop_if_cancelled()]
+            heapq.heapify(scheduled)
+            self._timer_cancelled_count = 0
+        while scheduled and scheduled[0].drop_if_cancelled():
+            heapq.heappop(scheduled)
+            self._timer_cancelled_count -= 1
+        if not (ready or self._stopping):  # type: ignore[attr-defined]
+            if not scheduled:
+                raise RuntimeError("deadlock: every task waits and no timer is set")
+            self._now = max(self._now, scheduled[0]._when)
+        end = self._now + _RESOLUTION_S
+        while scheduled and scheduled[0]._when < end:
+            event = heapq.heappop(scheduled)
+            event._scheduled = False
+            ready.append(event)
+        for _ in range(len(ready)):
+            handle = ready.popleft()
+            if not handle._cancelled:
+                handle._run()
+
     def time(self) -> float:
         """Virtual seconds since the loop was made."""
-        return self._jump.now
+        return self._now
 
     def call_soon(self, callback: Any, *args: Any, context: Any = None) -> asyncio.Handle:  # type: ignore[override]
         """Schedule the callback, which runs only while its process does."""
@@ -135,7 +163,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         self, delay: float, callback: Any, *args: Any, context: Any = None
     ) -> asyncio.TimerHandle:
         """`call_at`, so many seconds from now."""
-        return self.call_at(self._jump.now + delay, callback, *args, context=context)
+        return self.call_at(self._now + delay, callback, *args, context=context)
 
     def run_in_executor(  # type: ignore[override]
         self, executor: Any, func: Any, *args: Any

@@ -12,6 +12,9 @@ from swarmnet.net.admission import Admissions, admits
 from swarmnet.simulate.clock import VirtualLoop
 from swarmnet.simulate.links import SimulatedLinks
 
+_TRAINERS = -1
+"""Where their records are, beside those of the stages."""
+
 
 class MemoryDirectory:
     """A Directory. A dead peer's record stays until it expires.
@@ -22,11 +25,18 @@ class MemoryDirectory:
     def __init__(self, loop: VirtualLoop, *, ttl_s: float = 30.0) -> None:
         self._loop, self._ttl_s = loop, ttl_s
         self._records: dict[PeerId, tuple[float, Record]] = {}
+        self._at: dict[int, dict[PeerId, tuple[float, Record]]] = {}  # by stage; trainers are at _TRAINERS
         self._before: dict[PeerId, tuple[float, Record]] | None = None
 
     async def publish(self, record: Record) -> None:
         # One record a peer: a process that comes back replaces what it said before.
-        self._records[record.peer] = (self._loop.time() + self._ttl_s, record)
+        before, entry = self._records.get(record.peer), (self._loop.time() + self._ttl_s, record)
+        if before is not None:
+            for stage in _places(before[1]):
+                self._at[stage].pop(record.peer)
+        self._records[record.peer] = entry
+        for stage in _places(record):
+            self._at.setdefault(stage, {})[record.peer] = entry
 
     async def records(self) -> tuple[Record, ...]:
         return tuple(record for _, record in self._fresh(self._records))
@@ -43,13 +53,24 @@ class MemoryDirectory:
         """Everybody sees everything again."""
         self._before = None
 
-    def seen_by(self, reader: PeerId, lines: SimulatedLinks) -> list[tuple[float, Record]]:
-        """The records that one peer can see, and when they expire."""
+    def seen_by(
+        self, reader: PeerId, lines: SimulatedLinks, near: Collection[int] | None
+    ) -> list[tuple[float, Record]]:
+        """The records that one peer can see, and when they expire; near: only of these stages and of trainers."""
+        if near is not None:
+            wanted = {*near, _TRAINERS}
+            if self._before is not None:
+                seen = self.seen_by(reader, lines, None)
+                return [entry for entry in seen if not wanted.isdisjoint(_places(entry[1]))]
+            found: dict[PeerId, tuple[float, Record]] = {}
+            for place in sorted(wanted):
+                found.update(self._at.get(place, {}))
+            return self._fresh(found)
         if self._before is None:
             return self._fresh(self._records)
         # A record of before the cut stays where it was, as in a DHT whose nodes are on both sides.
-        near = {peer: entry for peer, entry in self._records.items() if lines.connected(peer, reader)}
-        return self._fresh({**self._before, **near})
+        here = {peer: entry for peer, entry in self._records.items() if lines.connected(peer, reader)}
+        return self._fresh({**self._before, **here})
 
     def seen_of(self, peer: PeerId, reader: PeerId, lines: SimulatedLinks) -> tuple[float, Record] | None:
         """One of these."""
@@ -66,12 +87,20 @@ class MemoryDirectory:
 class DirectoryAt:
     """The Directory as one peer sees it, who reads no records of those that are not admitted.
 
-    It remembers what it has read until that expires, and reads as seldom as in production.
+    It remembers what it has read until that expires, and reads as seldom as in production. only: the stages of which it
+    ever reads records; None: of all.
     """
 
     def __init__(
-        self, me: PeerId, directory: MemoryDirectory, lines: SimulatedLinks, admissions: Admissions, least_s: float
+        self,
+        me: PeerId,
+        directory: MemoryDirectory,
+        lines: SimulatedLinks,
+        admissions: Admissions,
+        least_s: float,
+        only: Collection[int] | None = None,
     ) -> None:
+        self._only = only
         self._me, self._directory, self._lines, self._admissions = me, directory, lines, admissions
         self._pace, self._rng = ReadPace(least_s), random.Random(me)
         self._known: dict[PeerId, tuple[float, Record]] = {}
@@ -84,14 +113,14 @@ class DirectoryAt:
 
     async def records(self, near: Collection[int] | None = None, *, at_once: bool = False) -> tuple[Record, ...]:
         now = self._directory.now()
+        near = self._only if near is None else near
         if self._expires <= now:
             self._known = {peer: entry for peer, entry in self._known.items() if entry[0] > now}
             self._look()
-        whole = near is None or len(self._known) <= SMALL_RUN
+        whole = near is None or (self._only is None and len(self._known) <= SMALL_RUN)
         if self._pace.may_read(whole=whole, at_once=at_once, records=self._count(near, whole), now=now):
-            for entry in self._directory.seen_by(self._me, self._lines):
-                if whole or _is_near(entry[1], near):
-                    self._known[entry[1].peer] = entry
+            for entry in self._directory.seen_by(self._me, self._lines, None if whole else near):
+                self._known[entry[1].peer] = entry
             self._look()
             jitter = self._rng.uniform(0.8, 1.2)
             self._pace.has_read(whole=whole, records=self._count(near, whole), jitter=jitter, now=now)
@@ -119,9 +148,10 @@ class DirectoryAt:
             return len(self._open)
         # It is asked at each look, and changes when something is read.
         if (stages := frozenset(near)) not in self._counted:
-            self._counted[stages] = sum(_is_near(record, near) for record in self._open)
+            wanted = {*stages, _TRAINERS}
+            self._counted[stages] = sum(not wanted.isdisjoint(_places(record)) for record in self._open)
         return self._counted[stages]
 
 
-def _is_near(record: Record, near: Collection[int] | None) -> bool:
-    return near is None or record.trainer or any(status.stage in near for status in record.stages)
+def _places(record: Record) -> list[int]:
+    return [*(status.stage for status in record.stages), *([_TRAINERS] if record.trainer else [])]

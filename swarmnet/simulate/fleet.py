@@ -27,6 +27,9 @@ from swarmnet.peer.rebalance import Rules
 from swarmnet.simulate.links import Links
 from swarmnet.simulate.plan import Plan
 
+ABSTRACT_ABOVE = 600
+"""Peers of a fleet whose rounds and directory are modelled, if nobody says otherwise."""
+
 MOST_PEERS, MOST_STAGES = 100_000, 1000
 
 Amount = Annotated[float, Field(ge=0, le=1e15)]
@@ -60,6 +63,9 @@ class FleetRun(Table):
     trainers: Positive = says(1, "who feed the run")
     routing: str = says("least_time", "the rule by which a replica is called")
     rebalance: bool = says(True, "peers move to the stage that needs them more")
+    abstract: Annotated[Literal["auto", "on", "off"], CliOption()] = says(
+        "auto", f"cheaper models of what many peers take too long for; auto: above {ABSTRACT_ABOVE} peers"
+    )
 
 
 class FleetMachines(Table):
@@ -216,6 +222,7 @@ def drawn(said: FleetFile, groups: Sequence[FleetGroup], here: str) -> Fleet:
     placed = _placed(machines, run.stages)
     scale = max(run.activation_bytes / (4 * WIDTH), 1.0)
     faults = _faults(said, placed, here)
+    abstract = run.abstract == "on" or (run.abstract == "auto" and said.peers > ABSTRACT_ABOVE)
     plan = Plan(
         stages=run.stages,
         between_reads_s=2.0,
@@ -235,7 +242,9 @@ def drawn(said: FleetFile, groups: Sequence[FleetGroup], here: str) -> Fleet:
         links=Links(latency_s=said.regions.near_ms / 3000),
         protocol=said.timers,
         routing=run.routing,
-        rebalance=Rules() if run.rebalance else None,
+        # Who reads of the stages beside it alone knows no better place.
+        rebalance=Rules() if run.rebalance and not abstract else None,
+        abstract=abstract,
         served=tuple((fault.stage_of(name) or 0,) for name in placed),
     )
     return Fleet(
@@ -338,6 +347,7 @@ def shape(fleet: Fleet) -> dict[str, Any]:
         "steps": fleet.plan.steps,
         "speed": sum(machine.speed for machine in machines),
         "slots": fleet.plan.slots,
+        "abstract": fleet.plan.abstract,
         "seed": fleet.seed,
     }
 

@@ -7,7 +7,7 @@ shared by all its transfers, chunk by chunk, in both directions apart.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from swarmnet.ids import PeerId
@@ -43,6 +43,10 @@ class LinkDirection:
         self._bytes_per_s = bytes_per_s
         self._free_at = 0.0
         self.carried_bytes = 0
+
+    @property
+    def bytes_per_s(self) -> float:
+        return self._bytes_per_s
 
     def reserve(self, num_bytes: int, *, now: float) -> float:
         """When `num_bytes` more, asked for now, will have passed."""
@@ -145,6 +149,14 @@ class SimulatedLinks:
         if self.held_s:
             found += self.held_s.get(sender, 0.0) + self.held_s.get(receiver, 0.0)
         return found
+
+    def meeting_s(self, peers: Collection[PeerId], num_bytes: float) -> float:
+        """How long it takes that all of these have the sum of vectors of so many bytes, by the slowest line and the
+        longest way: each part goes to whoever reduces it, and back."""
+        rates = [lines[peer].bytes_per_s for lines in (self._up, self._down) for peer in peers if peer in lines]
+        regions = {self.regions[peer] for peer in peers if peer in self.regions} if self.between else set()
+        way_s = max((self.between[one][other] for one in regions for other in regions), default=self.links.latency_s)
+        return 2 * (num_bytes / min([self.links.bytes_per_s, *rates]) + 2 * 1.5 * way_s)
 
     async def carry(self, sender: PeerId, receiver: PeerId, num_bytes: int) -> None:
         """Return when the bytes have passed: at the pair's own speed, through what both peers share of their lines."""

@@ -69,6 +69,8 @@ class Plan:
     """The rule of every peer and trainer."""
     rebalance: Rules | None = None
     """When peers move to other stages; None: they stay."""
+    abstract: bool = False
+    """Cheaper models stand for what many peers would take too long for (docs/simulate.md)."""
     served: tuple[tuple[int, ...], ...] | None = None
     """Stages of each peer; None: `replicas` of each stage."""
 

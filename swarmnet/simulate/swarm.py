@@ -8,6 +8,7 @@ process would have.
 from __future__ import annotations
 
 import asyncio
+import functools
 import hashlib
 import random
 from collections import Counter
@@ -31,7 +32,8 @@ from swarmnet.simulate.clock import SimulatedProcess, VirtualLoop
 from swarmnet.simulate.device import Device
 from swarmnet.simulate.directory import DirectoryAt, MemoryDirectory
 from swarmnet.simulate.disk import SimulatedDisk
-from swarmnet.simulate.engine import SimulatedEngine, SimulatedWindows, proven_tokens_of, tokens_of
+from swarmnet.simulate.engine import NUM_ELEMENTS, SimulatedEngine, SimulatedWindows, proven_tokens_of, tokens_of
+from swarmnet.simulate.meeting import RoundMeeting
 from swarmnet.simulate.network import MemoryNetwork
 from swarmnet.simulate.oracle import Oracle
 from swarmnet.simulate.plan import OWNER, Plan, manifest_of
@@ -108,6 +110,9 @@ class Swarm:
         self.network = MemoryNetwork(self.loop, plan.links, seed + 1)
         self.directory = MemoryDirectory(self.loop)
         self.manifest = manifest_of(plan)
+        sum_bytes = 8.0 * NUM_ELEMENTS + plan.padding_bytes * plan.padding
+        takes_s = functools.partial(self.network.lines.meeting_s, num_bytes=sum_bytes)
+        self.meeting = RoundMeeting(takes_s) if plan.abstract else None
         self.oracle = Oracle(plan)
         self.nodes: list[Node] = []
         self.trainers: dict[PeerId, SimulatedProcess] = {}
@@ -164,7 +169,7 @@ class Swarm:
             self.manifest,
             {stage: Engine(engine, engine) for stage, engine in seen.items()},
             transport=guise.transport(self.network.transport(peer_id)),
-            directory=self._directory_at(peer_id, admissions),
+            directory=self._directory_at(peer_id, served, admissions),
             incarnation=incarnation,
             record=lambda: Record(RUN, peer_id, incarnation, (f"memory/{peer_id}",), (), invitation=shown),
             signer=SimulatedSigner(peer_id),
@@ -186,6 +191,7 @@ class Swarm:
             wall=self.loop.time,
             routing=lambda: routing_rule(plan.routing),
             carried=carried,
+            meeting=self.meeting,
         )
         node = self.last[peer_id] = Node(peer_id, served, process, peer, engines, self.loop.time())
         self.nodes.append(node)
@@ -225,8 +231,12 @@ class Swarm:
             admissions.learn(self.bans)
         return admissions, shown
 
-    def _directory_at(self, peer: PeerId, admissions: Admissions) -> DirectoryAt:
-        return DirectoryAt(peer, self.directory, self.network.lines, admissions, self.plan.between_reads_s)
+    def _directory_at(self, peer: PeerId, stages: Iterable[int], admissions: Admissions) -> DirectoryAt:
+        plan = self.plan
+        only = {stage + step for stage in stages for step in (-1, 0, 1)} & set(range(plan.stages))
+        return DirectoryAt(
+            peer, self.directory, self.network.lines, admissions, plan.between_reads_s, only if plan.abstract else None
+        )
 
     def ban(self, *peers: Node | PeerId) -> None:
         """Everybody hears at once that the owner bans these, and nobody else."""
@@ -263,7 +273,7 @@ class Swarm:
             peer_id,
             self.manifest,
             transport=self.network.transport(peer_id),
-            directory=self._directory_at(peer_id, admissions),
+            directory=self._directory_at(peer_id, [0], admissions),
             record=lambda: Record(RUN, peer_id, incarnation, ("memory",), (), invitation=shown),
             tokens=proven_tokens_of,
             eval_tokens=lambda number: tokens_of(10_000 + number),

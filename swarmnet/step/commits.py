@@ -159,17 +159,18 @@ class Barrier:
     def __init__(self, step: int, num_stages: int) -> None:
         self.step, self.num_stages = step, num_stages
         self._commits: dict[int, Commit] = {}
+        self._known: tuple[Commit, ...] | None = ()
 
     def add(self, commit: Commit) -> bool:
         """Take in a commit. Returns True if it is news."""
         if commit.step != self.step or not 0 <= commit.stage < self.num_stages or commit.stage in self._commits:
             return False
-        self._commits[commit.stage] = commit
+        self.replace(commit)
         return True
 
     def replace(self, commit: Commit) -> None:
         """Let this commit stand for its stage, whatever was known."""
-        self._commits[commit.stage] = commit
+        self._commits[commit.stage], self._known = commit, None
 
     def of(self, stage: int) -> Commit | None:
         """The commit of one stage, if known."""
@@ -177,8 +178,10 @@ class Barrier:
 
     @property
     def known(self) -> tuple[Commit, ...]:
-        """Commits known so far, in stage order."""
-        return tuple(self._commits[stage] for stage in sorted(self._commits))
+        """Commits known so far, in stage order; the same tuple until another is."""
+        if self._known is None:
+            self._known = tuple(self._commits[stage] for stage in sorted(self._commits))
+        return self._known
 
     @property
     def complete(self) -> bool:

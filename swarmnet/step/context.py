@@ -12,8 +12,9 @@ from swarmnet.step.gate import Shape
 from swarmnet.step.ledger import Generations
 from swarmnet.step.lines import BrokenLines
 from swarmnet.step.membership import Membership
+from swarmnet.step.pace import Pace
 from swarmnet.step.strikes import Strikes
-from swarmnet.step.view import Pace, View
+from swarmnet.step.view import View
 
 
 @dataclass(slots=True)

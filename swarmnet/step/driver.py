@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import deque
-from collections.abc import Coroutine, Iterable, Mapping, Set
+from collections.abc import Collection, Coroutine, Iterable, Mapping, Set
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -87,6 +87,9 @@ class StepDriver:
         self._settled.set()
         self._beaten: set[PeerId] = set()  # who has had a heartbeat since it is among my neighbours
         self._beat_again_at = 0.0
+        self._neighbours: Collection[PeerId] = ()
+        self._neighbours_of: tuple[object, ...] = ()  # what may change them before the next heartbeat
+        self._relayed = False  # do I reach a mate through a relay only?
         self._known_said = 0  # commits that I knew then
         self._spread_last: Commit | None = None
         self._whole_at = 0.0  # when the last whole sum was here
@@ -110,8 +113,9 @@ class StepDriver:
         """One heartbeat interval has passed."""
         self.member.queue = self._pipeline.queue
         watch, now = self._exchange.watch, self._now()
-        relayed = any(self._transport.relayed(peer) for peer, _ in self.member.view.mates())
-        line = replace(self._exchange.meter.line, relayed=relayed)
+        line = self._exchange.meter.line
+        if line.relayed != self._relayed:
+            line = replace(line, relayed=self._relayed)
         self.member.feel(line, watch.trouble(now=now), watch.allowed, watch.waits(now=now), watch.awaited(now=now))
         self._beat(due_only=True)
         self._perform(self.member.tick(now=self._now()))
@@ -277,10 +281,16 @@ class StepDriver:
     def _beat(self, *, due_only: bool = False) -> None:
         """My heartbeat to all my neighbours; due_only: if it is time, and else to those who are new among them."""
         member, now = self.member, self._now()
-        receivers = member.heartbeats.neighbours(self._listener.near(member.stage), now=now)
         # In a large stage heartbeats are rarer than ticks, unless there are commits to tell of.
         known = len(member.barrier.known)
         due = now + 0.5 * member.timers.heartbeat_s >= self._beat_again_at or known > self._known_said
+        of = member.view.arrivals, member.heartbeats.graph.arrivals, member.promised or member.kept_last
+        if due_only and not due and of == self._neighbours_of:
+            member.view.hear_only(self._neighbours, now=now)
+            return
+        receivers = member.heartbeats.neighbours(self._listener.near(member.stage), now=now)
+        self._neighbours, self._neighbours_of = receivers, of
+        self._relayed = any(self._transport.relayed(peer) for peer, _ in member.view.mates())
         if not due_only or due:
             fresh, self._known_said = receivers, known
             # Among a few, news never puts off a heartbeat.

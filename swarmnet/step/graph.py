@@ -62,13 +62,16 @@ class Graph:
     def __init__(self, me: PeerId, stage: int) -> None:
         self._me, self._stage = me, stage
         self._asked_at: dict[PeerId, float] = {}  # who has chosen me; the latest last
+        self._chosen_by: object = None  # of what it has last been chosen
+        self.arrivals = 0
+        """How often somebody chose me who had not, or no longer did."""
         self.chosen: frozenset[PeerId] = frozenset()
         self.sparse: frozenset[int] = frozenset()
         """The stages near me of which I hear a few replicas only."""
 
     def asked(self, peer: PeerId, *, chosen: bool, now: float) -> None:
         """A heartbeat: has its sender chosen me?"""
-        self._asked_at.pop(peer, None)
+        self.arrivals += (self._asked_at.pop(peer, None) is None) == chosen
         if chosen:
             self._asked_at[peer] = now
             if len(self._asked_at) > _MOST_ANSWERED:
@@ -84,6 +87,10 @@ class Graph:
     ) -> None:
         """names: the replicas known of my stage and of those beside it. counting, contributors: who counts in each,
         and who has contributed to sums of mine. keeper: whom I follow."""
+        # Mostly all are as they were a moment ago.
+        if (of := (names, counting, contributors, keeper)) == self._chosen_by:
+            return
+        self._chosen_by = of
         mine = {*names.get(self._stage, ()), *contributors} - {self._me}
         sizes = {stage: max(len(found), len(counting.get(stage, ()))) for stage, found in names.items()}
         sizes[self._stage] = len(mine) + 1

@@ -43,6 +43,10 @@ class Heartbeats:
 
     def __init__(self, of: Member) -> None:
         self._of, self.graph = of, Graph(of.me, of.stage)
+        # What follows of what others know, until I know more.
+        self._memo_of: tuple[object, ...] = ()
+        self._same: dict[tuple[frozenset[int], bytes], frozenset[int]] = {}
+        self._lists: dict[tuple[bytes, bytes], frozenset[Commit]] = {}
 
     def to(self, peer: PeerId | None) -> Heartbeat:
         """My heartbeat, with the last step's commits if the peer may not have applied them; None: to anybody."""
@@ -95,25 +99,46 @@ class Heartbeats:
 
     def _known_to(self, peer: PeerId) -> frozenset[int]:
         """The stages whose commits of this step a peer knows as I do, by its own word."""
-        mine = {commit.stage: commit for commit in self._of.barrier.known}
         found = frozenset[int]()
         for stage in (self._of.stage - 1, self._of.stage, self._of.stage + 1):
             seen = self._of.view.get(peer, stage)
             if seen is not None and seen.version == self._of.version and seen.known:
-                both = [mine[stage] for stage in seen.known if stage in mine]
-                # It knows others than I, or more of them, and will hear what it lacks.
-                if len(both) < len(seen.known) or self._of.membership.digest_of(both) == seen.digest:
-                    found |= seen.known
-        return frozenset(found & mine.keys())
+                found |= self._as_mine(seen.known, seen.digest)
+        return found
 
-    def listed(self, beat: Heartbeat) -> tuple[Commit, ...]:
+    def _as_mine(self, known: frozenset[int], digest: bytes) -> frozenset[int]:
+        """Of the stages whose commits a peer knows those that I know, if they may be the same commits."""
+        self._forget()
+        of = known, digest
+        if of not in self._same:
+            both = [commit for commit in self._of.barrier.known if commit.stage in known]
+            # It knows others than I, or more of them, and will hear what it lacks.
+            same = len(both) < len(known) or self._of.membership.digest_of(both) == digest
+            self._same[of] = frozenset(commit.stage for commit in both) if same else frozenset()
+        return self._same[of]
+
+    def listed(self, beat: Heartbeat) -> frozenset[Commit]:
         """The commits that the sender of a heartbeat believes, if I know all of them."""
-        of, known = self._of, stages_in(beat.known)
-        if beat.stamp.step != of.version:
-            return ()
-        # Those that I do not believe yet included: that many list them may be what is missing.
-        found = [commit for stage in sorted(known) if (commit := self._heard_of(stage)) is not None]
-        return tuple(found) if len(found) == len(known) and of.membership.digest_of(found) == beat.digest else ()
+        if beat.stamp.step != self._of.version:
+            return frozenset()
+        self._forget()
+        of = beat.known, beat.digest
+        if of not in self._lists:
+            known = stages_in(beat.known)
+            # Those that I do not believe yet included: that many list them may be what is missing.
+            found = [commit for stage in sorted(known) if (commit := self._heard_of(stage)) is not None]
+            same = len(found) == len(known) and self._of.membership.digest_of(found) == beat.digest
+            self._lists[of] = frozenset(found) if same else frozenset()
+        return self._lists[of]
+
+    def _forget(self) -> None:
+        """Forget what followed from less than I know now."""
+        of = self._of.version, self._of.restart, self._of.barrier.known, self._of.membership.changes
+        before = self._memo_of
+        if len(before) < 4 or of[2] is not before[2] or (of[0], of[1], of[3]) != (before[0], before[1], before[3]):
+            self._memo_of = of
+            self._same.clear()
+            self._lists.clear()
 
     def _heard_of(self, stage: int) -> Commit | None:
         """The commit of a stage in this step that I believe, or the only one that I have heard of."""

@@ -449,7 +449,9 @@ class Member:
             for commit in beat.last_commits:
                 actions += self._on_commit(peer, commit, now)
         if step in (self.version, self.version + 1):
-            listed = (*beat.commits, *beat.last_commits, *self.heartbeats.listed(beat))
+            listed = self.heartbeats.listed(beat)
+            if beat.commits or beat.last_commits:
+                listed = frozenset({*beat.commits, *beat.last_commits, *listed})
             if listed or not beat.known:  # else it is told what that is, or has been
                 self.membership.lists(peer, beat.stamp.stage, listed)
             for commit in beat.commits:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 
 from swarmnet.ids import NO_RESTART, PeerId, Restart, Signer
@@ -43,6 +43,9 @@ _ALIKE = 0.02
 """Relative difference of two squared norms whose sums may be one, rounded differently."""
 
 
+_NOBODY = frozenset[PeerId]()
+
+
 class Membership:
     """What one replica of `stage` knows of who counts and of their votes."""
 
@@ -51,7 +54,9 @@ class Membership:
         self.patience_s = 0.0  # what is long here: several usual steps
         self.notes: list[Note] = []  # for the log, until they are taken
         self._restart = NO_RESTART
+        self._digested: tuple[Sequence[Commit], Restart, bytes] = ((), NO_RESTART, b"")
         self._presumed: dict[int, frozenset[PeerId]] = {}  # of large stages
+        self._presumed_of: Mapping[int, Set[PeerId]] = {}
         self._counting: dict[int, dict[PeerId, int]] = {}  # stage -> who counts -> its last step
         self._lives: dict[PeerId, int] = {}  # of my stage: the incarnation in which it first counted or contributed
         self._votes: dict[tuple[int, int], dict[Commit, dict[PeerId, bytes]]] = {}
@@ -59,9 +64,12 @@ class Membership:
         self._listed: dict[
             int, dict[PeerId, frozenset[Commit]]
         ] = {}  # stage -> replica -> the commits that it believes
+        self.changes = 0
+        """How often a vote or another's belief was news: until then only time makes a commit credible."""
         self._given_up: set[Commit] = set()  # sums of the open step
         self._convicted: set[PeerId] = set()
         self._rosters: dict[int, frozenset[PeerId]] = {}  # as they follow from these two
+        self._living: dict[int, tuple[tuple[object, ...], frozenset[PeerId]]] = {}  # stage -> (of what, who lives)
         self._alone: set[PeerId] = set()  # replicas that believed what nobody committed
         self.rolls = Rolls()
 
@@ -80,11 +88,15 @@ class Membership:
 
     def presume(self, names: Mapping[int, Set[PeerId]]) -> None:
         """The replicas known of stages of which I hear a few only."""
+        # Mostly they are the same as a moment ago.
+        if names == self._presumed_of:
+            return
+        self._presumed_of = names
         self._presumed = {stage: frozenset(sorted(found, key=place_of)[:_PRESUMED]) for stage, found in names.items()}
 
     def keepers(self, stage: int) -> frozenset[PeerId]:
         """Of a large stage: who counts, and so may keep."""
-        return self.roster(stage) or self._presumed.get(stage, frozenset()) - self._convicted
+        return self.roster(stage) or self._presumed.get(stage, _NOBODY) - self._convicted
 
     def in_sight(self, stage: int, *, now: float) -> frozenset[PeerId]:
         """Those of the live roster that I hear, and I: of a large stage they stand for it."""
@@ -98,16 +110,22 @@ class Membership:
     def live(self, stage: int, *, now: float) -> frozenset[PeerId]:
         """The members of the roster that are not lost to me; if there are none, all replicas that I hear and can
         call."""
-        view = self._view
+        view, keepers = self._view, self.keepers(stage)
+        # Each vote of a certificate asks for it.
+        of = now, view.changes, keepers, len(self._convicted)
+        before = self._living.get(stage)
+        if before is not None and before[0] == of:
+            return before[1]
         found = frozenset(
             peer
-            for peer in self.keepers(stage)
+            for peer in keepers
             if (stage, peer) == (self.stage, self.me) or not view.unreachable(peer, stage, now=now)
         )
-        if found:
-            return found
-        heard = {*view.live(stage, now=now), *({self.me} if stage == self.stage else ())}
-        return first_of(heard - (self._convicted - {self.me}))
+        if not found:
+            heard = {*view.live(stage, now=now), *({self.me} if stage == self.stage else ())}
+            found = first_of(heard - (self._convicted - {self.me}))
+        self._living[stage] = of, found
+        return found
 
     def is_new(self, peer: PeerId) -> bool:
         """Must this mate (or I) still contribute before it counts, for the first time or since it came back?
@@ -190,6 +208,7 @@ class Membership:
         """The run goes on from another version: nothing said before counts."""
         self._restart = restart
         self._presumed.clear()
+        self._presumed_of = {}
         for known in (self._counting, self._lives, self._votes, self._heard_at, self._listed, self._given_up):
             known.clear()
         self._rosters.clear()
@@ -231,6 +250,7 @@ class Membership:
             if not found[other]:
                 del found[other], self._heard_at[other]
         found.setdefault(commit, {})[peer] = signature
+        self.changes += 1
         self._heard_at.setdefault(commit, now)
         return True
 
@@ -253,12 +273,20 @@ class Membership:
     def lists(self, peer: PeerId, stage: int, commits: Iterable[Commit]) -> None:
         """Record that a replica of `stage`, which I hear, believes these commits."""
         if self._view.get(peer, stage) is not None:
-            self._listed.setdefault(stage, {})[peer] = frozenset(commits)
+            told, found = self._listed.setdefault(stage, {}), frozenset(commits)
+            before = told.get(peer)
+            if before is not found and before != found:
+                told[peer] = found
+                self.changes += 1
 
-    def digest_of(self, commits: Iterable[Commit]) -> bytes:
+    def digest_of(self, commits: Sequence[Commit]) -> bytes:
         """What stands for these commits in a heartbeat; b"" for none."""
-        words = [statement(commit, self._restart) for commit in sorted(commits, key=lambda c: c.stage)]
-        return hashlib.sha256(b"".join(words)).digest()[:16] if words else b""
+        # Each heartbeat asks for it again.
+        if commits is not self._digested[0] or self._restart != self._digested[1]:
+            words = [statement(commit, self._restart) for commit in sorted(commits, key=lambda c: c.stage)]
+            digest = hashlib.sha256(b"".join(words)).digest()[:16] if words else b""
+            self._digested = commits, self._restart, digest
+        return self._digested[2]
 
     def told(self, peer: PeerId, commit: Commit) -> None:
         """Record that a replica that I hear believes this commit, besides what its heartbeats list."""
@@ -266,6 +294,14 @@ class Membership:
             told = self._listed.setdefault(stage, {})
             others = (each for each in told.get(peer, ()) if (each.stage, each.step) != (commit.stage, commit.step))
             told[peer] = frozenset({*others, commit})
+            self.changes += 1
+
+    def open_stages(self, step: int) -> set[int]:
+        """The stages that may have committed that step."""
+        # Most list the same commits as others do.
+        lists = {listed for replicas in self._listed.values() for listed in replicas.values()}
+        found = {commit.stage for listed in lists for commit in listed if commit.step == step}
+        return found | {stage for stage, at in self._votes if at == step}
 
     def candidates(self, stage: int, step: int) -> list[Commit]:
         """What may have been committed, in no order that a voter could choose."""

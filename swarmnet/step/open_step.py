@@ -184,6 +184,7 @@ class OpenStep:
         self._reported: Report | None = None  # the last whole report to the promised keeper
         self._reported_changes = 0  # `ClaimBook.changes` then
         self._asked = False  # does the keeper lack it?
+        self._looked_at, self._looked_of = -math.inf, (-1, -1)  # when I last looked around, and what was known then
         self._delays = Delays(context.view.timers, now)
         if finished is not None:
             self._sign(finished, now)
@@ -309,7 +310,11 @@ class OpenStep:
         """Record this commit if its votes, or the word of most others, make it credible (`step.membership`)."""
         if self.applying:
             return []
-        return self.advance(now) if self._learn(commit, now) else []
+        if not self._learn(commit, now):
+            return []
+        # Of most other stages' commits nothing follows but that one fewer is missing: a tick is early enough.
+        follows = commit.stage == self.stamp.stage or self.barrier.complete or len(self.barrier.known) == 1
+        return self.advance(now) if follows else []
 
     def _learn(self, commit: Commit, now: float) -> bool:
         """Record this commit if it is credible. Returns True if it is news."""
@@ -333,11 +338,16 @@ class OpenStep:
 
     def _look_around(self, now: float) -> bool:
         """Record the commits that have become credible since. Returns True if one is news."""
-        news = False
-        for stage in range(self._context.shape.num_stages):
+        news, membership, view = False, self._context.membership, self._context.view
+        of = membership.changes, view.arrivals
+        # Nothing but time has passed, and not much.
+        if of == self._looked_of and now - self._looked_at < view.timers.heartbeat_s / 2:
+            return False
+        self._looked_at, self._looked_of = now, of
+        for stage in sorted(membership.open_stages(self.stamp.step)):
             # A keeper has all votes first, and waits for who is nearly there.
             if self.barrier.of(stage) is None and not (stage == self.stamp.stage and self.keeper is not None):
-                for commit in self._context.membership.candidates(stage, self.stamp.step):
+                for commit in membership.candidates(stage, self.stamp.step):
                     news |= self._learn(commit, now)
         return news
 

@@ -1,9 +1,5 @@
-"""What one replica believes about the others: who lives, at which pace steps go.
-
-| class | fed by | asked for |
-|---|---|---|
-| `View` | heartbeats, broken connections | who lives, who is lost, who is first in the order of keepers |
-| `Pace` | claims and applied steps | how long others are waited for |
+"""What one replica believes about the others, by heartbeats and broken connections: who lives, who is lost, who is
+first in the order of keepers.
 
 Suspicion decides progress, never correctness (docs/protocol.md, I2). Pure.
 """
@@ -13,8 +9,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import math
-import statistics
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 
@@ -88,12 +83,15 @@ class View:
         self.me, self.stage, self.timers = me, stage, timers
         self.draining = False  # am I about to leave?
         self._neighbours: frozenset[PeerId] = frozenset()  # whom I send heartbeats
+        self._given: Collection[PeerId] = ()  # the same as they were given
         self.sparse: frozenset[int] = frozenset()
         """Stages of which I hear a few replicas only: there silence of the others means nothing (`step.graph`)."""
         self.beat_s = timers.heartbeat_s
         """Between two heartbeats to a peer."""
         self.changes = 0
         """How often what decides who lives has changed: until then it need not be looked at again."""
+        self.arrivals = 0
+        """How often somebody was heard for the first time, came back or was lost."""
         self._refused_at: dict[PeerId, float] = {}  # unknown peers where nobody listens
         self._seen: dict[int, dict[PeerId, Seen]] = {}
         self._reached_at: dict[PeerId, float] = {}  # who answered on a connection that I opened; the latest last
@@ -108,6 +106,7 @@ class View:
             return False
         self._refused_at.pop(peer, None)
         fresh = seen is None or seen.dead or seen.incarnation != beat.incarnation
+        self.arrivals += fresh
         # Identities cost nothing, so a newcomer never displaces a known replica.
         if seen is None and len(stage) >= _MOST_REPLICAS:
             return False
@@ -166,6 +165,7 @@ class View:
         """The peer is definitely dead (nobody listens there). Returns True if that is news."""
         news = False
         self.changes += 1
+        self.arrivals += 1
         self._reached_at.pop(peer, None)
         if not any(peer in stage for stage in self._seen.values()):
             self._refused_at[peer] = now
@@ -205,13 +205,18 @@ class View:
 
     def hear_only(self, neighbours: Collection[PeerId], *, now: float) -> None:
         """Of large stages I hear and call these alone: who falls silent and is none of them need not be gone."""
-        self._neighbours = frozenset(neighbours)
         self.changes += 1
+        if neighbours is not self._given:
+            self._given, self._neighbours = neighbours, frozenset(neighbours)
         for stage in self.sparse & self._seen.keys():
             known = self._seen[stage]
-            for peer in [p for p in known if p not in neighbours and not known[p].dead]:
+            for peer in [p for p in known if p not in self._neighbours and not known[p].dead]:
                 if not self.alive(peer, now=now, stage=stage):
                     del known[peer]
+
+    def dead(self, stage: int) -> list[tuple[PeerId, int]]:
+        """(peer, incarnation) of the replicas of a stage that are known dead."""
+        return [(peer, seen.incarnation) for peer, seen in self._seen.get(stage, {}).items() if seen.dead]
 
     def get(self, peer: PeerId, stage: int | None = None) -> Seen | None:
         """The replica of `stage` (default: mine) with that id, if known."""
@@ -354,85 +359,7 @@ class View:
         seen.heard_at, seen.dead = now, False
 
 
+@functools.lru_cache(maxsize=1 << 14)
 def keeper_rank(term_chain: Chain, stage: int, peer: PeerId) -> bytes:
     """Where a peer stands in the order of keepers of a term; lowest first."""
     return hashlib.sha256(f"{term_chain}/{stage}/{peer}".encode()).digest()
-
-
-# ---------------------------------------------------------------- how long others are waited for
-
-_KEPT_STEPS, _KEEPERS = 9, 16
-"""Steps of one keeper, and keepers, in the median of a usual step: no single keeper makes slow steps usual."""
-
-_SLOW = 4
-"""Usual steps that a step may take."""
-
-
-class Pace:
-    """The longest recent pause between two claims of one replica, and how long its steps take; it outlives them."""
-
-    def __init__(self, timers: Timers) -> None:
-        self._timers = timers
-        self._at: float | None = None
-        self._gap_s: float | None = None
-        self._applied_at: float | None = None
-        self._steps_s: dict[PeerId | None, deque[float]] = {}  # by keeper, the latest last
-        self._slow_s: list[float] = []  # the slow steps in a row under the last keeper
-
-    def applied(self, keeper: PeerId | None = None, *, late_s: float = 0.0, now: float) -> float:
-        """A step is over. Returns how long the last slow steps in a row under this keeper took together.
-
-        0 unless they were two at least and cost more than four silence limits. late_s: the seconds of the step for
-        which another member is to blame.
-        """
-        if self._applied_at is None:
-            self._applied_at = now
-            return 0.0
-        took_s, self._applied_at = now - self._applied_at, now
-        if keeper != next(reversed(self._steps_s), None):
-            self._slow_s = []
-        usual_s = self._usual_s(without=keeper)
-        slow = usual_s is not None and took_s - late_s > max(self._timers.suspect_s, _SLOW * usual_s)
-        self._slow_s = [*self._slow_s, took_s] if slow else []
-        steps_s = self._steps_s.pop(keeper, deque(maxlen=_KEPT_STEPS))
-        steps_s.append(took_s)
-        self._steps_s[keeper] = steps_s
-        if len(self._steps_s) > _KEEPERS:
-            del self._steps_s[next(iter(self._steps_s))]
-        cost_s = sum(self._slow_s)
-        return cost_s if len(self._slow_s) > 1 and cost_s > _SLOW * self._timers.suspect_s else 0.0
-
-    def _usual_s(self, without: PeerId | None = None) -> float | None:
-        found = [took for keeper, took in self._steps_s.items() if without is None or keeper != without]
-        medians = [statistics.median_low(took) for took in found]
-        return statistics.median_low(medians) if medians else None
-
-    def interrupted(self) -> None:
-        """State was taken over: how long that took is nobody's pace."""
-        self._applied_at = None
-
-    def patience_s(self, least_s: float, unknown_s: float) -> float:
-        """Four times a usual step, at least `least_s`; `unknown_s` as long as none is known."""
-        usual_s = self._usual_s()
-        return max(least_s, _SLOW * usual_s) if usual_s is not None else unknown_s
-
-    def begin(self) -> None:
-        """Another step: the pause before its first claim is nobody's pace."""
-        self._at = None
-
-    def claimed(self, *, now: float) -> None:
-        """Work on an index has begun."""
-        if self._at is not None:
-            self._gap_s = max(0.9 * (self._gap_s or 0.0), now - self._at)
-        self._at = now
-
-    @property
-    def idle_s(self) -> float:
-        """Seconds without a claim before idle indexes are ordered: a multiple of the pauses between claims."""
-        if self._gap_s is None:
-            return self._timers.idle_index_s
-        # One step that was stuck must not make the next ones wait four times as long, and so on.
-        least_s, most_s = 2 * self._timers.heartbeat_s, self._timers.long_silence_s
-        if (usual_s := self._usual_s()) is not None:
-            most_s = min(max(2 * usual_s, self._timers.idle_index_s), most_s)
-        return min(max(least_s, 4 * self._gap_s), most_s)

@@ -6,7 +6,9 @@ import json
 import os
 import re
 import signal
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,7 +24,7 @@ FIELDS = {
     *("peers", "stages", "regions", "microbatches", "steps", "speed", "slots", "seed", "virtual_s", "wall_s"),
     *("steps_done", "steps_s", "step_s", "of_a_step", "throughput", "optimal", "of_optimal", "utilisation"),
     *("executed", "repairs", "moves", "faults", "alive", "control_bytes_per_peer_s", "control_bytes", "messages"),
-    *("losses", "interrupted"),
+    *("losses", "interrupted", "abstract"),
 }
 
 
@@ -59,6 +61,23 @@ def test_the_same_seed_gives_the_same_figures() -> None:
         return {name: value for name, value in simulation.report().items() if name != "wall_s"}
 
     assert figures(1) == figures(1) != figures(2)
+
+
+def test_abstract_or_not_a_run_has_the_losses_of_one_process(capsys: pytest.CaptureFixture[str]) -> None:
+    def found(abstract: str) -> dict[str, Any]:
+        simulation = FleetSimulation(small(steps=3, abstract=abstract))
+        assert simulation.run()
+        return simulation.report()
+
+    whole, cheap = found("off"), found("on")
+    assert cheap["losses"] == whole["losses"] and cheap["abstract"] and not whole["abstract"]
+    assert "Part" in whole["messages"] and "Part" not in cheap["messages"], "nobody streams a sum"
+    assert "abstract     rounds meet" in text_of(cheap) and "abstract" not in text_of(whole)
+
+
+def test_an_abstract_fleet_loses_nothing_to_kills() -> None:
+    simulation = FleetSimulation(replace(small(steps=4, abstract="on"), kill_every_s=4.0))
+    assert simulation.run() and simulation.done["kill"] > 1
 
 
 def test_json_and_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

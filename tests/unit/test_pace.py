@@ -5,7 +5,7 @@ from __future__ import annotations
 from stage_table import TIMERS
 
 from swarmnet.ids import PeerId
-from swarmnet.step.view import Pace
+from swarmnet.step.pace import Pace
 
 A, B, C = (PeerId(name) for name in "ABC")
 
