@@ -224,7 +224,7 @@ class Measure:
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """To replicas of my stage and of the neighbour stages: where I stand, and commits that the receiver may lack."""
+    """To replicas of my stage and of the neighbour stages: where I stand, and commits that the receiver asked for."""
 
     stamp: Stamp
     incarnation: Incarnation
@@ -232,9 +232,9 @@ class Heartbeat:
     keeper: Ballot | None
     """The ballot that I follow in the open step, or followed in the last one."""
     commits: Commits = ()
-    """Commits of step `stamp.step` (= my version) that I know, and the receiver did not when I heard it last."""
+    """Commits of step `stamp.step` (= my version) that the receiver has asked for."""
     last_commits: Commits = ()
-    """The commits of all stages of the step before; only sent to a peer that is known to be behind."""
+    """Commits of the step before that the receiver has asked for."""
     queue: Count = 0
     """Microbatches in flight."""
     draining: bool = False
@@ -256,6 +256,8 @@ class Heartbeat:
     """The stages whose commits of step `stamp.step` I know: bit i of byte i / 8 (lowest first) is stage i."""
     digest: Annotated[bytes, Size(16)] = b""
     """Of those commits (`step.membership`)."""
+    wants: Annotated[bytes, Size(MAX_STAGES // 8)] = b""
+    """The stages whose commits of step `stamp.step` I lack and ask the receiver for; bits as in `known`."""
     notices: Annotated[bytes, Size(MARK_BYTES)] = b""
     """Stands for the notices that I know; another one than yours: ask me for them (`ManifestRequest`)."""
 

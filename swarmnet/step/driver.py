@@ -266,39 +266,39 @@ class StepDriver:
             self._transport.tell(peer, message)
 
     def _spread(self, committed: Committed) -> None:
-        """My stage has committed: tell everybody; in a large run my neighbours and a few of each stage, whom the others
-        ask."""
+        """My stage has committed: tell everybody once; in a large run my neighbours and a few of each stage. Whoever
+        has not heard of it sees in a heartbeat that others have, and asks."""
         member = self.member
-        receivers = {*self._listener.everyone(), member.me}
-        if member.view.sparse:
-            news = committed.commit != self._spread_last
-            self._spread_last = committed.commit
-            # Whoever has not heard of it sees in a heartbeat that others have.
-            receivers = {member.me, *(self._beaten if news else ()), *member.heartbeats.messengers(news=news)}
-        for peer in sorted(receivers):
-            self._send(peer, committed)
+        if committed.commit != self._spread_last:
+            near = self._beaten if member.view.sparse else self._listener.everyone()
+            for peer in sorted({*near, *member.heartbeats.messengers()} - {member.me}):
+                self._send(peer, committed)
+        self._spread_last = committed.commit
+        self._send(member.me, committed)
 
     def _beat(self, *, due_only: bool = False) -> None:
-        """My heartbeat to all my neighbours; due_only: if it is time, and else to those who are new among them."""
+        """My heartbeat to all my neighbours. due_only: if it is time; else to those who are new among them, or do not
+        know of commits that I have heard of since."""
         member, now = self.member, self._now()
-        # In a large stage heartbeats are rarer than ticks, unless there are commits to tell of.
         known = len(member.barrier.known)
-        due = now + 0.5 * member.timers.heartbeat_s >= self._beat_again_at or known > self._known_said
+        due, news = now + 0.5 * member.timers.heartbeat_s >= self._beat_again_at, known > self._known_said
+        self._known_said = known
         of = member.view.arrivals, member.heartbeats.graph.arrivals, member.promised or member.kept_last
-        if due_only and not due and of == self._neighbours_of:
+        if due_only and not due and not news and of == self._neighbours_of:
             member.view.hear_only(self._neighbours, now=now)
             return
         receivers = member.heartbeats.neighbours(self._listener.near(member.stage), now=now)
         self._neighbours, self._neighbours_of = receivers, of
         self._relayed = any(self._transport.relayed(peer) for peer, _ in member.view.mates())
         if not due_only or due:
-            fresh, self._known_said = receivers, known
+            fresh = receivers
             # Among a few, news never puts off a heartbeat.
             if due_only or member.view.sparse:
                 self._beat_again_at = now + member.view.beat_s
         else:
-            fresh = [peer for peer in receivers if peer not in self._beaten]
-        self._known_said, self._beaten = min(self._known_said, known), set(receivers)
+            awaited = member.heartbeats.awaited
+            fresh = [peer for peer in receivers if peer not in self._beaten or (news and awaited(peer))]
+        self._beaten = set(receivers)
         for peer, beat in member.heartbeats.to_each(fresh):
             self._send(peer, beat)
 

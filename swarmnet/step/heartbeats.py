@@ -2,23 +2,26 @@
 
 | where | a commit comes |
 |---|---|
-| at once | from its keeper to everybody; in large stages to its neighbours, and two who count in each far stage |
-| with heartbeats | from whoever knows it to those neighbours that do not, by their own word |
+| at once | from its keeper: to everybody; of a large stage to its neighbours, and two who count in each far stage |
+| when asked for | from one neighbour that knows it |
 
-So a link carries a commit about once. A heartbeat names the stages whose commits its sender knows, and a digest of
-them: whoever knows the same counts that as if they had been told (`Membership.lists`).
+A heartbeat names the stages whose commits its sender knows. Whoever lacks some asks one sender for each (`wants`), and
+somebody else if nothing comes for a while (`step.questions`). So a replica gets a commit about once. Beside the stages
+goes a digest of their commits: whoever knows the same counts that as if they had been told (`Membership.lists`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from swarmnet.ids import PeerId
 from swarmnet.messages import MAX_SITTING, Commit, Heartbeat, Stamp
+from swarmnet.step.actions import Action, Send
 from swarmnet.step.graph import Graph, lots
-from swarmnet.step.view import bits_of, stages_in
+from swarmnet.step.questions import Questions
+from swarmnet.step.view import Seen, bits_of, stages_in
 
 if TYPE_CHECKING:
     from swarmnet.step.member import Member
@@ -29,13 +32,10 @@ STRETCH = 5 / 6
 
 @dataclass(frozen=True, slots=True)
 class _Told:
-    """What a heartbeat says depends on its receiver. behind: it may lack the last step's commits. mate: it is one of my
-    stage. asks: I have chosen it. known: the stages whose commits it need not be told."""
+    """What a heartbeat says depends on its receiver. mate: it is one of my stage. asks: I have chosen it."""
 
-    behind: bool = True
     mate: bool = True
     asks: bool = True
-    known: frozenset[int] = frozenset()
 
 
 class Heartbeats:
@@ -43,13 +43,13 @@ class Heartbeats:
 
     def __init__(self, of: Member) -> None:
         self._of, self.graph = of, Graph(of.me, of.stage)
+        self._questions = Questions(of.me, of.timers.heartbeat_s / 2)
         # What follows of what others know, until I know more.
         self._memo_of: tuple[object, ...] = ()
-        self._same: dict[tuple[frozenset[int], bytes], frozenset[int]] = {}
         self._lists: dict[tuple[bytes, bytes], frozenset[Commit]] = {}
 
     def to(self, peer: PeerId | None) -> Heartbeat:
-        """My heartbeat, with the last step's commits if the peer may not have applied them; None: to anybody."""
+        """My heartbeat; None: to anybody."""
         return self._make(_Told() if peer is None else self._told(peer))
 
     def neighbours(self, names: Mapping[int, Set[PeerId]], *, now: float) -> Collection[PeerId]:
@@ -69,15 +69,14 @@ class Heartbeats:
         view.hear_only(found, now=now)
         return found
 
-    def messengers(self, *, news: bool) -> frozenset[PeerId]:
-        """Of each stage that my neighbours do not serve, the replicas that count whom I tell of a commit, once.
+    def messengers(self) -> frozenset[PeerId]:
+        """Of each stage that my neighbours do not serve, the replicas that count whom I tell of a commit.
 
-        Keepers of different stages draw different ones.
+        In large runs two: keepers of different stages draw different ones.
         """
-        if not news:
-            return frozenset()
         far = set(range(self._of.shape.num_stages)) - {self._of.stage - 1, self._of.stage, self._of.stage + 1}
-        return frozenset(peer for stage in far for peer in lots(self._of.me, self._of.membership.roster(stage)))
+        rosters = [self._of.membership.roster(stage) for stage in far]
+        return frozenset().union(*((lots(self._of.me, each) for each in rosters) if self._of.view.sparse else rosters))
 
     def to_each(self, to: Iterable[PeerId]) -> Iterator[tuple[PeerId, Heartbeat]]:
         """My heartbeat for each of these. All that are told the same are told the same object: it is written once."""
@@ -90,32 +89,76 @@ class Heartbeats:
 
     def _told(self, peer: PeerId) -> _Told:
         sparse = bool(self._of.view.sparse)
-        return _Told(
-            behind=self._of.view.behind(peer, self._of.version),
-            mate=self._of.view.get(peer) is not None,
-            asks=not sparse or peer in self.graph.chosen,
-            known=self._known_to(peer),
-        )
+        return _Told(mate=self._of.view.get(peer) is not None, asks=not sparse or peer in self.graph.chosen)
 
-    def _known_to(self, peer: PeerId) -> frozenset[int]:
-        """The stages whose commits of this step a peer knows as I do, by its own word."""
-        found = frozenset[int]()
-        for stage in (self._of.stage - 1, self._of.stage, self._of.stage + 1):
-            seen = self._of.view.get(peer, stage)
-            if seen is not None and seen.version == self._of.version and seen.known:
-                found |= self._as_mine(seen.known, seen.digest)
-        return found
+    # ------------------------------------------------------------ commits
 
-    def _as_mine(self, known: frozenset[int], digest: bytes) -> frozenset[int]:
-        """Of the stages whose commits a peer knows those that I know, if they may be the same commits."""
-        self._forget()
-        of = known, digest
-        if of not in self._same:
-            both = [commit for commit in self._of.barrier.known if commit.stage in known]
-            # It knows others than I, or more of them, and will hear what it lacks.
-            same = len(both) < len(known) or self._of.membership.digest_of(both) == digest
-            self._same[of] = frozenset(commit.stage for commit in both) if same else frozenset()
-        return self._same[of]
+    def begin(self) -> None:
+        """A version begins."""
+        self._questions.begin(self._of.version)
+
+    def awaited(self, peer: PeerId) -> bool:
+        """May a neighbour wait to hear which commits I know? By its own word; or for mine, where nobody knows yet who
+        counts, as in the first step."""
+        known = self._of.barrier.known
+        if any(not self._of.membership.roster(commit.stage) for commit in known):
+            return True
+        mine, found = {commit.stage for commit in known}, self._of.view.lives(peer)
+        return not found or any((seen.version, mine <= seen.known) < (self._of.version, True) for seen in found)
+
+    def _known_to(self, stage: int, seen: Seen) -> Set[int]:
+        """The stages whose commits of my step a replica of that stage has, by its own word."""
+        of = self._of
+        if seen.dead or not seen.synced:
+            return frozenset()
+        if seen.version == of.version:
+            return seen.known if stage != of.stage or seen.chain == of.chain else frozenset()
+        # It has applied the step that I am at, and so knows all its commits (rule 17).
+        return frozenset(range(of.shape.num_stages)) if seen.version == of.version + 1 else frozenset()
+
+    def ask(self, beat: tuple[PeerId, Heartbeat] | None, *, now: float) -> list[Action]:
+        """Ask for commits of my step that I lack: who sent this heartbeat, or else whoever has them."""
+        of, known = self._of, dict[PeerId, Set[int]]()
+        lacking = frozenset(range(of.shape.num_stages)) - {commit.stage for commit in of.barrier.known}
+        if not lacking or of.done or of.applying:
+            return []
+        for stage, peer, seen in of.view.known() if beat is None else self._sender(*beat):
+            if found := lacking & self._known_to(stage, seen):
+                known[peer] = known.get(peer, frozenset()) | found
+        # In a large stage all hear the keeper: it is asked only if nobody else answers.
+        keeper = of.promised.peer if of.promised is not None and of.view.sparse else None
+        asked = known if beat is None else {peer: stages for peer, stages in known.items() if peer != keeper}
+        wanted = self._questions.whom(lacking, asked, last=keeper, now=now) if known else {}
+        # I have heard of these and do not believe them: the word of everybody who knows them may be what is missing.
+        heard = lacking & of.membership.open_stages(of.version) if known else frozenset[int]()
+        for peer, stages in known.items() if heard else ():
+            if untold := {stage for stage in stages & heard if not of.membership.has_told(peer, stage, of.version)}:
+                wanted[peer] = wanted.get(peer, frozenset()) | untold
+        return [Send(peer, replace(self.to(peer), wants=bits_of(stages))) for peer, stages in sorted(wanted.items())]
+
+    def _sender(self, peer: PeerId, beat: Heartbeat) -> Iterable[tuple[int, PeerId, Seen]]:
+        """Who sent this, unless it is an answer."""
+        seen = self._of.view.get(peer, beat.stamp.stage)
+        return [(beat.stamp.stage, peer, seen)] if seen is not None and not (beat.commits or beat.last_commits) else ()
+
+    def answer(self, peer: PeerId, beat: Heartbeat, *, now: float) -> list[Action]:
+        """The commits that the sender of a heartbeat asks for, of my step or the last one."""
+        of, step = self._of, beat.stamp.step
+        mine = {of.version: of.barrier.known, of.version - 1: of.last_commits}.get(step, ())
+        wanted = stages_in(beat.wants)
+        found = [commit for commit in mine if commit.stage in wanted and commit.step == step]
+        given = self._questions.give(peer, step, {commit.stage for commit in found}, few=bool(of.view.sparse), now=now)
+        told = [commit for commit in found if commit.stage in given]
+        if not told:
+            return []
+        if step == of.version:
+            return [Send(peer, replace(self.to(peer), commits=tuple(map(of.membership.brief, told))))]
+        # It may lack the names of those who signed: mine are of the step that it is at.
+        return [Send(peer, replace(self.to(peer), last_commits=tuple(map(of.membership.with_votes, told))))]
+
+    def told_by(self, peer: PeerId) -> None:
+        """Commits came from a peer: it answers."""
+        self._questions.answered(peer)
 
     def listed(self, beat: Heartbeat) -> frozenset[Commit]:
         """The commits that the sender of a heartbeat believes, if I know all of them."""
@@ -137,7 +180,6 @@ class Heartbeats:
         before = self._memo_of
         if len(before) < 4 or of[2] is not before[2] or (of[0], of[1], of[3]) != (before[0], before[1], before[3]):
             self._memo_of = of
-            self._same.clear()
             self._lists.clear()
 
     def _heard_of(self, stage: int) -> Commit | None:
@@ -148,14 +190,11 @@ class Heartbeats:
 
     def _make(self, told: _Told) -> Heartbeat:
         of = self._of
-        written = of.membership.with_votes if told.behind else of.membership.brief
         return Heartbeat(
             stamp=Stamp(of.version, of.stage, of.chain, of.restart),
             incarnation=of.incarnation,
             synced=self._of.synced,
             keeper=self._of.promised or self._of.kept_last,
-            commits=tuple(written(commit) for commit in self._of.barrier.known if commit.stage not in told.known),
-            last_commits=tuple(map(self._of.membership.with_votes, self._of.last_commits)) if told.behind else (),
             queue=self._of.queue,
             draining=self._of.view.draining,
             numerics=self._of.drift.numerics,

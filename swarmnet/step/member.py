@@ -91,6 +91,7 @@ class Member:
         stamp = self._stamp(self.version, oldest)
         self.steps = [OpenStep(stamp, self._context, oldest=True, now=now, finished=finished)]
         self.steps += self._following(now)
+        self.heartbeats.begin()
         self._early_prepare: Prepare | None = None
 
     def _following(self, now: float) -> list[OpenStep]:
@@ -335,6 +336,7 @@ class Member:
         follows = bool(self.steps)
         opened = self._following(now)
         self.steps += opened
+        self.heartbeats.begin()
         prepare, self._early_prepare = self._early_prepare, None
         actions.append(Broadcast(self.heartbeat()))
         if prepare is not None and prepare.stamp == opened[0].stamp:
@@ -387,6 +389,7 @@ class Member:
         actions: list[Action] = [*convicted, *self.drift.review(now=now)]
         actions += self._mend(now, begins=False) if self.done else []
         actions += [action for step in self.steps for action in step.say_again()]
+        actions += self.heartbeats.ask(None, now=now)
         return actions + self._advance(now, resend=True)
 
     # ------------------------------------------------------------ events from others
@@ -415,6 +418,7 @@ class Member:
         if isinstance(message, Committed):
             if message.restart != self.restart:
                 return []
+            self.heartbeats.told_by(peer)
             self.membership.told(peer, message.commit)
             return self._on_commit(peer, message.commit, now)
         # A peer that never sent a heartbeat as a replica of my stage has no say in it.
@@ -444,18 +448,19 @@ class Member:
         step, mate = beat.stamp.step, beat.stamp.stage == self.stage
         if mate and step == self.version and beat.stamp.chain != self.chain:
             return actions + self._on_fork(peer, beat, now)
-        # It has applied the step that I am at, and so knows all its commits (rule 17).
-        if step == self.version + 1:
-            for commit in beat.last_commits:
-                actions += self._on_commit(peer, commit, now)
-        if step in (self.version, self.version + 1):
+        if step == self.version:
             listed = self.heartbeats.listed(beat)
-            if beat.commits or beat.last_commits:
-                listed = frozenset({*beat.commits, *beat.last_commits, *listed})
-            if listed or not beat.known:  # else it is told what that is, or has been
+            if listed or not beat.known:  # else what that is, it says if it is asked
                 self.membership.lists(peer, beat.stamp.stage, listed)
-            for commit in beat.commits:
+        if step in (self.version, self.version + 1):
+            # What has applied the step that I am at has all its commits (rule 17).
+            for commit in (*beat.last_commits, *beat.commits):
+                self.heartbeats.told_by(peer)
+                self.membership.told(peer, commit)
                 actions += self._on_commit(peer, commit, now)
+            actions += self.heartbeats.ask((peer, beat), now=now)
+        if beat.wants:
+            actions += self.heartbeats.answer(peer, beat, now=now)
         # By one step the sum may still be fetched; by more the state must (rule 18).
         if mate and step > self.version and not self.applying:
             fetching = self.part.exchange is not None

@@ -289,7 +289,7 @@ class Membership:
         return self._digested[2]
 
     def told(self, peer: PeerId, commit: Commit) -> None:
-        """Record that a replica that I hear believes this commit, besides what its heartbeats list."""
+        """Record that a replica that I hear believes this commit, besides what its heartbeats list: it says so."""
         for stage in {stage for stage, known, _ in self._view.known() if known == peer}:
             told = self._listed.setdefault(stage, {})
             others = (each for each in told.get(peer, ()) if (each.stage, each.step) != (commit.stage, commit.step))
@@ -302,6 +302,14 @@ class Membership:
         lists = {listed for replicas in self._listed.values() for listed in replicas.values()}
         found = {commit.stage for listed in lists for commit in listed if commit.step == step}
         return found | {stage for stage, at in self._votes if at == step}
+
+    def has_told(self, peer: PeerId, stage: int, step: int) -> bool:
+        """Have I a replica's word about that stage's commit in a step?"""
+        return any(
+            (commit.stage, commit.step) == (stage, step)
+            for told in self._listed.values()
+            for commit in told.get(peer, ())
+        )
 
     def candidates(self, stage: int, step: int) -> list[Commit]:
         """What may have been committed, in no order that a voter could choose."""

@@ -317,14 +317,12 @@ class View:
                     found[peer] = max(found.get(peer, -1), seen.version)
         return found
 
-    def behind(self, peer: PeerId, version: int) -> bool:
-        """May a stage of that peer be at a lower version? True also of who is unknown or known dead."""
+    def lives(self, peer: PeerId) -> list[Seen]:
+        """That peer in each stage that it serves, as last heard; none if it is unknown or known dead."""
         found = [stage[peer] for stage in self._seen.values() if peer in stage]
-        if not found:
-            return True
-        # A peer may have served other stages in an earlier life, and one of its stages may be behind the others.
-        life = max(found, key=lambda seen: seen.since).incarnation
-        return any(seen.dead or seen.version < version for seen in found if seen.incarnation == life)
+        # It may have served other stages in an earlier life.
+        life = max(found, key=lambda seen: seen.since).incarnation if found else 0
+        return [seen for seen in found if seen.incarnation == life and not seen.dead]
 
     def lost(self, peer: PeerId, version: int, *, now: float) -> bool:
         """Rule 12: may a keeper at `version` evict this mate?

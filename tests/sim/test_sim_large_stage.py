@@ -5,13 +5,18 @@
 from __future__ import annotations
 
 import asyncio
+import statistics
+from collections import Counter
 from collections.abc import Awaitable, Callable
 
 import pytest
 
+from swarmnet.ids import PeerId
+from swarmnet.messages import Committed, Control, Heartbeat
 from swarmnet.simulate.plan import Plan
 from swarmnet.simulate.swarm import Node, Swarm
 from swarmnet.step import commits, graph, membership
+from tests.sim.strike import watch_messages
 
 REPLICAS = 16
 
@@ -130,3 +135,30 @@ def test_a_cut_through_a_large_stage_heals() -> None:
 
 def test_commits_reach_far_stages() -> None:
     assert swarm_of(None, stages=4, steps=3).loop.time() < 60.0
+
+
+def test_a_replica_gets_each_commit_about_once() -> None:
+    """Whoever lacks one asks one neighbour for it, though all know it. Those of the first step are not counted: nobody
+    knows who counts far away, so the word of many is needed."""
+    copies: Counter[tuple[PeerId, int, int]] = Counter()
+
+    def count(sender: PeerId, receiver: PeerId, message: Control) -> None:
+        told = (*message.commits, *message.last_commits) if isinstance(message, Heartbeat) else ()
+        for commit in (message.commit,) if isinstance(message, Committed) else told:
+            copies[receiver, commit.stage, commit.step] += sender != receiver
+
+    async def script(swarm: Swarm) -> None:
+        watch_messages(swarm, count)
+
+    swarm_of(script, stages=4)
+    later = [number for (_, _, step), number in copies.items() if step]
+    assert statistics.mean(later) <= 2.0 and statistics.median(later) == 1
+
+
+def test_a_commit_whose_messages_are_lost_comes_all_the_same() -> None:
+    """No push of a commit reaches anybody but the keeper itself: all have to ask."""
+
+    async def script(swarm: Swarm) -> None:
+        watch_messages(swarm, lambda sender, receiver, message: not isinstance(message, Committed))
+
+    assert swarm_of(script, stages=4, steps=3).loop.time() < 60.0

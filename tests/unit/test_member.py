@@ -35,6 +35,7 @@ from swarmnet.step.commits import commit_of
 from swarmnet.step.ledger import ClaimBook, Generations
 from swarmnet.step.membership import Membership
 from swarmnet.step.open_step import RoundPart
+from swarmnet.step.view import bits_of, stages_in
 
 
 def test_a_step_without_faults():
@@ -789,14 +790,14 @@ def test_all_that_are_told_the_same_are_told_the_same_heartbeat():
     """It is written once for each kind of receiver, however many there are."""
     table = Table("A", "K", stages=2)
     member = table.members["K"]
-    beside, behind = [PeerId("n0"), PeerId("n1")], PeerId("n2")
+    beside = [PeerId("n0"), PeerId("n1")]
     for peer in beside:
         beat = Heartbeat(Stamp(0, 1, CHAIN), 7, True, None)
         table.do("K", member.receive(peer, beat, now=table.now))
-    beats = dict(member.heartbeats.to_each([PeerId("A"), *beside, behind]))
+    beats = dict(member.heartbeats.to_each([PeerId("A"), *beside]))
     assert beats == {peer: member.heartbeat(peer) for peer in beats}
     assert beats[beside[0]] is beats[beside[1]]
-    assert len({id(beat) for beat in beats.values()}) == 3, "a mate, who is level, and who may lack the last commits"
+    assert len({id(beat) for beat in beats.values()}) == 2, "a mate, and those of another stage"
 
 
 def test_a_heartbeat_without_news_does_not_make_the_keeper_look_at_everybody(monkeypatch):
@@ -820,3 +821,48 @@ def test_a_heartbeat_without_news_does_not_make_the_keeper_look_at_everybody(mon
     assert hear(beat, table.now + 9.0) == 1, "it was silent for longer than it may"
     assert hear(replace(beat, incarnation=99), table.now + 9.1) == 1, "another process"
     assert hear(replace(beat, incarnation=99, draining=True), table.now + 9.2) == 1
+
+
+def test_a_commit_is_told_to_who_asks_and_asked_of_one_at_a_time():
+    table = Table("A", "K", stages=2)
+    member = table.members["A"]
+    for name in ("n0", "n1"):
+        table.neighbour(name)
+    theirs = certified(Commit(1, 0, CHAIN, RoundId(Ballot(0, PeerId("n0")), 1), b"sum", 2, 0.0, 1.0), "n0", "n1")
+
+    def knows(name: str, **said: object) -> None:
+        beat = Heartbeat(Stamp(0, 1, CHAIN), 1, True, None, known=bits_of({1}), digest=bytes(16), **said)
+        table.do("A", member.receive(PeerId(name), beat, now=table.now))
+
+    def asked() -> list[str]:
+        found = table.take(lambda sender, _, message: sender == "A" and isinstance(message, Heartbeat))
+        return [receiver for _, receiver, message in found if stages_in(message.wants) == {1}]
+
+    knows("n0")
+    knows("n1")
+    assert asked() == ["n0"], "the other one is not asked beside"
+    table.now += 0.5
+    table.do("A", member.tick(now=table.now))
+    assert asked() == ["n1"], "nothing came"
+    knows("n1", commits=(theirs,))
+    assert member.barrier.of(1) == theirs and not asked()
+    # Who asks me is told, and nobody else is.
+    assert member.heartbeat().commits == ()
+    asks = Heartbeat(Stamp(0, 1, CHAIN), 1, True, None, wants=bits_of({0, 1}))
+    table.do("A", member.receive(PeerId("n0"), asks, now=table.now))
+    ((_, to, told),) = table.take(lambda sender, _, message: sender == "A" and bool(getattr(message, "commits", ())))
+    assert to == "n0" and told.commits == (theirs,)
+
+
+def test_who_has_not_applied_yet_is_told_the_last_commits_if_it_asks():
+    table = Table("A", "K")
+    table.execute("A", 0)
+    table.execute("K", 1)
+    for name in ("A", "K"):
+        table.finish(name)
+    table.settle()
+    table.apply()
+    asks = Heartbeat(Stamp(0, 0, CHAIN), 99, True, None, wants=bits_of({0}))
+    table.do("A", table.members["A"].receive(PeerId("late"), asks, now=table.now))
+    told = [message for _, to, message in table.take(kind(Heartbeat, to="late")) if message.last_commits]
+    assert [commit.contributors for each in told for commit in each.last_commits] == [("A", "K")], "with their names"
