@@ -161,7 +161,7 @@ RECORD_BYTES = 750
 """Of an ordinary record on the wire."""
 
 READ_BYTES_PER_S = 1500
-"""What a peer reads of others' records in the long run, however many there are."""
+"""What a peer reads of others' records in the long run, however many there are; in a large run half as much."""
 
 BURST_BYTES = 4 << 20
 """What it may read beyond that at once, when something is missing."""
@@ -203,7 +203,7 @@ class ReadPace:
         """records: how many that was. jitter: about 1, by which readers do not come all at once."""
         num_bytes = records * RECORD_BYTES
         self._spared, self._spared_at, self._last_at = self._left(now) - num_bytes, now, now
-        again_s = max(self._least_s, num_bytes / READ_BYTES_PER_S)
+        again_s = max(self._least_s, num_bytes / READ_BYTES_PER_S * (1 if records <= SMALL_RUN else 2))
         self.near_s = min(again_s, LONGEST_S) if not whole or records <= SMALL_RUN else self.near_s
         if whole:
             self._whole_at, self._whole_again_at = now, now + jitter * again_s

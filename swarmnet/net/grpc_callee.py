@@ -43,6 +43,7 @@ from swarmnet.wire.convert import (
     write_answer,
     write_hello_reply,
 )
+from swarmnet.wire.deflate import Deflater, Inflater
 from swarmnet.wire.framing import answer_messages, check_declared, read_payload
 
 log = telemetry.get(__name__)
@@ -167,20 +168,22 @@ class Callee(grpc.GenericRpcHandler):  # type: ignore[misc]
             self._link_ended(caller)
 
     async def _read_link(self, context: grpc.aio.ServicerContext, caller: PeerId, writing: asyncio.Lock) -> None:
+        unpacked = Inflater(self._config.reader.longest)
         while (data := await context.read()) is not grpc.aio.EOF:
             # Answered by the event loop itself: it proves that this process runs, not that its service is quick.
-            if (ping := await self._hear(caller, data)) is not None:
+            if (ping := await self._hear(caller, data, unpacked)) is not None:
                 await self._say(context, writing, Pong(ping.nonce))
 
-    async def _hear(self, peer: PeerId, data: bytes) -> Ping | None:
+    async def _hear(self, peer: PeerId, data: bytes, unpacked: Inflater) -> Ping | None:
         """Take one message of a link, whoever opened it; returns a ping. Raises BadMessage, and Refused for a peer that
         is not admitted any more."""
         self._traffic.down.spend(len(data))
-        await self._keep_to_allowance(peer, len(data))
+        message_bytes = unpacked(data)
+        await self._keep_to_allowance(peer, len(message_bytes))
         # At every message: a link may be open for days.
         if self._greeter.unwelcome(peer):  # banned since, or its invitation has ended
             raise Refused(RejectCode.NOT_ADMITTED, "not admitted any more", peer=peer)
-        message = self._config.reader.control(data)
+        message = self._config.reader.control(message_bytes)
         if isinstance(message, Ping):
             return message
         self._service().on_tell(peer, message)
@@ -194,16 +197,17 @@ class Callee(grpc.GenericRpcHandler):  # type: ignore[misc]
             self._back[peer].put(message)
         return peer in self._back
 
-    async def told(self, peer: PeerId, data: bytes) -> None:
+    async def told(self, peer: PeerId, data: bytes, unpacked: Inflater) -> None:
         """Take what the callee of a link of ours says on it. Raises BadMessage, Refused."""
         # On the way back nobody may ask us to answer: pings go the other way.
-        if await self._hear(peer, data) is not None:
+        if await self._hear(peer, data, unpacked) is not None:
             raise BadMessage(RejectCode.MALFORMED, "a ping on the way back", peer=peer)
 
     async def _tell_back(self, context: grpc.aio.ServicerContext, writing: asyncio.Lock, back: Outbox) -> None:
+        packed = Deflater()
         while True:
             await back.filled()
-            await self._say(context, writing, Told(back.pop()))
+            await self._say(context, writing, Told(packed(back.pop())))
 
     def knows(self, caller: PeerId) -> bool:
         """Has it greeted, and is it still admitted? If not it has to greet again, and is told why it is not."""

@@ -67,6 +67,7 @@ from swarmnet.wire.convert import (
     write_control,
     write_request,
 )
+from swarmnet.wire.deflate import Deflater, Inflater
 from swarmnet.wire.framing import Assembly, payload_messages, split_answer
 
 LINK = "/swarmnet.v1.Control/Link"
@@ -339,15 +340,15 @@ class Probe:
 
 class Link:
     """Carries one outbox to one peer. on_reached: told that the peer has just answered on this link. on_told: given
-    what the peer says on it, as bytes. write: shared by all links, so that what many are told is written once. up: my
-    line, on which messages wait for nothing."""
+    what the peer says on it, packed, and what unpacks it. write: shared by all links, so that what many are told is
+    written once. up: my line, on which messages wait for nothing."""
 
     def __init__(
         self,
         channels: PeerChannels,
         write: Callable[[Control], bytes],
         on_reached: Callable[[PeerId], None],
-        on_told: Callable[[PeerId, bytes], Awaitable[None]],
+        on_told: Callable[[PeerId, bytes, Inflater], Awaitable[None]],
         up: LentLine,
     ) -> None:
         self._channels, self._config, self._on_reached, self._on_told = channels, channels.config, on_reached, on_told
@@ -428,18 +429,20 @@ class Link:
     ) -> Answer | Signal | None:
         """Hear pongs and messages until anything else is said, which ends the link. Raises as PeerChannels.read, and
         BadMessage."""
+        unpacked = Inflater(self._config.reader.longest)
         while (said := await self._channels.read(stream, channel)) is not None:
             match read_answer(said)[0]:
                 case Pong() as pong:
                     if probe.answered(pong, now=asyncio.get_running_loop().time()):
                         self._on_reached(self._channels.peer)
                 case Told(message):
-                    await self._on_told(self._channels.peer, message)
+                    await self._on_told(self._channels.peer, message, unpacked)
                 case answer:
                     return answer
         return None
 
     async def _write(self, stream: grpc.aio.StreamStreamCall, probe: Probe) -> None:
+        packed = Deflater()
         try:
             while True:
                 await self.outbox.filled()
@@ -448,9 +451,9 @@ class Link:
                     await stream.done_writing()
                     return
                 if ping := probe.ask(now=asyncio.get_running_loop().time()):
-                    await stream.write(write_control(ping))
+                    await stream.write(packed(write_control(ping)))
                 if self.outbox:  # it may have been cleared meanwhile
-                    data = self.outbox.pop()
+                    data = packed(self.outbox.pop())
                     self._up.spend(len(data))
                     await stream.write(data)
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError):

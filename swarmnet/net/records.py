@@ -123,7 +123,7 @@ def places_of(record: Record, parts: Sequence[int] = ()) -> tuple[Place, ...]:
 # there first how many parts there are. A peer reads its own part of each stage near it, so it reads as much in a stage
 # of a thousand as in one of thirty.
 
-MANY, FEW = 32, 12
+MANY, FEW = 24, 9
 """Records of a part: more are cut in two, fewer are put together."""
 
 MAX_PARTS = 10

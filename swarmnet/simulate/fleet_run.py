@@ -13,9 +13,10 @@ import math
 import random
 import statistics
 import time
+import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from swarmnet.errors import SwarmError
@@ -26,13 +27,15 @@ from swarmnet.messages import Control, Request
 from swarmnet.simulate.fleet import Fleet, Machine, shape
 from swarmnet.simulate.swarm import Node, Swarm
 from swarmnet.wire.convert import write_control, write_request
+from swarmnet.wire.deflate import Deflater
 from swarmnet.wire.peer_ids import peer_id_from_public_bytes
 
 _TICK_S, _FAULT_S = 0.25, 0.1
 """How often it is looked whether the run is over; where there are faults, whether one is due."""
 
-_WEIGHED, _EVERY = 16, 61
-"""So many messages of a kind are written to weigh them, then one of so many: writing all takes longer than the rest."""
+_EVERY = 61
+"""What one of so many links carries is written and packed to weigh it: writing all takes longer than the rest. In a
+fleet of fewer peers one of as many links as there are peers."""
 
 _COLLECT = 50_000, 20, 100
 """When garbage is collected: rarely."""
@@ -63,25 +66,35 @@ class _Ended(SwarmError):
     """Its time is over, or who runs it has seen enough."""
 
 
-@dataclass
 class _Weights:
     """How many messages of each kind were sent, and what those weigh that were written."""
 
-    count: Counter[type] = field(default_factory=Counter)
-    written: Counter[type] = field(default_factory=Counter)
-    num_bytes: Counter[type] = field(default_factory=Counter)
+    def __init__(self, every: int) -> None:
+        self._every = every
+        self._links: dict[tuple[PeerId, PeerId], Deflater | None] = {}
+        self._count: Counter[type] = Counter()
+        self._written: Counter[type] = Counter()
+        self._num_bytes: Counter[type] = Counter()
 
-    def add(self, message: Control | Request) -> None:
-        kind = type(message)
-        self.count[kind] += 1
-        if self.count[kind] <= _WEIGHED or not self.count[kind] % _EVERY:
-            self.written[kind] += 1
+    def add(self, sender: PeerId, receiver: PeerId, message: Control | Request) -> None:
+        kind, link = type(message), (sender, receiver)
+        self._count[kind] += 1
+        if link not in self._links:
+            weighed = zlib.crc32(f"{sender}/{receiver}".encode()) % self._every == 0
+            self._links[link] = Deflater() if weighed else None
+        packed = self._links[link]
+        # A rare kind may never come on a link that is weighed.
+        if packed is not None or not self._written[kind]:
+            self._written[kind] += 1
             write: Callable[[Any], bytes] = write_control if kind in _ONE_WAY else write_request
-            self.num_bytes[kind] += len(write(message))
+            data = write(message)
+            self._num_bytes[kind] += len(packed(data) if packed is not None and kind in _ONE_WAY else data)
 
     def total(self) -> dict[str, float]:
         """Bytes by kind."""
-        return {kind.__name__: self.num_bytes[kind] / self.written[kind] * count for kind, count in self.count.items()}
+        return {
+            kind.__name__: self._num_bytes[kind] / self._written[kind] * count for kind, count in self._count.items()
+        }
 
 
 _ONE_WAY = frozenset(Control.__args__)
@@ -122,7 +135,7 @@ class FleetSimulation:
             name = f"trainer-{number}"
             self._ids[name] = swarm.trainer_names[number] = peer_id_of(name)
             swarm.network.lines.regions[self._ids[name]] = number % len(fleet.regions)
-        self._weights = _Weights()
+        self._weights = _Weights(min(_EVERY, len(fleet.machines)))
         swarm.network.on_sent = self._weights.add
         swarm.hooks.append(self._on_event)
         self._stopped = False

@@ -62,7 +62,7 @@ class MemoryNetwork:
         self.loop, self.links, self.rng = loop, links, random.Random(seed)
         self.lines = SimulatedLinks(links)
         self.sent: Counter[str] = Counter()
-        self.on_sent: Callable[[Control | Request], None] | None = None
+        self.on_sent: Callable[[PeerId, PeerId, Control | Request], None] | None = None
         self.priorities: defaultdict[PeerId, Priority] = defaultdict(Priority)
         self._nodes: dict[PeerId, _Node] = {}
         self._last_at: dict[tuple[PeerId, PeerId], float] = {}
@@ -147,7 +147,7 @@ class MemoryNetwork:
         """One-way message."""
         self.sent[type(message).__name__] += 1
         if self.on_sent is not None:
-            self.on_sent(message)
+            self.on_sent(sender, peer, message)
         node, mine = self._nodes.get(peer), self._nodes.get(sender)
         # Who cannot dial the other speaks on the link that the other has opened.
         dials = not self.lines.blocked(sender, peer)
@@ -188,7 +188,7 @@ class MemoryNetwork:
         """Begin a call."""
         self.sent[type(request).__name__] += 1
         if self.on_sent is not None:
-            self.on_sent(request)
+            self.on_sent(sender, peer, request)
         call = _SimulatedCall(sender, peer)
         node = self._nodes.get(peer)
         mine = self._nodes.get(sender)

@@ -45,7 +45,7 @@ MAX_TENSORS = 16
 MAX_INVITATION_CHARS = 512
 MAX_SOFTWARE_CHARS = 64
 
-NONCE_BYTES = 8
+NONCE_BYTES = 4
 """Of a Ping and its Pong."""
 
 _LATER_VERSIONS_BYTES = 1024
@@ -242,6 +242,8 @@ class Reader:
         self._answers = Envelope(calls_pb2.AnswerHeader, "answer", _ANSWER_KINDS, bounds)
         number = {field.name: field.number for field in control_pb2.Envelope.DESCRIPTOR.fields}
         self._most_control = {number[name]: _capped(kind.most_bytes) for name, kind in self._control.kinds.items()}
+        self.longest = max(self._most_control.values())
+        """Bytes of the longest one-way message."""
         self._most_request = _capped(max(kind.most_bytes for kind in REQUESTS.kinds.values()) + _DECLARED.most_bytes)
 
     def most_bytes(self, *kinds: type) -> int:

@@ -30,6 +30,7 @@ from swarmnet.net.identity import Identity
 from swarmnet.net.traffic import Allowance
 from swarmnet.transport import ReadPayload
 from swarmnet.wire.convert import read_answer, write_control, write_request
+from swarmnet.wire.deflate import Deflater
 from tests.contracts.transport_contract import FETCH, LIMIT_S, PROCESS, ScriptedService, execute
 
 BURST = 20
@@ -49,8 +50,9 @@ def test_who_sends_too_much_waits_alone(caplog: pytest.LogCaptureFixture) -> Non
             links = [channel.stream_stream(LINK)(timeout=15) for _ in range(2)]
             for link in links:
                 assert read_answer(await link.read())[0] == Accepted()
+                packed = Deflater()
                 for number in range(BURST):
-                    await link.write(write_control(execute(number, honest.peer)))
+                    await link.write(packed(write_control(execute(number, honest.peer))))
             heard = [await service.told.get() for _ in range(BURST)]
             assert {caller for caller, _ in heard} != {honest.peer}
             few = BURST // 2  # a ping goes with them, and counts

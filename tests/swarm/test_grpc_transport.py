@@ -42,6 +42,7 @@ from swarmnet.net.identity import Identity
 from swarmnet.net.tls import Authority, Leaf, open_authority, trust_anchor
 from swarmnet.transport import ReadPayload
 from swarmnet.wire.convert import (
+    NONCE_BYTES,
     GreetFirst,
     Hello,
     Ping,
@@ -506,7 +507,7 @@ def test_what_is_wrong_on_the_way_back_ends_that_link_and_nothing_else() -> None
             b.tell(a.peer, HEARTBEAT)
             assert await service_a.told.get() == (b.peer, HEARTBEAT)
             links = a._callee._back
-            for wrong in (b"no message", write_control(Ping(bytes(8)))):
+            for wrong in (b"no message", write_control(Ping(bytes(NONCE_BYTES)))):
                 link = links[b.peer]
                 link._write = lambda _, wrong=wrong: wrong
                 link.put(HEARTBEAT)

@@ -48,6 +48,7 @@ from swarmnet.net.tls import Leaf, open_authority, trust_anchor
 from swarmnet.transport import ReadPayload
 from swarmnet.wire.codecs import encode
 from swarmnet.wire.convert import write_control, write_hello, write_request
+from swarmnet.wire.deflate import Deflater
 from tests.unit import test_wire_messages as messages
 
 RATE, GROWTH_BYTES, SHARE = 200.0, 64 << 20, 0.9
@@ -240,7 +241,10 @@ def corpus(of: Victim, number: int) -> list[tuple[str, bytes]]:
     for at in range(number):
         method = list(strategies)[at % len(strategies)]
         whole = rng.choice(drawn_of[method])
-        found.append((method, rng.choice((whole, whole, _damaged(whole, rng), rng.randbytes(rng.randrange(400))))))
+        message = rng.choice((whole, whole, _damaged(whole, rng), rng.randbytes(rng.randrange(400))))
+        if method == LINK and rng.random() < 0.8:
+            message = Deflater()(message)  # else nothing of it would be read
+        found.append((method, message))
     return found
 
 

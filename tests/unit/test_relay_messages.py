@@ -27,12 +27,12 @@ from swarmnet.wire.relay import (
 )
 
 PEER, IDENT = Identity.generate().peer, bytes(range(ID_BYTES))
-ASKS = [Reserve(), Connect(PEER, IDENT), Connect(PEER, IDENT, reverse=True), Arrive(IDENT), Ping(b"12345678")]
+ASKS = [Reserve(), Connect(PEER, IDENT), Connect(PEER, IDENT, reverse=True), Arrive(IDENT), Ping(b"1234")]
 REPLIES = [
     Accepted(),
     Reserved(1 << 20, 8.0),
     Summon(PEER, IDENT, reverse=True),
-    Pong(b"12345678"),
+    Pong(b"1234"),
     Busy(2.0, -1),
     Rejected(RejectCode.NOT_SERVED, "no place here"),
     GreetFirst(),

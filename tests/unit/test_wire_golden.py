@@ -96,7 +96,7 @@ TENSOR = Packed("fp32", (2, 3), bytes(24))
 
 CONTROLS = (
     Heartbeat(STAMP, 1 << 63, True, BALLOT, (COMMIT,), (COMMIT, COMMIT), 12, True, "cpu/1",
-              Measure(40, chain(8), b"bits"), chain(7), (peer(3), peer(4)), (peer(5),)),
+              Measure(40, chain(8), b"bits"), chain(7), (peer(3), peer(4)), (peer(5),), wants=b"\x05"),
     Prepare(STAMP, BALLOT, frozenset({3, 8}), True),
     Claim(*FENCED, 6),
     Granted(*FENCED, 6),
@@ -109,7 +109,7 @@ CONTROLS = (
     Round(STAMP, BALLOT, ROUND_ID, SHARES, (peer(1), peer(2)), (peer(3),), frozenset({4}), (10**6, 10**12), (2,), 3),
     Committed(COMMIT, RESTART),
     Execute(STAMP, BALLOT, 6),
-    Ping(b"8 bytes."),
+    Ping(b"four"),
 )  # fmt: skip
 REQUESTS = (
     Process(41, 2, 6, "eval", True, True),
@@ -145,7 +145,7 @@ ANSWERS = (
     GreetFirst(),
     Pulse(),
     Done(),
-    Pong(b"8 bytes."),
+    Pong(b"four"),
     Told(b"an envelope"),
 )
 LEAST = (  # every optional field empty

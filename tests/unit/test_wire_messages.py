@@ -71,6 +71,7 @@ from swarmnet.wire import convert
 from swarmnet.wire.convert import (
     ANSWERS,
     CONTROL,
+    NONCE_BYTES,
     REQUESTS,
     Done,
     GreetFirst,
@@ -103,7 +104,7 @@ indexes = st.frozensets(st.integers(0, 300), max_size=20)
 hex32 = st.binary(min_size=32, max_size=32).map(bytes.hex)
 peers = st.binary(min_size=32, max_size=32).map(peer_id_from_public_bytes)
 digests = st.binary(min_size=1, max_size=64)
-nonces = st.binary(min_size=8, max_size=8)
+nonces = st.binary(min_size=NONCE_BYTES, max_size=NONCE_BYTES)
 digests32 = st.binary(min_size=32, max_size=32)
 ballots = st.builds(Ballot, steps, peers)
 rounds = st.builds(RoundId, ballots, steps)
