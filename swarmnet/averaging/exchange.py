@@ -15,7 +15,7 @@ import itertools
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 from swarmnet.averaging.butterfly import (
     PAUSE_S,
@@ -29,6 +29,7 @@ from swarmnet.averaging.butterfly import (
     planned_groups,
 )
 from swarmnet.averaging.grid import circles, grid_of
+from swarmnet.averaging.meeting import Meeting
 from swarmnet.averaging.parts import chunk_elements, shares
 from swarmnet.averaging.replay_log import ReplayLog
 from swarmnet.averaging.watch import Meter, Watch, allowance_s, needs_s
@@ -77,14 +78,6 @@ def pieces(start: int, stop: int, size: int = PIECE_ELEMENTS) -> list[tuple[int,
     """Cut [start, stop) into pieces of `size` elements; an empty range is one empty piece."""
     edges = [*range(start, stop, size), stop] if start < stop else [start, stop]
     return list(itertools.pairwise(edges))
-
-
-class Meeting(Protocol):
-    """Where members of simulated rounds meet, instead of streams between them."""
-
-    async def sum(self, me: PeerId, sums: Summation, current: Round, losses: Mapping[int, tuple[float, int]]) -> Losses:
-        """Bring my contribution, and return once the whole sum is in my sum buffer: the losses of the round."""
-        ...
 
 
 class Exchange:

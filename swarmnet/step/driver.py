@@ -106,6 +106,8 @@ class StepDriver:
         """A message from another replica (or from this one)."""
         # Of what comes in one turn of the event loop the keeper makes one sense.
         if not self._inbox:
+            if isinstance(message, Heartbeat) and self.member.heartbeats.repeats(peer, message, now=self._now()):
+                return
             asyncio.get_running_loop().call_soon(self._read)
         self._inbox.append((peer, message))
 

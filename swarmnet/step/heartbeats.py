@@ -46,6 +46,9 @@ class Heartbeats:
         self._questions = Questions(of.me, of.timers.heartbeat_s / 2)
         # What follows of what others know, until I know more.
         self._memo_of: tuple[object, ...] = ()
+        self._made: dict[_Told, Heartbeat] = {}
+        self._said: dict[tuple[PeerId, int], Heartbeat] = {}  # the last of each from whose repetition nothing follows
+        self._plain_of: tuple[object, ...] = ()
         self._lists: dict[tuple[bytes, bytes], frozenset[Commit]] = {}
 
     def to(self, peer: PeerId | None) -> Heartbeat:
@@ -84,8 +87,37 @@ class Heartbeats:
         for peer in to:
             told = self._told(peer)
             if told not in made:
-                made[told] = self._make(told)
+                beat, before = self._make(told), self._made.get(told)
+                made[told] = self._made[told] = before if before is not None and before == beat else beat
             yield peer, made[told]
+
+    def repeats(self, peer: PeerId, beat: Heartbeat, *, now: float) -> bool:
+        """Does a heartbeat say what its sender's last one said, of which nothing but its being alive follows here?"""
+        said = self._said.get((peer, beat.stamp.stage))
+        if said is None or (said is not beat and said != beat) or self._plain_of != self._plainly():
+            return False
+        if not self._of.view.alive(peer, now=now, stage=beat.stamp.stage):
+            return False
+        self.graph.asked(peer, chosen=beat.asks, now=now)
+        return self._of.view.hear_again(peer, beat, now=now)
+
+    def took(self, peer: PeerId, beat: Heartbeat) -> None:
+        """A heartbeat has been looked at, and nothing is asked of its sender."""
+        if self._plain_of != (of := self._plainly()):
+            self._plain_of = of
+            self._said.clear()
+        plain = beat.synced and not (beat.commits or beat.last_commits or beat.wants)
+        known = {commit.stage for commit in self._of.barrier.known}
+        here = beat.stamp.step == self._of.version and self._of.view.get(peer, beat.stamp.stage) is not None
+        if plain and here and stages_in(beat.known) <= known:
+            self._said[peer, beat.stamp.stage] = beat
+        else:
+            self._said.pop((peer, beat.stamp.stage), None)
+
+    def _plainly(self) -> tuple[object, ...]:
+        """What of mine decides what follows of a heartbeat."""
+        of = self._of
+        return of.version, of.chain, of.restart, of.synced, of.barrier.known
 
     def _told(self, peer: PeerId) -> _Told:
         sparse = bool(self._of.view.sparse)

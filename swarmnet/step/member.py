@@ -468,6 +468,7 @@ class Member:
         elif mate and self.version - self.shape.delay.most <= step <= self.version and self._stands(peer, now) != stood:
             for open_step in self.steps:
                 open_step.keep()
+        self.heartbeats.took(peer, beat)
         return actions
 
     def _stands(self, peer: PeerId, now: float) -> tuple[object, ...]:

@@ -123,6 +123,13 @@ class View:
         seen.numerics, seen.measure = beat.numerics, beat.measure
         return fresh
 
+    def hear_again(self, peer: PeerId, beat: Heartbeat, *, now: float) -> bool:
+        """Take in a heartbeat that says what the last one said, of a peer that is alive."""
+        seen = self._seen[beat.stamp.stage][peer]
+        self._alive(seen, now)
+        seen.steady, seen.touched = seen.touched, False
+        return seen.incarnation == beat.incarnation
+
     def touch(self, peer: PeerId, *, now: float) -> None:
         """Any message is a sign of life."""
         self.changes += 1

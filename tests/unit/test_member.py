@@ -866,3 +866,32 @@ def test_who_has_not_applied_yet_is_told_the_last_commits_if_it_asks():
     table.do("A", table.members["A"].receive(PeerId("late"), asks, now=table.now))
     told = [message for _, to, message in table.take(kind(Heartbeat, to="late")) if message.last_commits]
     assert [commit.contributors for each in told for commit in each.last_commits] == [("A", "K")], "with their names"
+
+
+def test_of_a_repeated_heartbeat_nothing_follows_but_that_its_sender_lives() -> None:
+    table = Table("A", "K")
+    mine, peer = table.members["A"], PeerId("K")
+    beat, now = table.members["K"].heartbeat(PeerId("A")), table.now
+    assert not mine.heartbeats.repeats(peer, replace(beat, queue=1), now=now), "it was never said"
+    mine.receive(peer, beat, now=now)
+    assert mine.heartbeats.repeats(peer, replace(beat), now=now + 2.0)
+    silence_s = mine.timers.suspect_s
+    assert mine.view.alive(peer, now=now + 2.0 + silence_s) and not mine.view.alive(peer, now=now + 20.0)
+    assert not mine.heartbeats.repeats(peer, beat, now=now + 20.0), "it comes back: who waits for it has to hear"
+    mine.receive(peer, beat, now=now + 20.0)
+    assert not mine.heartbeats.repeats(peer, replace(beat, draining=True), now=now + 20.0), "it is news"
+    mine.gone(peer, definite=True, now=now + 20.5)
+    assert not mine.heartbeats.repeats(peer, beat, now=now + 21.0), "it was sent before it died"
+
+
+def test_a_repeated_heartbeat_is_looked_at_again_after_a_step() -> None:
+    table = Table("A", "K")
+    mine, peer = table.members["A"], PeerId("K")
+    beat = table.members["K"].heartbeat(PeerId("A"))
+    mine.receive(peer, beat, now=table.now)
+    assert mine.heartbeats.repeats(peer, beat, now=table.now)
+    table.execute("A", 0)
+    table.execute("K", 1)
+    table.finish_all()
+    mine.applied(now=table.now)
+    assert not mine.heartbeats.repeats(peer, beat, now=table.now), "its sender is behind now"
