@@ -178,7 +178,7 @@ class MemoryNetwork:
         node.service.on_tell(sender, message)
         if mine is not None and node.answers and isinstance(message, Heartbeat):
             # gRPC pings among its messages: here every heartbeat brings one, and the answer takes no time to come back.
-            self.loop.at_once(mine.process, lambda: self._hand_back(node.peer, mine))
+            self.loop.at_once(mine.process, self._hand_back, node.peer, mine)
 
     def _hand_back(self, peer: PeerId, mine: _Node) -> None:
         if self._nodes.get(mine.peer) is mine and self.lines.dials(mine.peer, peer):

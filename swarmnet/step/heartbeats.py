@@ -46,6 +46,8 @@ class Heartbeats:
         self._questions = Questions(of.me, of.timers.heartbeat_s / 2)
         # What follows of what others know, until I know more.
         self._memo_of: tuple[object, ...] = ()
+        self._lacking: frozenset[int] = frozenset()  # the stages whose commits are none of these
+        self._lacking_of: tuple[Commit, ...] = ()
         self._made: dict[_Told, Heartbeat] = {}
         self._said: dict[tuple[PeerId, int], Heartbeat] = {}  # the last of each from whose repetition nothing follows
         self._plain_of: tuple[object, ...] = ()
@@ -151,18 +153,24 @@ class Heartbeats:
     def ask(self, beat: tuple[PeerId, Heartbeat] | None, *, now: float) -> list[Action]:
         """Ask for commits of my step that I lack: who sent this heartbeat, or else whoever has them."""
         of, known = self._of, dict[PeerId, Set[int]]()
-        lacking = frozenset(range(of.shape.num_stages)) - {commit.stage for commit in of.barrier.known}
+        if of.barrier.known is not self._lacking_of or not self._lacking_of:
+            self._lacking_of = of.barrier.known
+            self._lacking = frozenset(range(of.shape.num_stages)) - {commit.stage for commit in of.barrier.known}
+        lacking = self._lacking
         if not lacking or of.done or of.applying:
             return []
         for stage, peer, seen in of.view.known() if beat is None else self._sender(*beat):
             if found := lacking & self._known_to(stage, seen):
                 known[peer] = known.get(peer, frozenset()) | found
+        # Mostly a heartbeat tells of nothing that I lack.
+        if not known:
+            return []
         # In a large stage all hear the keeper: it is asked only if nobody else answers.
         keeper = of.promised.peer if of.promised is not None and of.view.sparse else None
         asked = known if beat is None else {peer: stages for peer, stages in known.items() if peer != keeper}
-        wanted = self._questions.whom(lacking, asked, last=keeper, now=now) if known else {}
+        wanted = self._questions.whom(lacking, asked, last=keeper, now=now)
         # I have heard of these and do not believe them: the word of everybody who knows them may be what is missing.
-        heard = lacking & of.membership.open_stages(of.version) if known else frozenset[int]()
+        heard = lacking & of.membership.open_stages(of.version)
         for peer, stages in known.items() if heard else ():
             if untold := {stage for stage in stages & heard if not of.membership.has_told(peer, stage, of.version)}:
                 wanted[peer] = wanted.get(peer, frozenset()) | untold
