@@ -442,6 +442,7 @@ function PeerPage({ data, peer }) {
       ${facts([
         ["reached", found.addresses.length === 0 ? "by nobody" : found.addresses.every((each) => each.includes("/p2p-circuit/")) ? "through relays" : "directly"],
         ...found.addresses.map((each) => ["address", html`<code>${each}</code>`]),
+        ["region", found.region || "not said"],
         ["software", found.software || "unknown"],
         ["numerics", found.numerics || "unknown"],
         ["run went back", found.restart ? count(found.restart, "time") : "never"],
