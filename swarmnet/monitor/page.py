@@ -197,6 +197,7 @@ def _peer(replica: ReplicaLine) -> dict[str, Any]:
         "addresses": replica.addresses,
         "numerics": str(replica.numerics),
         "software": replica.software,
+        "region": replica.region,
         "restart": replica.restart,
     }
 

@@ -308,23 +308,28 @@ async def _show(where: str, links: Sequence[str], on_event: OnEvent) -> None:
     if not where:
         return
     host, port = listen_at(where)
-    command = [*same_python(), "-m", "swarmnet", "dashboard", links[-1], "--host", host, "--port", str(port)]
-    process = await asyncio.create_subprocess_exec(*dies_with_parent(*command), stdout=asyncio.subprocess.PIPE)
-    assert process.stdout is not None
+    command = [*same_python(), "-m", "swarmnet", "dashboard", *links[-1:], "--host", host, "--port", str(port)]
+    process = None
     try:
-        with contextlib.suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, process.pid, 10)
-        at = (await process.stdout.readline()).decode().split()
-        if at:
+        process = await asyncio.create_subprocess_exec(
+            *dies_with_parent(*command),
+            stdout=asyncio.subprocess.PIPE,
+            start_new_session=True,  # Ctrl+C is this process's, which then ends that one
+        )
+        os.setpriority(os.PRIO_PROCESS, process.pid, 10)
+        assert process.stdout is not None
+        if at := (await process.stdout.readline()).decode().split():
             on_event("dashboard", {"at": at[-1]})
-        code = await process.wait()
-        on_event("no_dashboard", {"reason": f"its process ended with exit code {code}", "then": "the peer goes on"})
+        reason = f"its process ended with exit code {await process.wait()}"
+    except OSError as error:
+        reason = error.strerror or str(error)
     finally:
-        if process.returncode is None:
+        if process is not None and process.returncode is None:
             process.terminate()  # and it dies with this process, if that is sooner
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_END_S):
                     await process.wait()
+    on_event("no_dashboard", {"reason": reason, "then": "the peer goes on"})
 
 
 async def _moving(peer: Peer, config: PeerConfig, fits: Collection[int]) -> NewStage:

@@ -166,6 +166,7 @@ def test_a_peer_is_killed_and_seen_to_go_while_the_curve_moves_on(tmp_path: Path
         eventually(driver, f"{GONE}.includes('{victim}')")
         eventually(driver, f"!{NODES}.includes('{victim}') && {NODES}.includes('{listening['peer']}')")
         eventually(driver, f"Number({STEP}) > {before}")
+        eventually(driver, "document.querySelector('rect.phase.averaging, rect.phase.backward')")
         marks = driver.execute_script("return fetch('data.json').then(answer => answer.json())")["marks"]
         assert ("gone", f"...{victim[-8:]} left stage 0") in [(each["kind"], each["text"]) for each in marks]
         assert not driver.execute_script("return window.owned || document.querySelector('img')")

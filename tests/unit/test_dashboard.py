@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import socket
 from pathlib import Path
 from typing import Any, cast
@@ -136,6 +137,31 @@ def test_what_strangers_say_is_text_that_does_nothing_to_its_surroundings() -> N
 def test_the_pages_own_script_makes_no_html_of_a_text_and_names_no_other_host() -> None:
     own = [(ASSETS / name).read_text(encoding="utf-8") for name in ("index.html", "page.js", "page.css")]
     assert not [word for text in own for word in ("innerHTML", "dangerously", "eval(", "://") if word in text]
+
+
+def brightness(color: str) -> float:
+    """Relative luminance, WCAG 2."""
+    parts = [int(color[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+    red, green, blue = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+def contrast(one: str, other: str) -> float:
+    low, high = sorted((brightness(one), brightness(other)))
+    return (high + 0.05) / (low + 0.05)
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_words_are_read_and_lines_seen_on_each_ground(theme: str) -> None:
+    sheet = (ASSETS / "page.css").read_text(encoding="utf-8")
+    tables = re.findall(r":root \{(.*?)\}", sheet, flags=re.DOTALL)
+    of = dict(re.findall(r"--([a-z-]+): (#[0-9a-f]{6})", tables[theme == "dark"]))
+    grounds = ["ground", "card", "note-ground"]
+    words = [(word, ground) for word in ("ink", "soft", "good", "warn", "bad", "loss") for ground in grounds]
+    words += [("ink", "warn-ground"), ("ink", "bad-ground")]
+    assert not [(pair, found) for pair in words if (found := contrast(*(of[each] for each in pair))) < 4.5]
+    drawn = ("loss", "held", "pace", "forward", "backward", "averaging", "barrier", "update", "good", "bad")
+    assert not [(each, found) for each in drawn if (found := contrast(of[each], of["card"])) < 3.0]
 
 
 @pytest.mark.parametrize(

@@ -130,10 +130,10 @@ def test_of_a_crowd_each_stage_is_shown_and_how_many_there_are() -> None:
 
 def test_of_many_who_came_and_went_the_last_are_shown_and_all_who_are_here() -> None:
     looks = Looks()
-    for number in range(2 * MOST_STAYS):
+    for number in range(MOST_STAYS + 20):
         data = looks.look(record("a"), record(f"p{number}"))
     assert len(data["stays"]) <= MOST_STAYS
-    assert [each["peer"] for each in data["stays"] if not each["how"]] == ["a", f"p{2 * MOST_STAYS - 1}"]
+    assert [each["peer"] for each in data["stays"] if not each["how"]] == ["a", f"p{MOST_STAYS + 19}"]
 
 
 def test_a_long_curve_is_thinned_and_keeps_its_spikes() -> None:

@@ -7,7 +7,8 @@ const html = htm.bind(h);
 const EVERY_MS = 2000;
 const OLD_S = 15; // a look that is older says so
 const WIDE = 720; // pixels from which on the map lies along the page
-const MOST_NODES = 12; // of a stage, on the map
+const MOST_NODES = 12; // of a stage, on the map; half as many on a narrow page
+const MOST_ROWS = 30; // of the membership
 
 // ---------------------------------------------------------------- words and numbers
 
@@ -113,7 +114,7 @@ function RunSections({ data }) {
     </section>`}
     <section class="card"><h2>Membership</h2>
       <${Sized} label="Membership">${(width) => html`<${Timeline} data=${data} width=${width} />`}<//>
-      ${data.num_stays > data.stays.length && html`<p class="soft">The last ${number(data.stays.length)} of ${number(data.num_stays)}.</p>`}
+      ${data.num_stays > MOST_ROWS && html`<p class="soft">The last ${MOST_ROWS} who came or went.</p>`}
       <ul class="legend"><li><b class="joined">▬</b>here</li><li><b class="left">▬</b>was here, and left in good order</li>
         <li><b class="gone">✕</b>gone without a word (noticed within 30 s)</li></ul>
     </section>
@@ -124,14 +125,16 @@ function Tiles({ data }) {
   const tile = (name, value, more) => html`<div><dt>${name}</dt><dd>${value}<small>${more}</small></dd></div>`;
   const held = data.held_out;
   return html`<dl class="tiles">
-    ${tile("step", data.version ?? "–", data.steps ? `of ${number(data.steps)}` : null)}
+    ${tile("step", number(data.version), data.steps ? `of ${number(data.steps)}` : null)}
     ${tile("loss", data.loss == null ? "–" : data.loss.toFixed(4), "nats/token")}
     ${tile("held-out loss", held ? held.loss.toFixed(4) : "–", held ? `version ${held.version}` : null)}
     ${tile("tokens/s", number(data.tokens_per_second), "of the whole run")}
     ${tile("time left", data.finished ? "0:00" : duration(data.eta_s), data.eta_s >= 3600 ? "h:min:s" : "min:s")}
     ${tile("learning rate", data.learning_rate == null ? "–" : data.learning_rate.toPrecision(3))}
     ${tile("gradient norm", data.grad_norm == null ? "–" : data.grad_norm.toPrecision(3))}
-    ${tile("replicas", data.stages.map((each) => each.synced).join("/") || "–", "synced, by stage")}
+    ${data.stages.length <= 4
+      ? tile("replicas", data.stages.map((each) => each.synced).join("/") || "–", "synced, by stage")
+      : tile("replicas", number(data.stages.reduce((sum, each) => sum + each.synced, 0)), `synced, in ${data.stages.length} stages`)}
   </dl>`;
 }
 
@@ -247,13 +250,14 @@ const NODE = { width: 132, height: 48 };
 
 function SwarmMap({ data, width }) {
   const along = width >= WIDE;
+  const some = along ? MOST_NODES : MOST_NODES / 2;
   const stages = data.stages.map((each) => ({
     title: `stage ${each.stage}`,
-    more: each.replicas - Math.min(each.peers.length, MOST_NODES),
+    more: each.replicas - Math.min(each.peers.length, some),
     under: `${each.synced} of ${each.replicas} synced`,
-    nodes: each.peers.slice(0, MOST_NODES).map((peer) => ({ peer, line: data.peers[peer].stages.find((line) => line.stage === each.stage) })),
+    nodes: each.peers.slice(0, some).map((peer) => ({ peer, line: data.peers[peer].stages.find((line) => line.stage === each.stage) })),
   }));
-  const trainers = data.trainers.slice(0, MOST_NODES).map((peer) => ({ peer }));
+  const trainers = data.trainers.slice(0, some).map((peer) => ({ peer }));
   const columns = [
     { title: "trainers", under: count(data.num_trainers, "trainer"), more: data.num_trainers - trainers.length, nodes: trainers },
     ...stages,
@@ -364,6 +368,9 @@ function Timeline({ data, width }) {
     const name = `${stay.stage} ${stay.peer}`;
     rows.set(name, [...(rows.get(name) ?? []), stay]);
   }
+  const last = (stays) => Math.max(...stays.map((stay) => stay.ended ?? stay.began ?? 0));
+  const news = [...rows.keys()].sort((a, b) => last(rows.get(b)) - last(rows.get(a)));
+  for (const name of news.slice(MOST_ROWS)) rows.delete(name);
   const left = 142;
   const [from, to] = [data.since, Math.max(data.time, data.since + 10)];
   const x = (time) => left + ((time - from) / (to - from)) * (width - left - 16);
@@ -401,7 +408,7 @@ function PeerTable({ data }) {
   const lines = Object.entries(data.peers).flatMap(([peer, all]) => all.stages.map((line) => ({ peer, ...line })));
   const total = data.stages.reduce((sum, each) => sum + each.replicas, 0);
   lines.sort((a, b) => a.stage - b.stage || b.counted - a.counted);
-  return html`<section class="card"><h2>Replicas</h2><div class="scroll" tabindex="0" role="group" aria-label="Replicas"><table>
+  return html`<section class="card"><h2>Replicas</h2><div class="scroll tall" tabindex="0" role="group" aria-label="Replicas"><table>
     ${lines.length < total && html`<caption>${number(lines.length)} of ${number(total)}</caption>`}
     <thead><tr><th scope="col">stage</th><th scope="col">peer</th><th scope="col">state</th><th scope="col" class="number">version</th>
       <th scope="col" class="number">held</th><th scope="col" class="number">microbatches</th><th scope="col" class="number">counted</th><th scope="col" class="number">of its stage</th></tr></thead>
@@ -442,6 +449,7 @@ function PeerPage({ data, peer }) {
       ${facts([
         ["reached", found.addresses.length === 0 ? "by nobody" : found.addresses.every((each) => each.includes("/p2p-circuit/")) ? "through relays" : "directly"],
         ...found.addresses.map((each) => ["address", html`<code>${each}</code>`]),
+        ["region", found.region || "not said"],
         ["software", found.software || "unknown"],
         ["numerics", found.numerics || "unknown"],
         ["run went back", found.restart ? count(found.restart, "time") : "never"],
