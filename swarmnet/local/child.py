@@ -43,6 +43,9 @@ BREAK_S = 5.0
 PULSE_S = 0.25
 """While a paced payload is under way, how often the caller hears of it."""
 
+HOLDING_S = 5.0
+"""How often a child says what it holds."""
+
 Say = Callable[..., None]
 
 
@@ -98,6 +101,10 @@ class Interposed:
         if not self._asked:
             self._asked = True
             self._say("asking")
+
+    def holding(self, *, tasks: int, blocks: int) -> None:
+        """Of asyncio, and of the interpreter's allocator: what grows there is a leak that /proc does not show yet."""
+        self._say("holding", tasks=tasks, blocks=blocks)
 
     async def healed(self, peer: PeerId, *, deadline: float) -> None:
         """Returns when the link to `peer` is not cut. Raises PeerTimeout after BREAK_S or at the deadline."""
@@ -309,9 +316,13 @@ def main(argv: list[str]) -> int:
 
 
 async def follow(orders: EventReader, between: Interposed) -> None:
-    """Carry out what is written, as it is written. Never returns."""
+    """Carry out what is written, as it is written; say now and then what this process holds. Never returns."""
+    loop, say_at = asyncio.get_running_loop(), 0.0
     while True:
         _read(orders, between)
+        if loop.time() >= say_at:
+            between.holding(tasks=len(asyncio.all_tasks()), blocks=sys.getallocatedblocks())
+            say_at = loop.time() + HOLDING_S
         await asyncio.sleep(POLL_S)
 
 

@@ -162,7 +162,13 @@ class RecordGate(RecordValidatorBase):  # type: ignore[misc]
         found = self._verified.get(data)
         if found is None or not now - GRACE_S < found.expiry_ms / 1000 <= now + MAX_AHEAD_S:
             self._verified[data] = found = unseal(data, now=now, grace_s=GRACE_S)
+            # Nobody reads the expired again: a node that runs for weeks holds what is valid, and not all it may.
+            while self._verified and self._expired(oldest := next(iter(self._verified)), now):
+                del self._verified[oldest]
         return found
+
+    def _expired(self, data: bytes, now: float) -> bool:
+        return self._verified[data].expiry_ms / 1000 <= now - GRACE_S
 
 
 class BoundedStorage(DHTLocalStorage):  # type: ignore[misc]

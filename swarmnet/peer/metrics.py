@@ -96,6 +96,7 @@ def figures(peer: Peer, seen: EventFigures, traffic: Traffic) -> Iterator[Metric
     yield info
     yield gauge("paused", "1: it takes no new microbatches, as asked.", peer.paused)
     yield gauge("halted", "1: the run cannot go on here until somebody comes.", peer.halted is not None)
+    yield gauge("tasks", "Of its event loop, running or waiting.", len(asyncio.all_tasks()))
     yield gauge("known_peers", "Peers whose records it holds, itself left out.", len(peer.records))
     yield gauge("run_tokens_per_second", "Of the whole run, over the last steps.", record.tokens_per_second)
     if seen.loss is not None and seen.grad_norm is not None:

@@ -252,17 +252,21 @@ class Roundings:
         )
         size = num_scales(averaging, shapes)
         self._memory = torch.zeros(1 + self._delay.most, size) if memory is None else memory.view(-1, size)
-        self._made: dict[int, Rounding] = {}
+        self._made: dict[int, tuple[int, Rounding]] = {}  # by row of the memory: of which step it is
 
     def of(self, step: int) -> Rounding:
         """The grid of an open step."""
         if not self.small:
             return self._plain
-        if step not in self._made:
+        row = step % len(self._memory)
+        made_for, made = self._made.get(row, (-1, self._plain))
+        # The step that had this row before is over, and nobody says so to ranks.
+        if made_for != step:
             scales = self._scales(step)
             is_set = bool(scales[0].numel()) and bool((scales[0] > 0).all())
-            self._made[step] = SmallRounding(self._held, scales, step=step) if is_set else self._plain
-        return self._made[step]
+            made = SmallRounding(self._held, scales, step=step) if is_set else self._plain
+            self._made[row] = step, made
+        return made
 
     def applied(self, step: int, totals: Sequence[Tensor], *, counted: int, clipped: float) -> None:
         """Step `step`, of `counted` microbatches, is over. totals: its sum, flat, one per parameter. clipped: what

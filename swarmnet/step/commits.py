@@ -65,7 +65,7 @@ def first_of(peers: Set[PeerId]) -> frozenset[PeerId]:
     return frozenset(peers if len(peers) <= MAX_COUNTING else sorted(peers, key=place_of)[:MAX_COUNTING])
 
 
-@functools.lru_cache(maxsize=4096)
+@functools.lru_cache(maxsize=1024)
 def statement(commit: Commit, restart: Restart) -> bytes:
     """What a vote signs: everything of the commit but the votes. The chain stands for run, stage and past."""
     of = hashlib.sha256(_DOMAIN)

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Mapping
+import time
+from collections.abc import Callable, Iterable, Mapping
 
 from swarmnet.telemetry.events import EventLog
 from swarmnet.telemetry.log import FieldLogger
@@ -27,19 +28,33 @@ _WARNED = """
 
 _LEVELS = dict.fromkeys(_TOLD.split(), logging.INFO) | dict.fromkeys(_WARNED.split(), logging.WARNING)
 
+# What may come with every step, of each stage; a line of it is worth reading once in _EVERY_S.
+_STEPWISE = frozenset(("applied", "evaluated", "checkpoint", "voided", "outer_step", "outer_missed", "averaged_alone"))
+_EVERY_S = 1.0
+
 _LONG = frozenset(("contributions", "digest", "chain", "weights_sha256", "incarnation", "pids"))  # Fields for programs.
 
 
 class Journal:
     """Call it with an event's name and fields."""
 
-    def __init__(self, events: EventLog, log: FieldLogger) -> None:
-        self._events, self._log = events, log
+    def __init__(self, events: EventLog, log: FieldLogger, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._events, self._log, self._clock = events, log, clock
+        self._told_at: dict[tuple[str, object], float] = {}
+        self._untold: dict[tuple[str, object], int] = {}
 
     def __call__(self, event: str, fields: dict[str, object]) -> None:
-        """Write to the events file; log at the level the event deserves."""
+        """Write to the events file; log at the level the event deserves, those of each step once a second."""
         self._events.emit(event, **fields)
         level = _LEVELS.get(event, logging.DEBUG)
+        untold = 0
+        if event in _STEPWISE:
+            key, now = (event, fields.get("stage")), self._clock()
+            if now - self._told_at.get(key, float("-inf")) < _EVERY_S:
+                self._untold[key] = self._untold.get(key, 0) + 1
+                level = logging.DEBUG
+            else:
+                self._told_at[key], untold = now, self._untold.pop(key, 0)
         if event == "listening":
             self._log.event("listening", peer=fields["peer"])
             self._invite(fields["links"], "others join with")
@@ -50,7 +65,7 @@ class Journal:
         elif self._log.isEnabledFor(level):
             # A line for a person: no digests, and no digits that nobody compares.
             shown = {key: _short(value) for key, value in fields.items() if key not in _LONG or level < logging.INFO}
-            self._log.at(level, event, shown)
+            self._log.at(level, event, shown | ({"untold": untold} if untold else {}))
 
     def _invite(self, links: object, words: str) -> None:
         """A line of its own for each link that others can join by, ready to be copied."""

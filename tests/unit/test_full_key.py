@@ -5,13 +5,15 @@ from __future__ import annotations
 import itertools
 import time
 
+from hivemind.dht.crypto import DHTRecord
 from hivemind.dht.routing import DHTID
-from test_records import NOW, RUN, announcement
+from hivemind.utils import MSGPackSerializer
+from test_records import ME, NOW, RUN, announcement
 
 from swarmnet.ids import PeerId
-from swarmnet.net.dht_node import MAX_LARGE_BYTES, ORDINARY_BYTES, BoundedStorage
+from swarmnet.net.dht_node import GRACE_S, MAX_LARGE_BYTES, ORDINARY_BYTES, BoundedStorage, RecordGate
 from swarmnet.net.identity import Identity
-from swarmnet.net.records import MAX_BYTES, RecordTable
+from swarmnet.net.records import MAX_BYTES, RecordTable, seal
 
 KEY, OTHER_KEY = DHTID.generate(source="ours"), DHTID.generate(source="another run's")
 ENTRIES = 8
@@ -102,3 +104,15 @@ def test_a_full_table_of_records_does_the_same() -> None:
     assert table.offer(announcement(who=people[0], ahead_s=40.0), now=NOW) is False, "it is known already"
     assert table.get(people[0].peer, now=NOW) is not None and table.get(PeerId("nobody"), now=NOW) is None
     assert table.get(people[0].peer, now=NOW + 41.0) is None
+
+
+def test_a_node_forgets_what_it_has_verified_once_that_has_expired() -> None:
+    now, lasts_s = NOW, 30
+    gate = RecordGate(lambda found: None, clock=lambda: now)
+    for second in range(300):
+        now = NOW + second
+        found = announcement(ahead_s=second + lasts_s)
+        subkey = MSGPackSerializer.dumps(ME.peer)
+        key = DHTID.generate(source=found.key).to_bytes()
+        assert gate.validate(DHTRecord(key, subkey, seal(found, ME.sign), found.expiry_ms / 1000))
+    assert lasts_s < len(gate._verified) <= lasts_s + GRACE_S

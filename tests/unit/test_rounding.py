@@ -1,6 +1,7 @@
 """The small grid: unbiased, the same for everybody, and as its page says."""
 
 import math
+import weakref
 import zlib
 
 import numpy as np
@@ -9,7 +10,7 @@ import torch
 
 from swarmnet.errors import BadMessage
 from swarmnet.ids import PeerId
-from swarmnet.manifest.schema import Averaging
+from swarmnet.manifest.schema import Averaging, Numerics
 from swarmnet.stage import rounding
 from swarmnet.stage.rounding import (
     FINENESS,
@@ -232,3 +233,14 @@ def test_dither_is_the_same_everywhere_and_spreads_evenly():
     # A golden ratio apart: no two microbatches of 34 are closer than that in any element.
     gaps = over.sort(dim=0).values.diff(dim=0)
     assert float(gaps.min()) > 0.5 / 34
+
+
+@pytest.mark.parametrize("late", [0, 1])
+def test_whoever_only_reads_the_scales_keeps_the_grids_of_open_steps_alone(late: int) -> None:
+    averaging = Averaging(codec="small", sync="overlap" if late else "exact")
+    shapes = dict(PARAMETERS)
+    memory = torch.ones(1 + averaging.delay.most, rounding.num_scales(averaging, shapes))
+    grids = rounding.Roundings(Numerics(), averaging, shapes, terms=8, memory=memory)
+    made = [weakref.ref(grids.of(step)) for step in range(20)]
+    assert sum(grid() is not None for grid in made) == len(memory)
+    assert grids.of(19) is made[19](), "an open step has one grid"

@@ -38,3 +38,26 @@ def test_an_address_that_only_this_machine_reaches_is_offered_only_where_there_i
     assert offered((LOOPBACK6, LAN, LOOPBACK)) == [LAN]
     assert offered((LOOPBACK, LOOPBACK6)) == [LOOPBACK, LOOPBACK6]
     assert offered([f"swarm:ab@{LOOPBACK}", f"swarm:ab@{LAN}"]) == [f"swarm:ab@{LAN}"]
+
+
+def test_what_comes_with_every_step_is_told_once_a_second_and_written_always(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    now = 0.0
+    with EventLog(tmp_path / "events.jsonl") as events, caplog.at_level(logging.INFO, "swarmnet"):
+        journal = Journal(events, telemetry.get("swarmnet.test"), clock=lambda: now)
+        for step in range(16):  # a quarter of a second each
+            now = step / 4
+            for stage in (0, 1):
+                journal("applied", {"stage": stage, "step": step})
+            journal("resync", {"step": step})  # not one of those
+    told = [vars(record)["swarmnet_fields"] for record in caplog.records if record.getMessage() == "applied"]
+    assert [fields for fields in told if fields["stage"] == 0] == [
+        {"stage": 0, "step": 0},
+        {"stage": 0, "step": 4, "untold": 3},
+        {"stage": 0, "step": 8, "untold": 3},
+        {"stage": 0, "step": 12, "untold": 3},
+    ]
+    assert len(told) == 8 and len(caplog.records) == 8 + 16
+    written = EventReader(tmp_path / "events.jsonl").read()
+    assert sum(event["event"] == "applied" for event in written) == 32
