@@ -6,6 +6,7 @@ Errors we named are one line on standard error; anything else is a bug and keeps
 from __future__ import annotations
 
 import contextlib
+import errno
 import importlib
 import io
 import os
@@ -130,6 +131,12 @@ def run(argv: Sequence[str] | None = None) -> int:
         return INTERRUPTED
     except BrokenPipeError:
         return _unread()
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        where = f"{error.filename}: " if error.filename else ""
+        _unread()  # what is left cannot be written, either
+        return _say(f"{where}no space left on the disk that is written to: make room", FAILED)
     except BaseExceptionGroup as group:  # from a task group
         found = list(leaves(group))
         if any(isinstance(error, KeyboardInterrupt) for error in found):

@@ -94,6 +94,8 @@ def plan(
       swarmnet plan run.toml --fleet fleet.toml
       swarmnet plan run.toml --fleet fleet.toml --search
     """
+    if manifest.startswith("swarm:"):
+        raise UsageError("plan takes a manifest's file: `join` keeps that of a link in its --dir, as run-RUN_ID.toml")
     config = read_config(ctx, "stage").model_copy(update={"manifest": Path(manifest).expanduser()})
     run = read_manifest(config, "plan")
     size = None if room is None else _size(room)

@@ -211,9 +211,8 @@ def _told(outcome: RunOutcome) -> Iterator[str]:
     waited = f" ({'; '.join(late)})" if late else ""
     yield (
         f"{', '.join([f'kills {len(progress.kills)}', *faults])}{waited}, "
-        f"reroutes {progress.reroutes}, executions per index {executed:.3f}"
-        # Whoever joined from outside writes its events elsewhere.
-        f"{' without those of peers that joined from outside' * (executed < 1 and bool(points))}"
+        # Who was killed, or joined from outside, has not told of all.
+        f"reroutes {progress.reroutes}, executions per index {'at least ' * (executed < 1)}{executed:.3f}"
     )
     yield f"lost {verdict.lost}, doubled {verdict.doubled}, voided {verdict.voided}"
     missed = f", {progress.outer[False]} missed" if progress.outer[False] else ""

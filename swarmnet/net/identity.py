@@ -227,6 +227,18 @@ IDENTITY_FILE = "identity.key"
 LOCK_FILE = "lock"
 
 
+def is_taken(directory: Path) -> bool:
+    """Does a process live under the identity of `directory`?"""
+    lock = directory / LOCK_FILE
+    try:
+        held = FileLock.file(lock) if lock.is_file() else None
+    except OSError:
+        return False
+    if held is not None:
+        held.release()
+    return lock.is_file() and held is None
+
+
 @contextlib.contextmanager
 def own_identity(directory: Path) -> Iterator[Identity]:
     """Load or create the identity in `directory`; nobody else can be it until the context is left.

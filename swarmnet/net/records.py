@@ -444,5 +444,6 @@ def nobody_serves(stages: tuple[int, ...]) -> dict[str, object]:
     """Fields of the event `waiting`."""
     return {
         "reason": f"nobody serves stage {', '.join(map(str, stages))} yet",
-        "advice": f"start a peer with --stage {','.join(map(str, stages))} and --bootstrap with an address of this one",
+        "advice": f"start a peer with --stage {','.join(map(str, stages))} and --bootstrap with an address of this "
+        "one, and with the --dir that served it before, if one did",
     }

@@ -109,6 +109,8 @@ def read_runs(path: Path) -> tuple[ListedRun, ...]:
     """The runs that a TOML file names, [[runs]] with name, link and about. Raises UsageError."""
     try:
         rows = tomllib.loads(path.read_text(encoding="utf-8"))["runs"]
+        if unknown := {key for row in rows for key in row} - {"name", "link", "about"}:
+            raise UsageError(f"there is no {min(unknown)!r}: a run has name, link and about")
         runs = tuple(ListedRun(row["name"], SwarmLink.parse(row["link"]), row.get("about", "")) for row in rows)
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror or error}") from error
@@ -150,7 +152,7 @@ def shown(found: RunList, address: str, *, now: float) -> list[str]:
     days = max(now - found.issued, 0) / 86_400
     age = f"{days:.0f} days ago" if days >= 2 else time.strftime("on %Y-%m-%d", time.gmtime(found.issued))
     width = max((len(run.name) for run in found.runs), default=0)
-    lines = [f"{run.name:<{width}}  {run.about}" for run in found.runs]
+    lines = [line for run in found.runs for line in (f"{run.name:<{width}}  {run.about}", f"{'':{width}}  {run.link}")]
     if not lines:
         return [f"no public run is listed, signed {age}"]
     base = address.strip().partition("#")[0]

@@ -51,9 +51,17 @@ class WorkDone:
     def words(self, day: str) -> str:
         """In a line. day: of `since`."""
         return (
-            f"{self.microbatches:,} microbatches in {self.steps:,} steps, {self.seconds / 3600:,.1f} h served, "
-            f"{self.sent / 1e9:,.2f} GB sent and {self.received / 1e9:,.2f} GB received since {day}"
+            f"{self.microbatches:,} microbatches in {self.steps:,} steps, {_time(self.seconds)} served, "
+            f"{_size(self.sent)} sent and {_size(self.received)} received since {day}"
         )
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds / 3600:,.1f} h" if seconds >= 3600 else f"{seconds / 60:.0f} min"
+
+
+def _size(num_bytes: float) -> str:
+    return f"{num_bytes / 1e9:,.2f} GB" if num_bytes >= 1e9 else f"{num_bytes / 1e6:,.1f} MB"
 
 
 @dataclass(slots=True)

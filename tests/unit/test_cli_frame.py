@@ -3,6 +3,8 @@
 import errno
 import io
 import os
+import subprocess
+import sys
 
 import click
 import pytest
@@ -72,7 +74,14 @@ def test_when_nobody_reads_on_it_ends_quietly(boom, capfd, monkeypatch: pytest.M
 
 def test_other_io_errors_are_not_mistaken_for_a_closed_pipe(boom) -> None:
     with pytest.raises(OSError, match="disk"):
-        boom(OSError(errno.ENOSPC, "disk"))
+        boom(OSError(errno.EIO, "disk"))
+
+
+def test_a_full_disk_is_one_line() -> None:
+    with open("/dev/full", "w") as full:
+        words = [sys.executable, "-m", "swarmnet", "--help"]
+        ended = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert ended.returncode == 1 and ended.stderr.count("\n") == 1 and "no space left on the disk" in ended.stderr
 
 
 def test_main_exits_with_the_code(capsys) -> None:

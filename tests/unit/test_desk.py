@@ -19,6 +19,7 @@ import pytest
 from swarmnet.cli.frame import run
 from swarmnet.config.peer import PeerConfig
 from swarmnet.errors import UsageError
+from swarmnet.net.identity import own_identity
 from swarmnet.net.stop import stopped_by_signal
 from swarmnet.net.traffic import Traffic
 from swarmnet.peer.desk import CONTRIBUTED, SOCKET, WISHES, OpenDesk
@@ -229,3 +230,11 @@ def test_without_a_socket_the_peer_goes_on_and_says_so_once(tmp_path: Path, capl
     with caplog.at_level(logging.WARNING, "swarmnet.peer.desk"):
         with_desk(tmp_path, goes_on_anyway)
     assert [record.message for record in caplog.records] == ["no_desk"]
+
+
+def test_who_is_starting_is_not_said_to_be_gone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with own_identity(tmp_path):
+        assert run(["drain", "--dir", str(tmp_path)]) == 2
+    assert "is starting, or serves no stage: ask again in a moment" in capsys.readouterr().err
+    assert run(["drain", "--dir", str(tmp_path)]) == 2
+    assert "no peer that serves a stage runs with --dir" in capsys.readouterr().err

@@ -63,6 +63,7 @@ def test_no_character_can_be_another(at: int, char: str) -> None:
         ("", "write [[runs]]"),
         ("[[runs]]\nname = 'a'\n", "write [[runs]]"),
         ("runs = 3\n", "write [[runs]]"),
+        (TOML.replace("about", "abut"), "there is no 'abut'"),
         (TOML.replace("books", "Old Books"), "is no name of a run"),
         (TOML.replace("100M", "\\u001b[2J"), "printable characters"),
         (TOML.replace("ab" * 32, "ab" * 8), "the whole run id"),
