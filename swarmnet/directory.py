@@ -6,7 +6,7 @@ Two implementations: hivemind's DHT (`net.dht`) and memory (`simulate`). `ReadPa
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Annotated, Literal, Protocol
 
@@ -220,6 +220,9 @@ class ReadPace:
 
 class Directory(Protocol):
     """Publish my record, read others'. Reads have a deadline and degrade to what was known."""
+
+    serves: Callable[[PeerId], Collection[int]]
+    """The stages in which a peer that is called by name may be found, beside those near me; whoever knows sets it."""
 
     async def publish(self, record: Record) -> None:
         """Store my record under every stage I serve (and under trainers if I am one). Renew it before it expires."""

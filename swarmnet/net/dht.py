@@ -11,7 +11,7 @@ import json
 import math
 import random
 import time
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -173,6 +173,7 @@ class DhtDirectory:
         self._lie: dict[int, frozenset[int]] = {}  # and in how many they do, while they move to other ones
         self._reads = 0
         self._looked_up_at: Recent[PeerId, float] = Recent(MAX_LOOKED_UP)
+        self.serves: Callable[[PeerId], Collection[int]] = lambda peer: ()
         self._sought: set[RunId] | None = None  # while somebody asks for runs
         self.by_memory = False
         """Did nobody answer at `bootstrap`, so that it joined through peers it remembered, of this run or another?"""
@@ -270,11 +271,12 @@ class DhtDirectory:
         )
 
     async def look_up(self, peer: PeerId) -> None:
-        """Read the record of a peer near me that is called by name, at most every few seconds."""
+        """Read the record of a peer near me, or that counts elsewhere, which is called by name; at most every few
+        seconds."""
         now, at = asyncio.get_running_loop().time(), self._looked_up_at.get(peer, -math.inf)
         if self._near is not None and now - at >= _LOOK_UP_AGAIN_S:
             self._looked_up_at[peer] = now
-            await self.find(peer, self._near)
+            await self.find(peer, {*self._near, *self.serves(peer)})
 
     async def _read(self, near: Collection[int] | None, num_stages: int = 0) -> bool:
         """Read my part of each of these stages, and the next part of those that I serve; None: all parts of all."""

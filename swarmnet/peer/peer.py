@@ -178,6 +178,7 @@ class Peer:
         self.timers = Timers(times.heartbeat_s, times.suspect_s, times.long_silence_s, times.idle_index_s)
         self.transport = Loopback(me, self, transport)
         self._engines, self._directory, self._record = engines, directory, record
+        directory.serves = self.counts_in
         self._on_event, self._toml = on_event, manifest_toml
         self._admissions, self._wall = admissions or Admissions(run), wall
         self.notices = notices or Notices(manifest.training.total_steps, run)
@@ -503,6 +504,11 @@ class Peer:
         return sorted(found)
 
     # ------------------------------------------------------------ tasks
+
+    def counts_in(self, peer: PeerId) -> set[int]:
+        """The stages in which a peer counts: its record is looked for there when commits are told to it."""
+        rosters = [replica.member.membership.roster for replica in self.replicas.values()]
+        return {stage for stage in range(self.manifest.cut.stages) for of in rosters if peer in of(stage)}
 
     def token_holders(self) -> list[PeerId]:
         """Who may have tokens: trainers first, then other stage-0 peers."""

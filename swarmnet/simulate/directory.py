@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 from swarmnet.directory import SMALL_RUN, ReadPace, Record
 from swarmnet.ids import PeerId
@@ -23,6 +23,7 @@ class MemoryDirectory:
     """
 
     def __init__(self, loop: VirtualLoop, *, ttl_s: float = 30.0) -> None:
+        self.serves: Callable[[PeerId], Collection[int]] = lambda peer: ()
         self._loop, self._ttl_s = loop, ttl_s
         self._records: dict[PeerId, tuple[float, Record]] = {}
         self._at: dict[int, dict[PeerId, tuple[float, Record]]] = {}  # by stage; trainers are at _TRAINERS
@@ -101,6 +102,7 @@ class DirectoryAt:
         only: Collection[int] | None = None,
     ) -> None:
         self._only = only
+        self.serves: Callable[[PeerId], Collection[int]] = lambda peer: ()
         self._me, self._directory, self._lines, self._admissions = me, directory, lines, admissions
         self._pace, self._rng = ReadPace(least_s), random.Random(me)
         self._known: dict[PeerId, tuple[float, Record]] = {}

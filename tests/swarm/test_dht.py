@@ -254,6 +254,11 @@ def test_of_a_large_stage_a_part_is_read_and_the_others_by_name(size: int) -> No
             assert reader.addresses(called) == ()
             await reader.look_up(called)
             assert reader.addresses(called) == ("/ip4/127.0.0.1/tcp/4000",)
+            # Who is far away is looked for where it is known to count.
+            reader._near, called = (1,), max(far)
+            reader.serves = lambda peer: (0,) if peer == called else ()
+            await reader.look_up(called)
+            assert reader.addresses(called) == ("/ip4/127.0.0.1/tcp/4000",)
             _, whole = await nodes.start(listen=Listen(client=True))
             assert await peers_seen(whole) == near | far
 
