@@ -97,8 +97,8 @@ SETTINGS = (
 class Replica:
     """One whole model and what it keeps to itself."""
 
-    def __init__(self, setting: Setting, seed: int, steps: int) -> None:
-        self.module = StageModule(MODEL, range(MODEL.num_layers), first=True, last=True)
+    def __init__(self, setting: Setting, seed: int, steps: int, model: Model = MODEL) -> None:
+        self.module = StageModule(model, range(model.num_layers), first=True, last=True)
         self.module.reset(seed=seed)
         self.parameters = list(self.module.parameters())
         self._optimizer = StageOptimizer(self.parameters, OPTIMIZER)
@@ -112,22 +112,22 @@ class Replica:
             learning_rate=setting.outer_learning_rate,
             momentum=setting.outer_momentum,
         )
-        self._steps, self.count, self.sent_bytes = steps, 0, 0
+        self._steps, self.count, self.num_tokens, self.sent_bytes = steps, 0, 0, 0
 
     def compute(self, batches: Sequence[Tensor]) -> tuple[float, list[Tensor]]:
         """The summed loss of these microbatches, which are its share of a step, and its gradient."""
         self.count = len(batches)
         if not batches:
+            self.num_tokens = 0
             return 0.0, [torch.zeros_like(p) for p in self.parameters]
         batch = torch.cat(list(batches))
+        self.num_tokens = batch[:, 1:].numel()
         loss = loss_sum(self.module(batch[:, :-1]), batch[:, 1:])
         return loss.item(), list(torch.autograd.grad(loss, self.parameters))
 
     def update(self, gradient: Sequence[Tensor], step: int) -> None:
         """Average, clip, AdamW."""
-        scale = gradient_scale(
-            [_norm(gradient) ** 2], num_tokens=self.count * MICROBATCH_SIZE * LENGTH, clip_norm=OPTIMIZER.clip_norm
-        )
+        scale = gradient_scale([_norm(gradient) ** 2], num_tokens=self.num_tokens, clip_norm=OPTIMIZER.clip_norm)
         rate = learning_rate(OPTIMIZER, step, total_steps=self._steps)
         self._optimizer.step([each * scale for each in gradient], learning_rate=rate)
 
@@ -135,10 +135,20 @@ class Replica:
 class Run:
     """All replicas of one setting."""
 
-    def __init__(self, setting: Setting, tokens: Tokens, *, replicas: int, steps: int, seed: int) -> None:
+    def __init__(
+        self,
+        setting: Setting,
+        tokens: Tokens,
+        *,
+        replicas: int,
+        steps: int,
+        seed: int,
+        model: Model = MODEL,
+        microbatch_size: int = MICROBATCH_SIZE,
+    ) -> None:
         self.setting, self._tokens, self._steps = setting, tokens, steps
-        self._sampler = Sampler(seed, tokens.num_tokens, LENGTH, MICROBATCH_SIZE)
-        self.replicas = [Replica(setting, seed, steps) for _ in range(replicas if setting.partners else 1)]
+        self._sampler = Sampler(seed, tokens.num_tokens, LENGTH, microbatch_size)
+        self.replicas = [Replica(setting, seed, steps, model) for _ in range(replicas if setting.partners else 1)]
         self._num_replicas = replicas
         self._plan = OuterPlan(
             self.replicas[0].num_elements, setting.inner_steps, setting.fragments, steps, setting.outer_warmup_steps
@@ -157,13 +167,14 @@ class Run:
             self._rng.choice(shares).append(self._batch(step * MICROBATCHES + index))
         computed = [replica.compute(share) for replica, share in zip(self.replicas, shares, strict=True)]
         loss, gradients = math.fsum(loss for loss, _ in computed), [gradient for _, gradient in computed]
+        num_tokens = sum(replica.num_tokens for replica in self.replicas)
         if self.setting.partners:
             self._local(step, gradients)
         else:
             self.replicas[0].update(gradients[0], step)
             whole = 4 * self.replicas[0].num_elements
             self.replicas[0].sent_bytes += _butterfly_bytes(whole, whole, self._num_replicas)
-        return loss / (MICROBATCHES * MICROBATCH_SIZE * LENGTH)
+        return loss / num_tokens
 
     def _local(self, step: int, gradients: Sequence[list[Tensor]]) -> None:
         due = self._plan.due(step)
@@ -245,7 +256,7 @@ class Run:
         for number in range(EVALS):
             batch = self._batch(self._steps * MICROBATCHES + number)
             total += loss_sum(replica.module(batch[:, :-1]), batch[:, 1:]).item()
-        return total / (EVALS * MICROBATCH_SIZE * LENGTH)
+        return total / (EVALS * self._sampler.microbatch_size * LENGTH)
 
 
 CHUNK = 4096

@@ -3,6 +3,7 @@
     python benchmarks/report.py                    render docs/benchmarks.md and its pictures from benchmarks/results
     python benchmarks/report.py --run NAME...      run these first, and keep what they write (`all`: every one named in
                                                    benchmarks/targets.toml, hours)
+    python benchmarks/report.py --take NAME=FILE   keep what NAME wrote to FILE just now, with this code on this machine
     python benchmarks/report.py --list             which there are, how long each takes, when it was last run
 
 A result is what a benchmark writes with `--json`, without lists of more than 64 numbers, stamped with machine,
@@ -151,8 +152,9 @@ def read_targets(path: Path = TARGETS) -> tuple[list[Target], dict[str, Benchmar
         where = f"{path.name}, target {number} ({row.get('what', 'without `what`')!s:.60})"
         if strange := row.keys() - known:
             raise ReportError(f"{where}: no such key: {min(strange)}; there are {', '.join(sorted(known))}")
+        read: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in row.items()}
         try:
-            target = Target(**{key: tuple(value) if isinstance(value, list) else value for key, value in row.items()})
+            target = Target(**read)
         except TypeError as error:
             raise ReportError(f"{where}: part, what and anchor must be there: {error}") from error
         if target.take and target.take not in TAKES:
@@ -302,6 +304,8 @@ def render(rows: Sequence[Row], benchmarks: dict[str, Benchmark], results: dict[
         if of_state:
             mark = "##" if list(STATES).index(state) < list(STATES).index(APPENDIX) else "###"
             parts += [f"{mark} {title}\n", _table(of_state)]
+    if "time_to_loss" in results:
+        parts += ["### Time to a loss\n", _times(results["time_to_loss"]["figures"])]
     parts.append("### When and where\n")
     parts.append(_runs(benchmarks, results))
     return "\n".join(parts)
@@ -315,6 +319,33 @@ def _table(rows: Sequence[Row]) -> str:
         cells = (target.part, target.what, target.goal, row.said, target.anchor, command)
         lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     return "\n".join(lines) + "\n"
+
+
+def _times(found: dict[str, Any]) -> str:
+    """Hours to two losses by line and mode, and how many times sooner than SWARM-like."""
+    every, low = found["losses"]["all"], found["losses"]["low"]
+    modes = list(found["curves"])
+    lines = [
+        f"Hours to a held-out loss of {every:.3f}, then of {low:.3f}, of the small model, at the large model's virtual "
+        "seconds a step; in brackets, times sooner than SWARM-like. `python benchmarks/time_to_loss.py --help` says "
+        "what is assumed.\n",
+        "| Mbit/s | round trip, ms | " + " | ".join(modes) + " |",
+        "|---|---|" + "---|" * len(modes),
+        "| steps | | "
+        + " | ".join(_pair(found["steps"][name][mode] for name in ("all", "low")) for mode in modes)
+        + " |",
+    ]
+    for line in dict.fromkeys((row["mbit"], row["rtt_ms"]) for row in found["rows"]):
+        cells = []
+        for row in (row for row in found["rows"] if (row["mbit"], row["rtt_ms"]) == line):
+            taken = ((row[f"{name}_s"], row[f"{name}_times"]) for name in ("all", "low"))
+            cells.append("; ".join("never" if s is None else f"{s / 3600:.2f} ({times:.2f})" for s, times in taken))
+        lines.append(f"| {line[0]} | {line[1]} | " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def _pair(steps: Iterator[float | None]) -> str:
+    return "; ".join("never" if each is None else f"{each:.0f}" for each in steps)
 
 
 def _runs(benchmarks: dict[str, Benchmark], results: dict[str, dict[str, Any]]) -> str:
@@ -413,13 +444,26 @@ def run(name: str, benchmark: Benchmark) -> None:
         # Some end with 1 where a goal is missed.
         if code not in (0, 1) or not file.exists():
             raise ReportError(f"{name} ended with {code} and wrote no result; run it alone to see why")
-        try:
-            found = json.loads(file.read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise ReportError(f"{name} wrote no JSON: {error}") from error
+        keep(name, benchmark, file, load)
+
+
+def keep(name: str, benchmark: Benchmark, file: Path, load: float) -> None:
+    """Stamp what the benchmark has written. Raises ReportError if it is no JSON."""
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ReportError(f"{file}: {error}; run {name} again") from error
     RESULTS.mkdir(exist_ok=True)
     text = json.dumps(stamp(benchmark.command(name), found, load), indent=1) + "\n"
     (RESULTS / f"{name}.json").write_text(text, encoding="utf-8")
+
+
+def take(text: str, benchmarks: dict[str, Benchmark]) -> None:
+    """NAME=FILE."""
+    name, _, file = text.partition("=")
+    if name not in benchmarks or not file:
+        raise ReportError(f"--take {text}: say NAME=FILE; --list names them")
+    keep(name, benchmarks[name], Path(file), os.getloadavg()[0])
 
 
 def run_all(names: Sequence[str], benchmarks: dict[str, Benchmark]) -> bool:
@@ -447,12 +491,15 @@ def main() -> int:
         epilog="example: python benchmarks/report.py --run lines rebalance",
     )
     parser.add_argument("--run", nargs="+", metavar="NAME", help="run these first, or all")
+    parser.add_argument("--take", nargs="+", metavar="NAME=FILE", help="keep these results")
     parser.add_argument("--list", action="store_true", help="name the benchmarks")
     parser.add_argument("--no-pictures", action="store_true", help="the page alone (pictures need the extra `plot`)")
     options = parser.parse_args()
     try:
         targets, benchmarks = read_targets()
         complete = run_all(options.run, benchmarks) if options.run else True
+        for text in options.take or ():
+            take(text, benchmarks)
         results = read_results()
         if options.list:
             for name, benchmark in benchmarks.items():

@@ -77,4 +77,42 @@ def _latency(found: Any) -> Any:
     return figure
 
 
-PICTURES = {"latency": _latency}
+def _time_to_loss(found: Any) -> Any:
+    """Curves on the left; on the right times sooner than SWARM-like, bars to the higher loss and dots to the lower."""
+    modes = list(found["curves"])
+    figure, (left, right) = pyplot.subplots(1, 2, figsize=(11, 4.5), layout="constrained")
+    for place, mode in enumerate(modes):
+        steps, losses = zip(*found["curves"][mode], strict=True)
+        left.plot(steps, losses, color=f"C{place}", label=mode, linestyle="--" if mode in ("1F1B", "DiLoCo") else "-")
+    for loss in found["losses"].values():
+        left.axhline(loss, color="black", linewidth=0.8, linestyle=":")
+    left.set_xlabel("step")
+    left.set_ylabel("held-out loss")
+    left.legend(fontsize=8)
+    lines = list(dict.fromkeys((row["mbit"], row["rtt_ms"]) for row in found["rows"]))
+    for place, mode in enumerate(modes):
+        rows = [row for row in found["rows"] if row["mode"] == mode]
+        at = [number + (place - len(modes) / 2) / (len(modes) + 1) for number in range(len(lines))]
+        right.bar(at, [row["all_times"] for row in rows], width=1 / (len(modes) + 1), color=f"C{place}")
+        right.plot(at, [row["low_times"] for row in rows], ".", color="black")
+    right.axhline(1.0, color="black", linewidth=0.8)
+    right.set_xticks(range(len(lines)), [f"{mbit}\n{rtt_ms}" for mbit, rtt_ms in lines])
+    right.set_xlabel("Mbit/s, and round trip in ms")
+    right.set_ylabel("times sooner than SWARM-like (dots: at the lower loss)")
+    return figure
+
+
+def _scaling(found: Any) -> Any:
+    figure, axes = pyplot.subplots(figsize=(6, 4), layout="constrained")
+    for kind, style in (("strong", "o-"), ("weak", "s-")):
+        rows = [row for row in found["rows"] if row["kind"] == kind]
+        axes.plot([row["replicas"] for row in rows], [row["speedup"] for row in rows], style, label=kind)
+    most = max(row["replicas"] for row in found["rows"])
+    axes.plot([1, most], [1, most], ":", color="black", label="as many times as replicas")
+    axes.set_xlabel("replicas of a stage")
+    axes.set_ylabel("microbatches a second, of one replica's")
+    axes.legend()
+    return figure
+
+
+PICTURES = {"latency": _latency, "time_to_loss": _time_to_loss, "scaling": _scaling}

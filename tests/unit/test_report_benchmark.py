@@ -169,3 +169,16 @@ def test_a_benchmark_is_run_and_stamped(tmp_path: Path, monkeypatch: pytest.Monk
     assert kept["command"] == "python benchmarks/lines.py" and kept["figures"]["total"]["code"] > 1000
     with pytest.raises(report.ReportError, match="lines ended with 2 and wrote no result"):
         report.run("lines", report.Benchmark(1, args="--no-such-flag"))
+
+
+def test_a_result_from_elsewhere_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(report, "RESULTS", tmp_path)
+    (tmp_path / "found").write_text("[1, 2]")
+    report.take(f"lines={tmp_path / 'found'}", {"lines": report.Benchmark(1, args="--x")})
+    kept = json.loads((tmp_path / "lines.json").read_text())
+    assert kept["figures"] == {"rows": [1, 2]} and kept["command"] == "python benchmarks/lines.py --x"
+    for text, said in (("linse=x", "say NAME=FILE"), ("lines", "say NAME=FILE"), ("lines=/nowhere", "run lines again")):
+        code, told = ended(f"--take {text}", capsys)
+        assert code == 2 and said in told and told.count("\n") == 1
