@@ -29,10 +29,10 @@ from swarmnet.ids import Ballot, Chain, Generation, PeerId, RoundId, RunId, mark
 from swarmnet.messages import MAX_COUNTING, NONE, Commit, Committed, Control, Heartbeat, Prepare, Report, Stamp, roll_of
 from swarmnet.net.identity import Identity
 from swarmnet.net.records import Announcement, part_of, parts_seen, places_of
-from swarmnet.step.commits import NAMED_EVERY, first_of
+from swarmnet.step.commits import NAMED_EVERY, bits_of, first_of
 from swarmnet.step.graph import Graph
 from swarmnet.step.heartbeats import STRETCH
-from swarmnet.step.view import Timers, bits_of
+from swarmnet.step.view import Timers
 from swarmnet.wire.convert import NONCE_BYTES, Ping, Pong, write_answer, write_control
 from swarmnet.wire.deflate import Deflater
 

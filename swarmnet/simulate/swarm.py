@@ -57,6 +57,7 @@ class SimulatedSigner:
         return signature == _signature(peer, data)
 
 
+@functools.lru_cache(maxsize=1 << 17)
 def _signature(peer: PeerId, data: bytes) -> bytes:
     return hashlib.sha512(peer.encode() + b"\0" + data).digest()
 

@@ -150,6 +150,18 @@ class Rolls:
         self._last.clear()
 
 
+@functools.lru_cache(maxsize=4096)
+def stages_in(bits: bytes) -> frozenset[int]:
+    """The stages of a heartbeat's `known`."""
+    return frozenset(8 * at + bit for at, byte in enumerate(bits) if byte for bit in range(8) if byte >> bit & 1)
+
+
+def bits_of(stages: Iterable[int]) -> bytes:
+    """The inverse of `stages_in`."""
+    number = sum(1 << stage for stage in stages)
+    return number.to_bytes((number.bit_length() + 7) // 8, "little")
+
+
 # ---------------------------------------------------------------- the commits of one step
 
 

@@ -12,8 +12,8 @@ from swarmnet.ids import Ballot, PeerId
 from swarmnet.messages import NONE, Indexes, Prepare
 from swarmnet.step.actions import Note
 from swarmnet.step.context import StepContext
+from swarmnet.step.graph import keeper_rank
 from swarmnet.step.strikes import sitting
-from swarmnet.step.view import keeper_rank
 
 
 class Election:

@@ -18,10 +18,11 @@ others. Who is not in it is not heard, and not dead for that: the keeper hears a
 from __future__ import annotations
 
 import bisect
+import functools
 import hashlib
 from collections.abc import Collection, Iterable, Mapping, Set
 
-from swarmnet.ids import PeerId, mark_of
+from swarmnet.ids import Chain, PeerId, mark_of
 
 DENSE = 24
 """Replicas of a stage that all hear each other."""
@@ -54,6 +55,12 @@ def mates(me: PeerId, names: Set[PeerId], counting: Set[PeerId]) -> frozenset[Pe
     if len(names | {me}) <= DENSE:
         return frozenset(names - {me})
     return ring(me, names) | (counting - {me} if me in counting else lots(me, counting))
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def keeper_rank(term_chain: Chain, stage: int, peer: PeerId) -> bytes:
+    """Where a peer stands in the order of keepers of a term; lowest first."""
+    return hashlib.sha256(f"{term_chain}/{stage}/{peer}".encode()).digest()
 
 
 class Graph:

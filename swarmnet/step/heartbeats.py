@@ -19,9 +19,10 @@ from typing import TYPE_CHECKING
 from swarmnet.ids import PeerId
 from swarmnet.messages import MAX_SITTING, Commit, Heartbeat, Stamp
 from swarmnet.step.actions import Action, Send
+from swarmnet.step.commits import bits_of, stages_in
 from swarmnet.step.graph import Graph, lots
 from swarmnet.step.questions import Questions
-from swarmnet.step.view import Seen, bits_of, stages_in
+from swarmnet.step.view import Seen
 
 if TYPE_CHECKING:
     from swarmnet.step.member import Member

@@ -44,6 +44,7 @@ _ALIKE = 0.02
 
 
 _NOBODY = frozenset[PeerId]()
+Votes = dict[Commit, dict[PeerId, bytes]]
 
 
 class Membership:
@@ -59,11 +60,9 @@ class Membership:
         self._presumed_of: Mapping[int, Set[PeerId]] = {}
         self._counting: dict[int, dict[PeerId, int]] = {}  # stage -> who counts -> its last step
         self._lives: dict[PeerId, int] = {}  # of my stage: the incarnation in which it first counted or contributed
-        self._votes: dict[tuple[int, int], dict[Commit, dict[PeerId, bytes]]] = {}
+        self._votes: dict[tuple[int, int], Votes] = {}
         self._heard_at: dict[Commit, float] = {}  # its first vote
-        self._listed: dict[
-            int, dict[PeerId, frozenset[Commit]]
-        ] = {}  # stage -> replica -> the commits that it believes
+        self._listed: dict[int, dict[PeerId, frozenset[Commit]]] = {}  # stage -> replica -> the commits it believes
         self.changes = 0
         """How often a vote or another's belief was news: until then only time makes a commit credible."""
         self._given_up: set[Commit] = set()  # sums of the open step
@@ -231,15 +230,39 @@ class Membership:
 
     def hear_vote(self, commit: Commit, peer: PeerId, signature: bytes, *, now: float) -> bool:
         """Record that vote. False if it is not the peer's, or if the peer signed another sum of the same round."""
+        return self._hear_votes(commit, ((peer, signature),), now=now)
+
+    def _hear_votes(
+        self, commit: Commit, said: Iterable[tuple[PeerId, bytes]], *, pass_over: bool = False, now: float
+    ) -> bool:
+        """Record these votes, up to one that is bad. pass_over: go on after those of convicts."""
         found = self._votes.setdefault((commit.stage, commit.step), {})
-        if found.get(commit, {}).get(peer) == signature:
-            return True
-        counts = peer in self.roster(commit.stage) or peer in self.live(commit.stage, now=now)
-        if not counts and peer != self.me:  # I may be back, and count for others before I count for myself
-            return peer not in self._convicted  # it has no say, so what it signs need not be looked at
-        if not self._signer.verify(peer, statement(commit, self._restart), signature):
-            return False
-        others = [other for other, votes in found.items() if peer in votes and other != commit]
+        # Once for all: to compare commits and to write a statement takes longer than the rest.
+        votes, words = found.get(commit), b""
+        for peer, signature in said:
+            if votes is not None and votes.get(peer) == signature:
+                continue
+            counts = peer in self.roster(commit.stage) or peer in self.live(commit.stage, now=now)
+            if not counts and peer != self.me:  # I may be back, and count for others before I count for myself
+                good = peer not in self._convicted  # it has no say, so what it signs need not be looked at
+            else:
+                words = words or statement(commit, self._restart)
+                good = self._signer.verify(peer, words, signature)
+                if good and len(found) > (votes is not None):
+                    good = self._signs_once(found, commit, votes, peer)
+                if good:
+                    if votes is None:
+                        votes = found[commit] = {}
+                        self._heard_at.setdefault(commit, now)
+                    votes[peer] = signature
+                    self.changes += 1
+            if not good and not (pass_over and peer in self._convicted):
+                return False
+        return True
+
+    def _signs_once(self, found: Votes, commit: Commit, mine: object, peer: PeerId) -> bool:
+        """Has it signed no other sum of this round? Else it is convicted. Of those of other rounds the last stays."""
+        others = [other for other, votes in found.items() if peer in votes and votes is not mine]
         if any(other.id == commit.id for other in others):
             self._convicted.add(peer)
             self._rosters.clear()
@@ -249,9 +272,6 @@ class Membership:
             del found[other][peer]
             if not found[other]:
                 del found[other], self._heard_at[other]
-        found.setdefault(commit, {})[peer] = signature
-        self.changes += 1
-        self._heard_at.setdefault(commit, now)
         return True
 
     def hear(self, commit: Commit, *, now: float) -> bool:
@@ -265,10 +285,8 @@ class Membership:
         seated = ((named[seat], of) for seat, of in zip(sorted(commit.seats), commit.signatures, strict=True) if named)
         if named and max(commit.seats, default=0) >= len(named):
             return False
-        return all(
-            self.hear_vote(commit, peer, signature, now=now) or peer in self._convicted
-            for peer, signature in (*((vote.peer, vote.signature) for vote in commit.votes), *seated)
-        )
+        said = (*((vote.peer, vote.signature) for vote in commit.votes), *seated)
+        return self._hear_votes(commit, said, pass_over=True, now=now)
 
     def lists(self, peer: PeerId, stage: int, commits: Iterable[Commit]) -> None:
         """Record that a replica of `stage`, which I hear, believes these commits."""

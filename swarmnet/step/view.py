@@ -6,15 +6,15 @@ Suspicion decides progress, never correctness (docs/protocol.md, I2). Pure.
 
 from __future__ import annotations
 
-import functools
-import hashlib
 import math
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 from swarmnet.ids import NO_CHAIN, Ballot, Chain, PeerId
 from swarmnet.messages import Heartbeat, Measure
+from swarmnet.step.commits import stages_in
+from swarmnet.step.graph import keeper_rank
 
 _MOST_REPLICAS = 4096
 """Replicas of one stage that are remembered; identities are free, memory is not."""
@@ -62,18 +62,6 @@ class Seen:
     touched: bool = False
     steady: bool = False
     """Does more than heartbeats come from it, since the last one but one? Then silence is noticed sooner."""
-
-
-@functools.lru_cache(maxsize=4096)
-def stages_in(bits: bytes) -> frozenset[int]:
-    """The stages of a heartbeat's `known`."""
-    return frozenset(8 * at + bit for at, byte in enumerate(bits) if byte for bit in range(8) if byte >> bit & 1)
-
-
-def bits_of(stages: Iterable[int]) -> bytes:
-    """The inverse of `stages_in`."""
-    number = sum(1 << stage for stage in stages)
-    return number.to_bytes((number.bit_length() + 7) // 8, "little")
 
 
 class View:
@@ -362,9 +350,3 @@ class View:
         pause_s = now - seen.heard_at - self._explained_s(seen)
         seen.gap_s = max(0.95 * seen.gap_s, pause_s) if not seen.dead else 0.0
         seen.heard_at, seen.dead = now, False
-
-
-@functools.lru_cache(maxsize=1 << 14)
-def keeper_rank(term_chain: Chain, stage: int, peer: PeerId) -> bytes:
-    """Where a peer stands in the order of keepers of a term; lowest first."""
-    return hashlib.sha256(f"{term_chain}/{stage}/{peer}".encode()).digest()

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from swarmnet.ids import Chain, PeerId
 from swarmnet.messages import Heartbeat, Measure, Stamp
 from swarmnet.step.drift import MOST_RESTS, Drift, DriftRules, may_go, resyncs
-from swarmnet.step.view import Timers, View, keeper_rank
+from swarmnet.step.graph import keeper_rank
+from swarmnet.step.view import Timers, View
 
 CHAIN, TERM = Chain("1" * 64), Chain("2" * 64)
 RULES = DriftRules(every=10, resync_every=100)

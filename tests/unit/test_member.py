@@ -31,11 +31,10 @@ from swarmnet.messages import (
     Trouble,
 )
 from swarmnet.step import actions as act
-from swarmnet.step.commits import commit_of
+from swarmnet.step.commits import bits_of, commit_of, stages_in
 from swarmnet.step.ledger import ClaimBook, Generations
 from swarmnet.step.membership import Membership
 from swarmnet.step.open_step import RoundPart
-from swarmnet.step.view import bits_of, stages_in
 
 
 def test_a_step_without_faults():

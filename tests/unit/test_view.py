@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from swarmnet.ids import Chain, PeerId
 from swarmnet.messages import Heartbeat, Stamp
-from swarmnet.step.view import Timers, View, keeper_rank
+from swarmnet.step.graph import keeper_rank
+from swarmnet.step.view import Timers, View
 
 TIMERS = Timers(heartbeat_s=0.5, suspect_s=3.0, long_silence_s=15.0, idle_index_s=5.0)
 ME, B, C, D = (PeerId(name) for name in "ABCD")
