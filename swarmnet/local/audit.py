@@ -60,9 +60,19 @@ def _places(places: Sequence[tuple[int, int]]) -> str:
 
 _Life = tuple[int, int]
 """How often the run had been made another one, and how often it had been resumed."""
-_COMMIT = ("loss_sum", "num_tokens", "digest", "contributions", "voided")
-_Word = tuple[_Life, dict[str, Any]]
-"""When, and what of a commit all its members have to say alike: the fields of `_COMMIT`."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Word:
+    """What a member said of a commit, and when; of its contributions, which are long, what they add up to."""
+
+    when: _Life
+    digest: str
+    num_tokens: int
+    loss_sum: float
+    lost: int
+    doubled: int
+    voided: int
 
 
 @dataclass(slots=True)
@@ -90,7 +100,9 @@ class Audit:
         if another one has said already that their stage lost its state."""
         if event["event"] == "committed":
             seen = self._commits.setdefault((event["stage"], event["step"]), [])
-            word = (len(self._renewed), life), {key: event[key] for key in _COMMIT}
+            sums = event["digest"], event["num_tokens"], event["loss_sum"]
+            counts = *multiplicity(event, self.microbatches), len(event["voided"])
+            word = _Word((len(self._renewed), life), *sums, *counts)
             if word not in seen:
                 seen.append(word)
         elif event["event"] == "finished" and self.equal:
@@ -111,14 +123,13 @@ class Audit:
         """Judge what has been written so far. Where members differ, the worst word counts."""
         lost = doubled = voided = 0
         for commits in self._commits.values():
-            counts = [multiplicity(commit, self.microbatches) for _, commit in commits]
-            lost += max(missing for missing, _ in counts)
-            doubled += max(extra for _, extra in counts)
-            voided += max(len(commit["voided"]) for _, commit in commits)
+            lost += max(commit.lost for commit in commits)
+            doubled += max(commit.doubled for commit in commits)
+            voided += max(commit.voided for commit in commits)
         again = {
             step: commits
             for (stage, step), commits in self._commits.items()
-            if stage == self.stages - 1 and len({life for life, _ in commits}) > 1
+            if stage == self.stages - 1 and len({commit.when for commit in commits}) > 1
         }
         # A step that nobody wrote of is no step that went well.
         everything = [(stage, step) for step in range(self.steps) for stage in range(self.stages)]
@@ -137,14 +148,14 @@ class Audit:
 
     def _differ(self, commits: Sequence[_Word]) -> bool:
         """Other sums in one life, or, where sums do not depend on order, in two."""
-        sums = {(when[:1] if self.exact else when, commit["digest"], commit["num_tokens"]) for when, commit in commits}
+        sums = {(word.when[:1] if self.exact else word.when, word.digest, word.num_tokens) for word in commits}
         return len(sums) > len({when for when, _, _ in sums})
 
     def _changed(self, commits: Sequence[_Word]) -> bool:
         losses: dict[int, list[float]] = {}
-        for (renewed, _), commit in commits:
-            if commit["num_tokens"]:
-                losses.setdefault(renewed, []).append(float(commit["loss_sum"]) / commit["num_tokens"])
+        for word in commits:
+            if word.num_tokens:
+                losses.setdefault(word.when[0], []).append(float(word.loss_sum) / word.num_tokens)
         tolerance = math.inf if not self.repeats else 0.0 if self.exact else FP32_TOLERANCE
         return any(max(found) - min(found) > tolerance for found in losses.values())
 
