@@ -14,6 +14,7 @@ for orders. Of those that lived through the last two thirds (the first is the wa
     ratio      median of the last third over median of the middle third: 1 is flat
     per hour   slope of a line through both, least squares
 
+The worst of each kind is shown; this process is not among them, as it holds the curve and the audit of all steps.
 And lines of log per second at level info, of the event that a process tells most often; steps done, and the rate of the
 last third over the middle third's. The goal: ratios of at most 1.05 for memory and 1.1 for what is counted in tens; no
 line more than once a second.
