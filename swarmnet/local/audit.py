@@ -176,7 +176,7 @@ def multiplicity(commit: Mapping[str, Any], microbatches: int) -> tuple[int, int
 class Comparison:
     """The swarm's losses beside one process's. bit_equal: the same float64 at every step. promised: a run under this
     manifest is to have the curve of one process. within: that close in the first steps, None: judged by bits, or by the
-    final loss alone."""
+    final loss alone. weights_equal: the last ones, to the bit; None: not looked at."""
 
     max_difference: float
     at_step: int
@@ -184,6 +184,7 @@ class Comparison:
     problem: str = ""
     promised: bool = True
     within: float | None = None
+    weights_equal: bool | None = None
 
 
 def compare(

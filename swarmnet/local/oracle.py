@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import hashlib
 import itertools
 import sys
 from collections.abc import Callable, Sequence
@@ -265,15 +266,18 @@ def _evaluate(
 def main(argv: list[str]) -> int:
     """`python -m swarmnet.local.oracle RUN.toml EVENTS`, as a child. Exit code 0 when every step has been written.
 
-    Writes `oracle_step {step, loss, tokens}` events, floats as shortest decimals that read back to the same bits.
+    Writes `oracle_step {step, loss, tokens}` events, floats as shortest decimals that read back to the same bits, and
+    last `oracle_weights {sha256}`: of each tensor's bytes, by name.
     """
     manifest = load(Path(argv[0]))
     with EventLog(Path(argv[1])) as log:
-        run_oracle(
+        result = run_oracle(
             manifest,
             read_tokens(manifest),
             on_step=lambda step, loss, tokens: log.emit("oracle_step", step=step, loss=loss, tokens=tokens),
         )
+        weights = {name: tensor.numpy().tobytes() for name, tensor in result.weights.items()}
+        log.emit("oracle_weights", sha256={name: hashlib.sha256(data).hexdigest() for name, data in weights.items()})
     return 0
 
 

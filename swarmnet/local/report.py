@@ -125,6 +125,7 @@ def _compared(outcome: RunOutcome) -> dict[str, Any]:
     if outcome.comparison is not None:
         found["oracle_max_difference"] = outcome.comparison.max_difference
         found["oracle_bit_equal"] = outcome.comparison.bit_equal
+        found["oracle_weights_equal"] = outcome.comparison.weights_equal
     if outcome.comparison is not None or outcome.oracle_problem:
         found["oracle_problem"] = outcome.oracle_problem
     return found
@@ -253,7 +254,8 @@ def _beside(comparison: Comparison) -> str:
         how += f", the first {FP32_STEPS} steps equal within {comparison.within:g}"
     if not comparison.promised:
         how += "; under this manifest it shows who computed what: close is all that can be expected"
-    return f"largest loss difference {comparison.max_difference:.3g} ({how})"
+    weights = {True: "; last weights bit-equal", False: "; last weights differ", None: ""}[comparison.weights_equal]
+    return f"largest loss difference {comparison.max_difference:.3g} ({how}){weights}"
 
 
 def next_step(manifest: Manifest, path: Path) -> str:

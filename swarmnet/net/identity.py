@@ -227,16 +227,16 @@ IDENTITY_FILE = "identity.key"
 LOCK_FILE = "lock"
 
 
-def is_taken(directory: Path) -> bool:
-    """Does a process live under the identity of `directory`?"""
+def holder_of(directory: Path) -> PeerId | None:
+    """Who lives under the identity of `directory` in another process; None: nobody does."""
     lock = directory / LOCK_FILE
     try:
         held = FileLock.file(lock) if lock.is_file() else None
-    except OSError:
-        return False
-    if held is not None:
-        held.release()
-    return lock.is_file() and held is None
+        if held is not None:
+            held.release()
+        return Identity.load(directory / IDENTITY_FILE).peer if lock.is_file() and held is None else None
+    except (OSError, ValueError):
+        return None
 
 
 @contextlib.contextmanager

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from swarmnet import telemetry
 from swarmnet.config.peer import PeerConfig
 from swarmnet.errors import UsageError
-from swarmnet.net.identity import is_taken, write_whole
+from swarmnet.net.identity import holder_of, write_whole
 from swarmnet.peer.wishes import Desk, Wishes, WorkCount, WorkDone
 
 if TYPE_CHECKING:
@@ -277,7 +277,7 @@ async def _ask(directory: Path, request: dict[str, object]) -> dict[str, Any]:
     except TimeoutError as error:
         raise UsageError(f"the peer with --dir {directory} does not answer: look at its log") from error
     except (OSError, ValueError) as error:
-        if is_taken(directory):
+        if holder_of(directory):
             words = f"the peer with --dir {directory} is starting, or serves no stage: ask again in a moment"
             raise UsageError(words) from error
         raise NobodyRuns(nobody) from error

@@ -33,7 +33,7 @@ from swarmnet.net.dial_back import Asking
 from swarmnet.net.endpoint import Endpoint, open_endpoint
 from swarmnet.net.grpc_transport import raise_limit
 from swarmnet.net.hops import behind_a_carrier, hops
-from swarmnet.net.identity import own_identity
+from swarmnet.net.identity import holder_of, own_identity
 from swarmnet.net.line_test import measure
 from swarmnet.net.nat import Sight
 from swarmnet.net.ports import check_free
@@ -102,7 +102,7 @@ def machine(config: PeerConfig) -> Iterator[Row]:
             check_free(config.host, port, flag=flag)
         except UsageError:
             taken[flag] = port
-    yield checkup.listening(taken, running=in_use(config.dir))
+    yield checkup.listening(taken, running=holder_of(config.dir) is not None)
 
 
 def _version(name: str) -> str:
@@ -132,17 +132,6 @@ def _tflops(device: str, threads: int) -> float:
     return 2 * size**3 / min(times) / 1e12
 
 
-def in_use(directory: Path) -> bool:
-    """Does a peer run here?"""
-    if not directory.exists():
-        return False
-    try:
-        with own_identity(directory):
-            return False
-    except UsageError:
-        return True
-
-
 # ---------------------------------------------------------------- the swarm
 
 
@@ -166,7 +155,8 @@ class _Silent:
 async def _swarm(config: PeerConfig, invited: SwarmLink | Manifest, found: Callable[[Row], None]) -> None:
     with contextlib.ExitStack() as stack:
         # Its peer has the ports and the key: what others see of this machine is the same for any other.
-        if in_use(config.dir):
+        mine = holder_of(config.dir)
+        if mine is not None:
             place = Path(stack.enter_context(tempfile.TemporaryDirectory()))
             config = config.model_copy(update={"dir": place, "port": 0, "dht_port": 0, "announce": ()})
         try:
@@ -177,14 +167,14 @@ async def _swarm(config: PeerConfig, invited: SwarmLink | Manifest, found: Calla
                     found(checkup.swarm(run.run, serving))
             terms = RunTerms.of(manifest)
             async with open_endpoint(terms, config.network, numerics="") as endpoint, endpoint.serve(_Silent()):
-                await _beside(endpoint, terms, found)
+                await _beside(endpoint, terms, found, mine)
         except* SwarmError as errors:
             # In its own words, which say what to do.
             found(checkup.no_swarm("; ".join(dict.fromkeys(str(each) for each in leaves(errors)))))
 
 
-async def _beside(endpoint: Endpoint, terms: RunTerms, found: Callable[[Row], None]) -> None:
-    """As a member that serves nothing."""
+async def _beside(endpoint: Endpoint, terms: RunTerms, found: Callable[[Row], None], mine: PeerId | None) -> None:
+    """As a member that serves nothing. mine: the peer that runs here, to which a line says nothing."""
     directory, transport = endpoint.directory, endpoint.transport
     await directory.records()
     # Members dial only who is announced. Nobody counts on a trainer that has left.
@@ -208,7 +198,7 @@ async def _beside(endpoint: Endpoint, terms: RunTerms, found: Callable[[Row], No
     reached = checkup.reached(said, events.get(said, {}), (transport.port, directory.port))
     found(reached)
     offsets = {}
-    serving = [record for record in directory.known() if record.peer != endpoint.me and record.stages]
+    serving = [record for record in directory.known() if record.peer not in (endpoint.me, mine) and record.stages]
     for record in sorted(serving, key=lambda record: record.hidden)[:MEMBERS]:
         peer = record.peer
         try:

@@ -35,8 +35,6 @@ from swarmnet.messages import (
 MAX_BALLOT_AHEAD = 1024
 """Keepers take over one after the other: a number far ahead of the promised one is nobody's next."""
 
-"""Bounds of loss sums and squared norms: far above what a finite run has, far below where their sums overflow."""
-
 
 @dataclass(frozen=True, slots=True)
 class Shape:

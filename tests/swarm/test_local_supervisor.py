@@ -439,10 +439,12 @@ def test_the_real_oracle_child_writes_its_curve(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     records = EventReader(spec.events).read()
-    assert [(record["event"], record["step"], record["tokens"]) for record in records] == [
+    *steps, last = records
+    assert [(record["event"], record["step"], record["tokens"]) for record in steps] == [
         ("oracle_step", step, 2 * 4 * 8) for step in range(3)
     ]
-    assert all(0 < record["loss"] < 6 for record in records)
+    assert all(0 < record["loss"] < 6 for record in steps)
+    assert last["event"] == "oracle_weights" and "embed" in " ".join(last["sha256"])
 
 
 # ---------------------------------------------------------------- the supervisor itself is interrupted or dies
@@ -586,6 +588,7 @@ def test_ctrl_c_while_it_is_compared_leaves_a_finished_swarm_that_can_be_compare
         "oracle_problem": "",
         "oracle_max_difference": 0.0,
         "oracle_bit_equal": True,
+        "oracle_weights_equal": None,
     }
     assert (tmp_path / "out" / "loss.csv").read_bytes() == files
 
