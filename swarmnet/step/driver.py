@@ -115,6 +115,8 @@ class StepDriver:
         """One heartbeat interval has passed."""
         self.member.queue = self._pipeline.queue
         watch, now = self._exchange.watch, self._now()
+        if not self.member.view.sparse:  # else with each heartbeat: there are many mates
+            self._relayed = any(self._transport.relayed(peer) for peer, _ in self.member.view.mates())
         line = self._exchange.meter.line
         if line.relayed != self._relayed:
             line = replace(line, relayed=self._relayed)
