@@ -69,7 +69,7 @@ def _can_be(times: StepTimes) -> bool:
 def one_step(bars: Collection[StepBar]) -> dict[str, Any] | None:
     """As JSON, the step that most of them tell, of several the newest; None if they tell none. Seconds since its first
     replica began."""
-    told = Counter(bar.step for bar in bars)
+    told = Counter(step for _, step in {(bar.peer, bar.step) for bar in bars})
     if not told:
         return None
     step = max(told, key=lambda each: (told[each], each))

@@ -179,7 +179,7 @@ class Callee(grpc.GenericRpcHandler):  # type: ignore[misc]
         is not admitted any more."""
         self._traffic.down.spend(len(data))
         message_bytes = unpacked(data)
-        await self._keep_to_allowance(peer, len(message_bytes))
+        await self._keep_to_allowance(peer, max(len(data), len(message_bytes)))
         # At every message: a link may be open for days.
         if self._greeter.unwelcome(peer):  # banned since, or its invitation has ended
             raise Refused(RejectCode.NOT_ADMITTED, "not admitted any more", peer=peer)

@@ -17,7 +17,9 @@ import urllib.request
 from base64 import b64decode, b64encode
 from collections.abc import Callable
 from dataclasses import dataclass
+from http.client import HTTPException
 from pathlib import Path
+from typing import Any
 
 from swarmnet.errors import UsageError
 from swarmnet.ids import PeerId
@@ -28,6 +30,9 @@ SCHEME, ENDING = "runs:", ".runs"
 
 MAX_CHARS, MAX_RUNS, MAX_ABOUT = 65_536, 256, 200
 FETCH_S = 15.0
+
+_LAST = 1 << 37
+"""Unix seconds: any later and no calendar has it."""
 
 _HEAD = "swarmnet public runs 1"
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
@@ -77,7 +82,7 @@ class RunList:
             head, name, issued, *rows = signed.splitlines()
             found = cls(
                 PeerId(name.removeprefix("signer\t")),
-                int(issued.removeprefix("issued\t")),
+                min(int(issued.removeprefix("issued\t")), _LAST),
                 tuple(_run(row) for row in rows[: MAX_RUNS + 1]),
             )
             genuine = mark and len(text) <= MAX_CHARS and head == _HEAD and found.signed == signed
@@ -132,19 +137,36 @@ def fetch(text: str) -> tuple[RunList, str]:
     try:
         if where.startswith(("https://", "http://")):
             # Signed, so the host's certificate adds only that nobody sees which list is read.
-            with urllib.request.urlopen(where, timeout=FETCH_S) as answer:  # the two schemes above
-                data = answer.read(MAX_CHARS + 1)
+            data = _fetched(where)
         else:
             with Path(where).expanduser().open("rb") as file:
                 data = file.read(MAX_CHARS + 1)
         content = data.decode()
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RuntimeError, HTTPException) as error:
         why = error.reason if isinstance(error, urllib.error.URLError) else error
-        raise UsageError(f"{where}: the list cannot be read ({why})") from error
+        raise UsageError(f"{where}: the list cannot be read ({ascii(str(why))[1:-1]})") from error
     try:
         return RunList.parse(content, PeerId(signer)), name
     except UsageError as error:
         raise UsageError(f"{where}: {error}") from error
+
+
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    """The address is the signer's word for where its list is; a host could lead to one on this machine."""
+
+    def redirect_request(self, *_: Any) -> None:
+        """None is followed."""
+
+
+def _fetched(url: str) -> bytes:
+    """What is there, at most as much as a list may have. Raises OSError, HTTPException."""
+    deadline, data = time.monotonic() + FETCH_S, b""
+    with urllib.request.build_opener(_NoRedirect).open(url, timeout=FETCH_S) as answer:
+        while len(data) <= MAX_CHARS and (more := answer.read1(MAX_CHARS + 1 - len(data))):
+            data += more
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"it takes more than {FETCH_S:.0f} s")
+    return data
 
 
 def shown(found: RunList, address: str, *, now: float) -> list[str]:

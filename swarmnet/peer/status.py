@@ -259,6 +259,7 @@ def _show(assessment: Assessment) -> None:
     from rich import box
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
     console = Console(soft_wrap=True, highlight=False)
     wide = not console.is_terminal  # in a pipe nothing is cut, and a row is a line
@@ -304,9 +305,9 @@ def _show(assessment: Assessment) -> None:
                 f"{replica.speed:.3g}/s" if replica.speed else "",
                 ", ".join(map(str, replica.disk)),
                 _drift(replica),
-                str(replica.numerics).replace("[", r"\["),
-                *(replica.region.replace("[", r"\[") for _ in where),
-                replica.software.replace("[", r"\["),
+                Text(str(replica.numerics)),
+                *(Text(replica.region) for _ in where),
+                Text(replica.software),
             )
         # A stage without a replica is what the reader looks for.
         if not line.replicas:

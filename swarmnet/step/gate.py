@@ -8,6 +8,7 @@ whoever brings it, and kept.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -31,6 +32,7 @@ from swarmnet.messages import (
     Report,
     Round,
 )
+from swarmnet.step.rounds import round_refusal
 
 MAX_BALLOT_AHEAD = 1024
 """Keepers take over one after the other: a number far ahead of the promised one is nobody's next."""
@@ -74,7 +76,7 @@ def refusal(sender: PeerId, message: Control, shape: Shape, promised: Ballot | N
         return "no such microbatch"
     if isinstance(message, Round):
         notice = _notice(message.notice, message.stamp.step, shape) if message.notice else None
-        return notice or _cut(message) or _summable(message, shape)
+        return notice or round_refusal(message, shape.num_microbatches, shape.max_void)
     return None
 
 
@@ -85,6 +87,8 @@ def _heartbeat(beat: Heartbeat, shape: Shape) -> str | None:
         return "no such step"
     if beat.measure is not None and beat.measure.version > beat.stamp.step:
         return "a measure of weights that are not there yet"
+    if any(int.from_bytes(stages, "little") >> shape.num_stages for stages in (beat.known, beat.wants)):
+        return "a stage that is none of this run"
     if len(beat.commits) > shape.num_stages or len(beat.last_commits) > shape.num_stages:
         return "more commits than stages"
     return next(filter(None, (commit_refusal(commit, shape) for commit in (*beat.commits, *beat.last_commits))), None)
@@ -102,6 +106,9 @@ def commit_refusal(commit: Commit, shape: Shape) -> str | None:
     sane = abs(commit.loss_sum) < LARGEST_LOSS and 0.0 <= commit.grad_sq_norm < LARGEST_NORM
     if commit.num_tokens < 1 or not sane:
         return "a commit that cannot be applied"
+    # It equals another commit, and has other bits: what is signed, and the chain, would be another.
+    if any(number == 0.0 and math.copysign(1.0, number) < 0.0 for number in (commit.loss_sum, commit.grad_sq_norm)):
+        return "a commit with a negative zero"
     return None
 
 
@@ -111,17 +118,6 @@ def _notice(text: str, step: int, shape: Shape) -> str | None:
     except ValueError as error:
         return str(error)
     return None if found.since == step else "a notice that begins at another step"
-
-
-def _cut(current: Round) -> str | None:
-    if current.rows:
-        if sum(current.rows) != len(current.receivers):
-            return "a grid whose rows are not the round's receivers"
-        if not 1 <= current.columns < 2 * min(current.rows):  # a row down to half is arranged anew (averaging.grid)
-            return "a grid whose rows have no parts, or two for each member"
-        if not {peer for peer, _, indexes in current.contributions if indexes} <= set(current.receivers):
-            return "a contributor outside the round's grid"
-    return None
 
 
 def _indexes(message: Control) -> Iterable[int]:
@@ -140,17 +136,3 @@ def _indexes(message: Control) -> Iterable[int]:
             yield from message.voided
             for _, _, indexes in message.contributions:
                 yield from indexes
-
-
-def _summable(current: Round, shape: Shape) -> str | None:
-    # A member that came later is no receiver of the round and collects its pieces all the same.
-    if not current.receivers or len(set(current.receivers)) != len(current.receivers):
-        return "a round whose receivers are no group"
-    if not any(indexes for _, _, indexes in current.contributions):
-        return "a round to which nobody contributes"
-    # Sets are disjoint, as decoded: so these are all microbatches, or a keeper would choose whose gradients count.
-    if sum(len(indexes) for _, _, indexes in current.contributions) + len(current.voided) != shape.num_microbatches:
-        return "a round that leaves microbatches out"
-    if len(current.voided) > shape.max_void:
-        return "a round that voids more than the run tolerates"
-    return None

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from swarmnet.step.member import Member
 
 STRETCH = 5 / 6
+_MOST_LISTS = 1024
 """Of the silence limit: between two heartbeats of a replica that has a large stage near it."""
 
 
@@ -117,6 +118,11 @@ class Heartbeats:
         else:
             self._said.pop((peer, beat.stamp.stage), None)
 
+    def forget(self, peer: PeerId) -> None:
+        """It says something else than before: a repetition of that is news."""
+        for of in [of for of in self._said if of[0] == peer]:
+            del self._said[of]
+
     def _plainly(self) -> tuple[object, ...]:
         """What of mine decides what follows of a heartbeat."""
         of = self._of
@@ -160,6 +166,9 @@ class Heartbeats:
         lacking = self._lacking
         if not lacking or of.done or of.applying:
             return []
+        # Whoever owes an answer is asked again only as one of all: it may never give any.
+        if beat is not None and self._questions.owes(beat[0]):
+            beat = None
         for stage, peer, seen in of.view.known() if beat is None else self._sender(*beat):
             if found := lacking & self._known_to(stage, seen):
                 known[peer] = known.get(peer, frozenset()) | found
@@ -212,6 +221,8 @@ class Heartbeats:
             # Those that I do not believe yet included: that many list them may be what is missing.
             found = [commit for stage in sorted(known) if (commit := self._heard_of(stage)) is not None]
             same = len(found) == len(known) and self._of.membership.digest_of(found) == beat.digest
+            if len(self._lists) >= _MOST_LISTS:
+                self._lists.clear()
             self._lists[of] = frozenset(found) if same else frozenset()
         return self._lists[of]
 

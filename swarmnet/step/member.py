@@ -418,9 +418,7 @@ class Member:
         if isinstance(message, Committed):
             if message.restart != self.restart:
                 return []
-            self.heartbeats.told_by(peer)
-            self.membership.told(peer, message.commit)
-            return self._on_commit(peer, message.commit, now)
+            return self._on_told(peer, message.commit, now)
         # A peer that never sent a heartbeat as a replica of my stage has no say in it.
         if message.stamp.stage != self.stage or not mate:
             return []
@@ -433,6 +431,18 @@ class Member:
             return []
         return about.receive(peer, message, now=now)
 
+    def _on_told(self, peer: PeerId, commit: Commit, now: float) -> list[Action]:
+        """A peer says that it believes this commit."""
+        # Of steps that are far away anybody could say anything, and it would be kept.
+        if abs(commit.step - self.version) > self._ahead + 1:
+            return []
+        self.membership.told(peer, commit)
+        version = self.version
+        actions = self._on_commit(peer, commit, now)
+        if self.version != version or commit in self.barrier.known:
+            self.heartbeats.told_by(peer)
+        return actions
+
     def _on_heartbeat(self, peer: PeerId, beat: Heartbeat, now: float) -> list[Action]:
         if beat.stamp.restart != self.restart:
             # It follows another restart, so it has no say here. One peer alone cannot move the run (state/rollback.py).
@@ -444,6 +454,7 @@ class Member:
         actions: list[Action] = [Send(peer, self.heartbeat(peer))] if fresh and self.synced else []
         # Without state neither side can tell the other anything about the step.
         if not self.synced or not beat.synced:
+            self.heartbeats.forget(peer)
             return actions
         step, mate = beat.stamp.step, beat.stamp.stage == self.stage
         if mate and step == self.version and beat.stamp.chain != self.chain:
@@ -455,9 +466,7 @@ class Member:
         if step in (self.version, self.version + 1):
             # What has applied the step that I am at has all its commits (rule 17).
             for commit in (*beat.last_commits, *beat.commits):
-                self.heartbeats.told_by(peer)
-                self.membership.told(peer, commit)
-                actions += self._on_commit(peer, commit, now)
+                actions += self._on_told(peer, commit, now)
             actions += self.heartbeats.ask((peer, beat), now=now)
         if beat.wants:
             actions += self.heartbeats.answer(peer, beat, now=now)

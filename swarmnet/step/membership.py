@@ -44,6 +44,9 @@ _ALIKE = 0.02
 
 
 _NOBODY = frozenset[PeerId]()
+
+_LONG_AGO = 4
+"""Steps: nobody's word of a commit is remembered for longer."""
 Votes = dict[Commit, dict[PeerId, bytes]]
 
 
@@ -310,7 +313,11 @@ class Membership:
         """Record that a replica that I hear believes this commit, besides what its heartbeats list: it says so."""
         for stage in {stage for stage, known, _ in self._view.known() if known == peer}:
             told = self._listed.setdefault(stage, {})
-            others = (each for each in told.get(peer, ()) if (each.stage, each.step) != (commit.stage, commit.step))
+            others = (
+                each
+                for each in told.get(peer, ())
+                if (each.stage, each.step) != (commit.stage, commit.step) and each.step > commit.step - _LONG_AGO
+            )
             told[peer] = frozenset({*others, commit})
             self.changes += 1
 

@@ -55,6 +55,10 @@ class Questions:
     def _lot(self, peer: PeerId) -> bytes:
         return hashlib.sha256(f"{peer}/{self._me}".encode()).digest()
 
+    def owes(self, peer: PeerId) -> bool:
+        """Has it left a question without an answer?"""
+        return self._owes[peer] > 0
+
     def answered(self, peer: PeerId) -> None:
         """It has told me of a commit."""
         self._owes.pop(peer, None)

@@ -370,3 +370,25 @@ def _most(voices: set[PeerId], others: frozenset[PeerId]) -> bool:
     """Are so many of these most of the others, and two at least where there are two?"""
     said = len(voices & others)
     return 2 * said > len(others) and said >= min(2, len(others))
+
+
+def round_refusal(current: Round, num_microbatches: int, max_void: int) -> str | None:
+    """Why nobody takes part in this round, or None (I2)."""
+    if current.rows:
+        if sum(current.rows) != len(current.receivers):
+            return "a grid whose rows are not the round's receivers"
+        if not 1 <= current.columns < 2 * min(current.rows):  # a row down to half is arranged anew (averaging.grid)
+            return "a grid whose rows have no parts, or two for each member"
+        if not {peer for peer, _, indexes in current.contributions if indexes} <= set(current.receivers):
+            return "a contributor outside the round's grid"
+    # A member that came later is no receiver of the round and collects its pieces all the same.
+    if not current.receivers or len(set(current.receivers)) != len(current.receivers):
+        return "a round whose receivers are no group"
+    if not any(indexes for _, _, indexes in current.contributions):
+        return "a round to which nobody contributes"
+    # Sets are disjoint, as decoded: so these are all microbatches, or a keeper would choose whose gradients count.
+    if sum(len(indexes) for _, _, indexes in current.contributions) + len(current.voided) != num_microbatches:
+        return "a round that leaves microbatches out"
+    if len(current.voided) > max_void:
+        return "a round that voids more than the run tolerates"
+    return None

@@ -37,6 +37,9 @@ class Inflater:
 
     def __call__(self, data: bytes) -> bytes:
         """The message. Raises BadMessage: MALFORMED, TOO_LARGE."""
+        # Unpacking takes time by what comes in, too: empty blocks unpack to nothing.
+        if len(data) > self._most_bytes + self._most_bytes // 1000 + 64:
+            raise BadMessage(RejectCode.TOO_LARGE, f"{len(data)} bytes for a message of {self._most_bytes} at most")
         try:
             # One more than there may be is enough to refuse it: what is beyond is not unpacked.
             message = self._unpacker.decompress(data + _TAIL, self._most_bytes + 1)

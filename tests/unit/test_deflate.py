@@ -59,3 +59,10 @@ def test_each_stream_begins_anew() -> None:
     assert Inflater(100)(first) == me.encode() * 20
     with pytest.raises(BadMessage):
         Inflater(100)(second)
+
+
+def test_what_unpacks_to_nothing_is_no_cheaper_to_send() -> None:
+    empty = b"\x00\x00\x00\xff\xff" * 2000  # stored blocks of no bytes
+    with pytest.raises(BadMessage) as refusal:
+        Inflater(5000)(empty)
+    assert refusal.value.code is RejectCode.TOO_LARGE

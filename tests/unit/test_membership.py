@@ -585,3 +585,10 @@ def test_who_goes_by_another_commit_than_the_one_that_was_made_is_named_once():
     assert [(note.event, note.fields["peer"]) for note in known.of.notes if note.event == "other_commit"] == [
         ("other_commit", D)
     ]
+
+
+def test_what_is_signed_has_the_bits_of_its_commit_whatever_was_asked_before() -> None:
+    """0.0 == -0.0: what was kept for one must not stand for the other."""
+    zero, minus = replace(commit(), loss_sum=0.0), replace(commit(), loss_sum=-0.0)
+    assert zero == minus and statement(minus, NO_RESTART) != statement(zero, NO_RESTART)
+    assert statement(replace(zero), NO_RESTART) == statement(zero, NO_RESTART)

@@ -38,3 +38,11 @@ def test_one_asker_gets_a_commit_once_at_a_time_and_in_a_large_stage_few_do() ->
     askers = [PeerId(f"n{number}") for number in range(MOST_GIVEN + 1)]
     assert [bool(mine.give(asker, 8, {1}, few=True, now=1.0)) for asker in askers] == [True] * MOST_GIVEN + [False]
     assert mine.give(askers[-1], 8, {1}, few=True, now=1.25) == {1}
+
+
+def test_whoever_never_answers_is_known_for_it() -> None:
+    mine = Questions(PeerId("me"), 0.5)
+    assert mine.whom({1}, {A: {1}}, last=None, now=0.0) == {A: {1}} and mine.owes(A)
+    assert mine.whom({1}, {A: {1}, B: {1}}, last=None, now=1.0) == {B: {1}}
+    mine.answered(A)
+    assert not mine.owes(A) and mine.owes(B)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+import threading
 from pathlib import Path
 
 import pytest
@@ -99,3 +101,24 @@ def test_a_list_has_an_end() -> None:
     many = RunList(SIGNER.peer, 1, LIST.runs * (MAX_RUNS + 1))
     with pytest.raises(UsageError, match="no list of runs"):
         RunList.parse(many.text(SIGNER.sign), SIGNER.peer)
+
+
+def test_what_a_host_sends_in_place_of_a_list_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    answers = [b"\x1b]0;owned\x07\r\n\r\n", b"HTTP/1.1 302 Found\r\nLocation: http://127.0.0.1:1/x\r\n\r\n"]
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+
+        def serve() -> None:
+            for answer in answers:
+                caller, _ = server.accept()
+                with caller:
+                    caller.recv(4096)
+                    caller.sendall(answer)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        for _ in answers:
+            assert run(["join", f"runs:{NODE}@http://127.0.0.1:{port}/public.runs"]) == 2
+            said = capsys.readouterr().err
+            assert "cannot be read" in said and said.count("\n") == 1 and "\x1b" not in said
+        thread.join()

@@ -85,3 +85,9 @@ def test_where_somebody_says_its_region_there_is_a_column(monkeypatch: pytest.Mo
     lines = shown(monkeypatch).splitlines()
     assert next(line for line in lines if "numerics" in line).split()[-2:] == ["region", "software"]
     assert next(line for line in lines if "0WXYZ" in line).split()[-1] == "eu-west"
+
+
+def test_what_strangers_say_is_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    hostile = replace(RECORDS[0], region="\\[/b]", software="\\[link=http://x.example]y")
+    monkeypatch.setattr(f"{__name__}.RECORDS", [hostile, RECORDS[1]])
+    assert "\\[/b]" in shown(monkeypatch) and "[link=" in shown(monkeypatch)
