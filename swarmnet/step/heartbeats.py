@@ -166,8 +166,8 @@ class Heartbeats:
         lacking = self._lacking
         if not lacking or of.done or of.applying:
             return []
-        # Whoever owes an answer is asked again only as one of all: it may never give any.
-        if beat is not None and self._questions.owes(beat[0]):
+        # Whoever owes an answer in a large stage is asked again only as one of all: it may never give any.
+        if beat is not None and of.view.sparse and self._questions.owes(beat[0]):
             beat = None
         for stage, peer, seen in of.view.known() if beat is None else self._sender(*beat):
             if found := lacking & self._known_to(stage, seen):
