@@ -173,6 +173,11 @@ class Commit:
     notice: Notice = ""
     """The run is longer from this step on."""
 
+    def __post_init__(self) -> None:
+        # What is signed, and the chain, are of bits: equal commits must have equal ones, and -0.0 == 0.0.
+        object.__setattr__(self, "loss_sum", self.loss_sum + 0.0)
+        object.__setattr__(self, "grad_sq_norm", self.grad_sq_norm + 0.0)
+
     def __hash__(self) -> int:
         # Of all fields it would take longer than most of what it is needed for.
         return hash((self.stage, self.step, self.digest))

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import math
 import struct
 from collections.abc import Iterable, Set
 from dataclasses import replace
@@ -47,10 +46,7 @@ def acked(stamp: Stamp, ack: Ack) -> Commit:
 
 def commit_of(stamp: Stamp, finished: Finished) -> Commit:
     """What the holder of that sum would have its stage commit."""
-    made = acked(stamp, ack_of(finished))
-    # Equal numbers have equal bits, which are what is signed: -0.0 is none of ours.
-    loss, norm = made.loss_sum + 0.0, made.grad_sq_norm + 0.0
-    return replace(made, contributors=counting(finished), loss_sum=loss, grad_sq_norm=norm)
+    return replace(acked(stamp, ack_of(finished)), contributors=counting(finished))
 
 
 def counting(of: Finished | Round) -> tuple[PeerId, ...]:
@@ -69,14 +65,9 @@ def first_of(peers: Set[PeerId]) -> frozenset[PeerId]:
     return frozenset(peers if len(peers) <= MAX_COUNTING else sorted(peers, key=place_of)[:MAX_COUNTING])
 
 
+@functools.lru_cache(maxsize=1024)
 def statement(commit: Commit, restart: Restart) -> bytes:
     """What a vote signs: everything of the commit but the votes. The chain stands for run, stage and past."""
-    # Of equal commits one may have other bits: 0.0 == -0.0.
-    return _statement(commit, restart, math.copysign(1.0, commit.loss_sum), math.copysign(1.0, commit.grad_sq_norm))
-
-
-@functools.lru_cache(maxsize=1024)
-def _statement(commit: Commit, restart: Restart, *_signs: float) -> bytes:
     of = hashlib.sha256(_DOMAIN)
     of.update(
         struct.pack(

@@ -8,7 +8,6 @@ whoever brings it, and kept.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -106,9 +105,6 @@ def commit_refusal(commit: Commit, shape: Shape) -> str | None:
     sane = abs(commit.loss_sum) < LARGEST_LOSS and 0.0 <= commit.grad_sq_norm < LARGEST_NORM
     if commit.num_tokens < 1 or not sane:
         return "a commit that cannot be applied"
-    # It equals another commit, and has other bits: what is signed, and the chain, would be another.
-    if any(number == 0.0 and math.copysign(1.0, number) < 0.0 for number in (commit.loss_sum, commit.grad_sq_norm)):
-        return "a commit with a negative zero"
     return None
 
 

@@ -109,8 +109,6 @@ BAD = [
     Committed(commit(loss_sum=1e300)),
     Committed(commit(grad_sq_norm=1e308)),
     Committed(commit(voided=frozenset({4}))),
-    Committed(commit(loss_sum=-0.0)),  # equals 0.0 and has other bits
-    Committed(commit(grad_sq_norm=-0.0)),
     Heartbeat(STAMP, 1, True, BALLOT, known=b"\x04"),  # a stage of none of two
     Heartbeat(STAMP, 1, True, BALLOT, wants=b"\x00\x01"),
     Heartbeat(Stamp(3, 3000, STAMP.chain), 1, True, None),

@@ -529,3 +529,14 @@ def test_our_own_bad_values_are_our_bug() -> None:
         convert.write_request(Process(-1, 0, 0))
     with pytest.raises(AssertionError):
         convert.write_hello(Hello(RunId("nonsense"), 1, 0, "", 0.0))
+
+
+def test_a_negative_zero_makes_no_other_commit_of_an_equal_one() -> None:
+    """What is signed, and the chain, are of bits, and -0.0 == 0.0."""
+    zero = control_pb2.Envelope.FromString(
+        convert.write_control(Committed(dataclasses.replace(hundred(1000), loss_sum=0.0, grad_sq_norm=0.0)))
+    )
+    zero.committed.commit.loss_sum = zero.committed.commit.grad_sq_norm = -0.0
+    back = convert.read_control(zero.SerializeToString())
+    assert isinstance(back, Committed)
+    assert [math.copysign(1.0, each) for each in (back.commit.loss_sum, back.commit.grad_sq_norm)] == [1.0, 1.0]
