@@ -89,7 +89,6 @@ class StepDriver:
         self._beat_again_at = 0.0
         self._neighbours: Collection[PeerId] = ()
         self._neighbours_of: tuple[object, ...] = ()  # what may change them before the next heartbeat
-        self._relayed = False  # do I reach a mate through a relay only?
         self._known_said = 0  # commits that I knew then
         self._spread_last: Commit | None = None
         self._whole_at = 0.0  # when the last whole sum was here
@@ -115,11 +114,8 @@ class StepDriver:
         """One heartbeat interval has passed."""
         self.member.queue = self._pipeline.queue
         watch, now = self._exchange.watch, self._now()
-        if not self.member.view.sparse:  # else with each heartbeat: there are many mates
-            self._relayed = any(self._transport.relayed(peer) for peer, _ in self.member.view.mates())
-        line = self._exchange.meter.line
-        if line.relayed != self._relayed:
-            line = replace(line, relayed=self._relayed)
+        relayed = any(self._transport.relayed(peer) for peer, _ in self.member.view.mates())
+        line = replace(self._exchange.meter.line, relayed=relayed)
         self.member.feel(line, watch.trouble(now=now), watch.allowed, watch.waits(now=now), watch.awaited(now=now))
         self._beat(due_only=True)
         self._perform(self.member.tick(now=self._now()))
@@ -293,7 +289,6 @@ class StepDriver:
             return
         receivers = member.heartbeats.neighbours(self._listener.near(member.stage), now=now)
         self._neighbours, self._neighbours_of = receivers, of
-        self._relayed = any(self._transport.relayed(peer) for peer, _ in member.view.mates())
         if not due_only or due:
             fresh = receivers
             # Among a few, news never puts off a heartbeat.

@@ -115,13 +115,10 @@ class Heartbeats:
         here = beat.stamp.step == self._of.version and self._of.view.get(peer, beat.stamp.stage) is not None
         if plain and here and stages_in(beat.known) <= known:
             self._said[peer, beat.stamp.stage] = beat
-        else:
-            self._said.pop((peer, beat.stamp.stage), None)
 
-    def forget(self, peer: PeerId) -> None:
-        """It says something else than before: a repetition of that is news."""
-        for of in [of for of in self._said if of[0] == peer]:
-            del self._said[of]
+    def forget(self, peer: PeerId, stage: int) -> None:
+        """It says something else than before: to say that again would be news."""
+        self._said.pop((peer, stage), None)
 
     def _plainly(self) -> tuple[object, ...]:
         """What of mine decides what follows of a heartbeat."""

@@ -444,6 +444,7 @@ class Member:
         return actions
 
     def _on_heartbeat(self, peer: PeerId, beat: Heartbeat, now: float) -> list[Action]:
+        self.heartbeats.forget(peer, beat.stamp.stage)  # `took` keeps this one, if nothing more follows of it
         if beat.stamp.restart != self.restart:
             # It follows another restart, so it has no say here. One peer alone cannot move the run (state/rollback.py).
             self.view.forget(peer)
@@ -454,7 +455,6 @@ class Member:
         actions: list[Action] = [Send(peer, self.heartbeat(peer))] if fresh and self.synced else []
         # Without state neither side can tell the other anything about the step.
         if not self.synced or not beat.synced:
-            self.heartbeats.forget(peer)
             return actions
         step, mate = beat.stamp.step, beat.stamp.stage == self.stage
         if mate and step == self.version and beat.stamp.chain != self.chain:

@@ -66,6 +66,24 @@ def test_who_sends_too_much_waits_alone(caplog: pytest.LogCaptureFixture) -> Non
     assert [record.message for record in caplog.records].count("too_many_messages") == 1
 
 
+def test_what_unpacks_to_little_is_counted_as_it_came(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario(victim: GrpcTransport, service: ScriptedService) -> None:
+        leaf = hostile()
+        async with raw_channel(victim, leaf.key, leaf.chain) as channel:
+            await say_hello(channel)
+            link = channel.stream_stream(LINK)(timeout=15)
+            assert read_answer(await link.read())[0] == Accepted()
+            nothing = b"\x00\x00\x00\xff\xff" * 10_000  # stored blocks of no bytes
+            for number in range(3):
+                await link.write(nothing + Deflater()(write_control(execute(number, victim.peer))))
+            await service.told.get()
+
+    few = GrpcConfig(allowance=Allowance(messages_per_s=1e6, bytes_per_s=1_000.0, burst_s=60.0))
+    with caplog.at_level(logging.WARNING, "swarmnet.net.grpc_callee"):
+        with_victim(scenario, config=few)
+    assert [record.message for record in caplog.records].count("too_many_messages") == 1
+
+
 def test_a_caller_has_so_many_links_and_no_more() -> None:
     async def scenario(victim: GrpcTransport, service: ScriptedService) -> None:
         leaf = hostile()

@@ -853,6 +853,28 @@ def test_a_commit_is_told_to_who_asks_and_asked_of_one_at_a_time():
     assert to == "n0" and told.commits == (theirs,)
 
 
+def test_in_a_large_stage_who_never_answers_does_not_keep_others_from_being_asked():
+    """However often it says that it knows a commit."""
+    table = Table("A", "K", stages=2)
+    member = table.members["A"]
+    member.view.sparse = frozenset({0, 1})
+
+    def knows(name: str) -> None:
+        beat = Heartbeat(Stamp(0, 1, CHAIN), 1, True, None, known=bits_of({1}), digest=bytes(16))
+        table.do("A", member.receive(PeerId(name), beat, now=table.now))
+
+    def asked() -> list[str]:
+        found = table.take(lambda sender, _, message: sender == "A" and isinstance(message, Heartbeat))
+        return [receiver for _, receiver, message in found if stages_in(message.wants) == {1}]
+
+    knows("mute")
+    knows("honest")
+    assert asked() == ["mute"]
+    table.now += 0.5
+    knows("mute")
+    assert asked() == ["honest"]
+
+
 def test_who_has_not_applied_yet_is_told_the_last_commits_if_it_asks():
     table = Table("A", "K")
     table.execute("A", 0)
@@ -881,6 +903,28 @@ def test_of_a_repeated_heartbeat_nothing_follows_but_that_its_sender_lives() -> 
     assert not mine.heartbeats.repeats(peer, replace(beat, draining=True), now=now + 20.0), "it is news"
     mine.gone(peer, definite=True, now=now + 20.5)
     assert not mine.heartbeats.repeats(peer, beat, now=now + 21.0), "it was sent before it died"
+
+
+@pytest.mark.parametrize("forks", [False, True], ids=["no state", "a fork"])
+def test_who_said_something_else_meanwhile_does_not_repeat_itself(forks: bool) -> None:
+    table = Table("A", "K")
+    mine, peer = table.members["A"], PeerId("K")
+    beat, now = table.members["K"].heartbeat(PeerId("A")), table.now
+    mine.receive(peer, beat, now=now)
+    fork = replace(beat, stamp=replace(beat.stamp, chain=Chain("2" * 64)))
+    other = fork if forks else replace(beat, synced=False)
+    mine.receive(peer, other, now=now)
+    assert not mine.heartbeats.repeats(peer, beat, now=now)
+
+
+def test_nobodys_word_of_steps_that_are_far_away_is_kept() -> None:
+    table = Table("A", "K", stages=2)
+    mine, peer = table.members["A"], PeerId("K")
+    mine.receive(peer, table.members["K"].heartbeat(PeerId("A")), now=table.now)
+    made = Commit(1, 0, CHAIN, RoundId(Ballot(0, peer), 0), b"d", 1, 0.0, 0.0)
+    for step in range(9):
+        mine.receive(peer, Committed(replace(made, step=step), mine.restart), now=table.now)
+    assert [step for step in range(9) if mine.membership.has_told(peer, 1, step)] == [0, 1]
 
 
 def test_a_repeated_heartbeat_is_looked_at_again_after_a_step() -> None:
