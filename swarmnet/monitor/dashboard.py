@@ -11,15 +11,16 @@ import contextlib
 import hashlib
 import ipaddress
 import json
+import re
 import socket
 import time
 from collections.abc import AsyncGenerator, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+from swarmnet.config.check import check_installed
 from swarmnet.errors import UsageError
 from swarmnet.monitor.curve import Curve
-from swarmnet.monitor.files import check_installed
 from swarmnet.monitor.page import RunPage
 from swarmnet.monitor.presence import Change
 from swarmnet.monitor.run import WatchOptions, look_on
@@ -154,7 +155,8 @@ def trusted(host: str, names: Collection[str]) -> bool:
     browser takes for that page's own.
     """
     name = host.lower()
-    name = name[1:].partition("]")[0] if name.startswith("[") else name.partition(":")[0].removesuffix(".")
+    literal = re.fullmatch(r"\[([^\]]*)\](:\d+)?", name)
+    name = literal[1] if literal else name.partition(":")[0].removesuffix(".")
     try:
         ipaddress.ip_address(name)
     except ValueError:

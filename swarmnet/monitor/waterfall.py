@@ -1,12 +1,14 @@
 """How members spent their last whole step: who computed, averaged and waited when. For a step's waterfall.
 
 Each member speaks for itself alone, by its own clock's seconds; when that was is by the clock here. What cannot be is
-left out, and a lie costs only the picture of the liar.
+left out, and so is a bar of another length, or of another time, than most of its step: a lie is then no part of the
+picture, or moves the liar's bar alone.
 """
 
 from __future__ import annotations
 
 import asyncio
+import statistics
 import time
 from collections import Counter
 from collections.abc import Callable, Collection
@@ -27,6 +29,9 @@ _NO_STEP = 1 << 53
 """No run comes so far: an answer since then has times alone."""
 
 _SLACK_S = 1e-6
+
+_MOST_UNUSUAL = 3.0
+"""A bar of more than so many usual steps, or as far from the others, is not drawn: it would leave them no room."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +78,12 @@ def one_step(bars: Collection[StepBar]) -> dict[str, Any] | None:
     if not told:
         return None
     step = max(told, key=lambda each: (told[each], each))
-    of_it = sorted((bar for bar in bars if bar.step == step), key=lambda bar: (bar.stage, bar.peer))
+    of_it = [bar for bar in bars if bar.step == step]
+    near_s = _MOST_UNUSUAL * statistics.median_low(bar.times.seconds for bar in of_it) + ASK_S
+    of_it = [bar for bar in of_it if bar.times.seconds <= near_s]
+    usual_end = statistics.median_low(bar.ended for bar in of_it)
+    of_it = [bar for bar in of_it if abs(bar.ended - usual_end) <= near_s]
+    of_it.sort(key=lambda bar: (bar.stage, bar.peer))
     began = min(bar.began for bar in of_it)
     return {
         "step": step,

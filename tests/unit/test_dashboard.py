@@ -14,10 +14,11 @@ import pytest
 pytest.importorskip("starlette", reason="needs the extra dashboard")
 
 from swarmnet.cli.frame import run
+from swarmnet.config import check
 from swarmnet.directory import Complaint, Record, StageStatus
 from swarmnet.errors import UsageError
 from swarmnet.ids import Chain, PeerId, RunId
-from swarmnet.monitor import dashboard, files
+from swarmnet.monitor import dashboard
 from swarmnet.monitor.curve import Curve
 from swarmnet.monitor.dashboard import ASSETS, ServedPage, application, trusted
 from swarmnet.peer.swarm_health import assess
@@ -104,6 +105,7 @@ def test_only_the_pages_own_files_are_given_out(path: str) -> None:
         ("evil.example", False),
         ("127.0.0.1.evil.example:8470", False),
         ("localhost.evil.example", False),
+        ("[::1].evil.example", False),
         ("", False),
         (None, False),
     ],
@@ -196,7 +198,7 @@ def test_a_port_that_is_taken_is_one_line(capsys: pytest.CaptureFixture[str]) ->
 def test_the_extra_that_is_missing_is_named(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(files.importlib.util, "find_spec", lambda name: None)  # type: ignore[attr-defined]
+    monkeypatch.setattr(check.importlib.util, "find_spec", lambda name: None)  # type: ignore[attr-defined]
     for typed in (["dashboard", LINK], ["local", "--dashboard", "0"]):
         assert run(typed) == 2
         assert "pip install 'swarmnet-train[dashboard]'" in capsys.readouterr().err

@@ -88,3 +88,14 @@ def test_the_step_that_most_tell_is_drawn_by_stage_from_its_first_moment() -> No
     assert [(each["peer"], each["began_s"]) for each in found["bars"]] == [(bob, 1.0), (ANN, 0.0)]
     assert found["bars"][0]["phases"]["forward"] == {"began_s": 0.0, "ended_s": 4.0, "busy_s": 3.0}
     assert one_step([]) is None
+
+
+def test_one_liar_neither_outvotes_the_others_nor_takes_their_room() -> None:
+    honest = [bar for name in ("a", "b", "c") for bar in bars_of(PeerId(name), History(times=(TIMES,)), now=100.0)]
+    elsewhere = tuple(replace(TIMES, stage=stage, step=1 << 40) for stage in range(8))
+    liar = bars_of(PeerId("liar"), History(times=elsewhere), now=100.0)
+    long = bars_of(PeerId("long"), History(times=(replace(TIMES, seconds=9e8),)), now=100.0)
+    early = bars_of(PeerId("early"), History(times=(replace(TIMES, ago_s=9e8),)), now=100.0)
+    found = one_step([*liar, *honest, *long, *early])
+    assert found is not None and found["step"] == TIMES.step and found["seconds"] == TIMES.seconds
+    assert [bar["peer"] for bar in found["bars"]] == ["a", "b", "c"]
