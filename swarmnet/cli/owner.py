@@ -14,6 +14,7 @@ import click
 
 from swarmnet.cli.settings import MULTIADDR, SETTINGS, CountRange
 from swarmnet.errors import UsageError
+from swarmnet.telemetry.text import counted
 
 if TYPE_CHECKING:
     from swarmnet.directory import Role
@@ -210,16 +211,15 @@ def publish(path: Path) -> int:
     from swarmnet.net.identity import Identity, write_whole
     from swarmnet.net.run_list import ENDING, SCHEME, RunList, read_runs
 
-    runs = read_runs(path.expanduser())
     path = path.expanduser()
-    written = path.with_suffix(ENDING)
+    runs, written = read_runs(path), path.with_suffix(ENDING)
     try:
         identity = Identity.load_or_create(owner_key_file(path))
         found = RunList(identity.peer, int(time.time()), runs)
         write_whole(written, found.text(identity.sign), mode=0o644)
     except (OSError, ValueError) as error:
         raise UsageError(f"{path.parent}: {getattr(error, 'strerror', None) or error}") from error
-    click.echo(f"wrote {written}: {len(runs)} run{'s' * (len(runs) != 1)}, signed by {identity.peer}")
+    click.echo(f"wrote {written}: {counted(len(runs), 'run')}, signed by {identity.peer}")
     click.echo(f"people read it with: swarmnet join {SCHEME}{identity.peer}@{written}, or the address where you put it")
     return 0
 

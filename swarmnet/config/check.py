@@ -9,6 +9,7 @@ syntax, neither click nor the fields.
 from __future__ import annotations
 
 import difflib
+import importlib.util
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -216,3 +217,9 @@ def resolve(model: type[T], layers: Iterable[SettingsLayer], *, where: str) -> T
         return origins.get(path, where)
 
     return check(model, data, origin=origin)
+
+
+def check_installed(flag: str, package: str, extra: str) -> None:
+    """Raises UsageError if what a flag needs is not here."""
+    if importlib.util.find_spec(package) is None:
+        raise UsageError(f"{flag} needs the package {package}: pip install 'swarmnet-train[{extra}]'")

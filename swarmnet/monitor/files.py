@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import bisect
 import csv
-import importlib.util
 import io
 import math
 import os
@@ -171,12 +170,6 @@ def _point(cells: Mapping[str, str]) -> CurvePoint:
 
 
 # ---------------------------------------------------------------- the others
-
-
-def check_installed(flag: str, package: str, extra: str) -> None:
-    """Raises UsageError if what a flag needs is not here."""
-    if importlib.util.find_spec(package) is None:
-        raise UsageError(f"{flag} needs the package {package}: pip install 'swarmnet-train[{extra}]'")
 
 
 class CurvePicture:

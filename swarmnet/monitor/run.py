@@ -19,12 +19,13 @@ from pathlib import Path
 
 from rich.console import Console
 
+from swarmnet.config.check import check_installed
 from swarmnet.directory import Record
 from swarmnet.errors import SwarmError, UsageError
 from swarmnet.ids import PeerId
 from swarmnet.messages import Busy, History, HistoryRequest
 from swarmnet.monitor.curve import Curve
-from swarmnet.monitor.files import CsvFile, CurveFile, CurvePicture, TensorBoard, WeightsAndBiases, check_installed
+from swarmnet.monitor.files import CsvFile, CurveFile, CurvePicture, TensorBoard, WeightsAndBiases
 from swarmnet.monitor.presence import Presence, synced, went_back
 from swarmnet.monitor.view import JsonLines, WatchScreen, WatchView
 from swarmnet.monitor.waterfall import StepBar, waterfall

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import importlib.util
 import os
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from typing import cast
 
 from swarmnet import telemetry
+from swarmnet.config.check import check_installed
 from swarmnet.config.peer import PeerConfig, listen_at
 from swarmnet.data.source import load_tokens
 from swarmnet.errors import MeshFailed, UsageError, leaves
@@ -75,8 +75,8 @@ def run_peer(
     routing_rule(config.routing)  # refuses early
     if config.trace:
         check_trace(config.trace)
-    if config.dashboard and importlib.util.find_spec("starlette") is None:
-        raise UsageError("--dashboard needs the extra `dashboard`: pip install 'swarmnet-train[dashboard]'")
+    if config.dashboard:
+        check_installed("--dashboard", "starlette", "dashboard")
     # For arithmetic alone: what peers agree on, and what crosses the network, is the run's.
     mine = computed_here(manifest, config.compute)
     torch.set_num_threads(config.threads)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from swarmnet.cli.frame import run
-from swarmnet.monitor import files
+from swarmnet.config import check
 from swarmnet.monitor import run as monitor
 from swarmnet.monitor.view import folded
 from swarmnet.peer.status import Waiting
@@ -55,7 +55,7 @@ def test_ctrl_c_is_an_interrupt_only_before_the_run_was_found(
 def test_an_extra_that_is_missing_is_named_before_anything_is_asked(
     option: str, extra: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(files.importlib.util, "find_spec", lambda name: None)  # type: ignore[attr-defined]
+    monkeypatch.setattr(check.importlib.util, "find_spec", lambda name: None)  # type: ignore[attr-defined]
     assert run(["watch", LINK, option]) == 2
     assert f"pip install 'swarmnet-train[{extra}]'" in capsys.readouterr().err
 
