@@ -55,7 +55,7 @@ def main() -> None:
     }
     print(f"a span {span:.2f} us of CPU, {found['of_clocks']:.1f} times two readings of the clock")
     print(
-        f"a microbatch, {OF_A_MICROBATCH} spans: {found['microbatch_us']:.1f} us; to a file {written:.1f} us a span more"
+        f"a microbatch, {OF_A_MICROBATCH} spans: {found['microbatch_us']:.1f} us; in a file {written:.1f} us more each"
     )
     if typed.json:
         typed.json.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
