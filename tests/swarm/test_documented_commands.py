@@ -41,11 +41,11 @@ ELSEWHERE = {
     r"^swarmnet (peer|join) .*--gpus": "needs GPUs, several of them",
     r"^swarmnet peer .*--ranks": "test_mixed_mesh.py has peers of several ranks",
     r"^swarmnet local --ranks": "test_mixed_mesh.py has peers of several ranks",
-    r"^swarmnet init .*--from": "wants 2.5 GB of Llama; test_hugging_face.py makes a small one",
+    r"^swarmnet init .*--from": "wants 2.5 GB of Llama; test_huggingface_swarm.py makes a small one",
     r"^swarmnet export .*stage-1-2": "the same with one directory runs below",
     r"^swarmnet local --stages 3 --replicas 2 --steps 60( --kill \S+)*( --oracle)?$": "README's first does it all",
     r"^swarmnet (publish|join runs:)": "test_run_list.py does both",
-    r"^swarmnet caps": "test_volunteer.py asks a peer that lends",
+    r"^swarmnet caps": "test_leaving_processes.py asks a peer that runs",
 }
 """Pattern of a command -> why it does not run here."""
 
@@ -185,6 +185,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
 def test_every_reason_is_for_a_command_and_the_own_run_is_whole() -> None:
     unused = [pattern for pattern in ELSEWHERE if not any(re.search(pattern, command) for _, command in COMMANDS)]
     assert len(COMMANDS) > 40 and not unused
+    named = {name for why in ELSEWHERE.values() for name in re.findall(r"test_\w+\.py", why)}
+    assert named and named <= {path.name for path in (ROOT / "tests").rglob("test_*.py")}
     assert [shlex.split(command)[1] for command in OWN_RUN] == ["bootstrap", "peer", "peer", "trainer"]
 
 
