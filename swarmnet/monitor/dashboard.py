@@ -154,9 +154,10 @@ def trusted(host: str, names: Collection[str]) -> bool:
     A stranger's page can have its own host name lead to this machine (DNS rebinding), and would then read what the
     browser takes for that page's own.
     """
-    name = host.lower()
-    literal = re.fullmatch(r"\[([^\]]*)\](:\d+)?", name)
-    name = literal[1] if literal else name.partition(":")[0].removesuffix(".")
+    found = re.fullmatch(r"(?:\[([^\]]*)\]|([^:]*))(?::\d+)?", host.lower())
+    if found is None:
+        return False
+    name = (found[1] or found[2] or "").removesuffix(".")
     try:
         ipaddress.ip_address(name)
     except ValueError:

@@ -106,6 +106,7 @@ def test_only_the_pages_own_files_are_given_out(path: str) -> None:
         ("127.0.0.1.evil.example:8470", False),
         ("localhost.evil.example", False),
         ("[::1].evil.example", False),
+        ("localhost:1@evil.example", False),
         ("", False),
         (None, False),
     ],
