@@ -11,11 +11,12 @@ from typing import Any
 
 import pytest
 
+from swarmnet.config.check import check_installed
 from swarmnet.errors import UsageError
 from swarmnet.ids import PeerId, Restart, RunId
 from swarmnet.messages import History, StepFigures
 from swarmnet.monitor.curve import Curve, CurvePoint
-from swarmnet.monitor.files import COLUMNS, CsvFile, CurvePicture, TensorBoard, WeightsAndBiases, check_installed
+from swarmnet.monitor.files import COLUMNS, CsvFile, CurvePicture, TensorBoard, WeightsAndBiases
 from swarmnet.telemetry.plot import PICTURES, Mark, check_ending
 
 RUN = RunId("ab" * 32)
