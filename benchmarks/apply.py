@@ -3,13 +3,15 @@
     python benchmarks/apply.py [--parameters N] [--turns N] [--device cuda] [--json FILE]
 
 Ours is made of operations that every device rounds alike (docs/numerics.md), a kernel for each; torch's does all in one
-kernel, with fused multiply-adds. Rows: torch's; ours; with `lead`; with moments in 8 bits; and what goes before an
-update, the average of an int64 sum and its norm. Processor time of the best of N turns; on a GPU the clock's.
+kernel, with fused multiply-adds. Rows: torch's; bitsandbytes' AdamW8bit, if it is installed; ours; with `lead`; with
+moments in 8 bits; and what goes before an update, the average of an int64 sum and its norm. Processor time of the best
+of N turns; on a GPU the clock's.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import time
 from collections.abc import Callable
@@ -49,9 +51,19 @@ def measure(parameters: int, turns: int, device: torch.device) -> dict[str, floa
         leaf.grad, optimizer = gradient, torch.optim.AdamW([leaf], lr=1e-4, fused=True)
         return timed(optimizer.step)
 
+    def bitsandbytes() -> dict[str, float]:
+        if importlib.util.find_spec("bitsandbytes") is None:
+            return {}
+        from bitsandbytes.optim import AdamW8bit
+
+        leaf = torch.nn.Parameter(weight)
+        leaf.grad, optimizer = gradient, AdamW8bit([leaf], lr=1e-4)
+        return {"bitsandbytes, 8 bits": timed(optimizer.step)}
+
     rounding, held = FineRounding(32, 1), total.cpu()
     return {
         "torch, fused": fused(),
+        **bitsandbytes(),
         "ours": ours(),
         "ours, lead": ours(lead=2.5),
         "ours, 8 bits": ours(state="8bit"),
@@ -71,7 +83,7 @@ def main() -> None:
     torch.set_num_threads(1)
     found = measure(chosen.parameters, chosen.turns, torch.device(chosen.device))
     for name, nanoseconds in found.items():
-        print(f"{name:18} {nanoseconds:6.2f} ns a parameter")
+        print(f"{name:20} {nanoseconds:6.2f} ns a parameter")
     if chosen.json:
         chosen.json.write_text(json.dumps(found))
 

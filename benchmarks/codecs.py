@@ -1,12 +1,13 @@
 """All codecs beside each other, a plain cast, and bitsandbytes' own 8 and 4 bits, in one run on this machine.
 
-    python benchmarks/codecs.py [--elements N] [--threads N] [--repeat N] [--json FILE]
+    python benchmarks/codecs.py [--elements N] [--threads N] [--repeat N] [--device cuda] [--json FILE]
 
 Every codec is timed in turn, round after round, and its fastest round counts, so that a disturbance of the machine
-meets all of them. Rates are GB/s of fp32 input. Errors are relative L2 errors on four kinds of tensors; of codecs with
-error feedback (top-k, PowerSGD, nf4) they say what is sent later, not what is lost. In the JSON, `vs_bitsandbytes`
-holds ratios of ours to bitsandbytes' (speed: above 1 is faster; error: below 1 is closer) for int8 and bnb8 against its
-8 bits, nf4 against its 4.
+meets all of them. Rates are GB/s of fp32 input. With `--device cuda` tensors lie on the GPU; ours are encoded there,
+and what is sent, decoded and added is in host memory, as in a peer. Errors are relative L2 errors on four kinds of
+tensors; of codecs with error feedback (top-k, PowerSGD, nf4) they say what is sent later, not what is lost. In the
+JSON, `vs_bitsandbytes` holds ratios of ours to bitsandbytes' (speed: above 1 is faster; error: below 1 is closer) for
+int8 and bnb8 against its 8 bits, nf4 against its 4.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ ERRORS = ("gaussian", "heavy_tails", "loud_channels", "decades")
 COLUMNS = ("encode", "decode", "add", "decode, then add", "size", *(f"error {kind}" for kind in ERRORS))
 
 
-def distributions(num_elements: int) -> dict[str, torch.Tensor]:
+def distributions(num_elements: int, device: torch.device) -> dict[str, torch.Tensor]:
     """Gaussian; heavy tails (Student's t, 2 degrees); a few loud channels; magnitudes over six decades."""
     seeded = torch.Generator().manual_seed(0)
 
@@ -46,16 +47,19 @@ def distributions(num_elements: int) -> dict[str, torch.Tensor]:
     loud = normal(num_elements // 1024, 1024)
     loud[:, ::171] *= 60
     decades = normal(num_elements) * 10 ** (6 * torch.rand(num_elements, generator=seeded) - 6)
-    return {"gaussian": normal(num_elements), "heavy_tails": tails, "loud_channels": loud.view(-1), "decades": decades}
+    kinds = {"gaussian": normal(num_elements), "heavy_tails": tails, "loud_channels": loud.view(-1), "decades": decades}
+    return {name: kind.to(device) for name, kind in kinds.items()}
 
 
-def best_seconds(operations: dict[str, Operation], repeat: int) -> dict[str, float]:
+def best_seconds(operations: dict[str, Operation], repeat: int, device: torch.device) -> dict[str, float]:
     """The fastest of `repeat` rounds of each operation, taken in turn."""
     best = dict.fromkeys(operations, math.inf)
     for _ in range(repeat + 1):  # the first round warms up and can only lose
         for name, operation in operations.items():
             start = time.perf_counter()
             operation()
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
             best[name] = min(best[name], time.perf_counter() - start)
     return best
 
@@ -109,10 +113,10 @@ def factors(x: torch.Tensor) -> Theirs:
     return lambda flat: code(flat[: side * side]), decode, 4 * sum(low_rank.sizes) / side**2
 
 
-def measure(num_elements: int, repeat: int) -> dict[str, dict[str, float]]:
-    kinds = distributions(num_elements)
+def measure(num_elements: int, repeat: int, device: torch.device) -> dict[str, dict[str, float]]:
+    kinds = distributions(num_elements, device)
     x, total = kinds["gaussian"], torch.zeros(num_elements)
-    others = theirs() | {"powersgd:4": factors(x)}
+    others = theirs() | ({"powersgd:4": factors(x)} if device.type == "cpu" else {})
     operations: dict[str, Operation] = {"cast bf16 encode": x.bfloat16, "cast bf16 decode": x.bfloat16().float}
     for name in OURS:
         held = codecs.encode(name, x)
@@ -123,7 +127,7 @@ def measure(num_elements: int, repeat: int) -> dict[str, dict[str, float]]:
     for name, (encode, decode, _) in others.items():
         operations[f"{name} encode"] = partial(encode, x)
         operations[f"{name} decode"] = partial(decode, encode(x))
-    seconds = best_seconds(operations, repeat)
+    seconds = best_seconds(operations, repeat, device)
     rates: dict[str, dict[str, float]] = {}
     for operation, taken in seconds.items():
         what = max((what for what in COLUMNS if operation.endswith(f" {what}")), key=len)
@@ -136,8 +140,11 @@ def measure(num_elements: int, repeat: int) -> dict[str, dict[str, float]]:
     for kind, tensor in kinds.items():
         rates["cast bf16"][f"error {kind}"] = relative_error(tensor, tensor.bfloat16().float())
         for name in OURS:
-            rates[name][f"error {kind}"] = relative_error(tensor, codecs.decode(codecs.encode(name, tensor)))
-        for name, (encode, decode, _) in (theirs() | {"powersgd:4": factors(tensor)}).items():
+            decoded = codecs.decode(codecs.encode(name, tensor)).to(device)
+            rates[name][f"error {kind}"] = relative_error(tensor, decoded)
+        for name, (encode, decode, _) in (
+            theirs() | ({"powersgd:4": factors(tensor)} if device.type == "cpu" else {})
+        ).items():
             decoded = decode(encode(tensor))
             rates[name][f"error {kind}"] = relative_error(tensor[: decoded.numel()], decoded)
     return rates
@@ -162,6 +169,7 @@ def main() -> None:
     parser.add_argument("--elements", type=int, default=1 << 20)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--repeat", type=int, default=5)
+    parser.add_argument("--device", default="cpu")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
@@ -170,7 +178,7 @@ def main() -> None:
         if mallopt is not None:  # as a peer does: large buffers stay mapped between uses
             mallopt(-3, 32 << 20)
             mallopt(-1, 1 << 30)
-    rates = measure(arguments.elements, arguments.repeat)
+    rates = measure(arguments.elements, arguments.repeat, torch.device(arguments.device))
     ratios = versus(rates)
     print("ours over bitsandbytes': speed above 1 is faster, error below 1 is closer")
     table(ratios)
