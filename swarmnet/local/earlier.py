@@ -74,7 +74,7 @@ def said_otherwise(options: LocalOptions, said: Collection[str]) -> str | None:
                 same = min(Counter(replicas.values()).values()) == options.replicas  # more have joined one stage or two
             case "trainers":
                 same = len(trainers) == options.trainers
-            case "ranks" | "tensor" | "shard" | "sequence_parallel":
+            case "device" | "ranks" | "tensor" | "shard" | "sequence_parallel":
                 same = parse_meshes(options, manifest, replicas) == meshes(options.out)
             case "manifest":
                 same = _is_from(manifest, choose(options))

@@ -72,6 +72,10 @@ class LocalOptions:
             "STAGE=N", help="ranks of each replica of STAGE, on the CPU; STAGE.REPLICA=N: of one; several with commas"
         ),
     ] = ()
+    device: Annotated[
+        Literal["cpu", "cuda"],
+        CliOption(help="where replicas compute: on the CPU, or by turns on this machine's GPUs, which they share"),
+    ] = "cpu"
     tensor: int = 0
     shard: Shard = "none"
     sequence_parallel: bool = False
@@ -104,6 +108,8 @@ class LocalOptions:
                 f"{'--oracle' if self.chaos is None else '--chaos'} and --kill-all exclude each other: losses are held "
                 "against one process at the end of a run, which --kill-all does not reach; give it with --resume"
             )
+        if self.device == "cuda" and self.ranks:
+            raise UsageError("--ranks are on the CPU: leave --device cuda away, or --ranks")
         if self.resume and self.out is None:
             raise UsageError("--resume needs --out DIR: the directory of the run that is to go on")
         if self.dashboard is not None:

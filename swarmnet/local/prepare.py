@@ -10,7 +10,7 @@ import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from swarmnet.config import toml
 from swarmnet.config.check import layer
@@ -212,6 +212,8 @@ Meshes = Mapping[str, Mesh]
 def parse_meshes(options: LocalOptions, manifest: Manifest, replicas: Iterable[str]) -> dict[str, Mesh]:
     """The meshes that the options ask for. replicas: names of those at the start. Raises UsageError with the text at
     fault, or with why the model cannot be split so."""
+    if options.device == "cuda":
+        return _on_gpus(manifest, sorted(replicas))
     shared = {name: getattr(options, name) for name in ("shard", "tensor", "sequence_parallel")}
     for name, value in shared.items():
         if not options.ranks and value != getattr(Mesh(), name):
@@ -231,6 +233,22 @@ def parse_meshes(options: LocalOptions, manifest: Manifest, replicas: Iterable[s
         except UsageError as error:
             raise UsageError(f"--ranks {text}: {error}") from error
     return found
+
+
+def _on_gpus(manifest: Manifest, replicas: Sequence[str]) -> dict[str, Mesh]:
+    """One GPU for each replica, the next one for the next. Raises UsageError if there is none."""
+    import torch
+
+    cuda = torch.cuda.device_count()
+    choose_layout(Mesh(), "cuda", manifest, cuda=cuda)
+    # A stage has one as well, for whoever joins it later.
+    names = [*replicas, *(f"s{stage}" for stage in range(manifest.cut.stages))]
+    return {name: Mesh(gpus=f"{number % cuda},") for number, name in enumerate(names)}
+
+
+def device_of(mesh: Mesh) -> Literal["cpu", "cuda"]:
+    """Where a process of a local swarm computes."""
+    return "cpu" if mesh.gpus == Mesh().gpus else "cuda"
 
 
 def _entry(text: str, names: Collection[str], stages: int) -> tuple[str, int]:
@@ -270,7 +288,10 @@ def record(meshes: Meshes) -> dict[str, Any]:
 
 
 def in_words(meshes: Meshes, manifest: Manifest) -> str:
-    """For the terminal: "ranks: s1 2 (tp2), s2-r0 4 (zero3x4)"; "" if every peer is one rank."""
+    """For the terminal: "ranks: s1 2 (tp2), s2-r0 4 (zero3x4)", or how many GPUs they share; "" if every peer is one
+    rank on the CPU."""
+    if gpus := {mesh.gpus for mesh in meshes.values() if device_of(mesh) == "cuda"}:
+        return f"on {len(gpus)} GPU{'s' * (len(gpus) > 1)}"
     said = [
         f"{whom} {mesh.ranks}" + (f" ({_layout(mesh, manifest).label})" if mesh.ranks > 1 else "")
         for whom, mesh in sorted(meshes.items())

@@ -33,7 +33,7 @@ from swarmnet.local.faults import (
     RestartAction,
 )
 from swarmnet.local.options import LocalOptions
-from swarmnet.local.prepare import Meshes, Prepared, mesh_of, meshed, prepare, record
+from swarmnet.local.prepare import Meshes, Prepared, device_of, mesh_of, meshed, prepare, record
 from swarmnet.local.processes import (
     Child,
     ChildCommand,
@@ -101,8 +101,10 @@ class LocalSwarm:
 
     @property
     def exact(self) -> bool:
-        """Is every loss to have the bits of one process's? Ranks that share a stage sum in another order than one."""
-        return self.prepared.exact and not meshed(self.meshes, self.replicas)
+        """Is every loss to have the bits of one process's? Ranks that share a stage sum in another order than one, a
+        GPU in another than the CPU."""
+        on_cpu = all(device_of(mesh) == "cpu" for mesh in self.meshes.values())
+        return self.prepared.exact and on_cpu and not meshed(self.meshes, self.replicas)
 
     @property
     def lossless(self) -> bool:
@@ -112,12 +114,11 @@ class LocalSwarm:
 
     @property
     def config(self) -> PeerConfig:
-        """What all children are told. They compute on the CPU, as the single process they are compared with."""
+        """What all children are told."""
         options, invitation = self.options, invitation_beside(self.prepared.path)
         return PeerConfig(
             manifest=self.prepared.path,
             host="127.0.0.1",
-            device="cpu",
             invitation=str(invitation) if invitation.exists() else "",
             log=Log(level=cast(LogLevel, options.log_level)),
             slots=PeerConfig().slots if options.slots is None else options.slots,
@@ -285,7 +286,8 @@ class Supervisor:
                 "events": directory / "events.jsonl",
                 "trace": directory / TRACE if self.swarm.options.trace and replica is not None else None,
                 "bootstrap": self.progress.bootstrap(but=name),
-                "mesh": mesh_of(self.swarm.meshes, name),
+                "mesh": (mesh := mesh_of(self.swarm.meshes, name)),
+                "device": device_of(mesh),
             }
         )
         chaos = self.swarm.options.chaos is not None

@@ -9,6 +9,7 @@ import random
 import select
 import signal
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import dying_rank
@@ -170,6 +171,36 @@ def held(engine: TorchEngine) -> list[int]:
 
 
 # ---------------------------------------------------------------- equal to one process
+
+
+def on_gpus(layout: MeshLayout) -> MeshLayout:
+    """The same with a GPU for each rank; skips where there are too few."""
+    if torch.cuda.device_count() < layout.ranks:
+        pytest.skip(f"needs {layout.ranks} CUDA devices")
+    return replace(layout, devices=tuple(f"cuda:{rank}" for rank in range(layout.ranks)))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("mode", ["fp32", "deterministic"])
+@pytest.mark.parametrize("mesh", ["one", *LAYOUTS])
+def test_ranks_on_gpus_take_the_steps_of_one_process_over_nccl(mesh: str, mode: str) -> None:
+    """State passes to the CPU's replica and back; a rank that is killed is replaced, and the step is made again."""
+    layout = on_gpus(MeshLayout() if mesh == "one" else LAYOUTS[mesh])
+
+    async def scenario(both: Chains) -> None:
+        await both.step()
+        version, state = both.engine.version, bytes(await both.engine.snapshot())
+        await both.one_rank.restore(state, version=version)
+        await both.step()
+        if layout.ranks > 1:
+            await kill(both, 1)
+        version, state = both.one_rank.version, bytes(await both.one_rank.snapshot())
+        await both.engine.restore(state, version=version)
+        assert bytes(await both.engine.snapshot()) == state
+        await both.step()
+        assert both.heard.lost == (layout.ranks > 1)
+
+    run(scenario, tiny(3, mode=mode), 1, layout)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from swarmnet.local import earlier
 from swarmnet.local.fault import Fault, KillRank, flagged
 from swarmnet.local.faults import Action, FaultAction, FaultPostponed, Faults, HoldAction, ReleaseAction
 from swarmnet.local.options import LocalOptions
-from swarmnet.local.prepare import in_words, mesh_of, meshed, parse_meshes, record
+from swarmnet.local.prepare import device_of, in_words, mesh_of, meshed, parse_meshes, record
 from swarmnet.local.progress import ReplicaView, SwarmProgress
 from swarmnet.local.screen import News
 from swarmnet.manifest.schema import Manifest, Model, Training
@@ -47,6 +47,20 @@ def test_a_stage_or_one_replica_of_it_gets_ranks() -> None:
     assert in_words(meshes, MANIFEST) == "ranks: s1 2 (tp2sp), s2 4 (tp4sp), s2-r1 1"
     assert in_words(parsed("1=1"), MANIFEST) == in_words({}, MANIFEST) == ""
     assert in_words(parsed("0=4", shard="zero2", tensor=2), MANIFEST) == "ranks: s0 4 (tp2-zero2x2)"
+
+
+def test_replicas_on_gpus_take_the_next_one_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    meshes = parsed(device="cuda")
+    assert [mesh_of(meshes, name).gpus for name in sorted(REPLICAS)] == ["0,", "1,", "0,", "1,", "0,", "1,"]
+    assert {device_of(mesh_of(meshes, name)) for name in [*REPLICAS, "s1-r7"]} == {"cuda"}
+    assert device_of(mesh_of(meshes, "trainer-0")) == device_of(mesh_of({}, "s0-r0")) == "cpu"
+    assert in_words(meshes, MANIFEST) == "on 2 GPUs"
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+    with pytest.raises(UsageError, match="--device cuda: torch sees no CUDA device here; use --device cpu"):
+        parsed(device="cuda")
+    with pytest.raises(UsageError, match="--ranks are on the CPU"):
+        parsed("1=2", device="cuda")
 
 
 @pytest.mark.parametrize(
