@@ -440,10 +440,13 @@ def unserved(records: Iterable[Record], *, num_stages: int, mine: Iterable[int] 
     return tuple(sorted(set(range(num_stages)) - served - set(mine)))
 
 
-def nobody_serves(stages: tuple[int, ...]) -> dict[str, object]:
-    """Fields of the event `waiting`."""
+def nobody_serves(stages: tuple[int, ...], *, stranger_to: str = "") -> dict[str, object]:
+    """Fields of the event `waiting`. stranger_to: my run, of which nobody is where --bootstrap leads."""
     return {
         "reason": f"nobody serves stage {', '.join(map(str, stages))} yet",
-        "advice": f"start a peer with --stage {','.join(map(str, stages))} and --bootstrap with an address of this "
+        "advice": f"nobody where --bootstrap leads is in run {stranger_to[:12]}: if they train, their manifest differs; "
+        "compare it with the link they print, swarm:RUN@..., or join by that link"
+        if stranger_to
+        else f"start a peer with --stage {','.join(map(str, stages))} and --bootstrap with an address of this "
         "one, and with the --dir that served it before, if one did",
     }
