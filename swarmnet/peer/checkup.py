@@ -23,6 +23,7 @@ ADVICE: Mapping[str, str] = {
     "carrier": "no port can be forwarded: ask the provider for a public address, IPv4 or IPv6; until then relays serve",
     "unreached": "look at its firewall",
     "software": "install what is missing: pip install -e . in a checkout of swarmnet",
+    "no_compiler": "install g++ or clang++: what averaging computes on the CPU then takes a half to a quarter of the time",
     "gpu_unused": "there is a GPU that torch does not see: install its driver, and a torch with CUDA",
     "gpu_missing": "torch sees no CUDA device here: leave --device away, or install its driver and a torch with CUDA",
     "memory": "end what else takes memory, or take a smaller part with --activations recompute (docs/memory.md)",
@@ -98,6 +99,14 @@ def compute(device: str, tflops: float, *, gpu_unseen: bool, gpu_missing: bool =
     problem = "gpu_missing" if gpu_missing and not gpu_unseen else "gpu_unused" if gpu_unseen else ""
     severity: Severity = "error" if gpu_missing else "warning" if problem else "ok"
     return Row("compute", f"{device}, {tflops:.3g} TFLOP/s", severity, problem, facts)
+
+
+def kernels(compiler: str | None) -> Row:
+    """compiler: the C++ compiler that makes averaging's kernels; None: there is none, and torch's operations serve."""
+    words = f"averaging is compiled by {compiler}" if compiler else "no C++ compiler: averaging is slower"
+    return Row(
+        "kernels", words, "ok" if compiler else "note", "" if compiler else "no_compiler", {"compiler": compiler}
+    )
 
 
 def memory(host: int | None, gpus: Collection[int]) -> Row:

@@ -43,6 +43,7 @@ from swarmnet.peer.checkup import Row
 from swarmnet.peer.joining import reach
 from swarmnet.peer.memory_fit import available
 from swarmnet.transport import ReadPayload
+from swarmnet.wire import kernel_build
 
 PACKAGES = ("torch", "grpcio", "hivemind")
 MEMBERS = 3
@@ -92,6 +93,7 @@ def machine(config: PeerConfig) -> Iterator[Row]:
     missing = config.device == "cuda" and not gpus
     tflops = _tflops("cuda" if gpus else "cpu", config.threads)
     yield checkup.compute(name, tflops, gpu_unseen=unseen, gpu_missing=missing)
+    yield checkup.kernels(kernel_build.compiler())
     yield checkup.memory(available(), [torch.cuda.mem_get_info(number)[0] for number in gpus])
     place = next(each for each in (config.dir, *config.dir.parents) if each.exists())
     yield checkup.disk(str(config.dir), shutil.disk_usage(place).free)

@@ -36,6 +36,7 @@ from swarmnet.state.disk import CheckpointStore, DirectoryDisk
 from swarmnet.telemetry.events import EventLog
 from swarmnet.telemetry.journal import Journal, Reminder
 from swarmnet.telemetry.trace import TraceFile, check_trace
+from swarmnet.wire import kernel_build
 
 log = telemetry.get(__name__)
 
@@ -80,6 +81,7 @@ def run_peer(
     # For arithmetic alone: what peers agree on, and what crosses the network, is the run's.
     mine = computed_here(manifest, config.compute)
     torch.set_num_threads(config.threads)
+    kernel_build.prepare(threads=config.threads)
     # Large pages for large CPU tensors: a fresh 50 MB sum then costs 3 ms of page faults instead of 20. torch asks the
     # environment for this once, at its first tensor, and offers no other way.
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")

@@ -112,12 +112,10 @@ def sum_dtype(numerics: Numerics) -> torch.dtype:
     return torch.int64 if numerics.mode == "deterministic" else torch.float32
 
 
-def check_fixed_point(piece: Tensor, *, most: int) -> float:
-    """The largest magnitude of an int64 piece of somebody's sum. Raises BadMessage where no microbatches give it."""
-    largest = largest_magnitude([piece])
+def check_fixed_point(largest: float, *, most: int) -> None:
+    """Raise BadMessage if no microbatches give that magnitude in somebody's int64 sum."""
     if largest > most:
         raise BadMessage(RejectCode.MALFORMED, "larger than what so many microbatches can sum to")
-    return largest
 
 
 def largest_magnitude(tensors: Sequence[Tensor]) -> float:

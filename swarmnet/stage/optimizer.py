@@ -29,7 +29,7 @@ from swarmnet.config import plug_in
 from swarmnet.manifest.schema import Optimizer
 from swarmnet.stage.optimizer_8bit import LEAST, PackedMoments
 from swarmnet.stage.rounding import FineRounding, Rounding
-from swarmnet.stage.same_bits import fp32, power, root, summed
+from swarmnet.stage.same_bits import fp32, power, root, squares
 from swarmnet.stage.snapshot import digest
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -241,10 +241,10 @@ def average(total: Tensor, out: Tensor, *, scale: float, rounding: Rounding, pla
 
 def square_norm(total: Tensor, *, rounding: Rounding, place: int) -> float:
     """Squared L2 norm, fp64, of one parameter's piece of a sum, in the gradient's own unit."""
-    squares = 0.0
+    found = 0.0
     for piece in rounding.values(total, place):
-        squares += summed(piece.to(torch.float64).square_())
-    return squares
+        found += squares(piece)
+    return found
 
 
 def probe(table: Optimizer, device: torch.device) -> str:

@@ -10,6 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from swarmnet.wire import kernels
+
 
 def fp32(number: float) -> float:
     """`number` rounded to fp32: what a kernel would make of it, said here, so that no device has a say in it."""
@@ -42,6 +44,13 @@ def root(values: Tensor, *, out: Tensor | None = None) -> Tensor:
     found = torch.empty_like(values) if out is None else out
     np.sqrt(values.numpy(), out=found.numpy())
     return found
+
+
+def squares(values: Tensor) -> float:
+    """Sum of the squares of flat floats, in fp64; of `summed`'s bits."""
+    if (native := kernels.of("squares", values)) is not None:
+        return native.squares(values)
+    return summed(values.to(torch.float64).square_())
 
 
 def summed(terms: Tensor) -> float:

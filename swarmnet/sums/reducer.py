@@ -286,8 +286,8 @@ class PartReducer:
         return outcome.total, tuple(clipped)
 
     def _sum(self, contributions: Sequence[Contribution], num_elements: int, codec: str) -> Tensor:
-        total, bound = self._open(contributions[0], num_elements, codec), 0.0  # decoded into memory of its own
         if not self._fixed_point:
+            total = self._open(contributions[0], num_elements, codec)  # decoded into memory of its own
             for contribution in contributions[1:]:
                 with _named(contribution):
                     codecs.add_decoded(total, self._checked(contribution, num_elements, codec))
@@ -295,11 +295,13 @@ class PartReducer:
                 # Sum first, and look for a culprit only if the sum is off.
                 self._find_too_large(contributions, num_elements, codec)
             return total
+        total, bound = torch.empty(num_elements, dtype=torch.int64), 0
         for place, contribution in enumerate(contributions):
-            piece = self._open(contribution, num_elements, codec) if place else total
             with _named(contribution):
-                bound += check_fixed_point(piece, most=self._most(contribution.num_microbatches))
-            total = total.add_(piece) if place else total
+                packed = self._checked(contribution, num_elements, codec)
+                largest = codecs.decode_integers(total, packed, add=place > 0)
+                check_fixed_point(largest, most=self._most(contribution.num_microbatches))
+            bound += largest
             if bound > MAX_SUM and largest_magnitude([total]) > MAX_SUM:  # the second only where the first touches
                 raise Overflow("contributions exceed what a step's microbatches can sum to")
         return total

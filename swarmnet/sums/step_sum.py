@@ -24,7 +24,7 @@ from swarmnet.ids import RoundId
 from swarmnet.manifest.codec_names import rank
 from swarmnet.messages import LARGEST_NORM, Commit, Packed
 from swarmnet.stage import snapshot
-from swarmnet.stage.accumulator import check_fixed_point
+from swarmnet.stage.accumulator import check_fixed_point, largest_magnitude
 from swarmnet.stage.backend import GradientSum, State
 from swarmnet.stage.seams import Contribution, Reduced
 from swarmnet.sums.powersgd import PowerSGDCodec
@@ -195,8 +195,10 @@ class StepSum(RoundSum):
         check_codec(packed, self.codec.reduced)
         size = num_elements(packed.shape)
         place = self._arriving.place(start, size)
-        codecs.decode_into(place, packed)
-        self._check_range(place)
+        if self._fixed_point:
+            self._check_range(codecs.decode_integers(place, packed, add=False))
+        else:
+            codecs.decode_into(place, packed)  # which has checked enough
         self._arriving.written(start, size)
 
     @in_round
@@ -295,12 +297,12 @@ class StepSum(RoundSum):
         """A piece of a finished sum."""
         check_codec(packed, self.codec.reduced, self._lossless, self._plain)
         decoded = codecs.decode(packed, expect_shape=(size,))
-        self._check_range(decoded)
+        if self._fixed_point:
+            self._check_range(largest_magnitude([decoded]))
         return decoded
 
-    def _check_range(self, piece: Tensor) -> None:
-        if self._fixed_point:  # in fp32 mode decoding has checked enough
-            check_fixed_point(piece, most=self.state.most(self._num_microbatches))
+    def _check_range(self, largest: float) -> None:
+        check_fixed_point(largest, most=self.state.most(self._num_microbatches))
 
 
 def check_part(start: int, stop: int, end: int) -> None:

@@ -33,6 +33,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from swarmnet.errors import BadMessage, RejectCode
+from swarmnet.wire import kernels
 from swarmnet.wire.codec import fp32, malformed, non_finite
 
 if TYPE_CHECKING:
@@ -79,6 +80,8 @@ class Blocks:
 
         x_N = fp32(x_N)
         out = torch.empty(self.sizes(x_N.numel())[0], dtype=torch.uint8, device=x_N.device)
+        if self._encoded_fast(x_N, out):
+            return out
         for x, scales, codes in self._pieces(x_N, out):
             found, encoded = self._encode(_blocks(x, self.block))
             scales.copy_(found)
@@ -92,6 +95,8 @@ class Blocks:
         """Piece by piece; all is checked before the first is written."""
         import torch
 
+        if self._decoded_fast(data, out_N, add=add):
+            return
         self.check(data.numpy(), out_N.numel())
         for out, scales, codes in self._pieces(out_N, data.to(out_N.device)):
             values = _blocks(self._values(codes)[: out.numel()], self.block)
@@ -118,6 +123,14 @@ class Blocks:
             stop = min(start + chunk, total)
             here = slice(start // self.block, -(-stop // self.block))
             yield x_N[start:stop], scales[here], codes[start * self.bits // 8 : -(-stop * self.bits // 8)]
+
+    def _encoded_fast(self, x_N: torch.Tensor, out: torch.Tensor) -> bool:
+        """Has a kernel written the encoding?"""
+        return False
+
+    def _decoded_fast(self, data: torch.Tensor, out_N: torch.Tensor, *, add: bool) -> bool:
+        """Has a kernel decoded it? If not, nothing is written."""
+        return False
 
     def _peaks(self, size_N: torch.Tensor) -> torch.Tensor:
         """The largest of each element's block, [N]."""
@@ -218,6 +231,28 @@ _TINY_INT8 = 2.0**-110  # Below it 127^2 / s overflows and decoded values are de
 class Int8(Blocks):
     """Companded by a square root."""
 
+    def _encoded_fast(self, x_N: torch.Tensor, out: torch.Tensor) -> bool:
+        import torch
+
+        if (native := kernels.of("int8", x_N)) is None:
+            return False
+        at = 4 * -(-x_N.numel() // self.block)
+        try:
+            native.int8_encode(x_N, out[:at].view(torch.float32), out[at:])
+        except kernels.Unfit:
+            return False
+        return True
+
+    def _decoded_fast(self, data: torch.Tensor, out_N: torch.Tensor, *, add: bool) -> bool:
+        if (native := kernels.of("int8", data, out_N)) is None:
+            return False
+        at = 4 * -(-out_N.numel() // self.block)
+        try:
+            native.int8_decode(data[:at], data[at:], out_N, add=add)
+        except kernels.Unfit:
+            return False
+        return True
+
     def _check(self, scales: Array, codes: Array, num_elements: int) -> None:
         if bool((scales < 0.0).any()):
             raise BadMessage(RejectCode.NON_FINITE, "a block's scale is not a finite number >= 0")
@@ -235,7 +270,13 @@ class Int8(Blocks):
             raise non_finite(tuple(x_BN.shape))
         scales.mul_(scales > _TINY_INT8)
         stretch = 127.0**2 / torch.where(scales == 0, 1.0, scales)
-        return scales, size.mul_(stretch.unsqueeze(1)).sqrt_().round_().copysign_(x_BN).to(torch.int8)
+        size.mul_(stretch.unsqueeze(1))
+        # On a CPU torch's roots are MKL's, which are off by a digit for some numbers.
+        if size.device.type == "cpu":
+            np.sqrt(size.numpy(), out=size.numpy())
+        else:
+            size.sqrt_()
+        return scales, size.round_().copysign_(x_BN).to(torch.int8)
 
     def _values(self, codes: torch.Tensor) -> torch.Tensor:
         import torch

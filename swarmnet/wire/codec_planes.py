@@ -18,11 +18,14 @@ Exact for every int64. Words are made eight elements at a time: a matrix of 8 x 
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from swarmnet.wire import kernels
 from swarmnet.wire.codec import malformed
+from swarmnet.wire.codec_casts import overflow_told, put_integers
 
 if TYPE_CHECKING:
     import torch
@@ -67,6 +70,8 @@ class Planes:
         if not num_blocks:
             return torch.empty(0, dtype=torch.uint8)
         blocks = x_N.cpu()
+        if (native := kernels.of("small", blocks)) is not None:
+            return native.small_encode(blocks)
         if short := num_blocks * BLOCK - x_N.numel():
             blocks = torch.nn.functional.pad(blocks, (0, short))
         chunks = [_written(chunk) for chunk in torch.split(blocks.view(-1, BLOCK), _CHUNK)]
@@ -74,22 +79,22 @@ class Planes:
 
     def decode(self, data: torch.Tensor, out_N: torch.Tensor, *, add: bool) -> None:
         """Over `out_N`, or added to it: Overflow if that would leave int64; `out_N` is unchanged then."""
+        self.decode_integers(data, out_N, add=add)
+
+    def decode_integers(self, data: torch.Tensor, out_N: torch.Tensor, *, add: bool) -> int:
+        """As `decode`; returns the largest magnitude of the numbers decoded."""
         import torch
 
-        from swarmnet.wire.codec_casts import check_sum
-
+        if (native := kernels.of("small", data, out_N)) is not None:
+            with overflow_told(), contextlib.suppress(kernels.Unfit):
+                return native.small_decode(data, out_N, add=add)
         num_blocks = -(-out_N.numel() // BLOCK)
         parts = _parts(data.numpy(), num_blocks)
         out = torch.empty(out_N.numel(), dtype=torch.int64)
         for first in range(0, num_blocks, _CHUNK):
             place = out[first * BLOCK : (first + _CHUNK) * BLOCK]
             place.copy_(_read(parts, first, min(first + _CHUNK, num_blocks)).view(-1)[: place.numel()])
-        out = out.to(out_N.device)
-        if add:
-            check_sum(out_N, out)
-            out_N.add_(out)
-        else:
-            out_N.copy_(out)
+        return put_integers(out, out_N, add=add)
 
     def bound(self, x_N: torch.Tensor) -> torch.Tensor:
         """Exact."""

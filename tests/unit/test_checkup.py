@@ -25,6 +25,8 @@ ROWS: list[tuple[Row, str, str]] = [
     (checkup.compute("CPU", 0.1, gpu_unseen=True), "warning", "gpu_unused"),
     (checkup.compute("CPU", 0.1, gpu_unseen=False, gpu_missing=True), "error", "gpu_missing"),
     (checkup.compute("CPU", 0.1, gpu_unseen=True, gpu_missing=True), "error", "gpu_unused"),
+    (checkup.kernels("/usr/bin/c++"), "ok", ""),
+    (checkup.kernels(None), "note", "no_compiler"),
     (checkup.memory(None, []), "ok", ""),
     (checkup.memory(8 * GIB, [24 * GIB]), "ok", ""),
     (checkup.memory(8 * GIB, [24 * GIB, 2**20]), "warning", "memory"),
@@ -82,7 +84,7 @@ def test_the_command_looks_at_this_machine(tmp_path: Path, capsys: pytest.Captur
     code = run(["doctor", "--dir", str(tmp_path), "--device", "cpu", "--json"])
     said = json.loads(capsys.readouterr().out)
     names = [row["name"] for row in said["rows"]]
-    assert names == ["software", "compute", "memory", "disk", "descriptors", "ports"]
+    assert names == ["software", "compute", "kernels", "memory", "disk", "descriptors", "ports"]
     assert code == (not said["well"]) and said["rows"][1]["facts"]["tflops"] > 0
     assert run(["doctor", "nonsense"]) == 2
     assert run(["doctor", "--announce", "/ip4/203.0.113.7/tcp/31340"]) == 2

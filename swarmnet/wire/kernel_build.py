@@ -1,0 +1,114 @@
+"""Compiles kernels.cpp once per machine, in the background, and lets the codecs use what has the reference's bits.
+
+The library rests in the user's cache, under a hash of all that it depends on: source, flags, compiler, processor. Who
+else could write there could run code here, so only a folder and a file of this user alone are taken. Where there is no
+compiler nothing changes: the reference is used.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+from swarmnet import telemetry
+from swarmnet.wire import kernels
+from swarmnet.wire.kernels import Kernels
+
+log = telemetry.get(__name__)
+
+COMPILERS = ("c++", "g++", "clang++")
+FLAGS = (
+    *("-std=c++17", "-O3", "-march=native", "-fPIC", "-shared", "-pthread"),
+    "-ffp-contract=off",  # a fused multiply-add rounds once where the reference rounds twice
+    *("-fno-math-errno", "-fno-trapping-math"),  # roots in vectors; no bit depends on it
+)
+_SOURCE = Path(__file__).with_name("kernels.cpp")
+_NICE = ("nice", "-n", "19")
+_COMPILE_S = 300.0
+
+
+def compiler() -> str | None:
+    """The first C++ compiler of this system."""
+    return next(filter(None, map(shutil.which, COMPILERS)), None)
+
+
+def prepare(*, threads: int) -> threading.Thread:
+    """Have the kernels compiled, checked and used from then on, by a thread that nobody needs to wait for.
+
+    threads: that a call of a kernel may take.
+    """
+    thread = threading.Thread(target=_prepare, args=(threads,), name="kernels", daemon=True)
+    thread.start()
+    return thread
+
+
+def _prepare(threads: int) -> None:
+    if (found := compiler()) is None:
+        log.debug("no_compiler", wanted=" or ".join(COMPILERS))
+        return
+    try:
+        kernels.use(checked(kernels.load(str(built(found, cache())), frozenset(kernels.FAMILIES), threads=threads)))
+    # A compiler that does not work is as good as none; averaging goes on without.
+    except (OSError, AttributeError, subprocess.SubprocessError) as error:
+        log.warning("no_kernels", error=str(error)[:200])
+
+
+def cache() -> Path:
+    """Of this user. Raises PermissionError if anybody else can write there."""
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "swarmnet" / "kernels"
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    _check_mine(folder)
+    return folder
+
+
+def built(compiler: str, folder: Path) -> Path:
+    """The library in that folder, compiled unless it is there. Raises OSError, SubprocessError."""
+    version = subprocess.run([compiler, "--version"], capture_output=True, check=True, timeout=_COMPILE_S).stdout
+    parts = _SOURCE.read_bytes(), " ".join(FLAGS).encode(), version, _processor()
+    place = folder / f"{hashlib.sha256(b''.join(hashlib.sha256(part).digest() for part in parts)).hexdigest()}.so"
+    # Of all peers that start on this machine one compiles, and the rest wait for it.
+    with open(folder / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not place.exists():
+            with tempfile.TemporaryDirectory(dir=folder) as scratch:
+                made = Path(scratch) / place.name
+                command = [*_NICE, compiler, *FLAGS, str(_SOURCE), "-o", str(made)]
+                subprocess.run(command, capture_output=True, check=True, timeout=_COMPILE_S)
+                made.chmod(0o700)
+                made.replace(place)
+    _check_mine(place)
+    return place
+
+
+def _check_mine(path: Path) -> None:
+    found = path.stat()
+    if found.st_uid != os.getuid() or found.st_mode & 0o077:
+        raise PermissionError(f"{path} is not this user's alone: chmod -R go= it, or remove it")
+
+
+def _processor() -> bytes:
+    """What -march=native depends on: homes are shared among machines."""
+    lines = Path("/proc/cpuinfo").read_bytes().split(b"\n\n")[0].splitlines() if os.path.exists("/proc/cpuinfo") else []
+    kept = [line for line in lines if line.startswith((b"model", b"vendor", b"cpu family", b"flags", b"Features"))]
+    return b"\n".join([platform.machine().encode(), *kept])
+
+
+# ---------------------------------------------------------------- equal bits
+
+
+def checked(found: Kernels) -> Kernels:
+    """These kernels, those families of them that have the reference's bits on numbers that are hard to get right."""
+    from swarmnet.wire import kernel_check
+
+    same = frozenset(family for family in found.families if kernel_check.agrees(family, found))
+    if odd := sorted(found.families - same):
+        log.warning("kernels_differ", families=", ".join(odd))
+    return replace(found, families=same)

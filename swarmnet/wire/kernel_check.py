@@ -1,0 +1,106 @@
+"""Do kernels give the reference's bits on this machine? Asked once, before they are used."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import torch
+
+from swarmnet.errors import BadMessage, Overflow
+from swarmnet.messages import Packed
+from swarmnet.wire import codecs, kernels
+from swarmnet.wire.kernels import Family, Kernels
+
+_SIZES = (0, 1, 63, 64, 65, 255, 256, 257, 5 * 256 + 77, 40_009)
+_INT64 = np.iinfo(np.int64)
+
+
+def agrees(family: Family, found: Kernels) -> bool:
+    """Are all results of that family equal, refusals too?"""
+    if family == "squares":
+        return all(_same_squares(x, found) for size in _SIZES for x in _floats(size))
+    numbers = _floats if family == "int8" else _integers
+    return all(results(family, x, found) == results(family, x, None) for size in _SIZES for x in numbers(size))
+
+
+def _same_squares(x: torch.Tensor, found: Kernels) -> bool:
+    terms = np.square(x.numpy().astype(np.float64))
+    while terms.size > 1:
+        half = (terms.size + 1) // 2
+        terms[: terms.size - half] += terms[half:]
+        terms = terms[:half]
+    expected = terms if terms.size else np.zeros(1)
+    told = [found.squares(x), found.squares(x.double())]
+    return all(np.array_equal(np.float64(each), expected[0], equal_nan=True) for each in told)
+
+
+def results(codec: str, x: torch.Tensor, found: Kernels | None) -> list[bytes]:
+    """What encoding, decoding, adding and refusing some spoilt bytes give with these kernels, or with the reference."""
+    with kernels.tried(found):
+        told = [encoded := _outcome(lambda: bytes(codecs.encode(codec, x).data))]
+        for data in _spoilt(encoded):
+            packed, total = Packed(codec, (x.numel(),), data), x.flip(0)
+            told.append(_outcome(functools.partial(_decoded, packed)))
+            told.append(_outcome(functools.partial(_added, packed, total)))
+            told.append(_bytes(total))  # as it was, if it was refused
+    return told
+
+
+def _decoded(packed: Packed) -> bytes:
+    return _bytes(codecs.decode(packed))
+
+
+def _added(packed: Packed, total: torch.Tensor) -> bytes:
+    if total.dtype == torch.int64:
+        return str(codecs.decode_integers(total, packed, add=True)).encode()
+    codecs.add_decoded(total, packed)
+    return b""
+
+
+def _outcome(call: Callable[[], bytes]) -> bytes:
+    try:
+        return call()
+    except (BadMessage, Overflow) as error:
+        return repr(error).encode()
+
+
+def _bytes(tensor: torch.Tensor) -> bytes:
+    return tensor.numpy().tobytes()
+
+
+def _spoilt(encoded: bytes) -> Iterator[bytes]:
+    """The encoding; then other bytes, which may be none."""
+    yield encoded
+    for place, value in ((0, 0xFF), (3, 0x80), (3, 0x7F), (len(encoded) // 2, 0x80), (len(encoded) - 1, 0x80)):
+        if place < len(encoded):
+            yield encoded[:place] + bytes([value]) + encoded[place + 1 :]
+
+
+def _floats(size: int) -> Iterator[torch.Tensor]:
+    """All magnitudes; halfway between two codes; zeros of both signs and denormals; what is not finite."""
+    random = np.random.default_rng(size)
+    normal = random.standard_normal(size)
+    yield torch.from_numpy(normal.astype(np.float32))
+    yield torch.from_numpy((normal * 2.0 ** random.integers(-149, 120, size)).astype(np.float32))
+    halfway = (random.integers(0, 127, size) + 0.5) ** 2 * random.choice([1.0, -1.0], size)
+    halfway[::128] = 127**2  # the largest of a block: others are halfway between two codes beside it
+    yield torch.from_numpy(halfway.astype(np.float32))
+    yield torch.from_numpy(random.choice(np.array([0.0, -0.0, 2.0**-149, -(2.0**-120), 2.0**-110], np.float32), size))
+    for odd in (np.nan, np.inf, -np.inf):
+        spoilt = normal.astype(np.float32)
+        spoilt[size // 2 : size // 2 + 1] = odd
+        yield torch.from_numpy(spoilt)
+
+
+def _integers(size: int) -> Iterator[torch.Tensor]:
+    """All widths, alone and beside small numbers; runs of zeros; and both ends of int64."""
+    random = np.random.default_rng(size)
+    whole = random.integers(_INT64.min, _INT64.max, size, endpoint=True)
+    yield torch.from_numpy(np.rint(random.standard_normal(size) * 3).astype(np.int64))
+    yield torch.from_numpy(np.rint(random.standard_normal(size) * 900).astype(np.int64))
+    yield torch.from_numpy(whole >> random.integers(0, 64, size))
+    yield torch.from_numpy(whole >> np.sort(random.integers(0, 64, size)))
+    yield torch.from_numpy(np.where(random.random(size) < 0.01, whole >> 40, 0))
+    yield torch.from_numpy(random.choice(np.array([0, -1, _INT64.min, _INT64.max, 1 << 62, -(1 << 62)]), size))

@@ -1,0 +1,366 @@
+// What averaging does to numbers, each in one pass over memory: the codecs int8, int64 and small, and sums of squares.
+//
+// The reference is in torch, in wire/codec_blocks.py, codec_casts.py, codec_planes.py and stage/same_bits.py. Every result
+// here has its bits: one IEEE operation after the other, compiled without contraction into fused multiply-adds. Plain C
+// functions without state, for ctypes; `threads` more than one are started and joined within the call.
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <system_error>
+#include <thread>
+#include <vector>
+
+using i64 = std::int64_t;
+using u64 = std::uint64_t;
+using u8 = std::uint8_t;
+
+namespace {
+
+enum Status : i64 { FINE = 0, REFUSED = 1, OVERFLOWN = 2 };
+enum Mode : i64 { WRITE = 0, ADD = 1, SUBTRACT = 2 };
+
+// Call work(first, last, number) for [0, count) cut into at most `threads` ranges.
+template <class Work> void in_ranges(i64 count, i64 threads, Work work) {
+    const i64 ranges = std::max<i64>(1, std::min(threads, count));
+    std::vector<std::thread> started;
+    for (i64 number = 1; number < ranges; number++) {
+        const i64 first = count * number / ranges, last = count * (number + 1) / ranges;
+        try {
+            started.emplace_back(work, first, last, number);
+        } catch (const std::system_error&) {  // the system has no more threads
+            work(first, last, number);
+        }
+    }
+    work(0, count / ranges, 0);
+    for (auto& thread : started) thread.join();
+}
+
+// ---------------------------------------------------------------- int8
+
+constexpr i64 INT8_BLOCK = 256;
+constexpr float TINY = 0x1p-110f, UNIT = static_cast<float>(1.0 / 16129.0);
+
+// False if an element is not finite. The reference divides by a reciprocal, as torch does.
+bool int8_encode_block(const float* x, i64 n, float* scale, std::int8_t* codes) {
+    std::uint32_t largest = 0;
+    for (i64 k = 0; k < n; k++) {
+        std::uint32_t bits;
+        std::memcpy(&bits, x + k, 4);
+        largest = std::max(largest, bits & 0x7fffffffu);
+    }
+    if (largest >= 0x7f800000u) return false;
+    std::memcpy(scale, &largest, 4);
+    if (!(*scale > TINY)) *scale = 0.0f;
+    const float stretch = (1.0f / (*scale == 0.0f ? 1.0f : *scale)) * 16129.0f;
+    for (i64 k = 0; k < n; k++) {
+        const float code = std::copysign(std::nearbyint(std::sqrt(std::fabs(x[k]) * stretch)), x[k]);
+        codes[k] = static_cast<std::int8_t>(static_cast<std::int32_t>(code));
+    }
+    return true;
+}
+
+template <bool adds> void int8_decode_block(float scale, const std::int8_t* codes, i64 n, float* out) {
+    for (i64 k = 0; k < n; k++) {
+        const float code = static_cast<float>(codes[k]);
+        const float value = code * std::fabs(code) * UNIT * scale;
+        out[k] = adds ? out[k] + value : value;
+    }
+}
+
+// ---------------------------------------------------------------- small
+
+constexpr i64 BLOCK = 64, MOST_SPARSE = 3, SPARSE_BELOW = 6;
+
+// Each word seen as 8 bytes of 8 bits, turned about its diagonal (Hacker's Delight, 7-3).
+inline void flip(u64* words) {
+    for (int k = 0; k < 8; k++) {
+        u64 word = words[k], moved;
+        moved = (word ^ word >> 7) & 0x00AA00AA00AA00AAu, word ^= moved ^ moved << 7;
+        moved = (word ^ word >> 14) & 0x0000CCCC0000CCCCu, word ^= moved ^ moved << 14;
+        moved = (word ^ word >> 28) & 0x00000000F0F0F0F0u, word ^= moved ^ moved << 28;
+        words[k] = word;
+    }
+}
+
+// 8 words of 8 bytes, turned about their diagonal.
+template <int distance> inline void turn_step(u64* words, u64 mask) {
+    for (int k = 0; k < 8; k++) {
+        if (k & distance) continue;
+        const u64 moved = (words[k] >> 8 * distance ^ words[k + distance]) & mask;
+        words[k] ^= moved << 8 * distance;
+        words[k + distance] ^= moved;
+    }
+}
+
+inline void turn(u64* words) {
+    turn_step<4>(words, 0x00000000FFFFFFFFu);
+    turn_step<2>(words, 0x0000FFFF0000FFFFu);
+    turn_step<1>(words, 0x00FF00FF00FF00FFu);
+}
+
+// Which of a word's bytes are not zero.
+inline u8 mask_of(u64 word) {
+    const u64 some = ((word & 0x7F7F7F7F7F7F7F7Fu) + 0x7F7F7F7F7F7F7F7Fu | word) >> 7 & 0x0101010101010101u;
+    return static_cast<u8>(some * 0x0102040810204080u >> 56);
+}
+
+// The four parts of the layout as they grow: where the next byte goes.
+struct Parts {
+    u8 *head, *masks, *octets, *dense;
+};
+
+void small_encode_block(const i64* x, i64 n, Parts& to) {
+    u64 zigzag[BLOCK] = {}, used = 0, planes[BLOCK];
+    for (i64 k = 0; k < n; k++) {
+        zigzag[k] = static_cast<u64>(x[k]) << 1 ^ static_cast<u64>(x[k] >> 63);
+        used |= zigzag[k];
+    }
+    int width = used ? 64 - __builtin_clzll(used) : 0;
+    if (width > 62) width = 64;
+    for (int low = 0; low < width; low += 8) {
+        u8 octets[BLOCK];
+        for (i64 k = 0; k < BLOCK; k++) octets[k] = static_cast<u8>(zigzag[k] >> low);
+        std::memcpy(planes + low, octets, sizeof octets);
+        flip(planes + low);
+        turn(planes + low);
+    }
+    // Planes are sparse from the highest one down, as long as that makes them shorter.
+    u8 masks[MOST_SPARSE];
+    int sparse = 0;
+    while (sparse < MOST_SPARSE && sparse < width) {
+        masks[sparse] = mask_of(planes[width - 1 - sparse]);
+        if (__builtin_popcount(masks[sparse]) >= SPARSE_BELOW) break;
+        sparse++;
+    }
+    *to.head++ = static_cast<u8>(std::min(width, 63) + 64 * sparse);
+    for (int rank = sparse - 1; rank >= 0; rank--) {
+        *to.masks++ = masks[rank];
+        const u64 word = planes[width - 1 - rank];
+        for (unsigned left = masks[rank]; left; left &= left - 1)
+            *to.octets++ = static_cast<u8>(word >> 8 * __builtin_ctz(left));
+    }
+    std::memcpy(to.dense, planes, 8 * (width - sparse));
+    to.dense += 8 * (width - sparse);
+}
+
+// What was decoded, over all blocks: the extremes, and whether a sum has left int64.
+struct Seen {
+    i64 low = INT64_MAX, high = INT64_MIN;
+    bool overflown = false;
+};
+
+template <class Number> void put(const Number* numbers, i64 n, i64* out, i64 mode, Seen& seen) {
+    Number low = numbers[0], high = numbers[0];
+    for (i64 k = 1; k < n; k++) low = std::min(low, numbers[k]), high = std::max(high, numbers[k]);
+    seen.low = std::min<i64>(seen.low, low), seen.high = std::max<i64>(seen.high, high);
+    if (mode == WRITE) {
+        for (i64 k = 0; k < n; k++) out[k] = numbers[k];
+        return;
+    }
+    u64 over = 0;
+    for (i64 k = 0; k < n; k++) {
+        const u64 before = static_cast<u64>(out[k]), number = static_cast<u64>(static_cast<i64>(numbers[k]));
+        const u64 after = mode == ADD ? before + number : before - number;
+        over |= (before ^ after) & (number ^ after);
+        out[k] = static_cast<i64>(after);
+    }
+    seen.overflown |= mode == ADD && over >> 63;
+}
+
+template <class Unsigned, class Signed> void small_put(const u64* zigzag, i64 n, i64* out, i64 mode, Seen& seen) {
+    Signed numbers[BLOCK];
+    for (i64 k = 0; k < BLOCK; k++) {
+        const Unsigned number = static_cast<Unsigned>(zigzag[k]);
+        numbers[k] = static_cast<Signed>(number >> 1 ^ -(number & 1));
+    }
+    put(numbers, n, out, mode, seen);
+}
+
+void small_decode_block(Parts& from, i64 n, i64* out, i64 mode, Seen& seen) {
+    const int head = *from.head++, sparse = head >> 6, width = (head & 63) == 63 ? 64 : head & 63;
+    u64 planes[BLOCK] = {}, zigzag[BLOCK];
+    std::memcpy(planes, from.dense, 8 * (width - sparse));
+    from.dense += 8 * (width - sparse);
+    for (int plane = width - sparse; plane < width; plane++)
+        for (unsigned left = *from.masks++; left; left &= left - 1)
+            planes[plane] |= static_cast<u64>(*from.octets++) << 8 * __builtin_ctz(left);
+    u8 octets[BLOCK];
+    for (int low = 0; low < std::max(width, 1); low += 8) {
+        turn(planes + low);
+        flip(planes + low);
+        if (width <= 8) break;
+        std::memcpy(octets, planes + low, sizeof octets);
+        for (i64 k = 0; k < BLOCK; k++) zigzag[k] = (low ? zigzag[k] : 0) | static_cast<u64>(octets[k]) << low;
+    }
+    if (width > 16) return small_put<u64, i64>(zigzag, n, out, mode, seen);
+    if (width > 8) return small_put<std::uint16_t, std::int16_t>(zigzag, n, out, mode, seen);
+    std::int8_t numbers[BLOCK];
+    std::memcpy(octets, planes, sizeof octets);
+    for (i64 k = 0; k < BLOCK; k++) numbers[k] = static_cast<std::int8_t>(octets[k] >> 1 ^ -(octets[k] & 1));
+    put(numbers, n, out, mode, seen);
+}
+
+// ---------------------------------------------------------------- sums of squares
+
+// The second half is added to the first, until one is left.
+template <class Number> double squares(const Number* x, i64 n) {
+    thread_local std::vector<double> terms;
+    if (n < 1) return 0.0;
+    i64 half = (n + 1) / 2;
+    terms.resize(std::max<i64>(half, terms.size()));
+    double* const term = terms.data();
+    for (i64 k = 0; k < half; k++) term[k] = static_cast<double>(x[k]) * static_cast<double>(x[k]);
+    for (i64 k = half; k < n; k++) term[k - half] += static_cast<double>(x[k]) * static_cast<double>(x[k]);
+    for (i64 left = half; left > 1; left = half) {
+        half = (left + 1) / 2;
+        for (i64 k = half; k < left; k++) term[k - half] += term[k];
+    }
+    return term[0];
+}
+
+i64 ended(const std::vector<Seen>& ranges, i64* extremes) {
+    Seen all;
+    for (const Seen& each : ranges) {
+        all.low = std::min(all.low, each.low), all.high = std::max(all.high, each.high);
+        all.overflown |= each.overflown;
+    }
+    extremes[0] = all.low, extremes[1] = all.high;
+    return all.overflown ? OVERFLOWN : FINE;
+}
+
+}  // namespace
+
+extern "C" {
+
+// x [n] to scales [blocks] and codes [n]. REFUSED: an element is not finite.
+i64 int8_encode(const float* x, i64 n, float* scales, std::int8_t* codes, i64 threads) {
+    std::atomic<bool> finite{true};
+    in_ranges((n + INT8_BLOCK - 1) / INT8_BLOCK, threads, [&](i64 first, i64 last, i64) {
+        for (i64 block = first; block < last && finite; block++) {
+            const i64 start = block * INT8_BLOCK;
+            if (!int8_encode_block(x + start, std::min(INT8_BLOCK, n - start), scales + block, codes + start))
+                finite = false;
+        }
+    });
+    return finite ? FINE : REFUSED;
+}
+
+// Over out [n], or added to it. REFUSED, and nothing written: bytes that no encoder writes.
+i64 int8_decode(const float* scales, const std::int8_t* codes, i64 n, float* out, i64 adds, i64 threads) {
+    const i64 blocks = (n + INT8_BLOCK - 1) / INT8_BLOCK;
+    for (i64 block = 0; block < blocks; block++)
+        if (!(scales[block] >= 0.0f && scales[block] <= 0x1.fffffep127f)) return REFUSED;
+    u8 wrong = 0;
+    for (i64 k = 0; k < n; k++) wrong |= codes[k] == -128;
+    if (wrong) return REFUSED;
+    in_ranges(blocks, threads, [&](i64 first, i64 last, i64) {
+        for (i64 block = first; block < last; block++) {
+            const i64 start = block * INT8_BLOCK;
+            auto decode = adds ? int8_decode_block<true> : int8_decode_block<false>;
+            decode(scales[block], codes + start, std::min(INT8_BLOCK, n - start), out + start);
+        }
+    });
+    return FINE;
+}
+
+// x [n] over out [n], or added to it. extremes [2]: of x. OVERFLOWN, and out as it was: a sum would leave int64.
+i64 int64_decode(const i64* x, i64 n, i64* out, i64 mode, i64* extremes, i64 threads) {
+    constexpr i64 PIECE = 1 << 10;
+    std::vector<Seen> seen(std::max<i64>(threads, 1));
+    in_ranges((n + PIECE - 1) / PIECE, threads, [&](i64 first, i64 last, i64 number) {
+        for (i64 start = first * PIECE; start < std::min(last * PIECE, n); start += PIECE)
+            put(x + start, std::min(PIECE, n - start), out + start, mode, seen[number]);
+    });
+    const i64 status = ended(seen, extremes);
+    if (status == OVERFLOWN) {
+        i64 ignored[2];
+        int64_decode(x, n, out, SUBTRACT, ignored, threads);  // integers come back exactly
+    }
+    return status;
+}
+
+// Bytes of scratch that small_encode needs for n elements.
+i64 small_scratch(i64 n) { return (n + BLOCK - 1) / BLOCK * (1 + MOST_SPARSE + 8 * MOST_SPARSE + 8 * BLOCK); }
+
+// x [n] to the parts of the layout in `scratch`, and where they end: ends [4 threads]. Returns the bytes of all.
+i64 small_encode(const i64* x, i64 n, u8* scratch, i64* ends, i64 threads) {
+    const i64 blocks = (n + BLOCK - 1) / BLOCK;
+    std::fill(ends, ends + 4 * threads, 0);
+    in_ranges(blocks, threads, [&](i64 first, i64 last, i64 number) {
+        const i64 count = last - first;
+        u8* const place = scratch + small_scratch(first * BLOCK);
+        Parts begin{place, place + count, place + count * (1 + MOST_SPARSE), place + count * (1 + 9 * MOST_SPARSE)};
+        Parts to = begin;
+        for (i64 block = first; block < last; block++)
+            small_encode_block(x + block * BLOCK, std::min(BLOCK, n - block * BLOCK), to);
+        i64* const mine = ends + 4 * number;
+        mine[0] = to.head - begin.head, mine[1] = to.masks - begin.masks;
+        mine[2] = to.octets - begin.octets, mine[3] = to.dense - begin.dense;
+    });
+    i64 whole = 0;
+    for (i64 k = 0; k < 4 * threads; k++) whole += ends[k];
+    return whole;
+}
+
+// What small_encode has left in `scratch`, part after part, to `out`.
+void small_join(const u8* scratch, const i64* ends, u8* out, i64 threads) {
+    const i64 begins[4] = {0, 1, 1 + MOST_SPARSE, 1 + 9 * MOST_SPARSE};
+    for (int part = 0; part < 4; part++) {
+        const u8* place = scratch;
+        for (const i64* of = ends; of < ends + 4 * threads; of += 4) {
+            std::memcpy(out, place + begins[part] * of[0], of[part]);
+            out += of[part];
+            place += small_scratch(of[0] * BLOCK);  // of[0]: its blocks
+        }
+    }
+}
+
+// Over out [n], or added to it. extremes [2]: of what was decoded. REFUSED: no such layout. OVERFLOWN: as int64_decode.
+i64 small_decode(const u8* data, i64 num_bytes, i64 n, i64* out, i64 mode, i64* extremes, i64 threads) {
+    const i64 blocks = (n + BLOCK - 1) / BLOCK;
+    if (num_bytes < blocks) return REFUSED;
+    i64 num_masks = 0, num_octets = 0, num_dense = 0;
+    for (i64 block = 0; block < blocks; block++) {
+        const int sparse = data[block] >> 6, width = (data[block] & 63) == 63 ? 64 : data[block] & 63;
+        if (sparse > width) return REFUSED;
+        num_masks += sparse, num_dense += width - sparse;
+    }
+    const u8* const masks = data + blocks;
+    if (num_bytes < blocks + num_masks) return REFUSED;
+    for (i64 k = 0; k < num_masks; k++) num_octets += __builtin_popcount(masks[k]);
+    if (num_bytes != blocks + num_masks + num_octets + 8 * num_dense) return REFUSED;
+    // Where each range begins follows from the blocks before it.
+    const i64 ranges = std::max<i64>(1, std::min(threads, blocks));
+    std::vector<Parts> begins;
+    u8* const bytes = const_cast<u8*>(data);
+    Parts at{bytes, bytes + blocks, bytes + blocks + num_masks, bytes + blocks + num_masks + num_octets};
+    for (i64 number = 0, block = 0; number < ranges; number++) {
+        for (; ranges > 1 && block < blocks * number / ranges; block++) {
+            const int sparse = *at.head >> 6, width = (*at.head & 63) == 63 ? 64 : *at.head & 63;
+            for (int k = 0; k < sparse; k++) at.octets += __builtin_popcount(*at.masks++);
+            at.dense += 8 * (width - sparse), at.head++;
+        }
+        begins.push_back(at);
+    }
+    std::vector<Seen> seen(ranges);
+    in_ranges(blocks, ranges, [&](i64 first, i64 last, i64 number) {
+        Parts from = begins[number];
+        for (i64 block = first; block < last; block++)
+            small_decode_block(from, std::min(BLOCK, n - block * BLOCK), out + block * BLOCK, mode, seen[number]);
+    });
+    const i64 status = ended(seen, extremes);
+    if (status == OVERFLOWN) {
+        i64 ignored[2];
+        small_decode(data, num_bytes, n, out, SUBTRACT, ignored, threads);
+    }
+    return status;
+}
+
+double squares_of_floats(const float* x, i64 n) { return squares(x, n); }
+
+double squares_of_doubles(const double* x, i64 n) { return squares(x, n); }
+
+}  // extern "C"
