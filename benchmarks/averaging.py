@@ -6,6 +6,7 @@
     python benchmarks/averaging.py --kill [--peers 4] [--parameters 20M]
     python benchmarks/averaging.py --links 2x200,4x200,2x500 [--rtt 50]
     python benchmarks/averaging.py --uneven 4x5 [--parameters 10M]
+    python benchmarks/averaging.py --arithmetic int8,int64,small [--peers 4] [--parameters 10M]
 
 Every peer is a process with one torch thread. Ours goes over the real transport (gRPC, mutual TLS, identities) and does
 all a round of a run does, group forming included: reports, the keeper's round, the butterfly, checks, digest and norm,
@@ -27,6 +28,9 @@ there is plain TCP that carries, between all pairs at once, as many bytes as our
 With --uneven, PEERSxRATIO, and at the end of the default's rows, one of whole simulated peers under the production
 keeper has 1/RATIO of the others' line: what members send in all against the bound, how many of the exchanges that began
 came to their end, and a round's time as cut by lines beside evenly cut ones.
+
+With --arithmetic, nothing is sent: CPU time of what one member of a round computes, by the compiled kernels and by the
+reference, in turns.
 """
 
 from __future__ import annotations
@@ -47,6 +51,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from averaging_arithmetic import measure_arithmetic, show_arithmetic
 from averaging_asked import ELEMENT_BYTES, read
 from averaging_place import Place
 from averaging_uneven import measure_uneven, show_uneven
@@ -367,6 +372,9 @@ def plan(args: argparse.Namespace) -> list[tuple[Any, ...]]:
     sizes = args.parameters or [10**7, 5 * 10**7]
     if args.links:
         return [("links", peers, mbit, parameters) for parameters in sizes for peers, mbit in args.links]
+    if args.arithmetic:
+        members = (args.peers or [4])[0]
+        return [("arithmetic", codec, members, parameters) for parameters in sizes[:1] for codec in args.arithmetic]
     if args.uneven:
         return [("uneven", peers, ratio, parameters) for parameters in sizes[:1] for peers, ratio in args.uneven]
     if chosen:
@@ -393,6 +401,9 @@ def main() -> None:
                 written["rows"] += measure_links(args, peers, mbit, parameters)
             case ("kill", peers, parameters):
                 written.setdefault("kill", []).append(kill(args, peers, parameters))
+            case ("arithmetic", codec, peers, parameters):
+                written.setdefault("arithmetic", []).append(measure_arithmetic(codec, peers, parameters, args.turns))
+                show_arithmetic(written["arithmetic"][-1])
             case ("uneven", peers, ratio, parameters):
                 written.setdefault("uneven", []).append(measure_uneven(peers, ratio, parameters))
                 show_uneven(written["uneven"][-1])

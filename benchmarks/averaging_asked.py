@@ -14,6 +14,9 @@ from typing import Any, NoReturn
 ELEMENT_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "int8": 1, "int64": 8}
 """Of the codecs that can be measured."""
 
+ARITHMETIC = (*ELEMENT_BYTES, "small")
+"""Codecs whose arithmetic can be measured alone."""
+
 MAX_RATIO = 100
 """Of two lines."""
 
@@ -35,6 +38,11 @@ def read(description: str | None) -> argparse.Namespace:
     parser.add_argument("--rtt", type=float, default=50.0, help="with --links: milliseconds")
     parser.add_argument("--uneven", type=listed(uneven), help="one narrow line, PEERSxRATIO,...; and nothing else")
     parser.add_argument("--kill", action="store_true", help="what a member killed mid-round costs, and nothing else")
+    parser.add_argument(
+        "--arithmetic",
+        type=listed(arithmetic),
+        help=f"a member's CPU time without transport, of {', '.join(ARITHMETIC)}",
+    )
     parser.add_argument("--patience", type=float, default=30.0, help="seconds to wait for a good sum after a kill")
     parser.add_argument("--json", type=Path, help="write the rows here")
     args = parser.parse_args()
@@ -83,6 +91,13 @@ def codec(text: str) -> str:
     """One that the benchmark knows the bytes and the rounding of."""
     if text not in ELEMENT_BYTES:
         raise ValueError(f"codecs are {', '.join(ELEMENT_BYTES)}")
+    return text
+
+
+def arithmetic(text: str) -> str:
+    """A codec for --arithmetic."""
+    if text not in ARITHMETIC:
+        raise ValueError(f"codecs are {', '.join(ARITHMETIC)}")
     return text
 
 

@@ -80,11 +80,11 @@ class VectorSum(StepSum):
     """The sums of a run over one given vector: the run's own arithmetic, no model."""
 
     def __init__(self, vector: torch.Tensor, codec: str, compute: ComputeThread) -> None:
-        exact = codec == "int64"
+        exact = codec in ("int64", "small")
         manifest = Manifest(
             averaging=Averaging(codec=codec), numerics=Numerics(mode="deterministic" if exact else "fp32")
         )
-        self._unit = 2.0**-manifest.numerics.grid_bits if exact else 1.0
+        self._unit = {"small": 0.5, "int64": 2.0**-manifest.numerics.grid_bits}.get(codec, 1.0)
         given: Any = Given((vector / self._unit).to(torch.int64) if exact else vector, manifest)
         super().__init__(
             StageJobs(compute, 0, vector.device, reproducible=False),

@@ -21,6 +21,7 @@ from raw_tcp import RawPeer
 from swarmnet.ids import PeerId, RunId
 from swarmnet.net.grpc_transport import GrpcTransport
 from swarmnet.net.identity import Identity
+from swarmnet.wire import kernel_build
 
 RUN = RunId("00" * 32)
 
@@ -35,6 +36,7 @@ def live(place: Place, pipe: Connection) -> None:
     theirs = HivemindPeer(place, vector.clone(), pipe) if place.hivemind else None
     if place.gloo:
         start_gloo(place)
+    kernel_build.prepare(threads=1).join()  # a run has them after its first seconds
     asyncio.run(obey(place, pipe, vector, theirs))
     if theirs is not None:
         theirs.close()
