@@ -1,11 +1,13 @@
-"""What an update costs: nanoseconds a parameter on one core, beside torch's fused AdamW.
+"""What summing and an update cost: nanoseconds a parameter on one core, beside torch's fused AdamW.
 
     python benchmarks/apply.py [--parameters N] [--turns N] [--device cuda] [--json FILE]
 
-Ours is made of operations that every device rounds alike (docs/numerics.md), a kernel for each; torch's does all in one
-kernel, with fused multiply-adds. Rows: torch's; bitsandbytes' AdamW8bit, if it is installed; ours; with `lead`; with
-moments in 8 bits; and what goes before an update, the average of an int64 sum and its norm. Processor time of the best
-of N turns; on a GPU the clock's.
+Ours is made of operations that every device rounds alike (docs/numerics.md): on the CPU by the kernels of
+swarmnet/wire/kernels.cpp, and, in the second column, by those of torch, one for each operation, of the same bits.
+torch's own AdamW does all in one kernel, with fused multiply-adds. Rows: torch's; bitsandbytes' AdamW8bit, if it is
+installed; ours; with `lead`; with moments in 8 bits; what goes before an update, the average of a sum and its norm; and
+what a microbatch costs: the check of its gradient, and adding it to a sum in fp32 (torch's own), int64, and on the
+small grid. Processor time of the best of N turns; on a GPU the clock's.
 """
 
 from __future__ import annotations
@@ -20,8 +22,10 @@ from pathlib import Path
 import torch
 
 from swarmnet.manifest.schema import Optimizer
+from swarmnet.stage.accumulator import largest_magnitude
 from swarmnet.stage.optimizer import StageOptimizer, average, square_norm
-from swarmnet.stage.rounding import FineRounding
+from swarmnet.stage.rounding import FineRounding, NoRounding, Rectangle, Rounding, SmallRounding
+from swarmnet.wire import kernel_build, kernels
 
 
 def measure(parameters: int, turns: int, device: torch.device) -> dict[str, float]:
@@ -60,15 +64,25 @@ def measure(parameters: int, turns: int, device: torch.device) -> dict[str, floa
         leaf.grad, optimizer = gradient, AdamW8bit([leaf], lr=1e-4)
         return {"bitsandbytes, 8 bits": timed(optimizer.step)}
 
-    rounding, held = FineRounding(32, 1), total.cpu()
+    flat, held, fine = gradient.view(-1), total.cpu(), FineRounding(32, 1)
+    scales = [torch.full((size,), 0.7) for size in shape]
+    small = SmallRounding([Rectangle.whole("w", shape)], scales, step=1)
+
+    def adding(rounding: Rounding, to: torch.Tensor) -> float:
+        return timed(lambda: rounding.add(to, flat, 0, index=0))
+
     return {
         "torch, fused": fused(),
         **bitsandbytes(),
         "ours": ours(),
         "ours, lead": ours(lead=2.5),
         "ours, 8 bits": ours(state="8bit"),
-        "average": timed(lambda: average(total, gradient.view(-1), scale=1e-9, rounding=rounding, place=0)),
-        "norm, on the host": timed(lambda: square_norm(held, rounding=rounding, place=0)),
+        "average": timed(lambda: average(total, flat, scale=1e-9, rounding=fine, place=0)),
+        "norm, on the host": timed(lambda: square_norm(held, rounding=fine, place=0)),
+        "check a gradient": timed(lambda: largest_magnitude([gradient])),
+        "add, fp32": adding(NoRounding(), torch.zeros_like(flat)),
+        "add, int64": adding(fine, torch.zeros_like(total)),
+        "add, small": adding(small, torch.zeros_like(total)),
     }
 
 
@@ -81,9 +95,14 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     chosen = parser.parse_args()
     torch.set_num_threads(1)
-    found = measure(chosen.parameters, chosen.turns, torch.device(chosen.device))
-    for name, nanoseconds in found.items():
-        print(f"{name:20} {nanoseconds:6.2f} ns a parameter")
+    kernel_build.prepare(threads=1).join()
+    found = {}
+    for way in ("kernels", "reference"):
+        with kernels.tried(kernels.used() if way == "kernels" else None):
+            found[way] = measure(chosen.parameters, chosen.turns, torch.device(chosen.device))
+    print(f"{'ns a parameter':20} {'kernels':>9} {'reference':>9}")
+    for name, nanoseconds in found["kernels"].items():
+        print(f"{name:20} {nanoseconds:9.2f} {found['reference'][name]:9.2f}")
     if chosen.json:
         chosen.json.write_text(json.dumps(found))
 

@@ -32,6 +32,7 @@ from swarmnet.ranks.comm import ProcessComm
 from swarmnet.ranks.fate import DUMP
 from swarmnet.ranks.line import ALIKE, Line, LineEnded, Packet, packet_of
 from swarmnet.ranks.memory import mapped, pin
+from swarmnet.wire import kernel_build
 
 Handler = Callable[[str, Mapping[str, Any]], Mapping[str, Any] | None]
 """Does one order, (name, fields), and returns the fields of the answer."""
@@ -84,6 +85,7 @@ def main(end: socket.socket) -> NoReturn:
         faulthandler.register(DUMP, chain=True)
         threading.Thread(target=_leave_with, args=(line,), name="parent-death", daemon=True).start()
         torch.set_num_threads(1)  # ranks share the cores of one machine
+        kernel_build.prepare(threads=1)
         _answer(line, *_joined(line))
     except LineEnded:  # the peer process is gone
         code = 0

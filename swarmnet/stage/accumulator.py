@@ -22,6 +22,7 @@ from torch import Tensor
 from swarmnet.errors import BadMessage, RejectCode
 from swarmnet.manifest.schema import Numerics
 from swarmnet.stage.rounding import Rounding
+from swarmnet.wire import kernels
 
 
 class Accumulator:
@@ -120,6 +121,9 @@ def check_fixed_point(largest: float, *, most: int) -> None:
 
 def largest_magnitude(tensors: Sequence[Tensor]) -> float:
     """The largest absolute value of all; NaN or infinity if there is one. One pass, one synchronisation."""
+    floats = all(each.dtype == torch.float32 for each in tensors)
+    if floats and (native := kernels.of("grid", *tensors)) is not None:
+        return native.largest(tensors)
     extremes = [torch.stack(torch.aminmax(tensor)) for tensor in tensors if tensor.numel()]
     # There are only empty tensors.
     if not extremes:

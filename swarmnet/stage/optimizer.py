@@ -31,6 +31,7 @@ from swarmnet.stage.optimizer_8bit import LEAST, PackedMoments
 from swarmnet.stage.rounding import FineRounding, Rounding
 from swarmnet.stage.same_bits import fp32, power, root, squares
 from swarmnet.stage.snapshot import digest
+from swarmnet.wire import kernels
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
@@ -93,7 +94,12 @@ def adamw(
         table.lead * (1 - table.beta1) / (table.beta1 - power(table.beta1, step)) if step > 1 and table.lead else 0.0
     )
     rate, floor = learning_rate * rooted / bias, table.eps * rooted
+    numbers = [1 - table.beta1, table.beta1, 1 - table.beta2, table.beta2, ahead * bias, 1 - ahead, floor, rate]
+    numbers = [*map(fp32, numbers), fp32(1 - learning_rate * weight_decay) if weight_decay else 1.0]
     for w, g, m, v in zip(weights, gradients, firsts, seconds, strict=True):
+        if (native := kernels.of("adamw", w, g, m, v)) is not None:
+            native.adamw(w, g, m, v, numbers)
+            continue
         # Freed memory of this size is used again at once: it stays in the cache.
         x, y = torch.empty_like(w), torch.empty_like(w) if ahead else m
         torch.mul(g, fp32(1 - table.beta1), out=x)

@@ -41,6 +41,8 @@ from torch import Tensor
 
 from swarmnet.errors import BadMessage, Overflow, RejectCode
 from swarmnet.manifest.schema import Averaging, Numerics
+from swarmnet.stage.same_bits import fp32
+from swarmnet.wire import kernels
 
 MAX_SUM = 1 << 62
 """No fixed-point sum of a whole step exceeds this in absolute value, whoever adds it in whatever grouping."""
@@ -148,6 +150,9 @@ class FineRounding:
             )
 
     def add(self, total: Tensor, gradient: Tensor, place: int, *, index: int) -> None:
+        if (native := kernels.of("grid", total, gradient)) is not None:
+            native.fine_add(gradient, total, bits=self.bits)
+            return
         # In chunks: the product and its rounding are temporaries.
         size = chunk_elements(total.device)
         for part, piece in zip(torch.split(total, size), torch.split(gradient, size), strict=True):
@@ -175,6 +180,12 @@ class SmallRounding:
     def add(self, total: Tensor, gradient: Tensor, place: int, *, index: int) -> None:
         block, (inverse_rows, inverse_columns, _, _) = self._blocks[place], self._scales_of(place, total.device)
         table, offset = _dither(index, total.device), _offset(self._step, block.name)
+        if (native := kernels.of("grid", total, gradient)) is not None:
+            begin = offset + block.rows.start * block.num_columns + block.columns.start
+            native.small_add(
+                gradient, total, inverse_rows, inverse_columns, table, at=begin, apart=block.num_columns, limit=LIMIT
+            )
+            return
         for rows, part, piece in self._chunks(place, total, gradient):
             steps = (piece.view(-1, len(block.columns)) * inverse_rows[rows, None]).mul_(inverse_columns)
             first = block.rows.start + rows.start
@@ -188,7 +199,13 @@ class SmallRounding:
 
     def values(self, total: Tensor, place: int, *, scale: float = 1.0) -> Iterator[Tensor]:
         block, (_, _, by_row, by_column) = self._blocks[place], self._scales_of(place, total.device)
+        native = kernels.of("grid", total)
         for rows, part, _ in self._chunks(place, total, total):
+            if native is not None:
+                found = torch.empty(part.numel())
+                native.small_values(part, by_row[rows], by_column, fp32(scale), found)
+                yield found
+                continue
             whole = part.to(torch.float32).view(-1, len(block.columns))
             yield whole.mul_(by_row[rows, None]).mul_(by_column).view(-1).mul_(scale)
 
@@ -382,11 +399,16 @@ def _means(
     num_rows, num_columns = matrix_of(shape)
     by_row = torch.empty(num_rows, dtype=torch.int64, device=total.device)
     by_column = torch.zeros(num_columns, dtype=torch.int64, device=total.device)
-    each = max(chunk_elements(total.device) // num_columns, 1)
-    for first, rows in zip(range(0, num_rows, each), torch.split(total.view(num_rows, num_columns), each), strict=True):
-        squares = (rows >> shift).clamp_(-_CLAMP, _CLAMP).square_()
-        by_row[first : first + each] = squares.sum(1)
-        by_column += squares.sum(0)
+    if (native := kernels.of("grid", total)) is not None:
+        native.squares_by(total, by_row, by_column, shift=shift, most=_CLAMP)
+    else:
+        each = max(chunk_elements(total.device) // num_columns, 1)
+        for first, rows in zip(
+            range(0, num_rows, each), torch.split(total.view(num_rows, num_columns), each), strict=True
+        ):
+            squares = (rows >> shift).clamp_(-_CLAMP, _CLAMP).square_()
+            by_row[first : first + each] = squares.sum(1)
+            by_column += squares.sum(0)
     r, k = (sums.cpu().numpy().astype(np.float64) / unit for sums in (by_row, by_column))
     t = math.fsum(r) / (num_rows * num_columns)
     return r / num_columns, (k / num_rows if len(shape) > 1 else np.full(num_columns, t)), t

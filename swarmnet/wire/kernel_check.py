@@ -19,8 +19,9 @@ _INT64 = np.iinfo(np.int64)
 
 def agrees(family: Family, found: Kernels) -> bool:
     """Are all results of that family equal, refusals too?"""
-    if family == "squares":
-        return all(_same_squares(x, found) for size in _SIZES for x in _floats(size))
+    same = {"squares": _same_squares, "grid": _same_grid, "adamw": _same_update}
+    if family in same:
+        return all(same[family](x, found) for size in _SIZES for x in _floats(size))
     numbers = _floats if family == "int8" else _integers
     return all(results(family, x, found) == results(family, x, None) for size in _SIZES for x in numbers(size))
 
@@ -34,6 +35,63 @@ def _same_squares(x: torch.Tensor, found: Kernels) -> bool:
     expected = terms if terms.size else np.zeros(1)
     told = [found.squares(x), found.squares(x.double())]
     return all(np.array_equal(np.float64(each), expected[0], equal_nan=True) for each in told)
+
+
+def _same_grid(x: torch.Tensor, found: Kernels) -> bool:
+    """The sums of gradients, and what sums stand for, in numpy's words."""
+    magnitudes = np.abs(x.numpy()).view(np.uint32)
+    told = [np.array_equal(np.float32(found.largest([x])), magnitudes.max(initial=0).view(np.float32), equal_nan=True)]
+    gradient = np.clip(np.nan_to_num(x.numpy()), np.float32(-(2.0**20)), np.float32(2.0**20))
+    for columns in {1, 7, max(x.numel(), 1)}:
+        rows = x.numel() // columns
+        g = np.ascontiguousarray(gradient[: rows * columns].reshape(rows, columns))
+        random = np.random.default_rng(columns)
+        total = random.integers(-(2**40), 2**40, g.shape)
+        a, b, dither = (random.random(n).astype(np.float32) for n in (rows, columns, 1 << 16))
+        at, apart = 65_530, 65_537 % columns
+        places = (at + np.arange(rows)[:, None] * apart + np.arange(columns)) % len(dither)
+        small = np.clip(np.floor(g * a[:, None] * b + dither[places]), np.float32(-99), np.float32(99))
+        squares = np.clip(total >> 13, -(2**20), 2**20) ** 2
+        expected = [
+            total + np.rint(g * np.float32(2.0**32)).astype(np.int64),
+            total + small.astype(np.int64),
+            total.astype(np.float32) * a[:, None] * b * np.float32(0.3),
+            squares.sum(1),
+            squares.sum(0),
+        ]
+        fine, fixed, values, by_row, by_column = (torch.zeros(each.shape, dtype=torch.int64) for each in expected)
+        fine += torch.from_numpy(total)
+        fixed += fine
+        values, twice = values.float(), torch.from_numpy(np.concatenate([dither, dither]))
+        scales = torch.from_numpy(a), torch.from_numpy(b)
+        found.fine_add(torch.from_numpy(g), fine, bits=32)
+        found.small_add(torch.from_numpy(g), fixed, *scales, twice, at=at, apart=apart, limit=99)
+        found.small_values(torch.from_numpy(total), *scales, 0.3, values)
+        found.squares_by(torch.from_numpy(total), by_row, by_column, shift=13, most=2**20)
+        made = fine, fixed, values, by_row, by_column
+        told += [_bytes(one) == other.tobytes() for one, other in zip(made, expected, strict=True)]
+    return all(told)
+
+
+def _same_update(x: torch.Tensor, found: Kernels) -> bool:
+    """AdamW, an operation after the other in numpy."""
+    told = []
+    for numbers in (
+        (0.1, 0.9, 0.05, 0.95, 0.0, 1.0, 1e-8, 1e-3, 1.0),
+        (0.1, 0.9, 0.05, 0.95, 0.3, 0.7, 0.0, 1e-3, 0.9),
+    ):
+        first, kept1, second, kept2, ahead, kept, floor, rate, decay = np.array(numbers, np.float32)
+        g = np.nan_to_num(x.numpy(), posinf=1.0, neginf=-1.0)
+        w, m, v = np.flip(g).copy(), np.roll(g, 1), np.abs(np.roll(g, 2))
+        made = [torch.from_numpy(each.copy()) for each in (w, g, m, v)]
+        found.adamw(made[0], made[1], made[2], made[3], numbers)
+        with np.errstate(all="ignore"):
+            m, v = m * kept1 + g * first, v * kept2 + g * g * second
+            led = m * kept + g * ahead if ahead else m
+            w = w * decay - led / (np.sqrt(v) + floor) * rate
+        pairs = zip(made, (w, g, m, v), strict=True)
+        told += [np.array_equal(one.numpy(), other, equal_nan=True) for one, other in pairs]
+    return all(told)
 
 
 def results(codec: str, x: torch.Tensor, found: Kernels | None) -> list[bytes]:

@@ -1,7 +1,8 @@
-// What averaging does to numbers, each in one pass over memory: the codecs int8, int64 and small, and sums of squares.
+// What a step does to numbers, each in one pass over memory: the codecs int8, int64 and small, sums of squares, gradients
+// onto a grid, and AdamW.
 //
-// The reference is in torch, in wire/codec_blocks.py, codec_casts.py, codec_planes.py and stage/same_bits.py. Every result
-// here has its bits: one IEEE operation after the other, compiled without contraction into fused multiply-adds. Plain C
+// The reference is in torch, in wire/codec_blocks.py, codec_casts.py, codec_planes.py, and in stage/same_bits.py,
+// rounding.py, accumulator.py and optimizer.py. Every result here has its bits: one IEEE operation after the other, compiled without contraction into fused multiply-adds. Plain C
 // functions without state, for ctypes; `threads` more than one are started and joined within the call.
 
 #include <algorithm>
@@ -362,5 +363,93 @@ i64 small_decode(const u8* data, i64 num_bytes, i64 n, i64* out, i64 mode, i64* 
 double squares_of_floats(const float* x, i64 n) { return squares(x, n); }
 
 double squares_of_doubles(const double* x, i64 n) { return squares(x, n); }
+
+// ---------------------------------------------------------------- gradients onto a grid
+
+// The bits of the largest magnitude in x [n]; those of NaN are above infinity's.
+std::uint32_t largest(const float* x, i64 n) {
+    std::uint32_t found = 0;
+    for (i64 k = 0; k < n; k++) {
+        std::uint32_t bits;
+        std::memcpy(&bits, x + k, 4);
+        found = std::max(found, bits & 0x7fffffffu);
+    }
+    return found;
+}
+
+// Add x [n] in units of 1 / per_unit, a power of two, to total.
+void fine_add(const float* x, i64 n, float per_unit, i64* total, i64 threads) {
+    in_ranges(n, threads, [&](i64 first, i64 last, i64) {
+        for (i64 k = first; k < last; k++) total[k] += static_cast<i64>(std::nearbyint(x[k] * per_unit));
+    });
+}
+
+static void small_add_run(const float* x, i64 n, float by_row, const float* by_column, const float* dither, float limit,
+                          i64* total) {
+    for (i64 k = 0; k < n; k++) {
+        const float steps = std::floor(x[k] * by_row * by_column[k] + dither[k]);
+        total[k] += static_cast<std::int32_t>(std::min(std::max(steps, -limit), limit));
+    }
+}
+
+// Add x [rows, columns] on the small grid to total. Row r begins at entry at + r * apart of `dither`, which has PERIOD
+// entries, twice.
+void small_add(const float* x, i64 rows, i64 columns, const float* by_row, const float* by_column, const float* dither,
+               i64 at, i64 apart, float limit, i64* total, i64 threads) {
+    constexpr i64 PERIOD = 1 << 16;
+    in_ranges(rows, threads, [&](i64 first, i64 last, i64) {
+        for (i64 row = first; row < last; row++) {
+            const float scale = by_row[row];
+            const float* const u = dither + (at + row * apart) % PERIOD;
+            for (i64 start = 0; start < columns; start += PERIOD) {
+                const float *from = x + row * columns + start, *scales = by_column + start;
+                small_add_run(from, std::min(PERIOD, columns - start), scale, scales, u, limit,
+                              total + row * columns + start);
+            }
+        }
+    });
+}
+
+// What total [rows, columns] on the small grid stands for, times `scale`.
+void small_values(const i64* total, i64 rows, i64 columns, const float* by_row, const float* by_column, float scale,
+                  float* out) {
+    for (i64 row = 0; row < rows; row++)
+        for (i64 k = row * columns, column = 0; column < columns; k++, column++)
+            out[k] = static_cast<float>(total[k]) * by_row[row] * by_column[column] * scale;
+}
+
+// Sums over rows, and over columns, which are added to, of the squares of total [rows, columns] >> shift, cut to +-most.
+void squares_by(const i64* total, i64 rows, i64 columns, i64 shift, i64 most, i64* by_row, i64* by_column) {
+    for (i64 row = 0; row < rows; row++) {
+        i64 sum = 0;
+        for (i64 k = 0; k < columns; k++) {
+            const i64 number = std::min(std::max(total[row * columns + k] >> shift, -most), most);
+            sum += number * number;
+            by_column[k] += number * number;
+        }
+        by_row[row] = sum;
+    }
+}
+
+// ---------------------------------------------------------------- AdamW
+
+// How stage/optimizer.py calls them.
+struct Update {
+    float first, first_kept, second, second_kept, ahead, ahead_kept, floor, rate, kept;
+};
+
+// Of n weights. ahead: 0 where nothing leads; kept: 1 where nothing decays.
+void adamw(float* w, const float* g, float* m, float* v, i64 n, const Update* by, i64 threads) {
+    const Update u = *by;
+    in_ranges(n, threads, [&](i64 start, i64 end, i64) {
+        for (i64 k = start; k < end; k++) {
+            const float first = m[k] * u.first_kept + g[k] * u.first;
+            const float second = v[k] * u.second_kept + g[k] * g[k] * u.second;
+            const float led = u.ahead != 0.0f ? first * u.ahead_kept + g[k] * u.ahead : first;
+            m[k] = first, v[k] = second;
+            w[k] = w[k] * u.kept - led / (std::sqrt(second) + u.floor) * u.rate;
+        }
+    });
+}
 
 }  // extern "C"

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-from collections.abc import Iterator
+import struct
+from collections.abc import Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
@@ -17,8 +18,8 @@ from typing import TYPE_CHECKING, Literal
 if TYPE_CHECKING:
     import torch
 
-Family = Literal["int8", "int64", "small", "squares"]
-FAMILIES: tuple[Family, ...] = ("int8", "int64", "small", "squares")
+Family = Literal["int8", "int64", "small", "squares", "grid", "adamw"]
+FAMILIES: tuple[Family, ...] = ("int8", "int64", "small", "squares", "grid", "adamw")
 """What is checked, and used, together."""
 
 _FINE, _REFUSED, _OVERFLOWN = range(3)
@@ -89,6 +90,62 @@ class Kernels:
         )
         return found
 
+    def largest(self, tensors: Sequence[torch.Tensor]) -> float:
+        """The largest magnitude of some of fp32; NaN if there is one; 0 of nothing."""
+        bits = max((self.library.largest(_at(each), _number(each.numel())) for each in tensors), default=0)
+        return float(struct.unpack("<f", struct.pack("<I", bits))[0])
+
+    def fine_add(self, x_N: torch.Tensor, total_N: torch.Tensor, *, bits: int) -> None:
+        """Add multiples of 2^-bits."""
+        size = x_N.numel()
+        self.library.fine_add(_at(x_N), _number(size), ctypes.c_float(2.0**bits), _at(total_N), self._threads(size))
+
+    def small_add(
+        self,
+        x_RC: torch.Tensor,
+        total_RC: torch.Tensor,
+        per_row_R: torch.Tensor,
+        per_column_C: torch.Tensor,
+        dither: torch.Tensor,
+        *,
+        at: int,
+        apart: int,
+        limit: int,
+    ) -> None:
+        """Add multiples of the small grid. dither: a row's begins at entry `at`, and the next row's `apart` further."""
+        rows, columns = per_row_R.numel(), per_column_C.numel()
+        shape = _number(rows), _number(columns)
+        where = _number(at), _number(apart), ctypes.c_float(limit)
+        scales = _at(per_row_R), _at(per_column_C), _at(dither)
+        self.library.small_add(_at(x_RC), *shape, *scales, *where, _at(total_RC), self._threads(rows * columns))
+
+    def small_values(
+        self, total_RC: torch.Tensor, by_row_R: torch.Tensor, by_column_C: torch.Tensor, scale: float, out: torch.Tensor
+    ) -> None:
+        """What a small sum stands for, times `scale`."""
+        shape = _number(by_row_R.numel()), _number(by_column_C.numel())
+        scales = _at(by_row_R), _at(by_column_C), ctypes.c_float(scale)
+        self.library.small_values(_at(total_RC), *shape, *scales, _at(out))
+
+    def squares_by(
+        self, total_RC: torch.Tensor, by_row_R: torch.Tensor, by_column_C: torch.Tensor, *, shift: int, most: int
+    ) -> None:
+        """Sums of squares of `total` >> shift, cut to +-most: over rows, and over columns, which are added to."""
+        shape = _number(by_row_R.numel()), _number(by_column_C.numel())
+        sums = _at(by_row_R), _at(by_column_C)
+        self.library.squares_by(_at(total_RC), *shape, _number(shift), _number(most), *sums)
+
+    def adamw(
+        self, w_N: torch.Tensor, g_N: torch.Tensor, m_N: torch.Tensor, v_N: torch.Tensor, numbers: Sequence[float]
+    ) -> None:
+        """One update. numbers: the fields of `Update`."""
+        size = w_N.numel()
+        import torch
+
+        by = (ctypes.c_float * 9)(*numbers)
+        torch.autograd.graph.increment_version([w_N, m_N, v_N])  # who keeps a cast of the weights asks for it
+        self.library.adamw(_at(w_N), _at(g_N), _at(m_N), _at(v_N), _number(size), by, self._threads(size))
+
     def _threads(self, size: int) -> ctypes.c_int64:
         return _number(max(1, min(self.threads, size // _WORTH_A_THREAD)))
 
@@ -98,7 +155,9 @@ def load(path: str, families: frozenset[Family], *, threads: int) -> Kernels:
     library = ctypes.CDLL(path)
     for name in ("int8_encode", "int8_decode", "int64_decode", "small_scratch", "small_encode", "small_decode"):
         getattr(library, name).restype = ctypes.c_int64
-    library.small_join.restype = None
+    for name in ("small_join", "fine_add", "small_add", "small_values", "squares_by", "adamw"):
+        getattr(library, name).restype = None
+    library.largest.restype = ctypes.c_uint32
     library.squares_of_floats.restype = library.squares_of_doubles.restype = ctypes.c_double
     return Kernels(library, families, threads)
 
@@ -133,7 +192,10 @@ def of(family: Family, *tensors: torch.Tensor) -> Kernels | None:
     found = _trial.get(_used)
     if found is None or family not in found.families:
         return None
-    usable = all(each.device.type == "cpu" and each.is_contiguous() for each in tensors)
+    # A tensor that is only a shape (`plan.metering`) says that it is on the CPU, and has no memory.
+    usable = all(
+        each.device.type == "cpu" and each.is_contiguous() and not hasattr(each, "fake_device") for each in tensors
+    )
     return found if usable else None
 
 

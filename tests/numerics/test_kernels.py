@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from swarmnet.errors import BadMessage, Overflow
+from swarmnet.manifest.schema import Optimizer
+from swarmnet.stage import optimizer
+from swarmnet.stage.accumulator import largest_magnitude
+from swarmnet.stage.rounding import LIMIT, FineRounding, Rectangle, SmallRounding, first_scales, next_scales
 from swarmnet.stage.same_bits import squares
-from swarmnet.wire import codecs, kernel_build, kernels
+from swarmnet.wire import codecs, kernel_build, kernel_check, kernels
 from swarmnet.wire.kernel_check import results
 from swarmnet.wire.kernels import FAMILIES, Kernels
 
@@ -78,6 +83,95 @@ def test_squares_are_equal_bit_by_bit(found: Kernels) -> None:
     law()
 
 
+@given(data=st.data())
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_gradients_are_summed_and_sums_read_with_equal_bits(found: Kernels, data: st.DataObject) -> None:
+    """On both grids, of a whole parameter and of a rank's block of it."""
+    shape = rows, columns = data.draw(st.tuples(st.integers(1, 20), st.integers(1, 90)))
+    some_rows, some_columns = (range(*sorted(data.draw(st.tuples(*2 * [st.integers(0, n)])))) for n in shape)
+    block = Rectangle("w", columns, some_rows or range(rows), some_columns or range(columns))
+    seed, index, step = data.draw(st.integers(0, 2**31)), data.draw(st.integers(0, 3)), data.draw(st.integers(0, 99))
+    generator = torch.Generator().manual_seed(seed)
+    size = len(block.rows) * len(block.columns)
+    gradient = torch.randn(size, generator=generator) * 2.0 ** data.draw(st.integers(-140, 20))
+    before = torch.randint(-(2**40), 2**40, (size,), generator=generator)
+    scales = [torch.rand(n, generator=generator) + 2.0**-20 for n in shape]
+
+    def told(native: Kernels | None) -> list[bytes]:
+        with kernels.tried(native):
+            made = [np.float64(largest_magnitude([gradient, -gradient[:3]])).tobytes()]
+            for rounding in (FineRounding(32, 4), SmallRounding([block], scales, step=step)):
+                total = before.clone()
+                rounding.add(total, gradient, 0, index=index)
+                made += [total.numpy().tobytes()]
+                made += [piece.numpy().tobytes() for piece in rounding.values(total >> 20, 0, scale=1 / 3)]
+            for each in (first_scales([before], [(size,)], counted=3, bits=32), _next(before)):
+                made += [scale.numpy().tobytes() for scale in each]
+        return made
+
+    def _next(total: torch.Tensor) -> list[torch.Tensor]:
+        used = [torch.ones(len(block.rows)), torch.ones(len(block.columns))]
+        return next_scales([total >> 22], [(len(block.rows), len(block.columns))], used, used, counted=2)
+
+    assert told(found) == told(None)
+
+
+def test_a_dither_longer_than_a_row_begins_again(found: Kernels) -> None:
+    columns = 2 * (1 << 16) + 3
+    small = SmallRounding([Rectangle.whole("v", (columns,))], [torch.ones(1), torch.ones(columns)], step=1)
+    totals = [torch.zeros(columns, dtype=torch.int64) for _ in range(2)]
+    for native, total in zip((found, None), totals, strict=True):
+        with kernels.tried(native):
+            small.add(total, torch.linspace(-3000, 3000, columns), 0, index=1)
+    assert torch.equal(*totals) and int(totals[0].max()) == LIMIT
+
+
+@pytest.mark.parametrize("lead", [0.0, 1.5])
+@pytest.mark.parametrize("decay", [0.0, 0.1])
+def test_an_update_is_equal_bit_by_bit(found: Kernels, lead: float, decay: float) -> None:
+    @given(st.lists(vectors("float32", FLOATS, FLOATS), min_size=1, max_size=1), st.integers(1, 5))
+    def law(drawn: list[torch.Tensor], step: int) -> None:
+        gradient = drawn[0]
+        ends = []
+        for native in (found, None):
+            state = [gradient.flip(0), gradient.roll(1), gradient.roll(2).abs()]
+            with kernels.tried(native):
+                optimizer.adamw(
+                    *([each] for each in (state[0], gradient, *state[1:])),
+                    step=step,
+                    learning_rate=1e-3,
+                    weight_decay=decay,
+                    table=Optimizer(lead=lead),
+                )
+            ends.append([each.numpy() for each in state])
+        assert all(np.array_equal(*pair, equal_nan=True) for pair in zip(*ends, strict=True))
+
+    law()
+
+
+def test_who_keeps_a_cast_of_a_weight_is_told_of_an_update(found: Kernels) -> None:
+    weight = torch.ones(70)
+    state, before = [torch.zeros(70) for _ in range(3)], weight._version
+    with kernels.tried(found):
+        optimizer.adamw(
+            [weight[:64]],
+            *([each[:64]] for each in state),
+            step=1,
+            learning_rate=1e-3,
+            weight_decay=0.1,
+            table=Optimizer(),
+        )
+    assert weight._version > before
+
+
+def test_a_gradient_that_is_not_finite_is_seen(found: Kernels) -> None:
+    with kernels.tried(found):
+        assert largest_magnitude([torch.tensor([1.0, -3.0]), torch.tensor([2.0])]) == 3.0
+        assert math.isnan(largest_magnitude([torch.tensor([1.0, math.nan]), torch.tensor([math.inf])]))
+        assert largest_magnitude([torch.tensor([-math.inf])]) == math.inf
+        assert largest_magnitude([]) == largest_magnitude([torch.zeros(0)]) == 0.0
+
+
 @pytest.mark.parametrize("codec", ["int64", "small"])
 def test_the_largest_magnitude_decoded_is_told(found: Kernels, codec: str) -> None:
     x = torch.tensor([3, -(2**63), 7] + [0] * 500)
@@ -95,6 +189,8 @@ def test_a_family_with_other_bits_is_left_out(tmp_path: Path, monkeypatch: pytes
         "before + number": "before + number + (number == 7)",
         "SPARSE_BELOW = 6": "SPARSE_BELOW = 5",
         "i64 half = (n + 1) / 2;": "i64 half = n / 2 + 1;",
+        "(at + row * apart) % PERIOD": "at % PERIOD",
+        "first * u.ahead_kept": "first",
     }
     source = kernel_build._SOURCE.read_text()
     for right, other in wrong.items():
@@ -103,8 +199,10 @@ def test_a_family_with_other_bits_is_left_out(tmp_path: Path, monkeypatch: pytes
     (tmp_path / "wrong.cpp").write_text(source)
     monkeypatch.setattr(kernel_build, "_SOURCE", tmp_path / "wrong.cpp")
     monkeypatch.setattr(kernel_build, "FLAGS", tuple(flag for flag in kernel_build.FLAGS if flag != "-O3"))
-    library = kernels.load(str(made(tmp_path)), frozenset(FAMILIES), threads=1)
-    assert not kernel_build.checked(library).families
+    place = made(tmp_path)
+    library = kernels.load(str(place), frozenset(FAMILIES), threads=1)
+    assert not kernel_build.checked(library, beside=place).families
+    assert not kernel_build.checked(library, beside=place).families, "as it was found before"
 
 
 def test_what_is_not_contiguous_goes_to_the_reference(loaded: Kernels) -> None:
@@ -132,7 +230,24 @@ def test_it_is_compiled_once_and_then_used(home: Path, loaded: Kernels) -> None:
     assert kernels._used is not None and kernels._used.families == set(FAMILIES) and kernels._used.threads == 3
     assert kernels._used.library._name == str(place)  # a name that follows from source, flags, compiler and processor
     assert folder.stat().st_mode & 0o777 == 0o700
-    assert sorted(each.name for each in folder.iterdir()) == [place.name, "lock"]
+    assert sorted(each.name for each in folder.iterdir()) == [place.with_suffix(".agrees").name, place.name, "lock"]
+
+
+def test_what_one_process_has_checked_no_other_checks_again(
+    home: Path, loaded: Kernels, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(kernel_check, "agrees", lambda family, _: asked.append(family) or family != "grid")
+    place = home / Path(loaded.library._name).name
+    for _ in range(2):
+        assert kernel_build.checked(loaded, beside=place).families == set(FAMILIES) - {"grid"}
+    assert sorted(asked) == sorted(FAMILIES)
+    monkeypatch.setattr(torch, "__version__", "another")
+    kernel_build.checked(loaded, beside=place)
+    assert len(asked) == 2 * len(FAMILIES)
+    place.with_suffix(".agrees").chmod(0o770)
+    with pytest.raises(PermissionError, match="this user's alone"):
+        kernel_build.checked(loaded, beside=place)
 
 
 @pytest.mark.parametrize("what", ["folder", "file"])
