@@ -22,29 +22,35 @@ from swarmnet.bounds import Recent
 from swarmnet.errors import BadMessage, PeerGone, Refused, RejectCode, leaves
 from swarmnet.ids import PeerId
 from swarmnet.messages import STRANGERS_ASK, Accepted, Answer, Busy, Control, Packed, Rejected, Request, gives_way
+from swarmnet.net.bulk_connection import BulkConnection, Incoming
+from swarmnet.net.bulk_pool import BulkListener, TakenSession
 from swarmnet.net.greeting import HELLO
 from swarmnet.net.grpc_caller import LINK, METHODS, Outbox
-from swarmnet.net.grpc_channels import SERVICE_FAILED, Dialling
+from swarmnet.net.grpc_channels import BULK, SERVICE_FAILED, Dialling
 from swarmnet.net.grpc_options import GrpcConfig
 from swarmnet.net.tls import caller_of
 from swarmnet.net.traffic import Allowances, Flow, Traffic
 from swarmnet.transport import ReadPayload, Service
 from swarmnet.wire.convert import (
+    BulkOffer,
     Done,
     GreetFirst,
     Hello,
+    Lane,
     Ping,
     Pong,
     Pulse,
     Signal,
     TensorHeader,
     Told,
+    read_bulk_ask,
     read_hello,
     write_answer,
+    write_bulk_offer,
     write_hello_reply,
 )
 from swarmnet.wire.deflate import Deflater, Inflater
-from swarmnet.wire.framing import answer_messages, check_declared, read_payload
+from swarmnet.wire.framing import Assembly, answer_messages, check_declared, read_payload
 
 log = telemetry.get(__name__)
 
@@ -77,9 +83,11 @@ class Callee(grpc.GenericRpcHandler):  # type: ignore[misc]
         link_ended: Callable[[PeerId], None],
         traffic: Traffic,
         write: Callable[[Control], bytes],
+        bulk: BulkListener,
         others: Mapping[str, Handler] = {},
     ) -> None:
         """write: as for links (`grpc_caller.Link`). others: methods that somebody else answers."""
+        self._bulk = bulk
         self._greeter, self._dials, self._config = dialling.greeter, dialling.dials, dialling.config
         self._service, self._link_ended, self._traffic, self._write = service, link_ended, traffic, write
         self._others = others
@@ -97,6 +105,8 @@ class Callee(grpc.GenericRpcHandler):  # type: ignore[misc]
         method = handler_call_details.method
         if method == HELLO:
             return grpc.unary_unary_rpc_method_handler(self._hello)
+        if method == BULK:
+            return grpc.unary_unary_rpc_method_handler(self._offer_bulk)
         if method == LINK:
             return grpc.stream_stream_rpc_method_handler(self._link)
         if method in _REQUESTS:
@@ -125,6 +135,16 @@ class Callee(grpc.GenericRpcHandler):  # type: ignore[misc]
         if host := host_of(context.peer()):
             self._dials.called(caller, host)
         return write_hello_reply(self._greeter.hello())
+
+    async def _offer_bulk(self, data: bytes, context: grpc.aio.ServicerContext) -> bytes:
+        caller = caller_of(context.auth_context())
+        # It asks again by and by; what is wrong with it, its next call is told.
+        if caller is None or not self.knows(caller):
+            return write_bulk_offer(BulkOffer(0))
+        try:
+            return write_bulk_offer(self._bulk.offer(caller, read_bulk_ask(data)))
+        except BadMessage:
+            return write_bulk_offer(BulkOffer(0))
 
     async def _link(self, _: object, context: grpc.aio.ServicerContext) -> None:
         caller = caller_of(context.auth_context())
@@ -216,6 +236,7 @@ class Callee(grpc.GenericRpcHandler):  # type: ignore[misc]
         if self._greeter.unwelcome(caller) is None:
             return True
         del self.greeted[caller]
+        self._bulk.drop(self._greeter.unwelcome)
         return False
 
     async def _say(self, context: grpc.aio.ServicerContext, writing: asyncio.Lock, signal: Signal) -> None:
@@ -261,6 +282,7 @@ class Callee(grpc.GenericRpcHandler):  # type: ignore[misc]
                 try:
                     await self._serve(expected, caller, inbound)
                 finally:
+                    inbound.leave_lane()
                     _one_less(self._calls, caller)
                     self._strange[expected] -= stranger
             await inbound.finish()
@@ -286,9 +308,11 @@ class Callee(grpc.GenericRpcHandler):  # type: ignore[misc]
 
     async def _serve(self, expected: type, caller: PeerId, inbound: _Inbound) -> None:
         try:
-            request, declared = self._config.reader.request(
+            request, declared, lane = self._config.reader.request(
                 await inbound.read(within_s=math.inf if caller in self.greeted else _STRANGERS_WORD_S)
             )
+            if lane is not None and (session := self._bulk.session(caller, lane.session)) is not None:
+                inbound.take_lane(session, lane)
             # Limits were chosen by the method: a Process must not come in as a Part.
             if type(request) is not expected:
                 raise BadMessage(RejectCode.MALFORMED, "the request belongs to another method")
@@ -365,6 +389,18 @@ class _Inbound:
         self.gives_way = False  # it asks for what can wait
         self._caller, self._config, self._flow = caller, config, flow
         self._writing = asyncio.Lock()
+        self._session: TakenSession | None = None
+        self._lane = Lane()
+
+    def take_lane(self, session: TakenSession, lane: Lane) -> None:
+        """Payloads may cross bulk connections of this session of the caller's. Raises BadMessage."""
+        session.calls.begin(lane.call)
+        self._session, self._lane = session, lane
+
+    def leave_lane(self) -> None:
+        """What is still to come of the payload is thrown away."""
+        if self._session is not None:
+            self._session.calls.end(self._lane.call)
 
     async def read(self, *, within_s: float = math.inf) -> bytes:
         """The caller's next message. Raises PeerGone if there is none or it does not come."""
@@ -392,25 +428,56 @@ class _Inbound:
             nonlocal reading
             assert not reading, "a payload can be read once"
             reading = True
-            received = await read_payload(self._read_piece, declared, max_bytes=self._config.max_payload_bytes)
+            if self._session is not None and self._lane.connection:
+                received = await self._read_bulk(self._session, declared)
+            else:
+                received = await read_payload(self._read_piece, declared, max_bytes=self._config.max_payload_bytes)
             self.unread = False
             return received
 
         return ReadPayload(tuple((tensor.codec, tensor.shape) for tensor in declared), payload)
 
+    async def _read_bulk(self, session: TakenSession, declared: Sequence[TensorHeader]) -> tuple[Packed, ...]:
+        """The payload, from the bulk connection that the header names. Raises BadMessage, PeerGone."""
+        if self._lane.connection not in session.connections:
+            raise PeerGone("its bulk connection is gone", peer=self._caller)
+        incoming = Incoming(Assembly(declared, max_bytes=self._config.max_payload_bytes), self._flow)
+        session.calls.want(self._lane.connection, self._lane.call, incoming)
+        try:
+            await incoming.come(stall_s=self._config.stall_s)
+        except TimeoutError as error:
+            raise PeerGone("the caller stalls", peer=self._caller) from error
+        return incoming.payload
+
     async def answer(self, answer: Answer | Signal) -> None:
         """Send one answer with its payload. Raises PeerGone if the caller is gone or does not take it."""
         payload: tuple[Packed, ...] = getattr(answer, "payload", ())
-        messages = answer_messages(write_answer(answer), payload)
+        num_bytes = sum(packed.num_bytes for packed in payload)
         # State for a joiner gives way to all other tensors. While it waits the caller hears pulses.
         if payload and self.gives_way:
-            await self._flow.priority.turn(sum(packed.num_bytes for packed in payload))
+            await self._flow.priority.turn(num_bytes)
         async with self._writing:
+            way = self._session.lane(num_bytes) if self._session is not None else None
+            header = write_answer(answer, Lane(connection=way.number) if way is not None else None)
             with self._flow.priority.urgent() if payload and not self.gives_way else contextlib.nullcontext():
-                for message in messages:
+                if way is not None:
+                    await self._send_bulk(way, header, payload)
+                    return
+                for message in answer_messages(header, payload):
                     if payload:
                         await self._flow.up.turn()
                     await self._write(message)
+
+    async def _send_bulk(self, way: BulkConnection, header: bytes, payload: tuple[Packed, ...]) -> None:
+        """An answer and its payload beside it. Raises PeerGone."""
+        outgoing = way.send(self._lane.call, payload, self._flow)
+        try:
+            await self._write(header)
+            await outgoing.left(stall_s=self._config.stall_s)
+        except TimeoutError as error:
+            raise PeerGone("the caller does not read", peer=self._caller) from error
+        finally:
+            way.give_up(outgoing)
 
     async def finish(self) -> None:
         """After the last answer: a caller that may still be uploading is told to leave, and leaving cancels us here."""

@@ -50,12 +50,14 @@ from swarmnet.messages import (
     SnapshotRequest,
     TrailRequest,
 )
+from swarmnet.net.bulk_connection import Incoming, Outgoing
 from swarmnet.net.grpc_channels import Channel, PeerChannels
 from swarmnet.net.traffic import Flow, LentLine
 from swarmnet.wire.convert import (
     NONCE_BYTES,
     Done,
     GreetFirst,
+    Lane,
     Ping,
     Pong,
     Pulse,
@@ -138,22 +140,39 @@ class _Call:
         self._deadline = deadline
         self._moved = self._loop.time()
         self._guard: asyncio.Timeout | None = None
-        self._refused = False
-        self._arriving: tuple[Answer, Assembly] | None = None
+        self._refused = self._answered = False
+        self._arriving: tuple[Answer, Assembly | Incoming] | None = None
+        self._outgoing: Outgoing | None = None
         self._uploading = contextlib.ExitStack()
         if payload:
             # State that we hand out to joiners waits until this upload is over.
             self._uploading.enter_context(flow.priority.urgent())
-        self._header = write_request(request, declare(payload))
+        bulk = channels.bulk
+        self._number = bulk.calls.number()
+        self._way = bulk.lane(sum(packed.num_bytes for packed in payload))
+        number = self._way.number if self._way is not None else 0
+        lane = Lane(bulk.session, number, self._number) if bulk.session else None
+        self._header = write_request(request, declare(payload), lane)
+        if self._way is not None:
+            # Beside the header, not after it: the callee brings the two together.
+            self._outgoing = self._way.send(self._number, payload, flow, self._advance)
+            payload = ()
         method = channel.aio.stream_stream(METHODS[type(request)])
         remaining = max(0.0, deadline - self._loop.time())
         self._stream = method(self._upload(payload), timeout=remaining)
 
     def leave(self) -> None:
         """Cancel whatever is still under way."""
-        self._refused = True
+        self._stop()
         self._uploading.close()
+        self._channels.bulk.calls.end(self._number)
         self._stream.cancel()
+
+    def _stop(self) -> None:
+        """Send no more of the payload."""
+        self._refused = True
+        if self._way is not None and self._outgoing is not None:
+            self._way.give_up(self._outgoing)
 
     async def next(self) -> Answer | GreetFirst | None:
         """The next answer with its payload, or Running while that arrives; None after the last one.
@@ -164,28 +183,67 @@ class _Call:
             return await self._receive(*self._arriving)
         while (data := await self._read()) is not None:
             header, chunk = split_answer(data)
-            answer, declared = self._config.reader.answer(header)
+            answer, declared, lane = self._config.reader.answer(header)
             if isinstance(answer, Pulse):
                 continue
             if isinstance(answer, Done):
-                return None
+                break
             # The callee does not want the payload: stop sending it.
             if isinstance(answer, Busy | MovedTo | Rejected | GreetFirst):
-                self._refused = True
+                self._stop()
             if isinstance(answer, GreetFirst):
                 return answer
             if isinstance(answer, Pong | Told):
                 raise BadMessage(RejectCode.MALFORMED, "what is said on links, in a call", peer=self._channels.peer)
             assembly = Assembly(declared, max_bytes=self._max_bytes)
-            if chunk is not None:
+            self._arriving = answer, assembly
+            if lane is not None:
+                # It broke since.
+                if not self._channels.bulk.has(lane.connection):
+                    raise await self._lost()
+                incoming = Incoming(assembly, self._flow)
+                self._channels.bulk.calls.want(lane.connection, self._number, incoming)
+                self._arriving = answer, incoming
+            elif chunk is not None:
                 assembly.take(chunk)
                 await self._flow.down.turn()
-            self._arriving = answer, assembly
+            self._answered = True
             return await self._receive(*self._arriving)
+        # The callee ends a call without a word when its payload does not come.
+        if self._way is not None and not self._answered:
+            raise await self._lost()
         return None
 
-    async def _receive(self, answer: Answer, assembly: Assembly) -> Answer:
+    async def _receive(self, answer: Answer, payload: Assembly | Incoming) -> Answer:
         """Go on receiving: whoever waits must not take a long payload for silence."""
+        whole = self._receive_chunks(payload) if isinstance(payload, Assembly) else self._receive_bulk(payload)
+        # A sign of life to our own caller; the next `next` goes on with the same payload.
+        if not await whole:
+            return Running()
+        self._arriving = None
+        return with_payload(answer, payload.payload)
+
+    async def _receive_bulk(self, incoming: Incoming) -> bool:
+        """Is all of it here?"""
+        try:
+            within_s = min(_PROGRESS_S, self._deadline - self._loop.time())
+            whole = await incoming.come(stall_s=self._config.stall_s, within_s=within_s)
+        except TimeoutError as error:
+            raise PeerTimeout("the peer stalls", peer=self._channels.peer) from error
+        except PeerGone as error:
+            raise await self._lost() from error
+        if not whole and self._loop.time() >= self._deadline:
+            raise PeerTimeout("no answer in time", peer=self._channels.peer)
+        return whole
+
+    async def _lost(self) -> PeerGone:
+        """A bulk connection broke under the call: is the process gone?"""
+        definite = await self._channels.broke(None)
+        return PeerGone("the bulk connection broke", definite=definite, peer=self._channels.peer)
+
+    async def _receive_chunks(self, assembly: Assembly) -> bool:
+        """Likewise, over gRPC."""
+        self._channels.bulk.wish(assembly.num_bytes)
         began = self._loop.time()
         while not assembly.whole:
             # gRPC ended the stream well, so this is no broken line: the callee said less than it declared.
@@ -193,11 +251,9 @@ class _Call:
                 raise BadMessage(RejectCode.MALFORMED, "the answer ends in the middle", peer=self._channels.peer)
             assembly.take(chunk)
             await self._flow.down.turn()  # unread, the rest holds up its sender
-            # A sign of life to our own caller; the next `next` goes on with the same payload.
             if not assembly.whole and self._loop.time() - began >= _PROGRESS_S:
-                return Running()
-        self._arriving = None
-        return with_payload(answer, assembly.payload)
+                return False
+        return True
 
     async def _upload(self, payload: tuple[Packed, ...]) -> AsyncGenerator[bytes, None]:
         """What gRPC sends; it asks for the next message when the one before has left."""
@@ -210,13 +266,21 @@ class _Call:
             self._advance()
             self._flow.sends(len(message))
             yield message
-        self._uploading.close()
+        if self._outgoing is None:
+            self._uploading.close()
 
     def _advance(self) -> None:
         self._moved = self._loop.time()
+        if self._outgoing is not None and self._outgoing.over:
+            self._uploading.close()
         # Sending is movement, too: who uploads for minutes has not stalled.
         if self._guard is not None and not self._guard.expired():
-            self._guard.reschedule(self._patience())
+            self._guard.reschedule(self._moved if self._upload_lost else self._patience())
+
+    @property
+    def _upload_lost(self) -> bool:
+        """Did the bulk connection break under our payload?"""
+        return self._outgoing is not None and self._outgoing.failed and not self._refused
 
     def _patience(self) -> float:
         return min(self._deadline, self._moved + self._config.stall_s)
@@ -224,10 +288,14 @@ class _Call:
     async def _read(self) -> bytes | None:
         """The next message, None at the end of a finished call."""
         self._moved = self._loop.time()
+        if self._upload_lost:
+            raise await self._lost()
         try:
             async with asyncio.timeout_at(self._patience()) as self._guard:
                 data = await self._channels.read(self._stream, self._channel)
         except TimeoutError as error:
+            if self._upload_lost:
+                raise await self._lost() from error
             if self._loop.time() >= self._deadline:
                 raise PeerTimeout("no answer in time", peer=self._channels.peer) from error
             # Not a pulse came: the next call takes another connection.

@@ -9,6 +9,7 @@ connection is told from the death of a process. Knows nothing of messages.
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -21,12 +22,16 @@ from swarmnet.errors import BadMessage, PeerGone, PeerTimeout, RejectCode, Swarm
 from swarmnet.ids import PeerId
 from swarmnet.messages import Rejected
 from swarmnet.net.address import Address
+from swarmnet.net.bulk_pool import BulkPlace, BulkPool
+from swarmnet.net.bulk_records import BulkSession
 from swarmnet.net.circuits import Tunnel, we_are_cancelled
 from swarmnet.net.dials import FIRST_PAUSE_S, Dials
 from swarmnet.net.greeting import HELLO, Greeter
 from swarmnet.net.grpc_options import CHANNEL_OPTIONS, GrpcConfig
 from swarmnet.net.tls import Leaf
-from swarmnet.wire.convert import read_hello_reply, write_hello
+from swarmnet.wire.convert import SECRET_BYTES, BulkAsk, read_bulk_offer, read_hello_reply, write_bulk_ask, write_hello
+
+BULK = "/swarmnet.v1.Run/Bulk"
 
 # ---------------------------------------------------------------- gRPC's errors in our words
 
@@ -155,6 +160,7 @@ class PeerChannels:
         self._control: Channel | None = None
         self._bulk: list[Channel | None] = [None] * dialling.config.bulk_channels
         self._retired: list[Channel] = []  # replaced, but still in use
+        self.bulk = BulkPool(peer, self._ask_for_bulk, stall_s=self.config.stall_s)
         self._failed: list[Address] = []  # dialled in vain, oldest first
         self.clock_offset_s: float | None = None
         """By how much the peer's clock is ahead of mine, as far as its greeting told."""
@@ -366,6 +372,18 @@ class PeerChannels:
         finally:
             waiting.cancel()
 
+    async def _ask_for_bulk(self) -> BulkPlace | None:
+        """Raises AioRpcError, PeerGone, BadMessage, TimeoutError."""
+        mine = secrets.token_bytes(SECRET_BYTES)
+        async with self.channel(bulk=False) as channel, asyncio.timeout(self.config.stall_s):
+            offer = read_bulk_offer(await channel.aio.unary_unary(BULK)(write_bulk_ask(BulkAsk(mine))))
+        # The port is the peer's word, the host is where it has proved to be: no third party is dialled.
+        at = channel.address
+        if not offer.port or at.relay or not self._dialling.dials.shown(self.peer, at):
+            return None
+        run, me = self._dialling.greeter.run or "", self._dialling.leaf.peer
+        return BulkPlace(at.host, offer.port, BulkSession(run, me, self.peer, offer.session, mine + offer.secret))
+
     # ------------------------------------------------------------ breaking
 
     def alive(self, channel: Channel) -> None:
@@ -441,6 +459,7 @@ class PeerChannels:
         if definite:
             # Whoever listens there next is another process, which knows nobody.
             self._greeted = False
+            self.bulk.close()
             for channel in self._open_channels():
                 self.retire(channel)
         # Said once; a second time only if what was a guess has become certain.
@@ -452,6 +471,7 @@ class PeerChannels:
     async def close(self) -> None:
         """Cancel what is under way and close all connections."""
         self._closed = True
+        self.bulk.close()
         for channel in self._open_channels():
             self.retire(channel)
         for channel in self._retired:

@@ -26,6 +26,7 @@ from swarmnet.errors import PeerGone, PeerTimeout, UsageError
 from swarmnet.ids import PeerId, RunId
 from swarmnet.messages import Answer, Control, Heartbeat, Packed, Request
 from swarmnet.net.address import Address
+from swarmnet.net.bulk_pool import BulkListener
 from swarmnet.net.circuits import Arrivals, Doors
 from swarmnet.net.dial_back import Proofs, Say, public_home
 from swarmnet.net.greeting import HELLO, Greeter
@@ -115,6 +116,7 @@ class GrpcTransport:
     asked at every dial. find: reads the record of a peer whose addresses are not known. announce: addresses to publish
     instead of the one bound. `service` must be set before entering, but by who does not listen.
     listens: False for somebody who only calls, and then has no port. first_port: tried first where `port` is 0.
+    bulk_port: where bulk connections are taken, 0 for any port; None: none are.
     """
 
     def __init__(
@@ -129,6 +131,7 @@ class GrpcTransport:
         announce: Sequence[Address] = (),
         listens: bool = True,
         first_port: int = 0,
+        bulk_port: int | None = 0,
         config: GrpcConfig = GrpcConfig(),  # noqa: B008
         greeter: Greeter | None = None,
         relay_caps: RelayCaps = RelayCaps(),  # noqa: B008
@@ -190,6 +193,7 @@ class GrpcTransport:
             find=find,
             hole_to=self._holes.leads_to,
         )
+        self._bulk, self._bulk_port = BulkListener(self.peer, run, stall_s=config.stall_s), bulk_port
         self._written = MessageWriter()
         self._callee = Callee(
             self._dialling,
@@ -197,6 +201,7 @@ class GrpcTransport:
             self._link_ended,
             self.traffic,
             self._written,
+            self._bulk,
             {**self.relay.methods, **self._holes.methods},
         )
         self._channels: dict[PeerId, PeerChannels] = {}
@@ -239,6 +244,8 @@ class GrpcTransport:
             raise UsageError(
                 f"cannot listen on {self._at(self._port)}: choose another with --port, or --port 0 for a free one"
             ) from error
+        if self._bulk_port is not None:
+            self._bulk.listen(self._host, self._bulk_port)
         await listener.start()
         return listener
 
@@ -258,6 +265,7 @@ class GrpcTransport:
             task.cancel()
         if self._listener is not None:
             await self._listener.stop(grace=None)
+        await self._bulk.close()
         self._holes.close()
         # While one is being closed, what ends with it may look up another.
         for channels in tuple(self._channels.values()):
@@ -415,6 +423,9 @@ class GrpcTransport:
         while True:
             await asyncio.sleep(self._config.forget_s / _LOOKS_PER_FORGET)
             now = asyncio.get_running_loop().time()
+            self._bulk.drop(self._dialling.greeter.unwelcome)
+            for channels in self._channels.values():
+                channels.bulk.close_idle()
             # A peer that is in use stays, whatever the directory says: records are lost more easily than lines.
             unknown = {
                 peer for peer, channels in self._channels.items() if not channels.in_use and not channels.addresses()

@@ -91,6 +91,7 @@ class Leaf:
     ) -> None:
         """admission: None for everybody's own, as in every run."""
         self._identity, self._clock = identity, clock
+        self.peer = identity.peer
         self._admission = admission or open_authority().admit(identity.peer)
         self._session = ec.generate_private_key(ec.SECP256R1())
         self.key = self._session.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())

@@ -48,11 +48,15 @@ MAX_SOFTWARE_CHARS = 64
 NONCE_BYTES = 4
 """Of a Ping and its Pong."""
 
+SECRET_BYTES, SESSION_BYTES = 32, 16
+"""Of what two peers agree on for bulk connections."""
+
 _LATER_VERSIONS_BYTES = 1024
 
 M = TypeVar("M", bound=Message)
 Nonce = Annotated[bytes, Size(NONCE_BYTES, least=NONCE_BYTES)]
 Uint32 = Annotated[int, Between(0, (1 << 32) - 1)]
+Uint63 = Annotated[int, Between(0, (1 << 63) - 1)]
 
 
 # ---------------------------------------------------------------- what the two ends of a transport say
@@ -65,6 +69,35 @@ class TensorHeader:
     codec: Annotated[str, Size(32)]
     shape: Annotated[tuple[Extent, ...], Entries(8)]
     length: Extent
+
+
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """Where the tensors of a header come: on a bulk connection (`net.bulk_connection`)."""
+
+    session: Annotated[bytes, Size(SESSION_BYTES)] = b""
+    """Of the caller's; an answer leaves it out."""
+    connection: Uint63 = 0
+    """0: not on one."""
+    call: Uint63 = 0
+    """The caller's number of the call; an answer leaves it out."""
+
+
+@dataclass(frozen=True, slots=True)
+class BulkAsk:
+    """Who says it wants to open bulk connections."""
+
+    secret: Annotated[bytes, Size(SECRET_BYTES, least=SECRET_BYTES)]
+
+
+@dataclass(frozen=True, slots=True)
+class BulkOffer:
+    """Where to open them."""
+
+    port: Annotated[int, Between(0, (1 << 16) - 1)]
+    """At the host where the callee was reached; 0: nowhere."""
+    session: Annotated[bytes, Size(SESSION_BYTES)] = b""
+    secret: Annotated[bytes, Size(SECRET_BYTES)] = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,12 +165,14 @@ PAYLOAD_ANSWERS = (Gradient, Fetched, PartData, SnapshotPiece, LineTested)
 
 
 _DECLARED = Repeated(struct_of(TensorHeader, values_pb2.Tensor.DESCRIPTOR, ANY_RUN), MAX_TENSORS)
+_LANE = struct_of(Lane, calls_pb2.Lane.DESCRIPTOR, ANY_RUN)
 
 
 class Envelope:
     """A message of protobuf's that holds one of ours in a field of the choice `oneof`, within the bounds of a run.
 
-    A dataclass has the name of its message. Where the envelope has a field `payload`, it declares tensors.
+    A dataclass has the name of its message. Where the envelope has a field `payload`, it declares tensors, and may say
+    on which lane they come.
     """
 
     def __init__(self, make: type[Message], oneof: str, kinds: Iterable[type], bounds: Bounds = ANY_RUN) -> None:
@@ -153,18 +188,22 @@ class Envelope:
         """No valid message of this type takes more."""
         return _capped(self.kinds[self._names[kind]].most_bytes)
 
-    def write(self, message: object, payload: tuple[TensorHeader, ...] = ()) -> bytes:
+    def write(self, message: object, payload: tuple[TensorHeader, ...] = (), lane: Lane | None = None) -> bytes:
         """The envelope around a valid message."""
         envelope, name = self._make(), self._names[type(message)]
         if payload:
             _DECLARED.write(envelope, "payload", payload)
+        if lane is not None:
+            _LANE.write(envelope, "lane", lane)
         self.kinds[name].write(envelope, name, message)
         data = envelope.SerializeToString()
         assert len(data) <= MAX_MESSAGE_BYTES, f"{name} takes {len(data)} bytes, at most {MAX_MESSAGE_BYTES}"
         return data
 
-    def read(self, data: bytes, most_bytes: int = MAX_MESSAGE_BYTES) -> tuple[Any, tuple[TensorHeader, ...]]:
-        """The message, and the tensors that are declared with it. Raises BadMessage."""
+    def read(
+        self, data: bytes, most_bytes: int = MAX_MESSAGE_BYTES
+    ) -> tuple[Any, tuple[TensorHeader, ...], Lane | None]:
+        """The message, the tensors that are declared with it, and the lane that it names. Raises BadMessage."""
         envelope = _parse(self._make(), data, most_bytes)
         name = envelope.WhichOneof(self._oneof)
         # A later version may know more kinds; this one refuses what it cannot read.
@@ -172,7 +211,10 @@ class Envelope:
             raise malformed(f"{self._oneof} is missing or unknown")
         with _refusing():
             message = self.kinds[name].read(envelope, name)
-            return message, _DECLARED.read(envelope, "payload") if self._declares else ()
+            if not self._declares:
+                return message, (), None
+            lane = _LANE.read(envelope, "lane") if envelope.HasField("lane") else None
+            return message, _DECLARED.read(envelope, "payload"), lane
 
 
 def _parse(message: M, data: bytes, most_bytes: int = MAX_MESSAGE_BYTES) -> M:
@@ -216,14 +258,14 @@ def declare(payload: tuple[Packed, ...]) -> tuple[TensorHeader, ...]:
     return tuple(TensorHeader(tensor.codec, tuple(tensor.shape), tensor.num_bytes) for tensor in payload)
 
 
-def write_request(request: Request, payload: tuple[TensorHeader, ...] = ()) -> bytes:
+def write_request(request: Request, payload: tuple[TensorHeader, ...] = (), lane: Lane | None = None) -> bytes:
     """The header of a call."""
-    return REQUESTS.write(request, payload)
+    return REQUESTS.write(request, payload, lane)
 
 
-def write_answer(answer: Answer | Signal) -> bytes:
+def write_answer(answer: Answer | Signal, lane: Lane | None = None) -> bytes:
     """The header of an answer; it declares the answer's payload."""
-    return ANSWERS.write(answer, declare(answer.payload) if isinstance(answer, PAYLOAD_ANSWERS) else ())
+    return ANSWERS.write(answer, declare(answer.payload) if isinstance(answer, PAYLOAD_ANSWERS) else (), lane)
 
 
 def with_payload(answer: Answer, payload: tuple[Packed, ...]) -> Answer:
@@ -244,7 +286,8 @@ class Reader:
         self._most_control = {number[name]: _capped(kind.most_bytes) for name, kind in self._control.kinds.items()}
         self.longest = max(self._most_control.values())
         """Bytes of the longest one-way message."""
-        self._most_request = _capped(max(kind.most_bytes for kind in REQUESTS.kinds.values()) + _DECLARED.most_bytes)
+        longest = max(kind.most_bytes for kind in REQUESTS.kinds.values())
+        self._most_request = _capped(longest + _DECLARED.most_bytes + _LANE.most_bytes)
 
     def most_bytes(self, *kinds: type) -> int:
         """The longest one-way messages of these types, one after the other."""
@@ -258,20 +301,20 @@ class Reader:
             raise malformed("not a one-way message")
         return cast(Control | Ping, self._control.read(data, most)[0])
 
-    def request(self, data: bytes) -> tuple[Request, tuple[TensorHeader, ...]]:
+    def request(self, data: bytes) -> tuple[Request, tuple[TensorHeader, ...], Lane | None]:
         """The inverse of `write_request`. Raises BadMessage."""
-        request, declared = REQUESTS.read(data, self._most_request)
+        request, declared, lane = REQUESTS.read(data, self._most_request)
         # Payloads cost memory: only the call that has one may declare one.
         if declared and not isinstance(request, Process | LineTest):
             raise malformed("a call that has no payload declares one", request=type(request).__name__)
-        return request, declared
+        return request, declared, lane
 
-    def answer(self, data: bytes) -> tuple[Answer | Signal, tuple[TensorHeader, ...]]:
-        """An answer without its payload, and what payload follows. Raises BadMessage."""
-        answer, declared = self._answers.read(data)
+    def answer(self, data: bytes) -> tuple[Answer | Signal, tuple[TensorHeader, ...], Lane | None]:
+        """An answer without its payload, what payload follows, and on which lane. Raises BadMessage."""
+        answer, declared, lane = self._answers.read(data)
         if declared and not isinstance(answer, PAYLOAD_ANSWERS):
             raise malformed("an answer that has no payload declares one", answer=type(answer).__name__)
-        return answer, declared
+        return answer, declared, lane
 
 
 def _capped(num_bytes: int) -> int:
@@ -327,3 +370,36 @@ def write_hello_reply(reply: Hello | Rejected) -> bytes:
 def read_hello_reply(data: bytes) -> Hello | Rejected:
     """The inverse of `write_hello_reply`. Raises BadMessage."""
     return cast(Hello | Rejected, _GREETINGS.read(data)[0])
+
+
+# ---------------------------------------------------------------- bulk connections
+
+
+_BULK_ASK = struct_of(BulkAsk, calls_pb2.BulkAsk.DESCRIPTOR, ANY_RUN)
+_BULK_OFFER = struct_of(BulkOffer, calls_pb2.BulkOffer.DESCRIPTOR, ANY_RUN)
+
+
+def write_bulk_ask(ask: BulkAsk) -> bytes:
+    """What the caller says."""
+    message = calls_pb2.BulkAsk()
+    _BULK_ASK.fill(message, ask)
+    return message.SerializeToString()
+
+
+def read_bulk_ask(data: bytes) -> BulkAsk:
+    """The inverse of `write_bulk_ask`. Raises BadMessage."""
+    with _refusing("bulk_ask."):
+        return cast(BulkAsk, _BULK_ASK.take(_parse(calls_pb2.BulkAsk(), data)))
+
+
+def write_bulk_offer(offer: BulkOffer) -> bytes:
+    """What the callee answers."""
+    message = calls_pb2.BulkOffer()
+    _BULK_OFFER.fill(message, offer)
+    return message.SerializeToString()
+
+
+def read_bulk_offer(data: bytes) -> BulkOffer:
+    """The inverse of `write_bulk_offer`. Raises BadMessage."""
+    with _refusing("bulk_offer."):
+        return cast(BulkOffer, _BULK_OFFER.take(_parse(calls_pb2.BulkOffer(), data)))

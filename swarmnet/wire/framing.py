@@ -53,12 +53,12 @@ def check_declared(declared: Sequence[TensorHeader], *, max_bytes: int) -> int:
 
 def payload_messages(payload: Sequence[Packed]) -> Iterator[bytes]:
     """The messages that follow a request's header: every tensor in chunks. Copies one chunk at a time, lazily."""
-    return map(bytes, _chunks(payload))
+    return map(bytes, pieces(payload, CHUNK_BYTES))
 
 
 def answer_messages(header: bytes, payload: Sequence[Packed]) -> Iterator[bytes]:
     """An answer's header with its tensors: likewise."""
-    chunks = _chunks(payload)
+    chunks = pieces(payload, CHUNK_BYTES)
     first = next(chunks, None)
     if first is None:
         yield header
@@ -86,12 +86,12 @@ def _begin(length: int) -> int:
     return -(-(_LEAD.size + length) // _ALIGNED) * _ALIGNED
 
 
-def _chunks(payload: Sequence[Packed]) -> Iterator[memoryview]:
+def pieces(payload: Sequence[Packed], most: int) -> Iterator[memoryview]:
+    """The tensors in pieces of at most so many bytes, none shared by two tensors. Views: nothing is copied."""
     for tensor in payload:
         view = memoryview(tensor.data).cast("B")
-        # Views: a chunk is copied when it is sent, not before.
-        for start in range(0, len(view), CHUNK_BYTES):
-            yield view[start : start + CHUNK_BYTES]
+        for start in range(0, len(view), most):
+            yield view[start : start + most]
 
 
 class Assembly:
@@ -101,7 +101,8 @@ class Assembly:
     """
 
     def __init__(self, declared: Sequence[TensorHeader], *, max_bytes: int) -> None:
-        check_declared(declared, max_bytes=max_bytes)
+        self.num_bytes = check_declared(declared, max_bytes=max_bytes)
+        """That the whole payload has."""
         self._declared = declared
         self._tensors: list[memoryview] = []
         self._filled = 0  # bytes of the last one
@@ -141,6 +142,23 @@ class Assembly:
             self._tensors[-1][: len(chunk)] = chunk
             self._filled = len(chunk)
         self._skip_empty()
+
+    def room(self, num_bytes: int, *, most: int) -> memoryview:
+        """Where the next piece goes, which then counts as come. Pieces have `most` bytes, but the last of a tensor.
+
+        Raises BadMessage if it does not fit.
+        """
+        if self.whole:
+            raise BadMessage(RejectCode.MALFORMED, "more than was declared", num_bytes=num_bytes)
+        if not self._left:
+            self._tensors.append(np.empty(self._declared[len(self._tensors)].length, dtype=np.uint8).data)
+            self._filled = 0
+        if num_bytes != min(most, left := self._left):
+            raise BadMessage(RejectCode.MALFORMED, "piece does not fit", num_bytes=num_bytes, left=left)
+        self._filled += num_bytes
+        place = self._tensors[-1][self._filled - num_bytes : self._filled]
+        self._skip_empty()
+        return place
 
     @property
     def _left(self) -> int:

@@ -301,7 +301,7 @@ async def first_answer(channel: grpc.aio.Channel, *messages: bytes, method: str 
     stream = channel.stream_stream(method)(timeout=5)
     for message in messages:
         await stream.write(message)
-    answer, _ = read_answer(await stream.read())
+    answer, _, _ = read_answer(await stream.read())
     stream.cancel()
     return answer
 
@@ -399,7 +399,7 @@ def test_junk_on_a_link_closes_it_with_a_reason() -> None:
             stream = channel.stream_stream(LINK)(timeout=5)
             assert read_answer(await stream.read())[0] == Accepted()
             await stream.write(b"\xff\xff")
-            answer, _ = read_answer(await stream.read())
+            answer, _, _ = read_answer(await stream.read())
             assert isinstance(answer, Rejected) and answer.code is RejectCode.MALFORMED
             assert service.told.empty()
 

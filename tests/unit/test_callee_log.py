@@ -44,7 +44,9 @@ async def refused(callee: Callee, *callers: str) -> None:
 @pytest.mark.parametrize("level", [logging.INFO, logging.DEBUG])
 def test_a_refusal_is_logged_once_a_minute_of_each_and_of_few(level: int, caplog: pytest.LogCaptureFixture) -> None:
     dialling = cast(Any, SimpleNamespace(greeter=None, dials=None, config=GrpcConfig()))
-    callee = Callee(dialling, lambda: cast(Any, Refusing()), lambda peer: None, Traffic(), lambda message: b"")
+    callee = Callee(
+        dialling, lambda: cast(Any, Refusing()), lambda peer: None, Traffic(), lambda message: b"", cast(Any, None)
+    )
 
     def lines() -> int:
         count = [record.message for record in caplog.records].count("refused")

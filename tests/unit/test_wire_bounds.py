@@ -140,7 +140,7 @@ def test_reports_and_answers_are_bounded_too() -> None:
     for answer in (TrailStep(finished, ()), TrailStep(None, (COMMIT,) * 4)):
         with pytest.raises(BadMessage):
             RUN.answer(convert.write_answer(answer))
-        assert convert.read_answer(convert.write_answer(answer)) == (answer, ())
+        assert convert.read_answer(convert.write_answer(answer)) == (answer, (), None)
 
 
 def test_the_header_of_a_call_is_short() -> None:

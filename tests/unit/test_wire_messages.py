@@ -285,7 +285,7 @@ def test_control_survives_the_wire(message: Any) -> None:
 @given(st.one_of(*requests.values()), tensors)
 def test_requests_survive_the_wire(request: Any, payload: tuple[TensorHeader, ...]) -> None:
     if isinstance(request, Process | LineTest) or not payload:
-        assert convert.read_request(convert.write_request(request, payload)) == (request, payload)
+        assert convert.read_request(convert.write_request(request, payload)) == (request, payload, None)
     else:
         with pytest.raises(BadMessage, match="no payload"):
             convert.read_request(convert.write_request(request, payload))
@@ -293,7 +293,7 @@ def test_requests_survive_the_wire(request: Any, payload: tuple[TensorHeader, ..
 
 @given(st.one_of(*answers.values()))
 def test_answers_survive_the_wire(answer: Any) -> None:
-    assert convert.read_answer(convert.write_answer(answer)) == (answer, ())
+    assert convert.read_answer(convert.write_answer(answer)) == (answer, (), None)
 
 
 @given(st.one_of(hellos, answers[Rejected]))
@@ -305,7 +305,7 @@ def test_greetings_survive_the_wire(reply: Any) -> None:
 
 def test_an_answer_declares_its_payload() -> None:
     tensor = Packed("fp32", (2, 3), b"\0" * 24)
-    answer, declared = convert.read_answer(convert.write_answer(Gradient(0.0, 1, payload=(tensor,))))
+    answer, declared, _ = convert.read_answer(convert.write_answer(Gradient(0.0, 1, payload=(tensor,))))
     assert declared == (TensorHeader("fp32", (2, 3), 24),)
     assert convert.with_payload(answer, (tensor,)) == Gradient(0.0, 1, payload=(tensor,))
 
@@ -388,7 +388,7 @@ def test_broken_index_sets_are_refused(data: bytes) -> None:
 
 @given(build(Finished, **sums))
 def test_contributions_are_one_owner_for_each_index(finished: Finished) -> None:
-    answer, _ = convert.read_answer(convert.write_answer(TrailStep(finished, ())))
+    answer, _, _ = convert.read_answer(convert.write_answer(TrailStep(finished, ())))
     assert isinstance(answer, TrailStep) and answer.finished == finished
 
 
@@ -513,7 +513,7 @@ def test_losses_need_one_entry_per_index() -> None:
 
 def test_a_refusal_may_hold_any_words() -> None:
     reason = "caf\udce9 " * 1000
-    answer, _ = convert.read_answer(convert.write_answer(Rejected(RejectCode.STALE, reason)))
+    answer, _, _ = convert.read_answer(convert.write_answer(Rejected(RejectCode.STALE, reason)))
     assert isinstance(answer, Rejected) and 0 < len(answer.reason) <= 1000
 
 

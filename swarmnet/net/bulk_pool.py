@@ -1,0 +1,362 @@
+"""Which bulk connections there are: the pool of who opens them, and the listening port of who takes them.
+
+A pool asks once, over mutual TLS, where to connect, and both ends derive the keys of a session from what each says
+there (`bulk_records.BulkSession`). It grows by a connection when a payload finds none free, in the background: no call
+waits for a dial. A port that does not answer is tried again later and later; meanwhile gRPC carries everything.
+
+A connection begins with the session and its own number in the clear, then one empty sealed record each way. Numbers
+only grow, so what was said on one connection opens no second one. Who has not sent that record is nobody: few may be so
+at a time, and not for long.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import socket
+import struct
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+
+from swarmnet import telemetry
+from swarmnet.errors import BadMessage, RejectCode, UsageError
+from swarmnet.ids import PeerId, RunId
+from swarmnet.net.bulk_connection import BULK_FROM, BulkCalls, BulkConnection
+from swarmnet.net.bulk_records import AROUND, BulkSession, Kind, Opener, Sealer, read_head
+from swarmnet.wire.convert import SECRET_BYTES, SESSION_BYTES, BulkAsk, BulkOffer
+
+MOST_CONNECTIONS = 8
+"""Of one pool."""
+
+_MOST_TAKEN = 2 * MOST_CONNECTIONS
+"""Of one caller, those of its last process among them."""
+
+_MOST_SESSIONS = 1 << 14
+_MOST_UNPROVEN, _MOST_UNPROVEN_OF_HOST = 128, 16
+_PROVE_S = 5.0
+"""For the first record to come."""
+
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 300.0
+_IDLE_S = 60.0
+"""A pool that is not used for so long closes its connections."""
+
+_OPENING = struct.Struct(f">4s{SESSION_BYTES}sQ")
+"""What a connection begins with: the protocol, the session, the connection's number."""
+_PROTOCOL = b"swb1"
+
+log = telemetry.get(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class BulkPlace:
+    """Where a peer takes bulk connections, and under which session."""
+
+    host: str
+    port: int
+    session: BulkSession
+
+
+class BulkPool:
+    """The bulk connections to one peer, which I open.
+
+    ask(): says `BulkAsk` to the peer; None: it takes none. Raises SwarmError.
+    """
+
+    def __init__(self, peer: PeerId, ask: Callable[[], Awaitable[BulkPlace | None]], *, stall_s: float) -> None:
+        self.calls = BulkCalls(mine=True)
+        self._peer, self._ask, self._stall_s = peer, ask, stall_s
+        self._place: BulkPlace | None = None
+        self._connections: dict[int, BulkConnection] = {}
+        self._number = 0
+        self._dialling: asyncio.Task[None] | None = None
+        self._pause_s, self._again_at, self._used_at = 0.0, 0.0, 0.0
+
+    @property
+    def session(self) -> bytes:
+        """What answers may be sent in; b"": there is no connection."""
+        return self._place.session.id if self._place is not None and self._connections else b""
+
+    def lane(self, num_bytes: int) -> BulkConnection | None:
+        """A connection that is free for a payload of so many bytes. None: there may be one next time."""
+        self._used_at = asyncio.get_running_loop().time()
+        if num_bytes < BULK_FROM:
+            return None
+        free = next((connection for connection in self._connections.values() if connection.free), None)
+        if free is None:
+            self.grow()
+        return free
+
+    def wish(self, num_bytes: int) -> None:
+        """An answer of so many bytes comes through gRPC: the peer found no connection free."""
+        if num_bytes >= BULK_FROM:
+            self.grow()
+
+    def has(self, number: int) -> bool:
+        """Is the connection of that number open?"""
+        return number in self._connections
+
+    def grow(self) -> None:
+        """Open one more, unless there are enough or that failed a moment ago."""
+        now = asyncio.get_running_loop().time()
+        if self._dialling is None and now >= self._again_at and len(self._connections) < MOST_CONNECTIONS:
+            self._dialling = asyncio.create_task(self._open())
+            self._dialling.add_done_callback(self._opened)
+
+    def _opened(self, task: asyncio.Task[None]) -> None:
+        self._dialling = None
+        error = None if task.cancelled() else task.exception()
+        if error is None:
+            self._pause_s = 0.0
+            return
+        # Another process may listen there by now: it is asked again.
+        self._place = self._place if self._connections else None
+        self._pause_s = min(max(2 * self._pause_s, _FIRST_PAUSE_S), _LONGEST_PAUSE_S)
+        self._again_at = asyncio.get_running_loop().time() + self._pause_s
+        log.debug("no_bulk_connection", peer=self._peer, error=repr(error), again_in_s=self._pause_s)
+
+    async def _open(self) -> None:
+        self._place = self._place or await self._ask()
+        if self._place is None:
+            raise OSError("the peer takes none")
+        self._number += 1
+        number, (up, down) = self._number, self._place.session.secrets(self._number)
+        sealer, opener = Sealer(up), Opener(down)
+        async with asyncio.timeout(_PROVE_S):
+            sock = await _dial(self._place.host, self._place.port)
+            try:
+                loop = asyncio.get_running_loop()
+                opening = _OPENING.pack(_PROTOCOL, self._place.session.id, number) + sealer.record(Kind.HELLO)
+                await loop.sock_sendall(sock, opening)
+                await _hello(sock, opener)
+            except BaseException:
+                sock.close()
+                raise
+        self._connections[number] = BulkConnection(
+            sock, self._peer, number, sealer, opener, self.calls, self._lose, stall_s=self._stall_s
+        )
+
+    def _lose(self, connection: BulkConnection) -> None:
+        del self._connections[connection.number]
+        # It may have restarted: the next session is its next process's.
+        if not self._connections:
+            self._place = None
+
+    def close_idle(self) -> None:
+        """Close what was not used for long."""
+        if self.calls.idle and asyncio.get_running_loop().time() - self._used_at > _IDLE_S:
+            self.close()
+
+    def close(self) -> None:
+        """Close all of them."""
+        if self._dialling is not None:
+            self._dialling.cancel()
+        for connection in self._connections.values():
+            connection.close()
+
+
+async def _dial(host: str, port: int) -> socket.socket:
+    """Raises OSError."""
+    loop = asyncio.get_running_loop()
+    error = OSError("no address")
+    for family, kind, proto, _, at in await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+        sock = _ready(socket.socket(family, kind, proto))
+        try:
+            await loop.sock_connect(sock, at)
+            return sock
+        except OSError as found:
+            error = found
+            sock.close()
+        except BaseException:
+            sock.close()
+            raise
+    raise error
+
+
+def _ready(sock: socket.socket) -> socket.socket:
+    sock.setblocking(False)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return sock
+
+
+async def _read(sock: socket.socket, num_bytes: int) -> memoryview:
+    """Raises EOFError, OSError."""
+    data, fill = memoryview(bytearray(num_bytes)), 0
+    while fill < num_bytes:
+        came = await asyncio.get_running_loop().sock_recv_into(sock, data[fill:])
+        if not came:
+            raise EOFError
+        fill += came
+    return data
+
+
+async def _hello(sock: socket.socket, opener: Opener) -> None:
+    """Read the first record. Raises EOFError, OSError, BadMessage if who sent it does not have the keys."""
+    record = await _read(sock, AROUND)
+    if read_head(record)[0] is not Kind.HELLO:
+        raise BadMessage(RejectCode.MALFORMED, "no bulk connection begins so")
+    opener.open(record, memoryview(bytearray()))
+
+
+# ---------------------------------------------------------------- who takes them
+
+
+@dataclass(eq=False, slots=True)
+class TakenSession:
+    """A session that I have offered, with the connections that came."""
+
+    keys: BulkSession
+    caller: PeerId
+    calls: BulkCalls = field(default_factory=lambda: BulkCalls(mine=False))
+    connections: dict[int, BulkConnection] = field(default_factory=dict)
+    last: int = 0
+    """The highest number that a connection of it has shown it may have."""
+
+    def lane(self, num_bytes: int) -> BulkConnection | None:
+        """A connection that is free for an answer's payload of so many bytes."""
+        if num_bytes < BULK_FROM:
+            return None
+        return next((connection for connection in self.connections.values() if connection.free), None)
+
+
+class BulkListener:
+    """Takes bulk connections of peers that have asked for them."""
+
+    def __init__(self, me: PeerId, run: RunId | None, *, stall_s: float) -> None:
+        self._me, self._run, self._stall_s = me, run or "", stall_s
+        self._sessions: dict[bytes, TakenSession] = {}
+        self._newest: dict[PeerId, TakenSession] = {}
+        self._of_caller: Counter[PeerId] = Counter()
+        self._unproven: Counter[str] = Counter()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.port = 0
+
+    def offer(self, caller: PeerId, ask: BulkAsk) -> BulkOffer:
+        """Answer a caller that is proved and admitted: a new session of its own."""
+        if not self.port:
+            return BulkOffer(0)
+        # A caller's last session lives on in its connections alone.
+        if (old := self._newest.get(caller)) is not None:
+            self._forget(old)
+        if len(self._sessions) >= _MOST_SESSIONS:
+            self._forget(next(taken for taken in self._sessions.values() if not taken.connections))
+        mine, name = secrets.token_bytes(SECRET_BYTES), secrets.token_bytes(SESSION_BYTES)
+        taken = TakenSession(BulkSession(self._run, caller, self._me, name, ask.secret + mine), caller)
+        self._sessions[name] = self._newest[caller] = taken
+        return BulkOffer(self.port, name, mine)
+
+    def session(self, caller: PeerId, name: bytes) -> TakenSession | None:
+        """The caller's session of that name."""
+        found = self._sessions.get(name)
+        return found if found is not None and found.caller == caller else None
+
+    def drop(self, unwelcome: Callable[[PeerId], object]) -> None:
+        """Close the connections of all callers that are not welcome any more."""
+        for taken in [taken for taken in self._sessions.values() if unwelcome(taken.caller)]:
+            self._close(taken)
+
+    def _close(self, taken: TakenSession) -> None:
+        self._sessions.pop(taken.keys.id, None)
+        for connection in taken.connections.values():
+            connection.close()
+
+    def _forget(self, taken: TakenSession) -> None:
+        """It opens no more connections; it is gone with the last one."""
+        taken.last = 1 << 64
+        if self._newest.get(taken.caller) is taken:
+            del self._newest[taken.caller]
+        if not taken.connections:
+            self._sessions.pop(taken.keys.id, None)
+
+    # ------------------------------------------------------------ the port
+
+    def listen(self, host: str, port: int) -> None:
+        """Raises UsageError if the port cannot be bound."""
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        both = family is socket.AF_INET6 and host == "::" and socket.has_dualstack_ipv6()
+        try:
+            listening = socket.create_server((host, port), family=family, dualstack_ipv6=both, backlog=_MOST_UNPROVEN)
+        except OSError as error:
+            raise UsageError(
+                f"cannot listen on {host} port {port} ({error}): choose another with --bulk-port"
+            ) from error
+        listening.setblocking(False)
+        self.port = listening.getsockname()[1]
+        self._spawn(self._accept(listening))
+
+    async def _accept(self, listening: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        with listening:
+            while True:
+                try:
+                    sock, at = await loop.sock_accept(listening)
+                except OSError as error:
+                    log.debug("bulk_accept_failed", error=error)  # no descriptor is left, for one
+                    await asyncio.sleep(_FIRST_PAUSE_S)
+                    continue
+                if self._unproven.total() >= _MOST_UNPROVEN or self._unproven[at[0]] >= _MOST_UNPROVEN_OF_HOST:
+                    sock.close()
+                    continue
+                self._unproven[at[0]] += 1
+                self._spawn(self._take(_ready(sock), at[0]))
+
+    async def _take(self, sock: socket.socket, host: str) -> None:
+        """Let a connection prove whose it is. Nothing is said to one that cannot."""
+        taken = None
+        try:
+            async with asyncio.timeout(_PROVE_S):
+                taken = await self._prove(sock)
+        except (OSError, EOFError, BadMessage) as error:
+            log.debug("no_bulk_connection_of_ours", host=host, error=repr(error))
+        finally:
+            self._unproven[host] -= 1
+            self._unproven += Counter()  # without those that are zero
+            if taken is None:
+                sock.close()
+
+    async def _prove(self, sock: socket.socket) -> TakenSession:
+        protocol, name, number = _OPENING.unpack(await _read(sock, _OPENING.size))
+        taken = self._sessions.get(name)
+        if protocol != _PROTOCOL or taken is None:
+            raise BadMessage(RejectCode.MALFORMED, "no such session")
+        up, down = taken.keys.secrets(number)
+        sealer, opener = Sealer(down), Opener(up)
+        await _hello(sock, opener)
+        # Only now: who has no keys must not use up numbers. From here to the answer nothing is waited for.
+        if number <= taken.last or self._of_caller[taken.caller] >= _MOST_TAKEN:
+            raise BadMessage(RejectCode.MALFORMED, "a number that was used, or too many", number=number)
+        taken.last = number
+        self._of_caller[taken.caller] += 1
+        sock.send(sealer.record(Kind.HELLO))  # the first bytes: there is room
+        taken.connections[number] = BulkConnection(
+            sock,
+            taken.caller,
+            number,
+            sealer,
+            opener,
+            taken.calls,
+            lambda connection: self._lose(taken, connection),
+            stall_s=self._stall_s,
+        )
+        return taken
+
+    def _lose(self, taken: TakenSession, connection: BulkConnection) -> None:
+        del taken.connections[connection.number]
+        self._of_caller[taken.caller] -= 1
+        self._of_caller += Counter()
+        if not taken.connections and self._newest.get(taken.caller) is not taken:
+            self._sessions.pop(taken.keys.id, None)
+
+    def _spawn(self, work: Awaitable[None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def close(self) -> None:
+        """Close the port and all connections."""
+        self.port = 0
+        for taken in tuple(self._sessions.values()):
+            self._close(taken)
+        for task in (tasks := tuple(self._tasks)):
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

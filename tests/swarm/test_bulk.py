@@ -1,0 +1,505 @@
+"""Bulk connections between real transports on loopback: what they carry, and that nothing on them does harm."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
+
+import pytest
+from test_grpc_transport import RUN, grpc_pair, make_transport
+
+from swarmnet.errors import PeerGone, PeerTimeout, RejectCode
+from swarmnet.ids import PeerId
+from swarmnet.messages import Answer, Fetch, Gradient, Packed, Process, Rejected, Request, SnapshotRequest
+from swarmnet.net import bulk_pool
+from swarmnet.net.bulk_connection import BULK_FROM, BulkConnection
+from swarmnet.net.bulk_pool import BulkPool
+from swarmnet.net.bulk_records import AROUND
+from swarmnet.net.greeting import Greeter
+from swarmnet.net.grpc_options import GrpcConfig
+from swarmnet.transport import ReadPayload
+from tests.contracts.transport_contract import CHECKS, FETCH, LIMIT_S, PROCESS, Pair, packed, same
+
+UP, DOWN = (packed(3_000_000), packed(0), packed(BULK_FROM + 1, 3)), (packed(2_000_001, 9),)
+QUICK = GrpcConfig(stall_s=0.5)
+
+
+def pool_of(pair: Pair) -> BulkPool:
+    return pair.a.transport._channels_to(pair.b.peer).bulk
+
+
+async def grown(pool: BulkPool) -> None:
+    """Open one more connection."""
+    pool.grow()
+    assert pool._dialling is not None
+    await pool._dialling
+
+
+async def until(holds: Callable[[], object]) -> None:
+    """Let the loop run until it holds."""
+    while not holds():  # noqa: ASYNC110
+        await asyncio.sleep(0)
+
+
+async def greet(pair: Pair) -> None:
+    """After this a has what it needs to ask for bulk connections."""
+    async with aclosing(pair.call_b(SnapshotRequest(0, 0, bytes(32), 0))) as answers:
+        assert [answer async for answer in answers]
+
+
+async def open_bulk(pair: Pair) -> BulkPool:
+    """After this what is called has a connection to use."""
+    await greet(pair)
+    await grown(pool := pool_of(pair))
+    assert pool.session
+    return pool
+
+
+async def echo(caller: PeerId, request: Request, payload: ReadPayload) -> AsyncIterator[Answer]:
+    """Answer with what came, or with DOWN."""
+    if not isinstance(request, Process | Fetch):
+        yield Rejected(RejectCode.NOT_SERVED, "no")
+        return
+    received = await payload()
+    yield Gradient(0.0, 0, payload=received or DOWN)
+
+
+async def answered(pair: Pair, payload: tuple[Packed, ...] = UP, **limit: float) -> tuple[Packed, ...]:
+    """The payload of the last answer of b's."""
+    answers = [answer async for answer in pair.call_b(PROCESS, payload, **limit)]
+    assert isinstance(answers[-1], Gradient), answers[-1:]
+    return answers[-1].payload
+
+
+@pytest.fixture
+def carried(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Bytes of each payload that a bulk connection was given."""
+    sizes: list[int] = []
+    send = BulkConnection.send
+
+    def counting(self, call, payload, *rest):
+        sizes.append(sum(part.num_bytes for part in payload))
+        return send(self, call, payload, *rest)
+
+    monkeypatch.setattr(BulkConnection, "send", counting)
+    return sizes
+
+
+def run(scenario: Callable[[Pair], Awaitable[None]], config: GrpcConfig = GrpcConfig()) -> None:  # noqa: B008
+    async def main() -> None:
+        async with asyncio.timeout(LIMIT_S), grpc_pair(config) as pair:
+            pair.b.service.answering = echo
+            await scenario(pair)
+
+    asyncio.run(main())
+
+
+# ---------------------------------------------------------------- what they carry
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+def test_contract_with_every_payload_on_bulk(
+    check: Callable[[Pair], Awaitable[None]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bulk_pool, "BULK_FROM", 1)
+
+    async def main() -> None:
+        async with asyncio.timeout(LIMIT_S), grpc_pair() as pair:
+            await open_bulk(pair)
+            await check(pair)
+
+    asyncio.run(main())
+
+
+def test_payloads_cross_both_ways_and_are_counted(carried: list[int]) -> None:
+    async def scenario(pair: Pair) -> None:
+        await open_bulk(pair)
+        assert same(await answered(pair), UP)
+        assert same(await answered(pair, ()), DOWN)
+        size = sum(part.num_bytes for part in UP)
+        assert carried == [size, size, DOWN[0].num_bytes]
+        for end, other in ((pair.a, pair.b), (pair.b, pair.a)):
+            (row,) = (row for row in end.transport.traffic.rows() if row["request"] == "Process")
+            assert row["peer"] == other.peer
+            least = size + DOWN[0].num_bytes
+            assert min(row["sent"], row["received"]) >= size
+            assert least + size <= row["sent"] + row["received"] < (least + size) * 1.01
+
+    run(scenario)
+
+
+def test_small_payloads_and_a_first_one_go_through_grpc(carried: list[int]) -> None:
+    async def scenario(pair: Pair) -> None:
+        assert same(await answered(pair), UP), "there is no connection yet"
+        pool = pool_of(pair)
+        await until(lambda: pool.session)  # it opens one for the next
+        small = (packed(BULK_FROM - 1),)
+        assert same(await answered(pair, small), small)
+        assert carried == []
+        await answered(pair)
+        assert len(carried) == 2
+
+    run(scenario)
+
+
+def test_the_pool_grows_to_a_bound_and_what_finds_no_lane_goes_through_grpc(
+    carried: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bulk_pool, "MOST_CONNECTIONS", 2)
+
+    async def scenario(pair: Pair) -> None:
+        pool = await open_bulk(pair)
+        for _ in range(4):
+            await asyncio.gather(*(answered(pair) for _ in range(5)))
+            if pool._dialling is not None:
+                await pool._dialling
+        assert len(pool._connections) == 2
+        assert 8 <= len(carried) < 40
+
+    run(scenario)
+
+
+def test_a_payload_at_the_door_holds_up_no_other_call(carried: list[int]) -> None:
+    async def scenario(pair: Pair) -> None:
+        pool = await open_bulk(pair)
+        let_in = asyncio.Event()
+
+        async def hold(caller: PeerId, request: Request, payload: ReadPayload) -> AsyncIterator[Answer]:
+            if isinstance(request, Process):
+                await let_in.wait()
+            yield Gradient(0.0, 0, payload=await payload() or DOWN)
+
+        pair.b.service.answering = hold
+        waits = asyncio.create_task(answered(pair, (packed(30_000_000),)))
+        await until(lambda: carried)
+        await grown(pool)
+        async with aclosing(pair.call_b(FETCH)) as answers:
+            assert [answer.payload for answer in [a async for a in answers] if isinstance(answer, Gradient)]
+        assert not waits.done()
+        let_in.set()
+        assert same(await waits, (packed(30_000_000),))
+
+    run(scenario, GrpcConfig(stall_s=2.0))
+
+
+def test_a_refused_payload_ends_early_and_its_lane_goes_on(carried: list[int]) -> None:
+    large = (packed(200_000_000),)
+
+    async def refuse(caller: PeerId, request: Request, payload: ReadPayload) -> AsyncIterator[Answer]:
+        yield Rejected(RejectCode.STALE, "no")
+
+    async def scenario(pair: Pair) -> None:
+        pool = await open_bulk(pair)
+        (connection,) = pool._connections.values()
+        pair.b.service.answering = refuse
+        assert [answer async for answer in pair.call_b(PROCESS, large)] == [Rejected(RejectCode.STALE, "no")]
+        await until(lambda: connection.free)
+        pair.b.service.answering = echo
+        assert same(await answered(pair), UP)
+        assert len(carried) == 3 and pool._connections == {connection.number: connection}
+        (row,) = (row for row in pair.a.transport.traffic.rows() if row["request"] == "Process")
+        assert row["sent"] < large[0].num_bytes / 2
+
+    run(scenario)
+
+
+def test_a_cancelled_call_leaves_its_lanes_to_the_next(carried: list[int]) -> None:
+    async def scenario(pair: Pair) -> None:
+        pool = await open_bulk(pair)
+        (connection,) = pool._connections.values()
+        large = (packed(50_000_000),)
+
+        begun = asyncio.Event()
+
+        async def answer_large(caller: PeerId, request: Request, payload: ReadPayload) -> AsyncIterator[Answer]:
+            begun.set()
+            await payload()
+            yield Gradient(0.0, 0, payload=large)
+
+        pair.b.service.answering = answer_large
+        for payload in (large, ()):
+            carried.clear()
+            call = asyncio.create_task(answered(pair, payload))
+            await begun.wait()
+            begun.clear()
+            await until(lambda: carried)
+            call.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await call
+            await until(lambda: connection.free)
+        pair.b.service.answering = echo
+        assert same(await answered(pair), UP)
+        assert pool._connections == {connection.number: connection}
+
+    run(scenario)
+
+
+def test_a_connection_that_breaks_under_a_payload_is_gone_and_grpc_goes_on(carried: list[int]) -> None:
+    async def scenario(pair: Pair) -> None:
+        for payload in (UP, ()):
+            pool = await open_bulk(pair)
+            carried.clear()
+            call = asyncio.create_task(answered(pair, payload))
+            await until(lambda: carried)
+            for connection in pool._connections.values():
+                connection._sock.shutdown(socket.SHUT_RDWR)
+            with pytest.raises(PeerGone) as raised:
+                await call
+            assert not raised.value.definite
+            assert same(await answered(pair), UP)
+
+    run(scenario)
+
+
+def test_a_payload_over_the_limit_is_refused_unread() -> None:
+    async def scenario(pair: Pair) -> None:
+        await open_bulk(pair)
+        answers = [answer async for answer in pair.call_b(PROCESS, UP)]
+        assert isinstance(answers[-1], Rejected) and answers[-1].code is RejectCode.TOO_LARGE
+        (row,) = (row for row in pair.b.transport.traffic.rows() if row["request"] == "Process")
+        assert row["received"] < 10_000, "what was drained is nobody's payload"
+
+    run(scenario, GrpcConfig(max_payload_bytes=1_000_000))
+
+
+# ---------------------------------------------------------------- who comes between
+
+
+class Between:
+    """A line of the attacker's between the two ends of bulk connections. change(bytes of a's): what b gets."""
+
+    def __init__(self, change: Callable[[bytes], bytes | None]) -> None:
+        self._change = change
+        self._listening = socket.create_server(("127.0.0.1", 0))
+        self.heard = b""
+
+    async def place(self, pool: BulkPool) -> None:
+        """Stand where the pool dials."""
+        ask = pool._ask
+
+        async def here():
+            self._there = await ask()
+            self._listening_at = await asyncio.start_server(self._pass, sock=self._listening)
+            return dataclasses.replace(self._there, port=self._listening.getsockname()[1])
+
+        pool._ask = here
+
+    async def _pass(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        there, back = await asyncio.open_connection(self._there.host, self._there.port)
+
+        async def up() -> None:
+            while data := await reader.read(1 << 16):
+                self.heard += data
+                if (changed := self._change(data)) is None:
+                    break
+                back.write(changed)
+                await back.drain()
+
+        async def down() -> None:
+            while data := await there.read(1 << 16):
+                writer.write(data)
+
+        ways = [asyncio.create_task(way()) for way in (up, down)]
+        await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+        for way in ways:
+            way.cancel()
+        await asyncio.gather(*ways, return_exceptions=True)
+        writer.close()
+        back.close()
+
+
+@pytest.mark.parametrize("what", ["flip", "drop", "repeat", "cut"])
+def test_who_changes_records_on_the_way_gets_the_call_ended_and_no_wrong_tensor(what: str) -> None:
+    passed = 0
+
+    def change(data: bytes) -> bytes | None:
+        nonlocal passed
+        before, passed = passed, passed + len(data)
+        if not before < 1_000_000 <= passed:
+            return data
+        at = 1_000_000 - before - 1
+        changed = {
+            "flip": data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :],
+            "drop": data[:at] + data[at + 1 :],
+            "repeat": data + data,
+        }
+        return changed.get(what)
+
+    async def scenario(pair: Pair) -> None:
+        await greet(pair)
+        await Between(change).place(pool := pool_of(pair))
+        await grown(pool)
+        read = asyncio.get_running_loop().create_future()
+
+        async def take(caller: PeerId, request: Request, payload: ReadPayload) -> AsyncIterator[Answer]:
+            try:
+                yield Gradient(0.0, 0, payload=await payload())
+                read.set_result(None)
+            except PeerGone as error:
+                read.set_result(error)
+                raise
+
+        pair.b.service.answering = take
+        with pytest.raises(PeerGone):
+            await answered(pair)
+        assert isinstance(await read, PeerGone)
+        await until(lambda: not pool._connections)
+        pair.b.service.answering = echo
+        assert same(await answered(pair), UP), "gRPC goes on"
+
+    run(scenario, GrpcConfig(stall_s=2.0))
+
+
+def test_a_line_that_swallows_everything_is_a_timeout_at_both_ends() -> None:
+    passed = 0
+
+    def swallow(data: bytes) -> bytes:
+        nonlocal passed
+        passed += len(data)
+        return data if passed < 1_000_000 else b""
+
+    async def scenario(pair: Pair) -> None:
+        await greet(pair)
+        await Between(swallow).place(pool := pool_of(pair))
+        await grown(pool)
+        (connection,) = pool._connections.values()
+        with pytest.raises((PeerTimeout, PeerGone)):
+            await answered(pair)
+        await until(lambda: connection.number not in pool._connections)
+
+    run(scenario, QUICK)
+
+
+def test_what_was_overheard_opens_no_connection_and_is_not_readable() -> None:
+    async def scenario(pair: Pair) -> None:
+        await greet(pair)
+        between = Between(lambda data: data)
+        await between.place(pool := pool_of(pair))
+        await grown(pool)
+        secret = b"nobody may read this" * 20_000
+        assert same(await answered(pair, (Packed("uint8", (len(secret),), secret),)), (packed_bytes(secret),))
+        assert secret[:20] not in between.heard
+        listener = pair.b.transport._bulk
+        reader, writer = await asyncio.open_connection("127.0.0.1", listener.port)
+        writer.write(between.heard)
+        with contextlib.suppress(ConnectionError):
+            assert await reader.read() == b"", "not a word to who repeats what was said"
+        writer.close()
+        assert same(await answered(pair), UP)
+
+    run(scenario)
+
+
+def packed_bytes(data: bytes) -> Packed:
+    return Packed("uint8", (len(data),), data)
+
+
+# ---------------------------------------------------------------- strangers at the port
+
+
+@pytest.mark.parametrize("known_session", [False, True])
+def test_hostile_bytes_get_no_word_and_do_no_harm(known_session: bool) -> None:
+    async def scenario(pair: Pair) -> None:
+        pool = await open_bulk(pair)
+        listener = pair.b.transport._bulk
+        name = pool.session if known_session else bytes(16)
+        for said in (b"GET / HTTP/1.1\r\n" * 10, bulk_pool._OPENING.pack(b"swb1", name, 2) + bytes(AROUND)):
+            reader, writer = await asyncio.open_connection("127.0.0.1", listener.port)
+            writer.write(said)
+            with contextlib.suppress(ConnectionError):
+                assert await reader.read() == b""
+            writer.close()
+        assert listener._unproven.total() == 0
+        # A number that a stranger named is not used up.
+        await grown(pool)
+        assert len(pool._connections) == 2
+        assert same(await answered(pair), UP)
+
+    run(scenario)
+
+
+def test_a_flood_of_strangers_is_bounded_and_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bulk_pool, "_PROVE_S", 0.3)
+
+    async def scenario(pair: Pair) -> None:
+        await open_bulk(pair)
+        listener = pair.b.transport._bulk
+        most = bulk_pool._MOST_UNPROVEN_OF_HOST
+        lines = [await asyncio.open_connection("127.0.0.1", listener.port) for _ in range(3 * most)]
+        ends = [asyncio.create_task(reader.read()) for reader, _ in lines]
+        # Those beyond the bound are closed at once, the others when they have not proved anything in time.
+        await asyncio.wait(ends[:1], return_when=asyncio.FIRST_COMPLETED)
+        assert listener._unproven.total() <= most
+        assert same(await answered(pair), UP), "who is inside feels nothing"
+        await asyncio.gather(*ends, return_exceptions=True)
+        await until(lambda: not listener._unproven.total())
+        for _, writer in lines:
+            writer.close()
+
+    run(scenario)
+
+
+def test_where_the_port_is_closed_grpc_carries_all_and_dials_back_off(carried: list[int]) -> None:
+    async def scenario(pair: Pair) -> None:
+        await greet(pair)
+        pool = pool_of(pair)
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            pair.b.transport._bulk.port = taken.getsockname()[1]
+        pool.grow()
+        await asyncio.wait([pool._dialling])
+        assert same(await answered(pair), UP)
+        assert pool._dialling is None and pool._pause_s == bulk_pool._FIRST_PAUSE_S
+        for _ in range(3):
+            pool._again_at = 0.0
+            pool.grow()
+            await asyncio.wait([pool._dialling])
+        assert pool._pause_s == 8 * bulk_pool._FIRST_PAUSE_S
+        assert carried == [] and not pool.session
+
+    run(scenario)
+
+
+def test_a_banned_peer_loses_its_connections() -> None:
+    banned: set[PeerId] = set()
+
+    class Admissions:
+        def show(self, peer: PeerId, invitation: str, *, now: float) -> None: ...
+
+        def why_not(self, peer: PeerId, *, now: float) -> str:
+            return "banned" if peer in banned else ""
+
+    async def main() -> None:
+        book: dict[PeerId, tuple[str, ...]] = {}
+        a, _ = make_transport(book)
+        b, service = make_transport(book, greeter=Greeter(RUN, "", 60.0, admissions=Admissions()))
+        service.answering = echo
+        async with asyncio.timeout(LIMIT_S), a, b:
+            book |= {a.peer: a.addresses, b.peer: b.addresses}
+            pair = Pair(*(type("End", (), {"peer": t.peer, "transport": t}) for t in (a, b)), None)
+            pool = await open_bulk(pair)
+            banned.add(a.peer)
+            b._bulk.drop(b._dialling.greeter.unwelcome)
+            await until(lambda: not pool._connections)
+            answers = [answer async for answer in pair.call_b(PROCESS, UP)]
+            assert isinstance(answers[-1], Rejected)
+            assert b._bulk.session(a.peer, pool.session) is None
+            pool._again_at = 0.0
+            pool.grow()
+            await asyncio.wait([pool._dialling])
+            assert not pool._connections, "it gets no new ones"
+
+    asyncio.run(main())
+
+
+def test_closing_a_transport_closes_its_connections() -> None:
+    async def scenario(pair: Pair) -> None:
+        pool = await open_bulk(pair)
+        await pair.kill_b()
+        await until(lambda: not pool._connections)
+        assert pair.b.transport._bulk._sessions == {}
+
+    run(scenario)
