@@ -3,10 +3,13 @@
     python benchmarks/transport.py [--json FILE] [--rounds N] [--sizes 1,4,16,64]
 
 Push and acknowledge: a tensor goes over and the receiver, holding all of it, says so; up to `--flight` tensors are
-under way at once, for every way alike. Ways: ours (gRPC, mutual TLS), hivemind's p2p stream (Noise), a blocking TCP
-socket, and the same socket under TLS. Rounds are interleaved: a ratio is the median over rounds of what two ways did in
-the same round, so that a noisy moment hits both. The best of each is shown too. Ratios mean something on any machine
-that is otherwise idle, gigabytes per second only on this one.
+under way at once, for every way alike. Ways: ours (bulk connections beside gRPC), ours by gRPC alone (as where one port
+is open), hivemind's p2p stream (Noise), a blocking TCP socket, and the same socket under TLS. Rounds are interleaved: a
+ratio is the median over rounds of what two ways did in the same round, so that a noisy moment hits both. The best of
+each is shown too. Ratios mean something on any machine that is otherwise idle, gigabytes per second only on this one.
+
+CPU seconds per GB are those of the sending and the receiving process, system calls included; hivemind's daemon and the
+loopback's own work in softirq are counted where the system books them.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ import argparse
 import asyncio
 import json
 import multiprocessing
+import os
 import socket
 import ssl
 import statistics
@@ -56,10 +60,10 @@ class Sink:
         """The benchmark is over."""
 
 
-def make_transport(book: dict[PeerId, tuple[str, ...]]) -> GrpcTransport:
+def make_transport(book: dict[PeerId, tuple[str, ...]], *, bulk_port: int | None = 0) -> GrpcTransport:
     """Our transport with a fresh identity."""
     identity = Identity.generate()
-    return GrpcTransport(identity, RUN, addresses=lambda p: book.get(p, ()), service=Sink())
+    return GrpcTransport(identity, RUN, addresses=lambda p: book.get(p, ()), service=Sink(), bulk_port=bulk_port)
 
 
 # ---------------------------------------------------------------- the receiving process
@@ -73,9 +77,10 @@ def receive(pipe: Connection, ways: list[str]) -> None:
 async def _receive(pipe: Connection, ways: list[str]) -> None:
     async with AsyncExitStack() as stack:
         where: dict[str, object] = {}
-        if "ours" in ways:
-            transport = await stack.enter_async_context(make_transport({}))
-            where["ours"] = (transport.peer, transport.addresses)
+        where["pid"] = os.getpid()
+        for name, bulk_port in (("ours", 0), ("grpc", None)):
+            transport = await stack.enter_async_context(make_transport({}, bulk_port=bulk_port))
+            where[name] = (transport.peer, transport.addresses)
         if "hivemind" in ways:
             where["hivemind"] = await _listen_hivemind(stack)
         where["tcp"] = _listen_tcp(None)
@@ -225,11 +230,22 @@ async def rate(push: Push, data: bytes, *, count: int, flight: int) -> float:
     return count * len(data) / 1e9 / (time.perf_counter() - began)
 
 
-async def measure(where: dict, args: argparse.Namespace) -> dict[str, dict[int, list[float]]]:
-    """way -> size in MB -> GB/s of every round."""
-    rates: dict[str, dict[int, list[float]]] = {}
+def cpu_s(pid: int) -> float:
+    """CPU seconds that a process has used."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+Found = dict[str, dict[int, list[float]]]
+"""way -> size in MB -> one figure of every round."""
+
+
+async def measure(where: dict, args: argparse.Namespace) -> tuple[Found, dict[str, dict[int, float]]]:
+    """GB/s of every round, and CPU seconds per GB of both processes over all of them."""
+    rates: Found = {}
+    spent: Found = {}
     async with AsyncExitStack() as stack:
-        ways: dict[str, Push] = {"ours": await connect_ours(stack, where["ours"])}
+        ways: dict[str, Push] = {name: await connect_ours(stack, where[name]) for name in ("ours", "grpc")}
         if "hivemind" in where:
             ways["hivemind"] = await connect_hivemind(stack, where["hivemind"])
         ways["tcp"] = await connect_tcp(stack, where["tcp"], args.flight, tls=False)
@@ -240,10 +256,13 @@ async def measure(where: dict, args: argparse.Namespace) -> dict[str, dict[int, 
             for turn in range(args.rounds + 1):
                 for name, push in ways.items():
                     share = max(args.flight, count // 4) if name == "hivemind" else count
+                    before_s = cpu_s(os.getpid()) + cpu_s(where["pid"])
                     speed = await rate(push, data, count=share, flight=args.flight)
+                    cost_s = cpu_s(os.getpid()) + cpu_s(where["pid"]) - before_s
                     if turn:  # the first round warms up
                         rates.setdefault(name, {}).setdefault(size, []).append(speed)
-    return rates
+                        spent.setdefault(name, {}).setdefault(size, []).append(1e9 * cost_s / (share * len(data)))
+    return rates, {name: {s: statistics.mean(v) for s, v in sizes.items()} for name, sizes in spent.items()}
 
 
 def paired(ours: list[float], theirs: list[float]) -> float:
@@ -251,7 +270,7 @@ def paired(ours: list[float], theirs: list[float]) -> float:
     return statistics.median(a / b for a, b in zip(ours, theirs, strict=True))
 
 
-def report(rates: dict[str, dict[int, list[float]]], args: argparse.Namespace) -> dict[str, object]:
+def report(rates: Found, cpu: dict[str, dict[int, float]], args: argparse.Namespace) -> dict[str, object]:
     """Print the table; return what --json writes."""
     middle = {name: {s: statistics.median(v) for s, v in sizes.items()} for name, sizes in rates.items()}
     print(f"GB/s, median (best) of {args.rounds} interleaved rounds, {args.flight} tensors in flight")
@@ -260,15 +279,26 @@ def report(rates: dict[str, dict[int, list[float]]], args: argparse.Namespace) -
         cells = (f"{middle[name][size]:.2f} ({max(sizes[size]):.2f})" for size in args.sizes)
         print(f"{name:10}" + "".join(f"{cell:>16}" for cell in cells))
     ratios: dict[str, dict[int, float]] = {}
-    for name in ("hivemind", "tcp", "tls"):
+    for name in ("grpc", "hivemind", "tcp", "tls"):
         if name in middle:
             ratios[name] = {size: paired(rates["ours"][size], rates[name][size]) for size in args.sizes}
             print(f"{'vs ' + name:10}" + "".join(f"{f'{ratio:.2f}x':>16}" for ratio in ratios[name].values()))
+    print("CPU seconds per GB, both processes")
+    for name, sizes in cpu.items():
+        print(f"{name:10}" + "".join(f"{sizes[size]:>16.2f}" for size in args.sizes))
     at = 16 if 16 in args.sizes else args.sizes[-1]
     found: dict[str, object] = {f"vs_{name}": by_size[at] for name, by_size in ratios.items()}
     best = {name: {size: max(values) for size, values in sizes.items()} for name, sizes in rates.items()}
     speeds = {"median_gb_per_s": middle, "best_gb_per_s": best}
-    return {**found, **speeds, "ratio_at_mb": at, "flight": args.flight, "rounds": args.rounds}
+    return {
+        **found,
+        "cpu_s_per_gb": cpu["ours"][at],
+        "cpu_s": cpu,
+        **speeds,
+        "ratio_at_mb": at,
+        "flight": args.flight,
+        "rounds": args.rounds,
+    }
 
 
 def main() -> None:
@@ -281,16 +311,16 @@ def main() -> None:
     parser.add_argument("--megabytes", type=int, default=256, help="data per round and size")
     parser.add_argument("--no-hivemind", action="store_true")
     args = parser.parse_args()
-    ways = ["ours", "tcp", "tls"] + ([] if args.no_hivemind else ["hivemind"])
+    ways = [] if args.no_hivemind else ["hivemind"]
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     child = context.Process(target=receive, args=(theirs, ways), daemon=True)
     child.start()
     theirs.close()
-    rates = asyncio.run(measure(ours.recv(), args))
+    rates, cpu = asyncio.run(measure(ours.recv(), args))
     ours.close()
     child.join()
-    found = report(rates, args)
+    found = report(rates, cpu, args)
     if args.json:
         args.json.write_text(json.dumps(found, indent=2) + "\n")
 
