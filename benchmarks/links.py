@@ -7,7 +7,8 @@ send and writes it to whom it is for: no faster than the sender's line and the r
 later, and not at all if it would wait in a queue for longer than `QUEUE_S`. Packets are up to 64 KiB, segmented by
 nobody, so that emulating a gigabit costs little CPU. The kernel's own TCP runs at both ends. Whoever is firewalled
 opens connections and takes none: what would open one to it is dropped without a word, as home routers do. While the
-lines are open, `block` does so for one caller and one called, `down` takes a peer's cable out and `up` puts it back.
+lines are open, `block` does so for one caller and one called, `only_port` for all ports of a peer but one, `down` takes
+a peer's cable out and `up` puts it back.
 """
 
 from __future__ import annotations
@@ -100,6 +101,10 @@ class Links:
         """From now on `caller` opens no connection to `called`; those that are open stay."""
         self._order("block", caller, called)
 
+    def only_port(self, peer: int, port: int) -> None:
+        """From now on nobody opens a connection to `peer` at another port."""
+        self._order("only_port", peer, port)
+
     def down(self, peer: int) -> None:
         """Take the cable of `peer` out: what it sends and what is for it is lost, and no connection hears of it."""
         self._order("down", peer)
@@ -108,9 +113,9 @@ class Links:
         """Put the cable of `peer` back."""
         self._order("up", peer)
 
-    def _order(self, word: str, *peers: int) -> None:
+    def _order(self, word: str, *numbers: int) -> None:
         assert self._emulator is not None and self._emulator.stdin is not None
-        self._emulator.stdin.write(" ".join([word, *map(str, peers)]) + "\n")
+        self._emulator.stdin.write(" ".join([word, *map(str, numbers)]) + "\n")
         self._answered()
 
     def _answered(self) -> None:
@@ -155,12 +160,15 @@ class Cuts:
     def __init__(self) -> None:
         self._down: set[int] = set()
         self._blocked: set[tuple[int, int]] = set()
+        self._only: dict[int, int] = {}
 
     def order(self, line: str) -> None:
         word, *numbers = line.split()
         peers = [int(number) for number in numbers]
         if word == "block":
             self._blocked.add((peers[0], peers[1]))
+        elif word == "only_port":
+            self._only[peers[0]] = peers[1]
         elif word == "down":
             self._down.add(peers[0])
         else:
@@ -170,7 +178,9 @@ class Cuts:
     def lose(self, packet: bytes, sender: int, receiver: int) -> bool:
         if sender in self._down or receiver in self._down:
             return True
-        return (sender, receiver) in self._blocked and _opens(packet)
+        if (port := _opens(packet)) is None:
+            return False
+        return (sender, receiver) in self._blocked or self._only.get(receiver, port) != port
 
 
 def emulate(mbit: float, rtt_ms: float, namespaces: list[str]) -> None:
@@ -227,11 +237,13 @@ def _receiver(packet: bytes) -> int | None:
     return packet[_OFFLOADS_BYTES + 19] - 1
 
 
-def _opens(packet: bytes) -> bool:
-    """Is it the first packet of a TCP connection (SYN without ACK)?"""
+def _opens(packet: bytes) -> int | None:
+    """The port called by the first packet of a TCP connection (SYN without ACK); None: it is no such packet."""
     at = _OFFLOADS_BYTES
     tcp = at + 4 * (packet[at] & 0x0F)
-    return packet[at + 9] == 6 and len(packet) > tcp + 13 and packet[tcp + 13] & 0x12 == 0x02
+    if packet[at + 9] == 6 and len(packet) > tcp + 13 and packet[tcp + 13] & 0x12 == 0x02:
+        return int.from_bytes(packet[tcp + 2 : tcp + 4], "big")
+    return None
 
 
 def _device(namespace: str) -> int:

@@ -231,6 +231,7 @@ class NetworkSettings:
     host: str
     port: int
     dht_port: int
+    bulk_port: int
     announce: tuple[str, ...]
     map_port: bool
     bootstrap: tuple[str, ...]
@@ -264,6 +265,7 @@ class PeerConfig(Table):
     host: Annotated[str, CliOption("ADDR")] = says("0.0.0.0", "address to listen on; :: is IPv6 and IPv4", min_length=1)
     port: Annotated[Port, CliOption("N")] = says(0, "port of the data plane; 0: last time's, else any free one")
     dht_port: Annotated[Port, CliOption("N")] = says(0, "port of the DHT; 0: last time's, else any free one")
+    bulk_port: Port = says(0, "port for tensors beside `port`; 0: any free one (docs/bulk-channel.md)")
     announce: Annotated[tuple[Multiaddr, ...], CliOption("MADDR")] = says(
         (), "multiaddr to publish instead of what `host` suggests"
     )
@@ -325,6 +327,8 @@ class PeerConfig(Table):
         # 0 is any free port, so two zeros are two ports.
         if self.port and self.port == self.dht_port:
             raise ValueError(f"port and dht_port are both {self.port}: the data plane and the DHT each need their own")
+        if self.bulk_port and self.bulk_port in (self.port, self.dht_port):
+            raise ValueError(f"bulk_port = {self.bulk_port} is taken by port or dht_port: it needs its own")
         if self.device == "cpu" and self.mesh.gpus not in ("1", "auto"):
             raise ValueError(
                 f'mesh.gpus = "{self.mesh.gpus}" needs device = "cuda" or "auto"; for ranks on the CPU '

@@ -37,6 +37,10 @@ _WASTE_BYTES = 32 << 20
 """Of a payload that nobody wants so much is read: more than two systems hold between them. Then its sender should have
 ended it."""
 
+_HEADER_S = 3.0
+"""The header of a call may come so much later than its payload. A call that was cancelled at once has none, and the
+payload behind waits for that."""
+
 _ENDED_CALLS = 512
 """Calls that have ended of which payloads may still come."""
 
@@ -96,7 +100,7 @@ class Incoming:
             if now >= self.moved + stall_s:
                 raise TimeoutError
             try:
-                async with asyncio.timeout_at(min(until, max(self.moved, now) + stall_s)):
+                async with asyncio.timeout_at(min(until, min(self.moved, now) + stall_s)):
                     await self._over.wait()
             except TimeoutError:
                 continue
@@ -147,7 +151,7 @@ class Outgoing:
             if clock() >= self.moved_at + stall_s:
                 raise TimeoutError
             try:
-                async with asyncio.timeout_at(max(self.moved_at, clock()) + stall_s):
+                async with asyncio.timeout_at(min(self.moved_at, clock()) + stall_s):
                     await self._over.wait()
             except TimeoutError:
                 continue
@@ -175,9 +179,12 @@ class BulkCalls:
         return self._last
 
     def begin(self, call: int) -> None:
-        """A call of the other end has begun. Raises BadMessage if it has that number already."""
+        """A call of the other end has begun. Raises BadMessage if another has its number, PeerGone if its payload has
+        come and gone."""
         if call in self._open:
             raise BadMessage(RejectCode.MALFORMED, "two calls of one number", call=call)
+        if call in self._ended:
+            raise PeerGone("its payload came long before it")
         self._open[call] = []
         self._tell()
 
@@ -205,15 +212,18 @@ class BulkCalls:
         """Is no call open?"""
         return not self._open
 
-    async def taker(self, connection: int, call: int, *, patience_s: float) -> Incoming | None:
-        """Who waits for a payload of this call, once somebody does; None: nobody will. Raises TimeoutError if the call
-        itself does not come."""
+    async def taker(self, connection: int, call: int) -> Incoming | None:
+        """Who waits for a payload of this call, once somebody does; None: nobody will."""
+        until = asyncio.get_running_loop().time() + _HEADER_S
         while call in self._open or not (self._mine or call in self._ended):
             if (incoming := self._wanted.pop((connection, call), None)) is not None:
                 return incoming
-            # Unread at the door it may wait for as long as its call does.
-            async with asyncio.timeout(None if call in self._open else patience_s):
-                await self._news.wait()
+            try:
+                # Unread at the door it may wait for as long as its call does.
+                async with asyncio.timeout_at(None if call in self._open else until):
+                    await self._news.wait()
+            except TimeoutError:
+                self._ended[call] = None
         return None
 
     def _tell(self) -> None:
@@ -264,7 +274,7 @@ class BulkConnection:
         try:
             while True:
                 await self._receive()
-        except (OSError, EOFError, BadMessage) as error:  # TimeoutError is an OSError
+        except (OSError, EOFError, BadMessage) as error:
             log.debug("bulk_connection_ends", peer=self.peer, error=repr(error))
 
     def _ended(self, _: object) -> None:
@@ -332,14 +342,14 @@ class BulkConnection:
     # ------------------------------------------------------------ receiving
 
     async def _receive(self) -> None:
-        """One payload, for whoever wants it. Raises BadMessage, OSError, EOFError, TimeoutError."""
+        """One payload, for whoever wants it. Raises BadMessage, OSError, EOFError."""
         start = memoryview(bytearray(AROUND + 8))
         await self._fill(start, 0, len(start))
         if read_head(start)[0] is not Kind.START:
             raise BadMessage(RejectCode.MALFORMED, "no payload begins here")
         plain = memoryview(bytearray(8))
         self._opener.open(start, plain)
-        incoming = await self._calls.taker(self.number, read_call(plain), patience_s=self._stall_s)
+        incoming = await self._calls.taker(self.number, read_call(plain))
         if incoming is None:
             incoming = Incoming(Assembly((), max_bytes=0), Flow())
             incoming.dropped = True

@@ -142,9 +142,10 @@ class BulkPool:
         if not self._connections:
             self._place = None
 
-    def close_idle(self) -> None:
-        """Close what was not used for long."""
-        if self.calls.idle and asyncio.get_running_loop().time() - self._used_at > _IDLE_S:
+    def close_idle(self, *, welcome: bool) -> None:
+        """Close what was not used for long; all, if the peer is not welcome any more."""
+        idle = self.calls.idle and asyncio.get_running_loop().time() - self._used_at > _IDLE_S
+        if idle or not welcome:
             self.close()
 
     def close(self) -> None:
@@ -256,6 +257,7 @@ class BulkListener:
             self._close(taken)
 
     def _close(self, taken: TakenSession) -> None:
+        self._forget(taken)
         self._sessions.pop(taken.keys.id, None)
         for connection in taken.connections.values():
             connection.close()
@@ -326,8 +328,8 @@ class BulkListener:
         if number <= taken.last or self._of_caller[taken.caller] >= _MOST_TAKEN:
             raise BadMessage(RejectCode.MALFORMED, "a number that was used, or too many", number=number)
         taken.last = number
-        self._of_caller[taken.caller] += 1
         sock.send(sealer.record(Kind.HELLO))  # the first bytes: there is room
+        self._of_caller[taken.caller] += 1
         taken.connections[number] = BulkConnection(
             sock,
             taken.caller,

@@ -209,6 +209,7 @@ async def open_endpoint(
                 host=network.host,
                 port=network.port,
                 first_port=last.port,
+                bulk_port=network.bulk_port,
                 announce=announced["port"],
                 config=GrpcConfig.of(terms),
                 greeter=greeter_of(terms, numerics, admissions, own_pass),

@@ -374,6 +374,8 @@ class PeerChannels:
 
     async def _ask_for_bulk(self) -> BulkPlace | None:
         """Raises AioRpcError, PeerGone, BadMessage, TimeoutError."""
+        if self._dialling.greeter.unwelcome(self.peer) is not None:
+            return None
         mine = secrets.token_bytes(SECRET_BYTES)
         async with self.channel(bulk=False) as channel, asyncio.timeout(self.config.stall_s):
             offer = read_bulk_offer(await channel.aio.unary_unary(BULK)(write_bulk_ask(BulkAsk(mine))))

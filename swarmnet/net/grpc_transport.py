@@ -424,8 +424,8 @@ class GrpcTransport:
             await asyncio.sleep(self._config.forget_s / _LOOKS_PER_FORGET)
             now = asyncio.get_running_loop().time()
             self._bulk.drop(self._dialling.greeter.unwelcome)
-            for channels in self._channels.values():
-                channels.bulk.close_idle()
+            for peer, channels in self._channels.items():
+                channels.bulk.close_idle(welcome=self._dialling.greeter.unwelcome(peer) is None)
             # A peer that is in use stays, whatever the directory says: records are lost more easily than lines.
             unknown = {
                 peer for peer, channels in self._channels.items() if not channels.in_use and not channels.addresses()

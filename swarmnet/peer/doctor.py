@@ -160,7 +160,7 @@ async def _swarm(config: PeerConfig, invited: SwarmLink | Manifest, found: Calla
         mine = holder_of(config.dir)
         if mine is not None:
             place = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-            config = config.model_copy(update={"dir": place, "port": 0, "dht_port": 0, "announce": ()})
+            config = config.model_copy(update={"dir": place, "port": 0, "dht_port": 0, "bulk_port": 0, "announce": ()})
         try:
             with own_identity(config.dir) as identity:
                 async with reach(config, identity, invited, lambda phase, words: None, "stage") as run:

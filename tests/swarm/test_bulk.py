@@ -15,7 +15,7 @@ from test_grpc_transport import RUN, grpc_pair, make_transport
 from swarmnet.errors import PeerGone, PeerTimeout, RejectCode
 from swarmnet.ids import PeerId
 from swarmnet.messages import Answer, Fetch, Gradient, Packed, Process, Rejected, Request, SnapshotRequest
-from swarmnet.net import bulk_pool
+from swarmnet.net import bulk_connection, bulk_pool, grpc_caller
 from swarmnet.net.bulk_connection import BULK_FROM, BulkConnection
 from swarmnet.net.bulk_pool import BulkPool
 from swarmnet.net.bulk_records import AROUND
@@ -203,6 +203,42 @@ def test_a_refused_payload_ends_early_and_its_lane_goes_on(carried: list[int]) -
         assert len(carried) == 3 and pool._connections == {connection.number: connection}
         (row,) = (row for row in pair.a.transport.traffic.rows() if row["request"] == "Process")
         assert row["sent"] < large[0].num_bytes / 2
+
+    run(scenario)
+
+
+def test_a_payload_whose_call_never_comes_costs_the_next_one_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bulk_connection, "_HEADER_S", 0.1)
+
+    async def scenario(pair: Pair) -> None:
+        pool = await open_bulk(pair)
+        (connection,) = pool._connections.values()
+        connection.send(10**6, UP, pair.a.transport.traffic.flow(pair.b.peer, Process))
+        await until(lambda: connection.free)
+        assert same(await answered(pair), UP)
+        assert pool._connections == {connection.number: connection}
+
+    run(scenario)
+
+
+def test_a_call_that_comes_after_its_payload_was_thrown_away_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(pair: Pair) -> None:
+        pool = await open_bulk(pair)
+        (session,) = pair.b.transport._bulk._sessions.values()
+        upload = grpc_caller._Call._upload
+
+        async def late(self, payload):
+            await until(lambda: self._number in session.calls._ended)
+            async for message in upload(self, payload):
+                yield message
+
+        with monkeypatch.context() as patch:
+            patch.setattr(bulk_connection, "_HEADER_S", 0.0)
+            patch.setattr(grpc_caller._Call, "_upload", late)
+            with pytest.raises(PeerGone):
+                await answered(pair)
+        assert same(await answered(pair), UP)
+        assert len(pool._connections) == 1
 
     run(scenario)
 
@@ -459,6 +495,18 @@ def test_where_the_port_is_closed_grpc_carries_all_and_dials_back_off(carried: l
             await asyncio.wait([pool._dialling])
         assert pool._pause_s == 8 * bulk_pool._FIRST_PAUSE_S
         assert carried == [] and not pool.session
+
+    run(scenario)
+
+
+def test_only_the_host_where_the_peer_answered_is_dialled(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(pair: Pair) -> None:
+        await greet(pair)
+        channels = pair.a.transport._channels_to(pair.b.peer)
+        place = await channels._ask_for_bulk()
+        assert (place.host, place.port) == ("127.0.0.1", pair.b.transport._bulk.port)
+        monkeypatch.setattr(channels._dialling.dials, "shown", lambda peer, address: False)
+        assert await channels._ask_for_bulk() is None
 
     run(scenario)
 
