@@ -281,5 +281,7 @@ def _difference(ours: Ours, mine: Answer, other: Answer) -> float:
         *zip(mine.input_gradients, other.input_gradients, strict=True),
     ]
     for name, gradient in mine.gradients.items():
-        pairs.append((gradient, take(_whole(other.gradients[name]), ours.module.slice_of(name))))
+        pairs.append(
+            (gradient, take(_whole(other.gradients[name]), ours.module.split.slice_of(name, ours.module.comm.rank)))
+        )
     return max(((a - b).abs().max() / b.abs().max()).item() for a, b in pairs)
