@@ -22,6 +22,7 @@ from swarmnet.errors import RankLost
 from swarmnet.ranks.fate import KILL_S, Rank, cause, hear, late
 from swarmnet.ranks.line import Line, Packet, disagreement, error_of, packed
 from swarmnet.ranks.memory import SharedMemory, anonymous_file
+from swarmnet.ranks.shared_comm import SharedBuffers
 from swarmnet.ranks.starter import ChildCall, ForkerLost, ForkStarter, Starter
 
 log = telemetry.get(__name__)
@@ -82,6 +83,8 @@ class RankGroup:
         self._killing = threading.Lock()
         self._closed = False
         self._starting: Starter | None = None
+        # CUDA ranks have nccl.
+        self._buffers = self.share(SharedBuffers.num_bytes(len(devices))) if set(devices) == {"cpu"} else None
 
     # ------------------------------------------------------------ what the peer process calls
 
@@ -112,6 +115,7 @@ class RankGroup:
                         "program": self._program,
                         "settings": self._settings,
                         "memory": [each.id for each in self._shared],
+                        "buffers": None if self._buffers is None else self._buffers.id,
                     }
                     rank.send(packed(hello), store)
                     rank.map()

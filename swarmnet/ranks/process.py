@@ -32,6 +32,7 @@ from swarmnet.ranks.comm import ProcessComm
 from swarmnet.ranks.fate import DUMP
 from swarmnet.ranks.line import ALIKE, Line, LineEnded, Packet, packet_of
 from swarmnet.ranks.memory import mapped, pin
+from swarmnet.ranks.shared_comm import SharedBuffers, SharedComm
 from swarmnet.wire import kernel_build
 
 Handler = Callable[[str, Mapping[str, Any]], Mapping[str, Any] | None]
@@ -53,19 +54,25 @@ class RankContext:
         self.rank, self.ranks, self.device = rank, ranks, device
         self.settings, self.epoch = settings, epoch
         self._memory: dict[int, Tensor] = {}
+        self._buffers: SharedBuffers | None = None
 
     def memory(self, number: int) -> Tensor:
         """The bytes of the `SharedMemory` of that id, [n] uint8 on the CPU; pinned where the rank's device is CUDA."""
         return self._memory[number]
 
-    def new_group(self, lists: Sequence[Sequence[int]]) -> ProcessComm:
+    def new_group(self, lists: Sequence[Sequence[int]]) -> ProcessComm | SharedComm:
         """This rank's end of one of several groups, none of which share a rank: of the list it is in.
 
         Every rank calls it alike, and only while the program's handler is made. `.group` is torch's own group.
         """
         assert sorted(rank for ranks in lists for rank in ranks) == list(range(self.ranks)), lists
         groups = [dist.new_group(list(ranks), timeout=NO_LIMIT) for ranks in lists]
-        return ProcessComm(next(group for group, ranks in zip(groups, lists, strict=True) if self.rank in ranks))
+        group, ranks = next(pair for pair in zip(groups, lists, strict=True) if self.rank in pair[1])
+        return ProcessComm(group) if self._buffers is None else SharedComm(self._buffers, ranks, group)
+
+    def use_buffers(self, number: int) -> None:
+        """Groups on the CPU communicate through that shared memory. Before ranks meet: they use each other's."""
+        self._buffers = SharedBuffers(self._memory[number], self.rank, self.ranks)
 
     def map(self, number: int, descriptor: int) -> None:
         """Take in shared memory that the peer process made; the descriptor is closed."""
@@ -127,6 +134,8 @@ def _joined(line: Line) -> tuple[RankContext, Handler]:
         _, descriptor = line.hear()
         assert descriptor is not None
         context.map(number, descriptor)
+    if hello["buffers"] is not None:
+        context.use_buffers(hello["buffers"])
     # ranks are on one machine: nothing of theirs may go over its network, or wait for its name service
     os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = LOOPBACK
     dist.init_process_group(

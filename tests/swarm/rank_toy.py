@@ -12,7 +12,6 @@ from typing import Any
 import torch
 
 from swarmnet.errors import BadMessage, Overflow, Refused, RejectCode
-from swarmnet.ranks.comm import ProcessComm
 from swarmnet.ranks.process import Handler, RankContext
 
 FOREVER_S = 1000.0
@@ -51,7 +50,7 @@ class Toy:
     """Of four ranks: rows 0 1 and 2 3, columns 0 2 and 1 3."""
 
     def __init__(self, context: RankContext) -> None:
-        self.context, self.all = context, ProcessComm()
+        self.context, self.all = context, context.new_group([list(range(context.ranks))])
         half = max(context.ranks // 2, 1)
         rows = [list(range(context.ranks))[at : at + half] for at in range(0, context.ranks, half)]
         self.row = context.new_group(rows)
