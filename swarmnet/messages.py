@@ -338,6 +338,8 @@ class LineQuality:
     """Mates and how far away they are; each once."""
     relayed: bool = False
     """Are some mates reached through a relay alone?"""
+    busy: bool = False
+    """Did the last round wait for this line? If not, the rate may be that of a machine which was slow to feed it."""
 
 
 UNMEASURED = LineQuality()

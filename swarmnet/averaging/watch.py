@@ -22,13 +22,17 @@ from swarmnet.messages import MAX_MATES, Late, LineQuality, Trouble
 # much up as down. Of the last rounds the best is believed, since whatever else a machine or its mates are busy with,
 # and a small part in a round, make a line look narrower than it is; one of them is always cut evenly (`step.rounds`).
 # And what has been said is not said anew for small changes: the parts of a round follow bandwidths (`averaging.parts`)
-# and should not follow noise. Events and `now` in, numbers out.
+# and should not follow noise. Where no line keeps a round waiting, what is measured is how fast machines feed them:
+# then parts are even (`step.rounds`). Events and `now` in, numbers out.
 
 LEAST_BYTES, LEAST_STRETCH_S = 1 << 18, 0.05
 """Less than that in a stretch says nothing about a line."""
 
 _STRETCH, _BUFFERED = 1 / 4, 4 << 20
 """The share of a round's bytes in a stretch, and the least bytes: more than buffers hold and hand over at once."""
+
+_BUSY = 0.8
+"""The share of a round in which its bytes keep a line busy that it waits for."""
 
 _ROUNDS = 9
 _PINGS = 8
@@ -49,6 +53,7 @@ class Meter:
         self._open = False
         self._rates: deque[float] = deque(maxlen=_ROUNDS)
         self._said = 0
+        self._busy = False
         self.lent = 0
         """Bytes per second that the operator lends at most, either way; 0: all of the line."""
         self._round_trips: dict[PeerId, deque[float]] = {}
@@ -59,6 +64,7 @@ class Meter:
         return LineQuality(
             min(self._said, self.lent) if self.lent else self._said,
             tuple(sorted((peer, max(round(min(seconds) * 1e6), 1)) for peer, seconds in self._round_trips.items())),
+            busy=self._busy or 0 < self.lent < self._said,
         )
 
     def begin(self) -> None:
@@ -80,12 +86,15 @@ class Meter:
         """The round is over, whether it came to its end or not. Again: nothing more."""
         self._open = False
         found = [rate for transfers in (self._down, self._up) if (rate := busiest(so_far(transfers))) is not None]
+        moved = max(sum(num_bytes for *_, num_bytes in transfers) for transfers in (self._down, self._up))
+        took_s = span_s([*self._down, *self._up])
         self._down, self._up = [], []
         if not found:
             return
         self._rates.append(min(found))
         # Other load only ever makes a line look narrower, so the best round is believed.
         rate = max(self._rates)
+        self._busy = moved >= _BUSY * rate * took_s
         # Parts follow what is said here, and should not follow noise.
         if not self._said or not self._said / _NOISE <= rate <= self._said * _NOISE:
             self._said = max(round(rate), 1)
@@ -97,6 +106,13 @@ class Meter:
         self._round_trips[peer] = heard  # the latest heard of is the last to be forgotten
         while len(self._round_trips) > MAX_MATES:
             self._round_trips.pop(next(iter(self._round_trips)))
+
+
+def span_s(transfers: Sequence[Transfer]) -> float:
+    """From the first one's begin to the last one's end."""
+    if not transfers:
+        return 0.0
+    return max(ended for _, ended, _ in transfers) - min(began for began, _, _ in transfers)
 
 
 def so_far(transfers: Sequence[Transfer]) -> list[tuple[float, float]]:

@@ -81,7 +81,9 @@ class RoundBuilder:
     def open(self, members: Collection[PeerId], ledger: Ledger, apart: frozenset[PeerId] = frozenset()) -> Round:
         """The next round, over all that the ledger holds. apart: members (never all) that should reduce nothing."""
         bandwidths = self._bandwidths(members)
-        if bandwidths and (self._turns or self.stamp.step % _SURVEY == 0):
+        # Rounds that wait for no line would be cut by how busy machines were for a moment.
+        waits = any(self._lines.get(peer, UNMEASURED).busy for peer in members)
+        if bandwidths and (self._turns or self.stamp.step % _SURVEY == 0 or not waits):
             # Even parts. None would mean that no line is known, and members would wait for a hung one much longer.
             bandwidths = dict.fromkeys(bandwidths, min(bandwidths.values()))
         if apart and not self._turns:  # in a dispute everybody may have to judge

@@ -100,7 +100,7 @@ class Office:
             ack_of(finished) if finished is not None else None,
             commit,
             progress,
-            line=LineQuality(bandwidth),
+            line=LineQuality(bandwidth, busy=True),
             trouble=trouble,
             vote=vote_of(peer, finished),
         )
@@ -750,9 +750,20 @@ def test_now_and_then_a_round_is_cut_evenly_so_that_lines_show_what_they_carry()
     for step, cut in ((7, (100, 100, 700)), (8, (100, 100, 100))):
         opening = RoundBuilder(replace(STAMP, step=step), BALLOT, 16, itertools.count())
         opening.measured(ME, LineQuality(100))
-        opening.measured(C, LineQuality(700))
+        opening.measured(C, LineQuality(700, busy=True))
         assert opening.open([ME, B, C], ledger).bandwidths == cut
     assert set(shares(cut)) == {Fraction(1, 3)}
+
+
+def test_a_round_that_no_line_keeps_waiting_is_cut_evenly():
+    """However differently fast machines were for a moment: bytes are the same for all."""
+    ledger = Ledger(1)
+    ledger.claim((ME, gen(0)), 0)
+    for busy, cut in ((False, (100, 100, 100)), (True, (100, 100, 700))):
+        opening = RoundBuilder(replace(STAMP, step=7), BALLOT, 16, itertools.count())
+        opening.measured(ME, LineQuality(100, busy=busy))
+        opening.measured(C, LineQuality(700))
+        assert opening.open([ME, B, C], ledger).bandwidths == cut
 
 
 def test_a_keeper_that_left_the_step_to_others_takes_it_up_again_when_they_die():

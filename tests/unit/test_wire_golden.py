@@ -102,7 +102,7 @@ CONTROLS = (
     Granted(*FENCED, 6),
     Moved(*FENCED, 6, peer(2)),
     Report(*FENCED, frozenset({1, 2}), frozenset({2}), ACK, COMMIT, 99, frozenset({5}),
-           LineQuality(10**9, ((peer(2), 1500), (peer(3), 9))),
+           LineQuality(10**9, ((peer(2), 1500), (peer(3), 9)), busy=True),
            Trouble(ROUND_ID, (Late(peer(4), True, 1.5),), (peer(5),)), b"my vote", True, 12, 7),
     Evicted(*FENCED, True),
     Release(*FENCED, frozenset({1, 300})),

@@ -110,7 +110,7 @@ class Moved(_message.Message):
     def __init__(self, stamp: _Optional[_Union[_values_pb2.Stamp, _Mapping]] = ..., ballot: _Optional[_Union[_values_pb2.Ballot, _Mapping]] = ..., generation: _Optional[_Union[_values_pb2.Generation, _Mapping]] = ..., index: _Optional[int] = ..., owner: _Optional[str] = ...) -> None: ...
 
 class Line(_message.Message):
-    __slots__ = ("bytes_per_s", "round_trips", "relayed")
+    __slots__ = ("bytes_per_s", "round_trips", "relayed", "busy")
     class RoundTrip(_message.Message):
         __slots__ = ("peer", "microseconds")
         PEER_FIELD_NUMBER: _ClassVar[int]
@@ -121,10 +121,12 @@ class Line(_message.Message):
     BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
     ROUND_TRIPS_FIELD_NUMBER: _ClassVar[int]
     RELAYED_FIELD_NUMBER: _ClassVar[int]
+    BUSY_FIELD_NUMBER: _ClassVar[int]
     bytes_per_s: int
     round_trips: _containers.RepeatedCompositeFieldContainer[Line.RoundTrip]
     relayed: bool
-    def __init__(self, bytes_per_s: _Optional[int] = ..., round_trips: _Optional[_Iterable[_Union[Line.RoundTrip, _Mapping]]] = ..., relayed: _Optional[bool] = ...) -> None: ...
+    busy: bool
+    def __init__(self, bytes_per_s: _Optional[int] = ..., round_trips: _Optional[_Iterable[_Union[Line.RoundTrip, _Mapping]]] = ..., relayed: _Optional[bool] = ..., busy: _Optional[bool] = ...) -> None: ...
 
 class Trouble(_message.Message):
     __slots__ = ("id", "late", "refused")
