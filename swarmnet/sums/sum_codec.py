@@ -66,8 +66,8 @@ def runs(
 class SumCodec:
     """contributed, reduced: the codecs that a contribution and a reduced piece carry by name. block: see Engine.
 
-    codec: `averaging.codec` of the manifest. parameters: all of the stage's, in canonical order. device: where pieces
-    are encoded, wherever the accumulator is. Raises UsageError if no installed distribution brings the codec.
+    codec: `averaging.codec` of the manifest. parameters: all of the stage's, in canonical order. device: where what is
+    owed is kept. Raises UsageError if no installed distribution brings the codec.
     """
 
     def __init__(self, codec: str, parameters: Sequence[Parameter], num_elements: int, *, device: torch.device) -> None:
@@ -93,11 +93,12 @@ class SumCodec:
 
     def contribution(self, total: Tensor, start: int, stop: int, *, voids: int) -> Packed:
         """Elements [start, stop) of the accumulator `total`, and what is still owed of them. Raises NON_FINITE."""
-        piece = total[start:stop].to(self._device)
+        piece = total[start:stop]
+        # Encoded where the accumulator is: from a GPU the encoding alone comes over.
         if self.feedback is None:
             return self._encode(self.contributed, piece, start, apart=True)  # the accumulator moves on
         self.feedback.at(voids)
-        corrected = self.feedback.corrected(piece, start)
+        corrected = self.feedback.corrected(piece.to(self._device), start)
         packed = self._encode(self.contributed, corrected, start)
         # What others decode is what was sent.
         self.feedback.contributed(corrected, codecs.decode(packed, device=corrected.device), start)

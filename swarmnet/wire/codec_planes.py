@@ -34,6 +34,8 @@ BLOCK = 64
 _CHUNK = 1 << 10
 """Blocks written at a time: what that takes fits a core's cache."""
 
+_DEVICE_CHUNK = 1 << 16
+
 _MOST_SPARSE = 3
 _SPARSE_BELOW = 6
 """A plane with fewer bytes that are not zero is sparse: with its mask it is shorter."""
@@ -69,12 +71,13 @@ class Planes:
         num_blocks = -(-x_N.numel() // BLOCK)
         if not num_blocks:
             return torch.empty(0, dtype=torch.uint8)
-        blocks = x_N.cpu()
-        if (native := kernels.of("small", blocks)) is not None:
-            return native.small_encode(blocks)
+        if (native := kernels.of("small", x_N)) is not None:
+            return native.small_encode(x_N)
+        blocks = x_N.contiguous()
         if short := num_blocks * BLOCK - x_N.numel():
             blocks = torch.nn.functional.pad(blocks, (0, short))
-        chunks = [_written(chunk) for chunk in torch.split(blocks.view(-1, BLOCK), _CHUNK)]
+        chunk = _CHUNK if x_N.device.type == "cpu" else _DEVICE_CHUNK
+        chunks = [_written(some) for some in torch.split(blocks.view(-1, BLOCK), chunk)]
         return torch.cat([part for parts in zip(*chunks, strict=True) for part in parts])
 
     def decode(self, data: torch.Tensor, out_N: torch.Tensor, *, add: bool) -> None:
@@ -111,7 +114,8 @@ def _written(chunk: torch.Tensor) -> tuple[torch.Tensor, ...]:
         chunk = chunk.to(torch.int16)
     zigzag = (chunk << 1) ^ (chunk >> (15 if is_short else 63))
     # The first number that needs w + 1 bits is 2^w. Seen as unsigned, what is negative here needs all 64.
-    width = torch.bucketize(zigzag.amax(1).to(torch.int64), 1 << torch.arange(63), right=True)
+    edges = 1 << torch.arange(63, device=chunk.device)
+    width = torch.bucketize(zigzag.amax(1).to(torch.int64), edges, right=True)
     if not is_short:
         width = torch.where((zigzag.amin(1) < 0) | (width > 62), 64, width)
     num_planes = max(8 * -(-int(width.max()) // 8), 8)
@@ -119,9 +123,9 @@ def _written(chunk: torch.Tensor) -> tuple[torch.Tensor, ...]:
     octets = planes.view(torch.uint8).view(-1, num_planes, 8)
     masks = _masks(planes)
     # Planes are sparse from the highest one down, as long as that makes them shorter.
-    is_light = torch.from_numpy(_BITS)[masks.int()] < _SPARSE_BELOW
-    above = width[:, None] - torch.arange(num_planes)  # 1: the highest plane
-    sparse = torch.zeros(len(width), dtype=torch.int64)
+    is_light = torch.from_numpy(_BITS).to(chunk.device)[masks.int()] < _SPARSE_BELOW
+    above = width[:, None] - torch.arange(num_planes, device=chunk.device)  # 1: the highest plane
+    sparse = torch.zeros_like(width)
     for rank in range(1, _MOST_SPARSE + 1):
         sparse += (is_light & (above == rank)).any(1) & (sparse == rank - 1)
     is_sparse = (above >= 1) & (above <= sparse[:, None])

@@ -24,6 +24,8 @@ from swarmnet.ranks.device_backend import DeviceBackend
 from swarmnet.ranks.group import RankGroup
 from swarmnet.stage.optimizer import StageOptimizer
 from swarmnet.stage.passes import MemoryPolicy, attention_kernels
+from swarmnet.sums.sum_codec import SumCodec
+from swarmnet.wire import codecs
 from tests.contracts.comm_contract import CHECKS
 
 mfu = load("mfu")
@@ -236,3 +238,22 @@ def test_moments_in_eight_bits_train_alike(device: str) -> None:
     assert losses == pytest.approx(expected, rel=0.0 if device == "cpu" else 1e-3)
     assert losses == pytest.approx(steps(device, count=8)[0], rel=0.01), "as with fp32 moments"
     assert device == "cuda" or all(torch.equal(a, b) for a, b in zip(weights, theirs, strict=True))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("codec", ["small", "int64"])
+def test_a_contribution_is_encoded_where_the_accumulator_is(
+    device: str, codec: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the bytes that the CPU makes of it."""
+    total = (torch.randn(70_001, generator=torch.Generator().manual_seed(5)) * 40).to(torch.int64)
+    total[::1000] <<= 40
+    said = SumCodec(codec, [("w", (70_001,))], 70_001, device=torch.device("cpu"))
+    plain = bytes(said.contribution(total, 1, 70_001, voids=0).data)
+    asked = []
+    encode = codecs.encode
+    monkeypatch.setattr(
+        codecs, "encode", lambda name, piece, **how: asked.append(piece.device.type) or encode(name, piece, **how)
+    )
+    assert bytes(said.contribution(total.to(device), 1, 70_001, voids=0).data) == plain
+    assert asked == [device]
