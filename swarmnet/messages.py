@@ -224,7 +224,7 @@ class Measure:
     version: Step
     chain: Chain
     digest: Annotated[bytes, Size(32)]
-    """SHA-256 of their bits."""
+    """BLAKE3 of their bits."""
 
 
 @dataclass(frozen=True, slots=True)

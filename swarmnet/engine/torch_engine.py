@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -83,6 +84,7 @@ class TorchEngine:
         self._weights = Work.BACKWARD if backend.writes_at_once else Work.WEIGHTS
         self._epochs = [0] * (1 + self.delay.most)  # counts changes of the weights
         self._spare: Tensor | None = None  # memory for the next snapshot
+        self._weights_stay = threading.Lock()  # whoever changes the weights has it, or measures them
         try:
             self._reset_to_seed()
         except BaseException:
@@ -212,9 +214,13 @@ class TorchEngine:
         return await self._jobs.between_rounds(self.version, lambda: self._apply(commits))
 
     async def measure(self) -> tuple[int, bytes]:
-        """Digest of the newest weights. At once: later they would be of another version."""
-        state = self._state
-        return await self._jobs.run(Work.STATE, self.version, 0, lambda: (state.version, snapshot.digest(state.newest)))
+        """Digest of the newest weights, made beside compute. The next update waits for it."""
+
+        def digested() -> tuple[int, bytes]:
+            with self._weights_stay:
+                return self._state.version, snapshot.digest(self._state.newest)
+
+        return await asyncio.to_thread(digested)
 
     async def prepare_snapshot(self) -> None:
         """Take the memory for the next snapshot."""
@@ -248,16 +254,19 @@ class TorchEngine:
 
     def _apply(self, commits: Sequence[Commit]) -> OuterStep | None:
         applied = self._place(self.version)
-        outer = self.sums.apply(commits)
+        with self._weights_stay:
+            outer = self.sums.apply(commits)
         self._epochs[applied] += 1  # its accumulator's content is of that step: for the next it reads as empty
         return outer
 
     def _reset_to_seed(self) -> None:
-        self._state.reset_to_seed()
+        with self._weights_stay:
+            self._state.reset_to_seed()
         self._changed()
 
     def _take_over(self, tensors: Mapping[str, Tensor], version: int) -> None:
-        self._state.take_over(tensors, version=version)
+        with self._weights_stay:
+            self._state.take_over(tensors, version=version)
         self._changed()
 
     def _changed(self) -> None:

@@ -304,7 +304,7 @@ class Averaging(Table):
     clip_iterations: Annotated[int, Field(ge=1, le=100)] = says(
         5, '"centered_clip": steps from the last mean towards the new one'
     )
-    drift_every: Count = says(10, "steps between looks at whether replicas hold equal weights; 0: never")
+    drift_every: Count = says(100, "steps between looks at whether replicas hold equal weights; 0: never")
     resync_every: Count = says(100, "steps after which replicas that round otherwise take the keeper's state; 0: never")
     partners: Literal["all", "pairs", "groups"] = says(
         "all", '"local": whose mean an outer step is: "all" (DiLoCo), "pairs" (NoLoCo) or "groups"'

@@ -167,7 +167,8 @@ class Compute(Protocol):
         """
 
     async def measure(self) -> tuple[int, bytes]:
-        """(version, SHA-256 of the weights' bits), see `messages.Measure`. Costs compute one pass over them."""
+        """(version, digest of the weights' bits), see `messages.Measure`. Made beside compute; weights do not change
+        meanwhile."""
 
     async def prepare_snapshot(self) -> None:
         """One snapshot will be asked for soon: have its memory ready, so that it can be taken without delay."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import random
+import threading
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import pytest
@@ -14,7 +16,8 @@ from swarmnet.engine.torch_engine import TorchEngine
 from swarmnet.ids import Chain, PeerId
 from swarmnet.manifest.schema import Averaging
 from swarmnet.messages import Heartbeat, Measure, Stamp
-from swarmnet.stage.snapshot import digest
+from swarmnet.stage import snapshot
+from swarmnet.stage.snapshot import digest, through_buffers
 from swarmnet.step.drift import Drift, DriftRules, Verdict
 from swarmnet.step.view import Timers, View
 
@@ -87,9 +90,63 @@ def test_perturbed_weights_are_found_and_repaired(kind: str, sync: str) -> None:
     asyncio.run(story())
 
 
-def test_one_bit_changes_the_digest_and_nothing_else_does() -> None:
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_one_bit_changes_the_digest_and_nothing_else_does(device: str) -> None:
     x, y = torch.randn(5, 3), torch.randn(7)
+    assert digest([x.to(device), y]) == digest([x, y])
     assert digest([x, y]) == digest([x.clone(), y]) == digest([x.t().contiguous().t(), y])
     flipped = x.clone()
     flipped.view(torch.int32)[2, 1] ^= 1
     assert digest([flipped, y]) != digest([x, y]) != digest([y, x])
+
+
+def test_pieces_through_two_buffers_are_the_tensor() -> None:
+    """Each is read before its buffer takes the next but one."""
+    whole = torch.arange(101, dtype=torch.uint8)
+    for size in (7, 101, 200):
+        assert b"".join(map(bytes, through_buffers(whole, None, size=size))) == bytes(whole.numpy())
+    assert b"".join(through_buffers(whole[:0], None)) == b""
+
+
+def test_weights_are_measured_beside_compute_and_no_update_overtakes(monkeypatch: pytest.MonkeyPatch) -> None:
+    reading, read_on, wanted = (threading.Event() for _ in range(3))
+
+    class Watched:
+        """Tells when somebody has to wait for it."""
+
+        def __init__(self) -> None:
+            self.lock = threading.Lock()
+
+        def __enter__(self) -> None:
+            if self.lock.locked():
+                wanted.set()
+            self.lock.acquire()
+
+        def __exit__(self, *_: object) -> None:
+            self.lock.release()
+
+    def slow(tensors: Iterable[torch.Tensor]) -> bytes:
+        first = digest(tensors)
+        reading.set()
+        assert read_on.wait(60)
+        assert digest(tensors) == first, "the weights changed while they were read"
+        return first
+
+    async def story() -> None:
+        async with compute_thread() as compute:
+            chain, rng = StageChain(tiny(1), compute), random.Random(0)
+            ((engine,),) = chain.engines
+            expected = digest(engine._state.newest)
+            monkeypatch.setattr(snapshot, "digest", slow)
+            monkeypatch.setattr(engine, "_weights_stay", Watched())
+            measuring = asyncio.ensure_future(engine.measure())
+            await asyncio.to_thread(reading.wait)
+            loss, tokens = await chain.compute(rng, 0)  # microbatches are computed meanwhile
+            step = asyncio.ensure_future(chain.finish(loss, tokens))
+            assert await asyncio.to_thread(wanted.wait, 30) and not step.done(), "the update waits"
+            read_on.set()
+            assert await measuring == (0, expected)
+            await step
+            assert engine.version == 1
+
+    asyncio.run(story())

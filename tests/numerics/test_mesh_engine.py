@@ -138,7 +138,7 @@ async def kill(both: Chains, rank: int) -> None:
     os.close(handle)
     supervising = asyncio.ensure_future(both.engine.supervise())
     await asyncio.sleep(0)  # its first look is queued
-    await both.engine.measure()  # behind that
+    await both.engine.snapshot()  # behind that
     supervising.cancel()
     assert both.heard.lost == lost + 1
 

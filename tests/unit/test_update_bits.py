@@ -209,7 +209,7 @@ def test_a_sum_by_halves_is_a_sum(terms: list[float]) -> None:
 
 # ---------------------------------------------------------------- other processors
 
-PROBES = {"fp32": "bdac02c7", "8bit": "74472237"}
+PROBES = {"fp32": "41d3c213", "8bit": "e8715d83"}
 """What every machine finds. Other digits mean other weights: replicas of two such releases cannot share a stage."""
 
 
