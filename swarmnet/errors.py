@@ -12,6 +12,7 @@ SwarmError
 ├── BadCheckpoint       a checkpoint on disk cannot be used
 ├── RankLost            a rank of this peer's mesh has ended or hangs; all of them are gone now
 ├── MeshFailed          ranks were lost again and again: the peer ends
+├── DeviceFull          a device of this peer has no memory left for what it was asked
 └── Overflow            a fixed-point sum would leave int64
 """
 
@@ -110,6 +111,10 @@ class RankLost(SwarmError):
 
 class MeshFailed(SwarmError):
     """The ranks of this peer's mesh were lost too often, and are given up: nothing computes here any more."""
+
+
+class DeviceFull(SwarmError):
+    """A device of this peer had no memory for a job. What the job was to change is as it was, or known to be lost."""
 
 
 class Overflow(SwarmError):

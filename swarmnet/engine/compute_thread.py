@@ -33,6 +33,8 @@ from typing import Any, Generic, TypeVar
 
 import torch
 
+from swarmnet.errors import DeviceFull
+
 T = TypeVar("T")
 J = TypeVar("J")
 
@@ -185,13 +187,20 @@ class StageJobs:
         self._sums = threading.Lock()  # the sums, and what they read of the state: of one thread at a time
 
     async def run(self, work: Work, step: int, index: int, job: Callable[[], T]) -> T:
-        """Run `job` on its thread when its turn comes; see `ComputeThread.run`."""
+        """Run `job` on its thread when its turn comes; see `ComputeThread.run`. Raises DeviceFull."""
 
         def guarded() -> T:
             if self._one_core and torch.get_num_threads() != 1:
                 torch.set_num_threads(1)  # sums inside kernels depend on how many threads share them
-            with _current(self._device):
-                return job()
+            try:
+                with _current(self._device):
+                    return job()
+            except torch.OutOfMemoryError as error:
+                words = str(error).partition(". ")[0]
+            # Only here are the error's frames gone, with the tensors that they held.
+            if self._device.type == "cuda":
+                torch.cuda.empty_cache()
+            raise DeviceFull(words)
 
         return await self._threads.run(Turn(work, step, -self._stage, index), guarded)
 

@@ -6,6 +6,7 @@ A peer that takes far less than there is starts without a plan, which takes seco
 from __future__ import annotations
 
 import bisect
+import contextlib
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -14,7 +15,7 @@ import torch
 
 from swarmnet.config.fleet import MachineKind
 from swarmnet.config.peer import Caps, PeerConfig
-from swarmnet.errors import UsageError
+from swarmnet.errors import DeviceFull, UsageError
 from swarmnet.manifest.schema import Manifest
 from swarmnet.pipeline.depth import held_s, slots_enough
 from swarmnet.plan.budget import GIB, MIB, StagePlan, shown, together
@@ -89,6 +90,19 @@ class PlanFit:
                 f"{shown(self.host_room or 0)}: {shown(self.host_missing)} are missing"
             )
             yield "what takes less there: a smaller caps.memo_bytes, fewer --slots, no memory.offload_optimizer"
+
+
+@contextlib.contextmanager
+def full_in_words() -> Iterator[None]:
+    """A device that is full where nothing can be given up raises UsageError, with advice: another start would end as
+    this one did."""
+    try:
+        yield
+    except (torch.OutOfMemoryError, DeviceFull) as full:
+        words = str(full).partition(". ")[0]
+    else:
+        return
+    raise UsageError(f"{words}; what takes less: {_LEVERS['cuda']}, a smaller training.microbatch_size")
 
 
 def listed(stages: Sequence[int]) -> str:

@@ -21,12 +21,12 @@ from swarmnet.manifest.schema import Manifest
 from swarmnet.messages import Process
 from swarmnet.peer.restore import Restorer
 from swarmnet.pipeline.caller import Caller
+from swarmnet.pipeline.context import PipelineContext, PipelineLimits
 from swarmnet.pipeline.depth import Depth
 from swarmnet.pipeline.execution import Execution
 from swarmnet.pipeline.inputs import AnswerCheck, InputCheck, Known, TurnedAway, Windows, may_feed
 from swarmnet.pipeline.recovery import Recovery
 from swarmnet.pipeline.router import AdaptiveTimeout, Router
-from swarmnet.pipeline.tasks import PipelineContext, PipelineLimits
 from swarmnet.plan.cost import BYTES
 from swarmnet.stage.seams import Engine
 from swarmnet.state.snapshot_index import PIECE_BYTES
@@ -192,6 +192,7 @@ class Replica:
             limits=PipelineLimits(limits.slots, timers.heartbeat_s, 2 * timers.suspect_s, limits.memo_bytes),
             spawn=peer.spawn,
             on_bad_input=self._bad_input,
+            on_full=lambda slots, reason: self._event("device_full", {"slots": slots, "reason": reason}),
             depth=None if limits.fixed_slots else Depth(stage, num_stages - stage, most=limits.slots),
             share=lambda: training.microbatches / (1 + len(self._live(stage))),
             spans=peer.spans,

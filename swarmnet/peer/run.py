@@ -13,7 +13,7 @@ from swarmnet import telemetry
 from swarmnet.config.check import check_installed
 from swarmnet.config.peer import PeerConfig, listen_at
 from swarmnet.data.source import load_tokens
-from swarmnet.errors import MeshFailed, UsageError, leaves
+from swarmnet.errors import DeviceFull, MeshFailed, SwarmError, UsageError, leaves
 from swarmnet.manifest.file import run_id, to_toml
 from swarmnet.manifest.schema import Manifest
 from swarmnet.manifest.terms import RunTerms
@@ -70,7 +70,15 @@ def run_peer(
     from swarmnet.engine.compute_thread import ComputeThread
     from swarmnet.engine.torch_engine import TorchEngine
     from swarmnet.peer.engines import InitialWeights, backend_of, numerics_of, torch_engine
-    from swarmnet.peer.memory_fit import lent_bytes, room_here, setup_of, slots_here, slots_within, stages_that_fit
+    from swarmnet.peer.memory_fit import (
+        full_in_words,
+        lent_bytes,
+        room_here,
+        setup_of,
+        slots_here,
+        slots_within,
+        stages_that_fit,
+    )
     from swarmnet.stage.canonical import Initial
 
     routing_rule(config.routing)  # refuses early
@@ -108,7 +116,7 @@ def run_peer(
     if moves and not moving:
         log.info("stays", reason="rebalance_s is 0, or this peer has several ranks or stages")
     carried: int | None = None
-    with contextlib.ExitStack() as stack:  # left in reverse: ranks end first, and jobs that wait for them
+    with full_in_words(), contextlib.ExitStack() as stack:  # left in reverse: ranks end first, and jobs that wait
         compute = ComputeThread()
         stack.callback(compute.close)
         begin = InitialWeights(config, manifest, at_source=data_at_source)
@@ -162,12 +170,12 @@ def run_peer(
 
 @contextlib.contextmanager
 def _given_up_in_words() -> Iterator[None]:
-    """What ends a peer whose ranks are given up, or that nobody can connect to: alone, and not as one of the errors of
-    a group of tasks."""
+    """What ends a peer whose ranks are given up, whose device is full, or that nobody can connect to: alone, and not as
+    one of the errors of a group of tasks."""
     try:
         yield
     except BaseExceptionGroup as group:
-        failed, others = group.split((MeshFailed, UsageError))
+        failed, others = group.split((MeshFailed, DeviceFull, UsageError))
         # Anything else is a bug, and shows its traceback.
         if others is not None or failed is None:
             raise
@@ -368,17 +376,26 @@ async def _serve_peer(peer: Peer, ports: tuple[int, int], on_event: OnEvent) -> 
         reason = next(leaves(unreachable)).message
         on_event("stopped", {"reason": reason})
         raise UsageError(f"{reason}; {advice('unreachable', *ports)}") from None
+    except* DeviceFull as full:
+        await _end(peer, next(leaves(full)), on_event)
+        raise
 
 
 async def _compute(ranks: Callable[[], Awaitable[None]], peer: Peer, on_event: OnEvent) -> None:
-    """Have the ranks up as long as the peer is. Raises MeshFailed: then the peer ends, and what it holds is on disk."""
+    """Have the ranks up as long as the peer is. Raises MeshFailed, DeviceFull: then the peer ends, and what it holds
+    is on disk."""
     try:
         await ranks()
-    except MeshFailed as failed:
-        for replica in peer.replicas.values():
-            await replica.state.write_last()
-        on_event("stopped", {"reason": failed.message})
+    except (MeshFailed, DeviceFull) as failed:
+        await _end(peer, failed, on_event)
         raise
+
+
+async def _end(peer: Peer, failed: SwarmError, on_event: OnEvent) -> None:
+    """Nothing can be computed here any more."""
+    for replica in peer.replicas.values():
+        await replica.state.write_last()
+    on_event("stopped", {"reason": failed.message})
 
 
 async def _keep_result(peer: Peer, on_event: OnEvent) -> None:

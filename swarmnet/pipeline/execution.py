@@ -20,8 +20,9 @@ from dataclasses import replace
 from swarmnet.errors import RejectCode
 from swarmnet.ids import PeerId
 from swarmnet.messages import Answer, Busy, Fetch, Process, Rejected
+from swarmnet.pipeline.context import PipelineContext
 from swarmnet.pipeline.inputs import TurnedAway
-from swarmnet.pipeline.tasks import PipelineContext, StepTasks
+from swarmnet.pipeline.tasks import StepTasks
 from swarmnet.transport import ReadPayload
 
 _UNSURE_S = 0.25

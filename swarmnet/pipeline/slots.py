@@ -1,4 +1,4 @@
-"""The slots of one step: a semaphore with two queues that may grow. How many there are: `pipeline/depth.py`."""
+"""The slots of one step: a semaphore with two queues whose size may change. How many there are: `pipeline/depth.py`."""
 
 from __future__ import annotations
 
@@ -52,10 +52,14 @@ class Slots:
         return True
 
     def give(self) -> None:
-        """Give a slot back, to the first who waits if anybody does."""
-        if not self._hand():
+        """Give a slot back, to the first who waits if anybody does, and if there are not fewer slots by now."""
+        if self.taken > self.size or not self._hand():
             self.taken -= 1
             assert self.taken >= 0
+
+    def shrink(self, size: int) -> None:
+        """There are no more than so many slots from now on. Those taken beyond are not given to others."""
+        self.size = min(self.size, size)
 
     def grow(self, size: int) -> None:
         """There are so many slots from now on; never fewer than before."""

@@ -36,10 +36,12 @@ class DeviceBackend:
         layout = MeshLayout(devices=(str(device),))
         self._rank = RankStage(spec, layout, 0, tensor=_NOBODY, data=_NOBODY, device=self.device, memory=memory)
         self.sums, self.writes_at_once = self._rank.sums, memory.writes_at_once
+        self.watch(lambda: None, lambda event, fields: None)
         self.state = StageState(self._rank.canonical, self._rank, self._rank.scales, initial)
 
     def watch(self, lost: Callable[[], None], event: OnEvent) -> None:
-        """Nothing happens by itself here."""
+        """Nothing happens by itself here, but a sum may be torn."""
+        self._lost = lost
 
     def start(self) -> None:
         """Everything is here."""
@@ -64,4 +66,12 @@ class DeviceBackend:
 
     def accumulate(self, work: object, *, step: int, index: int, voids: int) -> bool:
         assert isinstance(work, ForwardPass)
-        return self._rank.accumulate(work, step=step, index=index, voids=voids)
+        try:
+            return self._rank.accumulate(work, step=step, index=index, voids=voids)
+        except torch.OutOfMemoryError:
+            # Told like sums that are lost with ranks: those of all open steps are.
+            if any(total.torn for total in self.sums):
+                for total in self.sums:
+                    total.lose()
+                self._lost()
+            raise

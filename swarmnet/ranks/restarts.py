@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from swarmnet.errors import MeshFailed, RankLost, Refused, RejectCode
+from swarmnet.errors import DeviceFull, MeshFailed, RankLost, Refused, RejectCode
 from swarmnet.ranks.group import RankGroup
 from swarmnet.stage.backend import OnEvent
 
@@ -128,7 +128,10 @@ class Ranks:
                     self.forget(key)
 
     def start(self) -> None:
-        """Have the ranks up: at once if they are. Notices the death of idle ones. Raises MeshFailed: given up."""
+        """Have the ranks up: at once if they are. Notices the death of idle ones.
+
+        Raises MeshFailed: given up; DeviceFull: for want of memory.
+        """
         with self.lock:
             # Idle ranks die unnoticed until somebody looks.
             if self._up:
@@ -149,7 +152,8 @@ class Ranks:
     def order(self, name: str, /, *, life: int | None = None, **fields: Any) -> list[Mapping[str, Any]]:
         """All ranks' answers, by rank. life: of the ranks that can do it; None: whoever is up.
 
-        Raises Refused(NOT_READY) if these are lost, before or meanwhile, and what all ranks raise.
+        Raises Refused(NOT_READY) if these are lost, before or meanwhile, DeviceFull if for want of memory, and what all
+        ranks raise.
         """
         with self.lock:
             self.start_or_refuse()
@@ -159,6 +163,8 @@ class Ranks:
                 return self._do(name, fields)
             except RankLost as lost:
                 self._on_loss(lost, name)
+                if _full(lost):
+                    raise DeviceFull(lost.reason) from None
                 raise Refused(RejectCode.NOT_READY, "a rank of this peer was lost, and is started again") from lost
 
     def insist(self, name: str, /, **fields: Any) -> None:
@@ -196,7 +202,8 @@ class Ranks:
     def _begin(self) -> None:
         # Starting them once more would end as it always has.
         if (verdict := self._losses.verdict) is not None:
-            raise MeshFailed(f"ranks ({self._label}) {verdict}; the last time {self._why}")
+            given_up = DeviceFull if _OUT_OF_MEMORY in self._why else MeshFailed
+            raise given_up(f"ranks ({self._label}) {verdict}; the last time {self._why}")
         if self._closing.wait(self._backoff.pause(self._losses.times)):
             raise MeshFailed("the ranks have been stopped for good")
         began = time.monotonic()
@@ -205,6 +212,9 @@ class Ranks:
             self._do("load", self._load())
         except RankLost as lost:
             self._on_loss(lost, None)
+            # Nothing is on the device yet but what the stage is: another start would find as little room.
+            if _full(lost):
+                raise DeviceFull(f"ranks ({self._label}) cannot start: {lost.reason}") from None
             return
         self._up, self._since = True, time.monotonic()
         self._event(
@@ -238,3 +248,11 @@ class Ranks:
             self._event(
                 "rank_lost", {"rank": lost.rank, "reason": lost.reason, "epoch": self._group.epoch, "seconds": seconds}
             )
+
+
+_OUT_OF_MEMORY = "OutOfMemoryError"
+"""In the last words of a rank whose device had no memory: torch's name of the error."""
+
+
+def _full(lost: RankLost) -> bool:
+    return _OUT_OF_MEMORY in lost.reason

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from swarmnet.errors import BadMessage, RejectCode
+from swarmnet.errors import BadMessage, Refused, RejectCode
 from swarmnet.manifest.schema import Numerics
 from swarmnet.stage.rounding import Rounding
 from swarmnet.wire import kernels
@@ -36,6 +36,8 @@ class Accumulator:
         """How often the sum has been voided."""
         self.revoked = 0
         """How often a void took back gradients that counted: all voids but those after a loss."""
+        self.torn = False
+        """Was it lost, by an addition that broke off in its middle, and not voided since?"""
         self._epoch = (-1, -1)
         self._indexes: set[int] = set()
 
@@ -44,6 +46,13 @@ class Accumulator:
         with self._lock:
             self.voids += 1
             self.revoked += not lost
+            self.torn = False
+
+    def lose(self) -> None:
+        """Make it `torn`: what was counted in it is not in it any more."""
+        with self._lock:
+            self.voids += 1
+            self.torn = True
 
     def follow(self, voids: int) -> None:
         """The void count is kept elsewhere (ranks of a mesh: by their peer), and is this now."""
@@ -65,7 +74,7 @@ class Accumulator:
         rounding: of the step. voids: the void count when this replica was granted the microbatch. False if it has moved
         since, or if `index` is in the sum already. largest: the largest magnitude over all ranks, where each rank has a
         part of the gradient and all must decide alike. Raises BadMessage(NON_FINITE) or Overflow; the sum is unchanged
-        then.
+        then. A device without memory for it leaves the sum `torn`.
         """
         # Voided since the grant: the gradient would not count.
         if voids != self.voids:
@@ -82,15 +91,25 @@ class Accumulator:
                 return False
             self._indexes.add(index)
             start = 0
-            for place, gradient in enumerate(gradients):
-                total = self._sum[start : start + gradient.numel()]
-                rounding.add(total, gradient.view(-1), place, index=index)
-                start += gradient.numel()
+            try:
+                for place, gradient in enumerate(gradients):
+                    total = self._sum[start : start + gradient.numel()]
+                    rounding.add(total, gradient.view(-1), place, index=index)
+                    start += gradient.numel()
+            except torch.OutOfMemoryError:
+                # A part of the gradient is in: what others have added cannot be told from it.
+                self.lose()
+                raise
         # A void may have come while this was adding: then it added to nothing.
         return voids == self.voids
 
     def read(self, step: int) -> Tensor:
-        """The flat sum of `step`: zeros if nothing was added. Valid until the next `add`; do not change it."""
+        """The flat sum of `step`: zeros if nothing was added. Valid until the next `add`; do not change it.
+
+        Raises Refused(NOT_READY) if it is torn.
+        """
+        if self.torn:
+            raise Refused(RejectCode.NOT_READY, "the sum was lost, as the device was full", step=step)
         self._enter(step, self.voids)
         return self._sum
 

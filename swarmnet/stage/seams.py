@@ -109,6 +109,7 @@ class Compute(Protocol):
         Refused: VOID, for a result that is not finite although everything sent was. NOT_READY, if a rank died and the
             work with it: the caller may ask again, here or elsewhere. Two methods never raise that: `accumulate`
             returns False, and a rank's death does not interrupt `apply`.
+        DeviceFull: a device has no memory for it.
     """
 
     def subscribe(self, audience: Audience) -> None:

@@ -19,6 +19,7 @@ from benchmark_modules import load
 from stage_chain import StageChain, compute_thread, tiny
 from torch.nn.attention import SDPBackend
 
+from swarmnet.errors import DeviceFull
 from swarmnet.manifest.schema import Averaging, Optimizer
 from swarmnet.ranks.device_backend import DeviceBackend
 from swarmnet.ranks.group import RankGroup
@@ -257,3 +258,18 @@ def test_a_contribution_is_encoded_where_the_accumulator_is(
     )
     assert bytes(said.contribution(total.to(device), 1, 70_001, voids=0).data) == plain
     assert asked == [device]
+
+
+@pytest.mark.gpu
+def test_a_full_gpu_is_said_and_serves_on() -> None:
+    async def story() -> None:
+        async with compute_thread() as compute:
+            chain = StageChain(tiny(1), compute, device="cuda")
+            ((engine,),) = chain.engines
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(engine._backend, "forward", lambda *_, **__: torch.empty(1 << 50, device="cuda"))
+                with pytest.raises(DeviceFull):
+                    await chain.forward([engine], 0)
+            assert math.isfinite(await chain.step(random.Random(0)))
+
+    asyncio.run(story())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import random
+import weakref
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
@@ -15,7 +16,7 @@ from safetensors.torch import load, save
 from stage_chain import MODEL, StageChain, batch_of, commit, compute_thread, text, tiny, weights_of
 
 from swarmnet.engine.torch_engine import TorchEngine
-from swarmnet.errors import BadMessage, Overflow, Refused, RejectCode
+from swarmnet.errors import BadMessage, DeviceFull, Overflow, Refused, RejectCode
 from swarmnet.ids import PeerId
 from swarmnet.local.oracle import run_oracle
 from swarmnet.manifest.schema import Averaging, Manifest, Numerics, Wire
@@ -551,3 +552,47 @@ def test_a_cuda_device_has_the_same_bits_in_any_order_and_the_oracles_curve(repl
     assert curves[0][0] == curves[1][0]
     assert all(torch.equal(curves[0][1][name], curves[1][1][name]) for name in curves[0][1])
     assert curves[0][0] == pytest.approx(run_oracle(manifest, text(), steps=10).losses, abs=1e-3)
+
+
+def test_a_device_without_memory_is_full_and_what_the_job_had_made_is_gone() -> None:
+    async def scenario(chain: StageChain) -> None:
+        ((engine,),) = chain.engines
+        made: list[weakref.ref[torch.Tensor]] = []
+
+        def fills(*_: object, **__: object) -> None:
+            activation = torch.zeros(3)
+            made.append(weakref.ref(activation))
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB.")
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(engine._backend, "forward", fills)
+            with pytest.raises(DeviceFull, match=r"^CUDA out of memory$"):
+                await chain.forward([engine], 0)
+        assert made[0]() is None
+        await chain.step(random.Random(0))
+
+    run(scenario, tiny(1))
+
+
+def test_a_sum_that_is_torn_is_told_as_lost() -> None:
+    async def scenario(chain: StageChain) -> None:
+        ((engine,),) = chain.engines
+        lost: list[int] = []
+        engine._backend.watch(lambda: lost.append(engine.voids(0)), lambda event, fields: None)
+        (stash,) = await chain.travel([engine], 0)
+        rounding, before = type(engine._backend._rank._rounded.of(0)), engine.voids(0)
+
+        def fills(*_: object, **__: object) -> None:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(rounding, "add", fills)
+            with pytest.raises(DeviceFull):
+                await engine.accumulate(stash)
+        assert lost == [before + 2]
+        with pytest.raises(Refused):
+            await engine.sums.contribution(0, 1)
+        engine.void()
+        await chain.step(random.Random(0))
+
+    run(scenario, tiny(1))

@@ -15,7 +15,7 @@ from swarmnet.errors import RejectCode
 from swarmnet.ids import PeerId
 from swarmnet.manifest.schema import Data
 from swarmnet.messages import Answer, Fetched, Packed, Process, Rejected
-from swarmnet.pipeline.tasks import PipelineContext
+from swarmnet.pipeline.context import PipelineContext
 from swarmnet.pipeline.windows import OwnTokens, ProvenWindows
 from swarmnet.simulate import oracle, swarm
 from swarmnet.simulate.clock import SimulatedProcess

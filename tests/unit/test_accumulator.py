@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarmnet.errors import BadMessage, Overflow, RejectCode
+from swarmnet.errors import BadMessage, Overflow, Refused, RejectCode
 from swarmnet.manifest.schema import Numerics
 from swarmnet.stage.accumulator import Accumulator, largest_magnitude, sum_dtype
 from swarmnet.stage.optimizer import average, square_norm
@@ -171,3 +171,18 @@ def test_largest_magnitude_knows_the_most_negative_integer(values: list[int]) ->
 
 def test_largest_magnitude_of_nothing_is_zero() -> None:
     assert largest_magnitude([torch.empty(0)]) == 0.0
+
+
+def test_an_addition_that_breaks_off_loses_the_sum_until_it_is_voided(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A device without memory leaves a part of a gradient in it."""
+    total = accumulator()
+    assert total.add(gradient(1, 2, 3), step=0, index=0, voids=0)
+    with monkeypatch.context() as patch:
+        patch.setattr(FineRounding, "add", lambda *_, **__: (_ for _ in ()).throw(torch.OutOfMemoryError("full")))
+        with pytest.raises(torch.OutOfMemoryError):
+            total.add(gradient(1, 2, 3), step=0, index=1, voids=0)
+    assert total.torn and total.voids == 1 and total.revoked == 0
+    with pytest.raises(Refused):
+        total.read(0)
+    total.void()
+    assert not total.read(0).any() and total.add(gradient(1, 2, 3), step=0, index=1, voids=2)

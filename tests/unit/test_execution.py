@@ -10,15 +10,15 @@ from collections.abc import Callable
 import pytest
 from scripted import PROOF, OneProof, Says, ScriptedTransport, on_virtual_time
 
-from swarmnet.errors import BadMessage, Overflow, Refused, RejectCode
+from swarmnet.errors import BadMessage, DeviceFull, Overflow, Refused, RejectCode
 from swarmnet.ids import PeerId
 from swarmnet.messages import Accepted, Answer, Busy, Fetch, Fetched, Gradient, Packed, Process, Rejected, Running
 from swarmnet.pipeline.caller import OF_PAYLOAD, Caller
+from swarmnet.pipeline.context import PipelineContext, PipelineLimits
 from swarmnet.pipeline.execution import Execution
 from swarmnet.pipeline.inputs import AnswerCheck, InputCheck, TurnedAway
 from swarmnet.pipeline.recovery import Keepalive, Recovery
 from swarmnet.pipeline.router import AdaptiveTimeout, Router
-from swarmnet.pipeline.tasks import PipelineContext, PipelineLimits
 from swarmnet.simulate.clock import VirtualLoop
 from swarmnet.simulate.device import Device
 from swarmnet.simulate.engine import SimulatedEngine
@@ -56,6 +56,7 @@ class Scene:
     ) -> None:
         self.stage, self.said, self.named = stage, [], []
         self.away: TurnedAway | None = None
+        self.full: list[tuple[int, str]] = []
         self.transport = transport = ScriptedTransport(rest=rest)
         check = InputCheck((TOKENS, HIDDEN) if stage else (TOKENS,), 8, OneProof())
         answer_check = AnswerCheck((HIDDEN,), 1)
@@ -89,6 +90,7 @@ class Scene:
             limits=PipelineLimits(SLOTS, running_s=0.5, wait_s=4.0, memo_bytes=1 << 16),
             spawn=group.create_task,
             on_bad_input=self.bad_input,
+            on_full=lambda slots, reason: self.full.append((slots, reason)),
         )
         self.execution = Execution(context, may_feed=lambda caller, request: self.away)
         self.execution.begin(0, alive=lambda peer: True)
@@ -412,6 +414,64 @@ def test_our_own_result_is_a_finding_and_nobodys_fault() -> None:
         assert ("non_finite", 0) in here.said and not here.execution.num_tasks
 
     scene(1, act, poison=frozenset({(1, 0, 0)}))
+
+
+@pytest.mark.parametrize("where", ["forward", "backward"])
+def test_a_full_device_is_busy_and_has_a_slot_less(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def act(here: Scene) -> None:
+        computed = getattr(here.engine, where)
+
+        async def full(*_: object, **__: object) -> None:
+            raise DeviceFull("out of memory")
+
+        monkeypatch.setattr(here.engine, where, full)
+        assert isinstance(await here.ask(0, payload(1)), Busy)
+        assert here.full == [(1, "out of memory")] and here.execution.slots == 1
+        assert here.said[-1] == ("withdraw", 0) and not here.execution.num_tasks
+        monkeypatch.setattr(here.engine, where, computed)
+        async with asyncio.TaskGroup() as group:
+            callers = enumerate((STRANGER, LIAR))
+            calls = [group.create_task(here.ask(index, payload(1), caller=caller)) for index, caller in callers]
+            await asyncio.sleep(0.01)
+            assert here.execution.queue == 1, "the open step has a slot less, too"
+        assert [type(call.result()) for call in calls] == [Gradient] * 2
+
+    scene(1, act)
+
+
+def test_a_device_that_is_full_with_one_slot_ends_the_peer() -> None:
+    asked: list[int] = []
+
+    async def act(here: Scene) -> None:
+        forward = here.engine.forward
+
+        async def full(step: int, index: int, *inputs: object, train: bool) -> Stash:
+            asked.append(index)
+            if len(asked) == 3:  # what is computed in between shows that one at a time fits
+                return await forward(step, index, *inputs, train=train)
+            raise DeviceFull("out of memory")
+
+        here.engine.forward = full  # type: ignore[method-assign]
+        for index in range(6):
+            assert isinstance(await here.ask(index, payload(1)), Gradient if index == 2 else Busy)
+        await here.ask(6, payload(1))
+
+    with pytest.raises(BaseExceptionGroup) as ended:
+        scene(1, act)
+    assert ended.group_contains(DeviceFull) and asked == [*range(7)]
+
+
+def test_an_evaluation_that_finds_the_device_full_may_come_again() -> None:
+    async def act(here: Scene) -> None:
+        async def full(*_: object, **__: object) -> None:
+            raise DeviceFull("out of memory")
+
+        here.engine.forward = full  # type: ignore[method-assign]
+        answer = await here.ask(0, inputs(1), purpose="eval")
+        assert isinstance(answer, Rejected) and answer.code is RejectCode.NOT_READY
+        assert not here.full and here.execution.slots == SLOTS
+
+    scene(1, act)
 
 
 def test_a_gradient_that_does_not_fit_the_grid_is_a_finding() -> None:

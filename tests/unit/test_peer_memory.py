@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from swarmnet.config.peer import Memory
-from swarmnet.errors import UsageError
+from swarmnet.errors import DeviceFull, UsageError
 from swarmnet.manifest.schema import Manifest, Numerics, Optimizer
+from swarmnet.peer import memory_fit
 from swarmnet.peer.devices import NumericsClass, check_memory
 from swarmnet.peer.engines import numerics_of
 from swarmnet.ranks.layout import MeshLayout
@@ -69,3 +71,14 @@ def test_a_numerics_class_says_what_bits_depend_on() -> None:
 @given(st.text(max_size=40))
 def test_any_text_is_a_numerics_class(text: str) -> None:
     assert NumericsClass.parse(text).device == text.split("/")[0]
+
+
+@pytest.mark.parametrize(
+    "full", [torch.OutOfMemoryError("CUDA out of memory. Tried to"), DeviceFull("CUDA out of memory")]
+)
+def test_a_device_that_is_full_ends_in_one_line_with_what_takes_less(full: Exception) -> None:
+    with (
+        pytest.raises(UsageError, match=r"^CUDA out of memory; what takes less: .*--slots.*microbatch_size$"),
+        memory_fit.full_in_words(),
+    ):
+        raise full

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarmnet.errors import BadMessage, MeshFailed, RankLost, Refused, RejectCode
+from swarmnet.errors import BadMessage, DeviceFull, MeshFailed, RankLost, Refused, RejectCode
 from swarmnet.ranks.host_state import RankSum, SumReading
 from swarmnet.ranks.restarts import Losses, Ranks, RestartBackoff
 
@@ -29,12 +29,13 @@ class Group:
         self.holds: set[int] = set()
         self.refuses: Exception | None = None
         self.closed = False
+        self.words = ""
 
     def _fate(self, name: str) -> None:
         if name in self.dies:
             self.dies.remove(name)
             self.holds.clear()
-            raise RankLost(1, f"rank 1 died in {name}")
+            raise RankLost(1, f"rank 1 died in {name}{self.words}")
 
     def start(self) -> None:
         self.epoch += 1
@@ -325,3 +326,26 @@ def test_time_does_not_excuse_an_order_that_always_kills_them() -> None:
     assert losses.verdict is not None and "'write_sum'" in losses.verdict
     losses.did("write_sum")
     assert losses.verdict is None
+
+
+def test_ranks_without_memory_are_full_and_start_again_with_less_in_them() -> None:
+    table = Table()
+    table.ranks.order("forward")
+    table.group.words, table.group.dies = ": torch.OutOfMemoryError: CUDA out of memory.", ["forward"]
+    with pytest.raises(DeviceFull, match="OutOfMemoryError"):
+        table.ranks.order("forward")
+    assert table.losses.said == ["mesh_started", "lost", "rank_lost"]
+    table.ranks.order("forward")
+    table.group.dies = ["update"] * 3
+    with pytest.raises(DeviceFull, match="finished"):
+        while True:
+            table.ranks.insist("update")
+
+
+def test_ranks_that_cannot_start_for_want_of_memory_are_not_started_again() -> None:
+    for name in ("start", "load"):
+        table = Table()
+        table.group.words, table.group.dies = ": torch.OutOfMemoryError: CUDA out of memory.", [name] * 5
+        with pytest.raises(DeviceFull):
+            table.ranks.start()
+        assert table.group.epoch == 1, name

@@ -31,6 +31,23 @@ def test_a_call_at_the_door_enters_when_a_slot_is_given_back() -> None:
     run(scenario())
 
 
+def test_a_slot_that_is_one_too_many_goes_to_nobody() -> None:
+    async def scenario() -> None:
+        slots = Slots(2)
+        assert slots.try_take() and slots.try_take()
+        slots.shrink(1)
+        slots.shrink(3)
+        async with asyncio.TaskGroup() as group:
+            entering = group.create_task(slots.enter(patience_s=1.0))
+            await asyncio.sleep(0.5)
+            slots.give()
+        assert not entering.result() and (slots.taken, slots.size) == (1, 1)
+        slots.give()
+        assert slots.try_take()
+
+    run(scenario())
+
+
 def test_patience_at_the_door_ends() -> None:
     async def scenario() -> None:
         slots = Slots(1)
