@@ -41,7 +41,7 @@ from swarmnet.net.swarm_link import SwarmLink
 from swarmnet.peer import checkup
 from swarmnet.peer.checkup import Row
 from swarmnet.peer.joining import reach
-from swarmnet.peer.memory_fit import available
+from swarmnet.peer.memory_fit import available, free_on_gpus
 from swarmnet.transport import ReadPayload
 from swarmnet.wire import kernel_build
 
@@ -94,7 +94,7 @@ def machine(config: PeerConfig) -> Iterator[Row]:
     tflops = _tflops("cuda" if gpus else "cpu", config.threads)
     yield checkup.compute(name, tflops, gpu_unseen=unseen, gpu_missing=missing)
     yield checkup.kernels(kernel_build.compiler())
-    yield checkup.memory(available(), [torch.cuda.mem_get_info(number)[0] for number in gpus])
+    yield checkup.memory(available(), free_on_gpus(gpus))
     place = next(each for each in (config.dir, *config.dir.parents) if each.exists())
     yield checkup.disk(str(config.dir), shutil.disk_usage(place).free)
     yield checkup.descriptors(raise_limit())

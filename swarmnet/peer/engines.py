@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
 import torch
+from blake3 import blake3
 from torch import Tensor
 
 from swarmnet import telemetry
@@ -17,8 +19,9 @@ from swarmnet.engine.payloads import Payloads
 from swarmnet.engine.torch_engine import StageSums, TorchEngine
 from swarmnet.errors import UsageError
 from swarmnet.manifest.codec_names import named_by
-from swarmnet.manifest.schema import Manifest
+from swarmnet.manifest.schema import Manifest, Optimizer
 from swarmnet.model.huggingface.checkpoint import stage_shapes, stage_weights
+from swarmnet.net.parent_death import same_python
 from swarmnet.peer.devices import NumericsClass
 from swarmnet.ranks.backend import MeshBackend
 from swarmnet.ranks.device_backend import DeviceBackend
@@ -110,7 +113,7 @@ def backend_of(
 
 
 def numerics_of(manifest: Manifest, layout: MeshLayout, memory: MemoryPolicy) -> NumericsClass:
-    """This peer's numerics class. Measured on its devices: tens of milliseconds."""
+    """This peer's numerics class. Measured on its devices: tens of milliseconds; on several GPUs seconds."""
     table, devices = manifest.optimizer, list(dict.fromkeys(layout.devices))
     versions = {"torch": torch.__version__.split("+")[0]}
     if layout.kind == "cpu":
@@ -118,17 +121,46 @@ def numerics_of(manifest: Manifest, layout: MeshLayout, memory: MemoryPolicy) ->
     else:
         names = sorted({torch.cuda.get_device_name(device) for device in devices})
         versions |= {"cuda": str(torch.version.cuda), "cudnn": str(torch.backends.cudnn.version())}  # type: ignore[no-untyped-call]
-    found = {probe(table, _HOST if memory.offload_optimizer else torch.device(device)) for device in devices}
+    if memory.offload_optimizer or layout.kind == "cpu":
+        found = [probe(table, _HOST)]
+    elif layout.ranks == 1:
+        found = [probe(table, torch.device(devices[0]))]
+    else:  # ranks have a process each: this one opens no context on their GPUs
+        found = probed_apart(table, devices)
     # Blocks of 8 bits are those of what a rank holds.
     cut = f"-{layout.label}" if table.state == "8bit" and layout.ranks > 1 else ""
     return NumericsClass(
-        "+".join(names)[:32],  # a greeting has room for 128 characters in all
+        _short("+".join(names)),
         " ".join(f"{library}-{version}" for library, version in versions.items()),
         layout.label,
         manifest.numerics.compute,
         "compiled" if memory.compile else "eager",
-        "+".join(sorted(found)) + cut,
+        "+".join(sorted({*found})) + cut,
     )
+
+
+def _short(device: str) -> str:
+    """A greeting has room for 128 characters in all. Other names stay others."""
+    device = device.replace("/", " ")  # it parts the fields of a class
+    return device if len(device) <= 32 else f"{device[:23]}~{blake3(device.encode()).hexdigest()[:8]}"
+
+
+_PROBE = """\
+import sys, torch
+from swarmnet.manifest.schema import Optimizer
+from swarmnet.stage.optimizer import probe
+table = Optimizer.model_validate_json(sys.argv[1])
+print(*(probe(table, torch.device(device)) for device in sys.argv[2:]))
+"""
+
+
+def probed_apart(table: Optimizer, devices: Sequence[str]) -> list[str]:
+    """`stage.optimizer.probe` of each device, in a process whose contexts end with it. Raises UsageError: it failed."""
+    command = [*same_python(), "-c", _PROBE, table.model_dump_json(), *devices]
+    child = subprocess.run(command, stdout=subprocess.PIPE, text=True)
+    if child.returncode:
+        raise UsageError(f"an update could not be tried on {', '.join(devices)}: see above why")
+    return child.stdout.split()
 
 
 def torch_engine(manifest: Manifest, stage: int, threads: ComputeThread, backend: StageBackend) -> TorchEngine:

@@ -19,11 +19,13 @@ from benchmark_modules import load
 from stage_chain import StageChain, compute_thread, tiny
 from torch.nn.attention import SDPBackend
 
-from swarmnet.errors import DeviceFull
+from swarmnet.errors import DeviceFull, UsageError
 from swarmnet.manifest.schema import Averaging, Optimizer
+from swarmnet.peer.engines import probed_apart
+from swarmnet.peer.memory_fit import free_on_gpus
 from swarmnet.ranks.device_backend import DeviceBackend
 from swarmnet.ranks.group import RankGroup
-from swarmnet.stage.optimizer import StageOptimizer
+from swarmnet.stage.optimizer import StageOptimizer, probe
 from swarmnet.stage.passes import MemoryPolicy, attention_kernels
 from swarmnet.sums.sum_codec import SumCodec
 from swarmnet.wire import codecs
@@ -273,3 +275,16 @@ def test_a_full_gpu_is_said_and_serves_on() -> None:
             assert math.isfinite(await chain.step(random.Random(0)))
 
     asyncio.run(story())
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_updates_of_several_devices_are_tried_in_another_process(device: str) -> None:
+    assert probed_apart(Optimizer(), [device, "cpu"]) == [probe(Optimizer(), torch.device("cpu"))] * 2
+    with pytest.raises(UsageError, match="cuda:77"):
+        probed_apart(Optimizer(), ["cuda:77"])
+
+
+@pytest.mark.gpu
+def test_the_driver_knows_how_much_of_a_gpu_is_free() -> None:
+    free, total = torch.cuda.mem_get_info(0)
+    assert abs(free_on_gpus([0])[0] - free) < 0.02 * total

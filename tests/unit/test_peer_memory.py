@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+from types import SimpleNamespace
+
 import pytest
 import torch
 from hypothesis import given
@@ -82,3 +85,65 @@ def test_a_device_that_is_full_ends_in_one_line_with_what_takes_less(full: Excep
         memory_fit.full_in_words(),
     ):
         raise full
+
+
+# ---------------------------------------------------------------- GPUs, without one
+
+
+def gpus(monkeypatch: pytest.MonkeyPatch, *names: str, told: str | Exception = "") -> list[int]:
+    """CUDA devices of 10 MiB with these names, of which 1 MiB is free as CUDA sees it. told: by the driver.
+
+    Returns the devices on which a context is opened from now on.
+    """
+    opened: list[int] = []
+
+    def run(*_: object, **__: object) -> SimpleNamespace:
+        if isinstance(told, Exception):
+            raise told
+        return SimpleNamespace(stdout=told)
+
+    def mem_get_info(number: int) -> tuple[int, int]:
+        opened.append(number)
+        return 1 << 20, 10 << 20
+
+    monkeypatch.setattr(subprocess, "run", run)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", mem_get_info)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: names[torch.device(device).index])
+    monkeypatch.setattr(
+        torch.cuda, "get_device_properties", lambda n: SimpleNamespace(uuid=f"uuid-{n}", total_memory=10 << 20)
+    )
+    return opened
+
+
+def test_free_memory_is_asked_of_the_driver_in_its_own_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = gpus(monkeypatch, told="GPU-uuid-1, 7\nGPU-uuid-9, 1\nGPU-uuid-0, 5\n")
+    assert memory_fit.free_on_gpus([0, 1]) == [5 << 20, 7 << 20]
+    assert memory_fit.room_here(MeshLayout(2, devices=("cuda:1", "cuda:0"))) == 5 << 20 and not opened
+
+
+@pytest.mark.parametrize("told", [OSError("no such command"), subprocess.TimeoutExpired("it", 1), "N/A", "GPU-a, 3"])
+def test_without_its_driver_only_the_one_gpu_of_this_process_is_opened(
+    monkeypatch: pytest.MonkeyPatch, told: str | Exception
+) -> None:
+    opened = gpus(monkeypatch, told=told)
+    assert memory_fit.free_on_gpus([0, 1]) == [10 << 20] * 2 and not opened
+    assert memory_fit.free_on_gpus([1]) == [1 << 20] and opened == [1]
+
+
+def test_a_numerics_class_names_gpus_and_tells_them_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    long = "NVIDIA RTX PRO 6000 Blackwell Workstation Edition"
+    gpus(monkeypatch, "NVIDIA H100 80GB HBM3", f"{long} A/B", f"{long} C")
+    found = [
+        numerics_of(Manifest(), MeshLayout(devices=(f"cuda:{number}",)), MemoryPolicy(offload_optimizer=True))
+        for number in range(3)
+    ]
+    assert found[0].device == "NVIDIA H100 80GB HBM3"
+    assert found[1].device != found[2].device and all(len(each.device) <= 32 for each in found)
+    assert all(NumericsClass.parse(str(each)) == each for each in found)
+    # Only if the updates have other bits, too, are the weights another class's in deterministic mode.
+    assert (
+        len({each.of_weights(exact=True) for each in found})
+        == 1
+        < len({each.of_weights(exact=False) for each in found})
+    )
