@@ -232,42 +232,44 @@ def with_slots(setup: Setup, stages: Sequence[int], room: int | None) -> Setup:
 
 
 def slots_here(setup: Setup, stages: Sequence[int], lent: int = 0) -> int:
-    """The most slots: `setup.slots`, or where that is 0 those that fit here; within `lent` bytes, if the operator
-    lends no more. Raises UsageError, with advice, if one is too many."""
+    """The most slots: `setup.slots`, or where that is 0 those that fit here, on devices and in host memory; within
+    `lent` bytes, if the operator lends no more. Raises UsageError, with advice, if one is too many."""
     room = room_of(setup, room_here(setup.layout))
+    host_room = None if setup.layout.kind == "cpu" else available()
     if lent:
-        return slots_within(setup, stages, lent if room is None else min(lent, room))
+        return slots_within(setup, stages, lent if room is None else min(lent, room), host_room)
     if setup.slots:
         if room is not None:
-            check_fits(setup, stages, room)
+            check_fits(setup, stages, room, host_room)
         return setup.slots
     # Nobody knows what fits: as many as stages without latency need.
     if room is None:
         return with_slots(setup, stages, None).slots
-    return slots_that_fit(setup, stages, room)
+    return slots_that_fit(setup, stages, room, host_room)
 
 
-def slots_within(setup: Setup, stages: Sequence[int], room: int) -> int:
+def slots_within(setup: Setup, stages: Sequence[int], room: int, host_room: int | None = None) -> int:
     """`setup.slots`, but no more than `slots_that_fit`."""
-    fit = slots_that_fit(setup, stages, room)
+    fit = slots_that_fit(setup, stages, room, host_room)
     return min(setup.slots or fit, fit)
 
 
-def slots_that_fit(setup: Setup, stages: Sequence[int], room: int) -> int:
-    """Microbatches in flight, per stage and open step, for which `room` bytes are enough to serve `stages` together.
+def slots_that_fit(setup: Setup, stages: Sequence[int], room: int, host_room: int | None = None) -> int:
+    """Microbatches in flight, per stage and open step, for which `room` bytes are enough to serve `stages` together,
+    and `host_room` beside devices.
 
     At most a step's, and MOST_SLOTS. Raises UsageError, with advice, if one is too many.
     """
-    slots = _slots_in(setup, stages, room)
+    slots = _slots_in(setup, stages, room, host_room)
     if slots == 0:
-        raise _refused(replace(setup, slots=1), stages, room)
+        raise _refused(replace(setup, slots=1), stages, room, host_room)
     return slots
 
 
 def _slots_in(setup: Setup, stages: Sequence[int], room: int | None, host_room: int | None = None) -> int:
     """The most slots that need no more than `room` bytes, and `host_room` beside; 0 if one is too many."""
     most = min(setup.specs[0].training.microbatches, MOST_SLOTS)
-    if room is not None and host_room is None and _rough(setup, stages, most) * _SURELY <= room:
+    if room is not None and _surely_fits(setup, stages, most, room, host_room):
         return most
 
     def too_many(slots: int) -> bool:
@@ -302,12 +304,12 @@ def machine_fit(setup: Setup, stages: Sequence[int], kind: MachineKind) -> Machi
     return least or MachineFit(0)
 
 
-def check_fits(setup: Setup, stages: Sequence[int], room: int) -> None:
+def check_fits(setup: Setup, stages: Sequence[int], room: int, host_room: int | None = None) -> None:
     """Raises UsageError, with advice, if not even one microbatch in flight fits. Costs a moment unless it is close."""
-    if _rough(setup, stages) * _SURELY > room:
+    if not _surely_fits(setup, stages, 1, room, host_room):
         one = replace(setup, slots=1)
-        if not judge(one, stages, room).fits:
-            raise _refused(one, stages, room)
+        if not judge(one, stages, room, host_room).fits:
+            raise _refused(one, stages, room, host_room)
 
 
 def stages_that_fit(setup: Setup, room: int | None) -> list[int]:
@@ -323,11 +325,15 @@ def _fits(setup: Setup, stage: int, room: int) -> bool:
     return True
 
 
-def _refused(one: Setup, stages: Sequence[int], room: int) -> UsageError:
-    return UsageError("; ".join(line.strip() for line in judge(one, stages, room).lines()))
+def _refused(one: Setup, stages: Sequence[int], room: int, host_room: int | None) -> UsageError:
+    return UsageError("; ".join(line.strip() for line in judge(one, stages, room, host_room).lines()))
 
 
-def _rough(setup: Setup, stages: Sequence[int], slots: int = 1) -> int:
+def _surely_fits(setup: Setup, stages: Sequence[int], slots: int, room: int, host_room: int | None) -> bool:
+    return _rough(setup, stages, slots) * _SURELY <= (room if host_room is None else min(room, host_room))
+
+
+def _rough(setup: Setup, stages: Sequence[int], slots: int) -> int:
     """Bytes of state and of `slots` microbatches, about: what a decoder keeps without knowing how."""
     specs = [setup.specs[stage] for stage in stages]
     model, training = specs[0].model, specs[0].training

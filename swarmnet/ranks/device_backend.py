@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 
 import torch
@@ -11,6 +12,7 @@ from swarmnet.manifest.schema import StageSpec
 from swarmnet.ranks.comm import FakeComm
 from swarmnet.ranks.host_state import StageState
 from swarmnet.ranks.layout import MeshLayout
+from swarmnet.ranks.memory import pin, unpin
 from swarmnet.ranks.stage import RankStage
 from swarmnet.stage.accumulator import sum_dtype
 from swarmnet.stage.backend import OnEvent
@@ -52,8 +54,14 @@ class DeviceBackend:
     def sum_memory(self) -> Tensor:
         """Memory for one finished sum: on the CPU, where pieces come from the network and are hashed. On a device each
         piece would wait for whatever the compute thread has queued there."""
-        size, pinned = self.state.canonical.num_elements, self.device.type == "cuda"
-        return torch.zeros(size, dtype=sum_dtype(self._rank.spec.numerics), pin_memory=pinned)
+        memory = torch.zeros(self.state.canonical.num_elements, dtype=sum_dtype(self._rank.spec.numerics))
+        # Not by torch, which takes the next power of two.
+        if self.device.type == "cuda":
+            with torch.cuda.device(self.device):
+                pinned = pin(memory)
+            if pinned:
+                weakref.finalize(self, unpin, memory).atexit = False
+        return memory
 
     def forward(
         self, step: int, tokens: Tensor, hidden: Tensor | None, *, train: bool

@@ -7,12 +7,17 @@ of what is in it.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import mmap
 import os
 
 import torch
 from torch import Tensor
+
+from swarmnet import telemetry
+
+log = telemetry.get(__name__)
 
 
 class SharedMemory:
@@ -57,10 +62,28 @@ def mapped(descriptor: int) -> Tensor:
     return torch.frombuffer(mmap.mmap(descriptor, 0), dtype=torch.uint8)
 
 
-def pin(memory: Tensor) -> None:
-    """Make the copies between a CUDA device and `memory` direct and asynchronous, for this process.
+def pin(memory: Tensor) -> bool:
+    """Make the copies between a CUDA device and `memory` direct, for this process: exactly these bytes, where they are.
 
-    Raises RuntimeError with CUDA's words, such as a limit on locked memory.
+    False, and a line in the log, if CUDA refuses, as where a limit is set on locked memory: copies are slower then.
     """
     runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
-    torch.cuda.check_error(runtime.cudaHostRegister(memory.data_ptr(), memory.numel(), 0))
+    try:
+        torch.cuda.check_error(runtime.cudaHostRegister(memory.data_ptr(), memory.nbytes, 0))
+    except RuntimeError as error:
+        _forget_error()
+        log.warning("not_pinned", num_bytes=memory.nbytes, reason=str(error), then="copies to the GPU take longer")
+        return False
+    return True
+
+
+def unpin(memory: Tensor) -> None:
+    """Undo `pin`: before the memory is freed."""
+    runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+    runtime.cudaHostUnregister(memory.data_ptr())
+
+
+def _forget_error() -> None:
+    """CUDA remembers its last error for the next kernel to report, which is this one."""
+    with contextlib.suppress(RuntimeError):
+        torch.zeros(1, device="cuda").add_(1)

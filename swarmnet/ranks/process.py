@@ -43,6 +43,10 @@ NO_LIMIT = timedelta(days=1)
 
 LOOPBACK = "lo"
 
+PIN_BYTES = 256 << 20
+"""What crosses with each microbatch is less. States and sums of a large stage are hundreds of GiB: to pin them takes
+minutes, in every rank, at each start, and a rank reads and writes its share of them once a step."""
+
 
 class RankContext:
     """What a program is made from. `settings` is what the peer process gave, the same for all ranks.
@@ -57,7 +61,7 @@ class RankContext:
         self._buffers: SharedBuffers | None = None
 
     def memory(self, number: int) -> Tensor:
-        """The bytes of the `SharedMemory` of that id, [n] uint8 on the CPU; pinned where the rank's device is CUDA."""
+        """The bytes of the `SharedMemory` of that id, [n] uint8 on the CPU; small ones pinned if the device is CUDA."""
         return self._memory[number]
 
     def new_group(self, lists: Sequence[Sequence[int]]) -> ProcessComm | SharedComm:
@@ -78,7 +82,7 @@ class RankContext:
         """Take in shared memory that the peer process made; the descriptor is closed."""
         memory = mapped(descriptor)
         os.close(descriptor)
-        if self.device.type == "cuda":
+        if self.device.type == "cuda" and memory.nbytes <= PIN_BYTES:
             pin(memory)
         self._memory[number] = memory
 

@@ -19,7 +19,8 @@ from torch.profiler import ProfilerActivity, profile
 from swarmnet.errors import UsageError
 from swarmnet.manifest.schema import Averaging, Cut, Manifest, Model, Numerics, Optimizer, Training
 from swarmnet.model.comm import Comm
-from swarmnet.peer.memory_fit import check_fits, judge, needed, slots_that_fit, slots_within
+from swarmnet.peer import memory_fit
+from swarmnet.peer.memory_fit import check_fits, judge, needed, slots_here, slots_that_fit, slots_within
 from swarmnet.plan.budget import Passage, together
 from swarmnet.plan.metering import LiveBytes
 from swarmnet.plan.plan import Setup, plan_stage
@@ -265,3 +266,25 @@ def test_a_peer_refuses_what_does_not_fit_and_says_how_much_is_missing() -> None
     check_fits(setup, [0, 1], both)
     with pytest.raises(UsageError, match=r"one peer with stages 0,1 does not fit.*: 1 B are missing"):
         check_fits(setup, [0, 1], both - 1)
+
+
+def test_a_gpu_peer_is_refused_before_it_starts_if_the_machine_has_too_little_memory() -> None:
+    one = replace(Setup(RUN.specs, RUN.wire, GPU), slots=1)
+    plenty, least = 1 << 50, judge(one, [1], 1 << 50).host_need
+    check_fits(one, [1], plenty, least)
+    assert slots_that_fit(one, [1], plenty, plenty) == RUN.training.microbatches
+    words = r"does not fit the machine beside its devices: it needs .* there, which has .*: 1.00 MiB are missing; what"
+    for refused in (check_fits, slots_that_fit):
+        with pytest.raises(UsageError, match=words):
+            refused(one, [1], plenty, least - 2**20)
+    more = judge(replace(one, slots=3), [1], plenty).host_need
+    assert slots_that_fit(replace(one, slots=0), [1], plenty, more) == 3
+
+
+def test_a_start_looks_at_host_memory_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory_fit, "room_here", lambda layout: 1 << 50)
+    monkeypatch.setattr(memory_fit, "available", lambda: 1 << 20)
+    for slots in (0, 4):
+        with pytest.raises(UsageError, match="the machine beside its devices"):
+            slots_here(Setup(RUN.specs, RUN.wire, GPU, slots=slots), [1])
+    assert slots_here(Setup(RUN.specs, RUN.wire, MeshLayout(), slots=4), [1]) == 4, "there is one memory"
