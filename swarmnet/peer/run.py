@@ -394,7 +394,10 @@ async def _compute(ranks: Callable[[], Awaitable[None]], peer: Peer, on_event: O
 async def _end(peer: Peer, failed: SwarmError, on_event: OnEvent) -> None:
     """Nothing can be computed here any more."""
     for replica in peer.replicas.values():
-        await replica.state.write_last()
+        try:
+            await replica.state.write_last()
+        except SwarmError as error:  # the ranks ended while they wrote it
+            on_event("checkpoint_failed", {"reason": str(error)})
     on_event("stopped", {"reason": failed.message})
 
 

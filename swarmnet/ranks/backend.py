@@ -8,6 +8,7 @@ here holds what it is called by: however work ends, the next order has them drop
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import weakref
 from collections.abc import Callable, Mapping
@@ -17,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from swarmnet.errors import Refused
+from swarmnet.errors import DeviceFull, Refused
 from swarmnet.manifest.schema import StageSpec
 from swarmnet.ranks.group import RankGroup
 from swarmnet.ranks.host_state import HostState, RankSum, StageState, SumReading, mirrored
@@ -72,11 +73,11 @@ class MeshBackend:
             preload=("swarmnet.ranks.fully_sharded",) if layout.shard == "zero3" else (),
         )
         self._places: dict[str, int] = {}
-        rows, length = training.microbatch_size, training.sequence_length
+        batch, length = training.microbatch_size, training.sequence_length
         dtype = sum_dtype(spec.numerics)
-        self._tokens = self._share("tokens", (rows, length + 1), torch.int32)
-        self._inward = self._share("inward", (rows, length, spec.model.hidden_size), torch.float32)
-        self._outward = self._share("outward", (rows, length, spec.model.hidden_size), torch.float32)
+        self._tokens = self._share("tokens", (batch, length + 1), torch.int32)
+        self._inward = self._share("inward", (batch, length, spec.model.hidden_size), torch.float32)
+        self._outward = self._share("outward", (batch, length, spec.model.hidden_size), torch.float32)
         self._finished = self._share("finished", (canonical.num_elements,), dtype)
         self._reading = SumReading(self._share("reading", (canonical.num_elements,), dtype))
         size = mirrored(canonical).num_bytes
@@ -89,10 +90,12 @@ class MeshBackend:
             load=self._standing,
             backoff=backoff,
         )
-        holder = HostState(canonical, mirrors, update=self._update, changed=self._ranks.reload)
+        holder = HostState(canonical, mirrors, update=self._update, wait=self._settle, changed=self._ranks.reload)
         late = 1 + spec.averaging.delay.most
-        scales = self._share("scales", (late, num_scales(spec.averaging, canonical.shapes)), torch.float32)
-        self.state = StageState(canonical, holder, scales, initial)
+        rows = late, num_scales(spec.averaging, canonical.shapes)
+        self._scales, self._scales_then = (self._share(name, rows, torch.float32) for name in ("scales", "scales_then"))
+        self._unsettled: dict[str, Any] = {}  # the last update, until ranks have written what it made
+        self.state = StageState(canonical, holder, self._scales, initial)
         self.sums = [RankSum(self._ranks, self._reading, self._write_sum) for _ in range(late)]
         self.watch(lambda: None, lambda event, fields: None)
         self._keys = itertools.count()
@@ -110,6 +113,8 @@ class MeshBackend:
 
     def start(self) -> None:
         self._ranks.start()
+        with contextlib.suppress(Refused, DeviceFull):  # whoever asks next finds them lost
+            self._settle(wait=False)
 
     def close(self) -> None:
         self._ranks.close()
@@ -119,8 +124,12 @@ class MeshBackend:
             total.lose()
         self._on_lost()
 
-    def _standing(self) -> Mapping[str, Any]:
-        return {"version": self.state.version, "places": self._places}
+    def _standing(self) -> list[tuple[str, Mapping[str, Any]]]:
+        # The mirror of what the last update made is not whole: its sum still leads there.
+        if update := self._unsettled:
+            load = {"version": update["version"], "places": self._places, "scales": "scales_then"}
+            return [("load", load), ("update", update | {"scales": "scales"})]
+        return [("load", {"version": self.state.version, "places": self._places, "scales": "scales"})]
 
     # ------------------------------------------------------------ microbatches
 
@@ -196,6 +205,26 @@ class MeshBackend:
             raise ValueError("a sum that ranks cannot read")
         with self._ranks.lock:
             # an update that a death broke off begins again: its finished sum and the old state are still here
-            self._ranks.insist("update", version=version, total=found[0], scale=scale, rate=rate)
+            update = {"version": version, "total": found[0], "scale": scale, "rate": rate, "scales": ""}
+            self._ranks.insist("update", **update)
+            self._scales_then.copy_(self._scales)
+            self._unsettled = update
             self._ranks.finished()
             self._ranks.forget_step(version)
+            # A sum of this replica's own is written over without a word.
+            if found[0] == "reading":
+                self._settle()
+
+    def _settle(self, *, wait: bool = True) -> None:
+        """Have what the last update made written to its mirror; or only look whether it is.
+
+        Raises Refused(NOT_READY) if the ranks are given up.
+        """
+        with self._ranks.lock:
+            if not self._unsettled:
+                return
+            if wait:
+                self._ranks.insist("settle", wait=True)
+            elif not all(answer["written"] for answer in self._ranks.order("settle", wait=False)):
+                return
+            self._unsettled = {}

@@ -3,9 +3,9 @@
 `StageState` is the state of one rank in this process as of several: a holder has the tensors. A rank that is alone
 (`ranks.stage`) is its own holder. Several ranks have `HostState`, the state that stays when all who compute it are
 gone: two copies of weights and moments, whole and in canonical order, in memory that ranks share. Number version % 2 is
-`version`, the other is where ranks write the next one. Only when every rank has answered does the version count up. So
-a rank that dies in the middle of an update leaves this version whole, and the update is done again. Snapshots and
-digests are read here and never hold up a rank; nowhere does one device have all of it.
+`version`, the other is where ranks write the next one: beside the microbatches that follow the update. Until all have
+written it, the copy of the version before and the sum of the update stay, and ranks that are started meanwhile make the
+update again. Snapshots and digests are read here; nowhere does one device have all of it.
 
 Of the sum of an open step ranks hold the terms. Whose gradients were added, and which additions a void has overtaken,
 is counted here. A sum that is lost with its ranks is refused until somebody has voided it: whoever takes part in a
@@ -46,6 +46,9 @@ class StateHolder(Protocol):
 
     def update(self, version: int, total: Tensor, *, scale: float, rate: float) -> None:
         """From `version` to the next, with the flat sum `total` times `scale`."""
+
+    def settle(self) -> None:
+        """Return once nothing needs the sum of the last update any more."""
 
     def take(self, version: int) -> None:
         """The weights of `version` have changed where they rest, and not by an update."""
@@ -95,6 +98,9 @@ class StageState:
         counted = self.canonical.spec.training.microbatches - len(commits[self.canonical.stage].voided)
         self._roundings.applied(self.version, self.canonical.pieces(total), counted=counted, clipped=update.clipped)
         self._become(self.version + 1)
+
+    def settle(self) -> None:
+        self._holder.settle()
 
     def most(self, num_microbatches: int) -> int:
         return self._roundings.of(self.version).most(num_microbatches)
@@ -150,8 +156,8 @@ class StageState:
 class HostState:
     """The state of ranks in two mirrors. memory: of each, of `mirrored(canonical).num_bytes`.
 
-    update: has ranks lead on from a version with (total, scale, rate) and write the mirror of the next one; it does not
-    return before all have. changed: ranks are to read the mirror of the version that the state is at.
+    update: has ranks lead on from a version with (total, scale, rate), and then write the mirror of the next one. wait:
+    returns once all have. changed: ranks are to read the mirror of the version that the state is at.
     """
 
     def __init__(
@@ -160,15 +166,21 @@ class HostState:
         memory: Sequence[Tensor],
         *,
         update: Callable[[int, Tensor, float, float], None],
+        wait: Callable[[], None],
         changed: Callable[[], None],
     ) -> None:
         self._names, self._memory, self._update, self._changed = list(canonical.shapes), list(memory), update, changed
+        self._wait = wait
         self._late = bool(canonical.spec.averaging.delay.most)
         layout = mirrored(canonical)
         self._views = [layout.views(each) for each in memory]
 
     def weights(self, version: int) -> list[Tensor]:
+        self.settle()
         return [self._views[version % 2][name] for name in self._names]
+
+    def settle(self) -> None:
+        self._wait()
 
     def update(self, version: int, total: Tensor, *, scale: float, rate: float) -> None:
         self._update(version, total, scale, rate)
@@ -177,11 +189,13 @@ class HostState:
         self._changed()
 
     def stay(self, version: int) -> None:
+        self.settle()
         # Ranks write only what an update changes, and there is none: carry all of it over.
         self._memory[(version + 1) % 2].copy_(self._memory[version % 2])
         self._changed()
 
     def reset(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+        self.settle()
         now = self._views[0]
         for name, tensor in weights:
             now[name].copy_(tensor)
@@ -192,11 +206,13 @@ class HostState:
         self._changed()
 
     def read_state(self, version: int, tensors: Mapping[str, Tensor]) -> None:
+        self.settle()
         for name, place in self._views[version % 2].items():
             place.copy_(tensors[name])
         self._changed()
 
     def write_state(self, version: int, tensors: Mapping[str, Tensor]) -> None:
+        self.settle()
         for name, held in self._views[version % 2].items():
             tensors[name].copy_(held)
 

@@ -6,6 +6,7 @@ Runs in a rank process (`ranks.process`). Shapes, checks and what an order means
 from __future__ import annotations
 
 from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import torch
@@ -48,6 +49,8 @@ class _Program:
         self._rows = MeshSplit.of(self._spec, layout).rows(context.rank)
         self._layout = mirrored(self._stage.canonical)
         self._places: Mapping[str, int] = {}
+        self._beside = ThreadPoolExecutor(1, "mirror", initializer=torch.set_num_threads, initargs=(1,))
+        self._writing: Future[None] | None = None
         self._works: dict[int, ForwardPass] = {}  # microbatches in flight, by the key they were ordered under
 
     def __call__(self, name: str, fields: Fields) -> Mapping[str, Any] | None:
@@ -56,10 +59,11 @@ class _Program:
             self._works.pop(key, None)
         match name:
             case "load":
+                self._written()
                 self._places = fields["places"]
                 # What was computed on other weights is worth nothing.
                 self._works.clear()
-                self._stage.round_by(self._memory("scales").view(torch.float32))
+                self._stage.round_by(self._memory(fields["scales"]).view(torch.float32))
                 self._stage.read_state(fields["version"], self._mirror(fields["version"]))
             case "forward":
                 return self._forward(**{key: fields[key] for key in ("key", "step", "train")})
@@ -78,11 +82,37 @@ class _Program:
                 self._stage.write_sum(fields["step"], self._sum("reading"))
             case "update":
                 version = fields["version"]
+                self._written()
                 self._stage.update(version, self._sum(fields["total"]), scale=fields["scale"], rate=fields["rate"])
-                self._stage.write_state(version + 1, self._mirror(version + 1))
+                if fields["scales"]:
+                    self._stage.round_by(self._memory(fields["scales"]).view(torch.float32))
+                self._write(version + 1)
+            case "settle":
+                if fields["wait"] or (self._writing is not None and self._writing.done()):
+                    self._written()
+                return {"written": self._writing is None}
             case _:
                 raise ValueError(f"no such order: {name}")
         return None
+
+    def _write(self, version: int) -> None:
+        """Have the state of `version` written to its mirror, beside the microbatches that follow."""
+        device = self._context.device
+        stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+        if stream is not None:
+            stream.wait_stream(torch.cuda.current_stream(device))
+
+        def write() -> None:
+            with torch.cuda.stream(stream):
+                self._stage.write_state(version, self._mirror(version))
+
+        self._writing = self._beside.submit(write)
+
+    def _written(self) -> None:
+        """Return once the state is in its mirror: nothing may change it before. Raises what the writing did."""
+        if self._writing is not None:
+            writing, self._writing = self._writing, None
+            writing.result()
 
     def _forward(self, key: int, step: int, train: bool) -> Mapping[str, Any] | None:
         hidden = None if self._spec.first else self._copied("inward", torch.float32)

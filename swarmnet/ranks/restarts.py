@@ -16,7 +16,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -88,8 +88,8 @@ class Losses:
 class Ranks:
     """Threads take turns by `lock`, which they may hold around several calls.
 
-    on_lost: hears that what ranks held is gone. load: the fields of the order that brings ranks to the state as it is
-    now. label: of the mesh, for people. life: how often what ranks held was lost. holds: the step of each microbatch
+    on_lost: hears that what ranks held is gone. load: the orders that bring ranks to the state as it is now. label: of
+    the mesh, for people. life: how often what ranks held was lost. holds: the step of each microbatch
     that they have something of, by the key that it was ordered under.
     """
 
@@ -100,7 +100,7 @@ class Ranks:
         on_event: OnEvent,
         *,
         label: str,
-        load: Callable[[], Mapping[str, Any]],
+        load: Callable[[], Sequence[tuple[str, Mapping[str, Any]]]],
         backoff: RestartBackoff,
     ) -> None:
         self.lock = threading.RLock()
@@ -185,7 +185,7 @@ class Ranks:
             if not self._up:
                 return
             try:
-                self._do("load", self._load())
+                self._read()
                 self.holds.clear()
             except RankLost as lost:
                 self._on_loss(lost, "load")
@@ -209,7 +209,7 @@ class Ranks:
         began = time.monotonic()
         try:
             self._group.start()
-            self._do("load", self._load())
+            self._read()
         except RankLost as lost:
             self._on_loss(lost, None)
             # Nothing is on the device yet but what the stage is: another start would find as little room.
@@ -226,6 +226,10 @@ class Ranks:
                 "seconds": round(self._since - began, 3),
             },
         )
+
+    def _read(self) -> None:
+        for name, fields in self._load():
+            self._do(name, fields)
 
     def _do(self, name: str, fields: Mapping[str, Any]) -> list[Mapping[str, Any]]:
         # of keys that ranks no longer hold, such as those of ranks that were lost, nothing is said

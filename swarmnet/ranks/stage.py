@@ -264,6 +264,9 @@ class RankStage:
         if self._delay.most and not self._delay.behind(version + 1):
             _copy(self._live(into), self._live((version + 1) % len(self._modules)))
 
+    def settle(self) -> None:
+        """An update is over when it returns."""
+
     def take(self, version: int) -> None:
         """The weights of `version` have changed where they rest: the optimizer goes on from them."""
         for roundings in (self._rounded, self._averages):

@@ -58,6 +58,9 @@ class State(Protocol):
     def copy(self, memory: Tensor) -> int:
         """Copy all of it into `canonical.layout.memory()`; returns its version. `layout.seal` makes it a snapshot."""
 
+    def settle(self) -> None:
+        """Return once nothing needs the sum of the last update any more. Any thread."""
+
     def take_over(self, tensors: Mapping[str, Tensor], *, version: int) -> None:
         """Become what `Canonical.unpack` has read."""
 

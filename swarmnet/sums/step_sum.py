@@ -185,6 +185,7 @@ class StepSum(RoundSum):
         self._open()
 
     def _open(self) -> None:
+        self.state.settle()
         self._sum.open()
         self._arriving.open()
         self._version = -1

@@ -22,7 +22,7 @@ def test_nothing_changes_if_the_checkpoint_cannot_be_read_any_more() -> None:
 
     layout = mirrored(canonical)
     memory = [layout.memory(), layout.memory()]
-    holder = HostState(canonical, memory, update=lambda *_: None, changed=lambda: None)
+    holder = HostState(canonical, memory, update=lambda *_: None, wait=lambda: None, changed=lambda: None)
     state = StageState(canonical, holder, torch.zeros(1, 1), initial)
     state.reset_to_seed()
     trained = {name: torch.full(shape, 0.5) for name, shape in canonical.state_shapes.items()}

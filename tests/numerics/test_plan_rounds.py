@@ -131,7 +131,7 @@ def test_rounds_take_what_was_planned(averaging: Averaging, ranks: int) -> None:
     finished, jobs = torch.zeros_like(flat), JobsAtOnce()
 
     def run() -> StepSum | LocalSum:
-        mirrors = HostState(canonical, memory, update=lambda *_: None, changed=lambda: None)
+        mirrors = HostState(canonical, memory, update=lambda *_: None, wait=lambda: None, changed=lambda: None)
         state = own if ranks == 1 else StageState(canonical, mirrors, torch.zeros(2, 1))
         sums = (
             LocalSum(jobs, state, counted, device=CPU)

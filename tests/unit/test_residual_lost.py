@@ -50,6 +50,9 @@ class State:
 
     outer, newest = None, ()
 
+    def settle(self) -> None:
+        """There is nothing to wait for."""
+
     def __init__(self, canonical: Canonical) -> None:
         self.canonical, self.version = canonical, 0
         self.applied = torch.zeros(canonical.num_elements, dtype=torch.float64)
