@@ -22,8 +22,10 @@ thread.
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -256,7 +258,8 @@ class RankStage:
         if self._delay.most:  # the module of `version`'s step gets the next weights, made from the newest
             _copy(self._own(self._newest(version)), own)
         self._optimizer.set_num_steps(version)
-        self._optimizer.step(self._averaged(version, total, scale), learning_rate=rate, parameters=own)
+        with self._update_threads():
+            self._optimizer.step(self._averaged(version, total, scale), learning_rate=rate, parameters=own)
         if self._data.size > 1 and self._split.shards("moments") and self._fully is None:
             for bucket in self._buckets:  # each rank has updated its chunk only
                 bucket.gather([self._parameters[into][place].detach() for place in bucket.places])
@@ -287,6 +290,17 @@ class RankStage:
                 live[place].copy_(take_block(whole, self._held("parameters", name)))
         self._optimizer.reset()
         self.take(0)
+
+    @contextlib.contextmanager
+    def _update_threads(self) -> Iterator[None]:
+        """An update in host memory takes this rank's share of all cores: no bit of it depends on how many."""
+        before = torch.get_num_threads()
+        if self._offload:
+            torch.set_num_threads(max(len(os.sched_getaffinity(0)) // self._split.layout.ranks, 1))
+        try:
+            yield
+        finally:
+            torch.set_num_threads(before)
 
     def _averaged(self, version: int, total: Tensor, scale: float) -> list[Tensor]:
         """The average gradient of what this rank updates."""

@@ -25,7 +25,7 @@ from swarmnet.peer.engines import probed_apart
 from swarmnet.peer.memory_fit import free_on_gpus
 from swarmnet.ranks.device_backend import DeviceBackend
 from swarmnet.ranks.group import RankGroup
-from swarmnet.stage.optimizer import StageOptimizer, probe
+from swarmnet.stage.optimizer import StageOptimizer, adamw, probe
 from swarmnet.stage.passes import MemoryPolicy, attention_kernels
 from swarmnet.sums.sum_codec import SumCodec
 from swarmnet.wire import codecs
@@ -201,6 +201,26 @@ def test_moments_in_host_memory_and_updates_on_the_cpu_are_the_same_training(dev
     assert found == pytest.approx(losses, rel=0.0 if device == "cpu" else 1e-5)
     for mine, theirs in zip(ours, weights, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=0, atol=0.0 if device == "cpu" else 1e-5)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_updates_in_host_memory_take_all_cores_and_give_them_back(
+    device: str, one_thread: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    used: list[int] = []
+
+    def counted(*arguments: object, **named: object) -> None:
+        used.append(torch.get_num_threads())
+        adamw(*arguments, **named)
+
+    found = []
+    for cores in (1, 3):
+        monkeypatch.setattr(os, "sched_getaffinity", lambda process, cores=cores: set(range(cores)))
+        monkeypatch.setattr("swarmnet.stage.optimizer.adamw", counted)
+        found.append(steps(device, memory=MemoryPolicy(offload_optimizer=True)))
+        assert {*used} == {cores} and torch.get_num_threads() == 1
+        used.clear()
+    assert all(torch.equal(a, b) for a, b in zip(found[0][1], found[1][1], strict=True))
 
 
 @pytest.mark.parametrize(
