@@ -35,6 +35,11 @@ class Payloads:
         self._tokens, self._hidden = (rows, length + 1), (rows, length, spec.model.hidden_size)
         self._vocab_size = spec.model.vocab_size
 
+    @property
+    def num_bytes(self) -> int:
+        """Of an activation in fp32."""
+        return 4 * math.prod(self._hidden)
+
     def carries(self, bytes_per_s: int) -> None:
         """What the own line carries, as measured. Any thread."""
         self._on_slow_line = self._wire.is_slow(bytes_per_s)

@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from torch import Tensor
 
@@ -28,8 +28,12 @@ from swarmnet.stage import snapshot
 from swarmnet.stage.backend import StageBackend
 from swarmnet.stage.seams import Audience, OuterStep, Stash, Summation
 
+T = TypeVar("T")
+Coded = Callable[[], T]
+"""Codes a payload, or gives what was made of it."""
+
 _LOOK_S = 1.0  # between two looks after idle ranks
-_LARGE = 1 << 20  # bytes whose allocation would hold up the event loop
+_LARGE = 1 << 20  # bytes whose allocation, or coding, would hold up others
 
 
 class StageSums(Summation, Protocol):
@@ -77,6 +81,8 @@ class TorchEngine:
         snapshot_bytes: Callable[[int], int],
     ) -> None:
         self._backend, self.sums, self._jobs, self._payloads = backend, sums, jobs, payloads
+        # Small ones are coded in less time than it takes to change threads.
+        self._codes_apart = backend.apart and payloads.num_bytes >= _LARGE
         self.snapshot_bytes = snapshot_bytes
         self._state, self._accumulators = backend.state, backend.sums
         self.delay = backend.state.canonical.spec.averaging.delay
@@ -146,13 +152,20 @@ class TorchEngine:
         """Run the stage on one microbatch."""
         # Before the job is queued: a void while it waits counts too.
         stash, asked = Stash(step, index, self.voids(step)), time.monotonic()
-        return await self._jobs.run(Work.FORWARD, step, index, lambda: self._forward(stash, asked, payload, train))
+        received = await self._coded(lambda: self._payloads.input(payload))
+
+        def forward() -> Coded[tuple[Packed, ...]]:
+            return self._forward(stash, asked, received(), train, asked_slow=self._payloads.asked_slow(payload))
+
+        stash.output = (await self._coded(await self._jobs.run(Work.FORWARD, step, index, forward)))()
+        return stash
 
     async def backward(self, stash: Stash, gradient: Sequence[Packed]) -> tuple[Packed, ...]:
         """The input gradient. Once per stash."""
         asked = time.monotonic()
-        job = lambda: self._backward(stash, asked, gradient)  # noqa: E731
-        return await self._jobs.run(Work.BACKWARD, stash.step, stash.index, job)
+        received = await self._coded(lambda: self._payloads.gradient(gradient))
+        job = lambda: self._backward(stash, asked, received())  # noqa: E731
+        return (await self._coded(await self._jobs.run(Work.BACKWARD, stash.step, stash.index, job)))()
 
     async def accumulate(self, stash: Stash) -> bool:
         """The weight pass."""
@@ -160,25 +173,41 @@ class TorchEngine:
         added = await self._jobs.run(self._weights, stash.step, stash.index, lambda: self._accumulate(stash, asked))
         return added and stash.voids == self.voids(stash.step)  # in the caller's thread: nothing can void in between
 
-    def _forward(self, stash: Stash, asked: float, payload: Sequence[Packed], train: bool) -> Stash:
+    async def _coded(self, job: Coded[T]) -> Coded[T]:
+        """`job`, which codes a payload: left to the compute thread, or done by now where that only waits for ranks."""
+        if not self._codes_apart:
+            return job
+        done = await asyncio.to_thread(job)
+        return lambda: done
+
+    def _left(self, job: Coded[T]) -> Coded[T]:
+        """On the compute thread: what `_coded` gets of a job's result."""
+        if self._codes_apart:
+            return job
+        done = job()
+        return lambda: done
+
+    def _forward(
+        self, stash: Stash, asked: float, received: tuple[Tensor, Tensor | None], train: bool, *, asked_slow: bool
+    ) -> Coded[tuple[Packed, ...]]:
+        (tokens, hidden), coded = received, _nothing
         began, step = time.monotonic(), stash.step
         if not self.version <= step <= self.version + self.delay.ahead(self.version):
             code = RejectCode.STALE if step < self.version else RejectCode.NOT_READY
             raise Refused(code, "other weights", step=step, version=self.version)
-        tokens, hidden = self._payloads.input(payload)
         output, work = self._backend.forward(step, tokens, hidden, train=train)
         if self._payloads.last:
             stash.loss_sum, stash.num_tokens = output.item(), tokens[:, 1:].numel()
             if not is_loss(stash.loss_sum, stash.num_tokens):
                 raise Refused(RejectCode.VOID, "the loss is not finite, or absurd", index=stash.index)
         else:
-            stash.output = self._payloads.output(tokens, output)
+            coded = self._left(lambda: self._payloads.output(tokens, output))
         if work is not None:
-            stash.saved = _ForwardWork(self._epochs[self._place(step)], work, self._payloads.asked_slow(payload))
+            stash.saved = _ForwardWork(self._epochs[self._place(step)], work, asked_slow)
         stash.computed(asked, began, time.monotonic())
-        return stash
+        return coded
 
-    def _backward(self, stash: Stash, asked: float, gradient: Sequence[Packed]) -> tuple[Packed, ...]:
+    def _backward(self, stash: Stash, asked: float, gradient: Tensor | None) -> Coded[tuple[Packed, ...]]:
         began = time.monotonic()
         saved = _saved(stash)
         # The weights that this forward used are gone.
@@ -186,8 +215,8 @@ class TorchEngine:
             raise Refused(RejectCode.STALE, "the weights have changed since forward", step=stash.step)
         if saved.work is None:
             raise ValueError(f"backward of microbatch {stash.step}/{stash.index} has run already")
-        own = self._backend.backward(saved.work, self._payloads.gradient(gradient))
-        answer = self._payloads.input_gradient(own, asked_slow=saved.asked_slow)
+        own = self._backend.backward(saved.work, gradient)
+        answer = self._left(lambda: self._payloads.input_gradient(own, asked_slow=saved.asked_slow))
         stash.computed(asked, began, time.monotonic())
         return answer
 
@@ -278,6 +307,10 @@ class TorchEngine:
     def _place(self, step: int) -> int:
         """Which of the open steps' places is that of `step`."""
         return step % len(self._epochs)
+
+
+def _nothing() -> tuple[Packed, ...]:
+    return ()
 
 
 def _saved(stash: Stash) -> _ForwardWork:

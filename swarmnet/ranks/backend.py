@@ -46,7 +46,7 @@ class MeshBackend:
     memory: how each rank spends its own. Raises UsageError if these ranks cannot share the stage.
     """
 
-    device = torch.device("cpu")
+    device, apart = torch.device("cpu"), True
 
     def __init__(
         self,

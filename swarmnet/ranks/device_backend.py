@@ -26,6 +26,8 @@ _NOBODY = FakeComm(0, 1)
 class DeviceBackend:
     """`stage.backend.StageBackend` on `device`."""
 
+    apart = False
+
     def __init__(
         self,
         spec: StageSpec,

@@ -96,6 +96,10 @@ class StageBackend(Protocol):
     def device(self) -> torch.device: ...
 
     @property
+    def apart(self) -> bool:
+        """Do others compute, so that payloads are better coded beside the compute thread, which waits for them?"""
+
+    @property
     def state(self) -> State: ...
 
     @property

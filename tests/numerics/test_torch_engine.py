@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import random
+import threading
 import weakref
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
@@ -15,6 +16,7 @@ from blake3 import blake3
 from safetensors.torch import load, save
 from stage_chain import MODEL, StageChain, batch_of, commit, compute_thread, text, tiny, weights_of
 
+from swarmnet.engine.payloads import Payloads
 from swarmnet.engine.torch_engine import TorchEngine
 from swarmnet.errors import BadMessage, DeviceFull, Overflow, Refused, RejectCode
 from swarmnet.ids import PeerId
@@ -22,6 +24,7 @@ from swarmnet.local.oracle import run_oracle
 from swarmnet.manifest.schema import Averaging, Manifest, Numerics, Wire
 from swarmnet.messages import Packed
 from swarmnet.model.decoder import StageModule, loss_sum
+from swarmnet.ranks.device_backend import DeviceBackend
 from swarmnet.stage.seams import Contribution, Engine, Stash
 from swarmnet.wire import codecs
 
@@ -596,3 +599,30 @@ def test_a_sum_that_is_torn_is_told_as_lost() -> None:
         await chain.step(random.Random(0))
 
     run(scenario, tiny(1))
+
+
+@pytest.mark.parametrize(("apart", "least"), [(False, 0), (True, 1 << 20), (True, 0)])
+def test_large_payloads_are_coded_on_the_compute_thread_only_where_it_computes(
+    apart: bool, least: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    coded: list[tuple[str, bool]] = []
+    for name in ("input", "output", "gradient", "input_gradient"):
+        plain = getattr(Payloads, name)
+
+        def told(*arguments: Any, _plain: Any = plain, _name: str = name, **named: Any) -> Any:
+            coded.append((_name, threading.current_thread().name == "compute"))
+            return _plain(*arguments, **named)
+
+        monkeypatch.setattr(Payloads, name, told)
+    monkeypatch.setattr(DeviceBackend, "apart", apart)
+    monkeypatch.setattr("swarmnet.engine.torch_engine._LARGE", least)
+
+    async def scenario(chain: StageChain) -> None:
+        await chain.step(random.Random(0))
+        (engine,), _ = chain.engines
+        with pytest.raises(BadMessage):
+            await engine.forward(1, 0, [Packed("int32", (1,), bytes(4))], train=True)
+
+    run(scenario, tiny(2))
+    assert {name for name, _ in coded} == {"input", "output", "gradient", "input_gradient"}
+    assert {compute for _, compute in coded} == {not apart or least > 0}
