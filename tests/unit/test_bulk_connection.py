@@ -1,0 +1,182 @@
+"""One end of a bulk connection, with an other end that has the keys and does as it likes."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+import pytest
+
+from swarmnet.errors import PeerGone
+from swarmnet.ids import PeerId
+from swarmnet.messages import Packed
+from swarmnet.net import bulk_connection
+from swarmnet.net.bulk_connection import BulkCalls, BulkConnection, Incoming
+from swarmnet.net.bulk_records import RECORD_BYTES, BulkSession, Kind, Opener, Sealer
+from swarmnet.net.traffic import Flow
+from swarmnet.wire.convert import TensorHeader
+from swarmnet.wire.framing import Assembly
+
+CALL = 7
+
+
+@dataclass
+class Ends:
+    """A connection, and what its other end has."""
+
+    connection: BulkConnection
+    calls: BulkCalls
+    sock: socket.socket
+    sealer: Sealer
+    closed: asyncio.Event
+
+    async def say(self, *records: bytes) -> None:
+        await asyncio.get_running_loop().sock_sendall(self.sock, b"".join(records))
+
+    def want(self, *lengths: int, call: int = CALL) -> Incoming:
+        declared = [TensorHeader("uint8", (length,), length) for length in lengths]
+        incoming = Incoming(Assembly(declared, max_bytes=1 << 30), Flow())
+        self.calls.begin(call)
+        self.calls.want(1, call, incoming)
+        return incoming
+
+
+def play(story: Callable[[Ends], Awaitable[None]], *, stall_s: float = 60.0) -> None:
+    """Other than `stall_s` nothing here takes time."""
+
+    async def main() -> None:
+        ours, theirs = socket.socketpair()
+        for sock in (ours, theirs):
+            sock.setblocking(False)
+        up, down = BulkSession("run", "caller", "callee", bytes(16), bytes(64)).secrets(1)
+        calls, closed = BulkCalls(mine=False), asyncio.Event()
+        connection = BulkConnection(
+            ours, PeerId("caller"), 1, Sealer(down), Opener(up), calls, lambda _: closed.set(), stall_s=stall_s
+        )
+        async with asyncio.timeout(20):
+            with theirs:
+                await story(Ends(connection, calls, theirs, Sealer(up), closed))
+                connection.close()
+                await closed.wait()
+
+    asyncio.run(main())
+
+
+def test_tensors_come_whole_and_no_record_is_shared() -> None:
+    async def story(ends: Ends) -> None:
+        incoming = ends.want(RECORD_BYTES + 1, 0, 3)
+        seal, first, last = ends.sealer, b"a" * RECORD_BYTES, b"xyz"
+        await ends.say(seal.start(CALL), seal.record(Kind.DATA, first), seal.record(Kind.DATA, b"b"))
+        await ends.say(seal.record(Kind.LAST, last))
+        assert await incoming.come(stall_s=1.0)
+        assert [bytes(part.data) for part in incoming.payload] == [first + b"b", b"", last]
+        assert not ends.closed.is_set()
+
+    play(story)
+
+
+@pytest.mark.parametrize(
+    "records",
+    [
+        [(Kind.LAST, b"12")],  # ends too early
+        [(Kind.DATA, b"1234")],  # does not end where it should
+        [(Kind.DATA, b"1")],  # in pieces of its own size
+        [(Kind.LAST, b"12345")],  # too much
+        [(Kind.START, bytes(8))],  # another begins inside
+        [(Kind.HELLO, b"")],
+    ],
+    ids=["early", "open", "small", "long", "start", "hello"],
+)
+def test_what_does_not_fit_the_header_ends_the_connection(records: list[tuple[Kind, bytes]]) -> None:
+    async def story(ends: Ends) -> None:
+        incoming = ends.want(4)
+        await ends.say(ends.sealer.start(CALL), *(ends.sealer.record(*record) for record in records))
+        with pytest.raises(PeerGone):
+            await incoming.come(stall_s=60.0)
+        await ends.closed.wait()
+
+    play(story)
+
+
+def test_a_payload_outside_a_call_is_no_payload() -> None:
+    async def story(ends: Ends) -> None:
+        await ends.say(ends.sealer.record(Kind.DATA, b"12345678"))
+        await ends.closed.wait()
+
+    play(story)
+
+
+def test_who_waits_hears_at_once_that_the_connection_is_gone() -> None:
+    async def story(ends: Ends) -> None:
+        incoming = ends.want(4)
+        ends.sock.close()
+        with pytest.raises(PeerGone):
+            await incoming.come(stall_s=60.0)
+
+    play(story)
+
+
+def test_a_stop_ends_the_payload_and_nothing_else() -> None:
+    async def story(ends: Ends) -> None:
+        incoming = ends.want(RECORD_BYTES + 1)
+        await ends.say(ends.sealer.start(CALL), ends.sealer.record(Kind.DATA, bytes(RECORD_BYTES)))
+        await ends.say(ends.sealer.record(Kind.STOP))
+        with pytest.raises(PeerGone):
+            await incoming.come(stall_s=60.0)
+        again = ends.want(2, call=8)
+        await ends.say(ends.sealer.start(8), ends.sealer.record(Kind.LAST, b"ok"))
+        assert await again.come(stall_s=60.0)
+
+    play(story)
+
+
+def test_who_goes_on_with_what_nobody_wants_loses_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bulk_connection, "_WASTE_BYTES", 3 * RECORD_BYTES)
+
+    async def story(ends: Ends) -> None:
+        ends.calls.begin(CALL)
+        ends.calls.end(CALL)
+        await ends.say(ends.sealer.start(CALL))
+        with pytest.raises(OSError, match=r"[Bb]roken pipe|reset"):
+            for _ in range(100):
+                await ends.say(ends.sealer.record(Kind.DATA, bytes(RECORD_BYTES)))
+        await ends.closed.wait()
+
+    play(story)
+
+
+def test_who_stops_in_what_nobody_wants_loses_the_connection() -> None:
+    async def story(ends: Ends) -> None:
+        incoming = ends.want(4)
+        await ends.say(ends.sealer.start(CALL))
+        while ends.calls._wanted:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        ends.calls.end(CALL)
+        assert incoming.dropped
+        await ends.closed.wait()
+
+    play(story, stall_s=0.05)
+
+
+def test_a_receiver_that_does_not_take_the_end_of_a_payload_loses_the_connection() -> None:
+    async def story(ends: Ends) -> None:
+        outgoing = ends.connection.send(CALL, (Packed("uint8", (50 << 20,), bytes(50 << 20)),), Flow())
+        with pytest.raises(TimeoutError):
+            await outgoing.left(stall_s=0.05)
+        ends.connection.give_up(outgoing)
+        await ends.closed.wait()
+        with pytest.raises(PeerGone):
+            await outgoing.left(stall_s=60.0)
+
+    play(story, stall_s=0.05)
+
+
+def test_a_second_call_of_one_number_is_refused() -> None:
+    async def story(ends: Ends) -> None:
+        ends.want(4)
+        with pytest.raises(Exception, match="two calls of one number"):
+            ends.calls.begin(CALL)
+
+    play(story)
