@@ -339,7 +339,7 @@ class LineQuality:
     relayed: bool = False
     """Are some mates reached through a relay alone?"""
     busy: bool = False
-    """Did the last round wait for this line? If not, the rate may be that of a machine which was slow to feed it."""
+    """Did the last two rounds wait for this line? If not, the rate may be that of a machine slow to feed it."""
 
 
 UNMEASURED = LineQuality()

@@ -32,7 +32,7 @@ _STRETCH, _BUFFERED = 1 / 4, 4 << 20
 """The share of a round's bytes in a stretch, and the least bytes: more than buffers hold and hand over at once."""
 
 _BUSY = 0.8
-"""The share of a round in which its bytes keep a line busy that it waits for."""
+"""The share of a round in which its bytes keep a line busy that it waits for; of two rounds, since one may be luck."""
 
 _ROUNDS = 9
 _PINGS = 8
@@ -53,7 +53,7 @@ class Meter:
         self._open = False
         self._rates: deque[float] = deque(maxlen=_ROUNDS)
         self._said = 0
-        self._busy = False
+        self._busy: deque[bool] = deque(maxlen=2)
         self.lent = 0
         """Bytes per second that the operator lends at most, either way; 0: all of the line."""
         self._round_trips: dict[PeerId, deque[float]] = {}
@@ -64,7 +64,7 @@ class Meter:
         return LineQuality(
             min(self._said, self.lent) if self.lent else self._said,
             tuple(sorted((peer, max(round(min(seconds) * 1e6), 1)) for peer, seconds in self._round_trips.items())),
-            busy=self._busy or 0 < self.lent < self._said,
+            busy=self._busy.count(True) == 2 or 0 < self.lent < self._said,
         )
 
     def begin(self) -> None:
@@ -94,7 +94,7 @@ class Meter:
         self._rates.append(min(found))
         # Other load only ever makes a line look narrower, so the best round is believed.
         rate = max(self._rates)
-        self._busy = moved >= _BUSY * rate * took_s
+        self._busy.append(moved >= _BUSY * rate * took_s)
         # Parts follow what is said here, and should not follow noise.
         if not self._said or not self._said / _NOISE <= rate <= self._said * _NOISE:
             self._said = max(round(rate), 1)

@@ -48,12 +48,14 @@ def test_no_more_is_said_than_is_lent() -> None:
     assert fresh.line.bytes_per_s == 0, "what is lent may be more than the line carries"
 
 
-def test_a_line_is_busy_if_a_round_has_waited_for_it():
+def test_a_line_is_busy_if_two_rounds_have_waited_for_it():
     meter = Meter()
     for up, down, idle_s, busy in (
-        (10.0, 10.0, 0.0, True),
-        (10.0, 10.0, 1.5, False),  # nothing passes for nearly half of the round
+        (10.0, 10.0, 0.0, False),  # one may be luck
         (10.0, 40.0, 0.0, True),
+        (10.0, 10.0, 1.5, False),  # nothing passes for nearly half of the round
+        (10.0, 10.0, 0.0, False),
+        (10.0, 10.0, 0.0, True),
         (7.0, 7.0, 0.0, False),  # the line is known to carry more
     ):
         round_at(meter, up=up, down=down, idle_s=idle_s)
