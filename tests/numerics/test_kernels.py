@@ -14,6 +14,7 @@ from hypothesis.extra import numpy as hnp
 
 from swarmnet.errors import BadMessage, Overflow
 from swarmnet.manifest.schema import Optimizer
+from swarmnet.messages import Packed
 from swarmnet.stage import optimizer
 from swarmnet.stage.accumulator import largest_magnitude
 from swarmnet.stage.rounding import LIMIT, FineRounding, Rectangle, SmallRounding, first_scales, next_scales
@@ -170,6 +171,13 @@ def test_a_gradient_that_is_not_finite_is_seen(found: Kernels) -> None:
         assert math.isnan(largest_magnitude([torch.tensor([1.0, math.nan]), torch.tensor([math.inf])]))
         assert largest_magnitude([torch.tensor([-math.inf])]) == math.inf
         assert largest_magnitude([]) == largest_magnitude([torch.zeros(0)]) == 0.0
+
+
+def test_lengths_that_fit_only_in_sum_are_refused(found: Kernels) -> None:
+    """A block with three sparse planes of none, beside one with three planes: read as they say, it would be a crash."""
+    packed = Packed("small", (128,), bytes([0xC0, 3, 0, 0, 0]))
+    with kernels.tried(found), pytest.raises(BadMessage):
+        codecs.decode(packed)
 
 
 @pytest.mark.parametrize("codec", ["int64", "small"])
