@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 
 import pytest
 import torch
@@ -54,7 +55,7 @@ def test_where_cuda_refuses_memory_stays_as_it_is_and_the_error_is_not_the_next_
     forgotten: list[bool] = []
     monkeypatch.setattr(shared, "_forget_error", lambda: forgotten.append(True))
     assert not pin(torch.zeros(10)) and forgotten == [True]
-    assert [record.levelname for record in caplog.records] == ["WARNING"] and "not_pinned" in caplog.text
+    assert [record.levelno for record in caplog.records] == [logging.WARNING] and "not_pinned" in caplog.text
 
 
 def test_a_rank_pins_what_crosses_with_every_microbatch_and_not_the_state(monkeypatch: pytest.MonkeyPatch) -> None:
