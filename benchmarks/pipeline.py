@@ -5,7 +5,7 @@
 The same decoder, cut, microbatches, clipping and AdamW in every way:
 
     swarm           two peers and a trainer as real processes: DHT, gRPC over TLS on loopback; fp32 sums, fp32 wire
-    swarm exact     the same in deterministic mode (fixed-point int64 sums)
+    swarm exact     the same in deterministic mode: sums of small integers, the default
     1f1b            torch.distributed.pipelining, Schedule1F1B, two gloo ranks
     single          one process with two threads
 
@@ -95,7 +95,7 @@ class Plan:
                 ),
                 optimizer=Optimizer(learning_rate=3e-4, schedule="constant", warmup_steps=0),
                 numerics=Numerics(mode="deterministic" if exact else "fp32"),
-                averaging=Averaging(codec="int64" if exact else "fp32"),
+                averaging=Averaging(codec="small" if exact else "fp32"),
                 wire=Wire(activations=codec, gradients=codec),  # type: ignore[arg-type]
             ),
             base=Path(),
