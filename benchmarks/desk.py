@@ -5,7 +5,8 @@
 A desk check: nobody here has eight GPUs. What the host does is measured on one core of this machine, in the same run;
 what a GPU's line does is a constant below. "before" is as it was when the first desk check was made: digests by SHA-256
 on the compute thread every ten steps, states written and activations coded while ranks wait, all that ranks share
-pinned by each of them. Prints two Markdown tables.
+pinned by each of them, and arithmetic by torch's kernels, one for each operation, in place of the compiled ones. Prints
+two Markdown tables.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from swarmnet.averaging.exchange import PIECE_ELEMENTS
 from swarmnet.manifest.schema import Optimizer
 from swarmnet.net.grpc_options import tune_allocator
 from swarmnet.stage.optimizer import StageOptimizer
-from swarmnet.wire import codecs
+from swarmnet.wire import codecs, kernel_build, kernels
 
 PINNED, PAGEABLE = 25e9, 6e9
 """Bytes a second between a GPU and the host: PCIe 4.0 x16 has 31.5 GB/s each way, of which copies reach about 25; what
@@ -104,15 +105,15 @@ def measure(megabytes: int) -> dict[str, float]:
     }
 
 
-def rows(case: Case, core: dict[str, float]) -> Iterator[Row]:
-    """All of a step."""
+def rows(case: Case, then: dict[str, float], core: dict[str, float]) -> Iterator[Row]:
+    """All of a step. then, core: what was measured by the reference, and by compiled kernels."""
     p, ranks, meshed = case.parameters, case.ranks, case.ranks > 1
     weights, total, state = 4 * p, 8 * p, 12 * p
     there = 0.0 if meshed else weights / PAGEABLE  # the mesh's are in host memory already
     yield Row(
         "digest of the weights (every 10 steps; now 100)",
         weights / 100,
-        (weights / core["sha256"] + there) / 10,
+        (weights / then["sha256"] + there) / 10,
         0.0,
         weights / core["blake3"] / 100,
     )
@@ -124,19 +125,20 @@ def rows(case: Case, core: dict[str, float]) -> Iterator[Row]:
         yield Row("finished sum, host to device", total, *[total / PINNED] * 2)
     if meshed:
         yield Row("weights and moments to the mirror", state, state / ranks / PINNED, 0.0, state / ranks / PAGEABLE)
-    coded = weights * (1 + 1 / MEMBERS) / core["small, encode"] + 2 * weights / core["small, add"]
-    yield Row(f"sums coded, of {MEMBERS} members (`small`)", weights * (3 + 1 / MEMBERS), 0.0, 0.0, coded)
+    coded = (weights * (1 + 1 / MEMBERS) / by["small, encode"] + 2 * weights / by["small, add"] for by in (then, core))
+    what = f'sums coded, of {MEMBERS} members (`small`); beside compute if `sync = "overlap"`'
+    yield Row(what, weights * (3 + 1 / MEMBERS), *coded)
     activation = 4.0 * case.tokens * case.width
     crossing = 4 * case.microbatches * activation
     if meshed:
-        codes = crossing / 2 * (1 / core["int8, encode"] + 1 / core["int8, decode"])
-        yield Row("activations and gradients coded (`int8`)", crossing, codes, 0.0, codes)
+        before, beside = (crossing / 2 * (1 / by["int8, encode"] + 1 / by["int8, decode"]) for by in (then, core))
+        yield Row("activations and gradients coded (`int8`)", crossing, before, 0.0, beside)
         copied = crossing / core["copy"]
         yield Row("activations and gradients to ranks and back", crossing, copied, copied)
     else:
         yield Row("coded activations and gradients, over the line", crossing / 4, *[crossing / 4 / PAGEABLE] * 2)
-    update = p * core["update"]
-    yield Row("update, if `offload_optimizer`; not in the sum", 0.0, update / ranks, update / CORES)
+    before, after = p * then["update"] / ranks, p * core["update"] / CORES
+    yield Row("update, if `offload_optimizer`; not in the sum", 0.0, before, after)
 
 
 def table(case: Case, found: list[Row]) -> Iterator[str]:
@@ -163,13 +165,17 @@ def main() -> None:
     parser.add_argument("--megabytes", type=int, default=256)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    core = measure(options.megabytes)
-    rates = [f"{name} {value / 1e9:.2f} GB/s" for name, value in core.items() if name != "update"]
-    print("one core here:", "; ".join(rates) + f"; update {1e9 * core['update']:.1f} ns a parameter")
+    kernel_build.prepare(threads=1).join()
+    found = {}
+    for way in ("reference", "kernels"):
+        with kernels.tried(kernels.used() if way == "kernels" else None):
+            core = found[way] = measure(options.megabytes)
+        rates = [f"{name} {value / 1e9:.2f} GB/s" for name, value in core.items() if name != "update"]
+        print(f"one core here, {way}:", "; ".join(rates) + f"; update {1e9 * core['update']:.1f} ns a parameter")
     for case in CASES:
-        print("", *table(case, list(rows(case, core))), sep="\n")
+        print("", *table(case, list(rows(case, found["reference"], found["kernels"]))), sep="\n")
     if options.json:
-        options.json.write_text(json.dumps(core, indent=1))
+        options.json.write_text(json.dumps(found, indent=1))
 
 
 if __name__ == "__main__":

@@ -57,6 +57,7 @@ part apply "$python" benchmarks/apply.py "${device[@]}" "${few[@]}" --json "$out
 part codecs "$python" benchmarks/codecs.py "${device[@]}" ${rehearse:+--elements 65536 --repeat 1} --json "$out/codecs.json"
 part activations "$python" benchmarks/activations.py "${device[@]}" --steps 0 \
     ${rehearse:+--layers 1 --width 64 --tokens 64 --turns 1} --json "$out/activations.json"
+part desk "$python" benchmarks/desk.py ${rehearse:+--megabytes 16} --json "$out/desk.json"
 
 # ------------------------------------------------------------ a swarm, replicas killed
 
