@@ -180,3 +180,31 @@ def test_a_second_call_of_one_number_is_refused() -> None:
             ends.calls.begin(CALL)
 
     play(story)
+
+
+def test_what_has_come_already_leaves_others_their_turns() -> None:
+    """Two thousand records lie there to be read, and nothing in them is waited for."""
+
+    async def story(ends: Ends) -> None:
+        turns, unwanted = 0, ends.want(9)
+        ends.calls.end(CALL)
+        assert unwanted.dropped
+        seal, incoming = ends.sealer, ends.want(3, call=CALL + 1)
+
+        async def others() -> None:
+            nonlocal turns
+            while not incoming.over:
+                turns += 1
+                await asyncio.sleep(0)
+
+        await ends.say(
+            seal.start(CALL),
+            *(seal.record(Kind.DATA, b"x") for _ in range(2000)),
+            seal.record(Kind.STOP),
+            seal.start(CALL + 1),
+            seal.record(Kind.LAST, b"end"),
+        )
+        await others()
+        assert await incoming.come(stall_s=1.0) and turns >= 500
+
+    play(story)
