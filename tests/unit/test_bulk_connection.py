@@ -14,9 +14,10 @@ from swarmnet.ids import PeerId
 from swarmnet.messages import Packed
 from swarmnet.net import bulk_connection
 from swarmnet.net.bulk_connection import BulkCalls, BulkConnection, Incoming
+from swarmnet.net.bulk_pool import BulkListener
 from swarmnet.net.bulk_records import RECORD_BYTES, BulkSession, Kind, Opener, Sealer
 from swarmnet.net.traffic import Flow
-from swarmnet.wire.convert import TensorHeader
+from swarmnet.wire.convert import BulkAsk, TensorHeader
 from swarmnet.wire.framing import Assembly
 
 CALL = 7
@@ -208,3 +209,13 @@ def test_what_has_come_already_leaves_others_their_turns() -> None:
         assert await incoming.come(stall_s=1.0) and turns >= 500
 
     play(story)
+
+
+def test_a_session_is_its_callers_alone() -> None:
+    listener = BulkListener(PeerId("callee"), None, stall_s=1.0)
+    listener.port = 1
+    offer = listener.offer(PeerId("caller"), BulkAsk(bytes(32)))
+    found = listener.session(PeerId("caller"), offer.session)
+    assert found is not None and found.caller == "caller"
+    assert listener.session(PeerId("another"), offer.session) is None
+    assert listener.offer(PeerId("caller"), BulkAsk(bytes(32))).session != offer.session
