@@ -299,7 +299,7 @@ def origin_of(param: click.Parameter, source: ParameterSource | None) -> str:
 MESH_AND_MEMORY = ("mesh", "memory")
 NETWORK = ("dht_port", "announce", "bootstrap")
 LOGS = ("events", "log")
-PLACES = ("dir", "data", "initial", "host", "port")
+PLACES = ("dir", "data", "initial", "host", "port", "bulk_port")
 SERVING = (
     "stages",
     *MESH_AND_MEMORY,

@@ -265,7 +265,9 @@ class PeerConfig(Table):
     host: Annotated[str, CliOption("ADDR")] = says("0.0.0.0", "address to listen on; :: is IPv6 and IPv4", min_length=1)
     port: Annotated[Port, CliOption("N")] = says(0, "port of the data plane; 0: last time's, else any free one")
     dht_port: Annotated[Port, CliOption("N")] = says(0, "port of the DHT; 0: last time's, else any free one")
-    bulk_port: Port = says(0, "port for tensors beside `port`; 0: any free one (docs/bulk-channel.md)")
+    bulk_port: Annotated[Port, CliOption("N")] = says(
+        0, "port for tensors beside `port`; 0: any free one (docs/bulk-channel.md)"
+    )
     announce: Annotated[tuple[Multiaddr, ...], CliOption("MADDR")] = says(
         (), "multiaddr to publish instead of what `host` suggests"
     )
