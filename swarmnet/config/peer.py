@@ -284,7 +284,9 @@ class PeerConfig(Table):
     compute: Annotated[Literal["run", "fp32", "bf16"], CliOption()] = says(
         "run", 'operands of matrix products; other than the run\'s only if its numerics.mode is "fp32"'
     )
-    threads: Annotated[Positive, AfterValidator(_threads)] = says(1, "CPU threads of the compute thread")
+    threads: Annotated[Positive, AfterValidator(_threads)] = says(
+        1, "CPU threads of the compute thread, and of a kernel's call"
+    )
     slots: Annotated[Count, CliOption("N")] = says(
         0, "microbatches in flight per stage and open step, at most; 0: as many as fit (docs/routing.md)"
     )

@@ -104,7 +104,7 @@ async def place_call(
             yield refusal
             return
         unknown = False
-        async with channels.channel(bulk=greets) as channel:
+        async with channels.channel(calls=greets) as channel:
             call = _Call(channels, channel, request, payload, deadline=deadline, flow=flow)
             try:
                 while (answer := await call.next()) is not None:
@@ -448,7 +448,7 @@ class Link:
                 log.warning("link_refused", peer=self._channels.peer, code=refusal.code.value, reason=refusal.reason)
                 self.outbox.clear()
                 return False
-            async with self._channels.channel(bulk=False) as channel:
+            async with self._channels.channel(calls=False) as channel:
                 return await self._stream(channel)
         except SwarmError as error:
             log.debug("link_failed", peer=self._channels.peer, error=error)

@@ -1,6 +1,6 @@
 """What reaches one peer: its address, its channels, whether it was greeted, and whether it is gone.
 
-One control channel carries greetings and the link, so that small messages do not queue behind tensors; one to four bulk
+One control channel carries greetings and the link, so that small messages do not queue behind tensors; one to four
 channels carry calls. All are opened when first used and replaced when they break. Every connection begins with a
 greeting, which asks whether the address may be dialled now (`dials`). gRPC's errors become ours here, and a broken
 connection is told from the death of a process. Knows nothing of messages.
@@ -158,7 +158,7 @@ class PeerChannels:
         self.peer, self.config = peer, dialling.config
         self._dialling = dialling
         self._control: Channel | None = None
-        self._bulk: list[Channel | None] = [None] * dialling.config.bulk_channels
+        self._calls: list[Channel | None] = [None] * dialling.config.call_channels
         self._retired: list[Channel] = []  # replaced, but still in use
         self.bulk = BulkPool(peer, self._ask_for_bulk, stall_s=self.config.stall_s)
         self._failed: list[Address] = []  # dialled in vain, oldest first
@@ -179,11 +179,11 @@ class PeerChannels:
     # ------------------------------------------------------------ channels
 
     @asynccontextmanager
-    async def channel(self, *, bulk: bool) -> AsyncIterator[Channel]:
-        """A channel for one call: the control channel, or the bulk one with the fewest calls. Raises PeerGone."""
+    async def channel(self, *, calls: bool) -> AsyncIterator[Channel]:
+        """A channel for one call: the control channel, or that for calls with the fewest of them. Raises PeerGone."""
         self._leave_old_addresses()
-        if bulk:
-            channel = self._bulk_channel()
+        if calls:
+            channel = self._call_channel()
         else:
             channel = self._control = self._control or self._open()
         channel.users += 1
@@ -195,7 +195,7 @@ class PeerChannels:
             await self._close_idle()
 
     def _open_channels(self) -> list[Channel]:
-        return [channel for channel in (self._control, *self._bulk) if channel is not None]
+        return [channel for channel in (self._control, *self._calls) if channel is not None]
 
     def _leave_old_addresses(self) -> None:
         """A peer that restarted listens elsewhere; one whose record expired keeps its connections."""
@@ -218,12 +218,12 @@ class PeerChannels:
         for channel in idle:
             await channel.close()
 
-    def _bulk_channel(self) -> Channel:
-        slot = min(range(len(self._bulk)), key=lambda at: channel.users if (channel := self._bulk[at]) else 0)
+    def _call_channel(self) -> Channel:
+        slot = min(range(len(self._calls)), key=lambda at: channel.users if (channel := self._calls[at]) else 0)
         # Opened one by one: a peer that is called seldom keeps one connection.
-        channel = self._bulk[slot]
+        channel = self._calls[slot]
         if channel is None:
-            channel = self._bulk[slot] = self._open()
+            channel = self._calls[slot] = self._open()
         return channel
 
     def _open(self) -> Channel:
@@ -327,7 +327,7 @@ class PeerChannels:
         """Raises AioRpcError where the connection broke, which `failed` explains."""
         loop, greeter, dials = asyncio.get_running_loop(), self._dialling.greeter, self._dialling.dials
         deadline = min(deadline, loop.time() + self._dialling.config.stall_s)
-        async with self.channel(bulk=False) as channel:
+        async with self.channel(calls=False) as channel:
             dials.begin(self.peer, channel.address, loop.time())
             try:
                 async with asyncio.timeout_at(deadline):
@@ -377,7 +377,7 @@ class PeerChannels:
         if self._dialling.greeter.unwelcome(self.peer) is not None:
             return None
         mine = secrets.token_bytes(SECRET_BYTES)
-        async with self.channel(bulk=False) as channel, asyncio.timeout(self.config.stall_s):
+        async with self.channel(calls=False) as channel, asyncio.timeout(self.config.stall_s):
             offer = read_bulk_offer(await channel.aio.unary_unary(BULK)(write_bulk_ask(BulkAsk(mine))))
         # The port is the peer's word, the host is where it has proved to be: no third party is dialled.
         at = channel.address
@@ -403,7 +403,7 @@ class PeerChannels:
             self._failed = [at for at in self._failed if at != channel.address] + [channel.address]
         if self._control is channel:
             self._control = None
-        self._bulk = [None if other is channel else other for other in self._bulk]
+        self._calls = [None if other is channel else other for other in self._calls]
 
     async def read(self, stream: grpc.aio.StreamStreamCall, channel: Channel) -> bytes | None:
         """The next message of a stream; None at its good end. Raises what `failed` finds."""

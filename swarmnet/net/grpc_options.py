@@ -41,7 +41,7 @@ class GrpcConfig:
     """A connection that has not proven an identity after so long is closed."""
     max_clock_offset_s: float = 60.0
     """Peers whose clocks differ more refuse each other."""
-    bulk_channels: int = 2
+    call_channels: int = 2
     """Connections per peer beside the control channel: one TCP connection fills a long fat link only partly."""
     outbox: int = 1024
     """One-way messages kept per peer."""
@@ -57,7 +57,7 @@ class GrpcConfig:
     """A peer without an address for so long, and without a connection in use, is forgotten."""
 
     def __post_init__(self) -> None:
-        assert 1 <= self.bulk_channels <= 4, "one to four bulk channels per peer"
+        assert 1 <= self.call_channels <= 4, "one to four channels for calls per peer"
 
     @classmethod
     def of(cls, terms: RunTerms) -> GrpcConfig:

@@ -65,7 +65,7 @@ async def asked(channels: PeerChannels, method: str, ask: bytes, *, limit_s: flo
         async with asyncio.timeout_at(deadline):
             if (refusal := await channels.greet(deadline=deadline)) is not None:
                 raise Refused(refusal.code, refusal.reason, peer=channels.peer)
-            channel = await stack.enter_async_context(channels.channel(bulk=method != RESERVE))
+            channel = await stack.enter_async_context(channels.channel(calls=method != RESERVE))
             stream: grpc.aio.StreamStreamCall = channel.aio.stream_stream(method)()
             stack.callback(stream.cancel)
             end = Called(stream)

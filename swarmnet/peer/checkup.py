@@ -23,7 +23,7 @@ ADVICE: Mapping[str, str] = {
     "carrier": "no port can be forwarded: ask the provider for a public address, IPv4 or IPv6; until then relays serve",
     "unreached": "look at its firewall",
     "software": "install what is missing: pip install -e . in a checkout of swarmnet",
-    "no_compiler": "install g++ or clang++: what averaging computes on the CPU takes two to four times as long without",
+    "no_compiler": "install g++ or clang++: sums and updates on the CPU take 1.3 to four times as long without",
     "gpu_unused": "there is a GPU that torch does not see: install its driver, and a torch with CUDA",
     "gpu_missing": "torch sees no CUDA device here: leave --device away, or install its driver and a torch with CUDA",
     "memory": "end what else takes memory, or take a smaller part with --activations recompute (docs/memory.md)",
