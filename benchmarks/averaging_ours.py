@@ -67,6 +67,9 @@ class Given:
         """The sum of a step's gradients."""
         return self.vector
 
+    def settle(self) -> None:
+        """No update needs its sum."""
+
     def most(self, num_microbatches: int) -> int:
         """The largest magnitude of so many microbatches."""
         return MAX_SUM
