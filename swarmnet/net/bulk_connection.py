@@ -39,6 +39,10 @@ _WASTE_BYTES = 32 << 20
 """Of a payload that nobody wants so much is read: more than two systems hold between them. Then its sender should have
 ended it."""
 
+_UNWANTED_S = 0.01
+"""Between a payload that nobody wants and the next one on that connection. One may be 48 bytes: without a pause whoever
+sends them without end has this process do nothing else."""
+
 _HEADER_S = 3.0
 """The header of a call may come so much later than its payload. A call that was cancelled at once has none, and the
 payload behind waits for that."""
@@ -352,7 +356,7 @@ class BulkConnection:
         plain = memoryview(bytearray(8))
         self._opener.open(start, plain)
         incoming = await self._calls.taker(self.number, read_call(plain))
-        if incoming is None:
+        if unwanted := incoming is None:
             incoming = Incoming(Assembly((), max_bytes=0), Flow())
             incoming.dropped = True
         incoming.moved = self._loop.time()
@@ -366,6 +370,9 @@ class BulkConnection:
             raise
         finally:
             incoming.end(PeerGone("the bulk connection broke", peer=self.peer))
+        # Its sender chose how many there are of these, and pays nothing for the next one.
+        if unwanted:
+            await asyncio.sleep(_UNWANTED_S)
 
     def _drain(self, incoming: Incoming) -> None:
         """Its sender has some time to end it."""

@@ -211,6 +211,28 @@ def test_what_has_come_already_leaves_others_their_turns() -> None:
     play(story)
 
 
+def test_payloads_that_nobody_wants_are_no_way_to_keep_a_process_busy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Five hundred of them, each begun and ended at once; after each others have a turn, and time to go on."""
+    pauses: list[float] = []
+    sleep = asyncio.sleep
+
+    async def counted(seconds: float) -> None:
+        pauses.append(seconds)
+        await sleep(0)
+
+    async def story(ends: Ends) -> None:
+        ends.want(9)
+        ends.calls.end(CALL)
+        seal, incoming = ends.sealer, ends.want(3, call=CALL + 1)
+        monkeypatch.setattr(bulk_connection.asyncio, "sleep", counted)
+        await ends.say(*(seal.start(CALL) + seal.record(Kind.STOP) for _ in range(500)))
+        await ends.say(seal.start(CALL + 1), seal.record(Kind.LAST, b"end"))
+        assert await incoming.come(stall_s=1.0)
+        assert pauses == [bulk_connection._UNWANTED_S] * 500
+
+    play(story)
+
+
 def test_a_session_is_its_callers_alone() -> None:
     listener = BulkListener(PeerId("callee"), None, stall_s=1.0)
     listener.port = 1
