@@ -260,7 +260,7 @@ class BulkConnection:
         self._on_end, self._stall_s = on_end, stall_s
         self._loop = asyncio.get_running_loop()
         self._sending: asyncio.Task[None] | None = None
-        self._closed = False
+        self._closed = self._held = False
         self._reading = self._loop.create_task(self._run())
         self._reading.add_done_callback(self._ended)
 
@@ -269,7 +269,11 @@ class BulkConnection:
     @property
     def free(self) -> bool:
         """Can a payload be sent?"""
-        return not self._closed and self._sending is None
+        return not self._closed and self._sending is None and not self._held
+
+    def release(self) -> None:
+        """The call that held it has ended."""
+        self._held = False
 
     def close(self) -> None:
         """End it, and with it what is under way."""
@@ -296,9 +300,19 @@ class BulkConnection:
 
     # ------------------------------------------------------------ sending
 
-    def send(self, call: int, payload: Sequence[Packed], flow: Flow, moved: Callable[[], None] = _nothing) -> Outgoing:
-        """Begin to send a payload of this call; the connection must be free."""
+    def send(
+        self,
+        call: int,
+        payload: Sequence[Packed],
+        flow: Flow,
+        moved: Callable[[], None] = _nothing,
+        *,
+        hold: bool = False,
+    ) -> Outgoing:
+        """Begin to send a payload of this call; the connection must be free. hold: until `release` it is not free:
+        what has left may lie unread, and the next payload would lie behind it."""
         assert self.free, "one payload at a time"
+        self._held = hold
         outgoing = Outgoing(moved)
         self._sending = self._loop.create_task(self._write(outgoing, call, payload, flow))
         self._sending.add_done_callback(lambda task: self._sent(task, outgoing))

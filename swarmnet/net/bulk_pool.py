@@ -41,6 +41,9 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 300.0
 _IDLE_S = 60.0
 """A pool that is not used for so long closes its connections."""
 
+_KEEPALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 25_000}
+"""Seconds, probes, milliseconds: a host that does not answer is gone after 25 s."""
+
 _OPENING = struct.Struct(f">4s{SESSION_BYTES}sQ")
 """What a connection begins with: the protocol, the session, the connection's number."""
 _PROTOCOL = b"swb1"
@@ -74,13 +77,35 @@ class BulkPool:
 
     @property
     def session(self) -> bytes:
-        """What answers may be sent in; b"": there is no connection."""
-        return self._place.session.id if self._place is not None and self._connections else b""
+        """What answers may be sent in; b"": there is no connection, or there is to be none for a while."""
+        return self._place.session.id if self._place is not None and self._connections and not self._pausing else b""
+
+    @property
+    def _pausing(self) -> bool:
+        return asyncio.get_running_loop().time() < self._again_at
+
+    def failed(self) -> None:
+        """A payload did not get through. A path may let connections begin and hold up what they carry: none is used for
+        a while, longer each time until one has carried a payload."""
+        if self._pausing:
+            return
+        self._pause()
+        for connection in tuple(self._connections.values()):
+            if connection.free:
+                connection.close()
+
+    def carried(self) -> None:
+        """A payload got through."""
+        self._pause_s = 0.0
+
+    def _pause(self) -> None:
+        self._pause_s = min(max(2 * self._pause_s, _FIRST_PAUSE_S), _LONGEST_PAUSE_S)
+        self._again_at = asyncio.get_running_loop().time() + self._pause_s
 
     def lane(self, num_bytes: int) -> BulkConnection | None:
         """A connection that is free for a payload of so many bytes. None: there may be one next time."""
         self._used_at = asyncio.get_running_loop().time()
-        if num_bytes < BULK_FROM:
+        if num_bytes < BULK_FROM or self._pausing:
             return None
         free = next((connection for connection in self._connections.values() if connection.free), None)
         if free is None:
@@ -98,8 +123,7 @@ class BulkPool:
 
     def grow(self) -> None:
         """Open one more, unless there are enough or that failed a moment ago."""
-        now = asyncio.get_running_loop().time()
-        if self._dialling is None and now >= self._again_at and len(self._connections) < MOST_CONNECTIONS:
+        if self._dialling is None and not self._pausing and len(self._connections) < MOST_CONNECTIONS:
             self._dialling = asyncio.create_task(self._open())
             self._dialling.add_done_callback(self._opened)
 
@@ -107,12 +131,10 @@ class BulkPool:
         self._dialling = None
         error = None if task.cancelled() else task.exception()
         if error is None:
-            self._pause_s = 0.0
             return
         # Another process may listen there by now: it is asked again.
         self._place = self._place if self._connections else None
-        self._pause_s = min(max(2 * self._pause_s, _FIRST_PAUSE_S), _LONGEST_PAUSE_S)
-        self._again_at = asyncio.get_running_loop().time() + self._pause_s
+        self._pause()
         log.debug("no_bulk_connection", peer=self._peer, error=repr(error), again_in_s=self._pause_s)
 
     async def _open(self) -> None:
@@ -177,6 +199,11 @@ async def _dial(host: str, port: int) -> socket.socket:
 def _ready(sock: socket.socket) -> socket.socket:
     sock.setblocking(False)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    # A host that vanished says nothing, and what it had open would count as its own for ever.
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in _KEEPALIVE.items():
+        if hasattr(socket, option):
+            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
     return sock
 
 
@@ -240,7 +267,10 @@ class BulkListener:
         if (old := self._newest.get(caller)) is not None:
             self._forget(old)
         if len(self._sessions) >= _MOST_SESSIONS:
-            self._forget(next(taken for taken in self._sessions.values() if not taken.connections))
+            idle = next((taken for taken in self._sessions.values() if not taken.connections), None)
+            if idle is None:
+                return BulkOffer(0)
+            self._forget(idle)
         mine, name = secrets.token_bytes(SECRET_BYTES), secrets.token_bytes(SESSION_BYTES)
         taken = TakenSession(BulkSession(self._run, caller, self._me, name, ask.secret + mine), caller)
         self._sessions[name] = self._newest[caller] = taken

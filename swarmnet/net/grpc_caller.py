@@ -155,7 +155,7 @@ class _Call:
         self._header = write_request(request, declare(payload), lane)
         if self._way is not None:
             # Beside the header, not after it: the callee brings the two together.
-            self._outgoing = self._way.send(self._number, payload, flow, self._advance)
+            self._outgoing = self._way.send(self._number, payload, flow, self._advance, hold=True)
             payload = ()
         method = channel.aio.stream_stream(METHODS[type(request)])
         remaining = max(0.0, deadline - self._loop.time())
@@ -163,10 +163,14 @@ class _Call:
 
     def leave(self) -> None:
         """Cancel whatever is still under way."""
+        if self._outgoing is not None and self._outgoing.over and self._answered and not self._refused:
+            self._channels.bulk.carried()
         self._stop()
         self._uploading.close()
         self._channels.bulk.calls.end(self._number)
         self._stream.cancel()
+        if self._way is not None:
+            self._way.release()
 
     def _stop(self) -> None:
         """Send no more of the payload."""
@@ -229,15 +233,19 @@ class _Call:
             within_s = min(_PROGRESS_S, self._deadline - self._loop.time())
             whole = await incoming.come(stall_s=self._config.stall_s, within_s=within_s)
         except TimeoutError as error:
+            self._channels.bulk.failed()
             raise PeerTimeout("the peer stalls", peer=self._channels.peer) from error
         except PeerGone as error:
             raise await self._lost() from error
         if not whole and self._loop.time() >= self._deadline:
             raise PeerTimeout("no answer in time", peer=self._channels.peer)
+        if whole:
+            self._channels.bulk.carried()
         return whole
 
     async def _lost(self) -> PeerGone:
         """A bulk connection broke under the call: is the process gone?"""
+        self._channels.bulk.failed()
         definite = await self._channels.broke(None)
         return PeerGone("the bulk connection broke", definite=definite, peer=self._channels.peer)
 

@@ -81,9 +81,9 @@ def carried(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     sizes: list[int] = []
     send = BulkConnection.send
 
-    def counting(self, call, payload, *rest):
+    def counting(self, call, payload, *rest, **how):
         sizes.append(sum(part.num_bytes for part in payload))
-        return send(self, call, payload, *rest)
+        return send(self, call, payload, *rest, **how)
 
     monkeypatch.setattr(BulkConnection, "send", counting)
     return sizes
@@ -186,6 +186,47 @@ def test_a_payload_at_the_door_holds_up_no_other_call(carried: list[int]) -> Non
     run(scenario, GrpcConfig(stall_s=2.0))
 
 
+def test_what_has_left_and_lies_unread_has_its_lane_until_its_call_ends(carried: list[int]) -> None:
+    """It fits what two systems hold between them; the next payload would lie behind it."""
+
+    async def scenario(pair: Pair) -> None:
+        pool = await open_bulk(pair)
+        (connection,) = pool._connections.values()
+        let_in = asyncio.Event()
+
+        async def hold(caller: PeerId, request: Request, payload: ReadPayload) -> AsyncIterator[Answer]:
+            if not let_in.is_set():
+                await let_in.wait()
+            yield Gradient(0.0, 0, payload=await payload())
+
+        pair.b.service.answering = hold
+        waits = asyncio.create_task(answered(pair, (packed(300_000),)))
+        await until(lambda: carried and connection._sending is None)
+        assert not connection.free
+        let_in.set()
+        assert same(await waits, (packed(300_000),))
+        assert connection.free
+
+    run(scenario, GrpcConfig(stall_s=2.0))
+
+
+def test_a_path_that_lets_connections_begin_and_holds_up_payloads_is_left_longer_and_longer() -> None:
+    async def scenario(pair: Pair) -> None:
+        pool = await open_bulk(pair)
+        for pause_s in (1.0, 2.0, 4.0):
+            pool.failed()
+            pool.failed()  # at the same time
+            assert pool._pause_s == pause_s and not pool.session
+            await until(lambda: not pool._connections)
+            pool._again_at = 0.0
+            await grown(pool)
+        assert pool._pause_s == 4.0, "a connection proves nothing"
+        await greet(pair)
+        assert same(await answered(pair), UP) and pool._pause_s == 0.0
+
+    run(scenario)
+
+
 def test_a_refused_payload_ends_early_and_its_lane_goes_on(carried: list[int]) -> None:
     large = (packed(200_000_000),)
 
@@ -286,7 +327,9 @@ def test_a_connection_that_breaks_under_a_payload_is_gone_and_grpc_goes_on(carri
             with pytest.raises(PeerGone) as raised:
                 await call
             assert not raised.value.definite
+            assert pool._pause_s and pool.lane(1 << 20) is None, "for a while"
             assert same(await answered(pair), UP)
+            pool._again_at = 0.0
 
     run(scenario)
 
