@@ -74,7 +74,8 @@ def test_a_stranger_with_a_link_takes_part_and_changes_nothing(start: Callable[.
 
     (link,) = listening["links"]
     assert link == f"swarm:{run_id(manifest)}@{listening['dht'][0]}"
-    joiner = start("joiner", "join", link, "--device", "cpu")
+    # Left to choose, it goes by speeds that a busy machine measures (`test_find_place` has what they lead to).
+    joiner = start("joiner", "join", link, "--stage", "1", "--device", "cpu")
     me = joiner.says("listening")["peer"]
     synced = joiner.says("synced", stage=1)
     assert synced["how"] == "snapshot" and BEFORE_JOIN <= synced["version"] < STEPS
@@ -112,8 +113,7 @@ def test_a_stranger_with_a_link_takes_part_and_changes_nothing(start: Callable[.
         " counts identity=",
     ):
         assert words in said, said
-    # By measured rates, one fast replica may equal two slow ones.
-    assert re.search(r"1: (stage 1 has the fewest replicas, 1|no stage has fewer replicas than its 1)", said), said
+    assert re.search(r"stage +1, as you said", said), said
     assert (joiner.directory / f"run-{run_id(manifest)[:12]}.toml").is_file()
     assert joiner.stop() == 0
 
