@@ -102,8 +102,10 @@ def compute(device: str, tflops: float, *, gpu_unseen: bool, gpu_missing: bool =
 
 
 def kernels(compiler: str | None) -> Row:
-    """compiler: the C++ compiler that makes averaging's kernels; None: there is none, and torch's operations serve."""
-    words = f"averaging is compiled by {compiler}" if compiler else "no C++ compiler: averaging is slower"
+    """compiler: the C++ compiler that makes the kernels; None: there is none, and torch's operations serve."""
+    words = (
+        f"sums and updates are compiled by {compiler}" if compiler else "no C++ compiler: sums and updates are slower"
+    )
     return Row(
         "kernels", words, "ok" if compiler else "note", "" if compiler else "no_compiler", {"compiler": compiler}
     )

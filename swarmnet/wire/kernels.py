@@ -37,7 +37,8 @@ class Overflown(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Kernels:
-    """A loaded library. families: whose results have been compared with the reference's. threads: at most, in a call.
+    """A loaded library. families: whose results have been compared with the reference's. threads: at most, in a call
+    other than an update's.
 
     Tensors are contiguous and on the CPU.
     """
@@ -138,16 +139,18 @@ class Kernels:
     def adamw(
         self, w_N: torch.Tensor, g_N: torch.Tensor, m_N: torch.Tensor, v_N: torch.Tensor, numbers: Sequence[float]
     ) -> None:
-        """One update. numbers: the fields of `Update`."""
+        """One update, by as many threads as torch has here. numbers: the fields of `Update`."""
         size = w_N.numel()
         import torch
 
         by = (ctypes.c_float * 9)(*numbers)
         torch.autograd.graph.increment_version([w_N, m_N, v_N])  # who keeps a cast of the weights asks for it
-        self.library.adamw(_at(w_N), _at(g_N), _at(m_N), _at(v_N), _number(size), by, self._threads(size))
+        # Updates in host memory have more of them than all else (`ranks.stage`).
+        threads = self._threads(size, most=torch.get_num_threads())
+        self.library.adamw(_at(w_N), _at(g_N), _at(m_N), _at(v_N), _number(size), by, threads)
 
-    def _threads(self, size: int) -> ctypes.c_int64:
-        return _number(max(1, min(self.threads, size // _WORTH_A_THREAD)))
+    def _threads(self, size: int, *, most: int = 0) -> ctypes.c_int64:
+        return _number(max(1, min(most or self.threads, size // _WORTH_A_THREAD)))
 
 
 def load(path: str, families: frozenset[Family], *, threads: int) -> Kernels:

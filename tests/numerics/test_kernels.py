@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -148,6 +150,22 @@ def test_an_update_is_equal_bit_by_bit(found: Kernels, lead: float, decay: float
         assert all(np.array_equal(*pair, equal_nan=True) for pair in zip(*ends, strict=True))
 
     law()
+
+
+def test_an_update_takes_as_many_threads_as_torch_has(loaded: Kernels, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`ranks.stage` gives torch this rank's share of all cores for an update in host memory."""
+    asked: list[int] = []
+    library = SimpleNamespace(adamw=lambda *arguments: asked.append(arguments[-1].value))
+    monkeypatch.setattr(kernels, "_WORTH_A_THREAD", 32)
+    tensors = [torch.ones(320) for _ in range(4)]
+    before = torch.get_num_threads()
+    try:
+        for threads in (1, 3):
+            torch.set_num_threads(threads)
+            replace(loaded, library=library).adamw(tensors[0], tensors[1], tensors[2], tensors[3], [0.0] * 9)
+    finally:
+        torch.set_num_threads(before)
+    assert asked == [1, 3]
 
 
 def test_who_keeps_a_cast_of_a_weight_is_told_of_an_update(found: Kernels) -> None:
