@@ -139,7 +139,7 @@ class Peer:
         proofs: what connections have shown of it and of others.
         meeting: makes the sums of a simulation of many peers, without streams between them.
         routing: makes the rule by which one of its replicas calls the next stage.
-        shown_in: it was told where others are, so that there should be some.
+        told_of_others: it was told where others are, so that there should be some.
         carried: the version of its stage's state that it has put on disk to move here; None: it has not moved.
     """
 
@@ -166,7 +166,7 @@ class Peer:
         notices: Notices | None = None,
         wall: Callable[[], float] = time.time,
         routing: Callable[[], RoutingRule] = lambda: least_time,
-        shown_in: bool = False,
+        told_of_others: bool = False,
         carried: int | None = None,
         hide: Hide | None = None,
         proofs: Proofs = Proofs(),  # noqa: B008
@@ -207,7 +207,7 @@ class Peer:
         self._pace: deque[tuple[float, int, int]] = deque(maxlen=20)
         self.halted: int | None = None
         self._missing: tuple[int, ...] = ()
-        self._shown_in = shown_in
+        self._told_of_others = told_of_others
         self.finished, self.goes_on = asyncio.Event(), asyncio.Event()
         self._done_stages: set[int] = set()
         self._counted: Counter[int] = Counter()
@@ -573,7 +573,7 @@ class Peer:
             return
         self._missing = missing
         if missing:
-            stranger_to = self.run_id if self._shown_in and not self.records else ""
+            stranger_to = self.run_id if self._told_of_others and not self.records else ""
             self._on_event("waiting", nobody_serves(missing, stranger_to=stranger_to))
         else:
             self._on_event("complete", {"peers": len(self.records) + 1})

@@ -274,7 +274,7 @@ async def _serve(
             admissions=endpoint.admissions,
             notices=endpoint.notices,
             routing=lambda: routing_rule(config.routing),
-            shown_in=bool(config.bootstrap),
+            told_of_others=bool(config.bootstrap),
             carried=carried,
             hide=endpoint.hide,
             proofs=endpoint.transport.proofs,
