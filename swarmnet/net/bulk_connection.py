@@ -268,11 +268,21 @@ class BulkConnection:
 
     @property
     def free(self) -> bool:
-        """Can a payload be sent?"""
-        return not self._closed and self._sending is None and not self._held
+        """Can a call have it for its payloads?"""
+        return self.ready and not self._held
+
+    @property
+    def ready(self) -> bool:
+        """Can the call that has it send a payload?"""
+        return not self._closed and self._sending is None
+
+    def take(self) -> BulkConnection:
+        """A call has it until `release`: what has left may lie unread, and what another sends would lie behind it."""
+        self._held = True
+        return self
 
     def release(self) -> None:
-        """The call that held it has ended."""
+        """The call has ended."""
         self._held = False
 
     def close(self) -> None:
@@ -300,19 +310,9 @@ class BulkConnection:
 
     # ------------------------------------------------------------ sending
 
-    def send(
-        self,
-        call: int,
-        payload: Sequence[Packed],
-        flow: Flow,
-        moved: Callable[[], None] = _nothing,
-        *,
-        hold: bool = False,
-    ) -> Outgoing:
-        """Begin to send a payload of this call; the connection must be free. hold: until `release` it is not free:
-        what has left may lie unread, and the next payload would lie behind it."""
-        assert self.free, "one payload at a time"
-        self._held = hold
+    def send(self, call: int, payload: Sequence[Packed], flow: Flow, moved: Callable[[], None] = _nothing) -> Outgoing:
+        """Begin to send a payload of this call; the connection must be ready."""
+        assert self.ready, "one payload at a time"
         outgoing = Outgoing(moved)
         self._sending = self._loop.create_task(self._write(outgoing, call, payload, flow))
         self._sending.add_done_callback(lambda task: self._sent(task, outgoing))

@@ -103,14 +103,16 @@ class BulkPool:
         self._again_at = asyncio.get_running_loop().time() + self._pause_s
 
     def lane(self, num_bytes: int) -> BulkConnection | None:
-        """A connection that is free for a payload of so many bytes. None: there may be one next time."""
+        """A connection for a call with a payload of so many bytes, which releases it at its end. None: there may be one
+        next time."""
         self._used_at = asyncio.get_running_loop().time()
         if num_bytes < BULK_FROM or self._pausing:
             return None
         free = next((connection for connection in self._connections.values() if connection.free), None)
         if free is None:
             self.grow()
-        return free
+            return None
+        return free.take()
 
     def wish(self, num_bytes: int) -> None:
         """An answer of so many bytes comes through gRPC: the peer found no connection free."""
@@ -241,10 +243,11 @@ class TakenSession:
     """The highest number that a connection of it has shown it may have."""
 
     def lane(self, num_bytes: int) -> BulkConnection | None:
-        """A connection that is free for an answer's payload of so many bytes."""
+        """A connection for a call whose answer has a payload of so many bytes; the call releases it at its end."""
         if num_bytes < BULK_FROM:
             return None
-        return next((connection for connection in self.connections.values() if connection.free), None)
+        free = next((connection for connection in self.connections.values() if connection.free), None)
+        return free.take() if free is not None else None
 
 
 class BulkListener:

@@ -22,7 +22,7 @@ from swarmnet.bounds import Recent
 from swarmnet.errors import BadMessage, PeerGone, Refused, RejectCode, leaves
 from swarmnet.ids import PeerId
 from swarmnet.messages import STRANGERS_ASK, Accepted, Answer, Busy, Control, Packed, Rejected, Request, gives_way
-from swarmnet.net.bulk_connection import BulkConnection, Incoming
+from swarmnet.net.bulk_connection import BULK_FROM, BulkConnection, Incoming
 from swarmnet.net.bulk_pool import BulkListener, TakenSession
 from swarmnet.net.greeting import HELLO
 from swarmnet.net.grpc_caller import LINK, METHODS, Outbox
@@ -391,6 +391,7 @@ class _Inbound:
         self._writing = asyncio.Lock()
         self._session: TakenSession | None = None
         self._lane = Lane()
+        self._way: BulkConnection | None = None  # of answers
 
     def take_lane(self, session: TakenSession, lane: Lane) -> None:
         """Payloads may cross bulk connections of this session of the caller's. Raises BadMessage."""
@@ -401,6 +402,8 @@ class _Inbound:
         """What is still to come of the payload is thrown away."""
         if self._session is not None:
             self._session.calls.end(self._lane.call)
+        if self._way is not None:
+            self._way.release()
 
     async def read(self, *, within_s: float = math.inf) -> bytes:
         """The caller's next message. Raises PeerGone if there is none or it does not come."""
@@ -457,7 +460,7 @@ class _Inbound:
         if payload and self.gives_way:
             await self._flow.priority.turn(num_bytes)
         async with self._writing:
-            way = self._session.lane(num_bytes) if self._session is not None else None
+            way = self._way_of(num_bytes)
             header = write_answer(answer, Lane(connection=way.number) if way is not None else None)
             with self._flow.priority.urgent() if payload and not self.gives_way else contextlib.nullcontext():
                 if way is not None:
@@ -467,6 +470,14 @@ class _Inbound:
                     if payload:
                         await self._flow.up.turn()
                     await self._write(message)
+
+    def _way_of(self, num_bytes: int) -> BulkConnection | None:
+        """The bulk connection for an answer with so many bytes: one for all answers of a call."""
+        if self._session is None or num_bytes < BULK_FROM:
+            return None
+        if self._way is None:
+            self._way = self._session.lane(num_bytes)
+        return self._way if self._way is not None and self._way.ready else None
 
     async def _send_bulk(self, way: BulkConnection, header: bytes, payload: tuple[Packed, ...]) -> None:
         """An answer and its payload beside it. Raises PeerGone."""

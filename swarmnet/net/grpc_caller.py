@@ -155,7 +155,7 @@ class _Call:
         self._header = write_request(request, declare(payload), lane)
         if self._way is not None:
             # Beside the header, not after it: the callee brings the two together.
-            self._outgoing = self._way.send(self._number, payload, flow, self._advance, hold=True)
+            self._outgoing = self._way.send(self._number, payload, flow, self._advance)
             payload = ()
         method = channel.aio.stream_stream(METHODS[type(request)])
         remaining = max(0.0, deadline - self._loop.time())

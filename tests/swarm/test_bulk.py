@@ -81,9 +81,9 @@ def carried(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     sizes: list[int] = []
     send = BulkConnection.send
 
-    def counting(self, call, payload, *rest, **how):
+    def counting(self, call, payload, *rest):
         sizes.append(sum(part.num_bytes for part in payload))
-        return send(self, call, payload, *rest, **how)
+        return send(self, call, payload, *rest)
 
     monkeypatch.setattr(BulkConnection, "send", counting)
     return sizes
@@ -208,6 +208,34 @@ def test_what_has_left_and_lies_unread_has_its_lane_until_its_call_ends(carried:
         assert connection.free
 
     run(scenario, GrpcConfig(stall_s=2.0))
+
+
+def test_an_answer_has_its_lane_until_its_call_ends(carried: list[int]) -> None:
+    """Its caller may read it late; the call's own next answer takes the same lane."""
+
+    async def scenario(pair: Pair) -> None:
+        pool = await open_bulk(pair)
+        await grown(pool)
+        theirs = [each for taken in pair.b.transport._bulk._sessions.values() for each in taken.connections.values()]
+        asked = asyncio.Event()
+
+        async def twice(caller: PeerId, request: Request, payload: ReadPayload) -> AsyncIterator[Answer]:
+            for _ in range(2):
+                yield Gradient(0.0, 0, payload=DOWN)
+            await asked.wait()
+
+        pair.b.service.answering = twice
+        async with aclosing(pair.call_b(FETCH)) as answers:
+            for _ in range(2):
+                while not isinstance(answer := await anext(answers), Gradient):
+                    pass
+                assert same(answer.payload, DOWN)
+            await until(lambda: all(each.ready for each in theirs))
+            assert [each.free for each in theirs].count(False) == 1 and len(carried) == 2
+            asked.set()
+        await until(lambda: all(each.free for each in theirs))
+
+    run(scenario)
 
 
 def test_a_path_that_lets_connections_begin_and_holds_up_payloads_is_left_longer_and_longer() -> None:
