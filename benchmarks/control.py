@@ -39,7 +39,7 @@ from typing import Any, NoReturn
 from swarmnet.bounds import Bounds
 from swarmnet.ids import Ballot, Chain, Generation, PeerId, RoundId
 from swarmnet.messages import Control, Finished, Heartbeat, Round, Stamp
-from swarmnet.net.grpc_caller import MessageWriter
+from swarmnet.net.grpc_link import MessageWriter
 from swarmnet.net.identity import Identity
 from swarmnet.step import actions as act
 from swarmnet.step.actions import Action, Broadcast, Send

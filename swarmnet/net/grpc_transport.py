@@ -1,20 +1,14 @@
 """The gRPC transport: listens on one port and reaches every other peer over TLS pinned to its peer id.
 
-Composes the callee's side (`grpc_callee`), the channels to each peer (`grpc_channels`), calls and links
-(`grpc_caller`). Knows who is calling (proved) and nothing of what is said. A context manager.
-
-Every connection takes a file descriptor, and gRPC says nothing when there is none left: it leaves callers waiting in
-the listening socket and retries its own dials for ever. So a peer takes as many as it may, and says when they run out.
+Composes the callee's side (`grpc_callee`), the channels to each peer (`grpc_channels`), calls (`grpc_caller`) and
+links (`grpc_link`). Knows who is calling (proved) and nothing of what is said. A context manager.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import ipaddress
-import os
-import resource
 import socket
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
 from typing import Any
@@ -28,11 +22,13 @@ from swarmnet.messages import Answer, Control, Heartbeat, Packed, Request
 from swarmnet.net.address import Address
 from swarmnet.net.bulk_pool import BulkListener
 from swarmnet.net.circuits import Arrivals, Doors
+from swarmnet.net.descriptors import DescriptorWatch, raise_limit
 from swarmnet.net.dial_back import Proofs, Say, public_home
 from swarmnet.net.greeting import HELLO, Greeter
 from swarmnet.net.grpc_callee import Callee, host_of
-from swarmnet.net.grpc_caller import Link, MessageWriter, place_call
+from swarmnet.net.grpc_caller import place_call
 from swarmnet.net.grpc_channels import Dialling, PeerChannels, knock
+from swarmnet.net.grpc_link import Link, MessageWriter
 from swarmnet.net.grpc_options import CHANNEL_OPTIONS, GrpcConfig, listener_options, tune_allocator
 from swarmnet.net.hidden import Places, Ways
 from swarmnet.net.identity import Identity
@@ -46,67 +42,12 @@ from swarmnet.net.traffic import Traffic
 from swarmnet.transport import Service
 from swarmnet.wire.convert import write_hello
 
-# ---------------------------------------------------------------- file descriptors
-
-
 log = telemetry.get(__name__)
-
-_ENOUGH = 1 << 20
-_FEW = 0.9
-
-
-def raise_limit() -> int:
-    """Raise this process's soft limit to its hard one. Returns the limit that holds."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = _ENOUGH if hard == resource.RLIM_INFINITY else min(hard, _ENOUGH)
-    # A common soft limit is 1024, which some hundred peers use up.
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        with contextlib.suppress(OSError, ValueError):  # macOS has a lower limit than it says
-            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-    return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-
-
-def lowest_free() -> int | None:
-    """The lowest descriptor that is free: all below it are taken. None: there is none."""
-    try:
-        free = os.open(os.devnull, os.O_RDONLY)
-    except OSError as error:
-        if error.errno == errno.EMFILE:
-            return None
-        raise
-    os.close(free)
-    return free
-
-
-class DescriptorWatch:
-    """Says once when descriptors run out, and again after there were enough."""
-
-    def __init__(self, limit: int) -> None:
-        self._limit, self._few = limit, False
-
-    def look(self, free: int | None) -> None:
-        """free: what `lowest_free` found."""
-        few = free is None or free >= _FEW * self._limit
-        # Once: it is looked at every second.
-        if few and not self._few:
-            log.warning(
-                "descriptors_run_out",
-                taken=self._limit if free is None else free,
-                limit=self._limit,
-                advice="connections fail without a word when there are none left: raise the limit "
-                "(ulimit -n, LimitNOFILE= of a unit), or look for who holds so many connections",
-            )
-        self._few = few
-
-
-# ---------------------------------------------------------------- the transport
-
 
 FIND_RELAY_S = 20.0
 """How long a peer that nobody can dial looks for its first relay."""
 
 _LOOKS_PER_FORGET = 4
-_DESCRIPTORS_EVERY_S = 1.0
 
 
 class GrpcTransport:
@@ -224,7 +165,7 @@ class GrpcTransport:
         await self._group.__aenter__()
         self._started = True
         self._spawn(self._forgetting())
-        self._spawn(_watching(descriptors))
+        self._spawn(descriptors.run())
         return self
 
     async def _listen(self) -> grpc.aio.Server:
@@ -452,12 +393,6 @@ class GrpcTransport:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
-
-
-async def _watching(descriptors: DescriptorWatch) -> None:
-    while True:
-        descriptors.look(lowest_free())
-        await asyncio.sleep(_DESCRIPTORS_EVERY_S)
 
 
 def outbound_hosts(host: str) -> list[str]:

@@ -29,9 +29,9 @@ from swarmnet.manifest.schema import Manifest
 from swarmnet.manifest.terms import RunTerms
 from swarmnet.messages import Answer, Control, Request
 from swarmnet.net.address import Address, announced_at, peer_in
+from swarmnet.net.descriptors import raise_limit
 from swarmnet.net.dial_back import Asking
 from swarmnet.net.endpoint import Endpoint, open_endpoint
-from swarmnet.net.grpc_transport import raise_limit
 from swarmnet.net.hops import behind_a_carrier, hops
 from swarmnet.net.identity import holder_of, own_identity
 from swarmnet.net.line_test import measure

@@ -23,7 +23,8 @@ from swarmnet.messages import Accepted, Answer, Busy, Fetched, HistoryRequest, M
 from swarmnet.net import dials, grpc_callee
 from swarmnet.net.address import Address
 from swarmnet.net.grpc_callee import host_of
-from swarmnet.net.grpc_caller import LINK, METHODS
+from swarmnet.net.grpc_caller import METHODS
+from swarmnet.net.grpc_link import LINK
 from swarmnet.net.grpc_options import GrpcConfig
 from swarmnet.net.grpc_transport import GrpcTransport
 from swarmnet.net.identity import Identity

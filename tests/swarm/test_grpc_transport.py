@@ -35,7 +35,8 @@ from swarmnet.messages import (
 from swarmnet.net import tls
 from swarmnet.net.address import Address
 from swarmnet.net.greeting import HELLO, Greeter
-from swarmnet.net.grpc_caller import LINK, METHODS
+from swarmnet.net.grpc_caller import METHODS
+from swarmnet.net.grpc_link import LINK
 from swarmnet.net.grpc_options import CHANNEL_OPTIONS, GrpcConfig
 from swarmnet.net.grpc_transport import GrpcTransport
 from swarmnet.net.identity import Identity

@@ -39,7 +39,8 @@ from swarmnet.net.address import Address
 from swarmnet.net.dht_daemon import Listen
 from swarmnet.net.dht_node import DhtNode
 from swarmnet.net.greeting import HELLO, Greeter
-from swarmnet.net.grpc_caller import LINK, METHODS
+from swarmnet.net.grpc_caller import METHODS
+from swarmnet.net.grpc_link import LINK
 from swarmnet.net.grpc_options import CHANNEL_OPTIONS
 from swarmnet.net.grpc_transport import GrpcTransport
 from swarmnet.net.identity import Identity

@@ -9,11 +9,11 @@ import sys
 
 import pytest
 
-from swarmnet.net.grpc_transport import DescriptorWatch
+from swarmnet.net.descriptors import DescriptorWatch
 
 SCRIPT = """
 import os, resource
-from swarmnet.net.grpc_transport import lowest_free, raise_limit
+from swarmnet.net.descriptors import lowest_free, raise_limit
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, 128))
 assert raise_limit() == 128 and resource.getrlimit(resource.RLIMIT_NOFILE) == (128, 128)
 free = lowest_free()
@@ -30,7 +30,7 @@ def test_the_soft_limit_becomes_the_hard_one() -> None:
 
 def test_it_is_said_once_until_there_are_enough_again(caplog: pytest.LogCaptureFixture) -> None:
     watch = DescriptorWatch(100)
-    with caplog.at_level(logging.WARNING, "swarmnet.net.grpc_transport"):
+    with caplog.at_level(logging.WARNING, "swarmnet.net.descriptors"):
         for free in (5, 89, 90, None, 95):
             watch.look(free)
         assert len(caplog.records) == 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from swarmnet.errors import BadMessage
-from swarmnet.net.grpc_caller import PING_S, Probe
+from swarmnet.net.grpc_link import PING_S, Probe
 from swarmnet.wire.convert import NONCE_BYTES, Pong
 
 

@@ -8,8 +8,8 @@ import pytest
 
 from swarmnet.ids import Chain
 from swarmnet.messages import Heartbeat, Stamp
-from swarmnet.net import grpc_caller
-from swarmnet.net.grpc_caller import MessageWriter, Outbox
+from swarmnet.net import grpc_link
+from swarmnet.net.grpc_link import MessageWriter, Outbox
 from swarmnet.wire.convert import read_control, write_control
 
 CHAIN = Chain("1" * 64)
@@ -19,7 +19,7 @@ def test_the_same_object_is_written_once_and_an_equal_one_that_is_another_is_not
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     written: list[object] = []
-    monkeypatch.setattr(grpc_caller, "write_control", lambda message: written.append(message) or write_control(message))
+    monkeypatch.setattr(grpc_link, "write_control", lambda message: written.append(message) or write_control(message))
     write = MessageWriter()
     boxes = [Outbox(4, write) for _ in range(5)]
     first = Heartbeat(Stamp(3, 0, CHAIN), 1, True, None, before=CHAIN)
