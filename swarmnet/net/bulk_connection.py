@@ -364,9 +364,11 @@ class BulkConnection:
     async def _receive(self) -> None:
         """One payload, for whoever wants it. Raises BadMessage, OSError, EOFError."""
         start = memoryview(bytearray(AROUND + 8))
-        await self._fill(start, 0, len(start))
+        # The head first: the end of what another kind is may never come.
+        fill = await self._fill(start, 0, HEAD_BYTES)
         if read_head(start)[0] is not Kind.START:
             raise BadMessage(RejectCode.MALFORMED, "no payload begins here")
+        await self._fill(start, fill, len(start))
         plain = memoryview(bytearray(8))
         self._opener.open(start, plain)
         incoming = await self._calls.taker(self.number, read_call(plain))

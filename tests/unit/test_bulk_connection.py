@@ -101,9 +101,14 @@ def test_what_does_not_fit_the_header_ends_the_connection(records: list[tuple[Ki
     play(story)
 
 
-def test_a_payload_outside_a_call_is_no_payload() -> None:
+@pytest.mark.parametrize(
+    "record", [(Kind.DATA, b"12345678"), (Kind.STOP, b""), (Kind.HELLO, b"")], ids=["data", "stop", "hello"]
+)
+def test_what_is_no_beginning_of_a_payload_ends_the_connection_at_once(record: tuple[Kind, bytes]) -> None:
+    """Some are shorter than a START, and nothing comes after them."""
+
     async def story(ends: Ends) -> None:
-        await ends.say(ends.sealer.record(Kind.DATA, b"12345678"))
+        await ends.say(ends.sealer.record(*record))
         await ends.closed.wait()
 
     play(story)
