@@ -30,7 +30,7 @@ from swarmnet.messages import (
     SnapshotRequest,
     TrailRequest,
 )
-from swarmnet.net.bulk_connection import Incoming, Outgoing
+from swarmnet.net.bulk_connection import BulkConnection, Incoming, Outgoing
 from swarmnet.net.grpc_channels import Channel, PeerChannels
 from swarmnet.net.traffic import Flow
 from swarmnet.wire.convert import Done, GreetFirst, Lane, Pong, Pulse, Told, declare, with_payload, write_request
@@ -106,32 +106,44 @@ class _Call:
         self._refused = self._answered = False
         self._arriving: tuple[Answer, Assembly | Incoming] | None = None
         self._outgoing: Outgoing | None = None
+        self._way: BulkConnection | None = None
         self._uploading = contextlib.ExitStack()
-        if payload:
-            # State that we hand out to joiners waits until this upload is over.
-            self._uploading.enter_context(flow.priority.urgent())
-        bulk = channels.bulk
-        self._number = bulk.calls.number()
+        # A call that cannot begin keeps nothing: neither its number nor a connection.
+        with contextlib.ExitStack() as taken:
+            taken.callback(self._uploading.close)
+            if payload:
+                # State that we hand out to joiners waits until this upload is over.
+                self._uploading.enter_context(flow.priority.urgent())
+            self._number = channels.bulk.calls.number()
+            taken.callback(channels.bulk.calls.end, self._number)
+            taken.callback(self._release)
+            self._begin(channel, request, payload)
+            self._taken = taken.pop_all()
+
+    def _begin(self, channel: Channel, request: Request, payload: tuple[Packed, ...]) -> None:
+        bulk = self._channels.bulk
         self._way = bulk.lane(sum(packed.num_bytes for packed in payload))
         number = self._way.number if self._way is not None else 0
         lane = Lane(bulk.session, number, self._number) if bulk.session else None
         self._header = write_request(request, declare(payload), lane)
         if self._way is not None:
             # Beside the header, not after it: the callee brings the two together.
-            self._outgoing = self._way.send(self._number, payload, flow, self._advance)
+            self._outgoing = self._way.send(self._number, payload, self._flow, self._advance)
             payload = ()
         method = channel.aio.stream_stream(METHODS[type(request)])
-        remaining = max(0.0, deadline - self._loop.time())
+        remaining = max(0.0, self._deadline - self._loop.time())
         self._stream = method(self._upload(payload), timeout=remaining)
 
     def leave(self) -> None:
         """Cancel whatever is still under way."""
         if self._outgoing is not None and self._outgoing.over and self._answered and not self._refused:
             self._channels.bulk.carried()
-        self._stop()
-        self._uploading.close()
-        self._channels.bulk.calls.end(self._number)
+        self._taken.close()
         self._stream.cancel()
+
+    def _release(self) -> None:
+        """Give the bulk connection back."""
+        self._stop()
         if self._way is not None:
             self._way.release()
 

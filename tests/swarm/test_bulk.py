@@ -343,6 +343,24 @@ def test_a_cancelled_call_leaves_its_lanes_to_the_next(carried: list[int]) -> No
     run(scenario)
 
 
+@pytest.mark.parametrize("broken", ["write_request", "METHODS"], ids=["before sending", "sending"])
+def test_a_call_that_cannot_begin_keeps_neither_its_number_nor_its_lane(
+    broken: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario(pair: Pair) -> None:
+        pool = await open_bulk(pair)
+        (connection,) = pool._connections.values()
+        with monkeypatch.context() as patch:
+            patch.setattr(grpc_caller, broken, None)
+            with pytest.raises(TypeError):
+                await answered(pair)
+        assert pool.calls.idle and not pair.a.transport.traffic.priority._urgent
+        await until(lambda: connection.free)
+        assert same(await answered(pair), UP) and pool._connections == {1: connection}
+
+    run(scenario)
+
+
 def test_a_connection_that_breaks_under_a_payload_is_gone_and_grpc_goes_on(carried: list[int]) -> None:
     async def scenario(pair: Pair) -> None:
         for payload in (UP, ()):
