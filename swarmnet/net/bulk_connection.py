@@ -26,7 +26,7 @@ from swarmnet.ids import PeerId
 from swarmnet.messages import Packed
 from swarmnet.net.bulk_records import AROUND, HEAD_BYTES, RECORD_BYTES, Kind, Opener, Sealer, read_call, read_head
 from swarmnet.net.traffic import Flow
-from swarmnet.wire.framing import Assembly, pieces
+from swarmnet.wire.framing import CHUNK_BYTES, Assembly, pieces
 
 BULK_FROM = 1 << 18
 """Payloads of fewer bytes go through gRPC: they fit one message of it."""
@@ -57,6 +57,35 @@ def _nothing() -> None:
     """Nobody is told."""
 
 
+class LeastRate:
+    """By when more of a payload must have moved: `CHUNK_BYTES` within each `stall_s`, which over gRPC is one message.
+
+    Else a record now and then would hold a call, and what its service holds for it, until its deadline. Pure: `now` in
+    seconds of any clock.
+    """
+
+    def __init__(self, now: float) -> None:
+        self._since, self._num_bytes, self._held_at = now, 0, math.inf
+
+    def moves(self, num_bytes: int, now: float) -> None:
+        """So many bytes have moved."""
+        self._num_bytes += num_bytes
+        if self._num_bytes >= CHUNK_BYTES:
+            self._num_bytes, self._since = self._num_bytes % CHUNK_BYTES, now
+
+    def hold(self, now: float) -> None:
+        """From now on we hold it up ourselves, which is not the other end's time."""
+        self._held_at = now
+
+    def go_on(self, now: float) -> None:
+        """We hold it up no longer."""
+        self._since, self._held_at = self._since + now - self._held_at, math.inf
+
+    def late_at(self, stall_s: float) -> float:
+        """When it will have stalled, unless more moves; infinite while we hold it up."""
+        return self._since + stall_s if self._held_at == math.inf else math.inf
+
+
 class Incoming:
     """A payload on its way in."""
 
@@ -67,8 +96,7 @@ class Incoming:
         self.dropped = False
         """Its call has ended: nobody waits for it."""
         self.on_drop: Callable[[Incoming], None] = lambda incoming: None
-        self.moved = asyncio.get_running_loop().time()
-        """When something of it came last."""
+        self.rate = LeastRate(asyncio.get_running_loop().time())
 
     def drop(self) -> None:
         """Nobody waits for it any more."""
@@ -95,7 +123,7 @@ class Incoming:
             self._over.set()
 
     async def come(self, *, stall_s: float, within_s: float = math.inf) -> bool:
-        """Is the whole payload here? False after `within_s`. Raises TimeoutError if nothing moves for `stall_s`,
+        """Is the whole payload here? False after `within_s`. Raises TimeoutError if too little moves in `stall_s`,
         PeerGone, BadMessage."""
         clock = asyncio.get_running_loop().time
         until = clock() + within_s
@@ -103,10 +131,10 @@ class Incoming:
             now = clock()
             if now >= until:
                 return False
-            if now >= self.moved + stall_s:
+            if now >= (late_at := self.rate.late_at(stall_s)):
                 raise TimeoutError
             try:
-                async with asyncio.timeout_at(min(until, min(self.moved, now) + stall_s)):
+                async with asyncio.timeout_at(min(until, late_at, now + stall_s)):
                     await self._over.wait()
             except TimeoutError:
                 continue
@@ -127,15 +155,20 @@ class Outgoing:
         self._moved = moved
         self._over = asyncio.Event()
         self.stopped = self.failed = False
-        self.moved_at = asyncio.get_running_loop().time()
+        self.rate = LeastRate(asyncio.get_running_loop().time())
 
     def stop(self) -> None:
         """Send no more of it than was begun."""
         self.stopped = True
 
-    def moves(self) -> None:
-        """A part has left."""
-        self.moved_at = asyncio.get_running_loop().time()
+    def goes_on(self) -> None:
+        """Our own line holds it up no longer."""
+        self.rate.go_on(asyncio.get_running_loop().time())
+        self._moved()
+
+    def moves(self, num_bytes: int) -> None:
+        """So many bytes have left."""
+        self.rate.moves(num_bytes, asyncio.get_running_loop().time())
         self._moved()
 
     def end(self, *, failed: bool) -> None:
@@ -151,13 +184,13 @@ class Outgoing:
         return self._over.is_set()
 
     async def left(self, *, stall_s: float) -> None:
-        """Return when the whole payload has left. Raises PeerGone; TimeoutError if nothing moves for `stall_s`."""
+        """Return when the whole payload has left. Raises PeerGone; TimeoutError if too little moves in `stall_s`."""
         clock = asyncio.get_running_loop().time
         while not self.over:
-            if clock() >= self.moved_at + stall_s:
+            if clock() >= (late_at := self.rate.late_at(stall_s)):
                 raise TimeoutError
             try:
-                async with asyncio.timeout_at(min(self.moved_at, clock()) + stall_s):
+                async with asyncio.timeout_at(min(late_at, clock() + stall_s)):
                     await self._over.wait()
             except TimeoutError:
                 continue
@@ -352,12 +385,12 @@ class BulkConnection:
 
     async def _flush(self, outgoing: Outgoing, records: memoryview, flow: Flow) -> None:
         # Our own line holds it up, not the receiver.
-        outgoing.moved_at = math.inf
+        outgoing.rate.hold(self._loop.time())
         await flow.up.turn()
-        outgoing.moves()
+        outgoing.goes_on()
         flow.sends(len(records))
         await self._loop.sock_sendall(self._sock, records)
-        outgoing.moves()
+        outgoing.moves(len(records))
 
     # ------------------------------------------------------------ receiving
 
@@ -375,7 +408,7 @@ class BulkConnection:
         if unwanted := incoming is None:
             incoming = Incoming(Assembly((), max_bytes=0), Flow())
             incoming.dropped = True
-        incoming.moved = self._loop.time()
+        incoming.rate = LeastRate(self._loop.time())
         incoming.on_drop = self._drain  # no closure: a cycle would keep the payload until it is collected
         if incoming.dropped:
             self._drain(incoming)
@@ -425,10 +458,11 @@ class BulkConnection:
                 return
             fill -= end
             records[:fill] = records[end : end + fill]
+            incoming.rate.moves(length, self._loop.time())
             if incoming.flow.down.lent:
-                incoming.moved = math.inf  # we hold it up, not its sender
+                incoming.rate.hold(self._loop.time())
                 await incoming.flow.down.turn()
-            incoming.moved = self._loop.time()
+                incoming.rate.go_on(self._loop.time())
 
     async def _fill(self, into: memoryview, fill: int, least: int, most: int = 0) -> int:
         """Read until `least` bytes are there, and no more than `most`. Returns how many are. Raises OSError,

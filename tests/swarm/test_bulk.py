@@ -632,6 +632,26 @@ def test_a_banned_peer_loses_its_connections() -> None:
     asyncio.run(main())
 
 
+@pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="this system has no such options")
+def test_a_host_that_vanished_is_gone_after_25_s_at_both_ends() -> None:
+    """The system probes a silent host, and gives up what is sent to one that does not acknowledge it."""
+
+    async def scenario(pair: Pair) -> None:
+        pool = await open_bulk(pair)
+        (taken,) = pair.b.transport._bulk._sessions.values()
+        await until(lambda: taken.connections)
+        for connection in (*pool._connections.values(), *taken.connections.values()):
+            sock = connection._sock
+            assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+            names = ("TCP_KEEPIDLE", "TCP_KEEPINTVL", "TCP_KEEPCNT", "TCP_USER_TIMEOUT")
+            idle, apart, probes, unacknowledged = (
+                sock.getsockopt(socket.IPPROTO_TCP, getattr(socket, name)) for name in names
+            )
+            assert (idle + apart * probes, unacknowledged) == (25, 25_000)
+
+    run(scenario)
+
+
 def test_closing_a_transport_closes_its_connections() -> None:
     async def scenario(pair: Pair) -> None:
         pool = await open_bulk(pair)

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import socket
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 import pytest
+from scripted import on_virtual_time
 
 from swarmnet.errors import PeerGone
 from swarmnet.ids import PeerId
 from swarmnet.messages import Packed
 from swarmnet.net import bulk_connection
-from swarmnet.net.bulk_connection import BulkCalls, BulkConnection, Incoming
+from swarmnet.net.bulk_connection import BulkCalls, BulkConnection, Incoming, LeastRate, Outgoing
 from swarmnet.net.bulk_pool import BulkListener
 from swarmnet.net.bulk_records import RECORD_BYTES, BulkSession, Kind, Opener, Sealer
 from swarmnet.net.traffic import Flow
 from swarmnet.wire.convert import BulkAsk, TensorHeader
-from swarmnet.wire.framing import Assembly
+from swarmnet.wire.framing import CHUNK_BYTES, Assembly
 
 CALL = 7
 
@@ -234,6 +236,72 @@ def test_payloads_that_nobody_wants_are_no_way_to_keep_a_process_busy(monkeypatc
         await ends.say(seal.start(CALL + 1), seal.record(Kind.LAST, b"end"))
         assert await incoming.come(stall_s=1.0)
         assert pauses == [bulk_connection._UNWANTED_S] * 500
+
+    play(story)
+
+
+STALL_S = 10.0
+FLOOR = CHUNK_BYTES / STALL_S
+"""Bytes per second of a payload over gRPC: a message within `stall_s`."""
+
+
+async def trickle_in(payload: Incoming, bytes_per_s: float) -> None:
+    while not payload.over:
+        await asyncio.sleep(RECORD_BYTES / bytes_per_s)
+        payload.rate.moves(RECORD_BYTES, asyncio.get_running_loop().time())
+
+
+async def trickle_out(payload: Outgoing, bytes_per_s: float) -> None:
+    while not payload.over:
+        await asyncio.sleep(RECORD_BYTES / bytes_per_s)
+        payload.moves(RECORD_BYTES)
+
+
+@pytest.mark.parametrize("way", ["in", "out"])
+@pytest.mark.parametrize("share", [1 / 8, 0.9, 1.1])
+def test_a_payload_slower_than_over_grpc_has_stalled(way: str, share: float) -> None:
+    async def main() -> None:
+        now = asyncio.get_running_loop().time
+        began = now()
+        incoming, outgoing = Incoming(Assembly((), max_bytes=0), Flow()), Outgoing(lambda: None)
+        work = trickle_in(incoming, share * FLOOR) if way == "in" else trickle_out(outgoing, share * FLOOR)
+        waits = incoming.come(stall_s=STALL_S) if way == "in" else outgoing.left(stall_s=STALL_S)
+        trickle = asyncio.create_task(work)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(100 * STALL_S):
+                await waits
+        trickle.cancel()
+        assert now() - began == pytest.approx(STALL_S if share < 1 else 100 * STALL_S)
+
+    on_virtual_time(main())
+
+
+def test_what_we_hold_up_ourselves_is_nobodys_stall_and_no_excuse() -> None:
+    pace = LeastRate(now=0.0)
+    pace.moves(CHUNK_BYTES - 1, now=4.0)
+    pace.hold(now=9.0)
+    assert pace.late_at(STALL_S) == math.inf
+    pace.go_on(now=500.0)
+    assert pace.late_at(STALL_S) == 501.0
+    pace.moves(2, now=500.5)
+    assert pace.late_at(STALL_S) == 510.5
+
+
+def test_records_count_with_what_they_carry() -> None:
+    async def story(ends: Ends) -> None:
+        incoming = ends.want(2 * CHUNK_BYTES)
+        await ends.say(ends.sealer.start(CALL))
+        while ends.calls._wanted:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        late_at, data = incoming.rate.late_at(STALL_S), bytes(RECORD_BYTES)
+        for count in range(1, CHUNK_BYTES // RECORD_BYTES):
+            await ends.say(ends.sealer.record(Kind.DATA, data))
+            while incoming.rate._num_bytes < count * RECORD_BYTES:  # noqa: ASYNC110
+                await asyncio.sleep(0)
+        assert incoming.rate.late_at(STALL_S) == late_at
+        await ends.say(ends.sealer.record(Kind.DATA, data))
+        while incoming.rate.late_at(STALL_S) == late_at:  # noqa: ASYNC110
+            await asyncio.sleep(0)
 
     play(story)
 
