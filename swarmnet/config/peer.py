@@ -271,7 +271,7 @@ class PeerConfig(Table):
     announce: Annotated[tuple[Multiaddr, ...], CliOption("MADDR")] = says(
         (), "multiaddr to publish instead of what `host` suggests"
     )
-    map_port: bool = says(True, "have the home's router forward `port` (UPnP, by the extra `upnp`; docs/nat.md)")
+    map_port: bool = says(True, "have the home's router forward `port` and `bulk_port` (UPnP; docs/nat.md)")
     bootstrap: Annotated[tuple[Multiaddr, ...], CliOption("MADDR")] = says(
         (), "multiaddr of a peer that is up; without any, a new swarm begins"
     )

@@ -261,10 +261,19 @@ class BulkListener:
         self._unproven: Counter[str] = Counter()
         self._tasks: set[asyncio.Task[None]] = set()
         self.port = 0
+        self.outside_port: int | None = None
+        """The router's, which it forwards to ours; 0: it forwards others of ours, not this one, None: none of ours."""
 
-    def offer(self, caller: PeerId, ask: BulkAsk) -> BulkOffer:
-        """Answer a caller that is proved and admitted: a new session of its own."""
-        if not self.port:
+    @property
+    def callers(self) -> frozenset[PeerId]:
+        """Whose connections are open."""
+        return frozenset(taken.caller for taken in self._sessions.values() if taken.connections)
+
+    def offer(self, caller: PeerId, ask: BulkAsk, *, outside: bool = False) -> BulkOffer:
+        """Answer a caller that is proved and admitted: a new session of its own. outside: it calls from elsewhere, and
+        has to come by the router."""
+        port = self.outside_port if outside and self.port and self.outside_port is not None else self.port
+        if not port:
             return BulkOffer(0)
         # A caller's last session lives on in its connections alone.
         if (old := self._newest.get(caller)) is not None:
@@ -277,7 +286,7 @@ class BulkListener:
         mine, name = secrets.token_bytes(SECRET_BYTES), secrets.token_bytes(SESSION_BYTES)
         taken = TakenSession(BulkSession(self._run, caller, self._me, name, ask.secret + mine), caller)
         self._sessions[name] = self._newest[caller] = taken
-        return BulkOffer(self.port, name, mine)
+        return BulkOffer(port, name, mine)
 
     def session(self, caller: PeerId, name: bytes) -> TakenSession | None:
         """The caller's session of that name."""

@@ -34,7 +34,7 @@ from swarmnet.net.greeting import Greeter
 from swarmnet.net.grpc_options import GrpcConfig
 from swarmnet.net.grpc_transport import GrpcTransport
 from swarmnet.net.identity import Identity, own_identity
-from swarmnet.net.port_mapping import mapped_port, may_ask
+from swarmnet.net.port_mapping import Outside, mapped_ports, may_ask
 from swarmnet.net.ports import LastPorts
 from swarmnet.net.relay_book import RelayCaps
 from swarmnet.net.swarm_link import SwarmLink
@@ -137,7 +137,8 @@ class Endpoint:
     async def serve(self, service: Service) -> AsyncGenerator[None, None]:
         """Answer others as `service`, and keep my place in the DHT."""
         self.transport.service = service
-        async with self.transport, self._mapped_port() as self.transport.mapped, asyncio.TaskGroup() as group:
+        async with self.transport, self._mapped_ports() as outside, asyncio.TaskGroup() as group:
+            self.transport.forwarded(outside)
             LastPorts(self.transport.port, self.directory.port).keep(self.dir)
             # Only now: what it announces needs the port that was bound.
             keeping = group.create_task(self.directory.run())
@@ -148,16 +149,13 @@ class Endpoint:
                 keeping.cancel()
                 admitted.cancel()
 
-    def _mapped_port(self) -> AbstractAsyncContextManager[Address | None]:
-        """A port of our router's, if we are at home behind one."""
+    def _mapped_ports(self) -> AbstractAsyncContextManager[Outside]:
+        """Ports of our router's, if we are at home behind one."""
         host = Address.parse(self.transport.addresses[0]).host
         if self.maps_port and may_ask(host):
-            return mapped_port(host, self.transport.port, self.me, changed=self._port_moved)
-        return contextlib.nullcontext()
-
-    def _port_moved(self, address: Address | None) -> None:
-        # The record says so when it is published next.
-        self.transport.mapped = address
+            # What moves since is in the record when that is published next.
+            return mapped_ports(host, self.transport.ports, self.me, changed=self.transport.forwarded)
+        return contextlib.nullcontext({})
 
     async def _while_admitted(self) -> None:
         """Raises UsageError when this peer is banned, or its invitation has ended and is not renewed."""

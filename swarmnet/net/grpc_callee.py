@@ -21,6 +21,7 @@ from swarmnet.errors import BadMessage, PeerGone, Refused, RejectCode, leaves
 from swarmnet.ids import PeerId
 from swarmnet.messages import STRANGERS_ASK, Accepted, Answer, Busy, Control, Rejected, Request, gives_way
 from swarmnet.net.bulk_pool import BulkListener
+from swarmnet.net.dial_back import public_home
 from swarmnet.net.greeting import HELLO
 from swarmnet.net.grpc_caller import METHODS
 from swarmnet.net.grpc_channels import BULK, SERVICE_FAILED, Dialling
@@ -135,7 +136,8 @@ class Callee(grpc.GenericRpcHandler):  # type: ignore[misc]
         if caller is None or not self.knows(caller):
             return write_bulk_offer(BulkOffer(0))
         try:
-            return write_bulk_offer(self._bulk.offer(caller, read_bulk_ask(data)))
+            outside = bool(public_home(host_of(context.peer())))
+            return write_bulk_offer(self._bulk.offer(caller, read_bulk_ask(data), outside=outside))
         except BadMessage:
             return write_bulk_offer(BulkOffer(0))
 

@@ -10,13 +10,13 @@ import asyncio
 import contextlib
 import ipaddress
 import socket
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
 import grpc
 
 from swarmnet import telemetry
-from swarmnet.errors import PeerGone, PeerTimeout, UsageError
+from swarmnet.errors import PeerGone, PeerTimeout, SwarmError, UsageError
 from swarmnet.ids import PeerId, RunId
 from swarmnet.messages import Answer, Control, Heartbeat, Packed, Request
 from swarmnet.net.address import Address
@@ -220,6 +220,27 @@ class GrpcTransport:
         return self._port
 
     @property
+    def ports(self) -> tuple[int, ...]:
+        """Those bound: `port`, and the one of bulk connections if they are taken."""
+        return tuple(filter(None, (self._port, self.bulk_port)))
+
+    @property
+    def bulk_port(self) -> int:
+        """Where bulk connections are taken; 0: nowhere."""
+        return self._bulk.port
+
+    @property
+    def bulk_callers(self) -> frozenset[PeerId]:
+        """Who has bulk connections open to this peer."""
+        return self._bulk.callers
+
+    def forwarded(self, outside: Mapping[int, Address]) -> None:
+        """A router forwards these ports of ours, from those addresses; or none any more."""
+        self.mapped = outside.get(self._port)
+        at = outside.get(self._bulk.port)
+        self._bulk.outside_port = at.port if at is not None else 0 if outside else None
+
+    @property
     def addresses(self) -> tuple[str, ...]:
         """Multiaddrs of this peer, once the port is bound; circuits, if nobody can dial it."""
         if self._places is not None:
@@ -316,6 +337,14 @@ class GrpcTransport:
         if "/0.0.0.0/" in address and (host := self._dialling.dials.called_from(peer)):
             address = str(Address.of(host, Address.parse(address).port, peer))
         await dial(peer, address, self._leaf, self._dialling.greeter, deadline=deadline)
+        # It learns in the same way whether its other port can be connected to.
+        self._spawn(self._open_bulk(peer, deadline))
+
+    async def _open_bulk(self, peer: PeerId, deadline: float) -> None:
+        channels = self._channels_to(peer)
+        with contextlib.suppress(SwarmError):
+            if await channels.greet(deadline=deadline) is None:
+                channels.bulk.grow()
 
     async def sight(self, members: Sequence[PeerId]) -> Sight:
         """From where my calls come, as these members see it, whom I have called before. Raises PeerGone."""

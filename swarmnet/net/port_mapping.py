@@ -1,4 +1,4 @@
-"""Ask the home's router to forward our port, for as long as this process runs: UPnP, by the extra `upnp`.
+"""Ask the home's router to forward our ports, for as long as this process runs: UPnP, by the extra `upnp`.
 
 Without the extra, without such a router, or behind a carrier's NAT as well, nothing is mapped; then others reach this
 peer through relays. A mapping has a lease: what a killed process leaves behind ends with it.
@@ -16,7 +16,7 @@ import ipaddress
 import random
 import urllib.parse
 import xml.parsers.expat
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from swarmnet import telemetry
@@ -74,42 +74,47 @@ async def search(host: str) -> list[str]:
     return list(dict.fromkeys(answer["location"] for answer in found if "location" in answer))
 
 
+Outside = Mapping[int, Address]
+"""By our port: the address that others see. Empty: none is forwarded."""
+
+
 @contextlib.asynccontextmanager
-async def mapped_port(
+async def mapped_ports(
     host: str,
-    port: int,
+    ports: Sequence[int],
     peer: PeerId,
     *,
     routers: Routers = search,
     may_call: Callable[[str], bool] = at_home,
-    changed: Callable[[Address | None], None] = lambda address: None,
+    changed: Callable[[Outside], None] = lambda outside: None,
     renew_s: float = LEASE_S / 3,
-) -> AsyncGenerator[Address | None, None]:
-    """While open, a router forwards a port of its own to this host's; the address that others then see, or None.
+) -> AsyncGenerator[Outside, None]:
+    """While open, a router forwards ports of its own to this host's: the first of `ports`, and of the others those
+    that it will.
 
-    may_call: can a router be at that address? changed: told when others see another address, or none any more.
+    may_call: can a router be at that address? changed: told when others see other addresses, or none any more.
     """
     for location in (await routers(host))[:_MOST_ROUTERS]:
         called = _host(location)
         # Whoever answers a search could have us call anybody.
         if called == host or not may_call(called):
             continue
-        router = _Router(location, host, port, peer)
-        address = await router.mapped()
-        if address is None:
+        router = _Router(location, host, ports, peer)
+        outside = await router.mapped()
+        if not outside:
             continue
-        renewing = asyncio.get_running_loop().create_task(_renewing(router, address, changed, renew_s))
+        renewing = asyncio.get_running_loop().create_task(_renewing(router, outside, ports[0], changed, renew_s))
         try:
-            yield address
+            yield outside
         finally:
             renewing.cancel()
             await router.unmap()
         return
-    yield None
+    yield {}
 
 
 async def _renewing(
-    router: _Router, last: Address | None, changed: Callable[[Address | None], None], renew_s: float
+    router: _Router, last: Outside, first: int, changed: Callable[[Outside], None], renew_s: float
 ) -> None:
     # A router that restarts forgets its mappings, and is asked again for the same.
     misses = 0
@@ -120,10 +125,11 @@ async def _renewing(
         # It forwards until the lease is over.
         if found == last or 0 < misses < _MISSES:
             continue
-        if found:
-            log.warning("mapped_port_moved", was=str(last), address=str(found))
-        else:
-            log.warning("mapped_port_lost", was=str(last), advice="others may not get in: start this peer again")
+        was, address = last.get(first), found.get(first)
+        if not found:
+            log.warning("mapped_port_lost", was=str(was), advice="others may not get in: start this peer again")
+        elif address != was:
+            log.warning("mapped_port_moved", was=str(was), address=str(address))
         last = found
         changed(found)
 
@@ -136,29 +142,40 @@ def _host(url: str) -> str:
 
 
 class _Router:
-    """One device that may forward a port to us. What it says is data from the network: it may be anything."""
+    """One device that may forward ports to us. What it says is data from the network: it may be anything."""
 
-    def __init__(self, location: str, host: str, port: int, peer: PeerId) -> None:
-        self._location, self._host, self._inside, self._peer = location, host, port, peer
-        self._port = port
-        """Outside."""
+    def __init__(self, location: str, host: str, ports: Sequence[int], peer: PeerId) -> None:
+        self._location, self._host, self._peer = location, host, peer
+        self._ports = {port: port for port in ports}
+        """Outside, by ours."""
         self._lease_s = LEASE_S
-        self._said: tuple[Address, int] | None = None
+        self._said: dict[int, tuple[Address, int]] = {}
 
-    async def mapped(self) -> Address | None:
-        """Have it forward a port, the same as before where that is free. Returns what others then see."""
+    async def mapped(self) -> Outside:
+        """Have it forward our ports, from the same as before where those are free. Returns what others then see."""
+        found: dict[int, Address] = {}
+        for inside in self._ports:
+            if (address := await self._mapped(inside)) is not None:
+                found[inside] = address
+            # Nobody finds the others but by the first.
+            elif not found:
+                break
+        return found
+
+    async def _mapped(self, inside: int) -> Address | None:
         try:
             async with asyncio.timeout(_ROUTER_S):
                 outside = await self._outside()
-                if outside is None or not await self._map():
+                if outside is None or not await self._map(inside):
                     return None
         except TimeoutError:
             log.debug("router_is_slow", router=self._location)
             return None
-        address = Address.of(outside, self._port, self._peer)
-        if self._said != (address, self._lease_s):
-            self._said = address, self._lease_s
-            log.info("port_mapped", router=self._location, address=f"{outside}:{self._port}", lease_s=self._lease_s)
+        port = self._ports[inside]
+        address = Address.of(outside, port, self._peer)
+        if self._said.get(inside) != (address, self._lease_s):
+            self._said[inside] = address, self._lease_s
+            log.info("port_mapped", router=self._location, address=f"{outside}:{port}", lease_s=self._lease_s)
         return address
 
     async def _outside(self) -> str | None:
@@ -173,37 +190,37 @@ class _Router:
             return None
         return str(found)
 
-    async def _map(self) -> bool:
+    async def _map(self, inside: int) -> bool:
         others = random.sample(range(20000, 60000), _OTHER_PORTS)
-        for port in (self._port, *others):
+        for port in (self._ports[inside], *others):
             try:
-                await self._add(port)
+                await self._add(port, inside)
             except _Refused as error:
                 # Some routers refuse to map again what they map without end.
-                if error.code == _TAKEN and not await self._is_mine(port):
+                if error.code == _TAKEN and not await self._is_mine(port, inside):
                     continue
                 if error.code != _TAKEN:
                     log.info("port_not_mapped", router=self._location, error=error)
                     return False
-            self._port = port
+            self._ports[inside] = port
             return True
         return False
 
-    async def _is_mine(self, port: int) -> bool:
+    async def _is_mine(self, port: int, inside: int) -> bool:
         key = {"NewRemoteHost": "", "NewExternalPort": port, "NewProtocol": "TCP"}
         try:
             found = await self._ask("GetSpecificPortMappingEntry", **key)
         except _Refused:
             return False
-        return found.get("NewInternalClient") == self._host and str(found.get("NewInternalPort")) == str(self._inside)
+        return found.get("NewInternalClient") == self._host and str(found.get("NewInternalPort")) == str(inside)
 
-    async def _add(self, port: int) -> None:
+    async def _add(self, port: int, inside: int) -> None:
         def words() -> dict[str, Any]:
             return {
                 "NewRemoteHost": "",
                 "NewExternalPort": port,
                 "NewProtocol": "TCP",
-                "NewInternalPort": self._inside,
+                "NewInternalPort": inside,
                 "NewInternalClient": self._host,
                 "NewEnabled": True,
                 "NewPortMappingDescription": "swarmnet",
@@ -221,9 +238,12 @@ class _Router:
 
     async def unmap(self) -> None:
         """Have it forward nothing any more."""
-        with contextlib.suppress(_Refused, TimeoutError):
+        with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_ROUTER_S):
-                await self._ask("DeletePortMapping", NewRemoteHost="", NewExternalPort=self._port, NewProtocol="TCP")
+                for inside in self._said:
+                    with contextlib.suppress(_Refused):
+                        port = self._ports[inside]
+                        await self._ask("DeletePortMapping", NewRemoteHost="", NewExternalPort=port, NewProtocol="TCP")
 
     async def _ask(self, action: str, **words: Any) -> dict[str, Any]:
         """Raises _Refused."""

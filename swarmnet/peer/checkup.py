@@ -21,6 +21,8 @@ ADVICE: Mapping[str, str] = {
     "symmetric": "other homes are reached through relays: turn off what the router calls symmetric NAT or port "
     "randomisation, or forward both ports and say with --announce what others see",
     "carrier": "no port can be forwarded: ask the provider for a public address, IPv4 or IPv6; until then relays serve",
+    "bulk_closed": "open TCP port {port} as you did the others (fix it with --bulk-port): until then all tensors go "
+    "through gRPC, which is slower",
     "unreached": "look at its firewall",
     "software": "install what is missing: pip install -e . in a checkout of swarmnet",
     "no_compiler": "install g++ or clang++: sums and updates on the CPU take 1.3 to four times as long without",
@@ -225,6 +227,19 @@ def reached(event: str, facts: Mapping[str, Any], ports: tuple[int, int]) -> Row
         words = f"{_members(facts['could_not'])} could not connect to this peer ({why}), and nobody relays for it"
         return Row("reached", words, "error", "unreachable", {"how": "none", **known}, ports)
     return Row("reached", "there was nobody to ask", facts={"how": "unknown"})
+
+
+def bulk(how: str, port: int, came: Collection[PeerId]) -> Row:
+    """Can others connect to the port of bulk connections? how: they reach this machine (`reached`). came: who has
+    connected to that port."""
+    facts = {"port": port, "came": sorted(came)}
+    if came:
+        return Row("bulk port", f"{_members(came)} connected to port {port}, too", facts=facts)
+    if how == "direct":
+        words = f"nobody who connected to this machine could connect to port {port}, too"
+        return Row("bulk port", words, "note", "bulk_closed", facts, (port, 0))
+    why = "nobody could say" if how == "unknown" else "not used: others do not reach this machine directly"
+    return Row("bulk port", why, facts=facts)
 
 
 _NATS = {

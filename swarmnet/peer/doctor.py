@@ -32,6 +32,7 @@ from swarmnet.net.address import Address, announced_at, peer_in
 from swarmnet.net.descriptors import raise_limit
 from swarmnet.net.dial_back import Asking
 from swarmnet.net.endpoint import Endpoint, open_endpoint
+from swarmnet.net.grpc_transport import GrpcTransport
 from swarmnet.net.hops import behind_a_carrier, hops
 from swarmnet.net.identity import holder_of, own_identity
 from swarmnet.net.line_test import measure
@@ -50,6 +51,8 @@ MEMBERS = 3
 """To so many the line is measured."""
 
 _PROBE_S = 0.5
+_BULK_S = 5.0
+"""A dial takes some round trips; one that a firewall drops takes for ever."""
 _LOOKS = 3  # tries to hear from two members where calls of this machine come from
 _SIZES = {"cuda": 4096, "cpu": 1024}
 """Of the matrices that are multiplied: large enough that waiting for the device does not count."""
@@ -99,7 +102,8 @@ def machine(config: PeerConfig) -> Iterator[Row]:
     yield checkup.disk(str(config.dir), shutil.disk_usage(place).free)
     yield checkup.descriptors(raise_limit())
     taken = {}
-    for flag, port in (("--port", config.port), ("--dht-port", config.dht_port)):
+    ports = {"--port": config.port, "--dht-port": config.dht_port, "--bulk-port": config.bulk_port}
+    for flag, port in ports.items():
         try:
             check_free(config.host, port, flag=flag)
         except UsageError:
@@ -199,6 +203,9 @@ async def _beside(endpoint: Endpoint, terms: RunTerms, found: Callable[[Row], No
     said = next((name for name in ("hidden", "unreachable", "dialled_back") if name in events), "")
     reached = checkup.reached(said, events.get(said, {}), (transport.port, directory.port))
     found(reached)
+    how = reached.facts["how"]
+    if transport.bulk_port:
+        found(checkup.bulk(how, transport.bulk_port, await _bulk_callers(transport, how)))
     offsets = {}
     serving = [record for record in directory.known() if record.peer not in (endpoint.me, mine) and record.stages]
     for record in sorted(serving, key=lambda record: record.hidden)[:MEMBERS]:
@@ -211,8 +218,17 @@ async def _beside(endpoint: Endpoint, terms: RunTerms, found: Callable[[Row], No
             found(checkup.line(peer, line.round_trip_s, line.up_bytes_per_s, line.down_bytes_per_s))
         if (offset := transport.clock_offset_s(peer)) is not None:
             offsets[peer] = offset
-    await _nat(endpoint, [record.peer for record in serving if not record.hidden], reached.facts["how"], found)
+    await _nat(endpoint, [record.peer for record in serving if not record.hidden], how, found)
     found(checkup.clock(offsets, terms.max_clock_offset_s))
+
+
+async def _bulk_callers(transport: GrpcTransport, how: str) -> frozenset[PeerId]:
+    """Who has connected to the port of bulk connections: members that dial back try that as well."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(_BULK_S):
+            while how == "direct" and not transport.bulk_callers:  # noqa: ASYNC110
+                await asyncio.sleep(_BULK_S / 50)
+    return transport.bulk_callers
 
 
 async def _nat(endpoint: Endpoint, members: Sequence[PeerId], how: str, found: Callable[[Row], None]) -> None:

@@ -65,6 +65,7 @@ def test_the_doctor_names_what_is_in_the_way(world, tmp_path: Path) -> None:
         how = rows["reached"]["facts"]["how"]
         assert how == ("direct" if name == "public" else "relay"), (name, rows["reached"])
         assert (rows["reached"]["problem"] == "relayed") == (name != "public")
+        assert bool(rows["bulk port"]["facts"]["came"]) == (name == "public"), (name, rows["bulk port"])
         nat, way = rows["nat"]["facts"], rows["nat"]["problem"]
         assert (nat["kind"], nat["carrier"], way) == {
             "public": ("none", False, ""),

@@ -588,6 +588,23 @@ def test_where_the_port_is_closed_grpc_carries_all_and_dials_back_off(carried: l
     run(scenario)
 
 
+@pytest.mark.parametrize("is_open", [True, False])
+def test_who_dials_a_peer_back_opens_a_bulk_connection_too_where_it_can(is_open: bool) -> None:
+    """So the peer learns whether that port can be connected to."""
+
+    async def scenario(pair: Pair) -> None:
+        there = pair.b.transport
+        if not is_open:
+            await there._bulk.close()
+        await pair.a.transport.dial(pair.b.peer, there.addresses[0], deadline=asyncio.get_running_loop().time() + 10)
+        pool = pool_of(pair)
+        await until(lambda: pool._connections or pool._pausing)
+        await until(lambda: len(there.bulk_callers) == is_open)
+        assert there.bulk_callers == ({pair.a.peer} if is_open else set())
+
+    run(scenario)
+
+
 def test_only_the_host_where_the_peer_answered_is_dialled(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario(pair: Pair) -> None:
         await greet(pair)

@@ -306,6 +306,19 @@ def test_records_count_with_what_they_carry() -> None:
     play(story)
 
 
+@pytest.mark.parametrize(
+    ("forwarded", "from_outside"), [(None, 7), (0, 0), (8, 8)], ids=["no router", "not this port", "another port"]
+)
+def test_who_comes_by_the_router_is_told_its_port(forwarded: int | None, from_outside: int) -> None:
+    listener = BulkListener(PeerId("callee"), None, stall_s=1.0)
+    listener.port, listener.outside_port = 7, forwarded
+    caller, ask = PeerId("caller"), BulkAsk(bytes(32))
+    assert listener.offer(caller, ask, outside=True).port == from_outside
+    assert listener.offer(caller, ask).port == 7, "at home nothing stands between"
+    listener.port = 0
+    assert listener.offer(caller, ask, outside=True).port == 0, "it is closed"
+
+
 def test_a_session_is_its_callers_alone() -> None:
     listener = BulkListener(PeerId("callee"), None, stall_s=1.0)
     listener.port = 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
 import pytest
@@ -17,7 +17,7 @@ from aiohttp import web
 from swarmnet.ids import PeerId
 from swarmnet.net import port_mapping
 from swarmnet.net.address import Address
-from swarmnet.net.port_mapping import mapped_port, may_ask
+from swarmnet.net.port_mapping import mapped_ports, may_ask
 
 ME = PeerId("12D3KooWBmBpeoxRLAuQeAN2MKfR4ncoMtgqrfSPvFkPqe9Lq5QC")
 SERVICE = "urn:schemas-upnp-org:service:WANIPConnection:1"
@@ -62,11 +62,12 @@ def _description() -> str:
 
 
 class Box:
-    """A router at home. refuses: error codes by which it refuses the next mappings. owner: who has what it maps."""
+    """A router at home. refuses: error codes by which it refuses the next mappings, None: it does not. owner: who has
+    what it maps."""
 
     owner = ""
 
-    def __init__(self, *, outside: str = "44.0.0.9", refuses: tuple[int, ...] = ()) -> None:
+    def __init__(self, *, outside: str = "44.0.0.9", refuses: tuple[int | None, ...] = ()) -> None:
         self.outside, self.refuses, self.port = outside, list(refuses), 0
         self.asked: list[tuple[str, dict[str, str]]] = []
         self.mapped_thrice = asyncio.Event()
@@ -77,10 +78,10 @@ class Box:
         self.asked.append((action, dict(re.findall(r"<New(\w+)>([^<]*)</New\w+>", text))))
         if len(self.mappings()) == 3:
             self.mapped_thrice.set()
-        if action == "AddPortMapping" and self.refuses:
+        if action == "AddPortMapping" and self.refuses and (code := self.refuses.pop(0)):
             fault = (
                 '<s:Fault><faultcode>s:Client</faultcode><faultstring>UPnPError</faultstring><detail><UPnPError xmlns="'
-                f'urn:schemas-upnp-org:control-1-0"><errorCode>{self.refuses.pop(0)}</errorCode></UPnPError>'
+                f'urn:schemas-upnp-org:control-1-0"><errorCode>{code}</errorCode></UPnPError>'
                 "</detail></s:Fault>"
             )
             return _soap(fault, status=500)
@@ -140,8 +141,10 @@ def test_a_port_is_mapped_renewed_and_given_back() -> None:
     box = Box()
 
     async def work() -> None:
-        async with mapped_port("192.168.1.2", 4711, ME, routers=box.found, may_call=anywhere, renew_s=0.01) as address:
-            assert str(address) == f"/ip4/44.0.0.9/tcp/4711/p2p/{ME}"
+        async with mapped_ports(
+            "192.168.1.2", [4711], ME, routers=box.found, may_call=anywhere, renew_s=0.01
+        ) as outside:
+            assert str(outside[4711]) == f"/ip4/44.0.0.9/tcp/4711/p2p/{ME}"
             await box.mapped_thrice.wait()
 
     beside(box, work)
@@ -152,12 +155,27 @@ def test_a_port_is_mapped_renewed_and_given_back() -> None:
     assert box.asked[-1] == ("DeletePortMapping", {"RemoteHost": "", "ExternalPort": "4711", "Protocol": "TCP"})
 
 
+@pytest.mark.parametrize(("refused", "mapped"), [((), [4711, 4712]), ((None, 501), [4711]), ((501,), [])])
+def test_others_are_mapped_where_the_router_will_and_the_first_one_is(
+    refused: tuple[int | None, ...], mapped: list[int]
+) -> None:
+    box = Box(refuses=refused)
+
+    async def work() -> None:
+        async with mapped_ports("192.168.1.2", [4711, 4712], ME, routers=box.found, may_call=anywhere) as outside:
+            assert [(port, at.port) for port, at in outside.items()] == [(port, port) for port in mapped]
+
+    beside(box, work)
+    given_back = [words["ExternalPort"] for action, words in box.asked if action == "DeletePortMapping"]
+    assert given_back == [str(port) for port in mapped]
+
+
 def test_a_port_that_is_taken_gives_way_and_leases_without_end_are_taken() -> None:
     box = Box(refuses=(718, 725))
 
     async def work() -> None:
-        async with mapped_port("192.168.1.2", 4711, ME, routers=box.found, may_call=anywhere) as address:
-            assert address is not None and address.port == int(box.mappings()[-1]["ExternalPort"]) != 4711
+        async with mapped_ports("192.168.1.2", [4711], ME, routers=box.found, may_call=anywhere) as outside:
+            assert outside[4711].port == int(box.mappings()[-1]["ExternalPort"]) != 4711
 
     beside(box, work)
     assert [int(words["LeaseDuration"]) for words in box.mappings()] == [port_mapping.LEASE_S] * 2 + [0]
@@ -169,8 +187,8 @@ def test_a_port_that_is_taken_gives_way_and_leases_without_end_are_taken() -> No
 )
 def test_what_helps_nobody_is_not_announced(box: Box) -> None:
     async def work() -> None:
-        async with mapped_port("192.168.1.2", 4711, ME, routers=box.found, may_call=anywhere) as address:
-            assert address is None
+        async with mapped_ports("192.168.1.2", [4711], ME, routers=box.found, may_call=anywhere) as outside:
+            assert not outside
 
     beside(box, work)
 
@@ -183,8 +201,8 @@ def test_nobody_is_asked_who_is_not_in_our_own_network() -> None:
         raise AssertionError("asked")
 
     async def work() -> None:
-        async with mapped_port("192.168.1.2", 4711, ME, routers=routers) as address:
-            assert address is None
+        async with mapped_ports("192.168.1.2", [4711], ME, routers=routers) as outside:
+            assert not outside
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(port_mapping._Router, "mapped", never)
@@ -198,24 +216,24 @@ def test_only_hosts_at_home_ask() -> None:
 
 
 def test_others_are_told_when_the_outside_changes_and_when_a_lease_is_over() -> None:
-    box, said = Box(), asyncio.Queue[object]()
+    box, said = Box(), asyncio.Queue[Mapping[int, Address]]()
 
     async def work() -> None:
-        start = mapped_port(
-            "192.168.1.2", 4711, ME, routers=box.found, may_call=anywhere, changed=said.put_nowait, renew_s=0.01
+        start = mapped_ports(
+            "192.168.1.2", [4711], ME, routers=box.found, may_call=anywhere, changed=said.put_nowait, renew_s=0.01
         )
         async with start:
             box.outside = "44.0.0.10"
-            assert str(await said.get()) == f"/ip4/44.0.0.10/tcp/4711/p2p/{ME}"
+            assert str((await said.get())[4711]) == f"/ip4/44.0.0.10/tcp/4711/p2p/{ME}"
             box.refuses = [718]
-            moved = await said.get()
-            assert isinstance(moved, Address) and moved.port == int(box.mappings()[-1]["ExternalPort"]) != 4711
+            moved = (await said.get())[4711]
+            assert moved.port == int(box.mappings()[-1]["ExternalPort"]) != 4711
             # It is asked again before the lease is over.
             box.refuses, box.outside = [501] * 2, "44.0.0.11"
             again = await said.get()
-            assert str(again) == f"/ip4/44.0.0.11/tcp/{moved.port}/p2p/{ME}"
+            assert str(again[4711]) == f"/ip4/44.0.0.11/tcp/{moved.port}/p2p/{ME}"
             box.refuses = [501] * 50
-            assert await said.get() is None
+            assert await said.get() == {}
             box.refuses = []
             assert await said.get() == again
 
@@ -227,8 +245,8 @@ def test_a_mapping_without_end_that_is_ours_is_kept() -> None:
     box.owner = "192.168.1.2"
 
     async def work() -> None:
-        async with mapped_port("192.168.1.2", 4711, ME, routers=box.found, may_call=anywhere) as address:
-            assert address is not None and address.port == 4711
+        async with mapped_ports("192.168.1.2", [4711], ME, routers=box.found, may_call=anywhere) as outside:
+            assert outside[4711].port == 4711
 
     beside(box, work)
     assert len(box.mappings()) == 1
@@ -272,8 +290,8 @@ def test_who_is_no_router_costs_neither_memory_nor_time(bad: str) -> None:
             return [f"http://127.0.0.1:{runner.addresses[0][1]}/"]
 
         try:
-            async with mapped_port("192.168.1.2", 4711, ME, routers=routers, may_call=anywhere) as address:
-                assert address is None
+            async with mapped_ports("192.168.1.2", [4711], ME, routers=routers, may_call=anywhere) as outside:
+                assert not outside
         finally:
             await runner.cleanup()
 
