@@ -40,8 +40,9 @@ _WASTE_BYTES = 32 << 20
 ended it."""
 
 _UNWANTED_S = 0.01
-"""Between a payload that nobody wants and the next one on that connection. One may be 48 bytes: without a pause whoever
-sends them without end has this process do nothing else."""
+"""Between a payload that nobody wants and the next one on that connection, and in one after every `_AT_ONCE` records if
+they are short. Either may be a few bytes: without a pause whoever sends them without end has this process do nothing
+else."""
 
 _HEADER_S = 3.0
 """The header of a call may come so much later than its payload. A call that was cancelled at once has none, and the
@@ -434,10 +435,11 @@ class BulkConnection:
     async def _records(self, incoming: Incoming) -> None:
         records = np.empty(AROUND + RECORD_BYTES + HEAD_BYTES, np.uint8).data
         fill = wasted = 0
+        length = RECORD_BYTES
         for number in itertools.count(1):
             # What has come already is read without waiting, and would keep everything else in this process waiting.
             if number % _AT_ONCE == 0:
-                await asyncio.sleep(0)
+                await asyncio.sleep(_UNWANTED_S if incoming.dropped and length < RECORD_BYTES else 0)
             fill = await self._fill(records, fill, HEAD_BYTES)
             kind, length = read_head(records)
             if kind in (Kind.HELLO, Kind.START):

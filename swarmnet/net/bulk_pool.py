@@ -32,6 +32,9 @@ MOST_CONNECTIONS = 8
 _MOST_TAKEN = 2 * MOST_CONNECTIONS
 """Of one caller, those of its last process among them."""
 
+_PLACE_S = 1.0
+"""So long after a connection has ended its place is another's."""
+
 _MOST_SESSIONS = 1 << 14
 _MOST_UNPROVEN, _MOST_UNPROVEN_OF_HOST = 128, 16
 _PROVE_S = 5.0
@@ -386,10 +389,14 @@ class BulkListener:
 
     def _lose(self, taken: TakenSession, connection: BulkConnection) -> None:
         del taken.connections[connection.number]
-        self._of_caller[taken.caller] -= 1
-        self._of_caller += Counter()
+        # Not at once: each that is opened costs us a millisecond, and its caller next to nothing.
+        asyncio.get_running_loop().call_later(_PLACE_S, self._give_back, taken.caller)
         if not taken.connections and self._newest.get(taken.caller) is not taken:
             self._sessions.pop(taken.keys.id, None)
+
+    def _give_back(self, caller: PeerId) -> None:
+        self._of_caller[caller] -= 1
+        self._of_caller += Counter()
 
     def _spawn(self, work: Awaitable[None]) -> None:
         task = asyncio.ensure_future(work)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 import pytest
@@ -194,10 +194,7 @@ def test_what_has_come_already_leaves_others_their_turns() -> None:
     """Two thousand records lie there to be read, and nothing in them is waited for."""
 
     async def story(ends: Ends) -> None:
-        turns, unwanted = 0, ends.want(9)
-        ends.calls.end(CALL)
-        assert unwanted.dropped
-        seal, incoming = ends.sealer, ends.want(3, call=CALL + 1)
+        turns, seal, incoming = 0, ends.sealer, ends.want(*[1] * 2001)
 
         async def others() -> None:
             nonlocal turns
@@ -206,11 +203,7 @@ def test_what_has_come_already_leaves_others_their_turns() -> None:
                 await asyncio.sleep(0)
 
         await ends.say(
-            seal.start(CALL),
-            *(seal.record(Kind.DATA, b"x") for _ in range(2000)),
-            seal.record(Kind.STOP),
-            seal.start(CALL + 1),
-            seal.record(Kind.LAST, b"end"),
+            seal.start(CALL), *(seal.record(Kind.DATA, b"x") for _ in range(2000)), seal.record(Kind.LAST, b"x")
         )
         await others()
         assert await incoming.come(stall_s=1.0) and turns >= 500
@@ -218,13 +211,20 @@ def test_what_has_come_already_leaves_others_their_turns() -> None:
     play(story)
 
 
-def test_payloads_that_nobody_wants_are_no_way_to_keep_a_process_busy(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Five hundred of them, each begun and ended at once; after each others have a turn, and time to go on."""
-    pauses: list[float] = []
+@pytest.mark.parametrize(
+    ("unwanted", "pauses"),
+    [(([Kind.STOP],) * 500, 500), (([*[Kind.DATA] * 399, Kind.STOP],), 101)],
+    ids=["many", "one"],
+)
+def test_payloads_that_nobody_wants_are_no_way_to_keep_a_process_busy(
+    unwanted: Sequence[Sequence[Kind]], pauses: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Five hundred, each begun and ended at once, or one in records of a byte: others have time to go on."""
+    slept: list[float] = []
     sleep = asyncio.sleep
 
     async def counted(seconds: float) -> None:
-        pauses.append(seconds)
+        slept.append(seconds)
         await sleep(0)
 
     async def story(ends: Ends) -> None:
@@ -232,10 +232,12 @@ def test_payloads_that_nobody_wants_are_no_way_to_keep_a_process_busy(monkeypatc
         ends.calls.end(CALL)
         seal, incoming = ends.sealer, ends.want(3, call=CALL + 1)
         monkeypatch.setattr(bulk_connection.asyncio, "sleep", counted)
-        await ends.say(*(seal.start(CALL) + seal.record(Kind.STOP) for _ in range(500)))
+        for kinds in unwanted:
+            records = (seal.record(kind, b"x" if kind is Kind.DATA else b"") for kind in kinds)
+            await ends.say(seal.start(CALL), *records)
         await ends.say(seal.start(CALL + 1), seal.record(Kind.LAST, b"end"))
         assert await incoming.come(stall_s=1.0)
-        assert pauses == [bulk_connection._UNWANTED_S] * 500
+        assert slept == [bulk_connection._UNWANTED_S] * pauses
 
     play(story)
 
