@@ -1,6 +1,6 @@
 """Tokens per second of a two-stage swarm beside torch's own pipeline and a single process, all in one run.
 
-    python benchmarks/pipeline.py [--json FILE] [--turns N] [--steps N] [--quick]
+    python benchmarks/pipeline.py [--json FILE] [--turns N] [--steps N] [--costs] [--quick]
 
 The same decoder, cut, microbatches, clipping and AdamW in every way:
 
@@ -16,6 +16,9 @@ moment hits both. `vs_1f1b` and `vs_single` are of `swarm`, which does the arith
 
 The last turn runs the swarm with int8 on the wire and counts what crosses the boundary per microbatch, headers
 included: activation and tokens down, gradient up. The least an exchange of one byte an element can do is 2E.
+
+Before the turns one more of `swarm exact`, with clocks in its peers (`stage_cost.py`), says what a microbatch is made
+of, beside a plain loop of forward and backward: the same two modules, in two processes at once. `--costs` stops there.
 """
 
 from __future__ import annotations
@@ -36,8 +39,10 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+import stage_cost
 import torch
 import torch.distributed as dist
+from stage_cost import Costs, Plain
 from torch import Tensor, nn
 
 from swarmnet.data.sampler import Sampler
@@ -107,25 +112,27 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class SwarmTurn:
-    """What one swarm did: seconds per step, bytes over the boundary per microbatch, loss of the last step."""
+    """What one swarm did: seconds per step, bytes over the boundary per microbatch, loss of the last step. With clocks:
+    what a microbatch cost each stage, and what a step took of the trainer's CPU."""
 
     step_s: float
     boundary_bytes: float
     loss: float
+    costs: tuple[Costs, ...] = ()
+    trainer_s: float = 0.0
 
 
 class Child:
     """One `swarmnet peer|trainer` on loopback and the events it writes."""
 
-    def __init__(self, role: list[str], directory: Path, bootstrap: list[str]) -> None:
+    def __init__(self, role: list[str], directory: Path, bootstrap: list[str], *, program: list[str]) -> None:
         directory.mkdir()
         self._log, events = directory / "log.txt", directory / "events.jsonl"
         self._reader = EventReader(events)
         self.events: list[dict[str, Any]] = []
         argv = [
             sys.executable,
-            "-m",
-            "swarmnet",
+            *program,
             *role,
             "--manifest",
             str(directory.parent / "run.toml"),
@@ -160,6 +167,11 @@ class Child:
             time.sleep(0.1)
         return found
 
+    def cpu_s(self) -> float:
+        """User and system time since it began."""
+        fields = Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(") ")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
     def stop(self) -> None:
         """Ask it to stop and wait until it has."""
         self._process.terminate()
@@ -170,13 +182,18 @@ class Child:
             self._process.wait()
 
 
-def run_swarm(plan: Plan, manifest: Manifest, directory: Path) -> SwarmTurn:
-    """Start two peers and a trainer, let them train to the end, and read their events."""
+def run_swarm(
+    plan: Plan, manifest: Manifest, directory: Path, *, plain: Callable[[], list[Plain]] | None = None
+) -> SwarmTurn:
+    """Start two peers and a trainer, let them train to the end, and read their events. plain: measures each
+    stage's plain loop; with it peers have clocks."""
     (directory / "run.toml").write_text(to_toml(manifest), encoding="utf-8")
     with contextlib.ExitStack() as stack:
 
         def start(name: str, role: list[str], bootstrap: list[str]) -> Child:
-            child = Child(role, directory / name, bootstrap)
+            record = str(directory / f"{name}.jsonl")
+            program = [stage_cost.__file__, record] if plain and role[0] == "peer" else ["-m", "swarmnet"]
+            child = Child(role, directory / name, bootstrap, program=program)
             stack.callback(child.stop)
             return child
 
@@ -184,8 +201,12 @@ def run_swarm(plan: Plan, manifest: Manifest, directory: Path) -> SwarmTurn:
         first = start("first", ["peer", "--stage", "0", *slots], [])
         bootstrap = first.wait_for("listening")["dht"]
         second = start("second", ["peer", "--stage", "1", *slots], bootstrap)
-        start("trainer", ["trainer"], bootstrap)
+        trainer = start("trainer", ["trainer"], bootstrap)
+        while plain and first.wait_for("applied")["step"] < plan.warmup - 1:
+            time.sleep(0.02)
+        trainer_s = trainer.cpu_s()
         first.wait_for("finished")
+        trainer_s = trainer.cpu_s() - trainer_s
         second.wait_for("finished")
     traffic, beyond = first.wait_for("traffic")["calls"], second.wait_for("listening")["peer"]
     crossed = sum(
@@ -195,11 +216,21 @@ def run_swarm(plan: Plan, manifest: Manifest, directory: Path) -> SwarmTurn:
     for record in first.events + second.events:
         if record["event"] == "applied":
             ends[record["step"]] = max(record["t"], ends.get(record["step"], 0.0))
+    spent = [
+        stage_cost.costs(
+            *stage_cost.read(directory / f"{name}.jsonl", first=plan.warmup - 1, last=plan.warmup + plan.steps - 1),
+            loop,
+            microbatches=plan.steps * plan.microbatches,
+        )
+        for name, loop in zip(("first", "second"), plain() if plain else (), strict=False)
+    ]
     commit = second.wait_for("committed")
     return SwarmTurn(
         (ends[plan.warmup + plan.steps - 1] - ends[plan.warmup - 1]) / plan.steps,
         crossed / (len(ends) * plan.microbatches),
         commit["loss_sum"] / commit["num_tokens"],
+        tuple(spent),
+        trainer_s / plan.steps,
     )
 
 
@@ -280,6 +311,67 @@ def run_single(pipe: Connection, path: Path, plan: Plan) -> None:
         return total / labels.numel()
 
     pipe.send(_timed(step, plan))
+
+
+def run_plain(pipe: Connection, path: Path, plan: Plan, stage: int) -> None:
+    """Run forward and backward of a stage's microbatches each time that it is told to, and send the seconds of each:
+    (on the wall, of CPU)."""
+    tune_allocator()
+    torch.set_num_threads(1)
+    manifest = load(path)
+    layers = cut_layers(manifest.model, manifest.cut, plan.sequence_length)[stage]
+    module = StageModule(manifest.model, layers, first=stage == 0, last=stage == 1)
+    module.reset(seed=manifest.training.seed)
+    inputs, labels = (each[: plan.microbatch_size] for each in Batches(manifest)(0))
+    hidden = torch.randn(*inputs.shape, manifest.model.hidden_size)
+
+    def microbatch() -> None:
+        if stage == 0:
+            module(inputs).backward(hidden)
+        else:
+            loss_sum(module(hidden.requires_grad_()), labels).backward()  # type: ignore[no-untyped-call]
+
+    for _ in range(plan.warmup):
+        microbatch()
+    pipe.send("ready")
+    while pipe.recv():
+        took = []
+        for _ in range(2 * plan.microbatches):
+            began, cpu_began = time.perf_counter(), time.thread_time()
+            microbatch()
+            took.append((time.perf_counter() - began, time.thread_time() - cpu_began))
+        pipe.send(took)
+
+
+@contextlib.contextmanager
+def plain_loops(plan: Plan, manifest: Manifest, directory: Path) -> Iterator[Callable[[], list[Plain]]]:
+    """Forward and backward of each stage in a process of its own, both at once as in a pipeline, each time that it is
+    called: the median of a microbatch over all calls."""
+    path = directory / "run.toml"
+    path.write_text(to_toml(manifest), encoding="utf-8")
+    context = multiprocessing.get_context("spawn")
+    pipes = [context.Pipe() for _ in range(2)]
+    jobs = [context.Process(target=run_plain, args=(pipes[stage][1], path, plan, stage)) for stage in range(2)]
+    for job in jobs:
+        job.start()
+    took: list[list[tuple[float, float]]] = [[], []]
+    for here, there in pipes:
+        there.close()
+        here.recv()
+
+    def turn() -> list[Plain]:
+        for here, _ in pipes:
+            here.send(True)
+        for (here, _), found in zip(pipes, took, strict=True):
+            found += here.recv()
+        return [Plain(*(statistics.median(each) for each in zip(*found, strict=True))) for found in took]
+
+    try:
+        yield turn
+    finally:
+        for (here, _), job in zip(pipes, jobs, strict=True):
+            here.send(False)
+            job.join()
 
 
 def run_rank(pipe: Connection, path: Path, plan: Plan, rank: int, store: str) -> None:
@@ -395,6 +487,31 @@ def measure(plan: Plan) -> tuple[dict[str, list[float]], dict[str, float], float
     return seconds, losses, crossed / (2 * elements)
 
 
+def measure_costs(plan: Plan) -> tuple[dict[str, dict[str, dict[str, float]]], float]:
+    """Milliseconds of a microbatch by stage and by what they went into, and the trainer's CPU, of one turn of the swarm
+    in deterministic mode."""
+    manifest = plan.manifest(exact=True)
+    with tempfile.TemporaryDirectory() as name, tempfile.TemporaryDirectory() as other:
+        with plain_loops(plan, manifest, Path(other)) as plain:
+            plain()  # before the swarm, and once more after it
+            turn = run_swarm(plan, manifest, Path(name), plain=plain)
+    stages = {f"stage {stage}": {"wall": spent.wall, "beside": spent.beside} for stage, spent in enumerate(turn.costs)}
+    return stages, 1000 * turn.trainer_s / plan.microbatches
+
+
+def print_costs(stages: dict[str, dict[str, dict[str, float]]], trainer_ms: float) -> None:
+    """Both stages side by side, and their shares of a step."""
+    whole = [sum(spent["wall"].values()) for spent in stages.values()]
+    for part, title in (("wall", "a microbatch of the swarm exact, ms"), ("beside", "CPU beside it, ms")):
+        print(f"\n{title:44}" + "".join(f"{stage:>18}" for stage in stages))
+        kinds = dict.fromkeys(kind for spent in stages.values() for kind in spent[part])
+        for kind in kinds:
+            found = [spent[part].get(kind, 0.0) for spent in stages.values()]
+            shares = "".join(f"{ms:10.1f} {ms / of:6.1%}" for ms, of in zip(found, whole, strict=True))
+            print(f"  {kind:42}{shares}")
+    print(f"  {'trainer':42}{trainer_ms:10.1f} {trainer_ms / whole[0]:6.1%}")
+
+
 def main() -> None:
     """Measure, print the table, write the figures."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
@@ -404,6 +521,7 @@ def main() -> None:
     parser.add_argument("--warmup", type=int, default=3, help="steps of a turn before the timed ones")
     parser.add_argument("--microbatches", type=int, default=8, help="of one step")
     parser.add_argument("--slots", type=int, default=4, help="microbatches a peer of the swarm holds at once")
+    parser.add_argument("--costs", action="store_true", help="only what a microbatch is made of")
     parser.add_argument("--quick", action="store_true", help="a tiny model, one short turn: that it runs, not how fast")
     asked = parser.parse_args()
     if asked.quick:
@@ -420,7 +538,15 @@ def main() -> None:
             slots=asked.slots,
         )
     with _environment():
-        seconds, losses, bytes_vs_2e = measure(plan)
+        stages, trainer_ms = measure_costs(plan)
+        if not asked.costs:
+            seconds, losses, bytes_vs_2e = measure(plan)
+    print_costs(stages, trainer_ms)
+    spent = {"microbatch_ms": stages, "trainer_ms": trainer_ms}
+    if asked.costs:
+        if asked.json:
+            asked.json.write_text(json.dumps(spent, indent=2) + "\n", encoding="utf-8")
+        return
 
     def ratio(way: str, beside: str) -> float:
         return statistics.median(b / a for a, b in zip(seconds[way], seconds[beside], strict=True))
@@ -442,6 +568,7 @@ def main() -> None:
         "seconds_per_step": seconds,
         "tokens_per_step": plan.tokens,
         "last_loss": losses,
+        **spent,
     }
     if asked.json:
         asked.json.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
