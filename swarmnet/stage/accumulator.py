@@ -9,6 +9,10 @@ that finds content of another count clears it. So voiding never waits for an add
 overtaken adds to nothing.
 
 The averaging thread may read while the compute thread adds. A lock ensures that only one of them clears the sum.
+
+A sum on a grid that bounds its terms is held in int32, in the first half of its memory, while it is added to: less
+memory passes by. Of n terms no element exceeds n times the bound. It becomes int64 before the next term could leave
+int32, and when it is read.
 """
 
 from __future__ import annotations
@@ -24,12 +28,17 @@ from swarmnet.manifest.schema import Numerics
 from swarmnet.stage.rounding import Rounding
 from swarmnet.wire import kernels
 
+_NARROW = (1 << 31) - 1
+"""The largest magnitude that a sum in int32 may have."""
+
 
 class Accumulator:
     """A flat sum over microbatches. `void`, `voids` and `read` from any thread, `add` from the compute thread."""
 
     def __init__(self, num_elements: int, *, dtype: torch.dtype, device: torch.device) -> None:
         self._sum = torch.zeros(num_elements, dtype=dtype, device=device)
+        half = self._sum.view(torch.int32)[:num_elements] if dtype == torch.int64 else self._sum
+        self._narrow, self._is_narrow = half, False
         self._lock = threading.Lock()  # of the void count: held for a moment
         self._content = threading.RLock()  # of the sum: held while one gradient is added
         self.voids = 0
@@ -85,15 +94,19 @@ class Accumulator:
         if size != self._sum.numel():
             raise ValueError(f"gradients have {size} elements, the sum has {self._sum.numel()}")
         with self._content:
-            self._enter(step, voids)
+            self._enter(step, voids, limit=rounding.limit)
             # A weight pass asked for again adds nothing.
             if index in self._indexes:
                 return False
             self._indexes.add(index)
+            # One term more could leave int32.
+            if self._is_narrow and not 0 < rounding.limit * len(self._indexes) <= _NARROW:
+                self._widen()
+            held = self._narrow if self._is_narrow else self._sum
             start = 0
             try:
                 for place, gradient in enumerate(gradients):
-                    total = self._sum[start : start + gradient.numel()]
+                    total = held[start : start + gradient.numel()]
                     rounding.add(total, gradient.view(-1), place, index=index)
                     start += gradient.numel()
             except torch.OutOfMemoryError:
@@ -110,7 +123,9 @@ class Accumulator:
         """
         if self.torn:
             raise Refused(RejectCode.NOT_READY, "the sum was lost, as the device was full", step=step)
-        self._enter(step, self.voids)
+        with self._content:
+            self._enter(step, self.voids)
+            self._widen()
         return self._sum
 
     def indexes(self, step: int) -> frozenset[int]:
@@ -118,13 +133,27 @@ class Accumulator:
         self._enter(step, self.voids)
         return frozenset(self._indexes)
 
-    def _enter(self, step: int, voids: int) -> None:
+    def _enter(self, step: int, voids: int, *, limit: int = 0) -> None:
+        """limit: of the terms that come, see Rounding."""
         with self._content:
             # Content of another step or void count is worth nothing.
             if self._epoch != (step, voids):
-                self._sum.zero_()
+                self._is_narrow = limit > 0 and self._sum.dtype == torch.int64
+                (self._narrow if self._is_narrow else self._sum).zero_()
                 self._indexes.clear()
                 self._epoch = (step, voids)
+
+    def _widen(self) -> None:
+        """Hold it in int64."""
+        stop = self._sum.numel() if self._is_narrow else 0
+        self._is_narrow = False
+        # From the end: the upper half of what is left goes where nothing lies that is still to be read.
+        while stop > 1:
+            start = (stop + 1) // 2
+            self._sum[start:stop] = self._narrow[start:stop]
+            stop = start
+        if stop:
+            self._sum[0] = self._narrow[0].item()
 
 
 def sum_dtype(numerics: Numerics) -> torch.dtype:

@@ -94,7 +94,13 @@ def matrix_of(shape: Sequence[int]) -> tuple[int, int]:
 
 
 class Rounding(Protocol):
-    """The grid of one step. place: the number of a parameter. Tensors of a parameter are flat, and of its block."""
+    """The grid of one step. place: the number of a parameter. Tensors of a parameter are flat, and of its block.
+
+    limit: no gradient adds more than that to an element, in grid steps; 0: nothing is known of that.
+    """
+
+    @property
+    def limit(self) -> int: ...
 
     def check(self, largest: float, index: int) -> None:
         """May a gradient be summed whose largest magnitude is that? Raises BadMessage(NON_FINITE), Overflow."""
@@ -112,6 +118,8 @@ class Rounding(Protocol):
 @dataclass(frozen=True, slots=True)
 class NoRounding:
     """Floats as they are."""
+
+    limit = 0
 
     def check(self, largest: float, index: int) -> None:
         _check_finite(largest, index)
@@ -138,6 +146,7 @@ class FineRounding:
 
     bits: int
     terms: int
+    limit = 0
 
     def check(self, largest: float, index: int) -> None:
         _check_finite(largest, index)
@@ -170,6 +179,8 @@ class FineRounding:
 class SmallRounding:
     """The small grid of step `step`. scales: a and b of each whole parameter, in turn: fp32 [R] and [C], on the CPU."""
 
+    limit = LIMIT
+
     def __init__(self, blocks: Sequence[Rectangle], scales: Scales, *, step: int) -> None:
         self._blocks, self._scales, self._step = blocks, scales, step
         self._there: dict[tuple[int, torch.device], tuple[Tensor, Tensor, Tensor, Tensor]] = {}
@@ -195,7 +206,7 @@ class SmallRounding:
                 at = torch.arange(first, first + len(steps), device=total.device) * block.num_columns + offset
                 columns = torch.arange(block.columns.start, block.columns.stop, device=total.device)
                 steps += table[(at[:, None] + columns) % _TABLE]
-            part.add_(steps.view(-1).floor_().clamp_(-LIMIT, LIMIT).to(torch.int64))
+            part.add_(steps.view(-1).floor_().clamp_(-LIMIT, LIMIT).to(part.dtype))
 
     def values(self, total: Tensor, place: int, *, scale: float = 1.0) -> Iterator[Tensor]:
         block, (_, _, by_row, by_column) = self._blocks[place], self._scales_of(place, total.device)

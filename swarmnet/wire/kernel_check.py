@@ -55,20 +55,25 @@ def _same_grid(x: torch.Tensor, found: Kernels) -> bool:
         expected = [
             total + np.rint(g * np.float32(2.0**32)).astype(np.int64),
             total + small.astype(np.int64),
+            (total >> 13).astype(np.int32) + small.astype(np.int32),
             total.astype(np.float32) * a[:, None] * b * np.float32(0.3),
             squares.sum(1),
             squares.sum(0),
         ]
-        fine, fixed, values, by_row, by_column = (torch.zeros(each.shape, dtype=torch.int64) for each in expected)
+        fine, fixed, narrow, values, by_row, by_column = (
+            torch.zeros(each.shape, dtype=torch.int64) for each in expected
+        )
         fine += torch.from_numpy(total)
         fixed += fine
+        narrow = (fine >> 13).to(torch.int32)
         values, twice = values.float(), torch.from_numpy(np.concatenate([dither, dither]))
         scales = torch.from_numpy(a), torch.from_numpy(b)
         found.fine_add(torch.from_numpy(g), fine, bits=32)
-        found.small_add(torch.from_numpy(g), fixed, *scales, twice, at=at, apart=apart, limit=99)
+        for each in (fixed, narrow):
+            found.small_add(torch.from_numpy(g), each, *scales, twice, at=at, apart=apart, limit=99)
         found.small_values(torch.from_numpy(total), *scales, 0.3, values)
         found.squares_by(torch.from_numpy(total), by_row, by_column, shift=13, most=2**20)
-        made = fine, fixed, values, by_row, by_column
+        made = fine, fixed, narrow, values, by_row, by_column
         told += [_bytes(one) == other.tobytes() for one, other in zip(made, expected, strict=True)]
     return all(told)
 

@@ -222,6 +222,34 @@ template <class Number> double squares(const Number* x, i64 n) {
     return term[0];
 }
 
+// ---------------------------------------------------------------- the small grid
+
+template <class Sum>
+void small_add_run(const float* x, i64 n, float by_row, const float* by_column, const float* dither, float limit,
+                   Sum* total) {
+    for (i64 k = 0; k < n; k++) {
+        const float steps = std::floor(x[k] * by_row * by_column[k] + dither[k]);
+        total[k] += static_cast<std::int32_t>(std::min(std::max(steps, -limit), limit));
+    }
+}
+
+template <class Sum>
+void small_add_to(const float* x, i64 rows, i64 columns, const float* by_row, const float* by_column,
+                  const float* dither, i64 at, i64 apart, float limit, Sum* total, i64 threads) {
+    constexpr i64 PERIOD = 1 << 16;
+    in_ranges(rows, threads, [&](i64 first, i64 last, i64) {
+        for (i64 row = first; row < last; row++) {
+            const float scale = by_row[row];
+            const float* const u = dither + (at + row * apart) % PERIOD;
+            for (i64 start = 0; start < columns; start += PERIOD) {
+                const float *from = x + row * columns + start, *scales = by_column + start;
+                small_add_run(from, std::min(PERIOD, columns - start), scale, scales, u, limit,
+                              total + row * columns + start);
+            }
+        }
+    });
+}
+
 i64 ended(const std::vector<Seen>& ranges, i64* extremes) {
     Seen all;
     for (const Seen& each : ranges) {
@@ -384,30 +412,17 @@ void fine_add(const float* x, i64 n, float per_unit, i64* total, i64 threads) {
     });
 }
 
-static void small_add_run(const float* x, i64 n, float by_row, const float* by_column, const float* dither, float limit,
-                          i64* total) {
-    for (i64 k = 0; k < n; k++) {
-        const float steps = std::floor(x[k] * by_row * by_column[k] + dither[k]);
-        total[k] += static_cast<std::int32_t>(std::min(std::max(steps, -limit), limit));
-    }
-}
-
 // Add x [rows, columns] on the small grid to total. Row r begins at entry at + r * apart of `dither`, which has PERIOD
 // entries, twice.
 void small_add(const float* x, i64 rows, i64 columns, const float* by_row, const float* by_column, const float* dither,
                i64 at, i64 apart, float limit, i64* total, i64 threads) {
-    constexpr i64 PERIOD = 1 << 16;
-    in_ranges(rows, threads, [&](i64 first, i64 last, i64) {
-        for (i64 row = first; row < last; row++) {
-            const float scale = by_row[row];
-            const float* const u = dither + (at + row * apart) % PERIOD;
-            for (i64 start = 0; start < columns; start += PERIOD) {
-                const float *from = x + row * columns + start, *scales = by_column + start;
-                small_add_run(from, std::min(PERIOD, columns - start), scale, scales, u, limit,
-                              total + row * columns + start);
-            }
-        }
-    });
+    small_add_to(x, rows, columns, by_row, by_column, dither, at, apart, limit, total, threads);
+}
+
+// The same, where total fits int32.
+void small_add_narrow(const float* x, i64 rows, i64 columns, const float* by_row, const float* by_column,
+                      const float* dither, i64 at, i64 apart, float limit, std::int32_t* total, i64 threads) {
+    small_add_to(x, rows, columns, by_row, by_column, dither, at, apart, limit, total, threads);
 }
 
 // What total [rows, columns] on the small grid stands for, times `scale`.

@@ -113,12 +113,14 @@ class Kernels:
         apart: int,
         limit: int,
     ) -> None:
-        """Add multiples of the small grid. dither: a row's begins at entry `at`, and the next row's `apart` further."""
+        """Add multiples of the small grid to int64 or int32. dither: a row's begins at entry `at`, and the next row's
+        `apart` further."""
         rows, columns = per_row_R.numel(), per_column_C.numel()
         shape = _number(rows), _number(columns)
         where = _number(at), _number(apart), ctypes.c_float(limit)
         scales = _at(per_row_R), _at(per_column_C), _at(dither)
-        self.library.small_add(_at(x_RC), *shape, *scales, *where, _at(total_RC), self._threads(rows * columns))
+        add = self.library.small_add if total_RC.element_size() == 8 else self.library.small_add_narrow
+        add(_at(x_RC), *shape, *scales, *where, _at(total_RC), self._threads(rows * columns))
 
     def small_values(
         self, total_RC: torch.Tensor, by_row_R: torch.Tensor, by_column_C: torch.Tensor, scale: float, out: torch.Tensor
@@ -158,7 +160,7 @@ def load(path: str, families: frozenset[Family], *, threads: int) -> Kernels:
     library = ctypes.CDLL(path)
     for name in ("int8_encode", "int8_decode", "int64_decode", "small_scratch", "small_encode", "small_decode"):
         getattr(library, name).restype = ctypes.c_int64
-    for name in ("small_join", "fine_add", "small_add", "small_values", "squares_by", "adamw"):
+    for name in ("small_join", "fine_add", "small_add", "small_add_narrow", "small_values", "squares_by", "adamw"):
         getattr(library, name).restype = None
     library.largest.restype = ctypes.c_uint32
     library.squares_of_floats.restype = library.squares_of_doubles.restype = ctypes.c_double

@@ -15,7 +15,7 @@ from swarmnet.errors import BadMessage, Overflow, Refused, RejectCode
 from swarmnet.manifest.schema import Numerics
 from swarmnet.stage.accumulator import Accumulator, largest_magnitude, sum_dtype
 from swarmnet.stage.optimizer import average, square_norm
-from swarmnet.stage.rounding import MAX_MAGNITUDE, MAX_SUM, FineRounding, NoRounding
+from swarmnet.stage.rounding import LIMIT, MAX_MAGNITUDE, MAX_SUM, FineRounding, NoRounding, Rectangle, SmallRounding
 
 CPU = torch.device("cpu")
 EXACT, FLOAT = Numerics(mode="deterministic", grid_bits=20), Numerics(mode="fp32")
@@ -186,3 +186,65 @@ def test_an_addition_that_breaks_off_loses_the_sum_until_it_is_voided(monkeypatc
         total.read(0)
     total.void()
     assert not total.read(0).any() and total.add(gradient(1, 2, 3), step=0, index=1, voids=2)
+
+
+# ---------------------------------------------------------------- in int32 while it is small
+
+LARGE = 5000.0
+"""Beyond what one microbatch may add."""
+
+
+def small(elements: int) -> SmallRounding:
+    rectangle = Rectangle.whole("weight", (elements,))
+    return SmallRounding([rectangle], [torch.ones(1), torch.ones(elements)], step=3)
+
+
+def small_sums(terms: list[torch.Tensor], *, read_after: int = -1) -> tuple[torch.Tensor, torch.Tensor]:
+    """What an accumulator makes of them, and what int64 does."""
+    rounding, size = small(terms[0].numel()), terms[0].numel()
+    held = Accumulator(size, dtype=torch.int64, device=CPU)
+    expected = torch.zeros(size, dtype=torch.int64)
+    for index, term in enumerate(terms):
+        assert held.add([term], rounding, step=3, index=index, voids=0)
+        rounding.add(expected, term, 0, index=index)
+        if index == read_after:
+            assert torch.equal(held.read(3), expected)
+    return held.read(3), expected
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 8, 1023])
+@pytest.mark.parametrize("read_after", [-1, 0, 2])
+def test_a_small_sum_is_that_of_int64_whenever_it_is_read(size: int, read_after: int) -> None:
+    draw = torch.Generator().manual_seed(size)
+    terms = [torch.randn(size, generator=draw) * 700 for _ in range(5)]
+    found, expected = small_sums(terms, read_after=read_after)
+    assert found.dtype == torch.int64
+    assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_a_small_sum_leaves_int32_before_a_term_may(monkeypatch: pytest.MonkeyPatch, sign: float) -> None:
+    # As if int32 ended after three of the largest terms: a million would take too long.
+    monkeypatch.setattr("swarmnet.stage.accumulator._NARROW", 3 * LIMIT)
+    widened: list[int] = []
+    plain = Accumulator._widen
+
+    def noted(held: Accumulator) -> None:
+        if held._is_narrow:
+            widened.append(len(held._indexes))
+        plain(held)
+
+    monkeypatch.setattr(Accumulator, "_widen", noted)
+    found, expected = small_sums([torch.full((7,), sign * LARGE)] * 5)
+    assert widened == [4]  # with the fourth in sight
+    assert found.tolist() == expected.tolist() == [int(sign) * 5 * LIMIT] * 7
+
+
+def test_a_narrow_sum_that_was_voided_begins_with_nothing() -> None:
+    rounding, held = small(9), Accumulator(9, dtype=torch.int64, device=CPU)
+    assert held.add([torch.full((9,), LARGE)], rounding, step=3, index=0, voids=0)
+    held.void()
+    assert held.read(3).tolist() == [0] * 9
+    held.void()
+    assert held.add([torch.full((9,), -LARGE)], rounding, step=3, index=0, voids=2)
+    assert held.read(3).tolist() == [-LIMIT] * 9
