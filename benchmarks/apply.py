@@ -82,7 +82,8 @@ def measure(parameters: int, turns: int, device: torch.device) -> dict[str, floa
         "check a gradient": timed(lambda: largest_magnitude([gradient])),
         "add, fp32": adding(NoRounding(), torch.zeros_like(flat)),
         "add, int64": adding(fine, torch.zeros_like(total)),
-        "add, small": adding(small, torch.zeros_like(total)),
+        "add, small": adding(small, torch.zeros_like(flat, dtype=torch.int32)),
+        "add, small, int64": adding(small, torch.zeros_like(total)),
     }
 
 

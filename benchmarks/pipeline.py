@@ -539,9 +539,9 @@ def main() -> None:
         )
     with _environment():
         stages, trainer_ms = measure_costs(plan)
+        print_costs(stages, trainer_ms)
         if not asked.costs:
             seconds, losses, bytes_vs_2e = measure(plan)
-    print_costs(stages, trainer_ms)
     spent = {"microbatch_ms": stages, "trainer_ms": trainer_ms}
     if asked.costs:
         if asked.json:
