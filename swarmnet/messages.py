@@ -36,7 +36,7 @@ Extent = Annotated[int, Between(0, 1 << 48)]
 NotNegative = Annotated[float, Between(0.0, math.inf)]
 Digest = Annotated[bytes, Size(64, least=1)]
 Sha256 = Annotated[bytes, Size(32, least=32)]
-PartKind = Literal["contribution", "reduced", "sum", "replay"]
+PartKind = Literal["contribution", "reduced", "sum", "replay", "pledges", "pieces"]
 Reason = Annotated[str, Size(1000, cut=True)]
 Notice = Annotated[str, Size(MAX_NOTICE_CHARS)]
 """What the run's owner has signed to extend it (`manifest.extension`); empty: nothing."""
@@ -215,6 +215,59 @@ class Stamp:
     """Of the version that the step is computed on, one earlier where steps overlap; in a heartbeat, of the newest."""
     restart: Restart = NO_RESTART
     """The rollback that the sender's state descends from. Messages with a lower one are ignored."""
+
+
+# ---------------------------------------------------------------- what members answer for (docs/trust.md)
+
+PRIME = (1 << 61) - 1
+"""Inner products of sums are taken modulo this."""
+
+MAX_PATH = 17
+"""Hashes on the way from a work to its root: a run has at most 2^17 microbatches."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pledge:
+    """What a contributor to a round stands for, under its name; said once the whole sum is known to it."""
+
+    stamp: Stamp
+    id: RoundId
+    digest: Digest
+    """Of the whole sum."""
+    shares: Sha256
+    """Of who contributed which indexes to it (`audit.pledge`)."""
+    peer: PeerId
+    product: Annotated[int, Between(0, PRIME - 1)]
+    """Of its contribution with the vector that `digest` draws (`sums.linear`); 0 where sums are not of integers."""
+    sum_root: Sha256
+    """Of the pieces of its contribution."""
+    work_root: Sha256
+    """Of its works: the Merkle tree over the indexes that it counted."""
+    signature: Signature = b"\0"
+
+
+@dataclass(frozen=True, slots=True)
+class WorkRecord:
+    """One microbatch in one stage: digests of what went in and what came out, as it travels."""
+
+    index: Index
+    input: Sha256
+    output: Sha256
+    gradient: Sha256
+    """Of the output, as it came back; in the last stage of nothing."""
+    answer: Sha256
+    """The gradient of the input; in the first stage of nothing."""
+    loss_sum: float
+    num_tokens: Count
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """Whose work is looked at again: of one microbatch, or (index = -1) its whole contribution to a sum."""
+
+    stamp: Stamp
+    accused: PeerId
+    index: Annotated[int, Between(-1, MAX_INDEXES - 1)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -485,7 +538,36 @@ class Execute(OfTerm):
     index: Index
 
 
-Control = Heartbeat | Prepare | Claim | Granted | Moved | Report | Evicted | Release | Round | Committed | Execute
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What a member has found in computing a case again: to all replicas of its stage."""
+
+    case: Case
+    found: Sha256
+    """Of the work as it should be, or of the pieces of the contribution."""
+    peer: PeerId
+    signature: Signature = b"\0"
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Who was odd in a case, with all that proves it (`audit.evidence`). To everybody."""
+
+    pledge: Pledge
+    """Of the accused."""
+    work: WorkRecord | None
+    """The work that it pledged; None where the case is of the whole contribution."""
+    path: Annotated[bytes, Size(32 * MAX_PATH)]
+    """From the work to the pledge's root."""
+    findings: Annotated[tuple[Finding, ...], Entries(MAX_COUNTING)]
+
+
+StepControl = Heartbeat | Prepare | Claim | Granted | Moved | Report | Evicted | Release | Round | Committed | Execute
+"""What the step machine hears."""
+
+AuditControl = Finding | Verdict
+
+Control = StepControl | AuditControl
 
 
 # ---------------------------------------------------------------- calls
@@ -542,12 +624,15 @@ class Part:
     kind: PartKind
     """"contribution": the callee's input to the sum of hop `hop`; in hop 0 its accumulator, in a later hop the sum that
     it made in the hop before. "reduced": the sum over all contributors, for elements that the callee reduced in that
-    hop. "sum": elements of the finished sum `id`. "replay": the same, of a step that a joiner catches up with."""
+    hop. "sum": elements of the finished sum `id`. "replay": the same, of a step that a joiner catches up with.
+    "pledges": what the callee, and those that it has heard, stand for in the sum with digest `reference`. "pieces": the
+    digests of the pieces of its contribution, in hop 0."""
     start: Extent
     stop: Extent
     hop: Annotated[int, Between(0, MAX_HOPS - 1)] = 0
     reference: Annotated[bytes, Size(32)] = b""
-    """Among partners: digest of what the caller takes differences to (`sums.references`); empty: it has none."""
+    """Among partners: digest of what the caller takes differences to (`sums.references`); empty: it has none. With
+    "pledges": the digest of the whole sum, as the caller has it."""
 
     def contradiction(self) -> str:
         """What in it cannot be, in words; "" if nothing."""
@@ -578,6 +663,16 @@ class TrailRequest:
     """The replay log's entry of this version: a joiner with a copy of the version applies it and goes on."""
 
     stamp: Stamp
+
+
+@dataclass(frozen=True, slots=True)
+class AuditRequest:
+    """What went into a microbatch that `peer` counted, and its work."""
+
+    step: Step
+    stage: Stage
+    index: Index
+    peer: PeerId
 
 
 @dataclass(frozen=True, slots=True)
@@ -614,7 +709,16 @@ class HistoryRequest:
 
 
 Request = (
-    Process | Fetch | Part | SnapshotRequest | TrailRequest | ManifestRequest | DialBack | LineTest | HistoryRequest
+    Process
+    | Fetch
+    | AuditRequest
+    | Part
+    | SnapshotRequest
+    | TrailRequest
+    | ManifestRequest
+    | DialBack
+    | LineTest
+    | HistoryRequest
 )
 
 STRANGERS_ASK = (ManifestRequest, HistoryRequest)
@@ -692,6 +796,18 @@ class PartData:
     "reduced"."""
     finished: Finished | None = None
     """Only for "sum" and "replay"."""
+    pledges: Annotated[tuple[Pledge, ...], Entries(MAX_MEMBERS, "members")] = ()
+    """Only for "pledges"."""
+
+
+@dataclass(frozen=True, slots=True)
+class AuditData:
+    """The answer to `AuditRequest`. Payload: what went in, then the gradient of the output, none in the last stage."""
+
+    work: WorkRecord
+    path: Annotated[bytes, Size(32 * MAX_PATH)]
+    """From it to the root that its peer pledged."""
+    payload: tuple[Packed, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -825,6 +941,7 @@ Answer = (
     | Gradient
     | Fetched
     | PartData
+    | AuditData
     | Snapshot
     | SnapshotPiece
     | TrailStep

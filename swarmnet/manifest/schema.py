@@ -386,6 +386,13 @@ class Protocol(Table):
         return self
 
 
+class Audit(Table):
+    """How much of members' work is computed again by others, docs/trust.md. Nothing where sums are not exact."""
+
+    microbatches: Fraction = says(0.01, "share of microbatches whose outputs and input gradients are looked at again")
+    contributions: Fraction = says(0.01, "share of contributions to a step's sum that are computed again as a whole")
+
+
 class Admission(Table):
     """Who may join; docs/admission.md says what "open" risks."""
 
@@ -445,6 +452,7 @@ class Manifest(Table):
     wire: Wire = Wire()
     averaging: Averaging = Averaging()
     protocol: Protocol = Protocol()
+    audit: Audit = Audit()
     admission: Admission = Admission()
     limits: Limits = Limits()
 

@@ -24,6 +24,7 @@ from swarmnet.manifest.extension import Notices
 from swarmnet.manifest.schema import Manifest
 from swarmnet.messages import (
     Answer,
+    AuditControl,
     Committed,
     Control,
     DialBack,
@@ -357,6 +358,8 @@ class Peer:
         return replica
 
     def _dispatch(self, caller: PeerId, message: Control) -> None:
+        if isinstance(message, AuditControl):
+            return
         # These concern every stage, also those of others.
         if isinstance(message, Heartbeat | Committed):
             for stage, replica in self.replicas.items():

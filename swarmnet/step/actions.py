@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from swarmnet.ids import Chain, PeerId
-from swarmnet.messages import Commit, Committed, Control, Heartbeat, Round
+from swarmnet.messages import Commit, Committed, Heartbeat, Round, StepControl
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,7 +14,7 @@ class Send:
     """Tell one peer (possibly myself)."""
 
     peer: PeerId
-    message: Control
+    message: StepControl
 
 
 @dataclass(frozen=True, slots=True)

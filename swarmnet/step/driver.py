@@ -17,7 +17,7 @@ from swarmnet.averaging.exchange import Exchange
 from swarmnet.errors import SwarmError, leaves
 from swarmnet.ids import PeerId, Restart, RoundId
 from swarmnet.manifest.extension import Extension
-from swarmnet.messages import Commit, Committed, Control, Finished, Heartbeat, Measure, Round, Stamp
+from swarmnet.messages import Commit, Committed, Finished, Heartbeat, Measure, Round, Stamp, StepControl
 from swarmnet.pipeline.execution import Execution
 from swarmnet.pipeline.recovery import Spawn
 from swarmnet.stage.seams import Compute, Stash
@@ -46,7 +46,7 @@ class Listener(Protocol):
         """The run has gone past what the replica can reach; it is suspended."""
         ...
 
-    def on_local(self, message: Control) -> None:
+    def on_local(self, message: StepControl) -> None:
         """A message from this peer to itself: hand it to whichever of its stages it concerns."""
         ...
 
@@ -78,7 +78,7 @@ class StepDriver:
         self._transport, self._engine, self._exchange = transport, engine, exchange
         self._listener, self._spawn = listener, spawn
         self._execution: Execution | None = None
-        self._inbox: deque[tuple[PeerId, Control]] = deque()
+        self._inbox: deque[tuple[PeerId, StepControl]] = deque()
         self._actions: deque[Action] = deque()
         self._busy = False
         self._round: asyncio.Task[None] | None = None
@@ -101,7 +101,7 @@ class StepDriver:
 
     # ------------------------------------------------------------ events
 
-    def receive(self, peer: PeerId, message: Control) -> None:
+    def receive(self, peer: PeerId, message: StepControl) -> None:
         """A message from another replica (or from this one)."""
         # Of what comes in one turn of the event loop the keeper makes one sense.
         if not self._inbox:
@@ -259,7 +259,7 @@ class StepDriver:
             case act.Note(event, fields):
                 self._listener.on_event(self.member.stage, event, dict(fields))
 
-    def _send(self, peer: PeerId, message: Control) -> None:
+    def _send(self, peer: PeerId, message: StepControl) -> None:
         if peer == self.member.me:
             self._listener.on_local(message)
         else:

@@ -20,7 +20,6 @@ from swarmnet.messages import (
     Claim,
     Commit,
     Committed,
-    Control,
     Evicted,
     Execute,
     Granted,
@@ -30,6 +29,7 @@ from swarmnet.messages import (
     Release,
     Report,
     Round,
+    StepControl,
 )
 from swarmnet.step.rounds import round_refusal
 
@@ -58,7 +58,7 @@ class Shape:
         return max(self.total_steps, self.notices.furthest)
 
 
-def refusal(sender: PeerId, message: Control, shape: Shape, promised: Ballot | None) -> str | None:
+def refusal(sender: PeerId, message: StepControl, shape: Shape, promised: Ballot | None) -> str | None:
     """Why a message is not looked at, or None."""
     if isinstance(message, Heartbeat):
         return _heartbeat(message, shape)
@@ -116,7 +116,7 @@ def _notice(text: str, step: int, shape: Shape) -> str | None:
     return None if found.since == step else "a notice that begins at another step"
 
 
-def _indexes(message: Control) -> Iterable[int]:
+def _indexes(message: StepControl) -> Iterable[int]:
     match message:
         case Prepare():
             yield from message.given

@@ -16,13 +16,13 @@ from swarmnet.manifest.extension import Extension, Horizon
 from swarmnet.messages import (
     Commit,
     Committed,
-    Control,
     Finished,
     Heartbeat,
     LineQuality,
     Measure,
     Prepare,
     Stamp,
+    StepControl,
     Trouble,
 )
 from swarmnet.step import actions as act
@@ -394,7 +394,7 @@ class Member:
 
     # ------------------------------------------------------------ events from others
 
-    def receive(self, peer: PeerId, message: Control, *, now: float, more: bool = False) -> list[Action]:
+    def receive(self, peer: PeerId, message: StepControl, *, now: float, more: bool = False) -> list[Action]:
         """Any message of the step protocol. Wrong step, stage or chain: without effect.
 
         more: others have come with it, and follow at once; a keeper looks at everybody after the last one.
@@ -402,7 +402,7 @@ class Member:
         actions = self._receive(peer, message, now)
         return actions if more else actions + [action for step in self.steps for action in step.turn(now=now)]
 
-    def _receive(self, peer: PeerId, message: Control, now: float) -> list[Action]:
+    def _receive(self, peer: PeerId, message: StepControl, now: float) -> list[Action]:
         """What cannot be true in this run is dropped (`gate`); only replicas of my stage have a say in it."""
         about = None if isinstance(message, Heartbeat | Committed) else self.step(message.stamp.step)
         reason = refusal(peer, message, self.shape, about.promised if about is not None else None)

@@ -19,6 +19,7 @@ from swarmnet.errors import BadMessage, RejectCode
 from swarmnet.ids import RunId
 from swarmnet.messages import (
     Answer,
+    AuditData,
     Control,
     Extent,
     Fetched,
@@ -157,7 +158,7 @@ class Done:
 Signal = GreetFirst | Pulse | Done | Pong | Told
 """What stands where an answer would, for the caller's transport alone."""
 
-PAYLOAD_ANSWERS = (Gradient, Fetched, PartData, SnapshotPiece, LineTested)
+PAYLOAD_ANSWERS = (Gradient, Fetched, PartData, AuditData, SnapshotPiece, LineTested)
 """The answers that carry tensors, in `payload`."""
 
 

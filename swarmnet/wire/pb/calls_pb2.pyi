@@ -73,6 +73,18 @@ class TrailRequest(_message.Message):
     stamp: _values_pb2.Stamp
     def __init__(self, stamp: _Optional[_Union[_values_pb2.Stamp, _Mapping]] = ...) -> None: ...
 
+class AuditRequest(_message.Message):
+    __slots__ = ("step", "stage", "index", "peer")
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    step: int
+    stage: int
+    index: int
+    peer: str
+    def __init__(self, step: _Optional[int] = ..., stage: _Optional[int] = ..., index: _Optional[int] = ..., peer: _Optional[str] = ...) -> None: ...
+
 class ManifestRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
@@ -110,7 +122,7 @@ class Lane(_message.Message):
     def __init__(self, session: _Optional[bytes] = ..., connection: _Optional[int] = ..., call: _Optional[int] = ...) -> None: ...
 
 class CallHeader(_message.Message):
-    __slots__ = ("process", "fetch", "part", "snapshot", "manifest", "trail", "dial_back", "line_test", "history", "lane", "payload")
+    __slots__ = ("process", "fetch", "part", "snapshot", "manifest", "trail", "dial_back", "line_test", "history", "audit", "lane", "payload")
     PROCESS_FIELD_NUMBER: _ClassVar[int]
     FETCH_FIELD_NUMBER: _ClassVar[int]
     PART_FIELD_NUMBER: _ClassVar[int]
@@ -120,6 +132,7 @@ class CallHeader(_message.Message):
     DIAL_BACK_FIELD_NUMBER: _ClassVar[int]
     LINE_TEST_FIELD_NUMBER: _ClassVar[int]
     HISTORY_FIELD_NUMBER: _ClassVar[int]
+    AUDIT_FIELD_NUMBER: _ClassVar[int]
     LANE_FIELD_NUMBER: _ClassVar[int]
     PAYLOAD_FIELD_NUMBER: _ClassVar[int]
     process: Process
@@ -131,9 +144,10 @@ class CallHeader(_message.Message):
     dial_back: DialBack
     line_test: LineTest
     history: HistoryRequest
+    audit: AuditRequest
     lane: Lane
     payload: _containers.RepeatedCompositeFieldContainer[_values_pb2.Tensor]
-    def __init__(self, process: _Optional[_Union[Process, _Mapping]] = ..., fetch: _Optional[_Union[Fetch, _Mapping]] = ..., part: _Optional[_Union[Part, _Mapping]] = ..., snapshot: _Optional[_Union[SnapshotRequest, _Mapping]] = ..., manifest: _Optional[_Union[ManifestRequest, _Mapping]] = ..., trail: _Optional[_Union[TrailRequest, _Mapping]] = ..., dial_back: _Optional[_Union[DialBack, _Mapping]] = ..., line_test: _Optional[_Union[LineTest, _Mapping]] = ..., history: _Optional[_Union[HistoryRequest, _Mapping]] = ..., lane: _Optional[_Union[Lane, _Mapping]] = ..., payload: _Optional[_Iterable[_Union[_values_pb2.Tensor, _Mapping]]] = ...) -> None: ...
+    def __init__(self, process: _Optional[_Union[Process, _Mapping]] = ..., fetch: _Optional[_Union[Fetch, _Mapping]] = ..., part: _Optional[_Union[Part, _Mapping]] = ..., snapshot: _Optional[_Union[SnapshotRequest, _Mapping]] = ..., manifest: _Optional[_Union[ManifestRequest, _Mapping]] = ..., trail: _Optional[_Union[TrailRequest, _Mapping]] = ..., dial_back: _Optional[_Union[DialBack, _Mapping]] = ..., line_test: _Optional[_Union[LineTest, _Mapping]] = ..., history: _Optional[_Union[HistoryRequest, _Mapping]] = ..., audit: _Optional[_Union[AuditRequest, _Mapping]] = ..., lane: _Optional[_Union[Lane, _Mapping]] = ..., payload: _Optional[_Iterable[_Union[_values_pb2.Tensor, _Mapping]]] = ...) -> None: ...
 
 class Accepted(_message.Message):
     __slots__ = ()
@@ -196,12 +210,22 @@ class Losses(_message.Message):
     def __init__(self, indexes: _Optional[bytes] = ..., loss_sum: _Optional[_Iterable[float]] = ..., num_tokens: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class PartData(_message.Message):
-    __slots__ = ("losses", "finished")
+    __slots__ = ("losses", "finished", "pledges")
     LOSSES_FIELD_NUMBER: _ClassVar[int]
     FINISHED_FIELD_NUMBER: _ClassVar[int]
+    PLEDGES_FIELD_NUMBER: _ClassVar[int]
     losses: Losses
     finished: _values_pb2.Finished
-    def __init__(self, losses: _Optional[_Union[Losses, _Mapping]] = ..., finished: _Optional[_Union[_values_pb2.Finished, _Mapping]] = ...) -> None: ...
+    pledges: _containers.RepeatedCompositeFieldContainer[_values_pb2.Pledge]
+    def __init__(self, losses: _Optional[_Union[Losses, _Mapping]] = ..., finished: _Optional[_Union[_values_pb2.Finished, _Mapping]] = ..., pledges: _Optional[_Iterable[_Union[_values_pb2.Pledge, _Mapping]]] = ...) -> None: ...
+
+class AuditData(_message.Message):
+    __slots__ = ("work", "path")
+    WORK_FIELD_NUMBER: _ClassVar[int]
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    work: _values_pb2.WorkRecord
+    path: bytes
+    def __init__(self, work: _Optional[_Union[_values_pb2.WorkRecord, _Mapping]] = ..., path: _Optional[bytes] = ...) -> None: ...
 
 class Snapshot(_message.Message):
     __slots__ = ("stage", "version", "chain", "term_chain", "restart", "num_bytes", "piece_bytes", "digests", "root", "signature", "before", "notices")
@@ -352,7 +376,7 @@ class Told(_message.Message):
     def __init__(self, message: _Optional[bytes] = ...) -> None: ...
 
 class AnswerHeader(_message.Message):
-    __slots__ = ("accepted", "running", "busy", "moved_to", "rejected", "gradient", "fetched", "part", "snapshot", "manifest", "snapshot_piece", "done", "greet_first", "pulse", "trail", "pong", "dialled_back", "told", "line_tested", "history", "lane", "payload")
+    __slots__ = ("accepted", "running", "busy", "moved_to", "rejected", "gradient", "fetched", "part", "snapshot", "manifest", "snapshot_piece", "done", "greet_first", "pulse", "trail", "pong", "dialled_back", "told", "line_tested", "history", "audit", "lane", "payload")
     ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     RUNNING_FIELD_NUMBER: _ClassVar[int]
     BUSY_FIELD_NUMBER: _ClassVar[int]
@@ -373,6 +397,7 @@ class AnswerHeader(_message.Message):
     TOLD_FIELD_NUMBER: _ClassVar[int]
     LINE_TESTED_FIELD_NUMBER: _ClassVar[int]
     HISTORY_FIELD_NUMBER: _ClassVar[int]
+    AUDIT_FIELD_NUMBER: _ClassVar[int]
     LANE_FIELD_NUMBER: _ClassVar[int]
     PAYLOAD_FIELD_NUMBER: _ClassVar[int]
     accepted: Accepted
@@ -395,9 +420,10 @@ class AnswerHeader(_message.Message):
     told: Told
     line_tested: LineTested
     history: History
+    audit: AuditData
     lane: Lane
     payload: _containers.RepeatedCompositeFieldContainer[_values_pb2.Tensor]
-    def __init__(self, accepted: _Optional[_Union[Accepted, _Mapping]] = ..., running: _Optional[_Union[Running, _Mapping]] = ..., busy: _Optional[_Union[Busy, _Mapping]] = ..., moved_to: _Optional[_Union[MovedTo, _Mapping]] = ..., rejected: _Optional[_Union[Rejected, _Mapping]] = ..., gradient: _Optional[_Union[Gradient, _Mapping]] = ..., fetched: _Optional[_Union[Fetched, _Mapping]] = ..., part: _Optional[_Union[PartData, _Mapping]] = ..., snapshot: _Optional[_Union[Snapshot, _Mapping]] = ..., manifest: _Optional[_Union[ManifestData, _Mapping]] = ..., snapshot_piece: _Optional[_Union[SnapshotPiece, _Mapping]] = ..., done: _Optional[_Union[Done, _Mapping]] = ..., greet_first: _Optional[_Union[GreetFirst, _Mapping]] = ..., pulse: _Optional[_Union[Pulse, _Mapping]] = ..., trail: _Optional[_Union[TrailStep, _Mapping]] = ..., pong: _Optional[_Union[Pong, _Mapping]] = ..., dialled_back: _Optional[_Union[DialledBack, _Mapping]] = ..., told: _Optional[_Union[Told, _Mapping]] = ..., line_tested: _Optional[_Union[LineTested, _Mapping]] = ..., history: _Optional[_Union[History, _Mapping]] = ..., lane: _Optional[_Union[Lane, _Mapping]] = ..., payload: _Optional[_Iterable[_Union[_values_pb2.Tensor, _Mapping]]] = ...) -> None: ...
+    def __init__(self, accepted: _Optional[_Union[Accepted, _Mapping]] = ..., running: _Optional[_Union[Running, _Mapping]] = ..., busy: _Optional[_Union[Busy, _Mapping]] = ..., moved_to: _Optional[_Union[MovedTo, _Mapping]] = ..., rejected: _Optional[_Union[Rejected, _Mapping]] = ..., gradient: _Optional[_Union[Gradient, _Mapping]] = ..., fetched: _Optional[_Union[Fetched, _Mapping]] = ..., part: _Optional[_Union[PartData, _Mapping]] = ..., snapshot: _Optional[_Union[Snapshot, _Mapping]] = ..., manifest: _Optional[_Union[ManifestData, _Mapping]] = ..., snapshot_piece: _Optional[_Union[SnapshotPiece, _Mapping]] = ..., done: _Optional[_Union[Done, _Mapping]] = ..., greet_first: _Optional[_Union[GreetFirst, _Mapping]] = ..., pulse: _Optional[_Union[Pulse, _Mapping]] = ..., trail: _Optional[_Union[TrailStep, _Mapping]] = ..., pong: _Optional[_Union[Pong, _Mapping]] = ..., dialled_back: _Optional[_Union[DialledBack, _Mapping]] = ..., told: _Optional[_Union[Told, _Mapping]] = ..., line_tested: _Optional[_Union[LineTested, _Mapping]] = ..., history: _Optional[_Union[History, _Mapping]] = ..., audit: _Optional[_Union[AuditData, _Mapping]] = ..., lane: _Optional[_Union[Lane, _Mapping]] = ..., payload: _Optional[_Iterable[_Union[_values_pb2.Tensor, _Mapping]]] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("run", "major", "minor", "numerics", "clock", "invitation", "software")

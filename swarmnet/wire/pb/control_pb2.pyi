@@ -249,6 +249,30 @@ class Execute(_message.Message):
     index: int
     def __init__(self, stamp: _Optional[_Union[_values_pb2.Stamp, _Mapping]] = ..., ballot: _Optional[_Union[_values_pb2.Ballot, _Mapping]] = ..., index: _Optional[int] = ...) -> None: ...
 
+class Finding(_message.Message):
+    __slots__ = ("case", "found", "peer", "signature")
+    CASE_FIELD_NUMBER: _ClassVar[int]
+    FOUND_FIELD_NUMBER: _ClassVar[int]
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    case: _values_pb2.Case
+    found: bytes
+    peer: str
+    signature: bytes
+    def __init__(self, case: _Optional[_Union[_values_pb2.Case, _Mapping]] = ..., found: _Optional[bytes] = ..., peer: _Optional[str] = ..., signature: _Optional[bytes] = ...) -> None: ...
+
+class Verdict(_message.Message):
+    __slots__ = ("pledge", "work", "path", "findings")
+    PLEDGE_FIELD_NUMBER: _ClassVar[int]
+    WORK_FIELD_NUMBER: _ClassVar[int]
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    FINDINGS_FIELD_NUMBER: _ClassVar[int]
+    pledge: _values_pb2.Pledge
+    work: _values_pb2.WorkRecord
+    path: bytes
+    findings: _containers.RepeatedCompositeFieldContainer[Finding]
+    def __init__(self, pledge: _Optional[_Union[_values_pb2.Pledge, _Mapping]] = ..., work: _Optional[_Union[_values_pb2.WorkRecord, _Mapping]] = ..., path: _Optional[bytes] = ..., findings: _Optional[_Iterable[_Union[Finding, _Mapping]]] = ...) -> None: ...
+
 class Ping(_message.Message):
     __slots__ = ("nonce",)
     NONCE_FIELD_NUMBER: _ClassVar[int]
@@ -256,7 +280,7 @@ class Ping(_message.Message):
     def __init__(self, nonce: _Optional[bytes] = ...) -> None: ...
 
 class Envelope(_message.Message):
-    __slots__ = ("heartbeat", "prepare", "claim", "granted", "moved", "report", "evicted", "release", "round", "committed", "execute", "ping")
+    __slots__ = ("heartbeat", "prepare", "claim", "granted", "moved", "report", "evicted", "release", "round", "committed", "execute", "ping", "finding", "verdict")
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
     PREPARE_FIELD_NUMBER: _ClassVar[int]
     CLAIM_FIELD_NUMBER: _ClassVar[int]
@@ -269,6 +293,8 @@ class Envelope(_message.Message):
     COMMITTED_FIELD_NUMBER: _ClassVar[int]
     EXECUTE_FIELD_NUMBER: _ClassVar[int]
     PING_FIELD_NUMBER: _ClassVar[int]
+    FINDING_FIELD_NUMBER: _ClassVar[int]
+    VERDICT_FIELD_NUMBER: _ClassVar[int]
     heartbeat: Heartbeat
     prepare: Prepare
     claim: Claim
@@ -281,4 +307,6 @@ class Envelope(_message.Message):
     committed: Committed
     execute: Execute
     ping: Ping
-    def __init__(self, heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., prepare: _Optional[_Union[Prepare, _Mapping]] = ..., claim: _Optional[_Union[Claim, _Mapping]] = ..., granted: _Optional[_Union[Granted, _Mapping]] = ..., moved: _Optional[_Union[Moved, _Mapping]] = ..., report: _Optional[_Union[Report, _Mapping]] = ..., evicted: _Optional[_Union[Evicted, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., round: _Optional[_Union[Round, _Mapping]] = ..., committed: _Optional[_Union[Committed, _Mapping]] = ..., execute: _Optional[_Union[Execute, _Mapping]] = ..., ping: _Optional[_Union[Ping, _Mapping]] = ...) -> None: ...
+    finding: Finding
+    verdict: Verdict
+    def __init__(self, heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., prepare: _Optional[_Union[Prepare, _Mapping]] = ..., claim: _Optional[_Union[Claim, _Mapping]] = ..., granted: _Optional[_Union[Granted, _Mapping]] = ..., moved: _Optional[_Union[Moved, _Mapping]] = ..., report: _Optional[_Union[Report, _Mapping]] = ..., evicted: _Optional[_Union[Evicted, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., round: _Optional[_Union[Round, _Mapping]] = ..., committed: _Optional[_Union[Committed, _Mapping]] = ..., execute: _Optional[_Union[Execute, _Mapping]] = ..., ping: _Optional[_Union[Ping, _Mapping]] = ..., finding: _Optional[_Union[Finding, _Mapping]] = ..., verdict: _Optional[_Union[Verdict, _Mapping]] = ...) -> None: ...

@@ -153,3 +153,53 @@ class Tensor(_message.Message):
     shape: _containers.RepeatedScalarFieldContainer[int]
     length: int
     def __init__(self, codec: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., length: _Optional[int] = ...) -> None: ...
+
+class Pledge(_message.Message):
+    __slots__ = ("stamp", "id", "digest", "shares", "peer", "product", "sum_root", "work_root", "signature")
+    STAMP_FIELD_NUMBER: _ClassVar[int]
+    ID_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    SHARES_FIELD_NUMBER: _ClassVar[int]
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    PRODUCT_FIELD_NUMBER: _ClassVar[int]
+    SUM_ROOT_FIELD_NUMBER: _ClassVar[int]
+    WORK_ROOT_FIELD_NUMBER: _ClassVar[int]
+    SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    stamp: Stamp
+    id: RoundId
+    digest: bytes
+    shares: bytes
+    peer: str
+    product: int
+    sum_root: bytes
+    work_root: bytes
+    signature: bytes
+    def __init__(self, stamp: _Optional[_Union[Stamp, _Mapping]] = ..., id: _Optional[_Union[RoundId, _Mapping]] = ..., digest: _Optional[bytes] = ..., shares: _Optional[bytes] = ..., peer: _Optional[str] = ..., product: _Optional[int] = ..., sum_root: _Optional[bytes] = ..., work_root: _Optional[bytes] = ..., signature: _Optional[bytes] = ...) -> None: ...
+
+class WorkRecord(_message.Message):
+    __slots__ = ("index", "input", "output", "gradient", "answer", "loss_sum", "num_tokens")
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    INPUT_FIELD_NUMBER: _ClassVar[int]
+    OUTPUT_FIELD_NUMBER: _ClassVar[int]
+    GRADIENT_FIELD_NUMBER: _ClassVar[int]
+    ANSWER_FIELD_NUMBER: _ClassVar[int]
+    LOSS_SUM_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    index: int
+    input: bytes
+    output: bytes
+    gradient: bytes
+    answer: bytes
+    loss_sum: float
+    num_tokens: int
+    def __init__(self, index: _Optional[int] = ..., input: _Optional[bytes] = ..., output: _Optional[bytes] = ..., gradient: _Optional[bytes] = ..., answer: _Optional[bytes] = ..., loss_sum: _Optional[float] = ..., num_tokens: _Optional[int] = ...) -> None: ...
+
+class Case(_message.Message):
+    __slots__ = ("stamp", "accused", "index")
+    STAMP_FIELD_NUMBER: _ClassVar[int]
+    ACCUSED_FIELD_NUMBER: _ClassVar[int]
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    stamp: Stamp
+    accused: str
+    index: int
+    def __init__(self, stamp: _Optional[_Union[Stamp, _Mapping]] = ..., accused: _Optional[str] = ..., index: _Optional[int] = ...) -> None: ...
