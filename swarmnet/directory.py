@@ -74,7 +74,7 @@ class StageStatus:
     """Seconds since its last step, if that is much longer than usual; else 0."""
 
 
-Grounds = Literal["waited_for", "unreached", "sits_out", "left_out"]
+Grounds = Literal["waited_for", "unreached", "sits_out", "left_out", "convicted"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,8 @@ class Complaint:
     peer: PeerId
     how: Grounds
     """waited_for: the step waits for it. unreached: it is heard but cannot be called. sits_out: steps do not wait for
-    it for `seconds` more. left_out: a step went on without it `seconds` ago."""
+    it for `seconds` more. left_out: a step went on without it `seconds` ago. convicted: it is proven to lie, since
+    `seconds`."""
     reason: Annotated[str, Size(MAX_REASON)]
     """In words for a person."""
     seconds: Amount = 0

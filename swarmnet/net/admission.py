@@ -33,6 +33,7 @@ ROLES: tuple[Role, ...] = ("stage", "trainer")
 KINDS = ("peer", "bearer")
 BANS = "bans:"
 BANNED = "banned by the run's owner"
+CONVICTED = "convicted of wrong work by the members of its stage"
 
 MAX_CHARS = 512
 """Of an invitation or a pass; they have about 200 and 300."""
@@ -199,6 +200,8 @@ def advised(reason: str, peer: PeerId | None, role: Role | None) -> str:
     """Why `peer` is not admitted, and what it can do about it. None: an identity that lives for one command."""
     if peer is not None and reason == BANNED:
         return f"{reason}, who alone can lift that (`swarmnet ban --lift`)"
+    if reason == CONVICTED:
+        return f"{reason}; they hold the evidence, which `swarmnet verify` checks again"
     then = "and start again with --invitation"
     if peer is None:
         then = "and put what it prints at the end of the link: LINK+invite=..."
@@ -233,6 +236,7 @@ class Admissions:
         self._shown: dict[PeerId, _Shown] = {}
         self._refused: Recent[PeerId, tuple[str, str]] = Recent(MAX_PEERS)  # peer -> what it showed, why it is not good
         self._banned: frozenset[PeerId] = frozenset()
+        self._convicts: set[PeerId] = set()
 
     # ------------------------------------------------------------ who is admitted
 
@@ -242,6 +246,8 @@ class Admissions:
 
     def why_not(self, peer: PeerId, role: Role | None = None, *, now: float) -> str:
         """Why `peer` is not admitted, in words; "" if it is."""
+        if peer in self._convicts:
+            return CONVICTED
         if self.owner is None:
             return ""
         shown = self._shown.get(peer)
@@ -324,6 +330,10 @@ class Admissions:
         return len(self._shown) < MAX_PEERS
 
     # ------------------------------------------------------------ bans
+
+    def convict(self, peer: PeerId) -> None:
+        """The members of its stage have proven that `peer` works wrongly (`audit.court`): out, for the whole run."""
+        self._convicts.add(peer)
 
     def learn(self, bans: Bans) -> bool:
         """Take in a list. Returns whether it is this run's owner's, and newer than the one known."""

@@ -38,6 +38,7 @@ class Complaints:
         self._steps = deque([now], maxlen=_STEPS)
         self._left_out: Recent[PeerId, tuple[str, float]] = Recent(_MOST)  # reason, when
         self._sits_out: Recent[PeerId, tuple[str, float]] = Recent(_MOST)  # reason, until
+        self._convicted: Recent[PeerId, tuple[str, float]] = Recent(_MOST)  # reason, when
         self._unreached: dict[PeerId, float] = {}  # since when it is heard and does not answer
         self._said: set[PeerId] = set()
 
@@ -53,6 +54,8 @@ class Complaints:
                 self._left_out[fields["peer"]] = fields["reason"], now
             case "strike":
                 self._sits_out[fields["peer"]] = fields["reason"], now + fields["sits_out_s"]
+            case "convicted":
+                self._convicted[fields["peer"]] = fields["reason"], now
 
     def still_s(self, *, now: float) -> int:
         """How long the stage has made no step, if that is much longer than usual; else 0."""
@@ -69,6 +72,10 @@ class Complaints:
             return ()
         waits = dict(self._waits(member, trouble, now)) if member.synced and self.still_s(now=now) else {}
         return (
+            *(
+                Complaint(member.stage, peer, "convicted", reason, int(now - at))
+                for peer, (reason, at) in self._convicted.items()
+            ),
             *(Complaint(member.stage, peer, "waited_for", reason) for peer, reason in waits.items()),
             *(
                 Complaint(member.stage, peer, "unreached", "cannot be connected to", int(now - since))

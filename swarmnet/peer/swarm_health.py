@@ -380,7 +380,9 @@ def _complained(
         lines = [line.of for line in about[key]]
         longest_s = max((each.seconds for each in lines if each.how == "sits_out"), default=0)
         how = {each.how for each in lines}
-        if "unreached" in how:
+        if "convicted" in how:
+            yield Problem("warning", "convicted", f"convicted: {words[key]}", key[0])
+        elif "unreached" in how:
             verb = "left out" if "left_out" in how else "not reached"
             yield Problem("warning", "unreached", f"{verb}: {words[key]}; {advice('unreached')}", key[0])
         elif "sits_out" in how:

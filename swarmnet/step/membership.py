@@ -267,9 +267,7 @@ class Membership:
         """Has it signed no other sum of this round? Else it is convicted. Of those of other rounds the last stays."""
         others = [other for other, votes in found.items() if peer in votes and votes is not mine]
         if any(other.id == commit.id for other in others):
-            self._convicted.add(peer)
-            self._rosters.clear()
-            self.notes.append(note("convicted", peer=peer, step=commit.step, reason="has signed two sums of one round"))
+            self.convict(peer, commit.step, "has signed two sums of one round")
             return False
         for other in others[: max(len(others) + 1 - _MOST_SUMS, 0)]:
             del found[other][peer]
@@ -290,6 +288,13 @@ class Membership:
             return False
         said = (*((vote.peer, vote.signature) for vote in commit.votes), *seated)
         return self._hear_votes(commit, said, pass_over=True, now=now)
+
+    def convict(self, peer: PeerId, step: int, reason: str) -> None:
+        """It is proven that it lies: it counts no more."""
+        if peer not in self._convicted:
+            self._convicted.add(peer)
+            self._rosters.clear()
+            self.notes.append(note("convicted", peer=peer, step=step, reason=reason))
 
     def lists(self, peer: PeerId, stage: int, commits: Iterable[Commit]) -> None:
         """Record that a replica of `stage`, which I hear, believes these commits."""
