@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -20,7 +21,9 @@ from swarmnet.engine.torch_engine import StageSums, TorchEngine
 from swarmnet.errors import UsageError
 from swarmnet.manifest.codec_names import named_by
 from swarmnet.manifest.schema import Manifest, Optimizer
+from swarmnet.model.decoder import Layer, loss_sum, rotary_tables
 from swarmnet.model.huggingface.checkpoint import stage_shapes, stage_weights
+from swarmnet.model.precision import products_in
 from swarmnet.net.parent_death import same_python
 from swarmnet.peer.devices import NumericsClass
 from swarmnet.ranks.backend import MeshBackend
@@ -30,11 +33,15 @@ from swarmnet.stage.backend import StageBackend
 from swarmnet.stage.canonical import Canonical, Initial
 from swarmnet.stage.optimizer import probe
 from swarmnet.stage.passes import MemoryPolicy
+from swarmnet.stage.snapshot import digest
 from swarmnet.sums.local_sum import LocalSum
 from swarmnet.sums.step_sum import StepSum
 from swarmnet.wire import codecs
 
 E = TypeVar("E")
+
+_PROBE_WIDTH, _PROBE_TOKENS = 1024, 512
+"""The widest layer that is probed, and the most tokens: a fraction of a second on one core."""
 
 log = telemetry.get(__name__)
 
@@ -116,8 +123,11 @@ def numerics_of(manifest: Manifest, layout: MeshLayout, memory: MemoryPolicy) ->
     """This peer's numerics class. Measured on its devices: tens of milliseconds; on several GPUs seconds."""
     table, devices = manifest.optimizer, list(dict.fromkeys(layout.devices))
     versions = {"torch": torch.__version__.split("+")[0]}
+    exact = manifest.numerics.mode == "deterministic" and layout.ranks == 1
     if layout.kind == "cpu":
         names = [f"cpu {torch.backends.cpu.get_cpu_capability()}"]
+        # Who finds other bits is convicted (docs/trust.md), and processors of one width have kernels of their own.
+        names += [probe_layer(manifest, torch.device("cpu"))] if exact else []
     else:
         names = sorted({torch.cuda.get_device_name(device) for device in devices})
         versions |= {"cuda": str(torch.version.cuda), "cudnn": str(torch.backends.cudnn.version())}  # type: ignore[no-untyped-call]
@@ -137,6 +147,46 @@ def numerics_of(manifest: Manifest, layout: MeshLayout, memory: MemoryPolicy) ->
         "compiled" if memory.compile else "eager",
         "+".join(sorted({*found})) + cut,
     )
+
+
+def probe_layer(manifest: Manifest, device: torch.device) -> str:
+    """Eight hexadecimal digits of what a layer of the run's model makes here of a microbatch, forward and backward, and
+    of a loss; of a narrower layer and fewer tokens where they are many. As replicas compute it: on one thread."""
+    model, training = manifest.model, manifest.training
+    if model.hidden_size > _PROBE_WIDTH:
+        heads = max(_PROBE_WIDTH // model.head_dim, 1)
+        groups = max(heads * model.num_kv_heads // model.num_heads, 1)
+        narrow = {"hidden_size": _PROBE_WIDTH, "intermediate_size": 2 * _PROBE_WIDTH}
+        model = model.model_copy(update={**narrow, "num_heads": heads // groups * groups, "num_kv_heads": groups})
+    batch, length = training.microbatch_size, training.sequence_length
+    while batch * length > _PROBE_TOKENS and (batch > 1 or length > 1):
+        batch, length = (batch // 2, length) if batch > 1 else (1, length // 2)
+
+    def numbers(*shape: int, salt: int) -> Tensor:
+        """In [-1/2, 1/2), the same bits on every machine."""
+        mixed = (torch.arange(math.prod(shape)) + salt) * 2654435761 % (1 << 32)
+        return (((mixed ^ mixed >> 15) * 2246822519 >> 8) % (1 << 24)).float().div(1 << 24).sub(0.5).view(shape)
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        layer = Layer(model)
+        for salt, weight in enumerate(layer.parameters()):
+            with torch.no_grad():
+                weight.copy_(numbers(*weight.shape, salt=salt) / math.sqrt(weight.shape[-1]))
+        layer = layer.to(device)
+        hidden = numbers(batch, length, model.hidden_size, salt=1 << 20).to(device).requires_grad_()
+        classes = min(model.vocab_size, model.hidden_size)
+        labels = (torch.arange(batch * length) * 7 % classes).view(batch, length).to(device)
+        with products_in(manifest.numerics.compute, device):
+            output = layer(hidden, *rotary_tables(model, length, device), None)
+            loss = loss_sum(output[..., :classes], labels)
+        loss.backward()  # type: ignore[no-untyped-call]
+        gradients = [weight.grad for weight in layer.parameters() if weight.grad is not None]
+        assert hidden.grad is not None
+        return digest([output.detach(), loss.detach(), hidden.grad, *gradients])[:4].hex()
+    finally:
+        torch.set_num_threads(before)
 
 
 def _short(device: str) -> str:
