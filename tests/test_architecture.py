@@ -17,7 +17,7 @@ PACKAGE = Path(swarmnet.__file__).parent
 # may use each other, without a cycle.
 ROWS = (
     "bounds config manifest ids errors messages transport directory telemetry",
-    "data wire",
+    "audit data wire",
     "model net",
     "stage",
     "engine",
@@ -35,6 +35,7 @@ GROUND = frozenset(ROWS[0].split())
 
 # Decisions: the standard library, row 0 and each other. No clock, no socket, no torch.
 PURE = (
+    "audit/*.py",
     "telemetry/spans.py",
     "telemetry/text.py",
     "stage/piece_schedule.py",

@@ -13,7 +13,7 @@ import contextlib
 import functools
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
@@ -25,8 +25,9 @@ from swarmnet.errors import Refused, RejectCode
 from swarmnet.manifest.extension import Extension
 from swarmnet.messages import Commit, Packed, is_loss
 from swarmnet.stage import snapshot
-from swarmnet.stage.backend import StageBackend
-from swarmnet.stage.seams import Audience, OuterStep, Stash, Summation
+from swarmnet.stage.accumulator import Accumulator
+from swarmnet.stage.backend import Past, StageBackend
+from swarmnet.stage.seams import Audience, OuterStep, Recomputed, ShareWork, Stash, Summation
 
 T = TypeVar("T")
 Coded = Callable[[], T]
@@ -44,6 +45,9 @@ class StageSums(Summation, Protocol):
 
     def changed(self) -> None:
         """The state is another: no sum leads on from it."""
+
+    def root_of(self, contribution: Tensor) -> bytes:
+        """The root over the pieces of a whole contribution, which is flat. On the CPU or not. Any thread."""
 
 
 @dataclass(slots=True, eq=False)
@@ -90,6 +94,7 @@ class TorchEngine:
         self._weights = Work.BACKWARD if backend.writes_at_once else Work.WEIGHTS
         self._epochs = [0] * (1 + self.delay.most)  # counts changes of the weights
         self._spare: Tensor | None = None  # memory for the next snapshot
+        self._audits = 0  # that run or wait
         self._weights_stay = threading.Lock()  # whoever changes the weights has it, or measures them
         try:
             self._reset_to_seed()
@@ -236,6 +241,65 @@ class TorchEngine:
         stash.computed(asked, began, time.monotonic())
         return saved.added
 
+    # ------------------------------------------------------------ microbatches of steps that are over
+
+    def keep(self, steps: int) -> bool:
+        """Keep weights of earlier steps, where the backend can."""
+        if self._backend.past is None:
+            return False
+        self._backend.past.keep(steps)
+        return True
+
+    async def recompute(
+        self, step: int, index: int, inputs: Sequence[Packed], gradient: Sequence[Packed]
+    ) -> Recomputed:
+        """One microbatch again."""
+        with self._auditing(step) as past:
+            return await self._again(past, step, (index, inputs, gradient), None)
+
+    async def recompute_share(self, step: int, works: Sequence[ShareWork]) -> tuple[tuple[Recomputed, ...], bytes]:
+        """A whole contribution again."""
+        with self._auditing(step) as past:
+            share = await self._jobs.run(Work.AUDIT, step, 0, past.share)
+            found = [await self._again(past, step, work, share) for work in works]
+            return tuple(found), await asyncio.to_thread(self.sums.root_of, share.read(step))
+
+    async def _again(self, past: Past, step: int, work: ShareWork, share: Accumulator | None) -> Recomputed:
+        return await self._jobs.run(Work.AUDIT, step, work[0], lambda: self._recompute(past, step, work, share))
+
+    def _recompute(self, past: Past, step: int, work: ShareWork, share: Accumulator | None) -> Recomputed:
+        index, inputs, gradient = work
+        tokens, hidden = self._payloads.input(inputs)
+        received = self._payloads.gradient(gradient)
+        # An update may have come since this was asked, and taken the last place.
+        if not past.holds(step):
+            raise _not_kept(step)
+        output, saved = past.forward(step, tokens, hidden)
+        outputs: tuple[tuple[Packed, ...], ...] = ((),)
+        loss = 0.0, 0
+        if self._payloads.last:
+            loss = output.item(), tokens[:, 1:].numel()
+        else:
+            outputs = self._payloads.outputs(tokens, output)
+        answers = self._payloads.input_gradients(past.backward(saved, received))
+        if share is not None:
+            past.accumulate(saved, share, step=step, index=index)
+        return Recomputed(outputs, answers, *loss)
+
+    @contextlib.contextmanager
+    def _auditing(self, step: int) -> Iterator[Past]:
+        """While it lasts the backend may hold memory for that. Raises Refused(NOT_READY)."""
+        past = self._backend.past
+        if past is None or not past.holds(step):
+            raise _not_kept(step)
+        self._audits += 1
+        try:
+            yield past
+        finally:
+            self._audits -= 1
+            if not self._audits:
+                past.release()
+
     # ------------------------------------------------------------ versions
 
     async def apply(self, commits: Sequence[Commit]) -> OuterStep | None:
@@ -284,6 +348,8 @@ class TorchEngine:
     def _apply(self, commits: Sequence[Commit]) -> OuterStep | None:
         applied = self._place(self.version)
         with self._weights_stay:
+            if self._backend.past is not None:
+                self._backend.past.note(self.version)
             outer = self.sums.apply(commits)
         self._epochs[applied] += 1  # its accumulator's content is of that step: for the next it reads as empty
         return outer
@@ -300,6 +366,8 @@ class TorchEngine:
 
     def _changed(self) -> None:
         """Other weights than the ones the accumulator and the finished sum grew from."""
+        if self._backend.past is not None:
+            self._backend.past.forget()
         self._epochs = [epoch + 1 for epoch in self._epochs]
         self.sums.changed()
         self.void()
@@ -311,6 +379,10 @@ class TorchEngine:
 
 def _nothing() -> tuple[Packed, ...]:
     return ()
+
+
+def _not_kept(step: int) -> Refused:
+    return Refused(RejectCode.NOT_READY, "no weights of that step are kept here", step=step)
 
 
 def _saved(stash: Stash) -> _ForwardWork:

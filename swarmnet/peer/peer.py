@@ -25,6 +25,7 @@ from swarmnet.manifest.schema import Manifest
 from swarmnet.messages import (
     Answer,
     AuditControl,
+    AuditRequest,
     Committed,
     Control,
     DialBack,
@@ -338,6 +339,8 @@ class Peer:
                 if not 0 <= request.index < training.microbatches:
                     raise Refused(RejectCode.MALFORMED, f"index {request.index} of {training.microbatches}")
                 return self._serving(max(request.stage, 0)).execution.fetch(request)
+            case AuditRequest():
+                return self._serving(request.stage).audit(caller, request)
             case Part():
                 return self._serving(request.stamp.stage).exchange.serve(request)
             case SnapshotRequest():

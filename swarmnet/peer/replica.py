@@ -10,15 +10,15 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import AsyncGenerator, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from swarmnet.averaging.exchange import PIECE_ELEMENTS, Exchange
-from swarmnet.errors import BadMessage
+from swarmnet.errors import BadMessage, Refused, RejectCode
 from swarmnet.ids import PeerId, first_chain
 from swarmnet.manifest.schema import Manifest
-from swarmnet.messages import Process
+from swarmnet.messages import Answer, AuditRequest, Process
 from swarmnet.peer.restore import Restorer
 from swarmnet.pipeline.caller import Caller
 from swarmnet.pipeline.context import PipelineContext, PipelineLimits
@@ -27,6 +27,7 @@ from swarmnet.pipeline.execution import Execution
 from swarmnet.pipeline.inputs import AnswerCheck, InputCheck, Known, TurnedAway, Windows, may_feed
 from swarmnet.pipeline.recovery import Recovery
 from swarmnet.pipeline.router import AdaptiveTimeout, Router
+from swarmnet.pipeline.works import ShownWorks, WorkBook
 from swarmnet.plan.cost import BYTES
 from swarmnet.stage.seams import Engine
 from swarmnet.state.snapshot_index import PIECE_BYTES
@@ -38,6 +39,9 @@ from swarmnet.step.view import Seen
 
 if TYPE_CHECKING:
     from swarmnet.peer.peer import Peer
+
+_WORKS = 4
+"""What of works is kept, in the memo's bytes: it holds one step, and they are asked for for as many."""
 
 _MOST_NAMED = 64
 """Peers that are named for bad inputs, at one version of the weights."""
@@ -80,6 +84,11 @@ def answer_check_of(manifest: Manifest, stage: int) -> AnswerCheck:
         return AnswerCheck((), batch * length)
     gradient = (manifest.wire.gradients, (batch, length, manifest.model.hidden_size))
     return AnswerCheck((gradient,), batch * length, manifest.wire.slow)
+
+
+def is_audited(manifest: Manifest) -> bool:
+    """Are there sums of integers in this run, so that members' work can be looked into?"""
+    return manifest.numerics.mode == "deterministic" and manifest.averaging.equal_bits
 
 
 def crossing_bytes(manifest: Manifest, stage: int, line: int) -> float:
@@ -196,6 +205,8 @@ class Replica:
             depth=None if limits.fixed_slots else Depth(stage, num_stages - stage, most=limits.slots),
             share=lambda: training.microbatches / (1 + len(self._live(stage))),
             spans=peer.spans,
+            works=WorkBook(_WORKS * limits.memo_bytes) if is_audited(manifest) else None,
+            shown=ShownWorks(limits.memo_bytes),
         )
         pipeline.measure()
         self.execution = Execution(pipeline, may_feed=self._may_feed)
@@ -218,6 +229,13 @@ class Replica:
         if definite and self.caller is not None:
             self.caller.gone(peer)
         self.driver.gone(peer, definite=definite)
+
+    def audit(self, caller: PeerId, request: AuditRequest) -> AsyncGenerator[Answer, None]:
+        """Answer a mate who looks into work of this stage. Raises Refused."""
+        # Whoever is no mate has no weights to compute it again with.
+        if not self._is_live(caller, self.stage):
+            raise Refused(RejectCode.NOT_A_FEEDER, "you are not known here as a replica of this stage")
+        return self.execution.audit(request, me=self._peer.me)
 
     # ------------------------------------------------------------ whom it calls, and who may call it
 

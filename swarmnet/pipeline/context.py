@@ -20,6 +20,7 @@ from swarmnet.pipeline.depth import Depth
 from swarmnet.pipeline.inputs import InputCheck, OnBadInput
 from swarmnet.pipeline.recovery import Recovery, Spawn
 from swarmnet.pipeline.slots import Slots
+from swarmnet.pipeline.works import ShownWorks, WorkBook
 from swarmnet.stage.seams import Compute, Stash
 from swarmnet.telemetry.spans import SpanBook
 from swarmnet.transport import ReadPayload
@@ -85,6 +86,7 @@ class PipelineContext:
     depth: how many slots there are; None: as many as `limits` says. share(): of a step's microbatches, about mine.
     leaving: nothing new is begun for callers; what is at work here is finished. evals: one evaluation at a time, beside
     the slots of the steps. sending: inputs that each caller is uploading. spans: told how long each thing took.
+    works: what was counted here in the last steps; None: nobody looks into it. shown: what others have shown of theirs.
     """
 
     stage: int
@@ -110,6 +112,8 @@ class PipelineContext:
     evals: Slots = field(default_factory=lambda: Slots(1))
     sending: Counter[PeerId] = field(default_factory=Counter)
     spans: SpanBook = field(default_factory=SpanBook)
+    works: WorkBook | None = None
+    shown: ShownWorks = field(default_factory=lambda: ShownWorks(0))
 
     def measure(self) -> None:
         """As many slots as what was measured asks for."""

@@ -17,12 +17,13 @@ import contextlib
 from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import replace
 
-from swarmnet.errors import RejectCode
+from swarmnet.errors import BadMessage, Refused, RejectCode
 from swarmnet.ids import PeerId
-from swarmnet.messages import Answer, Busy, Fetch, Process, Rejected
+from swarmnet.messages import Answer, AuditData, AuditRequest, Busy, Fetch, Packed, Process, Rejected
 from swarmnet.pipeline.context import PipelineContext
 from swarmnet.pipeline.inputs import TurnedAway
 from swarmnet.pipeline.tasks import StepTasks
+from swarmnet.pipeline.works import WorkBook, opened
 from swarmnet.transport import ReadPayload
 
 _UNSURE_S = 0.25
@@ -101,6 +102,8 @@ class Execution:
         for step in range(version, version + self._context.engine.delay.ahead(version) + 1):
             if step not in self.steps:
                 self.steps[step] = StepTasks(step, self._context, alive=alive)
+                if self._context.works is not None:
+                    self._context.works.begin(step)
         self._begun.set()
         self._begun = asyncio.Event()
 
@@ -171,6 +174,39 @@ class Execution:
             yield self._context.wrong_step(request.step)
         else:
             yield Rejected(RejectCode.NOT_READY, version=version)
+
+    # ------------------------------------------------------------ what this replica answers for
+
+    def work_root(self, step: int) -> bytes:
+        """The Merkle root over the works that are in the sum of `step`; of none where nobody looks into them. Asked
+        once all that this replica owns is summed, and of the last steps."""
+        return self._works.root(step)
+
+    async def audit(self, request: AuditRequest, *, me: PeerId) -> AsyncGenerator[Answer, None]:
+        """Answer one `AuditRequest` of a mate: about a microbatch that this replica counted, or that its peer has shown
+        here. Raises Refused(NOT_FOUND)."""
+        mine = request.peer == me
+        found = self._works.shown(request.step, request.index) if mine else self._context.shown.get(request)
+        if found is None:
+            raise Refused(RejectCode.NOT_FOUND, "not kept here", step=request.step, index=request.index)
+        yield found
+
+    def opened(self, request: AuditRequest, data: AuditData) -> tuple[tuple[Packed, ...], tuple[Packed, ...]]:
+        """(inputs, gradient) of the microbatch that `request.peer` has shown, for `Compute.recompute`; from now on they
+        are shown to jurors from here, too.
+
+        Raises BadMessage if they are no input of that microbatch in this run, or not what its record says.
+        """
+        if data.work.index != request.index:
+            raise BadMessage(RejectCode.MALFORMED, "the work of another microbatch", index=request.index)
+        process = Process(request.step, request.stage, request.index)
+        found = opened(data, lambda payload: self._context.check(process, payload))
+        self._context.shown.keep(request, data)
+        return found
+
+    @property
+    def _works(self) -> WorkBook:
+        return self._context.works or WorkBook(0)
 
     async def _wait_for(self, step: int) -> None:
         """Hold a call that is ahead of us for a moment: it takes no slot and its payload is not read (rule 1)."""

@@ -28,11 +28,13 @@ from swarmnet.messages import (
     Process,
     Rejected,
     Running,
+    WorkRecord,
 )
 from swarmnet.pipeline.caller import OF_PAYLOAD
 from swarmnet.pipeline.context import PipelineContext
 from swarmnet.pipeline.recovery import Keepalive, Memo
 from swarmnet.pipeline.slots import Slots
+from swarmnet.pipeline.works import LARGE, record_of
 from swarmnet.stage.seams import Stash
 from swarmnet.telemetry.spans import SpanKind
 from swarmnet.transport import ReadPayload
@@ -168,6 +170,8 @@ class StepTasks:
     def voided(self) -> None:
         """The accumulator is empty again: what has not been added yet claims once more."""
         self.losses = {}
+        if self._context.works is not None:
+            self._context.works.void(self.step)
         for task in self.by_index.values():
             if task.voids is not None:
                 task.undecided()
@@ -436,7 +440,7 @@ class StepTasks:
         task.finish(mine)
         if task.slot_at is not None and task.has_slot:
             task.answered_s = asyncio.get_running_loop().time() - task.slot_at
-        await self._count(task, stash, answer)
+        await self._count(task, stash, answer, mine)
 
     async def _gradient_of(self, task: MicrobatchTask, output: tuple[Packed, ...]) -> Gradient:
         """The gradient of this stage's output: for ordered work a memoised one, if there is; else by a call."""
@@ -459,7 +463,7 @@ class StepTasks:
                 raise Refused(RejectCode.NOT_READY, f"refused further on: {refused.reason}") from refused
             raise
 
-    async def _count(self, task: MicrobatchTask, stash: Stash, answer: Gradient) -> None:
+    async def _count(self, task: MicrobatchTask, stash: Stash, answer: Gradient, mine: Gradient) -> None:
         """The weight pass, once granted (rule 5). Without the keeper's word the stash is dropped after a while."""
         answered_compute_s, answered = stash.compute_s, asyncio.get_running_loop().time()
         try:
@@ -473,6 +477,7 @@ class StepTasks:
             return  # another's, or counted here before (the memo forgot the answer)
         self._span("grant", task.index, answered)
         stash.voids = task.voids
+        record = await self._record(task, stash, answer, mine)
         try:
             added = await self._engine.accumulate(stash)
         except (BadMessage, Overflow):
@@ -489,9 +494,25 @@ class StepTasks:
             self._computed("weights", stash)
             last_stage = self._context.stage + 1 == self._context.num_stages
             self.losses[task.index] = (answer.loss_sum if last_stage else 0.0, answer.num_tokens)
+            # With the loss, so that the works are always those that the sum holds.
+            if record is not None and self._context.works is not None:
+                self._context.works.add(self.step, record, (*task.input.result(), *answer.payload))
             self._claims.added(stash)
         else:
             self._claims.withdraw(self.step, task.index)
+
+    async def _record(self, task: MicrobatchTask, stash: Stash, answer: Gradient, mine: Gradient) -> WorkRecord | None:
+        """Digests of a microbatch as it travelled, in a thread if they take long. None: nobody will ask for them."""
+        if self._context.works is None:
+            return None
+        inputs, last = task.input.result()[:-1], self._context.stage + 1 == self._context.num_stages
+        loss = (answer.loss_sum, answer.num_tokens) if last else (0.0, 0)
+
+        def record() -> WorkRecord:
+            return record_of(task.index, inputs, stash.output, answer.payload, mine.payload, *loss)
+
+        large = sum(packed.num_bytes for packed in (*inputs, *stash.output)) >= LARGE
+        return await asyncio.to_thread(record) if large else record()
 
     def _computed(self, kind: SpanKind, stash: Stash) -> None:
         """A pass of it is over."""

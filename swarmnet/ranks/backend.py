@@ -47,6 +47,8 @@ class MeshBackend:
     """
 
     device, apart = torch.device("cpu"), True
+    past = None
+    """Ranks have two versions in their mirrors, and no module to spare."""
 
     def __init__(
         self,

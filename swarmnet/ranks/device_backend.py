@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable
 
 import torch
@@ -12,7 +11,8 @@ from swarmnet.manifest.schema import StageSpec
 from swarmnet.ranks.comm import FakeComm
 from swarmnet.ranks.host_state import StageState
 from swarmnet.ranks.layout import MeshLayout
-from swarmnet.ranks.memory import pin, unpin
+from swarmnet.ranks.memory import host_memory
+from swarmnet.ranks.past import PastSteps
 from swarmnet.ranks.stage import RankStage
 from swarmnet.stage.accumulator import sum_dtype
 from swarmnet.stage.backend import OnEvent
@@ -40,6 +40,7 @@ class DeviceBackend:
         layout = MeshLayout(devices=(str(device),))
         self._rank = RankStage(spec, layout, 0, tensor=_NOBODY, data=_NOBODY, device=self.device, memory=memory)
         self.sums, self.writes_at_once = self._rank.sums, memory.writes_at_once
+        self.past = PastSteps(self._rank)
         self.watch(lambda: None, lambda event, fields: None)
         self.state = StageState(self._rank.canonical, self._rank, self._rank.scales, initial)
 
@@ -56,14 +57,9 @@ class DeviceBackend:
     def sum_memory(self) -> Tensor:
         """Memory for one finished sum: on the CPU, where pieces come from the network and are hashed. On a device each
         piece would wait for whatever the compute thread has queued there."""
-        memory = torch.zeros(self.state.canonical.num_elements, dtype=sum_dtype(self._rank.spec.numerics))
-        # Not by torch, which takes the next power of two.
-        if self.device.type == "cuda":
-            with torch.cuda.device(self.device):
-                pinned = pin(memory)
-            if pinned:
-                weakref.finalize(self, unpin, memory).atexit = False
-        return memory
+        return host_memory(
+            self.state.canonical.num_elements, sum_dtype(self._rank.spec.numerics), device=self.device, owner=self
+        )
 
     def forward(
         self, step: int, tokens: Tensor, hidden: Tensor | None, *, train: bool

@@ -11,6 +11,7 @@ import contextlib
 import fcntl
 import mmap
 import os
+import weakref
 
 import torch
 from torch import Tensor
@@ -75,6 +76,18 @@ def pin(memory: Tensor) -> bool:
         log.warning("not_pinned", num_bytes=memory.nbytes, reason=str(error), then="copies to the GPU take longer")
         return False
     return True
+
+
+def host_memory(size: int, dtype: torch.dtype, *, device: torch.device, owner: object) -> Tensor:
+    """Zeros [size] on the CPU, pinned for copies to `device` if that is a GPU, until `owner` is gone."""
+    memory = torch.zeros(size, dtype=dtype)
+    # Not by torch, which takes the next power of two.
+    if device.type == "cuda":
+        with torch.cuda.device(device):
+            pinned = pin(memory)
+        if pinned:
+            weakref.finalize(owner, unpin, memory).atexit = False
+    return memory
 
 
 def unpin(memory: Tensor) -> None:

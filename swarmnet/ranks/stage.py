@@ -46,7 +46,7 @@ from swarmnet.stage.canonical import Canonical, layers_of
 from swarmnet.stage.gradients import WholeGradients
 from swarmnet.stage.optimizer import MOMENTS, StageOptimizer, average
 from swarmnet.stage.passes import ForwardPass, MemoryPolicy, Passes
-from swarmnet.stage.rounding import Rectangle, Roundings, num_scales
+from swarmnet.stage.rounding import Rectangle, Rounding, Roundings, num_scales
 
 if TYPE_CHECKING:
     from swarmnet.ranks.fully_sharded import FullySharded
@@ -97,14 +97,18 @@ class RankStage:
             offload=self._offload,
             whole=[math.prod(shape) for shape in self._shapes.values()],
         )
-        self._passes = Passes(
-            first=spec.first,
-            last=spec.last,
-            device=device,
+        self._memory = memory
+        self._passes = self._new_passes()
+
+    def _new_passes(self) -> Passes:
+        return Passes(
+            first=self.spec.first,
+            last=self.spec.last,
+            device=self._device,
             tapes=self._fully is None,
-            reproducible=spec.numerics.mode == "deterministic",
-            memory=memory,
-            compute=spec.numerics.compute,
+            reproducible=self.spec.numerics.mode == "deterministic",
+            memory=self._memory,
+            compute=self.spec.numerics.compute,
         )
 
     def _fully_sharded(self) -> FullySharded | None:
@@ -178,7 +182,7 @@ class RankStage:
         Returns hidden [b, T, D], in the last stage the sum of these rows' losses: both the same on all tensor ranks;
         and, to train, the work done.
         """
-        output, work = self._passes.forward(self._modules[step % len(self._modules)], tokens, hidden, train=train)
+        output, work = self._passes.forward(self.module_of(step), tokens, hidden, train=train)
         return output.detach(), work
 
     def backward(self, work: ForwardPass, gradient: Tensor | None) -> Tensor | None:
@@ -343,6 +347,33 @@ class RankStage:
     def weights(self, version: int) -> list[Tensor]:
         """The live weights of `version`, as far as this rank holds them."""
         return self._live(self._newest(version))
+
+    # ------------------------------------------------------------ a rank that is alone computes again
+
+    def module_of(self, step: int) -> StageModule:
+        """The module that has the weights of an open step."""
+        return self._modules[step % len(self._modules)]
+
+    def scales_of(self, step: int) -> Tensor:
+        """The scales of an open step, live: fp32 [`num_scales`]."""
+        return self.scales.view(len(self._modules), -1)[step % len(self._modules)]
+
+    def rounding_by(self, step: int, scales: Tensor) -> Rounding:
+        """How gradients of any step were rounded, whose scales are these."""
+        return self._rounded.by(step, scales)
+
+    def spare(self) -> tuple[StageModule, Passes, WholeGradients]:
+        """One more module, as it came to memory, what runs it, and gradients of it in the scratch of the others."""
+        assert isinstance(self._gradients, WholeGradients)
+        module = self._module()
+        places = {parameter: place for place, parameter in enumerate(module.parameters())}
+        gradients = WholeGradients(places, self._summed, self._device, scratch=self._gradients.scratch)
+        return module, self._new_passes(), gradients
+
+    def new_sum(self) -> Accumulator:
+        """An empty sum as large as those of open steps."""
+        size = sum(shape.numel() for shape in self._summed)
+        return Accumulator(size, dtype=sum_dtype(self.spec.numerics), device=self._device)
 
     # ------------------------------------------------------------ blocks
 

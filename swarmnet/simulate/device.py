@@ -18,6 +18,7 @@ class JobKind(enum.IntEnum):
     BACKWARD = 1
     FORWARD = 2
     WEIGHTS = 3
+    AUDIT = 4
 
 
 @dataclass(frozen=True, slots=True, order=True)

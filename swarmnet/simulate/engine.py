@@ -18,6 +18,8 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from blake3 import blake3
+
 from swarmnet.averaging.exchange import PIECE_ELEMENTS
 from swarmnet.errors import BadMessage, Refused, RejectCode
 from swarmnet.manifest.extension import Extension, Horizon
@@ -25,8 +27,9 @@ from swarmnet.manifest.schema import Delay
 from swarmnet.messages import Commit, Packed
 from swarmnet.simulate.device import Device, JobKind, JobTurn
 from swarmnet.simulate.plan import Plan
-from swarmnet.stage.seams import Audience, Compute, Contribution, Reduced, Stash, Summation
+from swarmnet.stage.seams import Audience, Compute, Contribution, Recomputed, Reduced, ShareWork, Stash, Summation
 from swarmnet.step.commits import evidence
+from swarmnet.sums.linear import sum_root
 from swarmnet.wire.codecs import check_values
 
 NUM_ELEMENTS = 4
@@ -198,6 +201,8 @@ class SimulatedEngine(Compute, Summation):
         self.accumulators = [SimulatedSum() for _ in range(1 + self._delay.most)]  # step s: number s % (1 + most)
         self.debt: bytes | None = None
         self.extensions: tuple[Extension, ...] = ()
+        self._past: dict[int, int] = {}  # weights of steps that are over
+        self._past_steps = 0
         self._buffer = [0] * NUM_ELEMENTS
         self._missing: set[int] = set()
         self._padding_missing = 0
@@ -370,6 +375,9 @@ class SimulatedEngine(Compute, Summation):
 
     async def apply(self, commits: Sequence[Commit]) -> None:
         await self.device.run(self.device.forward_s, JobTurn(self.version, JobKind.STATE, -self.stage, 0))
+        # Of the step's weights, which are not the newest where steps overlap.
+        self._past[self.version] = self.weights_of(self.version)
+        self._past.pop(self.version - self._past_steps, None)
         horizon = Horizon(self.plan.steps, self.extensions)
         self.before, self.weights = self.weights, Arithmetic.apply(self.weights, self.exact_sum, commits, horizon)
         # The weights remember the order in which each of their sums was made.
@@ -377,6 +385,41 @@ class SimulatedEngine(Compute, Summation):
             self.digits = _hash(self.digits, json.dumps(self._buffer), evidence(commits))
         self.void(self.version)
         self.version += 1
+
+    def keep(self, steps: int) -> bool:
+        self._past_steps = steps
+        return True
+
+    async def recompute(
+        self, step: int, index: int, inputs: Sequence[Packed], gradient: Sequence[Packed]
+    ) -> Recomputed:
+        return (await self._again(step, (index, inputs, gradient)))[0]
+
+    async def recompute_share(self, step: int, works: Sequence[ShareWork]) -> tuple[tuple[Recomputed, ...], bytes]:
+        found, total = list[Recomputed](), [0] * NUM_ELEMENTS
+        for work in works:
+            recomputed, delta = await self._again(step, work)
+            found.append(recomputed)
+            total = self.arithmetic.add(total, self.arithmetic.numbers(delta))
+        return tuple(found), sum_root([blake3(struct.pack(f"<{NUM_ELEMENTS}q", *total)).digest()])
+
+    async def _again(self, step: int, work: ShareWork) -> tuple[Recomputed, list[int]]:
+        """A microbatch of a step that is over, and what it added to the sum."""
+        index, inputs, gradient = work
+        # Later than any open step: nobody waits for it.
+        turn = JobTurn(self.version + 1 + self._delay.most, JobKind.AUDIT, -self.stage, index)
+        await self.device.run(3 * self.device.forward_s, turn)
+        weights = self._past.get(step)
+        if weights is None:
+            raise Refused(RejectCode.NOT_READY, "no weights of that step are kept here")
+        check_payload((*inputs, *gradient))
+        last, arithmetic = self.arithmetic.last, self.arithmetic
+        recomputed = Recomputed(
+            ((() if last else arithmetic.forward(weights, inputs)),),
+            (arithmetic.backward(weights, inputs, gradient),),
+            *((arithmetic.loss(weights, inputs), 1) if last else ()),
+        )
+        return recomputed, arithmetic.weight_gradient(weights, inputs, gradient)
 
     async def measure(self) -> tuple[int, bytes]:
         found = self.version, self.weights, self.digits
@@ -417,6 +460,7 @@ class SimulatedEngine(Compute, Summation):
         def job() -> None:
             self.version, self.weights, self.digits, self.before = version, weights, digits, before
             self.debt = None
+            self._past.clear()
             self.void()
 
         await self.device.see_through(self.restore_s, JobTurn(self.version, JobKind.STATE, -self.stage, 0), job)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from swarmnet.messages import Commit
+from swarmnet.stage.accumulator import Accumulator
 from swarmnet.stage.canonical import Canonical
 from swarmnet.stage.outer import Outer
 
@@ -89,6 +90,35 @@ class GradientSum(Protocol):
         """The microbatches whose gradients the sum of `step` holds."""
 
 
+class Past(Protocol):
+    """Weights of the last steps that are over, and their microbatches again. Tensors as in `StageBackend`."""
+
+    def keep(self, steps: int) -> None:
+        """Of so many steps; of none at first."""
+
+    def note(self, step: int) -> None:
+        """The update of `step` comes next: keep what it was computed on."""
+
+    def forget(self) -> None:
+        """The run went another way, or other weights come."""
+
+    def holds(self, step: int) -> bool:
+        """Are its weights kept?"""
+
+    def forward(self, step: int, tokens: Tensor, hidden: Tensor | None) -> tuple[Tensor, object]: ...
+
+    def backward(self, work: object, gradient: Tensor | None) -> Tensor | None: ...
+
+    def share(self) -> Accumulator:
+        """An empty sum, for somebody's whole contribution to a step."""
+
+    def accumulate(self, work: object, share: Accumulator, *, step: int, index: int) -> None:
+        """Add the gradients of what `backward` has run of, rounded as in that step."""
+
+    def release(self) -> None:
+        """Nobody computes again for now: give memory of the device back."""
+
+
 class StageBackend(Protocol):
     """One stage. sums: that of step s is number s % (1 + delay.most). device: of `forward`'s tensors in here."""
 
@@ -104,6 +134,10 @@ class StageBackend(Protocol):
 
     @property
     def sums(self) -> Sequence[GradientSum]: ...
+
+    @property
+    def past(self) -> Past | None:
+        """None: weights of earlier steps cannot be kept here."""
 
     @property
     def writes_at_once(self) -> bool:

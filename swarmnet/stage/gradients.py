@@ -32,8 +32,11 @@ def aligned(shapes: Sequence[torch.Size], device: torch.device) -> list[Tensor]:
 class WholeGradients:
     """Gradients of every parameter as this device has it; no collective. `scratch` is free between weight passes."""
 
-    def __init__(self, places: Places, shapes: Sequence[torch.Size], device: torch.device) -> None:
-        self._places, self.scratch = places, aligned(shapes, device)
+    def __init__(
+        self, places: Places, shapes: Sequence[torch.Size], device: torch.device, *, scratch: list[Tensor] | None = None
+    ) -> None:
+        """scratch: of another's, which runs in the same thread."""
+        self._places, self.scratch = places, aligned(shapes, device) if scratch is None else scratch
 
     def of(self, tape: Tape) -> list[Tensor]:
         """Run the weight pass: one fp32 gradient per parameter, valid until the next call."""

@@ -290,11 +290,17 @@ class Roundings:
         made_for, made = self._made.get(row, (-1, self._plain))
         # The step that had this row before is over, and nobody says so to ranks.
         if made_for != step:
-            scales = self._scales(step)
-            is_set = bool(scales[0].numel()) and bool((scales[0] > 0).all())
-            made = SmallRounding(self._held, scales, step=step) if is_set else self._plain
+            made = self.by(step, self._memory[row])
             self._made[row] = step, made
         return made
+
+    def by(self, step: int, scales: Tensor) -> Rounding:
+        """The grid of any step, whose scales are these: fp32 [`num_scales`], as they rest in the memory."""
+        if not self.small:
+            return self._plain
+        pieces = self._pieces(scales)
+        is_set = bool(pieces[0].numel()) and bool((pieces[0] > 0).all())
+        return SmallRounding(self._held, pieces, step=step) if is_set else self._plain
 
     def applied(self, step: int, totals: Sequence[Tensor], *, counted: int, clipped: float) -> None:
         """Step `step`, of `counted` microbatches, is over. totals: its sum, flat, one per parameter. clipped: what
@@ -349,8 +355,10 @@ class Roundings:
         self.changed()
 
     def _scales(self, step: int) -> Scales:
-        sizes = [size for shape in self._shapes.values() for size in matrix_of(shape)]
-        return torch.split(self._memory[step % len(self._memory)], sizes)
+        return self._pieces(self._memory[step % len(self._memory)])
+
+    def _pieces(self, scales: Tensor) -> Scales:
+        return torch.split(scales, [size for shape in self._shapes.values() for size in matrix_of(shape)])
 
 
 def num_scales(averaging: Averaging, shapes: Mapping[str, Sequence[int]]) -> int:

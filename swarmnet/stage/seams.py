@@ -18,6 +18,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from swarmnet.errors import Refused, RejectCode
 from swarmnet.ids import PeerId, RoundId
 from swarmnet.manifest.extension import Extension
 from swarmnet.manifest.schema import Delay
@@ -87,6 +88,24 @@ class OuterStep:
     elements: int
     moved: float
     missed: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Recomputed:
+    """One microbatch of an earlier step, computed again.
+
+    outputs, answers: what goes to the next stage and what goes back to the one before, in each codec that this run may
+    have sent it in, the usual one first. loss_sum, num_tokens: last stage only.
+    """
+
+    outputs: tuple[tuple[Packed, ...], ...]
+    answers: tuple[tuple[Packed, ...], ...]
+    loss_sum: float = 0.0
+    num_tokens: int = 0
+
+
+ShareWork = tuple[int, Sequence[Packed], Sequence[Packed]]
+"""A microbatch of somebody's contribution: index, input (no proof), gradient of the output."""
 
 
 class Audience(Protocol):
@@ -166,6 +185,30 @@ class Compute(Protocol):
 
         commits: of all P stages, in order.
         """
+
+    def keep(self, steps: int) -> bool:
+        """Keep the weights of the last `steps` steps that are over, so that their microbatches can be computed again.
+        False: this implementation cannot. They are gone once other weights are restored."""
+        return False
+
+    async def recompute(
+        self, step: int, index: int, inputs: Sequence[Packed], gradient: Sequence[Packed]
+    ) -> Recomputed:
+        """What `forward` and `backward` gave for that microbatch in a step that is over, bit by bit in one numerics
+        class. Runs when nothing else is to be computed, but not never. inputs: as of `forward`.
+
+        Raises Refused(NOT_READY) if the weights of that step are not kept.
+        """
+        raise Refused(RejectCode.NOT_READY, "no weights of earlier steps are kept here", step=step)
+
+    async def recompute_share(self, step: int, works: Sequence[ShareWork]) -> tuple[tuple[Recomputed, ...], bytes]:
+        """The same of all microbatches that somebody contributed to the sum of a step that is over, one job for each;
+        and the root over the pieces of that contribution (`sums.linear`).
+
+        Raises Refused(NOT_READY); Overflow, or NON_FINITE as BadMessage, where an honest replica would not have added
+        one of them.
+        """
+        raise Refused(RejectCode.NOT_READY, "no weights of earlier steps are kept here", step=step)
 
     async def measure(self) -> tuple[int, bytes]:
         """(version, digest of the weights' bits), see `messages.Measure`. Made beside compute; weights do not change

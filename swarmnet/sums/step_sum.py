@@ -27,6 +27,7 @@ from swarmnet.stage import snapshot
 from swarmnet.stage.accumulator import check_fixed_point, largest_magnitude
 from swarmnet.stage.backend import GradientSum, State
 from swarmnet.stage.seams import Contribution, Reduced
+from swarmnet.sums.linear import pieces_of, sum_root
 from swarmnet.sums.powersgd import PowerSGDCodec
 from swarmnet.sums.reducer import PartReducer
 from swarmnet.sums.sum_buffer import SumBuffer
@@ -75,6 +76,9 @@ class RoundSum(StageSums):
     @property
     def block(self) -> int:
         return self.codec.block
+
+    def root_of(self, contribution: Tensor) -> bytes:
+        return sum_root(pieces_of(contribution))
 
     async def memory(self) -> tuple[int, memoryview | None]:
         """(version, what the codec remembers of earlier steps), packed like a snapshot; None: it remembers nothing.

@@ -1,0 +1,153 @@
+"""What this replica answers for: the microbatches that it counted in the last steps, and what went into them.
+
+Each counted microbatch leaves a `WorkRecord`, digests of what went in and came out as it travelled, and the payload
+itself for whoever computes it again (docs/trust.md). Digests are made beside the weight pass, in a thread if there is
+much to hash. Records of the last `KEPT_STEPS` steps stay, so that roots and paths never change once they are pledged;
+payloads are bounded in bytes, and those of the oldest step go first: that work cannot be shown any more.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from blake3 import blake3
+
+from swarmnet.audit.merkle import leaf, path, root
+from swarmnet.errors import BadMessage, RejectCode
+from swarmnet.messages import AuditData, AuditRequest, Packed, WorkRecord
+
+KEPT_STEPS = 4
+"""A step is looked into two versions later; its jurors may take as long again."""
+
+LARGE = 1 << 20
+"""Bytes that take longer to hash than to change threads."""
+
+
+def digest(payload: Sequence[Packed]) -> bytes:
+    """BLAKE3 of tensors as they travel: of each the codec, shape and data, with their lengths before them."""
+    whole = blake3()
+    for packed in payload:
+        name = packed.codec.encode()
+        head = struct.pack(f">II{len(packed.shape)}qQ", len(name), len(packed.shape), *packed.shape, packed.num_bytes)
+        whole.update(head + name)
+        whole.update(packed.data)
+    return whole.digest()
+
+
+def record_of(
+    index: int,
+    inputs: Sequence[Packed],
+    output: Sequence[Packed],
+    gradient: Sequence[Packed],
+    answer: Sequence[Packed],
+    loss_sum: float = 0.0,
+    num_tokens: int = 0,
+) -> WorkRecord:
+    """The record of a microbatch. inputs: without the proof of the tokens. loss_sum, num_tokens: of the last stage."""
+    return WorkRecord(index, digest(inputs), digest(output), digest(gradient), digest(answer), loss_sum, num_tokens)
+
+
+def opened(
+    data: AuditData, check: Callable[[tuple[Packed, ...]], None]
+) -> tuple[tuple[Packed, ...], tuple[Packed, ...]]:
+    """(inputs, gradient) of a microbatch that somebody shows, to compute it again.
+
+    check: refuses, with BadMessage, what is no input of that microbatch in this run (`pipeline.inputs`). Raises
+    BadMessage(MALFORMED), too, if its record is not of this payload.
+    """
+    work = data.work
+    # The last stage is sent no gradient; in the others it comes last.
+    last = work.gradient == digest(())
+    payload, gradient = (data.payload, ()) if last else (data.payload[:-1], data.payload[-1:])
+    if len(payload) < 2 or digest(payload[:-1]) != work.input or digest(gradient) != work.gradient:
+        raise BadMessage(RejectCode.MALFORMED, "not what the work was made of", index=work.index)
+    check(payload)
+    return payload[:-1], gradient
+
+
+@dataclass(slots=True)
+class _Work:
+    """payload: what went in, the proof last, and the gradient; None: dropped."""
+
+    record: WorkRecord
+    payload: tuple[Packed, ...] | None
+    num_bytes: int
+
+
+class WorkBook:
+    """Works of this replica in one stage, by step and index. cap_bytes: of payloads; num_bytes: that are held now."""
+
+    def __init__(self, cap_bytes: int) -> None:
+        self.cap_bytes, self.num_bytes = cap_bytes, 0
+        self._steps: dict[int, dict[int, _Work]] = {}
+
+    def begin(self, step: int) -> None:
+        """The step is opened. If it was open before, the run went back, and nobody is asked about that any more."""
+        for other in [other for other in self._steps if other >= step or other <= step - KEPT_STEPS]:
+            self.void(other)
+        self._steps[step] = {}
+
+    def void(self, step: int) -> None:
+        """What was counted in that step is in no sum."""
+        self.num_bytes -= sum(work.num_bytes for work in self._steps.pop(step, {}).values())
+
+    def add(self, step: int, record: WorkRecord, payload: tuple[Packed, ...]) -> None:
+        """A microbatch is counted. payload: its input with the proof of its tokens, then the gradient of its output."""
+        size = sum(packed.num_bytes for packed in payload)
+        self._steps.setdefault(step, {})[record.index] = _Work(record, payload, size)
+        self.num_bytes += size
+        for oldest in sorted(self._steps):
+            for work in self._steps[oldest].values():
+                if self.num_bytes <= self.cap_bytes:
+                    return
+                self.num_bytes -= work.num_bytes
+                work.payload, work.num_bytes = None, 0
+
+    def records(self, step: int) -> Mapping[int, WorkRecord]:
+        """What was counted in that step, by index."""
+        return {index: work.record for index, work in self._steps.get(step, {}).items()}
+
+    def root(self, step: int) -> bytes:
+        """The root over what was counted in that step."""
+        return root(self._leaves(step))
+
+    def shown(self, step: int, index: int) -> AuditData | None:
+        """What went into a microbatch, its record, and the way to the root; None: not counted here, or dropped."""
+        work = self._steps.get(step, {}).get(index)
+        if work is None or work.payload is None:
+            return None
+        return AuditData(work.record, path(self._leaves(step), index), work.payload)
+
+    def _leaves(self, step: int) -> dict[int, bytes]:
+        return {index: leaf(record) for index, record in self.records(step).items()}
+
+
+class ShownWorks:
+    """What others have shown to this replica, so that jurors may have it from here; the oldest goes first."""
+
+    def __init__(self, cap_bytes: int) -> None:
+        self._cap_bytes, self.num_bytes = cap_bytes, 0
+        self._shown: OrderedDict[AuditRequest, AuditData] = OrderedDict()
+
+    def keep(self, request: AuditRequest, data: AuditData) -> None:
+        """`request.peer` has shown this."""
+        self._drop(request)
+        self._shown[request] = data
+        self.num_bytes += _size(data)
+        while self.num_bytes > self._cap_bytes:
+            self._drop(next(iter(self._shown)))
+
+    def get(self, request: AuditRequest) -> AuditData | None:
+        """What it has shown, if that is still here."""
+        return self._shown.get(request)
+
+    def _drop(self, request: AuditRequest) -> None:
+        if (dropped := self._shown.pop(request, None)) is not None:
+            self.num_bytes -= _size(dropped)
+
+
+def _size(data: AuditData) -> int:
+    return sum(packed.num_bytes for packed in data.payload)
