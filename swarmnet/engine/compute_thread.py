@@ -12,11 +12,11 @@ while there is a core for both. One pair serves all stages of a peer. Order of c
       when nothing above is queued - which must happen, since a step has finitely many microbatches and the next but
       `delay` cannot begin without them. Each holds activations meanwhile, so once more than `max_deferred` are queued
       the first of them goes before the next forward: memory is bounded, and none starves. Where backward has written
-      the gradients already (`stage.passes`) it only adds them and frees memory, and its turn is a backward's.
+      the gradients already (`stage.passes`) it only adds them and frees memory, and its turn is a backward's;
+   d. what is computed again of a step that is over: asked for at version v, after all of step v + 1, before step v + 2.
 
-Then later stage, then lower index, then first come; of averaging jobs, too, the older step first. What is computed
-again of steps that are over goes last, but at least one of `AUDIT_EVERY` jobs: an audit that never ends finds nothing.
-`JobQueue` decides, purely.
+Then later stage, then lower index, then first come; of averaging jobs, too, the older step first. `JobQueue` decides,
+purely.
 """
 
 from __future__ import annotations
@@ -41,10 +41,6 @@ J = TypeVar("J")
 
 MAX_DEFERRED = 4
 """Weight passes that may wait while forwards go first."""
-
-
-AUDIT_EVERY = 48
-"""An audit waits for so many other jobs at most: three are a microbatch, and it is one."""
 
 
 class Work(enum.IntEnum):
@@ -81,26 +77,17 @@ class JobQueue(Generic[J]):
         self._ticket = itertools.count()
         self._jobs: list[tuple[tuple[int, ...], int, Turn, J]] = []
         self._weights: list[tuple[tuple[int, ...], int, Turn, J]] = []
-        self._audits: list[tuple[tuple[int, ...], int, Turn, J]] = []
-        self._waited = 0  # jobs that went before the first audit
 
     def __len__(self) -> int:
-        return len(self._jobs) + len(self._weights) + len(self._audits)
+        return len(self._jobs) + len(self._weights)
 
     def push(self, turn: Turn, job: J) -> None:
         """Queue a job."""
-        queue = {Work.WEIGHTS: self._weights, Work.AUDIT: self._audits}.get(turn.work, self._jobs)
+        queue = self._weights if turn.work is Work.WEIGHTS else self._jobs
         heapq.heappush(queue, (turn.urgency, next(self._ticket), turn, job))
 
     def pop(self) -> J:
         """Take out the next job. Raises IndexError if there is none."""
-        # Whatever changes weights goes before any audit: the whole run waits for it.
-        urgent = bool(self._jobs) and self._jobs[0][2].work <= Work.STATE
-        others = bool(self._jobs or self._weights)
-        if self._audits and not urgent and (self._waited >= AUDIT_EVERY or not others):
-            self._waited = 0
-            return heapq.heappop(self._audits)[-1]
-        self._waited = self._waited + 1 if self._audits else 0
         if not self._weights:
             return heapq.heappop(self._jobs)[-1]
         # Deferred weight passes hold activations: of too many, one goes before the next forward.
@@ -114,8 +101,8 @@ class JobQueue(Generic[J]):
 
     def clear(self) -> list[J]:
         """Take out all jobs."""
-        jobs = [entry[-1] for entry in (*self._jobs, *self._weights, *self._audits)]
-        self._jobs, self._weights, self._audits = [], [], []
+        jobs = [entry[-1] for entry in (*self._jobs, *self._weights)]
+        self._jobs, self._weights = [], []
         return jobs
 
 

@@ -260,12 +260,15 @@ class TorchEngine:
     async def recompute_share(self, step: int, works: Sequence[ShareWork]) -> tuple[tuple[Recomputed, ...], bytes]:
         """A whole contribution again."""
         with self._auditing(step) as past:
-            share = await self._jobs.run(Work.AUDIT, step, 0, past.share)
-            found = [await self._again(past, step, work, share) for work in works]
+            share = await self._jobs.run(Work.STATE, self.version, 0, past.share)
+            jobs = [self._again(past, step, work, share) for work in works]
+            # All of them are queued now: one after the other, each would wait for the end of a step of its own.
+            found = [_or_raise(each) for each in await asyncio.gather(*jobs, return_exceptions=True)]
             return tuple(found), await asyncio.to_thread(self.sums.root_of, share.read(step))
 
     async def _again(self, past: Past, step: int, work: ShareWork, share: Accumulator | None) -> Recomputed:
-        return await self._jobs.run(Work.AUDIT, step, work[0], lambda: self._recompute(past, step, work, share))
+        job = lambda: self._recompute(past, step, work, share)  # noqa: E731
+        return await self._jobs.run(Work.AUDIT, self.version + 1, work[0], job)
 
     def _recompute(self, past: Past, step: int, work: ShareWork, share: Accumulator | None) -> Recomputed:
         index, inputs, gradient = work
@@ -379,6 +382,12 @@ class TorchEngine:
 
 def _nothing() -> tuple[Packed, ...]:
     return ()
+
+
+def _or_raise(found: T | BaseException) -> T:
+    if isinstance(found, BaseException):
+        raise found
+    return found
 
 
 def _not_kept(step: int) -> Refused:

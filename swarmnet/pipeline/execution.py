@@ -180,13 +180,13 @@ class Execution:
     def work_root(self, step: int) -> bytes:
         """The Merkle root over the works that are in the sum of `step`; of none where nobody looks into them. Asked
         once all that this replica owns is summed, and of the last steps."""
-        return self._works.root(step)
+        return self.works.root(step)
 
     async def audit(self, request: AuditRequest, *, me: PeerId) -> AsyncGenerator[Answer, None]:
         """Answer one `AuditRequest` of a mate: about a microbatch that this replica counted, or that its peer has shown
         here. Raises Refused(NOT_FOUND)."""
         mine = request.peer == me
-        found = self._works.shown(request.step, request.index) if mine else self._context.shown.get(request)
+        found = self.works.shown(request.step, request.index) if mine else self._context.shown.get(request)
         if found is None:
             raise Refused(RejectCode.NOT_FOUND, "not kept here", step=request.step, index=request.index)
         yield found
@@ -205,7 +205,8 @@ class Execution:
         return found
 
     @property
-    def _works(self) -> WorkBook:
+    def works(self) -> WorkBook:
+        """What was counted here in the last steps."""
         return self._context.works or WorkBook(0)
 
     async def _wait_for(self, step: int) -> None:

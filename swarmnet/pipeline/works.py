@@ -96,8 +96,10 @@ class WorkBook:
 
     def add(self, step: int, record: WorkRecord, payload: tuple[Packed, ...]) -> None:
         """A microbatch is counted. payload: its input with the proof of its tokens, then the gradient of its output."""
-        size = sum(packed.num_bytes for packed in payload)
-        self._steps.setdefault(step, {})[record.index] = _Work(record, payload, size)
+        size, works = sum(packed.num_bytes for packed in payload), self._steps.setdefault(step, {})
+        if (before := works.pop(record.index, None)) is not None:
+            self.num_bytes -= before.num_bytes
+        works[record.index] = _Work(record, payload, size)
         self.num_bytes += size
         for oldest in sorted(self._steps):
             for work in self._steps[oldest].values():

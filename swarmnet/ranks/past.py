@@ -32,6 +32,14 @@ class _Spare:
     step: int = -1
 
 
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """A microbatch on that module, which is there for as long as this is."""
+
+    spare: _Spare
+    saved: ForwardPass
+
+
 class PastSteps:
     """The last steps of `rank`. kept_bytes: of host memory."""
 
@@ -74,19 +82,20 @@ class PastSteps:
     def forward(self, step: int, tokens: Tensor, hidden: Tensor | None) -> tuple[Tensor, object]:
         spare = self._with_weights(step)
         output, work = spare.passes.forward(spare.module, tokens, hidden, train=True)
-        return output.detach(), work
+        assert work is not None
+        return output.detach(), _Work(spare, work)
 
     def backward(self, work: object, gradient: Tensor | None) -> Tensor | None:
-        assert isinstance(work, ForwardPass) and self._spare is not None
-        return self._spare.passes.backward(work, gradient)
+        assert isinstance(work, _Work)
+        return work.spare.passes.backward(work.saved, gradient)
 
     def share(self) -> Accumulator:
         return self._rank.new_sum()
 
     def accumulate(self, work: object, share: Accumulator, *, step: int, index: int) -> None:
-        assert isinstance(work, ForwardPass) and work.tape is not None and self._spare is not None
+        assert isinstance(work, _Work) and work.saved.tape is not None
         rounding = self._rank.rounding_by(step, self._kept[step][1])
-        share.add(self._spare.gradients.of(work.tape), rounding, step=step, index=index, voids=share.voids)
+        share.add(work.spare.gradients.of(work.saved.tape), rounding, step=step, index=index, voids=share.voids)
 
     def release(self) -> None:
         self._spare = None

@@ -397,8 +397,7 @@ class SimulatedEngine(Compute, Summation):
 
     async def recompute_share(self, step: int, works: Sequence[ShareWork]) -> tuple[tuple[Recomputed, ...], bytes]:
         found, total = list[Recomputed](), [0] * NUM_ELEMENTS
-        for work in works:
-            recomputed, delta = await self._again(step, work)
+        for recomputed, delta in await asyncio.gather(*(self._again(step, work) for work in works)):
             found.append(recomputed)
             total = self.arithmetic.add(total, self.arithmetic.numbers(delta))
         return tuple(found), sum_root([blake3(struct.pack(f"<{NUM_ELEMENTS}q", *total)).digest()])
@@ -406,9 +405,7 @@ class SimulatedEngine(Compute, Summation):
     async def _again(self, step: int, work: ShareWork) -> tuple[Recomputed, list[int]]:
         """A microbatch of a step that is over, and what it added to the sum."""
         index, inputs, gradient = work
-        # Later than any open step: nobody waits for it.
-        turn = JobTurn(self.version + 1 + self._delay.most, JobKind.AUDIT, -self.stage, index)
-        await self.device.run(3 * self.device.forward_s, turn)
+        await self.device.run(3 * self.device.forward_s, JobTurn(self.version + 1, JobKind.AUDIT, -self.stage, index))
         weights = self._past.get(step)
         if weights is None:
             raise Refused(RejectCode.NOT_READY, "no weights of that step are kept here")

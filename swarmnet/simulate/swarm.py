@@ -514,6 +514,9 @@ class Swarm:
                         raise Broken(f"{node.peer_id} stage {stage} holds {tasks.queue} microbatches of step {step}")
                     if tasks.memo.num_bytes > self.plan.memo_bytes:
                         raise Broken(f"{node.peer_id} stage {stage} remembers {tasks.memo.num_bytes} bytes of {step}")
+                    works = replica.execution.works.records(step)
+                    if works.keys() != tasks.losses.keys():
+                        raise Broken(f"{node.peer_id} stage {stage} answers for {set(works)} in {step}")
 
     def describe(self) -> str:
         """Where everybody stands, for a failure's message."""

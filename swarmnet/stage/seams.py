@@ -195,7 +195,7 @@ class Compute(Protocol):
         self, step: int, index: int, inputs: Sequence[Packed], gradient: Sequence[Packed]
     ) -> Recomputed:
         """What `forward` and `backward` gave for that microbatch in a step that is over, bit by bit in one numerics
-        class. Runs when nothing else is to be computed, but not never. inputs: as of `forward`.
+        class. Asked for at version v, it runs after all of step v + 1, or earlier. inputs: as of `forward`.
 
         Raises Refused(NOT_READY) if the weights of that step are not kept.
         """

@@ -8,22 +8,40 @@ import struct
 from collections.abc import Callable
 
 import pytest
+from blake3 import blake3
 from scripted import PROOF, OneProof, Says, ScriptedTransport, on_virtual_time
 
+from swarmnet.audit.merkle import leaf, verify_path
 from swarmnet.errors import BadMessage, DeviceFull, Overflow, Refused, RejectCode
-from swarmnet.ids import PeerId
-from swarmnet.messages import Accepted, Answer, Busy, Fetch, Fetched, Gradient, Packed, Process, Rejected, Running
+from swarmnet.ids import Ballot, Chain, PeerId, RoundId
+from swarmnet.messages import (
+    Accepted,
+    Answer,
+    AuditData,
+    AuditRequest,
+    Busy,
+    Commit,
+    Fetch,
+    Fetched,
+    Gradient,
+    Packed,
+    Process,
+    Rejected,
+    Running,
+)
 from swarmnet.pipeline.caller import OF_PAYLOAD, Caller
 from swarmnet.pipeline.context import PipelineContext, PipelineLimits
 from swarmnet.pipeline.execution import Execution
 from swarmnet.pipeline.inputs import AnswerCheck, InputCheck, TurnedAway
 from swarmnet.pipeline.recovery import Keepalive, Recovery
 from swarmnet.pipeline.router import AdaptiveTimeout, Router
+from swarmnet.pipeline.works import ShownWorks, WorkBook, record_of
 from swarmnet.simulate.clock import VirtualLoop
 from swarmnet.simulate.device import Device
 from swarmnet.simulate.engine import SimulatedEngine
 from swarmnet.simulate.plan import Plan
 from swarmnet.stage.seams import Stash
+from swarmnet.sums.linear import sum_root
 from swarmnet.transport import ReadPayload, layout_of
 
 SLOTS = 2
@@ -91,6 +109,8 @@ class Scene:
             spawn=group.create_task,
             on_bad_input=self.bad_input,
             on_full=lambda slots, reason: self.full.append((slots, reason)),
+            works=WorkBook(1 << 16),
+            shown=ShownWorks(1 << 16),
         )
         self.execution = Execution(context, may_feed=lambda caller, request: self.away)
         self.execution.begin(0, alive=lambda peer: True)
@@ -642,3 +662,100 @@ def test_a_caller_sees_signs_of_life_until_the_work_is_done() -> None:
         assert kept.result() == "done"
 
     VirtualLoop().run_until_complete(act())
+
+
+# ---------------------------------------------------------------- what it answers for
+
+
+ME = PeerId("me")
+
+
+async def shown(here: Scene, index: int, *, step: int = 0, peer: PeerId = ME) -> AuditData:
+    request = AuditRequest(step, here.stage, index, peer)
+    (answer,) = [answer async for answer in here.execution.audit(request, me=ME)]
+    assert isinstance(answer, AuditData)
+    return answer
+
+
+@pytest.mark.parametrize("stage", [0, 1])
+def test_who_counted_a_microbatch_shows_it_and_a_mate_finds_the_same(stage: int) -> None:
+    async def act(here: Scene) -> None:
+        engine, execution = here.engine, here.execution
+        assert engine.keep(2)
+        answers = {index: await here.ask(index, payload(stage, 1.0 + index)) for index in (5, 2)}
+        await asyncio.sleep(1.0)
+        root = execution.work_root(0)
+        contribution = list(engine.accumulator(0).total)
+        for index, answer in answers.items():
+            data = await shown(here, index)
+            assert verify_path(leaf(data.work), index, data.path, root)
+            assert isinstance(answer, Gradient) and len(data.payload) == 3
+        commits = [Commit(k, 0, Chain(""), RoundId(Ballot(0, ME), 0), b"digest", 1, 0.0, 0.0) for k in (0, 1)]
+        for step in range(2):
+            execution.end(step)
+            await engine.apply(commits)
+            execution.begin(step + 1, alive=lambda peer: True)
+        works = []
+        for index in answers:
+            data = await shown(here, index)
+            inputs, gradient = execution.opened(AuditRequest(0, stage, index, ME), data)
+            again = await engine.recompute(0, index, inputs, gradient)
+            found = record_of(
+                index, inputs, again.outputs[0], gradient, again.answers[0], again.loss_sum, again.num_tokens
+            )
+            assert found == data.work
+            works.append((index, inputs, gradient))
+        both, whole = await engine.recompute_share(0, works)
+        assert len(both) == 2
+        _, half = await engine.recompute_share(0, works[:1])
+        piece = blake3(struct.pack(f"<{len(contribution)}q", *contribution)).digest()
+        assert whole == sum_root([piece]) and half != whole
+        await engine.apply(commits)
+        with pytest.raises(Refused) as gone:
+            await engine.recompute(0, 5, *works[0][1:])
+        assert gone.value.code is RejectCode.NOT_READY
+
+    scene(stage, act, rest=lambda request: Gradient(1.0, 1, payload=(inputs(1, 0.5)[1],)))
+
+
+def test_what_was_voided_is_not_answered_for() -> None:
+    async def act(here: Scene) -> None:
+        empty = here.execution.work_root(0)
+        await here.ask(3, payload(1))
+        await asyncio.sleep(1.0)
+        assert here.execution.work_root(0) != empty
+        here.engine.void(0)
+        here.execution.voided(0)
+        assert here.execution.work_root(0) == empty
+        with pytest.raises(Refused) as refused:
+            await shown(here, 3)
+        assert refused.value.code is RejectCode.NOT_FOUND
+
+    scene(1, act)
+
+
+def test_what_a_mate_has_shown_is_shown_to_jurors() -> None:
+    async def act(here: Scene) -> None:
+        await here.ask(3, payload(1))
+        await asyncio.sleep(1.0)
+        data = await shown(here, 3)
+        with pytest.raises(Refused):
+            await shown(here, 3, peer=LIAR)
+        assert here.execution.opened(AuditRequest(0, 1, 3, LIAR), data) == (inputs(1), ())
+        assert await shown(here, 3, peer=LIAR) == data
+        with pytest.raises(BadMessage):
+            here.execution.opened(AuditRequest(0, 1, 4, LIAR), data)
+
+    scene(1, act)
+
+
+def test_who_shows_other_tokens_than_the_runs_is_refused_though_its_record_fits() -> None:
+    async def act(here: Scene) -> None:
+        sent = (*inputs(1), Packed("uint8", (1, 1, 32), bytes(32)))
+        data = AuditData(record_of(3, inputs(1), (), (), inputs(1)[1:], 1.0, 1), b"", sent)
+        with pytest.raises(BadMessage, match="not proven"):
+            here.execution.opened(AuditRequest(0, 1, 3, LIAR), data)
+        with pytest.raises(Refused):
+            await shown(here, 3, peer=LIAR)
+
+    scene(1, act)

@@ -15,7 +15,10 @@ from swarmnet.messages import (
     Accepted,
     Ack,
     Answer,
+    AuditData,
+    AuditRequest,
     Busy,
+    Case,
     Claim,
     Commit,
     Committed,
@@ -27,6 +30,7 @@ from swarmnet.messages import (
     Execute,
     Fetch,
     Fetched,
+    Finding,
     Finished,
     Gradient,
     Granted,
@@ -45,6 +49,7 @@ from swarmnet.messages import (
     Packed,
     Part,
     PartData,
+    Pledge,
     Prepare,
     Process,
     Rejected,
@@ -61,7 +66,9 @@ from swarmnet.messages import (
     TrailRequest,
     TrailStep,
     Trouble,
+    Verdict,
     Vote,
+    WorkRecord,
     roll_of,
 )
 from swarmnet.telemetry.spans import PhaseTime, StepTimes
@@ -93,6 +100,12 @@ COMMIT = Commit(
 ACK = Ack(ROUND_ID, b"digest", 77, -2.5, 0.125, roll_of(NAMED), frozenset({4}))
 FENCED = (STAMP, BALLOT, GENERATION)
 TENSOR = Packed("fp32", (2, 3), bytes(24))
+PLEDGE = Pledge(
+    STAMP, ROUND_ID, b"digest", bytes(range(32)), peer(4), (1 << 61) - 2, bytes(32), bytes(range(1, 33)), b"signed"
+)  # fmt: skip
+WORK = WorkRecord(6, bytes([1]) * 32, bytes([2]) * 32, bytes([3]) * 32, bytes([4]) * 32, -1.5, 64)
+FINDING = Finding(Case(STAMP, peer(4), 6), bytes(range(32)), peer(5), b"found")
+WHOLE = Finding(Case(STAMP, peer(4), -1), bytes(range(32)), peer(5), b"found")
 
 CONTROLS = (
     Heartbeat(STAMP, 1 << 63, True, BALLOT, (COMMIT,), (COMMIT, COMMIT), 12, True, "cpu/1",
@@ -109,11 +122,14 @@ CONTROLS = (
     Round(STAMP, BALLOT, ROUND_ID, SHARES, (peer(1), peer(2)), (peer(3),), frozenset({4}), (10**6, 10**12), (2,), 3),
     Committed(COMMIT, RESTART),
     Execute(STAMP, BALLOT, 6),
+    FINDING,
+    Verdict(PLEDGE, WORK, bytes(64), (FINDING, WHOLE)),
     Ping(b"four"),
 )  # fmt: skip
 REQUESTS = (
     Process(41, 2, 6, "eval", True, True),
     Fetch(41, -1, 6, "gradient", True),
+    AuditRequest(41, 2, 6, peer(4)),
     Part(STAMP, ROUND_ID, "reduced", 128, 1 << 40, 1, bytes(range(32))),
     SnapshotRequest(2, 41, bytes(range(32)), 8191),
     TrailRequest(STAMP),
@@ -130,7 +146,8 @@ ANSWERS = (
     Rejected(RejectCode.NOT_READY, "still füllt", 3),
     Gradient(1.25, 64, 0.5, (TENSOR,)),
     Fetched((TENSOR, TENSOR), 1.25, 64),
-    PartData((TENSOR,), {9: (0.5, 3), 2: (-1.0, 4)}, FINISHED),
+    PartData((TENSOR,), {9: (0.5, 3), 2: (-1.0, 4)}, FINISHED, (PLEDGE,)),
+    AuditData(WORK, bytes(32), (TENSOR, TENSOR)),
     Snapshot(2, 41, chain(1), chain(2), chain(3), RESTART, 1 << 33, 1 << 21, bytes(64), bytes(range(32)), b"signed"),
     SnapshotPiece((TENSOR,)),
     TrailStep(FINISHED, (COMMIT,), (COMMIT, COMMIT)),
@@ -154,6 +171,7 @@ LEAST = (  # every optional field empty
     Committed(Commit(0, 0, chain(0), ROUND_ID, b"digest", 1, 0.0, 0.0)),
     Report(*FENCED, frozenset(), frozenset(), None, None, 0),
     Round(STAMP, BALLOT, ROUND_ID, (), (), ()),
+    Verdict(PLEDGE, None, b"", ()),
 )
 LEAST_ANSWERS = (PartData(()), TrailStep(None, ()), Rejected(RejectCode.STALE))
 HELLO = Hello(RunId(chain(5)), 1, 4, "cpu/1", 1.7e9, "peer:run:guest")

@@ -16,11 +16,16 @@ from swarmnet.ids import Ballot, Chain, Generation, PeerId, Restart, RoundId, Ru
 from swarmnet.messages import (
     MAX_COUNTING,
     MAX_LINE_TEST,
+    MAX_PATH,
     MAX_PIECES,
     MAX_VOTES,
+    PRIME,
     Accepted,
     Ack,
+    AuditData,
+    AuditRequest,
     Busy,
+    Case,
     Claim,
     Commit,
     Committed,
@@ -31,6 +36,7 @@ from swarmnet.messages import (
     Execute,
     Fetch,
     Fetched,
+    Finding,
     Finished,
     Gradient,
     Granted,
@@ -49,6 +55,7 @@ from swarmnet.messages import (
     Packed,
     Part,
     PartData,
+    Pledge,
     Prepare,
     Process,
     Rejected,
@@ -64,6 +71,8 @@ from swarmnet.messages import (
     TrailRequest,
     TrailStep,
     Trouble,
+    Verdict,
+    WorkRecord,
     roll_of,
     unchanged,
 )
@@ -152,6 +161,14 @@ troubles = st.builds(
     st.dictionaries(peers, st.tuples(st.booleans(), st.floats(0.0, 1e6)), max_size=3),
     st.sets(peers, max_size=3),
 )
+signatures = st.binary(min_size=1, max_size=64)
+pledges = st.builds(
+    Pledge, stamps, rounds, digests, digests32, peers, st.integers(0, PRIME - 1), digests32, digests32, signatures
+)
+works = st.builds(WorkRecord, index, digests32, digests32, digests32, digests32, finite, counts)
+cases = st.builds(Case, stamps, peers, st.integers(-1, MAX_INDEXES - 1))
+findings = st.builds(Finding, cases, digests32, peers, signatures)
+paths = st.binary(max_size=32 * MAX_PATH)
 kept = {"stamp": stamps, "ballot": ballots}
 fenced = {**kept, "generation": generations}
 controls: dict[type, st.SearchStrategy] = {
@@ -175,6 +192,10 @@ controls: dict[type, st.SearchStrategy] = {
             bandwidths=st.tuples(bandwidths, bandwidths), rows=st.just((1, 1)), columns=st.just(1)),
     Committed: st.builds(Committed, commits),
     Execute: st.builds(Execute, **kept, index=index),
+    Finding: findings,
+    Verdict: st.builds(
+        Verdict, pledges, st.none() | works, paths, st.lists(findings, max_size=MAX_COUNTING).map(tuple)
+    ),
     Ping: st.builds(Ping, nonces),
 }  # fmt: skip
 spans = st.tuples(st.integers(0, 1 << 48), st.integers(0, 1 << 48)).map(sorted)
@@ -187,9 +208,10 @@ requests: dict[type, st.SearchStrategy] = {
     ),
     Part: st.builds(
         lambda stamp, id, kind, span, hop, reference: Part(stamp, id, kind, *span, hop, reference),
-        stamps, rounds, st.sampled_from(["contribution", "reduced", "sum"]), spans, st.integers(0, 15),
-        st.binary(max_size=32),
+        stamps, rounds, st.sampled_from(["contribution", "reduced", "sum", "pledges", "pieces"]), spans,
+        st.integers(0, 15), st.binary(max_size=32),
     ),
+    AuditRequest: st.builds(AuditRequest, steps, stages, index, peers),
     SnapshotRequest: st.builds(SnapshotRequest, stages)
     | st.builds(SnapshotRequest, stages, steps, digests32, st.integers(-1, MAX_PIECES - 1)),
     TrailRequest: st.builds(TrailRequest, stamps),
@@ -208,7 +230,8 @@ answers: dict[type, st.SearchStrategy] = {
     Rejected: st.builds(Rejected, st.sampled_from(RejectCode), st.text(max_size=50), versions),
     Gradient: st.builds(Gradient, finite, counts, not_negative),
     Fetched: st.builds(Fetched, st.just(()), finite, counts),
-    PartData: st.builds(PartData, st.just(()), losses, st.none() | finished),
+    PartData: st.builds(PartData, st.just(()), losses, st.none() | finished, st.lists(pledges, max_size=3).map(tuple)),
+    AuditData: st.builds(AuditData, works, paths),
     Snapshot: st.builds(
         Snapshot,
         stages,

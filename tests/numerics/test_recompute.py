@@ -1,0 +1,296 @@
+"""A microbatch of a step that is over, computed again: the very bytes that were sent then, and the very sum."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
+
+import pytest
+import torch
+from stage_chain import StageChain, batch_of, compute_thread, tiny
+
+from swarmnet.engine.compute_thread import ComputeThread
+from swarmnet.engine.torch_engine import TorchEngine
+from swarmnet.errors import BadMessage, Refused, RejectCode
+from swarmnet.manifest.schema import Averaging, Manifest, Numerics, Wire
+from swarmnet.messages import Packed
+from swarmnet.ranks.device_backend import DeviceBackend
+from swarmnet.stage.passes import MemoryPolicy
+from swarmnet.stage.seams import Recomputed
+from swarmnet.sums.linear import PIECE, pieces_of, sum_root
+from swarmnet.wire import codecs
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+STEPS, KEPT, REPLICAS = 5, 3, 2
+
+Payload = tuple[Packed, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Counted:
+    """A microbatch as it travelled through a stage, and who counted it."""
+
+    step: int
+    stage: int
+    index: int
+    replica: int
+    inputs: Payload
+    output: Payload
+    gradient: Payload
+    answer: Payload
+    loss_sum: float
+    num_tokens: int
+
+
+def same(one: Sequence[Packed], other: Sequence[Packed]) -> bool:
+    return [(p.codec, tuple(p.shape), bytes(p.data)) for p in one] == [
+        (p.codec, tuple(p.shape), bytes(p.data)) for p in other
+    ]
+
+
+async def compute(chain: StageChain, step: int) -> list[Counted]:
+    """All microbatches of an open step, even indexes by the first replica of each stage, odd ones by the second."""
+    found = []
+    for index in range(chain.manifest.training.microbatches):
+        route = [replicas[index % REPLICAS] for replicas in chain.engines]
+        payload: Payload = (batch_of(chain.manifest, chain.tokens, step, index),)
+        inputs, stashes = [], []
+        for engine in route:
+            inputs.append(payload)
+            stashes.append(await engine.forward(step, index, payload, train=True))
+            payload = stashes[-1].output
+        gradient: Payload = ()
+        for stage in reversed(range(len(route))):
+            stash = stashes[stage]
+            answer = await route[stage].backward(stash, gradient)
+            assert await route[stage].accumulate(stash)
+            found.append(
+                Counted(step, stage, index, index % REPLICAS, inputs[stage], stash.output, gradient, answer,
+                        stash.loss_sum, stash.num_tokens)
+            )  # fmt: skip
+            gradient = answer
+    return found
+
+
+async def roots(chain: StageChain) -> dict[tuple[int, int, int], bytes]:
+    """(oldest open step, stage, replica) -> the root over the pieces of what that replica contributes."""
+    found = {}
+    for stage, replicas in enumerate(chain.engines):
+        for replica, engine in enumerate(replicas):
+            flat = codecs.decode(await engine.sums.contribution(0, engine.sums.num_elements))
+            assert flat.dtype == torch.int64
+            found[chain.step_number, stage, replica] = sum_root(pieces_of(flat))
+    return found
+
+
+async def finish(chain: StageChain, works: Sequence[Counted]) -> None:
+    losses = [(work.loss_sum, work.num_tokens) for work in works if work.stage + 1 == len(chain.engines)]
+    await chain.finish(sum(loss for loss, _ in losses), sum(tokens for _, tokens in losses))
+
+
+async def train(
+    chain: StageChain, look: Callable[[list[Counted]], Coroutine[Any, Any, None]] | None = None
+) -> tuple[list[Counted], dict[tuple[int, int, int], bytes]]:
+    """STEPS steps, and what they were made of. look: called in the middle of each with what is over by then."""
+    works, found, late = list[Counted](), dict[tuple[int, int, int], bytes](), chain.manifest.averaging.delay
+    computed = {0: await compute(chain, 0)}
+    for step in range(STEPS):
+        # Where steps overlap the next one is computed on the weights that this update replaces.
+        if late.ahead(step):
+            computed[step + 1] = await compute(chain, step + 1)
+        if look is not None:
+            await look(works)
+        found |= await roots(chain)
+        await finish(chain, computed[step])
+        works += computed[step]
+        if step + 1 not in computed:
+            computed[step + 1] = await compute(chain, step + 1)
+    return works, found
+
+
+def run(manifest: Manifest, scenario: Callable[[StageChain], Coroutine[Any, Any, None]], **options: Any) -> None:
+    async def whole() -> None:
+        async with compute_thread() as thread:
+            await scenario(chain_of(manifest, thread, **options))
+
+    asyncio.run(whole())
+
+
+def chain_of(manifest: Manifest, thread: ComputeThread, **options: Any) -> StageChain:
+    chain = StageChain(manifest, thread, **{"replicas": REPLICAS} | options)
+    for replicas in chain.engines:
+        for engine in replicas:
+            assert engine.keep(KEPT)
+    return chain
+
+
+def assert_as_then(again: Recomputed, work: Counted) -> None:
+    assert any(same(output, work.output) for output in again.outputs), work
+    assert any(same(answer, work.answer) for answer in again.answers), work
+    assert (again.loss_sum, again.num_tokens) == (work.loss_sum, work.num_tokens)
+
+
+def other_than(chain: StageChain, work: Counted) -> TorchEngine:
+    """A mate of whoever counted it."""
+    return chain.engines[work.stage][1 - work.replica]
+
+
+def shares(works: Sequence[Counted]) -> dict[tuple[int, int, int], list[Counted]]:
+    found = dict[tuple[int, int, int], list[Counted]]()
+    for work in works:
+        found.setdefault((work.step, work.stage, work.replica), []).append(work)
+    return found
+
+
+def small(sync: str = "exact", **more: Any) -> Averaging:
+    return Averaging(codec="small", sync=sync, **more)
+
+
+RUNS = {
+    "int64": tiny(3),
+    "small": tiny(3, averaging=small()),
+    "one stage": tiny(1, averaging=small()),
+    "overlap": tiny(3, averaging=Averaging(codec="int64", sync="overlap")),
+    "overlap, small": tiny(3, averaging=small("overlap", overlap_after=2)),
+    "bf16": tiny(3, averaging=small()).model_copy(
+        update={"numerics": Numerics(compute="bf16"), "wire": Wire(activations="bf16", gradients="int8")}
+    ),
+    "8 bits": tiny(2, averaging=small(), state="8bit"),
+}
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_what_a_mate_computes_again_are_the_bytes_that_were_sent_then(name: str) -> None:
+    async def scenario(chain: StageChain) -> None:
+        works, found = await train(chain)
+        seen = 0
+        for (step, stage, replica), share in shares(works).items():
+            mate = other_than(chain, share[0])
+            if step < STEPS - KEPT:
+                with pytest.raises(Refused) as caught:
+                    await mate.recompute(step, share[0].index, share[0].inputs, share[0].gradient)
+                assert caught.value.code is RejectCode.NOT_READY
+                continue
+            for work in share:
+                assert_as_then(await mate.recompute(step, work.index, work.inputs, work.gradient), work)
+            again, root = await mate.recompute_share(step, [(w.index, w.inputs, w.gradient) for w in share])
+            for each, work in zip(again, share, strict=True):
+                assert_as_then(each, work)
+            assert root == found[step, stage, replica]
+            # A share without one of its microbatches, or with another input gradient, is another.
+            _, short = await mate.recompute_share(step, [(w.index, w.inputs, w.gradient) for w in share[1:]])
+            assert short != root
+            seen += 1
+        assert seen == KEPT * len(chain.engines) * REPLICAS
+
+    run(RUNS[name], scenario)
+
+
+@pytest.mark.parametrize("name", ["int64", "overlap, small", "bf16"])
+def test_training_is_the_same_whoever_computes_again_meanwhile(name: str) -> None:
+    weights = []
+
+    async def plain(chain: StageChain) -> None:
+        await train(chain)
+        weights.append(await chain.weights())
+
+    async def audited(chain: StageChain) -> None:
+        async def look(works: list[Counted]) -> None:
+            for work in [work for work in works if work.step >= chain.step_number - 2][::3]:
+                mate = other_than(chain, work)
+                assert_as_then(await mate.recompute(work.step, work.index, work.inputs, work.gradient), work)
+                await mate.recompute_share(work.step, [(work.index, work.inputs, work.gradient)])
+
+        await train(chain, look)
+        weights.append(await chain.weights())
+
+    run(RUNS[name], plain)
+    run(RUNS[name], audited)
+    assert all(torch.equal(weights[1][name], weight) for name, weight in weights[0].items())
+
+
+def test_every_memory_policy_gives_the_same_bytes() -> None:
+    policies = [MemoryPolicy(), MemoryPolicy(activations="recompute"), MemoryPolicy(activations="selective")]
+
+    async def scenario(chain: StageChain) -> None:
+        works, found = await train(chain)
+        for (step, stage, replica), share in shares(works).items():
+            if step == STEPS - 1:
+                for engine in chain.engines[stage]:
+                    again, root = await engine.recompute_share(step, [(w.index, w.inputs, w.gradient) for w in share])
+                    for each, work in zip(again, share, strict=True):
+                        assert_as_then(each, work)
+                    assert root == found[step, stage, replica]
+
+    run(RUNS["small"], scenario, memory=policies)
+
+
+def test_what_was_sent_on_a_slow_line_is_the_second_way() -> None:
+    manifest = tiny(3, averaging=small()).model_copy(
+        update={"wire": Wire(activations="bf16", slow="int8", slow_mbit=20.0)}
+    )
+
+    async def scenario(chain: StageChain) -> None:
+        for _, second in chain.engines:
+            second.carries(10**6)
+        works, found = await train(chain)
+        ways = set()
+        for (step, stage, replica), share in shares(works).items():
+            if step < STEPS - KEPT:
+                continue
+            mate = other_than(chain, share[0])
+            again, root = await mate.recompute_share(step, [(w.index, w.inputs, w.gradient) for w in share])
+            assert root == found[step, stage, replica]
+            for each, work in zip(again, share, strict=True):
+                assert_as_then(each, work)
+                if stage == 1:
+                    ways.add((replica, [same(output, work.output) for output in each.outputs].index(True)))
+        assert ways == {(0, 0), (1, 1)}
+
+    run(manifest, scenario)
+
+
+def test_a_wrong_input_is_refused_and_other_weights_make_kept_ones_worthless() -> None:
+    async def scenario(chain: StageChain) -> None:
+        works, _ = await train(chain)
+        work = next(work for work in works if work.step == STEPS - 1 and work.stage == 1)
+        mate = other_than(chain, work)
+        with pytest.raises(BadMessage):
+            await mate.recompute(work.step, work.index, work.inputs[:1], work.gradient)
+        with pytest.raises(BadMessage):
+            await mate.recompute(work.step, work.index, work.inputs, ())
+        # Computed on another input, the answer is another.
+        other = await mate.recompute(work.step, work.index, work.inputs, work.inputs[1:])
+        assert same(other.outputs[0], work.output) and not same(other.answers[0], work.answer)
+        await mate.restore(await mate.snapshot(), version=mate.version)
+        with pytest.raises(Refused):
+            await mate.recompute(work.step, work.index, work.inputs, work.gradient)
+
+    run(RUNS["int64"], scenario)
+
+
+def test_memory_is_taken_once_and_given_back_when_nobody_computes_again() -> None:
+    async def scenario(chain: StageChain) -> None:
+        works, _ = await train(chain)
+        for replicas in chain.engines:
+            backend = replicas[0]._backend
+            assert isinstance(backend, DeviceBackend)
+            assert backend.past.kept_bytes == KEPT * 4 * backend.state.canonical.num_elements
+        work = works[-1]
+        mate = other_than(chain, work)
+        await mate.recompute(work.step, work.index, work.inputs, work.gradient)
+        assert isinstance(mate._backend, DeviceBackend) and mate._backend.past._spare is None
+
+    run(RUNS["int64"], scenario)
+
+
+def test_pieces_are_of_fixed_length_and_their_root_of_all_of_them() -> None:
+    flat = torch.arange(2 * PIECE + 3, dtype=torch.int64)
+    digests = pieces_of(flat)
+    assert len(digests) == 3 and digests[1] == pieces_of(flat[PIECE : 2 * PIECE])[0]
+    flat[-1] += 1
+    changed = pieces_of(flat)
+    assert changed[:2] == digests[:2] and sum_root(changed) != sum_root(digests)

@@ -1,0 +1,135 @@
+"""What members of a simulated swarm counted is shown to mates, who find the same outputs, gradients and sums."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from typing import Literal
+
+import pytest
+from blake3 import blake3
+from strike import check_always, kill_and_restart, reached, watched
+
+from swarmnet.audit.merkle import leaf, verify_path
+from swarmnet.errors import Refused
+from swarmnet.ids import PeerId
+from swarmnet.messages import AuditData, AuditRequest, Rejected
+from swarmnet.pipeline.works import record_of
+from swarmnet.simulate.plan import Plan
+from swarmnet.simulate.swarm import Node, Swarm
+from swarmnet.stage.seams import ShareWork
+from swarmnet.sums.linear import sum_root
+from swarmnet.transport import ask
+
+KEPT = 4
+
+
+class Auditors:
+    """After each update one replica of a stage looks into all that a mate counted two steps before, each in turn.
+
+    sums: root of what a replica had in its accumulator as the step was applied, by (stage, step, peer).
+    """
+
+    def __init__(self, swarm: Swarm) -> None:
+        self.swarm, self.looked, self.shares, self.without, self.due = swarm, 0, 0, 0, 0
+        self.sums: dict[tuple[int, int, PeerId], bytes] = {}
+        self._due: list[tuple[Node, int, int]] = []
+        swarm.hooks.append(self._on_event)
+
+    def _on_event(self, peer: PeerId, event: str, fields: dict[str, object]) -> None:
+        node = self.swarm.last.get(peer)
+        if node is None:
+            return
+        if event == "synced":
+            for engine in node.engines.values():
+                engine.keep(KEPT)
+        if event == "applied":
+            stage, version = int(str(fields["stage"])), int(str(fields["version"]))
+            replica = node.peer.replicas[stage]
+            finished = replica.member.last_finished
+            assert finished is not None
+            for member, _, indexes in finished.contributions:
+                if member == peer:
+                    assert replica.execution.works.records(version - 1).keys() == indexes
+            if self.swarm.replicas(stage).index(node) == version % self.swarm.plan.replicas:
+                self._due.append((node, stage, version - 2))
+
+    async def look(self) -> None:
+        async with asyncio.TaskGroup() as group:
+            looking = []
+            while not self.swarm.done:
+                await asyncio.sleep(0.02)
+                while self._due:
+                    looking.append(group.create_task(self._look(*self._due.pop())))
+            # Whoever is asked now may have left.
+            for task in looking:
+                task.cancel()
+
+    async def _look(self, node: Node, stage: int, step: int) -> None:
+        mates = [other for other in self.swarm.replicas(stage) if other is not node and other.up]
+        if step < 0 or not node.up or not mates:
+            return
+        self.due += 1
+        mate = mates[step % len(mates)]
+        held = mate.peer.replicas[stage].execution.works
+        records, root, works = held.records(step), held.root(step), list[ShareWork]()
+        for index, record in records.items():
+            request = AuditRequest(step, stage, index, mate.peer_id)
+            answer = await ask(self.swarm.network.transport(node.peer_id), mate.peer_id, request)
+            # One of them was killed: it remembers nothing, or is not heard yet.
+            if isinstance(answer, Rejected):
+                self.without += 1
+                return
+            assert isinstance(answer, AuditData) and answer.work == record
+            assert verify_path(leaf(record), index, answer.path, root)
+            works.append((index, *node.peer.replicas[stage].execution.opened(request, answer)))
+        try:
+            found, share = await node.engines[stage].recompute_share(step, works)
+        except Refused:
+            self.without += 1
+            return
+        for again, (index, inputs, gradient) in zip(found, works, strict=True):
+            loss = again.loss_sum, again.num_tokens
+            assert records[index] == record_of(index, inputs, again.outputs[0], gradient, again.answers[0], *loss)
+            self.looked += 1
+        if (pledged := self.sums.get((stage, step, mate.peer_id))) is not None:
+            assert share == pledged
+            self.shares += 1
+
+
+def remember_sums(swarm: Swarm, auditors: Auditors) -> None:
+    """What each replica has summed, as it is asked for its part in the round."""
+    for node in swarm.nodes:
+        for stage, engine in node.engines.items():
+            apply = engine.apply
+
+            async def applied(commits, node=node, stage=stage, engine=engine, apply=apply):
+                total = engine.accumulator(engine.version).total
+                piece = blake3(struct.pack(f"<{len(total)}q", *total)).digest()
+                auditors.sums[stage, engine.version, node.peer_id] = sum_root([piece])
+                await apply(commits)
+
+            engine.apply = applied  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("sync", ["exact", "overlap"])
+@pytest.mark.parametrize("killed", [False, True])
+def test_mates_find_what_was_counted(sync: Literal["exact", "overlap"], killed: bool) -> None:
+    plan = Plan(stages=2, replicas=3, microbatches=12, steps=12, sync=sync, boundary_elements=3)
+    swarm = watched(plan)
+    auditors = Auditors(swarm)
+
+    async def script(swarm: Swarm) -> None:
+        remember_sums(swarm, auditors)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(auditors.look())
+            group.create_task(check_always(swarm))
+            if killed:
+                await reached(swarm, 4)
+                kill_and_restart(swarm, swarm.nodes[1])
+
+    swarm.run(until_s=120.0, script=script)
+    assert auditors.shares > plan.steps / 2 and auditors.looked > 2 * auditors.shares
+    # Those of the last steps may have been cut off by the end; of a process that was killed nobody hears.
+    assert killed or auditors.shares >= auditors.due - 2 * plan.stages
+    assert killed or not auditors.without
