@@ -162,8 +162,11 @@ RUNS = {
 }
 
 
-@pytest.mark.parametrize("name", RUNS)
-def test_what_a_mate_computes_again_are_the_bytes_that_were_sent_then(name: str) -> None:
+ON_A_GPU = [pytest.param(name, "cuda", marks=pytest.mark.gpu) for name in ("small", "overlap", "bf16")]
+
+
+@pytest.mark.parametrize(("name", "device"), [*((name, "cpu") for name in RUNS), *ON_A_GPU])
+def test_what_a_mate_computes_again_are_the_bytes_that_were_sent_then(name: str, device: str) -> None:
     async def scenario(chain: StageChain) -> None:
         works, found = await train(chain)
         seen = 0
@@ -186,7 +189,7 @@ def test_what_a_mate_computes_again_are_the_bytes_that_were_sent_then(name: str)
             seen += 1
         assert seen == KEPT * len(chain.engines) * REPLICAS
 
-    run(RUNS[name], scenario)
+    run(RUNS[name], scenario, device=device)
 
 
 @pytest.mark.parametrize("name", ["int64", "overlap, small", "bf16"])
