@@ -625,8 +625,9 @@ class Part:
     """"contribution": the callee's input to the sum of hop `hop`; in hop 0 its accumulator, in a later hop the sum that
     it made in the hop before. "reduced": the sum over all contributors, for elements that the callee reduced in that
     hop. "sum": elements of the finished sum `id`. "replay": the same, of a step that a joiner catches up with.
-    "pledges": what the callee, and those that it has heard, stand for in the sum with digest `reference`. "pieces": the
-    digests of the pieces of its contribution, in hop 0."""
+    "pledges": what the callee, and those that it has heard, stand for in the sum with digest `reference`; of its whole
+    row, once it has heard it, if `hop` is 1; of a range, what contributors have signed of that to its reducer, the
+    callee, in that hop. "pieces": the digests of the pieces of its contribution, in hop 0."""
     start: Extent
     stop: Extent
     hop: Annotated[int, Between(0, MAX_HOPS - 1)] = 0
@@ -797,7 +798,8 @@ class PartData:
     finished: Finished | None = None
     """Only for "sum" and "replay"."""
     pledges: Annotated[tuple[Pledge, ...], Entries(MAX_MEMBERS, "members")] = ()
-    """Only for "pledges"."""
+    """For "pledges" what was asked for. With the last chunk of somebody's part: what the callee has signed of that part
+    (`averaging.pledges`), if sums are of integers."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,12 +19,14 @@ import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from swarmnet.averaging.grid import Group, Speaker, groups, lone_group, partners
 from swarmnet.averaging.parts import Range
+from swarmnet.averaging.pledges import Pledges, chunk_digest, part_key, part_pledge, says, signed_part
 from swarmnet.averaging.watch import Meter, StreamWait, Watch
 from swarmnet.errors import BadMessage, PeerGone, PeerTimeout, Refused, RejectCode
-from swarmnet.ids import PeerId, RoundId
+from swarmnet.ids import PeerId, RoundId, Signer
 from swarmnet.messages import (
     Accepted,
     Answer,
@@ -34,6 +36,7 @@ from swarmnet.messages import (
     Part,
     PartData,
     PartKind,
+    Pledge,
     Rejected,
     Round,
     Running,
@@ -93,10 +96,14 @@ class ExchangeContext:
     meter: Meter
     watch: Watch
     spans: SpanBook
+    signer: Signer | None = None
+    """Signs the parts that are sent, where sums are of integers (`averaging.pledges`)."""
 
 
 class Butterfly:
     """One member's part in one group's sum: `run` it once; `serve` others meanwhile and after, until `close`.
+
+    given, signed: what each contributor has signed of its part for me, and each reducer of what it handed to me.
 
     losses: of the indexes in my accumulator, which must not change before `close`. below: in a later hop, my butterfly
     of the hop before, whose sums I contribute. kept: my butterfly of an equal group in the round before, whose sums are
@@ -132,6 +139,13 @@ class Butterfly:
             assert kept.group == group, "a sum of other contributions"
             self._sums |= {chunk: kept._sums[chunk] for chunk in kept.done}
             self._summed = kept._summed
+        # Where parts are signed: digests of what I contributed, and of what came, and what was signed of it.
+        self._signer = context.signer
+        self._sent: dict[Range, bytes] = {} if kept is None else kept._sent
+        self._came: dict[PeerId, dict[Range, bytes]] = {} if kept is None else kept._came
+        self.given: dict[PeerId, Pledge] = {} if kept is None else kept.given
+        self.signed: dict[PeerId, Pledge] = {}
+        self._own: dict[bytes, Pledge] = {}
         self._ends = self._sums if group.last else {chunk: loop.create_future() for chunk in mine}
         self._told: Losses = self._summed  # of the whole round, once an end is there
         self._closed = False
@@ -186,8 +200,11 @@ class Butterfly:
     async def _contributions(
         self, peer: PeerId, queue: asyncio.Queue[tuple[Packed, Losses]], wanted: Sequence[Range]
     ) -> None:
-        async for _, packed, losses in self._stream(peer, "contribution", wanted):
-            await queue.put((packed, losses))
+        came = self._came.setdefault(peer, {})
+        async for chunk, data in self._stream(peer, "contribution", wanted):
+            if (pledge := self._checked(peer, "contribution", self.me, chunk, data, came)) is not None:
+                self.given[peer] = pledge
+            await queue.put((data.payload[0], dict(data.losses)))
 
     async def _reduce(self, arriving: Mapping[PeerId, asyncio.Queue[tuple[Packed, Losses]]]) -> None:
         """Sum my part, one chunk after the other, always in the order of the group.
@@ -203,11 +220,11 @@ class Butterfly:
                     packed, losses = await (self._mine(chunk, reference) if peer == self.me else arriving[peer].get())
                     # Losses come with the first chunk of a stream.
                     if not number:
-                        with self._noted(peer):
+                        with self.noted(peer):
                             check_losses(losses, self._indexes[peer], self._num_tokens, peer=peer)
                         self._summed |= losses
                     contributions.append(Contribution(peer, speaker.weight, packed))
-                with self._noted():
+                with self.noted():
                     result = await self._summation.reduce(contributions, *chunk, hop=self.group.hop)
                 for clipped in result.clipped:
                     self._on_event(
@@ -241,16 +258,53 @@ class Butterfly:
     async def _reduced(self, peer: PeerId) -> Losses:
         """Install what that member reduces; returns the losses it tells."""
         told: Losses = {}
-        async for chunk, packed, losses in self._stream(peer, "reduced", self._chunks[peer]):
-            told |= losses
+        came: dict[Range, bytes] = {}
+        async for chunk, data in self._stream(peer, "reduced", self._chunks[peer]):
+            if (pledge := self._checked(peer, "reduced", peer, chunk, data, came)) is not None:
+                self.signed[peer] = pledge
+            packed = data.payload[0]
+            told |= data.losses
             self._gathered_at = self._gathered_at or asyncio.get_running_loop().time()
             self._ended(chunk, packed, told)
-            with self._noted(peer):
+            with self.noted(peer):
                 await self._summation.put(chunk[0], packed)
         return told
 
+    def _checked(
+        self,
+        peer: PeerId,
+        kind: Literal["contribution", "reduced"],
+        reducer: PeerId,
+        chunk: Range,
+        data: PartData,
+        came: dict[Range, bytes],
+    ) -> Pledge | None:
+        """A chunk of that peer has come; with the last one of a part its pledge, which is returned. Raises BadMessage:
+        it has signed something else."""
+        if self._signer is None:
+            return None
+        came[chunk] = chunk_digest(data.payload[0])
+        cut = self._chunks[reducer]
+        if chunk != cut[-1]:
+            return None
+        pledge = signed_part(self._signer, data.pledges, self.round.stamp, peer, part_key(kind, self.group, reducer))
+        with self.noted(peer):
+            if not says(pledge, [came[each] for each in cut]):
+                raise BadMessage(RejectCode.MALFORMED, "a part that its sender has not signed", peer=peer)
+        return pledge
+
+    async def contribution_of(self, peer: PeerId, cut: Sequence[Range]) -> AsyncGenerator[Packed, None]:
+        """These chunks of what a contributor adds to the round, whoever reduces them."""
+        if peer == self.me:
+            for chunk in cut:
+                yield (await self._mine(chunk, b""))[0]
+            return
+        async with contextlib.aclosing(self._stream(peer, "contribution", cut)) as stream:
+            async for _, data in stream:
+                yield data.payload[0]
+
     @contextlib.contextmanager
-    def _noted(self, peer: PeerId | None = None) -> Iterator[None]:
+    def noted(self, peer: PeerId | None = None) -> Iterator[None]:
         """A refusal inside blames that member, or the one that it names: the next report tells the keeper."""
         try:
             yield
@@ -272,7 +326,7 @@ class Butterfly:
 
     async def _stream(
         self, peer: PeerId, kind: PartKind, wanted: Sequence[Range]
-    ) -> AsyncGenerator[tuple[Range, Packed, Losses], None]:
+    ) -> AsyncGenerator[tuple[Range, PartData], None]:
         """These chunks of that member, in order, however often it takes: only the step machine gives a member up."""
         loop, hop = asyncio.get_running_loop(), self.group.hop
         owes = kind == "contribution" and not hop
@@ -289,7 +343,7 @@ class Butterfly:
                             if len(data.payload) != 1 or data.payload[0].shape != (stop - start,):
                                 raise BadMessage(RejectCode.BAD_SHAPE, "not the next chunk", peer=peer)
                             wait.came(now=loop.time())
-                            yield (start, stop), data.payload[0], dict(data.losses)
+                            yield (start, stop), data
                             wait.wanted(now=loop.time())
                             place += 1
                             if place == len(wanted):
@@ -364,7 +418,9 @@ class Butterfly:
                 async for running in self._waited(self._below._sums[chunk]):
                     yield running
             packed, losses = await self._mine(chunk, request.reference)
-            yield PartData((packed,), losses if chunk is wanted[0] else {})
+            self._sent[chunk] = chunk_digest(packed) if self._signer is not None else b""
+            signed = await self._sign_contribution(chunk)
+            yield PartData((packed,), losses if chunk is wanted[0] else {}, pledges=signed)
 
     async def _serve_reduced(self, request: Part) -> AsyncGenerator[Answer, None]:
         wanted = _within(request, self._ends)
@@ -374,7 +430,35 @@ class Butterfly:
         for chunk in wanted:
             async for running in self._waited(self._ends[chunk]):
                 yield running
-            yield PartData((self._ends[chunk].result(),), self._told if chunk is wanted[0] else {})
+            losses = self._told if chunk is wanted[0] else {}
+            yield PartData((self._ends[chunk].result(),), losses, pledges=self._sign_reduced(chunk))
+
+    async def _sign_contribution(self, chunk: Range) -> Pledges:
+        """With the last chunk of a part: what I sign of all that I contribute to it."""
+        found = next(((peer, cut) for peer, cut in self._chunks.items() if cut[-1] == chunk), None)
+        if self._signer is None or found is None:
+            return ()
+        reducer, cut = found
+        for each in cut:
+            # Of a part that was asked for in pieces, or in a round over an equal group.
+            if each not in self._sent:
+                self._sent[each] = chunk_digest((await self._mine(each, b""))[0])
+        return self._sign(part_key("contribution", self.group, reducer), [self._sent[each] for each in cut])
+
+    def _sign_reduced(self, chunk: Range) -> Pledges:
+        """With the last chunk of my part: what I sign of it."""
+        cut = self._chunks[self.me]
+        if self._signer is None or cut[-1] != chunk:
+            return ()
+        return self._sign(
+            part_key("reduced", self.group, self.me), [chunk_digest(self._ends[each].result()) for each in cut]
+        )
+
+    def _sign(self, key: bytes, digests: Sequence[bytes]) -> Pledges:
+        assert self._signer is not None
+        if key not in self._own:
+            self._own[key] = part_pledge(self._signer, self.me, self.round, key, digests)
+        return (self._own[key],)
 
     async def _waited(self, future: asyncio.Future[Packed]) -> AsyncGenerator[Running, None]:
         """Wait for it, with a sign of life now and then."""

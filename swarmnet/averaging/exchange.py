@@ -31,10 +31,11 @@ from swarmnet.averaging.butterfly import (
 from swarmnet.averaging.grid import circles, grid_of
 from swarmnet.averaging.meeting import Meeting
 from swarmnet.averaging.parts import chunk_elements, shares
+from swarmnet.averaging.pledges import NOTHING, Contradiction, RoundCheck
 from swarmnet.averaging.replay_log import ReplayLog
 from swarmnet.averaging.watch import Meter, Watch, allowance_s, needs_s
 from swarmnet.errors import BadMessage, PeerGone, PeerTimeout, Refused, RejectCode, leaves
-from swarmnet.ids import PeerId, RoundId
+from swarmnet.ids import PeerId, RoundId, Signer
 from swarmnet.messages import (
     NONE,
     Accepted,
@@ -46,6 +47,7 @@ from swarmnet.messages import (
     Part,
     PartData,
     PartKind,
+    Pledge,
     Rejected,
     Round,
     Stamp,
@@ -67,6 +69,9 @@ _MOST_ELEMENT_BYTES = 8
 _TICK_S = 0.25
 """How often it is looked for pieces that take too long."""
 
+_CHECKS_OF_STEPS = 4
+"""Of the last steps pledges are remembered."""
+
 SILENT_S = 1.0
 """A holder of a finished sum that shows no sign of life for so long is passed over; twice as long in the next turn."""
 
@@ -86,7 +91,9 @@ class Exchange:
     Round ids repeat from step to step: a round is named by stamp and id. num_tokens: of every microbatch of the run.
     group_size: of the run, see `averaging.grid`. on_event hears `clipped`: whom the run's reducer clipped in a round's
     part; and `sums_kept`: what of a group's sum was not made anew in the round after. spans: told how long hops took.
-    meeting: of a simulation of many peers, which makes the sum without streams.
+    meeting: of a simulation of many peers, which makes the sum without streams, and has nobody pledge. signer: where
+    sums are of integers members check reducers (`averaging.pledges`); without it nobody does. on_event then hears
+    `sum_checked`, `reducer_lied` and `pledge_lied`, and on_contradiction of two pledges by one peer for one sum.
     """
 
     def __init__(
@@ -102,7 +109,12 @@ class Exchange:
         on_event: OnEvent = lambda event, fields: None,
         spans: SpanBook | None = None,
         meeting: Meeting | None = None,
+        signer: Signer | None = None,
+        on_contradiction: Contradiction = lambda one, other: None,
     ) -> None:
+        self._signer, self._on_contradiction = signer, on_contradiction
+        self._checks: dict[tuple[Stamp, RoundId], RoundCheck] = {}
+        self._refuted: tuple[Stamp, RoundId] | None = None  # the round whose check has failed here
         self._spans = SpanBook() if spans is None else spans
         self._meeting = meeting
         self.me, self._sums, self._transport = me, sums, transport
@@ -120,11 +132,17 @@ class Exchange:
 
     # ------------------------------------------------------------ my part in a round
 
-    async def sum(self, current: Round, losses: Mapping[int, tuple[float, int]]) -> Finished:
-        """Take part until the whole sum is in the sum buffer. Cancel to abandon.
+    async def sum(
+        self, current: Round, losses: Mapping[int, tuple[float, int]], work_root: bytes = NOTHING
+    ) -> Finished:
+        """Take part until the whole sum is in the sum buffer, and checked. Cancel to abandon.
 
-        losses: of the indexes in my accumulator, which must not change meanwhile.
+        losses: of the indexes in my accumulator, which must not change meanwhile. work_root: of my works, which is
+        pledged.
         """
+        # Its keeper knows who lied. Others look at what I contributed until it opens another round.
+        if self._refuted == (current.stamp, current.id):
+            raise Refused(RejectCode.MALFORMED, "the sum of this round was refuted")
         self.close()
         if self._meeting is not None:
             await self._leave(current.stamp)
@@ -142,6 +160,7 @@ class Exchange:
             self.meter,
             self.watch,
             self._spans,
+            self._signer if self._sums.exact else None,
         )
         self.watch.begin(current.id, *self._allowances(current))
         spans = list(itertools.pairwise(itertools.accumulate(self._sums.phases, initial=0)))
@@ -160,6 +179,10 @@ class Exchange:
                 )
             self._open = (*self._open, *mine)  # others may still be at the phase before
             self._before = self._open
+            if context.signer is not None:
+                signer, contradicted = context.signer, self._on_contradiction
+                check = RoundCheck(context, signer, current, mine, work_root, contradicted)
+                self._checks[current.stamp, current.id] = check
             self._opened.set()
             self._opened = asyncio.Event()
             if not phase:
@@ -170,7 +193,37 @@ class Exchange:
                 check_losses(told, NONE.union(*(found for _, _, found in current.contributions)), self._num_tokens)
                 all_losses = told
         digest, sq_norm = await self._sums.seal()
+        if context.signer is not None:
+            await self._check_sum(current, digest)
         return self._hold(current, _describe(current, digest, sq_norm, all_losses))
+
+    async def _check_sum(self, current: Round, digest: bytes) -> None:
+        loop, check = asyncio.get_running_loop(), self._checks[current.stamp, current.id]
+        began = loop.time()
+        try:
+            await check.run(digest)
+        except ExceptionGroup as error:
+            raise ExceptionGroup(error.message, list(leaves(error))) from error
+        except Refused as error:
+            # Somebody lied, and stays a liar however often I look.
+            if error.code is RejectCode.MALFORMED:
+                self._refuted = current.stamp, current.id
+            raise
+        finally:
+            self._forget_checks(check)
+        self._on_event("sum_checked", {"step": current.stamp.step, "seconds": loop.time() - began})
+
+    def _forget_checks(self, newest: RoundCheck) -> None:
+        """Of rounds before, those that have passed are served and remembered for some steps."""
+        kept = [at for at, check in self._checks.items() if check.passed or check is newest]
+        steps = sorted({at[0].step for at in kept})[-_CHECKS_OF_STEPS:]
+        self._checks = {at: self._checks[at] for at in kept if at[0].step in steps}
+
+    def pledges(self, stamp: Stamp) -> tuple[Pledge, ...]:
+        """Of all contributors to the sum of that step which I have checked last; () of one that I have fetched, and of
+        one more than four steps ago."""
+        found = [check.pledges for (of, _), check in self._checks.items() if of == stamp and check.passed]
+        return found[-1] if found else ()
 
     async def collect(self, current: Round, digest: bytes) -> Finished:
         """Fetch the sum of `current.id` with that digest from one of its holders. Cancel to abandon.
@@ -278,11 +331,14 @@ class Exchange:
         self.replay_log.forget()
         self.watch.forget()
         self._held, self._before = None, ()
+        self._checks, self._refuted = {}, None
 
     def close(self) -> None:
         """The round is over or abandoned: serve its contribution no more."""
         self.meter.end()
         self.watch.end()
+        for check in self._checks.values():
+            check.close()
         for phase in self._open:
             phase.close()
         self._open = ()
@@ -319,6 +375,11 @@ class Exchange:
                 yield Rejected(RejectCode.NOT_FOUND, "that sum is gone")
             return
         yield Accepted()
+        if request.kind in ("pledges", "pieces"):
+            async with contextlib.aclosing(self._serve_pledges(request)) as told:
+                async for answer in told:
+                    yield answer
+            return
         current = self._opened_as(request)
         if current is None:
             with contextlib.suppress(TimeoutError):
@@ -335,6 +396,27 @@ class Exchange:
         async with contextlib.aclosing(current.serve(request)) as answers:
             async for answer in answers:
                 yield answer
+
+    async def _serve_pledges(self, request: Part) -> AsyncGenerator[Answer, None]:
+        of = request.stamp, request.id
+        if of not in self._checks:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._running_s):
+                    await self._opened.wait()
+        check = self._checks.get(of)
+        if check is None or (check.closed and not check.passed):
+            yield Rejected(RejectCode.NOT_READY, "that round is not open here")
+        elif request.kind == "pieces":
+            digests = await check.pieces()
+            # The accumulator may have moved on meanwhile.
+            if check.closed:
+                yield Rejected(RejectCode.NOT_READY, "that round was abandoned")
+            else:
+                yield PartData((Packed("uint8", (len(digests), 32), b"".join(digests)),))
+        else:
+            async with contextlib.aclosing(check.serve(request)) as answers:
+                async for answer in answers:
+                    yield answer
 
     def follow(self, request: TrailRequest, here: Stamp | None, open_step: TrailStep) -> Answer:
         """Answer one `TrailRequest`. here, open_step: where I stand and what is known of that step; None: nowhere."""

@@ -147,6 +147,7 @@ class Replica:
             piece_elements=limits.sum_piece,
             spans=peer.spans,
             meeting=peer.meeting,
+            signer=peer.signer,
         )
 
         # Performs what the member decides: messages, sums, optimizer steps.

@@ -24,12 +24,12 @@ from swarmnet.averaging.exchange import PIECE_ELEMENTS
 from swarmnet.errors import BadMessage, Refused, RejectCode
 from swarmnet.manifest.extension import Extension, Horizon
 from swarmnet.manifest.schema import Delay
-from swarmnet.messages import Commit, Packed
+from swarmnet.messages import PRIME, Commit, Packed
 from swarmnet.simulate.device import Device, JobKind, JobTurn
 from swarmnet.simulate.plan import Plan
 from swarmnet.stage.seams import Audience, Compute, Contribution, Recomputed, Reduced, ShareWork, Stash, Summation
 from swarmnet.step.commits import evidence
-from swarmnet.sums.linear import sum_root
+from swarmnet.audit.pledge import sum_root
 from swarmnet.wire.codecs import check_values
 
 NUM_ELEMENTS = 4
@@ -130,6 +130,11 @@ class Arithmetic:
     def digest(total: Sequence[int]) -> tuple[bytes, float]:
         """(digest, squared norm) of a sum."""
         return hashlib.sha256(json.dumps(list(total)).encode()).digest(), float(sum(total))
+
+    @staticmethod
+    def pieces(total: Sequence[int]) -> list[bytes]:
+        """Digests of the pieces of a contribution: of the only one."""
+        return [hashlib.sha256(json.dumps(list(total)).encode()).digest()]
 
     @staticmethod
     def apply(weights: int, total: Sequence[int], commits: Sequence[Commit], horizon: Horizon) -> int:
@@ -332,6 +337,24 @@ class SimulatedEngine(Compute, Summation):
             total = self.arithmetic.add(total, _unpack(contribution.packed, len(total)))
         return Reduced(self._pack(total, 0, stop - start))
 
+    @property
+    def exact(self) -> bool:
+        return not self.plan.rounding
+
+    async def pieces(self, start: int, stop: int) -> list[bytes]:
+        return Arithmetic.pieces(self.accumulator(self.version).total) if start == 0 else []
+
+    async def prove(self, seed: bytes) -> int:
+        if self.accumulator(self.version).lost:
+            raise Refused(RejectCode.NOT_READY, "the sum was lost with the ranks")
+        return _product(seed, self.accumulator(self.version).total, 0)
+
+    async def weigh(self, packed: Packed | None, start: int, stop: int, seed: bytes) -> int:
+        most = len(range(start, min(stop, NUM_ELEMENTS)))
+        if packed is not None and (packed.codec, packed.shape) != ("int64", (stop - start,)):
+            raise BadMessage(RejectCode.MALFORMED, "not the run's codec, or another size")
+        return _product(seed, self._buffer[start:stop] if packed is None else _unpack(packed, most), start)
+
     async def open_sum(self) -> None:
         self._missing, self._padding_missing = set(range(NUM_ELEMENTS)), self.plan.padding
 
@@ -461,6 +484,14 @@ class SimulatedEngine(Compute, Summation):
             self.void()
 
         await self.device.see_through(self.restore_s, JobTurn(self.version, JobKind.STATE, -self.stage, 0), job)
+
+
+def _product(seed: bytes, numbers: Sequence[int], start: int) -> int:
+    """With as many numbers as the seed draws, modulo a prime; padding is zero."""
+    drawn = hashlib.shake_256(seed).digest(8 * NUM_ELEMENTS)
+    vector = [value >> 3 for value in struct.unpack(f"<{NUM_ELEMENTS}Q", drawn)]
+    total: int = sum(one * other for one, other in zip(numbers, vector[start:], strict=False))
+    return total % PRIME
 
 
 def _unpack(packed: Packed, most: int) -> list[int]:

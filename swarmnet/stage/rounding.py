@@ -44,8 +44,9 @@ from swarmnet.manifest.schema import Averaging, Numerics
 from swarmnet.stage.same_bits import fp32
 from swarmnet.wire import kernels
 
-MAX_SUM = 1 << 62
-"""No fixed-point sum of a whole step exceeds this in absolute value, whoever adds it in whatever grouping."""
+MAX_SUM = 1 << 59
+"""No fixed-point sum of a whole step exceeds this in absolute value, whoever adds it in whatever grouping. So two
+of them differ by no multiple of the prime 2^61 - 1, which the check of reducers would not see (`sums.linear`)."""
 
 MAX_MAGNITUDE = 2.0**96
 """No gradient has an element near this. Below it no float sum of a step overflows, and nothing in `sums.reducer`."""

@@ -279,6 +279,12 @@ class Summation(Protocol):
         the sum would depend on where the pieces were cut."""
         return 1
 
+    @property
+    def exact(self) -> bool:
+        """Are sums those of integers, in one phase: the same contributions in the same pieces always travel as the same
+        bytes? Then members pledge what they contributed (`averaging.pledges`)."""
+        return False
+
     async def open_round(
         self, round_id: RoundId, *, resent: bool = False, kept: Collection[tuple[int, int, int]] = ()
     ) -> None:
@@ -318,6 +324,21 @@ class Summation(Protocol):
 
     async def seal(self) -> tuple[bytes, float]:
         """The sum is whole. Returns what `install` returns. Raises BAD_SHAPE unless each element was put once."""
+
+    async def pieces(self, start: int, stop: int) -> list[bytes]:
+        """Digests of the pieces of my contribution (`audit.pledge.SUM_PIECE`) in [start, stop), which begins with one.
+        Where sums are `exact`. Raises as `contribution` does."""
+        return []
+
+    async def prove(self, seed: bytes) -> int:
+        """The product of my accumulator with the vector that this seed draws (`sums.linear`). Where sums are `exact`.
+        Raises as `contribution` does."""
+        return 0
+
+    async def weigh(self, packed: Packed | None, start: int, stop: int, seed: bytes) -> int:
+        """The product of one contribution to [start, stop), or with None of the sealed sum there. Where sums are
+        `exact`. Raises BadMessage."""
+        return 0
 
     async def install(self, parts: Sequence[Packed]) -> tuple[bytes, float]:
         """Decode reduced parts (in order, covering everything) into the sum buffer; accumulator untouched.

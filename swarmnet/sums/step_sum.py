@@ -15,6 +15,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 import torch
 from torch import Tensor
 
+from swarmnet.audit.pledge import sum_root
 from swarmnet.config.plug_in import split
 from swarmnet.engine.compute_thread import StageJobs
 from swarmnet.engine.payloads import blameless, check_codec
@@ -27,7 +28,7 @@ from swarmnet.stage import snapshot
 from swarmnet.stage.accumulator import check_fixed_point, largest_magnitude
 from swarmnet.stage.backend import GradientSum, State
 from swarmnet.stage.seams import Contribution, Reduced
-from swarmnet.sums.linear import pieces_of, sum_root
+from swarmnet.sums import linear
 from swarmnet.sums.powersgd import PowerSGDCodec
 from swarmnet.sums.reducer import PartReducer
 from swarmnet.sums.sum_buffer import SumBuffer
@@ -78,7 +79,7 @@ class RoundSum(StageSums):
         return self.codec.block
 
     def root_of(self, contribution: Tensor) -> bytes:
-        return sum_root(pieces_of(contribution))
+        return sum_root(linear.piece_digests(contribution))
 
     async def memory(self) -> tuple[int, memoryview | None]:
         """(version, what the codec remembers of earlier steps), packed like a snapshot; None: it remembers nothing.
@@ -167,11 +168,8 @@ class StepSum(RoundSum):
         already, and all pieces must be of one sum, or the codec would remember a wrong residual.
         """
         check_part(start, stop, sum(self.phases))
-        total = self._accumulator.read(self.state.version)
-        if self._voids not in (None, self._accumulator.voids):
-            raise Refused(RejectCode.NOT_READY, "the sum was voided in the round", step=self.state.version)
         with blameless(self.canonical.stage):
-            self._said = self.codec.contribution(total, start, stop, voids=self.forgotten)
+            self._said = self.codec.contribution(self._frozen(), start, stop, voids=self.forgotten)
         return self._said
 
     @in_round
@@ -224,6 +222,34 @@ class StepSum(RoundSum):
         with blameless(self.canonical.stage, only=RejectCode.NON_FINITE):
             self.codec.finish(self._sum)
         return self._sealed()
+
+    # ------------------------------------------------------------ the check of reducers
+
+    @property
+    def exact(self) -> bool:
+        """In deterministic mode."""
+        return self._fixed_point
+
+    @in_round
+    def pieces(self, start: int, stop: int) -> list[bytes]:
+        """Digests of the accumulator's pieces in [start, stop)."""
+        check_part(start, stop, self.num_elements)
+        return linear.piece_digests(self._frozen()[start:stop])
+
+    @in_round
+    def prove(self, seed: bytes) -> int:
+        """The product of my accumulator."""
+        return linear.drawn(seed, self.num_elements).product(self._frozen())
+
+    @in_round
+    def weigh(self, packed: Packed | None, start: int, stop: int, seed: bytes) -> int:
+        """The product of one contribution, or of the sum in the buffer, in [start, stop)."""
+        check_part(start, stop, self.num_elements)
+        vector = linear.drawn(seed, self.num_elements)
+        if packed is None:
+            return vector.product(self._sum.flat[start:stop], start)
+        check_codec(packed, self.codec.contributed)
+        return vector.product(codecs.decode(packed, expect_shape=(stop - start,)), start)
 
     # ------------------------------------------------------------ finished sums
 
@@ -288,6 +314,13 @@ class StepSum(RoundSum):
     def forgotten(self) -> int:  # type: ignore[override]
         """How often the codec must forget: each time that the accumulator of the then oldest step was revoked."""
         return self._before + self._accumulator.revoked - self._revoked_then
+
+    def _frozen(self) -> Tensor:
+        """The accumulator, as it was when the round began."""
+        total = self._accumulator.read(self.state.version)
+        if self._voids not in (None, self._accumulator.voids):
+            raise Refused(RejectCode.NOT_READY, "the sum was voided in the round", step=self.state.version)
+        return total
 
     def _turn(self) -> None:
         """Another step is the oldest open one."""

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from swarmnet.errors import BadMessage, Overflow
-from swarmnet.messages import Packed
+from swarmnet.messages import PRIME, Packed
 from swarmnet.wire import codecs, kernels
 from swarmnet.wire.kernels import Family, Kernels
 
@@ -20,6 +20,8 @@ _INT64 = np.iinfo(np.int64)
 def agrees(family: Family, found: Kernels) -> bool:
     """Are all results of that family equal, refusals too?"""
     same = {"squares": _same_squares, "grid": _same_grid, "adamw": _same_update}
+    if family == "linear":
+        return all(_same_products(x, found) for size in _SIZES for x in _integers(size))
     if family in same:
         return all(same[family](x, found) for size in _SIZES for x in _floats(size))
     numbers = _floats if family == "int8" else _integers
@@ -35,6 +37,20 @@ def _same_squares(x: torch.Tensor, found: Kernels) -> bool:
     expected = terms if terms.size else np.zeros(1)
     told = [found.squares(x), found.squares(x.double())]
     return all(np.array_equal(np.float64(each), expected[0], equal_nan=True) for each in told)
+
+
+def _same_products(x: torch.Tensor, found: Kernels) -> bool:
+    """Modulo the prime, in Python's integers, wherever in a sum the elements begin."""
+    random, told = np.random.default_rng(x.numel()), []
+    for start in (0, 1000, 3 * 1024):
+        places = range(start, start + x.numel())
+        rows, columns = (random.integers(0, PRIME, count) for count in (-(-max(len(places) + start, 1) // 1024), 1024))
+        columns[:8] = PRIME - 1  # eight of them with the largest numbers fit an accumulator just so
+        by_row, by_column = rows.tolist(), columns.tolist()
+        terms = zip(x.tolist(), places, strict=True)
+        expected = sum(value * by_row[at // 1024] * by_column[at % 1024] for value, at in terms) % PRIME
+        told.append(found.linear(x, start, torch.from_numpy(rows), torch.from_numpy(columns)) == expected)
+    return all(told)
 
 
 def _same_grid(x: torch.Tensor, found: Kernels) -> bool:

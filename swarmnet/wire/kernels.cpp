@@ -1,8 +1,9 @@
-// What a step does to numbers, each in one pass over memory: the codecs int8, int64 and small, sums of squares, gradients
-// onto a grid, and AdamW.
+// What a step does to numbers, each in one pass over memory: the codecs int8, int64 and small, sums of squares, products
+// modulo a prime, gradients onto a grid, and AdamW.
 //
 // The reference is in torch, in wire/codec_blocks.py, codec_casts.py, codec_planes.py, and in stage/same_bits.py,
-// rounding.py, accumulator.py and optimizer.py. Every result here has its bits: one IEEE operation after the other, compiled without contraction into fused multiply-adds. Plain C
+// rounding.py, accumulator.py and optimizer.py, and in
+// sums/linear.py. Every result here has its bits: one IEEE operation after the other, compiled without contraction into fused multiply-adds. Plain C
 // functions without state, for ctypes; `threads` more than one are started and joined within the call.
 
 #include <algorithm>
@@ -260,6 +261,36 @@ i64 ended(const std::vector<Seen>& ranges, i64* extremes) {
     return all.overflown ? OVERFLOWN : FINE;
 }
 
+// ---------------------------------------------------------------- products modulo a prime
+
+using u128 = unsigned __int128;
+using i128 = __int128;
+
+constexpr u64 PRIME = (u64{1} << 61) - 1;
+constexpr i64 WIDTH = 1024, TERMS = 8;
+
+inline u64 once(u64 value) { return value >= PRIME ? value - PRIME : value; }
+
+inline u64 residue(i128 value) {
+    const u128 size = value < 0 ? -static_cast<u128>(value) : static_cast<u128>(value);
+    const u64 sum = static_cast<u64>(size & PRIME) + static_cast<u64>(size >> 61 & PRIME) + static_cast<u64>(size >> 122);
+    const u64 found = once(once((sum & PRIME) + (sum >> 61)));
+    return value < 0 && found ? PRIME - found : found;
+}
+
+// Of n numbers and as many residues. Eight products of 63 and 61 bits fit 128.
+u64 weighed(const i64* x, const i64* by, i64 n) {
+    u64 total = 0;
+    i64 k = 0;
+    for (; k + TERMS <= n; k += TERMS) {
+        i128 sum = 0;
+        for (i64 term = k; term < k + TERMS; term++) sum += static_cast<i128>(x[term]) * by[term];
+        total = once(total + residue(sum));
+    }
+    for (; k < n; k++) total = once(total + residue(static_cast<i128>(x[k]) * by[k]));
+    return total;
+}
+
 }  // namespace
 
 extern "C" {
@@ -444,6 +475,25 @@ void squares_by(const i64* total, i64 rows, i64 columns, i64 shift, i64 most, i6
         }
         by_row[row] = sum;
     }
+}
+
+// The product of x [n], which begins at `start` of a sum, with rows[i / WIDTH] * columns[i % WIDTH], modulo PRIME.
+i64 linear(const i64* x, i64 n, i64 start, const i64* rows, const i64* columns, i64 threads) {
+    const i64 first_row = start / WIDTH, end = start + n;
+    const i64 count = n ? (end + WIDTH - 1) / WIDTH - first_row : 0;
+    std::vector<u64> totals(std::max<i64>(1, std::min(threads, count)), 0);
+    in_ranges(count, static_cast<i64>(totals.size()), [&](i64 first, i64 last, i64 number) {
+        u64 total = 0;
+        for (i64 row = first_row + first; row < first_row + last; row++) {
+            const i64 from = std::max(start, row * WIDTH), to = std::min(end, (row + 1) * WIDTH);
+            const u64 found = weighed(x + (from - start), columns + (from - row * WIDTH), to - from);
+            total = once(total + residue(static_cast<i128>(found) * rows[row]));
+        }
+        totals[number] = total;
+    });
+    u64 total = 0;
+    for (const u64 each : totals) total = once(total + each);
+    return static_cast<i64>(total);
 }
 
 // ---------------------------------------------------------------- AdamW

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Literal
 if TYPE_CHECKING:
     import torch
 
-Family = Literal["int8", "int64", "small", "squares", "grid", "adamw"]
-FAMILIES: tuple[Family, ...] = ("int8", "int64", "small", "squares", "grid", "adamw")
+Family = Literal["int8", "int64", "small", "squares", "linear", "grid", "adamw"]
+FAMILIES: tuple[Family, ...] = ("int8", "int64", "small", "squares", "linear", "grid", "adamw")
 """What is checked, and used, together."""
 
 _FINE, _REFUSED, _OVERFLOWN = range(3)
@@ -91,6 +91,13 @@ class Kernels:
         )
         return found
 
+    def linear(self, x_N: torch.Tensor, start: int, rows: torch.Tensor, columns: torch.Tensor) -> int:
+        """The product of int64 elements from position `start` on with a vector of `sums.linear`, modulo 2^61 - 1."""
+        size = x_N.numel()
+        scales = _at(rows), _at(columns), self._threads(size)
+        found: int = self.library.linear(_at(x_N), _number(size), _number(start), *scales)
+        return found
+
     def largest(self, tensors: Sequence[torch.Tensor]) -> float:
         """The largest magnitude of some of fp32; NaN if there is one; 0 of nothing."""
         bits = max((self.library.largest(_at(each), _number(each.numel())) for each in tensors), default=0)
@@ -158,7 +165,15 @@ class Kernels:
 def load(path: str, families: frozenset[Family], *, threads: int) -> Kernels:
     """The library in that file. Raises OSError, AttributeError: it is none of ours."""
     library = ctypes.CDLL(path)
-    for name in ("int8_encode", "int8_decode", "int64_decode", "small_scratch", "small_encode", "small_decode"):
+    for name in (
+        "int8_encode",
+        "int8_decode",
+        "int64_decode",
+        "small_scratch",
+        "small_encode",
+        "small_decode",
+        "linear",
+    ):
         getattr(library, name).restype = ctypes.c_int64
     for name in ("small_join", "fine_add", "small_add", "small_add_narrow", "small_values", "squares_by", "adamw"):
         getattr(library, name).restype = None

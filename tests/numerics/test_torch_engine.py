@@ -25,6 +25,7 @@ from swarmnet.manifest.schema import Averaging, Manifest, Numerics, Wire
 from swarmnet.messages import Packed
 from swarmnet.model.decoder import StageModule, loss_sum
 from swarmnet.ranks.device_backend import DeviceBackend
+from swarmnet.stage.rounding import MAX_SUM
 from swarmnet.stage.seams import Contribution, Engine, Stash
 from swarmnet.wire import codecs
 
@@ -362,7 +363,7 @@ def test_parts_that_do_not_fit_are_refused_and_the_sum_stays() -> None:
         n = engine.sums.num_elements
         before = await engine.sums.finished_sum(0, n)
         half = packed(torch.zeros(n // 2, dtype=torch.int64), "int64")
-        beyond = packed(torch.full((n,), 1 << 62) + 1, "int64")
+        beyond = packed(torch.full((n,), MAX_SUM) + 1, "int64")
         await refused(engine.sums.install([half]), RejectCode.BAD_SHAPE)
         await refused(engine.sums.install([packed(torch.zeros(n))]), RejectCode.MALFORMED)
         await refused(engine.sums.install([beyond]), RejectCode.MALFORMED)
@@ -370,7 +371,7 @@ def test_parts_that_do_not_fit_are_refused_and_the_sum_stays() -> None:
         await refused(engine.sums.reduce([from_a_mate(half)], 0, n), RejectCode.BAD_SHAPE)
         await refused(engine.sums.contribution(0, n + 1), RejectCode.BAD_SHAPE)
         with pytest.raises(Overflow):
-            most = packed(torch.full((n,), 1 << 62), "int64")
+            most = packed(torch.full((n,), MAX_SUM), "int64")
             await engine.sums.reduce([from_a_mate(most), from_a_mate(most)], 0, n)
         assert bytes((await engine.sums.finished_sum(0, n)).data) == bytes(before.data)
 

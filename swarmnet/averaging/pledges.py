@@ -1,0 +1,389 @@
+"""Reducers cannot lie: what the members of a round sign, and how each checks the sum that it was given.
+
+Where sums are of integers (`Summation.exact`), whoever sends a part of a vector signs what it has sent with its last
+chunk: a contributor to the reducer, a reducer to whoever asks (`part_pledge`). When a member holds the whole sum, it
+and all others draw the same vector by the sum's digest, and every contributor signs a `Pledge`: the product of its
+contribution with that vector. The products must add up to the sum's own (`sums.linear`). Then nobody has put anything
+into the sum but contributions, whatever the reducers are.
+
+If something does not fit, each member finds out who lied, and complains of it to the keeper (`averaging.watch`):
+
+| what does not fit | who lied |
+|---|---|
+| two members hold different sums, and a reducer has signed different parts to them | the reducer |
+| different sums, and the same parts are signed | who says that it holds another sum |
+| products; what contributors hand me now is not what they have signed to a reducer | the contributor |
+| products; it is, and does not add up to what the reducer handed me | the reducer |
+| products; all parts add up, and a contribution has another product than was pledged | the contributor |
+| one contributor has signed two pledges | it has |
+
+A contributor and a reducer that lie together can have a false contribution in the sum, as the contributor can alone:
+its pledge then stands against what it should have computed, which audits see (docs/trust.md).
+
+In a grid a part passes through several reducers. Each product is checked there as anywhere. Of a wrong one everybody
+blames the mate of its row that handed it over, who may have had it from somebody else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Literal
+
+from blake3 import blake3
+
+from swarmnet.audit.pledge import SUM_PIECE, shares_of, statement, sum_root, vector_seed
+from swarmnet.averaging.grid import Group, grid_of
+from swarmnet.averaging.parts import Range
+from swarmnet.errors import BadMessage, PeerGone, PeerTimeout, Refused, RejectCode
+from swarmnet.ids import PeerId, Signer
+from swarmnet.messages import (
+    PRIME,
+    Answer,
+    Busy,
+    Packed,
+    Part,
+    PartData,
+    Pledge,
+    Rejected,
+    Round,
+    Running,
+    Stamp,
+    contributors_of,
+)
+from swarmnet.transport import ask
+
+if TYPE_CHECKING:
+    from swarmnet.averaging.butterfly import Butterfly, ExchangeContext
+
+PAUSE_S = 0.05
+"""Pause before somebody is asked again for its pledges."""
+
+_ALONE_S = 2.0
+"""Who is asked and does not get its own sum for so long pledges for the asker's: one slow line holds up nobody."""
+
+_MOST_DIGESTS = 4
+"""Of the sums that one member pledges for in a round."""
+
+_PIECES_AT_ONCE = 1 << 4
+"""Pieces of a contribution that are hashed between two other jobs of the averaging thread."""
+
+Pledges = tuple[Pledge, ...]
+Contradiction = Callable[[Pledge, Pledge], None]
+NOTHING = bytes(32)
+
+
+# ---------------------------------------------------------------- what is signed of a part
+
+
+def chunk_digest(packed: Packed) -> bytes:
+    """Of a chunk as it travels."""
+    return blake3(packed.data).digest()
+
+
+def part_key(kind: Literal["contribution", "reduced"], group: Group, reducer: PeerId) -> bytes:
+    """32 bytes: which part of which group's sum a `part_pledge` is about. Equal groups sum the same contributions."""
+    said = [
+        (speaker.peer, [(peer, of.incarnation, of.number, sorted(indexes)) for peer, of, indexes in speaker.counted])
+        for speaker in group.speakers
+    ]
+    words = repr((kind, group.hop, group.span, said, reducer, dict(group.chunks)[reducer]))
+    return hashlib.sha256(b"swarmnet part 1\0" + words.encode()).digest()
+
+
+def part_pledge(signer: Signer, me: PeerId, current: Round, key: bytes, digests: Iterable[bytes]) -> Pledge:
+    """What I sign of the chunks of a part that I have sent: it is no pledge for a sum, and `shares` says so."""
+    digest = hashlib.sha256(b"".join(digests)).digest()
+    said = Pledge(current.stamp, current.id, digest, key, me, 0, NOTHING, NOTHING)
+    return replace(said, signature=signer.sign(statement(said)))
+
+
+def signed_part(signer: Signer, pledges: Iterable[Pledge], stamp: Stamp, peer: PeerId, key: bytes) -> Pledge | None:
+    """Among these what that peer has signed of that part, in this round or in an earlier one over an equal group."""
+    for pledge in pledges:
+        if (pledge.stamp, pledge.peer, pledge.shares) == (stamp, peer, key):
+            return pledge if signer.verify(peer, statement(pledge), pledge.signature) else None
+    return None
+
+
+def says(pledge: Pledge | None, digests: Iterable[bytes]) -> bool:
+    """Does it sign chunks with these digests?"""
+    return pledge is not None and pledge.digest == hashlib.sha256(b"".join(digests)).digest()
+
+
+# ---------------------------------------------------------------- the check of a round
+
+
+class RoundCheck:
+    """One member's check of one round. `run` it once the sum is sealed; `serve` others from the beginning.
+
+    work_root: what my pledge says of my works. on_contradiction: hears two pledges that one contributor has signed for
+    one sum.
+    """
+
+    def __init__(
+        self,
+        context: ExchangeContext,
+        signer: Signer,
+        current: Round,
+        hops: Sequence[Butterfly],
+        work_root: bytes,
+        on_contradiction: Contradiction,
+    ) -> None:
+        self.round, self._hops, self._signer, self._work_root = current, hops, signer, work_root
+        self._context, self._me, self._on_contradiction = context, context.me, on_contradiction
+        self._rows = grid_of(current).rows
+        self._contributors = contributors_of(current)
+        self._shares = shares_of(current.contributions, current.voided)
+        self._digest = b""  # of the whole sum, once it is here
+        self._heard: dict[PeerId, Pledge] = {}  # for my sum
+        self._others: dict[PeerId, PartData] = {}  # what those answered that hold another sum
+        self._mine: dict[bytes, Pledge] = {}
+        self._root: asyncio.Task[bytes] | None = None
+        self._changed = asyncio.Event()
+        self.closed = self.passed = False
+
+    @property
+    def pledges(self) -> Pledges:
+        """Of all contributors, once the check has passed."""
+        return tuple(self._heard[peer] for peer in sorted(self._heard))
+
+    def close(self) -> None:
+        """The round is over or abandoned. What has passed is still served."""
+        self.closed = True
+        self._change()
+
+    async def run(self, digest: bytes) -> None:
+        """Return once everybody's pledges add up to this sum. Cancel to abandon.
+
+        Raises Refused: they do not; the watch has been told who lied.
+        """
+        sums, stamp = self._context.sums, self.round.stamp
+        self._digest, self._seed = digest, vector_seed(stamp, self.round.id, digest)
+        whole = await sums.weigh(None, 0, sums.num_elements, self._seed)
+        if self._me in self._contributors:
+            self._heard[self._me] = await self._pledge(digest)
+        self._change()
+        async with asyncio.TaskGroup() as group:
+            for row in self._rows:
+                wanted = [peer for peer in row if peer in self._contributors and peer != self._me]
+                if self._me in row or len(self._rows) == 1:
+                    for peer in wanted:
+                        group.create_task(self._gather((peer,), [peer]))
+                elif wanted:
+                    place = self.round.receivers.index(self._me) if self._me in self.round.receivers else 0
+                    turn = place % len(row)
+                    group.create_task(self._gather((*row[turn:], *row[:turn]), wanted))
+            # Who came after the grid was opened, or contributes without a place in it.
+            for peer in self._contributors - {peer for row in self._rows for peer in row} - {self._me}:
+                group.create_task(self._gather((peer,), [peer]))
+        if odd := [peer for peer, pledge in self._heard.items() if pledge.shares != self._shares]:
+            for peer in odd:
+                self._blame(peer, "pledge_lied", why="another round under the same number")
+            raise Refused(RejectCode.MALFORMED, "members speak of different rounds")
+        if self._others:
+            self._settle_digests()
+        elif sum(pledge.product for pledge in self._heard.values()) % PRIME != whole:
+            await self._adjudicate()
+        self.passed = True
+
+    async def serve(self, request: Part) -> AsyncGenerator[Answer, None]:
+        """Answer one `Part` call for pledges."""
+        if request.start < request.stop:
+            hop = next((hop for hop in self._hops if hop.is_of(request)), None)
+            yield PartData(pledges=tuple(hop.given.values()) if hop is not None else ())
+            return
+        loop = asyncio.get_running_loop()
+        asked = loop.time()
+        while not self._ready(request):
+            if self.closed and not self.passed:
+                yield Rejected(RejectCode.NOT_READY, "that round was abandoned")
+                return
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._context.running_s):
+                    await self._changed.wait()
+            if not self._ready(request):
+                yield Running()
+            if not self._digest and self._may_pledge(request) and loop.time() - asked > _ALONE_S:
+                yield PartData(pledges=(await self._pledge(request.reference),))
+                return
+        told = self.pledges
+        if request.reference != self._digest and self._hops:
+            told += tuple(self._hops[0].signed.values())
+        yield PartData(pledges=told)
+
+    async def pieces(self) -> list[bytes]:
+        """Digests of the pieces of my contribution."""
+        sums, found = self._context.sums, list[bytes]()
+        step = SUM_PIECE * _PIECES_AT_ONCE
+        for start in range(0, sums.num_elements, step):
+            found += await sums.pieces(start, min(start + step, sums.num_elements))
+        return found
+
+    # ------------------------------------------------------------ inside
+
+    def _change(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    def _ready(self, request: Part) -> bool:
+        if not self._digest or (self._me in self._contributors and self._me not in self._heard):
+            return False
+        mine = next((row for row in self._rows if self._me in row), ())
+        return not request.hop or self._heard.keys() >= self._contributors & set(mine)
+
+    def _may_pledge(self, request: Part) -> bool:
+        known = request.reference in self._mine or len(self._mine) < _MOST_DIGESTS
+        return self._me in self._contributors and not request.hop and bool(request.reference) and known
+
+    async def _pledge(self, digest: bytes) -> Pledge:
+        """Mine, for that sum."""
+        if digest not in self._mine:
+            current = self.round
+            product = await self._context.sums.prove(vector_seed(current.stamp, current.id, digest))
+            root = sum_root(await self.pieces())
+            said = Pledge(current.stamp, current.id, digest, self._shares, self._me, product, root, self._work_root)
+            self._mine[digest] = replace(said, signature=self._signer.sign(statement(said)))
+        return self._mine[digest]
+
+    async def _gather(self, peers: Sequence[PeerId], wanted: Sequence[PeerId]) -> None:
+        """Hear the pledges of these contributors, from whoever of `peers` tells them."""
+        loop, turn = asyncio.get_running_loop(), 0
+        for_row = int(len(peers) > 1)
+        request = Part(self.round.stamp, self.round.id, "pledges", 0, 0, for_row, self._digest)
+        while missing := [peer for peer in wanted if peer not in self._heard and peer not in self._others]:
+            peer = peers[turn % len(peers)]
+            if peer == self._me:
+                turn += 1
+                continue
+            with self._context.watch.stream(peer, owes=False, now=loop.time()) as wait:
+                with contextlib.suppress(PeerGone, PeerTimeout, BadMessage, Refused):
+                    match await ask(self._context.transport, peer, request):
+                        case PartData() as data:
+                            for pledge in data.pledges:
+                                self._hear(pledge)
+                            if peer in missing and peer not in self._heard and self._is_other(peer, data.pledges):
+                                self._others[peer] = data
+                        case Busy():
+                            wait.excused()
+                if all(peer in self._heard or peer in self._others for peer in missing):
+                    self._change()
+                    return
+                wait.broke(now=loop.time())
+                await asyncio.sleep(PAUSE_S)
+            turn += 1
+
+    def _hear(self, pledge: Pledge) -> None:
+        """Remember it, if it is of a contributor for my sum and signed."""
+        of = pledge.stamp, pledge.id, pledge.digest
+        if of != (self.round.stamp, self.round.id, self._digest) or pledge.peer not in self._contributors:
+            return
+        known = self._heard.get(pledge.peer)
+        if known is not None and statement(known) == statement(pledge):
+            return
+        if not self._signer.verify(pledge.peer, statement(pledge), pledge.signature):
+            return
+        if known is None:
+            self._heard[pledge.peer] = pledge
+            self._change()
+        else:
+            self._on_contradiction(known, pledge)
+            self._blame(pledge.peer, "pledge_lied", why="two pledges for one sum")
+
+    def _is_other(self, peer: PeerId, pledges: Iterable[Pledge]) -> bool:
+        """Has that contributor pledged itself for another sum of this round?"""
+        return any(
+            (pledge.peer, pledge.stamp, pledge.id) == (peer, self.round.stamp, self.round.id)
+            and pledge.digest != self._digest
+            and self._signer.verify(peer, statement(pledge), pledge.signature)
+            for pledge in pledges
+        )
+
+    def _blame(self, peer: PeerId, event: str, **facts: object) -> None:
+        self._context.watch.refused(peer)
+        self._context.on_event(event, {"step": self.round.stamp.step, "peer": peer, **facts})
+
+    def _settle_digests(self) -> None:
+        """Others hold another sum than I do: somebody has handed out two."""
+        hop = self._hops[0]
+        if len(self._rows) > 1:
+            raise Refused(RejectCode.NOT_READY, "members hold different sums")
+        for peer, data in sorted(self._others.items()):
+            guilty: set[PeerId] = set()
+            for reducer, mine in hop.signed.items():
+                if reducer == peer:
+                    continue
+                theirs = signed_part(
+                    self._signer, data.pledges, self.round.stamp, reducer, part_key("reduced", hop.group, reducer)
+                )
+                if theirs is None:
+                    guilty.add(peer)
+                elif theirs.digest != mine.digest:
+                    guilty.add(reducer)
+            # The same parts are the same sum.
+            for each in guilty or {peer}:
+                self._blame(each, "reducer_lied" if each != peer else "pledge_lied", why="another sum")
+        raise Refused(RejectCode.MALFORMED, "members hold different sums")
+
+    async def _adjudicate(self) -> None:
+        """The products do not add up: look at every part again, as its contributors tell it to me."""
+        hop, products = self._hops[0], dict.fromkeys(self._contributors, 0)
+        guilty = False
+        for reducer, cut in hop.group.chunks:
+            digests: dict[PeerId, list[bytes]] = {peer: [] for peer in self._contributors}
+            wrong = False
+            async with contextlib.AsyncExitStack() as stack:
+                streams = {}
+                for peer in sorted(self._contributors):
+                    streams[peer] = await stack.enter_async_context(contextlib.aclosing(hop.contribution_of(peer, cut)))
+                for chunk in cut:
+                    total = 0
+                    for peer, stream in streams.items():
+                        packed = await anext(stream)
+                        digests[peer].append(chunk_digest(packed))
+                        with hop.noted(peer):
+                            found = await self._context.sums.weigh(packed, *chunk, self._seed)
+                        total, products[peer] = total + found, products[peer] + found
+                    wrong |= total % PRIME != await self._context.sums.weigh(None, *chunk, self._seed)
+            if wrong:
+                guilty = True
+                for peer in await self._who_made(reducer, cut, digests):
+                    part = [cut[0][0], cut[-1][1]]
+                    self._blame(
+                        peer, "reducer_lied" if peer == reducer else "pledge_lied", why="a wrong sum", part=part
+                    )
+        for peer, pledge in sorted(self._heard.items()):
+            if products[peer] % PRIME != pledge.product:
+                guilty = True
+                self._blame(peer, "pledge_lied", why="another product than its contribution has")
+        code = RejectCode.MALFORMED if guilty else RejectCode.NOT_READY
+        raise Refused(code, "the sum is not that of its contributions")
+
+    async def _who_made(
+        self, reducer: PeerId, cut: Sequence[Range], digests: Mapping[PeerId, Sequence[bytes]]
+    ) -> set[PeerId]:
+        """A part is not the sum of what its contributors hand me: those of them that have signed something else to its
+        reducer; else the reducer."""
+        hop = self._hops[0]
+        if len(self._rows) > 1:
+            return {reducer}
+        if reducer == self._me:
+            told: Iterable[Pledge] = hop.given.values()
+        else:
+            request = Part(self.round.stamp, self.round.id, "pledges", cut[0][0], cut[-1][1])
+            told = ()
+            with contextlib.suppress(PeerGone, PeerTimeout, BadMessage):
+                answer = await ask(self._context.transport, reducer, request)
+                told = answer.pledges if isinstance(answer, PartData) else ()
+        guilty: set[PeerId] = set()
+        key = part_key("contribution", hop.group, reducer)
+        for peer in self._contributors - {reducer}:
+            signed = signed_part(self._signer, told, self.round.stamp, peer, key)
+            if signed is None:
+                return {reducer}  # it was not to take a part that nobody has signed
+            if not says(signed, digests[peer]):
+                guilty.add(peer)
+        return guilty or {reducer}
