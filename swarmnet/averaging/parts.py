@@ -52,20 +52,24 @@ def parts(num_elements: int, bandwidths: Sequence[int], *, block: int = 1) -> li
 
 
 def chunk_elements(num_elements: int, num_members: int, bandwidths: Sequence[int] = ()) -> int:
-    """What travels, is reduced and is installed at a time, a power of two: a few chunks per part, so that they overlap.
+    """About how much travels, is reduced and is installed at a time: a few chunks per part, so that they overlap.
 
-    Two to four: every chunk costs half a millisecond of CPU, whatever its size. More where the slowest of the known
-    `bandwidths` would take longer than `_CHUNK_S` for one, since the first and the last overlap with nothing.
+    Two if a part is small: every chunk costs half a millisecond of CPU, whatever its size. More where the slowest of
+    the known `bandwidths` would take longer than `_CHUNK_S` for one, since the first and the last overlap with nothing.
     """
     ideal = num_elements // (num_members * _CHUNKS_PER_PART)
     known = [bandwidth for bandwidth in bandwidths if bandwidth]
     if known:
         ideal = min(ideal, int(min(known) * _CHUNK_S) // _ELEMENT_BYTES)
-    return min(max(1 << ideal.bit_length() >> 1, LEAST_CHUNK), MOST_CHUNK)
+    return min(max(ideal, LEAST_CHUNK), MOST_CHUNK)
 
 
 def chunks(start: int, stop: int, size: int) -> list[Range]:
-    """Cut [start, stop) at the multiples of `size`; an empty range is one empty chunk."""
-    if start >= stop:
-        return [(start, stop)]
-    return list(itertools.pairwise([start, *range((start // size + 1) * size, stop, size), stop]))
+    """Cut [start, stop) evenly into chunks of about `size`, at multiples of `LEAST_CHUNK`: no codec's block is cut.
+
+    A remainder as a chunk of its own would cost as much as a whole one. An empty range is one empty chunk.
+    """
+    number = max(round((stop - start) / size), -(-(stop - start) // MOST_CHUNK), 1)
+    even = (start + (stop - start) * place // number for place in range(1, number))
+    edges = {round(edge / LEAST_CHUNK) * LEAST_CHUNK for edge in even}  # two may meet where `size` is as small
+    return list(itertools.pairwise([start, *sorted(edges), stop]))

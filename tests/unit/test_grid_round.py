@@ -111,7 +111,7 @@ def test_a_row_that_was_half_summed_is_finished_and_not_begun_again() -> None:
 
     async def story() -> None:
         current = lost_in(members, 0, at_hop=0)
-        assert await members.give_up(current, 0.05)
+        assert await members.give_up(current, 0.035)
         half = dict(members.work.by[0])
         assert all(0 < half[peer] < 300 for peer in members.peers[3:]), "of a row's 900 elements each sums 300"
         members.lose(members.peers[0])
