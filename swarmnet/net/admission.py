@@ -23,7 +23,7 @@ from swarmnet.bounds import Recent
 from swarmnet.directory import Record, Role
 from swarmnet.errors import Refused, RejectCode
 from swarmnet.ids import PeerId, RunId
-from swarmnet.messages import Part, Process, Request, TrailRequest
+from swarmnet.messages import AuditRequest, Part, Process, Request, TrailRequest
 
 Sign = Callable[[bytes], bytes]
 Verify = Callable[[PeerId, bytes, bytes], bool]
@@ -190,7 +190,7 @@ def role_for(request: Request) -> Role | None:
     match request:
         case Process(stage=0):
             return None  # a trainer feeds it, or a mate that repairs
-        case Process() | Part() | TrailRequest():
+        case Process() | Part() | TrailRequest() | AuditRequest():
             return "stage"
         case _:
             return None

@@ -14,6 +14,7 @@ from swarmnet.errors import BadMessage, PeerGone, PeerTimeout, RejectCode
 from swarmnet.messages import (
     STRANGERS_ASK,
     Answer,
+    AuditRequest,
     Busy,
     DialBack,
     Fetch,
@@ -39,6 +40,7 @@ from swarmnet.wire.framing import Assembly, payload_messages, split_answer
 METHODS: dict[type, str] = {
     Process: "/swarmnet.v1.Stage/Process",
     Fetch: "/swarmnet.v1.Stage/Fetch",
+    AuditRequest: "/swarmnet.v1.Stage/Audit",
     Part: "/swarmnet.v1.Averaging/Part",
     SnapshotRequest: "/swarmnet.v1.State/Snapshot",
     TrailRequest: "/swarmnet.v1.Averaging/Trail",

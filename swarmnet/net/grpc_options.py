@@ -14,7 +14,7 @@ from typing import Any
 from swarmnet.bounds import Bounds
 from swarmnet.data.windows import HASH_BYTES
 from swarmnet.manifest.terms import RunTerms
-from swarmnet.messages import MAX_LINE_TEST, Fetch, Heartbeat, LineTest, Prepare, Process, Report, Round
+from swarmnet.messages import MAX_LINE_TEST, AuditRequest, Fetch, Heartbeat, LineTest, Prepare, Process, Report, Round
 from swarmnet.net.tls import TLS_NAME
 from swarmnet.net.traffic import Allowance
 from swarmnet.wire.codecs import encoded_bytes
@@ -74,8 +74,11 @@ class GrpcConfig:
         """The largest payload of a call of this type, either way."""
         if request is LineTest:
             return MAX_LINE_TEST
-        microbatch = self.max_microbatch_bytes if request in (Process, Fetch) else self.max_payload_bytes
-        return min(microbatch, self.max_payload_bytes)
+        # Who is audited shows what went in and the gradient that came back.
+        microbatches = {Process: 1, Fetch: 1, AuditRequest: 2}.get(request)
+        if microbatches is None:
+            return self.max_payload_bytes
+        return min(microbatches * self.max_microbatch_bytes, self.max_payload_bytes)
 
 
 def _allowance(terms: RunTerms) -> Allowance:

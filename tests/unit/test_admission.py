@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swarmnet.ids import Chain, PeerId, RunId
-from swarmnet.messages import Fetch, ManifestRequest, Process, SnapshotRequest, Stamp, TrailRequest
+from swarmnet.messages import AuditRequest, Fetch, ManifestRequest, Process, SnapshotRequest, Stamp, TrailRequest
 from swarmnet.net import admission
 from swarmnet.net.admission import (
     MAX_BANNED,
@@ -291,3 +291,4 @@ def test_roles_for_requests() -> None:
     assert role_for(Process(0, 0, 0)) is None and role_for(Process(0, 1, 0)) == "stage"
     assert role_for(TrailRequest(stamp)) == "stage" and role_for(Fetch(0, 1, 0, "input", cached=False)) is None
     assert role_for(SnapshotRequest(0, 0)) is None and role_for(ManifestRequest()) is None
+    assert role_for(AuditRequest(0, 0, 0, PeerId("mate"))) == "stage"

@@ -28,7 +28,7 @@ from swarmnet.wire.pb import punch_pb2 as swarmnet_dot_v1_dot_punch__pb2
 from swarmnet.wire.pb import relay_pb2 as swarmnet_dot_v1_dot_relay__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1aswarmnet/v1/services.proto\x12\x0bswarmnet.v1\x1a\x17swarmnet/v1/calls.proto\x1a\x19swarmnet/v1/control.proto\x1a\x17swarmnet/v1/punch.proto\x1a\x17swarmnet/v1/relay.proto2\x80\x03\n\x03Run\x12\x34\n\x05Hello\x12\x12.swarmnet.v1.Hello\x1a\x17.swarmnet.v1.HelloReply\x12\x34\n\x04\x42ulk\x12\x14.swarmnet.v1.BulkAsk\x1a\x16.swarmnet.v1.BulkOffer\x12\x42\n\x08Manifest\x12\x17.swarmnet.v1.CallHeader\x1a\x19.swarmnet.v1.AnswerHeader(\x01\x30\x01\x12\x41\n\x07History\x12\x17.swarmnet.v1.CallHeader\x1a\x19.swarmnet.v1.AnswerHeader(\x01\x30\x01\x12\x42\n\x08\x44ialBack\x12\x17.swarmnet.v1.CallHeader\x1a\x19.swarmnet.v1.AnswerHeader(\x01\x30\x01\x12\x42\n\x08LineTest\x12\x17.swarmnet.v1.CallHeader\x1a\x19.swarmnet.v1.AnswerHeader(\x01\x30\x01\x32\x8b\x01\n\x05Stage\x12\x41\n\x07Process\x12\x17.swarmnet.v1.CallHeader\x1a\x19.swarmnet.v1.AnswerHeader(\x01\x30\x01\x12?\n\x05\x46\x65tch\x12\x17.swarmnet.v1.CallHeader\x1a\x19.swarmnet.v1.AnswerHeader(\x01\x30\x01\x32\x8c\x01\n\tAveraging\x12>\n\x04Part\x12\x17.swarmnet.v1.CallHeader\x1a\x19.swarmnet.v1.AnswerHeader(\x01\x30\x01\x12?\n\x05Trail\x12\x17.swarmnet.v1.CallHeader\x1a\x19.swarmnet.v1.AnswerHeader(\x01\x30\x01\x32K\n\x05State\x12\x42\n\x08Snapshot\x12\x17.swarmnet.v1.CallHeader\x1a\x19.swarmnet.v1.AnswerHeader(\x01\x30\x01\x32G\n\x07\x43ontrol\x12<\n\x04Link\x12\x15.swarmnet.v1.Envelope\x1a\x19.swarmnet.v1.AnswerHeader(\x01\x30\x01\x32\xc4\x02\n\x05Relay\x12>\n\x07Reserve\x12\x15.swarmnet.v1.RelayAsk\x1a\x18.swarmnet.v1.RelayAnswer(\x01\x30\x01\x12>\n\x07\x43onnect\x12\x15.swarmnet.v1.RelayAsk\x1a\x18.swarmnet.v1.RelayAnswer(\x01\x30\x01\x12=\n\x06\x41rrive\x12\x15.swarmnet.v1.RelayAsk\x1a\x18.swarmnet.v1.RelayAnswer(\x01\x30\x01\x12>\n\x07Observe\x12\x15.swarmnet.v1.PunchAsk\x1a\x18.swarmnet.v1.PunchAnswer(\x01\x30\x01\x12<\n\x05Punch\x12\x15.swarmnet.v1.PunchAsk\x1a\x18.swarmnet.v1.PunchAnswer(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1aswarmnet/v1/services.proto\x12\x0bswarmnet.v1\x1a\x17swarmnet/v1/calls.proto\x1a\x19swarmnet/v1/control.proto\x1a\x17swarmnet/v1/punch.proto\x1a\x17swarmnet/v1/relay.proto2\x80\x03\n\x03Run\x12\x34\n\x05Hello\x12\x12.swarmnet.v1.Hello\x1a\x17.swarmnet.v1.HelloReply\x12\x34\n\x04\x42ulk\x12\x14.swarmnet.v1.BulkAsk\x1a\x16.swarmnet.v1.BulkOffer\x12\x42\n\x08Manifest\x12\x17.swarmnet.v1.CallHeader\x1a\x19.swarmnet.v1.AnswerHeader(\x01\x30\x01\x12\x41\n\x07History\x12\x17.swarmnet.v1.CallHeader\x1a\x19.swarmnet.v1.AnswerHeader(\x01\x30\x01\x12\x42\n\x08\x44ialBack\x12\x17.swarmnet.v1.CallHeader\x1a\x19.swarmnet.v1.AnswerHeader(\x01\x30\x01\x12\x42\n\x08LineTest\x12\x17.swarmnet.v1.CallHeader\x1a\x19.swarmnet.v1.AnswerHeader(\x01\x30\x01\x32\xcc\x01\n\x05Stage\x12\x41\n\x07Process\x12\x17.swarmnet.v1.CallHeader\x1a\x19.swarmnet.v1.AnswerHeader(\x01\x30\x01\x12?\n\x05\x46\x65tch\x12\x17.swarmnet.v1.CallHeader\x1a\x19.swarmnet.v1.AnswerHeader(\x01\x30\x01\x12?\n\x05\x41udit\x12\x17.swarmnet.v1.CallHeader\x1a\x19.swarmnet.v1.AnswerHeader(\x01\x30\x01\x32\x8c\x01\n\tAveraging\x12>\n\x04Part\x12\x17.swarmnet.v1.CallHeader\x1a\x19.swarmnet.v1.AnswerHeader(\x01\x30\x01\x12?\n\x05Trail\x12\x17.swarmnet.v1.CallHeader\x1a\x19.swarmnet.v1.AnswerHeader(\x01\x30\x01\x32K\n\x05State\x12\x42\n\x08Snapshot\x12\x17.swarmnet.v1.CallHeader\x1a\x19.swarmnet.v1.AnswerHeader(\x01\x30\x01\x32G\n\x07\x43ontrol\x12<\n\x04Link\x12\x15.swarmnet.v1.Envelope\x1a\x19.swarmnet.v1.AnswerHeader(\x01\x30\x01\x32\xc4\x02\n\x05Relay\x12>\n\x07Reserve\x12\x15.swarmnet.v1.RelayAsk\x1a\x18.swarmnet.v1.RelayAnswer(\x01\x30\x01\x12>\n\x07\x43onnect\x12\x15.swarmnet.v1.RelayAsk\x1a\x18.swarmnet.v1.RelayAnswer(\x01\x30\x01\x12=\n\x06\x41rrive\x12\x15.swarmnet.v1.RelayAsk\x1a\x18.swarmnet.v1.RelayAnswer(\x01\x30\x01\x12>\n\x07Observe\x12\x15.swarmnet.v1.PunchAsk\x1a\x18.swarmnet.v1.PunchAnswer(\x01\x30\x01\x12<\n\x05Punch\x12\x15.swarmnet.v1.PunchAsk\x1a\x18.swarmnet.v1.PunchAnswer(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -38,13 +38,13 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_RUN']._serialized_start=146
   _globals['_RUN']._serialized_end=530
   _globals['_STAGE']._serialized_start=533
-  _globals['_STAGE']._serialized_end=672
-  _globals['_AVERAGING']._serialized_start=675
-  _globals['_AVERAGING']._serialized_end=815
-  _globals['_STATE']._serialized_start=817
-  _globals['_STATE']._serialized_end=892
-  _globals['_CONTROL']._serialized_start=894
-  _globals['_CONTROL']._serialized_end=965
-  _globals['_RELAY']._serialized_start=968
-  _globals['_RELAY']._serialized_end=1292
+  _globals['_STAGE']._serialized_end=737
+  _globals['_AVERAGING']._serialized_start=740
+  _globals['_AVERAGING']._serialized_end=880
+  _globals['_STATE']._serialized_start=882
+  _globals['_STATE']._serialized_end=957
+  _globals['_CONTROL']._serialized_start=959
+  _globals['_CONTROL']._serialized_end=1030
+  _globals['_RELAY']._serialized_start=1033
+  _globals['_RELAY']._serialized_end=1357
 # @@protoc_insertion_point(module_scope)
