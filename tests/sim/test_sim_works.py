@@ -11,7 +11,7 @@ from blake3 import blake3
 from strike import check_always, kill_and_restart, reached, watched
 
 from swarmnet.audit.merkle import leaf, verify_path
-from swarmnet.errors import Refused
+from swarmnet.errors import Refused, RejectCode
 from swarmnet.ids import PeerId
 from swarmnet.messages import AuditData, AuditRequest, Rejected
 from swarmnet.pipeline.works import record_of
@@ -133,3 +133,19 @@ def test_mates_find_what_was_counted(sync: Literal["exact", "overlap"], killed: 
     # Those of the last steps may have been cut off by the end; of a process that was killed nobody hears.
     assert killed or auditors.shares >= auditors.due - 2 * plan.stages
     assert killed or not auditors.without
+
+
+def test_only_a_mate_is_shown_anything() -> None:
+    swarm, said = watched(Plan(stages=2, replicas=2, microbatches=4, steps=4)), {}
+
+    async def script(swarm: Swarm) -> None:
+        await reached(swarm, 2)
+        asked, mate, stranger = swarm.nodes[2], swarm.nodes[3], swarm.nodes[0]
+        index = min(asked.peer.replicas[1].execution.works.records(1))
+        for name, node in (("mate", mate), ("stranger", stranger)):
+            request = AuditRequest(1, 1, index, asked.peer_id)
+            said[name] = await ask(swarm.network.transport(node.peer_id), asked.peer_id, request)
+
+    swarm.run(until_s=60.0, script=script)
+    assert isinstance(said["mate"], AuditData)
+    assert isinstance(said["stranger"], Rejected) and said["stranger"].code is RejectCode.NOT_A_FEEDER
