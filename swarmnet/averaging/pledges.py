@@ -311,21 +311,23 @@ class RoundCheck:
         hop = self._hops[0]
         if len(self._rows) > 1:
             raise Refused(RejectCode.NOT_READY, "members hold different sums")
-        for peer, data in sorted(self._others.items()):
-            guilty: set[PeerId] = set()
+        guilty: set[PeerId] = set()
+        for peer, data in self._others.items():
+            found: set[PeerId] = set()
             for reducer, mine in hop.signed.items():
+                # Nobody takes its own part from itself.
                 if reducer == peer:
                     continue
-                theirs = signed_part(
-                    self._signer, data.pledges, self.round.stamp, reducer, part_key("reduced", hop.group, reducer)
-                )
+                key = part_key("reduced", hop.group, reducer)
+                theirs = signed_part(self._signer, data.pledges, self.round.stamp, reducer, key)
                 if theirs is None:
-                    guilty.add(peer)
+                    found.add(peer)
                 elif theirs.digest != mine.digest:
-                    guilty.add(reducer)
+                    found.add(reducer)
             # The same parts are the same sum.
-            for each in guilty or {peer}:
-                self._blame(each, "reducer_lied" if each != peer else "pledge_lied", why="another sum")
+            guilty |= found or {peer}
+        for peer in sorted(guilty):
+            self._blame(peer, "pledge_lied" if peer in self._others else "reducer_lied", why="another sum")
         raise Refused(RejectCode.MALFORMED, "members hold different sums")
 
     async def _adjudicate(self) -> None:

@@ -21,6 +21,7 @@ from swarmnet.stage import optimizer
 from swarmnet.stage.accumulator import largest_magnitude
 from swarmnet.stage.rounding import LIMIT, FineRounding, Rectangle, SmallRounding, first_scales, next_scales
 from swarmnet.stage.same_bits import squares
+from swarmnet.sums import linear
 from swarmnet.wire import codecs, kernel_build, kernel_check, kernels
 from swarmnet.wire.kernel_check import results
 from swarmnet.wire.kernels import FAMILIES, Kernels
@@ -71,6 +72,20 @@ def test_integers_are_equal_bit_by_bit(found: Kernels, codec: str) -> None:
     @given(vectors("int64", numbers, st.integers(-300, 300)))
     def law(x: torch.Tensor) -> None:
         assert results(codec, x, found) == results(codec, x, None)
+
+    law()
+
+
+def test_products_are_equal(found: Kernels) -> None:
+    numbers = EDGES | st.integers(-40, 40) | st.integers(-(2**63), 2**63 - 1)
+
+    @given(vectors("int64", numbers, st.integers(-300, 300)), st.integers(0, 3000), st.binary(max_size=2))
+    def law(x: torch.Tensor, start: int, seed: bytes) -> None:
+        vector = linear.drawn(seed, start + x.numel())
+        with kernels.tried(None):
+            expected = vector.product(x, start)
+        with kernels.tried(found):
+            assert vector.product(x, start) == expected
 
     law()
 
