@@ -26,10 +26,22 @@ from typing import Any
 
 from swarmnet.directory import RECORD_BYTES, SMALL_RUN, ReadPace, Record, StageStatus
 from swarmnet.ids import Ballot, Chain, Generation, PeerId, RoundId, RunId, mark_of
-from swarmnet.messages import MAX_COUNTING, NONE, Commit, Committed, Control, Heartbeat, Prepare, Report, Stamp, roll_of
+from swarmnet.messages import (
+    MAX_COUNTING,
+    NONE,
+    Commit,
+    Committed,
+    Control,
+    Heartbeat,
+    Prepare,
+    Report,
+    Stamp,
+    first_of,
+    roll_of,
+)
 from swarmnet.net.identity import Identity
 from swarmnet.net.records import Announcement, part_of, parts_seen, places_of
-from swarmnet.step.commits import NAMED_EVERY, bits_of, first_of
+from swarmnet.step.commits import NAMED_EVERY, bits_of
 from swarmnet.step.graph import Graph
 from swarmnet.step.heartbeats import STRETCH
 from swarmnet.step.view import Timers

@@ -7,9 +7,10 @@ bound beside a field is what every reader insists on (`wire.fields`); a plain fl
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
@@ -105,6 +106,17 @@ def roll_of(contributors: tuple[PeerId, ...]) -> bytes:
 
 
 NOBODY = roll_of(())
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def place_of(peer: PeerId) -> bytes:
+    """Where a replica stands among those that may count, the lowest first."""
+    return hashlib.sha256(peer.encode()).digest()
+
+
+def first_of(peers: Set[PeerId]) -> frozenset[PeerId]:
+    """These peers; if they are too many, the same selection at every replica."""
+    return frozenset(peers if len(peers) <= MAX_COUNTING else sorted(peers, key=place_of)[:MAX_COUNTING])
 
 
 @dataclass(frozen=True, slots=True)
@@ -560,6 +572,8 @@ class Verdict:
     path: Annotated[bytes, Size(32 * MAX_PATH)]
     """From the work to the pledge's root."""
     findings: Annotated[tuple[Finding, ...], Entries(MAX_COUNTING)]
+    numerics: Annotated[str, Size(256)] = ""
+    """The class of all who found something: their signatures are of it, too."""
 
 
 StepControl = Heartbeat | Prepare | Claim | Granted | Moved | Report | Evicted | Release | Round | Committed | Execute

@@ -1,1 +1,1 @@
-"""Who answers for which work, and what proves that it was wrong (docs/trust.md). Pure."""
+"""Who did wrong, and how it is proven: pledges, draws, the court, evidence, receipts (docs/trust.md)."""

@@ -1,67 +1,55 @@
-"""What a contributor to a sum stands for: the bytes that it signs, and what its fields are hashes of. Pure."""
+"""What a contributor to a sum signs, and what a member signs that has computed a case again. Pure.
+
+The works of a contributor are the leaves of a Merkle tree that has a place for every index of any run: leaf i is the
+work of index i, an empty one where it counted none. So a root and an index mean one work: nobody can show one work to
+the first who asks, and another one to the next.
+"""
 
 from __future__ import annotations
 
 import functools
 import hashlib
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Set
 
+from swarmnet.bounds import MAX_INDEXES
 from swarmnet.ids import Generation, PeerId, RoundId
-from swarmnet.messages import Indexes, Pledge, Stamp
+from swarmnet.messages import Case, Finding, Indexes, Pledge, Stamp, WorkRecord, first_of
 
-_DOMAIN = b"swarmnet pledge 1\0"
-_SHARES, _PIECES, _VECTOR = b"swarmnet shares 1\0", b"swarmnet pieces 1\0", b"swarmnet vector 1\0"
+_PLEDGE, _SHARES = b"swarmnet pledge 1\0", b"swarmnet shares 1\0"
+_PIECES, _VECTOR = b"swarmnet pieces 1\0", b"swarmnet vector 1\0"
+_WORK, _NODE, _FINDING = b"swarmnet work 1\0", b"swarmnet works 1\0", b"swarmnet finding 1\0"
+
+DEPTH = (MAX_INDEXES - 1).bit_length()
+"""Hashes on the way from any work to its root."""
+
+WHOLE = -1
+"""The index of a case of a whole contribution."""
 
 SUM_PIECE = 1 << 16
 """Elements of a contribution that have one digest of their own, BLAKE3 of them as int64, lowest byte first."""
 
 
-def _hash(domain: bytes, *fields: bytes) -> bytes:
-    """SHA-256 of fields of any length: which bytes belong to which is hashed, too."""
-    of = hashlib.sha256(domain)
-    for each in fields:
-        of.update(struct.pack("<q", len(each)))
-        of.update(each)
-    return of.digest()
-
-
-def _of_round(stamp: Stamp, round_id: RoundId) -> tuple[bytes, ...]:
-    numbers = struct.pack(
-        "<qqqqqq",
-        stamp.step,
-        stamp.stage,
-        stamp.restart.number,
-        stamp.restart.version,
-        round_id.ballot.number,
-        round_id.number,
-    )
-    return numbers, stamp.chain.encode(), round_id.ballot.peer.encode()
-
-
 @functools.lru_cache(maxsize=1024)
 def statement(pledge: Pledge) -> bytes:
-    """What a pledge signs: all of it but the signature. The chain stands for run, stage and past."""
+    """What its signature is of: all other fields. The chain stands for run, stage and past."""
     return _hash(
-        _DOMAIN,
-        *_of_round(pledge.stamp, pledge.id),
+        _PLEDGE,
+        *_stamped(pledge.stamp),
+        _packed(pledge.id.ballot.number, pledge.id.number, pledge.product),
+        pledge.id.ballot.peer.encode(),
         pledge.digest,
         pledge.shares,
         pledge.peer.encode(),
-        struct.pack("<q", pledge.product),
         pledge.sum_root,
         pledge.work_root,
     )
 
 
 def shares_of(contributions: Iterable[tuple[PeerId, Generation, Indexes]], voided: Indexes) -> bytes:
-    """32 bytes: who contributed which indexes to a sum, and which are in nobody's. Generations are left out."""
-    said = sorted((peer, sorted(indexes)) for peer, _, indexes in contributions if indexes)
-    return _hash(
-        _SHARES,
-        *(field for peer, indexes in said for field in (peer.encode(), _numbers(indexes))),
-        _numbers(sorted(voided)),
-    )
+    """32 bytes that stand for who contributed which indexes to a sum, and which are in nobody's."""
+    each = sorted((peer, indexes) for peer, _, indexes in contributions if indexes)
+    return _hash(_SHARES, _bits(voided), *(part for peer, indexes in each for part in (peer.encode(), _bits(indexes))))
 
 
 def sum_root(pieces: Iterable[bytes]) -> bytes:
@@ -71,8 +59,146 @@ def sum_root(pieces: Iterable[bytes]) -> bytes:
 
 def vector_seed(stamp: Stamp, round_id: RoundId, digest: bytes) -> bytes:
     """What draws the vector that products are taken with: nobody knows it before the whole sum is fixed."""
-    return _hash(_VECTOR, *_of_round(stamp, round_id), digest)
+    return _hash(
+        _VECTOR,
+        *_stamped(stamp),
+        _packed(round_id.ballot.number, round_id.number),
+        round_id.ballot.peer.encode(),
+        digest,
+    )
 
 
-def _numbers(indexes: Iterable[int]) -> bytes:
-    return ",".join(map(str, indexes)).encode()
+# ---------------------------------------------------------------- works
+
+
+def leaf(work: WorkRecord) -> bytes:
+    """32 bytes that stand for a work."""
+    return _hash(
+        _WORK,
+        struct.pack("<qqd", work.index, work.num_tokens, work.loss_sum + 0.0),  # 0.0 is also written -0.0
+        work.input,
+        work.output,
+        work.gradient,
+        work.answer,
+    )
+
+
+def root_of(leaves: Mapping[int, bytes]) -> bytes:
+    """The root over the leaves of these indexes."""
+    return _levels(leaves)[DEPTH].get(0, _EMPTY[DEPTH])
+
+
+def path_of(leaves: Mapping[int, bytes], index: int) -> bytes:
+    """What `proves` needs beside the work of `index`: `DEPTH` hashes of 32 bytes, from the leaf upwards."""
+    levels = _levels(leaves)
+    return b"".join(levels[at].get((index >> at) ^ 1, _EMPTY[at]) for at in range(DEPTH))
+
+
+def proves(path: bytes, work: WorkRecord, root: bytes) -> bool:
+    """Is it the work that `root` has at its index?"""
+    if len(path) != 32 * DEPTH:
+        return False
+    node = leaf(work)
+    for at in range(DEPTH):
+        other = path[32 * at : 32 * at + 32]
+        node = _node(other, node) if work.index >> at & 1 else _node(node, other)
+    return node == root
+
+
+def _node(left: bytes, right: bytes) -> bytes:
+    return hashlib.sha256(_NODE + left + right).digest()
+
+
+def _levels(leaves: Mapping[int, bytes]) -> list[dict[int, bytes]]:
+    levels = [dict(leaves)]
+    for at in range(DEPTH):
+        below, places = levels[-1], {place >> 1 for place in levels[-1]}
+        empty = _EMPTY[at]
+        levels.append({n: _node(below.get(2 * n, empty), below.get(2 * n + 1, empty)) for n in places})
+    return levels
+
+
+def _empty() -> list[bytes]:
+    nodes = [bytes(32)]
+    for _ in range(DEPTH):
+        nodes.append(_node(nodes[-1], nodes[-1]))
+    return nodes
+
+
+_EMPTY = _empty()
+"""Of each level: a node without a work below it."""
+
+
+# ---------------------------------------------------------------- findings
+
+
+def case_of(pledge: Pledge, work: WorkRecord | None) -> Case:
+    """The case of one work of a contributor, or (None) of its whole contribution."""
+    return Case(pledge.stamp, pledge.peer, WHOLE if work is None else work.index)
+
+
+def pledged(pledge: Pledge, work: WorkRecord | None) -> bytes:
+    """What the accused itself says in that case: what an honest finding is equal to, if it is honest."""
+    return pledge.sum_root if work is None else leaf(work)
+
+
+def finding_statement(finding: Finding, pledge: Pledge, numerics: str) -> bytes:
+    """What a finding's signature is of.
+
+    pledge: of the accused. It fixes what went into the case, and by `shares` who judges it; so what is found of one
+    pledge proves nothing about another. numerics: the class of the signer: other classes round otherwise.
+    """
+    case = finding.case
+    return _hash(
+        _FINDING,
+        *_stamped(case.stamp),
+        case.accused.encode(),
+        _packed(case.index),
+        finding.found,
+        finding.peer.encode(),
+        statement(pledge),
+        numerics.encode(),
+    )
+
+
+def jury_of(contributors: Set[PeerId], accused: PeerId) -> frozenset[PeerId]:
+    """Whose word settles a case: those contributors whose votes make a commit, and the accused by its pledge."""
+    return first_of(contributors) | {accused}
+
+
+def settled(says: Mapping[PeerId, bytes], jury: Set[PeerId]) -> bytes | None:
+    """What more than half of the jury says; None: they do not agree.
+
+    While less than half of it lies, one of those who agree is honest: it is the truth, and who says otherwise lies.
+    Of two, neither can be named.
+    """
+    if len(jury) < 3:
+        return None
+    voices = [says[peer] for peer in jury if peer in says]
+    return next((value for value in voices if 2 * voices.count(value) > len(jury)), None)
+
+
+# ---------------------------------------------------------------- bytes
+
+
+def _stamped(stamp: Stamp) -> tuple[bytes, bytes]:
+    return _packed(stamp.step, stamp.stage, stamp.restart.number, stamp.restart.version), stamp.chain.encode()
+
+
+def _packed(*numbers: int) -> bytes:
+    return struct.pack(f"<{len(numbers)}q", *numbers)
+
+
+def _hash(domain: bytes, *parts: bytes) -> bytes:
+    # With its length before it, no part can pass for two others.
+    of = hashlib.sha256(domain)
+    for part in parts:
+        of.update(len(part).to_bytes(4, "little") + part)
+    return of.digest()
+
+
+def _bits(indexes: Indexes) -> bytes:
+    bits = bytearray(max(indexes, default=-1) // 8 + 1)
+    for index in indexes:
+        bits[index >> 3] |= 1 << (index & 7)
+    return bytes(bits)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from blake3 import blake3
 
-from swarmnet.audit.merkle import leaf, path, root
+from swarmnet.audit.pledge import leaf, path_of, root_of
 from swarmnet.errors import BadMessage, RejectCode
 from swarmnet.messages import AuditData, AuditRequest, Packed, WorkRecord
 
@@ -114,14 +114,14 @@ class WorkBook:
 
     def root(self, step: int) -> bytes:
         """The root over what was counted in that step."""
-        return root(self._leaves(step))
+        return root_of(self._leaves(step))
 
     def shown(self, step: int, index: int) -> AuditData | None:
         """What went into a microbatch, its record, and the way to the root; None: not counted here, or dropped."""
         work = self._steps.get(step, {}).get(index)
         if work is None or work.payload is None:
             return None
-        return AuditData(work.record, path(self._leaves(step), index), work.payload)
+        return AuditData(work.record, path_of(self._leaves(step), index), work.payload)
 
     def _leaves(self, step: int) -> dict[int, bytes]:
         return {index: leaf(record) for index, record in self.records(step).items()}

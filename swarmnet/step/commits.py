@@ -9,11 +9,11 @@ from __future__ import annotations
 import functools
 import hashlib
 import struct
-from collections.abc import Iterable, Set
+from collections.abc import Iterable
 from dataclasses import replace
 
 from swarmnet.ids import PeerId, Restart
-from swarmnet.messages import MAX_COUNTING, Ack, Commit, Finished, Round, Stamp, contributors_of, roll_of
+from swarmnet.messages import Ack, Commit, Finished, Round, Stamp, contributors_of, first_of, roll_of
 
 _DOMAIN = b"swarmnet vote 2\0"
 
@@ -52,17 +52,6 @@ def commit_of(stamp: Stamp, finished: Finished) -> Commit:
 def counting(of: Finished | Round) -> tuple[PeerId, ...]:
     """The contributors that its commit names."""
     return tuple(sorted(first_of(contributors_of(of))))
-
-
-@functools.lru_cache(maxsize=1 << 14)
-def place_of(peer: PeerId) -> bytes:
-    """Where a replica stands among those that may count, the lowest first."""
-    return hashlib.sha256(peer.encode()).digest()
-
-
-def first_of(peers: Set[PeerId]) -> frozenset[PeerId]:
-    """These peers; if they are too many, the same selection at every replica."""
-    return frozenset(peers if len(peers) <= MAX_COUNTING else sorted(peers, key=place_of)[:MAX_COUNTING])
 
 
 @functools.lru_cache(maxsize=1024)

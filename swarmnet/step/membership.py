@@ -21,9 +21,9 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 
 from swarmnet.ids import NO_RESTART, PeerId, Restart, Signer
-from swarmnet.messages import MAX_VOTES, Commit, Finished, Vote, contributors_of
+from swarmnet.messages import MAX_VOTES, Commit, Finished, Vote, contributors_of, first_of, place_of
 from swarmnet.step.actions import Note, note
-from swarmnet.step.commits import Rolls, first_of, place_of, statement
+from swarmnet.step.commits import Rolls, statement
 from swarmnet.step.view import View
 
 _STAYS = 32

@@ -1,0 +1,420 @@
+"""Who did wrong: one replica's part in finding it out. Events and `now` in, actions out; pure.
+
+    drawn        a work of the step before last is drawn, and I am its first auditor: compute it again     (`applied`)
+    accused      what I find is not what was pledged: my signed finding goes to all mates                  (`found`)
+    tried        who hears an accusation computes the case again, and says what it finds                   (`hear`)
+    settled      more than half of the jury says one value: who said another is convicted, with the proof
+    disputed     no value can get so many voices any more (in a stage of two, always)
+
+The jury is those contributors to the sum whose votes make its commit, and the accused, which speaks by its pledge.
+While less than half of it lies, no honest peer is convicted: a value that more than half of it says, an honest one
+says. And then a false work that an honest auditor has looked at is settled. A false accusation convicts its accuser
+by the same count, so each trial costs somebody its place.
+
+Only findings of my own numerics class count here: another class rounds otherwise. It is part of what is signed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Set
+from dataclasses import dataclass, field, replace
+
+from swarmnet.audit.draw import auditors, index_drawn, seed_of, share_drawn
+from swarmnet.audit.pledge import (
+    WHOLE,
+    case_of,
+    finding_statement,
+    jury_of,
+    pledged,
+    proves,
+    settled,
+    shares_of,
+    statement,
+)
+from swarmnet.audit.proof import Pair, contradict, odd, refusal, says_of
+from swarmnet.bounds import Recent
+from swarmnet.ids import Chain, PeerId, Signer
+from swarmnet.messages import MAX_COUNTING, Case, Finding, Finished, Pledge, Stamp, Verdict, WorkRecord, contributors_of
+
+KEEP_STEPS = 16
+"""Versions after which a case is forgotten."""
+
+MAX_OPEN = 64
+"""Cases that are open at a time."""
+
+AGAIN_S = 5.0
+"""As long as a case is open, what I found is said again this often: messages are lost."""
+
+_MOST_PLEDGES = 4
+"""Of one peer for one sum: rounds may differ."""
+
+_NO_FINDING = bytes(32)
+
+
+# ---------------------------------------------------------------- actions
+
+
+@dataclass(frozen=True, slots=True)
+class Recompute:
+    """Fetch what went into the case, ask `Court.served` whether it is worth it, compute it, say `Court.found`."""
+
+    case: Case
+    pledge: Pledge
+    accuser: PeerId | None
+    """Who has it, too; None: it was drawn."""
+
+
+@dataclass(frozen=True, slots=True)
+class SayFinding:
+    """Tell all replicas of my stage."""
+
+    finding: Finding
+
+
+@dataclass(frozen=True, slots=True)
+class Convict:
+    """That peer has done wrong: it counts no more. Tell everybody the proof."""
+
+    peer: PeerId
+    proof: Verdict | Pair
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class StrikePeer:
+    """It answers and does not hand out what it has pledged."""
+
+    peer: PeerId
+    case: Case
+
+
+@dataclass(frozen=True, slots=True)
+class Dispute:
+    """Somebody lies, and nobody can be named: for the log and status."""
+
+    case: Case
+    says: dict[PeerId, bytes]
+    """What each said; the accused by its pledge."""
+
+
+CourtAction = Recompute | SayFinding | Convict | StrikePeer | Dispute
+
+
+# ---------------------------------------------------------------- the court
+
+
+@dataclass(slots=True)
+class CountedSum:
+    """A step's committed sum, and what its contributors pledged."""
+
+    stamp: Stamp
+    digest: bytes
+    shares: bytes
+    owners: dict[int, PeerId]
+    contributors: frozenset[PeerId]
+    pledges: dict[PeerId, list[Pledge]] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Trial:
+    """An open case, or one that has ended: late findings in it may convict others."""
+
+    pledge: Pledge
+    accuser: PeerId | None
+    work: WorkRecord | None = None
+    path: bytes = b""
+    served: bool = False
+    findings: dict[PeerId, Finding] = field(default_factory=dict)
+    ended: str = ""
+    """"named", "disputed", or "idle": whoever spoke found what was pledged."""
+    said_at: float = 0.0
+
+
+class Court:
+    """What one replica knows of cases of its stage.
+
+    Args:
+        microbatches, contributions: shares that are drawn, as in the manifest.
+        numerics: a peer's numerics class, as it says; "": not known.
+        operator: who stands behind a peer, as far as can be seen.
+    """
+
+    def __init__(
+        self,
+        me: PeerId,
+        stage: int,
+        signer: Signer,
+        *,
+        microbatches: float,
+        contributions: float,
+        numerics: Callable[[PeerId], str],
+        operator: Callable[[PeerId], str],
+    ) -> None:
+        self.me, self.stage, self._signer = me, stage, signer
+        self._microbatches, self._contributions = microbatches, contributions
+        self._numerics, self._operator = numerics, operator
+        self._sums: dict[int, CountedSum] = {}
+        self._pledged: Recent[tuple[PeerId, Stamp, object, bytes], Pledge] = Recent(1 << 12)
+        self._trials: dict[tuple[Case, bytes], Trial] = {}
+        self.convicted: set[PeerId] = set()
+
+    # ------------------------------------------------------------ steps
+
+    def applied(
+        self, stamp: Stamp, finished: Finished, pledges: Iterable[Pledge], later: Chain, live: Set[PeerId]
+    ) -> list[CourtAction]:
+        """That sum is applied. Draws among the works of the step before.
+
+        Args:
+            stamp: of the applied step.
+            pledges: of its contributors; others may follow by `hear_pledge`.
+            later: the chain of the version that the step has made.
+            live: replicas of my stage that may audit.
+        """
+        if any(known.stamp.restart != stamp.restart for known in self._sums.values()):
+            # The run went back: what was pledged for given-up steps binds nobody.
+            self._sums.clear()
+            self._trials.clear()
+        owners = {index: peer for peer, _, indexes in finished.contributions for index in indexes}
+        shares = shares_of(finished.contributions, finished.voided)
+        self._sums[stamp.step] = CountedSum(stamp, finished.digest, shares, owners, contributors_of(finished))
+        actions = [action for pledge in pledges for action in self.hear_pledge(pledge)]
+        actions += self._forget(stamp.step + 1 - KEEP_STEPS)
+        before = self._sums.get(stamp.step - 1)
+        return actions if before is None else actions + self._draw(before, later, live)
+
+    def hear_pledge(self, pledge: Pledge) -> list[CourtAction]:
+        """A contributor to a sum of my stage has pledged that."""
+        if not self._signer.verify(pledge.peer, statement(pledge), pledge.signature):
+            return []
+        of = pledge.peer, pledge.stamp, pledge.id, pledge.digest
+        first = self._pledged.get(of)
+        if first is None:
+            first = self._pledged[of] = pledge
+        if contradict(first, pledge):
+            return self._convict([pledge.peer], (first, pledge), "has pledged two things for one sum")
+        counted = self._counted(pledge.stamp)
+        if counted is not None and (pledge.digest, pledge.shares) == (counted.digest, counted.shares):
+            known = counted.pledges.setdefault(pledge.peer, [])
+            if pledge.peer in counted.contributors and pledge not in known and len(known) < _MOST_PLEDGES:
+                known.append(pledge)
+        return []
+
+    def _draw(self, counted: CountedSum, later: Chain, live: Set[PeerId]) -> list[CourtAction]:
+        seed = seed_of(counted.stamp.step, self.stage, later)
+        drawn = [(peer, i) for i, peer in counted.owners.items() if index_drawn(seed, i, self._microbatches)]
+        drawn += [(peer, WHOLE) for peer in counted.contributors if share_drawn(seed, peer, self._contributions)]
+        cases = [Case(counted.stamp, peer, index) for peer, index in sorted(drawn, key=lambda of: (of[1], of[0]))]
+        return [
+            Recompute(case, counted.pledges[case.accused][0], None)
+            for case in cases
+            if case.accused in counted.pledges and case.accused not in self.convicted
+            if self._first_auditor(seed, case, counted.contributors & (live | {self.me})) == self.me
+        ]
+
+    def _first_auditor(self, seed: bytes, case: Case, candidates: Set[PeerId]) -> PeerId | None:
+        alike = [peer for peer in candidates - self.convicted if self._alike(peer, case.accused)]
+        return next(iter(auditors(seed, case, alike, self._operator)), None)
+
+    # ------------------------------------------------------------ cases
+
+    def served(self, pledge: Pledge, work: WorkRecord | None, path: bytes) -> bool:
+        """That is the work as it was handed out (None: of the whole contribution); is it worth computing?
+
+        False: it is not the one that was pledged, or who accused has found just what was pledged.
+        """
+        if work is not None and not proves(path, work, pledge.work_root):
+            return False
+        trial = self._trials.get(_key(pledge, work))
+        if trial is None:
+            return True
+        trial.work, trial.path, trial.served = work, path, True
+        # Nobody says otherwise, so nobody would be odd: a trial that costs its accuser nothing costs us no compute.
+        if all(finding.found == pledged(pledge, work) for finding in trial.findings.values()):
+            trial.ended = "idle"
+        return trial.ended != "idle"
+
+    def withheld(self, pledge: Pledge, index: int) -> list[CourtAction]:
+        """The accused answers, and does not hand that work out, or another one than it pledged."""
+        return [StrikePeer(pledge.peer, Case(pledge.stamp, pledge.peer, index))]
+
+    def found(
+        self, pledge: Pledge, found: bytes, work: WorkRecord | None = None, path: bytes = b"", *, now: float
+    ) -> list[CourtAction]:
+        """I have computed a case again.
+
+        Args:
+            found: `pledge.leaf` of the work as it should be, or the root of the pieces of the contribution.
+            work, path: as the accused has pledged it; None: its whole contribution.
+        """
+        case, counted = case_of(pledge, work), self._counted(pledge.stamp)
+        known = () if counted is None else counted.pledges.get(pledge.peer, ())
+        if counted is None or pledge not in known or not self._alike(self.me, pledge.peer):
+            return []
+        trial = self._trials.get(_key(pledge, work))
+        if trial is None:
+            if found == pledged(pledge, work):
+                return []
+            # While mates are busy with another case of mine they do not hear of this one: `tick` says it again.
+            trial = self._trials[_key(pledge, work)] = Trial(pledge, self.me)
+        if self.me in trial.findings:
+            return []
+        trial.work, trial.path, trial.served, trial.said_at = work, path, True, now
+        mine = Finding(case, found, self.me)
+        signature = self._signer.sign(finding_statement(mine, pledge, self._numerics(self.me)))
+        trial.findings[self.me] = replace(mine, signature=signature)
+        return [SayFinding(trial.findings[self.me]), *self._settle(trial, counted)]
+
+    def hear(self, finding: Finding) -> list[CourtAction]:
+        """A mate says what it has found: the first in a case accuses."""
+        case, peer = finding.case, finding.peer
+        counted = self._counted(case.stamp)
+        if counted is None or peer == case.accused or peer not in counted.contributors:
+            return []
+        pledge = self._meant(finding, counted)
+        if pledge is None:
+            return []
+        trial = self._trials.get((case, statement(pledge)))
+        news = trial is None
+        if trial is None:
+            harmless = case.index == WHOLE and finding.found == pledge.sum_root
+            if harmless or peer in self.convicted or case.accused in self.convicted:
+                return []
+            trial = self._open(pledge, (case, statement(pledge)), peer)
+        if trial is None or peer in trial.findings:
+            return []
+        trial.findings[peer] = finding
+        trial.served |= case.index == WHOLE
+        if trial.ended == "idle" and finding.found != pledged(pledge, trial.work):
+            trial.ended, news = "", True
+        # The accused is no judge of itself, and another class finds other bits.
+        judges = news and self.me in counted.contributors - {case.accused} and self._alike(self.me, case.accused)
+        asked: list[CourtAction] = [Recompute(case, pledge, peer)] if judges else []
+        return [*asked, *self._settle(trial, counted)]
+
+    def hear_verdict(self, verdict: Verdict, contributors: Set[PeerId]) -> list[CourtAction]:
+        """Somebody has proof against a peer of any stage.
+
+        Args:
+            contributors: whom the commit of that stage and step names; () where I know none: then it is ignored.
+        """
+        accused = verdict.pledge.peer
+        # Signatures cost time; of one who is convicted there is nothing to learn.
+        if (
+            not contributors
+            or not odd(verdict, contributors) - self.convicted
+            or refusal(verdict, contributors, self._signer.verify)
+        ):
+            return []
+        if (trial := self._trials.get(_key(verdict.pledge, verdict.work))) is not None:
+            trial.ended = "named"
+        return self._convict(sorted(odd(verdict, contributors)), verdict, _reason(verdict, accused))
+
+    def hear_pair(self, pair: Pair) -> list[CourtAction]:
+        """Somebody shows two pledges of one peer."""
+        if pair[0].peer in self.convicted or refusal(pair, frozenset(), self._signer.verify):
+            return []
+        return self._convict([pair[0].peer], pair, "has pledged two things for one sum")
+
+    def tick(self, now: float) -> list[CourtAction]:
+        """Say again what I found, where it may not have been heard."""
+        actions: list[CourtAction] = []
+        for trial in self._trials.values():
+            if not trial.ended and self.me in trial.findings and now - trial.said_at >= AGAIN_S:
+                trial.said_at = now
+                actions.append(SayFinding(trial.findings[self.me]))
+        return actions
+
+    @property
+    def open_cases(self) -> int:
+        """Cases that are not settled yet."""
+        return sum(not trial.ended for trial in self._trials.values())
+
+    # ------------------------------------------------------------ inside
+
+    def _counted(self, stamp: Stamp) -> CountedSum | None:
+        counted = self._sums.get(stamp.step)
+        return counted if counted is not None and counted.stamp == stamp else None
+
+    def _alike(self, one: PeerId, other: PeerId) -> bool:
+        return self._numerics(one) == self._numerics(other) != ""
+
+    def _meant(self, finding: Finding, counted: CountedSum) -> Pledge | None:
+        """The pledge that its signature is of, in my class."""
+        for pledge in counted.pledges.get(finding.case.accused, ()):
+            said = finding_statement(finding, pledge, self._numerics(self.me))
+            if self._signer.verify(finding.peer, said, finding.signature):
+                return pledge
+        return None
+
+    def _open(self, pledge: Pledge, key: tuple[Case, bytes], accuser: PeerId) -> Trial | None:
+        # Who accuses has one case of a step at a time. Where it led to nothing, it has had its chance.
+        busy = any(
+            trial.accuser == accuser and trial.pledge.stamp == pledge.stamp and trial.ended != "named"
+            for trial in self._trials.values()
+        )
+        if busy:
+            return None
+        if self.open_cases >= MAX_OPEN:
+            # One whose work nobody hands out may never be settled.
+            unserved = next((of for of, trial in self._trials.items() if not trial.ended and not trial.served), None)
+            if unserved is None:
+                return None
+            del self._trials[unserved]
+        trial = self._trials[key] = Trial(pledge, accuser)
+        return trial
+
+    def _settle(self, trial: Trial, counted: CountedSum) -> list[CourtAction]:
+        # Until the work is here I do not know what the accused says.
+        if not trial.served:
+            return []
+        pledge, jury = trial.pledge, jury_of(counted.contributors, trial.pledge.peer)
+        whole = self._verdict(trial, tuple(trial.findings.values()))
+        says = says_of(whole)
+        truth = settled(says, jury)
+        if truth is not None:
+            wrong = odd(whole, counted.contributors)
+            # Enough of those who agree, and room for those who do not.
+            right = [f for f in trial.findings.values() if f.found == truth and f.peer in jury][: len(jury) // 2 + 1]
+            others = [f for f in trial.findings.values() if f.peer in wrong - self.convicted]
+            verdict = self._verdict(trial, (*right, *others)[:MAX_COUNTING])
+            trial.ended = "named" if wrong else trial.ended
+            return self._convict(sorted(odd(verdict, counted.contributors)), verdict, _reason(verdict, pledge.peer))
+        unsaid = len(jury - says.keys())
+        most = max([says[peer] for peer in jury & says.keys()].count(value) for value in says.values())
+        if trial.ended or 2 * (most + unsaid) > len(jury):
+            return []
+        trial.ended = "disputed"
+        return [Dispute(case_of(pledge, trial.work), says)]
+
+    def _verdict(self, trial: Trial, findings: tuple[Finding, ...]) -> Verdict:
+        return Verdict(trial.pledge, trial.work, trial.path, findings, self._numerics(self.me))
+
+    def _convict(self, peers: Iterable[PeerId], proof: Verdict | Pair, reason: str) -> list[CourtAction]:
+        new = [peer for peer in peers if peer not in self.convicted]
+        self.convicted.update(new)
+        for trial in self._trials.values():
+            if trial.pledge.peer in new:
+                trial.ended = "named"
+        return [Convict(peer, proof, reason) for peer in new]
+
+    def _forget(self, oldest: int) -> list[CourtAction]:
+        """Drop what is older; an open case that is dropped is a dispute."""
+        for step in [step for step in self._sums if step < oldest]:
+            del self._sums[step]
+        gone = [key for key in self._trials if key[0].stamp.step < oldest]
+        trials = [(case, self._trials.pop((case, of))) for case, of in gone]
+        return [
+            Dispute(case, says_of(self._verdict(trial, tuple(trial.findings.values()))))
+            for case, trial in trials
+            if not trial.ended and trial.served
+        ]
+
+
+def _key(pledge: Pledge, work: WorkRecord | None) -> tuple[Case, bytes]:
+    return case_of(pledge, work), statement(pledge)
+
+
+def _reason(verdict: Verdict, accused: PeerId) -> str:
+    what = "its contribution" if verdict.work is None else f"microbatch {verdict.work.index}"
+    return f"step {verdict.pledge.stamp.step}, {what} of {accused}: others find what it does not"

@@ -1,0 +1,85 @@
+"""What proves to anybody, without the run, that a peer did wrong: signatures alone. Pure.
+
+| proof | says |
+|---|---|
+| `Verdict` | in a case, more than half of the jury found one value, and somebody signed another |
+| two pledges | one contributor signed two different ones for one sum in one round |
+
+Who is convicted by a verdict has itself signed who contributed (`Pledge.shares`; in a finding, the accused's pledge).
+So nobody can be convicted by a jury that it did not know. What is left to believe is that more than half of that jury
+is honest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Set
+
+from swarmnet.audit.pledge import case_of, finding_statement, jury_of, pledged, proves, settled, statement
+from swarmnet.ids import PeerId
+from swarmnet.messages import MAX_COUNTING, Pledge, Verdict
+
+Verify = Callable[[PeerId, bytes, bytes], bool]
+"""(who, what, signature): did they sign it?"""
+
+Pair = tuple[Pledge, Pledge]
+
+
+def says_of(verdict: Verdict) -> dict[PeerId, bytes]:
+    """What each says in the case: the accused by its pledge."""
+    says = {finding.peer: finding.found for finding in verdict.findings}
+    return says | {verdict.pledge.peer: pledged(verdict.pledge, verdict.work)}
+
+
+def odd(proof: Verdict | Pair, contributors: Set[PeerId]) -> frozenset[PeerId]:
+    """Who has done wrong, if `refusal` has nothing against the proof. contributors: to the sum, as in `refusal`."""
+    if not isinstance(proof, Verdict):
+        return frozenset([proof[0].peer])
+    says = says_of(proof)
+    truth = settled(says, jury_of(contributors, proof.pledge.peer))
+    return frozenset(peer for peer, value in says.items() if truth is not None and value != truth)
+
+
+def refusal(proof: Verdict | Pair, contributors: Set[PeerId], verify: Verify) -> str:
+    """Why it proves nothing, in words; "" if it does.
+
+    Args:
+        contributors: to the sum; those that its commit names are enough.
+    """
+    if not isinstance(proof, Verdict):
+        return _of_pair(proof, verify)
+    pledge, work = proof.pledge, proof.work
+    if not verify(pledge.peer, statement(pledge), pledge.signature):
+        return "the accused has not signed that pledge"
+    if not proves(proof.path, work, pledge.work_root) if work is not None else proof.path:
+        return "the work is not the one that was pledged"
+    # A commit names so many at most: a shorter list is whole.
+    if pledge.peer not in contributors and len(contributors) < MAX_COUNTING:
+        return "the accused did not contribute"
+    case, seen = case_of(pledge, work), {pledge.peer}
+    for finding in proof.findings:
+        # The accused has its say by its pledge.
+        if finding.peer in seen:
+            return "somebody has two voices"
+        seen.add(finding.peer)
+        if finding.case != case:
+            return "a finding is of another case"
+        if not verify(finding.peer, finding_statement(finding, pledge, proof.numerics), finding.signature):
+            return "a finding is not signed by its peer"
+    if settled(says_of(proof), jury_of(contributors, pledge.peer)) is None:
+        return "no more than half of the jury agree"
+    return "" if odd(proof, contributors) else "all say the same"
+
+
+def _of_pair(pair: Pair, verify: Verify) -> str:
+    first, second = pair
+    if not all(verify(pledge.peer, statement(pledge), pledge.signature) for pledge in pair):
+        return "a pledge is not signed by its peer"
+    if not contradict(first, second):
+        return "one peer may have signed both pledges"
+    return ""
+
+
+def contradict(first: Pledge, second: Pledge) -> bool:
+    """Does an honest peer sign one of them at most? Of one sum in one round there is one pledge."""
+    same = (first.peer, first.stamp, first.id, first.digest) == (second.peer, second.stamp, second.id, second.digest)
+    return same and statement(first) != statement(second)

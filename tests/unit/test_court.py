@@ -1,0 +1,248 @@
+"""Who is convicted, and who never is, whatever less than half of a stage says in whatever order."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from court_room import LATER, STEP, Notary, Stage, digest_of, finished_of, stamp_of
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from swarmnet.audit.court import AGAIN_S, KEEP_STEPS, MAX_OPEN, Convict, Dispute, Recompute, SayFinding
+from swarmnet.audit.draw import auditors, chance_named, index_drawn, seed_of
+from swarmnet.audit.pledge import WHOLE, finding_statement, leaf, path_of, statement
+from swarmnet.audit.proof import refusal
+from swarmnet.messages import Case, Finding, Verdict
+
+SEEDS = st.integers(0, 2**32)
+
+
+@st.composite
+def stages(draw: st.DrawFn, least: int = 2) -> tuple[int, int]:
+    """(members, liars): less than half of them."""
+    size = draw(st.integers(least, 9))
+    return size, draw(st.integers(0, (size - 1) // 2))
+
+
+@settings(max_examples=60, deadline=None)
+@given(stages(), SEEDS, st.sampled_from([0.0, 0.3]), st.sampled_from([0.0, 0.3]), st.sampled_from([0.0, 0.5, 1.0]))
+def test_no_honest_peer_is_ever_convicted(
+    stage: tuple[int, int], seed: int, lost: float, doubled: float, false: float
+) -> None:
+    room = Stage(*stage, seed, false=false)
+    room.begin()
+    room.run(lost=lost, doubled=doubled, lies=20)
+    for peer in room.honest:
+        assert not room.members[peer].court.convicted & room.honest
+        for action in room.actions[peer]:
+            if isinstance(action, Convict):
+                assert refusal(action.proof, frozenset(room.names), Notary.verify) == ""
+
+
+@settings(max_examples=60, deadline=None)
+@given(stages(least=3), SEEDS, st.sampled_from([0.0, 0.3]))
+def test_a_false_work_that_an_honest_auditor_looked_at_is_named(
+    stage: tuple[int, int], seed: int, doubled: float
+) -> None:
+    room = Stage(*stage, seed, false=0.5)
+    room.begin()
+    accused = {
+        action.case.accused
+        for peer in room.honest
+        for action in room.actions[peer]
+        if isinstance(action, Recompute) and room.is_false(action.pledge, action.case.index)
+    }
+    room.run(lost=0.0, doubled=doubled, lies=10)
+    for peer in room.honest:
+        assert accused <= room.members[peer].court.convicted
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(3, 9), SEEDS)
+def test_who_accuses_falsely_is_named_itself(size: int, seed: int) -> None:
+    room = Stage(size, 1, seed, false=0.0, rate=0.0)
+    room.begin()
+    (liar,) = room.liars
+    accused = room.random.choice(sorted(room.honest))
+    pledge = next(pledge for pledge in room.pledges if pledge.peer == accused)
+    index = room.random.choice([WHOLE, *room.members[accused].works[pledge]])
+    finding = said(liar, pledge, index, digest_of("lie"))
+    room.said.append((finding, pledge))
+    room.tell(liar, finding)
+    room.run(lost=0.0, doubled=0.0, lies=0)
+    for peer in room.honest - {accused}:
+        assert room.members[peer].court.convicted == {liar}
+
+
+def test_two_replicas_dispute_and_name_nobody() -> None:
+    room = Stage(2, 1, 3)
+    room.begin()
+    room.run(lost=0.0, doubled=0.0, lies=0)
+    (peer,) = room.honest
+    assert not room.members[peer].court.convicted
+    assert any(isinstance(action, Dispute) for action in room.actions[peer])
+
+
+def said(peer, pledge, index: int, found: bytes, numerics: str = "cpu") -> Finding:
+    finding = Finding(Case(pledge.stamp, pledge.peer, index), found, peer)
+    return replace(finding, signature=Notary(peer).sign(finding_statement(finding, pledge, numerics)))
+
+
+def quiet(size: int = 5, seed: int = 1) -> Stage:
+    """All honest, nothing drawn."""
+    room = Stage(size, 0, seed, rate=0.0)
+    room.begin()
+    return room
+
+
+def of(room: Stage, peer) -> tuple:
+    pledge = next(pledge for pledge in room.pledges if pledge.peer == peer)
+    index, works = min(room.members[peer].works[pledge]), room.members[peer].works[pledge]
+    return pledge, works[index], path_of({at: leaf(work) for at, work in works.items()}, index)
+
+
+def test_what_another_class_finds_is_no_finding_here() -> None:
+    room = quiet()
+    a, b, c, *_ = room.names
+    pledge, work, _ = of(room, a)
+    assert room.members[b].court.hear(said(c, pledge, work.index, digest_of("x"), "cuda")) == []
+
+
+def test_a_finding_of_one_pledge_proves_nothing_about_another() -> None:
+    """The accused computed a microbatch again in another round, of other inputs: both pledges are true."""
+    room = quiet()
+    a, *others = room.names
+    pledge, work, path = of(room, a)
+    second = room.pledge(a, 0.0, number=1)
+    found = room.found(second, work.index)
+    findings = tuple(said(peer, second, work.index, found) for peer in others)
+    forged = Verdict(pledge, work, path, findings, "cpu")
+    assert refusal(forged, frozenset(room.names), Notary.verify) == "a finding is not signed by its peer"
+    assert room.members[others[0]].court.hear_verdict(forged, frozenset(room.names)) == []
+
+
+def test_whose_finding_is_what_was_pledged_costs_nobody_compute() -> None:
+    room = quiet()
+    a, b, c, d, _ = room.names
+    pledge, work, path = of(room, a)
+    court = room.members[b].court
+    (asked,) = court.hear(said(c, pledge, work.index, leaf(work)))
+    assert isinstance(asked, Recompute) and asked.accuser == c
+    assert not court.served(pledge, work, path)
+    assert court.open_cases == 0
+    # Who then says otherwise has accused.
+    assert court.hear(said(d, pledge, work.index, digest_of("x"))) == [Recompute(asked.case, pledge, d)]
+    assert court.served(pledge, work, path)
+
+
+def test_an_accuser_has_one_open_case_of_a_step() -> None:
+    room = quiet()
+    a, b, c, d, _ = room.names
+    court = room.members[b].court
+    (first, work, _), (second, other, _) = of(room, a), of(room, c)
+    assert court.hear(said(d, first, work.index, digest_of("x")))
+    assert court.hear(said(d, second, other.index, digest_of("x"))) == []
+    assert court.open_cases == 1 <= MAX_OPEN
+
+
+def test_cases_nobody_serves_make_room() -> None:
+    room = quiet(size=MAX_OPEN + 2)
+    me, *accusers = room.names
+    court = room.members[me].court
+    for at, peer in enumerate(accusers):
+        # Each accuses another one, and nobody hands anything out.
+        target, its, _ = of(room, accusers[at - 1])
+        assert court.hear(said(peer, target, its.index, digest_of("x")))
+    assert court.open_cases == MAX_OPEN
+
+
+def test_a_finding_is_said_again_until_the_case_is_settled() -> None:
+    room = quiet()
+    a, b, *others = room.names
+    pledge, work, path = of(room, a)
+    court = room.members[b].court
+    court.found(pledge, digest_of("x"), work, path, now=1.0)
+    assert court.tick(1.0 + AGAIN_S / 2) == []
+    (again,) = court.tick(1.0 + AGAIN_S)
+    assert isinstance(again, SayFinding)
+    for peer in others[:2]:
+        court.hear(said(peer, pledge, work.index, digest_of("x")))
+    assert court.convicted == {a}
+    assert court.tick(100.0) == []
+
+
+def test_old_cases_are_forgotten_and_those_without_an_end_are_told() -> None:
+    room = quiet()
+    a, b, *_ = room.names
+    pledge, work, path = of(room, a)
+    court = room.members[b].court
+    court.found(pledge, digest_of("x"), work, path, now=1.0)
+    actions = []
+    for step in range(STEP + 2, STEP + KEEP_STEPS + 1):
+        actions += court.applied(stamp_of(step), finished_of(step, room.names), (), LATER, frozenset(room.names))
+    (dispute,) = actions
+    assert isinstance(dispute, Dispute) and dispute.case.accused == a
+    assert court.open_cases == 0
+    assert court.hear(said(b, pledge, work.index, digest_of("x"))) == []
+
+
+def test_two_pledges_for_one_sum_convict() -> None:
+    room = quiet()
+    a, b, *_ = room.names
+    pledge, _, _ = of(room, a)
+    twin = replace(pledge, product=1)
+    twin = replace(twin, signature=Notary(a).sign(statement(twin)))
+    court = room.members[b].court
+    (convict,) = court.hear_pledge(twin)
+    assert convict.peer == a
+    other = Stage(5, 0, 2).members[b].court
+    assert [action.peer for action in other.hear_pair(convict.proof)] == [a]
+    unsigned = (pledge, replace(pledge, product=1))
+    assert Stage(5, 0, 2).members[b].court.hear_pair(unsigned) == []
+
+
+def test_a_verdict_without_known_contributors_is_no_verdict() -> None:
+    room = quiet()
+    a, b, *others = room.names
+    pledge, work, path = of(room, a)
+    findings = tuple(said(peer, pledge, work.index, digest_of("x")) for peer in others)
+    verdict = Verdict(pledge, work, path, findings, "cpu")
+    court = room.members[b].court
+    assert court.hear_verdict(verdict, frozenset()) == []
+    (convict,) = court.hear_verdict(verdict, frozenset(room.names))
+    assert convict.peer == a and f"microbatch {work.index}" in convict.reason
+    assert court.hear_verdict(verdict, frozenset(room.names)) == []
+
+
+# ---------------------------------------------------------------- the draw
+
+
+def test_the_share_that_is_drawn_is_the_rate() -> None:
+    seed = seed_of(1, 0, LATER)
+    assert 900 < sum(index_drawn(seed, index, 0.1) for index in range(10_000)) < 1100
+    assert not any(index_drawn(seed, index, 0.0) for index in range(1000))
+    assert all(index_drawn(seed, index, 1.0) for index in range(1000))
+
+
+def test_another_operator_audits_first_and_the_accused_never() -> None:
+    room = quiet(size=9)
+    case, operators = Case(stamp_of(STEP), room.names[0], 3), dict.fromkeys(room.names[:5], "one")
+    order = auditors(seed_of(STEP, 1, LATER), case, room.names, lambda peer: operators.get(peer, peer))
+    assert case.accused not in order and sorted(order) == room.names[1:]
+    assert set(order[:4]) == set(room.names[5:])
+
+
+def test_each_case_is_drawn_to_one_auditor() -> None:
+    room = Stage(6, 0, 4)
+    room.begin()
+    drawn = [action.case for peer in room.names for action in room.actions[peer] if isinstance(action, Recompute)]
+    assert len(drawn) == len(set(drawn)) == 6 * (2 + 1)
+
+
+def test_the_chance_of_being_named() -> None:
+    rates = {"microbatches": 0.01, "contributions": 0.0, "members": 10}
+    assert chance_named(460.6, false=1.0, per_step=8, liars=1, **rates) == pytest.approx(0.99, abs=3e-4)
+    assert chance_named(460.6, false=1.0, per_step=8, liars=5, **rates) == 0.0
+    assert chance_named(4606, false=0.1, per_step=8, liars=1, **rates) == pytest.approx(0.99, abs=3e-4)
+    assert chance_named(460.6, false=1.0, per_step=8, liars=2, **rates) < 0.985
