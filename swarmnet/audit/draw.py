@@ -66,6 +66,7 @@ def chance_named(
         return 0.0
     # Its auditor is any of the others alike, and tells if it is honest.
     honest = (members - liars) / (members - 1)
-    steps, false_steps = own / per_step, 1.0 - (1.0 - false) ** per_step
-    unseen = (1.0 - microbatches * honest) ** (false * own)
-    return 1.0 - unseen * (1.0 - contributions * honest * false_steps) ** steps
+    unseen: float = (1.0 - microbatches * honest) ** (false * own)
+    share_is_false = 1.0 - (1.0 - false) ** per_step
+    no_share: float = (1.0 - contributions * honest * share_is_false) ** (own / per_step)
+    return 1.0 - unseen * no_share

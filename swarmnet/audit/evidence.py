@@ -12,8 +12,8 @@ from typing import Any
 from google.protobuf.json_format import MessageToDict, ParseDict, ParseError
 from google.protobuf.message import Message
 
-from swarmnet.audit.pledge import shares_of
-from swarmnet.audit.proof import Pair, Verify, odd, refusal
+from swarmnet.audit.pledge import jury_of, settled, shares_of
+from swarmnet.audit.proof import Pair, Verify, odd, refusal, says_of
 from swarmnet.bounds import ANY_RUN, MAX_INDEXES
 from swarmnet.errors import BadMessage
 from swarmnet.ids import Generation, PeerId
@@ -53,6 +53,14 @@ class Evidence:
     def odd(self) -> frozenset[PeerId]:
         """Who has done wrong, if `refusal` has nothing against it."""
         return odd(self.proof, self._contributors)
+
+    @property
+    def count(self) -> tuple[frozenset[PeerId], int, int]:
+        """Of a verdict that is not refused: who is odd, how many of the jury agree, how many it has."""
+        assert isinstance(self.proof, Verdict)
+        jury, says = jury_of(self._contributors, self.pledge.peer), says_of(self.proof)
+        truth = settled(says, jury)
+        return self.odd, sum(says.get(peer) == truth for peer in jury), len(jury)
 
     @property
     def _contributors(self) -> frozenset[PeerId]:

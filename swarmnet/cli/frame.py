@@ -42,6 +42,8 @@ COMMANDS = {
     "drain": "desk.drain",
     "caps": "desk.caps",
     "contributed": "desk.contributed",
+    "receipts": "trust.receipts",
+    "verify": "trust.verify",
     "export": "weights.export",
     "eval": "weights.evaluate",
     "generate": "weights.generate",

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 
 from blake3 import blake3
 
+from swarmnet.audit.pledge import sum_root
 from swarmnet.averaging.exchange import PIECE_ELEMENTS
 from swarmnet.errors import BadMessage, Refused, RejectCode
 from swarmnet.manifest.extension import Extension, Horizon
@@ -29,7 +30,6 @@ from swarmnet.simulate.device import Device, JobKind, JobTurn
 from swarmnet.simulate.plan import Plan
 from swarmnet.stage.seams import Audience, Compute, Contribution, Recomputed, Reduced, ShareWork, Stash, Summation
 from swarmnet.step.commits import evidence
-from swarmnet.audit.pledge import sum_root
 from swarmnet.wire.codecs import check_values
 
 NUM_ELEMENTS = 4

@@ -11,6 +11,7 @@ import pytest
 import torch
 from stage_chain import StageChain, batch_of, compute_thread, tiny
 
+from swarmnet.audit.pledge import SUM_PIECE, sum_root
 from swarmnet.engine.compute_thread import ComputeThread
 from swarmnet.engine.torch_engine import TorchEngine
 from swarmnet.errors import BadMessage, Refused, RejectCode
@@ -19,7 +20,7 @@ from swarmnet.messages import Packed
 from swarmnet.ranks.device_backend import DeviceBackend
 from swarmnet.stage.passes import MemoryPolicy
 from swarmnet.stage.seams import Recomputed
-from swarmnet.sums.linear import PIECE, pieces_of, sum_root
+from swarmnet.sums.linear import piece_digests
 from swarmnet.wire import codecs
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -82,7 +83,7 @@ async def roots(chain: StageChain) -> dict[tuple[int, int, int], bytes]:
         for replica, engine in enumerate(replicas):
             flat = codecs.decode(await engine.sums.contribution(0, engine.sums.num_elements))
             assert flat.dtype == torch.int64
-            found[chain.step_number, stage, replica] = sum_root(pieces_of(flat))
+            found[chain.step_number, stage, replica] = sum_root(piece_digests(flat))
     return found
 
 
@@ -296,9 +297,9 @@ def test_memory_is_taken_once_and_given_back_when_nobody_computes_again() -> Non
 
 
 def test_pieces_are_of_fixed_length_and_their_root_of_all_of_them() -> None:
-    flat = torch.arange(2 * PIECE + 3, dtype=torch.int64)
-    digests = pieces_of(flat)
-    assert len(digests) == 3 and digests[1] == pieces_of(flat[PIECE : 2 * PIECE])[0]
+    flat = torch.arange(2 * SUM_PIECE + 3, dtype=torch.int64)
+    digests = piece_digests(flat)
+    assert len(digests) == 3 and digests[1] == piece_digests(flat[SUM_PIECE : 2 * SUM_PIECE])[0]
     flat[-1] += 1
-    changed = pieces_of(flat)
+    changed = piece_digests(flat)
     assert changed[:2] == digests[:2] and sum_root(changed) != sum_root(digests)

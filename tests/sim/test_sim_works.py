@@ -10,7 +10,7 @@ import pytest
 from blake3 import blake3
 from strike import check_always, kill_and_restart, reached, watched
 
-from swarmnet.audit.merkle import leaf, verify_path
+from swarmnet.audit.pledge import proves, sum_root
 from swarmnet.errors import Refused, RejectCode
 from swarmnet.ids import PeerId
 from swarmnet.messages import AuditData, AuditRequest, Rejected
@@ -18,7 +18,6 @@ from swarmnet.pipeline.works import record_of
 from swarmnet.simulate.plan import Plan
 from swarmnet.simulate.swarm import Node, Swarm
 from swarmnet.stage.seams import ShareWork
-from swarmnet.sums.linear import sum_root
 from swarmnet.transport import ask
 
 KEPT = 4
@@ -81,7 +80,7 @@ class Auditors:
                 self.without += 1
                 return
             assert isinstance(answer, AuditData) and answer.work == record
-            assert verify_path(leaf(record), index, answer.path, root)
+            assert proves(answer.path, record, root)
             works.append((index, *node.peer.replicas[stage].execution.opened(request, answer)))
         try:
             found, share = await node.engines[stage].recompute_share(step, works)

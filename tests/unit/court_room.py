@@ -182,12 +182,17 @@ class Stage:
             return
         peer, pledge = self.random.choice(sorted(self.liars)), self.random.choice(self.pledges)
         index = self.random.choice([WHOLE, *self.members[pledge.peer].works[pledge]])
+        values = 4
+        # Half of the time all liars say the same of one honest member.
+        if self.random.random() < 0.5:
+            pledge = min((p for p in self.pledges if p.peer in self.honest), key=lambda p: p.peer)
+            index, values = min(self.members[pledge.peer].works[pledge]), 1
         if pledge.peer == peer:
             return
         works = self.members[pledge.peer].works[pledge]
         pledged = pledge.sum_root if index == WHOLE else leaf(works[index])
-        values = (pledged, self.found(pledge, index), digest_of("lie"), digest_of("other lie"))
-        finding = Finding(Case(pledge.stamp, pledge.peer, index), self.random.choice(values), peer)
+        told = (digest_of("lie"), digest_of("other lie"), pledged, self.found(pledge, index))[:values]
+        finding = Finding(Case(pledge.stamp, pledge.peer, index), self.random.choice(told), peer)
         finding = replace(finding, signature=Notary(peer).sign(finding_statement(finding, pledge, "cpu")))
         self.said.append((finding, pledge))
         for to in sorted(self.honest):

@@ -11,7 +11,7 @@ import pytest
 from blake3 import blake3
 from scripted import PROOF, OneProof, Says, ScriptedTransport, on_virtual_time
 
-from swarmnet.audit.merkle import leaf, verify_path
+from swarmnet.audit.pledge import proves, sum_root
 from swarmnet.errors import BadMessage, DeviceFull, Overflow, Refused, RejectCode
 from swarmnet.ids import Ballot, Chain, PeerId, RoundId
 from swarmnet.messages import (
@@ -41,7 +41,6 @@ from swarmnet.simulate.device import Device
 from swarmnet.simulate.engine import SimulatedEngine
 from swarmnet.simulate.plan import Plan
 from swarmnet.stage.seams import Stash
-from swarmnet.sums.linear import sum_root
 from swarmnet.transport import ReadPayload, layout_of
 
 SLOTS = 2
@@ -688,7 +687,7 @@ def test_who_counted_a_microbatch_shows_it_and_a_mate_finds_the_same(stage: int)
         contribution = list(engine.accumulator(0).total)
         for index, answer in answers.items():
             data = await shown(here, index)
-            assert verify_path(leaf(data.work), index, data.path, root)
+            assert proves(data.path, data.work, root)
             assert isinstance(answer, Gradient) and len(data.payload) == 3
         commits = [Commit(k, 0, Chain(""), RoundId(Ballot(0, ME), 0), b"digest", 1, 0.0, 0.0) for k in (0, 1)]
         for step in range(2):

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarmnet.audit.merkle import leaf, verify_path
+from swarmnet.audit.pledge import proves
 from swarmnet.errors import BadMessage, RejectCode
 from swarmnet.ids import PeerId
 from swarmnet.messages import AuditData, AuditRequest, Packed
@@ -42,7 +42,7 @@ def test_what_is_shown_leads_to_the_root_and_opens_to_what_went_in() -> None:
     for index in (3, 0, 9):
         counted(book, 7, index)
     found = shown(book, 7, 9)
-    assert verify_path(leaf(found.work), 9, found.path, book.root(7))
+    assert proves(found.path, found.work, book.root(7))
     assert opened(found, accepts) == ((tensor(9),), (tensor(10),))
     assert book.shown(7, 1) is None and book.shown(6, 9) is None
 

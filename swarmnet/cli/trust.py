@@ -1,0 +1,136 @@
+"""The commands that check proofs offline: `verify` who did wrong, `receipts` who counted what."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from swarmnet.cli.settings import SETTINGS, TypedPath, with_json
+from swarmnet.errors import UsageError
+from swarmnet.telemetry.text import counted
+
+if TYPE_CHECKING:
+    from swarmnet.audit.evidence import Evidence
+    from swarmnet.audit.receipts import Account, Receipt
+
+
+@click.command("verify", context_settings=SETTINGS)
+@click.argument("files", nargs=-1, required=True, type=TypedPath(path_type=Path, dir_okay=False), metavar="EVIDENCE...")
+def verify(files: tuple[Path, ...]) -> int:
+    """Check evidence that a peer did wrong: who, in what, and what proves it. Needs no run and no network.
+
+    EVIDENCE is a file that a replica wrote when it convicted somebody. Exit code: 0 if each file proves what it says, 1
+    if one does not.
+
+    \b
+    Example:
+      swarmnet verify ~/.swarmnet/peer/evidence/*.json
+    """
+    from swarmnet.audit.evidence import Evidence
+    from swarmnet.net.identity import verify as signed
+
+    refused = False
+    for path in files:
+        try:
+            evidence = Evidence.from_json(path.read_text(encoding="utf-8"))
+            why = evidence.refusal(signed)
+        except ValueError as error:
+            why = str(error)
+        except OSError as error:
+            raise UsageError(f"cannot read {path} ({error.strerror or error})") from error
+        refused |= bool(why)
+        click.echo(f"{path}: proves nothing: {why}" if why else f"{path}: {_words(evidence)}")
+    return int(refused)
+
+
+def _words(evidence: Evidence) -> str:
+    from swarmnet.messages import Verdict
+
+    proof, stamp = evidence.proof, evidence.pledge.stamp
+    where = f"in step {stamp.step} of stage {stamp.stage} of run {evidence.run[:12]}"
+    if not isinstance(proof, Verdict):
+        return f"{evidence.pledge.peer} lied {where}: it signed two different pledges for one sum"
+    what = "its contribution" if proof.work is None else f"microbatch {proof.work.index}"
+    odd, agree, jury = evidence.count
+    about = "" if odd == {evidence.pledge.peer} else f" of {evidence.pledge.peer}"
+    return f"{' and '.join(sorted(odd))} lied {where}, about {what}{about}: {agree} of a jury of {jury} found otherwise"
+
+
+@click.command("receipts", context_settings=SETTINGS)
+@click.argument("places", nargs=-1, required=True, type=TypedPath(path_type=Path), metavar="DIR_OR_FILE...")
+@with_json
+def receipts(places: tuple[Path, ...], as_json: bool) -> int:
+    """Show who counted what in a run, proven by the receipts that replicas keep. Needs no run and no network.
+
+    DIR is searched for receipts at any depth; those of several replicas are put together. Exit code: 0 if all of them
+    are proven, 1 if not.
+
+    \b
+    Example:
+      swarmnet receipts ~/.swarmnet/peer
+    """
+    from swarmnet.audit.receipts import account
+    from swarmnet.net.identity import verify as signed
+    from swarmnet.step.commits import evidence
+
+    runs: dict[str, list[Receipt]] = {}
+    for receipt in _read(places):
+        runs.setdefault(receipt.run, []).append(receipt)
+    if not runs:
+        raise UsageError(f"no receipts in {', '.join(map(str, places))}: name the --dir of a peer that has taken part")
+    accounts = {run: account(found, signed, evidence) for run, found in runs.items()}
+    if as_json:
+        click.echo(json.dumps({run: _facts(found) for run, found in accounts.items()}, indent=2))
+    else:
+        for run, found in accounts.items():
+            _show(run, found)
+    return int(any(found.refused for found in accounts.values()))
+
+
+def _read(places: tuple[Path, ...]) -> Iterator[Receipt]:
+    from swarmnet.audit.receipts import FILES, read
+
+    for place in places:
+        for path in sorted(place.rglob(FILES)) if place.is_dir() else [place]:
+            try:
+                yield from read(path)
+            except ValueError as error:
+                raise UsageError(f"{path}: {error}") from error
+            except OSError as error:
+                raise UsageError(f"cannot read {path} ({error.strerror or error})") from error
+
+
+def _show(run: str, found: Account) -> None:
+    click.echo(f"run {run[:12]}")
+    for stage in sorted(found.steps):
+        proven = f"{found.linked[stage]} of them with the chain"
+        missing = f", {counted(found.missing[stage], 'step')} missing" if found.missing[stage] else ""
+        steps = counted(found.steps[stage], "step")
+        click.echo(f"  stage {stage}: {steps}, {proven}{missing}; {found.tokens[stage]:,} tokens")
+        for (of, peer), tally in sorted(found.tallies.items()):
+            if of == stage:
+                click.echo(f"    {peer} {tally.steps:>7} steps {tally.indexes:>9} indexes {tally.tokens:>15,} tokens")
+    for line in found.refused:
+        click.echo(f"  not counted: {line}")
+
+
+def _facts(found: Account) -> dict[str, object]:
+    members = [
+        {"stage": stage, "peer": peer, "steps": tally.steps, "indexes": tally.indexes, "tokens": tally.tokens}
+        for (stage, peer), tally in sorted(found.tallies.items())
+    ]
+    stages = [
+        {
+            "stage": stage,
+            "steps": found.steps[stage],
+            "linked": found.linked[stage],
+            "missing": found.missing[stage],
+            "tokens": found.tokens[stage],
+        }
+        for stage in sorted(found.steps)
+    ]
+    return {"stages": stages, "members": members, "refused": found.refused}

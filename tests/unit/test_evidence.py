@@ -1,0 +1,191 @@
+"""Evidence in a file: what is proven stays proven, and nothing that was changed proves anything."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import fields, replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from swarmnet.audit.evidence import Evidence
+from swarmnet.audit.pledge import DEPTH, finding_statement, leaf, path_of, proves, root_of, shares_of, statement
+from swarmnet.cli.frame import run as swarmnet
+from swarmnet.ids import Ballot, Chain, Generation, Restart, RoundId
+from swarmnet.messages import Case, Finding, Pledge, Stamp, Verdict, WorkRecord
+from swarmnet.net.identity import Identity, verify
+
+RUN = "ab" * 32
+NUMERICS = "cpu AVX2/torch-2"
+PEERS = [Identity.from_seed(bytes([at + 1]) * 32) for at in range(6)]
+LIAR, *JURY = PEERS[:5]
+STRANGER = PEERS[5]
+
+
+def d(text: str) -> bytes:
+    return hashlib.sha256(text.encode()).digest()
+
+
+SHARES = tuple((one.peer, Generation(0, 0), frozenset({at, at + 10})) for at, one in enumerate(PEERS[:5]))
+STAMP = Stamp(7, 2, Chain("11" * 32), Restart(1, 4))
+WORKS = {index: WorkRecord(index, d(f"in {index}"), d("out"), d("g"), d("a"), 2.5, 96) for index in (0, 10)}
+LEAVES = {index: leaf(work) for index, work in WORKS.items()}
+
+
+def signed_pledge(by: Identity = LIAR, **changes) -> Pledge:
+    round_id = RoundId(Ballot(3, PEERS[1].peer), 4)
+    pledge = Pledge(
+        STAMP, round_id, d("sum"), shares_of(SHARES, frozenset({40})), by.peer, 5, d("pieces"), root_of(LEAVES)
+    )
+    pledge = replace(pledge, **changes)
+    return replace(pledge, signature=by.sign(statement(pledge)))
+
+
+def signed_finding(by: Identity, pledge: Pledge, index: int, found: bytes, numerics: str = NUMERICS) -> Finding:
+    finding = Finding(Case(pledge.stamp, pledge.peer, index), found, by.peer)
+    return replace(finding, signature=by.sign(finding_statement(finding, pledge, numerics)))
+
+
+PLEDGE = signed_pledge()
+
+
+def evidence_of(judges=JURY[:3], *, pledge: Pledge = PLEDGE, index: int = 10, found: bytes = d("right")) -> Evidence:
+    findings = tuple(signed_finding(one, pledge, index, found) for one in judges)
+    work, path = (WORKS[index], path_of(LEAVES, index)) if index >= 0 else (None, b"")
+    return Evidence(RUN, SHARES, frozenset({40}), Verdict(pledge, work, path, findings, NUMERICS))
+
+
+GOOD = evidence_of()
+
+
+def test_three_of_five_name_the_liar() -> None:
+    assert GOOD.refusal(verify) == "" and GOOD.odd == {LIAR.peer}
+    assert Evidence.from_json(GOOD.to_json()) == GOOD
+    whole = evidence_of(index=-1)
+    assert whole.refusal(verify) == "" and whole.odd == {LIAR.peer}
+    assert Evidence.from_json(whole.to_json()) == whole
+
+
+def test_a_false_accuser_is_named_by_its_own_finding() -> None:
+    true = leaf(WORKS[10])
+    findings = (
+        signed_finding(JURY[0], PLEDGE, 10, d("lie")),
+        *(signed_finding(one, PLEDGE, 10, true) for one in JURY[1:3]),
+    )
+    evidence = replace(GOOD, proof=replace(GOOD.proof, findings=findings))
+    assert evidence.refusal(verify) == "" and evidence.odd == {JURY[0].peer}
+
+
+def test_two_pledges_of_one_sum_name_their_peer() -> None:
+    pair = Evidence(RUN, SHARES, frozenset({40}), (PLEDGE, signed_pledge(work_root=d("other"))))
+    assert pair.refusal(verify) == "" and pair.odd == {LIAR.peer}
+    assert Evidence.from_json(pair.to_json()) == pair
+    assert replace(pair, proof=(PLEDGE, PLEDGE)).refusal(verify)
+    other_round = signed_pledge(work_root=d("other"), id=RoundId(Ballot(3, PEERS[1].peer), 5))
+    assert replace(pair, proof=(PLEDGE, other_round)).refusal(verify)
+    assert replace(pair, proof=(PLEDGE, signed_pledge(by=JURY[0], work_root=d("other")))).refusal(verify)
+
+
+REFUSED = {
+    "too few": evidence_of(JURY[:2]),
+    "nobody": evidence_of([]),
+    "a stranger in place of a juror": evidence_of([*JURY[:2], STRANGER]),
+    "one of them twice": evidence_of([*JURY[:2], JURY[1]]),
+    "the accused against itself": evidence_of([*JURY[:2], LIAR]),
+    "all agree": evidence_of(found=leaf(WORKS[10])),
+    "other contributors": replace(GOOD, contributions=SHARES[:3]),
+    "other indexes": replace(GOOD, contributions=(*SHARES[:4], (SHARES[4][0], SHARES[4][1], frozenset({4})))),
+    "others voided": replace(GOOD, voided=frozenset()),
+    "another class": replace(GOOD, proof=replace(GOOD.proof, numerics="cuda")),
+    "another work": replace(GOOD, proof=replace(GOOD.proof, work=WORKS[0])),
+    "the work left out": replace(GOOD, proof=replace(GOOD.proof, work=None)),
+    "another path": replace(GOOD, proof=replace(GOOD.proof, path=path_of(LEAVES, 0))),
+    "no path": replace(GOOD, proof=replace(GOOD.proof, path=b"")),
+    "another pledge under the findings": replace(GOOD, proof=replace(GOOD.proof, pledge=signed_pledge(product=6))),
+    "a jury that the accused never named": replace(
+        GOOD, contributions=(SHARES[0], *((one.peer, Generation(0, 0), frozenset({9})) for one in (STRANGER,)))
+    ),
+    "a case of another": replace(
+        GOOD, proof=replace(GOOD.proof, findings=tuple(signed_finding(one, PLEDGE, 0, d("right")) for one in JURY[:3]))
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_does_not_prove_it_is_refused(name: str) -> None:
+    assert REFUSED[name].refusal(verify)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.data())
+def test_no_changed_byte_is_believed(data: st.DataObject) -> None:
+    text = GOOD.to_json()
+    at = data.draw(st.integers(text.index("contributions"), len(text) - 2))
+    to = data.draw(st.sampled_from('abcdefABCDEF0123456789+/="{}[],: \n'))
+    try:
+        changed = Evidence.from_json(text[:at] + to + text[at + 1 :])
+    except ValueError:
+        return
+    assert changed.refusal(verify) or changed == GOOD
+
+
+def test_no_changed_field_is_believed() -> None:
+    """Every field of everything that is signed."""
+    proof = GOOD.proof
+    assert isinstance(proof, Verdict)
+    other = {bytes: lambda b: bytes([b[0] ^ 1]) + b[1:], int: lambda n: n + 1, float: lambda x: x + 1.0}
+
+    def changes(value):
+        for field in fields(value):
+            old = getattr(value, field.name)
+            if change := other.get(type(old)):
+                yield replace(value, **{field.name: change(old)})
+
+    changed = [replace(proof, pledge=pledge) for pledge in changes(proof.pledge)]
+    stamps = [*changes(STAMP), replace(STAMP, restart=Restart(2, 4)), replace(STAMP, chain=Chain("12" * 32))]
+    changed += [replace(proof, pledge=replace(proof.pledge, stamp=stamp)) for stamp in stamps]
+    changed += [replace(proof, pledge=replace(proof.pledge, peer=JURY[0].peer))]
+    changed += [replace(proof, work=work) for work in changes(proof.work)]
+    first, *rest = proof.findings
+    for finding in (*changes(first), replace(first, peer=JURY[3].peer), replace(first, case=Case(STAMP, LIAR.peer, 0))):
+        changed.append(replace(proof, findings=(finding, *rest)))
+    assert len(changed) > 20
+    assert all(replace(GOOD, proof=one).refusal(verify) for one in changed)
+
+
+# ---------------------------------------------------------------- the tree
+
+
+@given(st.sets(st.integers(0, 65535), min_size=1, max_size=8), st.data())
+def test_a_path_proves_its_work_alone(indexes: set[int], data: st.DataObject) -> None:
+    works = {index: replace(WORKS[0], index=index) for index in indexes}
+    leaves = {index: leaf(work) for index, work in works.items()}
+    root, index = root_of(leaves), data.draw(st.sampled_from(sorted(indexes)))
+    path = path_of(leaves, index)
+    assert proves(path, works[index], root) and len(path) == 32 * DEPTH
+    assert not proves(path, replace(works[index], index=(index + 1) % 65536), root)
+    assert not proves(path, replace(works[index], loss_sum=9.0), root)
+    assert not proves(path[32:], works[index], root)
+    at = data.draw(st.integers(0, len(path) - 1))
+    assert not proves(path[:at] + bytes([path[at] ^ 1]) + path[at + 1 :], works[index], root)
+
+
+# ---------------------------------------------------------------- swarmnet verify
+
+
+def test_verify_says_who_did_what(tmp_path, capsys) -> None:
+    file, bad = tmp_path / "good.json", tmp_path / "bad.json"
+    file.write_text(GOOD.to_json())
+    assert swarmnet(["verify", str(file)]) == 0
+    said = capsys.readouterr().out
+    assert said == (
+        f"{file}: {LIAR.peer} lied in step 7 of stage 2 of run {RUN[:12]}, about microbatch 10: "
+        "3 of a jury of 5 found otherwise\n"
+    )
+    bad.write_text(evidence_of(JURY[:2]).to_json())
+    assert swarmnet(["verify", str(file), str(bad)]) == 1
+    assert "proves nothing: no more than half of the jury agree" in capsys.readouterr().out
+    bad.write_text("{}")
+    assert swarmnet(["verify", str(bad)]) == 1
+    assert swarmnet(["verify", str(tmp_path / "none.json")]) == 2
