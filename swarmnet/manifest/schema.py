@@ -386,7 +386,7 @@ class Protocol(Table):
         return self
 
 
-class Audit(Table):
+class Audits(Table):
     """How much of members' work is computed again by others, docs/trust.md. Nothing where sums are not exact."""
 
     microbatches: Fraction = says(0.01, "share of microbatches whose outputs and input gradients are looked at again")
@@ -452,7 +452,7 @@ class Manifest(Table):
     wire: Wire = Wire()
     averaging: Averaging = Averaging()
     protocol: Protocol = Protocol()
-    audit: Audit = Audit()
+    audit: Audits = Audits()
     admission: Admission = Admission()
     limits: Limits = Limits()
 

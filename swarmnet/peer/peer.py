@@ -49,6 +49,7 @@ from swarmnet.net.dial_back import Asking, DialBacks, Hide, Proofs
 from swarmnet.net.history import HistoryBook
 from swarmnet.net.line_test import LineTests
 from swarmnet.net.records import nobody_serves, unserved
+from swarmnet.peer.auditor import NO_PAPERS, Auditor, Papers
 from swarmnet.peer.complaints import Complaints
 from swarmnet.peer.extending import Extending
 from swarmnet.peer.leaving import drain, hold
@@ -142,6 +143,8 @@ class Peer:
         meeting: makes the sums of a simulation of many peers, without streams between them.
         routing: makes the rule by which one of its replicas calls the next stage.
         told_of_others: it was told where others are, so that there should be some.
+        computes: the numerics class in which it computes, as its record says; "": `numerics`.
+        papers: keeps receipts and evidence.
         carried: the version of its stage's state that it has put on disk to move here; None: it has not moved.
     """
 
@@ -164,6 +167,8 @@ class Peer:
         limits: ReplicaLimits,
         manifest_toml: str = "",
         numerics: str = "",
+        computes: str = "",
+        papers: Papers = NO_PAPERS,
         admissions: Admissions | None = None,
         notices: Notices | None = None,
         wall: Callable[[], float] = time.time,
@@ -178,6 +183,7 @@ class Peer:
         self.me, self.run_id, self.manifest, self.incarnation = me, run, manifest, incarnation
         self.limits, self.numerics, self.signer, self.disk = limits, numerics, signer, disk
         self.tokens, self.windows, self.routing = tokens, windows, routing
+        self.computes, self.papers = computes or numerics, papers
         times = manifest.protocol
         self.timers = Timers(times.heartbeat_s, times.suspect_s, times.long_silence_s, times.idle_index_s)
         self.transport = Loopback(me, self, transport)
@@ -354,6 +360,23 @@ class Peer:
             case _:
                 raise Refused(RejectCode.MALFORMED, "not a request")
 
+    def _auditors(self) -> list[Auditor]:
+        return [replica.auditor for replica in self.replicas.values() if replica.auditor is not None]
+
+    def mates(self, stage: int) -> list[PeerId]:
+        """The other replicas of one of my stages, as far as I know them."""
+        return [peer for peer in sorted(self.near(stage)[stage]) if peer != self.me]
+
+    def convict(self, peer: PeerId, step: int, reason: str) -> None:
+        """It is proven that `peer` has done wrong in that step: it is shut out, and all my replicas know."""
+        if peer == self.me:
+            self._on_event("convicted_here", {"step": step, "reason": reason})
+            return
+        self._admissions.convict(peer)
+        for replica in self.replicas.values():
+            replica.convict(peer, step, reason)
+        self.news.set()
+
     def _serving(self, stage: int) -> Replica:
         replica = self.replicas.get(stage)
         if replica is None:
@@ -362,6 +385,8 @@ class Peer:
 
     def _dispatch(self, caller: PeerId, message: Control) -> None:
         if isinstance(message, AuditControl):
+            for auditor in self._auditors():
+                auditor.hear(message)
             return
         # These concern every stage, also those of others.
         if isinstance(message, Heartbeat | Committed):
@@ -532,6 +557,8 @@ class Peer:
         while True:
             for replica in self.replicas.values():
                 replica.driver.tick()
+            for auditor in self._auditors():
+                auditor.tick()
             due = max(due + self.timers.heartbeat_s, loop.time())
             await asyncio.sleep(due - loop.time())
 

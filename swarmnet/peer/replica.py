@@ -19,6 +19,7 @@ from swarmnet.errors import BadMessage, Refused, RejectCode
 from swarmnet.ids import PeerId, first_chain
 from swarmnet.manifest.schema import Manifest
 from swarmnet.messages import Answer, AuditRequest, Process
+from swarmnet.peer.auditor import Auditor
 from swarmnet.peer.restore import Restorer
 from swarmnet.pipeline.caller import Caller
 from swarmnet.pipeline.context import PipelineContext, PipelineLimits
@@ -148,6 +149,7 @@ class Replica:
             spans=peer.spans,
             meeting=peer.meeting,
             signer=peer.signer,
+            on_contradiction=lambda one, other: self.auditor.contradicted(one, other) if self.auditor else None,
         )
 
         # Performs what the member decides: messages, sums, optimizer steps.
@@ -224,6 +226,16 @@ class Replica:
             exchange=self.exchange,
             event=self._event,
         )
+
+        # Looks at what mates have done, where sums are of integers; has what was done here looked at by them.
+        self.auditor = Auditor(self, peer) if is_audited(manifest) and peer.meeting is None else None
+        if self.auditor is not None:
+            self.driver.on_applied = self.auditor.applied
+
+    def convict(self, peer: PeerId, step: int, reason: str) -> None:
+        """It is proven that `peer` has done wrong: it counts no more, and is not waited for."""
+        self.member.membership.convict(peer, step, reason)
+        self.gone(peer, definite=True)
 
     def gone(self, peer: PeerId, *, definite: bool) -> None:
         """A connection to `peer` broke."""

@@ -20,6 +20,7 @@ from swarmnet.manifest.terms import RunTerms
 from swarmnet.net.endpoint import NOTHING_BETWEEN, Wrap, open_endpoint
 from swarmnet.net.parent_death import dies_with_parent, same_python
 from swarmnet.net.stop import stopped_by_signal, unless_stopped
+from swarmnet.peer.auditor import PaperFiles
 from swarmnet.peer.away import remember, until_somebody_answers, was_in
 from swarmnet.peer.checkup import advice
 from swarmnet.peer.desk import OpenDesk
@@ -260,6 +261,8 @@ async def _serve(
             manifest,
             engines,
             numerics=numerics.of_weights(exact=manifest.numerics.mode == "deterministic"),
+            computes=str(numerics),
+            papers=PaperFiles(config.dir, lambda reason: on_event("no_papers", {"reason": reason})),
             transport=wrap.transport(endpoint.transport),
             directory=endpoint.directory,
             incarnation=endpoint.incarnation,

@@ -33,7 +33,7 @@ class _Spare:
 
 
 @dataclass(frozen=True, slots=True)
-class _Work:
+class _PastWork:
     """A microbatch on that module, which is there for as long as this is."""
 
     spare: _Spare
@@ -83,17 +83,17 @@ class PastSteps:
         spare = self._with_weights(step)
         output, work = spare.passes.forward(spare.module, tokens, hidden, train=True)
         assert work is not None
-        return output.detach(), _Work(spare, work)
+        return output.detach(), _PastWork(spare, work)
 
     def backward(self, work: object, gradient: Tensor | None) -> Tensor | None:
-        assert isinstance(work, _Work)
+        assert isinstance(work, _PastWork)
         return work.spare.passes.backward(work.saved, gradient)
 
     def share(self) -> Accumulator:
         return self._rank.new_sum()
 
     def accumulate(self, work: object, share: Accumulator, *, step: int, index: int) -> None:
-        assert isinstance(work, _Work) and work.saved.tape is not None
+        assert isinstance(work, _PastWork) and work.saved.tape is not None
         rounding = self._rank.rounding_by(step, self._kept[step][1])
         share.add(work.spare.gradients.of(work.saved.tape), rounding, step=step, index=index, voids=share.voids)
 

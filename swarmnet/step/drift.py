@@ -47,7 +47,7 @@ NO_DRIFT = DriftRules()
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class DriftVerdict:
     """What the measures of a version say."""
 
     version: int
@@ -102,7 +102,7 @@ class Drift:
     def __init__(self, view: View, rules: DriftRules, numerics: str = "") -> None:
         self._view, self.rules, self.numerics = view, rules, numerics
         self.mine: Measure | None = None
-        self.verdict: Verdict | None = None
+        self.verdict: DriftVerdict | None = None
         self._measured_at, self._term_chain = 0.0, NO_CHAIN
         self._repairs = self._rests = 0
         self._resting = False
@@ -129,7 +129,7 @@ class Drift:
         kept = classes[next(iter(digests))]
         strays = judge(digests, classes, unheard=sum(classes[peer] == kept for peer in waiting))
         first = next(peer for peer in digests if peer not in strays)
-        self.verdict = Verdict(mine.version, first, frozenset(digests), strays)
+        self.verdict = DriftVerdict(mine.version, first, frozenset(digests), strays)
         if me not in strays:
             self._repairs = 0
         return [

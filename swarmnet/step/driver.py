@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import deque
-from collections.abc import Collection, Coroutine, Iterable, Mapping, Set
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Set
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -92,6 +92,8 @@ class StepDriver:
         self._known_said = 0  # commits that I knew then
         self._spread_last: Commit | None = None
         self._whole_at = 0.0  # when the last whole sum was here
+        self.on_applied: Callable[[Stamp, Finished, tuple[Commit, ...]], None] = lambda stamp, finished, commits: None
+        """Hears of every sum that the engine has applied, with the commits of all stages."""
         self._failed: tuple[tuple[Stamp, RoundId] | None, set[str]] = (None, set())  # of a round: why its sum failed
         engine.subscribe(self)
 
@@ -159,6 +161,10 @@ class StepDriver:
     def is_settled(self) -> bool:
         """Is no step being applied? Then the engine holds the member's version, if any."""
         return self._settled.is_set()
+
+    def strike(self, peer: PeerId, reason: str, *, cost_s: float) -> None:
+        """Nobody is to wait for that mate for a while (`step.strikes`)."""
+        self._perform(self.member.strike(peer, reason, cost_s=cost_s, now=self._now()))
 
     async def settled(self) -> None:
         """Wait for a running apply to end."""
@@ -313,7 +319,7 @@ class StepDriver:
     async def _take_part(self, current: Round) -> Finished:
         step, began, event = current.stamp.step, self._now(), "sum_left"  # unless it comes to its end
         try:
-            finished = await self._exchange.sum(current, self._pipeline.losses(step))
+            finished = await self._exchange.sum(current, self._pipeline.losses(step), self._pipeline.work_root(step))
             event = "averaged"
         finally:
             self._event(event, step=step, seconds=self._now() - began)
@@ -379,7 +385,8 @@ class StepDriver:
         except SwarmError as error:  # what is known of this step cannot be: a mate's state tells better
             self._cannot_apply(step, str(error))
             return
-        self._exchange.applied(member.stamp, finished, apply.commits)
+        stamp = member.stamp
+        self._exchange.applied(stamp, finished, apply.commits)
         now = self._now()
         self._spans.add("update", member.stage, step, -1, began, now)
         self._spans.applied(member.stage, step, now=now)
@@ -403,6 +410,7 @@ class StepDriver:
             )
         self._begin()
         self._perform(actions)
+        self.on_applied(stamp, finished, apply.commits)
 
     def _cannot_apply(self, step: int, reason: str) -> None:
         member = self.member

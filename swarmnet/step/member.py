@@ -372,6 +372,10 @@ class Member:
             return self._advance(now)
         return []
 
+    def strike(self, peer: PeerId, reason: str, *, cost_s: float, now: float) -> list[Action]:
+        """That mate has cost us time, whatever the step knows of it."""
+        return [*self._context.strikes.strike(peer, reason, cost_s=cost_s, now=now)]
+
     def reached(self, peer: PeerId, *, now: float) -> None:
         """`peer` answered on a connection that I opened."""
         self.view.reached(peer, now=now)

@@ -1,0 +1,357 @@
+"""One replica's part in audits (docs/trust.md): performs what its court decides. Here are the calls and the computing.
+
+A case is tried in a task of its own, one at a time: what went into it is fetched from the accused, else from who
+accuses; it is held against the pledge, computed again, and the court hears what came out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from swarmnet.audit.court import Convict, Court, CourtAction, Dispute, Recompute, SayFinding, StrikePeer
+from swarmnet.audit.evidence import Evidence
+from swarmnet.audit.pledge import WHOLE, leaf, proves
+from swarmnet.audit.receipts import Receipt, append
+from swarmnet.bounds import Recent
+from swarmnet.directory import Record
+from swarmnet.errors import BadMessage, Overflow, PeerGone, PeerTimeout, Refused
+from swarmnet.ids import PeerId
+from swarmnet.messages import (
+    NONE,
+    AuditControl,
+    AuditData,
+    AuditRequest,
+    Case,
+    Commit,
+    Finding,
+    Finished,
+    Packed,
+    Pledge,
+    Stamp,
+    Verdict,
+    WorkRecord,
+    contributors_of,
+    first_of,
+)
+from swarmnet.pipeline.works import digest
+from swarmnet.stage.seams import Recomputed
+from swarmnet.transport import ask
+
+if TYPE_CHECKING:
+    from swarmnet.peer.peer import Peer
+    from swarmnet.peer.replica import Replica
+
+KEPT_STEPS = 4
+"""Weights of so many steps stay: a case is drawn two steps later, and others judge it after that."""
+
+_ASK_S = 20.0
+"""The longest that one peer is asked for what went into a microbatch."""
+
+_MOST_WAITING = 64
+"""Cases that wait to be tried."""
+
+_REMEMBERED = 64
+"""Steps whose contributors are known, of all stages: verdicts are about the last ones."""
+
+_STRIKE_S = 1.0
+"""What somebody costs who does not hand out what it pledged, by the measure of `step.strikes`."""
+
+
+class Papers(Protocol):
+    """Where a peer keeps what proves who did what."""
+
+    def receipt(self, receipt: Receipt) -> None:
+        """A step is applied."""
+
+    def evidence(self, name: str, evidence: Evidence) -> None:
+        """Somebody is convicted."""
+
+
+class _NoPapers:
+    def receipt(self, receipt: Receipt) -> None:
+        pass
+
+    def evidence(self, name: str, evidence: Evidence) -> None:
+        pass
+
+
+NO_PAPERS: Papers = _NoPapers()
+
+
+class PaperFiles:
+    """Papers in a peer's directory: `receipts-stage-N.jsonl`, and a file of `evidence/` for each proof.
+
+    failed: hears, once, why nothing can be written.
+    """
+
+    def __init__(self, directory: Path, failed: Callable[[str], None]) -> None:
+        self._directory, self._failed, self._silent = directory, failed, False
+
+    def receipt(self, receipt: Receipt) -> None:
+        with self._told():
+            append(self._directory / f"receipts-stage-{receipt.stamp.stage}.jsonl", receipt)
+
+    def evidence(self, name: str, evidence: Evidence) -> None:
+        with self._told():
+            (self._directory / "evidence").mkdir(parents=True, exist_ok=True)
+            (self._directory / "evidence" / name).write_text(evidence.to_json(), encoding="utf-8")
+
+    @contextlib.contextmanager
+    def _told(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            if not self._silent:
+                self._failed(f"{error.filename or self._directory}: {error.strerror or error}")
+            self._silent = True
+
+
+class Auditor:
+    """The audits of one replica, whose stage has sums of integers."""
+
+    def __init__(self, replica: Replica, peer: Peer) -> None:
+        audit = peer.manifest.audit
+        self._replica, self._peer, self.stage = replica, peer, replica.stage
+        # Who cannot compute again what is over is looked at like everybody, and looks at nobody.
+        able = audit.microbatches + audit.contributions > 0 and replica.compute.keep(KEPT_STEPS)
+        self._court = Court(
+            peer.me,
+            replica.stage,
+            peer.signer,
+            microbatches=audit.microbatches if able else 0.0,
+            contributions=audit.contributions if able else 0.0,
+            numerics=self._numerics,
+            operator=lambda other: operator_of(peer.records.get(other)),
+        )
+        self._able = able
+        self._waiting: deque[Recompute] = deque()
+        self._trying = False
+        self._named: Recent[tuple[int, int], tuple[PeerId, ...]] = Recent(_REMEMBERED * peer.manifest.cut.stages)
+        self._sums: Recent[Stamp, Finished] = Recent(_REMEMBERED)
+        self._verdicts: list[Verdict] = []
+        self._told: set[tuple[int, PeerId]] = set()
+
+    # ------------------------------------------------------------ events
+
+    def applied(self, stamp: Stamp, finished: Finished, commits: Sequence[Commit]) -> None:
+        """The replica has applied that sum: `commits` are of all stages."""
+        member = self._replica.member
+        for commit in commits:
+            self._named[commit.stage, commit.step] = member.membership.rolls.of(commit)
+        self._sums[stamp] = finished
+        live = frozenset(member.view.live(self.stage, now=self._now()))
+        pledges = self._replica.exchange.pledges(stamp)
+        self._perform(self._court.applied(stamp, finished, pledges, member.chain, live))
+        self._spread()
+        if pledges:
+            self._peer.papers.receipt(self._receipt(stamp, finished, pledges, commits))
+
+    def contradicted(self, one: Pledge, other: Pledge) -> None:
+        """One peer has pledged two things for one sum."""
+        self._perform(self._court.hear_pair((one, other)))
+
+    def _receipt(
+        self, stamp: Stamp, finished: Finished, pledges: Sequence[Pledge], commits: Sequence[Commit]
+    ) -> Receipt:
+        """What proves who counted what, and no more of it than that takes."""
+        training = self._peer.manifest.training
+        counted = [index for _, _, indexes in finished.contributions for index in indexes]
+        jury = first_of(contributors_of(finished))
+        enough = sorted((pledge for pledge in pledges if pledge.peer in jury), key=lambda pledge: pledge.peer)
+        return Receipt(
+            self._peer.run_id,
+            stamp,
+            finished,
+            dict.fromkeys(counted, training.microbatch_size * training.sequence_length),
+            tuple(enough[: len(jury) // 2 + 1]),
+            tuple(replace(commit, votes=(), seats=NONE, signatures=(), contributors=()) for commit in commits),
+        )
+
+    def hear(self, message: AuditControl) -> None:
+        """What another peer says: a finding of my stage, or a verdict of any."""
+        match message:
+            case Finding() if message.case.stamp.stage == self.stage:
+                self._perform(self._court.hear(message))
+            case Verdict():
+                of = message.pledge.stamp
+                named = frozenset(self._named.get((of.stage, of.step), ()))
+                self._perform(self._court.hear_verdict(message, named))
+            case _:
+                pass
+
+    def tick(self) -> None:
+        """One heartbeat interval has passed."""
+        self._perform(self._court.tick(self._now()))
+
+    # ------------------------------------------------------------ what the court decides
+
+    def _perform(self, actions: Sequence[CourtAction]) -> None:
+        for action in actions:
+            match action:
+                case Recompute() if self._able and len(self._waiting) < _MOST_WAITING:
+                    self._waiting.append(action)
+                    if not self._trying:
+                        self._trying = True
+                        self._peer.spawn(self._try_all())
+                case Recompute():
+                    pass
+                case SayFinding(finding):
+                    self._event("finding", finding.case.accused, finding.case.stamp.step, index=finding.case.index)
+                    for mate in self._peer.mates(self.stage):
+                        self._peer.transport.tell(mate, finding)
+                case Convict():
+                    self._convict(action)
+                case StrikePeer(accused, case):
+                    self._event("withheld", accused, case.stamp.step, index=case.index)
+                    self._replica.driver.strike(accused, "does not show work that it pledged", cost_s=_STRIKE_S)
+                case Dispute(case, says):
+                    self._event("disputed", case.accused, case.stamp.step, index=case.index, jurors=sorted(says.keys()))
+
+    def _convict(self, action: Convict) -> None:
+        proof = action.proof
+        pledge = proof.pledge if isinstance(proof, Verdict) else proof[0]
+        stamp = pledge.stamp
+        self._peer.convict(action.peer, stamp.step, action.reason)
+        # Of another stage's sum it is not known here who contributed.
+        if (told := self._sums.get(stamp)) is not None:
+            evidence = Evidence(self._peer.run_id, told.contributions, told.voided, proof)
+            self._peer.papers.evidence(f"stage-{stamp.stage}-step-{stamp.step}-{action.peer}.json", evidence)
+        if isinstance(proof, Verdict):
+            self._verdicts.append(proof)
+            self._spread()
+
+    def _spread(self) -> None:
+        """Tell every verdict once to everybody whom I know."""
+        known = [peer for peer in self._peer.everyone() if peer != self._peer.me]
+        for number, verdict in enumerate(self._verdicts):
+            for peer in known:
+                if (number, peer) not in self._told:
+                    self._told.add((number, peer))
+                    self._peer.transport.tell(peer, verdict)
+
+    def _event(self, event: str, peer: PeerId, step: int, **fields: object) -> None:
+        self._peer.on_event(self.stage, event, {"peer": peer, "step": step, **fields})
+
+    # ------------------------------------------------------------ trying a case
+
+    async def _try_all(self) -> None:
+        try:
+            while self._waiting:
+                wanted = self._waiting.popleft()
+                try:
+                    await self._try(wanted)
+                except (Refused, Overflow, BadMessage) as error:
+                    # Its weights are gone here, or a rank died: others try it.
+                    case = wanted.case
+                    self._event("untried", case.accused, case.stamp.step, index=case.index, reason=str(error))
+        finally:
+            self._trying = False
+
+    async def _try(self, wanted: Recompute) -> None:
+        case, pledge = wanted.case, wanted.pledge
+        step = case.stamp.step
+        indexes = sorted(self._share(case)) if case.index == WHOLE else [case.index]
+        shown: list[tuple[AuditData, Sequence[Packed], Sequence[Packed]]] = []
+        for index in indexes:
+            found = await self._show(wanted, index)
+            if found is None:
+                return
+            shown.append(found)
+        if case.index != WHOLE:
+            (data, inputs, gradient) = shown[0]
+            if not self._court.served(pledge, data.work, data.path):
+                return
+            again = await self._replica.compute.recompute(step, case.index, inputs, gradient)
+            self._found(wanted, leaf(made_again(data.work, again)), data)
+            return
+        if not self._court.served(pledge, None, b""):
+            return
+        works = [(data.work.index, inputs, gradient) for data, inputs, gradient in shown]
+        _, root = await self._replica.compute.recompute_share(step, works)
+        self._found(wanted, root, None)
+
+    def _found(self, wanted: Recompute, found: bytes, data: AuditData | None) -> None:
+        case, pledge = wanted.case, wanted.pledge
+        right = found == (pledge.sum_root if data is None else leaf(data.work))
+        self._event("audited", case.accused, case.stamp.step, index=case.index, ok=right)
+        work, path = (None, b"") if data is None else (data.work, data.path)
+        self._perform(self._court.found(pledge, found, work, path, now=self._now()))
+
+    def _share(self, case: Case) -> frozenset[int]:
+        """What the accused has contributed to the sum."""
+        finished = self._sums.get(case.stamp)
+        contributions = finished.contributions if finished is not None else ()
+        return frozenset().union(*(indexes for peer, _, indexes in contributions if peer == case.accused))
+
+    async def _show(self, wanted: Recompute, index: int) -> tuple[AuditData, Sequence[Packed], Sequence[Packed]] | None:
+        """What went into a microbatch, as it was pledged. None: nobody shows it."""
+        case, pledge = wanted.case, wanted.pledge
+        request, withheld = AuditRequest(case.stamp.step, self.stage, index, case.accused), False
+        for holder in dict.fromkeys(filter(None, (case.accused, wanted.accuser))):
+            if holder == self._peer.me:
+                continue
+            try:
+                answer = await ask(self._peer.transport, holder, request, limit_s=_ASK_S)
+            except (PeerGone, PeerTimeout):
+                continue  # that it is away is no lie
+            except (BadMessage, Refused):
+                answer = None
+            if isinstance(answer, AuditData) and proves(answer.path, answer.work, pledge.work_root):
+                try:
+                    return answer, *self._replica.execution.opened(request, answer)
+                except BadMessage:
+                    pass
+            withheld |= holder == case.accused
+        if withheld:
+            self._perform(self._court.withheld(pledge, case.index))
+        return None
+
+    # ------------------------------------------------------------ what is known of others
+
+    def _numerics(self, peer: PeerId) -> str:
+        """The class in which a replica of my stage computes, as it says."""
+        if peer == self._peer.me:
+            return self._peer.computes or self._peer.numerics
+        record = self._peer.records.get(peer)
+        if record is not None and record.numerics:
+            return record.numerics
+        seen = self._replica.member.view.get(peer)
+        return seen.numerics if seen is not None else ""
+
+    @staticmethod
+    def _now() -> float:
+        return asyncio.get_running_loop().time()
+
+
+def made_again(work: WorkRecord, again: Recomputed) -> WorkRecord:
+    """The record as it should be: where a run has codecs to choose from, in the one that was chosen, if one fits."""
+    outputs, answers = list(map(digest, again.outputs)), list(map(digest, again.answers))
+    return replace(
+        work,
+        output=work.output if work.output in outputs else outputs[0],
+        answer=work.answer if work.answer in answers else answers[0],
+        loss_sum=again.loss_sum,
+        num_tokens=again.num_tokens,
+    )
+
+
+def operator_of(record: Record | None) -> str:
+    """Who stands behind a peer, as far as its addresses tell: the first 16 bits of an IPv4 address, 32 of an IPv6 one;
+    "" if nothing tells."""
+    for address in record.addresses if record is not None else ():
+        kind, host = (*str(address).strip("/").split("/"), "", "")[:2]
+        if kind not in ("ip4", "ip6"):
+            continue
+        try:
+            net = ipaddress.ip_network(f"{host}/{16 if kind == 'ip4' else 32}", strict=False)
+        except ValueError:
+            continue
+        return str(net)
+    return ""
