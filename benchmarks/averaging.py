@@ -237,12 +237,13 @@ def measure_links(args: argparse.Namespace, peers: int, mbit: int, parameters: i
                 "vs_raw": round(statistics.median(ours["phase_s"] / raw["whole_s"] for ours, raw in turns), 3),
                 "ours_cpu_s": round(statistics.median(ours["cpu_s"] for ours, _ in turns), 3),
                 "raw_cpu_s": round(statistics.median(raw["cpu_s"] for _, raw in turns), 3),
+                **check_of([ours for ours, _ in turns]),
             }
             ideal_s = sent * 8e-6 / mbit
             print(
                 f"{peers} peers at {mbit} Mb/s, {args.rtt:g} ms, {parameters / 1e6:g}M {codec}: {row['vs_raw']:.2f} "
                 f"of raw TCP ({row['ours_s']:.2f} s, {row['raw_s']:.2f} s; the line alone {ideal_s:.2f} s; "
-                f"{row['megabytes']:.0f} MB each way; measured {row['measured_mbit']} Mb/s)",
+                f"{row['megabytes']:.0f} MB each way; measured {row['measured_mbit']} Mb/s){said_of_check(row)}",
                 flush=True,
             )
             rows.append(row)
@@ -269,6 +270,7 @@ def summary(codec: str, theirs: str, peers: int, parameters: int, turns: dict[st
             if pairs:
                 ratio = statistics.median(a[kind] / max(b[kind], 1e-3) for a, b in pairs)
                 row[f"vs_{other}{key}"] = round(ratio, 3)
+    row |= check_of(ours)
     for name, found in turns.items():
         if found:
             row[name] = {
@@ -276,6 +278,18 @@ def summary(codec: str, theirs: str, peers: int, parameters: int, turns: dict[st
                 for kind in ("phase_s", "whole_s", "cpu_s")
             }
     return row
+
+
+def check_of(ours: Sequence[Found]) -> Found:
+    """What the check of reducers (`averaging.pledges`) takes of a round: of the member that waits longest for it."""
+    seconds = [max(each["checked_s"] for each in turn["each"]) for turn in ours]
+    shares = [each / turn["phase_s"] for each, turn in zip(seconds, ours, strict=True)]
+    return {"check_s": round(statistics.median(seconds), 4), "check_share": round(statistics.median(shares), 4)}
+
+
+def said_of_check(row: Found) -> str:
+    """Nothing where sums are not checked."""
+    return f", the check of reducers {row['check_share']:.1%} ({1e3 * row['check_s']:.0f} ms)" if row["check_s"] else ""
 
 
 def show(row: Found) -> None:
@@ -292,7 +306,9 @@ def show(row: Found) -> None:
     ]
     bytes_sent = f"bytes {row['bytes_vs_bound']:.3f} of the bound, the most of a peer {row['bytes_vs_bound_most']:.3f}"
     print(
-        f"{row['peers']} peers x {row['parameters'] / 1e6:g}M {row['codec']}: " + ", ".join([*ratios, bytes_sent]),
+        f"{row['peers']} peers x {row['parameters'] / 1e6:g}M {row['codec']}: "
+        + ", ".join([*ratios, bytes_sent])
+        + said_of_check(row),
         flush=True,
     )
     for name in ("ours", "hivemind", "gloo"):

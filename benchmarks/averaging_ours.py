@@ -20,7 +20,7 @@ from averaging_place import die, sample_of
 
 from swarmnet.averaging.exchange import Exchange
 from swarmnet.engine.compute_thread import ComputeThread, StageJobs
-from swarmnet.ids import Ballot, Chain, Generation, PeerId
+from swarmnet.ids import Ballot, Chain, Generation, PeerId, Signer
 from swarmnet.manifest.schema import Averaging, Manifest, Numerics
 from swarmnet.messages import (
     UNMEASURED,
@@ -158,8 +158,9 @@ class Keeper:
 class Member:
     """The service: an exchange per codec. Rank 0 is the keeper too."""
 
-    def __init__(self, me: PeerId, vector: torch.Tensor) -> None:
-        self.me, self._vector = me, vector
+    def __init__(self, me: PeerId, vector: torch.Tensor, signer: Signer) -> None:
+        self.me, self._vector, self._signer = me, vector, signer
+        self._checked_s = 0.0  # how long the check of reducers took in the last round
         self.transport: GrpcTransport
         self.everyone: tuple[PeerId, ...] = ()
         self._compute = ComputeThread()
@@ -185,9 +186,15 @@ class Member:
         if codec not in self._exchanges:
             self._exchanges.clear()  # one vector's memory at a time
             engine = VectorSum(self._vector, codec, self._compute)
-            exchange = Exchange(self.me, engine, self.transport, num_tokens=_TOKENS)
+            exchange = Exchange(
+                self.me, engine, self.transport, num_tokens=_TOKENS, signer=self._signer, on_event=self._on_event
+            )
             self._exchanges[codec] = exchange, engine
         return self._exchanges[codec]
+
+    def _on_event(self, event: str, fields: dict[str, object]) -> None:
+        if event == "sum_checked":
+            self._checked_s = float(str(fields["seconds"]))
 
     def prepare(self, codec: str) -> None:
         """Have this codec's exchange ready."""
@@ -216,6 +223,7 @@ class Member:
             "began": began,
             "ended": ended,
             "phase": tuple(phase),
+            "checked_s": self._checked_s,
             "rounds": rounds,
             "sample": engine.sample(),
             "digest": finished.digest,

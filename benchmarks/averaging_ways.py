@@ -47,7 +47,7 @@ async def obey(place: Place, pipe: Connection, vector: torch.Tensor, theirs: Hiv
     """Carry out orders one after the other."""
     identity = Identity.generate()
     book: dict[PeerId, tuple[str, ...]] = {}
-    service = Member(identity.peer, vector)
+    service = Member(identity.peer, vector, identity)
     transport = GrpcTransport(
         identity,
         RUN,

@@ -188,7 +188,7 @@ class Exchange:
             if not phase:
                 await self._leave(current.stamp)
                 await self._sums.open_sum()
-            told = await self._run(mine)
+            told = await self._run(mine, self._checks.get((current.stamp, current.id)))
             if not private:
                 check_losses(told, NONE.union(*(found for _, _, found in current.contributions)), self._num_tokens)
                 all_losses = told
@@ -345,15 +345,15 @@ class Exchange:
 
     # ------------------------------------------------------------ serving
 
-    async def serve(self, request: Part) -> AsyncGenerator[Answer, None]:
+    async def serve(self, request: Part, caller: PeerId | None = None) -> AsyncGenerator[Answer, None]:
         """Answer one `Part` call: wait for the round to open here, then for the part."""
-        async with contextlib.aclosing(self._serve(request)) as answers:
+        async with contextlib.aclosing(self._serve(request, caller)) as answers:
             async for answer in answers:
                 if isinstance(answer, PartData):
                     self._sent_bytes += sum(packed.num_bytes for packed in answer.payload)
                 yield answer
 
-    async def _serve(self, request: Part) -> AsyncGenerator[Answer, None]:
+    async def _serve(self, request: Part, caller: PeerId | None) -> AsyncGenerator[Answer, None]:
         if not 0 <= request.start <= request.stop:
             raise BadMessage(RejectCode.BAD_SHAPE, f"part [{request.start}, {request.stop})")
         if request.kind in ("sum", "replay"):
@@ -376,7 +376,7 @@ class Exchange:
             return
         yield Accepted()
         if request.kind in ("pledges", "pieces"):
-            async with contextlib.aclosing(self._serve_pledges(request)) as told:
+            async with contextlib.aclosing(self._serve_pledges(request, caller)) as told:
                 async for answer in told:
                     yield answer
             return
@@ -397,7 +397,7 @@ class Exchange:
             async for answer in answers:
                 yield answer
 
-    async def _serve_pledges(self, request: Part) -> AsyncGenerator[Answer, None]:
+    async def _serve_pledges(self, request: Part, caller: PeerId | None) -> AsyncGenerator[Answer, None]:
         of = request.stamp, request.id
         if of not in self._checks:
             with contextlib.suppress(TimeoutError):
@@ -414,7 +414,7 @@ class Exchange:
             else:
                 yield PartData((Packed("uint8", (len(digests), 32), b"".join(digests)),))
         else:
-            async with contextlib.aclosing(check.serve(request)) as answers:
+            async with contextlib.aclosing(check.serve(request, caller)) as answers:
                 async for answer in answers:
                     yield answer
 
@@ -445,11 +445,13 @@ class Exchange:
                 )
         return [(hop.group.hop, *chunk) for hop in mine for chunk in hop.done]
 
-    async def _run(self, hops: Sequence[Butterfly]) -> Losses:
+    async def _run(self, hops: Sequence[Butterfly], check: RoundCheck | None) -> Losses:
         """Take part in all of them; the losses of the round. Raises an ExceptionGroup of whatever failed in any."""
         try:
             async with asyncio.TaskGroup() as group:
                 tasks = [group.create_task(hop.run()) for hop in hops]
+                if check is not None:
+                    group.create_task(check.prepare())
         except ExceptionGroup as error:
             raise ExceptionGroup(error.message, list(leaves(error))) from error
         told = [each for task in tasks for each in task.result()]

@@ -140,10 +140,13 @@ class RoundCheck:
         self._shares = shares_of(current.contributions, current.voided)
         self._digest = b""  # of the whole sum, once it is here
         self._heard: dict[PeerId, Pledge] = {}  # for my sum
+        self._second: dict[PeerId, Pledge] = {}  # where somebody has signed two for it
         self._others: dict[PeerId, PartData] = {}  # what those answered that hold another sum
         self._mine: dict[bytes, Pledge] = {}
-        self._root: asyncio.Task[bytes] | None = None
+        self._root = b""
         self._changed = asyncio.Event()
+        self._heard_out: set[PeerId] = set()
+        self._blamed: set[PeerId] = set()
         self.closed = self.passed = False
 
     @property
@@ -155,6 +158,11 @@ class RoundCheck:
         """The round is over or abandoned. What has passed is still served."""
         self.closed = True
         self._change()
+
+    async def prepare(self) -> None:
+        """Hash my contribution, while the round waits for lines."""
+        if self._me in self._contributors:
+            self._root = sum_root(await self.pieces())
 
     async def run(self, digest: bytes) -> None:
         """Return once everybody's pledges add up to this sum. Cancel to abandon.
@@ -186,11 +194,14 @@ class RoundCheck:
             raise Refused(RejectCode.MALFORMED, "members speak of different rounds")
         if self._others:
             self._settle_digests()
-        elif sum(pledge.product for pledge in self._heard.values()) % PRIME != whole:
-            await self._adjudicate()
+        elif not self._add_up(whole):
+            # Somebody may have pledged one thing to me and another to others: they tell me.
+            await self._ask_again()
+            if not self._add_up(whole):
+                await self._adjudicate()
         self.passed = True
 
-    async def serve(self, request: Part) -> AsyncGenerator[Answer, None]:
+    async def serve(self, request: Part, caller: PeerId | None) -> AsyncGenerator[Answer, None]:
         """Answer one `Part` call for pledges."""
         if request.start < request.stop:
             hop = next((hop for hop in self._hops if hop.is_of(request)), None)
@@ -211,7 +222,9 @@ class RoundCheck:
                 yield PartData(pledges=(await self._pledge(request.reference),))
                 return
         told = self.pledges
-        if request.reference != self._digest and self._hops:
+        if request.reference != self._digest:
+            if caller is not None:
+                await self._hear_out(caller)
             told += tuple(self._hops[0].signed.values())
         yield PartData(pledges=told)
 
@@ -244,7 +257,7 @@ class RoundCheck:
         if digest not in self._mine:
             current = self.round
             product = await self._context.sums.prove(vector_seed(current.stamp, current.id, digest))
-            root = sum_root(await self.pieces())
+            root = self._root or sum_root(await self.pieces())
             said = Pledge(current.stamp, current.id, digest, self._shares, self._me, product, root, self._work_root)
             self._mine[digest] = replace(said, signature=self._signer.sign(statement(said)))
         return self._mine[digest]
@@ -289,9 +302,33 @@ class RoundCheck:
         if known is None:
             self._heard[pledge.peer] = pledge
             self._change()
-        else:
+        elif pledge.peer not in self._second:
+            self._second[pledge.peer] = pledge
             self._on_contradiction(known, pledge)
             self._blame(pledge.peer, "pledge_lied", why="two pledges for one sum")
+
+    def _add_up(self, whole: int) -> bool:
+        """Do the products? Of two that one contributor has signed the one counts with which they do."""
+        for peer, pledge in [*self._heard.items()]:
+            total = sum(each.product for of, each in self._heard.items() if of != peer)
+            for known in (pledge, self._second.get(peer, pledge)):
+                if (total + known.product) % PRIME == whole:
+                    self._heard[peer] = known
+                    return True
+        return False
+
+    async def _ask_again(self) -> None:
+        request = Part(self.round.stamp, self.round.id, "pledges", 0, 0, 0, self._digest)
+
+        async def hear(peer: PeerId) -> None:
+            with contextlib.suppress(PeerGone, PeerTimeout, BadMessage):
+                answer = await ask(self._context.transport, peer, request, limit_s=_ALONE_S)
+                for pledge in answer.pledges if isinstance(answer, PartData) else ():
+                    self._hear(pledge)
+
+        async with asyncio.TaskGroup() as group:
+            for peer in set(self.round.receivers) - {self._me}:
+                group.create_task(hear(peer))
 
     def _is_other(self, peer: PeerId, pledges: Iterable[Pledge]) -> bool:
         """Has that contributor pledged itself for another sum of this round?"""
@@ -304,31 +341,46 @@ class RoundCheck:
 
     def _blame(self, peer: PeerId, event: str, **facts: object) -> None:
         self._context.watch.refused(peer)
-        self._context.on_event(event, {"step": self.round.stamp.step, "peer": peer, **facts})
+        if peer not in self._blamed:
+            self._context.on_event(event, {"step": self.round.stamp.step, "peer": peer, **facts})
+        self._blamed.add(peer)
 
     def _settle_digests(self) -> None:
         """Others hold another sum than I do: somebody has handed out two."""
-        hop = self._hops[0]
         if len(self._rows) > 1:
             raise Refused(RejectCode.NOT_READY, "members hold different sums")
-        guilty: set[PeerId] = set()
-        for peer, data in self._others.items():
-            found: set[PeerId] = set()
-            for reducer, mine in hop.signed.items():
-                # Nobody takes its own part from itself.
-                if reducer == peer:
-                    continue
-                key = part_key("reduced", hop.group, reducer)
-                theirs = signed_part(self._signer, data.pledges, self.round.stamp, reducer, key)
-                if theirs is None:
-                    found.add(peer)
-                elif theirs.digest != mine.digest:
-                    found.add(reducer)
-            # The same parts are the same sum.
-            guilty |= found or {peer}
+        guilty = set[PeerId]().union(*(self._guilty_of(peer, data) for peer, data in self._others.items()))
         for peer in sorted(guilty):
             self._blame(peer, "pledge_lied" if peer in self._others else "reducer_lied", why="another sum")
         raise Refused(RejectCode.MALFORMED, "members hold different sums")
+
+    def _guilty_of(self, peer: PeerId, data: PartData) -> set[PeerId]:
+        """That peer holds another sum, and has shown what reducers signed to it: who has signed something else to me;
+        itself, if it cannot show what all have signed, or if all is the same."""
+        hop, found, same = self._hops[0], set[PeerId](), {peer}
+        for reducer, mine in hop.signed.items():
+            # Nobody takes its own part from itself.
+            if reducer == peer:
+                continue
+            key = part_key("reduced", hop.group, reducer)
+            theirs = signed_part(self._signer, data.pledges, self.round.stamp, reducer, key)
+            if theirs is None:
+                found.add(peer)
+            elif theirs.digest != mine.digest:
+                found.add(reducer)
+        return found or same
+
+    async def _hear_out(self, caller: PeerId) -> None:
+        """Somebody asks for pledges for another sum than mine. If a reducer has signed two parts, I am its witness."""
+        if len(self._rows) > 1 or caller not in self.round.receivers or caller in self._heard_out:
+            return
+        self._heard_out.add(caller)
+        request = Part(self.round.stamp, self.round.id, "pledges", 0, 0, 0, self._digest)
+        with contextlib.suppress(PeerGone, PeerTimeout, BadMessage):
+            answer = await ask(self._context.transport, caller, request, limit_s=_ALONE_S)
+            if isinstance(answer, PartData) and not self.closed:
+                for peer in sorted(self._guilty_of(caller, answer) - {caller}):
+                    self._blame(peer, "reducer_lied", why="another sum")
 
     async def _adjudicate(self) -> None:
         """The products do not add up: look at every part again, as its contributors tell it to me."""

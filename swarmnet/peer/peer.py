@@ -348,7 +348,7 @@ class Peer:
             case AuditRequest():
                 return self._serving(request.stage).audit(caller, request)
             case Part():
-                return self._serving(request.stamp.stage).exchange.serve(request)
+                return self._serving(request.stamp.stage).exchange.serve(request, caller)
             case SnapshotRequest():
                 return self._serving(request.stage).state.snapshot(request)
             case TrailRequest():
