@@ -18,7 +18,7 @@ from swarmnet.manifest.schema import Averaging
 from swarmnet.messages import Heartbeat, Measure, Stamp
 from swarmnet.stage import snapshot
 from swarmnet.stage.snapshot import digest, through_buffers
-from swarmnet.step.drift import Drift, DriftRules, Verdict
+from swarmnet.step.drift import Drift, DriftRules, DriftVerdict
 from swarmnet.step.view import Timers, View
 
 CHAIN = Chain("1" * 64)
@@ -27,7 +27,7 @@ PEERS = tuple(map(PeerId, "abc"))
 
 @dataclass
 class Judged:
-    verdict: Verdict
+    verdict: DriftVerdict
     donors: dict[PeerId, tuple[PeerId, ...]]
 
 
