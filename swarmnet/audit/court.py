@@ -66,7 +66,7 @@ class Recompute:
 
 @dataclass(frozen=True, slots=True)
 class SayFinding:
-    """Tell all replicas of my stage."""
+    """Tell all replicas of my stage: what I found, or who else accused."""
 
     finding: Finding
 
@@ -78,6 +78,14 @@ class Convict:
     peer: PeerId
     proof: Verdict | Pair
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class TellVerdict:
+    """That mate has not heard how a case ended."""
+
+    peer: PeerId
+    verdict: Verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +105,7 @@ class Dispute:
     """What each said; the accused by its pledge."""
 
 
-CourtAction = Recompute | SayFinding | Convict | StrikePeer | Dispute
+CourtAction = Recompute | SayFinding | Convict | TellVerdict | StrikePeer | Dispute
 
 
 # ---------------------------------------------------------------- the court
@@ -127,6 +135,7 @@ class Trial:
     findings: dict[PeerId, Finding] = field(default_factory=dict)
     ended: str = ""
     """"named", "disputed", or "idle": whoever spoke found what was pledged."""
+    verdict: Verdict | None = None
     said_at: float = 0.0
 
 
@@ -156,7 +165,8 @@ class Court:
         self._sums: dict[int, CountedSum] = {}
         self._pledged: Recent[tuple[PeerId, Stamp, object, bytes], Pledge] = Recent(1 << 12)
         self._trials: dict[tuple[Case, bytes], Trial] = {}
-        self.convicted: set[PeerId] = set()
+        self.proofs: dict[PeerId, Verdict | Pair] = {}
+        """Of each who is convicted."""
 
     # ------------------------------------------------------------ steps
 
@@ -229,10 +239,15 @@ class Court:
         if trial is None:
             return True
         trial.work, trial.path, trial.served = work, path, True
+        # Somebody was faster.
+        if trial.ended == "named":
+            return False
         # Nobody says otherwise, so nobody would be odd: a trial that costs its accuser nothing costs us no compute.
-        if all(finding.found == pledged(pledge, work) for finding in trial.findings.values()):
+        if accusers := self._accusers(trial):
+            trial.accuser = accusers[0]
+        else:
             trial.ended = "idle"
-        return trial.ended != "idle"
+        return bool(accusers)
 
     def withheld(self, pledge: Pledge, index: int) -> list[CourtAction]:
         """The accused answers, and does not hand that work out, or another one than it pledged."""
@@ -263,13 +278,16 @@ class Court:
         mine = Finding(case, found, self.me)
         signature = self._signer.sign(finding_statement(mine, pledge, self._numerics(self.me)))
         trial.findings[self.me] = replace(mine, signature=signature)
-        return [SayFinding(trial.findings[self.me]), *self._settle(trial, counted)]
+        return [*self._say(trial), *self._settle(trial, counted)]
 
     def hear(self, finding: Finding) -> list[CourtAction]:
         """A mate says what it has found: the first in a case accuses."""
         case, peer = finding.case, finding.peer
         counted = self._counted(case.stamp)
-        if counted is None or peer == case.accused or peer not in counted.contributors:
+        if counted is None or peer in (case.accused, self.me) or peer not in counted.contributors:
+            return []
+        # I am no judge of myself: I hear how it ends.
+        if case.accused == self.me:
             return []
         pledge = self._meant(finding, counted)
         if pledge is None:
@@ -278,17 +296,24 @@ class Court:
         news = trial is None
         if trial is None:
             harmless = case.index == WHOLE and finding.found == pledge.sum_root
-            if harmless or peer in self.convicted or case.accused in self.convicted:
+            proof = self.proofs.get(case.accused)
+            # It would not say so if it knew.
+            if isinstance(proof, Verdict) and peer not in self.convicted:
+                return [TellVerdict(peer, proof)]
+            if harmless or peer in self.convicted or proof is not None:
                 return []
             trial = self._open(pledge, (case, statement(pledge)), peer)
-        if trial is None or peer in trial.findings:
+        if trial is None:
             return []
+        if peer in trial.findings:
+            # It would not say so again if it knew.
+            return [] if trial.verdict is None else [TellVerdict(peer, trial.verdict)]
         trial.findings[peer] = finding
         trial.served |= case.index == WHOLE
         if trial.ended == "idle" and finding.found != pledged(pledge, trial.work):
-            trial.ended, news = "", True
-        # The accused is no judge of itself, and another class finds other bits.
-        judges = news and self.me in counted.contributors - {case.accused} and self._alike(self.me, case.accused)
+            trial.ended, trial.accuser, news = "", peer, True
+        # Another class finds other bits.
+        judges = news and self.me in counted.contributors and self._alike(self.me, case.accused)
         asked: list[CourtAction] = [Recompute(case, pledge, peer)] if judges else []
         return [*asked, *self._settle(trial, counted)]
 
@@ -298,17 +323,14 @@ class Court:
         Args:
             contributors: whom the commit of that stage and step names; () where I know none: then it is ignored.
         """
-        accused = verdict.pledge.peer
-        # Signatures cost time; of one who is convicted there is nothing to learn.
-        if (
-            not contributors
-            or not odd(verdict, contributors) - self.convicted
-            or refusal(verdict, contributors, self._signer.verify)
-        ):
+        trial = self._trials.get(_key(verdict.pledge, verdict.work))
+        news = bool(odd(verdict, contributors) - self.convicted) or (trial is not None and not trial.ended)
+        # Signatures cost time, and mostly there is nothing to learn.
+        if not contributors or not news or refusal(verdict, contributors, self._signer.verify):
             return []
-        if (trial := self._trials.get(_key(verdict.pledge, verdict.work))) is not None:
-            trial.ended = "named"
-        return self._convict(sorted(odd(verdict, contributors)), verdict, _reason(verdict, accused))
+        if trial is not None:
+            trial.ended, trial.verdict = "named", verdict
+        return self._convict(sorted(odd(verdict, contributors)), verdict, _reason(verdict))
 
     def hear_pair(self, pair: Pair) -> list[CourtAction]:
         """Somebody shows two pledges of one peer."""
@@ -322,8 +344,13 @@ class Court:
         for trial in self._trials.values():
             if not trial.ended and self.me in trial.findings and now - trial.said_at >= AGAIN_S:
                 trial.said_at = now
-                actions.append(SayFinding(trial.findings[self.me]))
+                actions += self._say(trial)
         return actions
+
+    @property
+    def convicted(self) -> Set[PeerId]:
+        """Who has done wrong."""
+        return self.proofs.keys()
 
     @property
     def open_cases(self) -> int:
@@ -364,6 +391,20 @@ class Court:
         trial = self._trials[key] = Trial(pledge, accuser)
         return trial
 
+    def _say(self, trial: Trial) -> list[CourtAction]:
+        # Who accuses may have told me alone: all are to judge the same case, and to know who opened it.
+        accuser = trial.accuser if trial.accuser in trial.findings else self.me
+        return [SayFinding(trial.findings[peer]) for peer in dict.fromkeys((accuser, self.me)) if peer is not None]
+
+    def _accusers(self, trial: Trial) -> list[PeerId]:
+        """Who says otherwise than the accused, or may, and still counts."""
+        own = pledged(trial.pledge, trial.work)
+        return [
+            peer
+            for peer, finding in trial.findings.items()
+            if peer not in self.convicted and (finding.found != own or not trial.served)
+        ]
+
     def _settle(self, trial: Trial, counted: CountedSum) -> list[CourtAction]:
         # Until the work is here I do not know what the accused says.
         if not trial.served:
@@ -376,10 +417,11 @@ class Court:
             wrong = odd(whole, counted.contributors)
             # Enough of those who agree, and room for those who do not.
             right = [f for f in trial.findings.values() if f.found == truth and f.peer in jury][: len(jury) // 2 + 1]
-            others = [f for f in trial.findings.values() if f.peer in wrong - self.convicted]
+            others = [f for f in trial.findings.values() if f.peer in wrong]
             verdict = self._verdict(trial, (*right, *others)[:MAX_COUNTING])
-            trial.ended = "named" if wrong else trial.ended
-            return self._convict(sorted(odd(verdict, counted.contributors)), verdict, _reason(verdict, pledge.peer))
+            if wrong:
+                trial.ended, trial.verdict = "named", trial.verdict or verdict
+            return self._convict(sorted(odd(verdict, counted.contributors)), verdict, _reason(verdict))
         unsaid = len(jury - says.keys())
         most = max([says[peer] for peer in jury & says.keys()].count(value) for value in says.values())
         if trial.ended or 2 * (most + unsaid) > len(jury):
@@ -392,10 +434,12 @@ class Court:
 
     def _convict(self, peers: Iterable[PeerId], proof: Verdict | Pair, reason: str) -> list[CourtAction]:
         new = [peer for peer in peers if peer not in self.convicted]
-        self.convicted.update(new)
+        self.proofs |= dict.fromkeys(new, proof)
         for trial in self._trials.values():
             if trial.pledge.peer in new:
                 trial.ended = "named"
+            elif not trial.ended and not self._accusers(trial):
+                trial.ended = "idle"
         return [Convict(peer, proof, reason) for peer in new]
 
     def _forget(self, oldest: int) -> list[CourtAction]:
@@ -415,6 +459,6 @@ def _key(pledge: Pledge, work: WorkRecord | None) -> tuple[Case, bytes]:
     return case_of(pledge, work), statement(pledge)
 
 
-def _reason(verdict: Verdict, accused: PeerId) -> str:
+def _reason(verdict: Verdict) -> str:
     what = "its contribution" if verdict.work is None else f"microbatch {verdict.work.index}"
-    return f"step {verdict.pledge.stamp.step}, {what} of {accused}: others find what it does not"
+    return f"step {verdict.pledge.stamp.step}, {what} of {verdict.pledge.peer}: others find what it does not"

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from random import Random
 
-from swarmnet.audit.court import Convict, Court, CourtAction, Dispute, Recompute, SayFinding, StrikePeer
+from swarmnet.audit.court import Convict, Court, CourtAction, Dispute, Recompute, SayFinding, StrikePeer, TellVerdict
 from swarmnet.audit.pledge import WHOLE, finding_statement, leaf, path_of, root_of, shares_of, statement
 from swarmnet.ids import Ballot, Chain, Generation, PeerId, RoundId
 from swarmnet.messages import Case, Finding, Finished, Pledge, Stamp, Verdict, WorkRecord
@@ -160,11 +160,14 @@ class Stage:
                     if court.served(pledge, work, path):
                         found = self.found(pledge, case.index)
                         self.perform(peer, court.found(pledge, found, work, path, now=0.0))
+                case TellVerdict(to, verdict):
+                    if to in self.honest:
+                        self.queue.append((peer, to, verdict))
                 case SayFinding(finding):
                     meant = [
                         pledge
                         for pledge in self.pledges
-                        if Notary.verify(peer, finding_statement(finding, pledge, "cpu"), finding.signature)
+                        if Notary.verify(finding.peer, finding_statement(finding, pledge, "cpu"), finding.signature)
                     ]
                     self.said.append((finding, meant[0]))
                     self.tell(peer, finding)

@@ -9,7 +9,7 @@ from court_room import LATER, STEP, Notary, Stage, digest_of, finished_of, stamp
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swarmnet.audit.court import AGAIN_S, KEEP_STEPS, MAX_OPEN, Convict, Dispute, Recompute, SayFinding
+from swarmnet.audit.court import AGAIN_S, KEEP_STEPS, MAX_OPEN, Convict, Dispute, Recompute, SayFinding, TellVerdict
 from swarmnet.audit.draw import auditors, chance_named, index_drawn, seed_of
 from swarmnet.audit.pledge import WHOLE, finding_statement, leaf, path_of, statement
 from swarmnet.audit.proof import refusal
@@ -35,6 +35,8 @@ def test_no_honest_peer_is_ever_convicted(
     room.run(lost=lost, doubled=doubled, lies=20)
     for peer in room.honest:
         assert not room.members[peer].court.convicted & room.honest
+        # Whatever was lost was said again: of three or more, somebody is named.
+        assert room.members[peer].court.open_cases == 0
         for action in room.actions[peer]:
             if isinstance(action, Convict):
                 assert refusal(action.proof, frozenset(room.names), Notary.verify) == ""
@@ -165,11 +167,25 @@ def test_a_finding_is_said_again_until_the_case_is_settled() -> None:
     court.found(pledge, digest_of("x"), work, path, now=1.0)
     assert court.tick(1.0 + AGAIN_S / 2) == []
     (again,) = court.tick(1.0 + AGAIN_S)
-    assert isinstance(again, SayFinding)
+    assert isinstance(again, SayFinding) and again.finding.peer == b
     for peer in others[:2]:
         court.hear(said(peer, pledge, work.index, digest_of("x")))
     assert court.convicted == {a}
     assert court.tick(100.0) == []
+    # Who says it again has not heard of the verdict.
+    (told,) = court.hear(said(others[0], pledge, work.index, digest_of("x")))
+    assert isinstance(told, TellVerdict) and told.peer == others[0]
+
+
+def test_who_accuses_before_one_alone_is_shown_to_all() -> None:
+    room = quiet()
+    a, b, c, *_ = room.names
+    pledge, work, path = of(room, a)
+    court = room.members[b].court
+    court.hear(said(c, pledge, work.index, digest_of("x")))
+    assert court.served(pledge, work, path)
+    actions = court.found(pledge, leaf(work), work, path, now=0.0)
+    assert [action.finding.peer for action in actions if isinstance(action, SayFinding)] == [c, b]
 
 
 def test_old_cases_are_forgotten_and_those_without_an_end_are_told() -> None:
