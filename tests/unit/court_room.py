@@ -63,16 +63,20 @@ class Member:
 
 
 class Stage:
-    """Members around a step that everybody has applied. liars: their works are false where `false` says so."""
+    """Members around a step that everybody has applied. liars: so many of their works are false as `false` says; if
+    `two_faced`, they may find one thing for one mate and another for the next."""
 
-    def __init__(self, size: int, liars: int, seed: int, *, false: float = 1.0, rate: float = 1.0) -> None:
+    def __init__(
+        self, size: int, liars: int, seed: int, *, false: float = 1.0, rate: float = 1.0, two_faced: bool = True
+    ) -> None:
         self.random = Random(seed)
         names = [PeerId(f"peer{at}") for at in range(size)]
         self.random.shuffle(names)
         self.liars = frozenset(names[:liars])
         self.honest = frozenset(names[liars:])
         self.names = sorted(names)
-        self.rate = rate
+        self.rate, self.two_faced = rate, two_faced
+        self.lies: dict[tuple[PeerId, Pledge, int], bytes] = {}
         self.members = {peer: Member(peer, self._court(peer)) for peer in self.names}
         self.finished = finished_of(STEP, self.names)
         self.queue: list[tuple[PeerId, PeerId, Finding | Verdict]] = []  # from, to, what
@@ -195,7 +199,10 @@ class Stage:
         works = self.members[pledge.peer].works[pledge]
         pledged = pledge.sum_root if index == WHOLE else leaf(works[index])
         told = (digest_of("lie"), digest_of("other lie"), pledged, self.found(pledge, index))[:values]
-        finding = Finding(Case(pledge.stamp, pledge.peer, index), self.random.choice(told), peer)
+        value = self.random.choice(told)
+        if not self.two_faced:
+            value = self.lies.setdefault((peer, pledge, index), value)
+        finding = Finding(Case(pledge.stamp, pledge.peer, index), value, peer)
         finding = replace(finding, signature=Notary(peer).sign(finding_statement(finding, pledge, "cpu")))
         self.said.append((finding, pledge))
         for to in sorted(self.honest):

@@ -26,17 +26,25 @@ def stages(draw: st.DrawFn, least: int = 2) -> tuple[int, int]:
 
 
 @settings(max_examples=60, deadline=None)
-@given(stages(), SEEDS, st.sampled_from([0.0, 0.3]), st.sampled_from([0.0, 0.3]), st.sampled_from([0.0, 0.5, 1.0]))
+@given(
+    stages(),
+    SEEDS,
+    st.sampled_from([0.0, 0.3]),
+    st.sampled_from([0.0, 0.3]),
+    st.sampled_from([0.0, 0.5, 1.0]),
+    st.booleans(),
+)
 def test_no_honest_peer_is_ever_convicted(
-    stage: tuple[int, int], seed: int, lost: float, doubled: float, false: float
+    stage: tuple[int, int], seed: int, lost: float, doubled: float, false: float, two_faced: bool
 ) -> None:
-    room = Stage(*stage, seed, false=false)
+    room = Stage(*stage, seed, false=false, two_faced=two_faced)
     room.begin()
     room.run(lost=lost, doubled=doubled, lies=20)
     for peer in room.honest:
         assert not room.members[peer].court.convicted & room.honest
-        # Whatever was lost was said again: of three or more, somebody is named.
-        assert room.members[peer].court.open_cases == 0
+        # Whatever was lost was said again: of three or more, somebody is named. A liar that finds one thing for one mate
+        # and another for the next can keep a case open at one of them, until it is forgotten.
+        assert two_faced or room.members[peer].court.open_cases == 0
         for action in room.actions[peer]:
             if isinstance(action, Convict):
                 assert refusal(action.proof, frozenset(room.names), Notary.verify) == ""
