@@ -42,6 +42,9 @@ KEEP_STEPS = 16
 MAX_OPEN = 64
 """Cases that are open at a time."""
 
+MOST_CASES = 4
+"""Cases of one accuser in a step that are open at a time, and as many in which it found just what was pledged."""
+
 AGAIN_S = 5.0
 """As long as a case is open, what I found is said again this often: messages are lost."""
 
@@ -325,7 +328,7 @@ class Court:
         """
         trial = self._trials.get(_key(verdict.pledge, verdict.work))
         news = bool(odd(verdict, contributors) - self.convicted) or (trial is not None and not trial.ended)
-        # Signatures cost time, and mostly there is nothing to learn.
+        # Signatures cost time, and endings there is nothing to learn.
         if not contributors or not news or refusal(verdict, contributors, self._signer.verify):
             return []
         if trial is not None:
@@ -375,12 +378,13 @@ class Court:
         return None
 
     def _open(self, pledge: Pledge, key: tuple[Case, bytes], accuser: PeerId) -> Trial | None:
-        # Who accuses has one case of a step at a time. Where it led to nothing, it has had its chance.
-        busy = any(
-            trial.accuser == accuser and trial.pledge.stamp == pledge.stamp and trial.ended != "named"
-            for trial in self._trials.values()
-        )
-        if busy:
+        # Who accuses has one case of a step at a time. Where it led to nothing, it has had its chance; what only looked
+        # like an accusation cost a fetch. If it tells each mate of another case, the lowest one goes first everywhere.
+        its = {of: trial for of, trial in self._trials.items() if trial.accuser == accuser}
+        ends = {of: trial.ended for of, trial in its.items() if trial.pledge.stamp == pledge.stamp}
+        endings = list(ends.values())
+        first = all(_rank(key) < _rank(of) for of, ended in ends.items() if not ended)
+        if not first or "disputed" in endings or max(endings.count("idle"), endings.count("")) >= MOST_CASES:
             return None
         if self.open_cases >= MAX_OPEN:
             # One whose work nobody hands out may never be settled.
@@ -457,6 +461,10 @@ class Court:
 
 def _key(pledge: Pledge, work: WorkRecord | None) -> tuple[Case, bytes]:
     return case_of(pledge, work), statement(pledge)
+
+
+def _rank(key: tuple[Case, bytes]) -> tuple[int, PeerId, bytes]:
+    return key[0].index, key[0].accused, key[1]
 
 
 def _reason(verdict: Verdict) -> str:

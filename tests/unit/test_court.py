@@ -42,7 +42,7 @@ def test_no_honest_peer_is_ever_convicted(
     room.run(lost=lost, doubled=doubled, lies=20)
     for peer in room.honest:
         assert not room.members[peer].court.convicted & room.honest
-        # Whatever was lost was said again: of three or more, somebody is named. A liar that finds one thing for one mate
+        # Whatever was lost was said again: somebody is named. A liar that finds one thing for one mate
         # and another for the next can keep a case open at one of them, until it is forgotten.
         assert two_faced or room.members[peer].court.open_cases == 0
         for action in room.actions[peer]:
