@@ -19,7 +19,20 @@ _OVER_A_MANIFEST = ("stages", "steps", "seed")
 
 # What a resumed run may be told anew. All else says what it is.
 _MAY_CHANGE = frozenset(
-    ["out", "oracle", "kill", "kill_every", "kill_rank", "kill_all", "chaos", "resume", "slots", "trace", "dashboard"]
+    [
+        "out",
+        "oracle",
+        "kill",
+        "kill_every",
+        "kill_rank",
+        "kill_all",
+        "chaos",
+        "liars",
+        "resume",
+        "slots",
+        "trace",
+        "dashboard",
+    ]
 )
 
 
@@ -39,6 +52,7 @@ def local(ctx: click.Context, /, **_: Any) -> int:
       swarmnet local --steps 1000 --dashboard 0
       swarmnet local --kill 1@20 --kill 2@30 --oracle --out runs/churn
       swarmnet local --replicas 3 --chaos random:7
+      swarmnet local --replicas 4 --liars sign-flip:1,lazy:1
       swarmnet local --sync local --replicas 4 --steps 300
       swarmnet local --replicas 1 --ranks 1=2 --kill-rank 1@20 --oracle
       swarmnet local --checkpoint-every 10 --kill-all 25 --out runs/dark

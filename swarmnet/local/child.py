@@ -24,6 +24,7 @@ from swarmnet.config.peer import PeerConfig
 from swarmnet.errors import PeerTimeout, UsageError
 from swarmnet.ids import PeerId
 from swarmnet.local.fault import Moment, Phase
+from swarmnet.local.lies import Deceit, Wary, lying_engine
 from swarmnet.local.processes import LinkLimit
 from swarmnet.manifest.file import load
 from swarmnet.messages import Answer, Commit, Control, Packed, Request, Running, SnapshotPiece, SnapshotRequest
@@ -60,6 +61,7 @@ class Interposed:
         self.paces: dict[PeerId, LinkLimit] = {}  # to whom it is slow, and how
         self._healed = asyncio.Event()
         self._asked = self._traced = False
+        self.deceit: Deceit | None = None  # how its work is false
 
     def take(self, order: Mapping[str, Any]) -> None:
         """From now on this line of the orders holds."""
@@ -72,6 +74,8 @@ class Interposed:
                     self._going_on.pop(order["id"]).set()
             case "trace":
                 self._traced = True
+            case "lie":
+                self.deceit = self.deceit or Deceit(order["kind"], order["seed"], self._say)
             case "links":
                 self.cut = frozenset(order["cut"])
                 self.paces = {PeerId(peer): LinkLimit(*pace) for peer, pace in order["paces"].items()}
@@ -187,7 +191,9 @@ class HeldSums:
 
 
 def held_engine(inner: Engine, between: Interposed) -> Engine:
-    """`inner`, longer where its child holds."""
+    """`inner`, longer where its child holds, and false where it lies."""
+    if between.deceit is not None:
+        inner = lying_engine(inner, between.deceit)
     compute = HeldCompute(inner.compute, between)
     return Engine(cast(Compute, compute), cast(Summation, HeldSums(inner.sums, compute, between)))
 
@@ -300,9 +306,14 @@ def main(argv: list[str]) -> int:
         manifest = load(config.manifest)
         with EventLog(config.events) as events:
             between = Interposed(events.emit)
+
+            def heard(service: Service) -> Service:
+                inner = service if between.deceit is None else Wary(service, between.deceit)
+                return FaultyService(inner, between)
+
             wrap = Wrap(
                 transport=lambda transport: FaultyTransport(transport, between),
-                service=lambda service: FaultyService(service, between),
+                service=heard,
                 beside=lambda: follow(orders, between),
             )
             # What holds from the start is there before the first message.

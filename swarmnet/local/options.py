@@ -12,6 +12,7 @@ from swarmnet.config.table import CliOption
 from swarmnet.errors import UsageError
 from swarmnet.local import fault
 from swarmnet.local.fault import Fault, Kill, KillAll, KillRank
+from swarmnet.local.lies import parse_liars
 
 MOST = 1000
 """Stages, replicas of one, ranks, trainers, microbatches in flight: no machine makes use of more."""
@@ -63,6 +64,12 @@ class LocalOptions:
     chaos: Annotated[
         str | None, CliOption("FILE", help="carry out this schedule of faults, or random:SEED; implies --oracle")
     ] = None
+    liars: Annotated[
+        str | None,
+        CliOption(
+            "KIND:N,...", help="let so many replicas lie about their work; KIND=P%: so many of them (docs/local.md)"
+        ),
+    ] = None
     resume: Annotated[bool, CliOption(help="go on with the run in --out DIR, whose manifest and replicas count")] = (
         False
     )
@@ -108,6 +115,12 @@ class LocalOptions:
                 f"{'--oracle' if self.chaos is None else '--chaos'} and --kill-all exclude each other: losses are held "
                 "against one process at the end of a run, which --kill-all does not reach; give it with --resume"
             )
+        if self.liars is not None:
+            parse_liars(self.liars)
+            if self.chaos is not None or self.kill_all is not None:
+                raise UsageError("--liars goes with neither --chaos nor --kill-all: losses would show both")
+            if self.ranks or self.device != "cpu":
+                raise UsageError("--liars needs replicas of one rank on the CPU: leave --ranks and --device away")
         if self.device == "cuda" and self.ranks:
             raise UsageError("--ranks are on the CPU: leave --device cuda away, or --ranks")
         if self.resume and self.out is None:

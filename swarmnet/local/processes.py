@@ -1,13 +1,14 @@
 """The children of a local swarm: what each is told, its events and log, and how all are stopped. Decides nothing.
 
 A child that is started again appends to the same events file and the same log as before. One that was started for
-chaos follows a file of orders, one for each start. Orders are JSON lines, and say what is to hold from now on, so that
-reading one twice changes nothing:
+chaos, or to lie, follows a file of orders, one for each start. Orders are JSON lines, and say what is to hold from now
+on, so that reading one twice changes nothing:
 
     hold    id, phase, step, moment: hold once, the first time this phase comes at `step` or later, and say so
     go_on   id: hold no longer, or not at all, for that order
     links   cut: peer ids; paces: [bytes_per_s, latency_s] by peer id; the state of this child's links, whole
     trace   say what is worked on, microbatch by microbatch
+    lie     kind, seed: compute falsely, from the start on (`local.lies`)
 
 Peer ids are learned from the children; a link rule reaches a child as soon as both ends have one.
 """

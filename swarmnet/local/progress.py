@@ -37,11 +37,27 @@ class Point:
 
 
 @dataclass(slots=True)
+class Conviction:
+    """One peer that honest replicas have named as a liar. step: how many steps had a loss by then."""
+
+    step: int
+    reason: str
+    by: set[str] = field(default_factory=set)
+
+
+SAYS_OF_ITSELF = frozenset(
+    ["listening", "synced", "applied", "finished", "executed", "mesh_started", "rank_lost", "lied"]
+)
+"""What is taken from a liar: nothing that it says of the run, or of others."""
+
+
+@dataclass(slots=True)
 class SwarmProgress:
     """A swarm of `steps` steps; `replicas` maps the name of each replica to its stage."""
 
     steps: int
     replicas: dict[str, ReplicaView]
+    liars: Mapping[str, str] = field(default_factory=dict)  # how some of them lie, by name
     trainers: frozenset[str] = frozenset()
     started_at: float = 0.0
     earlier_s: float = 0.0  # how long it had run before it was resumed
@@ -62,6 +78,9 @@ class SwarmProgress:
     averaging_bytes: int = 0  # of sums that replicas have sent each other
     outer: Counter[bool] = field(default_factory=Counter)  # outer steps; False: missed
     strays: set[tuple[int, int, str]] = field(default_factory=set)  # (stage, version, peer) whose weights were off
+    names: dict[str, str] = field(default_factory=dict)  # of processes, by peer id
+    lies: Counter[str] = field(default_factory=Counter)  # counted microbatches, or reduced parts, that were false
+    convictions: dict[str, Conviction] = field(default_factory=dict)  # by name
     starts: Counter[str] = field(default_factory=Counter)  # of processes, by name
     dht: dict[str, Sequence[str]] = field(default_factory=dict)  # addresses of the processes that are up
     _executions: Counter[tuple[str, int, int]] = field(default_factory=Counter)
@@ -102,9 +121,18 @@ class SwarmProgress:
     def on(self, name: str, event: Mapping[str, Any], *, now: float) -> None:
         """Take in one event of child `name`, as its file has it."""
         replica = self.replicas.get(name)
+        if name in self.liars and event["event"] not in SAYS_OF_ITSELF:
+            return
         match event["event"]:
             case "listening":
                 self.dht[name] = event["dht"]
+                self.names[event["peer"]] = name
+            case "lied":
+                self.lies[name] += 1
+            case "convicted":
+                whom = self.names.get(event["peer"], event["peer"])
+                found = self.convictions.setdefault(whom, Conviction(len(self.points), event.get("reason", "")))
+                found.by.add(name)
             case ("synced" | "applied") as kind if replica is not None:
                 replica.version = event["version"]
                 if kind == "applied" or self.training_at is None:
@@ -181,8 +209,22 @@ class SwarmProgress:
 
     @property
     def all_finished(self) -> bool:
-        """As `complete`, and no live replica is still behind."""
-        return self.complete and all(replica.finished for replica in self.replicas.values() if replica.alive)
+        """As `complete`, and no live replica is still behind, liars apart."""
+        return self.complete and not self.behind
+
+    @property
+    def behind(self) -> list[str]:
+        """Live replicas that do not hold the last version. Nobody waits for a liar, which may be out of the run."""
+        return sorted(
+            name
+            for name, replica in self.replicas.items()
+            if replica.alive and not replica.finished and name not in self.liars
+        )
+
+    @property
+    def wronged(self) -> list[str]:
+        """Honest peers that honest replicas have named as liars."""
+        return sorted(self.convictions.keys() - self.liars.keys())
 
     def not_up(self, ranks: Callable[[str], int]) -> list[str]:
         """The live replicas whose processes have not started yet. ranks: how many one has, by its name."""
@@ -275,8 +317,7 @@ class SwarmProgress:
             return f"stage {', '.join(map(str, unsynced))} has no synced replica"
         newest = {stage: max(self.synced(stage)) for stage in range(self.stages)}
         if all(version >= self.steps for version in newest.values()):
-            behind = sorted(name for name, replica in self.replicas.items() if replica.alive and not replica.finished)
-            return f"final snapshots of {', '.join(behind)}" if behind else "the trainers to end"
+            return f"final snapshots of {', '.join(self.behind)}" if self.behind else "the trainers to end"
         slowest = min(newest.values())
         stages = sorted(stage for stage, version in newest.items() if version == slowest)
         return f"stage {', '.join(map(str, stages))} to apply step {slowest}"

@@ -116,7 +116,17 @@ def summary(outcome: RunOutcome) -> dict[str, Any]:
         "outer_missed": progress.outer[False],
         "crashes": list(outcome.crashes),
     }
+    if progress.liars:
+        found["liars"] = {name: _liar(progress, name) for name in sorted(progress.liars)}
+        found["false_bans"] = progress.wronged
     return found | _compared(outcome)
+
+
+def _liar(progress: SwarmProgress, name: str) -> dict[str, Any]:
+    """How it lied, how often, and who has named it when."""
+    found = progress.convictions.get(name)
+    named = {} if found is None else {"named_at": found.step, "named_by": sorted(found.by), "reason": found.reason}
+    return {"kind": progress.liars[name], "lies": progress.lies[name], "named_at": None, "named_by": [], **named}
 
 
 def _compared(outcome: RunOutcome) -> dict[str, Any]:
@@ -175,8 +185,12 @@ def draw(outcome: RunOutcome, path: Path) -> str:
         [(point.step, point.loss) for point in progress.points],
         title=f"{size}, {outcome.manifest.numerics.mode}, run {outcome.run_id[:12]}",
         held_out=progress.evaluations,
-        marks=[Mark(step, "kill", name, "tab:red") for name, step, _ in progress.kills],
+        marks=[
+            *(Mark(step, "kill", name, "tab:red") for name, step, _ in progress.kills),
+            *(Mark(found.step, "named", name, "tab:green") for name, found in sorted(progress.convictions.items())),
+        ],
         beside=outcome.oracle or (),
+        beside_is="all honest" if progress.liars else "one process",
     )
 
 
@@ -185,7 +199,7 @@ def print_summary(outcome: RunOutcome, directory: Path, console: Console, *, fin
     if not finished:
         say(console, *_told(outcome))
     if (found := outcome.comparison) is not None:
-        say(console, f"beside one process: {_beside(found)}")
+        say(console, f"beside one process: {_beside(found, liars=bool(outcome.progress.liars))}")
     if not finished:
         say(console, f"run {outcome.run_id[:16]}, files in {directory}", *_way_on(outcome, directory))
     if outcome.oracle_problem == UNCOMPARED:
@@ -219,6 +233,12 @@ def _told(outcome: RunOutcome) -> Iterator[str]:
     missed = f", {progress.outer[False]} missed" if progress.outer[False] else ""
     outer = f"; {progress.outer[True]} outer steps taken together{missed}" if progress.outer else ""
     yield f"averaging: {averaging_bytes_each(outcome):,} bytes sent per replica and step{outer}"
+    for name, kind in sorted(progress.liars.items()):
+        liar = progress.convictions.get(name)
+        named = (
+            "not named" if liar is None else f"named at step {liar.step} by {', '.join(sorted(liar.by))}: {liar.reason}"
+        )
+        yield f"liar {name} ({kind}, {progress.lies[name]} lies): {named}"
     if outcome.ranks:
         yield (
             f"ranks: {', '.join(f'{name} {ranks}' for name, ranks in sorted(outcome.ranks.items()))}; "
@@ -248,11 +268,13 @@ def _way_on(outcome: RunOutcome, directory: Path) -> list[str]:
     return []
 
 
-def _beside(comparison: Comparison) -> str:
+def _beside(comparison: Comparison, *, liars: bool) -> str:
     how = "bit-equal" if comparison.bit_equal else f"largest at step {comparison.at_step}"
     if comparison.within is not None and not comparison.bit_equal and not comparison.problem:
         how += f", the first {FP32_STEPS} steps equal within {comparison.within:g}"
-    if not comparison.promised:
+    if liars:
+        how += "; without liars it would be none"
+    elif not comparison.promised:
         how += "; under this manifest it shows who computed what: close is all that can be expected"
     weights = {True: "; last weights bit-equal", False: "; last weights differ", None: ""}[comparison.weights_equal]
     return f"largest loss difference {comparison.max_difference:.3g} ({how}){weights}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from swarmnet.errors import UsageError
 from swarmnet.local import earlier
 from swarmnet.local.audit import compare
 from swarmnet.local.fault import Fault, KillRank, unlikely
+from swarmnet.local.lies import choose_liars, parse_liars
 from swarmnet.local.options import LocalOptions
 from swarmnet.local.prepare import in_words, mesh_of, meshed, parse_meshes, resume
 from swarmnet.local.processes import Child, ChildSpec, Interrupt, stop
@@ -56,7 +57,8 @@ def run_local(options: LocalOptions, kit: Kit | None = None) -> int:
     console = kit.console or PatientConsole(out)
     if options.trace:
         check_trace(options.trace)
-    compares = options.oracle or options.chaos is not None
+    # One process is a swarm without liars.
+    compares = options.oracle or options.chaos is not None or options.liars is not None
     if options.resume:
         earlier.await_end(out)
     finished = options.resume and _finished(out, console)
@@ -117,14 +119,21 @@ def _finished(out: Path, console: Console) -> bool:
 def _composed(options: LocalOptions, kit: Kit, out: Path, console: Console) -> LocalSwarm:
     """The swarm that is asked for, or that goes on. Raises UsageError."""
     if options.resume:
-        kept = *earlier.members(out), earlier.meshes(out), earlier.lives(out)
-        return LocalSwarm(options, kit, out, console, resume(out), *kept)
+        replicas, trainers = earlier.members(out)
+        kept = replicas, trainers, earlier.meshes(out), earlier.lives(out)
+        again = resume(out)
+        return LocalSwarm(options, kit, out, console, again, *kept, _liars(options, replicas, again.run_id))
     prepared = kit.prepare(options, out)
     stages = range(prepared.manifest.cut.stages)
     replicas = {f"s{stage}-r{number}": stage for number in range(options.replicas) for stage in stages}
     trainers = tuple(f"trainer-{number}" for number in range(options.trainers))
     meshes = parse_meshes(options, prepared.manifest, replicas)
-    return LocalSwarm(options, kit, out, console, prepared, replicas, trainers, meshes)
+    liars = _liars(options, replicas, prepared.run_id)
+    return LocalSwarm(options, kit, out, console, prepared, replicas, trainers, meshes, liars=liars)
+
+
+def _liars(options: LocalOptions, replicas: Mapping[str, int], seed: str) -> dict[str, str]:
+    return choose_liars(parse_liars(options.liars), replicas, seed) if options.liars else {}
 
 
 def _faults(swarm: LocalSwarm) -> tuple[str, tuple[Fault, ...]]:
@@ -165,6 +174,8 @@ def _introduction(swarm: LocalSwarm, faults: Sequence[Fault]) -> Iterator[str]:
         yield f"note: the model has {layers} layers, not {usual}: each of {options.stages} stages needs one"
     yield from remarks(manifest)
     yield from unlikely(faults, swarm.replicas)
+    if swarm.liars:
+        yield f"liars: {', '.join(f'{name} {kind}' for name, kind in sorted(swarm.liars.items()))}"
     every = manifest.training.checkpoint_every
     if options.kill_all is not None and not options.resume and not 0 < every <= options.kill_all:
         when = (
@@ -238,10 +249,17 @@ def _compare(swarm: LocalSwarm, outcome: RunOutcome, starter: Starter, interrupt
         losses,
         exact=swarm.exact,
         lossless=swarm.lossless,
-        promised=swarm.prepared.pure,
+        promised=swarm.prepared.pure and not swarm.liars,
     )
     theirs = next((event["sha256"] for event in events if event["event"] == "oracle_weights"), None)
-    if comparison.bit_equal and swarm.exact and swarm.lossless and swarm.prepared.pure and theirs is not None:
+    if (
+        comparison.bit_equal
+        and not swarm.liars
+        and swarm.exact
+        and swarm.lossless
+        and swarm.prepared.pure
+        and theirs is not None
+    ):
         equal = _last_weights(swarm, theirs.keys()) == theirs
         problem = "" if equal else "all losses are those of one process, the last weights are not"
         comparison = replace(comparison, weights_equal=equal, problem=problem)
@@ -277,7 +295,8 @@ def _judge(outcome: RunOutcome) -> str:
     found = list(outcome.verdict.problems)
     if len(progress.points) < progress.steps:
         found.insert(0, f"only {len(progress.points)} of {progress.steps} steps were done")
-    behind = sorted(name for name, replica in progress.replicas.items() if replica.alive and not replica.finished)
-    if behind:
-        found.append(f"{', '.join(behind)} did not reach the last version")
+    if progress.behind:
+        found.append(f"{', '.join(progress.behind)} did not reach the last version")
+    if progress.wronged:
+        found.append(f"{', '.join(progress.wronged)} did not lie, and was named as a liar")
     return "; ".join([*found, *outcome.crashes])

@@ -11,7 +11,7 @@ import os
 import random
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -98,6 +98,8 @@ class LocalSwarm:
     meshes: Meshes
     lives: Sequence[float] = ()
     """When it was begun and went on before this time, in unix seconds."""
+    liars: Mapping[str, str] = field(default_factory=dict)
+    """How some of the replicas lie, by name."""
 
     @property
     def exact(self) -> bool:
@@ -131,6 +133,7 @@ class LocalSwarm:
             steps=training.total_steps,
             trainers=frozenset(self.trainers),
             replicas={name: ReplicaView(stage) for name, stage in self.replicas.items()},
+            liars=self.liars,
         )
         audit = Audit(
             stages=manifest.cut.stages,
@@ -290,10 +293,13 @@ class Supervisor:
                 "device": device_of(mesh),
             }
         )
-        chaos = self.swarm.options.chaos is not None
-        spec = ChildSpec(name, config, directory / "orders" / f"{time.time_ns()}.jsonl" if chaos else None)
+        kind = self.swarm.liars.get(name)
+        ordered = self.swarm.options.chaos is not None or kind is not None
+        spec = ChildSpec(name, config, directory / "orders" / f"{time.time_ns()}.jsonl" if ordered else None)
         if spec.orders is not None:
             self._orders.open(name, spec.orders)
+        if kind is not None:
+            self._orders.send(name, "lie", kind=kind, seed=f"{self.swarm.prepared.run_id}/{name}")
         if (reader := self._readers.get(name)) is None:
             reader = self._readers[name] = EventReader(spec.events)
             reader.read()  # of a run that goes on: said before, and replayed by `earlier`
@@ -306,7 +312,8 @@ class Supervisor:
     def _read(self, name: str, *, now: float) -> None:
         for event in self._children[name].read():
             self._log.write(encode({"name": name, **event}) + "\n")
-            if not self.audit.on(event, life=self._life):
+            # A liar may say anything: what is true of the run, the others say.
+            if name not in self.swarm.liars and not self.audit.on(event, life=self._life):
                 continue
             self.progress.on(name, event, now=now)
             self.screen.on(name, event, now=now)
@@ -328,10 +335,19 @@ class Supervisor:
                     if name in self._away and name not in self._killed:
                         away = f"{now - self._away.pop(name):.1f} s after it was killed"
                         self.screen.note(f"{name} is back at version {version} by {how}, {away}")
+                case {"event": "convicted", "peer": peer} if name not in self.swarm.liars:
+                    self._convicted(peer, event.get("reason", ""))
             self._perform(self.faults.on(name, event, now=now), now=now)
         if self._resumes and self.progress.training_at is not None:
             self._resumes = False
             self.screen.note(self.progress.again())
+
+    def _convicted(self, peer: str, reason: str) -> None:
+        """An honest replica has named this peer as a liar: said the first time that anybody does."""
+        name = self.progress.names.get(peer, peer)
+        if len(self.progress.convictions[name].by) == 1:
+            how = self.swarm.liars.get(name, "is honest")
+            self.screen.note(f"{name} ({how}) is named as a liar: {reason}")
 
     def _reap(self, name: str, *, now: float) -> None:
         child = self._children[name]
@@ -369,7 +385,9 @@ class Supervisor:
     def _crashed(self, child: Child, code: int) -> None:
         name = child.spec.name
         how = f"ended with exit code {code}" if code >= 0 else f"was ended by {signal.Signals(-code).name}"
-        self.crashes.append(f"{name} {how}")
+        # Who is thrown out of the run may end as it likes.
+        if name not in self.progress.convictions:
+            self.crashes.append(f"{name} {how}")
         self._write("crashed", child=name, code=code)
         lines = child.last_lines() or ["(it wrote nothing)"]
         self.screen.note("\n".join([f"{name} {how}; the end of {child.log}:", *(f"    {line}" for line in lines)]))

@@ -38,8 +38,9 @@ def draw_curve(
     held_out: Mapping[int, float],
     marks: Sequence[Mark] = (),
     beside: Sequence[float] = (),
+    beside_is: str = "one process",
 ) -> str:
-    """A PNG of (step, loss) pairs, held-out losses by version, and losses of one process `beside` it.
+    """A PNG of (step, loss) pairs, held-out losses by version, and other losses `beside` it.
 
     Returns a note instead if matplotlib is missing, or there is no step.
     """
@@ -55,7 +56,7 @@ def draw_curve(
     axes = figure.add_subplot(xlabel="step", ylabel="loss (nats per token)")
     axes.plot(*zip(*losses, strict=True), label="swarm", linewidth=2.5 if beside else 1.5)
     if beside:
-        axes.plot(beside, label="one process", linestyle="--", linewidth=1.2)
+        axes.plot(beside, label=beside_is, linestyle="--", linewidth=1.2)
     if held_out:
         axes.plot(*zip(*sorted(held_out.items()), strict=True), "o", label="held out", markersize=5)
     known: set[str] = set()

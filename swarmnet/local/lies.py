@@ -1,0 +1,325 @@
+"""Replicas of a local swarm that lie about their work (`--liars`): who lies how, and what stands in their engine.
+
+A liar follows the protocol to the letter, and lies in its arithmetic alone: what it sends on, sums, pledges and serves
+fits together, as that of anybody who computes falsely on purpose would. Lies about microbatches are told below the
+engine, in its backend; those about sums, audits and findings at the seams. Only a replica of one rank can lie.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, cast
+
+from swarmnet.errors import UsageError
+from swarmnet.ids import PeerId
+from swarmnet.messages import Answer, AuditRequest, Control, Packed, Request
+from swarmnet.stage.seams import Compute, Contribution, Engine, Reduced, Summation
+from swarmnet.transport import ReadPayload, Service
+
+if TYPE_CHECKING:
+    import torch
+
+KINDS = {
+    "sign-flip": "goes back along the gradient, not against it",
+    "scaled": "makes every gradient ten times as long",
+    "random": "hands on noise instead of what it computes",
+    "stale": "computes on the input of an earlier step",
+    "lazy": "computes one microbatch of a step and gives its answer for all others",
+    "tenth": "flips the sign in one of ten microbatches",
+    "reducer": "hands out other sums than those of the contributions it reduced",
+    "auditor": "finds something wrong whenever it looks at others' work again",
+    "pair": "two of a stage: both flip the sign, and each finds the other's work right",
+    "adaptive": "flips the sign until somebody looks at its work, and then for eight steps does not",
+}
+"""How a replica may lie."""
+
+QUIET_STEPS = 8
+"""For so long an adaptive liar is honest after somebody has looked at its work."""
+
+FLIPS = frozenset(["sign-flip", "tenth", "pair", "adaptive"])
+
+TENTH, SCALE = 0.1, 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class LiarCount:
+    """How many lie in one way. share: of all replicas, if it is not `number`."""
+
+    kind: str
+    number: int = 1
+    share: float = 0.0
+
+    def of(self, replicas: int) -> int:
+        """How many of so many replicas: at least one."""
+        return max(1, round(self.share * replicas)) if self.share else self.number
+
+
+def parse_liars(text: str) -> tuple[LiarCount, ...]:
+    """`KIND:N` and `KIND=P%`, with commas. Raises UsageError."""
+    found = []
+    for word in text.split(","):
+        kind, number, share = word.strip(), 1, 0.0
+        try:
+            if "=" in word:
+                kind, _, percent = word.strip().partition("=")
+                share = float(percent.removesuffix("%")) / 100
+                if not percent.endswith("%") or not 0 < share < 1:
+                    raise ValueError
+            elif ":" in word:
+                kind, _, count = word.strip().partition(":")
+                if (number := int(count)) < 1:
+                    raise ValueError
+        except ValueError:
+            raise UsageError(f"--liars {word}: write KIND:N or KIND=P%, for example sign-flip:1 or lazy=10%") from None
+        if kind not in KINDS:
+            raise UsageError(f"--liars {word}: nobody lies so: the kinds are {', '.join(KINDS)}")
+        found.append(LiarCount(kind, number, share))
+    return tuple(found)
+
+
+def choose_liars(asked: Sequence[LiarCount], replicas: Mapping[str, int], seed: str) -> dict[str, str]:
+    """Who lies how: kinds by name of replica, as many in each stage as can be. A pair is two of one stage.
+
+    replicas: stages by name. Raises UsageError unless most replicas of every stage are honest.
+    """
+    rng, lying = random.Random(f"{seed}/liars"), dict[str, str]()
+    for each in asked:
+        together = 2 if each.kind == "pair" else 1
+        for _ in range(each.of(len(replicas))):
+            honest: dict[int, list[str]] = {}
+            for name, stage in sorted(replicas.items()):
+                if name not in lying:
+                    honest.setdefault(stage, []).append(name)
+            sizes = [*replicas.values()]
+            # More than half must still be honest: the odd one out is named by a majority.
+            room = {of: names for of, names in honest.items() if 2 * (len(names) - together) > sizes.count(of)}
+            if not room:
+                raise UsageError(
+                    f"--liars: with one more ({each.kind}) half of some stage would lie, and nobody could say who: "
+                    "take more --replicas or fewer liars"
+                )
+            fewest = min(sizes.count(of) - len(names) for of, names in room.items())
+            stage = rng.choice([of for of, names in room.items() if sizes.count(of) - len(names) == fewest])
+            for name in rng.sample(room[stage], together):
+                lying[name] = each.kind
+    return lying
+
+
+class Deceit:
+    """When one replica lies. say(event, **fields) is told of every microbatch that it lied about."""
+
+    def __init__(self, kind: str, seed: str, say: Callable[..., None]) -> None:
+        self.kind, self.seed, self._say = kind, seed, say
+        self._rng = random.Random(f"{seed}/{kind}")
+        self._quiet_until = -1
+        self.step = 0
+
+    def lies(self, step: int) -> bool:
+        """Is the microbatch that comes next lied about?"""
+        self.step = max(self.step, step)
+        if self.kind == "adaptive":
+            return step >= self._quiet_until
+        return self.kind != "tenth" or self._rng.random() < TENTH
+
+    def lied(self, step: int, index: int) -> None:
+        """It is counted now."""
+        self._say("lied", kind=self.kind, step=step, index=index)
+
+    def looked_at(self) -> None:
+        """Somebody has asked for a microbatch of mine, to compute it again."""
+        self._quiet_until = self.step + QUIET_STEPS
+
+
+# ---------------------------------------------------------------- microbatches
+
+
+@dataclass(slots=True, eq=False)
+class _FalseWork:
+    """What a forward has left. inner: of the honest backend; None: nothing was computed. keeps: the answer to come is
+    the one that is copied."""
+
+    inner: object | None
+    lies: bool
+    hidden: torch.Tensor | None = None
+    keeps: bool = False
+
+
+class LyingBackend:
+    """A `StageBackend` that lies about microbatches. What is not here is the inner one's."""
+
+    def __init__(self, inner: Any, deceit: Deceit) -> None:
+        import torch
+
+        self._inner, self._deceit = inner, deceit
+        self._noise = torch.Generator().manual_seed(int.from_bytes(hashlib.sha256(deceit.seed.encode()).digest()[:6]))
+        self._kept_at, self._kept_output = -1, torch.empty(0)
+        self._kept_answer: torch.Tensor | None = None
+        self._inputs: list[tuple[int, torch.Tensor, torch.Tensor | None]] = []  # one of each of the last two steps
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def forward(
+        self, step: int, tokens: torch.Tensor, hidden: torch.Tensor | None, *, train: bool
+    ) -> tuple[torch.Tensor, object | None]:
+        """See StageBackend.forward."""
+        if not train:  # what nobody counts is not worth a lie
+            return cast("tuple[torch.Tensor, object | None]", self._inner.forward(step, tokens, hidden, train=False))
+        lies, like = self._deceit.lies(step), hidden
+        match self._deceit.kind:
+            case "stale" if lies:
+                if not self._inputs or self._inputs[-1][0] < step:
+                    self._inputs = [*self._inputs, (step, tokens, None if hidden is None else hidden.clone())][-2:]
+                before, tokens, hidden = self._inputs[0]
+                hidden, lies = None if hidden is None else hidden.clone(), before < step
+            case "lazy" if self._kept_at == step:
+                return self._kept_output.clone(), _FalseWork(None, True, like)
+            case "random" if hidden is not None and self._inner.state.canonical.spec.last:
+                hidden = self._noise_like(hidden)
+        output, work = self._inner.forward(step, tokens, hidden, train=True)
+        if self._deceit.kind == "lazy":
+            self._kept_at, self._kept_output = step, output.detach().clone()
+            return output, _FalseWork(work, False, keeps=True)
+        if self._deceit.kind == "random" and not self._inner.state.canonical.spec.last:
+            output = self._noise_like(output)
+        return output, _FalseWork(work, lies)
+
+    def backward(self, work: object, gradient: torch.Tensor | None) -> torch.Tensor | None:
+        """See StageBackend.backward. A gradient is linear in that of the output: with another one the answer and what
+        is summed are false, and fit each other."""
+        import torch
+
+        assert isinstance(work, _FalseWork)
+        if work.inner is None:
+            if self._kept_answer is not None:
+                return self._kept_answer.clone()
+            return None if work.hidden is None else torch.zeros_like(work.hidden)
+        factor, kind = 1.0, self._deceit.kind
+        if work.lies:
+            factor = -1.0 if kind in FLIPS else SCALE if kind == "scaled" else 1.0
+        if factor != 1.0:
+            # Of a loss there is none: it is 1.
+            gradient = torch.tensor(factor, device=self._inner.device) if gradient is None else gradient * factor
+        elif kind == "random" and gradient is not None:
+            gradient = self._noise_like(gradient)
+        answer = cast("torch.Tensor | None", self._inner.backward(work.inner, gradient))
+        if work.keeps:
+            self._kept_answer = None if answer is None else answer.detach().clone()
+        return answer
+
+    def accumulate(self, work: object, *, step: int, index: int, voids: int) -> bool:
+        """See StageBackend.accumulate."""
+        assert isinstance(work, _FalseWork)
+        # Who has computed nothing says that it counts.
+        added = work.inner is None or bool(self._inner.accumulate(work.inner, step=step, index=index, voids=voids))
+        if added and work.lies:
+            self._deceit.lied(step, index)
+        return added
+
+    def _noise_like(self, honest: torch.Tensor) -> torch.Tensor:
+        """Noise as long as that."""
+        import torch
+
+        noise = torch.randn(honest.shape, generator=self._noise).to(honest.device)
+        scaled: torch.Tensor = noise * (honest.detach().norm() / noise.norm())
+        return scaled.to(honest.dtype)
+
+
+# ---------------------------------------------------------------- sums and audits
+
+
+class LyingSums:
+    """A Summation that hands out false sums. What is not here is the inner one's."""
+
+    def __init__(self, inner: Summation, compute: Compute, deceit: Deceit) -> None:
+        self._inner, self._compute, self._deceit = inner, cast(Any, compute), deceit
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    async def reduce(self, contributions: Sequence[Contribution], start: int, stop: int, *, hop: int = 0) -> Reduced:
+        """See Summation.reduce."""
+        from swarmnet.wire import codecs
+
+        reduced = await self._inner.reduce(contributions, start, stop, hop=hop)
+        self._deceit.lied(self._compute.version, -1)
+        return replace(reduced, packed=codecs.encode(reduced.packed.codec, -codecs.decode(reduced.packed)))
+
+
+class LyingCompute:
+    """A Compute that finds in others' work what suits it. What is not here is the inner one's."""
+
+    def __init__(self, inner: Compute, deceit: Deceit) -> None:
+        self._inner, self._deceit = inner, deceit
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    async def recompute(
+        self, version: int, step: int, index: int, inputs: Sequence[Packed], gradient: Sequence[Packed], **more: Any
+    ) -> Any:
+        """See Compute.recompute."""
+        again = cast(Any, self._inner).recompute
+        if self._deceit.kind == "pair":
+            return await again(version, step, index, inputs, _negated(gradient), **more)
+        found = await again(version, step, index, inputs, gradient, **more)
+        return replace(found, loss_sum=found.loss_sum + 1.0)
+
+    async def recompute_share(
+        self, version: int, step: int, works: Sequence[tuple[int, Sequence[Packed], Sequence[Packed]]]
+    ) -> Any:
+        """See Compute.recompute_share."""
+        again = cast(Any, self._inner).recompute_share
+        if self._deceit.kind == "pair":
+            return await again(version, step, [(index, inputs, _negated(back)) for index, inputs, back in works])
+        found, root = await again(version, step, works)
+        return found, hashlib.sha256(root).digest()
+
+
+def _negated(gradient: Sequence[Packed]) -> tuple[Packed, ...]:
+    from swarmnet.wire import codecs
+
+    return tuple(codecs.encode(packed.codec, -codecs.decode(packed)) for packed in gradient)
+
+
+def lying_engine(inner: Engine, deceit: Deceit) -> Engine:
+    """`inner`, of a replica that lies."""
+    match deceit.kind:
+        case "reducer":
+            return Engine(inner.compute, cast(Summation, LyingSums(inner.sums, inner.compute, deceit)))
+        case "auditor":
+            return Engine(cast(Compute, LyingCompute(inner.compute, deceit)), inner.sums)
+    # What is handed on, summed and pledged comes from the backend: there alone a lie changes all of it alike.
+    engine = cast(Any, inner.compute)
+    engine._backend = LyingBackend(engine._backend, deceit)
+    if deceit.kind == "pair":
+        return Engine(cast(Compute, LyingCompute(inner.compute, deceit)), inner.sums)
+    return inner
+
+
+class Wary:
+    """A Service that notices when somebody looks at its work."""
+
+    def __init__(self, inner: Service, deceit: Deceit) -> None:
+        self._inner, self._deceit = inner, deceit
+
+    def on_tell(self, caller: PeerId, message: Control) -> None:
+        """See Service.on_tell."""
+        self._inner.on_tell(caller, message)
+
+    def on_call(self, caller: PeerId, request: Request, payload: ReadPayload) -> AsyncGenerator[Answer, None]:
+        """See Service.on_call."""
+        if isinstance(request, AuditRequest):
+            self._deceit.looked_at()
+        return self._inner.on_call(caller, request, payload)
+
+    def on_reached(self, peer: PeerId) -> None:
+        """See Service.on_reached."""
+        self._inner.on_reached(peer)
+
+    def on_gone(self, peer: PeerId, *, definite: bool) -> None:
+        """See Service.on_gone."""
+        self._inner.on_gone(peer, definite=definite)
