@@ -165,7 +165,6 @@ class LyingBackend:
     def forward(
         self, step: int, tokens: torch.Tensor, hidden: torch.Tensor | None, *, train: bool
     ) -> tuple[torch.Tensor, object | None]:
-        """See StageBackend.forward."""
         if not train:  # what nobody counts is not worth a lie
             return cast("tuple[torch.Tensor, object | None]", self._inner.forward(step, tokens, hidden, train=False))
         lies, like = self._deceit.lies(step), hidden
@@ -188,7 +187,7 @@ class LyingBackend:
         return output, _FalseWork(work, lies)
 
     def backward(self, work: object, gradient: torch.Tensor | None) -> torch.Tensor | None:
-        """See StageBackend.backward. A gradient is linear in that of the output: with another one the answer and what
+        """A gradient is linear in that of the output: with another one the answer and what
         is summed are false, and fit each other."""
         import torch
 
@@ -211,7 +210,6 @@ class LyingBackend:
         return answer
 
     def accumulate(self, work: object, *, step: int, index: int, voids: int) -> bool:
-        """See StageBackend.accumulate."""
         assert isinstance(work, _FalseWork)
         # Who has computed nothing says that it counts.
         added = work.inner is None or bool(self._inner.accumulate(work.inner, step=step, index=index, voids=voids))
@@ -241,7 +239,6 @@ class LyingSums:
         return getattr(self._inner, name)
 
     async def reduce(self, contributions: Sequence[Contribution], start: int, stop: int, *, hop: int = 0) -> Reduced:
-        """See Summation.reduce."""
         from swarmnet.wire import codecs
 
         reduced = await self._inner.reduce(contributions, start, stop, hop=hop)
@@ -258,24 +255,18 @@ class LyingCompute:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
 
-    async def recompute(
-        self, version: int, step: int, index: int, inputs: Sequence[Packed], gradient: Sequence[Packed], **more: Any
-    ) -> Any:
-        """See Compute.recompute."""
+    async def recompute(self, step: int, index: int, inputs: Sequence[Packed], gradient: Sequence[Packed]) -> Any:
         again = cast(Any, self._inner).recompute
         if self._deceit.kind == "pair":
-            return await again(version, step, index, inputs, _negated(gradient), **more)
-        found = await again(version, step, index, inputs, gradient, **more)
+            return await again(step, index, inputs, _negated(gradient))
+        found = await again(step, index, inputs, gradient)
         return replace(found, loss_sum=found.loss_sum + 1.0)
 
-    async def recompute_share(
-        self, version: int, step: int, works: Sequence[tuple[int, Sequence[Packed], Sequence[Packed]]]
-    ) -> Any:
-        """See Compute.recompute_share."""
+    async def recompute_share(self, step: int, works: Sequence[tuple[int, Sequence[Packed], Sequence[Packed]]]) -> Any:
         again = cast(Any, self._inner).recompute_share
         if self._deceit.kind == "pair":
-            return await again(version, step, [(index, inputs, _negated(back)) for index, inputs, back in works])
-        found, root = await again(version, step, works)
+            return await again(step, [(index, inputs, _negated(back)) for index, inputs, back in works])
+        found, root = await again(step, works)
         return found, hashlib.sha256(root).digest()
 
 
@@ -307,19 +298,15 @@ class Wary:
         self._inner, self._deceit = inner, deceit
 
     def on_tell(self, caller: PeerId, message: Control) -> None:
-        """See Service.on_tell."""
         self._inner.on_tell(caller, message)
 
     def on_call(self, caller: PeerId, request: Request, payload: ReadPayload) -> AsyncGenerator[Answer, None]:
-        """See Service.on_call."""
         if isinstance(request, AuditRequest):
             self._deceit.looked_at()
         return self._inner.on_call(caller, request, payload)
 
     def on_reached(self, peer: PeerId) -> None:
-        """See Service.on_reached."""
         self._inner.on_reached(peer)
 
     def on_gone(self, peer: PeerId, *, definite: bool) -> None:
-        """See Service.on_gone."""
         self._inner.on_gone(peer, definite=definite)

@@ -196,9 +196,9 @@ class SimulatedEngine(Compute, Summation):
     restore_s: how long the device writes other weights.
     """
 
-    def __init__(self, stage: int, plan: Plan, device: Device) -> None:
+    def __init__(self, stage: int, plan: Plan, device: Device, arithmetic: Arithmetic | None = None) -> None:
         self.stage, self.plan, self.device = stage, plan, device
-        self.arithmetic = Arithmetic(stage, plan)
+        self.arithmetic = arithmetic or Arithmetic(stage, plan)
         self.weights = self.before = self.arithmetic.seed()
         self.version = self.digits = 0
         self.restore_s, self.averaging_s = RESTORE_S, plan.averaging_s
@@ -373,7 +373,7 @@ class SimulatedEngine(Compute, Summation):
         await asyncio.sleep(self.averaging_s)
         if self._missing or self._padding_missing:
             raise BadMessage(RejectCode.BAD_SHAPE, "pieces do not cover the sum")
-        return Arithmetic.digest(self._buffer)[0], Arithmetic.digest(self.exact_sum)[1]
+        return self.arithmetic.digest(self._buffer)[0], self.arithmetic.digest(self.exact_sum)[1]
 
     async def install(self, parts: Sequence[Packed]) -> tuple[bytes, float]:
         await asyncio.sleep(0.001)
@@ -382,7 +382,7 @@ class SimulatedEngine(Compute, Summation):
             values += _unpack(packed, len(range(start, min(start + packed.shape[0], NUM_ELEMENTS))))
             start += packed.shape[0]
         self._buffer = values
-        return Arithmetic.digest(self._buffer)[0], Arithmetic.digest(self.exact_sum)[1]
+        return self.arithmetic.digest(self._buffer)[0], self.arithmetic.digest(self.exact_sum)[1]
 
     @property
     def exact_sum(self) -> list[int]:
@@ -402,7 +402,7 @@ class SimulatedEngine(Compute, Summation):
         self._past[self.version] = self.weights_of(self.version)
         self._past.pop(self.version - self._past_steps, None)
         horizon = Horizon(self.plan.steps, self.extensions)
-        self.before, self.weights = self.weights, Arithmetic.apply(self.weights, self.exact_sum, commits, horizon)
+        self.before, self.weights = self.weights, self.arithmetic.apply(self.weights, self.exact_sum, commits, horizon)
         # The weights remember the order in which each of their sums was made.
         if self.plan.rounding:
             self.digits = _hash(self.digits, json.dumps(self._buffer), evidence(commits))

@@ -5,6 +5,8 @@ Where steps overlap the gradient of step s is that of the weights one version ea
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from swarmnet.ids import NO_CHAIN, Ballot, PeerId, RoundId
 from swarmnet.manifest.extension import Extension, Horizon
 from swarmnet.messages import Commit, Packed
@@ -15,10 +17,15 @@ from swarmnet.simulate.plan import Plan
 class Oracle:
     """The sum of every stage in every step, and the weights of every version: exact parts."""
 
-    def __init__(self, plan: Plan, extensions: tuple[Extension, ...] = ()) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        extensions: tuple[Extension, ...] = (),
+        arithmetic: Callable[[int, Plan], Arithmetic] = Arithmetic,
+    ) -> None:
         """extensions: the notices that take force."""
         horizon = Horizon(plan.steps, extensions)
-        stages = [Arithmetic(stage, plan) for stage in range(plan.stages)]
+        stages = [arithmetic(stage, plan) for stage in range(plan.stages)]
         weights, delay = [stage.seed() for stage in stages], plan.delay
         self.history = [weights]
         self.sums: list[list[list[int]]] = []
@@ -41,11 +48,13 @@ class Oracle:
                     sums[place] = [a + b for a, b in zip(sums[place], delta, strict=True)]
                     gradient = stages[place].backward(computed_on[place], inputs[place], gradient)
             # The commits carry norms: the update of a stage depends on all of them.
-            described = [Arithmetic.digest(total) for total in sums]
+            described = [stage.digest(total) for stage, total in zip(stages, sums, strict=True)]
             self.sums.append(sums)
             self.losses.append(loss_sum)
             commits = [self._commit(plan, place, step, *described[place], loss_sum) for place in range(plan.stages)]
-            weights = [Arithmetic.apply(at, total, commits, horizon) for at, total in zip(weights, sums, strict=True)]
+            weights = [
+                stage.apply(at, total, commits, horizon) for stage, at, total in zip(stages, weights, sums, strict=True)
+            ]
             self.history.append(weights)
         self.weights = weights
 

@@ -20,6 +20,7 @@ from swarmnet.directory import Record, Role
 from swarmnet.errors import UsageError
 from swarmnet.ids import Chain, PeerId, RunId
 from swarmnet.manifest.extension import Extension, Horizon, Notices, extend
+from swarmnet.manifest.schema import Manifest
 from swarmnet.manifest.terms import RunTerms
 from swarmnet.messages import Packed
 from swarmnet.net.admission import Admissions, Bans, ban, invite, pass_of
@@ -32,7 +33,14 @@ from swarmnet.simulate.clock import SimulatedProcess, VirtualLoop
 from swarmnet.simulate.device import Device
 from swarmnet.simulate.directory import DirectoryAt, MemoryDirectory
 from swarmnet.simulate.disk import SimulatedDisk
-from swarmnet.simulate.engine import NUM_ELEMENTS, SimulatedEngine, SimulatedWindows, proven_tokens_of, tokens_of
+from swarmnet.simulate.engine import (
+    NUM_ELEMENTS,
+    Arithmetic,
+    SimulatedEngine,
+    SimulatedWindows,
+    proven_tokens_of,
+    tokens_of,
+)
 from swarmnet.simulate.meeting import RoundMeeting
 from swarmnet.simulate.network import MemoryNetwork
 from swarmnet.simulate.oracle import Oracle
@@ -82,6 +90,10 @@ class Guise:
         """What computes, of one of its stages."""
         return honest
 
+    def manifest(self, honest: Manifest) -> Manifest:
+        """What it goes by."""
+        return honest
+
 
 @dataclass(slots=True, eq=False)
 class Node:
@@ -104,8 +116,9 @@ class Node:
 class Swarm:
     """Builds and runs the plan; faults are called on it."""
 
-    def __init__(self, plan: Plan, seed: int) -> None:
-        self.plan, self.seed = plan, seed
+    def __init__(self, plan: Plan, seed: int, arithmetic: Callable[[int, Plan], Arithmetic] = Arithmetic) -> None:
+        """arithmetic: of each stage."""
+        self.plan, self.seed, self.arithmetic = plan, seed, arithmetic
         self.loop = VirtualLoop()
         self.rng = random.Random(seed)
         self.network = MemoryNetwork(self.loop, plan.links, seed + 1)
@@ -114,7 +127,7 @@ class Swarm:
         sum_bytes = 8.0 * NUM_ELEMENTS + plan.padding_bytes * plan.padding
         takes_s = functools.partial(self.network.lines.meeting_s, num_bytes=sum_bytes)
         self.meeting = RoundMeeting(takes_s) if plan.abstract else None
-        self.oracle = Oracle(plan)
+        self.oracle = Oracle(plan, arithmetic=arithmetic)
         self.nodes: list[Node] = []
         self.trainers: dict[PeerId, SimulatedProcess] = {}
         self.disks: dict[PeerId, SimulatedDisk] = {}
@@ -153,7 +166,7 @@ class Swarm:
         process = SimulatedProcess(peer_id)
         self._processes.append(process)
         device = Device(plan.forward_s * self.slowdown.get(peer_id, 1.0), detailed=self.detailed)
-        engines = {stage: SimulatedEngine(stage, plan, device) for stage in served}
+        engines = {stage: SimulatedEngine(stage, plan, device, self.arithmetic(stage, plan)) for stage in served}
 
         def own_tokens(step: int, index: int) -> tuple[Packed, ...] | None:
             return proven_tokens_of(step * plan.microbatches + index) if plan.data_at_peers else None
@@ -167,7 +180,7 @@ class Swarm:
         peer = Peer(
             peer_id,
             RUN,
-            self.manifest,
+            guise.manifest(self.manifest),
             {stage: Engine(engine, engine) for stage, engine in seen.items()},
             transport=guise.transport(self.network.transport(peer_id)),
             directory=self._directory_at(peer_id, served, admissions),
@@ -253,7 +266,7 @@ class Swarm:
         extension = extend(RUN, OWNER, number, since, steps, SimulatedSigner(OWNER).sign)
         if takes:
             self.extensions = (*self.extensions, extension)
-            self.oracle = Oracle(self.plan, self.extensions)
+            self.oracle = Oracle(self.plan, self.extensions, self.arithmetic)
         for node in told or [node for node in self.nodes if node.up]:
             self.notices[node.peer_id].learn(extension.text)
         return extension

@@ -259,13 +259,11 @@ class Again:
 class Recomputes:
     """What recomputes: the answer is minus the sum of the gradient."""
 
-    async def recompute(
-        self, version: int, step: int, index: int, inputs: Any, gradient: Any, *, like: str = ""
-    ) -> Again:
+    async def recompute(self, step: int, index: int, inputs: Any, gradient: Any) -> Again:
         return Again(-float(sum(codecs.decode(packed).sum() for packed in gradient)))
 
-    async def recompute_share(self, version: int, step: int, works: Any) -> Any:
-        found = [await self.recompute(version, step, *work) for work in works]
+    async def recompute_share(self, step: int, works: Any) -> Any:
+        found = [await self.recompute(step, *work) for work in works]
         return found, str([each.answer for each in found]).encode()
 
 
@@ -274,8 +272,8 @@ def found_by(kind: str) -> tuple[Again, bytes]:
     compute: Any = Recomputes() if not kind else LyingCompute(cast(Any, Recomputes()), Deceit(kind, "s", Told()))
 
     async def look() -> tuple[Again, bytes]:
-        _, root = await compute.recompute_share(0, 0, [(1, (), gradient)])
-        return await compute.recompute(0, 0, 1, (), gradient, like="fp32"), root
+        _, root = await compute.recompute_share(0, [(1, (), gradient)])
+        return await compute.recompute(0, 1, (), gradient), root
 
     return asyncio.run(look())
 

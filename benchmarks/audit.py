@@ -1,0 +1,317 @@
+"""Whether liars are named, and what audits cost: every lie about work, told to a simulated swarm. Production classes.
+
+    python benchmarks/audit.py [--json FILE] [--quick] [--rows NAME,...] [--parts rows,sentinel,btard] [--seeds N]
+                               [--processes N] [--real]
+    python benchmarks/audit.py --list
+
+Two stages of five on virtual time learn a linear regression in integers (`audit_model`): 100 steps of 100 microbatches,
+10 000 in all. One of the ten lies from the first step on (of the pair: two). A row says after how many of its own
+microbatches the last liar was named by an honest peer, whether that is within ln 100 / (q f) of them (q: the share that
+is audited, f: the share that is false), how many honest peers were named, the held-out loss over that of honest peers
+(which the oracle has, to the bit), and which share of all compute went into audits. A reducer, and those who lie about
+others' work, are judged with f = 1.
+
+The parts `sentinel` and `btard` tell the same lies to what others do (`audit_baselines`): statistics of activations and
+gradients; and CenteredClip with random validators, in floats. `--real` adds `swarmnet local`: 3 stages of 4 processes
+among which one flips signs, one reduces falsely and one is lazy, 60 steps, q = 20 %.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import logging
+import math
+import multiprocessing
+import os
+import subprocess
+import sys
+import tempfile
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from audit_baselines import ATTACKS, DETECTORS, Found
+from audit_lies import LIES, FalseWork
+from audit_model import Regression, held_out_loss
+
+from swarmnet.ids import PeerId
+from swarmnet.manifest.schema import Audit
+from swarmnet.simulate.plan import Plan
+from swarmnet.simulate.swarm import Broken, Swarm
+
+STAGES, REPLICAS, MICROBATCHES, STEPS = 2, 5, 100, 100
+QUICK_MICROBATCHES, QUICK_STEPS = 10, 6
+FORWARD_S = 0.04
+
+RATE = 0.01
+RATES = {"tenth": 0.05}
+"""Where with RATE the bound is beyond what a liar computes in 10 000 microbatches."""
+
+LATER = 20.0
+"""A run that takes so many times what its compute takes will not end."""
+
+INDEX_COST = 2 / 3
+"""Of a microbatch: an audit makes no weight gradient, unless it is of a whole contribution."""
+
+PARTS = ("rows", "sentinel", "btard")
+
+
+@dataclass
+class Row:
+    """What came of one lie. microbatches_until: None: some liar was never named."""
+
+    attack: str
+    lie: str
+    seed: int
+    liars: int
+    q: float
+    f: float
+    bound: int
+    caught: bool = False
+    microbatches_until: int | None = None
+    own: int = 0
+    """What the liar that was named last, or never, has counted in all."""
+    lies: int = 0
+    """False microbatches that all liars have counted; of a reducer, false parts."""
+    false_bans: int = 0
+    accused: int = 0
+    loss_ratio: float = math.nan
+    overhead: float = 0.0
+    steps: int = 0
+    broken: str = ""
+    named_for: list[str] = field(default_factory=list)
+
+
+class Trial:
+    """One run, with liars or without."""
+
+    def __init__(self, kind: type[FalseWork], row: Row, stage: int, *, microbatches: int, steps: int) -> None:
+        self.row, number = row, row.liars
+        served = tuple((of,) for of in range(STAGES) for _ in range(REPLICAS - number * (of == stage)))
+        self.plan = Plan(
+            stages=STAGES,
+            served=served,
+            microbatches=microbatches,
+            steps=steps,
+            forward_s=FORWARD_S,
+            audit=Audit(microbatches=row.q, contributions=row.q),
+        )
+        self.swarm = Swarm(self.plan, row.seed, Regression)
+        self.swarm.exact, self.swarm.detailed = False, False  # what liars do to the weights is counted
+        self.swarm.hooks.append(self._on)
+        names = [PeerId(f"liar.{each}") for each in range(number)]
+        self.lies = [kind(self.swarm, name, stage) for name in names]
+        for lie in self.lies:
+            lie.friends = frozenset(names) - {lie.me}
+        self.own = dict.fromkeys(names, 0)
+        self.named: dict[PeerId, int] = {}
+        self.wronged: set[PeerId] = set()
+        self._counted: set[tuple[int, int]] = set()
+        self._audits: set[tuple[object, ...]] = set()
+
+    def run(self) -> None:
+        """Live through it, and fill in the row."""
+
+        async def script(swarm: Swarm) -> None:
+            for lie in self.lies:
+                lie.begin()
+                swarm.loop.start(lie._process, lie.live(0.0))
+
+        compute_s = 3 * FORWARD_S * self.plan.microbatches * self.plan.steps / REPLICAS
+        try:
+            self.swarm.run(until_s=LATER * (compute_s + self.plan.steps), script=script)
+        except Broken as broken:
+            self.row.broken = str(broken).splitlines()[0]
+        except Exception as error:  # an honest peer has ended: that is what the row says
+            self.row.broken = f"{type(error).__name__}: {error}"
+        self._judge()
+
+    def _on(self, peer: PeerId, event: str, fields: dict[str, Any]) -> None:
+        """An honest peer says something."""
+        match event:
+            case "committed" if (sum_of := (fields["stage"], fields["step"])) not in self._counted:
+                self._counted.add(sum_of)
+                for contributor, indexes in fields["contributions"]:
+                    if contributor in self.own:
+                        self.own[contributor] += len(indexes)
+            case "audited":
+                self._audits.add((peer, fields["step"], fields["index"], fields["peer"]))
+            case "accused" if fields["peer"] not in self.own:
+                self.row.accused += 1
+            case "convicted" if fields["peer"] not in self.own:
+                self.wronged.add(fields["peer"])
+            case "convicted" if fields["peer"] not in self.named:
+                self.named[fields["peer"]] = self.own[fields["peer"]]
+                self.row.named_for.append(str(fields.get("reason", ""))[:120])
+
+    def _judge(self) -> None:
+        row, plan = self.row, self.plan
+        last = max(self.own, key=lambda liar: self.named.get(liar, math.inf), default=None)
+        if last is not None:
+            row.own, row.microbatches_until = self.own[last], self.named.get(last)
+            row.caught = row.microbatches_until is not None and row.microbatches_until <= row.bound
+        row.lies = sum(lie.lies_told for lie in self.lies)
+        row.false_bans = len(self.wronged)
+        row.steps = sum(stage == STAGES - 1 for stage, _ in self._counted)
+        share = plan.microbatches / REPLICAS
+        audits = sum(share if index == -1 else INDEX_COST for _, _, index, _ in self._audits)
+        row.overhead = audits / max(len(self._counted) * plan.microbatches, 1)
+        # Weights of one version: that of the one who is last.
+        at = [
+            min((node.engines[stage] for node in self.swarm.honest if stage in node.stages), key=lambda e: e.version)
+            for stage in range(STAGES)
+        ]
+        honest = self.swarm.oracle.history[min(engine.version for engine in at)]
+        row.loss_ratio = held_out_loss([engine.weights for engine in at]) / held_out_loss(honest)
+
+
+def measure(attack: str, *, seed: int = 1, microbatches: int = MICROBATCHES, steps: int = STEPS) -> Row:
+    """Tell one lie; that of no name is to be honest."""
+    kind = ({"": FalseWork} | LIES)[attack]
+    q, f = RATES.get(attack, RATE), kind.share or 1.0
+    bound = math.ceil(math.log(100) / (q * f))
+    row = Row(attack or "honest", kind.words, seed, kind.together if attack else 0, q, f, bound)
+    # Liars of the first stage have no answers to lie in: only what they hand on, and what they sum.
+    trial = Trial(kind, row, 0 if attack == "random" else STAGES - 1, microbatches=microbatches, steps=steps)
+    trial.run()
+    gc.collect()
+    return row
+
+
+# ---------------------------------------------------------------- real processes
+
+
+def real(directory: Path, *, steps: int = 60) -> list[dict[str, Any]]:
+    """`swarmnet local` with three liars among twelve: a row for each."""
+    words = ["--stages", "3", "--replicas", "4", "--steps", str(steps), "--out", str(directory / "run")]
+    words += ["--liars", "sign-flip:1,reducer:1,lazy:1"]
+    words += ["--set", "audit.microbatches=0.2", "--set", "audit.contributions=0.2"]
+    ran = subprocess.run([sys.executable, "-m", "swarmnet", "local", *words], capture_output=True, text=True)
+    try:
+        found = json.loads((directory / "run" / "summary.json").read_text("utf-8"))
+    except OSError:
+        raise SystemExit(f"swarmnet local wrote no summary:\n{ran.stdout}\n{ran.stderr}") from None
+    audited = _audits_of(directory / "run" / "events.jsonl")
+    rows = []
+    for name, liar in found["liars"].items():
+        rows.append(
+            {
+                "attack": liar["kind"],
+                "peer": name,
+                "named_at": liar["named_at"],
+                "lies": liar["lies"],
+                "caught": liar["named_at"] is not None,
+                "false_bans": len(found["false_bans"]),
+                "audits": audited,
+                "oracle_max_difference": found.get("oracle_max_difference"),
+                "problem": found["problem"],
+            }
+        )
+    return rows
+
+
+def _audits_of(path: Path) -> int:
+    with path.open(encoding="utf-8") as lines:
+        return sum(json.loads(line).get("event") == "audited" for line in lines)
+
+
+# ---------------------------------------------------------------- the table
+
+
+@dataclass(frozen=True)
+class Task:
+    """One run of the table."""
+
+    part: str
+    attack: str
+    seed: int
+    microbatches: int
+    steps: int
+
+
+def _run(task: Task) -> Row | Found:
+    logging.disable(logging.CRITICAL)
+    gc.set_threshold(100_000, 50, 1000)  # a simulation makes little that is not freed by itself
+    if task.part == "rows":
+        return measure(task.attack, seed=task.seed, microbatches=task.microbatches, steps=task.steps)
+    return DETECTORS[task.part](task.attack, seed=task.seed, microbatches=task.microbatches, steps=task.steps)
+
+
+def print_row(part: str, row: Row | Found) -> None:
+    """One line of the table."""
+    until = "never" if row.microbatches_until is None else str(row.microbatches_until)
+    print(
+        f"{part:9} {row.attack:12} caught: {'yes' if row.caught else 'no':4} after {until:>6} (bound {row.bound:5})  "
+        f"false bans {row.false_bans:2}  loss {row.loss_ratio:8.3f}  audits {row.overhead:6.2%}"
+        + (f"  [{row.broken[:80]}]" if isinstance(row, Row) and row.broken else ""),
+        flush=True,
+    )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the table there, too")
+    parser.add_argument("--rows", metavar="NAME,...", help="only these lies (see --list)")
+    parser.add_argument("--parts", default=",".join(PARTS), help="of the table: %(default)s")
+    parser.add_argument("--seeds", type=int, default=1, help="runs of each lie (%(default)d)")
+    parser.add_argument(
+        "--quick", action="store_true", help=f"{QUICK_STEPS} steps of {QUICK_MICROBATCHES} microbatches"
+    )
+    parser.add_argument("--real", action="store_true", help="real processes, too: some minutes")
+    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="rows at a time (%(default)d)")
+    parser.add_argument("--list", action="store_true", help="name the lies, and what each does")
+    options = parser.parse_args()
+    if options.list:
+        for name, kind in LIES.items():
+            print(f"{name:12} {kind.words}")
+        return 0
+    names = options.rows.split(",") if options.rows else ["", *LIES]
+    if unknown := [name for name in names if name and name not in LIES]:
+        print(f"audit: no such lie: {unknown[0]}; --list names them", file=sys.stderr)
+        return 2
+    parts = options.parts.split(",")
+    if not set(parts) <= set(PARTS):
+        print(f"audit: --parts takes {','.join(PARTS)}", file=sys.stderr)
+        return 2
+    if options.seeds < 1 or options.processes < 1:
+        print("audit: --seeds and --processes must be at least 1", file=sys.stderr)
+        return 2
+    size = (QUICK_MICROBATCHES, QUICK_STEPS) if options.quick else (MICROBATCHES, STEPS)
+    tasks = [
+        Task(part, name, seed, *size)
+        for part in parts
+        for name in names
+        if part == "rows" or name in ATTACKS
+        for seed in range(1, options.seeds + 1)
+    ]
+    told: dict[str, list[dict[str, Any]]] = {part: [] for part in (*PARTS, "real")}
+    with multiprocessing.get_context("spawn").Pool(min(options.processes, len(tasks))) as pool:
+        for number, (task, row) in enumerate(zip(tasks, pool.imap(_run, tasks), strict=True), 1):
+            print_row(task.part, row)
+            told[task.part].append({**asdict(row), "loss_ratio": _finite(row.loss_ratio)})
+            print(f"{number} of {len(tasks)} runs", file=sys.stderr, flush=True)
+            if options.json:
+                options.json.write_text(json.dumps(told, indent=1) + "\n")
+    if options.real:
+        with tempfile.TemporaryDirectory() as directory:
+            told["real"] = real(Path(directory))
+        for found in told["real"]:
+            print(f"real      {found['attack']:12} {found}")
+        if options.json:
+            options.json.write_text(json.dumps(told, indent=1) + "\n")
+    lied = [row for row in told["rows"] if row["liars"]]
+    print(
+        f"{sum(row['caught'] for row in lied)} of {len(lied)} lies are named within their bound, "
+        f"{sum(row['false_bans'] for row in told['rows'])} honest peers were"
+    )
+    return 0
+
+
+def _finite(value: float) -> float | None:
+    return round(value, 4) if math.isfinite(value) else None
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,94 @@
+"""Lies about work beside honest members, as `benchmarks/audit.py` has it, which prints when each is named."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.benchmark_modules import BENCHMARKS, load
+
+audit = load("audit")
+
+import audit_baselines  # noqa: E402  # beside it
+import audit_lies  # noqa: E402
+import audit_model  # noqa: E402
+
+from swarmnet.simulate.plan import Plan  # noqa: E402
+from swarmnet.simulate.swarm import Swarm  # noqa: E402
+
+SHORT = {"microbatches": 10, "steps": 6}
+
+WRONG = ("sign-flip", "scaled", "random", "stale", "lazy", "tenth", "adaptive", "pair", "reducer")
+"""These change what is learnt."""
+
+
+def test_honest_members_learn_what_one_process_does() -> None:
+    swarm = Swarm(Plan(microbatches=8, steps=12, trainers=2), 1, audit_model.Regression)
+    swarm.run()
+    assert all(
+        engine.weights == swarm.oracle.weights[stage] for node in swarm.honest for stage, engine in node.engines.items()
+    )
+    before, after = (audit_model.held_out_loss(weights) for weights in (swarm.oracle.history[0], swarm.oracle.weights))
+    assert after < 0.8 * before
+
+
+def test_what_is_learnt_is_the_truth() -> None:
+    oracle = Swarm(Plan(microbatches=50, steps=100), 1, audit_model.Regression).oracle
+    found = [audit_model.weights_in(weights) for weights in oracle.weights]
+    off = [abs(a - b) for stage in range(2) for a, b in zip(found[stage], audit_model.truth(stage), strict=True)]
+    assert max(off) < audit_model.ONE / 4
+    # The noise is about 1.
+    assert 0.8 < audit_model.held_out_loss(oracle.weights) < 1.3
+
+
+def test_honest_members_are_named_by_nobody() -> None:
+    row = audit.measure("", **SHORT)
+    assert row.loss_ratio == 1.0 and row.steps == SHORT["steps"] and not row.broken
+    assert row.false_bans == row.accused == 0 and not row.caught
+
+
+@pytest.mark.parametrize("name", [*audit_lies.LIES])
+def test_a_lie_is_told_and_shows_in_the_loss_unless_it_is_about_others(name: str) -> None:
+    row = audit.measure(name, **SHORT)
+    assert row.own > 0 and row.false_bans == 0 and not row.broken
+    assert (row.lies > 0, row.loss_ratio != 1.0) == (name in WRONG,) * 2
+    assert row.bound == math.ceil(math.log(100) / (row.q * row.f))
+
+
+def test_statistics_find_what_is_large_and_not_what_is_false() -> None:
+    size = {"seed": 1, "microbatches": 60, "steps": 40}
+    scaled, copied = (audit_baselines.sentinel(name, **size) for name in ("scaled", "lazy"))
+    assert scaled.caught and copied.microbatches_until is None and copied.loss_ratio > 1.0
+
+
+def test_validators_find_what_they_compute_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(audit_baselines, "RATE", 0.2)
+    size = {"seed": 1, "microbatches": 60, "steps": 40}
+    assert audit_baselines.btard("sign-flip", **size).microbatches_until is not None
+    assert audit_baselines.btard("reducer", **size).microbatches_until is not None
+    assert audit_baselines.btard("", **size).false_bans == 0
+
+
+def test_the_table_is_written(tmp_path: Path) -> None:
+    words = ["--quick", "--rows", "reducer", "--processes", "1", "--json", str(tmp_path / "audit.json")]
+    ran = subprocess.run([sys.executable, str(BENCHMARKS / "audit.py"), *words], capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+    told = json.loads((tmp_path / "audit.json").read_text())
+    (row,) = told["rows"]
+    assert {"attack", "caught", "microbatches_until", "false_bans", "loss_ratio", "overhead"} < row.keys()
+    assert [each["attack"] for each in told["sentinel"] + told["btard"]] == ["reducer"] * 2
+
+
+@pytest.mark.parametrize("words", [["--rows", "nonsense"], ["--parts", "all"], ["--seeds", "0"]])
+def test_what_the_benchmark_does_not_know_it_refuses_in_one_line(
+    words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["audit.py", *words])
+    assert audit.main() == 2
+    told = capsys.readouterr()
+    assert told.out == "" and len(told.err.splitlines()) == 1
