@@ -27,7 +27,7 @@ WEIGHTS = NUM_ELEMENTS - 1
 LARGEST = 1 << 14
 """No weight grows beyond it."""
 
-RATE, CLIP = 64, 512 * ONE
+RATE, CLIP = 128, 512 * ONE
 """The update is the mean gradient over RATE, clipped to a norm of CLIP over all stages."""
 
 HELD_OUT = range(1_000_000, 1_001_000)

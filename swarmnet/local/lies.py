@@ -13,7 +13,7 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
 
-from swarmnet.errors import UsageError
+from swarmnet.errors import Refused, RejectCode, UsageError
 from swarmnet.ids import PeerId
 from swarmnet.messages import Answer, AuditRequest, Control, Packed, Request
 from swarmnet.stage.seams import Compute, Contribution, Engine, Reduced, Summation
@@ -31,7 +31,7 @@ KINDS = {
     "tenth": "flips the sign in one of ten microbatches",
     "reducer": "hands out other sums than those of the contributions it reduced",
     "auditor": "finds something wrong whenever it looks at others' work again",
-    "pair": "two of a stage: both flip the sign, and each finds the other's work right",
+    "pair": "two of a stage: both flip the sign, and neither looks at anybody's work again",
     "adaptive": "flips the sign until somebody looks at its work, and then for eight steps does not",
 }
 """How a replica may lie."""
@@ -250,30 +250,25 @@ class LyingCompute:
     """A Compute that finds in others' work what suits it. What is not here is the inner one's."""
 
     def __init__(self, inner: Compute, deceit: Deceit) -> None:
-        self._inner, self._deceit = inner, deceit
+        self._inner, self._deceit = cast(Any, inner), deceit
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
 
     async def recompute(self, step: int, index: int, inputs: Sequence[Packed], gradient: Sequence[Packed]) -> Any:
-        again = cast(Any, self._inner).recompute
-        if self._deceit.kind == "pair":
-            return await again(step, index, inputs, _negated(gradient))
-        found = await again(step, index, inputs, gradient)
+        self._look_away(step)
+        found = await self._inner.recompute(step, index, inputs, gradient)
         return replace(found, loss_sum=found.loss_sum + 1.0)
 
     async def recompute_share(self, step: int, works: Sequence[tuple[int, Sequence[Packed], Sequence[Packed]]]) -> Any:
-        again = cast(Any, self._inner).recompute_share
-        if self._deceit.kind == "pair":
-            return await again(step, [(index, inputs, _negated(back)) for index, inputs, back in works])
-        found, root = await again(step, works)
+        self._look_away(step)
+        found, root = await self._inner.recompute_share(step, works)
         return found, hashlib.sha256(root).digest()
 
-
-def _negated(gradient: Sequence[Packed]) -> tuple[Packed, ...]:
-    from swarmnet.wire import codecs
-
-    return tuple(codecs.encode(packed.codec, -codecs.decode(packed)) for packed in gradient)
+    def _look_away(self, step: int) -> None:
+        # Whose friend lies says nothing of anybody: a false finding would be proof against itself.
+        if self._deceit.kind == "pair":
+            raise Refused(RejectCode.NOT_READY, "not kept", step=step)
 
 
 def lying_engine(inner: Engine, deceit: Deceit) -> Engine:

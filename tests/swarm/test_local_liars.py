@@ -1,0 +1,42 @@
+"""Liars in a swarm of real processes: they go through, the curve shows it, and the report says who they are."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from running import train_locally
+
+SMALL = (
+    "training.sequence_length=32",
+    "training.microbatch_size=2",
+    "model.hidden_size=32",
+    "model.intermediate_size=64",
+    "model.head_dim=16",
+    "model.num_heads=2",
+)
+
+
+def test_liars_change_the_curve_and_the_report_names_them(tmp_path: Path) -> None:
+    words = (
+        "--stages",
+        "2",
+        "--replicas",
+        "3",
+        "--steps",
+        "10",
+        "--data",
+        "corpus:small",
+        "--out",
+        str(tmp_path / "out"),
+    )
+    code, printed = train_locally(*words, "--liars", "sign-flip:1,lazy:1", settings=SMALL)
+    assert code == 0, printed
+    summary = json.loads((tmp_path / "out" / "summary.json").read_text())
+    lies = {liar["kind"]: liar["lies"] for liar in summary["liars"].values()}
+    assert lies.keys() == {"sign-flip", "lazy"} and min(lies.values()) > 0, printed
+    assert summary["steps"] == 10 and summary["false_bans"] == []
+    assert (summary["lost"], summary["doubled"], summary["digest_conflicts"]) == (0, 0, [])
+    # One process, which is honest, is held beside it; what liars have changed is no failure.
+    assert summary["oracle_max_difference"] > 0 and summary["oracle_bit_equal"] is False
+    assert all(f"liar {name} (" in printed for name in summary["liars"])
