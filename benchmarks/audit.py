@@ -37,7 +37,7 @@ from audit_lies import LIES, FalseWork
 from audit_model import Regression, held_out_loss
 
 from swarmnet.ids import PeerId
-from swarmnet.manifest.schema import Audit
+from swarmnet.manifest.schema import Audits
 from swarmnet.simulate.plan import Plan
 from swarmnet.simulate.swarm import Broken, Swarm
 
@@ -96,7 +96,7 @@ class Trial:
             microbatches=microbatches,
             steps=steps,
             forward_s=FORWARD_S,
-            audit=Audit(microbatches=row.q, contributions=row.q),
+            audit=Audits(microbatches=row.q, contributions=row.q),
         )
         self.swarm = Swarm(self.plan, row.seed, Regression)
         self.swarm.exact, self.swarm.detailed = False, False  # what liars do to the weights is counted

@@ -31,8 +31,8 @@ def seconds(turns: int, job: Callable[[], object]) -> float:
 async def measure(hidden: int, layers: int, tokens: int, device: str) -> dict[str, float]:
     """The figures, by name."""
     import torch
-
     from swarmnet.audit.merkle import leaf, root
+
     from swarmnet.engine.compute_thread import ComputeThread
     from swarmnet.ids import Ballot, Chain, PeerId, RoundId
     from swarmnet.manifest.schema import Averaging, Cut, Manifest, Model, Numerics, Training, Wire

@@ -278,7 +278,7 @@ def test_the_spine_is_read_in_an_hour() -> None:
     page = (PACKAGE.parent / "docs" / "architecture.md").read_text(encoding="utf-8")
     files = re.findall(r"^\| \*{0,2}`([a-z_/]+\.py)`\*{0,2} \|", page, re.MULTILINE)
     lines = [len((PACKAGE / path).read_text(encoding="utf-8").splitlines()) for path in files]
-    assert 20 <= len(files) == len(set(files)) <= 28 and sum(lines) <= 8300, (len(files), sum(lines))
+    assert 20 <= len(files) == len(set(files)) <= 28 and sum(lines) <= 8500, (len(files), sum(lines))
 
 
 def references(module: str, source: str) -> Iterator[str]:

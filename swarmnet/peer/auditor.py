@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from swarmnet.audit.court import Convict, Court, CourtAction, Dispute, Recompute, SayFinding, StrikePeer
+from swarmnet.audit.court import Convict, Court, CourtAction, Dispute, Recompute, SayFinding, StrikePeer, TellVerdict
 from swarmnet.audit.evidence import Evidence
 from swarmnet.audit.pledge import WHOLE, leaf, proves
 from swarmnet.audit.receipts import Receipt, append
@@ -208,6 +208,8 @@ class Auditor:
                         self._peer.transport.tell(mate, finding)
                 case Convict():
                     self._convict(action)
+                case TellVerdict(peer, verdict):
+                    self._peer.transport.tell(peer, verdict)
                 case StrikePeer(accused, case):
                     self._event("withheld", accused, case.stamp.step, index=case.index)
                     self._replica.driver.strike(accused, "does not show work that it pledged", cost_s=_STRIKE_S)

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from swarmnet.averaging.exchange import PIECE_ELEMENTS
 from swarmnet.config.table import Table
 from swarmnet.ids import PeerId
-from swarmnet.manifest.schema import Admission, Audit, Averaging, Cut, Delay, Manifest, Model, Protocol, Training
+from swarmnet.manifest.schema import Admission, Audits, Averaging, Cut, Delay, Manifest, Model, Protocol, Training
 from swarmnet.peer.rebalance import Rules
 from swarmnet.simulate.links import Links
 
@@ -65,7 +65,7 @@ class Plan:
     protocol: Protocol = field(default_factory=Protocol)
     between_reads_s: float = 0.0
     """The least time from one look into the directory to the next, 2 s in production; 0: whenever somebody looks."""
-    audit: Audit = field(default_factory=Audit)
+    audit: Audits = field(default_factory=Audits)
     """How much of members' work is computed again."""
     routing: str = "least_time"
     """The rule of every peer and trainer."""
