@@ -16,7 +16,7 @@ from audit_model import ONE, number_of, packed_number
 from strangers_lies import Bent, Lie
 
 from swarmnet.ids import PeerId
-from swarmnet.manifest.schema import Audit, Manifest
+from swarmnet.manifest.schema import Audits, Manifest
 from swarmnet.messages import Answer, AuditRequest, Control, Finding, Packed, Request, Verdict
 from swarmnet.simulate.engine import NUM_ELEMENTS, SimulatedEngine
 from swarmnet.simulate.swarm import Swarm
@@ -277,4 +277,4 @@ class Accuser(Auditor):
 
     def manifest(self, honest: Manifest) -> Manifest:
         """Its own rates: it looks at far more than it is drawn for."""
-        return honest.model_copy(update={"audit": Audit(microbatches=0.3, contributions=0.3)})
+        return honest.model_copy(update={"audit": Audits(microbatches=0.3, contributions=0.3)})

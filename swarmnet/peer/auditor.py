@@ -21,7 +21,7 @@ from swarmnet.audit.pledge import WHOLE, leaf, proves
 from swarmnet.audit.receipts import Receipt, append
 from swarmnet.bounds import Recent
 from swarmnet.directory import Record
-from swarmnet.errors import BadMessage, Overflow, PeerGone, PeerTimeout, Refused
+from swarmnet.errors import BadMessage, DeviceFull, Overflow, PeerGone, PeerTimeout, Refused, RejectCode
 from swarmnet.ids import PeerId
 from swarmnet.messages import (
     NONE,
@@ -59,6 +59,9 @@ _MOST_WAITING = 64
 
 _REMEMBERED = 64
 """Steps whose contributors are known, of all stages: verdicts are about the last ones."""
+
+_IMPOSSIBLE = bytes(32)
+"""What everybody finds of work that no honest replica could have counted: it is not finite, or not an input."""
 
 _STRIKE_S = 1.0
 """What somebody costs who does not hand out what it pledged, by the measure of `step.strikes`."""
@@ -249,7 +252,7 @@ class Auditor:
                 wanted = self._waiting.popleft()
                 try:
                     await self._try(wanted)
-                except (Refused, Overflow, BadMessage) as error:
+                except (Refused, DeviceFull) as error:
                     # Its weights are gone here, or a rank died: others try it.
                     case = wanted.case
                     self._event("untried", case.accused, case.stamp.step, index=case.index, reason=str(error))
@@ -262,28 +265,29 @@ class Auditor:
         indexes = sorted(self._share(case)) if case.index == WHOLE else [case.index]
         shown: list[tuple[AuditData, Sequence[Packed], Sequence[Packed]]] = []
         for index in indexes:
-            found = await self._show(wanted, index)
-            if found is None:
+            one = await self._show(wanted, index)
+            if one is None:
                 return
-            shown.append(found)
-        if case.index != WHOLE:
-            (data, inputs, gradient) = shown[0]
-            if not self._court.served(pledge, data.work, data.path):
-                return
-            again = await self._replica.compute.recompute(step, case.index, inputs, gradient)
-            self._found(wanted, leaf(made_again(data.work, again)), data)
-            return
-        if not self._court.served(pledge, None, b""):
-            return
-        works = [(data.work.index, inputs, gradient) for data, inputs, gradient in shown]
-        _, root = await self._replica.compute.recompute_share(step, works)
-        self._found(wanted, root, None)
-
-    def _found(self, wanted: Recompute, found: bytes, data: AuditData | None) -> None:
-        case, pledge = wanted.case, wanted.pledge
-        right = found == (pledge.sum_root if data is None else leaf(data.work))
-        self._event("audited", case.accused, case.stamp.step, index=case.index, ok=right)
+            shown.append(one)
+        data = shown[0][0] if case.index != WHOLE else None
         work, path = (None, b"") if data is None else (data.work, data.path)
+        if not self._court.served(pledge, work, path):
+            return
+        try:
+            if data is not None:
+                again = await self._replica.compute.recompute(step, case.index, *shown[0][1:])
+                found = leaf(made_again(data.work, again))
+            else:
+                works = [(each.work.index, inputs, gradient) for each, inputs, gradient in shown]
+                _, found = await self._replica.compute.recompute_share(step, works)
+        except (BadMessage, Overflow):
+            found = _IMPOSSIBLE
+        except Refused as error:
+            if error.code is not RejectCode.VOID:
+                raise
+            found = _IMPOSSIBLE
+        right = found == (pledge.sum_root if data is None else leaf(data.work))
+        self._event("audited", case.accused, step, index=case.index, ok=right)
         self._perform(self._court.found(pledge, found, work, path, now=self._now()))
 
     def _share(self, case: Case) -> frozenset[int]:

@@ -18,8 +18,6 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from blake3 import blake3
-
 from swarmnet.audit.pledge import sum_root
 from swarmnet.averaging.exchange import PIECE_ELEMENTS
 from swarmnet.errors import BadMessage, Refused, RejectCode
@@ -423,7 +421,7 @@ class SimulatedEngine(Compute, Summation):
         for recomputed, delta in await asyncio.gather(*(self._again(step, work) for work in works)):
             found.append(recomputed)
             total = self.arithmetic.add(total, self.arithmetic.numbers(delta))
-        return tuple(found), sum_root([blake3(struct.pack(f"<{NUM_ELEMENTS}q", *total)).digest()])
+        return tuple(found), sum_root(self.arithmetic.pieces(total))
 
     async def _again(self, step: int, work: ShareWork) -> tuple[Recomputed, list[int]]:
         """A microbatch of a step that is over, and what it added to the sum."""

@@ -177,6 +177,7 @@ class Swarm:
         admissions, shown = self._admit(peer_id, "stage", invited)
         guise = self.guises.get(peer_id, Guise())
         seen = {stage: guise.engine(engine) for stage, engine in engines.items()}
+        computes = self.classes.get(peer_id, "simulated")
         peer = Peer(
             peer_id,
             RUN,
@@ -185,7 +186,9 @@ class Swarm:
             transport=guise.transport(self.network.transport(peer_id)),
             directory=self._directory_at(peer_id, served, admissions),
             incarnation=incarnation,
-            record=lambda: Record(RUN, peer_id, incarnation, (f"memory/{peer_id}",), (), invitation=shown),
+            record=lambda: Record(
+                RUN, peer_id, incarnation, (f"memory/{peer_id}",), (), numerics=computes, invitation=shown
+            ),
             signer=SimulatedSigner(peer_id),
             tokens=own_tokens,
             windows=SimulatedWindows(plan.microbatches),
@@ -200,6 +203,7 @@ class Swarm:
                 fixed_slots=plan.slots > 0,
             ),
             numerics=self.classes.get(peer_id, ""),
+            computes=computes,
             admissions=admissions,
             notices=self.notices[peer_id],
             wall=self.loop.time,
