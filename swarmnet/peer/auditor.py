@@ -34,6 +34,7 @@ from swarmnet.messages import (
     Finished,
     Packed,
     Pledge,
+    Rejected,
     Stamp,
     Verdict,
     WorkRecord,
@@ -213,8 +214,7 @@ class Auditor:
                     self._convict(action)
                 case TellVerdict(peer, verdict):
                     self._peer.transport.tell(peer, verdict)
-                case StrikePeer(accused, case):
-                    self._event("withheld", accused, case.stamp.step, index=case.index)
+                case StrikePeer(accused, _):
                     self._replica.driver.strike(accused, "does not show work that it pledged", cost_s=_STRIKE_S)
                 case Dispute(case, says):
                     self._event("disputed", case.accused, case.stamp.step, index=case.index, jurors=sorted(says.keys()))
@@ -299,23 +299,29 @@ class Auditor:
     async def _show(self, wanted: Recompute, index: int) -> tuple[AuditData, Sequence[Packed], Sequence[Packed]] | None:
         """What went into a microbatch, as it was pledged. None: nobody shows it."""
         case, pledge = wanted.case, wanted.pledge
-        request, withheld = AuditRequest(case.stamp.step, self.stage, index, case.accused), False
+        request, reason = AuditRequest(case.stamp.step, self.stage, index, case.accused), ""
         for holder in dict.fromkeys(filter(None, (case.accused, wanted.accuser))):
             if holder == self._peer.me:
                 continue
+            why = "it is no answer"
             try:
                 answer = await ask(self._peer.transport, holder, request, limit_s=_ASK_S)
             except (PeerGone, PeerTimeout):
                 continue  # that it is away is no lie
-            except (BadMessage, Refused):
-                answer = None
-            if isinstance(answer, AuditData) and proves(answer.path, answer.work, pledge.work_root):
+            except (BadMessage, Refused) as error:
+                answer, why = None, str(error)
+            if isinstance(answer, Rejected):
+                why = answer.reason
+            if isinstance(answer, AuditData) and not proves(answer.path, answer.work, pledge.work_root):
+                why = "it is not what was pledged"
+            elif isinstance(answer, AuditData):
                 try:
                     return answer, *self._replica.execution.opened(request, answer)
-                except BadMessage:
-                    pass
-            withheld |= holder == case.accused
-        if withheld:
+                except BadMessage as error:
+                    why = str(error)
+            reason = why if holder == case.accused else reason
+        if reason:
+            self._event("withheld", case.accused, case.stamp.step, index=index, reason=reason)
             self._perform(self._court.withheld(pledge, case.index))
         return None
 
