@@ -14,8 +14,9 @@ from typing import Any
 from swarmnet.averaging.exchange import Exchange
 from swarmnet.errors import PeerGone
 from swarmnet.ids import Ballot, Chain, Generation, PeerId, RoundId
-from swarmnet.messages import Answer, Finished, Packed, Part, Request, Round, Stamp
+from swarmnet.messages import PRIME, Answer, Finished, Packed, Part, Request, Round, Stamp
 from swarmnet.simulate.clock import VirtualLoop
+from swarmnet.simulate.swarm import SimulatedSigner
 from swarmnet.stage.seams import Contribution, Reduced
 from swarmnet.step.ledger import Ledger
 from swarmnet.step.rounds import RoundBuilder
@@ -30,6 +31,14 @@ def pack(values: Sequence[int]) -> Packed:
 
 def unpack(packed: Packed) -> list[int]:
     return list(struct.unpack(f"<{packed.shape[0]}q", bytes(packed.data)))
+
+
+def product(seed: bytes, values: Sequence[int], start: int) -> int:
+    """With a vector that the seed draws."""
+    return (
+        sum(value * random.Random(seed + bytes([at % 256])).randrange(PRIME) for at, value in enumerate(values, start))
+        % PRIME
+    )
 
 
 @dataclass
@@ -49,7 +58,8 @@ class Vector:
     """An engine over a list of integers. said, made: what counts as sent, and as reduced, in the round that is open, as
     an engine with error feedback keeps it: by pieces."""
 
-    block, draw, reference, exact = 1, (2, 0), b"", False
+    block, draw, reference = 1, (2, 0), b""
+    exact = False
 
     def __init__(self, me: PeerId, values: list[int], phases: tuple[int, ...], private_phases: int, work: Work) -> None:
         self.me, self.values, self.work, self.sum = me, values, work, dict[int, int]()
@@ -91,6 +101,15 @@ class Vector:
             assert place not in self.sum, "put twice"
             self.sum[place] = value
 
+    async def pieces(self, start: int, stop: int) -> list[bytes]:
+        return [str(self.values[start:stop]).encode().ljust(32)[:32]]
+
+    async def prove(self, seed: bytes) -> int:
+        return product(seed, self.values, 0)
+
+    async def weigh(self, packed: Packed | None, start: int, stop: int, seed: bytes) -> int:
+        return product(seed, [self.sum[at] for at in range(start, stop)] if packed is None else unpack(packed), start)
+
     async def next_phase(self) -> None:
         assert self.sum
 
@@ -102,7 +121,7 @@ class Vector:
 
 class Members:
     """`num_members` replicas of which each has counted one microbatch, of its own number. A keeper's own `RoundBuilder`
-    makes their rounds. dead: they answer nothing any more."""
+    makes their rounds. signs: they check reducers. dead: they answer nothing any more."""
 
     def __init__(
         self,
@@ -114,6 +133,7 @@ class Members:
         breaks: float = 0.0,
         phases: tuple[int, ...] = (),
         private_phases: int = 0,
+        signs: bool = False,
     ) -> None:
         self.peers = tuple(PeerId(f"p{place:03}") for place in range(num_members))
         self.rng, self.breaks, self.work = random.Random(seed), breaks, Work()
@@ -127,6 +147,8 @@ class Members:
             )
             for place, peer in enumerate(self.peers)
         }
+        for engine in self.engines.values():
+            engine.exact = signs
         self.events: list[tuple[PeerId, str, dict[str, object]]] = []
         engines: dict[PeerId, Any] = dict(self.engines)
         self.exchanges = {
@@ -136,6 +158,7 @@ class Members:
                 self,
                 num_tokens=TOKENS,
                 group_size=group_size,
+                signer=SimulatedSigner(peer) if signs else None,
                 on_event=lambda event, fields, peer=peer: self.events.append((peer, event, fields)),
             )
             for peer in self.peers

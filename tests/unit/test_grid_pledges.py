@@ -1,0 +1,77 @@
+"""Reducers are checked in a grid, too: all have everybody's pledges, and no sum passes that is none."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from grid_members import STAMP, Members, pack, play, unpack
+
+from swarmnet.messages import Part
+from swarmnet.stage.seams import Reduced
+
+
+@pytest.mark.parametrize(("num", "size"), [(1, 4), (3, 4), (7, 3), (13, 3)])
+def test_all_have_the_pledges_of_all(num: int, size: int) -> None:
+    members = Members(num, 40, group_size=size, signs=True)
+    asked: list[Part] = []
+    members.on_part = lambda peer, part: asked.append(part)
+
+    async def story() -> None:
+        members.check(await members.sum(members.round()))
+
+    play(story)
+    for peer, exchange in members.exchanges.items():
+        assert [pledge.peer for pledge in exchange.pledges(STAMP)] == list(members.peers), peer
+    told = [part for part in asked if part.kind == "pledges"]
+    # A whole row's pledges come from one of it, but when that one has not heard them all.
+    assert num <= size or len(told) < num * (num - 1) / 1.2
+
+
+def test_nobody_takes_what_one_reducer_of_a_grid_has_changed() -> None:
+    members = Members(7, 40, group_size=3, signs=True)
+    engine: Any = members.engines[members.peers[0]]
+    honest = engine.reduce
+
+    async def reduce(contributions: Any, start: int, stop: int, *, hop: int) -> Reduced:
+        values = unpack((await honest(contributions, start, stop, hop=hop)).packed)
+        return Reduced(pack([values[0] + 1, *values[1:]]))
+
+    engine.reduce = reduce
+
+    async def story() -> None:
+        current = members.round()
+        tasks = [asyncio.ensure_future(members.take_part(peer, current)) for peer in members.peers]
+        done, rest = await asyncio.wait(tasks, timeout=30.0)
+        assert not [task for task in done if task.exception() is None], "somebody holds it"
+        for task in rest:
+            task.cancel()
+        assert any(event == "reducer_lied" for _, event, _ in members.events)
+
+    play(story)
+
+
+def test_who_waits_for_its_own_sum_pledges_for_that_of_the_others() -> None:
+    members = Members(3, 30, signs=True)
+    first, *_, last = members.peers
+    engine: Any = members.engines[last]
+    free, seal = asyncio.Event(), engine.seal
+
+    async def held() -> Any:
+        await free.wait()
+        return await seal()
+
+    engine.seal = held
+
+    async def story() -> None:
+        current = members.round()
+        tasks = {peer: asyncio.ensure_future(members.take_part(peer, current)) for peer in members.peers}
+        done, _ = await asyncio.wait([tasks[first]], timeout=20.0)
+        assert done and not tasks[last].done(), "one that is slow holds up nobody"
+        assert len(members.exchanges[first].pledges(STAMP)) == 3
+        free.set()
+        assert (await tasks[last]).digest == tasks[first].result().digest
+        await asyncio.wait(tasks.values())
+
+    play(story)
