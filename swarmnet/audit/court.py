@@ -298,7 +298,7 @@ class Court:
         trial = self._trials.get((case, statement(pledge)))
         news = trial is None
         if trial is None:
-            harmless = case.index == WHOLE and finding.found == pledge.sum_root
+            harmless = case.index == WHOLE and finding.found == pledged(pledge, None)
             proof = self.proofs.get(case.accused)
             # It would not say so if it knew.
             if isinstance(proof, Verdict) and peer not in self.convicted:

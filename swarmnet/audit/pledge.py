@@ -18,6 +18,7 @@ from swarmnet.messages import Case, Finding, Indexes, Pledge, Stamp, WorkRecord,
 
 _PLEDGE, _SHARES = b"swarmnet pledge 1\0", b"swarmnet shares 1\0"
 _PIECES, _VECTOR = b"swarmnet pieces 1\0", b"swarmnet vector 1\0"
+_CONTRIBUTION = b"swarmnet contribution 1\0"
 _WORK, _NODE, _FINDING = b"swarmnet work 1\0", b"swarmnet works 1\0", b"swarmnet finding 1\0"
 
 DEPTH = (MAX_INDEXES - 1).bit_length()
@@ -55,6 +56,11 @@ def shares_of(contributions: Iterable[tuple[PeerId, Generation, Indexes]], voide
 def sum_root(pieces: Iterable[bytes]) -> bytes:
     """32 bytes: of the digests of a contribution's pieces of SUM_PIECE elements, in order."""
     return _hash(_PIECES, *pieces)
+
+
+def whole_of(root: bytes, product: int) -> bytes:
+    """32 bytes that stand for a contribution: of its pieces' root, and of its product with the sum's vector."""
+    return _hash(_CONTRIBUTION, root, _packed(product))
 
 
 def vector_seed(stamp: Stamp, round_id: RoundId, digest: bytes) -> bytes:
@@ -139,7 +145,7 @@ def case_of(pledge: Pledge, work: WorkRecord | None) -> Case:
 
 def pledged(pledge: Pledge, work: WorkRecord | None) -> bytes:
     """What the accused itself says in that case: what an honest finding is equal to, if it is honest."""
-    return pledge.sum_root if work is None else leaf(work)
+    return whole_of(pledge.sum_root, pledge.product) if work is None else leaf(work)
 
 
 def finding_statement(finding: Finding, pledge: Pledge, numerics: str) -> bytes:

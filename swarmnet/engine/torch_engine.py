@@ -46,7 +46,7 @@ class StageSums(Summation, Protocol):
     def changed(self) -> None:
         """The state is another: no sum leads on from it."""
 
-    def root_of(self, contribution: Tensor) -> bytes:
+    def stands_for(self, contribution: Tensor, seed: bytes) -> bytes:
         """The root over the pieces of a whole contribution, which is flat. On the CPU or not. Any thread."""
 
 
@@ -257,14 +257,16 @@ class TorchEngine:
         with self._auditing(step) as past:
             return await self._again(past, step, (index, inputs, gradient), None)
 
-    async def recompute_share(self, step: int, works: Sequence[ShareWork]) -> tuple[tuple[Recomputed, ...], bytes]:
+    async def recompute_share(
+        self, step: int, works: Sequence[ShareWork], seed: bytes = b""
+    ) -> tuple[tuple[Recomputed, ...], bytes]:
         """A whole contribution again."""
         with self._auditing(step) as past:
             share = await self._jobs.run(Work.STATE, self.version, 0, past.share)
             jobs = [self._again(past, step, work, share) for work in works]
             # All of them are queued now: one after the other, each would wait for the end of a step of its own.
             found = [_or_raise(each) for each in await asyncio.gather(*jobs, return_exceptions=True)]
-            return tuple(found), await asyncio.to_thread(self.sums.root_of, share.read(step))
+            return tuple(found), await asyncio.to_thread(self.sums.stands_for, share.read(step), seed)
 
     async def _again(self, past: Past, step: int, work: ShareWork, share: Accumulator | None) -> Recomputed:
         job = lambda: self._recompute(past, step, work, share)  # noqa: E731

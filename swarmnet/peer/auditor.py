@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from swarmnet.audit.court import Convict, Court, CourtAction, Dispute, Recompute, SayFinding, StrikePeer, TellVerdict
 from swarmnet.audit.evidence import Evidence
-from swarmnet.audit.pledge import WHOLE, leaf, proves
+from swarmnet.audit.pledge import WHOLE, leaf, pledged, proves, vector_seed
 from swarmnet.audit.receipts import Receipt, append
 from swarmnet.bounds import Recent
 from swarmnet.directory import Record
@@ -51,6 +51,9 @@ if TYPE_CHECKING:
 
 KEPT_STEPS = 4
 """Weights of so many steps stay: a case is drawn two steps later, and others judge it after that."""
+
+_IN_TIME = 2
+"""Versions after a step in which who shows nothing of it has no excuse (`pipeline.works.KEPT_STEPS`)."""
 
 _ASK_S = 20.0
 """The longest that one peer is asked for what went into a microbatch."""
@@ -279,14 +282,15 @@ class Auditor:
                 found = leaf(made_again(data.work, again))
             else:
                 works = [(each.work.index, inputs, gradient) for each, inputs, gradient in shown]
-                _, found = await self._replica.compute.recompute_share(step, works)
+                seed = vector_seed(pledge.stamp, pledge.id, pledge.digest)
+                _, found = await self._replica.compute.recompute_share(step, works, seed)
         except (BadMessage, Overflow):
             found = _IMPOSSIBLE
         except Refused as error:
             if error.code is not RejectCode.VOID:
                 raise
             found = _IMPOSSIBLE
-        right = found == (pledge.sum_root if data is None else leaf(data.work))
+        right = found == pledged(pledge, work)
         self._event("audited", case.accused, step, index=case.index, ok=right)
         self._perform(self._court.found(pledge, found, work, path, now=self._now()))
 
@@ -320,7 +324,8 @@ class Auditor:
                 except BadMessage as error:
                     why = str(error)
             reason = why if holder == case.accused else reason
-        if reason:
+        # It keeps what it shows for some steps: who asks late gets nothing from anybody.
+        if reason and self._replica.member.version - case.stamp.step <= _IN_TIME:
             self._event("withheld", case.accused, case.stamp.step, index=index, reason=reason)
             self._perform(self._court.withheld(pledge, case.index))
         return None

@@ -18,7 +18,7 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from swarmnet.audit.pledge import sum_root
+from swarmnet.audit.pledge import sum_root, whole_of
 from swarmnet.averaging.exchange import PIECE_ELEMENTS
 from swarmnet.errors import BadMessage, Refused, RejectCode
 from swarmnet.manifest.extension import Extension, Horizon
@@ -416,12 +416,15 @@ class SimulatedEngine(Compute, Summation):
     ) -> Recomputed:
         return (await self._again(step, (index, inputs, gradient)))[0]
 
-    async def recompute_share(self, step: int, works: Sequence[ShareWork]) -> tuple[tuple[Recomputed, ...], bytes]:
+    async def recompute_share(
+        self, step: int, works: Sequence[ShareWork], seed: bytes = b""
+    ) -> tuple[tuple[Recomputed, ...], bytes]:
         found, total = list[Recomputed](), [0] * NUM_ELEMENTS
         for recomputed, delta in await asyncio.gather(*(self._again(step, work) for work in works)):
             found.append(recomputed)
             total = self.arithmetic.add(total, self.arithmetic.numbers(delta))
-        return tuple(found), sum_root(self.arithmetic.pieces(total))
+        root = sum_root(self.arithmetic.pieces(total))
+        return tuple(found), whole_of(root, _product(seed, total, 0)) if seed else root
 
     async def _again(self, step: int, work: ShareWork) -> tuple[Recomputed, list[int]]:
         """A microbatch of a step that is over, and what it added to the sum."""

@@ -201,9 +201,12 @@ class Compute(Protocol):
         """
         raise Refused(RejectCode.NOT_READY, "no weights of earlier steps are kept here", step=step)
 
-    async def recompute_share(self, step: int, works: Sequence[ShareWork]) -> tuple[tuple[Recomputed, ...], bytes]:
+    async def recompute_share(
+        self, step: int, works: Sequence[ShareWork], seed: bytes = b""
+    ) -> tuple[tuple[Recomputed, ...], bytes]:
         """The same of all microbatches that somebody contributed to the sum of a step that is over, one job for each;
-        and the root over the pieces of that contribution (`sums.linear`).
+        and the root over the pieces of that contribution (`audit.pledge.sum_root`). seed: of the sum's vector; then
+        it is of the product with that, too (`audit.pledge.whole_of`).
 
         Raises Refused(NOT_READY); Overflow, or NON_FINITE as BadMessage, where an honest replica would not have added
         one of them.

@@ -15,7 +15,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 import torch
 from torch import Tensor
 
-from swarmnet.audit.pledge import sum_root
+from swarmnet.audit.pledge import sum_root, whole_of
 from swarmnet.config.plug_in import split
 from swarmnet.engine.compute_thread import StageJobs
 from swarmnet.engine.payloads import blameless, check_codec
@@ -78,8 +78,10 @@ class RoundSum(StageSums):
     def block(self) -> int:
         return self.codec.block
 
-    def root_of(self, contribution: Tensor) -> bytes:
-        return sum_root(linear.piece_digests(contribution))
+    def stands_for(self, contribution: Tensor, seed: bytes) -> bytes:
+        """What is pledged of a contribution: its root; of a sum with that seed, its product too."""
+        root = sum_root(linear.piece_digests(contribution))
+        return whole_of(root, linear.drawn(seed, self.num_elements).product(contribution)) if seed else root
 
     async def memory(self) -> tuple[int, memoryview | None]:
         """(version, what the codec remembers of earlier steps), packed like a snapshot; None: it remembers nothing.
