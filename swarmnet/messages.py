@@ -574,6 +574,9 @@ class Verdict:
     findings: Annotated[tuple[Finding, ...], Entries(MAX_COUNTING)]
     numerics: Annotated[str, Size(256)] = ""
     """The class of all who found something: their signatures are of it, too."""
+    contributions: Contributions = ()
+    """Who contributed what to the sum: what the accused has signed as `Pledge.shares`, so who judges."""
+    voided: Indexes = NONE
 
 
 StepControl = Heartbeat | Prepare | Claim | Granted | Moved | Report | Evicted | Release | Round | Committed | Execute

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from swarmnet.audit.court import Convict, Court, CourtAction, Dispute, Recompute, SayFinding, StrikePeer, TellVerdict
 from swarmnet.audit.evidence import Evidence
-from swarmnet.audit.pledge import WHOLE, leaf, pledged, proves, vector_seed
+from swarmnet.audit.pledge import WHOLE, leaf, pledged, proves, shares_of, vector_seed
 from swarmnet.audit.receipts import Receipt, append
 from swarmnet.bounds import Recent
 from swarmnet.directory import Record
@@ -30,8 +30,10 @@ from swarmnet.messages import (
     AuditRequest,
     Case,
     Commit,
+    Contributions,
     Finding,
     Finished,
+    Indexes,
     Packed,
     Pledge,
     Rejected,
@@ -80,6 +82,9 @@ class Papers(Protocol):
     def evidence(self, name: str, evidence: Evidence) -> None:
         """Somebody is convicted."""
 
+    def kept(self) -> Sequence[Evidence]:
+        """The evidence that is there."""
+
 
 class _NoPapers:
     def receipt(self, receipt: Receipt) -> None:
@@ -87,6 +92,9 @@ class _NoPapers:
 
     def evidence(self, name: str, evidence: Evidence) -> None:
         pass
+
+    def kept(self) -> Sequence[Evidence]:
+        return ()
 
 
 NO_PAPERS: Papers = _NoPapers()
@@ -109,6 +117,14 @@ class PaperFiles:
         with self._told():
             (self._directory / "evidence").mkdir(parents=True, exist_ok=True)
             (self._directory / "evidence" / name).write_text(evidence.to_json(), encoding="utf-8")
+
+    def kept(self) -> Sequence[Evidence]:
+        """Of what is no evidence any more, nothing: it is looked at as if it came from the network."""
+        found = []
+        for path in sorted((self._directory / "evidence").glob("*.json")):
+            with contextlib.suppress(OSError, ValueError):
+                found.append(Evidence.from_json(path.read_text(encoding="utf-8")))
+        return found
 
     @contextlib.contextmanager
     def _told(self) -> Iterator[None]:
@@ -140,19 +156,20 @@ class Auditor:
         self._able = able
         self._waiting: deque[Recompute] = deque()
         self._trying = False
-        self._named: Recent[tuple[int, int], tuple[PeerId, ...]] = Recent(_REMEMBERED * peer.manifest.cut.stages)
+        self._shares: Recent[bytes, tuple[Contributions, Indexes]] = Recent(_REMEMBERED)  # by what stands for them
         self._sums: Recent[Stamp, Finished] = Recent(_REMEMBERED)
         self._verdicts: list[Verdict] = []
-        self._told: set[tuple[int, PeerId]] = set()
+        self._told: set[tuple[int, PeerId, int]] = set()
+        self._kept = peer.papers.kept()
 
     # ------------------------------------------------------------ events
 
     def applied(self, stamp: Stamp, finished: Finished, commits: Sequence[Commit]) -> None:
         """The replica has applied that sum: `commits` are of all stages."""
         member = self._replica.member
-        for commit in commits:
-            self._named[commit.stage, commit.step] = member.membership.rolls.of(commit)
+        self._recall()
         self._sums[stamp] = finished
+        self._shares[shares_of(finished.contributions, finished.voided)] = finished.contributions, finished.voided
         live = frozenset(member.view.live(self.stage, now=self._now()))
         pledges = self._replica.exchange.pledges(stamp)
         self._perform(self._court.applied(stamp, finished, pledges, member.chain, live))
@@ -187,9 +204,7 @@ class Auditor:
             case Finding() if message.case.stamp.stage == self.stage:
                 self._perform(self._court.hear(message))
             case Verdict():
-                of = message.pledge.stamp
-                named = frozenset(self._named.get((of.stage, of.step), ()))
-                self._perform(self._court.hear_verdict(message, named))
+                self._hear_verdict(message)
             case _:
                 pass
 
@@ -216,7 +231,7 @@ class Auditor:
                 case Convict():
                     self._convict(action)
                 case TellVerdict(peer, verdict):
-                    self._peer.transport.tell(peer, verdict)
+                    self._peer.transport.tell(peer, self._whole(verdict))
                 case StrikePeer(accused, _):
                     self._replica.driver.strike(accused, "does not show work that it pledged", cost_s=_STRIKE_S)
                 case Dispute(case, says):
@@ -227,21 +242,44 @@ class Auditor:
         pledge = proof.pledge if isinstance(proof, Verdict) else proof[0]
         stamp = pledge.stamp
         self._peer.convict(action.peer, stamp.step, action.reason)
-        # Of another stage's sum it is not known here who contributed.
-        if (told := self._sums.get(stamp)) is not None:
-            evidence = Evidence(self._peer.run_id, told.contributions, told.voided, proof)
+        if (told := self._shares.get(pledge.shares)) is not None:
+            evidence = Evidence(self._peer.run_id, *told, proof)
             self._peer.papers.evidence(f"stage-{stamp.stage}-step-{stamp.step}-{action.peer}.json", evidence)
         if isinstance(proof, Verdict):
-            self._verdicts.append(proof)
+            self._verdicts.append(self._whole(proof))
             self._spread()
+
+    def _hear_verdict(self, verdict: Verdict) -> None:
+        """Who judges, the accused has signed itself: nobody need know the sum to see whether that is so."""
+        told = verdict.contributions, verdict.voided
+        if shares_of(*told) != verdict.pledge.shares:
+            return
+        self._shares[verdict.pledge.shares] = told
+        contributors = frozenset(peer for peer, _, indexes in verdict.contributions if indexes)
+        self._perform(self._court.hear_verdict(replace(verdict, contributions=(), voided=NONE), contributors))
+
+    def _whole(self, verdict: Verdict) -> Verdict:
+        """A verdict as it is told."""
+        contributions, voided = self._shares.get(verdict.pledge.shares, ((), NONE))
+        return replace(verdict, contributions=contributions, voided=voided)
+
+    def _recall(self) -> None:
+        """Once: whom this peer knew to be convicted before it was started again."""
+        kept, self._kept = self._kept, ()
+        for evidence in kept:
+            if evidence.run == self._peer.run_id and isinstance(evidence.proof, Verdict):
+                self._hear_verdict(
+                    replace(evidence.proof, contributions=evidence.contributions, voided=evidence.voided)
+                )
 
     def _spread(self) -> None:
         """Tell every verdict once to everybody whom I know."""
-        known = [peer for peer in self._peer.everyone() if peer != self._peer.me]
+        records = self._peer.records
+        known = [(peer, records[peer].incarnation if peer in records else 0) for peer in self._peer.everyone()]
         for number, verdict in enumerate(self._verdicts):
-            for peer in known:
-                if (number, peer) not in self._told:
-                    self._told.add((number, peer))
+            for peer, incarnation in known:
+                if peer != self._peer.me and (number, peer, incarnation) not in self._told:
+                    self._told.add((number, peer, incarnation))
                     self._peer.transport.tell(peer, verdict)
 
     def _event(self, event: str, peer: PeerId, step: int, **fields: object) -> None:

@@ -370,7 +370,8 @@ class Peer:
     def convict(self, peer: PeerId, step: int, reason: str) -> None:
         """It is proven that `peer` has done wrong in that step: it is shut out, and all my replicas know."""
         if peer == self.me:
-            self._on_event("convicted_here", {"step": step, "reason": reason})
+            advice = "this machine computes otherwise than its mates: look at its memory and clock rate"
+            self._on_event("convicted_here", {"step": step, "reason": reason, "advice": advice})
             return
         self._admissions.convict(peer)
         for replica in self.replicas.values():

@@ -8,7 +8,17 @@ from dataclasses import dataclass, field, replace
 from random import Random
 
 from swarmnet.audit.court import Convict, Court, CourtAction, Dispute, Recompute, SayFinding, StrikePeer, TellVerdict
-from swarmnet.audit.pledge import WHOLE, finding_statement, leaf, path_of, root_of, shares_of, statement
+from swarmnet.audit.pledge import (
+    WHOLE,
+    finding_statement,
+    leaf,
+    path_of,
+    pledged,
+    root_of,
+    shares_of,
+    statement,
+    whole_of,
+)
 from swarmnet.ids import Ballot, Chain, Generation, PeerId, RoundId
 from swarmnet.messages import Case, Finding, Finished, Pledge, Stamp, Verdict, WorkRecord
 
@@ -127,12 +137,12 @@ class Stage:
         """What an honest member finds."""
         works = self.members[pledge.peer].works[pledge]
         if index == WHOLE:
-            return digest_of("pieces", [right(work).output for work in works.values()])
+            return whole_of(digest_of("pieces", [right(work).output for work in works.values()]), pledge.product)
         return leaf(right(works[index]))
 
     def is_false(self, pledge: Pledge, index: int) -> bool:
         works = self.members[pledge.peer].works[pledge]
-        return self.found(pledge, index) != (pledge.sum_root if index == WHOLE else leaf(works[index]))
+        return self.found(pledge, index) != pledged(pledge, None if index == WHOLE else works[index])
 
     @property
     def pledges(self) -> list[Pledge]:
@@ -197,8 +207,8 @@ class Stage:
         if pledge.peer == peer:
             return
         works = self.members[pledge.peer].works[pledge]
-        pledged = pledge.sum_root if index == WHOLE else leaf(works[index])
-        told = (digest_of("lie"), digest_of("other lie"), pledged, self.found(pledge, index))[:values]
+        own = pledged(pledge, None if index == WHOLE else works[index])
+        told = (digest_of("lie"), digest_of("other lie"), own, self.found(pledge, index))[:values]
         value = self.random.choice(told)
         if not self.two_faced:
             value = self.lies.setdefault((peer, pledge, index), value)

@@ -262,18 +262,22 @@ class Finding(_message.Message):
     def __init__(self, case: _Optional[_Union[_values_pb2.Case, _Mapping]] = ..., found: _Optional[bytes] = ..., peer: _Optional[str] = ..., signature: _Optional[bytes] = ...) -> None: ...
 
 class Verdict(_message.Message):
-    __slots__ = ("pledge", "work", "path", "findings", "numerics")
+    __slots__ = ("pledge", "work", "path", "findings", "numerics", "contributions", "voided")
     PLEDGE_FIELD_NUMBER: _ClassVar[int]
     WORK_FIELD_NUMBER: _ClassVar[int]
     PATH_FIELD_NUMBER: _ClassVar[int]
     FINDINGS_FIELD_NUMBER: _ClassVar[int]
     NUMERICS_FIELD_NUMBER: _ClassVar[int]
+    CONTRIBUTIONS_FIELD_NUMBER: _ClassVar[int]
+    VOIDED_FIELD_NUMBER: _ClassVar[int]
     pledge: _values_pb2.Pledge
     work: _values_pb2.WorkRecord
     path: bytes
     findings: _containers.RepeatedCompositeFieldContainer[Finding]
     numerics: str
-    def __init__(self, pledge: _Optional[_Union[_values_pb2.Pledge, _Mapping]] = ..., work: _Optional[_Union[_values_pb2.WorkRecord, _Mapping]] = ..., path: _Optional[bytes] = ..., findings: _Optional[_Iterable[_Union[Finding, _Mapping]]] = ..., numerics: _Optional[str] = ...) -> None: ...
+    contributions: _values_pb2.Contributions
+    voided: bytes
+    def __init__(self, pledge: _Optional[_Union[_values_pb2.Pledge, _Mapping]] = ..., work: _Optional[_Union[_values_pb2.WorkRecord, _Mapping]] = ..., path: _Optional[bytes] = ..., findings: _Optional[_Iterable[_Union[Finding, _Mapping]]] = ..., numerics: _Optional[str] = ..., contributions: _Optional[_Union[_values_pb2.Contributions, _Mapping]] = ..., voided: _Optional[bytes] = ...) -> None: ...
 
 class Ping(_message.Message):
     __slots__ = ("nonce",)
