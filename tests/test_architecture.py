@@ -35,10 +35,6 @@ GROUND = frozenset(ROWS[0].split())
 
 # Decisions: the standard library, row 0 and each other. No clock, no socket, no torch.
 PURE = (
-    "audit/court.py",
-    "audit/draw.py",
-    "audit/pledge.py",
-    "audit/proof.py",
     "telemetry/spans.py",
     "telemetry/text.py",
     "stage/piece_schedule.py",
