@@ -34,9 +34,11 @@ def odd(proof: Verdict | Pair, contributors: Set[PeerId]) -> frozenset[PeerId]:
     """Who has done wrong, if `refusal` has nothing against the proof. contributors: to the sum, as in `refusal`."""
     if not isinstance(proof, Verdict):
         return frozenset([proof[0].peer])
-    says = says_of(proof)
-    truth = settled(says, jury_of(contributors, proof.pledge.peer))
-    return frozenset(peer for peer, value in says.items() if truth is not None and value != truth)
+    accused, says = proof.pledge.peer, says_of(proof)
+    truth = settled(says, jury_of(contributors, accused))
+    # Whoever else signs something false here is nobody: of such identities there is no end.
+    known = contributors | {accused}
+    return frozenset(peer for peer in known & says.keys() if truth is not None and says[peer] != truth)
 
 
 def refusal(proof: Verdict | Pair, contributors: Set[PeerId], verify: Verify) -> str:
@@ -48,12 +50,11 @@ def refusal(proof: Verdict | Pair, contributors: Set[PeerId], verify: Verify) ->
     if not isinstance(proof, Verdict):
         return _of_pair(proof, verify)
     pledge, work = proof.pledge, proof.work
-    if not verify(pledge.peer, statement(pledge), pledge.signature):
-        return "the accused has not signed that pledge"
     if not proves(proof.path, work, pledge.work_root) if work is not None else proof.path:
         return "the work is not the one that was pledged"
-    # A commit names so many at most: a shorter list is whole.
-    if pledge.peer not in contributors and len(contributors) < MAX_COUNTING:
+    # A commit names so many at most: a list of another length is whole.
+    known = contributors if len(contributors) != MAX_COUNTING else says_of(proof).keys()
+    if pledge.peer not in known:
         return "the accused did not contribute"
     case, seen = case_of(pledge, work), {pledge.peer}
     for finding in proof.findings:
@@ -61,13 +62,22 @@ def refusal(proof: Verdict | Pair, contributors: Set[PeerId], verify: Verify) ->
         if finding.peer in seen:
             return "somebody has two voices"
         seen.add(finding.peer)
+        if finding.peer not in known:
+            return "a finding is by somebody who did not contribute"
         if finding.case != case:
             return "a finding is of another case"
-        if not verify(finding.peer, finding_statement(finding, pledge, proof.numerics), finding.signature):
-            return "a finding is not signed by its peer"
     if settled(says_of(proof), jury_of(contributors, pledge.peer)) is None:
         return "no more than half of the jury agree"
-    return "" if odd(proof, contributors) else "all say the same"
+    wrong = odd(proof, contributors)
+    if not wrong:
+        return "all say the same"
+    # Signatures cost time. Those come first that nobody can have but from whoever is to be convicted.
+    if not verify(pledge.peer, statement(pledge), pledge.signature):
+        return "the accused has not signed that pledge"
+    for finding in sorted(proof.findings, key=lambda finding: finding.peer not in wrong):
+        if not verify(finding.peer, finding_statement(finding, pledge, proof.numerics), finding.signature):
+            return "a finding is not signed by its peer"
+    return ""
 
 
 def _of_pair(pair: Pair, verify: Verify) -> str:

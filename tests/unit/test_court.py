@@ -239,6 +239,41 @@ def test_a_verdict_without_known_contributors_is_no_verdict() -> None:
     assert court.hear_verdict(verdict, frozenset(room.names)) == []
 
 
+def test_a_forged_verdict_costs_three_signatures_at_most() -> None:
+    """True pledges and findings are at hand, and false ones about honest contributors cost nothing to write."""
+    room, checks = quiet(size=31), []
+
+    def counted(*signed: object) -> bool:
+        checks.append(signed)
+        return Notary.verify(*signed)
+
+    contributors = frozenset(room.names)
+    a, b, *others = room.names
+    pledge, work, path = of(room, a)
+    true = tuple(said(peer, pledge, work.index, leaf(work)) for peer in others)
+    forged = replace(said(b, pledge, work.index, digest_of("x")), signature=b"x")
+    assert refusal(Verdict(pledge, work, path, (*true, forged), "cpu"), contributors, counted)
+    false = tuple(replace(finding, found=digest_of("x")) for finding in true)
+    assert refusal(Verdict(pledge, work, path, false, "cpu"), contributors, counted)
+    assert refusal(Verdict(replace(pledge, signature=b"x"), work, path, false, "cpu"), contributors, counted)
+    assert len(checks) <= 3 * 3
+
+
+def test_who_did_not_contribute_is_not_convicted_either() -> None:
+    """Of identities that sign something false in a case of others there is no end."""
+    room = quiet()
+    a, b, *others = room.names
+    pledge, work, path = of(room, a)
+    true = tuple(said(peer, pledge, work.index, leaf(work)) for peer in others)
+    court = room.members[b].court
+    for number in range(3):
+        nobody = said(f"nobody {number}", pledge, work.index, digest_of("x"))
+        forged = Verdict(pledge, work, path, (*true, nobody), "cpu")
+        assert refusal(forged, frozenset(room.names), Notary.verify)
+        assert court.hear_verdict(forged, frozenset(room.names)) == []
+    assert not court.convicted
+
+
 # ---------------------------------------------------------------- the draw
 
 
