@@ -73,9 +73,18 @@ def test_bad_input_is_one_line_and_exit_code_2(
 
 def test_a_cut_that_is_askew_shows_in_the_most_that_a_peer_sent(benchmark: ModuleType) -> None:
     times = {"phase_s": 1.0, "whole_s": 1.0, "cpu_s": 1.0}
-    turns = [{**times, "each": [{"sent": sent} for sent in sizes]} for sizes in ((400, 400), (700, 100))]
+    turns = [
+        {**times, "each": [{"sent": sent, "checked_s": 0.0} for sent in sizes]} for sizes in ((400, 400), (700, 100))
+    ]
     row = benchmark.summary("fp32", "fp32", 2, 100, {"ours": turns, "gloo": [], "hivemind": []})
     assert (row["bytes_vs_bound"], row["bytes_vs_bound_most"]) == (1.0, 1.75)
+
+
+def test_a_round_waits_for_whoever_checks_longest(benchmark: ModuleType) -> None:
+    turns = [
+        {"phase_s": 2.0, "each": [{"checked_s": seconds} for seconds in each]} for each in ((0.1, 0.5), (0.3, 0.2))
+    ]
+    assert benchmark.check_of(turns) == {"check_s": 0.4, "check_share": 0.2}
 
 
 def test_uneven_lines_cost_no_byte_more_and_every_exchange_comes_to_its_end(tmp_path: Path) -> None:
