@@ -253,11 +253,14 @@ class RoundCheck:
         return self._me in self._contributors and not request.hop and bool(request.reference) and known
 
     async def _pledge(self, digest: bytes) -> Pledge:
-        """Mine, for that sum."""
+        """Mine, for that sum. Raises Refused(NOT_READY): the round is over."""
         if digest not in self._mine:
             current = self.round
             product = await self._context.sums.prove(vector_seed(current.stamp, current.id, digest))
             root = self._root or sum_root(await self.pieces())
+            # The accumulator may have been voided meanwhile: signed, its product would convict an honest replica.
+            if self.closed:
+                raise Refused(RejectCode.NOT_READY, "that round was abandoned")
             said = Pledge(current.stamp, current.id, digest, self._shares, self._me, product, root, self._work_root)
             self._mine[digest] = replace(said, signature=self._signer.sign(statement(said)))
         return self._mine[digest]

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from grid_members import STAMP, Members, pack, play, unpack
 
+from swarmnet.errors import Refused
 from swarmnet.messages import Part
 from swarmnet.stage.seams import Reduced
 
@@ -73,5 +74,37 @@ def test_who_waits_for_its_own_sum_pledges_for_that_of_the_others() -> None:
         free.set()
         assert (await tasks[last]).digest == tasks[first].result().digest
         await asyncio.wait(tasks.values())
+
+    play(story)
+
+
+def test_nothing_is_pledged_of_a_round_that_was_abandoned_meanwhile() -> None:
+    members = Members(2, 30, signs=True)
+    first, last = members.peers
+    engine: Any = members.engines[last]
+    honest = engine.prove
+
+    async def held() -> Any:
+        await asyncio.Event().wait()
+
+    async def voided(seed: bytes) -> int:
+        members.exchanges[last].close()
+        engine.values = [0] * len(engine.values)
+        product: int = await honest(seed)
+        return product
+
+    engine.seal, engine.prove = held, voided
+
+    async def story() -> None:
+        current = members.round()
+        tasks = [asyncio.ensure_future(members.take_part(peer, current)) for peer in members.peers]
+        await asyncio.sleep(0)  # the round is open
+        request = Part(STAMP, current.id, "pledges", 0, 0, 0, bytes(range(32)))
+        with pytest.raises(Refused, match="abandoned"):
+            async for answer in members.exchanges[last].serve(request, first):
+                assert not getattr(answer, "pledges", ()), "a product of what it has not contributed"
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
 
     play(story)
