@@ -31,9 +31,10 @@ from swarmnet.averaging.butterfly import (
 from swarmnet.averaging.grid import circles, grid_of
 from swarmnet.averaging.meeting import Meeting
 from swarmnet.averaging.parts import chunk_elements, shares
-from swarmnet.averaging.pledges import NOTHING, Contradiction, RoundCheck
+from swarmnet.averaging.pledges import NOTHING, Contradiction, RoundCheck, Said
 from swarmnet.averaging.replay_log import ReplayLog
 from swarmnet.averaging.watch import Meter, Watch, allowance_s, needs_s
+from swarmnet.bounds import Recent
 from swarmnet.errors import BadMessage, PeerGone, PeerTimeout, Refused, RejectCode, leaves
 from swarmnet.ids import PeerId, RoundId, Signer
 from swarmnet.messages import (
@@ -114,6 +115,7 @@ class Exchange:
     ) -> None:
         self._signer, self._on_contradiction = signer, on_contradiction
         self._checks: dict[tuple[Stamp, RoundId], RoundCheck] = {}
+        self._said: Recent[Stamp, Said] = Recent(_CHECKS_OF_STEPS)
         self._refuted: tuple[Stamp, RoundId] | None = None  # the round whose check has failed here
         self._spans = SpanBook() if spans is None else spans
         self._meeting = meeting
@@ -180,8 +182,9 @@ class Exchange:
             self._open = (*self._open, *mine)  # others may still be at the phase before
             self._before = self._open
             if context.signer is not None:
+                said = self._said[current.stamp] = self._said.get(current.stamp, {})
                 signer, contradicted = context.signer, self._on_contradiction
-                check = RoundCheck(context, signer, current, mine, work_root, contradicted)
+                check = RoundCheck(context, signer, current, mine, work_root, said, contradicted)
                 self._checks[current.stamp, current.id] = check
             self._opened.set()
             self._opened = asyncio.Event()

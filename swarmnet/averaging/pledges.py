@@ -39,7 +39,7 @@ from swarmnet.audit.pledge import SUM_PIECE, shares_of, statement, sum_root, vec
 from swarmnet.averaging.grid import Group, grid_of
 from swarmnet.averaging.parts import Range
 from swarmnet.errors import BadMessage, PeerGone, PeerTimeout, Refused, RejectCode
-from swarmnet.ids import PeerId, Signer
+from swarmnet.ids import PeerId, RoundId, Signer
 from swarmnet.messages import (
     PRIME,
     Answer,
@@ -68,10 +68,16 @@ _ALONE_S = 2.0
 _MOST_DIGESTS = 4
 """Of the sums that one member pledges for in a round."""
 
+_MOST_SAID = 1 << 12
+"""Pledges that one member signs in a step: what it has forgotten it could contradict."""
+
 _PIECES_AT_ONCE = 1 << 4
 """Pieces of a contribution that are hashed between two other jobs of the averaging thread."""
 
 Pledges = tuple[Pledge, ...]
+Said = dict[tuple[RoundId, bytes], Pledge]
+"""What one member has pledged in a step, by round and sum; without signatures."""
+
 Contradiction = Callable[[Pledge, Pledge], None]
 NOTHING = bytes(32)
 
@@ -120,8 +126,8 @@ def says(pledge: Pledge | None, digests: Iterable[bytes]) -> bool:
 class RoundCheck:
     """One member's check of one round. `run` it once the sum is sealed; `serve` others from the beginning.
 
-    work_root: what my pledge says of my works. on_contradiction: hears two pledges that one contributor has signed for
-    one sum.
+    work_root: what my pledge says of my works. said: what I have pledged in this step, in checks before this one, too.
+    on_contradiction: hears two pledges that one contributor has signed for one sum.
     """
 
     def __init__(
@@ -131,6 +137,7 @@ class RoundCheck:
         current: Round,
         hops: Sequence[Butterfly],
         work_root: bytes,
+        said: Said,
         on_contradiction: Contradiction,
     ) -> None:
         self.round, self._hops, self._signer, self._work_root = current, hops, signer, work_root
@@ -142,7 +149,7 @@ class RoundCheck:
         self._heard: dict[PeerId, Pledge] = {}  # for my sum
         self._second: dict[PeerId, Pledge] = {}  # where somebody has signed two for it
         self._others: dict[PeerId, PartData] = {}  # what those answered that hold another sum
-        self._mine: dict[bytes, Pledge] = {}
+        self._said, self._mine = said, dict[bytes, Pledge]()
         self._root = b""
         self._changed = asyncio.Event()
         self._heard_out: set[PeerId] = set()
@@ -262,6 +269,9 @@ class RoundCheck:
             if self.closed:
                 raise Refused(RejectCode.NOT_READY, "that round was abandoned")
             said = Pledge(current.stamp, current.id, digest, self._shares, self._me, product, root, self._work_root)
+            # A keeper that opens a round twice, with other contributions, would have me convict myself.
+            if len(self._said) >= _MOST_SAID or self._said.setdefault((current.id, digest), said) != said:
+                raise Refused(RejectCode.NOT_READY, "something else was pledged in a round of that number")
             self._mine[digest] = replace(said, signature=self._signer.sign(statement(said)))
         return self._mine[digest]
 

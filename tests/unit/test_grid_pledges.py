@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from grid_members import STAMP, Members, pack, play, unpack
 
 from swarmnet.errors import Refused
-from swarmnet.messages import Part
+from swarmnet.messages import Part, PartData, Pledge, Round
 from swarmnet.stage.seams import Reduced
 
 
@@ -106,5 +107,36 @@ def test_nothing_is_pledged_of_a_round_that_was_abandoned_meanwhile() -> None:
         for task in tasks:
             task.cancel()
         await asyncio.wait(tasks)
+
+    play(story)
+
+
+def test_nobody_pledges_two_things_where_a_keeper_opens_a_round_twice() -> None:
+    members = Members(3, 30, signs=True)
+    *_, last = members.peers
+
+    async def pledged(current: Round) -> tuple[Pledge, ...]:
+        """What the last one tells who asks for a sum that it has not seen."""
+        task = asyncio.ensure_future(members.take_part(last, current))
+        await asyncio.sleep(1.0)
+        try:
+            asked = Part(current.stamp, current.id, "pledges", 0, 0, 0, b"d" * 32)
+            told = [answer async for answer in members.exchanges[last].serve(asked) if isinstance(answer, PartData)]
+            return told[0].pledges
+        finally:
+            task.cancel()
+            await asyncio.wait([task])
+
+    async def story() -> None:
+        current = members.round()
+        (one, of_one, ones), (other, of_other, others), mine = current.contributions
+        swapped = replace(current, contributions=((one, of_one, others), (other, of_other, ones), mine))
+        first = await pledged(current)
+        assert [pledge.peer for pledge in first] == [last]
+        assert await pledged(current) == first, "a round that is tried again"
+        with pytest.raises(Refused, match="something else was pledged"):
+            await pledged(swapped)
+        later = members.round()
+        assert (later.id != current.id) and await pledged(replace(swapped, id=later.id)) != first
 
     play(story)
