@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Protocol
 from swarmnet.audit.court import Convict, Court, CourtAction, Dispute, Recompute, SayFinding, StrikePeer, TellVerdict
 from swarmnet.audit.evidence import Evidence
 from swarmnet.audit.pledge import WHOLE, leaf, pledged, proves, shares_of, vector_seed
+from swarmnet.audit.proof import odd
 from swarmnet.audit.receipts import Receipt, append
 from swarmnet.bounds import Recent
 from swarmnet.directory import Record
@@ -65,6 +66,10 @@ _MOST_WAITING = 64
 
 _REMEMBERED = 64
 """Steps whose contributors are known, of all stages: verdicts are about the last ones."""
+
+_MOST_STRANGERS = 256
+"""Verdicts on peers of whom nothing else is heard. Names cost nothing, and with a few of them anybody makes a verdict;
+each stays in memory and on disk, and is told to everybody."""
 
 _IMPOSSIBLE = bytes(32)
 """What everybody finds of work that no honest replica could have counted: it is not finite, or not an input."""
@@ -160,6 +165,7 @@ class Auditor:
         self._sums: Recent[Stamp, Finished] = Recent(_REMEMBERED)
         self._verdicts: list[Verdict] = []
         self._told: set[tuple[int, PeerId, int]] = set()
+        self._strangers = 0
         self._kept = peer.papers.kept()
 
     # ------------------------------------------------------------ events
@@ -254,9 +260,16 @@ class Auditor:
         told = verdict.contributions, verdict.voided
         if shares_of(*told) != verdict.pledge.shares:
             return
-        self._shares[verdict.pledge.shares] = told
         contributors = frozenset(peer for peer, _, indexes in verdict.contributions if indexes)
-        self._perform(self._court.hear_verdict(replace(verdict, contributions=(), voided=NONE), contributors))
+        strange = odd(verdict, contributors).isdisjoint((self._peer.me, *self._peer.everyone()))
+        if strange and self._strangers >= _MOST_STRANGERS:
+            return
+        actions = self._court.hear_verdict(replace(verdict, contributions=(), voided=NONE), contributors)
+        # What proves nothing takes no place of what does.
+        if actions:
+            self._shares[verdict.pledge.shares] = told
+            self._strangers += strange
+        self._perform(actions)
 
     def _whole(self, verdict: Verdict) -> Verdict:
         """A verdict as it is told."""

@@ -1,0 +1,51 @@
+"""Verdicts that anybody can make, with names of its own, do not fill memories, disks and lines."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from swarmnet.audit.pledge import WHOLE, finding_statement, shares_of, statement
+from swarmnet.ids import Ballot, Chain, Generation, PeerId, RoundId
+from swarmnet.messages import NONE, Case, Finding, Pledge, Stamp, Verdict
+from swarmnet.peer import auditor
+from swarmnet.simulate.plan import Plan
+from swarmnet.simulate.swarm import SimulatedSigner, Swarm
+
+MOST = 5
+
+
+def verdict_on(accused: PeerId, number: int = 0) -> Verdict:
+    """Two accomplices say that it lied in a sum of the three, of which nobody has heard."""
+    others = PeerId(f"a{number}"), PeerId(f"b{number}")
+    shares = tuple((peer, Generation(1, 0), frozenset({at})) for at, peer in enumerate((accused, *others)))
+    stamp, round_id = Stamp(7, 0, Chain("11" * 32)), RoundId(Ballot(0, accused), number)
+    pledge = Pledge(stamp, round_id, bytes(32), shares_of(shares, NONE), accused, 1, bytes(32), bytes(32))
+    pledge = replace(pledge, signature=SimulatedSigner(accused).sign(statement(pledge)))
+    findings = [Finding(Case(stamp, accused, WHOLE), b"f" * 32, peer) for peer in others]
+    signed = tuple(
+        replace(each, signature=SimulatedSigner(each.peer).sign(finding_statement(each, pledge, "cpu")))
+        for each in findings
+    )
+    return Verdict(pledge, None, b"", signed, "cpu", contributions=shares)
+
+
+def test_who_makes_verdicts_on_names_of_its_own_fills_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(auditor, "_MOST_STRANGERS", MOST)
+    swarm, told = Swarm(Plan(stages=1, replicas=3, steps=8, forward_s=0.2), 1), set[PeerId]()
+    swarm.hooks.append(lambda peer, event, fields: told.add(fields["peer"]) if event == "convicted" else None)
+
+    async def script(swarm: Swarm) -> None:
+        await asyncio.sleep(1.0)
+        hears = swarm.nodes[0].peer.replicas[0].auditor
+        assert hears is not None
+        for number in range(4 * MOST):
+            hears.hear(verdict_on(PeerId(f"nobody{number}"), number))
+        # Of who is known verdicts are heard all the same.
+        hears.hear(verdict_on(swarm.nodes[2].peer_id))
+        swarm.kill(swarm.nodes[2])
+
+    swarm.run(script=script)
+    assert told == {swarm.nodes[2].peer_id, *(f"nobody{number}" for number in range(MOST))}
