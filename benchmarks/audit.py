@@ -4,12 +4,26 @@
                                [--processes N] [--real]
     python benchmarks/audit.py --list
 
-Two stages of five on virtual time learn a linear regression in integers (`audit_model`): 100 steps of 100 microbatches,
-10 000 in all. One of the ten lies from the first step on (of the pair: two). A row says after how many of its own
-microbatches the last liar was named by an honest peer, whether that is within ln 100 / (q f) of them (q: the share that
-is audited, f: the share that is false), how many honest peers were named, the held-out loss over that of honest peers
-(which the oracle has, to the bit), and which share of all compute went into audits. A reducer, and those who lie about
-others' work, are judged with f = 1.
+Two stages of five on virtual time learn a linear regression in integers (`audit_model`): 100 steps of 100
+microbatches, 10 000 in all, unless SHAPES has another shape. One of the ten lies from the first step on (of the pair:
+two). A row says after how many of its own microbatches the last liar was named by an honest peer, whether that is
+within ln 100 / (q f) of them (q: the share that is audited, f: the share that is false), how many honest peers were
+named, the held-out loss over that of honest peers (which the oracle has, to the bit), and which share of all compute
+went into audits.
+
+What finds a lie (`found_by`) is one of four, and q is the rate of that one:
+
+    microbatch    an audit of an index: its output, input gradient and loss are computed again
+    contribution  an audit of a member's whole contribution to a step's sum, for who lies in weight gradients alone:
+                  they are in no digest of an index. One audit covers a step, so the bound is met in own microbatches
+                  only where a member counts one a step: that row has 460 steps of five microbatches. With n a step
+                  the bound is n times as many
+    sum           the linear check of every sum, at once: counted are false parts, not microbatches
+    jury          whoever says wrong of right work is outvoted when it is drawn to look: f = 1
+
+Audits of the kind that a row is about have the rate RATE, those of the other kind half of it: an audit costs as much
+as the microbatches that it computes again (INDEX_COST), so both take 1.5 % of compute, and cases take the rest.
+`chance`: how likely a liar is named within the bound by `audit.draw.chance_named`, accomplices and all.
 
 The parts `sentinel` and `btard` tell the same lies to what others do (`audit_baselines`): statistics of activations and
 gradients; and CenteredClip with random validators, in floats. `--real` adds `swarmnet local`: 3 stages of 4 processes
@@ -36,6 +50,7 @@ from audit_baselines import ATTACKS, DETECTORS, Found
 from audit_lies import LIES, FalseWork
 from audit_model import Regression, held_out_loss
 
+from swarmnet.audit.draw import chance_named
 from swarmnet.ids import PeerId
 from swarmnet.manifest.schema import Audits
 from swarmnet.simulate.plan import Plan
@@ -45,30 +60,35 @@ STAGES, REPLICAS, MICROBATCHES, STEPS = 2, 5, 100, 100
 QUICK_MICROBATCHES, QUICK_STEPS = 10, 6
 FORWARD_S = 0.04
 
+SHAPES = {"tenth": (100, 230), "weights": (5, 460)}
+"""(microbatches, steps) where the bound takes more steps than STEPS, or is in another unit."""
+
 RATE = 0.01
-RATES = {"tenth": 0.05}
-"""Where with RATE the bound is beyond what a liar computes in 10 000 microbatches."""
 
 LATER = 20.0
 """A run that takes so many times what its compute takes will not end."""
 
-INDEX_COST = 2 / 3
-"""Of a microbatch: an audit makes no weight gradient, unless it is of a whole contribution."""
+INDEX_COST = 1.0
+"""Of a microbatch, as the simulated engine charges it, though no weight gradient is of interest."""
 
 PARTS = ("rows", "sentinel", "btard")
 
 
 @dataclass
 class Row:
-    """What came of one lie. microbatches_until: None: some liar was never named."""
+    """What came of one lie. microbatches_until: None: some liar was never named; false parts where the sum finds it."""
 
     attack: str
     lie: str
+    found_by: str
     seed: int
     liars: int
+    microbatches: int
+    """Of each step."""
     q: float
     f: float
     bound: int
+    chance: float = 1.0
     caught: bool = False
     microbatches_until: int | None = None
     own: int = 0
@@ -84,6 +104,14 @@ class Row:
     named_for: list[str] = field(default_factory=list)
 
 
+def rates(row: Row) -> Audits:
+    """What is computed again in the run of that row."""
+    half = row.q / 2
+    if row.found_by == "contribution":
+        return Audits(microbatches=half, contributions=row.q)
+    return Audits(microbatches=row.q, contributions=half)
+
+
 class Trial:
     """One run, with liars or without."""
 
@@ -91,12 +119,7 @@ class Trial:
         self.row, number = row, row.liars
         served = tuple((of,) for of in range(STAGES) for _ in range(REPLICAS - number * (of == stage)))
         self.plan = Plan(
-            stages=STAGES,
-            served=served,
-            microbatches=microbatches,
-            steps=steps,
-            forward_s=FORWARD_S,
-            audit=Audits(microbatches=row.q, contributions=row.q),
+            stages=STAGES, served=served, microbatches=microbatches, steps=steps, forward_s=FORWARD_S, audit=rates(row)
         )
         self.swarm = Swarm(self.plan, row.seed, Regression)
         self.swarm.exact, self.swarm.detailed = False, False  # what liars do to the weights is counted
@@ -138,13 +161,14 @@ class Trial:
                         self.own[contributor] += len(indexes)
             case "audited":
                 self._audits.add((peer, fields["step"], fields["index"], fields["peer"]))
-            case "accused" if fields["peer"] not in self.own:
+            case "finding" if fields["peer"] not in self.own:
                 self.row.accused += 1
-            case "convicted" if fields["peer"] not in self.own:
-                self.wronged.add(fields["peer"])
-            case "convicted" if fields["peer"] not in self.named:
-                self.named[fields["peer"]] = self.own[fields["peer"]]
-                self.row.named_for.append(str(fields.get("reason", ""))[:120])
+            case "convicted" | "reducer_lied" | "pledge_lied" if (named := fields["peer"]) not in self.own:
+                self.wronged.add(named)
+            case "convicted" | "reducer_lied" | "pledge_lied" if named not in self.named:
+                parts = sum(lie.lies_told for lie in self.lies if lie.me == named)
+                self.named[named] = parts if self.row.found_by == "sum" else self.own[named]
+                self.row.named_for.append(f"{event}: {fields.get('reason', fields.get('why', ''))}"[:120])
 
     def _judge(self) -> None:
         row, plan = self.row, self.plan
@@ -167,17 +191,37 @@ class Trial:
         row.loss_ratio = held_out_loss([engine.weights for engine in at]) / held_out_loss(honest)
 
 
-def measure(attack: str, *, seed: int = 1, microbatches: int = MICROBATCHES, steps: int = STEPS) -> Row:
+def measure(
+    attack: str, *, seed: int = 1, q: float = RATE, microbatches: int = MICROBATCHES, steps: int = STEPS
+) -> Row:
     """Tell one lie; that of no name is to be honest."""
     kind = ({"": FalseWork} | LIES)[attack]
-    q, f = RATES.get(attack, RATE), kind.share or 1.0
+    f = kind.share or 1.0
     bound = math.ceil(math.log(100) / (q * f))
-    row = Row(attack or "honest", kind.words, seed, kind.together if attack else 0, q, f, bound)
+    row = Row(
+        attack or "honest", kind.words, kind.found_by, seed, kind.together if attack else 0, microbatches, q, f, bound
+    )
+    if kind.found_by != "sum":
+        row.chance = round(chance(row, bound), 4)
     # Liars of the first stage have no answers to lie in: only what they hand on, and what they sum.
     trial = Trial(kind, row, 0 if attack == "random" else STAGES - 1, microbatches=microbatches, steps=steps)
     trial.run()
     gc.collect()
     return row
+
+
+def chance(row: Row, own: float) -> float:
+    """How likely a liar of that row is named by the time that it has counted so many."""
+    audit, finds = rates(row), row.found_by
+    return chance_named(
+        own,
+        false=row.f,
+        per_step=row.microbatches / REPLICAS,
+        microbatches=0.0 if finds == "contribution" else audit.microbatches,
+        contributions=audit.contributions,
+        members=REPLICAS,
+        liars=max(row.liars, 1),
+    )
 
 
 # ---------------------------------------------------------------- real processes
@@ -243,7 +287,8 @@ def print_row(part: str, row: Row | Found) -> None:
     """One line of the table."""
     until = "never" if row.microbatches_until is None else str(row.microbatches_until)
     print(
-        f"{part:9} {row.attack:12} caught: {'yes' if row.caught else 'no':4} after {until:>6} (bound {row.bound:5})  "
+        f"{part:9} {row.attack:12} {row.found_by if isinstance(row, Row) else '':12} "
+        f"caught: {'yes' if row.caught else 'no':4} after {until:>6} (bound {row.bound:5})  "
         f"false bans {row.false_bans:2}  loss {row.loss_ratio:8.3f}  audits {row.overhead:6.2%}"
         + (f"  [{row.broken[:80]}]" if isinstance(row, Row) and row.broken else ""),
         flush=True,
@@ -280,7 +325,7 @@ def main() -> int:
         return 2
     size = (QUICK_MICROBATCHES, QUICK_STEPS) if options.quick else (MICROBATCHES, STEPS)
     tasks = [
-        Task(part, name, seed, *size)
+        Task(part, name, seed, *(size if options.quick or part != "rows" else SHAPES.get(name, size)))
         for part in parts
         for name in names
         if part == "rows" or name in ATTACKS

@@ -43,6 +43,8 @@ class FalseWork(Lie):
     """Of its microbatches that are false; 0: it does not lie about those."""
     together: ClassVar[int] = 1
     """How many of a stage lie so."""
+    found_by: ClassVar[str] = "microbatch"
+    """What shows it: an audit of a microbatch or of a whole contribution, the linear check of a sum, or the jury."""
 
     def __init__(self, swarm: Swarm, me: PeerId, stage: int) -> None:
         super().__init__(swarm, me)
@@ -147,6 +149,16 @@ class Random(FalseWork):
         return self._rng.randint(-8 * ONE, 8 * ONE)
 
 
+@lie
+class Weights(Flips):
+    """flips the sign of what it sums, and hands on what is right"""
+
+    found_by = "contribution"
+
+    def answer(self, step: int, honest: tuple[Packed, ...]) -> tuple[Packed, ...]:
+        return honest
+
+
 class Copies(FalseWork):
     """What it has computed for another microbatch."""
 
@@ -234,7 +246,7 @@ class Pair(Flips):
 class Reducer(FalseWork):
     """hands out the sums that it reduces with the other sign"""
 
-    share = 0.0
+    share, found_by = 0.0, "sum"
 
     def bend(self, engine: SimulatedEngine) -> Any:
         async def reduce(contributions: Any, start: int, stop: int, *, hop: int = 0) -> Any:
@@ -255,7 +267,7 @@ class Reducer(FalseWork):
 class Auditor(FalseWork):
     """finds something wrong whenever it looks at others' work again"""
 
-    share = 0.0
+    share, found_by = 0.0, "jury"
 
     def bend(self, engine: SimulatedEngine) -> Any:
         again: Any = engine

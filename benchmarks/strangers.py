@@ -10,7 +10,11 @@ by two that collude (`NAME x2`), the other has two. Liars behave for 20 s, then 
 steps that all honest members have applied by then, against those that they make in the same seconds without the
 liar; whether each honest member had, at every version, the weights of one process; and the events of honest peers in
 which each liar is named. The rows of `two` tell the same lie to a stage of two honest members, where no majority can
-outvote a liar, and say what is lost. Those of `open` are lies about compute, which only audits can find.
+outvote a liar, and say what is lost. Those of `open` would be lies that are not withstood.
+
+A lie about work that only audits show (`Lie.audited`) is applied before it is found. Then weights count as equal if
+honest members have the same, and each step after the liar is shut out is what one process makes of the weights before;
+`tainted` are the steps that are not.
 """
 
 from __future__ import annotations
@@ -26,12 +30,14 @@ import sys
 from collections import Counter
 from dataclasses import asdict, dataclass, field
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from strangers_lies import BESIDE, LIES, OPEN, STAGE, Lie
 
 from swarmnet.ids import PeerId
+from swarmnet.manifest.schema import Audits
 from swarmnet.simulate.plan import Plan
 from swarmnet.simulate.swarm import Broken, Swarm
 
@@ -64,6 +70,9 @@ class Row:
     named_in: dict[str, int] = field(default_factory=dict)
     longest_s: float = 0.0
     broken: str = ""
+    tainted: int = 0
+    wronged: int = 0
+    """Honest members that were convicted."""
 
     @property
     def ratio(self) -> float:
@@ -73,7 +82,7 @@ class Row:
     @property
     def holds(self) -> bool:
         """What must hold of three honest members."""
-        return self.ratio >= LEAST and self.weights_equal and self.named and not self.broken
+        return self.ratio >= LEAST and self.weights_equal and self.named and not self.broken and not self.wronged
 
     @property
     def lost(self) -> str:
@@ -99,7 +108,9 @@ class Over(Exception):
 class Trial:
     """One run of honest members, with liars or without."""
 
-    def __init__(self, honest: int, seconds: float, seed: int, stage: int, quiet: float) -> None:
+    def __init__(
+        self, honest: int, seconds: float, seed: int, stage: int, quiet: float, audited: Audits | None = None
+    ) -> None:
         self.seconds, self.quiet = seconds, quiet
         replicas = {BESIDE: 2, STAGE: 2, stage: honest}
         self.swarm = Swarm(
@@ -109,12 +120,17 @@ class Trial:
                 microbatches=MICROBATCHES,
                 forward_s=FORWARD_S,
                 steps=int(STEPS_PER_S * (quiet + seconds)),
+                audit=audited or Audits(),
             ),
             seed,
         )
         self.swarm.exact = False  # what is held against the oracle here is counted, and ends nothing
         self.swarm.hooks.append(self._look)
+        self._late = audited is not None
         self.weights_equal = True
+        self.wronged: set[PeerId] = set()
+        self._seen: list[dict[int, int]] = [self._seeds()]  # weights of each stage, by version
+        self._shut_out = 0  # the version at which an honest member last said that somebody is convicted
         self.first = self.last = 0
         self.longest_s = self._stepped_at = 0.0
         self.broken = ""
@@ -169,13 +185,45 @@ class Trial:
             for stage in node.stages
         )
 
+    @property
+    def tainted(self) -> list[int]:
+        """Steps that one process would not have made of the weights before them."""
+        found = list[int]()
+        for step, (before, after) in enumerate(pairwise(self._seen)):
+            weights = [before.get(stage) for stage in (BESIDE, STAGE)]
+            if None in weights:
+                continue
+            right, _, _ = self.swarm.oracle.advance(step, weights, weights)
+            if any(right[stage] != value for stage, value in after.items()):
+                found.append(step)
+        return found
+
+    def judge(self, liars: list[PeerId]) -> list[int]:
+        """The tainted steps of a lie that is found late; they are to end when all honest members know the liar."""
+        self.wronged -= set(liars)
+        tainted = self.tainted if self._late else []
+        self.weights_equal &= all(step <= self._shut_out + 1 for step in tainted)
+        return tainted
+
+    def _seeds(self) -> dict[int, int]:
+        return dict(enumerate(self.swarm.oracle.history[0]))
+
     def _look(self, peer: PeerId, event: str, fields: dict[str, object]) -> None:
+        if event == "convicted":
+            self.wronged.add(fields["peer"])
+            self._shut_out = self._version()
         if event not in ("applied", "synced"):
             return
         stage, version = fields["stage"], fields["version"]
         assert isinstance(stage, int) and isinstance(version, int)
         node = next(node for node in self.swarm.nodes if node.up and node.peer_id == peer)
-        self.weights_equal &= node.engines[stage].weights == self.swarm.oracle.history[version][stage]
+        weights = node.engines[stage].weights
+        if not self._late:
+            self.weights_equal &= weights == self.swarm.oracle.history[version][stage]
+            return
+        while len(self._seen) <= version:
+            self._seen.append({})
+        self.weights_equal &= self._seen[version].setdefault(stage, weights) == weights
 
 
 def _mentions(value: object, name: str) -> bool:
@@ -200,12 +248,13 @@ def measure(
 ) -> Row:
     """Tell one lie; that of no name is to be honest. quiet: seconds before it."""
     kind = ({"": Lie} | LIES | OPEN)[name]
-    trial = Trial(honest, seconds, seed, kind.stage, quiet)
+    trial = Trial(honest, seconds, seed, kind.stage, quiet, kind.audited)
     names = [PeerId(f"liar.{number}") for number in range(liars)]
     lies = [kind(trial.swarm, liar) for liar in names]
     for lie in lies:
         lie.friends = frozenset(names) - {lie.me}
     trial.run(lies)
+    tainted = trial.judge(names)
     found = [trial.named(liar) for liar in names]
     row = Row(
         name if liars == 1 else f"{name} x{liars}",
@@ -215,10 +264,12 @@ def measure(
         trial.steps,
         undisturbed(honest, seconds, seed, kind.stage, quiet),
         trial.weights_equal,
-        all(found),
+        all(each["convicted"] for each in found) if kind.audited else all(found),
         dict(sum(found, Counter())),
         round(trial.longest_s, 1),
         trial.broken,
+        len(tainted),
+        len(trial.wronged),
     )
     trial.swarm.events.clear()
     gc.collect()

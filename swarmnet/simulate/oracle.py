@@ -24,39 +24,48 @@ class Oracle:
         arithmetic: Callable[[int, Plan], Arithmetic] = Arithmetic,
     ) -> None:
         """extensions: the notices that take force."""
-        horizon = Horizon(plan.steps, extensions)
-        stages = [arithmetic(stage, plan) for stage in range(plan.stages)]
-        weights, delay = [stage.seed() for stage in stages], plan.delay
+        self._plan, self._horizon = plan, Horizon(plan.steps, extensions)
+        self._stages = [arithmetic(stage, plan) for stage in range(plan.stages)]
+        weights, delay = [stage.seed() for stage in self._stages], plan.delay
         self.history = [weights]
         self.sums: list[list[list[int]]] = []
         self.losses: list[float] = []
-        for step in range(horizon.last):
+        for step in range(self._horizon.last):
             computed_on = self.history[max(step - delay.behind(step), 0)]
-            sums = [[0, 0, 0, 0] for _ in stages]
-            loss_sum = 0.0
-            # Nobody can count what is not finite: it is out in every stage.
-            voided = plan.voided(step)
-            for index in [index for index in range(plan.microbatches) if index not in voided]:
-                inputs = [tokens_of(step * plan.microbatches + index)]
-                for stage, at in zip(stages[:-1], computed_on[:-1], strict=True):
-                    # Every stage computes on its own weights of the same version.
-                    inputs.append(stage.forward(at, inputs[-1]))
-                loss_sum += stages[-1].loss(computed_on[-1], inputs[-1])
-                gradient: tuple[Packed, ...] = ()
-                for place in reversed(range(plan.stages)):
-                    delta = stages[place].weight_gradient(computed_on[place], inputs[place], gradient)
-                    sums[place] = [a + b for a, b in zip(sums[place], delta, strict=True)]
-                    gradient = stages[place].backward(computed_on[place], inputs[place], gradient)
-            # The commits carry norms: the update of a stage depends on all of them.
-            described = [stage.digest(total) for stage, total in zip(stages, sums, strict=True)]
+            weights, sums, loss_sum = self.advance(step, weights, computed_on)
             self.sums.append(sums)
             self.losses.append(loss_sum)
-            commits = [self._commit(plan, place, step, *described[place], loss_sum) for place in range(plan.stages)]
-            weights = [
-                stage.apply(at, total, commits, horizon) for stage, at, total in zip(stages, weights, sums, strict=True)
-            ]
             self.history.append(weights)
         self.weights = weights
+
+    def advance(
+        self, step: int, weights: list[int], computed_on: list[int]
+    ) -> tuple[list[int], list[list[int]], float]:
+        """A step from any weights: (weights of the next version, sums, loss)."""
+        plan, stages = self._plan, self._stages
+        sums = [[0, 0, 0, 0] for _ in stages]
+        loss_sum = 0.0
+        # Nobody can count what is not finite: it is out in every stage.
+        voided = plan.voided(step)
+        for index in [index for index in range(plan.microbatches) if index not in voided]:
+            inputs = [tokens_of(step * plan.microbatches + index)]
+            for stage, at in zip(stages[:-1], computed_on[:-1], strict=True):
+                # Every stage computes on its own weights of the same version.
+                inputs.append(stage.forward(at, inputs[-1]))
+            loss_sum += stages[-1].loss(computed_on[-1], inputs[-1])
+            gradient: tuple[Packed, ...] = ()
+            for place in reversed(range(plan.stages)):
+                delta = stages[place].weight_gradient(computed_on[place], inputs[place], gradient)
+                sums[place] = [a + b for a, b in zip(sums[place], delta, strict=True)]
+                gradient = stages[place].backward(computed_on[place], inputs[place], gradient)
+        # The commits carry norms: the update of a stage depends on all of them.
+        described = [stage.digest(total) for stage, total in zip(stages, sums, strict=True)]
+        commits = [self._commit(plan, place, step, *described[place], loss_sum) for place in range(plan.stages)]
+        after = [
+            stage.apply(at, total, commits, self._horizon)
+            for stage, at, total in zip(stages, weights, sums, strict=True)
+        ]
+        return after, sums, loss_sum
 
     @staticmethod
     def _commit(plan: Plan, stage: int, step: int, digest: bytes, norm: float, loss_sum: float) -> Commit:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import subprocess
 import sys
 from pathlib import Path
@@ -18,13 +17,16 @@ import audit_baselines  # noqa: E402  # beside it
 import audit_lies  # noqa: E402
 import audit_model  # noqa: E402
 
+from swarmnet.manifest.schema import Audits  # noqa: E402
 from swarmnet.simulate.plan import Plan  # noqa: E402
 from swarmnet.simulate.swarm import Swarm  # noqa: E402
 
-SHORT = {"microbatches": 10, "steps": 6}
+SHORT = {"microbatches": 10, "steps": 12, "q": 0.3}
+RARE = {"weights": 0.5, "tenth": 0.5}
+"""Where twelve steps need more than that to show a lie."""
 
-WRONG = ("sign-flip", "scaled", "random", "stale", "lazy", "tenth", "adaptive", "pair", "reducer")
-"""These change what is learnt."""
+WITHOUT_HARM = ("reducer", "auditor", "accuser")
+"""These change nothing of what is learnt: their sums are refused, and their findings outvoted."""
 
 
 def test_honest_members_learn_what_one_process_does() -> None:
@@ -53,11 +55,35 @@ def test_honest_members_are_named_by_nobody() -> None:
 
 
 @pytest.mark.parametrize("name", [*audit_lies.LIES])
-def test_a_lie_is_told_and_shows_in_the_loss_unless_it_is_about_others(name: str) -> None:
-    row = audit.measure(name, **SHORT)
-    assert row.own > 0 and row.false_bans == 0 and not row.broken
-    assert (row.lies > 0, row.loss_ratio != 1.0) == (name in WRONG,) * 2
-    assert row.bound == math.ceil(math.log(100) / (row.q * row.f))
+def test_whoever_lies_is_named_and_nobody_else(name: str) -> None:
+    row = audit.measure(name, **SHORT | {"q": RARE.get(name, SHORT["q"])})
+    assert row.microbatches_until is not None and len(row.named_for) == row.liars
+    assert row.false_bans == 0 and not row.broken and row.steps == SHORT["steps"]
+    assert (row.loss_ratio == 1.0) == (name in WITHOUT_HARM)
+    # Who lies about its own work is looked at in vain by nobody; who lies about others' says so of them.
+    assert (row.accused > 0) == (row.found_by == "jury")
+    if row.found_by == "sum":
+        assert (row.microbatches_until, row.lies) == (1, 1), "its first false part is refused, and it with it"
+
+
+@pytest.mark.parametrize("which", ["microbatches", "contributions"])
+def test_a_lie_about_weight_gradients_alone_shows_in_a_whole_contribution(
+    which: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rates = Audits(**{"microbatches": 0.0, "contributions": 0.0, which: 0.5})
+    monkeypatch.setattr(audit, "rates", lambda row: rates)
+    row = audit.measure("weights", **SHORT)
+    assert row.false_bans == 0 and row.overhead > 0.3 and row.lies == row.own
+    assert (row.microbatches_until is not None) == (which == "contributions")
+
+
+def test_the_bound_of_a_row_is_the_one_of_the_formula() -> None:
+    row = audit.Row("sign-flip", "", "microbatch", 1, 1, 100, 0.01, 1.0, 461)
+    assert audit.chance(row, 461) == pytest.approx(0.99, abs=0.005)
+    alone = audit.Row("weights", "", "contribution", 1, 1, 5, 0.01, 1.0, 461)
+    assert audit.chance(alone, 461) == pytest.approx(0.99, abs=0.001), "one microbatch a step"
+    many = audit.Row("weights", "", "contribution", 1, 1, 100, 0.01, 1.0, 461)
+    assert audit.chance(many, 461) < 0.25, "twenty a step"
 
 
 def test_statistics_find_what_is_large_and_not_what_is_false() -> None:
