@@ -1,6 +1,6 @@
 """Who did wrong: one replica's part in finding it out. Events and `now` in, actions out; pure.
 
-    drawn        a work of the step before last is drawn, and I am its first auditor: compute it again     (`applied`)
+    drawn        I have drawn a work of the step before last: compute it again                             (`applied`)
     accused      what I find is not what was pledged: my signed finding goes to all mates                  (`found`)
     tried        who hears an accusation computes the case again, and says what it finds                   (`hear`)
     settled      more than half of the jury says one value: who said another is convicted, with the proof
@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Set
 from dataclasses import dataclass, field, replace
 
-from swarmnet.audit.draw import auditors, index_drawn, seed_of, share_drawn
+from swarmnet.audit.draw import is_drawn, own_rate, seed_of
 from swarmnet.audit.pledge import (
     WHOLE,
     case_of,
@@ -52,6 +52,9 @@ _MOST_PLEDGES = 4
 """Of one peer for one sum: rounds may differ."""
 
 _NO_FINDING = bytes(32)
+
+_SECRET = b"swarmnet auditor's secret 1\0"
+"""What an auditor signs for itself: no statement that others can have it sign is so short."""
 
 
 # ---------------------------------------------------------------- actions
@@ -148,7 +151,6 @@ class Court:
     Args:
         microbatches, contributions: shares that are drawn, as in the manifest.
         numerics: a peer's numerics class, as it says; "": not known.
-        operator: who stands behind a peer, as far as can be seen.
     """
 
     def __init__(
@@ -160,11 +162,11 @@ class Court:
         microbatches: float,
         contributions: float,
         numerics: Callable[[PeerId], str],
-        operator: Callable[[PeerId], str],
     ) -> None:
         self.me, self.stage, self._signer = me, stage, signer
         self._microbatches, self._contributions = microbatches, contributions
-        self._numerics, self._operator = numerics, operator
+        self._numerics = numerics
+        self._secret = signer.sign(_SECRET)  # nobody else can make it, and it is told to nobody
         self._sums: dict[int, CountedSum] = {}
         self._pledged: Recent[tuple[PeerId, Stamp, object, bytes], Pledge] = Recent(1 << 12)
         self._trials: dict[tuple[Case, bytes], Trial] = {}
@@ -214,20 +216,19 @@ class Court:
         return []
 
     def _draw(self, counted: CountedSum, later: Chain, live: Set[PeerId]) -> list[CourtAction]:
-        seed = seed_of(counted.stamp.step, self.stage, later)
-        drawn = [(peer, i) for i, peer in counted.owners.items() if index_drawn(seed, i, self._microbatches)]
-        drawn += [(peer, WHOLE) for peer in counted.contributors if share_drawn(seed, peer, self._contributions)]
-        cases = [Case(counted.stamp, peer, index) for peer, index in sorted(drawn, key=lambda of: (of[1], of[0]))]
+        seed = seed_of(counted.stamp.step, self.stage, later, self._secret)
+        able = counted.contributors & (live | {self.me}) - self.convicted
+        if self.me not in able:
+            return []
+        works = [(peer, index, self._microbatches) for index, peer in counted.owners.items()]
+        works += [(peer, WHOLE, self._contributions) for peer in counted.contributors]
+        auditors = {peer: sum(self._alike(other, peer) for other in able - {peer}) for peer in counted.contributors}
         return [
-            Recompute(case, counted.pledges[case.accused][0], None)
-            for case in cases
-            if case.accused in counted.pledges and case.accused not in self.convicted
-            if self._first_auditor(seed, case, counted.contributors & (live | {self.me})) == self.me
+            Recompute(Case(counted.stamp, peer, index), counted.pledges[peer][0], None)
+            for peer, index, rate in sorted(works, key=lambda of: (of[1], of[0]))
+            if peer in counted.pledges and peer != self.me and peer not in self.convicted
+            if self._alike(self.me, peer) and is_drawn(seed, peer, index, own_rate(rate, auditors[peer]))
         ]
-
-    def _first_auditor(self, seed: bytes, case: Case, candidates: Set[PeerId]) -> PeerId | None:
-        alike = [peer for peer in candidates - self.convicted if self._alike(peer, case.accused)]
-        return next(iter(auditors(seed, case, alike, self._operator)), None)
 
     # ------------------------------------------------------------ cases
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ipaddress
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -21,7 +20,6 @@ from swarmnet.audit.pledge import WHOLE, leaf, pledged, proves, shares_of, vecto
 from swarmnet.audit.proof import odd
 from swarmnet.audit.receipts import Receipt, append
 from swarmnet.bounds import Recent
-from swarmnet.directory import Record
 from swarmnet.errors import BadMessage, DeviceFull, Overflow, PeerGone, PeerTimeout, Refused, RejectCode
 from swarmnet.ids import PeerId
 from swarmnet.messages import (
@@ -74,8 +72,8 @@ each stays in memory and on disk, and is told to everybody."""
 _IMPOSSIBLE = bytes(32)
 """What everybody finds of work that no honest replica could have counted: it is not finite, or not an input."""
 
-_STRIKE_S = 1.0
-"""What somebody costs who does not hand out what it pledged, by the measure of `step.strikes`."""
+_STRIKE_S = 15.0
+"""What somebody costs who does not show what it pledged (`step.strikes`): it sits out for minutes."""
 
 
 class Papers(Protocol):
@@ -156,7 +154,6 @@ class Auditor:
             microbatches=audit.microbatches if able else 0.0,
             contributions=audit.contributions if able else 0.0,
             numerics=self._numerics,
-            operator=lambda other: operator_of(peer.records.get(other)),
         )
         self._able = able
         self._waiting: deque[Recompute] = deque()
@@ -361,8 +358,13 @@ class Auditor:
             why = "it is no answer"
             try:
                 answer = await ask(self._peer.transport, holder, request, limit_s=_ASK_S)
-            except (PeerGone, PeerTimeout):
+            except PeerGone:
                 continue  # that it is away is no lie
+            except PeerTimeout:
+                # One that lives and does not answer is no better than one that refuses.
+                if not self._replica.member.view.alive(holder, now=self._now()):
+                    continue
+                answer, why = None, "it does not answer"
             except (BadMessage, Refused) as error:
                 answer, why = None, str(error)
             if isinstance(answer, Rejected):
@@ -408,18 +410,3 @@ def made_again(work: WorkRecord, again: Recomputed) -> WorkRecord:
         loss_sum=again.loss_sum,
         num_tokens=again.num_tokens,
     )
-
-
-def operator_of(record: Record | None) -> str:
-    """Who stands behind a peer, as far as its addresses tell: the first 16 bits of an IPv4 address, 32 of an IPv6 one;
-    "" if nothing tells."""
-    for address in record.addresses if record is not None else ():
-        kind, host = (*str(address).strip("/").split("/"), "", "")[:2]
-        if kind not in ("ip4", "ip6"):
-            continue
-        try:
-            net = ipaddress.ip_network(f"{host}/{16 if kind == 'ip4' else 32}", strict=False)
-        except ValueError:
-            continue
-        return str(net)
-    return ""

@@ -98,13 +98,7 @@ class Stage:
 
     def _court(self, peer: PeerId) -> Court:
         return Court(
-            peer,
-            STAGE,
-            Notary(peer),
-            microbatches=self.rate,
-            contributions=self.rate,
-            numerics=lambda peer: "cpu",
-            operator=lambda peer: peer,
+            peer, STAGE, Notary(peer), microbatches=self.rate, contributions=self.rate, numerics=lambda peer: "cpu"
         )
 
     # ------------------------------------------------------------ pledges

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -10,9 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swarmnet.audit.court import AGAIN_S, KEEP_STEPS, MAX_OPEN, Convict, Dispute, Recompute, SayFinding, TellVerdict
-from swarmnet.audit.draw import auditors, chance_named, index_drawn, seed_of
+from swarmnet.audit.draw import chance_named, is_drawn, own_rate, seed_of
 from swarmnet.audit.pledge import WHOLE, finding_statement, leaf, path_of, statement
 from swarmnet.audit.proof import refusal
+from swarmnet.ids import PeerId
 from swarmnet.messages import Case, Finding, Verdict
 
 SEEDS = st.integers(0, 2**32)
@@ -277,26 +279,31 @@ def test_who_did_not_contribute_is_not_convicted_either() -> None:
 # ---------------------------------------------------------------- the draw
 
 
-def test_the_share_that_is_drawn_is_the_rate() -> None:
-    seed = seed_of(1, 0, LATER)
-    assert 900 < sum(index_drawn(seed, index, 0.1) for index in range(10_000)) < 1100
-    assert not any(index_drawn(seed, index, 0.0) for index in range(1000))
-    assert all(index_drawn(seed, index, 1.0) for index in range(1000))
+def test_the_share_that_somebody_draws_is_the_rate() -> None:
+    seeds = [seed_of(1, 0, LATER, bytes([member])) for member in range(5)]
+
+    def drawn(rate: float) -> int:
+        each = own_rate(rate, len(seeds))
+        return sum(any(is_drawn(seed, PeerId("a"), index, each) for seed in seeds) for index in range(10_000))
+
+    assert 900 < drawn(0.1) < 1100
+    assert (drawn(0.0), drawn(1.0)) == (0, 10_000)
 
 
-def test_another_operator_audits_first_and_the_accused_never() -> None:
-    room = quiet(size=9)
-    case, operators = Case(stamp_of(STEP), room.names[0], 3), dict.fromkeys(room.names[:5], "one")
-    order = auditors(seed_of(STEP, 1, LATER), case, room.names, lambda peer: operators.get(peer, peer))
-    assert case.accused not in order and sorted(order) == room.names[1:]
-    assert set(order[:4]) == set(room.names[5:])
-
-
-def test_each_case_is_drawn_to_one_auditor() -> None:
+def test_at_a_rate_of_one_every_other_member_looks_at_each_case() -> None:
     room = Stage(6, 0, 4)
     room.begin()
-    drawn = [action.case for peer in room.names for action in room.actions[peer] if isinstance(action, Recompute)]
-    assert len(drawn) == len(set(drawn)) == 6 * (2 + 1)
+    drawn = Counter(
+        action.case for peer in room.names for action in room.actions[peer] if isinstance(action, Recompute)
+    )
+    assert len(drawn) == 6 * (2 + 1) and set(drawn.values()) == {5}
+
+
+def test_nobody_draws_what_another_does() -> None:
+    room = Stage(6, 0, 4, rate=0.5)
+    room.begin()
+    drawn = [frozenset(a.case for a in room.actions[peer] if isinstance(a, Recompute)) for peer in room.names]
+    assert len(set(drawn)) > 1
 
 
 def test_the_chance_of_being_named() -> None:
