@@ -2,7 +2,7 @@
 
 r [N] is drawn once the sum is fixed, as an outer product: r[i] = rows[i // WIDTH] * columns[i % WIDTH] modulo the prime
 p = 2^61 - 1. A sum R of contributions g_j has <r, R> = sum of <r, g_j> modulo p, exactly. If R is anything else, the
-difference is a polynomial of degree 2 in what was drawn, which is zero for at most 2 / p of all draws (Schwartz, 1980;
+difference is a polynomial of degree 2 in what was drawn, which is zero for at most 2^-59 of all draws (Schwartz, 1980;
 Zippel, 1979). That two sums differ by a multiple of p somewhere, which no product sees, their range excludes
 (`stage.rounding.MAX_SUM`).
 """
