@@ -169,6 +169,7 @@ class Exchange:
         # A later phase depends on the whole sum of the one before, so with several phases no old sum is used again.
         before = self._before if len(spans) == 1 else ()
         all_losses: Losses = {}
+        check: RoundCheck | None = None
         for phase, span in enumerate(spans):
             private = phase < self._sums.private_phases
             planned = planned_groups(context, current, span, group_size=self._group_size, private=private)
@@ -191,17 +192,17 @@ class Exchange:
             if not phase:
                 await self._leave(current.stamp)
                 await self._sums.open_sum()
-            told = await self._run(mine, self._checks.get((current.stamp, current.id)))
+            told = await self._run(mine, check)
             if not private:
                 check_losses(told, NONE.union(*(found for _, _, found in current.contributions)), self._num_tokens)
                 all_losses = told
         digest, sq_norm = await self._sums.seal()
-        if context.signer is not None:
-            await self._check_sum(current, digest)
+        if check is not None:
+            await self._check_sum(check, digest)
         return self._hold(current, _describe(current, digest, sq_norm, all_losses))
 
-    async def _check_sum(self, current: Round, digest: bytes) -> None:
-        loop, check = asyncio.get_running_loop(), self._checks[current.stamp, current.id]
+    async def _check_sum(self, check: RoundCheck, digest: bytes) -> None:
+        loop, current = asyncio.get_running_loop(), check.round
         began = loop.time()
         try:
             await check.run(digest)
@@ -218,7 +219,8 @@ class Exchange:
 
     def _forget_checks(self, newest: RoundCheck) -> None:
         """Of rounds before, those that have passed are served and remembered for some steps."""
-        kept = [at for at, check in self._checks.items() if check.passed or check is newest]
+        # An exchange that was called off ends when the next one is already open.
+        kept = [at for at, check in self._checks.items() if check.passed or not check.closed or check is newest]
         steps = sorted({at[0].step for at in kept})[-_CHECKS_OF_STEPS:]
         self._checks = {at: self._checks[at] for at in kept if at[0].step in steps}
 

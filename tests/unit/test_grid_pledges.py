@@ -140,3 +140,30 @@ def test_nobody_pledges_two_things_where_a_keeper_opens_a_round_twice() -> None:
         assert (later.id != current.id) and await pledged(replace(swapped, id=later.id)) != first
 
     play(story)
+
+
+def test_a_check_that_is_called_off_takes_nothing_from_that_of_the_next_round() -> None:
+    members = Members(3, 30, signs=True)
+    first, *_, last = members.peers
+    engine: Any = members.engines[last]
+    seal, held = engine.seal, asyncio.Event()
+
+    async def holding() -> Any:
+        await held.wait()
+        return await seal()
+
+    engine.seal = holding
+
+    async def story() -> None:
+        current = members.round()
+        tasks = [asyncio.ensure_future(members.take_part(peer, current)) for peer in members.peers]
+        await asyncio.sleep(1.0)
+        assert any(check.round is current for check in members.exchanges[first]._checks.values())
+        # As a step does it: nobody waits for the end of what is called off.
+        for task in tasks:
+            task.cancel()
+        held.set()
+        members.check(await members.sum(members.round()))
+        assert len(members.exchanges[first].pledges(STAMP)) == 3
+
+    play(story)
