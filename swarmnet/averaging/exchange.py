@@ -116,6 +116,7 @@ class Exchange:
         self._signer, self._on_contradiction = signer, on_contradiction
         self._checks: dict[tuple[Stamp, RoundId], RoundCheck] = {}
         self._said: Recent[Stamp, Said] = Recent(_CHECKS_OF_STEPS)
+        self._ended: Recent[Stamp, dict[RoundId, Finished]] = Recent(_CHECKS_OF_STEPS)  # what came of checked rounds
         self._refuted: tuple[Stamp, RoundId] | None = None  # the round whose check has failed here
         self._spans = SpanBook() if spans is None else spans
         self._meeting = meeting
@@ -197,9 +198,14 @@ class Exchange:
                 check_losses(told, NONE.union(*(found for _, _, found in current.contributions)), self._num_tokens)
                 all_losses = told
         digest, sq_norm = await self._sums.seal()
+        finished = _describe(current, digest, sq_norm, all_losses)
         if check is not None:
             await self._check_sum(check, digest)
-        return self._hold(current, _describe(current, digest, sq_norm, all_losses))
+            ended = self._ended[current.stamp] = self._ended.get(current.stamp, {})
+            # I have signed that sum, and who signs two of one round has lied.
+            if ended.setdefault(current.id, finished) != finished:
+                raise Refused(RejectCode.NOT_READY, "another sum of that round was held before")
+        return self._hold(current, finished)
 
     async def _check_sum(self, check: RoundCheck, digest: bytes) -> None:
         loop, current = asyncio.get_running_loop(), check.round

@@ -118,6 +118,10 @@ class Vector:
         first = self.num_elements - self.sum_elements
         return str([self.sum[place] for place in range(first, self.num_elements)]).encode()[:32], 1.0
 
+    async def finished_sum(self, start: int, stop: int) -> Packed:
+        first = self.num_elements - self.sum_elements
+        return pack([self.sum[first + place] for place in range(start, stop)])
+
 
 class Members:
     """`num_members` replicas of which each has counted one microbatch, of its own number. A keeper's own `RoundBuilder`

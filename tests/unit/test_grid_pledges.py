@@ -167,3 +167,23 @@ def test_a_check_that_is_called_off_takes_nothing_from_that_of_the_next_round() 
         assert len(members.exchanges[first].pledges(STAMP)) == 3
 
     play(story)
+
+
+def test_nobody_holds_two_sums_of_one_round() -> None:
+    members = Members(3, 30, signs=True)
+
+    async def story() -> None:
+        current = members.round()
+        members.check(await members.sum(current))
+        await members.sum(members.round())
+        members.check(await members.sum(current))
+        # A liar's contribution is another one the next time.
+        members.engines[members.peers[0]].values[0] += 1
+        for exchange in members.exchanges.values():
+            exchange._before = ()
+        with pytest.raises(ExceptionGroup) as refused:
+            await members.sum(current)
+        assert "another sum of that round" in str(refused.value.exceptions)
+        members.check(await members.sum(members.round()))
+
+    play(story)
