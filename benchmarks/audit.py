@@ -1,7 +1,7 @@
 """Whether liars are named, and what audits cost: every lie about work, told to a simulated swarm. Production classes.
 
-    python benchmarks/audit.py [--json FILE] [--quick] [--rows NAME,...] [--parts rows,sentinel,btard] [--seeds N]
-                               [--processes N] [--real]
+    python benchmarks/audit.py [--json FILE] [--quick] [--rows NAME,...] [--parts rows,sentinel,btard]
+                               [--seeds N] [--processes N] [--real]
     python benchmarks/audit.py --list
 
 Two stages of five on virtual time learn a linear regression in integers (`audit_model`): 100 steps of 100
@@ -26,8 +26,8 @@ as the microbatches that it computes again (INDEX_COST), so both take 1.5 % of c
 `chance`: how likely a liar is named within the bound by `audit.draw.chance_named`, accomplices and all.
 
 The parts `sentinel` and `btard` tell the same lies to what others do (`audit_baselines`): statistics of activations and
-gradients; and CenteredClip with random validators, in floats. `--real` adds `swarmnet local`: 3 stages of 4 processes
-among which one flips signs, one reduces falsely and one is lazy, 60 steps, q = 20 %.
+gradients; and CenteredClip with random validators, in floats. `--real` measures `swarmnet local`, and nothing
+else: 3 stages of 4 processes of which one flips signs, one reduces falsely and one is lazy, 60 steps, q = 20 %.
 """
 
 from __future__ import annotations
@@ -300,11 +300,11 @@ def main() -> int:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the table there, too")
     parser.add_argument("--rows", metavar="NAME,...", help="only these lies (see --list)")
     parser.add_argument("--parts", default=",".join(PARTS), help="of the table: %(default)s")
+    parser.add_argument("--real", action="store_true", help="real processes instead: some minutes")
     parser.add_argument("--seeds", type=int, default=1, help="runs of each lie (%(default)d)")
     parser.add_argument(
         "--quick", action="store_true", help=f"{QUICK_STEPS} steps of {QUICK_MICROBATCHES} microbatches"
     )
-    parser.add_argument("--real", action="store_true", help="real processes, too: some minutes")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="rows at a time (%(default)d)")
     parser.add_argument("--list", action="store_true", help="name the lies, and what each does")
     options = parser.parse_args()
@@ -316,6 +316,8 @@ def main() -> int:
     if unknown := [name for name in names if name and name not in LIES]:
         print(f"audit: no such lie: {unknown[0]}; --list names them", file=sys.stderr)
         return 2
+    if options.real:
+        return print_real(options.json)
     parts = options.parts.split(",")
     if not set(parts) <= set(PARTS):
         print(f"audit: --parts takes {','.join(PARTS)}", file=sys.stderr)
@@ -331,7 +333,7 @@ def main() -> int:
         if part == "rows" or name in ATTACKS
         for seed in range(1, options.seeds + 1)
     ]
-    told: dict[str, list[dict[str, Any]]] = {part: [] for part in (*PARTS, "real")}
+    told: dict[str, list[dict[str, Any]]] = {part: [] for part in parts}
     with multiprocessing.get_context("spawn").Pool(min(options.processes, len(tasks))) as pool:
         for number, (task, row) in enumerate(zip(tasks, pool.imap(_run, tasks), strict=True), 1):
             print_row(task.part, row)
@@ -339,18 +341,27 @@ def main() -> int:
             print(f"{number} of {len(tasks)} runs", file=sys.stderr, flush=True)
             if options.json:
                 options.json.write_text(json.dumps(told, indent=1) + "\n")
-    if options.real:
-        with tempfile.TemporaryDirectory() as directory:
-            told["real"] = real(Path(directory))
-        for found in told["real"]:
-            print(f"real      {found['attack']:12} {found}")
-        if options.json:
-            options.json.write_text(json.dumps(told, indent=1) + "\n")
-    lied = [row for row in told["rows"] if row["liars"]]
+    rows = told.get("rows", [])
+    lied = [row for row in rows if row["liars"]]
     print(
         f"{sum(row['caught'] for row in lied)} of {len(lied)} lies are named within their bound, "
         f"{sum(row['false_bans'] for row in told['rows'])} honest peers were"
     )
+    return 0
+
+
+def print_real(file: Path | None) -> int:
+    """The liars of a real swarm, one a line."""
+    with tempfile.TemporaryDirectory() as directory:
+        rows = real(Path(directory))
+    for row in rows:
+        print(
+            f"real      {row['attack']:12} {row['peer']:12} named in step {row['named_at']} after {row['lies']} lies  "
+            f"false bans {row['false_bans']}  audits {row['audits']}  loss off {row['oracle_max_difference']}"
+            + (f"  [{row['problem']}]" if row["problem"] else "")
+        )
+    if file is not None:
+        file.write_text(json.dumps({"rows": rows}, indent=1) + "\n")
     return 0
 
 

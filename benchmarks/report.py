@@ -284,8 +284,8 @@ Every target of every part of the plan, with its figure: the missed ones first. 
 this page from [benchmarks/results](../benchmarks/results) and [benchmarks/targets.toml](../benchmarks/targets.toml);
 `--run NAME` runs a benchmark before. A bold figure is read from a result in this repository. "Noted" is the figure of
 an earlier note, not re-run here. "Asserted" is what a test would fail on. "Busy": other programs had the
-machine, so ratios and virtual time count, and seconds say little. Parts 1 to 6 are the present plan's, A1 to A4 those
-before it. No GPU was there for any of it.
+machine, so ratios and virtual time count, and seconds say little. Parts 1 to 6 and 8 are the present plan's, A1 to
+A4 those before it. No GPU was there for any of it.
 """
 
 
@@ -367,6 +367,7 @@ def _runs(benchmarks: dict[str, Benchmark], results: dict[str, dict[str, Any]]) 
 
 
 PICTURES = {
+    "audit": "Liars named, by how many microbatches of their own: the formula of trust.md, and dots measured.",
     "latency": "Devices busy, by round trip, beside a relay that waits and SWARM's published figures.",
     "time_to_loss": "Time to a fixed loss by mode and link, over the SWARM-like mode's.",
     "scaling": "Microbatches per second by replicas, over one replica's.",

@@ -11,6 +11,8 @@ import matplotlib
 matplotlib.use("agg")
 from matplotlib import pyplot
 
+from swarmnet.audit.draw import chance_named
+
 MET, MISSED = "#4878a8", "#d1615d"
 
 
@@ -115,4 +117,31 @@ def _scaling(found: Any) -> Any:
     return figure
 
 
-PICTURES = {"latency": _latency, "time_to_loss": _time_to_loss, "scaling": _scaling}
+def _audit(found: Any) -> Any:
+    """The formula of docs/trust.md as lines; dots: liars of whom every microbatch is false, by when each was named."""
+    figure, axes = pyplot.subplots(figsize=(6, 4), layout="constrained")
+    own = [10 ** (place / 25) for place in range(101)]
+    usual = {"false": 1.0, "per_step": 20, "microbatches": 0.01, "contributions": 0.005, "members": 5, "liars": 1}
+    weights = {"microbatches": 0.0, "contributions": 0.01}
+    lines: list[tuple[str, Any, dict[str, float]]] = [
+        ("every microbatch false", "-", {}),
+        ("so do two of five, for each other", "--", {"liars": 2}),
+        ("one in ten false", "-.", {"false": 0.1}),
+        ("weight gradients alone, one microbatch a step", ":", {**weights, "per_step": 1}),
+        ("the same, twenty a step", (0, (1, 4)), weights),
+    ]
+    for label, style, lie in lines:
+        axes.plot(own, [100 * chance_named(each, **usual | lie) for each in own], linestyle=style, label=label)
+    rows = [row for row in found["rows"] if row["liars"] == 1 and row["found_by"] == "microbatch" and row["f"] == 1.0]
+    named = sorted(row["microbatches_until"] for row in rows if row["microbatches_until"] is not None)
+    shares = [100 * (place + 0.5) / len(rows) for place in range(len(named))]
+    axes.plot(named, shares, "o", color="C0", label=f"{len(rows)} such liars, measured")
+    axes.axvline(found["rows"][0]["bound"], color="black", linewidth=0.8)
+    axes.set_xscale("log")
+    axes.set_xlabel("microbatches of its own")
+    axes.set_ylabel("named, %")
+    axes.legend(fontsize=7)
+    return figure
+
+
+PICTURES = {"audit": _audit, "latency": _latency, "time_to_loss": _time_to_loss, "scaling": _scaling}

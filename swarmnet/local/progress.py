@@ -45,6 +45,9 @@ class Conviction:
     by: set[str] = field(default_factory=set)
 
 
+NAMES = frozenset(["convicted", "reducer_lied", "pledge_lied"])
+"""Events in which a replica names another one as a liar: a verdict, or the check of a sum, which leaves it out."""
+
 SAYS_OF_ITSELF = frozenset(
     ["listening", "synced", "applied", "finished", "executed", "mesh_started", "rank_lost", "lied"]
 )
@@ -129,9 +132,9 @@ class SwarmProgress:
                 self.names[event["peer"]] = name
             case "lied":
                 self.lies[name] += 1
-            case "convicted":
-                whom = self.names.get(event["peer"], event["peer"])
-                found = self.convictions.setdefault(whom, Conviction(len(self.points), event.get("reason", "")))
+            case kind if kind in NAMES:
+                whom, reason = self.names.get(event["peer"], event["peer"]), event.get("reason", event.get("why", ""))
+                found = self.convictions.setdefault(whom, Conviction(len(self.points), reason))
                 found.by.add(name)
             case ("synced" | "applied") as kind if replica is not None:
                 replica.version = event["version"]

@@ -46,7 +46,7 @@ from swarmnet.local.processes import (
     stop,
     swarmnet_command,
 )
-from swarmnet.local.progress import ReplicaView, SwarmProgress
+from swarmnet.local.progress import NAMES, ReplicaView, SwarmProgress
 from swarmnet.local.screen import SwarmScreen
 from swarmnet.net.admission_files import invitation_beside
 from swarmnet.ranks.starter import ForkerLost, Starter
@@ -188,6 +188,7 @@ class Supervisor:
         self._waiting: list[str] = []  # not started yet
         self._back_at: dict[str, float] = {}  # trainers killed from outside
         self._killed: set[str] = set()  # by us, not reaped yet
+        self._known_liars: set[str] = set()  # honest replicas have named them
         self._away: dict[str, float] = {}  # killed replicas that have not synced again: since when
         self._complete_at: float | None = None
         self._all_up_at = 0.0  # when it is complete: when a replica was seen last that had not started yet
@@ -335,19 +336,20 @@ class Supervisor:
                     if name in self._away and name not in self._killed:
                         away = f"{now - self._away.pop(name):.1f} s after it was killed"
                         self.screen.note(f"{name} is back at version {version} by {how}, {away}")
-                case {"event": "convicted", "peer": peer} if name not in self.swarm.liars:
-                    self._convicted(peer, event.get("reason", ""))
+                case {"event": kind, "peer": peer} if kind in NAMES and name not in self.swarm.liars:
+                    self._named(peer)
             self._perform(self.faults.on(name, event, now=now), now=now)
         if self._resumes and self.progress.training_at is not None:
             self._resumes = False
             self.screen.note(self.progress.again())
 
-    def _convicted(self, peer: str, reason: str) -> None:
+    def _named(self, peer: str) -> None:
         """An honest replica has named this peer as a liar: said the first time that anybody does."""
         name = self.progress.names.get(peer, peer)
-        if len(self.progress.convictions[name].by) == 1:
+        if name not in self._known_liars and (found := self.progress.convictions.get(name)) is not None:
+            self._known_liars.add(name)
             how = self.swarm.liars.get(name, "is honest")
-            self.screen.note(f"{name} ({how}) is named as a liar: {reason}")
+            self.screen.note(f"{name} ({how}) is named as a liar: {found.reason}")
 
     def _reap(self, name: str, *, now: float) -> None:
         child = self._children[name]

@@ -42,6 +42,7 @@ WITHSTOOD = (
     "fresh-every-ten-seconds",
     "feeds-stage",
     "feeds-tokens",
+    "lying-reducer",
 )
 """Lies that neither stop the run nor change it within so short a time. What each costs in the end, and which cost more,
 the benchmark prints."""
@@ -53,6 +54,18 @@ def test_half_a_minute_of_lying(name: str) -> None:
     assert not row.broken and row.weights_equal, row
     assert row.ratio >= SHORT_LEAST, f"{row.steps} steps instead of {row.undisturbed}, {row.longest_s} s without one"
     assert row.named, f"no event names the liar: {row.lie}"
+
+
+@pytest.mark.parametrize("name", ["wrong-gradient", "wrong-activations"])
+def test_who_lies_about_its_work_is_found_and_shut_out_for_good(name: str) -> None:
+    row = strangers.measure(name, seconds=SHORT_S, quiet=QUIET_S)
+    assert row.named_in["convicted"] and not row.wronged and not row.broken, row
+    # What it brought before is applied: each step after that is what one process makes of it.
+    assert 0 < row.tainted < row.steps and row.weights_equal and row.ratio >= SHORT_LEAST, row
+
+
+def test_no_known_lie_is_open() -> None:
+    assert not strangers.OPEN and "wrong-gradient" in strangers.LIES
 
 
 @pytest.mark.parametrize("name", ["keeps-idle", "keeps-and-evicts"])

@@ -337,6 +337,12 @@ def test_the_report_says_who_lied_and_who_named_them(tmp_path: Any) -> None:
     assert summary(outcome)["false_bans"] == [] and _judge(outcome) == ""
 
 
+def test_who_is_caught_at_a_false_sum_is_named_too(tmp_path: Any) -> None:
+    outcome = named()
+    outcome.progress.on("s0-r2", {"event": "reducer_lied", "peer": "id1", "why": "a wrong sum"}, now=0.0)
+    assert "named at step 1 by s0-r2: a wrong sum" in told(outcome, tmp_path)
+
+
 def test_a_liar_that_nobody_named_is_no_problem_and_an_honest_peer_that_is_named_is(tmp_path: Any) -> None:
     assert "liar s0-r1 (lazy, 1 lies): not named" in told(named(), tmp_path) and _judge(named()) == ""
     wronged = named(("s0-r2", "id0"))
