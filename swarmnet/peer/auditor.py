@@ -348,10 +348,17 @@ class Auditor:
         contributions = finished.contributions if finished is not None else ()
         return frozenset().union(*(indexes for peer, _, indexes in contributions if peer == case.accused))
 
+    def _lives_on(self, case: Case) -> bool:
+        """Is the accused the process that has contributed? One that was started again has lost what it could show."""
+        finished, seen = self._sums.get(case.stamp), self._replica.member.view.get(case.accused)
+        lives = {of.incarnation for peer, of, _ in finished.contributions if peer == case.accused} if finished else ()
+        return seen is not None and seen.incarnation in lives
+
     async def _show(self, wanted: Recompute, index: int) -> tuple[AuditData, Sequence[Packed], Sequence[Packed]] | None:
         """What went into a microbatch, as it was pledged. None: nobody shows it."""
         case, pledge = wanted.case, wanted.pledge
         request, reason = AuditRequest(case.stamp.step, self.stage, index, case.accused), ""
+        in_time = self._replica.member.version - case.stamp.step <= _IN_TIME
         for holder in dict.fromkeys(filter(None, (case.accused, wanted.accuser))):
             if holder == self._peer.me:
                 continue
@@ -378,7 +385,7 @@ class Auditor:
                     why = str(error)
             reason = why if holder == case.accused else reason
         # It keeps what it shows for some steps: who asks late gets nothing from anybody.
-        if reason and self._replica.member.version - case.stamp.step <= _IN_TIME:
+        if reason and in_time and self._lives_on(case):
             self._event("withheld", case.accused, case.stamp.step, index=index, reason=reason)
             self._perform(self._court.withheld(pledge, case.index))
         return None
