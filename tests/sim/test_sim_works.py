@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import struct
 from typing import Literal
 
 import pytest
-from blake3 import blake3
 from strike import check_always, kill_and_restart, reached, watched
 
 from swarmnet.audit.pledge import proves, sum_root
@@ -15,6 +13,7 @@ from swarmnet.errors import Refused, RejectCode
 from swarmnet.ids import PeerId
 from swarmnet.messages import AuditData, AuditRequest, Rejected
 from swarmnet.pipeline.works import record_of
+from swarmnet.simulate.engine import Arithmetic
 from swarmnet.simulate.plan import Plan
 from swarmnet.simulate.swarm import Node, Swarm
 from swarmnet.stage.seams import ShareWork
@@ -104,8 +103,7 @@ def remember_sums(swarm: Swarm, auditors: Auditors) -> None:
 
             async def applied(commits, node=node, stage=stage, engine=engine, apply=apply):
                 total = engine.accumulator(engine.version).total
-                piece = blake3(struct.pack(f"<{len(total)}q", *total)).digest()
-                auditors.sums[stage, engine.version, node.peer_id] = sum_root([piece])
+                auditors.sums[stage, engine.version, node.peer_id] = sum_root(Arithmetic.pieces(total))
                 await apply(commits)
 
             engine.apply = applied  # type: ignore[method-assign]

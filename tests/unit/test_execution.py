@@ -8,7 +8,6 @@ import struct
 from collections.abc import Callable
 
 import pytest
-from blake3 import blake3
 from scripted import PROOF, OneProof, Says, ScriptedTransport, on_virtual_time
 
 from swarmnet.audit.pledge import proves, sum_root
@@ -38,7 +37,7 @@ from swarmnet.pipeline.router import AdaptiveTimeout, Router
 from swarmnet.pipeline.works import ShownWorks, WorkBook, record_of
 from swarmnet.simulate.clock import VirtualLoop
 from swarmnet.simulate.device import Device
-from swarmnet.simulate.engine import SimulatedEngine
+from swarmnet.simulate.engine import Arithmetic, SimulatedEngine
 from swarmnet.simulate.plan import Plan
 from swarmnet.stage.seams import Stash
 from swarmnet.transport import ReadPayload, layout_of
@@ -707,8 +706,7 @@ def test_who_counted_a_microbatch_shows_it_and_a_mate_finds_the_same(stage: int)
         both, whole = await engine.recompute_share(0, works)
         assert len(both) == 2
         _, half = await engine.recompute_share(0, works[:1])
-        piece = blake3(struct.pack(f"<{len(contribution)}q", *contribution)).digest()
-        assert whole == sum_root([piece]) and half != whole
+        assert whole == sum_root(Arithmetic.pieces(contribution)) and half != whole
         await engine.apply(commits)
         with pytest.raises(Refused) as gone:
             await engine.recompute(0, 5, *works[0][1:])
