@@ -46,6 +46,7 @@ ELSEWHERE = {
     r"^swarmnet local --stages 3 --replicas 2 --steps 60( --kill \S+)*( --oracle)?$": "README's first does it all",
     r"^swarmnet (publish|join runs:)": "test_run_list.py does both",
     r"^swarmnet caps": "test_leaving_processes.py asks a peer that runs",
+    r"^swarmnet verify": "nobody lies in this run; test_evidence.py runs it",
 }
 """Pattern of a command -> why it does not run here."""
 
