@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,9 +22,9 @@ from swarmnet.manifest.schema import Audits  # noqa: E402
 from swarmnet.simulate.plan import Plan  # noqa: E402
 from swarmnet.simulate.swarm import Swarm  # noqa: E402
 
-SHORT = {"microbatches": 10, "steps": 12, "q": 0.3}
-RARE = {"weights": 0.5, "tenth": 0.5}
-"""Where twelve steps need more than that to show a lie."""
+SHORT = {"microbatches": 10, "steps": 16, "q": 0.4}
+RARE: dict[str, dict[str, float]] = {"weights": {"q": 0.6}, "tenth": {"q": 0.6}, "adaptive": {"q": 0.3, "steps": 30}}
+"""Where it takes more than that to show a lie."""
 
 WITHOUT_HARM = ("reducer", "auditor", "accuser")
 """These change nothing of what is learnt: their sums are refused, and their findings outvoted."""
@@ -56,9 +57,10 @@ def test_honest_members_are_named_by_nobody() -> None:
 
 @pytest.mark.parametrize("name", [*audit_lies.LIES])
 def test_whoever_lies_is_named_and_nobody_else(name: str) -> None:
-    row = audit.measure(name, **SHORT | {"q": RARE.get(name, SHORT["q"])})
+    size: dict[str, Any] = SHORT | RARE.get(name, {})
+    row = audit.measure(name, **size)
     assert row.microbatches_until is not None and len(row.named_for) == row.liars
-    assert row.false_bans == 0 and not row.broken and row.steps == SHORT["steps"]
+    assert row.false_bans == 0 and not row.broken and row.steps == size["steps"]
     assert (row.loss_ratio == 1.0) == (name in WITHOUT_HARM)
     # Who lies about its own work is looked at in vain by nobody; who lies about others' says so of them.
     assert (row.accused > 0) == (row.found_by == "jury")
@@ -70,10 +72,10 @@ def test_whoever_lies_is_named_and_nobody_else(name: str) -> None:
 def test_a_lie_about_weight_gradients_alone_shows_in_a_whole_contribution(
     which: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rates = Audits(**{"microbatches": 0.0, "contributions": 0.0, which: 0.5})
+    rates = Audits(**{"microbatches": 0.0, "contributions": 0.0, which: 0.6})
     monkeypatch.setattr(audit, "rates", lambda row: rates)
     row = audit.measure("weights", **SHORT)
-    assert row.false_bans == 0 and row.overhead > 0.3 and row.lies == row.own
+    assert row.false_bans == 0 and row.overhead > 0.3 and row.lies >= row.own > 0
     assert (row.microbatches_until is not None) == (which == "contributions")
 
 
