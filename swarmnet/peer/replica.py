@@ -148,7 +148,7 @@ class Replica:
             piece_elements=limits.sum_piece,
             spans=peer.spans,
             meeting=peer.meeting,
-            signer=peer.signer,
+            signer=peer.signer if manifest.audit.microbatches + manifest.audit.contributions > 0 else None,
             on_contradiction=lambda one, other: self.auditor.contradicted(one, other) if self.auditor else None,
         )
 
