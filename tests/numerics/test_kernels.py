@@ -232,6 +232,7 @@ def test_a_family_with_other_bits_is_left_out(tmp_path: Path, monkeypatch: pytes
         "i64 half = (n + 1) / 2;": "i64 half = n / 2 + 1;",
         "(at + row * apart) % PERIOD": "at % PERIOD",
         "first * u.ahead_kept": "first",
+        "static_cast<i128>(found) * rows[row]": "static_cast<i128>(found) * rows[0]",
     }
     source = kernel_build._SOURCE.read_text()
     for right, other in wrong.items():
