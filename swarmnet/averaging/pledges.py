@@ -187,11 +187,13 @@ class RoundCheck:
                 wanted = [peer for peer in row if peer in self._contributors and peer != self._me]
                 if self._me in row or len(self._rows) == 1:
                     for peer in wanted:
-                        group.create_task(self._gather((peer,), [peer]))
+                        # Where its line to me is cut, a mate has heard it.
+                        mates = [mate for mate in row if mate not in (peer, self._me)]
+                        group.create_task(self._gather((peer, *mates), [peer]))
                 elif wanted:
                     place = self.round.receivers.index(self._me) if self._me in self.round.receivers else 0
                     turn = place % len(row)
-                    group.create_task(self._gather((*row[turn:], *row[:turn]), wanted))
+                    group.create_task(self._gather((*row[turn:], *row[:turn]), wanted, whole_row=True))
             # Who came after the grid was opened, or contributes without a place in it.
             for peer in self._contributors - {peer for row in self._rows for peer in row} - {self._me}:
                 group.create_task(self._gather((peer,), [peer]))
@@ -275,11 +277,11 @@ class RoundCheck:
             self._mine[digest] = replace(said, signature=self._signer.sign(statement(said)))
         return self._mine[digest]
 
-    async def _gather(self, peers: Sequence[PeerId], wanted: Sequence[PeerId]) -> None:
-        """Hear the pledges of these contributors, from whoever of `peers` tells them."""
+    async def _gather(self, peers: Sequence[PeerId], wanted: Sequence[PeerId], *, whole_row: bool = False) -> None:
+        """Hear the pledges of these contributors, from whoever of `peers` tells them. whole_row: who is asked waits for
+        those of its row."""
         loop, turn = asyncio.get_running_loop(), 0
-        for_row = int(len(peers) > 1)
-        request = Part(self.round.stamp, self.round.id, "pledges", 0, 0, for_row, self._digest)
+        request = Part(self.round.stamp, self.round.id, "pledges", 0, 0, int(whole_row), self._digest)
         while missing := [peer for peer in wanted if peer not in self._heard and peer not in self._others]:
             peer = peers[turn % len(peers)]
             if peer == self._me:

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from grid_members import STAMP, Members, pack, play, unpack
 
-from swarmnet.errors import Refused
+from swarmnet.errors import PeerGone, Refused
+from swarmnet.ids import PeerId
 from swarmnet.messages import Part, PartData, Pledge, Round
 from swarmnet.stage.seams import Reduced
 
@@ -77,6 +78,39 @@ def test_who_waits_for_its_own_sum_pledges_for_that_of_the_others() -> None:
         await asyncio.wait(tasks.values())
 
     play(story)
+
+
+def test_two_that_cannot_call_each_other_hear_of_a_mate_what_both_pledge() -> None:
+    members = Members(4, 40, signs=True)
+    one, other = members.peers[:2]
+    apart = {one, other}
+
+    async def story() -> None:
+        current = members.round()
+        for peer in apart:
+            members.exchanges[peer]._transport = Deaf(members.exchanges[peer]._transport, apart - {peer})
+        async with asyncio.timeout(60.0):
+            found = await asyncio.gather(*(members.take_part(peer, current) for peer in members.peers))
+        assert len({each.digest for each in found}) == 1
+        assert all(len(exchange.pledges(STAMP)) == 4 for exchange in members.exchanges.values())
+
+    play(story)
+
+
+class Deaf:
+    """A transport on which some peers' pledges cannot be asked for."""
+
+    def __init__(self, inner: Any, without: set[PeerId]) -> None:
+        self._inner, self._without = inner, without
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    async def call(self, peer: PeerId, request: Any, payload: Any = (), *, deadline: float) -> Any:
+        if peer in self._without and request.kind == "pledges" and request.start == request.stop:
+            raise PeerGone("the line is cut", peer=peer)
+        async for answer in self._inner.call(peer, request, payload, deadline=deadline):
+            yield answer
 
 
 def test_nothing_is_pledged_of_a_round_that_was_abandoned_meanwhile() -> None:
