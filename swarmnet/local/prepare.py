@@ -92,6 +92,9 @@ FIELDS = {
 }
 """Options of `swarmnet local` that are fields of its manifest."""
 
+AUDITED = 0.2
+"""Shares of the work in a swarm with liars that is looked at again, unless the manifest or `--set` says otherwise."""
+
 Change = tuple[str, str, object]
 """(Who says so, dotted name of a field, its value.)"""
 
@@ -122,6 +125,9 @@ def choose(options: LocalOptions) -> Manifest:
     # A manifest's codec stands, as long as the mode that it belongs to does.
     other_mode = said.get("numerics.mode", manifest.numerics.mode) != manifest.numerics.mode
     follows = implied(said, opened=False, anew=options.manifest is None or other_mode)
+    # Whoever lies is to be named.
+    if options.liars is not None and options.manifest is None:
+        follows = {**follows, "audit.microbatches": AUDITED, "audit.contributions": AUDITED}
     laid: list[Change] = [("manifest", name, value) for name, value in follows.items()]
     return _laid(manifest, [*described, *laid, *typed])
 

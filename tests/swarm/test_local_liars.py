@@ -19,14 +19,15 @@ SMALL = (
 
 def test_liars_change_the_curve_and_the_report_names_them(tmp_path: Path) -> None:
     # One slot each, so that every replica gets work.
-    size = ("--stages", "2", "--replicas", "3", "--steps", "10", "--slots", "1")
+    size = ("--stages", "2", "--replicas", "3", "--steps", "16", "--slots", "1")
     words = (*size, "--data", "corpus:small", "--out", str(tmp_path / "out"))
-    code, printed = train_locally(*words, "--liars", "sign-flip:1,lazy:1", settings=SMALL)
+    code, printed = train_locally(*words, "--liars", "sign-flip:1,lazy:1", settings=(*SMALL, "audit.contributions=1.0"))
     assert code == 0, printed
     summary = json.loads((tmp_path / "out" / "summary.json").read_text())
     lies = {liar["kind"]: liar["lies"] for liar in summary["liars"].values()}
     assert lies.keys() == {"sign-flip", "lazy"} and sum(lies.values()) > 0, printed
-    assert summary["steps"] == 10 and summary["false_bans"] == []
+    assert all(liar["named_at"] is not None for liar in summary["liars"].values()), printed
+    assert summary["steps"] == 16 and summary["false_bans"] == []
     assert (summary["lost"], summary["doubled"], summary["digest_conflicts"]) == (0, 0, [])
     # One process, which is honest, is held beside it; what liars have changed is no failure.
     assert summary["oracle_max_difference"] > 0 and summary["oracle_bit_equal"] is False
