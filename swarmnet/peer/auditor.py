@@ -63,7 +63,7 @@ _MOST_WAITING = 64
 """Cases that wait to be tried."""
 
 _REMEMBERED = 64
-"""Steps whose contributors are known, of all stages: verdicts are about the last ones."""
+"""Sums whose contributors are known: cases and verdicts are about the last ones."""
 
 _MOST_STRANGERS = 256
 """Verdicts on peers of whom nothing else is heard. Names cost nothing, and with a few of them anybody makes a verdict;
@@ -146,7 +146,7 @@ class Auditor:
         audit = peer.manifest.audit
         self._replica, self._peer, self.stage = replica, peer, replica.stage
         # Who cannot compute again what is over is looked at like everybody, and looks at nobody.
-        able = audit.microbatches + audit.contributions > 0 and replica.compute.keep(KEPT_STEPS)
+        able = replica.compute.keep(KEPT_STEPS)
         self._court = Court(
             peer.me,
             replica.stage,
@@ -304,7 +304,7 @@ class Auditor:
                 try:
                     await self._try(wanted)
                 except (Refused, DeviceFull) as error:
-                    # Its weights are gone here, or a rank died: others try it.
+                    # The weights of that step are gone here, or a device is full.
                     case = wanted.case
                     self._event("untried", case.accused, case.stamp.step, index=case.index, reason=str(error))
         finally:

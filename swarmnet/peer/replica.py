@@ -88,8 +88,9 @@ def answer_check_of(manifest: Manifest, stage: int) -> AnswerCheck:
 
 
 def is_audited(manifest: Manifest) -> bool:
-    """Are there sums of integers in this run, so that members' work can be looked into?"""
-    return manifest.numerics.mode == "deterministic" and manifest.averaging.equal_bits
+    """Does this run ask for audits, and are its sums of integers, so that members' work can be looked into?"""
+    asked = manifest.audit.microbatches + manifest.audit.contributions > 0
+    return asked and manifest.numerics.mode == "deterministic" and manifest.averaging.equal_bits
 
 
 def crossing_bytes(manifest: Manifest, stage: int, line: int) -> float:
@@ -148,7 +149,7 @@ class Replica:
             piece_elements=limits.sum_piece,
             spans=peer.spans,
             meeting=peer.meeting,
-            signer=peer.signer if manifest.audit.microbatches + manifest.audit.contributions > 0 else None,
+            signer=peer.signer if is_audited(manifest) else None,
             on_contradiction=lambda one, other: self.auditor.contradicted(one, other) if self.auditor else None,
         )
 

@@ -9,6 +9,7 @@ import pytest
 
 from swarmnet.audit.pledge import WHOLE, finding_statement, shares_of, statement
 from swarmnet.ids import Ballot, Chain, Generation, PeerId, RoundId
+from swarmnet.manifest.schema import Audits
 from swarmnet.messages import NONE, Case, Finding, Pledge, Stamp, Verdict
 from swarmnet.peer import auditor
 from swarmnet.simulate.plan import Plan
@@ -34,7 +35,10 @@ def verdict_on(accused: PeerId, number: int = 0) -> Verdict:
 
 def test_who_makes_verdicts_on_names_of_its_own_fills_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(auditor, "_MOST_STRANGERS", MOST)
-    swarm, told = Swarm(Plan(stages=1, replicas=3, steps=8, forward_s=0.2), 1), set[PeerId]()
+    swarm, told = (
+        Swarm(Plan(stages=1, replicas=3, steps=8, forward_s=0.2, audit=Audits(microbatches=1e-9)), 1),
+        set[PeerId](),
+    )
     swarm.hooks.append(lambda peer, event, fields: told.add(fields["peer"]) if event == "convicted" else None)
 
     async def script(swarm: Swarm) -> None:

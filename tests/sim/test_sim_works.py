@@ -11,6 +11,7 @@ from strike import check_always, kill_and_restart, reached, watched
 from swarmnet.audit.pledge import proves, sum_root
 from swarmnet.errors import Refused, RejectCode
 from swarmnet.ids import PeerId
+from swarmnet.manifest.schema import Audits
 from swarmnet.messages import AuditData, AuditRequest, Rejected
 from swarmnet.pipeline.works import record_of
 from swarmnet.simulate.engine import Arithmetic
@@ -20,6 +21,9 @@ from swarmnet.stage.seams import ShareWork
 from swarmnet.transport import ask
 
 KEPT = 4
+
+SELDOM = Audits(microbatches=1e-9)
+"""Works are kept and pledged, and nobody looks at them of itself."""
 
 
 class Auditors:
@@ -112,7 +116,7 @@ def remember_sums(swarm: Swarm, auditors: Auditors) -> None:
 @pytest.mark.parametrize("sync", ["exact", "overlap"])
 @pytest.mark.parametrize("killed", [False, True])
 def test_mates_find_what_was_counted(sync: Literal["exact", "overlap"], killed: bool) -> None:
-    plan = Plan(stages=2, replicas=3, microbatches=12, steps=12, sync=sync, boundary_elements=3)
+    plan = Plan(stages=2, replicas=3, microbatches=12, steps=12, sync=sync, boundary_elements=3, audit=SELDOM)
     swarm = watched(plan)
     auditors = Auditors(swarm)
 
@@ -133,7 +137,7 @@ def test_mates_find_what_was_counted(sync: Literal["exact", "overlap"], killed: 
 
 
 def test_only_a_mate_is_shown_anything() -> None:
-    swarm, said = watched(Plan(stages=2, replicas=2, microbatches=4, steps=4)), {}
+    swarm, said = watched(Plan(stages=2, replicas=2, microbatches=4, steps=4, audit=SELDOM)), {}
 
     async def script(swarm: Swarm) -> None:
         await reached(swarm, 2)
