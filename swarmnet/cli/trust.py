@@ -81,7 +81,10 @@ def receipts(places: tuple[Path, ...], as_json: bool) -> int:
     for receipt in _read(places):
         runs.setdefault(receipt.run, []).append(receipt)
     if not runs:
-        raise UsageError(f"no receipts in {', '.join(map(str, places))}: name the --dir of a peer that has taken part")
+        raise UsageError(
+            f"no receipts in {', '.join(map(str, places))}: name the --dir of a peer that has taken part in a run with "
+            "audits (the manifest's table [audit])"
+        )
     accounts = {run: account(found, signed, evidence) for run, found in runs.items()}
     if as_json:
         click.echo(json.dumps({run: _facts(found) for run, found in accounts.items()}, indent=2))
