@@ -11,11 +11,12 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
+from swarmnet import messages
 from swarmnet.ids import PeerId
 from swarmnet.messages import Committed, Control, Heartbeat
 from swarmnet.simulate.plan import Plan
 from swarmnet.simulate.swarm import Node, Swarm
-from swarmnet.step import commits, graph, membership
+from swarmnet.step import graph, membership
 from tests.sim.strike import watch_messages
 
 REPLICAS = 16
@@ -27,7 +28,7 @@ Fault = Callable[[Swarm, Node, list[Node]], list[Node]]
 def small_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     """As large as a test can simulate: of 16 replicas 7 count, and more than 8 do not hear each other."""
     monkeypatch.setattr(graph, "DENSE", 8)
-    monkeypatch.setattr(commits, "MAX_COUNTING", 7)
+    monkeypatch.setattr(messages, "MAX_COUNTING", 7)
     monkeypatch.setattr(membership, "_PRESUMED", 5)
 
 

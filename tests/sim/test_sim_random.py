@@ -17,10 +17,11 @@ from chaos import Chaos, Fault, shrink
 from going_back import GoingBack
 from strike import watched
 
+from swarmnet import messages
 from swarmnet.simulate.links import Links
 from swarmnet.simulate.plan import Plan
 from swarmnet.simulate.swarm import Swarm
-from swarmnet.step import commits, graph, membership
+from swarmnet.step import graph, membership
 
 NOISY = Links(loss=0.15, double=0.1, late=0.1, broken=0.05)
 TANGLED = Links(loss=0.1, double=0.1, late=0.3, broken=0.05)
@@ -171,7 +172,7 @@ def play(kind: str, seed: int, faults: Sequence[Fault]) -> Swarm:
         if kind in SPARSE:
             patch.setattr(graph, "DENSE", 4)
             patch.setattr(graph, "_EACH_WAY", 1)
-            patch.setattr(commits, "MAX_COUNTING", 5)
+            patch.setattr(messages, "MAX_COUNTING", 5)
             patch.setattr(membership, "_PRESUMED", 3)
         return _played(plan, chaos, seed, faults)
 
