@@ -389,8 +389,8 @@ class Protocol(Table):
 class Audits(Table):
     """How much of members' work is computed again by others, docs/trust.md; with 0 and 0 sums are not checked."""
 
-    microbatches: Fraction = says(0.0, "share of microbatches whose outputs and input gradients are looked at again")
-    contributions: Fraction = says(0.0, "share of contributions to a step's sum that are computed again as a whole")
+    microbatches: Fraction = says(0.01, "share of microbatches whose outputs and input gradients are looked at again")
+    contributions: Fraction = says(0.01, "share of contributions to a step's sum that are computed again as a whole")
 
 
 class Admission(Table):

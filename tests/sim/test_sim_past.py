@@ -273,8 +273,10 @@ def test_no_weights_follow_from_a_buffer_that_holds_another_sum_by_now(monkeypat
     swarm = watched(plan(replicas=2, steps=12))
     make, lost = Exchange.sum, []
 
-    async def once(self: Exchange, current: Round, losses: Mapping[int, tuple[float, int]]) -> Finished:
-        finished = await make(self, current, losses)
+    async def once(
+        self: Exchange, current: Round, losses: Mapping[int, tuple[float, int]], work_root: bytes
+    ) -> Finished:
+        finished = await make(self, current, losses, work_root)
         if (self.me, current.stamp.step) == ("s0.1", 5) and not lost:
             lost.append(current.id)
             await self._leave(replace(current, id=RoundId(current.ballot, current.id.number + 1)))

@@ -8,6 +8,7 @@ import itertools
 import pytest
 
 from swarmnet.ids import PeerId
+from swarmnet.manifest.schema import Audits
 from swarmnet.messages import Heartbeat, Stamp
 from swarmnet.simulate.clock import SimulatedProcess
 from swarmnet.simulate.plan import Plan
@@ -28,13 +29,18 @@ def struck(swarm: Swarm) -> set[object]:
     return {fields["peer"] for _, _, event, fields in swarm.events if event == "strike"}
 
 
+UNCHECKED = Audits(microbatches=0.0, contributions=0.0)
+"""Who has not heard all pledges does not hold a checked sum: then it is never one alone."""
+
+
 @pytest.mark.parametrize(
     ("seed", "alone"),
     [(0, False), (7, False), (1, True), (25, True)],
     ids=["0", "7", "1-it-alone-holds-the-sum", "25-it-alone-holds-the-sum"],
 )
 def test_a_member_that_nobody_can_call_any_more_holds_the_run_up_once(seed: int, alone: bool) -> None:
-    swarm = Swarm(Plan(stages=2, replicas=3, microbatches=6, steps=70, forward_s=0.05), seed)
+    audit = UNCHECKED if alone else Audits()
+    swarm = Swarm(Plan(stages=2, replicas=3, microbatches=6, steps=70, forward_s=0.05, audit=audit), seed)
 
     async def script(swarm: Swarm) -> None:
         await asyncio.sleep(3.0)

@@ -47,7 +47,6 @@ ELSEWHERE = {
     r"^swarmnet (publish|join runs:)": "test_run_list.py does both",
     r"^swarmnet caps": "test_leaving_processes.py asks a peer that runs",
     r"^swarmnet verify": "nobody lies in this run; test_evidence.py runs it",
-    r"^swarmnet receipts": "this run has no audits; test_receipts.py runs it",
 }
 """Pattern of a command -> why it does not run here."""
 
