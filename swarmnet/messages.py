@@ -592,6 +592,9 @@ Control = StepControl | AuditControl
 MAX_HOPS = 16
 """Hops of a round: more than the largest stage needs with groups of two."""
 
+MAX_AVOIDED = 128
+"""Peers that an evaluation can ask to go around: two routes through 64 stages."""
+
 MAX_PIECES = 1 << 13
 """Pieces of one copy of a state: their digests take at most 256 KiB."""
 
@@ -615,6 +618,8 @@ class Process:
     repair: bool = False
     """Somebody has begun this microbatch before: wait for the claim's answer before computing, since an owner with a
     finished answer may exist."""
+    avoid: Annotated[tuple[PeerId, ...], Entries(MAX_AVOIDED, packed=True)] = ()
+    """Of an evaluation: peers that are not to compute it in later stages, where others can."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -793,6 +798,8 @@ class Gradient:
     compute_s: NotNegative = 0.0
     """Seconds of compute in the callee alone."""
     payload: tuple[Packed, ...] = ()
+    route: Annotated[tuple[PeerId, ...], Entries(MAX_COMMITS, "num_stages", packed=True)] = ()
+    """Of an evaluation: who computed it in each stage after the callee's, as whoever called them says."""
 
 
 @dataclass(frozen=True, slots=True)

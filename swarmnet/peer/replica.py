@@ -81,10 +81,11 @@ def input_check_of(manifest: Manifest, stage: int, windows: Windows) -> InputChe
 def answer_check_of(manifest: Manifest, stage: int) -> AnswerCheck:
     """What the answers of `stage` must look like in this run."""
     batch, length = manifest.training.microbatch_size, manifest.training.sequence_length
+    further = max(manifest.cut.stages - stage - 1, 0)
     if stage == 0:
-        return AnswerCheck((), batch * length)
+        return AnswerCheck((), batch * length, further=further)
     gradient = (manifest.wire.gradients, (batch, length, manifest.model.hidden_size))
-    return AnswerCheck((gradient,), batch * length, manifest.wire.slow)
+    return AnswerCheck((gradient,), batch * length, manifest.wire.slow, further)
 
 
 def is_audited(manifest: Manifest) -> bool:

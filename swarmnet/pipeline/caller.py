@@ -81,8 +81,11 @@ class Caller:
 
         Raises Refused with a code that is final everywhere, which half of the replicas gave: STALE, VOID, FINISHED; or
         one that all of them gave for the payload.
+        request.avoid: replicas that it asks only if there are no others. An evaluation's route begins with who
+        answered.
         """
         loop = asyncio.get_running_loop()
+        began = loop.time()
         num_bytes = max(sum(packed.num_bytes for packed in payload), 1)
         owner: PeerId | None = None
         avoid: set[PeerId] = set()
@@ -97,6 +100,9 @@ class Caller:
                     pick = self._pick(request, num_bytes, loop.time(), avoid)
                 except NoReplica as none:
                     avoid.clear()
+                    # Others who are banned, or busy for as long as a silent one is borne, are no choice.
+                    if not none.facts["busy"] or loop.time() - began >= self._router.patience_s():
+                        request = replace(request, avoid=())
                     self._unplaced += 1
                     try:
                         await asyncio.sleep(max(_retry_at(none) - loop.time(), 0.01))
@@ -124,7 +130,9 @@ class Caller:
                             silence_s=attempt.silence_s,
                             now=now,
                         )
-                    return answer
+                    # Who computed it its caller says: nobody can name another for itself.
+                    evaluates = request.purpose == "eval"
+                    return replace(answer, route=(attempt.peer, *answer.route)) if evaluates else answer
                 case MovedTo():
                     self._settle(pick)
                     self._idle.setdefault(attempt.peer, 0)
@@ -180,6 +188,9 @@ class Caller:
         leaving = self._leaving()
         if leaving and not leaving >= self._candidates().keys():
             avoid = avoid | leaving
+        unwanted = avoid | frozenset(request.avoid)
+        if not unwanted >= self._candidates().keys():
+            avoid = unwanted
         left = self._left(request.step) if request.purpose == "train" else None
         if left is not None:
             left += self._unplaced

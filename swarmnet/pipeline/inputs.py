@@ -132,16 +132,20 @@ class InputCheck:
 @dataclass(frozen=True, slots=True)
 class AnswerCheck:
     """Checks what one stage answers: (gradient,) of its input, () from stage 0 and to an evaluation. slow: the run's
-    codec for slow lines, which the gradient may come in; "": none."""
+    codec for slow lines, which the gradient may come in; "": none. further: stages after it, of each of which an
+    evaluation names a replica."""
 
     expected: Layout
     num_tokens: int
     slow: str = ""
+    further: int = 0
 
     def __call__(self, request: Process, answer: Gradient) -> None:
         """Raise BadMessage unless `answer` can be an answer to `request`: BAD_SHAPE, MALFORMED, NON_FINITE."""
         ways = _ways(self.expected, self.slow) if request.purpose == "train" else ((),)
         _check_layout(layout_of(answer.payload), *ways)
+        if len(answer.route) != (self.further if _evaluates(request) else 0):
+            raise BadMessage(RejectCode.MALFORMED, "a route through other stages than those ahead")
         self._check(answer)
 
     def remembered(self, answer: Fetched) -> None:

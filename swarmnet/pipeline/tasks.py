@@ -573,7 +573,8 @@ class UncountedWork:
         if self._context.caller is None:
             yield Gradient(stash.loss_sum, stash.num_tokens, stash.compute_s)
             return
-        onward = Process(request.step, self._context.stage + 1, request.index, purpose="eval")
+        stage = self._context.stage + 1
+        onward = Process(request.step, stage, request.index, purpose="eval", avoid=request.avoid)
         rest: Keepalive[Gradient] = Keepalive(self._context.spawn, self._context.caller.process(onward, stash.output))
         async for sign in rest.signs(self._context.limits.running_s):
             yield sign

@@ -46,6 +46,7 @@ class Plan:
     """Of what crosses a stage boundary, 4 bytes each."""
     data_at_peers: bool = True
     eval_every: int = 0
+    eval_microbatches: int = 1
     max_void: int = 0
     checkpoint_every: int = 0
     allow_drop: bool = False
@@ -109,9 +110,7 @@ def manifest_of(plan: Plan) -> Manifest:
             head_dim=2,
         ),
         cut=Cut(stages=plan.stages),
-        training=Training(
-            **as_planned(Training), total_steps=plan.steps, microbatch_size=1, sequence_length=1, eval_microbatches=1
-        ),
+        training=Training(**as_planned(Training), total_steps=plan.steps, microbatch_size=1, sequence_length=1),
         averaging=Averaging(**averaging),
         protocol=plan.protocol,
         audit=plan.audit,

@@ -299,6 +299,7 @@ class Swarm:
             admissions=admissions,
             wall=self.loop.time,
             rule=routing_rule(self.plan.routing),
+            lots=random.Random(f"{self.seed} {peer_id}"),
         )
         self.trainers[peer_id] = process
         self.network.attach(peer_id, process, trainer)

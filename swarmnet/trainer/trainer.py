@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import hashlib
 import math
+import random
 import statistics
 import time
 from collections import Counter
@@ -48,6 +49,7 @@ from swarmnet.pipeline.inputs import AnswerCheck
 from swarmnet.pipeline.router import AdaptiveTimeout, Router, RoutingRule, least_time
 from swarmnet.stage.canonical import rate_of
 from swarmnet.state.rollback import MAX_RESTARTS_AHEAD
+from swarmnet.trainer.scores import Look, NoScore, is_equal, said, same, score
 from swarmnet.transport import ReadPayload, Transport
 
 Tokens = Callable[[int], tuple[Packed, ...]]
@@ -108,21 +110,33 @@ class FirstStage:
             transport,
             Router(AdaptiveTimeout.of(manifest.protocol, stages=manifest.cut.stages), rule=rule),
             self.candidates,
-            AnswerCheck((), manifest.training.microbatch_size * manifest.training.sequence_length),
+            AnswerCheck(
+                (),
+                manifest.training.microbatch_size * manifest.training.sequence_length,
+                further=manifest.cut.stages - 1,
+            ),
             self._rerouted,
             leaving=self._leaving,
             left=left,
         )
 
-    async def evaluate(self, version: int, number: int, tokens: tuple[Packed, ...]) -> Gradient:
+    async def evaluate(
+        self, version: int, number: int, tokens: tuple[Packed, ...], avoid: tuple[PeerId, ...] = ()
+    ) -> Gradient:
         """The loss of one microbatch by the weights of `version`, in every stage. Nothing is counted or kept.
 
         number: any. Replicas accept indexes below `training.eval_microbatches` and treat all alike, so it goes round.
-        Raises Refused, as `process`: STALE when the weights have moved on.
+        avoid: who is to compute it only if there is nobody else. Raises Refused, as `process`: STALE when the weights
+        have moved on.
         """
         step = version + self._manifest.averaging.delay.ahead(version)
         index = number % self._manifest.training.eval_microbatches
-        return await self.caller.process(Process(step, 0, index, purpose="eval"), tokens)
+        return await self.caller.process(Process(step, 0, index, purpose="eval", avoid=avoid), tokens)
+
+    def numerics(self, peer: PeerId) -> str:
+        """The class in which a peer computes, as its record says; "": nobody knows."""
+        record = self.records.get(peer)
+        return record.numerics if record is not None else ""
 
     async def refresh(self) -> bool:
         """Read everybody's records. Returns True if the run goes on from another version (`restart`)."""
@@ -222,6 +236,7 @@ class Trainer:
     admissions: who takes part; None: anyone. hide, proofs: as in `peer.Peer`. wall(): Unix seconds, by which
     invitations end.
     rule: which replica of stage 0 gets a microbatch. notices: what the run's owner has signed, to be passed on.
+    lots: draws which microbatches of an evaluation are looked at twice.
     """
 
     def __init__(
@@ -242,7 +257,9 @@ class Trainer:
         proofs: Proofs = Proofs(),  # noqa: B008
         manifest_toml: str = "",
         notices: Notices | None = None,
+        lots: random.Random = random.SystemRandom(),  # noqa: B008
     ) -> None:
+        self._lots = lots
         self.me, self._manifest, self._directory = me, manifest, directory
         self._toml, self._notices = manifest_toml, notices
         self._record = record
@@ -411,25 +428,27 @@ class Trainer:
 
     async def _evaluate(self, step: int) -> None:
         """Held-out loss of weights `step`, before the microbatches that are computed on them can move them."""
-        training = self._manifest.training
-        async with asyncio.TaskGroup() as group:
-            numbers = range(training.eval_microbatches)
-            tasks = [group.create_task(self._evaluate_one(step, number)) for number in numbers]
-        results = [task.result() for task in tasks]
-        measured = [result for result in results if result is not None]
-        if len(measured) < len(results):
-            return  # the weights moved on before all were measured
-        loss_sum, num_tokens = sum(loss for loss, _ in measured), sum(count for _, count in measured)
-        self._eval_loss = (step, loss_sum / num_tokens)
-        self._history.evaluated(Evaluation(step, loss_sum / num_tokens))
-        self._on_event("evaluated", {"step": step, "loss": loss_sum / num_tokens, "num_tokens": num_tokens})
-
-    async def _evaluate_one(self, step: int, number: int) -> tuple[float, int] | None:
         try:
-            answer = await self._stage.evaluate(step, number, self._eval_tokens(number))
+            loss, num_tokens = await score(
+                self._manifest.training.eval_microbatches,
+                partial(self._look_at, step),
+                partial(same, numerics=self._stage.numerics if is_equal(self._manifest) else None),
+                lambda number, looks: self._on_event("eval_disputed", {"step": step, "number": number, **said(looks)}),
+                self._lots,
+            )
+        except NoScore as none:
+            self._on_event("not_evaluated", {"step": step, "reason": str(none)})
+            return
+        self._eval_loss = (step, loss)
+        self._history.evaluated(Evaluation(step, loss))
+        self._on_event("evaluated", {"step": step, "loss": loss, "num_tokens": num_tokens})
+
+    async def _look_at(self, step: int, number: int, avoid: tuple[PeerId, ...]) -> Look | None:
+        try:
+            answer = await self._stage.evaluate(step, number, self._eval_tokens(number), avoid)
         except Refused:
             return None
-        return answer.loss_sum, answer.num_tokens
+        return Look(answer.loss_sum, answer.num_tokens, answer.route)
 
     # ------------------------------------------------------------ whom I know
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 from scripted import ScriptedTransport, on_virtual_time
 
-from swarmnet.errors import NoReplica, Refused, RejectCode
+from swarmnet.errors import NoReplica, PeerGone, Refused, RejectCode
 from swarmnet.ids import PeerId
 from swarmnet.messages import Busy, Gradient, MovedTo, Packed, Process, Rejected, Running
 from swarmnet.pipeline.caller import OF_PAYLOAD, Caller
@@ -78,6 +78,58 @@ def test_an_evaluation_is_answered_without_a_gradient() -> None:
         assert scene.left == [("a", "BadMessage")]
 
     on_virtual_time(main())
+
+
+EVALUATION = Process(0, 1, 0, purpose="eval")
+
+
+def test_a_route_begins_with_who_was_called() -> None:
+    """A replica can lie about those after it, and not about itself."""
+
+    async def main() -> None:
+        scene = Scene(a=lambda request: gradient(payload=(), route=("z",)))
+        scene.caller._check = replace(CHECK, further=1)
+        assert (await scene.process(EVALUATION)).route == ("a", "z")
+
+    on_virtual_time(main())
+
+
+@pytest.mark.parametrize("request_, route", [(EVALUATION, ()), (EVALUATION, ("x", "y")), (REQUEST, ("x",))])
+def test_a_route_of_another_length_is_no_answer(request_: Process, route: tuple[PeerId, ...]) -> None:
+    async def main() -> None:
+        right = gradient(payload=(), route=("z",)) if request_ is EVALUATION else gradient()
+        scene = Scene(a=lambda request: replace(right, route=route), b=lambda request: right)
+        scene.caller._check = replace(CHECK, further=1)
+        await scene.process(request_)
+        assert scene.left == [("a", "BadMessage")]
+
+    on_virtual_time(main())
+
+
+def answered_by(seconds: float, avoid: tuple[str, ...], **peers) -> str:
+    """Who answers an evaluation that is to go around some, within so many seconds."""
+
+    async def main() -> str:
+        scene = Scene(**peers)
+        async with asyncio.timeout(seconds):
+            answer = await scene.process(replace(EVALUATION, avoid=tuple(map(PeerId, avoid))))
+        return answer.route[0]
+
+    return on_virtual_time(main())
+
+
+def test_an_evaluation_goes_around_those_that_it_is_to_avoid() -> None:
+    def right(request: Process) -> Gradient:
+        return gradient(payload=())
+
+    for number in range(20):
+        avoid = ("a", "b", "c")[: 1 + number % 2]
+        assert answered_by(1.0, avoid, a=right, b=right, c=right) not in avoid
+    assert answered_by(1.0, ("a", "b"), a=right, b=right) in ("a", "b"), "there is nobody else"
+    assert answered_by(1.0, ("a",), a=right, b=lambda request: PeerGone("refused", definite=True)) == "a"
+    busy = iter([Busy(0.5, 0)] * 3)
+    assert answered_by(3.0, ("a",), a=right, b=lambda request: next(busy, right(request))) == "b", "it is waited for"
+    assert answered_by(60.0, ("a",), a=right, b=lambda request: Busy(0.5, 0)) == "a", "but not for ever"
 
 
 @pytest.mark.parametrize("code", sorted(OF_PAYLOAD, key=str))

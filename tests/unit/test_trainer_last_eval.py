@@ -33,6 +33,12 @@ STEPS = 50
 MANIFEST = Manifest(training=Training(total_steps=STEPS, eval_every=20, eval_microbatches=3))
 NUM_TOKENS = MANIFEST.training.microbatch_size * MANIFEST.training.sequence_length
 TOKENS = (Packed("int32", (1,), b"\0" * 4),)
+FURTHER = tuple(PeerId(f"replica of {stage}") for stage in range(1, MANIFEST.cut.stages))
+
+
+def loss_of(nats: float) -> Gradient:
+    """What a replica answers, per token."""
+    return Gradient(nats * NUM_TOKENS, NUM_TOKENS, route=FURTHER)
 
 
 @dataclass
@@ -100,10 +106,12 @@ def run(swarm: Swarm, manifest: Manifest = MANIFEST) -> tuple[list[tuple[str, di
 
 
 def test_the_last_weights_are_measured_and_published() -> None:
-    swarm = Swarm(lambda request: Gradient((0.5 + request.index) * NUM_TOKENS, NUM_TOKENS))
+    swarm = Swarm(lambda request: loss_of(0.5 + request.index))
     events, _ = run(swarm)
     assert {(request.step, request.purpose) for request in swarm.asked} == {(STEPS, "eval")}
-    assert sorted(request.index for request in swarm.asked) == [0, 1, 2]
+    *first, again = swarm.asked
+    assert sorted(request.index for request in first) == [0, 1, 2] and not any(request.avoid for request in first)
+    assert set(again.avoid) == {REPLICA, *FURTHER}
     measured = {"step": STEPS, "loss": 1.5, "num_tokens": 3 * NUM_TOKENS}
     assert events == [("evaluated", measured), ("done", {"step": STEPS})]
     assert swarm.published[-1].eval_loss == (STEPS, 1.5) and swarm.published[-1].trainer
@@ -120,7 +128,22 @@ def test_a_manifest_without_evaluations_has_none() -> None:
 @pytest.mark.parametrize("code", [RejectCode.FINISHED, RejectCode.STALE])
 def test_a_refusal_is_an_answer(code: RejectCode) -> None:
     events, seconds = run(Swarm(lambda request: Rejected(code, "no")))
-    assert [event for event, _ in events] == ["done"] and seconds < 1
+    assert [event for event, _ in events] == ["not_evaluated", "done"] and seconds < 1
+
+
+def test_what_a_second_look_contradicts_is_not_published() -> None:
+    """By the only route there is: nobody can tell when it was right."""
+    swarm = Swarm(lambda request: loss_of(0.5 if request.avoid else 1.0))
+    events, _ = run(swarm)
+    assert [event for event, _ in events] == ["eval_disputed", "not_evaluated", "done"]
+    (_, disputed), (_, without), _ = events
+    assert disputed["step"] == STEPS and disputed["losses"] == [1.0, 0.5]
+    assert disputed["routes"] == [[REPLICA, *FURTHER]] * 2
+    assert without == {
+        "step": STEPS,
+        "reason": f"microbatch {disputed['number']} has another loss by another route, and there is no third",
+    }
+    assert swarm.published[-1].eval_loss is None and swarm.remembered == [History()]
 
 
 def test_nobody_left_to_ask_ends_the_wait() -> None:
@@ -138,6 +161,6 @@ def test_the_share_of_a_trainer_that_has_left_is_taken_over(left: bool) -> None:
         name for name in (PeerId(f"other-{number}") for number in range(100)) if feeder([name, ME], STEPS, -1) == name
     )
     record = Record(RUN, other, 3, (), (), trainer=True, finished=left)
-    swarm = Swarm(lambda request: Gradient(1.0, NUM_TOKENS), others=(record,))
+    swarm = Swarm(lambda request: loss_of(1.0), others=(record,))
     events, _ = run(swarm)
     assert [event for event, _ in events] == (["evaluated", "done"] if left else ["done"])

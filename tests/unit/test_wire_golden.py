@@ -127,7 +127,7 @@ CONTROLS = (
     Ping(b"four"),
 )  # fmt: skip
 REQUESTS = (
-    Process(41, 2, 6, "eval", True, True),
+    Process(41, 2, 6, "eval", True, True, (peer(1), peer(4))),
     Fetch(41, -1, 6, "gradient", True),
     AuditRequest(41, 2, 6, peer(4)),
     Part(STAMP, ROUND_ID, "reduced", 128, 1 << 40, 1, bytes(range(32))),
@@ -144,7 +144,7 @@ ANSWERS = (
     Busy(2.5, 41),
     MovedTo(peer(2)),
     Rejected(RejectCode.NOT_READY, "still füllt", 3),
-    Gradient(1.25, 64, 0.5, (TENSOR,)),
+    Gradient(1.25, 64, 0.5, (TENSOR,), (peer(2), peer(3))),
     Fetched((TENSOR, TENSOR), 1.25, 64),
     PartData((TENSOR,), {9: (0.5, 3), 2: (-1.0, 4)}, FINISHED, (PLEDGE,)),
     AuditData(WORK, bytes(32), (TENSOR, TENSOR)),

@@ -8,20 +8,22 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Process(_message.Message):
-    __slots__ = ("step", "stage", "index", "purpose", "hedge", "repair")
+    __slots__ = ("step", "stage", "index", "purpose", "hedge", "repair", "avoid")
     STEP_FIELD_NUMBER: _ClassVar[int]
     STAGE_FIELD_NUMBER: _ClassVar[int]
     INDEX_FIELD_NUMBER: _ClassVar[int]
     PURPOSE_FIELD_NUMBER: _ClassVar[int]
     HEDGE_FIELD_NUMBER: _ClassVar[int]
     REPAIR_FIELD_NUMBER: _ClassVar[int]
+    AVOID_FIELD_NUMBER: _ClassVar[int]
     step: int
     stage: int
     index: int
     purpose: str
     hedge: bool
     repair: bool
-    def __init__(self, step: _Optional[int] = ..., stage: _Optional[int] = ..., index: _Optional[int] = ..., purpose: _Optional[str] = ..., hedge: _Optional[bool] = ..., repair: _Optional[bool] = ...) -> None: ...
+    avoid: bytes
+    def __init__(self, step: _Optional[int] = ..., stage: _Optional[int] = ..., index: _Optional[int] = ..., purpose: _Optional[str] = ..., hedge: _Optional[bool] = ..., repair: _Optional[bool] = ..., avoid: _Optional[bytes] = ...) -> None: ...
 
 class Fetch(_message.Message):
     __slots__ = ("step", "stage", "index", "kind", "cached")
@@ -182,14 +184,16 @@ class Rejected(_message.Message):
     def __init__(self, code: _Optional[str] = ..., reason: _Optional[str] = ..., version: _Optional[int] = ...) -> None: ...
 
 class Gradient(_message.Message):
-    __slots__ = ("loss_sum", "num_tokens", "compute_s")
+    __slots__ = ("loss_sum", "num_tokens", "compute_s", "route")
     LOSS_SUM_FIELD_NUMBER: _ClassVar[int]
     NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
     COMPUTE_S_FIELD_NUMBER: _ClassVar[int]
+    ROUTE_FIELD_NUMBER: _ClassVar[int]
     loss_sum: float
     num_tokens: int
     compute_s: float
-    def __init__(self, loss_sum: _Optional[float] = ..., num_tokens: _Optional[int] = ..., compute_s: _Optional[float] = ...) -> None: ...
+    route: bytes
+    def __init__(self, loss_sum: _Optional[float] = ..., num_tokens: _Optional[int] = ..., compute_s: _Optional[float] = ..., route: _Optional[bytes] = ...) -> None: ...
 
 class Fetched(_message.Message):
     __slots__ = ("loss_sum", "num_tokens")

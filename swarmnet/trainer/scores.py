@@ -1,0 +1,132 @@
+"""The held-out loss of a version, and how much of it is one replica's word (docs/eval.md).
+
+Each microbatch of an evaluation comes back with its *route*: who computed it in each stage. Once all are there, a few
+that nobody could foresee are computed again by a route around the first. Where the two answers differ, a third route
+decides whom nobody believes any more, and the whole evaluation is made once more around those; or there is no score.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from swarmnet.errors import SwarmError
+from swarmnet.ids import PeerId
+from swarmnet.manifest.schema import Manifest
+from swarmnet.messages import MAX_AVOIDED
+
+TWICE = 0.1
+"""The share of an evaluation's microbatches that is computed twice; at least one."""
+
+TOLERANCE = 1e-2
+"""Of the loss: how far two honest routes may be apart where replicas need not have equal bits."""
+
+_PASSES = 2
+"""Times that an evaluation is made; the second around those who were found wrong in the first."""
+
+
+class NoScore(SwarmError):
+    """There is none of this version; in words for a person."""
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """One answer for one microbatch. loss_sum: nats. route: who computed it, from the first stage to the last."""
+
+    loss_sum: float
+    num_tokens: int
+    route: tuple[PeerId, ...]
+
+
+LookAt = Callable[[int, tuple[PeerId, ...]], Awaitable[Look | None]]
+"""(number of the microbatch, whom to go around where others can) -> what came back; None: the weights moved on."""
+
+OnDispute = Callable[[int, Sequence[Look]], None]
+"""Hears the number of a microbatch, and the looks that are not the same."""
+
+
+def is_equal(manifest: Manifest) -> bool:
+    """Do replicas of one numerics class answer an evaluation of one version with equal bits?"""
+    return manifest.numerics.mode == "deterministic" and manifest.averaging.equal_bits
+
+
+def same(one: Look, other: Look, *, numerics: Callable[[PeerId], str] | None) -> bool:
+    """Can both be right? numerics: the class of a peer, "": not known; None: bits are not equal in this run."""
+    if one.num_tokens != other.num_tokens:
+        return False
+    stages = zip(one.route, other.route, strict=True)
+    if numerics is not None and all(a == b or (numerics(a) and numerics(a) == numerics(b)) for a, b in stages):
+        return one.loss_sum == other.loss_sum
+    return math.isclose(one.loss_sum, other.loss_sum, rel_tol=TOLERANCE)
+
+
+def said(looks: Sequence[Look]) -> Mapping[str, object]:
+    """Fields of an event: the loss of each, nats per token, and its route."""
+    return {
+        "losses": [look.loss_sum / look.num_tokens for look in looks],
+        "routes": [list(look.route) for look in looks],
+    }
+
+
+async def score(
+    num_microbatches: int, look: LookAt, alike: Callable[[Look, Look], bool], on_dispute: OnDispute, rng: random.Random
+) -> tuple[float, int]:
+    """(loss, tokens) of one version: nats per token over all microbatches. rng: whoever lies must not foresee it.
+
+    Raises NoScore: the weights have moved on, or a second look contradicts the first and no third agrees with either.
+    """
+    doubted = frozenset[PeerId]()
+    for _ in range(_PASSES):
+        first = await _all(look, dict.fromkeys(range(num_microbatches), doubted))
+        # Where nobody else can, even those compute whom nobody believes.
+        if any(not doubted.isdisjoint(each.route) for each in first.values()):
+            break
+        # Only now: while first looks are out, a second one would tell which are not looked at again.
+        drawn = rng.sample(range(num_microbatches), max(1, math.ceil(TWICE * num_microbatches)))
+        second = await _all(look, {number: doubted.union(first[number].route) for number in drawn})
+        disputed = [number for number in drawn if not alike(first[number], second[number])]
+        if not disputed:
+            num_tokens = sum(each.num_tokens for each in first.values())
+            return sum(each.loss_sum for each in first.values()) / num_tokens, num_tokens
+        for number in disputed:
+            doubted |= await _decide(number, (first[number], second[number]), look, alike, on_dispute)
+    raise NoScore("whoever computed a microbatch again found another loss, and there is nobody else to ask")
+
+
+async def _all(look: LookAt, wanted: Mapping[int, frozenset[PeerId]]) -> dict[int, Look]:
+    """number -> a look around those peers. Raises NoScore."""
+
+    async def one(number: int, around: frozenset[PeerId]) -> Look | None:
+        return await look(number, tuple(sorted(around)[:MAX_AVOIDED]))
+
+    async with asyncio.TaskGroup() as group:
+        tasks = {number: group.create_task(one(number, around)) for number, around in wanted.items()}
+    looks = {number: each for number, task in tasks.items() if (each := task.result()) is not None}
+    if len(looks) < len(wanted):
+        raise NoScore("the weights moved on before all was measured")
+    return looks
+
+
+async def _decide(
+    number: int, looks: tuple[Look, Look], look: LookAt, alike: Callable[[Look, Look], bool], on_dispute: OnDispute
+) -> frozenset[PeerId]:
+    """Who made the odd one of three looks. Raises NoScore if nobody can tell."""
+    first, second = looks
+    one, other = frozenset(first.route), frozenset(second.route)
+    try:
+        third = (await _all(look, {number: one | other}))[number]
+    except NoScore:
+        on_dispute(number, looks)
+        raise
+    # Whoever is on one of the two routes alone is no judge between them.
+    judges = one != other and (one ^ other).isdisjoint(third.route)
+    on_dispute(number, (*looks, third) if judges else looks)
+    right = [each for each in looks if judges and alike(each, third)]
+    if len(right) != 1:
+        found = "a third decides nothing" if judges else "there is no third"
+        raise NoScore(f"microbatch {number} has another loss by another route, and {found}")
+    (odd,) = (each for each in looks if each not in right)
+    return frozenset(odd.route).difference(right[0].route)
