@@ -188,7 +188,8 @@ def looking(manifest: Manifest, members: Members, memory: MemoryPolicy, memo_byt
         changed = {"cut": priced.cut, "training": priced.training, "averaging": averaging, "numerics": numerics}
         specs = tuple(spec.model_copy(update=changed | {"stage": stage}) for stage in range(priced.cut.stages))
         wire = Wire(activations=way.activations, gradients=way.gradients)
-        setup = Setup(specs, wire, MeshLayout(), memory=memory, memo_bytes=memo_bytes)
+        audited = manifest.model_copy(update=changed).audited
+        setup = Setup(specs, wire, MeshLayout(), memory=memory, memo_bytes=memo_bytes, audited=audited)
         shape = f"{counted(priced.cut.stages, 'stage')}, {_microbatches(priced)}, {way.sync} {way.codec}"
         click.echo(f"does it fit? {shape}", err=True)
         places = priced.cut.stages // priced.stages_per_peer

@@ -456,6 +456,16 @@ class Manifest(Table):
     admission: Admission = Admission()
     limits: Limits = Limits()
 
+    @property
+    def same_bits(self) -> bool:
+        """Do replicas of one numerics class compute the same bits of the same version?"""
+        return self.numerics.mode == "deterministic" and self.averaging.equal_bits
+
+    @property
+    def audited(self) -> bool:
+        """Does this run ask for audits, and can members' work be looked into?"""
+        return self.same_bits and self.audit.microbatches + self.audit.contributions > 0
+
     def of_stage(self, stage: int) -> StageSpec:
         """The tables that stage `stage` computes by."""
         return StageSpec(stage=stage, **{name: table for name, table in self if name in StageSpec.model_fields})

@@ -43,15 +43,13 @@ from swarmnet.messages import (
     first_of,
 )
 from swarmnet.pipeline.works import digest
+from swarmnet.ranks.past import KEPT_WEIGHTS
 from swarmnet.stage.seams import Recomputed
 from swarmnet.transport import ask
 
 if TYPE_CHECKING:
     from swarmnet.peer.peer import Peer
     from swarmnet.peer.replica import Replica
-
-KEPT_STEPS = 4
-"""Weights of so many steps stay: a case is drawn two steps later, and others judge it after that."""
 
 _IN_TIME = 2
 """Versions after a step in which who shows nothing of it has no excuse (`pipeline.works.KEPT_STEPS`)."""
@@ -146,7 +144,7 @@ class Auditor:
         audit = peer.manifest.audit
         self._replica, self._peer, self.stage = replica, peer, replica.stage
         # Who cannot compute again what is over is looked at like everybody, and looks at nobody.
-        able = replica.compute.keep(KEPT_STEPS)
+        able = replica.compute.keep(KEPT_WEIGHTS)
         self._court = Court(
             peer.me,
             replica.stage,

@@ -21,7 +21,7 @@ from swarmnet.manifest.schema import Manifest
 from swarmnet.pipeline.depth import held_s, slots_enough
 from swarmnet.plan.budget import GIB, MIB, StagePlan, shown, together
 from swarmnet.plan.choice import MachineFit
-from swarmnet.plan.plan import Setup, plan_stage
+from swarmnet.plan.plan import Setup, audit_bytes, plan_stage
 from swarmnet.ranks.layout import MeshLayout, Shard
 from swarmnet.stage.canonical import Canonical, layers_of
 from swarmnet.stage.passes import MemoryPolicy
@@ -148,6 +148,7 @@ def setup_of(config: PeerConfig, manifest: Manifest, layout: MeshLayout) -> Setu
         slots=config.slots,
         memo_bytes=config.caps.memo_bytes,
         memory=MemoryPolicy(memory.activations, memory.offload_optimizer, memory.compile),
+        audited=manifest.audited,
     )
 
 
@@ -338,8 +339,10 @@ def _rough(setup: Setup, stages: Sequence[int], slots: int) -> int:
     specs = [setup.specs[stage] for stage in stages]
     model, training = specs[0].model, specs[0].training
     tokens = training.microbatch_size * training.sequence_length
-    elements = sum(Canonical.of(spec).num_elements for spec in specs)
+    canonicals = [Canonical.of(spec) for spec in specs]
+    elements = sum(canonical.num_elements for canonical in canonicals)
+    audits = sum(audit_bytes(setup, canonical) for canonical in canonicals)
     layer = 16 * model.hidden_size + 8 * model.intermediate_size + 8 * model.num_heads * model.head_dim
     scores = 2 * model.num_heads * training.sequence_length
     width = sum(len(layers_of(spec)) for spec in specs) * (layer + scores) + 4 * model.vocab_size
-    return 32 * elements + 4 * slots * tokens * width + RESERVE[setup.layout.kind]
+    return 32 * elements + audits + 4 * slots * tokens * width + RESERVE[setup.layout.kind]

@@ -28,7 +28,7 @@ from swarmnet.pipeline.execution import Execution
 from swarmnet.pipeline.inputs import AnswerCheck, InputCheck, Known, TurnedAway, Windows, may_feed
 from swarmnet.pipeline.recovery import Recovery
 from swarmnet.pipeline.router import AdaptiveTimeout, Router
-from swarmnet.pipeline.works import ShownWorks, WorkBook
+from swarmnet.pipeline.works import KEPT_MEMOS, ShownWorks, WorkBook
 from swarmnet.plan.cost import BYTES
 from swarmnet.stage.seams import Engine
 from swarmnet.state.snapshot_index import PIECE_BYTES
@@ -40,9 +40,6 @@ from swarmnet.step.view import Seen
 
 if TYPE_CHECKING:
     from swarmnet.peer.peer import Peer
-
-_WORKS = 4
-"""What of works is kept, in the memo's bytes: it holds one step, and they are asked for for as many."""
 
 _MOST_NAMED = 64
 """Peers that are named for bad inputs, at one version of the weights."""
@@ -86,12 +83,6 @@ def answer_check_of(manifest: Manifest, stage: int) -> AnswerCheck:
         return AnswerCheck((), batch * length, further=further)
     gradient = (manifest.wire.gradients, (batch, length, manifest.model.hidden_size))
     return AnswerCheck((gradient,), batch * length, manifest.wire.slow, further)
-
-
-def is_audited(manifest: Manifest) -> bool:
-    """Does this run ask for audits, and are its sums of integers, so that members' work can be looked into?"""
-    asked = manifest.audit.microbatches + manifest.audit.contributions > 0
-    return asked and manifest.numerics.mode == "deterministic" and manifest.averaging.equal_bits
 
 
 def crossing_bytes(manifest: Manifest, stage: int, line: int) -> float:
@@ -150,7 +141,7 @@ class Replica:
             piece_elements=limits.sum_piece,
             spans=peer.spans,
             meeting=peer.meeting,
-            signer=peer.signer if is_audited(manifest) else None,
+            signer=peer.signer if manifest.audited else None,
             on_contradiction=lambda one, other: self.auditor.contradicted(one, other) if self.auditor else None,
         )
 
@@ -210,7 +201,7 @@ class Replica:
             depth=None if limits.fixed_slots else Depth(stage, num_stages - stage, most=limits.slots),
             share=lambda: training.microbatches / (1 + len(self._live(stage))),
             spans=peer.spans,
-            works=WorkBook(_WORKS * limits.memo_bytes) if is_audited(manifest) else None,
+            works=WorkBook(KEPT_MEMOS * limits.memo_bytes) if manifest.audited else None,
             shown=ShownWorks(limits.memo_bytes),
         )
         pipeline.measure()
@@ -230,7 +221,7 @@ class Replica:
         )
 
         # Looks at what mates have done, where sums are of integers; has what was done here looked at by them.
-        self.auditor = Auditor(self, peer) if is_audited(manifest) and peer.meeting is None else None
+        self.auditor = Auditor(self, peer) if manifest.audited and peer.meeting is None else None
         if self.auditor is not None:
             self.driver.on_applied = self.auditor.applied
 

@@ -22,6 +22,9 @@ from swarmnet.messages import AuditData, AuditRequest, Packed, WorkRecord
 KEPT_STEPS = 4
 """A step is looked into two versions later; its jurors may take as long again."""
 
+KEPT_MEMOS = KEPT_STEPS
+"""Bytes of payloads that are kept, in those of the memo, which holds one step."""
+
 LARGE = 1 << 20
 """Bytes that take longer to hash than to change threads."""
 

@@ -118,6 +118,7 @@ class HostMemory:
     started from again. sums: of rounds. rounds: what codec and kind of averaging hold beside them. snapshots: while one
     is written, and one handed on. payloads: what arrived and is sent of microbatches in flight. memo: what is kept for
     who asks again. moments: of an optimizer that is there. stashes: what ranks have moved out of their devices.
+    audits: weights and payloads of steps that are over, for whoever computes them again.
     """
 
     mirrors: int = 0
@@ -128,6 +129,7 @@ class HostMemory:
     memo: int = 0
     moments: int = 0
     stashes: int = 0
+    audits: int = 0
 
     @property
     def total(self) -> int:

@@ -16,11 +16,13 @@ from torch.nn.attention import SDPBackend
 from swarmnet.config.plug_in import split
 from swarmnet.manifest import codec_names
 from swarmnet.manifest.schema import Averaging, Cut, StageSpec, Wire
+from swarmnet.pipeline.works import KEPT_MEMOS, KEPT_STEPS
 from swarmnet.plan.budget import HostMemory, Passage, RankMemory, StagePlan, along
 from swarmnet.plan.rehearsal import Rehearsed, RehearsedRank, rehearse
 from swarmnet.ranks.buckets import layer_of
 from swarmnet.ranks.host_state import mirrored
 from swarmnet.ranks.layout import MeshLayout, MeshSplit
+from swarmnet.ranks.past import KEPT_WEIGHTS
 from swarmnet.stage.accumulator import sum_dtype
 from swarmnet.stage.canonical import Canonical, layers_of
 from swarmnet.stage.passes import MemoryPolicy, attention_kernels
@@ -51,6 +53,8 @@ class Setup:
     memory: MemoryPolicy = field(default_factory=MemoryPolicy)
     memo_bytes: int = 0
     """What is kept for who asks again: the peer config's `caps`."""
+    audited: bool = False
+    """Are members' works computed again in this run?"""
 
 
 def plan_stage(setup: Setup, stage: int) -> StagePlan:
@@ -166,6 +170,7 @@ def keeps_scores(spec: StageSpec) -> bool:
 
 # ------------------------------------------------------------ the peer process
 
+_PROOF_BYTES = 32 * 40  # of the tokens of one sequence, at most: a tree of 2^40 windows
 _SNAPSHOTS = 2  # one being written, and one that is handed on
 
 
@@ -189,7 +194,25 @@ def _host_memory(setup: Setup, canonical: Canonical, ranks: list[RankMemory], in
         memo=setup.memo_bytes,
         moments=offloaded,
         stashes=beside,
+        audits=audit_bytes(setup, canonical),
     )
+
+
+def audit_bytes(setup: Setup, canonical: Canonical) -> int:
+    """Host memory of what audits keep of one stage, at most: weights of the last steps; what went into works of as
+    many, as if this replica had counted them all; and what others have shown of theirs. Several ranks are looked at
+    and look at nobody: they keep their works alone."""
+    if not setup.audited:
+        return 0
+    spec, training = canonical.spec, canonical.spec.training
+    sequences, length = training.microbatch_size, training.sequence_length
+    there, back = (_BYTES.get(codec, _COARSE) for codec in (setup.wire.activations, setup.wire.gradients))
+    crossing = (there * (not spec.first) + back * (not spec.last)) * sequences * length * spec.model.hidden_size
+    payload = round(crossing) + sequences * (_FP32 * (length + 1) + _PROOF_BYTES)
+    works = min(KEPT_MEMOS * setup.memo_bytes, KEPT_STEPS * training.microbatches * payload)
+    if setup.layout.ranks > 1:
+        return works
+    return works + KEPT_WEIGHTS * _FP32 * canonical.num_elements + setup.memo_bytes
 
 
 def _of_rounds(averaging: Averaging, canonical: Canonical, ranks: int) -> int:

@@ -21,6 +21,9 @@ from swarmnet.stage.accumulator import Accumulator
 from swarmnet.stage.gradients import WholeGradients
 from swarmnet.stage.passes import ForwardPass, Passes
 
+KEPT_WEIGHTS = 4
+"""Weights of so many steps stay: a case is drawn two steps later, and others judge it after that."""
+
 
 @dataclass(slots=True)
 class _Spare:

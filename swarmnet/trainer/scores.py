@@ -15,7 +15,6 @@ from dataclasses import dataclass
 
 from swarmnet.errors import SwarmError
 from swarmnet.ids import PeerId
-from swarmnet.manifest.schema import Manifest
 from swarmnet.messages import MAX_AVOIDED
 
 TWICE = 0.1
@@ -46,11 +45,6 @@ LookAt = Callable[[int, tuple[PeerId, ...]], Awaitable[Look | None]]
 
 OnDispute = Callable[[int, Sequence[Look]], None]
 """Hears the number of a microbatch, and the looks that are not the same."""
-
-
-def is_equal(manifest: Manifest) -> bool:
-    """Do replicas of one numerics class answer an evaluation of one version with equal bits?"""
-    return manifest.numerics.mode == "deterministic" and manifest.averaging.equal_bits
 
 
 def same(one: Look, other: Look, *, numerics: Callable[[PeerId], str] | None) -> bool:

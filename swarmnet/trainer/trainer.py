@@ -49,7 +49,7 @@ from swarmnet.pipeline.inputs import AnswerCheck
 from swarmnet.pipeline.router import AdaptiveTimeout, Router, RoutingRule, least_time
 from swarmnet.stage.canonical import rate_of
 from swarmnet.state.rollback import MAX_RESTARTS_AHEAD
-from swarmnet.trainer.scores import Look, NoScore, is_equal, said, same, score
+from swarmnet.trainer.scores import Look, NoScore, said, same, score
 from swarmnet.transport import ReadPayload, Transport
 
 Tokens = Callable[[int], tuple[Packed, ...]]
@@ -432,7 +432,7 @@ class Trainer:
             loss, num_tokens = await score(
                 self._manifest.training.eval_microbatches,
                 partial(self._look_at, step),
-                partial(same, numerics=self._stage.numerics if is_equal(self._manifest) else None),
+                partial(same, numerics=self._stage.numerics if self._manifest.same_bits else None),
                 lambda number, looks: self._on_event("eval_disputed", {"step": step, "number": number, **said(looks)}),
                 self._lots,
             )

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from swarmnet.ids import PeerId
 from swarmnet.manifest.schema import Averaging, Manifest, Numerics
-from swarmnet.trainer.scores import TOLERANCE, Look, NoScore, is_equal, same, score
+from swarmnet.trainer.scores import TOLERANCE, Look, NoScore, same, score
 
 ONE_CLASS = partial(same, numerics=lambda peer: "cpu")
 
@@ -144,5 +144,5 @@ def test_bits_are_equal_only_in_one_known_class(classes: dict[PeerId, str] | Non
 
 
 def test_only_deterministic_runs_promise_equal_bits() -> None:
-    assert is_equal(Manifest(numerics=Numerics(mode="deterministic"), averaging=Averaging(codec="int64")))
-    assert not is_equal(Manifest(numerics=Numerics(mode="fp32"), averaging=Averaging(codec="int8")))
+    assert Manifest(numerics=Numerics(mode="deterministic"), averaging=Averaging(codec="int64")).same_bits
+    assert not Manifest(numerics=Numerics(mode="fp32"), averaging=Averaging(codec="int8")).same_bits

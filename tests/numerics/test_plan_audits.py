@@ -1,0 +1,101 @@
+"""What `swarmnet plan` says that audits keep is what they keep: weights of past steps, works, what others show."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from test_plan import CPU, GPU, RUN, STAGES, boundary, inputs
+
+from swarmnet.config.peer import PeerConfig
+from swarmnet.errors import UsageError
+from swarmnet.manifest.schema import Audits, Manifest, Wire
+from swarmnet.messages import AuditRequest, Packed
+from swarmnet.peer.memory_fit import check_fits, judge, setup_of
+from swarmnet.pipeline.works import KEPT_MEMOS, KEPT_STEPS, ShownWorks, WorkBook, record_of
+from swarmnet.plan.plan import Setup, audit_bytes, plan_stage
+from swarmnet.ranks.device_backend import DeviceBackend
+from swarmnet.ranks.layout import MeshLayout
+from swarmnet.ranks.past import KEPT_WEIGHTS
+from swarmnet.stage.canonical import Canonical
+from swarmnet.wire import codecs
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+AUDITED = RUN.model_copy(
+    update={"audit": Audits(microbatches=0.01), "wire": Wire(activations="bf16", gradients="int8")}
+)
+PLENTY = 1 << 30
+
+
+def planned(manifest: Manifest, stage: int, memo_bytes: int, layout: MeshLayout = MeshLayout()) -> int:  # noqa: B008
+    """What `swarmnet plan` counts for audits."""
+    setup = Setup(manifest.specs, manifest.wire, layout, memo_bytes=memo_bytes, audited=manifest.audited)
+    return audit_bytes(setup, Canonical.of(manifest.of_stage(stage)))
+
+
+@pytest.mark.parametrize("stage", range(3), ids=STAGES)
+def test_weights_of_past_steps_take_what_was_planned(stage: int) -> None:
+    body = DeviceBackend(AUDITED.of_stage(stage), device=CPU)
+    body.past.keep(KEPT_WEIGHTS)
+    for step in range(2 * KEPT_WEIGHTS):
+        body.past.note(step)
+    assert planned(AUDITED, stage, memo_bytes=0) == body.past.kept_bytes
+
+
+def work_payload(stage: int, depth: int) -> tuple[Packed, ...]:
+    """As one microbatch of that stage leaves it. depth: of the proof of its tokens."""
+    tokens, hidden = inputs(AUDITED, first=stage == 0)
+    payload = [codecs.encode("int32", tokens)]
+    if hidden is not None:
+        payload.append(codecs.encode(AUDITED.wire.activations, hidden))
+    payload.append(codecs.encode("uint8", torch.zeros(len(tokens), depth, 32, dtype=torch.uint8)))
+    if stage + 1 < AUDITED.cut.stages:
+        payload.append(codecs.encode(AUDITED.wire.gradients, boundary(AUDITED)))
+    return tuple(payload)
+
+
+@pytest.mark.parametrize("memo_bytes", [PLENTY, 200_000], ids=["all", "to-the-cap"])
+@pytest.mark.parametrize("stage", range(3), ids=STAGES)
+def test_works_and_what_is_shown_take_no_more_than_was_planned(stage: int, memo_bytes: int) -> None:
+    weights = planned(AUDITED, stage, memo_bytes=0)
+    book, shown = WorkBook(KEPT_MEMOS * memo_bytes), ShownWorks(memo_bytes)
+    payload, most, most_shown = work_payload(stage, depth=40), 0, 0
+    record = record_of(0, payload, (), (), ())
+    for step in range(KEPT_STEPS + 2):
+        book.begin(step)
+        for index in range(AUDITED.training.microbatches):
+            book.add(step, replace(record, index=index), payload)
+            if (data := book.shown(step, index)) is not None:
+                shown.keep(AuditRequest(step, stage, index, "mate"), data)
+            most, most_shown = max(most, book.num_bytes), max(most_shown, shown.num_bytes)
+    assert most_shown <= memo_bytes
+    found = planned(AUDITED, stage, memo_bytes) - weights - memo_bytes
+    # Of the smallest codecs what is planned is the most that they take.
+    assert 0.9 * found <= most <= found
+
+
+def test_several_ranks_keep_works_alone_and_a_run_without_audits_nothing() -> None:
+    two = MeshLayout(2, devices=("cpu", "cpu"))
+    assert planned(AUDITED, 1, PLENTY) - planned(AUDITED, 1, PLENTY, two) == planned(AUDITED, 1, 0) + PLENTY
+    for other in (
+        {"audit": Audits()},
+        {"numerics": RUN.numerics.model_copy(update={"mode": "fp32"})},
+        {"averaging": RUN.averaging.model_copy(update={"sync": "local"})},
+    ):
+        assert planned(AUDITED.model_copy(update=other), 1, PLENTY) == 0
+
+
+def test_a_peer_counts_it_before_it_starts() -> None:
+    """On a GPU in the machine beside it, on the CPU with all else."""
+    config = PeerConfig(slots=1)
+    without, setup = (setup_of(config, manifest, MeshLayout()) for manifest in (RUN, AUDITED))
+    setup, beside = replace(setup, wire=without.wire), replace(setup, wire=without.wire, layout=GPU)
+    more = audit_bytes(setup, Canonical.of(AUDITED.of_stage(1)))
+    assert more == plan_stage(setup, 1).host.audits > 0
+    assert judge(setup, [1], None).need - judge(without, [1], None).need == more
+    least = judge(beside, [1], 1 << 50, 1 << 50).host_need
+    assert least - judge(replace(beside, audited=False), [1], 1 << 50, 1 << 50).host_need == more
+    check_fits(beside, [1], 1 << 50, least)
+    with pytest.raises(UsageError, match="the machine beside its devices"):
+        check_fits(beside, [1], 1 << 50, least - 1)
