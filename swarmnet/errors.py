@@ -73,6 +73,7 @@ class RejectCode(enum.Enum):
     UNKNOWN_IDENTITY = "unknown_identity"
     NOT_A_FEEDER = "not_a_feeder"  # whoever calls may not bring microbatches to this stage
     NOT_ADMITTED = "not_admitted"  # the run is by invitation, and the caller shows none that counts
+    TOO_OFTEN = "too_often"  # one mate is shown a work so many times and no more
     CLOCK = "clock"  # clocks differ by more than 60 s
     FINISHED = "finished"  # the run has reached its last step
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -42,7 +42,7 @@ from swarmnet.messages import (
     contributors_of,
     first_of,
 )
-from swarmnet.pipeline.works import digest
+from swarmnet.pipeline.works import MOST_ASKS, digest
 from swarmnet.ranks.past import KEPT_WEIGHTS
 from swarmnet.stage.seams import Recomputed
 from swarmnet.transport import ask
@@ -158,6 +158,7 @@ class Auditor:
         self._trying = False
         self._shares: Recent[bytes, tuple[Contributions, Indexes]] = Recent(_REMEMBERED)  # by what stands for them
         self._sums: Recent[Stamp, Finished] = Recent(_REMEMBERED)
+        self._asked: Recent[Stamp, Counter[tuple[PeerId, PeerId, int]]] = Recent(_REMEMBERED)
         self._verdicts: list[Verdict] = []
         self._told: set[tuple[int, PeerId, int]] = set()
         self._strangers = 0
@@ -302,7 +303,7 @@ class Auditor:
                 try:
                     await self._try(wanted)
                 except (Refused, DeviceFull) as error:
-                    # The weights of that step are gone here, or a device is full.
+                    # The weights of that step are gone here, a device is full, or too many cases are about one work.
                     case = wanted.case
                     self._event("untried", case.accused, case.stamp.step, index=case.index, reason=str(error))
         finally:
@@ -353,13 +354,20 @@ class Auditor:
         return seen is not None and seen.incarnation in lives
 
     async def _show(self, wanted: Recompute, index: int) -> tuple[AuditData, Sequence[Packed], Sequence[Packed]] | None:
-        """What went into a microbatch, as it was pledged. None: nobody shows it."""
+        """What went into a microbatch, as it was pledged. None: nobody shows it. Raises Refused(TOO_OFTEN)."""
         case, pledge = wanted.case, wanted.pledge
         request, reason = AuditRequest(case.stamp.step, self.stage, index, case.accused), ""
+        spent = False
         in_time = self._replica.member.version - case.stamp.step <= _IN_TIME
         for holder in dict.fromkeys(filter(None, (case.accused, wanted.accuser))):
             if holder == self._peer.me:
                 continue
+            asked = self._asked[case.stamp] = self._asked.get(case.stamp, Counter())
+            # It would refuse, and be no liar.
+            if asked[holder, case.accused, index] >= MOST_ASKS:
+                spent = True
+                continue
+            asked[holder, case.accused, index] += 1
             why = "it is no answer"
             try:
                 answer = await ask(self._peer.transport, holder, request, limit_s=_ASK_S)
@@ -382,6 +390,8 @@ class Auditor:
                 except BadMessage as error:
                     why = str(error)
             reason = why if holder == case.accused else reason
+        if spent and not reason:
+            raise Refused(RejectCode.TOO_OFTEN, "asked for as often as a mate may")
         # It keeps what it shows for some steps: who asks late gets nothing from anybody.
         if reason and in_time and self._lives_on(case):
             self._event("withheld", case.accused, case.stamp.step, index=index, reason=reason)

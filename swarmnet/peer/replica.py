@@ -236,12 +236,17 @@ class Replica:
             self.caller.gone(peer)
         self.driver.gone(peer, definite=definite)
 
-    def audit(self, caller: PeerId, request: AuditRequest) -> AsyncGenerator[Answer, None]:
+    async def audit(self, caller: PeerId, request: AuditRequest) -> AsyncGenerator[Answer, None]:
         """Answer a mate who looks into work of this stage. Raises Refused."""
         # Whoever is no mate has no weights to compute it again with.
         if not self._is_live(caller, self.stage):
             raise Refused(RejectCode.NOT_A_FEEDER, "you are not known here as a replica of this stage")
-        return self.execution.audit(request, me=self._peer.me)
+        try:
+            yield self.execution.audit(caller, request, me=self._peer.me)
+        except Refused as refused:
+            if refused.code is RejectCode.TOO_OFTEN:
+                self._name("asks_too_often", caller, {"step": request.step, "index": request.index})
+            raise
 
     # ------------------------------------------------------------ whom it calls, and who may call it
 

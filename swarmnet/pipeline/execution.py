@@ -182,14 +182,14 @@ class Execution:
         once all that this replica owns is summed, and of the last steps."""
         return self.works.root(step)
 
-    async def audit(self, request: AuditRequest, *, me: PeerId) -> AsyncGenerator[Answer, None]:
-        """Answer one `AuditRequest` of a mate: about a microbatch that this replica counted, or that its peer has shown
-        here. Raises Refused(NOT_FOUND)."""
-        mine = request.peer == me
-        found = self.works.shown(request.step, request.index) if mine else self._context.shown.get(request)
+    def audit(self, mate: PeerId, request: AuditRequest, *, me: PeerId) -> AuditData:
+        """What answers a mate: about a microbatch that this replica counted, or that its peer has shown here. Raises
+        Refused: NOT_FOUND, TOO_OFTEN."""
+        mine, works, shown = request.peer == me, self.works, self._context.shown
+        found = works.show(mate, request.step, request.index) if mine else shown.show(mate, request)
         if found is None:
             raise Refused(RejectCode.NOT_FOUND, "not kept here", step=request.step, index=request.index)
-        yield found
+        return found
 
     def opened(self, request: AuditRequest, data: AuditData) -> tuple[tuple[Packed, ...], tuple[Packed, ...]]:
         """(inputs, gradient) of the microbatch that `request.peer` has shown, for `Compute.recompute`; from now on they

@@ -9,14 +9,15 @@ payloads are bounded in bytes, and those of the oldest step go first: that work 
 from __future__ import annotations
 
 import struct
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from blake3 import blake3
 
 from swarmnet.audit.pledge import leaf, path_of, root_of
-from swarmnet.errors import BadMessage, RejectCode
+from swarmnet.errors import BadMessage, Refused, RejectCode
+from swarmnet.ids import PeerId
 from swarmnet.messages import AuditData, AuditRequest, Packed, WorkRecord
 
 KEPT_STEPS = 4
@@ -24,6 +25,10 @@ KEPT_STEPS = 4
 
 KEPT_MEMOS = KEPT_STEPS
 """Bytes of payloads that are kept, in those of the memo, which holds one step."""
+
+MOST_ASKS = 6
+"""Times that a work is shown to one mate, and that an honest one asks: it has drawn it, judges it, and judges it anew
+after somebody took an accusation back; each for itself and in its member's whole contribution."""
 
 LARGE = 1 << 20
 """Bytes that take longer to hash than to change threads."""
@@ -73,11 +78,12 @@ def opened(
 
 @dataclass(slots=True)
 class _Work:
-    """payload: what went in, the proof last, and the gradient; None: dropped."""
+    """payload: what went in, the proof last, and the gradient; None: dropped. asks: of each mate."""
 
     record: WorkRecord
     payload: tuple[Packed, ...] | None
     num_bytes: int
+    asks: Counter[PeerId] = field(default_factory=Counter)
 
 
 class WorkBook:
@@ -126,6 +132,13 @@ class WorkBook:
             return None
         return AuditData(work.record, path_of(self._leaves(step), index), work.payload)
 
+    def show(self, mate: PeerId, step: int, index: int) -> AuditData | None:
+        """As `shown`, to a mate that asks. Raises Refused(TOO_OFTEN)."""
+        work = self._steps.get(step, {}).get(index)
+        if work is not None and work.payload is not None:
+            _count(work.asks, mate)
+        return self.shown(step, index)
+
     def _leaves(self, step: int) -> dict[int, bytes]:
         return {index: leaf(record) for index, record in self.records(step).items()}
 
@@ -135,23 +148,36 @@ class ShownWorks:
 
     def __init__(self, cap_bytes: int) -> None:
         self._cap_bytes, self.num_bytes = cap_bytes, 0
-        self._shown: OrderedDict[AuditRequest, AuditData] = OrderedDict()
+        self._shown: OrderedDict[AuditRequest, tuple[AuditData, Counter[PeerId]]] = OrderedDict()
 
     def keep(self, request: AuditRequest, data: AuditData) -> None:
         """`request.peer` has shown this."""
+        asks = self._shown[request][1] if request in self._shown else Counter[PeerId]()
         self._drop(request)
-        self._shown[request] = data
+        self._shown[request] = data, asks
         self.num_bytes += _size(data)
         while self.num_bytes > self._cap_bytes:
             self._drop(next(iter(self._shown)))
 
     def get(self, request: AuditRequest) -> AuditData | None:
         """What it has shown, if that is still here."""
-        return self._shown.get(request)
+        return self._shown[request][0] if request in self._shown else None
+
+    def show(self, mate: PeerId, request: AuditRequest) -> AuditData | None:
+        """As `get`, to a mate that asks. Raises Refused(TOO_OFTEN)."""
+        if request in self._shown:
+            _count(self._shown[request][1], mate)
+        return self.get(request)
 
     def _drop(self, request: AuditRequest) -> None:
-        if (dropped := self._shown.pop(request, None)) is not None:
-            self.num_bytes -= _size(dropped)
+        if request in self._shown:
+            self.num_bytes -= _size(self._shown.pop(request)[0])
+
+
+def _count(asks: Counter[PeerId], mate: PeerId) -> None:
+    if asks[mate] >= MOST_ASKS:
+        raise Refused(RejectCode.TOO_OFTEN, f"it was shown to you {MOST_ASKS} times")
+    asks[mate] += 1
 
 
 def _size(data: AuditData) -> int:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from typing import Literal
 
 import pytest
-from strike import check_always, kill_and_restart, reached, watched
+from strike import check_always, kill_and_restart, reached, watch_calls, watched
 
 from swarmnet.audit.pledge import proves, sum_root
 from swarmnet.errors import Refused, RejectCode
 from swarmnet.ids import PeerId
 from swarmnet.manifest.schema import Audits
-from swarmnet.messages import AuditData, AuditRequest, Rejected
-from swarmnet.pipeline.works import record_of
+from swarmnet.messages import AuditData, AuditRequest, Rejected, Request
+from swarmnet.peer import auditor
+from swarmnet.pipeline import works
+from swarmnet.pipeline.works import MOST_ASKS, record_of
 from swarmnet.simulate.engine import Arithmetic
 from swarmnet.simulate.plan import Plan
 from swarmnet.simulate.swarm import Node, Swarm
@@ -150,3 +153,48 @@ def test_only_a_mate_is_shown_anything() -> None:
     swarm.run(until_s=60.0, script=script)
     assert isinstance(said["mate"], AuditData)
     assert isinstance(said["stranger"], Rejected) and said["stranger"].code is RejectCode.NOT_A_FEEDER
+
+
+def test_a_mate_that_asks_for_ever_is_refused_and_named() -> None:
+    """It is shown each work so many times, and its asking costs no other mate anything."""
+    swarm, shown = watched(Plan(stages=1, replicas=3, microbatches=6, steps=8, audit=SELDOM)), Counter[AuditRequest]()
+
+    async def script(swarm: Swarm) -> None:
+        await reached(swarm, 2)
+        asked, greedy, other = swarm.nodes
+        indexes = asked.peer.replicas[0].execution.works.records(1)
+        requests = [AuditRequest(1, 0, index, asked.peer_id) for index in indexes]
+        for request in (MOST_ASKS + 3) * requests:
+            answer = await ask(swarm.network.transport(greedy.peer_id), asked.peer_id, request)
+            if isinstance(answer, AuditData):
+                shown[request] += 1
+            else:
+                assert isinstance(answer, Rejected) and answer.code is RejectCode.TOO_OFTEN
+        for request in requests:
+            assert isinstance(await ask(swarm.network.transport(other.peer_id), asked.peer_id, request), AuditData)
+
+    swarm.run(until_s=60.0, script=script)
+    assert shown and set(shown.values()) == {MOST_ASKS}
+    named = {(peer, fields["peer"]) for _, peer, event, fields in swarm.events if event == "asks_too_often"}
+    assert named == {(swarm.nodes[0].peer_id, swarm.nodes[1].peer_id)}
+
+
+@pytest.mark.parametrize("most", [MOST_ASKS, 1])
+def test_honest_auditors_ask_no_more_often_than_they_may(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of three looks at all works, alone and within whole contributions. Where that is too often it leaves a case
+    untried, and blames nobody."""
+    monkeypatch.setattr(works, "MOST_ASKS", most)
+    monkeypatch.setattr(auditor, "MOST_ASKS", most)
+    plan = Plan(stages=1, replicas=4, microbatches=8, steps=12, audit=Audits(microbatches=1.0, contributions=1.0))
+    swarm, asked = watched(plan), Counter[tuple[PeerId, PeerId, AuditRequest]]()
+
+    def count(caller: PeerId, callee: PeerId, request: Request) -> None:
+        if isinstance(request, AuditRequest):
+            asked[caller, callee, request] += 1
+
+    watch_calls(swarm, count)
+    swarm.run(until_s=300.0)
+    assert swarm.counts["audited"] and max(asked.values()) == min(most, 2)
+    untried = [fields["reason"] for _, _, event, fields in swarm.events if event == "untried"]
+    assert (most < 2) == any("as often as a mate may" in reason for reason in untried)
+    assert not swarm.counts["asks_too_often"] and not swarm.counts["withheld"]

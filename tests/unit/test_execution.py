@@ -34,7 +34,7 @@ from swarmnet.pipeline.execution import Execution
 from swarmnet.pipeline.inputs import AnswerCheck, InputCheck, TurnedAway
 from swarmnet.pipeline.recovery import Keepalive, Recovery
 from swarmnet.pipeline.router import AdaptiveTimeout, Router
-from swarmnet.pipeline.works import ShownWorks, WorkBook, record_of
+from swarmnet.pipeline.works import MOST_ASKS, ShownWorks, WorkBook, record_of
 from swarmnet.simulate.clock import VirtualLoop
 from swarmnet.simulate.device import Device
 from swarmnet.simulate.engine import Arithmetic, SimulatedEngine
@@ -665,14 +665,11 @@ def test_a_caller_sees_signs_of_life_until_the_work_is_done() -> None:
 # ---------------------------------------------------------------- what it answers for
 
 
-ME = PeerId("me")
+ME, MATE = PeerId("me"), PeerId("mate")
 
 
-async def shown(here: Scene, index: int, *, step: int = 0, peer: PeerId = ME) -> AuditData:
-    request = AuditRequest(step, here.stage, index, peer)
-    (answer,) = [answer async for answer in here.execution.audit(request, me=ME)]
-    assert isinstance(answer, AuditData)
-    return answer
+def shown(here: Scene, index: int, *, step: int = 0, peer: PeerId = ME, mate: PeerId = MATE) -> AuditData:
+    return here.execution.audit(mate, AuditRequest(step, here.stage, index, peer), me=ME)
 
 
 @pytest.mark.parametrize("stage", [0, 1])
@@ -685,7 +682,7 @@ def test_who_counted_a_microbatch_shows_it_and_a_mate_finds_the_same(stage: int)
         root = execution.work_root(0)
         contribution = list(engine.accumulator(0).total)
         for index, answer in answers.items():
-            data = await shown(here, index)
+            data = shown(here, index)
             assert proves(data.path, data.work, root)
             assert isinstance(answer, Gradient) and len(data.payload) == 3
         commits = [Commit(k, 0, Chain(""), RoundId(Ballot(0, ME), 0), b"digest", 1, 0.0, 0.0) for k in (0, 1)]
@@ -695,7 +692,7 @@ def test_who_counted_a_microbatch_shows_it_and_a_mate_finds_the_same(stage: int)
             execution.begin(step + 1, alive=lambda peer: True)
         works = []
         for index in answers:
-            data = await shown(here, index)
+            data = shown(here, index)
             inputs, gradient = execution.opened(AuditRequest(0, stage, index, ME), data)
             again = await engine.recompute(0, index, inputs, gradient)
             found = record_of(
@@ -725,7 +722,7 @@ def test_what_was_voided_is_not_answered_for() -> None:
         here.execution.voided(0)
         assert here.execution.work_root(0) == empty
         with pytest.raises(Refused) as refused:
-            await shown(here, 3)
+            shown(here, 3)
         assert refused.value.code is RejectCode.NOT_FOUND
 
     scene(1, act)
@@ -735,13 +732,36 @@ def test_what_a_mate_has_shown_is_shown_to_jurors() -> None:
     async def act(here: Scene) -> None:
         await here.ask(3, payload(1))
         await asyncio.sleep(1.0)
-        data = await shown(here, 3)
+        data = shown(here, 3)
         with pytest.raises(Refused):
-            await shown(here, 3, peer=LIAR)
+            shown(here, 3, peer=LIAR)
         assert here.execution.opened(AuditRequest(0, 1, 3, LIAR), data) == (inputs(1), ())
-        assert await shown(here, 3, peer=LIAR) == data
+        assert shown(here, 3, peer=LIAR) == data
         with pytest.raises(BadMessage):
             here.execution.opened(AuditRequest(0, 1, 4, LIAR), data)
+
+    scene(1, act)
+
+
+@pytest.mark.parametrize("peer", [ME, LIAR])
+def test_a_mate_that_asks_again_and_again_is_shown_no_more(peer: PeerId) -> None:
+    async def act(here: Scene) -> None:
+        for index in (3, 4):
+            await here.ask(index, payload(1))
+        await asyncio.sleep(1.0)
+        data = shown(here, 3, mate=PeerId("before"))
+        for _ in range(2):
+            here.execution.opened(AuditRequest(0, 1, 3, LIAR), data)
+        for _ in range(MOST_ASKS):
+            assert shown(here, 3, peer=peer) == data
+            # What is not there is asked for in vain, and costs nothing that is counted.
+            with pytest.raises(Refused):
+                shown(here, 9, peer=peer)
+        here.execution.opened(AuditRequest(0, 1, 3, LIAR), data)
+        with pytest.raises(Refused) as refused:
+            shown(here, 3, peer=peer)
+        assert refused.value.code is RejectCode.TOO_OFTEN
+        assert shown(here, 3, peer=peer, mate=PeerId("other")) == data and shown(here, 4)
 
     scene(1, act)
 
@@ -753,6 +773,6 @@ def test_who_shows_other_tokens_than_the_runs_is_refused_though_its_record_fits(
         with pytest.raises(BadMessage, match="not proven"):
             here.execution.opened(AuditRequest(0, 1, 3, LIAR), data)
         with pytest.raises(Refused):
-            await shown(here, 3, peer=LIAR)
+            shown(here, 3, peer=LIAR)
 
     scene(1, act)
