@@ -104,6 +104,7 @@ class Execution:
                 self.steps[step] = StepTasks(step, self._context, alive=alive)
                 if self._context.works is not None:
                     self._context.works.begin(step)
+                    self._context.shown.begin(step)
         self._begun.set()
         self._begun = asyncio.Event()
 

@@ -144,11 +144,18 @@ class WorkBook:
 
 
 class ShownWorks:
-    """What others have shown to this replica, so that jurors may have it from here; the oldest goes first."""
+    """What others have shown to this replica, so that jurors may have it from here; the oldest goes first.
+
+    Of the steps before the open one, as long as somebody can compute them again."""
 
     def __init__(self, cap_bytes: int) -> None:
         self._cap_bytes, self.num_bytes = cap_bytes, 0
         self._shown: OrderedDict[AuditRequest, tuple[AuditData, Counter[PeerId]]] = OrderedDict()
+
+    def begin(self, step: int) -> None:
+        """The step is opened: what nobody can compute again any more goes, and what is of a run that went back."""
+        for request in [each for each in self._shown if not step - KEPT_STEPS <= each.step < step]:
+            self._drop(request)
 
     def keep(self, request: AuditRequest, data: AuditData) -> None:
         """`request.peer` has shown this."""

@@ -200,8 +200,8 @@ def _host_memory(setup: Setup, canonical: Canonical, ranks: list[RankMemory], in
 
 def audit_bytes(setup: Setup, canonical: Canonical) -> int:
     """Host memory of what audits keep of one stage, at most: weights of the last steps; what went into works of as
-    many, as if this replica had counted them all; and what others have shown of theirs. Several ranks are looked at
-    and look at nobody: they keep their works alone."""
+    many, as if this replica had counted them all; and what others have shown of theirs, as if they had shown all.
+    Several ranks are looked at and look at nobody: they keep their works alone."""
     if not setup.audited:
         return 0
     spec, training = canonical.spec, canonical.spec.training
@@ -209,10 +209,11 @@ def audit_bytes(setup: Setup, canonical: Canonical) -> int:
     there, back = (_BYTES.get(codec, _COARSE) for codec in (setup.wire.activations, setup.wire.gradients))
     crossing = (there * (not spec.first) + back * (not spec.last)) * sequences * length * spec.model.hidden_size
     payload = round(crossing) + sequences * (_FP32 * (length + 1) + _PROOF_BYTES)
-    works = min(KEPT_MEMOS * setup.memo_bytes, KEPT_STEPS * training.microbatches * payload)
+    steps = KEPT_STEPS * training.microbatches * payload
+    works, shown = min(KEPT_MEMOS * setup.memo_bytes, steps), min(setup.memo_bytes, steps)
     if setup.layout.ranks > 1:
         return works
-    return works + KEPT_WEIGHTS * _FP32 * canonical.num_elements + setup.memo_bytes
+    return works + shown + KEPT_WEIGHTS * _FP32 * canonical.num_elements
 
 
 def _of_rounds(averaging: Averaging, canonical: Canonical, ranks: int) -> int:

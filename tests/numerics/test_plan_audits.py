@@ -10,6 +10,7 @@ from test_plan import CPU, GPU, RUN, STAGES, boundary, inputs
 
 from swarmnet.config.peer import PeerConfig
 from swarmnet.errors import UsageError
+from swarmnet.ids import PeerId
 from swarmnet.manifest.schema import Audits, Manifest, Wire
 from swarmnet.messages import AuditRequest, Packed
 from swarmnet.peer.memory_fit import check_fits, judge, setup_of
@@ -25,6 +26,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 AUDITED = RUN.model_copy(
     update={"audit": Audits(microbatches=0.01), "wire": Wire(activations="bf16", gradients="int8")}
 )
+UNSEEN = AUDITED.model_copy(update={"audit": Audits(microbatches=0.0, contributions=0.0)})
 PLENTY = 1 << 30
 
 
@@ -58,28 +60,32 @@ def work_payload(stage: int, depth: int) -> tuple[Packed, ...]:
 @pytest.mark.parametrize("memo_bytes", [PLENTY, 200_000], ids=["all", "to-the-cap"])
 @pytest.mark.parametrize("stage", range(3), ids=STAGES)
 def test_works_and_what_is_shown_take_no_more_than_was_planned(stage: int, memo_bytes: int) -> None:
-    weights = planned(AUDITED, stage, memo_bytes=0)
+    alone = MeshLayout(2, devices=("cpu", "cpu"))
+    weights, works = planned(AUDITED, stage, memo_bytes=0), planned(AUDITED, stage, memo_bytes, alone)
     book, shown = WorkBook(KEPT_MEMOS * memo_bytes), ShownWorks(memo_bytes)
     payload, most, most_shown = work_payload(stage, depth=40), 0, 0
     record = record_of(0, payload, (), (), ())
-    for step in range(KEPT_STEPS + 2):
+    for step in range(3 * KEPT_STEPS):
         book.begin(step)
+        shown.begin(step)
         for index in range(AUDITED.training.microbatches):
             book.add(step, replace(record, index=index), payload)
-            if (data := book.shown(step, index)) is not None:
-                shown.keep(AuditRequest(step, stage, index, "mate"), data)
+            # A mate that has counted as much shows all of the step before.
+            if (data := book.shown(step - 1, index)) is not None:
+                shown.keep(AuditRequest(step - 1, stage, index, PeerId("mate")), data)
             most, most_shown = max(most, book.num_bytes), max(most_shown, shown.num_bytes)
-    assert most_shown <= memo_bytes
-    found = planned(AUDITED, stage, memo_bytes) - weights - memo_bytes
-    # Of the smallest codecs what is planned is the most that they take.
-    assert 0.9 * found <= most <= found
+    # Of the smallest codecs what is planned is the most that they take, and a cap holds whole payloads.
+    assert 0.9 * works <= most <= works
+    others = planned(AUDITED, stage, memo_bytes) - weights - works
+    size = sum(packed.num_bytes for packed in payload)
+    assert 0.9 * others - size <= most_shown <= others
 
 
 def test_several_ranks_keep_works_alone_and_a_run_without_audits_nothing() -> None:
-    two = MeshLayout(2, devices=("cpu", "cpu"))
-    assert planned(AUDITED, 1, PLENTY) - planned(AUDITED, 1, PLENTY, two) == planned(AUDITED, 1, 0) + PLENTY
+    two, whole = MeshLayout(2, devices=("cpu", "cpu")), planned(AUDITED, 1, PLENTY)
+    assert 2 * planned(AUDITED, 1, PLENTY, two) == whole - planned(AUDITED, 1, 0)
+    assert planned(UNSEEN, 1, PLENTY) == 0
     for other in (
-        {"audit": Audits()},
         {"numerics": RUN.numerics.model_copy(update={"mode": "fp32"})},
         {"averaging": RUN.averaging.model_copy(update={"sync": "local"})},
     ):
@@ -89,8 +95,8 @@ def test_several_ranks_keep_works_alone_and_a_run_without_audits_nothing() -> No
 def test_a_peer_counts_it_before_it_starts() -> None:
     """On a GPU in the machine beside it, on the CPU with all else."""
     config = PeerConfig(slots=1)
-    without, setup = (setup_of(config, manifest, MeshLayout()) for manifest in (RUN, AUDITED))
-    setup, beside = replace(setup, wire=without.wire), replace(setup, wire=without.wire, layout=GPU)
+    without, setup = (setup_of(config, manifest, MeshLayout()) for manifest in (UNSEEN, AUDITED))
+    beside = replace(setup, layout=GPU)
     more = audit_bytes(setup, Canonical.of(AUDITED.of_stage(1)))
     assert more == plan_stage(setup, 1).host.audits > 0
     assert judge(setup, [1], None).need - judge(without, [1], None).need == more

@@ -91,7 +91,7 @@ def test_the_stages_of_the_config_are_planned(plan: Plan, tmp_path: Path, monkey
 
 def test_slots_are_chosen_as_the_peer_chooses_them(plan: Plan) -> None:
     for layout, line, share in ((GPU, "--gpus 1", 1), (MeshLayout(), "--device cpu", 2)):
-        setup = Setup(RUN.specs, RUN.wire, layout, memo_bytes=MIB)
+        setup = Setup(RUN.specs, RUN.wire, layout, memo_bytes=MIB, audited=RUN.audited)
         room = share * judge(replace(setup, slots=5), [1, 2], None).need
         code, out, _ = plan(f"--stage 1,2 --slots 0 {line} --memory {room}B --set caps.memo_bytes={MIB} --json")
         assert code == 0 and {each["in_flight"] for each in json.loads(out)["stages"]} == {5}

@@ -121,6 +121,12 @@ def test_what_others_have_shown_is_bounded_too() -> None:
         cache.keep(asked[index], shown(book, 0, index))
     assert [cache.get(request) is not None for request in asked] == [True, False, True]
     assert cache.num_bytes == 2 * size
+    for step, kept in ((1, True), (KEPT_STEPS, True), (KEPT_STEPS + 1, False)):
+        cache.begin(step)
+        assert (cache.get(asked[0]) is not None) == kept and cache.num_bytes == 2 * size * kept
+    cache.keep(asked[0], shown(book, 0, 0))
+    cache.begin(0)  # the run went back
+    assert cache.get(asked[0]) is None
 
 
 @given(st.lists(st.builds(Packed, st.sampled_from(["", "a", "ab"]), st.lists(st.integers(0, 2)).map(tuple),
