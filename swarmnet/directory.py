@@ -20,6 +20,8 @@ MAX_ON_DISK = 8
 MAX_COMPLAINTS = 8
 """Complaints in one record, about all stages together."""
 MAX_REASON = 80
+MAX_TAINTED = 4
+"""Steps with false work that one record names: the last ones."""
 MAX_ESTIMATES = 24
 """Replicas of its stage of which a peer says how fast they are."""
 MAX_RATE = (1 << 31) - 1
@@ -93,6 +95,14 @@ class Complaint:
 
 
 @dataclass(frozen=True, slots=True)
+class TaintedStep:
+    """A step of a stage whose sum holds proven false work, and is in the weights (docs/trust.md)."""
+
+    stage: StageNumber
+    step: Number
+
+
+@dataclass(frozen=True, slots=True)
 class Record:
     """What a peer says of itself. Signed by the peer's identity key."""
 
@@ -140,6 +150,10 @@ class Record:
     """What runs there, such as "swarmnet 0.1.0, protocol 2.0"; empty: it does not say."""
     region: Annotated[str, Size(24)] = ""
     """Where it is, as its operator says; empty: it does not say."""
+    tainted: Annotated[tuple[TaintedStep, ...], Entries(MAX_TAINTED)] = ()
+    """Of the tainted steps that it knows of, those it heard of last."""
+    num_tainted: Number = 0
+    """How many it knows of."""
 
     @property
     def roles(self) -> tuple[Role, ...]:

@@ -391,6 +391,9 @@ class Audits(Table):
 
     microbatches: Fraction = says(0.01, "share of microbatches whose outputs and input gradients are looked at again")
     contributions: Fraction = says(0.01, "share of contributions to a step's sum that are computed again as a whole")
+    on_late: Literal["record", "rollback"] = says(
+        "record", 'proven false work: "record": it stays; "rollback": the run goes back before it'
+    )
 
 
 class Admission(Table):

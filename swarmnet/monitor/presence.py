@@ -117,6 +117,7 @@ def state(found: Assessment, curve: Curve) -> dict[str, Any]:
         "tokens_per_second": curve.tokens_per_second(newest.step) if newest else None,
         "eta_s": eta_s(found, curve),
         "still_s": found.still_s,
+        "num_tainted": found.num_tainted,
         "stages": [
             {
                 "stage": line.stage,

@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Protocol
 from swarmnet.audit.court import Convict, Court, CourtAction, Dispute, Recompute, SayFinding, StrikePeer, TellVerdict
 from swarmnet.audit.evidence import Evidence
 from swarmnet.audit.pledge import WHOLE, leaf, pledged, proves, shares_of, vector_seed
-from swarmnet.audit.proof import odd
+from swarmnet.audit.proof import odd, refusal
 from swarmnet.audit.receipts import Receipt, append
 from swarmnet.bounds import Recent
 from swarmnet.errors import BadMessage, DeviceFull, Overflow, PeerGone, PeerTimeout, Refused, RejectCode
-from swarmnet.ids import PeerId
+from swarmnet.ids import PeerId, Restart
 from swarmnet.messages import (
     NONE,
     AuditControl,
@@ -41,6 +41,7 @@ from swarmnet.messages import (
     WorkRecord,
     contributors_of,
     first_of,
+    roll_of,
 )
 from swarmnet.pipeline.works import MOST_ASKS, digest
 from swarmnet.ranks.past import KEPT_WEIGHTS
@@ -62,6 +63,9 @@ _MOST_WAITING = 64
 
 _REMEMBERED = 64
 """Sums whose contributors are known: cases and verdicts are about the last ones."""
+
+_COMMITTED = 32
+"""Steps of which is known what each stage committed: a case is forgotten after half as many."""
 
 _MOST_STRANGERS = 256
 """Verdicts on peers of whom nothing else is heard. Names cost nothing, and with a few of them anybody makes a verdict;
@@ -159,7 +163,10 @@ class Auditor:
         self._shares: Recent[bytes, tuple[Contributions, Indexes]] = Recent(_REMEMBERED)  # by what stands for them
         self._sums: Recent[Stamp, Finished] = Recent(_REMEMBERED)
         self._asked: Recent[Stamp, Counter[tuple[PeerId, PeerId, int]]] = Recent(_REMEMBERED)
+        # By restart and step: the digest of each stage's sum, and of its contributors.
+        self._committed: Recent[tuple[Restart, int], dict[int, tuple[bytes, bytes]]] = Recent(_COMMITTED)
         self._verdicts: list[Verdict] = []
+        self._tainted: set[Stamp] = set()
         self._told: set[tuple[int, PeerId, int]] = set()
         self._strangers = 0
         self._kept = peer.papers.kept()
@@ -171,6 +178,7 @@ class Auditor:
         member = self._replica.member
         self._recall()
         self._sums[stamp] = finished
+        self._committed[stamp.restart, stamp.step] = {each.stage: (each.digest, each.roll) for each in commits}
         self._shares[shares_of(finished.contributions, finished.voided)] = finished.contributions, finished.voided
         live = frozenset(member.view.live(self.stage, now=self._now()))
         pledges = self._replica.exchange.pledges(stamp)
@@ -249,7 +257,24 @@ class Auditor:
             self._peer.papers.evidence(f"stage-{stamp.stage}-step-{stamp.step}-{action.peer}.json", evidence)
         if isinstance(proof, Verdict):
             self._verdicts.append(self._whole(proof))
+            self._taint(self._verdicts[-1], action.peer)
             self._spread()
+
+    def _taint(self, verdict: Verdict, convict: PeerId) -> None:
+        """If it was the convict's own work that was false, its step holds it, here if the sum was applied here."""
+        stamp, applied = verdict.pledge.stamp, self._was_applied(verdict)
+        # Who accused wrongly has changed no sum.
+        if convict == verdict.pledge.peer:
+            self._tainted |= {stamp} if applied else set()
+            self._peer.taint(stamp, convict, applied=applied)
+
+    def _was_applied(self, verdict: Verdict) -> bool:
+        """Is it about a sum that this replica saw committed? With names of its own anybody makes a verdict."""
+        pledge = verdict.pledge
+        committed = self._committed.get((pledge.stamp.restart, pledge.stamp.step), {})
+        contributors = frozenset(peer for peer, _, indexes in verdict.contributions if indexes)
+        roll = roll_of(tuple(sorted(first_of(contributors))))
+        return committed.get(pledge.stamp.stage) == (pledge.digest, roll)
 
     def _hear_verdict(self, verdict: Verdict) -> None:
         """Who judges, the accused has signed itself: nobody need know the sum to see whether that is so."""
@@ -258,6 +283,16 @@ class Auditor:
             return
         contributors = frozenset(peer for peer, _, indexes in verdict.contributions if indexes)
         strange = odd(verdict, contributors).isdisjoint((self._peer.me, *self._peer.everyone()))
+        accused = verdict.pledge.peer
+        # Others found false work of it in another step: the court has no more to say of it.
+        if (
+            accused in self._court.convicted
+            and verdict.pledge.stamp not in self._tainted
+            and self._was_applied(verdict)
+            and accused in odd(verdict, contributors)
+            and not refusal(verdict, contributors, self._peer.signer.verify)
+        ):
+            self._taint(verdict, accused)
         if strange and self._strangers >= _MOST_STRANGERS:
             return
         actions = self._court.hear_verdict(replace(verdict, contributions=(), voided=NONE), contributors)

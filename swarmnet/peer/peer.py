@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any
 
 from swarmnet.averaging.meeting import Meeting
-from swarmnet.directory import Directory, Estimate, Record, Role, StageStatus
+from swarmnet.directory import MAX_TAINTED, Directory, Estimate, Record, Role, StageStatus, TaintedStep
 from swarmnet.errors import BadMessage, Refused, RejectCode
 from swarmnet.ids import NO_RESTART, PeerId, RunId, Signer
 from swarmnet.manifest.extension import Notices
@@ -41,6 +41,7 @@ from swarmnet.messages import (
     Rejected,
     Request,
     SnapshotRequest,
+    Stamp,
     StepFigures,
     TrailRequest,
 )
@@ -378,6 +379,15 @@ class Peer:
             replica.convict(peer, step, reason)
         self.news.set()
 
+    def taint(self, stamp: Stamp, peer: PeerId, *, applied: bool) -> None:
+        """That peer is convicted for its work of that step. applied: is it known that its sum was applied here?"""
+        self._supply.taint(stamp, peer, applied=applied)
+
+    def look(self) -> None:
+        """Look around, and tell the others, as soon as may be."""
+        self._look.set()
+        self.news.set()
+
     def _serving(self, stage: int) -> Replica:
         replica = self.replicas.get(stage)
         if replica is None:
@@ -590,6 +600,7 @@ class Peer:
         supply = self._supply
         return (
             supply.rollbacks.wanted is not None
+            or supply.rollbacks.spoilt is not None
             or any(not replica.member.synced or self._still_s(replica) for replica in self.replicas.values())
             or self.named > supply.rollbacks.current
         )
@@ -688,6 +699,8 @@ class Peer:
             steps=self._extending.last,
             restart=self._supply.rollbacks.current,
             wants=self._supply.rollbacks.wanted or NO_RESTART,
+            tainted=tuple(TaintedStep(*of) for of in self._supply.rollbacks.tainted[-MAX_TAINTED:]),
+            num_tainted=len(self._supply.rollbacks.tainted),
             paused=self.paused,
             complaints=tuple(
                 complaint

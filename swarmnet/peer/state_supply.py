@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from swarmnet.directory import Record
 from swarmnet.ids import NO_RESTART, PeerId, Restart
+from swarmnet.messages import Stamp
 from swarmnet.state.lineage import of_one_lineage
 from swarmnet.state.rollback import (
     FromDisk,
@@ -37,6 +38,15 @@ _WHY = {
 }
 
 
+_NOWHERE = (
+    "no version before that step is on disk in every stage, or the run has been there too often: its false work stays "
+    "in the weights; for the next time let peers keep more checkpoints (caps.keep_checkpoints)"
+)
+_TOO_FEW = (
+    "too few of the other peers want to go back before that step: its false work stays in the weights; to be rid of it "
+    "stop all peers, delete later checkpoints and start them again (docs/checkpoints.md)"
+)
+
 _DAMAGED = (
     "all checkpoints of stage {stage} in this --dir are damaged, and nobody serves it: start a peer that has a sound "
     "one, or this one with a new --dir to begin at step 0"
@@ -56,6 +66,7 @@ class StateSupply:
             lost_s=timers.long_silence_s,
             allow_drop=training.allow_drop,
             seed_until=training.checkpoint_every,
+            undoes=peer.manifest.audit.on_late == "rollback",
         )
         self.opened = asyncio.Event()
         """Is it known what is on this peer's disk?"""
@@ -94,7 +105,7 @@ class StateSupply:
             return
         before, wanted, now = self.rollbacks.current, self.rollbacks.wanted, asyncio.get_running_loop().time()
         serving = any(replica.member.synced for replica in self._replicas.values())
-        move, holdings, records = None, self.everybody(), self._peer.records
+        move, holdings, records, spoilt = None, self.everybody(), self._peer.records, self.rollbacks.spoilt
         self._heard_at = {peer: self._heard_at.get(peer, now) for peer, record in records.items() if record.stages}
         # Where nobody names a restart, nobody's word moves me unless I want one myself.
         if calm := before == NO_RESTART == self._peer.named:
@@ -105,6 +116,20 @@ class StateSupply:
             self._follow(move, since=before)
         elif self.rollbacks.wanted != wanted:
             self._peer.news.set()
+        for stage, replica in self._replicas.items():
+            if not self._busy(stage):
+                replica.state.checkpoints.spared = -1 if self.rollbacks.spoilt is None else self.rollbacks.spoilt
+        if move is None and spoilt is not None and self.rollbacks.spoilt is None:
+            nowhere = self.rollbacks.before(spoilt, holdings) is None
+            self._peer.say("stays_applied", {"step": spoilt, "reason": _NOWHERE if nowhere else _TOO_FEW})
+
+    def taint(self, stamp: Stamp, peer: PeerId, *, applied: bool) -> None:
+        """That peer is convicted for its work of that step. applied: is it known that its sum was applied here?"""
+        before = self.rollbacks.tainted
+        self.rollbacks.taint(stamp.restart, stamp.stage, stamp.step, applied=applied)
+        if self.rollbacks.tainted != before:
+            self._peer.say("tainted", {"step": stamp.step, "stage": stamp.stage, "peer": peer})
+            self._peer.look()
 
     def everybody(self) -> list[Holding]:
         """Who holds what: the live peers of all stages, myself included. What is on disk is of one lineage."""
@@ -169,6 +194,7 @@ class StateSupply:
             RestartReport(
                 record.restart,
                 record.wants,
+                peer=record.peer,
                 heard=not (record.peer in heard and self.dead(record))
                 and (
                     now - self._heard_at[record.peer] <= self.rollbacks.lost_s
@@ -221,6 +247,7 @@ class StateSupply:
         keep = keep and replica.member.synced
         # The newer state goes to disk: the run may come back to it.
         if restart > since and not keep:
+            replica.state.checkpoints.spared = restart.version
             await replica.state.put_by(restart)
         await replica.driver.follow(restart)
         replica.state.forget_past()

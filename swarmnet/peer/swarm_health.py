@@ -8,11 +8,12 @@ network and no clock.
 from __future__ import annotations
 
 import statistics
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, fields
 from typing import Literal
 
-from swarmnet.directory import Complaint, Record, StageStatus
+from swarmnet.directory import MAX_TAINTED, Complaint, Record, StageStatus
 from swarmnet.ids import NO_RESTART, Chain, Incarnation, PeerId, Restart, RunId
 from swarmnet.net.admission import Admissions
 from swarmnet.peer.checkup import advice
@@ -126,6 +127,15 @@ class ComplaintLine:
 
 
 @dataclass(frozen=True, slots=True)
+class TaintedLine:
+    """A step whose sum in that stage holds proven false work, and how many replicas that serve say so."""
+
+    stage: int
+    step: int
+    by: int
+
+
+@dataclass(frozen=True, slots=True)
 class AdmissionLine:
     """Who may join. policy: "open" or "invite". checked: by the manifest; else it is what most peers say, and records
     of uninvited peers are shown, too. owner: who invites, banned: how many are shut out; known if checked."""
@@ -146,6 +156,8 @@ class Assessment:
     that anybody follows. still_s: for how long there was no step, as most say who serve; 0 while steps come as usual.
     steps: how many the run has, as half of those say who serve; 0 if unknown. step_s: seconds of a step, the median of
     what its peers measure. eta_s: seconds to the last step at that pace; None if unknown, or no step is done now.
+    num_tainted: how many steps hold proven false work, as half of those say who know of any. tainted: the last of them,
+    those that most name first.
     """
 
     run: RunId
@@ -168,6 +180,8 @@ class Assessment:
     steps: int = 0
     step_s: float = 0.0
     eta_s: float | None = None
+    num_tainted: int = 0
+    tainted: tuple[TaintedLine, ...] = ()
 
 
 def assess(run: RunId, records: Sequence[Record], num_stages: int, admissions: Admissions | None = None) -> Assessment:
@@ -194,6 +208,11 @@ def assess(run: RunId, records: Sequence[Record], num_stages: int, admissions: A
         for complaint in record.complaints
         if not finished and any(record.peer == replica.peer for replica in serving.get(complaint.stage, ()))
     )
+    standing_by = {replica.peer for replicas in serving.values() for replica in replicas}
+    members = [record for record in records if record.peer in standing_by]
+    num_tainted = half_of([record.num_tainted for record in members if record.num_tainted] or [0])
+    tainted = _tainted(members)
+    problems += _holds_false_work(num_tainted, tainted, len(members))
     problems += _complained(complaints, {stage: {r.peer for r in serving[stage]} for stage in serving}, still_s)
     version = min(map(max, synced)) if stages and all(synced) else None
     steps = statistics.median_low([record.steps for record in records if record.steps] or [0])
@@ -220,6 +239,8 @@ def assess(run: RunId, records: Sequence[Record], num_stages: int, admissions: A
         steps=steps,
         step_s=step_s,
         eta_s=(steps - version) * step_s if going and version is not None else None,
+        num_tainted=num_tainted,
+        tainted=tainted,
     )
 
 
@@ -317,6 +338,25 @@ def _went_back(restart: Restart, records: Sequence[Record]) -> Iterator[Problem]
     if behind := sum(bool(record.stages) and record.restart != restart for record in records):
         text += f"; {counted(behind, 'peer')} {'has' if behind == 1 else 'have'} yet to follow"
     yield Problem("note", "went_back", text)
+
+
+def _tainted(members: Sequence[Record]) -> tuple[TaintedLine, ...]:
+    said = Counter((each.stage, each.step) for record in members for each in dict.fromkeys(record.tainted))
+    lines = [TaintedLine(stage, step, by) for (stage, step), by in said.items()]
+    return tuple(sorted(lines, key=lambda line: (-line.by, -line.step, line.stage)))
+
+
+def _holds_false_work(number: int, last: Sequence[TaintedLine], members: int) -> Iterator[Problem]:
+    if number and last:
+        named = ", ".join(
+            f"{line.step} of stage {line.stage} (say {line.by} of {counted(members, 'replica')})"
+            for line in last[:MAX_TAINTED]
+        )
+        text = (
+            f"{counted(number, 'step')} {'holds' if number == 1 else 'hold'} work that is proven false; the last: "
+            f"{named}; audit.on_late in the manifest says whether the run goes back before them"
+        )
+        yield Problem("warning", "tainted", text)
 
 
 def _stage_problems(line: StageLine, standing: _Standing, finished: bool) -> Iterator[Problem]:

@@ -107,6 +107,8 @@ class Checkpointer:
         self._opened = False
         self.most_bytes = 0
         """What they may take on disk, the one under way included; 0: no limit."""
+        self.spared = -1
+        """Versions up to this one stay on disk for now: the run may be about to go back to one of them."""
         self.all_damaged = False
         """Were there checkpoints, and not one that is sound?"""
         self._wake = asyncio.Event()
@@ -340,6 +342,7 @@ class Checkpointer:
             self._common = max(found, self._common or 0)  # a record that expires does not undo what was seen
         candidates = {version for version in self.versions if version != newest}
         keep = retained(candidates | {newest}, keep=most, every=self._schedule.every, common=self._common)
+        keep |= {version for version in self._held if version <= self.spared}
         # Until the restart has led to a step, it may be taken back.
         return keep if newest > self.restart.version else keep | self._held.keys()
 

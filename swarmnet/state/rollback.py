@@ -9,6 +9,11 @@ it *wants*, and goes once more than half of those whose records it holds want it
 those it hears under another restart goes there as well, up or down: what somebody did alone, behind a cut, is taken
 back.
 
+A run may ask to go back before false work that somebody is convicted for (docs/trust.md). Everybody hears the proof, so
+all honest peers who applied that step come to want it. What bounds a liar: each verdict costs an identity, sends the
+run back once, and not to a version to which the run has gone back twice for that, nor below. Who cannot have its way
+for `GIVE_UP` times `lost_s` gives up: the step stays applied.
+
 Knows no peer, no disk and no clock; it is told who holds what, and who says what.
 """
 
@@ -19,12 +24,20 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import TypeVar
 
+from swarmnet.bounds import Recent
 from swarmnet.ids import NO_RESTART, PeerId, Restart
 
 _T = TypeVar("_T", int, Restart)
 
 MAX_RESTARTS_AHEAD = 1024
 """A restart far ahead of all others is nobody's next."""
+
+MOST_RETURNS = 2
+"""So often the run goes back to one version for false work."""
+
+GIVE_UP = 2
+
+_MOST_TAINTED = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +107,7 @@ class RestartReport:
     """Has it spoken itself, lately?"""
     has_say: bool = True
     """Has it state, or is it under a restart? Nobody else says in which run all go on."""
+    peer: PeerId | None = None
 
 
 class Move(Enum):
@@ -131,6 +145,17 @@ class Rollbacks:
     """The highest number of a restart that a disk remembers."""
     wanted: Restart | None = None
     """What this peer would go under, if most want that."""
+    undoes: bool = False
+    """Does the run go back before false work?"""
+    _tainted: Recent[tuple[Restart, int, int], bool] = field(default_factory=lambda: Recent(_MOST_TAINTED))
+    """(restart, stage, step): does this peer want it undone?"""
+    _alleged: int = -1
+    """The highest step under `current` that anybody is convicted for, applied here or not."""
+    _been: list[Restart] = field(default_factory=list)
+    """Where this peer has gone back to; of a restart under which it kept its state nothing."""
+    _returned: list[int] = field(default_factory=list)
+    """Versions it has gone back to for false work."""
+    _spoilt_since: tuple[int, float] | None = None
     _facts: object = None
     _since: float | None = field(default=None)
     _alone_since: float | None = field(default=None)
@@ -143,11 +168,17 @@ class Rollbacks:
         mine = [self.current] if serving or self.current.number else []
         under = [word.restart for word in words if word.heard and word.has_say]
         if (most := self._most(mine + under, holdings)) > self.current and most.version <= self.last_version:
-            return self._go(most, Move.KEEP if serving and self._whole_and_further(most, holdings) else Move.GO_BACK)
+            # Who could not see the false work itself must not bring it back to those who gave it up.
+            keeps = serving and self._alleged < most.version and self._whole_and_further(most, holdings)
+            return self._go(most, Move.KEEP if keeps else Move.GO_BACK)
         votes = [max(word.restart, word.wants) if word.heard else NO_RESTART for word in words]
         # Most must want it: one peer alone never sends the run back.
         if self.wanted is not None:
             agreed = most_of([self.wanted, *votes])
+            if self.spoilt is not None:
+                # The run moves on meanwhile: only who wants to go back spares what is that old on its disk.
+                others = {word.peer for word, vote in zip(words, votes, strict=True) if vote < agreed}
+                holdings = [held for held in holdings if held.peer not in others]
             if agreed > self.current and self._reachable(agreed, holdings):
                 return self._go(agreed, Move.GO_BACK)
         followers = [max(word.restart, word.wants) for word in words if word.heard and word.has_say]
@@ -163,11 +194,40 @@ class Rollbacks:
         if number <= max(self.current.number, self.floor) + MAX_RESTARTS_AHEAD:
             self.floor = max(self.floor, number)
 
+    def taint(self, restart: Restart, stage: int, step: int, *, applied: bool) -> None:
+        """Somebody is convicted for its work of that step. applied: is it known that its sum was applied here?"""
+        if applied and (restart, stage, step) not in self._tainted:
+            self._tainted[restart, stage, step] = self.undoes
+        if self.undoes and restart == self.current:
+            self._alleged = max(self._alleged, step)
+
+    @property
+    def tainted(self) -> tuple[tuple[int, int], ...]:
+        """(stage, step) whose proven false work is in the weights, in the order in which they became known."""
+        return tuple((stage, step) for restart, stage, step in self._tainted if not self._undone(restart, step))
+
+    @property
+    def spoilt(self) -> int | None:
+        """Versions above it hold false work that this peer wants undone."""
+        steps = (step for (at, _, step), undo in self._tainted.items() if undo and not self._undone(at, step))
+        return min(steps, default=None)
+
+    def before(self, spoilt: int, holdings: Sequence[Holding]) -> int | None:
+        """The newest version up to that one which every stage has on some disk, if the run may go back to it."""
+        least = max((v for v in self._returned if self._returned.count(v) >= MOST_RETURNS), default=-1)
+        # What is in memory alone moves on while others come to want the same.
+        kept = [replace(held, version=None) for held in holdings]
+        version = self.common(kept, among=range(least + 1, spoilt + 1))
+        return version if version is not None and self._everywhere(version, holdings) else None
+
     def want(self, holdings: Sequence[Holding], *, now: float) -> None:
         """Bring `wanted` up to date: the restart this run needs, if it cannot go on by itself.
 
         Once wanted it is wanted until the run can go on, however things move while others come to see it as well.
         """
+        spoilt = self.spoilt
+        if spoilt is not None and self._wants_before(spoilt, holdings, now=now):
+            return
         newest, missing = self._newest_served(holdings), self.uncovered(holdings)
         # The run goes on by itself, has nothing to lose yet, or is just going back.
         if not missing or not self._begun(holdings) or self._under_way(newest, holdings):
@@ -197,10 +257,10 @@ class Rollbacks:
         near = {h.stage for h in self._serving(holdings) if h.version is not None and h.version >= newest - 1}
         return tuple(stage for stage in range(self.num_stages) if stage not in near)
 
-    def common(self, holdings: Sequence[Holding]) -> int | None:
+    def common(self, holdings: Sequence[Holding], *, among: range = range(2**53)) -> int | None:
         """The newest version that every stage can begin from."""
         candidates = {0} | {v for h in holdings for v in h.disk} | {h.version for h in self._serving(holdings)}
-        fit = [v for v in candidates if v is not None and self._everywhere(v, holdings)]
+        fit = [v for v in candidates if v is not None and v in among and self._everywhere(v, holdings)]
         if self.num_stages > 1:  # what one peer alone claims to have of all stages, while several have less, is a word
             having = {v: {h.peer for h in holdings if v == h.version or v in h.disk} for v in fit}
             fit = [v for v in fit if len(having[v]) != 1 or not any(len(peers) > 1 for peers in having.values())]
@@ -315,7 +375,30 @@ class Rollbacks:
             "that have the other stages of it, or until the others have got as far"
         )
 
+    def _wants_before(self, spoilt: int, holdings: Sequence[Holding], *, now: float) -> bool:
+        """Want to go back before false work. False: there is nowhere to go, or too few have come along."""
+        if self._spoilt_since is None or self._spoilt_since[0] != spoilt:
+            self._spoilt_since = spoilt, now
+        if now - self._spoilt_since[1] >= GIVE_UP * self.lost_s:
+            self._tainted.update(dict.fromkeys(self._tainted, False))
+            return False
+        version = self.before(spoilt, holdings)
+        if version is None:
+            return False
+        self.wanted = Restart(max(self.current.number, self.floor) + 1, version)
+        return True
+
+    def _undone(self, restart: Restart, step: int) -> bool:
+        """Has this peer gone back to before that step since?"""
+        return any(been.number > restart.number and been.version <= step for been in self._been)
+
     def _go(self, restart: Restart, move: Move) -> Move:
+        spoilt = self.spoilt
+        self._been = [been for been in self._been if been <= restart]
+        if move is Move.GO_BACK:
+            self._been.append(restart)
+            self._returned += [restart.version] if spoilt is not None and restart.version <= spoilt else []
+        self._alleged, self._spoilt_since = -1, None
         self.current, self.wanted, self._since, self._alone_since = restart, None, None, None
         return move
 

@@ -24,7 +24,7 @@ _WARNED = """
     halted waiting refused digest_differs join_failed restart dropped orphaned apply_failed checkpoint_failed
     checkpoint_bad drift rank_lost bad_input away cannot_reach relay_lost callers_refused move_failed
     need_not_hide notice_missed notice_refused no_dashboard device_full convicted convicted_here disputed
-    withheld reducer_lied pledge_lied no_papers
+    withheld reducer_lied pledge_lied no_papers tainted stays_applied
 """
 
 _LEVELS = dict.fromkeys(_TOLD.split(), logging.INFO) | dict.fromkeys(_WARNED.split(), logging.WARNING)

@@ -10,20 +10,26 @@ import pytest
 from swarmnet.audit.pledge import WHOLE, finding_statement, shares_of, statement
 from swarmnet.ids import Ballot, Chain, Generation, PeerId, RoundId
 from swarmnet.manifest.schema import Audits
-from swarmnet.messages import NONE, Case, Finding, Pledge, Stamp, Verdict
+from swarmnet.messages import NONE, Case, Contributions, Finding, Pledge, Stamp, Verdict
 from swarmnet.peer import auditor
 from swarmnet.simulate.plan import Plan
 from swarmnet.simulate.swarm import SimulatedSigner, Swarm
+from tests.sim.strike import reached
 
 MOST = 5
 
 
 def verdict_on(accused: PeerId, number: int = 0) -> Verdict:
     """Two accomplices say that it lied in a sum of the three, of which nobody has heard."""
-    others = PeerId(f"a{number}"), PeerId(f"b{number}")
-    shares = tuple((peer, Generation(1, 0), frozenset({at})) for at, peer in enumerate((accused, *others)))
-    stamp, round_id = Stamp(7, 0, Chain("11" * 32)), RoundId(Ballot(0, accused), number)
-    pledge = Pledge(stamp, round_id, bytes(32), shares_of(shares, NONE), accused, 1, bytes(32), bytes(32))
+    names = accused, PeerId(f"a{number}"), PeerId(f"b{number}")
+    shares = tuple((peer, Generation(1, 0), frozenset({at})) for at, peer in enumerate(names))
+    return verdict(accused, Stamp(7, 0, Chain("11" * 32)), shares, bytes(32), number)
+
+
+def verdict(accused: PeerId, stamp: Stamp, shares: Contributions, digest: bytes, number: int = 0) -> Verdict:
+    """All others who contributed say that it lied in that sum."""
+    others, round_id = [peer for peer, _, _ in shares if peer != accused], RoundId(Ballot(0, accused), number)
+    pledge = Pledge(stamp, round_id, digest, shares_of(shares, NONE), accused, 1, bytes(32), bytes(32))
     pledge = replace(pledge, signature=SimulatedSigner(accused).sign(statement(pledge)))
     findings = [Finding(Case(stamp, accused, WHOLE), b"f" * 32, peer) for peer in others]
     signed = tuple(
@@ -52,4 +58,33 @@ def test_who_makes_verdicts_on_names_of_its_own_fills_nothing(monkeypatch: pytes
         swarm.kill(swarm.nodes[2])
 
     swarm.run(script=script)
+    assert not swarm.counts["tainted"], "the run has no such sum"
     assert told == {swarm.nodes[2].peer_id, *(f"nobody{number}" for number in range(MOST))}
+
+
+def test_verdicts_taint_the_steps_that_were_applied_and_no_others_also_of_who_is_out_already() -> None:
+    swarm = Swarm(
+        Plan(stages=1, replicas=4, microbatches=16, steps=16, forward_s=0.2, audit=Audits(microbatches=1e-9)), 1
+    )
+    told, liar = list[tuple[PeerId, int]](), PeerId("s0.3")
+    swarm.hooks.append(lambda peer, event, fields: told.append((peer, fields["step"])) if event == "tainted" else None)
+
+    async def script(swarm: Swarm) -> None:
+        await reached(swarm, 8)
+        hears, me = swarm.nodes[0].peer.replicas[0].auditor, swarm.nodes[0].peer_id
+        assert hears is not None
+        sums = {stamp.step: (stamp, finished) for stamp, finished in hears._sums.items()}
+        (stamp, finished), (before, old) = sums[6], sums[4]
+        pretended = tuple(each for each in finished.contributions if each[0] != me)
+        hears.hear(verdict(liar, stamp, pretended, finished.digest))
+        assert not told, "others contributed to the sum of that step"
+        for _ in range(2):
+            hears.hear(verdict(liar, stamp, finished.contributions, finished.digest))
+            hears.hear(verdict(liar, before, old.contributions, old.digest))
+        hears.hear(verdict(liar, sums[5][0], sums[5][1].contributions, bytes(32)))
+        assert told == [(me, 6), (me, 4)]
+        await asyncio.sleep(0.1)
+        swarm.kill(swarm.nodes[3])
+
+    swarm.run(script=script)
+    assert {step for _, step in told} == {6, 4} and swarm.counts["convicted"] >= 3

@@ -181,6 +181,23 @@ def test_only_the_last_ones_stay_and_never_without_the_common_one(disk: Watched,
     play(story())
 
 
+def test_what_the_run_may_be_about_to_go_back_to_stays(disk: Watched) -> None:
+    async def story() -> None:
+        replica = Replica(disk, keep=1)
+        async with replica.running():
+            replica.common = 10
+            await replica.train(25)
+            replica.checkpointer.spared = 12
+            replica.common = 30
+            await replica.train(19)
+            assert written(disk) == [10, 30, 40]
+            replica.checkpointer.spared = -1
+            await replica.train(1)
+        assert written(disk) == [30, 40, 45]
+
+    play(story())
+
+
 def test_what_becomes_common_while_one_is_written_stays(disk: Watched) -> None:
     async def story() -> None:
         replica = Replica(disk, keep=1)

@@ -10,7 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarmnet.directory import MAX_ADDRESSES, MAX_ON_DISK, MAX_STAGES_PER_PEER, Complaint, Record, StageStatus
+from swarmnet.directory import (
+    MAX_ADDRESSES,
+    MAX_ON_DISK,
+    MAX_STAGES_PER_PEER,
+    Complaint,
+    Record,
+    StageStatus,
+    TaintedStep,
+)
 from swarmnet.errors import BadMessage, RejectCode, UsageError
 from swarmnet.ids import Chain, OnDisk, PeerId, Restart, RunId, first_chain
 from swarmnet.net.identity import Identity
@@ -106,6 +114,8 @@ records = st.builds(
         ),
         max_size=3,
     ).map(tuple),
+    tainted=st.lists(st.builds(TaintedStep, st.integers(0, 1023), st.integers(0, 2**53)), max_size=4).map(tuple),
+    num_tainted=st.integers(0, 2**53),
 )
 
 
@@ -178,6 +188,8 @@ def test_a_flipped_bit_is_noticed(data: st.DataObject) -> None:
         ({"complaints": [[0, OTHER.peer, "waited_for", "\x1b[2J", 0]]}, RejectCode.MALFORMED),
         ({"complaints": [[0, OTHER.peer, "hated", "late", 0]]}, RejectCode.MALFORMED),
         ({"complaints": [[0, OTHER.peer, "left_out", "late", 0]] * 9}, RejectCode.MALFORMED),
+        ({"tainted": [[0, 3]] * 5}, RejectCode.MALFORMED),
+        ({"tainted": [[1000, 3]]}, RejectCode.MALFORMED),
     ],
 )
 def test_each_rule_has_its_refusal(fields: dict[str, object], code: RejectCode) -> None:
@@ -231,7 +243,8 @@ def test_complaints_are_cut_and_give_way_to_what_others_need_to_find_a_peer() ->
     disk = tuple(OnDisk(10**15, Restart(10**15, 10**15)) for _ in range(MAX_ON_DISK))
     full = announcement(stages=tuple(replace(status(stage % 4), stage=stage, disk=disk) for stage in range(13)))
     full = replace(full, num_stages=16)
-    crowded = replace(full, record=replace(full.record, complaints=many))
+    steps = (TaintedStep(15, 10**15),) * 4
+    crowded = replace(full, record=replace(full.record, complaints=many, tainted=steps))
     assert unseal(seal(crowded, ME.sign), now=NOW) == unseal(seal(full, ME.sign), now=NOW)
 
 

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from swarmnet.directory import Complaint, Estimate, Record, StageStatus
+from swarmnet.directory import Complaint, Estimate, Record, StageStatus, TaintedStep
 from swarmnet.ids import NO_RESTART, Chain, OnDisk, PeerId, Restart, RunId
 from swarmnet.peer.rates import mark
 from swarmnet.peer.swarm_health import Assessment, Problem, assess
@@ -226,6 +226,22 @@ def test_a_minority_can_say_neither_that_a_run_stands_still_nor_anything_of_stag
     many = (against(f"P{number}", "left_out", "late") for number in range(99))
     result, _ = found(waiting(0, "L", *many, still_s=9999), *three(0), *three(1))
     assert len(result.problems) == 16 and not result.still_s
+
+
+def test_steps_with_false_work_are_named_with_how_many_say_so() -> None:
+    known = [replace(each, tainted=(TaintedStep(1, 7), TaintedStep(0, 9)), num_tainted=6) for each in three(0)]
+    liar = replace(three(1)[0], tainted=(TaintedStep(0, 3),), num_tainted=1 << 50)
+    result, problems = found(*known, liar, *three(1)[1:])
+    assert result.num_tainted == 6 and [(each.stage, each.step, each.by) for each in result.tainted] == [
+        (0, 9, 3),
+        (1, 7, 3),
+        (0, 3, 1),
+    ]
+    assert problems["tainted"].severity == "warning"
+    assert problems["tainted"].text.startswith(
+        "6 steps hold work that is proven false; the last: 9 of stage 0 (say 3 of 6 replicas), 7 of stage 1 (say 3"
+    )
+    assert not found(*three(0), *three(1))[0].num_tainted
 
 
 def test_how_long_it_will_take_and_how_fast_each_replica_is() -> None:
