@@ -80,9 +80,10 @@ class Audit:
     """Collects what members wrote; `verdict` may be asked at any time, it costs one pass.
 
     A run that goes on after everybody was gone does some steps again: each life is judged by itself, and a step must
-    have the same loss in all of them, with `exact` the same sums. After `anew` the run is another one. Not `equal`:
-    replicas train on their own, and need not end with the same weights. Not `repeats`: it shows in a step who computed
-    what, so one that is done again may have another loss.
+    have the same loss in all of them, with `exact` the same sums. After `anew` the run is another one, and
+    so it is for a member that has gone back before a tainted step. Not `equal`: replicas train on their own, and need
+    not end with the same weights. Not `repeats`: it shows in a step who computed what, so one that is done again may
+    have another loss.
     """
 
     stages: int
@@ -94,19 +95,27 @@ class Audit:
     _commits: dict[tuple[int, int], list[_Word]] = field(default_factory=dict)
     _weights: dict[int, set[tuple[int, str]]] = field(default_factory=dict)
     _renewed: list[tuple[int, int]] = field(default_factory=list)
+    _tainted: set[int] = field(default_factory=set)
+    _undone: dict[str, int] = field(default_factory=dict)
+    """By member: the last restart by which it went back before a tainted step. From then on its sums are others."""
 
-    def on(self, event: Mapping[str, Any], *, life: int = 0) -> bool:
+    def on(self, event: Mapping[str, Any], *, life: int = 0, by: str = "") -> bool:
         """Take one member's word in. Equal words of several members are kept once. Returns whether it may be news: not
         if another one has said already that their stage lost its state."""
         if event["event"] == "committed":
             seen = self._commits.setdefault((event["stage"], event["step"]), [])
             sums = event["digest"], event["num_tokens"], event["loss_sum"]
             counts = *multiplicity(event, self.microbatches), len(event["voided"])
-            word = _Word((len(self._renewed), life), *sums, *counts)
+            word = _Word((len(self._renewed) + self._undone.get(by, 0), life), *sums, *counts)
             if word not in seen:
                 seen.append(word)
         elif event["event"] == "finished" and self.equal:
             self._weights.setdefault(event["stage"], set()).add((event["version"], event["weights_sha256"]))
+        elif event["event"] == "tainted":
+            self._tainted.add(event["step"])
+        elif event["event"] == "restart":
+            if any(step >= event["version"] for step in self._tainted):
+                self._undone[by] = event["number"]
         elif event["event"] == "dropped":
             return self.anew(event["to"], life=life)
         return True

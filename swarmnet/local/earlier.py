@@ -158,14 +158,14 @@ def replay(out: Path, began: Sequence[float], progress: SwarmProgress, audit: Au
             (event["t"], path.parent.name, event)
             for path in sorted(out.glob("peers/*/events.jsonl"))
             for event in EventReader(path).read()
-            if event.get("event") in ("committed", "evaluated", "checkpoint", "dropped")
+            if event.get("event") in ("committed", "evaluated", "checkpoint", "dropped", "tainted", "restart")
         ),
         key=lambda entry: entry[0],
     )
     first = began[0] if began else events[0][0] if events else 0.0
     for at, name, event in events:
         life = max(bisect.bisect_right(began, at) - 1, 0)
-        if audit.on(event, life=life):
+        if audit.on(event, life=life, by=name):
             progress.on(name, event, now=at - first)
     # These steps were done in another life: what follows counts from here.
     progress.done.clear()

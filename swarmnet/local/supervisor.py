@@ -314,7 +314,7 @@ class Supervisor:
         for event in self._children[name].read():
             self._log.write(encode({"name": name, **event}) + "\n")
             # A liar may say anything: what is true of the run, the others say.
-            if name not in self.swarm.liars and not self.audit.on(event, life=self._life):
+            if name not in self.swarm.liars and not self.audit.on(event, life=self._life, by=name):
                 continue
             self.progress.on(name, event, now=now)
             self.screen.on(name, event, now=now)

@@ -92,6 +92,24 @@ def test_members_who_disagree() -> None:
     assert audit(GOOD, ended("w"), ended("v")).verdict().split_stages == (0,)
 
 
+def test_a_step_that_is_done_anew_without_false_work_has_other_sums() -> None:
+    before, after = said(digest="false"), said(digest="true", loss_sum=9.0)
+    tainted, back = {"event": "tainted", "step": 0, "stage": 0}, {"event": "restart", "number": 1, "version": 0}
+
+    def judged(*told: tuple[str, dict[str, Any]]) -> tuple[str, ...]:
+        judge = Audit(stages=1, steps=1, microbatches=M)
+        for by, event in told:
+            judge.on(event, by=by)
+        return judge.verdict().problems
+
+    went = (("a", before), ("b", tainted), ("a", back), ("b", before), ("a", after), ("b", back), ("b", after))
+    assert judged(*went) == ()
+    assert judged(*went[:-2], ("b", after)), "b has not gone back, and says both"
+    assert judged(*(each for each in went if each[1] is not tainted))
+    other = {"event": "tainted", "step": 4, "stage": 0}, back | {"version": 5}
+    assert judged(*(("b", other[0]) if of is tainted else (by, other[1] if of is back else of) for by, of in went))
+
+
 def test_a_step_without_a_commit_is_not_passed_over() -> None:
     verdict = audit().verdict()
     assert verdict.unaudited == ((0, 0),) and verdict.problems
