@@ -342,11 +342,11 @@ def main() -> int:
             if options.json:
                 options.json.write_text(json.dumps(told, indent=1) + "\n")
     rows = told.get("rows", [])
-    lied = [row for row in rows if row["liars"]]
-    print(
-        f"{sum(row['caught'] for row in lied)} of {len(lied)} lies are named within their bound, "
-        f"{sum(row['false_bans'] for row in told['rows'])} honest peers were"
-    )
+    if lied := [row for row in rows if row["liars"]]:
+        print(
+            f"{sum(row['caught'] for row in lied)} of {len(lied)} lies are named within their bound, "
+            f"{sum(row['false_bans'] for row in rows)} honest peers were"
+        )
     return 0
 
 
