@@ -11,13 +11,14 @@ within ln 100 / (q f) of them (q: the share that is audited, f: the share that i
 named, the held-out loss over that of honest peers (which the oracle has, to the bit), and which share of all compute
 went into audits.
 
-What finds a lie (`found_by`) is one of four, and q is the rate of that one:
+What finds a lie (`found_by`) is one of five, and q is the rate of that one:
 
     microbatch    an audit of an index: its output, input gradient and loss are computed again
     contribution  an audit of a member's whole contribution to a step's sum, for who lies in weight gradients alone:
                   they are in no digest of an index. One audit covers a step, so the bound is met in own microbatches
                   only where a member counts one a step: that row has 460 steps of five microbatches. With n a step
                   the bound is n times as many
+    sent          what a receiver shows to its sender's mates, beside what the sender has counted
     sum           the linear check of every sum, at once: counted are false parts, not microbatches
     jury          whoever says wrong of right work is outvoted when it is drawn to look: f = 1
 

@@ -6,6 +6,7 @@ pledges and serves fits together: only who computes it again can tell.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import random
 from collections.abc import AsyncGenerator, Iterable, Sequence
@@ -15,11 +16,13 @@ from typing import Any, ClassVar
 from audit_model import ONE, number_of, packed_number
 from strangers_lies import Bent, Lie
 
+from swarmnet.audit.pledge import sent_statement
 from swarmnet.ids import PeerId
 from swarmnet.manifest.schema import Audits, Manifest
-from swarmnet.messages import Answer, AuditRequest, Control, Finding, Packed, Request, Verdict
+from swarmnet.messages import Answer, AuditRequest, Control, Finding, Gradient, Packed, Request, Verdict
+from swarmnet.pipeline.works import digest
 from swarmnet.simulate.engine import NUM_ELEMENTS, SimulatedEngine
-from swarmnet.simulate.swarm import Swarm
+from swarmnet.simulate.swarm import SimulatedSigner, Swarm
 from swarmnet.transport import ReadPayload
 
 TENTH, SCALE, QUIET_STEPS = 0.1, 10, 4
@@ -44,7 +47,8 @@ class FalseWork(Lie):
     together: ClassVar[int] = 1
     """How many of a stage lie so."""
     found_by: ClassVar[str] = "microbatch"
-    """What shows it: an audit of a microbatch or of a whole contribution, the linear check of a sum, or the jury."""
+    """What shows it: an audit of a microbatch or of a whole contribution, what was sent beside what was counted, the
+    linear check of a sum, or the jury."""
 
     def __init__(self, swarm: Swarm, me: PeerId, stage: int) -> None:
         super().__init__(swarm, me)
@@ -240,6 +244,29 @@ class Pair(Flips):
         elif isinstance(message, Verdict):
             accused = getattr(getattr(message, "pledge", None), "peer", "")
         return () if accused in self.friends else (message,)
+
+
+@lie
+class FalseSender(FalseWork):
+    """counts and pledges what is right, and sends its answers with the other sign"""
+
+    found_by = "sent"
+
+    async def answers(
+        self, caller: PeerId, request: Request, read: ReadPayload, honest: AsyncGenerator[Answer, None]
+    ) -> AsyncGenerator[Answer, None]:
+        async with contextlib.aclosing(honest):
+            async for answer in honest:
+                yield self._false_answer(answer) if isinstance(answer, Gradient) else answer
+
+    def _false_answer(self, honest: Gradient) -> Gradient:
+        if honest.sent is None:
+            return honest
+        self.lies_told += 1
+        payload = times(-1, honest.payload)
+        sent = replace(honest.sent, digest=digest(payload))
+        signed = replace(sent, signature=SimulatedSigner(self.me).sign(sent_statement(sent)))
+        return replace(honest, payload=payload, sent=signed)
 
 
 @lie

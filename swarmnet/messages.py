@@ -271,6 +271,25 @@ class WorkRecord:
     """The gradient of the input; in the first stage of nothing."""
     loss_sum: float
     num_tokens: Count
+    resent: bool = False
+    """Its peer may have sent something else for it before (`pipeline.transfers`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """What a replica stands for, under its name, of a payload that it hands to a neighbour stage."""
+
+    stamp: Stamp
+    """As in its pledge."""
+    index: Index
+    kind: Literal["output", "answer"]
+    """As in a `WorkRecord`."""
+    digest: Sha256
+    """As in a `WorkRecord`."""
+    peer: PeerId
+    again: bool = False
+    """It may have counted something else before."""
+    signature: Signature = b"\0"
 
 
 @dataclass(frozen=True, slots=True)
@@ -579,10 +598,29 @@ class Verdict:
     voided: Indexes = NONE
 
 
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Two pledges of one contributor for one sum in one round, which contradict each other. To everybody."""
+
+    first: Pledge
+    second: Pledge
+
+
+@dataclass(frozen=True, slots=True)
+class Missent:
+    """Who has counted a work, and sent another one. To everybody."""
+
+    pledge: Pledge
+    work: WorkRecord
+    path: Annotated[bytes, Size(32 * MAX_PATH)]
+    """From the work to the pledge's root."""
+    sent: Sent
+
+
 StepControl = Heartbeat | Prepare | Claim | Granted | Moved | Report | Evicted | Release | Round | Committed | Execute
 """What the step machine hears."""
 
-AuditControl = Finding | Verdict
+AuditControl = Finding | Sent | Verdict | Pair | Missent
 
 Control = StepControl | AuditControl
 
@@ -620,6 +658,8 @@ class Process:
     finished answer may exist."""
     avoid: Annotated[tuple[PeerId, ...], Entries(MAX_AVOIDED, packed=True)] = ()
     """Of an evaluation: peers that are not to compute it in later stages, where others can."""
+    sent: Sent | None = None
+    """By the caller, of tokens and hidden: in training, if the run has audits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -696,6 +736,8 @@ class AuditRequest:
     stage: Stage
     index: Index
     peer: PeerId
+    bare: bool = False
+    """The work alone, without what went into it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -800,6 +842,8 @@ class Gradient:
     payload: tuple[Packed, ...] = ()
     route: Annotated[tuple[PeerId, ...], Entries(MAX_COMMITS, "num_stages", packed=True)] = ()
     """Of an evaluation: who computed it in each stage after the callee's, as whoever called them says."""
+    sent: Sent | None = None
+    """By the callee, of the payload: in training, if the run has audits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -809,6 +853,8 @@ class Fetched:
     payload: tuple[Packed, ...] = ()
     loss_sum: float = 0.0
     num_tokens: Count = 0
+    sent: Sent | None = None
+    """By the callee, of the payload without its proof, if the run has audits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -828,7 +874,8 @@ class PartData:
 
 @dataclass(frozen=True, slots=True)
 class AuditData:
-    """The answer to `AuditRequest`. Payload: what went in, then the gradient of the output, none in the last stage."""
+    """The answer to `AuditRequest`. Payload: what went in, then the gradient of the output, none in the last stage; no
+    payload if the request is bare."""
 
     work: WorkRecord
     path: Annotated[bytes, Size(32 * MAX_PATH)]

@@ -11,6 +11,9 @@ While less than half of it lies, no honest peer is convicted: a value that more 
 says. And then a false work that an honest auditor has looked at is settled. A false accusation convicts its accuser
 by the same count, so each trial costs somebody its place.
 
+What a neighbour stage was sent needs no jury: whoever has received it shows it to the sender's mates (`received`), one
+of them asks the sender for the work (`hear_sent`), and two of its signatures are held against each other (`compared`).
+
 Only findings of my own numerics class count here: another class rounds otherwise. It is part of what is signed.
 """
 
@@ -27,14 +30,28 @@ from swarmnet.audit.pledge import (
     jury_of,
     pledged,
     proves,
+    sent_statement,
     settled,
     shares_of,
     statement,
 )
-from swarmnet.audit.proof import Pair, contradict, odd, refusal, says_of
+from swarmnet.audit.proof import Proof, contradict, odd, pledge_of, refusal, says_of
 from swarmnet.bounds import Recent
-from swarmnet.ids import Chain, PeerId, Signer
-from swarmnet.messages import MAX_COUNTING, Case, Finding, Finished, Pledge, Stamp, Verdict, WorkRecord, contributors_of
+from swarmnet.ids import Chain, Generation, PeerId, Signer
+from swarmnet.messages import (
+    MAX_COUNTING,
+    Case,
+    Finding,
+    Finished,
+    Missent,
+    Pair,
+    Pledge,
+    Sent,
+    Stamp,
+    Verdict,
+    WorkRecord,
+    contributors_of,
+)
 
 KEEP_STEPS = 16
 """Versions after which a case is forgotten."""
@@ -82,8 +99,23 @@ class Convict:
     """That peer has done wrong: it counts no more. Tell everybody the proof."""
 
     peer: PeerId
-    proof: Verdict | Pair
+    proof: Proof
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ShowSent:
+    """Tell its peer's mates: they know what it has pledged."""
+
+    sent: Sent
+
+
+@dataclass(frozen=True, slots=True)
+class AskWork:
+    """Ask its peer for the work that it has counted, and say `Court.compared`."""
+
+    sent: Sent
+    case: Case
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +143,7 @@ class Dispute:
     """What each said; the accused by its pledge."""
 
 
-CourtAction = Recompute | SayFinding | Convict | TellVerdict | StrikePeer | Dispute
+CourtAction = Recompute | SayFinding | ShowSent | AskWork | Convict | TellVerdict | StrikePeer | Dispute
 
 
 # ---------------------------------------------------------------- the court
@@ -126,6 +158,7 @@ class CountedSum:
     shares: bytes
     owners: dict[int, PeerId]
     contributors: frozenset[PeerId]
+    generations: dict[PeerId, Generation]
     pledges: dict[PeerId, list[Pledge]] = field(default_factory=dict)
 
 
@@ -170,7 +203,8 @@ class Court:
         self._sums: dict[int, CountedSum] = {}
         self._pledged: Recent[tuple[PeerId, Stamp, object, bytes], Pledge] = Recent(1 << 12)
         self._trials: dict[tuple[Case, bytes], Trial] = {}
-        self.proofs: dict[PeerId, Verdict | Pair] = {}
+        self._compared: Recent[bytes, bool] = Recent(1 << 10)  # what was sent, by what its peer has signed
+        self.proofs: dict[PeerId, Proof] = {}
         """Of each who is convicted."""
 
     # ------------------------------------------------------------ steps
@@ -192,7 +226,9 @@ class Court:
             self._trials.clear()
         owners = {index: peer for peer, _, indexes in finished.contributions for index in indexes}
         shares = shares_of(finished.contributions, finished.voided)
-        self._sums[stamp.step] = CountedSum(stamp, finished.digest, shares, owners, contributors_of(finished))
+        generations = {peer: generation for peer, generation, _ in finished.contributions}
+        contributors = contributors_of(finished)
+        self._sums[stamp.step] = CountedSum(stamp, finished.digest, shares, owners, contributors, generations)
         actions = [action for pledge in pledges for action in self.hear_pledge(pledge)]
         actions += self._forget(stamp.step + 1 - KEEP_STEPS)
         before = self._sums.get(stamp.step - 1)
@@ -207,7 +243,7 @@ class Court:
         if first is None:
             first = self._pledged[of] = pledge
         if contradict(first, pledge):
-            return self._convict([pledge.peer], (first, pledge), "has pledged two things for one sum")
+            return self._convict([pledge.peer], Pair(first, pledge), _reason(Pair(first, pledge)))
         counted = self._counted(pledge.stamp)
         if counted is not None and (pledge.digest, pledge.shares) == (counted.digest, counted.shares):
             known = counted.pledges.setdefault(pledge.peer, [])
@@ -229,6 +265,55 @@ class Court:
             if peer in counted.pledges and peer != self.me and peer not in self.convicted
             if self._alike(self.me, peer) and is_drawn(seed, peer, index, own_rate(rate, auditors[peer]))
         ]
+
+    # ------------------------------------------------------------ what was sent
+
+    def received(self, step: int, sents: Iterable[Sent], later: Chain) -> list[CourtAction]:
+        """What I counted in that step, two versions ago, was made of what these neighbours have sent: draws some.
+
+        later: as of `applied`.
+        """
+        return [
+            ShowSent(sent)
+            for sent in sents
+            if sent.peer != self.me and sent.peer not in self.convicted
+            # Nobody else has received it, so nobody else draws it.
+            if is_drawn(seed_of(step, sent.stamp.stage, later, self._secret), sent.peer, sent.index, self._microbatches)
+        ]
+
+    def hear_sent(self, sent: Sent) -> list[CourtAction]:
+        """A neighbour stage has received that from a mate of mine."""
+        counted, said = self._sums.get(sent.stamp.step), sent_statement(sent)
+        # Whoever did not count it has pledged nothing of it.
+        if counted is None or counted.owners.get(sent.index) != sent.peer or sent.peer not in counted.pledges:
+            return []
+        known = sent.peer == self.me or sent.peer in self.convicted or said in self._compared
+        if known or sent.stamp.stage != self.stage or not self._signer.verify(sent.peer, said, sent.signature):
+            return []
+        self._compared[said] = True
+        case = Case(counted.stamp, sent.peer, sent.index)
+        if sent.stamp != counted.stamp or sent.again:
+            return self._unlikely(case)
+        return [AskWork(sent, case)]
+
+    def compared(self, sent: Sent, work: WorkRecord, path: bytes) -> list[CourtAction] | None:
+        """That is the work as its peer shows it. None: it is not the one that was pledged."""
+        counted = self._counted(sent.stamp)
+        pledges = counted.pledges.get(sent.peer, ()) if counted is not None else ()
+        pledge = next((pledge for pledge in pledges if proves(path, work, pledge.work_root)), None)
+        if pledge is None or work.index != sent.index:
+            return None
+        if work.resent:
+            return self._unlikely(case_of(pledge, work))
+        return self.hear_proof(Missent(pledge, work, path, sent))
+
+    def _unlikely(self, case: Case) -> list[CourtAction]:
+        """It says that an honest peer may have sent something else. So it may, if its state was replaced since, or the
+        stage before it was of two minds: it is not convicted."""
+        counted, before = self._sums.get(case.stamp.step), self._sums.get(case.stamp.step - 2)
+        of = case.accused
+        lasts = before is not None and counted is not None and before.generations.get(of) == counted.generations.get(of)
+        return [StrikePeer(of, case)] if lasts else []
 
     # ------------------------------------------------------------ cases
 
@@ -253,9 +338,9 @@ class Court:
             trial.ended = "idle"
         return bool(accusers)
 
-    def withheld(self, pledge: Pledge, index: int) -> list[CourtAction]:
+    def withheld(self, case: Case) -> list[CourtAction]:
         """The accused answers, and does not hand that work out, or another one than it pledged."""
-        return [StrikePeer(pledge.peer, Case(pledge.stamp, pledge.peer, index))]
+        return [StrikePeer(case.accused, case)]
 
     def found(
         self, pledge: Pledge, found: bytes, work: WorkRecord | None = None, path: bytes = b"", *, now: float
@@ -336,11 +421,12 @@ class Court:
             trial.ended, trial.verdict = "named", verdict
         return self._convict(sorted(odd(verdict, contributors)), verdict, _reason(verdict))
 
-    def hear_pair(self, pair: Pair) -> list[CourtAction]:
-        """Somebody shows two pledges of one peer."""
-        if pair[0].peer in self.convicted or refusal(pair, frozenset(), self._signer.verify):
+    def hear_proof(self, proof: Pair | Missent) -> list[CourtAction]:
+        """Somebody shows two things that one peer of any stage has signed, and that contradict each other."""
+        peer = pledge_of(proof).peer
+        if peer in self.convicted or refusal(proof, frozenset(), self._signer.verify):
             return []
-        return self._convict([pair[0].peer], pair, "has pledged two things for one sum")
+        return self._convict([peer], proof, _reason(proof))
 
     def tick(self, now: float) -> list[CourtAction]:
         """Say again what I found, where it may not have been heard."""
@@ -437,7 +523,7 @@ class Court:
     def _verdict(self, trial: Trial, findings: tuple[Finding, ...]) -> Verdict:
         return Verdict(trial.pledge, trial.work, trial.path, findings, self._numerics(self.me))
 
-    def _convict(self, peers: Iterable[PeerId], proof: Verdict | Pair, reason: str) -> list[CourtAction]:
+    def _convict(self, peers: Iterable[PeerId], proof: Proof, reason: str) -> list[CourtAction]:
         new = [peer for peer in peers if peer not in self.convicted]
         self.proofs |= dict.fromkeys(new, proof)
         for trial in self._trials.values():
@@ -468,6 +554,11 @@ def _rank(key: tuple[Case, bytes]) -> tuple[int, PeerId, bytes]:
     return key[0].index, key[0].accused, key[1]
 
 
-def _reason(verdict: Verdict) -> str:
+def _reason(proof: Proof) -> str:
+    if isinstance(proof, Pair):
+        return "has pledged two things for one sum"
+    if isinstance(proof, Missent):
+        return f"step {proof.sent.stamp.step}: has sent another {proof.sent.kind} of microbatch {proof.sent.index}"
+    verdict = proof
     what = "its contribution" if verdict.work is None else f"microbatch {verdict.work.index}"
     return f"step {verdict.pledge.stamp.step}, {what} of {verdict.pledge.peer}: others find what it does not"

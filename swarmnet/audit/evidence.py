@@ -10,42 +10,41 @@ from dataclasses import dataclass
 from typing import Any
 
 from google.protobuf.json_format import MessageToDict, ParseDict, ParseError
-from google.protobuf.message import Message
 
 from swarmnet.audit.pledge import jury_of, settled, shares_of
-from swarmnet.audit.proof import Pair, Verify, odd, refusal, says_of
+from swarmnet.audit.proof import Proof, Verify, odd, pledge_of, refusal, says_of
 from swarmnet.bounds import ANY_RUN, MAX_INDEXES
 from swarmnet.errors import BadMessage
 from swarmnet.ids import Generation, PeerId
-from swarmnet.messages import Contributions, Indexes, PartData, Pledge, Verdict
-from swarmnet.wire.convert import Reader, write_answer, write_control
+from swarmnet.messages import Contributions, Indexes, Missent, Pair, Pledge, Verdict
+from swarmnet.wire.convert import Reader, write_control
 from swarmnet.wire.fields import bitmap_problem, from_bitmap, to_bitmap
-from swarmnet.wire.pb import calls_pb2, control_pb2
+from swarmnet.wire.pb import control_pb2
 
-FORMAT = "swarmnet evidence 1"
+FORMAT = "swarmnet evidence 2"
 
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
     """What a file holds. run: as its writer says; the pledges' chain stands for it.
 
-    contributions, voided: of the sum that was pledged.
+    contributions, voided: of the sum that was pledged; a verdict needs them.
     """
 
     run: str
     contributions: Contributions
     voided: Indexes
-    proof: Verdict | Pair
+    proof: Proof
 
     @property
     def pledge(self) -> Pledge:
         """The accused's."""
-        return self.proof.pledge if isinstance(self.proof, Verdict) else self.proof[0]
+        return pledge_of(self.proof)
 
     def refusal(self, verify: Verify) -> str:
         """Why it proves nothing, in words; "" if it does."""
-        # The jury is the one that the accused has named itself.
-        if shares_of(self.contributions, self.voided) != self.pledge.shares:
+        # The jury is the one that the accused has named itself; other proofs need none.
+        if isinstance(self.proof, Verdict) and shares_of(self.contributions, self.voided) != self.pledge.shares:
             return "others contributed to the sum than its pledge says"
         return refusal(self.proof, self._contributors, verify)
 
@@ -68,12 +67,8 @@ class Evidence:
 
     def to_json(self) -> str:
         """The content of a file."""
-        proof = self.proof
-        if isinstance(proof, Verdict):
-            shown: dict[str, Any] = {"verdict": _shown(control_pb2.Envelope.FromString(write_control(proof)).verdict)}
-        else:
-            header = calls_pb2.AnswerHeader.FromString(write_answer(PartData(pledges=proof)))
-            shown = {"pledges": [_shown(pledge) for pledge in header.part.pledges]}
+        envelope = control_pb2.Envelope.FromString(write_control(self.proof))
+        shown: dict[str, Any] = MessageToDict(envelope, preserving_proto_field_name=True)
         shares = {peer: to_bitmap(indexes).hex() for peer, _, indexes in self.contributions if indexes}
         about = {"format": FORMAT, "run": self.run, "contributions": shares, "voided": to_bitmap(self.voided).hex()}
         return json.dumps(about | shown, indent=1) + "\n"
@@ -85,12 +80,11 @@ class Evidence:
             table = json.loads(text)
             if not isinstance(table, dict) or table.pop("format", None) != FORMAT:
                 raise ValueError(f"its format is not {FORMAT!r}")
-            verdict, pledges = table.pop("verdict", None), table.pop("pledges", None)
             run, shares, voided = table.pop("run"), table.pop("contributions"), table.pop("voided")
-            if table or not isinstance(run, str) or (verdict is None) == (pledges is None):
+            if len(table) != 1 or not isinstance(run, str):
                 raise ValueError("it has not the fields of evidence")
             contributions = tuple((PeerId(str(p)), _NO_GENERATION, _indexes(bits)) for p, bits in shares.items())
-            return cls(run, contributions, _indexes(voided), _proof(verdict, pledges))
+            return cls(run, contributions, _indexes(voided), _proof(table))
         except (BadMessage, ParseError, KeyError, AttributeError, TypeError, RecursionError) as error:
             raise ValueError(f"it is malformed ({error})") from error
 
@@ -99,22 +93,11 @@ _NO_GENERATION = Generation(0, 0)
 _READER = Reader(ANY_RUN)
 
 
-def _proof(verdict: Any, pledges: Any) -> Verdict | Pair:
-    if pledges is None:
-        envelope = ParseDict({"verdict": verdict}, control_pb2.Envelope())
-        message = _READER.control(envelope.SerializeToString())
-        if isinstance(message, Verdict):
-            return message
-    else:
-        header = ParseDict({"part": {"losses": {}, "pledges": pledges}}, calls_pb2.AnswerHeader())
-        answer = _READER.answer(header.SerializeToString())[0]
-        if isinstance(answer, PartData) and len(answer.pledges) == 2:
-            return answer.pledges[0], answer.pledges[1]
+def _proof(table: dict[str, Any]) -> Proof:
+    message = _READER.control(ParseDict(table, control_pb2.Envelope()).SerializeToString())
+    if isinstance(message, Verdict | Pair | Missent):
+        return message
     raise ValueError("it has no proof")
-
-
-def _shown(message: Message) -> dict[str, Any]:
-    return MessageToDict(message, preserving_proto_field_name=True)
 
 
 def _indexes(bits: str) -> Indexes:

@@ -14,12 +14,12 @@ from collections.abc import Iterable, Mapping, Set
 
 from swarmnet.bounds import MAX_INDEXES
 from swarmnet.ids import Generation, PeerId, RoundId
-from swarmnet.messages import Case, Finding, Indexes, Pledge, Stamp, WorkRecord, first_of
+from swarmnet.messages import Case, Finding, Indexes, Pledge, Sent, Stamp, WorkRecord, first_of
 
 _PLEDGE, _SHARES = b"swarmnet pledge 1\0", b"swarmnet shares 1\0"
 _PIECES, _VECTOR = b"swarmnet pieces 1\0", b"swarmnet vector 1\0"
-_CONTRIBUTION = b"swarmnet contribution 1\0"
-_WORK, _NODE, _FINDING = b"swarmnet work 1\0", b"swarmnet works 1\0", b"swarmnet finding 1\0"
+_CONTRIBUTION, _SENT = b"swarmnet contribution 1\0", b"swarmnet sent 1\0"
+_WORK, _NODE, _FINDING = b"swarmnet work 2\0", b"swarmnet works 1\0", b"swarmnet finding 1\0"
 
 DEPTH = (MAX_INDEXES - 1).bit_length()
 """Hashes on the way from any work to its root."""
@@ -81,12 +81,29 @@ def leaf(work: WorkRecord) -> bytes:
     """32 bytes that stand for a work."""
     return _hash(
         _WORK,
-        struct.pack("<qqd", work.index, work.num_tokens, work.loss_sum + 0.0),  # 0.0 is also written -0.0
+        struct.pack("<qqd?", work.index, work.num_tokens, work.loss_sum + 0.0, work.resent),  # 0.0 is also -0.0
         work.input,
         work.output,
         work.gradient,
         work.answer,
     )
+
+
+def sent_statement(sent: Sent) -> bytes:
+    """What its signature is of: all other fields. The chain stands for run, stage and past."""
+    return _hash(
+        _SENT,
+        *_stamped(sent.stamp),
+        _packed(sent.index, sent.again),
+        sent.kind.encode(),
+        sent.digest,
+        sent.peer.encode(),
+    )
+
+
+def counted_as(work: WorkRecord, kind: str) -> bytes:
+    """The digest of what its peer says that it has made: "output" or "answer"."""
+    return work.output if kind == "output" else work.answer
 
 
 def root_of(leaves: Mapping[int, bytes]) -> bytes:

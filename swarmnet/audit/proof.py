@@ -3,7 +3,8 @@
 | proof | says |
 |---|---|
 | `Verdict` | in a case, more than half of the jury found one value, and somebody signed another |
-| two pledges | one contributor signed two different ones for one sum in one round |
+| `Pair` | one contributor signed two different pledges for one sum in one round |
+| `Missent` | one contributor pledged a work, and signed that it sent another one |
 
 Who is convicted by a verdict has itself signed who contributed (`Pledge.shares`; in a finding, the accused's pledge).
 So nobody can be convicted by a jury that it did not know. What is left to believe is that more than half of that jury
@@ -14,14 +15,29 @@ from __future__ import annotations
 
 from collections.abc import Callable, Set
 
-from swarmnet.audit.pledge import case_of, finding_statement, jury_of, pledged, proves, settled, statement
+from swarmnet.audit.pledge import (
+    case_of,
+    counted_as,
+    finding_statement,
+    jury_of,
+    pledged,
+    proves,
+    sent_statement,
+    settled,
+    statement,
+)
 from swarmnet.ids import PeerId
-from swarmnet.messages import MAX_COUNTING, Pledge, Verdict
+from swarmnet.messages import MAX_COUNTING, Missent, Pair, Pledge, Verdict
 
 Verify = Callable[[PeerId, bytes, bytes], bool]
 """(who, what, signature): did they sign it?"""
 
-Pair = tuple[Pledge, Pledge]
+Proof = Verdict | Pair | Missent
+
+
+def pledge_of(proof: Proof) -> Pledge:
+    """The accused's."""
+    return proof.first if isinstance(proof, Pair) else proof.pledge
 
 
 def says_of(verdict: Verdict) -> dict[PeerId, bytes]:
@@ -30,10 +46,10 @@ def says_of(verdict: Verdict) -> dict[PeerId, bytes]:
     return says | {verdict.pledge.peer: pledged(verdict.pledge, verdict.work)}
 
 
-def odd(proof: Verdict | Pair, contributors: Set[PeerId]) -> frozenset[PeerId]:
+def odd(proof: Proof, contributors: Set[PeerId]) -> frozenset[PeerId]:
     """Who has done wrong, if `refusal` has nothing against the proof. contributors: to the sum, as in `refusal`."""
     if not isinstance(proof, Verdict):
-        return frozenset([proof[0].peer])
+        return frozenset([pledge_of(proof).peer])
     accused, says = proof.pledge.peer, says_of(proof)
     truth = settled(says, jury_of(contributors, accused))
     # Whoever else signs something false here is nobody: of such identities there is no end.
@@ -41,14 +57,16 @@ def odd(proof: Verdict | Pair, contributors: Set[PeerId]) -> frozenset[PeerId]:
     return frozenset(peer for peer in known & says.keys() if truth is not None and says[peer] != truth)
 
 
-def refusal(proof: Verdict | Pair, contributors: Set[PeerId], verify: Verify) -> str:
+def refusal(proof: Proof, contributors: Set[PeerId], verify: Verify) -> str:
     """Why it proves nothing, in words; "" if it does.
 
     Args:
-        contributors: to the sum; those that its commit names are enough.
+        contributors: to the sum of a verdict; those that its commit names are enough.
     """
-    if not isinstance(proof, Verdict):
+    if isinstance(proof, Pair):
         return _of_pair(proof, verify)
+    if isinstance(proof, Missent):
+        return _of_missent(proof, verify)
     pledge, work = proof.pledge, proof.work
     if not proves(proof.path, work, pledge.work_root) if work is not None else proof.path:
         return "the work is not the one that was pledged"
@@ -81,11 +99,29 @@ def refusal(proof: Verdict | Pair, contributors: Set[PeerId], verify: Verify) ->
 
 
 def _of_pair(pair: Pair, verify: Verify) -> str:
-    first, second = pair
-    if not all(verify(pledge.peer, statement(pledge), pledge.signature) for pledge in pair):
+    first, second = pair.first, pair.second
+    if not all(verify(pledge.peer, statement(pledge), pledge.signature) for pledge in (first, second)):
         return "a pledge is not signed by its peer"
     if not contradict(first, second):
         return "one peer may have signed both pledges"
+    return ""
+
+
+def _of_missent(missent: Missent, verify: Verify) -> str:
+    pledge, work, sent = missent.pledge, missent.work, missent.sent
+    if (pledge.peer, pledge.stamp, work.index) != (sent.peer, sent.stamp, sent.index):
+        return "it is not about one work of one peer"
+    # Who computes a microbatch twice, of two inputs, says so.
+    if work.resent or sent.again:
+        return "an honest peer may have sent something else, too"
+    if counted_as(work, sent.kind) == sent.digest:
+        return "what was sent is what was counted"
+    if not proves(missent.path, work, pledge.work_root):
+        return "the work is not the one that was pledged"
+    if not verify(pledge.peer, statement(pledge), pledge.signature):
+        return "the accused has not signed that pledge"
+    if not verify(sent.peer, sent_statement(sent), sent.signature):
+        return "the accused has not signed what it sent"
     return ""
 
 

@@ -48,12 +48,15 @@ def verify(files: tuple[Path, ...]) -> int:
 
 
 def _words(evidence: Evidence) -> str:
-    from swarmnet.messages import Verdict
+    from swarmnet.messages import Missent, Pair
 
     proof, stamp = evidence.proof, evidence.pledge.stamp
     where = f"in step {stamp.step} of stage {stamp.stage} of run {evidence.run[:12]}"
-    if not isinstance(proof, Verdict):
+    if isinstance(proof, Pair):
         return f"{evidence.pledge.peer} lied {where}: it signed two different pledges for one sum"
+    if isinstance(proof, Missent):
+        what = f"the {proof.sent.kind} of microbatch {proof.sent.index}"
+        return f"{evidence.pledge.peer} lied {where}: it counted {what}, and sent another one"
     what = "its contribution" if proof.work is None else f"microbatch {proof.work.index}"
     odd, agree, jury = evidence.count
     about = "" if odd == {evidence.pledge.peer} else f" of {evidence.pledge.peer}"

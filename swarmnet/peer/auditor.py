@@ -14,10 +14,21 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from swarmnet.audit.court import Convict, Court, CourtAction, Dispute, Recompute, SayFinding, StrikePeer, TellVerdict
+from swarmnet.audit.court import (
+    AskWork,
+    Convict,
+    Court,
+    CourtAction,
+    Dispute,
+    Recompute,
+    SayFinding,
+    ShowSent,
+    StrikePeer,
+    TellVerdict,
+)
 from swarmnet.audit.evidence import Evidence
 from swarmnet.audit.pledge import WHOLE, leaf, pledged, proves, shares_of, vector_seed
-from swarmnet.audit.proof import odd, refusal
+from swarmnet.audit.proof import Proof, odd, pledge_of, refusal
 from swarmnet.audit.receipts import Receipt, append
 from swarmnet.bounds import Recent
 from swarmnet.errors import BadMessage, DeviceFull, Overflow, PeerGone, PeerTimeout, Refused, RejectCode
@@ -33,9 +44,12 @@ from swarmnet.messages import (
     Finding,
     Finished,
     Indexes,
+    Missent,
     Packed,
+    Pair,
     Pledge,
     Rejected,
+    Sent,
     Stamp,
     Verdict,
     WorkRecord,
@@ -160,12 +174,13 @@ class Auditor:
         self._able = able
         self._waiting: deque[Recompute] = deque()
         self._trying = False
+        self._asking = 0
         self._shares: Recent[bytes, tuple[Contributions, Indexes]] = Recent(_REMEMBERED)  # by what stands for them
         self._sums: Recent[Stamp, Finished] = Recent(_REMEMBERED)
         self._asked: Recent[Stamp, Counter[tuple[PeerId, PeerId, int]]] = Recent(_REMEMBERED)
         # By restart and step: the digest of each stage's sum, and of its contributors.
         self._committed: Recent[tuple[Restart, int], dict[int, tuple[bytes, bytes]]] = Recent(_COMMITTED)
-        self._verdicts: list[Verdict] = []
+        self._proofs: list[Proof] = []
         self._tainted: set[Stamp] = set()
         self._told: set[tuple[int, PeerId, int]] = set()
         self._strangers = 0
@@ -182,14 +197,19 @@ class Auditor:
         self._shares[shares_of(finished.contributions, finished.voided)] = finished.contributions, finished.voided
         live = frozenset(member.view.live(self.stage, now=self._now()))
         pledges = self._replica.exchange.pledges(stamp)
+        self._replica.execution.contributed(
+            stamp.step, frozenset().union(*(of for peer, _, of in finished.contributions if peer == self._peer.me))
+        )
         self._perform(self._court.applied(stamp, finished, pledges, member.chain, live))
+        before = stamp.step - 1
+        self._perform(self._court.received(before, self._replica.execution.works.sents(before), member.chain))
         self._spread()
         if pledges:
             self._peer.papers.receipt(self._receipt(stamp, finished, pledges, commits))
 
     def contradicted(self, one: Pledge, other: Pledge) -> None:
         """One peer has pledged two things for one sum."""
-        self._perform(self._court.hear_pair((one, other)))
+        self._perform(self._court.hear_proof(Pair(one, other)))
 
     def _receipt(
         self, stamp: Stamp, finished: Finished, pledges: Sequence[Pledge], commits: Sequence[Commit]
@@ -209,12 +229,14 @@ class Auditor:
         )
 
     def hear(self, message: AuditControl) -> None:
-        """What another peer says: a finding of my stage, or a verdict of any."""
+        """What another peer says: of my stage what was found or sent, of any a proof."""
         match message:
             case Finding() if message.case.stamp.stage == self.stage:
                 self._perform(self._court.hear(message))
-            case Verdict():
-                self._hear_verdict(message)
+            case Sent() if message.stamp.stage == self.stage:
+                self._perform(self._court.hear_sent(message))
+            case Verdict() | Pair() | Missent():
+                self._hear_proof(message)
             case _:
                 pass
 
@@ -238,6 +260,14 @@ class Auditor:
                     self._event("finding", finding.case.accused, finding.case.stamp.step, index=finding.case.index)
                     for mate in self._peer.mates(self.stage):
                         self._peer.transport.tell(mate, finding)
+                case ShowSent(sent):
+                    mates = self._peer.near(self.stage).get(sent.stamp.stage, ())
+                    for mate in sorted(set(mates) - {sent.peer, self._peer.me}):
+                        self._peer.transport.tell(mate, sent)
+                case AskWork() if self._asking < _MOST_WAITING:
+                    self._peer.spawn(self._compare(action))
+                case AskWork():
+                    pass
                 case Convict():
                     self._convict(action)
                 case TellVerdict(peer, verdict):
@@ -249,16 +279,16 @@ class Auditor:
 
     def _convict(self, action: Convict) -> None:
         proof = action.proof
-        pledge = proof.pledge if isinstance(proof, Verdict) else proof[0]
-        stamp = pledge.stamp
+        pledge = pledge_of(proof)
+        stamp, told = pledge.stamp, self._shares.get(pledge.shares)
         self._peer.convict(action.peer, stamp.step, action.reason)
-        if (told := self._shares.get(pledge.shares)) is not None:
-            evidence = Evidence(self._peer.run_id, *told, proof)
+        if told is not None or not isinstance(proof, Verdict):
+            evidence = Evidence(self._peer.run_id, *(told or ((), NONE)), proof)
             self._peer.papers.evidence(f"stage-{stamp.stage}-step-{stamp.step}-{action.peer}.json", evidence)
+        self._proofs.append(self._whole(proof) if isinstance(proof, Verdict) else proof)
         if isinstance(proof, Verdict):
-            self._verdicts.append(self._whole(proof))
-            self._taint(self._verdicts[-1], action.peer)
-            self._spread()
+            self._taint(self._whole(proof), action.peer)
+        self._spread()
 
     def _taint(self, verdict: Verdict, convict: PeerId) -> None:
         """If it was the convict's own work that was false, its step holds it, here if the sum was applied here."""
@@ -276,30 +306,36 @@ class Auditor:
         roll = roll_of(tuple(sorted(first_of(contributors))))
         return committed.get(pledge.stamp.stage) == (pledge.digest, roll)
 
-    def _hear_verdict(self, verdict: Verdict) -> None:
+    def _hear_proof(self, proof: Proof) -> None:
         """Who judges, the accused has signed itself: nobody need know the sum to see whether that is so."""
-        told = verdict.contributions, verdict.voided
-        if shares_of(*told) != verdict.pledge.shares:
+        told = (proof.contributions, proof.voided) if isinstance(proof, Verdict) else None
+        if told is not None and shares_of(*told) != pledge_of(proof).shares:
             return
-        contributors = frozenset(peer for peer, _, indexes in verdict.contributions if indexes)
-        strange = odd(verdict, contributors).isdisjoint((self._peer.me, *self._peer.everyone()))
-        accused = verdict.pledge.peer
+        contributors = frozenset(peer for peer, _, indexes in told[0] if indexes) if told is not None else frozenset()
+        wrong = odd(proof, contributors)
+        strange = wrong.isdisjoint((self._peer.me, *self._peer.everyone()))
+        accused = pledge_of(proof).peer
         # Others found false work of it in another step: the court has no more to say of it.
         if (
-            accused in self._court.convicted
-            and verdict.pledge.stamp not in self._tainted
-            and self._was_applied(verdict)
-            and accused in odd(verdict, contributors)
-            and not refusal(verdict, contributors, self._peer.signer.verify)
+            isinstance(proof, Verdict)
+            and accused in self._court.convicted
+            and proof.pledge.stamp not in self._tainted
+            and self._was_applied(proof)
+            and accused in wrong
+            and not refusal(proof, contributors, self._peer.signer.verify)
         ):
-            self._taint(verdict, accused)
+            self._taint(proof, accused)
         if strange and self._strangers >= _MOST_STRANGERS:
             return
-        actions = self._court.hear_verdict(replace(verdict, contributions=(), voided=NONE), contributors)
+        if isinstance(proof, Verdict):
+            actions = self._court.hear_verdict(replace(proof, contributions=(), voided=NONE), contributors)
+        else:
+            actions = self._court.hear_proof(proof)
         # What proves nothing takes no place of what does.
         if actions:
-            self._shares[verdict.pledge.shares] = told
             self._strangers += strange
+        if actions and told is not None:
+            self._shares[pledge_of(proof).shares] = told
         self._perform(actions)
 
     def _whole(self, verdict: Verdict) -> Verdict:
@@ -311,20 +347,21 @@ class Auditor:
         """Once: whom this peer knew to be convicted before it was started again."""
         kept, self._kept = self._kept, ()
         for evidence in kept:
-            if evidence.run == self._peer.run_id and isinstance(evidence.proof, Verdict):
-                self._hear_verdict(
-                    replace(evidence.proof, contributions=evidence.contributions, voided=evidence.voided)
-                )
+            proof = evidence.proof
+            if isinstance(proof, Verdict):
+                proof = replace(proof, contributions=evidence.contributions, voided=evidence.voided)
+            if evidence.run == self._peer.run_id:
+                self._hear_proof(proof)
 
     def _spread(self) -> None:
-        """Tell every verdict once to everybody whom I know."""
+        """Tell every proof once to everybody whom I know."""
         records = self._peer.records
         known = [(peer, records[peer].incarnation if peer in records else 0) for peer in self._peer.everyone()]
-        for number, verdict in enumerate(self._verdicts):
+        for number, proof in enumerate(self._proofs):
             for peer, incarnation in known:
                 if peer != self._peer.me and (number, peer, incarnation) not in self._told:
                     self._told.add((number, peer, incarnation))
-                    self._peer.transport.tell(peer, verdict)
+                    self._peer.transport.tell(peer, proof)
 
     def _event(self, event: str, peer: PeerId, step: int, **fields: object) -> None:
         self._peer.on_event(self.stage, event, {"peer": peer, "step": step, **fields})
@@ -376,6 +413,47 @@ class Auditor:
         self._event("audited", case.accused, step, index=case.index, ok=right)
         self._perform(self._court.found(pledge, found, work, path, now=self._now()))
 
+    async def _compare(self, wanted: AskWork) -> None:
+        """Ask for the work that its peer has counted, and hold it against what it has sent."""
+        sent, case = wanted.sent, wanted.case
+        request = AuditRequest(case.stamp.step, self.stage, sent.index, sent.peer, bare=True)
+        in_time = self._in_time(case)
+        self._asking += 1
+        try:
+            answer, why = await self._ask(sent.peer, request)
+        finally:
+            self._asking -= 1
+        actions = self._court.compared(sent, answer.work, answer.path) if answer is not None else None
+        self._perform(actions or [])
+        if actions is None and in_time:
+            self._withheld(case, why)
+
+    async def _ask(self, peer: PeerId, request: AuditRequest) -> tuple[AuditData | None, str]:
+        """What that peer shows, and what is wrong with that if it is not what was pledged. Of nothing: why; "": it is
+        away, and that is no lie."""
+        try:
+            answer = await ask(self._peer.transport, peer, request, limit_s=_ASK_S)
+        except PeerGone:
+            return None, ""
+        except PeerTimeout:
+            # One that lives and does not answer is no better than one that refuses.
+            return None, "it does not answer" if self._replica.member.view.alive(peer, now=self._now()) else ""
+        except (BadMessage, Refused) as error:
+            return None, str(error)
+        if isinstance(answer, AuditData):
+            return answer, "it is not what was pledged"
+        return None, answer.reason if isinstance(answer, Rejected) else "it is no answer"
+
+    def _in_time(self, case: Case) -> bool:
+        # It keeps what it shows for some steps: who asks late gets nothing from anybody.
+        return self._replica.member.version - case.stamp.step <= _IN_TIME
+
+    def _withheld(self, case: Case, why: str) -> None:
+        """The accused has shown nothing, though it was asked in time."""
+        if why and self._lives_on(case):
+            self._event("withheld", case.accused, case.stamp.step, index=case.index, reason=why)
+            self._perform(self._court.withheld(case))
+
     def _share(self, case: Case) -> frozenset[int]:
         """What the accused has contributed to the sum."""
         finished = self._sums.get(case.stamp)
@@ -392,8 +470,7 @@ class Auditor:
         """What went into a microbatch, as it was pledged. None: nobody shows it. Raises Refused(TOO_OFTEN)."""
         case, pledge = wanted.case, wanted.pledge
         request, reason = AuditRequest(case.stamp.step, self.stage, index, case.accused), ""
-        spent = False
-        in_time = self._replica.member.version - case.stamp.step <= _IN_TIME
+        spent, in_time = False, self._in_time(case)
         for holder in dict.fromkeys(filter(None, (case.accused, wanted.accuser))):
             if holder == self._peer.me:
                 continue
@@ -403,23 +480,8 @@ class Auditor:
                 spent = True
                 continue
             asked[holder, case.accused, index] += 1
-            why = "it is no answer"
-            try:
-                answer = await ask(self._peer.transport, holder, request, limit_s=_ASK_S)
-            except PeerGone:
-                continue  # that it is away is no lie
-            except PeerTimeout:
-                # One that lives and does not answer is no better than one that refuses.
-                if not self._replica.member.view.alive(holder, now=self._now()):
-                    continue
-                answer, why = None, "it does not answer"
-            except (BadMessage, Refused) as error:
-                answer, why = None, str(error)
-            if isinstance(answer, Rejected):
-                why = answer.reason
-            if isinstance(answer, AuditData) and not proves(answer.path, answer.work, pledge.work_root):
-                why = "it is not what was pledged"
-            elif isinstance(answer, AuditData):
+            answer, why = await self._ask(holder, request)
+            if answer is not None and proves(answer.path, answer.work, pledge.work_root):
                 try:
                     return answer, *self._replica.execution.opened(request, answer)
                 except BadMessage as error:
@@ -427,10 +489,8 @@ class Auditor:
             reason = why if holder == case.accused else reason
         if spent and not reason:
             raise Refused(RejectCode.TOO_OFTEN, "asked for as often as a mate may")
-        # It keeps what it shows for some steps: who asks late gets nothing from anybody.
-        if reason and in_time and self._lives_on(case):
-            self._event("withheld", case.accused, case.stamp.step, index=index, reason=reason)
-            self._perform(self._court.withheld(pledge, case.index))
+        if in_time:
+            self._withheld(replace(case, index=index), reason)
         return None
 
     # ------------------------------------------------------------ what is known of others

@@ -18,7 +18,7 @@ from swarmnet.averaging.exchange import PIECE_ELEMENTS, Exchange
 from swarmnet.errors import BadMessage, Refused, RejectCode
 from swarmnet.ids import PeerId, first_chain
 from swarmnet.manifest.schema import Manifest
-from swarmnet.messages import Answer, AuditRequest, Process
+from swarmnet.messages import Answer, AuditRequest, Process, Stamp
 from swarmnet.peer.auditor import Auditor
 from swarmnet.peer.restore import Restorer
 from swarmnet.pipeline.caller import Caller
@@ -28,6 +28,7 @@ from swarmnet.pipeline.execution import Execution
 from swarmnet.pipeline.inputs import AnswerCheck, InputCheck, Known, TurnedAway, Windows, may_feed
 from swarmnet.pipeline.recovery import Recovery
 from swarmnet.pipeline.router import AdaptiveTimeout, Router
+from swarmnet.pipeline.transfers import Transfers
 from swarmnet.pipeline.works import KEPT_MEMOS, ShownWorks, WorkBook
 from swarmnet.plan.cost import BYTES
 from swarmnet.stage.seams import Engine
@@ -156,6 +157,10 @@ class Replica:
             spans=peer.spans,
         )
 
+        # What it counts, and what it signs of what it sends: for whoever looks into that.
+        works = WorkBook(KEPT_MEMOS * limits.memo_bytes) if manifest.audited else None
+        transfers = Transfers(peer.me, peer.signer, self._stamp_of, works) if works is not None else None
+
         # Calls the next stage; the last one has none.
         input_check = input_check_of(manifest, stage, peer.windows)
         answer_check = answer_check_of(manifest, stage + 1)
@@ -169,6 +174,7 @@ class Replica:
                 self._rerouted,
                 leaving=self._next_leaving,
                 left=lambda step: self.execution.left(step),
+                signed=transfers.answered if transfers is not None else None,
             )
             if stages_ahead
             else None
@@ -192,6 +198,7 @@ class Replica:
                 check=input_check,
                 check_answer=answer_check.remembered,
                 on_bad_input=self._bad_input,
+                signed=transfers.fetched if transfers is not None else None,
             ),
             check=input_check,
             limits=PipelineLimits(limits.slots, timers.heartbeat_s, 2 * timers.suspect_s, limits.memo_bytes),
@@ -201,7 +208,8 @@ class Replica:
             depth=None if limits.fixed_slots else Depth(stage, num_stages - stage, most=limits.slots),
             share=lambda: training.microbatches / (1 + len(self._live(stage))),
             spans=peer.spans,
-            works=WorkBook(KEPT_MEMOS * limits.memo_bytes) if manifest.audited else None,
+            works=works,
+            transfers=transfers,
             shown=ShownWorks(limits.memo_bytes),
         )
         pipeline.measure()
@@ -247,6 +255,9 @@ class Replica:
             if refused.code is RejectCode.TOO_OFTEN:
                 self._name("asks_too_often", caller, {"step": request.step, "index": request.index})
             raise
+
+    def _stamp_of(self, step: int) -> Stamp:
+        return next(open_step.stamp for open_step in self.member.steps if open_step.stamp.step == step)
 
     # ------------------------------------------------------------ whom it calls, and who may call it
 

@@ -8,7 +8,7 @@ It does not know what the answer is for. A retry needs no permission: `Process` 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Awaitable, Callable, Mapping, Set
 from dataclasses import dataclass, replace
 
 from swarmnet.errors import BadMessage, NoReplica, PeerGone, PeerTimeout, Refused, RejectCode
@@ -28,6 +28,10 @@ _SHARES = 32
 
 _UNHEARD_S = 0.5
 """Pause before the next call to a replica that does not yet know us as a caller."""
+
+
+Signed = Callable[[PeerId, Process, Gradient], Awaitable[None]]
+"""Raises BadMessage unless that replica has signed its answer."""
 
 
 @dataclass(slots=True)
@@ -53,7 +57,7 @@ class Caller:
     answer is not valid. The caller calls on_reroute(request, peer, reason) when it moves a microbatch away from a
     replica, and when a replica never does work itself. leaving() names candidates about to leave: they answer for what
     they own, and get nothing new while others can. left(step): microbatches of the step that I have yet to bring here;
-    None: nobody can say.
+    None: nobody can say. signed: see there; None: nobody signs.
     """
 
     def __init__(
@@ -65,10 +69,11 @@ class Caller:
         on_reroute: Callable[[Process, PeerId, str], None],
         leaving: Callable[[], Set[PeerId]] = frozenset,
         left: Callable[[int], int | None] = lambda step: None,
+        signed: Signed | None = None,
     ) -> None:
         self._transport, self._router = transport, router
         self._candidates, self._check, self._on_reroute = candidates, check, on_reroute
-        self._leaving, self._left = leaving, left
+        self._leaving, self._left, self._signed = leaving, left, signed
         self._unplaced = 0  # microbatches that no replica has
         self._idle: dict[PeerId, int] = {}  # who has given no result since it answered so -> those of others
 
@@ -218,6 +223,8 @@ class Caller:
             case Gradient():
                 try:
                     self._check(request, answer)
+                    if self._signed is not None:
+                        await self._signed(attempt.peer, request, answer)
                 except BadMessage as error:
                     return error
                 return answer

@@ -20,6 +20,7 @@ from swarmnet.pipeline.depth import Depth
 from swarmnet.pipeline.inputs import InputCheck, OnBadInput
 from swarmnet.pipeline.recovery import Recovery, Spawn
 from swarmnet.pipeline.slots import Slots
+from swarmnet.pipeline.transfers import Transfers
 from swarmnet.pipeline.works import ShownWorks, WorkBook
 from swarmnet.stage.seams import Compute, Stash
 from swarmnet.telemetry.spans import SpanBook
@@ -86,7 +87,8 @@ class PipelineContext:
     depth: how many slots there are; None: as many as `limits` says. share(): of a step's microbatches, about mine.
     leaving: nothing new is begun for callers; what is at work here is finished. evals: one evaluation at a time, beside
     the slots of the steps. sending: inputs that each caller is uploading. spans: told how long each thing took.
-    works: what was counted here in the last steps; None: nobody looks into it. shown: what others have shown of theirs.
+    works: what was counted here in the last steps; None: nobody looks into it. transfers: signs and checks payloads;
+    None: nobody signs. shown: what others have shown of theirs.
     """
 
     stage: int
@@ -113,6 +115,7 @@ class PipelineContext:
     sending: Counter[PeerId] = field(default_factory=Counter)
     spans: SpanBook = field(default_factory=SpanBook)
     works: WorkBook | None = None
+    transfers: Transfers | None = None
     shown: ShownWorks = field(default_factory=lambda: ShownWorks(0))
 
     def measure(self) -> None:
@@ -153,6 +156,8 @@ class PipelineContext:
         try:
             payload = await self._read(request, read)
             self.check(request, payload)
+            if self.transfers is not None:
+                await self.transfers.fed(caller, request, payload)
         except BadMessage as error:
             self.on_bad_input(caller, request.step, request.index, error)
             raise

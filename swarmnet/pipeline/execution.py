@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping, Set
 from dataclasses import replace
 
 from swarmnet.errors import BadMessage, Refused, RejectCode
@@ -120,6 +120,8 @@ class Execution:
         """Drop all work and memory: the weights are about to be replaced."""
         for step in list(self.steps):
             self.end(step)
+        if self._context.transfers is not None:
+            self._context.transfers.replaced()
 
     def granted(self, step: int, index: int, voids: int) -> None:
         """This replica counts (step, index)."""
@@ -187,7 +189,12 @@ class Execution:
         """What answers a mate: about a microbatch that this replica counted, or that its peer has shown here. Raises
         Refused: NOT_FOUND, TOO_OFTEN."""
         mine, works, shown = request.peer == me, self.works, self._context.shown
-        found = works.show(mate, request.step, request.index) if mine else shown.show(mate, request)
+        if not mine:
+            found = shown.show(mate, request)
+        elif request.bare:
+            found = works.bare(request.step, request.index)
+        else:
+            found = works.show(mate, request.step, request.index)
         if found is None:
             raise Refused(RejectCode.NOT_FOUND, "not kept here", step=request.step, index=request.index)
         return found
@@ -204,6 +211,11 @@ class Execution:
         found = opened(data, lambda payload: self._context.check(process, payload))
         self._context.shown.keep(request, data)
         return found
+
+    def contributed(self, step: int, mine: Set[int]) -> None:
+        """A sum is applied that holds these indexes of this replica."""
+        if self._context.transfers is not None:
+            self._context.transfers.applied(step, mine)
 
     @property
     def works(self) -> WorkBook:

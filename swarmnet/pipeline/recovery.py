@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
 from typing import Any, Generic, TypeVar
 
 from swarmnet.errors import BadMessage, PeerGone, PeerTimeout, Refused, RejectCode, SwarmError
 from swarmnet.ids import PeerId
-from swarmnet.messages import Fetch, Fetched, Gradient, Packed, Rejected, Running
+from swarmnet.messages import Fetch, Fetched, Gradient, Packed, Rejected, Running, Sent
 from swarmnet.pipeline.inputs import InputCheck, OnBadInput
 from swarmnet.transport import Transport, ask
 
@@ -31,7 +31,8 @@ class Recovery:
 
     before() and after() list live replicas of the neighbour stages; holders() lists peers that may have tokens (stage 0
     only); tokens(step, index) gives this peer's own data, None without data. check and check_answer raise BadMessage
-    for an invalid input or answer: then the next peer is asked, and on_bad_input hears whose input it was.
+    for an invalid input or answer, and signed(peer, request, answer) for one that its peer has not signed (None: nobody
+    signs): then the next peer is asked, and on_bad_input hears whose input it was.
     """
 
     def __init__(
@@ -46,17 +47,18 @@ class Recovery:
         check: InputCheck,
         check_answer: Callable[[Fetched], None],
         on_bad_input: OnBadInput,
+        signed: Callable[[PeerId, Fetch, Fetched], Awaitable[None]] | None = None,
     ) -> None:
         self._transport, self._stage = transport, stage
         self._before, self._after, self._holders = before, after, holders
         self._tokens, self._check, self._check_answer = tokens, check, check_answer
-        self._on_bad_input = on_bad_input
+        self._on_bad_input, self._signed = on_bad_input, signed
 
     def own_tokens(self, step: int, index: int) -> tuple[Packed, ...] | None:
         """Tokens of a microbatch from this peer's own data."""
         return self._tokens(step, index)
 
-    async def input(self, step: int, index: int) -> tuple[Packed, ...]:
+    async def input(self, step: int, index: int) -> Fetched:
         """What stage `stage` needs to run the microbatch. Tries for ever; cancel to give up.
 
         Raises Refused(VOID) if half of the stage before computed it, and it is not finite.
@@ -66,7 +68,7 @@ class Recovery:
             if self._stage == 0:
                 own = self._tokens(step, index)
                 if own is not None:
-                    return own
+                    return Fetched(own)
                 peers = self._holders()
             else:
                 peers = self._before()
@@ -86,7 +88,7 @@ class Recovery:
                     if found is not None:
                         break
             if found is not None:
-                return found.payload
+                return found
             await asyncio.sleep(_PAUSE_S)
 
     async def gradient(self, step: int, index: int) -> Fetched | None:
@@ -117,6 +119,8 @@ class Recovery:
                         self._check(request, answer.payload)
                     else:
                         self._check_answer(answer)
+                    if self._signed is not None:
+                        await self._signed(peer, request, answer)
                     return answer
                 case Rejected(RejectCode.VOID) if not request.cached:
                     raise Refused(answer.code, answer.reason, peer=peer)
@@ -143,10 +147,12 @@ class Memo:
         self.cap_bytes = cap_bytes
         self.num_bytes = 0
         self._entries: OrderedDict[tuple[str, int], tuple[Packed, ...] | Gradient] = OrderedDict()
+        self._sents: dict[int, Sent | None] = {}
 
-    def keep_output(self, index: int, output: tuple[Packed, ...]) -> None:
-        """Remember what stage k sent to stage k + 1."""
+    def keep_output(self, index: int, output: tuple[Packed, ...], sent: Sent | None = None) -> None:
+        """Remember what stage k sent to stage k + 1, and what it signed of that."""
         self._keep(("down", index), output)
+        self._sents[index] = sent
 
     def keep_answer(self, index: int, answer: Gradient) -> None:
         """Remember the answer to `Process`."""
@@ -157,6 +163,10 @@ class Memo:
         entry = self._entries.get(("down", index))
         return entry if isinstance(entry, tuple) else None
 
+    def sent(self, index: int) -> Sent | None:
+        """What was signed of the output."""
+        return self._sents.get(index)
+
     def answer(self, index: int) -> Gradient | None:
         """The answer, if still known."""
         entry = self._entries.get(("up", index))
@@ -165,6 +175,7 @@ class Memo:
     def clear(self) -> None:
         """The step is applied."""
         self._entries.clear()
+        self._sents.clear()
         self.num_bytes = 0
 
     def _keep(self, key: tuple[str, int], entry: tuple[Packed, ...] | Gradient) -> None:

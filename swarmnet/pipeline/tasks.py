@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -21,20 +21,20 @@ from swarmnet.messages import (
     Answer,
     Busy,
     Fetch,
-    Fetched,
     Gradient,
     MovedTo,
     Packed,
     Process,
-    Rejected,
     Running,
+    Sent,
     WorkRecord,
 )
 from swarmnet.pipeline.caller import OF_PAYLOAD
 from swarmnet.pipeline.context import PipelineContext
-from swarmnet.pipeline.recovery import Keepalive, Memo
+from swarmnet.pipeline.recovery import Memo
 from swarmnet.pipeline.slots import Slots
-from swarmnet.pipeline.works import LARGE, record_of
+from swarmnet.pipeline.transfers import digested
+from swarmnet.pipeline.uncounted import UncountedWork
 from swarmnet.stage.seams import Stash
 from swarmnet.telemetry.spans import SpanKind
 from swarmnet.transport import ReadPayload
@@ -55,7 +55,8 @@ class MicrobatchTask:
     found the owner hung. waiting: callers attached while the input is missing, the sender among them. sending: caller
     -> when its upload began; unsent: the last upload failed. starved: nobody uploads the input, so it is fetched.
     passed_on: the next stage was asked. slot_at: when it was begun with a slot, answered_s: how long it then
-    took to its answer; None: it had none.
+    took to its answer; None: it had none. received, passed: what the sender of the input, and this replica of its
+    output, have signed.
     """
 
     index: int
@@ -63,6 +64,8 @@ class MicrobatchTask:
     hedged: bool
     input: asyncio.Future[tuple[Packed, ...]]
     outcome: asyncio.Future[Outcome]
+    received: Sent | None = None
+    passed: Sent | None = None
     waiting: int = 0
     sending: dict[PeerId, float] = field(default_factory=dict)
     unsent: asyncio.Event = field(default_factory=asyncio.Event)
@@ -96,10 +99,11 @@ class MicrobatchTask:
         """One caller at a time sends the input; another one only if the last to begin takes longer than `slow_s`."""
         return caller not in self.sending and all(now - began >= slow_s for began in self.sending.values())
 
-    def feed(self, payload: tuple[Packed, ...]) -> None:
-        """The input has arrived; the first one counts."""
+    def feed(self, payload: tuple[Packed, ...], sent: Sent | None) -> None:
+        """The input has arrived; the first one counts. sent: what its sender has signed of it."""
         if not self.input.done():
             self.input.set_result(payload)
+            self.received = sent
             self.fed_or_starved.set()
 
     def starve(self) -> None:
@@ -130,7 +134,8 @@ class StepTasks:
         self._owners: dict[int, PeerId] = {}
         self._slots = Slots(context.limits.slots)
         self._slow: set[MicrobatchTask] = set()  # gave their slot back, as their input does not come
-        self._uncounted = UncountedWork(context, self.memo)
+        self._transfers = context.transfers.open(step) if context.transfers is not None else None
+        self._uncounted = UncountedWork(context, self.memo, self._transfers)
         self._seen = 0  # indexes below it were brought, here or to mates: callers begin with the lowest
         self.begun = 0  # tasks
 
@@ -142,6 +147,8 @@ class StepTasks:
     def end(self) -> None:
         """The step is about to be applied, or the weights to be replaced: drop all work and memory."""
         self.ended = True
+        if self._transfers is not None:
+            self._transfers.ended = True
         for running in self._running.values():
             running.cancel()
         for task in self.by_index.values():
@@ -321,7 +328,7 @@ class StepTasks:
         task.sending[caller] = began = asyncio.get_running_loop().time()
         self._context.sending[caller] += 1
         try:
-            task.feed(await self._context.receive(caller, request, read))
+            task.feed(await self._context.receive(caller, request, read), request.sent)
             self._span("receive", task.index, began)
         except BadMessage:
             over = task.outcome.done()  # while it came, the step may have ended
@@ -377,7 +384,8 @@ class StepTasks:
 
     async def _fetch_input(self, task: MicrobatchTask) -> None:
         try:
-            task.feed(await self._context.recovery.input(self.step, task.index))
+            found = await self._context.recovery.input(self.step, task.index)
+            task.feed(found.payload, found.sent)
         except SwarmError as error:
             if not task.input.done():
                 task.input.set_exception(error)
@@ -427,7 +435,9 @@ class StepTasks:
         self._computed("forward", stash)
         if self._context.stage + 1 < self._context.num_stages:
             output = (*stash.output, proof)
-            self.memo.keep_output(task.index, output)
+            if self._transfers is not None:
+                task.passed = await self._transfers.sign(task.index, "output", stash.output)
+            self.memo.keep_output(task.index, output, task.passed)
             asked = asyncio.get_running_loop().time()
             answer = await self._gradient_of(task, output)
             self._span("call", task.index, asked)
@@ -436,6 +446,8 @@ class StepTasks:
         gradient = await self._engine.backward(stash, answer.payload)
         self._computed("backward", stash)
         mine = Gradient(answer.loss_sum, answer.num_tokens, stash.compute_s, gradient)
+        if self._transfers is not None and gradient:
+            mine = replace(mine, sent=await self._transfers.sign(task.index, "answer", gradient))
         self.memo.keep_answer(task.index, mine)
         task.finish(mine)
         if task.slot_at is not None and task.has_slot:
@@ -452,9 +464,9 @@ class StepTasks:
         if ordered:
             found = await context.recovery.gradient(self.step, task.index)
             if found is not None:
-                return Gradient(found.loss_sum, found.num_tokens, 0.0, found.payload)
+                return Gradient(found.loss_sum, found.num_tokens, 0.0, found.payload, sent=found.sent)
         again = ordered or task.patient or task.hedged  # begun before, so later stages may have finished it
-        request = Process(self.step, context.stage + 1, task.index, repair=again)
+        request = Process(self.step, context.stage + 1, task.index, repair=again, sent=task.passed)
         task.passed_on = True
         try:
             return await context.caller.process(request, output)
@@ -496,23 +508,30 @@ class StepTasks:
             self.losses[task.index] = (answer.loss_sum if last_stage else 0.0, answer.num_tokens)
             # With the loss, so that the works are always those that the sum holds.
             if record is not None and self._context.works is not None:
-                self._context.works.add(self.step, record, (*task.input.result(), *answer.payload))
+                record = record if self._transfers is None else self._transfers.counted(record)
+                sents = tuple(sent for sent in (task.received, answer.sent) if sent is not None)
+                self._context.works.add(self.step, record, (*task.input.result(), *answer.payload), sents)
             self._claims.added(stash)
         else:
             self._claims.withdraw(self.step, task.index)
 
     async def _record(self, task: MicrobatchTask, stash: Stash, answer: Gradient, mine: Gradient) -> WorkRecord | None:
-        """Digests of a microbatch as it travelled, in a thread if they take long. None: nobody will ask for them."""
+        """Digests of a microbatch as it travelled. None: nobody will ask for them."""
         if self._context.works is None:
             return None
         inputs, last = task.input.result()[:-1], self._context.stage + 1 == self._context.num_stages
+        # What was signed has its digest already.
+        found = [
+            await digested(payload) if sent is None else sent.digest
+            for sent, payload in (
+                (task.received, inputs),
+                (task.passed, stash.output),
+                (answer.sent, answer.payload),
+                (mine.sent, mine.payload),
+            )
+        ]
         loss = (answer.loss_sum, answer.num_tokens) if last else (0.0, 0)
-
-        def record() -> WorkRecord:
-            return record_of(task.index, inputs, stash.output, answer.payload, mine.payload, *loss)
-
-        large = sum(packed.num_bytes for packed in (*inputs, *stash.output)) >= LARGE
-        return await asyncio.to_thread(record) if large else record()
+        return WorkRecord(task.index, found[0], found[1], found[2], found[3], *loss)
 
     def _computed(self, kind: SpanKind, stash: Stash) -> None:
         """A pass of it is over."""
@@ -526,74 +545,3 @@ class StepTasks:
         if context.depth is not None and context.depth.counted(held, compute_s):
             context.measure()
             self._slots.grow(context.limits.slots)
-
-
-# ---------------------------------------------------------------- what is computed or handed out without being counted
-#
-# Work for repairs of other stages (rule 6), and evaluation.
-
-
-class UncountedWork:
-    """Answers `Fetch`, and `Process` with purpose "eval", for one open step of one (peer, stage)."""
-
-    def __init__(self, context: PipelineContext, memo: Memo) -> None:
-        self._context, self._memo = context, memo
-        self._reserved = Slots(1)
-
-    async def fetch(self, request: Fetch) -> AsyncGenerator[Answer, None]:
-        """Hand out what is remembered; recompute a missing input of the next stage unless only a copy is wanted."""
-        if request.kind == "gradient":
-            answer = self._memo.answer(request.index)
-            if answer is None:
-                yield Rejected(RejectCode.NOT_FOUND, "not memoised")
-            else:
-                yield Fetched(answer.payload, answer.loss_sum, answer.num_tokens)
-            return
-        if request.stage == -1:
-            tokens = self._context.recovery.own_tokens(request.step, request.index)
-            yield Fetched(tokens) if tokens is not None else Rejected(RejectCode.NOT_FOUND, "no data here")
-            return
-        output = self._memo.output(request.index)
-        if output is None and request.cached:
-            yield Rejected(RejectCode.NOT_FOUND, "not memoised")
-            return
-        if output is None:
-            yield Accepted()
-            recomputed: Keepalive[tuple[Packed, ...]] = Keepalive(self._context.spawn, self._recompute(request))
-            async for sign in recomputed.signs(self._context.limits.running_s):
-                yield sign
-            output = recomputed.result()
-        yield Fetched(output)
-
-    async def evaluate(self, caller: PeerId, request: Process, read: ReadPayload) -> AsyncGenerator[Answer, None]:
-        """Forward only, here and in all later stages: claims nothing, is not memoised."""
-        yield Accepted()
-        payload = await self._context.receive(caller, request, read)
-        stash = await self._forward(request, payload)
-        if self._context.caller is None:
-            yield Gradient(stash.loss_sum, stash.num_tokens, stash.compute_s)
-            return
-        stage = self._context.stage + 1
-        onward = Process(request.step, stage, request.index, purpose="eval", avoid=request.avoid)
-        rest: Keepalive[Gradient] = Keepalive(self._context.spawn, self._context.caller.process(onward, stash.output))
-        async for sign in rest.signs(self._context.limits.running_s):
-            yield sign
-        yield replace(rest.result(), compute_s=stash.compute_s, payload=())
-
-    async def _forward(self, request: Process | Fetch, inputs: Sequence[Packed]) -> Stash:
-        try:
-            return await self._context.engine.forward(request.step, request.index, inputs, train=False)
-        except DeviceFull as full:
-            raise Refused(RejectCode.NOT_READY, str(full)) from None
-
-    async def _recompute(self, request: Fetch) -> tuple[Packed, ...]:
-        """Forward only, in a slot of its own so that a full replica can still repair others (rule 7)."""
-        await self._reserved.take()
-        try:
-            *inputs, proof = await self._context.recovery.input(request.step, request.index)
-            stash = await self._forward(request, inputs)
-            output = (*stash.output, proof)
-            self._memo.keep_output(request.index, output)
-            return output
-        finally:
-            self._reserved.give()

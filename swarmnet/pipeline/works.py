@@ -18,7 +18,7 @@ from blake3 import blake3
 from swarmnet.audit.pledge import leaf, path_of, root_of
 from swarmnet.errors import BadMessage, Refused, RejectCode
 from swarmnet.ids import PeerId
-from swarmnet.messages import AuditData, AuditRequest, Packed, WorkRecord
+from swarmnet.messages import AuditData, AuditRequest, Packed, Sent, WorkRecord
 
 KEPT_STEPS = 4
 """A step is looked into two versions later; its jurors may take as long again."""
@@ -78,11 +78,13 @@ def opened(
 
 @dataclass(slots=True)
 class _Work:
-    """payload: what went in, the proof last, and the gradient; None: dropped. asks: of each mate."""
+    """payload: what went in, the proof last, and the gradient; None: dropped. sents: who stands for having sent it.
+    asks: of each mate."""
 
     record: WorkRecord
     payload: tuple[Packed, ...] | None
     num_bytes: int
+    sents: tuple[Sent, ...]
     asks: Counter[PeerId] = field(default_factory=Counter)
 
 
@@ -103,12 +105,13 @@ class WorkBook:
         """What was counted in that step is in no sum."""
         self.num_bytes -= sum(work.num_bytes for work in self._steps.pop(step, {}).values())
 
-    def add(self, step: int, record: WorkRecord, payload: tuple[Packed, ...]) -> None:
-        """A microbatch is counted. payload: its input with the proof of its tokens, then the gradient of its output."""
+    def add(self, step: int, record: WorkRecord, payload: tuple[Packed, ...], sents: tuple[Sent, ...] = ()) -> None:
+        """A microbatch is counted. payload: its input with the proof of its tokens, then the gradient of its output.
+        sents: what neighbours have signed of those."""
         size, works = sum(packed.num_bytes for packed in payload), self._steps.setdefault(step, {})
         if (before := works.pop(record.index, None)) is not None:
             self.num_bytes -= before.num_bytes
-        works[record.index] = _Work(record, payload, size)
+        works[record.index] = _Work(record, payload, size, sents)
         self.num_bytes += size
         for oldest in sorted(self._steps):
             for work in self._steps[oldest].values():
@@ -120,6 +123,10 @@ class WorkBook:
     def records(self, step: int) -> Mapping[int, WorkRecord]:
         """What was counted in that step, by index."""
         return {index: work.record for index, work in self._steps.get(step, {}).items()}
+
+    def sents(self, step: int) -> list[Sent]:
+        """What neighbours have signed of what went into that step."""
+        return [sent for work in self._steps.get(step, {}).values() for sent in work.sents]
 
     def root(self, step: int) -> bytes:
         """The root over what was counted in that step."""
@@ -138,6 +145,11 @@ class WorkBook:
         if work is not None and work.payload is not None:
             _count(work.asks, mate)
         return self.shown(step, index)
+
+    def bare(self, step: int, index: int) -> AuditData | None:
+        """The same without what went into it, which may be dropped."""
+        work = self._steps.get(step, {}).get(index)
+        return None if work is None else AuditData(work.record, path_of(self._leaves(step), index))
 
     def _leaves(self, step: int) -> dict[int, bytes]:
         return {index: leaf(record) for index, record in self.records(step).items()}

@@ -134,8 +134,9 @@ def test_what_is_committed_is_right_and_the_liar_is_left_out(name: str) -> None:
     trial.run([liar])
     assert trial.weights_equal and not trial.broken
     named = trial.named(liar.me)
-    # What is not signed is refused before anything is summed.
-    assert named["sum_failed" if name == "unsigned-contribution" else "reducer_lied"] + named["pledge_lied"], named
+    # What is not signed is refused before anything is summed; two pledges for one sum prove it to everybody.
+    how = "sum_failed" if name == "unsigned-contribution" else "reducer_lied"
+    assert named[how] + named["pledge_lied"] + named["convicted"], named
     assert trial.steps >= SECONDS / 2, "a step takes half a second"
     committed = [
         {peer for peer, indexes in fields["contributions"] if indexes}

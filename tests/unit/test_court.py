@@ -15,7 +15,7 @@ from swarmnet.audit.draw import chance_named, is_drawn, own_rate, seed_of
 from swarmnet.audit.pledge import WHOLE, finding_statement, leaf, path_of, statement
 from swarmnet.audit.proof import refusal
 from swarmnet.ids import PeerId
-from swarmnet.messages import Case, Finding, Verdict
+from swarmnet.messages import Case, Finding, Pair, Verdict
 
 SEEDS = st.integers(0, 2**32)
 
@@ -223,9 +223,9 @@ def test_two_pledges_for_one_sum_convict() -> None:
     (convict,) = court.hear_pledge(twin)
     assert convict.peer == a
     other = Stage(5, 0, 2).members[b].court
-    assert [action.peer for action in other.hear_pair(convict.proof)] == [a]
-    unsigned = (pledge, replace(pledge, product=1))
-    assert Stage(5, 0, 2).members[b].court.hear_pair(unsigned) == []
+    assert [action.peer for action in other.hear_proof(convict.proof)] == [a]
+    unsigned = Pair(pledge, replace(pledge, product=1))
+    assert Stage(5, 0, 2).members[b].court.hear_proof(unsigned) == []
 
 
 def test_a_verdict_without_known_contributors_is_no_verdict() -> None:

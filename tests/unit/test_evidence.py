@@ -10,10 +10,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swarmnet.audit.evidence import Evidence
-from swarmnet.audit.pledge import DEPTH, finding_statement, leaf, path_of, proves, root_of, shares_of, statement
+from swarmnet.audit.pledge import (
+    DEPTH,
+    finding_statement,
+    leaf,
+    path_of,
+    proves,
+    root_of,
+    sent_statement,
+    shares_of,
+    statement,
+)
 from swarmnet.cli.frame import run as swarmnet
 from swarmnet.ids import Ballot, Chain, Generation, Restart, RoundId
-from swarmnet.messages import Case, Finding, Pledge, Stamp, Verdict, WorkRecord
+from swarmnet.messages import Case, Finding, Missent, Pair, Pledge, Sent, Stamp, Verdict, WorkRecord
 from swarmnet.net.identity import Identity, verify
 
 RUN = "ab" * 32
@@ -78,13 +88,51 @@ def test_a_false_accuser_is_named_by_its_own_finding() -> None:
 
 
 def test_two_pledges_of_one_sum_name_their_peer() -> None:
-    pair = Evidence(RUN, SHARES, frozenset({40}), (PLEDGE, signed_pledge(work_root=d("other"))))
+    pair = Evidence(RUN, SHARES, frozenset({40}), Pair(PLEDGE, signed_pledge(work_root=d("other"))))
     assert pair.refusal(verify) == "" and pair.odd == {LIAR.peer}
     assert Evidence.from_json(pair.to_json()) == pair
-    assert replace(pair, proof=(PLEDGE, PLEDGE)).refusal(verify)
+    assert replace(pair, proof=Pair(PLEDGE, PLEDGE)).refusal(verify)
     other_round = signed_pledge(work_root=d("other"), id=RoundId(Ballot(3, PEERS[1].peer), 5))
-    assert replace(pair, proof=(PLEDGE, other_round)).refusal(verify)
-    assert replace(pair, proof=(PLEDGE, signed_pledge(by=JURY[0], work_root=d("other")))).refusal(verify)
+    assert replace(pair, proof=Pair(PLEDGE, other_round)).refusal(verify)
+    assert replace(pair, proof=Pair(PLEDGE, signed_pledge(by=JURY[0], work_root=d("other")))).refusal(verify)
+
+
+def missent(by: Identity = LIAR, *, work: WorkRecord = WORKS[10], pledge: Pledge | None = None, **says) -> Evidence:
+    """`by` has counted that work, and has sent another answer."""
+    sent = replace(Sent(STAMP, 10, "answer", d("other"), by.peer), **says)
+    sent = replace(sent, signature=by.sign(sent_statement(sent)))
+    leaves = LEAVES | {work.index: leaf(work)}
+    pledge = pledge or signed_pledge(by, work_root=root_of(leaves))
+    return Evidence(RUN, (), frozenset(), Missent(pledge, work, path_of(leaves, work.index), sent))
+
+
+SENT_OTHER = missent()
+
+
+def test_what_was_counted_and_what_was_sent_name_their_peer() -> None:
+    assert SENT_OTHER.refusal(verify) == "" and SENT_OTHER.odd == {LIAR.peer}
+    assert Evidence.from_json(SENT_OTHER.to_json()) == SENT_OTHER
+    assert missent(kind="output").refusal(verify) == "", "that is not its output either"
+
+
+PROVES_NOTHING = {
+    "it is the same": missent(digest=d("a")),
+    "it is the same output": missent(kind="output", digest=d("out")),
+    "another index": missent(index=0),
+    "another step": missent(stamp=replace(STAMP, step=8)),
+    "another past": missent(stamp=replace(STAMP, chain=Chain("12" * 32))),
+    "after the run went back": missent(stamp=replace(STAMP, restart=Restart(2, 4))),
+    "it has said so": missent(again=True),
+    "its work says so": missent(work=replace(WORKS[10], resent=True)),
+    "somebody else's pledge": missent(pledge=signed_pledge(JURY[0])),
+    "a pledge of other works": missent(pledge=signed_pledge(work_root=d("other"))),
+    "sent by somebody else": replace(SENT_OTHER, proof=replace(SENT_OTHER.proof, sent=missent(JURY[0]).proof.sent)),
+}
+
+
+@pytest.mark.parametrize("name", PROVES_NOTHING)
+def test_what_an_honest_peer_may_have_signed_proves_nothing(name: str) -> None:
+    assert PROVES_NOTHING[name].refusal(verify)
 
 
 REFUSED = {
@@ -119,15 +167,17 @@ def test_what_does_not_prove_it_is_refused(name: str) -> None:
 
 @settings(max_examples=150, deadline=None)
 @given(st.data())
-def test_no_changed_byte_is_believed(data: st.DataObject) -> None:
-    text = GOOD.to_json()
+@pytest.mark.parametrize("good", [GOOD, SENT_OTHER], ids=["verdict", "missent"])
+def test_no_changed_byte_is_believed(good: Evidence, data: st.DataObject) -> None:
+    text = good.to_json()
     at = data.draw(st.integers(text.index("contributions"), len(text) - 2))
     to = data.draw(st.sampled_from('abcdefABCDEF0123456789+/="{}[],: \n'))
     try:
         changed = Evidence.from_json(text[:at] + to + text[at + 1 :])
     except ValueError:
         return
-    assert changed.refusal(verify) or changed == GOOD
+    # A missent needs no jury: its contributions are those of nobody.
+    assert changed.refusal(verify) or changed.proof == good.proof
 
 
 def test_no_changed_field_is_believed() -> None:
@@ -142,6 +192,14 @@ def test_no_changed_field_is_believed() -> None:
             if change := other.get(type(old)):
                 yield replace(value, **{field.name: change(old)})
 
+    other[bool] = lambda flag: not flag
+    lie = SENT_OTHER.proof
+    assert isinstance(lie, Missent)
+    false = [replace(lie, pledge=pledge) for pledge in changes(lie.pledge)]
+    false += [replace(lie, work=work) for work in changes(lie.work)]
+    false += [replace(lie, sent=sent) for sent in (*changes(lie.sent), replace(lie.sent, kind="output"))]
+    false += [replace(lie, path=bytes(len(lie.path)))]
+    assert len(false) > 14 and all(replace(SENT_OTHER, proof=one).refusal(verify) for one in false)
     changed = [replace(proof, pledge=pledge) for pledge in changes(proof.pledge)]
     stamps = [*changes(STAMP), replace(STAMP, restart=Restart(2, 4)), replace(STAMP, chain=Chain("12" * 32))]
     changed += [replace(proof, pledge=replace(proof.pledge, stamp=stamp)) for stamp in stamps]
@@ -182,6 +240,13 @@ def test_verify_says_who_did_what(tmp_path, capsys) -> None:
     assert said == (
         f"{file}: {LIAR.peer} lied in step 7 of stage 2 of run {RUN[:12]}, about microbatch 10: "
         "3 of a jury of 5 found otherwise\n"
+    )
+    file.write_text(SENT_OTHER.to_json())
+    assert swarmnet(["verify", str(file)]) == 0
+    said = capsys.readouterr().out
+    assert said == (
+        f"{file}: {LIAR.peer} lied in step 7 of stage 2 of run {RUN[:12]}: "
+        "it counted the answer of microbatch 10, and sent another one\n"
     )
     bad.write_text(evidence_of(JURY[:2]).to_json())
     assert swarmnet(["verify", str(file), str(bad)]) == 1

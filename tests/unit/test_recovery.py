@@ -58,7 +58,7 @@ def test_a_refused_copy_is_no_copy(code: RejectCode) -> None:
             a=lambda request: Rejected(code) if cached(request) else INPUT,
             b=lambda request: Rejected(RejectCode.NOT_FOUND),
         )
-        assert await sources(transport, "a", "b").input(0, 0) == INPUT.payload
+        assert await sources(transport, "a", "b").input(0, 0) == INPUT
         assert await sources(transport, "a", "b").gradient(0, 0) is None
 
     on_virtual_time(main())
@@ -83,7 +83,7 @@ def test_a_bad_input_is_asked_for_elsewhere_and_its_sender_named(payload: tuple[
             b=lambda request: Rejected(RejectCode.NOT_FOUND) if cached(request) else INPUT,
         )
         named: Named = []
-        assert await sources(transport, "a", "b", named=named).input(5, 3) == INPUT.payload
+        assert await sources(transport, "a", "b", named=named).input(5, 3) == INPUT
         assert set(named) == {("a", 5, 3, code)}
 
     on_virtual_time(main())
@@ -118,6 +118,6 @@ def test_only_recomputations_of_half_a_stage_prove_that_the_input_is_not_finite(
             b=lambda request: PeerGone("broken"),
             c=lambda request: Rejected(RejectCode.NOT_FOUND) if cached(request) else INPUT,
         )
-        assert await sources(honest, "a", "b", "c").input(0, 0) == INPUT.payload
+        assert await sources(honest, "a", "b", "c").input(0, 0) == INPUT
 
     on_virtual_time(main())

@@ -44,9 +44,11 @@ from swarmnet.messages import (
     ManifestData,
     ManifestRequest,
     Measure,
+    Missent,
     Moved,
     MovedTo,
     Packed,
+    Pair,
     Part,
     PartData,
     Pledge,
@@ -58,6 +60,7 @@ from swarmnet.messages import (
     Request,
     Round,
     Running,
+    Sent,
     Snapshot,
     SnapshotPiece,
     SnapshotRequest,
@@ -103,7 +106,8 @@ TENSOR = Packed("fp32", (2, 3), bytes(24))
 PLEDGE = Pledge(
     STAMP, ROUND_ID, b"digest", bytes(range(32)), peer(4), (1 << 61) - 2, bytes(32), bytes(range(1, 33)), b"signed"
 )  # fmt: skip
-WORK = WorkRecord(6, bytes([1]) * 32, bytes([2]) * 32, bytes([3]) * 32, bytes([4]) * 32, -1.5, 64)
+WORK = WorkRecord(6, bytes([1]) * 32, bytes([2]) * 32, bytes([3]) * 32, bytes([4]) * 32, -1.5, 64, True)
+SENT = Sent(STAMP, 6, "answer", bytes([5]) * 32, peer(4), True, b"signed")
 FINDING = Finding(Case(STAMP, peer(4), 6), bytes(range(32)), peer(5), b"found")
 WHOLE = Finding(Case(STAMP, peer(4), -1), bytes(range(32)), peer(5), b"found")
 
@@ -124,12 +128,15 @@ CONTROLS = (
     Execute(STAMP, BALLOT, 6),
     FINDING,
     Verdict(PLEDGE, WORK, bytes(64), (FINDING, WHOLE)),
+    SENT,
+    Pair(PLEDGE, PLEDGE),
+    Missent(PLEDGE, WORK, bytes(64), SENT),
     Ping(b"four"),
 )  # fmt: skip
 REQUESTS = (
-    Process(41, 2, 6, "eval", True, True, (peer(1), peer(4))),
+    Process(41, 2, 6, "eval", True, True, (peer(1), peer(4)), SENT),
     Fetch(41, -1, 6, "gradient", True),
-    AuditRequest(41, 2, 6, peer(4)),
+    AuditRequest(41, 2, 6, peer(4), True),
     Part(STAMP, ROUND_ID, "reduced", 128, 1 << 40, 1, bytes(range(32))),
     SnapshotRequest(2, 41, bytes(range(32)), 8191),
     TrailRequest(STAMP),
@@ -144,8 +151,8 @@ ANSWERS = (
     Busy(2.5, 41),
     MovedTo(peer(2)),
     Rejected(RejectCode.NOT_READY, "still füllt", 3),
-    Gradient(1.25, 64, 0.5, (TENSOR,), (peer(2), peer(3))),
-    Fetched((TENSOR, TENSOR), 1.25, 64),
+    Gradient(1.25, 64, 0.5, (TENSOR,), (peer(2), peer(3)), SENT),
+    Fetched((TENSOR, TENSOR), 1.25, 64, SENT),
     PartData((TENSOR,), {9: (0.5, 3), 2: (-1.0, 4)}, FINISHED, (PLEDGE,)),
     AuditData(WORK, bytes(32), (TENSOR, TENSOR)),
     Snapshot(2, 41, chain(1), chain(2), chain(3), RESTART, 1 << 33, 1 << 21, bytes(64), bytes(range(32)), b"signed"),

@@ -50,9 +50,11 @@ from swarmnet.messages import (
     ManifestData,
     ManifestRequest,
     Measure,
+    Missent,
     Moved,
     MovedTo,
     Packed,
+    Pair,
     Part,
     PartData,
     Pledge,
@@ -63,6 +65,7 @@ from swarmnet.messages import (
     Report,
     Round,
     Running,
+    Sent,
     Snapshot,
     SnapshotPiece,
     SnapshotRequest,
@@ -165,7 +168,10 @@ signatures = st.binary(min_size=1, max_size=64)
 pledges = st.builds(
     Pledge, stamps, rounds, digests, digests32, peers, st.integers(0, PRIME - 1), digests32, digests32, signatures
 )
-works = st.builds(WorkRecord, index, digests32, digests32, digests32, digests32, finite, counts)
+works = st.builds(WorkRecord, index, digests32, digests32, digests32, digests32, finite, counts, st.booleans())
+sents = st.builds(
+    Sent, stamps, index, st.sampled_from(["output", "answer"]), digests32, peers, st.booleans(), signatures
+)
 cases = st.builds(Case, stamps, peers, st.integers(-1, MAX_INDEXES - 1))
 findings = st.builds(Finding, cases, digests32, peers, signatures)
 paths = st.binary(max_size=32 * MAX_PATH)
@@ -196,12 +202,16 @@ controls: dict[type, st.SearchStrategy] = {
     Verdict: st.builds(
         Verdict, pledges, st.none() | works, paths, st.lists(findings, max_size=MAX_COUNTING).map(tuple)
     ),
+    Sent: sents,
+    Pair: st.builds(Pair, pledges, pledges),
+    Missent: st.builds(Missent, pledges, works, paths, sents),
     Ping: st.builds(Ping, nonces),
 }  # fmt: skip
 spans = st.tuples(st.integers(0, 1 << 48), st.integers(0, 1 << 48)).map(sorted)
 requests: dict[type, st.SearchStrategy] = {
     Process: st.builds(
-        Process, steps, stages, index, st.sampled_from(["train", "eval"]), st.booleans(), st.booleans()
+        Process, steps, stages, index, st.sampled_from(["train", "eval"]), st.booleans(), st.booleans(),
+        st.none() | sents,
     ),
     Fetch: st.builds(
         Fetch, steps, st.integers(-1, 100), index, st.sampled_from(["input", "gradient"]), st.booleans()
@@ -211,7 +221,7 @@ requests: dict[type, st.SearchStrategy] = {
         stamps, rounds, st.sampled_from(["contribution", "reduced", "sum", "pledges", "pieces"]), spans,
         st.integers(0, 15), st.binary(max_size=32),
     ),
-    AuditRequest: st.builds(AuditRequest, steps, stages, index, peers),
+    AuditRequest: st.builds(AuditRequest, steps, stages, index, peers, st.booleans()),
     SnapshotRequest: st.builds(SnapshotRequest, stages)
     | st.builds(SnapshotRequest, stages, steps, digests32, st.integers(-1, MAX_PIECES - 1)),
     TrailRequest: st.builds(TrailRequest, stamps),
@@ -228,8 +238,8 @@ answers: dict[type, st.SearchStrategy] = {
     Busy: st.builds(Busy, st.floats(0, 3600), versions),
     MovedTo: st.builds(MovedTo, peers),
     Rejected: st.builds(Rejected, st.sampled_from(RejectCode), st.text(max_size=50), versions),
-    Gradient: st.builds(Gradient, finite, counts, not_negative),
-    Fetched: st.builds(Fetched, st.just(()), finite, counts),
+    Gradient: st.builds(Gradient, finite, counts, not_negative, st.just(()), st.none() | sents),
+    Fetched: st.builds(Fetched, st.just(()), finite, counts, st.none() | sents),
     PartData: st.builds(PartData, st.just(()), losses, st.none() | finished, st.lists(pledges, max_size=3).map(tuple)),
     AuditData: st.builds(AuditData, works, paths),
     Snapshot: st.builds(

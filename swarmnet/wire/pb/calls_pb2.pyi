@@ -8,7 +8,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Process(_message.Message):
-    __slots__ = ("step", "stage", "index", "purpose", "hedge", "repair", "avoid")
+    __slots__ = ("step", "stage", "index", "purpose", "hedge", "repair", "avoid", "sent")
     STEP_FIELD_NUMBER: _ClassVar[int]
     STAGE_FIELD_NUMBER: _ClassVar[int]
     INDEX_FIELD_NUMBER: _ClassVar[int]
@@ -16,6 +16,7 @@ class Process(_message.Message):
     HEDGE_FIELD_NUMBER: _ClassVar[int]
     REPAIR_FIELD_NUMBER: _ClassVar[int]
     AVOID_FIELD_NUMBER: _ClassVar[int]
+    SENT_FIELD_NUMBER: _ClassVar[int]
     step: int
     stage: int
     index: int
@@ -23,7 +24,8 @@ class Process(_message.Message):
     hedge: bool
     repair: bool
     avoid: bytes
-    def __init__(self, step: _Optional[int] = ..., stage: _Optional[int] = ..., index: _Optional[int] = ..., purpose: _Optional[str] = ..., hedge: _Optional[bool] = ..., repair: _Optional[bool] = ..., avoid: _Optional[bytes] = ...) -> None: ...
+    sent: _values_pb2.Sent
+    def __init__(self, step: _Optional[int] = ..., stage: _Optional[int] = ..., index: _Optional[int] = ..., purpose: _Optional[str] = ..., hedge: _Optional[bool] = ..., repair: _Optional[bool] = ..., avoid: _Optional[bytes] = ..., sent: _Optional[_Union[_values_pb2.Sent, _Mapping]] = ...) -> None: ...
 
 class Fetch(_message.Message):
     __slots__ = ("step", "stage", "index", "kind", "cached")
@@ -76,16 +78,18 @@ class TrailRequest(_message.Message):
     def __init__(self, stamp: _Optional[_Union[_values_pb2.Stamp, _Mapping]] = ...) -> None: ...
 
 class AuditRequest(_message.Message):
-    __slots__ = ("step", "stage", "index", "peer")
+    __slots__ = ("step", "stage", "index", "peer", "bare")
     STEP_FIELD_NUMBER: _ClassVar[int]
     STAGE_FIELD_NUMBER: _ClassVar[int]
     INDEX_FIELD_NUMBER: _ClassVar[int]
     PEER_FIELD_NUMBER: _ClassVar[int]
+    BARE_FIELD_NUMBER: _ClassVar[int]
     step: int
     stage: int
     index: int
     peer: str
-    def __init__(self, step: _Optional[int] = ..., stage: _Optional[int] = ..., index: _Optional[int] = ..., peer: _Optional[str] = ...) -> None: ...
+    bare: bool
+    def __init__(self, step: _Optional[int] = ..., stage: _Optional[int] = ..., index: _Optional[int] = ..., peer: _Optional[str] = ..., bare: _Optional[bool] = ...) -> None: ...
 
 class ManifestRequest(_message.Message):
     __slots__ = ()
@@ -184,24 +188,28 @@ class Rejected(_message.Message):
     def __init__(self, code: _Optional[str] = ..., reason: _Optional[str] = ..., version: _Optional[int] = ...) -> None: ...
 
 class Gradient(_message.Message):
-    __slots__ = ("loss_sum", "num_tokens", "compute_s", "route")
+    __slots__ = ("loss_sum", "num_tokens", "compute_s", "route", "sent")
     LOSS_SUM_FIELD_NUMBER: _ClassVar[int]
     NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
     COMPUTE_S_FIELD_NUMBER: _ClassVar[int]
     ROUTE_FIELD_NUMBER: _ClassVar[int]
+    SENT_FIELD_NUMBER: _ClassVar[int]
     loss_sum: float
     num_tokens: int
     compute_s: float
     route: bytes
-    def __init__(self, loss_sum: _Optional[float] = ..., num_tokens: _Optional[int] = ..., compute_s: _Optional[float] = ..., route: _Optional[bytes] = ...) -> None: ...
+    sent: _values_pb2.Sent
+    def __init__(self, loss_sum: _Optional[float] = ..., num_tokens: _Optional[int] = ..., compute_s: _Optional[float] = ..., route: _Optional[bytes] = ..., sent: _Optional[_Union[_values_pb2.Sent, _Mapping]] = ...) -> None: ...
 
 class Fetched(_message.Message):
-    __slots__ = ("loss_sum", "num_tokens")
+    __slots__ = ("loss_sum", "num_tokens", "sent")
     LOSS_SUM_FIELD_NUMBER: _ClassVar[int]
     NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    SENT_FIELD_NUMBER: _ClassVar[int]
     loss_sum: float
     num_tokens: int
-    def __init__(self, loss_sum: _Optional[float] = ..., num_tokens: _Optional[int] = ...) -> None: ...
+    sent: _values_pb2.Sent
+    def __init__(self, loss_sum: _Optional[float] = ..., num_tokens: _Optional[int] = ..., sent: _Optional[_Union[_values_pb2.Sent, _Mapping]] = ...) -> None: ...
 
 class Losses(_message.Message):
     __slots__ = ("indexes", "loss_sum", "num_tokens")

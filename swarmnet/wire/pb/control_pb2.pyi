@@ -279,6 +279,26 @@ class Verdict(_message.Message):
     voided: bytes
     def __init__(self, pledge: _Optional[_Union[_values_pb2.Pledge, _Mapping]] = ..., work: _Optional[_Union[_values_pb2.WorkRecord, _Mapping]] = ..., path: _Optional[bytes] = ..., findings: _Optional[_Iterable[_Union[Finding, _Mapping]]] = ..., numerics: _Optional[str] = ..., contributions: _Optional[_Union[_values_pb2.Contributions, _Mapping]] = ..., voided: _Optional[bytes] = ...) -> None: ...
 
+class Pair(_message.Message):
+    __slots__ = ("first", "second")
+    FIRST_FIELD_NUMBER: _ClassVar[int]
+    SECOND_FIELD_NUMBER: _ClassVar[int]
+    first: _values_pb2.Pledge
+    second: _values_pb2.Pledge
+    def __init__(self, first: _Optional[_Union[_values_pb2.Pledge, _Mapping]] = ..., second: _Optional[_Union[_values_pb2.Pledge, _Mapping]] = ...) -> None: ...
+
+class Missent(_message.Message):
+    __slots__ = ("pledge", "work", "path", "sent")
+    PLEDGE_FIELD_NUMBER: _ClassVar[int]
+    WORK_FIELD_NUMBER: _ClassVar[int]
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    SENT_FIELD_NUMBER: _ClassVar[int]
+    pledge: _values_pb2.Pledge
+    work: _values_pb2.WorkRecord
+    path: bytes
+    sent: _values_pb2.Sent
+    def __init__(self, pledge: _Optional[_Union[_values_pb2.Pledge, _Mapping]] = ..., work: _Optional[_Union[_values_pb2.WorkRecord, _Mapping]] = ..., path: _Optional[bytes] = ..., sent: _Optional[_Union[_values_pb2.Sent, _Mapping]] = ...) -> None: ...
+
 class Ping(_message.Message):
     __slots__ = ("nonce",)
     NONCE_FIELD_NUMBER: _ClassVar[int]
@@ -286,7 +306,7 @@ class Ping(_message.Message):
     def __init__(self, nonce: _Optional[bytes] = ...) -> None: ...
 
 class Envelope(_message.Message):
-    __slots__ = ("heartbeat", "prepare", "claim", "granted", "moved", "report", "evicted", "release", "round", "committed", "execute", "ping", "finding", "verdict")
+    __slots__ = ("heartbeat", "prepare", "claim", "granted", "moved", "report", "evicted", "release", "round", "committed", "execute", "ping", "finding", "verdict", "sent", "pair", "missent")
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
     PREPARE_FIELD_NUMBER: _ClassVar[int]
     CLAIM_FIELD_NUMBER: _ClassVar[int]
@@ -301,6 +321,9 @@ class Envelope(_message.Message):
     PING_FIELD_NUMBER: _ClassVar[int]
     FINDING_FIELD_NUMBER: _ClassVar[int]
     VERDICT_FIELD_NUMBER: _ClassVar[int]
+    SENT_FIELD_NUMBER: _ClassVar[int]
+    PAIR_FIELD_NUMBER: _ClassVar[int]
+    MISSENT_FIELD_NUMBER: _ClassVar[int]
     heartbeat: Heartbeat
     prepare: Prepare
     claim: Claim
@@ -315,4 +338,7 @@ class Envelope(_message.Message):
     ping: Ping
     finding: Finding
     verdict: Verdict
-    def __init__(self, heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., prepare: _Optional[_Union[Prepare, _Mapping]] = ..., claim: _Optional[_Union[Claim, _Mapping]] = ..., granted: _Optional[_Union[Granted, _Mapping]] = ..., moved: _Optional[_Union[Moved, _Mapping]] = ..., report: _Optional[_Union[Report, _Mapping]] = ..., evicted: _Optional[_Union[Evicted, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., round: _Optional[_Union[Round, _Mapping]] = ..., committed: _Optional[_Union[Committed, _Mapping]] = ..., execute: _Optional[_Union[Execute, _Mapping]] = ..., ping: _Optional[_Union[Ping, _Mapping]] = ..., finding: _Optional[_Union[Finding, _Mapping]] = ..., verdict: _Optional[_Union[Verdict, _Mapping]] = ...) -> None: ...
+    sent: _values_pb2.Sent
+    pair: Pair
+    missent: Missent
+    def __init__(self, heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., prepare: _Optional[_Union[Prepare, _Mapping]] = ..., claim: _Optional[_Union[Claim, _Mapping]] = ..., granted: _Optional[_Union[Granted, _Mapping]] = ..., moved: _Optional[_Union[Moved, _Mapping]] = ..., report: _Optional[_Union[Report, _Mapping]] = ..., evicted: _Optional[_Union[Evicted, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., round: _Optional[_Union[Round, _Mapping]] = ..., committed: _Optional[_Union[Committed, _Mapping]] = ..., execute: _Optional[_Union[Execute, _Mapping]] = ..., ping: _Optional[_Union[Ping, _Mapping]] = ..., finding: _Optional[_Union[Finding, _Mapping]] = ..., verdict: _Optional[_Union[Verdict, _Mapping]] = ..., sent: _Optional[_Union[_values_pb2.Sent, _Mapping]] = ..., pair: _Optional[_Union[Pair, _Mapping]] = ..., missent: _Optional[_Union[Missent, _Mapping]] = ...) -> None: ...

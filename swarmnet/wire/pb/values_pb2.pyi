@@ -177,7 +177,7 @@ class Pledge(_message.Message):
     def __init__(self, stamp: _Optional[_Union[Stamp, _Mapping]] = ..., id: _Optional[_Union[RoundId, _Mapping]] = ..., digest: _Optional[bytes] = ..., shares: _Optional[bytes] = ..., peer: _Optional[str] = ..., product: _Optional[int] = ..., sum_root: _Optional[bytes] = ..., work_root: _Optional[bytes] = ..., signature: _Optional[bytes] = ...) -> None: ...
 
 class WorkRecord(_message.Message):
-    __slots__ = ("index", "input", "output", "gradient", "answer", "loss_sum", "num_tokens")
+    __slots__ = ("index", "input", "output", "gradient", "answer", "loss_sum", "num_tokens", "resent")
     INDEX_FIELD_NUMBER: _ClassVar[int]
     INPUT_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_FIELD_NUMBER: _ClassVar[int]
@@ -185,6 +185,7 @@ class WorkRecord(_message.Message):
     ANSWER_FIELD_NUMBER: _ClassVar[int]
     LOSS_SUM_FIELD_NUMBER: _ClassVar[int]
     NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    RESENT_FIELD_NUMBER: _ClassVar[int]
     index: int
     input: bytes
     output: bytes
@@ -192,7 +193,26 @@ class WorkRecord(_message.Message):
     answer: bytes
     loss_sum: float
     num_tokens: int
-    def __init__(self, index: _Optional[int] = ..., input: _Optional[bytes] = ..., output: _Optional[bytes] = ..., gradient: _Optional[bytes] = ..., answer: _Optional[bytes] = ..., loss_sum: _Optional[float] = ..., num_tokens: _Optional[int] = ...) -> None: ...
+    resent: bool
+    def __init__(self, index: _Optional[int] = ..., input: _Optional[bytes] = ..., output: _Optional[bytes] = ..., gradient: _Optional[bytes] = ..., answer: _Optional[bytes] = ..., loss_sum: _Optional[float] = ..., num_tokens: _Optional[int] = ..., resent: _Optional[bool] = ...) -> None: ...
+
+class Sent(_message.Message):
+    __slots__ = ("stamp", "index", "kind", "digest", "peer", "again", "signature")
+    STAMP_FIELD_NUMBER: _ClassVar[int]
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    AGAIN_FIELD_NUMBER: _ClassVar[int]
+    SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    stamp: Stamp
+    index: int
+    kind: str
+    digest: bytes
+    peer: str
+    again: bool
+    signature: bytes
+    def __init__(self, stamp: _Optional[_Union[Stamp, _Mapping]] = ..., index: _Optional[int] = ..., kind: _Optional[str] = ..., digest: _Optional[bytes] = ..., peer: _Optional[str] = ..., again: _Optional[bool] = ..., signature: _Optional[bytes] = ...) -> None: ...
 
 class Case(_message.Message):
     __slots__ = ("stamp", "accused", "index")

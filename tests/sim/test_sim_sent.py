@@ -1,0 +1,175 @@
+"""Who counts one thing and sends another is named: the receiver shows it to its mates. Nobody honest ever is."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from strike import kill_and_restart, watch_calls
+
+from swarmnet.audit.pledge import sent_statement
+from swarmnet.ids import Chain, PeerId
+from swarmnet.manifest.schema import Audits
+from swarmnet.messages import AuditRequest, Packed, Process, Request, Sent
+from swarmnet.peer.peer import Peer
+from swarmnet.pipeline.works import digest
+from swarmnet.simulate.plan import Plan
+from swarmnet.simulate.swarm import Guise, SimulatedSigner, Swarm
+from swarmnet.transport import Transport
+
+ALL = Audits(microbatches=0.5)
+PLAN = Plan(stages=3, replicas=3, microbatches=9, steps=8, boundary_elements=3, audit=ALL)
+
+
+def signed(sent: Sent) -> Sent:
+    return replace(sent, signature=SimulatedSigner(sent.peer).sign(sent_statement(sent)))
+
+
+class FalseOutputs(Guise):
+    """Computes, sums and pledges what is right, and sends other outputs on. says: what it signs of one."""
+
+    def __init__(self, says: Callable[[Sent], Sent] = lambda sent: sent) -> None:
+        self.says, self.told = says, 0
+
+    def transport(self, honest: Transport) -> Any:
+        return _Voice(self, honest)
+
+    def payload(self, honest: tuple[Packed, ...]) -> tuple[Packed, ...]:
+        """Another one each time."""
+        self.told += 1
+        tokens, hidden, proof = honest
+        data = bytearray(hidden.data)
+        data[0] ^= 1 + self.told % 3
+        return tokens, replace(hidden, data=bytes(data)), proof
+
+
+class _Voice:
+    def __init__(self, of: FalseOutputs, honest: Transport) -> None:
+        self._of, self._honest = of, honest
+
+    def call(self, peer: PeerId, request: Request, payload: tuple[Packed, ...] = (), *, deadline: float) -> Any:
+        if isinstance(request, Process) and request.sent is not None:
+            payload = self._of.payload(payload)
+            sent = replace(request.sent, digest=digest(payload[:-1]))
+            request = replace(request, sent=signed(self._of.says(sent)))
+        return self._honest.call(peer, request, payload, deadline=deadline)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._honest, name)
+
+
+class Watch:
+    """Who is named, and who sits out for what it shows or says."""
+
+    def __init__(self, swarm: Swarm) -> None:
+        self.named: set[PeerId] = set()
+        self.reasons: set[str] = set()
+        self.struck: set[PeerId] = set()
+        self.swarm = swarm
+        swarm.hooks.append(self._look)
+
+    def _look(self, peer: PeerId, event: str, fields: dict[str, Any]) -> None:
+        if event in ("convicted", "reducer_lied", "pledge_lied"):
+            self.named.add(fields["peer"])
+            self.reasons.add(fields.get("reason", ""))
+        if event == "strike" and "pledged" in fields["reason"]:
+            self.struck.add(fields["peer"])
+        assert event not in ("disputed", "bad_input"), (peer, event, fields)
+
+
+def watched(plan: Plan, seed: int = 1) -> tuple[Swarm, Watch]:
+    swarm = Swarm(plan, seed)
+    return swarm, Watch(swarm)
+
+
+async def killing(swarm: Swarm, seed: int) -> None:
+    """A replica after the other is killed, and comes back."""
+    rng = random.Random(seed)
+    while not swarm.done:
+        await asyncio.sleep(rng.uniform(0.3, 1.2))
+        node = rng.choice(swarm.honest)
+        if swarm.may_die(node):
+            kill_and_restart(swarm, node, after_s=rng.uniform(0.1, 0.6))
+
+
+def with_liar(guise: FalseOutputs, **changes: Any) -> tuple[Swarm, Watch]:
+    """`liar` lies, once it is added."""
+    swarm, watch = watched(replace(PLAN, **changes))
+    swarm.exact, swarm.detailed = False, False
+    swarm.guises[PeerId("liar")] = guise
+    return swarm, watch
+
+
+@pytest.mark.parametrize(("stage", "killed"), [(0, False), (1, False), (1, True)])
+def test_whoever_sends_other_outputs_than_it_counts_is_named(stage: int, killed: bool) -> None:
+    swarm, watch = with_liar(FalseOutputs(), steps=14 if killed else 7)
+
+    async def script(swarm: Swarm) -> None:
+        swarm.add((stage,), PeerId("liar"))
+        if killed:
+            await killing(swarm, 3)
+
+    swarm.run(until_s=240.0, script=script)
+    assert watch.named == {"liar"}
+    assert any("has sent another output" in reason for reason in watch.reasons)
+
+
+EXCUSES: dict[str, Callable[[Sent], Sent]] = {
+    "it counts something else": lambda sent: replace(sent, again=True),
+    "it has another past": lambda sent: replace(sent, stamp=replace(sent.stamp, chain=Chain("ab" * 32))),
+}
+
+
+@pytest.mark.parametrize("says", EXCUSES.values(), ids=EXCUSES)
+def test_whoever_says_that_it_may_have_counted_something_else_sits_out(says: Callable[[Sent], Sent]) -> None:
+    """For no reason: it was a member all the time."""
+    swarm, watch = with_liar(FalseOutputs(says), stages=2, steps=8)
+
+    async def script(swarm: Swarm) -> None:
+        swarm.add((0,), PeerId("liar"))
+
+    swarm.run(until_s=240.0, script=script)
+    assert watch.struck == {"liar"} and not watch.named
+
+
+def test_whoever_does_not_show_the_work_that_it_counted_sits_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    swarm, watch = with_liar(FalseOutputs(), stages=2, steps=8)
+    answers = Peer._answers
+
+    def refuse(self: Peer, caller: Any, request: Any, payload: Any) -> Any:
+        if self.me == "liar" and isinstance(request, AuditRequest) and request.bare:
+            request = replace(request, step=1 << 30)
+        return answers(self, caller, request, payload)
+
+    monkeypatch.setattr(Peer, "_answers", refuse)
+
+    async def script(swarm: Swarm) -> None:
+        swarm.add((0,), PeerId("liar"))
+
+    swarm.run(until_s=240.0, script=script)
+    assert watch.struck == {"liar"} and not watch.named
+
+
+def test_nothing_is_signed_where_no_audit_is_asked_for() -> None:
+    swarm, sents = Swarm(Plan(stages=2, replicas=2, steps=2), 1), []
+    watch_calls(swarm, lambda caller, callee, request: sents.append(getattr(request, "sent", None)))
+    swarm.run(until_s=60.0)
+    assert sents and not any(sents)
+
+
+CHAOS = [("exact", 1 << 20, 1), ("overlap", 1 << 20, 2), ("exact", 64, 3)]
+
+
+@pytest.mark.parametrize(("sync", "memo_bytes", "seed"), CHAOS)
+def test_nobody_honest_is_named_while_replicas_die_and_repair(sync: Any, memo_bytes: int, seed: int) -> None:
+    swarm, watch = watched(replace(PLAN, sync=sync, memo_bytes=memo_bytes), seed)
+
+    async def script(swarm: Swarm) -> None:
+        await killing(swarm, seed)
+
+    swarm.run(until_s=240.0, script=script)
+    assert swarm.counts["kills"] > 2 and not watch.named
