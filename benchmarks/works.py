@@ -4,7 +4,8 @@
 
 The middle stage of three, `--layers` layers in each, one microbatch of `--tokens` tokens, activations in bf16. Seconds
 are the best of five turns on one thread: `compute_s` of a microbatch forward, backward and weights; `hash_s` of what
-goes in and out of it, which a peer does beside compute; `root_s` of the tree over 512 works; `apply_s` of an update,
+goes in and out of it, which a peer does as they travel; `sign_s` of two signatures of what it sends and two checks of
+what it was sent; `root_s` of the tree over 512 works; `apply_s` of an update,
 `keep_s` of copying the weights out before it; `recompute_s` of the microbatch for an auditor.
 """
 
@@ -31,14 +32,16 @@ def seconds(turns: int, job: Callable[[], object]) -> float:
 async def measure(hidden: int, layers: int, tokens: int, device: str) -> dict[str, float]:
     """The figures, by name."""
     import torch
-    from swarmnet.audit.merkle import leaf, root
 
+    from swarmnet.audit.pledge import leaf, root_of, sent_statement
     from swarmnet.engine.compute_thread import ComputeThread
     from swarmnet.ids import Ballot, Chain, PeerId, RoundId
     from swarmnet.manifest.schema import Averaging, Cut, Manifest, Model, Numerics, Training, Wire
-    from swarmnet.messages import Commit
+    from swarmnet.messages import Commit, Stamp
+    from swarmnet.net.identity import Identity
     from swarmnet.peer.engines import torch_engine
-    from swarmnet.pipeline.works import record_of
+    from swarmnet.pipeline.transfers import Transfers
+    from swarmnet.pipeline.works import WorkBook, record_of
     from swarmnet.ranks.device_backend import DeviceBackend
     from swarmnet.wire import codecs, kernel_build
 
@@ -80,11 +83,20 @@ async def measure(hidden: int, layers: int, tokens: int, device: str) -> dict[st
             await engine.recompute(step, 0, inputs, gradient)
             again.append(time.perf_counter() - begun)
         record = record_of(0, inputs, stash.output, gradient, answer)
+        me = Identity.from_seed(bytes(32))
+        sender = Transfers(me.peer, me, lambda step: Stamp(step, 1, Chain("ab" * 32)), WorkBook(0)).open(0)
+
+        def sign() -> None:
+            for kind, found in (("output", record.output), ("answer", record.answer)):
+                sent = sender.signed(0, kind, found)
+                assert me.verify(me.peer, sent_statement(sent), sent.signature)
+
         return {
             "parameters": float(backend.state.canonical.num_elements),
             "compute_s": min(computed),
             "hash_s": seconds(5, lambda: record_of(0, inputs, stash.output, gradient, answer)),
-            "root_s": seconds(5, lambda: root({index: leaf(record) for index in range(512)})),
+            "sign_s": seconds(20, sign),
+            "root_s": seconds(5, lambda: root_of({index: leaf(record) for index in range(512)})),
             "apply_s": min(applied),
             "keep_s": seconds(5, lambda: backend.past.note(engine.version)),
             "recompute_s": min(again),
@@ -105,7 +117,8 @@ def main() -> None:
     typed = parser.parse_args()
     found = asyncio.run(measure(typed.hidden, typed.layers, typed.tokens, typed.device))
     compute, apply = found["compute_s"], found["apply_s"]
-    print(f"a microbatch {compute:.4f} s of compute; its digests {found['hash_s'] / compute:.3%} of that, beside it")
+    print(f"a microbatch {compute:.4f} s of compute; its digests {found['hash_s'] / compute:.3%} of that")
+    print(f"two signatures of what it sends and two checks {found['sign_s']:.6f} s: {found['sign_s'] / compute:.3%}")
     print(
         f"an audit of it {found['recompute_s'] / compute:.2f} microbatches; a tree of 512 works {found['root_s']:.4f} s"
     )

@@ -1,8 +1,8 @@
 """What this replica answers for: the microbatches that it counted in the last steps, and what went into them.
 
 Each counted microbatch leaves a `WorkRecord`, digests of what went in and came out as it travelled, and the payload
-itself for whoever computes it again (docs/trust.md). Digests are made beside the weight pass, in a thread if there is
-much to hash. Records of the last `KEPT_STEPS` steps stay, so that roots and paths never change once they are pledged;
+itself for whoever computes it again (docs/trust.md). Digests are made as payloads come and go (`pipeline.transfers`).
+Records of the last `KEPT_STEPS` steps stay, so that roots and paths never change once they are pledged;
 payloads are bounded in bytes, and those of the oldest step go first: that work cannot be shown any more.
 """
 
