@@ -24,11 +24,12 @@ from swarmnet.config.peer import PeerConfig
 from swarmnet.errors import PeerTimeout, UsageError
 from swarmnet.ids import PeerId
 from swarmnet.local.fault import Moment, Phase
-from swarmnet.local.lies import Deceit, Wary, lying_engine
+from swarmnet.local.lies import Deceit, FalseSender, Wary, lying_engine
 from swarmnet.local.processes import LinkLimit
 from swarmnet.manifest.file import load
 from swarmnet.messages import Answer, Commit, Control, Packed, Request, Running, SnapshotPiece, SnapshotRequest
 from swarmnet.net.endpoint import Wrap
+from swarmnet.net.identity import IDENTITY_FILE, Identity
 from swarmnet.peer.run import run_peer
 from swarmnet.stage.seams import Compute, Engine, Stash, Summation
 from swarmnet.telemetry.events import EventLog, EventReader
@@ -307,15 +308,19 @@ def main(argv: list[str]) -> int:
         with EventLog(config.events) as events:
             between = Interposed(events.emit)
 
+            def sign(data: bytes) -> bytes:
+                return Identity.from_bytes((config.dir / IDENTITY_FILE).read_bytes()).sign(data)
+
             def heard(service: Service) -> Service:
-                inner = service if between.deceit is None else Wary(service, between.deceit)
+                inner = service if between.deceit is None else Wary(service, between.deceit, sign)
                 return FaultyService(inner, between)
 
-            wrap = Wrap(
-                transport=lambda transport: FaultyTransport(transport, between),
-                service=heard,
-                beside=lambda: follow(orders, between),
-            )
+            def said(transport: Transport) -> Transport:
+                if between.deceit is not None and between.deceit.kind == "false-sender":
+                    transport = cast(Transport, FalseSender(transport, between.deceit, sign))
+                return FaultyTransport(transport, between)
+
+            wrap = Wrap(transport=said, service=heard, beside=lambda: follow(orders, between))
             # What holds from the start is there before the first message.
             _read(orders, between)
             if "trainer" in config.roles:

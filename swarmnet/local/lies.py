@@ -1,23 +1,27 @@
 """Replicas of a local swarm that lie about their work (`--liars`): who lies how, and what stands in their engine.
 
 A liar follows the protocol to the letter, and lies in its arithmetic alone: what it sends on, sums, pledges and serves
-fits together, as that of anybody who computes falsely on purpose would. Lies about microbatches are told below the
-engine, in its backend; those about sums, audits and findings at the seams. Only a replica of one rank can lie.
+fits together, as that of anybody who computes falsely on purpose would; a false sender's does not. Lies about
+microbatches are told below the engine, in its backend; those about sums, audits, findings and payloads at the seams.
+Only a replica of one rank can lie.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import random
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
 
+from swarmnet.audit.pledge import sent_statement
 from swarmnet.errors import Refused, RejectCode, UsageError
 from swarmnet.ids import PeerId
-from swarmnet.messages import Answer, AuditRequest, Control, Packed, Request
+from swarmnet.messages import Answer, AuditRequest, Control, Gradient, Packed, Process, Request, Sent
+from swarmnet.pipeline.works import digest
 from swarmnet.stage.seams import Compute, Contribution, Engine, Reduced, Summation
-from swarmnet.transport import ReadPayload, Service
+from swarmnet.transport import ReadPayload, Service, Transport
 
 if TYPE_CHECKING:
     import torch
@@ -32,6 +36,7 @@ KINDS = {
     "reducer": "hands out other sums than those of the contributions it reduced",
     "auditor": "finds something wrong whenever it looks at others' work again",
     "pair": "two of a stage: both flip the sign, and neither looks at anybody's work again",
+    "false-sender": "counts what is right, and sends its neighbours the other sign",
     "adaptive": "flips the sign until somebody looks at its work, and then for eight steps does not",
 }
 """How a replica may lie."""
@@ -276,6 +281,8 @@ def lying_engine(inner: Engine, deceit: Deceit) -> Engine:
     match deceit.kind:
         case "reducer":
             return Engine(inner.compute, cast(Summation, LyingSums(inner.sums, inner.compute, deceit)))
+        case "false-sender":
+            return inner
         case "auditor":
             return Engine(cast(Compute, LyingCompute(inner.compute, deceit)), inner.sums)
     # What is handed on, summed and pledged comes from the backend: there alone a lie changes all of it alike.
@@ -286,19 +293,63 @@ def lying_engine(inner: Engine, deceit: Deceit) -> Engine:
     return inner
 
 
-class Wary:
-    """A Service that notices when somebody looks at its work."""
+class FalseSender:
+    """A Transport that sends the other sign of what was counted, and signs that. What is not here is the inner one's.
 
-    def __init__(self, inner: Service, deceit: Deceit) -> None:
-        self._inner, self._deceit = inner, deceit
+    sign: as this peer.
+    """
+
+    def __init__(self, inner: Transport, deceit: Deceit, sign: Callable[[bytes], bytes]) -> None:
+        self._inner, self._deceit, self._sign = inner, deceit, sign
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def call(
+        self, peer: PeerId, request: Request, payload: tuple[Packed, ...] = (), *, deadline: float
+    ) -> AsyncGenerator[Answer, None]:
+        if isinstance(request, Process) and request.sent is not None:
+            tokens, hidden, proof = payload
+            hidden = negated(hidden)
+            request = replace(request, sent=false_word(request.sent, (tokens, hidden), self._deceit, self._sign))
+            payload = tokens, hidden, proof
+        return self._inner.call(peer, request, payload, deadline=deadline)
+
+
+def negated(packed: Packed) -> Packed:
+    """The same with the other sign."""
+    from swarmnet.wire import codecs
+
+    return codecs.encode(packed.codec, -codecs.decode(packed))
+
+
+def false_word(sent: Sent, payload: tuple[Packed, ...], deceit: Deceit, sign: Callable[[bytes], bytes]) -> Sent:
+    """What a liar signs of what it sends instead."""
+    deceit.lied(sent.stamp.step, sent.index)
+    false = replace(sent, digest=digest(payload))
+    return replace(false, signature=sign(sent_statement(false)))
+
+
+class Wary:
+    """A Service that notices when somebody looks at its work, and that answers falsely if it is a false sender's. sign:
+    as this peer."""
+
+    def __init__(self, inner: Service, deceit: Deceit, sign: Callable[[bytes], bytes]) -> None:
+        self._inner, self._deceit, self._sign = inner, deceit, sign
 
     def on_tell(self, caller: PeerId, message: Control) -> None:
         self._inner.on_tell(caller, message)
 
-    def on_call(self, caller: PeerId, request: Request, payload: ReadPayload) -> AsyncGenerator[Answer, None]:
+    async def on_call(self, caller: PeerId, request: Request, payload: ReadPayload) -> AsyncGenerator[Answer, None]:
         if isinstance(request, AuditRequest):
             self._deceit.looked_at()
-        return self._inner.on_call(caller, request, payload)
+        async with contextlib.aclosing(self._inner.on_call(caller, request, payload)) as answers:
+            async for answer in answers:
+                if self._deceit.kind == "false-sender" and isinstance(answer, Gradient) and answer.sent is not None:
+                    false = tuple(map(negated, answer.payload))
+                    word = false_word(answer.sent, false, self._deceit, self._sign)
+                    answer = replace(answer, payload=false, sent=word)
+                yield answer
 
     def on_reached(self, peer: PeerId) -> None:
         self._inner.on_reached(peer)

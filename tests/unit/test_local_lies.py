@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import io
 from collections import Counter
 from collections.abc import AsyncGenerator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import pytest
 import torch
 from rich.console import Console
 
+from swarmnet.audit.pledge import sent_statement
 from swarmnet.errors import Refused, UsageError
-from swarmnet.ids import PeerId
+from swarmnet.ids import Chain, PeerId
 from swarmnet.local.audit import AuditResult
 from swarmnet.local.child import Interposed, held_engine
 from swarmnet.local.lies import (
     KINDS,
     QUIET_STEPS,
     Deceit,
+    FalseSender,
     LiarCount,
     LyingBackend,
     LyingCompute,
@@ -33,8 +36,9 @@ from swarmnet.local.progress import ReplicaView, SwarmProgress
 from swarmnet.local.report import RunOutcome, print_summary, summary
 from swarmnet.local.run import _judge
 from swarmnet.manifest.schema import Averaging, Cut, Manifest, Model, Training
-from swarmnet.messages import AuditRequest, ManifestRequest
+from swarmnet.messages import AuditRequest, Gradient, ManifestRequest, Process, Sent, Stamp
 from swarmnet.peer.engines import torch_engine
+from swarmnet.pipeline.works import digest
 from swarmnet.ranks.device_backend import DeviceBackend
 from swarmnet.stage.seams import Engine, Reduced
 from swarmnet.wire import codecs
@@ -290,7 +294,7 @@ def test_who_adapts_is_honest_for_a_while_after_somebody_has_looked() -> None:
             yield "answer"
 
     deceit = Deceit("adaptive", "s", Told())
-    wary = Wary(cast(Any, Peer()), deceit)
+    wary = Wary(cast(Any, Peer()), deceit, bytes)
 
     async def ask(request: Any) -> list[Any]:
         return [answer async for answer in wary.on_call(PeerId("a"), request, cast(Any, None))]
@@ -298,6 +302,39 @@ def test_who_adapts_is_honest_for_a_while_after_somebody_has_looked() -> None:
     assert deceit.lies(4) and asyncio.run(ask(ManifestRequest())) == ["answer"] and deceit.lies(5)
     assert asyncio.run(ask(AuditRequest(4, 0, 1, PeerId("me")))) == ["answer"]
     assert not deceit.lies(6) and not deceit.lies(5 + QUIET_STEPS - 1) and deceit.lies(5 + QUIET_STEPS)
+
+
+def test_a_false_sender_signs_the_other_sign_of_what_it_has_counted() -> None:
+    told, sign = Told(), hashlib.sha512
+    deceit = Deceit("false-sender", "s", told)
+    one = codecs.encode("fp32", torch.tensor([1.0, -2.0]))
+    counted = Sent(Stamp(4, 1, Chain("ab" * 32)), 6, "output", bytes(32), PeerId("me"))
+    heard: list[Any] = []
+
+    class Peer:
+        async def on_call(self, *_: Any) -> AsyncGenerator[Any, None]:
+            yield Gradient(1.0, 1, 0.0, (one,), replace(counted, kind="answer"))
+            yield Gradient(1.0, 1)
+
+        def call(self, *of: Any, deadline: float) -> str:
+            heard.append(of)
+            return "called"
+
+    wary = Wary(cast(Any, Peer()), deceit, lambda data: sign(data).digest())
+    voice = FalseSender(cast(Any, Peer()), deceit, lambda data: sign(data).digest())
+
+    async def ask() -> list[Any]:
+        return [answer async for answer in wary.on_call(PeerId("a"), ManifestRequest(), cast(Any, None))]
+
+    false, bare = asyncio.run(ask())
+    assert voice.call(PeerId("b"), Process(4, 2, 6, sent=counted), (one, one, one), deadline=1.0)
+    ((_, request, payload),) = heard
+    for sent, of in ((false.sent, false.payload), (request.sent, payload[:2])):
+        assert sent.digest == digest(of) and sent.signature == sign(sent_statement(sent)).digest()
+    assert [codecs.decode(each).tolist() for each in (*false.payload, *payload)] == [
+        [-1.0, 2.0], [1.0, -2.0], [-1.0, 2.0], [1.0, -2.0]
+    ]  # fmt: skip
+    assert bare == Gradient(1.0, 1) and told.lies == [(4, 6), (4, 6)]
 
 
 # ---------------------------------------------------------------- what is said of them
