@@ -19,6 +19,7 @@ Only findings of my own numerics class count here: another class rounds otherwis
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Set
 from dataclasses import dataclass, field, replace
 
@@ -258,12 +259,18 @@ class Court:
             return []
         works = [(peer, index, self._microbatches) for index, peer in counted.owners.items()]
         works += [(peer, WHOLE, self._contributions) for peer in counted.contributors]
-        auditors = {peer: sum(self._alike(other, peer) for other in able - {peer}) for peer in counted.contributors}
+        shares = Counter(counted.owners.values())
+        # A slow member that looked at all that a fast one has done would hold up the steps of both.
+        parts = {
+            peer: shares[self.me] / sum(shares[other] for other in able - {peer} if self._alike(other, peer))
+            for peer in counted.contributors - {self.me}
+            if self._alike(self.me, peer)
+        }
         return [
             Recompute(Case(counted.stamp, peer, index), counted.pledges[peer][0], None)
             for peer, index, rate in sorted(works, key=lambda of: (of[1], of[0]))
-            if peer in counted.pledges and peer != self.me and peer not in self.convicted
-            if self._alike(self.me, peer) and is_drawn(seed, peer, index, own_rate(rate, auditors[peer]))
+            if peer in counted.pledges and peer in parts and peer not in self.convicted
+            if is_drawn(seed, peer, index, own_rate(rate, parts[peer]))
         ]
 
     # ------------------------------------------------------------ what was sent

@@ -20,9 +20,10 @@ def seed_of(step: int, stage: int, later: Chain, secret: bytes) -> bytes:
     return hashlib.sha256(_SEED + struct.pack("<qq", step, stage) + later.encode() + secret).digest()
 
 
-def own_rate(rate: float, auditors: int) -> float:
-    """The share that each of so many draws, so that a share `rate` is drawn by somebody."""
-    unseen: float = (1.0 - rate) ** (1.0 / max(auditors, 1))
+def own_rate(rate: float, part: float) -> float:
+    """The share that one member draws, so that a share `rate` is drawn by somebody. part: its part of the microbatches
+    of all who may draw: whoever computes a tenth of what another does looks at a tenth of what the other looks at."""
+    unseen: float = (1.0 - rate) ** part
     return 1.0 - unseen
 
 

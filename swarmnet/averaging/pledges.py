@@ -187,7 +187,7 @@ class RoundCheck:
                 wanted = [peer for peer in row if peer in self._contributors and peer != self._me]
                 if self._me in row or len(self._rows) == 1:
                     for peer in wanted:
-                        group.create_task(self._hear_of(peer, row))
+                        group.create_task(self._hear_of(peer))
                 elif wanted:
                     place = self.round.receivers.index(self._me) if self._me in self.round.receivers else 0
                     turn = place % len(row)
@@ -275,14 +275,17 @@ class RoundCheck:
             self._mine[digest] = replace(said, signature=self._signer.sign(statement(said)))
         return self._mine[digest]
 
-    async def _hear_of(self, peer: PeerId, row: Sequence[PeerId]) -> None:
-        """Hear the pledge of a contributor in my row: from itself; where its line to me is cut, a mate has heard it."""
+    async def _hear_of(self, peer: PeerId) -> None:
+        """Hear the pledge of a contributor in my row: from itself; where its line to me is cut, or it has died since, a
+        mate has heard it, or somebody of another row."""
         reducers = {reducer for hop in self._hops for reducer, _ in hop.group.chunks}
-        mates = [mate for mate in row if mate not in (peer, self._me)]
+        turn = self.round.receivers.index(self._me) if self._me in self.round.receivers else 0
+        others = (*self.round.receivers[turn:], *self.round.receivers[:turn])
+        mates = [mate for mate in others if mate not in (peer, self._me)]
         ways = [self._gather((peer, *mates), [peer])]
         # Who reduces nothing is one whom somebody cannot call, and a call into silence takes longer than a step.
-        if peer not in reducers and (others := [mate for mate in mates if mate in reducers]):
-            ways.append(self._gather(others, [peer], whole_row=True))
+        if peer not in reducers and (summing := [mate for mate in mates if mate in reducers]):
+            ways.append(self._gather(summing, [peer], whole_row=True))
         tasks = [asyncio.ensure_future(way) for way in ways]
         try:
             heard, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

@@ -250,7 +250,8 @@ class Auditor:
         for action in actions:
             match action:
                 case Recompute() if self._able and len(self._waiting) < _MOST_WAITING:
-                    self._waiting.append(action)
+                    # Others wait for what a juror says; what was drawn is my own affair.
+                    (self._waiting.append if action.accuser is None else self._waiting.appendleft)(action)
                     if not self._trying:
                         self._trying = True
                         self._peer.spawn(self._try_all())

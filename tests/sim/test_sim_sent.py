@@ -155,7 +155,8 @@ def test_whoever_does_not_show_the_work_that_it_counted_sits_out(monkeypatch: py
 
 
 def test_nothing_is_signed_where_no_audit_is_asked_for() -> None:
-    swarm, sents = Swarm(Plan(stages=2, replicas=2, steps=2), 1), []
+    plan = Plan(stages=2, replicas=2, steps=2, audit=Audits(microbatches=0.0, contributions=0.0))
+    swarm, sents = Swarm(plan, 1), []
     watch_calls(swarm, lambda caller, callee, request: sents.append(getattr(request, "sent", None)))
     swarm.run(until_s=60.0)
     assert sents and not any(sents)

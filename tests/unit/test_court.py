@@ -279,15 +279,23 @@ def test_who_did_not_contribute_is_not_convicted_either() -> None:
 # ---------------------------------------------------------------- the draw
 
 
-def test_the_share_that_somebody_draws_is_the_rate() -> None:
-    seeds = [seed_of(1, 0, LATER, bytes([member])) for member in range(5)]
+@pytest.mark.parametrize("parts", [(0.2,) * 5, (0.7, 0.15, 0.1, 0.05), (1.0,)])
+def test_the_share_that_somebody_draws_is_the_rate(parts: tuple[float, ...]) -> None:
+    seeds = [seed_of(1, 0, LATER, bytes([member])) for member in range(len(parts))]
 
-    def drawn(rate: float) -> int:
-        each = own_rate(rate, len(seeds))
-        return sum(any(is_drawn(seed, PeerId("a"), index, each) for seed in seeds) for index in range(10_000))
+    def drawn(rate: float) -> list[int]:
+        by = [
+            [is_drawn(seed, PeerId("a"), index, own_rate(rate, part)) for index in range(10_000)]
+            for seed, part in draws
+        ]
+        return [sum(map(any, zip(*by, strict=True))), *map(sum, by)]
 
-    assert 900 < drawn(0.1) < 1100
-    assert (drawn(0.0), drawn(1.0)) == (0, 10_000)
+    draws = [*zip(seeds, parts, strict=True)]
+    some, *each = drawn(0.1)
+    assert 900 < some < 1100
+    # Whoever computes more looks at more.
+    assert all(found == pytest.approx(1050 * part, abs=90) for found, part in zip(each, parts, strict=True))
+    assert (drawn(0.0)[0], drawn(1.0)[0]) == (0, 10_000)
 
 
 def test_at_a_rate_of_one_every_other_member_looks_at_each_case() -> None:

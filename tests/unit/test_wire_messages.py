@@ -211,7 +211,7 @@ spans = st.tuples(st.integers(0, 1 << 48), st.integers(0, 1 << 48)).map(sorted)
 requests: dict[type, st.SearchStrategy] = {
     Process: st.builds(
         Process, steps, stages, index, st.sampled_from(["train", "eval"]), st.booleans(), st.booleans(),
-        st.none() | sents,
+        many_peers, st.none() | sents,
     ),
     Fetch: st.builds(
         Fetch, steps, st.integers(-1, 100), index, st.sampled_from(["input", "gradient"]), st.booleans()
@@ -238,7 +238,7 @@ answers: dict[type, st.SearchStrategy] = {
     Busy: st.builds(Busy, st.floats(0, 3600), versions),
     MovedTo: st.builds(MovedTo, peers),
     Rejected: st.builds(Rejected, st.sampled_from(RejectCode), st.text(max_size=50), versions),
-    Gradient: st.builds(Gradient, finite, counts, not_negative, st.just(()), st.none() | sents),
+    Gradient: st.builds(Gradient, finite, counts, not_negative, st.just(()), many_peers, st.none() | sents),
     Fetched: st.builds(Fetched, st.just(()), finite, counts, st.none() | sents),
     PartData: st.builds(PartData, st.just(()), losses, st.none() | finished, st.lists(pledges, max_size=3).map(tuple)),
     AuditData: st.builds(AuditData, works, paths),
