@@ -19,6 +19,7 @@ Only findings of my own numerics class count here: another class rounds otherwis
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Set
 from dataclasses import dataclass, field, replace
@@ -69,6 +70,9 @@ AGAIN_S = 5.0
 _MOST_PLEDGES = 4
 """Of one peer for one sum: rounds may differ."""
 
+SHOWN_TO = 8
+"""Mates of a sender that are shown what it has sent: one honest one is enough."""
+
 _NO_FINDING = bytes(32)
 
 _SECRET = b"swarmnet auditor's secret 1\0"
@@ -106,7 +110,7 @@ class Convict:
 
 @dataclass(frozen=True, slots=True)
 class ShowSent:
-    """Tell its peer's mates: they know what it has pledged."""
+    """Tell some of its peer's mates (`Court.shown_to`): they know what it has pledged."""
 
     sent: Sent
 
@@ -287,6 +291,14 @@ class Court:
             # Nobody else has received it, so nobody else draws it.
             if is_drawn(seed_of(step, sent.stamp.stage, later, self._secret), sent.peer, sent.index, self._microbatches)
         ]
+
+    def shown_to(self, sent: Sent, mates: Iterable[PeerId]) -> list[PeerId]:
+        """Those of its peer's mates that I show it to; whoever could foresee that would choose its friends."""
+
+        def place(mate: PeerId) -> bytes:
+            return hashlib.sha256(self._secret + sent.signature + mate.encode()).digest()
+
+        return sorted({*mates} - {sent.peer, self.me}, key=place)[:SHOWN_TO]
 
     def hear_sent(self, sent: Sent) -> list[CourtAction]:
         """A neighbour stage has received that from a mate of mine."""

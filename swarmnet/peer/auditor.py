@@ -197,9 +197,9 @@ class Auditor:
         self._shares[shares_of(finished.contributions, finished.voided)] = finished.contributions, finished.voided
         live = frozenset(member.view.live(self.stage, now=self._now()))
         pledges = self._replica.exchange.pledges(stamp)
-        self._replica.execution.contributed(
-            stamp.step, frozenset().union(*(of for peer, _, of in finished.contributions if peer == self._peer.me))
-        )
+        me, incarnation = self._peer.me, self._peer.incarnation
+        mine = (of for peer, life, of in finished.contributions if (peer, life.incarnation) == (me, incarnation))
+        self._replica.execution.contributed(stamp.step, frozenset().union(*mine))
         self._perform(self._court.applied(stamp, finished, pledges, member.chain, live))
         before = stamp.step - 1
         self._perform(self._court.received(before, self._replica.execution.works.sents(before), member.chain))
@@ -263,7 +263,7 @@ class Auditor:
                         self._peer.transport.tell(mate, finding)
                 case ShowSent(sent):
                     mates = self._peer.near(self.stage).get(sent.stamp.stage, ())
-                    for mate in sorted(set(mates) - {sent.peer, self._peer.me}):
+                    for mate in self._court.shown_to(sent, mates):
                         self._peer.transport.tell(mate, sent)
                 case AskWork() if self._asking < _MOST_WAITING:
                     self._peer.spawn(self._compare(action))

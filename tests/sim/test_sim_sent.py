@@ -154,6 +154,24 @@ def test_whoever_does_not_show_the_work_that_it_counted_sits_out(monkeypatch: py
     assert watch.struck == {"liar"} and not watch.named
 
 
+def test_what_is_not_signed_is_refused_and_costs_its_sender_alone() -> None:
+    swarm, refused = Swarm(PLAN, 1), set[PeerId]()
+
+    def look(peer: PeerId, event: str, fields: dict[str, Any]) -> None:
+        assert event not in ("convicted", "reducer_lied", "pledge_lied")
+        if event == "bad_input":
+            refused.add(fields["peer"])
+
+    swarm.hooks.append(look)
+    swarm.guises[PeerId("liar")] = FalseOutputs(lambda sent: replace(sent, digest=bytes(32)))
+
+    async def script(swarm: Swarm) -> None:
+        swarm.add((1,), PeerId("liar"))
+
+    swarm.run(until_s=240.0, script=script)
+    assert refused == {"liar"}
+
+
 def test_nothing_is_signed_where_no_audit_is_asked_for() -> None:
     plan = Plan(stages=2, replicas=2, steps=2, audit=Audits(microbatches=0.0, contributions=0.0))
     swarm, sents = Swarm(plan, 1), []

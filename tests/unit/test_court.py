@@ -10,12 +10,25 @@ from court_room import LATER, STEP, Notary, Stage, digest_of, finished_of, stamp
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swarmnet.audit.court import AGAIN_S, KEEP_STEPS, MAX_OPEN, Convict, Dispute, Recompute, SayFinding, TellVerdict
+from swarmnet.audit.court import (
+    AGAIN_S,
+    KEEP_STEPS,
+    MAX_OPEN,
+    SHOWN_TO,
+    AskWork,
+    Convict,
+    Dispute,
+    Recompute,
+    SayFinding,
+    ShowSent,
+    StrikePeer,
+    TellVerdict,
+)
 from swarmnet.audit.draw import chance_named, is_drawn, own_rate, seed_of
-from swarmnet.audit.pledge import WHOLE, finding_statement, leaf, path_of, statement
+from swarmnet.audit.pledge import WHOLE, finding_statement, leaf, path_of, sent_statement, statement
 from swarmnet.audit.proof import refusal
 from swarmnet.ids import PeerId
-from swarmnet.messages import Case, Finding, Pair, Verdict
+from swarmnet.messages import Case, Finding, Missent, Pair, Sent, Verdict
 
 SEEDS = st.integers(0, 2**32)
 
@@ -226,6 +239,72 @@ def test_two_pledges_for_one_sum_convict() -> None:
     assert [action.peer for action in other.hear_proof(convict.proof)] == [a]
     unsigned = Pair(pledge, replace(pledge, product=1))
     assert Stage(5, 0, 2).members[b].court.hear_proof(unsigned) == []
+
+
+# ---------------------------------------------------------------- what was sent
+
+
+def sent_by(peer: PeerId, index: int, what: bytes, **says) -> Sent:
+    sent = replace(Sent(stamp_of(STEP), index, "output", what, peer), **says)
+    return replace(sent, signature=Notary(peer).sign(sent_statement(sent)))
+
+
+def test_who_counts_one_thing_and_sends_another_is_named_by_whoever_hears_of_it() -> None:
+    room = quiet()
+    a, b, c, *_ = room.names
+    _, work, path = of(room, a)
+    court, sent = room.members[b].court, sent_by(a, work.index, digest_of("other"))
+    (asked,) = court.hear_sent(sent)
+    assert isinstance(asked, AskWork) and asked.case == Case(stamp_of(STEP), a, work.index)
+    assert court.hear_sent(sent) == [], "once"
+    (convict,) = court.compared(sent, work, path)
+    assert convict.peer == a and isinstance(convict.proof, Missent)
+    assert [action.peer for action in room.members[c].court.hear_proof(convict.proof)] == [a]
+    assert court.hear_sent(sent_by(a, work.index, digest_of("third"))) == [], "it is out already"
+
+
+def test_what_agrees_or_is_not_shown_names_nobody() -> None:
+    room = quiet()
+    a, b, *_ = room.names
+    _, work, path = of(room, a)
+    court = room.members[b].court
+    assert court.compared(sent_by(a, work.index, work.output), work, path) == []
+    other = sent_by(a, work.index, digest_of("other"))
+    assert court.compared(other, replace(work, output=other.digest), path) is None, "it is not what was pledged"
+    assert court.compared(other, replace(work, resent=True), path) is None
+    assert not court.convicted
+
+
+def test_only_what_its_peer_has_counted_and_signed_is_asked_about() -> None:
+    room = quiet()
+    a, b, c, *_ = room.names
+    _, work, _ = of(room, a)
+    court, what = room.members[b].court, digest_of("other")
+    _, others, _ = of(room, c)
+    assert court.hear_sent(sent_by(a, others.index, what)) == [], "counted by somebody else"
+    assert court.hear_sent(sent_by(a, work.index, what, stamp=stamp_of(STEP + 1))) == [], "of a sum not known here"
+    assert court.hear_sent(sent_by(a, work.index, what, stamp=replace(stamp_of(STEP), stage=0))) == []
+    assert court.hear_sent(replace(sent_by(a, work.index, what), signature=b"x")) == []
+    _, mine, _ = of(room, b)
+    assert court.hear_sent(sent_by(b, mine.index, what)) == [], "my own"
+    # Nobody knows how long it has been here: it may have been away.
+    assert court.hear_sent(sent_by(a, work.index, what, again=True)) == []
+    court.applied(stamp_of(STEP - 2), finished_of(STEP - 2, room.names), (), LATER, frozenset(room.names))
+    (strike,) = court.hear_sent(sent_by(a, work.index, digest_of("third"), again=True))
+    assert isinstance(strike, StrikePeer) and strike.peer == a and not court.convicted
+
+
+def test_what_a_neighbour_has_sent_is_shown_to_a_few_of_its_mates() -> None:
+    room = Stage(3, 0, 1, rate=0.5)
+    me, *_ = room.names
+    court = room.members[me].court
+    sents = [sent_by(PeerId("feeder"), index, bytes(32), stamp=replace(stamp_of(STEP), stage=0)) for index in range(64)]
+    drawn = court.received(STEP, [*sents, sent_by(me, 70, bytes(32))], LATER)
+    assert 16 < len(drawn) < 48 and all(isinstance(action, ShowSent) and action.sent in sents for action in drawn)
+    mates = [PeerId(f"mate{number}") for number in range(40)] + [PeerId("feeder"), me]
+    chosen = [frozenset(court.shown_to(action.sent, mates)) for action in drawn]
+    assert all(len(few) == SHOWN_TO and not few & {me, "feeder"} for few in chosen) and len(set(chosen)) > 10
+    assert not Stage(3, 0, 1, rate=0.0).members[me].court.received(STEP, sents, LATER)
 
 
 def test_a_verdict_without_known_contributors_is_no_verdict() -> None:
