@@ -25,7 +25,7 @@ from swarmnet.audit.court import (
     TellVerdict,
 )
 from swarmnet.audit.draw import chance_named, is_drawn, own_rate, seed_of
-from swarmnet.audit.pledge import WHOLE, finding_statement, leaf, path_of, sent_statement, statement
+from swarmnet.audit.pledge import WHOLE, finding_statement, leaf, path_of, root_of, sent_statement, statement
 from swarmnet.audit.proof import refusal
 from swarmnet.ids import PeerId
 from swarmnet.messages import Case, Finding, Missent, Pair, Sent, Verdict
@@ -291,6 +291,20 @@ def test_only_what_its_peer_has_counted_and_signed_is_asked_about() -> None:
     assert court.hear_sent(sent_by(a, work.index, what, again=True)) == []
     court.applied(stamp_of(STEP - 2), finished_of(STEP - 2, room.names), (), LATER, frozenset(room.names))
     (strike,) = court.hear_sent(sent_by(a, work.index, digest_of("third"), again=True))
+    assert isinstance(strike, StrikePeer) and strike.peer == a and not court.convicted
+
+
+def test_who_always_says_that_it_sent_something_else_too_sits_out() -> None:
+    room = quiet()
+    a, b, *_ = room.names
+    pledge, work, _ = of(room, a)
+    court, leaves = room.members[b].court, {work.index: leaf(replace(work, resent=True))}
+    second = replace(pledge, id=replace(pledge.id, number=99), work_root=root_of(leaves))
+    assert court.hear_pledge(replace(second, signature=Notary(a).sign(statement(second)))) == []
+    shown = sent_by(a, work.index, digest_of("other")), replace(work, resent=True), path_of(leaves, work.index)
+    assert court.compared(*shown) == [], "it may have been away"
+    court.applied(stamp_of(STEP - 2), finished_of(STEP - 2, room.names), (), LATER, frozenset(room.names))
+    (strike,) = court.compared(*shown)
     assert isinstance(strike, StrikePeer) and strike.peer == a and not court.convicted
 
 
