@@ -23,7 +23,7 @@ from swarmnet.simulate.plan import Plan  # noqa: E402
 from swarmnet.simulate.swarm import Swarm  # noqa: E402
 
 SHORT = {"microbatches": 10, "steps": 16, "q": 0.4}
-RARE: dict[str, dict[str, float]] = {"weights": {"q": 0.6}, "tenth": {"q": 0.6}, "adaptive": {"q": 0.3, "steps": 50}}
+RARE: dict[str, dict[str, float]] = {"weights": {"q": 0.6}, "tenth": {"q": 0.6}, "adaptive": {"q": 0.1, "steps": 40}}
 """Where it takes more than that to show a lie."""
 
 WITHOUT_HARM = ("reducer", "auditor", "accuser")

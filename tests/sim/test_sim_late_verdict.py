@@ -40,12 +40,13 @@ def lived(
     on_late: Literal["record", "rollback"],
     kind: type[audit_lies.FalseWork] = Once,
     *,
-    share: float = 0.8,
+    share: float = 0.6,
+    seed: int = 5,
     **changes: Any,
 ) -> tuple[Swarm, GoingBack, Assessment]:
     """A run with that liar, and what status says of it near its end."""
     audit = Audits(microbatches=share, contributions=share, on_late=on_late)
-    swarm = Swarm(replace(PLAN, audit=audit, **changes), 1, audit_model.Regression)
+    swarm = Swarm(replace(PLAN, audit=audit, **changes), seed, audit_model.Regression)
     swarm.exact = False  # while the false step is applied
     back, lie, found = GoingBack(swarm), kind(swarm, LIAR, 1), list[Assessment]()
 
@@ -92,7 +93,7 @@ def test_a_run_goes_back_before_the_false_step_and_ends_as_if_nobody_had_lied() 
 
 def test_the_version_that_is_gone_back_to_stays_on_disk_until_all_are_there() -> None:
     """By the time that all want it, it would be too old to be kept."""
-    swarm, back, _ = lived("rollback", share=0.9, checkpoint_every=1)
+    swarm, back, _ = lived("rollback", checkpoint_every=1)
     assert {(restart.number, restart.version) for restart in back.restarts} == {(1, AT)}
     assert is_as_if_nobody_had_lied(swarm)
 
@@ -106,7 +107,7 @@ def test_where_no_checkpoint_is_old_enough_the_step_stays_and_everybody_says_why
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(simulated, "ReplicaLimits", partial(ReplicaLimits, keep_checkpoints=1))
-    swarm, back, _ = lived("rollback", share=0.6, checkpoint_every=1, steps=80)
+    swarm, back, _ = lived("rollback", checkpoint_every=1, steps=80, seed=3)
     assert not back.moves and not is_as_if_nobody_had_lied(swarm)
     stays = said(swarm, "stays_applied")
     assert len(stays) == 6 and all("keep_checkpoints" in fields["reason"] for fields in stays.values())

@@ -17,6 +17,7 @@ from test_sim_drain import Farewells, executions, indexes
 from test_sim_random import KINDS, LONG, SEEDS, play
 from test_sim_scenarios import POINTS, STEP, Trap, held, state
 
+from swarmnet.manifest.schema import Audits
 from swarmnet.messages import Process
 from swarmnet.simulate.engine import tokens_of
 from swarmnet.simulate.oracle import Oracle
@@ -239,7 +240,8 @@ BUSY = Plan(stages=2, replicas=2, microbatches=32, steps=7, averaging_s=0.4)
 
 def stalls(sync: str) -> tuple[list[float], float]:
     """(seconds per step that each device waits for averaging, seconds per step), steady state."""
-    swarm = Swarm(replace(BUSY, sync=sync), 1)
+    # With audits a device has something to do while it waits.
+    swarm = Swarm(replace(BUSY, sync=sync, audit=Audits(microbatches=0.0, contributions=0.0)), 1)
     timeline = Timeline(swarm)
     swarm.run(until_s=60.0)
     begin, end = timeline.applied_at(2), timeline.applied_at(6)
