@@ -21,7 +21,7 @@ from swarmnet.simulate.plan import Plan
 from swarmnet.simulate.swarm import Guise, SimulatedSigner, Swarm
 from swarmnet.transport import Transport
 
-ALL = Audits(microbatches=0.5)
+ALL = Audits(microbatches=0.5, contributions=0.0)
 PLAN = Plan(stages=3, replicas=3, microbatches=9, steps=8, boundary_elements=3, audit=ALL)
 
 

@@ -26,7 +26,7 @@ from swarmnet.transport import ask
 
 KEPT = 4
 
-SELDOM = Audits(microbatches=1e-9)
+SELDOM = Audits(microbatches=1e-9, contributions=0.0)
 """Works are kept and pledged, and nobody looks at them of itself."""
 
 
