@@ -169,10 +169,9 @@ def _count(found: Account, stage: int, receipts: list[Receipt], digested: Digest
 def _chains_after(receipts: Sequence[Receipt], digested: Digested) -> Iterator[Chain]:
     last = receipts[-1]
     yield next_chain(last.stamp.chain, digested(last.commits))
-    # Where steps overlap, a step names the chain of a version earlier.
-    if last.stamp.step == 0:
-        yield last.stamp.chain
-    elif len(receipts) > 1 and receipts[-2].stamp.step == last.stamp.step - 1:
+    # Where steps overlap, a step names the chain of a version earlier, and the first that does names its predecessor's.
+    yield last.stamp.chain
+    if len(receipts) > 1 and receipts[-2].stamp.step == last.stamp.step - 1:
         yield next_chain(last.stamp.chain, digested(receipts[-2].commits))
 
 

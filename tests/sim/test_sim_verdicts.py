@@ -42,7 +42,9 @@ def verdict(accused: PeerId, stamp: Stamp, shares: Contributions, digest: bytes,
 def test_who_makes_verdicts_on_names_of_its_own_fills_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(auditor, "_MOST_STRANGERS", MOST)
     swarm, told = (
-        Swarm(Plan(stages=1, replicas=3, steps=8, forward_s=0.2, audit=Audits(microbatches=1e-9, contributions=0.0)), 1),
+        Swarm(
+            Plan(stages=1, replicas=3, steps=8, forward_s=0.2, audit=Audits(microbatches=1e-9, contributions=0.0)), 1
+        ),
         set[PeerId](),
     )
     swarm.hooks.append(lambda peer, event, fields: told.add(fields["peer"]) if event == "convicted" else None)
@@ -64,7 +66,15 @@ def test_who_makes_verdicts_on_names_of_its_own_fills_nothing(monkeypatch: pytes
 
 def test_verdicts_taint_the_steps_that_were_applied_and_no_others_also_of_who_is_out_already() -> None:
     swarm = Swarm(
-        Plan(stages=1, replicas=4, microbatches=16, steps=16, forward_s=0.2, audit=Audits(microbatches=1e-9, contributions=0.0)), 1
+        Plan(
+            stages=1,
+            replicas=4,
+            microbatches=16,
+            steps=16,
+            forward_s=0.2,
+            audit=Audits(microbatches=1e-9, contributions=0.0),
+        ),
+        1,
     )
     told, liar = list[tuple[PeerId, int]](), PeerId("s0.3")
     swarm.hooks.append(lambda peer, event, fields: told.append((peer, fields["step"])) if event == "tainted" else None)

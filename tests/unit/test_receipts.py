@@ -40,13 +40,14 @@ def signed(by: Identity, stamp: Stamp, finished: Finished) -> Pledge:
     return replace(pledge, signature=by.sign(statement(pledge)))
 
 
-def receipts_of(steps: int, *, stages: int = 2, who: int = 3, delay: int = 0) -> list[Receipt]:
-    """What the replicas of all stages have kept. delay: 1 where steps overlap."""
+def receipts_of(steps: int, *, stages: int = 2, who: int = 3, overlap: int | None = None) -> list[Receipt]:
+    """What the replicas of all stages have kept. overlap: the first step that overlaps the one before it."""
     chains = [[first_chain(RUN, stage)] for stage in range(stages)]
     kept = []
     for step in range(steps):
         sums = [finished_of(stage, step, who) for stage in range(stages)]
-        stamps = [Stamp(step, stage, chains[stage][max(0, step - delay)]) for stage in range(stages)]
+        behind = overlap is not None and step >= max(overlap, 1)
+        stamps = [Stamp(step, stage, chains[stage][step - behind]) for stage in range(stages)]
         commits: tuple[Commit, ...] = tuple(map(commit_of, stamps, sums))
         for stage in range(stages):
             pledges = tuple(signed(one, stamps[stage], sums[stage]) for one in MEMBERS[:who])
@@ -59,9 +60,9 @@ def proven(receipts) -> Account:
     return account(receipts, verify, evidence)
 
 
-@pytest.mark.parametrize("delay", [0, 1])
-def test_the_sum_over_members_is_the_run(delay: int) -> None:
-    found = proven(receipts_of(5, delay=delay))
+@pytest.mark.parametrize("overlap", [None, 0, 2])
+def test_the_sum_over_members_is_the_run(overlap: int | None) -> None:
+    found = proven(receipts_of(5, overlap=overlap))
     assert not found.refused and not +found.missing
     for stage in (0, 1):
         assert found.tokens[stage] == 5 * BATCH * TOKENS
