@@ -434,6 +434,10 @@ class Auditor:
         away, and that is no lie."""
         try:
             answer = await ask(self._peer.transport, peer, request, limit_s=_ASK_S)
+            if isinstance(answer, Rejected) and answer.code is RejectCode.NOT_A_FEEDER:
+                # It was away, or I was, and it has not heard me since.
+                await asyncio.sleep(2 * self._peer.timers.heartbeat_s)
+                answer = await ask(self._peer.transport, peer, request, limit_s=_ASK_S)
         except PeerGone:
             return None, ""
         except PeerTimeout:

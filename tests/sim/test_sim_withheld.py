@@ -11,7 +11,9 @@ import pytest
 from strike import kill_and_restart
 from test_sim_restart import reached
 
+from swarmnet.errors import RejectCode
 from swarmnet.manifest.schema import Audits
+from swarmnet.messages import AuditRequest, Rejected
 from swarmnet.peer.peer import Peer
 from swarmnet.simulate.plan import Plan
 from swarmnet.simulate.swarm import Swarm
@@ -47,6 +49,24 @@ def test_a_replica_that_was_started_again_is_not_blamed_for_what_it_lost() -> No
 
     swarm.run(script=script)
     assert not withheld and not struck
+
+
+def test_who_has_not_heard_its_auditor_yet_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    swarm, withheld, struck = watched(PLAN)
+    answers, turned_away = Peer._answers, set[tuple[str, str]]()
+
+    def strange(self: Peer, caller: Any, request: Any, payload: Any) -> Any:
+        async def refused() -> Any:
+            yield Rejected(RejectCode.NOT_A_FEEDER, "you are not known here")
+
+        if isinstance(request, AuditRequest) and (self.me, caller) not in turned_away:
+            turned_away.add((self.me, caller))
+            return refused()
+        return answers(self, caller, request, payload)
+
+    monkeypatch.setattr(Peer, "_answers", strange)
+    swarm.run()
+    assert len(turned_away) > 3 and not withheld and not struck
 
 
 @pytest.mark.parametrize("silent", [False, True])
