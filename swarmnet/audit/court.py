@@ -39,7 +39,7 @@ from swarmnet.audit.pledge import (
 )
 from swarmnet.audit.proof import Proof, contradict, odd, pledge_of, refusal, says_of
 from swarmnet.bounds import Recent
-from swarmnet.ids import Chain, Generation, PeerId, Signer
+from swarmnet.ids import Chain, PeerId, Signer
 from swarmnet.messages import (
     MAX_COUNTING,
     Case,
@@ -53,6 +53,7 @@ from swarmnet.messages import (
     Verdict,
     WorkRecord,
     contributors_of,
+    first_of,
 )
 
 KEEP_STEPS = 16
@@ -163,7 +164,6 @@ class CountedSum:
     shares: bytes
     owners: dict[int, PeerId]
     contributors: frozenset[PeerId]
-    generations: dict[PeerId, Generation]
     pledges: dict[PeerId, list[Pledge]] = field(default_factory=dict)
 
 
@@ -206,6 +206,7 @@ class Court:
         self._numerics = numerics
         self._secret = signer.sign(_SECRET)  # nobody else can make it, and it is told to nobody
         self._sums: dict[int, CountedSum] = {}
+        self._live: frozenset[PeerId] = frozenset()
         self._pledged: Recent[tuple[PeerId, Stamp, object, bytes], Pledge] = Recent(1 << 12)
         self._trials: dict[tuple[Case, bytes], Trial] = {}
         self._compared: Recent[bytes, bool] = Recent(1 << 10)  # what was sent, by what its peer has signed
@@ -231,11 +232,11 @@ class Court:
             self._trials.clear()
         owners = {index: peer for peer, _, indexes in finished.contributions for index in indexes}
         shares = shares_of(finished.contributions, finished.voided)
-        generations = {peer: generation for peer, generation, _ in finished.contributions}
         contributors = contributors_of(finished)
-        self._sums[stamp.step] = CountedSum(stamp, finished.digest, shares, owners, contributors, generations)
+        self._sums[stamp.step] = CountedSum(stamp, finished.digest, shares, owners, contributors)
         actions = [action for pledge in pledges for action in self.hear_pledge(pledge)]
         actions += self._forget(stamp.step + 1 - KEEP_STEPS)
+        self._live = frozenset(live)
         before = self._sums.get(stamp.step - 1)
         return actions if before is None else actions + self._draw(before, later, live)
 
@@ -310,10 +311,10 @@ class Court:
         if known or sent.stamp.stage != self.stage or not self._signer.verify(sent.peer, said, sent.signature):
             return []
         self._compared[said] = True
-        case = Case(counted.stamp, sent.peer, sent.index)
+        # An honest peer may have sent something else: its state was replaced, or the stage before it was of two minds.
         if sent.stamp != counted.stamp or sent.again:
-            return self._unlikely(case)
-        return [AskWork(sent, case)]
+            return []
+        return [AskWork(sent, Case(counted.stamp, sent.peer, sent.index))]
 
     def compared(self, sent: Sent, work: WorkRecord, path: bytes) -> list[CourtAction] | None:
         """That is the work as its peer shows it. None: it is not the one that was pledged."""
@@ -322,17 +323,7 @@ class Court:
         pledge = next((pledge for pledge in pledges if proves(path, work, pledge.work_root)), None)
         if pledge is None or work.index != sent.index:
             return None
-        if work.resent:
-            return self._unlikely(case_of(pledge, work))
-        return self.hear_proof(Missent(pledge, work, path, sent))
-
-    def _unlikely(self, case: Case) -> list[CourtAction]:
-        """It says that an honest peer may have sent something else. So it may, if its state was replaced since, or the
-        stage before it was of two minds: it is not convicted."""
-        counted, before = self._sums.get(case.stamp.step), self._sums.get(case.stamp.step - 2)
-        of = case.accused
-        lasts = before is not None and counted is not None and before.generations.get(of) == counted.generations.get(of)
-        return [StrikePeer(of, case)] if lasts else []
+        return [] if work.resent else self.hear_proof(Missent(pledge, work, path, sent))
 
     # ------------------------------------------------------------ cases
 
@@ -425,12 +416,19 @@ class Court:
         asked: list[CourtAction] = [Recompute(case, pledge, peer)] if judges else []
         return [*asked, *self._settle(trial, counted)]
 
-    def hear_verdict(self, verdict: Verdict, contributors: Set[PeerId]) -> list[CourtAction]:
+    def hear_verdict(
+        self, verdict: Verdict, contributors: Set[PeerId], members: Set[PeerId] = frozenset()
+    ) -> list[CourtAction]:
         """Somebody has proof against a peer of any stage.
 
         Args:
             contributors: whom the commit of that stage and step names; () where I know none: then it is ignored.
+            members: those of that stage whom I hear.
         """
+        says = says_of(verdict)
+        most = max([*says.values()].count(value) for value in says.values())
+        if not self._enough(most, self._recent() if verdict.pledge.stamp.stage == self.stage else members):
+            return []
         trial = self._trials.get(_key(verdict.pledge, verdict.work))
         news = bool(odd(verdict, contributors) - self.convicted) or (trial is not None and not trial.ended)
         # Signatures cost time, and endings there is nothing to learn.
@@ -523,7 +521,7 @@ class Court:
         whole = self._verdict(trial, tuple(trial.findings.values()))
         says = says_of(whole)
         truth = settled(says, jury)
-        if truth is not None:
+        if truth is not None and self._enough([*says.values()].count(truth), self._recent() | counted.contributors):
             wrong = odd(whole, counted.contributors)
             # Enough of those who agree, and room for those who do not.
             right = [f for f in trial.findings.values() if f.found == truth and f.peer in jury][: len(jury) // 2 + 1]
@@ -538,6 +536,15 @@ class Court:
             return []
         trial.ended = "disputed"
         return [Dispute(case_of(pledge, trial.work), says)]
+
+    def _recent(self) -> Set[PeerId]:
+        """Who has contributed lately, and is here."""
+        each = frozenset[PeerId]().union(*(counted.contributors for counted in self._sums.values()))
+        return each & (self._live | {self.me})
+
+    def _enough(self, voices: int, members: Set[PeerId]) -> bool:
+        """Are these more than half of them, too? Of few contributors to one sum most may lie."""
+        return 2 * voices > len(first_of(members - self.convicted))
 
     def _verdict(self, trial: Trial, findings: tuple[Finding, ...]) -> Verdict:
         return Verdict(trial.pledge, trial.work, trial.path, findings, self._numerics(self.me))
@@ -580,4 +587,4 @@ def _reason(proof: Proof) -> str:
         return f"step {proof.sent.stamp.step}: has sent another {proof.sent.kind} of microbatch {proof.sent.index}"
     verdict = proof
     what = "its contribution" if verdict.work is None else f"microbatch {verdict.work.index}"
-    return f"step {verdict.pledge.stamp.step}, {what} of {verdict.pledge.peer}: others find what it does not"
+    return f"step {verdict.pledge.stamp.step}, {what} of ...{verdict.pledge.peer[-8:]}: others find what it does not"

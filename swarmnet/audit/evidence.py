@@ -85,8 +85,10 @@ class Evidence:
                 raise ValueError("it has not the fields of evidence")
             contributions = tuple((PeerId(str(p)), _NO_GENERATION, _indexes(bits)) for p, bits in shares.items())
             return cls(run, contributions, _indexes(voided), _proof(table))
+        except json.JSONDecodeError as error:
+            raise ValueError(f"it is not JSON (line {error.lineno})") from error
         except (BadMessage, ParseError, KeyError, AttributeError, TypeError, RecursionError) as error:
-            raise ValueError(f"it is malformed ({error})") from error
+            raise ValueError(f"it is malformed ({str(error).splitlines()[0]})") from error
 
 
 _NO_GENERATION = Generation(0, 0)

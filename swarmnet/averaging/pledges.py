@@ -102,7 +102,7 @@ def part_key(kind: Literal["contribution", "reduced"], group: Group, reducer: Pe
 
 def part_pledge(signer: Signer, me: PeerId, current: Round, key: bytes, digests: Iterable[bytes]) -> Pledge:
     """What I sign of the chunks of a part that I have sent: it is no pledge for a sum, and `shares` says so."""
-    digest = hashlib.sha256(b"".join(digests)).digest()
+    digest = _of_part(key, digests)
     said = Pledge(current.stamp, current.id, digest, key, me, 0, NOTHING, NOTHING)
     return replace(said, signature=signer.sign(statement(said)))
 
@@ -117,7 +117,12 @@ def signed_part(signer: Signer, pledges: Iterable[Pledge], stamp: Stamp, peer: P
 
 def says(pledge: Pledge | None, digests: Iterable[bytes]) -> bool:
     """Does it sign chunks with these digests?"""
-    return pledge is not None and pledge.digest == hashlib.sha256(b"".join(digests)).digest()
+    return pledge is not None and pledge.digest == _of_part(pledge.shares, digests)
+
+
+def _of_part(key: bytes, digests: Iterable[bytes]) -> bytes:
+    # Parts may be equal, such as zeros, and two pledges of one digest would convict whoever has signed both.
+    return hashlib.sha256(key + b"".join(digests)).digest()
 
 
 # ---------------------------------------------------------------- the check of a round

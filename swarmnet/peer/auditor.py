@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -265,7 +265,7 @@ class Auditor:
                     mates = self._peer.near(self.stage).get(sent.stamp.stage, ())
                     for mate in self._court.shown_to(sent, mates):
                         self._peer.transport.tell(mate, sent)
-                case AskWork() if self._asking < _MOST_WAITING:
+                case AskWork() if self._asking < _MOST_WAITING and self._in_time(action.case):
                     self._peer.spawn(self._compare(action))
                 case AskWork():
                     pass
@@ -314,7 +314,7 @@ class Auditor:
             return
         contributors = frozenset(peer for peer, _, indexes in told[0] if indexes) if told is not None else frozenset()
         wrong = odd(proof, contributors)
-        strange = wrong.isdisjoint((self._peer.me, *self._peer.everyone()))
+        strange = wrong.isdisjoint((self._peer.me, *self._heard()))
         accused = pledge_of(proof).peer
         # Others found false work of it in another step: the court has no more to say of it.
         if (
@@ -329,7 +329,8 @@ class Auditor:
         if strange and self._strangers >= _MOST_STRANGERS:
             return
         if isinstance(proof, Verdict):
-            actions = self._court.hear_verdict(replace(proof, contributions=(), voided=NONE), contributors)
+            members = frozenset(self._replica.member.view.live(pledge_of(proof).stamp.stage, now=self._now()))
+            actions = self._court.hear_verdict(replace(proof, contributions=(), voided=NONE), contributors, members)
         else:
             actions = self._court.hear_proof(proof)
         # What proves nothing takes no place of what does.
@@ -354,10 +355,15 @@ class Auditor:
             if evidence.run == self._peer.run_id:
                 self._hear_proof(proof)
 
+    def _heard(self) -> Set[PeerId]:
+        """Who has spoken to me as a replica of any stage. Names that are only records cost nothing."""
+        return frozenset(self._replica.member.view.everyone())
+
     def _spread(self) -> None:
-        """Tell every proof once to everybody whom I know."""
+        """Tell every proof once to everybody whom I hear."""
         records = self._peer.records
-        known = [(peer, records[peer].incarnation if peer in records else 0) for peer in self._peer.everyone()]
+        heard = self._heard() - self._court.convicted
+        known = [(peer, records[peer].incarnation if peer in records else 0) for peer in heard]
         for number, proof in enumerate(self._proofs):
             for peer, incarnation in known:
                 if peer != self._peer.me and (number, peer, incarnation) not in self._told:
@@ -455,7 +461,8 @@ class Auditor:
 
     def _withheld(self, case: Case, why: str) -> None:
         """The accused has shown nothing, though it was asked in time."""
-        if why and self._lives_on(case):
+        # Nobody answers for what was given up.
+        if why and case.stamp.restart == self._replica.member.restart and self._lives_on(case):
             self._event("withheld", case.accused, case.stamp.step, index=case.index, reason=why)
             self._perform(self._court.withheld(case))
 

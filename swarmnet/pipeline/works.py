@@ -20,10 +20,10 @@ from swarmnet.errors import BadMessage, Refused, RejectCode
 from swarmnet.ids import PeerId
 from swarmnet.messages import AuditData, AuditRequest, Packed, Sent, WorkRecord
 
-KEPT_STEPS = 4
+KEPT_STEPS = 5
 """A step is looked into two versions later; its jurors may take as long again."""
 
-KEPT_MEMOS = KEPT_STEPS
+KEPT_MEMOS = 4
 """Bytes of payloads that are kept, in those of the memo, which holds one step."""
 
 MOST_ASKS = 6

@@ -86,8 +86,8 @@ class TwoSums(Tells):
         if request.kind != "reduced" or caller != min(self.mates):
             return answer
         packed = altered(answer.payload[0])
-        digest = hashlib.sha256(chunk_digest(packed)).digest()
-        pledges = tuple(signed(each, digest=digest) for each in answer.pledges)
+        seen = chunk_digest(packed)
+        pledges = tuple(signed(each, digest=hashlib.sha256(each.shares + seen).digest()) for each in answer.pledges)
         return replace(answer, payload=(packed,), pledges=pledges)
 
 

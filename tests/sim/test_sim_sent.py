@@ -125,15 +125,15 @@ EXCUSES: dict[str, Callable[[Sent], Sent]] = {
 
 
 @pytest.mark.parametrize("says", EXCUSES.values(), ids=EXCUSES)
-def test_whoever_says_that_it_may_have_counted_something_else_sits_out(says: Callable[[Sent], Sent]) -> None:
-    """For no reason: it was a member all the time."""
+def test_whoever_says_that_it_may_have_counted_something_else_is_left_alone(says: Callable[[Sent], Sent]) -> None:
+    """An honest peer can be made to say so."""
     swarm, watch = with_liar(FalseOutputs(says), stages=2, steps=8)
 
     async def script(swarm: Swarm) -> None:
         swarm.add((0,), PeerId("liar"))
 
     swarm.run(until_s=240.0, script=script)
-    assert watch.struck == {"liar"} and not watch.named
+    assert not watch.struck and not watch.named
 
 
 def test_whoever_does_not_show_the_work_that_it_counted_sits_out(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -50,12 +50,12 @@ def test_who_makes_verdicts_on_names_of_its_own_fills_nothing(monkeypatch: pytes
     swarm.hooks.append(lambda peer, event, fields: told.add(fields["peer"]) if event == "convicted" else None)
 
     async def script(swarm: Swarm) -> None:
-        await asyncio.sleep(1.0)
+        await asyncio.sleep(3.0)  # until they have heard each other
         hears = swarm.nodes[0].peer.replicas[0].auditor
         assert hears is not None
         for number in range(4 * MOST):
             hears.hear(verdict_on(PeerId(f"nobody{number}"), number))
-        # Of who is known verdicts are heard all the same.
+        # Of who is heard verdicts are heard all the same.
         hears.hear(verdict_on(swarm.nodes[2].peer_id))
         swarm.kill(swarm.nodes[2])
 

@@ -9,9 +9,12 @@ from typing import Any
 import pytest
 from grid_members import STAMP, Members, pack, play, unpack
 
+from swarmnet.audit.proof import contradict
+from swarmnet.averaging.pledges import part_pledge, says
 from swarmnet.errors import PeerGone, Refused
 from swarmnet.ids import PeerId
 from swarmnet.messages import Part, PartData, Pledge, Round
+from swarmnet.simulate.swarm import SimulatedSigner
 from swarmnet.stage.seams import Reduced
 
 
@@ -221,3 +224,10 @@ def test_nobody_holds_two_sums_of_one_round() -> None:
         members.check(await members.sum(members.round()))
 
     play(story)
+
+
+def test_two_parts_of_equal_bytes_contradict_nothing() -> None:
+    """Such as zeros: whoever signs both has not pledged two things for one sum."""
+    signer, current = SimulatedSigner(PeerId("a")), Members(2, 30, signs=True).round()
+    one, other = (part_pledge(signer, PeerId("a"), current, key, [b"zeros"]) for key in (bytes(32), b"k" * 32))
+    assert not contradict(one, other) and says(one, [b"zeros"]) and not says(one, [b"others"])
