@@ -134,10 +134,11 @@ class TellVerdict:
 
 @dataclass(frozen=True, slots=True)
 class StrikePeer:
-    """It answers and does not hand out what it has pledged."""
+    """I have seen for myself that it does wrong; of this nobody else need believe me."""
 
     peer: PeerId
     case: Case
+    why: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,7 +260,10 @@ class Court:
 
     def _draw(self, counted: CountedSum, later: Chain, live: Set[PeerId]) -> list[CourtAction]:
         seed = seed_of(counted.stamp.step, self.stage, later, self._secret)
-        able = counted.contributors & (live | {self.me}) - self.convicted
+        # A liar that leaves others nothing to do would be alone: then those who have contributed nothing look, too.
+        able = (live | {self.me}) - self.convicted
+        if _can_name(counted):
+            able &= counted.contributors
         if self.me not in able:
             return []
         works = [(peer, index, self._microbatches) for index, peer in counted.owners.items()]
@@ -267,7 +271,7 @@ class Court:
         shares = Counter(counted.owners.values())
         # A slow member that looked at all that a fast one has done would hold up the steps of both.
         parts = {
-            peer: shares[self.me] / sum(shares[other] for other in able - {peer} if self._alike(other, peer))
+            peer: (1 + shares[self.me]) / sum(1 + shares[other] for other in able - {peer} if self._alike(other, peer))
             for peer in counted.contributors - {self.me}
             if self._alike(self.me, peer)
         }
@@ -350,7 +354,7 @@ class Court:
 
     def withheld(self, case: Case) -> list[CourtAction]:
         """The accused answers, and does not hand that work out, or another one than it pledged."""
-        return [StrikePeer(case.accused, case)]
+        return [StrikePeer(case.accused, case, "does not show work that it pledged")]
 
     def found(
         self, pledge: Pledge, found: bytes, work: WorkRecord | None = None, path: bytes = b"", *, now: float
@@ -365,9 +369,15 @@ class Court:
         known = () if counted is None else counted.pledges.get(pledge.peer, ())
         if counted is None or pledge not in known or not self._alike(self.me, pledge.peer):
             return []
-        trial = self._trials.get(_key(pledge, work))
+        trial, right = self._trials.get(_key(pledge, work)), found == pledged(pledge, work)
+        # Too few have a say to name anybody, and I know all the same.
+        private: list[CourtAction] = []
+        if not right and not _can_name(counted):
+            private.append(StrikePeer(pledge.peer, case, "others find what it does not"))
+        if self.me not in counted.contributors:
+            return private
         if trial is None:
-            if found == pledged(pledge, work):
+            if right:
                 return []
             # While mates are busy with another case of mine they do not hear of this one: `tick` says it again.
             trial = self._trials[_key(pledge, work)] = Trial(pledge, self.me)
@@ -377,7 +387,7 @@ class Court:
         mine = Finding(case, found, self.me)
         signature = self._signer.sign(finding_statement(mine, pledge, self._numerics(self.me)))
         trial.findings[self.me] = replace(mine, signature=signature)
-        return [*self._say(trial), *self._settle(trial, counted)]
+        return [*self._say(trial), *self._settle(trial, counted), *private]
 
     def hear(self, finding: Finding) -> list[CourtAction]:
         """A mate says what it has found: the first in a case accuses."""
@@ -543,8 +553,8 @@ class Court:
         return each & (self._live | {self.me})
 
     def _enough(self, voices: int, members: Set[PeerId]) -> bool:
-        """Are these more than half of them, too? Of few contributors to one sum most may lie."""
-        return 2 * voices > len(first_of(members - self.convicted))
+        """Are these half of them, too? Of few contributors to one sum most may lie, and of all the liars are less."""
+        return 2 * voices >= len(first_of(members - self.convicted))
 
     def _verdict(self, trial: Trial, findings: tuple[Finding, ...]) -> Verdict:
         return Verdict(trial.pledge, trial.work, trial.path, findings, self._numerics(self.me))
@@ -570,6 +580,11 @@ class Court:
             for case, trial in trials
             if not trial.ended and trial.served
         ]
+
+
+def _can_name(counted: CountedSum) -> bool:
+    """Have enough contributed for more than half of them to be more than one?"""
+    return len(counted.contributors) > 2
 
 
 def _key(pledge: Pledge, work: WorkRecord | None) -> tuple[Case, bytes]:

@@ -273,8 +273,8 @@ class Auditor:
                     self._convict(action)
                 case TellVerdict(peer, verdict):
                     self._peer.transport.tell(peer, self._whole(verdict))
-                case StrikePeer(accused, _):
-                    self._replica.driver.strike(accused, "does not show work that it pledged", cost_s=_STRIKE_S)
+                case StrikePeer(accused, _, why):
+                    self._replica.driver.strike(accused, why, cost_s=_STRIKE_S)
                 case Dispute(case, says):
                     self._event("disputed", case.accused, case.stamp.step, index=case.index, jurors=sorted(says.keys()))
 

@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
-from court_room import LATER, STAGE, STEP, Notary, Stage, digest_of, finished_of, stamp_of
+from court_room import LATER, PER_MEMBER, STAGE, STEP, Notary, Stage, digest_of, finished_of, stamp_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -22,13 +22,14 @@ from swarmnet.audit.court import (
     Recompute,
     SayFinding,
     ShowSent,
+    StrikePeer,
     TellVerdict,
 )
 from swarmnet.audit.draw import chance_named, is_drawn, own_rate, seed_of
-from swarmnet.audit.pledge import WHOLE, finding_statement, leaf, path_of, root_of, sent_statement, statement
+from swarmnet.audit.pledge import WHOLE, finding_statement, leaf, path_of, root_of, sent_statement, shares_of, statement
 from swarmnet.audit.proof import refusal
 from swarmnet.ids import PeerId
-from swarmnet.messages import Case, Finding, Missent, Pair, Sent, Verdict
+from swarmnet.messages import Case, Finding, Missent, Pair, Pledge, Sent, Verdict, WorkRecord
 
 SEEDS = st.integers(0, 2**32)
 
@@ -433,3 +434,22 @@ def test_most_of_a_few_contributors_convict_nobody() -> None:
     assert far.hear_verdict(verdict, contributors, frozenset(everybody)) == []
     (convict,) = far.hear_verdict(verdict, contributors, contributors)
     assert isinstance(convict, Convict) and convict.peer == a
+
+
+def test_whoever_leaves_others_nothing_to_do_is_looked_at_by_them_all_the_same() -> None:
+    """Of one contributor nobody can name a liar: who finds it out strikes it."""
+    room = quiet(3)
+    a, d = room.names[0], PeerId("d")
+    alone = finished_of(STEP, [a])
+    work = WorkRecord(0, digest_of("in"), digest_of("out"), digest_of("gradient"), digest_of("answer"), 0.0, 0)
+    shares = shares_of(alone.contributions, alone.voided)
+    said_of = Pledge(stamp_of(STEP), alone.id, alone.digest, shares, a, 1, bytes(32), root_of({0: leaf(work)}))
+    pledge = replace(said_of, signature=Notary(a).sign(statement(said_of)))
+    court = Court(d, STAGE, Notary(d), microbatches=1.0, contributions=0.0, numerics=lambda _: "cpu")
+    live = frozenset({a, d})
+    court.applied(stamp_of(STEP), alone, [pledge], LATER, live)
+    drawn = court.applied(stamp_of(STEP + 1), finished_of(STEP + 1, [a]), (), LATER, live)
+    assert [action.case.index for action in drawn if isinstance(action, Recompute)] == [*range(PER_MEMBER)]
+    assert court.found(pledge, leaf(work), work, now=0.0) == []
+    (strike,) = court.found(pledge, digest_of("other"), work, now=0.0)
+    assert isinstance(strike, StrikePeer) and strike.peer == a and not court.open_cases
