@@ -313,7 +313,7 @@ def test_a_false_sender_signs_the_other_sign_of_what_it_has_counted() -> None:
 
     class Peer:
         async def on_call(self, *_: Any) -> AsyncGenerator[Any, None]:
-            yield Gradient(1.0, 1, 0.0, (one,), replace(counted, kind="answer"))
+            yield Gradient(1.0, 1, 0.0, (one,), sent=replace(counted, kind="answer"))
             yield Gradient(1.0, 1)
 
         def call(self, *of: Any, deadline: float) -> str:
