@@ -367,6 +367,7 @@ class FetchAndReplay:
     ) -> None:
         self._newest, self._step_s = newest, step_s
         self._began = self._collected = 0.0  # when what is under way began, and the bytes of sums before
+        self._copy_rate = 0.0  # bytes per second of the last copy; 0: there was none
         self._donors = 0
         self._too_slow = False
         self._engine, self._exchange, self._shape = engine, exchange, shape
@@ -482,7 +483,10 @@ class FetchAndReplay:
 
     def _moved(self, header: StateHeader) -> None:
         self._stand(header)
-        rate = (self._exchange.collected_bytes - self._collected) / max(loop_time() - self._began, 1e-9)
+        # The first sums say little of the rate: as much as a step brought of the copy counts beside them.
+        collected, since_s = self._exchange.collected_bytes - self._collected, loop_time() - self._began
+        before_s = self._step_s() if self._copy_rate else 0.0
+        rate = (collected + self._copy_rate * before_s) / max(since_s + before_s, 1e-9)
         level_in = self._level_in(header.version, 0, rate)
         newest = max(self._newest(), header.version)
         self._event("following", {"version": header.version, "newest": newest, "level_in": level_in})
@@ -493,7 +497,7 @@ class FetchAndReplay:
             self._event("join_failed", fields)
 
     def _say_progress(self, progress: TransferProgress) -> None:
-        left, self._donors = progress.seconds_left, progress.donors
+        left, self._donors, self._copy_rate = progress.seconds_left, progress.donors, progress.bytes_per_s
         level_in = self._level_in(progress.version, progress.total_bytes - progress.done_bytes, progress.bytes_per_s)
         self._event(
             "fetching",
