@@ -23,8 +23,13 @@ from swarmnet.simulate.plan import Plan  # noqa: E402
 from swarmnet.simulate.swarm import Swarm  # noqa: E402
 
 SHORT = {"microbatches": 20, "steps": 12, "q": 0.4}
-RARE: dict[str, dict[str, float]] = {"weights": {"q": 0.6}, "tenth": {"q": 0.6}, "adaptive": {"q": 0.1, "steps": 40}}
-"""Where it takes more than that to show a lie."""
+RARE: dict[str, dict[str, float]] = {
+    "reducer": {"microbatches": 10, "steps": 16},
+    "weights": {"q": 0.6},
+    "tenth": {"q": 0.6},
+    "adaptive": {"q": 0.1, "steps": 40},
+}
+"""Where it takes more than that to show a lie, or less to steer clear of it."""
 
 WITHOUT_HARM = ("reducer", "auditor", "accuser")
 """These change nothing of what is learnt: their sums are refused, and their findings outvoted."""
@@ -65,7 +70,7 @@ def test_whoever_lies_is_named_and_nobody_else(name: str) -> None:
     # Who lies about its own work is looked at in vain by nobody; who lies about others' says so of them.
     assert (row.accused > 0) == (row.found_by == "jury")
     if row.found_by == "sum":
-        assert row.microbatches_until == 1 and row.lies <= 2, "its first false part is refused, and it with it"
+        assert (row.microbatches_until, row.lies) == (1, 1), "its first false part is refused, and it with it"
 
 
 @pytest.mark.parametrize("which", ["microbatches", "contributions"])

@@ -6,14 +6,17 @@ import asyncio
 
 import pytest
 
+from swarmnet.manifest.schema import Audits
 from swarmnet.peer.swarm_health import assess
 from swarmnet.simulate.plan import Plan
 from swarmnet.simulate.swarm import RUN, Swarm
 
 
+@pytest.mark.parametrize("checked", [False, True])
 @pytest.mark.parametrize("seed", range(4))
-def test_a_run_that_stands_still_for_a_member_that_cannot_be_called_says_so(seed: int) -> None:
-    swarm = Swarm(Plan(stages=2, replicas=2, microbatches=6, steps=60, forward_s=0.05), seed)
+def test_a_run_that_stands_still_for_a_member_that_cannot_be_called_says_so(seed: int, checked: bool) -> None:
+    audit = Audits() if checked else Audits(microbatches=0.0, contributions=0.0)
+    swarm = Swarm(Plan(stages=2, replicas=2, microbatches=6, steps=60, forward_s=0.05, audit=audit), seed)
     mate, victim = "s0.0", "s0.1"
     said: set[tuple[str, str]] = set()
 
@@ -32,6 +35,8 @@ def test_a_run_that_stands_still_for_a_member_that_cannot_be_called_says_so(seed
     whom = f" {victim} of stage 0, which nobody can connect to"
     still = [text for kind, text in said if kind == "standstill"]
     assert all(text.startswith("no step for ") for text in still) and any(text.endswith(whom) for text in still)
+    # Nobody gets through a checked sum without its pledge: it is waited for, and never left out.
+    assert checked or any(whom in text for kind, text in said if kind == "unreached")
     assert {(peer, fields["peer"]) for _, peer, event, fields in swarm.events if event == "cannot_reach"} == {
         (mate, victim)
     }
