@@ -64,8 +64,10 @@ class Receipt:
             table = json.loads(line)
             part, trail = _answer(table["sum"]), _answer(table["commits"])
             run, about = str(table["run"]), (table["stage"], table["step"])
-        except (BadMessage, TypeError, KeyError, RecursionError) as error:
-            raise ValueError(f"no receipt: {error!r}") from error
+        except json.JSONDecodeError as error:
+            raise ValueError("no receipt: it is not JSON") from error
+        except (BadMessage, ValueError, TypeError, KeyError, RecursionError) as error:
+            raise ValueError("no receipt: its fields are damaged") from error
         if not isinstance(part, PartData) or not isinstance(trail, TrailStep) or part.finished is None:
             raise ValueError("no receipt: it has no sum or no commits")
         # A receipt without a pledge is of nothing.
@@ -175,15 +177,28 @@ def _chains_after(receipts: Sequence[Receipt], digested: Digested) -> Iterator[C
         yield next_chain(last.stamp.chain, digested(receipts[-2].commits))
 
 
+def is_cut(path: Path) -> bool:
+    """Was the last line not written to its end? Raises OSError."""
+    with path.open("rb") as file:
+        if not (size := file.seek(0, 2)):
+            return False
+        file.seek(size - 1)
+        return file.read(1) != b"\n"
+
+
 def append(path: Path, receipt: Receipt) -> None:
-    """Add a line to a replica's file. Raises OSError."""
+    """Add a line to a replica's file, in place of one that a kill cut short. Raises OSError."""
+    if path.exists() and is_cut(path):
+        with path.open("r+b") as file:
+            whole = file.read().rfind(b"\n") + 1
+            file.truncate(whole)
     with path.open("a", encoding="ascii") as file:
         file.write(receipt.to_line())
 
 
 def read(path: Path) -> Iterator[Receipt]:
     """The receipts of a file; of a line that a kill cut short, none. Raises OSError; ValueError, in words."""
-    with path.open(encoding="ascii") as file:
+    with path.open(encoding="ascii", errors="replace") as file:
         for number, line in enumerate(file, 1):
             if line.endswith("\n"):
                 try:

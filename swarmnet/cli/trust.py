@@ -98,12 +98,14 @@ def receipts(places: tuple[Path, ...], as_json: bool) -> int:
 
 
 def _read(places: tuple[Path, ...]) -> Iterator[Receipt]:
-    from swarmnet.audit.receipts import FILES, read
+    from swarmnet.audit.receipts import FILES, is_cut, read
 
     for place in places:
         for path in sorted(place.rglob(FILES)) if place.is_dir() else [place]:
             try:
                 yield from read(path)
+                if is_cut(path):
+                    click.echo(f"{path}: its last line was cut short, and does not count", err=True)
             except ValueError as error:
                 raise UsageError(f"{path}: {error}") from error
             except OSError as error:

@@ -159,6 +159,29 @@ def test_the_command_shows_and_proves(tmp_path, capsys) -> None:
     assert swarmnet(["receipts", str(other)]) == 2
 
 
+def test_a_cut_line_is_said_and_a_damaged_one_refused_in_words(tmp_path, capsys) -> None:
+    path = tmp_path / "receipts-stage-0.jsonl"
+    lines = [receipt.to_line() for receipt in receipts_of(2, stages=1)]
+    path.write_text(lines[0] + lines[1][:-9])
+    assert swarmnet(["receipts", str(path)]) == 0
+    told = capsys.readouterr()
+    assert "1 step" in told.out and "cut short" in told.err
+    path.write_text(lines[0])
+    assert swarmnet(["receipts", str(path)]) == 0 and not capsys.readouterr().err
+    for bad, why in (("# übrig\n", "not JSON"), (lines[0].replace('"sum": "', '"sum": "AAAA'), "damaged")):
+        path.write_text(bad, encoding="utf-8")
+        assert swarmnet(["receipts", str(path)]) == 2
+        assert why in (said := capsys.readouterr().err) and len(said.strip().splitlines()) == 1
+
+
+def test_what_follows_a_cut_line_stands_on_one_of_its_own(tmp_path) -> None:
+    """A peer was killed while it wrote, and goes on."""
+    path, (first, second) = tmp_path / "receipts-stage-0.jsonl", receipts_of(2, stages=1)
+    path.write_text(first.to_line() + second.to_line()[:-9])
+    append(path, second)
+    assert list(read(path)) == [first, second]
+
+
 def test_chains_are_of_the_run() -> None:
     (receipt,) = receipts_of(1, stages=1)
     assert receipt.stamp.chain == first_chain(RUN, 0) != Chain("")
