@@ -176,6 +176,8 @@ def _introduction(swarm: LocalSwarm, faults: Sequence[Fault]) -> Iterator[str]:
     yield from unlikely(faults, swarm.replicas)
     if swarm.liars:
         yield f"liars: {', '.join(f'{name} {kind}' for name, kind in sorted(swarm.liars.items()))}"
+        if not manifest.audited:
+            yield "note: nobody looks for them: that takes deterministic numerics, integer sums, and shares in [audit]"
     every = manifest.training.checkpoint_every
     if options.kill_all is not None and not options.resume and not 0 < every <= options.kill_all:
         when = (

@@ -386,6 +386,13 @@ def test_a_swarm_too_large_for_the_machine_and_layers_nobody_asked_for_are_remar
     assert "note: the model has 9 layers, not 6: each of 9 stages needs one" in said(tools)
 
 
+@pytest.mark.parametrize("numerics", ["fp32", "deterministic"])
+def test_liars_that_nobody_looks_for_are_remarked(tmp_path: Path, numerics: Any) -> None:
+    tools = replace(kit(tmp_path / "board", replicas=3), starter=lambda: Tired(0))
+    run_local(options(tmp_path, stages=1, replicas=3, numerics=numerics, liars="lazy:1"), tools)
+    assert ("note: nobody looks for them" in said(tools)) == (numerics == "fp32")
+
+
 def test_a_swarm_that_stands_still_says_what_it_waits_for(tmp_path: Path) -> None:
     timing = Timing(poll_s=0.002, stalled_s=0.3, give_up_s=1.0, grace_s=2.0)
     tools = kit(tmp_path / "board", hold=4, timing=timing)  # nobody is killed, so nobody moves on
