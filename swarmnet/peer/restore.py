@@ -19,7 +19,7 @@ from swarmnet.messages import Answer, Commit, Finished, Round, Snapshot, Snapsho
 from swarmnet.stage.seams import Compute, Engine
 from swarmnet.state.checkpoints import Checkpointer, CheckpointSchedule
 from swarmnet.state.disk import CheckpointInfo, Written
-from swarmnet.state.forecast import WITHIN, Ahead, line_needed
+from swarmnet.state.forecast import WITHIN, Ahead, line_needed, sums_arrive
 from swarmnet.state.header import StateHeader, loop_time
 from swarmnet.state.replay import Level, Replay, ReplayLogEnds
 from swarmnet.state.snapshot_fetch import Donors, Fetcher, TransferProgress
@@ -483,10 +483,8 @@ class FetchAndReplay:
 
     def _moved(self, header: StateHeader) -> None:
         self._stand(header)
-        # The first sums say little of the rate: as much as a step brought of the copy counts beside them.
         collected, since_s = self._exchange.collected_bytes - self._collected, loop_time() - self._began
-        before_s = self._step_s() if self._copy_rate else 0.0
-        rate = (collected + self._copy_rate * before_s) / max(since_s + before_s, 1e-9)
+        rate = sums_arrive(collected, since_s, copy=self._copy_rate, step_s=self._step_s())
         level_in = self._level_in(header.version, 0, rate)
         newest = max(self._newest(), header.version)
         self._event("following", {"version": header.version, "newest": newest, "level_in": level_in})

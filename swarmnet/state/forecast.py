@@ -55,6 +55,16 @@ def arrives(lines: Iterable[float], down: float, *, busy: float = 1.0) -> float:
     return min(down, sum(line * (1.0 - busy * (1.0 - STATE_SHARE)) for line in lines))
 
 
+def sums_arrive(num_bytes: float, seconds: float, *, copy: float, step_s: float) -> float:
+    """Bytes per second in which sums come, of which so many have come in so long.
+
+    copy: the rate of the copy before them; 0: there was none. The first sums say little, since lines rest in one part
+    of each step: as much as a step of `step_s` brought of the copy counts beside them.
+    """
+    before_s = step_s if copy else 0.0
+    return (num_bytes + copy * before_s) / max(seconds + before_s, 1e-9)
+
+
 def line_needed(bytes_per_s: float, donors: int) -> float:
     """The line that each donor must have if all of them are busy all the time."""
     return bytes_per_s / (STATE_SHARE * donors)
