@@ -19,7 +19,7 @@ from strangers_lies import Bent, Lie
 from swarmnet.audit.pledge import sent_statement
 from swarmnet.ids import PeerId
 from swarmnet.manifest.schema import Audits, Manifest
-from swarmnet.messages import Answer, AuditRequest, Control, Finding, Gradient, Packed, Request, Verdict
+from swarmnet.messages import Answer, AuditRequest, Claim, Control, Finding, Gradient, Packed, Request, Verdict
 from swarmnet.pipeline.works import digest
 from swarmnet.simulate.engine import NUM_ELEMENTS, SimulatedEngine
 from swarmnet.simulate.swarm import SimulatedSigner, Swarm
@@ -260,13 +260,21 @@ class FalseSender(FalseWork):
                 yield self._false_answer(answer) if isinstance(answer, Gradient) else answer
 
     def _false_answer(self, honest: Gradient) -> Gradient:
-        if honest.sent is None:
+        if not honest.sents:
             return honest
         self.lies_told += 1
-        payload = times(-1, honest.payload)
-        sent = replace(honest.sent, digest=digest(payload))
+        payload, (own, *others) = times(-1, honest.payload), honest.sents
+        sent = replace(own, digest=digest(payload))
         signed = replace(sent, signature=SimulatedSigner(self.me).sign(sent_statement(sent)))
-        return replace(honest, payload=payload, sent=signed)
+        return replace(honest, payload=payload, sents=(signed, *others))
+
+
+@lie
+class Feeder(FalseSender):
+    """counts nothing, and answers with the other sign whoever feeds it"""
+
+    def tells(self, to: PeerId, message: Control) -> Iterable[Control]:
+        return () if isinstance(message, Claim) else (message,)
 
 
 @lie

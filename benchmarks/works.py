@@ -84,11 +84,13 @@ async def measure(hidden: int, layers: int, tokens: int, device: str) -> dict[st
             again.append(time.perf_counter() - begun)
         record = record_of(0, inputs, stash.output, gradient, answer)
         me = Identity.from_seed(bytes(32))
-        sender = Transfers(me.peer, me, lambda step: Stamp(step, 1, Chain("ab" * 32)), WorkBook(0)).open(0)
+        sender = Transfers(
+            me.peer, me, lambda step: Stamp(step, 1, Chain("ab" * 32)), lambda stage, step: None, WorkBook(0), 4
+        ).open(0)
 
         def sign() -> None:
             for kind, found in (("output", record.output), ("answer", record.answer)):
-                sent = sender.signed(0, kind, found)
+                sent = sender.signed(0, kind, found, record.input, record.gradient)
                 assert me.verify(me.peer, sent_statement(sent), sent.signature)
 
         return {

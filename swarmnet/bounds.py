@@ -49,6 +49,8 @@ class Entries:
     """In any run."""
     of: Literal["", "num_stages", "members"] = ""
     """Which number of a run (`Bounds`) limits them further."""
+    times: int = 1
+    """That number's."""
     distinct: bool = False
     """Each names another peer."""
     packed: bool = False

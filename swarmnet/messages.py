@@ -287,9 +287,17 @@ class Sent:
     digest: Sha256
     """As in a `WorkRecord`."""
     peer: PeerId
+    input: Sha256
+    """What it was made of, as in a `WorkRecord`."""
+    gradient: Sha256
+    """The same, of an answer; of an output nothing."""
     again: bool = False
     """It may have counted something else before."""
     signature: Signature = b"\0"
+
+
+Sents = Annotated[tuple[Sent, ...], Entries(2 * MAX_COMMITS, "num_stages", times=2)]
+"""Of one payload, by who hands it out; then of all that it was made of, down to the tokens (`pipeline.transfers`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -585,17 +593,19 @@ class Verdict:
     """Who was odd in a case, with all that proves it (`audit.evidence`). To everybody."""
 
     pledge: Pledge
-    """Of the accused."""
+    """Of the accused; of who counted the microbatch, if it is about `sent`."""
     work: WorkRecord | None
-    """The work that it pledged; None where the case is of the whole contribution."""
+    """The work that was pledged; None where the case is of the whole contribution."""
     path: Annotated[bytes, Size(32 * MAX_PATH)]
     """From the work to the pledge's root."""
     findings: Annotated[tuple[Finding, ...], Entries(MAX_COUNTING)]
     numerics: Annotated[str, Size(256)] = ""
     """The class of all who found something: their signatures are of it, too."""
     contributions: Contributions = ()
-    """Who contributed what to the sum: what the accused has signed as `Pledge.shares`, so who judges."""
+    """Who contributed what to the sum: what the pledge's peer has signed as `Pledge.shares`, so who judges."""
     voided: Indexes = NONE
+    sent: Sent | None = None
+    """Then it is about this, made of what that work was made of: its peer is accused."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -658,7 +668,7 @@ class Process:
     finished answer may exist."""
     avoid: Annotated[tuple[PeerId, ...], Entries(MAX_AVOIDED, packed=True)] = ()
     """Of an evaluation: peers that are not to compute it in later stages, where others can."""
-    sent: Sent | None = None
+    sents: Sents = ()
     """By the caller, of tokens and hidden: in training, if the run has audits."""
 
 
@@ -842,7 +852,7 @@ class Gradient:
     payload: tuple[Packed, ...] = ()
     route: Annotated[tuple[PeerId, ...], Entries(MAX_COMMITS, "num_stages", packed=True)] = ()
     """Of an evaluation: who computed it in each stage after the callee's, as whoever called them says."""
-    sent: Sent | None = None
+    sents: Sents = ()
     """By the callee, of the payload: in training, if the run has audits."""
 
 
@@ -853,7 +863,7 @@ class Fetched:
     payload: tuple[Packed, ...] = ()
     loss_sum: float = 0.0
     num_tokens: Count = 0
-    sent: Sent | None = None
+    sents: Sents = ()
     """By the callee, of the payload without its proof, if the run has audits."""
 
 

@@ -7,12 +7,16 @@
     disputed     no value can get so many voices any more (in a stage of two, always)
 
 The jury is those contributors to the sum whose votes make its commit, and the accused, which speaks by its pledge.
+Those who agree must be half of whoever has contributed lately, too; where so few contribute that they could not be, all
+of those find out, and speak beside the jury.
 While less than half of it lies, no honest peer is convicted: a value that more than half of it says, an honest one
 says. And then a false work that an honest auditor has looked at is settled. A false accusation convicts its accuser
 by the same count, so each trial costs somebody its place.
 
-What a neighbour stage was sent needs no jury: whoever has received it shows it to the sender's mates (`received`), one
-of them asks the sender for the work (`hear_sent`), and two of its signatures are held against each other (`compared`).
+What a neighbour stage was sent, whoever has received it shows to the sender's mates (`received`). They ask whoever has
+counted that microbatch for its work (`hear_sent`), and hold the two against each other (`compared`). If the sender has
+counted it itself, its two signatures convict it. If another has, and of the same input made something else, one of them
+lies: both are cases, and the sender is tried by what it has signed.
 
 Only findings of my own numerics class count here: another class rounds otherwise. It is part of what is signed.
 """
@@ -21,23 +25,25 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Set
+from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass, field, replace
 
 from swarmnet.audit.draw import is_drawn, own_rate, seed_of
 from swarmnet.audit.pledge import (
     WHOLE,
     case_of,
+    counted_as,
     finding_statement,
     jury_of,
-    pledged,
+    made_alike,
     proves,
+    said,
     sent_statement,
     settled,
     shares_of,
     statement,
 )
-from swarmnet.audit.proof import Proof, contradict, odd, pledge_of, refusal, says_of
+from swarmnet.audit.proof import Proof, accused_of, contradict, odd, refusal, says_of
 from swarmnet.bounds import Recent
 from swarmnet.ids import Chain, PeerId, Signer
 from swarmnet.messages import (
@@ -91,13 +97,16 @@ class Recompute:
     pledge: Pledge
     accuser: PeerId | None
     """Who has it, too; None: it was drawn."""
+    sent: Sent | None = None
+    """What its peer has sent is tried, made of the same as the work of the pledge."""
 
 
 @dataclass(frozen=True, slots=True)
 class SayFinding:
-    """Tell all replicas of my stage: what I found, or who else accused."""
+    """Tell all replicas of my stage: what I found, or who else accused; and before it, what was sent."""
 
     finding: Finding
+    sent: Sent | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +127,7 @@ class ShowSent:
 
 @dataclass(frozen=True, slots=True)
 class AskWork:
-    """Ask its peer for the work that it has counted, and say `Court.compared`."""
+    """Ask the case's accused for the work that it has counted, and say `Court.compared`."""
 
     sent: Sent
     case: Case
@@ -174,6 +183,7 @@ class Trial:
 
     pledge: Pledge
     accuser: PeerId | None
+    sent: Sent | None = None
     work: WorkRecord | None = None
     path: bytes = b""
     served: bool = False
@@ -307,38 +317,47 @@ class Court:
 
     def hear_sent(self, sent: Sent) -> list[CourtAction]:
         """A neighbour stage has received that from a mate of mine."""
-        counted, said = self._sums.get(sent.stamp.step), sent_statement(sent)
-        # Whoever did not count it has pledged nothing of it.
-        if counted is None or counted.owners.get(sent.index) != sent.peer or sent.peer not in counted.pledges:
+        counted, word = self._counted(sent.stamp), sent_statement(sent)
+        owner = counted.owners.get(sent.index) if counted is not None else None
+        if counted is None or owner is None or owner not in counted.pledges:
             return []
-        known = sent.peer == self.me or sent.peer in self.convicted or said in self._compared
-        if known or sent.stamp.stage != self.stage or not self._signer.verify(sent.peer, said, sent.signature):
+        known = sent.peer == self.me or sent.peer in self.convicted or word in self._compared
+        if known or sent.stamp.stage != self.stage or not self._signer.verify(sent.peer, word, sent.signature):
             return []
-        self._compared[said] = True
-        # An honest peer may have sent something else: its state was replaced, or the stage before it was of two minds.
-        if sent.stamp != counted.stamp or sent.again:
-            return []
-        return [AskWork(sent, Case(counted.stamp, sent.peer, sent.index))]
+        self._compared[word] = True
+        return [AskWork(sent, Case(counted.stamp, owner, sent.index))]
 
     def compared(self, sent: Sent, work: WorkRecord, path: bytes) -> list[CourtAction] | None:
-        """That is the work as its peer shows it. None: it is not the one that was pledged."""
+        """That is the work of who has counted it, as that peer shows it. None: it is not the one that was pledged."""
         counted = self._counted(sent.stamp)
-        pledges = counted.pledges.get(sent.peer, ()) if counted is not None else ()
+        owner = counted.owners.get(sent.index) if counted is not None else None
+        pledges = counted.pledges.get(owner, ()) if counted is not None and owner is not None else ()
         pledge = next((pledge for pledge in pledges if proves(path, work, pledge.work_root)), None)
         if pledge is None or work.index != sent.index:
             return None
-        return [] if work.resent else self.hear_proof(Missent(pledge, work, path, sent))
+        if counted_as(work, sent.kind) == sent.digest:
+            return []
+        # An honest peer may have sent something else: its state was replaced, or the stage before it was of two minds.
+        if pledge.peer == sent.peer and not sent.again and not work.resent:
+            return self.hear_proof(Missent(pledge, work, path, sent))
+        # If it was made of something else, that is what those lied about who have signed it.
+        if not made_alike(sent, work) or not self._alike(self.me, sent.peer):
+            return []
+        return [
+            Recompute(case_of(pledge, work, sent), pledge, None, sent),
+            *([Recompute(case_of(pledge, work), pledge, None)] if pledge.peer not in (sent.peer, self.me) else []),
+        ]
 
     # ------------------------------------------------------------ cases
 
-    def served(self, pledge: Pledge, work: WorkRecord | None, path: bytes) -> bool:
+    def served(self, pledge: Pledge, work: WorkRecord | None, path: bytes, sent: Sent | None = None) -> bool:
         """That is the work as it was handed out (None: of the whole contribution); is it worth computing?
 
         False: it is not the one that was pledged, or who accused has found just what was pledged.
         """
         if work is not None and not proves(path, work, pledge.work_root):
             return False
-        trial = self._trials.get(_key(pledge, work))
+        trial = self._trials.get(_key(pledge, work, sent))
         if trial is None:
             return True
         trial.work, trial.path, trial.served = work, path, True
@@ -357,35 +376,43 @@ class Court:
         return [StrikePeer(case.accused, case, "does not show work that it pledged")]
 
     def found(
-        self, pledge: Pledge, found: bytes, work: WorkRecord | None = None, path: bytes = b"", *, now: float
+        self,
+        pledge: Pledge,
+        found: bytes,
+        work: WorkRecord | None = None,
+        path: bytes = b"",
+        sent: Sent | None = None,
+        *,
+        now: float,
     ) -> list[CourtAction]:
         """I have computed a case again.
 
         Args:
-            found: `pledge.leaf` of the work as it should be, or the root of the pieces of the contribution.
-            work, path: as the accused has pledged it; None: its whole contribution.
+            found: `pledge.leaf` of the work as it should be, or the root of the pieces of the contribution; of what was
+                sent its digest as it should be.
+            work, path: as it was pledged; None: a whole contribution.
         """
-        case, counted = case_of(pledge, work), self._counted(pledge.stamp)
+        case, counted = case_of(pledge, work, sent), self._counted(pledge.stamp)
         known = () if counted is None else counted.pledges.get(pledge.peer, ())
-        if counted is None or pledge not in known or not self._alike(self.me, pledge.peer):
+        if counted is None or pledge not in known or not self._alike(self.me, case.accused):
             return []
-        trial, right = self._trials.get(_key(pledge, work)), found == pledged(pledge, work)
+        trial, right = self._trials.get(_key(pledge, work, sent)), found == said(pledge, work, sent)
         # Too few have a say to name anybody, and I know all the same.
         private: list[CourtAction] = []
         if not right and not _can_name(counted):
-            private.append(StrikePeer(pledge.peer, case, "others find what it does not"))
-        if self.me not in counted.contributors:
+            private.append(StrikePeer(case.accused, case, "others find what it does not"))
+        if not self._has_a_say(self.me, counted):
             return private
         if trial is None:
             if right:
                 return []
             # While mates are busy with another case of mine they do not hear of this one: `tick` says it again.
-            trial = self._trials[_key(pledge, work)] = Trial(pledge, self.me)
+            trial = self._trials[_key(pledge, work, sent)] = Trial(pledge, self.me, sent)
         if self.me in trial.findings:
             return []
         trial.work, trial.path, trial.served, trial.said_at = work, path, True, now
         mine = Finding(case, found, self.me)
-        signature = self._signer.sign(finding_statement(mine, pledge, self._numerics(self.me)))
+        signature = self._signer.sign(finding_statement(mine, pledge, self._numerics(self.me), sent))
         trial.findings[self.me] = replace(mine, signature=signature)
         return [*self._say(trial), *self._settle(trial, counted), *private]
 
@@ -393,18 +420,20 @@ class Court:
         """A mate says what it has found: the first in a case accuses."""
         case, peer = finding.case, finding.peer
         counted = self._counted(case.stamp)
-        if counted is None or peer in (case.accused, self.me) or peer not in counted.contributors:
+        if counted is None or peer in (case.accused, self.me) or not self._has_a_say(peer, counted):
             return []
         # I am no judge of myself: I hear how it ends.
         if case.accused == self.me:
             return []
-        pledge = self._meant(finding, counted)
+        # What was sent, those tell who have found it false; then I have looked at it myself.
+        trial = self._sent_trial(finding)
+        pledge = self._meant(finding, counted) if trial is None else trial.pledge
         if pledge is None:
             return []
-        trial = self._trials.get((case, statement(pledge)))
+        trial = trial or self._trials.get((case, statement(pledge)))
         news = trial is None
         if trial is None:
-            harmless = case.index == WHOLE and finding.found == pledged(pledge, None)
+            harmless = case.index == WHOLE and finding.found == said(pledge, None)
             proof = self.proofs.get(case.accused)
             # It would not say so if it knew.
             if isinstance(proof, Verdict) and peer not in self.convicted:
@@ -419,11 +448,11 @@ class Court:
             return [] if trial.verdict is None else [TellVerdict(peer, trial.verdict)]
         trial.findings[peer] = finding
         trial.served |= case.index == WHOLE
-        if trial.ended == "idle" and finding.found != pledged(pledge, trial.work):
+        if trial.ended == "idle" and finding.found != said(pledge, trial.work, trial.sent):
             trial.ended, trial.accuser, news = "", peer, True
         # Another class finds other bits.
-        judges = news and self.me in counted.contributors and self._alike(self.me, case.accused)
-        asked: list[CourtAction] = [Recompute(case, pledge, peer)] if judges else []
+        judges = news and self._has_a_say(self.me, counted) and self._alike(self.me, case.accused)
+        asked: list[CourtAction] = [Recompute(case, pledge, peer, trial.sent)] if judges else []
         return [*asked, *self._settle(trial, counted)]
 
     def hear_verdict(
@@ -435,11 +464,12 @@ class Court:
             contributors: whom the commit of that stage and step names; () where I know none: then it is ignored.
             members: those of that stage whom I hear.
         """
+        known = self._recent() if verdict.pledge.stamp.stage == self.stage else members
         says = says_of(verdict)
-        most = max([*says.values()].count(value) for value in says.values())
-        if not self._enough(most, self._recent() if verdict.pledge.stamp.stage == self.stage else members):
+        truth = settled(says, jury_of(contributors, accused_of(verdict)))
+        if truth is None or not self._enough(truth, says, contributors, known):
             return []
-        trial = self._trials.get(_key(verdict.pledge, verdict.work))
+        trial = self._trials.get(_key(verdict.pledge, verdict.work, verdict.sent))
         news = bool(odd(verdict, contributors) - self.convicted) or (trial is not None and not trial.ended)
         # Signatures cost time, and endings there is nothing to learn.
         if not contributors or not news or refusal(verdict, contributors, self._signer.verify):
@@ -450,7 +480,7 @@ class Court:
 
     def hear_proof(self, proof: Pair | Missent) -> list[CourtAction]:
         """Somebody shows two things that one peer of any stage has signed, and that contradict each other."""
-        peer = pledge_of(proof).peer
+        peer = accused_of(proof)
         if peer in self.convicted or refusal(proof, frozenset(), self._signer.verify):
             return []
         return self._convict([peer], proof, _reason(proof))
@@ -486,9 +516,18 @@ class Court:
     def _meant(self, finding: Finding, counted: CountedSum) -> Pledge | None:
         """The pledge that its signature is of, in my class."""
         for pledge in counted.pledges.get(finding.case.accused, ()):
-            said = finding_statement(finding, pledge, self._numerics(self.me))
-            if self._signer.verify(finding.peer, said, finding.signature):
+            word = finding_statement(finding, pledge, self._numerics(self.me))
+            if self._signer.verify(finding.peer, word, finding.signature):
                 return pledge
+        return None
+
+    def _sent_trial(self, finding: Finding) -> Trial | None:
+        """The one about something sent that its signature is of."""
+        for (case, _), trial in self._trials.items():
+            if case == finding.case and trial.sent is not None:
+                word = finding_statement(finding, trial.pledge, self._numerics(self.me), trial.sent)
+                if self._signer.verify(finding.peer, word, finding.signature):
+                    return trial
         return None
 
     def _open(self, pledge: Pledge, key: tuple[Case, bytes], accuser: PeerId) -> Trial | None:
@@ -512,11 +551,12 @@ class Court:
     def _say(self, trial: Trial) -> list[CourtAction]:
         # Who accuses may have told me alone: all are to judge the same case, and to know who opened it.
         accuser = trial.accuser if trial.accuser in trial.findings else self.me
-        return [SayFinding(trial.findings[peer]) for peer in dict.fromkeys((accuser, self.me)) if peer is not None]
+        said = dict.fromkeys((accuser, self.me))
+        return [SayFinding(trial.findings[peer], trial.sent) for peer in said if peer is not None]
 
     def _accusers(self, trial: Trial) -> list[PeerId]:
         """Who says otherwise than the accused, or may, and still counts."""
-        own = pledged(trial.pledge, trial.work)
+        own = said(trial.pledge, trial.work, trial.sent)
         return [
             peer
             for peer, finding in trial.findings.items()
@@ -527,16 +567,18 @@ class Court:
         # Until the work is here I do not know what the accused says.
         if not trial.served:
             return []
-        pledge, jury = trial.pledge, jury_of(counted.contributors, trial.pledge.peer)
         whole = self._verdict(trial, tuple(trial.findings.values()))
+        jury = jury_of(counted.contributors, accused_of(whole))
         says = says_of(whole)
         truth = settled(says, jury)
-        if truth is not None and self._enough([*says.values()].count(truth), self._recent() | counted.contributors):
+        if truth is not None and self._enough(truth, says, counted.contributors, self._recent() | counted.contributors):
             wrong = odd(whole, counted.contributors)
             # Enough of those who agree, and room for those who do not.
-            right = [f for f in trial.findings.values() if f.found == truth and f.peer in jury][: len(jury) // 2 + 1]
+            agree = [f for f in trial.findings.values() if f.found == truth]
+            right = [f for f in agree if f.peer in jury][: len(jury) // 2 + 1]
             others = [f for f in trial.findings.values() if f.peer in wrong]
-            verdict = self._verdict(trial, (*right, *others)[:MAX_COUNTING])
+            witnesses = [f for f in agree if f not in right]
+            verdict = self._verdict(trial, (*right, *others, *witnesses)[:MAX_COUNTING])
             if wrong:
                 trial.ended, trial.verdict = "named", trial.verdict or verdict
             return self._convict(sorted(odd(verdict, counted.contributors)), verdict, _reason(verdict))
@@ -545,25 +587,35 @@ class Court:
         if trial.ended or 2 * (most + unsaid) > len(jury):
             return []
         trial.ended = "disputed"
-        return [Dispute(case_of(pledge, trial.work), says)]
+        return [Dispute(case_of(trial.pledge, trial.work, trial.sent), says)]
 
     def _recent(self) -> Set[PeerId]:
         """Who has contributed lately, and is here."""
         each = frozenset[PeerId]().union(*(counted.contributors for counted in self._sums.values()))
         return each & (self._live | {self.me})
 
-    def _enough(self, voices: int, members: Set[PeerId]) -> bool:
-        """Are these half of them, too? Of few contributors to one sum most may lie, and of all the liars are less."""
+    def _has_a_say(self, peer: PeerId, counted: CountedSum) -> bool:
+        """Is it of the jury, or, where that is not half of who contributes, one of those who are asked beside it?"""
+        recent = self._recent()
+        few = 2 * len(counted.contributors) < 2 + len(first_of(recent - self.convicted))
+        return peer in counted.contributors or (few and peer in recent)
+
+    def _enough(
+        self, truth: bytes, says: Mapping[PeerId, bytes], contributors: Set[PeerId], members: Set[PeerId]
+    ) -> bool:
+        """Do half of the members, too, say what the jury does? Of few contributors to one sum most may lie, and of all
+        the liars are less."""
+        voices = sum(found == truth and peer in members | contributors for peer, found in says.items())
         return 2 * voices >= len(first_of(members - self.convicted))
 
     def _verdict(self, trial: Trial, findings: tuple[Finding, ...]) -> Verdict:
-        return Verdict(trial.pledge, trial.work, trial.path, findings, self._numerics(self.me))
+        return Verdict(trial.pledge, trial.work, trial.path, findings, self._numerics(self.me), sent=trial.sent)
 
     def _convict(self, peers: Iterable[PeerId], proof: Proof, reason: str) -> list[CourtAction]:
         new = [peer for peer in peers if peer not in self.convicted]
         self.proofs |= dict.fromkeys(new, proof)
-        for trial in self._trials.values():
-            if trial.pledge.peer in new:
+        for (case, _), trial in self._trials.items():
+            if case.accused in new:
                 trial.ended = "named"
             elif not trial.ended and not self._accusers(trial):
                 trial.ended = "idle"
@@ -587,8 +639,9 @@ def _can_name(counted: CountedSum) -> bool:
     return len(counted.contributors) > 2
 
 
-def _key(pledge: Pledge, work: WorkRecord | None) -> tuple[Case, bytes]:
-    return case_of(pledge, work), statement(pledge)
+def _key(pledge: Pledge, work: WorkRecord | None, sent: Sent | None = None) -> tuple[Case, bytes]:
+    word = statement(pledge) if sent is None else statement(pledge) + sent_statement(sent)
+    return case_of(pledge, work, sent), word
 
 
 def _rank(key: tuple[Case, bytes]) -> tuple[int, PeerId, bytes]:
@@ -602,4 +655,6 @@ def _reason(proof: Proof) -> str:
         return f"step {proof.sent.stamp.step}: has sent another {proof.sent.kind} of microbatch {proof.sent.index}"
     verdict = proof
     what = "its contribution" if verdict.work is None else f"microbatch {verdict.work.index}"
-    return f"step {verdict.pledge.stamp.step}, {what} of ...{verdict.pledge.peer[-8:]}: others find what it does not"
+    if verdict.sent is not None:
+        what = f"the {verdict.sent.kind} that was sent, of {what}"
+    return f"step {verdict.pledge.stamp.step}, {what} of ...{accused_of(verdict)[-8:]}: others find what it does not"

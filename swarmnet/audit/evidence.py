@@ -12,7 +12,7 @@ from typing import Any
 from google.protobuf.json_format import MessageToDict, ParseDict, ParseError
 
 from swarmnet.audit.pledge import jury_of, settled, shares_of
-from swarmnet.audit.proof import Proof, Verify, odd, pledge_of, refusal, says_of
+from swarmnet.audit.proof import Proof, Verify, accused_of, odd, pledge_of, refusal, says_of
 from swarmnet.bounds import ANY_RUN, MAX_INDEXES
 from swarmnet.errors import BadMessage
 from swarmnet.ids import Generation, PeerId
@@ -38,7 +38,7 @@ class Evidence:
 
     @property
     def pledge(self) -> Pledge:
-        """The accused's."""
+        """The one that the proof is about."""
         return pledge_of(self.proof)
 
     def refusal(self, verify: Verify) -> str:
@@ -57,7 +57,7 @@ class Evidence:
     def count(self) -> tuple[frozenset[PeerId], int, int]:
         """Of a verdict that is not refused: who is odd, how many of the jury agree, how many it has."""
         assert isinstance(self.proof, Verdict)
-        jury, says = jury_of(self._contributors, self.pledge.peer), says_of(self.proof)
+        jury, says = jury_of(self._contributors, accused_of(self.proof)), says_of(self.proof)
         truth = settled(says, jury)
         return self.odd, sum(says.get(peer) == truth for peer in jury), len(jury)
 

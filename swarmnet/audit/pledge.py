@@ -18,7 +18,7 @@ from swarmnet.messages import Case, Finding, Indexes, Pledge, Sent, Stamp, WorkR
 
 _PLEDGE, _SHARES = b"swarmnet pledge 1\0", b"swarmnet shares 1\0"
 _PIECES, _VECTOR = b"swarmnet pieces 1\0", b"swarmnet vector 1\0"
-_CONTRIBUTION, _SENT = b"swarmnet contribution 1\0", b"swarmnet sent 1\0"
+_CONTRIBUTION, _SENT = b"swarmnet contribution 1\0", b"swarmnet sent 2\0"
 _WORK, _NODE, _FINDING = b"swarmnet work 2\0", b"swarmnet works 1\0", b"swarmnet finding 1\0"
 
 DEPTH = (MAX_INDEXES - 1).bit_length()
@@ -98,12 +98,19 @@ def sent_statement(sent: Sent) -> bytes:
         sent.kind.encode(),
         sent.digest,
         sent.peer.encode(),
+        sent.input,
+        sent.gradient,
     )
 
 
 def counted_as(work: WorkRecord, kind: str) -> bytes:
     """The digest of what its peer says that it has made: "output" or "answer"."""
     return work.output if kind == "output" else work.answer
+
+
+def made_alike(sent: Sent, work: WorkRecord) -> bool:
+    """Was it made of what the work was made of? Then an honest peer has sent what an honest one counts."""
+    return sent.input == work.input and (sent.kind == "output" or sent.gradient == work.gradient)
 
 
 def root_of(leaves: Mapping[int, bytes]) -> bytes:
@@ -155,21 +162,25 @@ _EMPTY = _empty()
 # ---------------------------------------------------------------- findings
 
 
-def case_of(pledge: Pledge, work: WorkRecord | None) -> Case:
-    """The case of one work of a contributor, or (None) of its whole contribution."""
-    return Case(pledge.stamp, pledge.peer, WHOLE if work is None else work.index)
+def case_of(pledge: Pledge, work: WorkRecord | None, sent: Sent | None = None) -> Case:
+    """The case of one work of a contributor, or (None) of its whole contribution, or of what somebody has sent."""
+    accused = pledge.peer if sent is None else sent.peer
+    return Case(pledge.stamp, accused, WHOLE if work is None else work.index)
 
 
-def pledged(pledge: Pledge, work: WorkRecord | None) -> bytes:
+def said(pledge: Pledge, work: WorkRecord | None, sent: Sent | None = None) -> bytes:
     """What the accused itself says in that case: what an honest finding is equal to, if it is honest."""
+    if sent is not None:
+        return sent.digest
     return whole_of(pledge.sum_root, pledge.product) if work is None else leaf(work)
 
 
-def finding_statement(finding: Finding, pledge: Pledge, numerics: str) -> bytes:
+def finding_statement(finding: Finding, pledge: Pledge, numerics: str, sent: Sent | None = None) -> bytes:
     """What a finding's signature is of.
 
-    pledge: of the accused. It fixes what went into the case, and by `shares` who judges it; so what is found of one
-    pledge proves nothing about another. numerics: the class of the signer: other classes round otherwise.
+    pledge: of the accused, or of who counted what is held against `sent`. It fixes what went into the case, and by
+    `shares` who judges it; so what is found of one pledge proves nothing about another. numerics: the class of the
+    signer: other classes round otherwise.
     """
     case = finding.case
     return _hash(
@@ -181,6 +192,7 @@ def finding_statement(finding: Finding, pledge: Pledge, numerics: str) -> bytes:
         finding.peer.encode(),
         statement(pledge),
         numerics.encode(),
+        *(() if sent is None else (sent_statement(sent),)),
     )
 
 

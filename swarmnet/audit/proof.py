@@ -6,9 +6,10 @@
 | `Pair` | one contributor signed two different pledges for one sum in one round |
 | `Missent` | one contributor pledged a work, and signed that it sent another one |
 
-Who is convicted by a verdict has itself signed who contributed (`Pledge.shares`; in a finding, the accused's pledge).
-So nobody can be convicted by a jury that it did not know. What is left to believe is that more than half of that jury
-is honest.
+Who is convicted by a verdict has itself signed who contributed (`Pledge.shares`; in a finding, the accused's pledge);
+but who is for what it sent: of that, the pledge of whoever counted the microbatch says so, and each peer of the run
+knows. So nobody else can be convicted by a jury that it did not know. What is left to believe is that more than half of
+that jury is honest.
 """
 
 from __future__ import annotations
@@ -20,14 +21,15 @@ from swarmnet.audit.pledge import (
     counted_as,
     finding_statement,
     jury_of,
-    pledged,
+    made_alike,
     proves,
+    said,
     sent_statement,
     settled,
     statement,
 )
 from swarmnet.ids import PeerId
-from swarmnet.messages import MAX_COUNTING, Missent, Pair, Pledge, Verdict
+from swarmnet.messages import MAX_COUNTING, Missent, Pair, Pledge, Sent, Verdict, WorkRecord
 
 Verify = Callable[[PeerId, bytes, bytes], bool]
 """(who, what, signature): did they sign it?"""
@@ -36,21 +38,26 @@ Proof = Verdict | Pair | Missent
 
 
 def pledge_of(proof: Proof) -> Pledge:
-    """The accused's."""
+    """The one that it is about: of the accused, but in a verdict on what somebody has sent."""
     return proof.first if isinstance(proof, Pair) else proof.pledge
 
 
+def accused_of(proof: Proof) -> PeerId:
+    """Whose work it is about."""
+    return proof.sent.peer if isinstance(proof, Verdict) and proof.sent is not None else pledge_of(proof).peer
+
+
 def says_of(verdict: Verdict) -> dict[PeerId, bytes]:
-    """What each says in the case: the accused by its pledge."""
+    """What each says in the case: the accused by its pledge, or by what it has sent."""
     says = {finding.peer: finding.found for finding in verdict.findings}
-    return says | {verdict.pledge.peer: pledged(verdict.pledge, verdict.work)}
+    return says | {accused_of(verdict): said(verdict.pledge, verdict.work, verdict.sent)}
 
 
 def odd(proof: Proof, contributors: Set[PeerId]) -> frozenset[PeerId]:
     """Who has done wrong, if `refusal` has nothing against the proof. contributors: to the sum, as in `refusal`."""
     if not isinstance(proof, Verdict):
         return frozenset([pledge_of(proof).peer])
-    accused, says = proof.pledge.peer, says_of(proof)
+    accused, says = accused_of(proof), says_of(proof)
     truth = settled(says, jury_of(contributors, accused))
     # Whoever else signs something false here is nobody: of such identities there is no end.
     known = contributors | {accused}
@@ -67,33 +74,35 @@ def refusal(proof: Proof, contributors: Set[PeerId], verify: Verify) -> str:
         return _of_pair(proof, verify)
     if isinstance(proof, Missent):
         return _of_missent(proof, verify)
-    pledge, work = proof.pledge, proof.work
+    pledge, work, sent, accused = proof.pledge, proof.work, proof.sent, accused_of(proof)
     if not proves(proof.path, work, pledge.work_root) if work is not None else proof.path:
         return "the work is not the one that was pledged"
     # A commit names so many at most: a list of another length is whole.
     known = contributors if len(contributors) != MAX_COUNTING else says_of(proof).keys()
     if pledge.peer not in known:
-        return "the accused did not contribute"
-    case, seen = case_of(pledge, work), {pledge.peer}
+        return "who pledged that did not contribute"
+    if sent is not None and not (work is not None and _answers(sent, pledge, work)):
+        return "what was sent was made of something else"
+    case, seen = case_of(pledge, work, sent), {accused}
     for finding in proof.findings:
         # The accused has its say by its pledge.
         if finding.peer in seen:
             return "somebody has two voices"
         seen.add(finding.peer)
-        if finding.peer not in known:
-            return "a finding is by somebody who did not contribute"
         if finding.case != case:
             return "a finding is of another case"
-    if settled(says_of(proof), jury_of(contributors, pledge.peer)) is None:
+    if settled(says_of(proof), jury_of(contributors, accused)) is None:
         return "no more than half of the jury agree"
     wrong = odd(proof, contributors)
     if not wrong:
         return "all say the same"
     # Signatures cost time. Those come first that nobody can have but from whoever is to be convicted.
+    if sent is not None and not verify(accused, sent_statement(sent), sent.signature):
+        return "the accused has not signed what it sent"
     if not verify(pledge.peer, statement(pledge), pledge.signature):
-        return "the accused has not signed that pledge"
+        return "its peer has not signed that pledge"
     for finding in sorted(proof.findings, key=lambda finding: finding.peer not in wrong):
-        if not verify(finding.peer, finding_statement(finding, pledge, proof.numerics), finding.signature):
+        if not verify(finding.peer, finding_statement(finding, pledge, proof.numerics, sent), finding.signature):
             return "a finding is not signed by its peer"
     return ""
 
@@ -123,6 +132,11 @@ def _of_missent(missent: Missent, verify: Verify) -> str:
     if not verify(sent.peer, sent_statement(sent), sent.signature):
         return "the accused has not signed what it sent"
     return ""
+
+
+def _answers(sent: Sent, pledge: Pledge, work: WorkRecord) -> bool:
+    """Is it the same microbatch of the same step and past, made of the same?"""
+    return (sent.stamp, sent.index) == (pledge.stamp, work.index) and made_alike(sent, work)
 
 
 def contradict(first: Pledge, second: Pledge) -> bool:

@@ -60,6 +60,9 @@ def _words(evidence: Evidence) -> str:
     what = "its contribution" if proof.work is None else f"microbatch {proof.work.index}"
     odd, agree, jury = evidence.count
     about = "" if odd == {evidence.pledge.peer} else f" of {evidence.pledge.peer}"
+    if proof.sent is not None:
+        what = f"the {proof.sent.kind} that it sent of {what}"
+        about = f" ({evidence.pledge.peer} says who judges)"
     return f"{' and '.join(sorted(odd))} lied {where}, about {what}{about}: {agree} of a jury of {jury} found otherwise"
 
 

@@ -24,7 +24,7 @@ from swarmnet.config.peer import PeerConfig
 from swarmnet.errors import PeerTimeout, UsageError
 from swarmnet.ids import PeerId
 from swarmnet.local.fault import Moment, Phase
-from swarmnet.local.lies import Deceit, FalseSender, Wary, lying_engine
+from swarmnet.local.lies import SENDS, Deceit, FalseSender, Wary, lying_engine
 from swarmnet.local.processes import LinkLimit
 from swarmnet.manifest.file import load
 from swarmnet.messages import Answer, Commit, Control, Packed, Request, Running, SnapshotPiece, SnapshotRequest
@@ -316,7 +316,7 @@ def main(argv: list[str]) -> int:
                 return FaultyService(inner, between)
 
             def said(transport: Transport) -> Transport:
-                if between.deceit is not None and between.deceit.kind == "false-sender":
+                if between.deceit is not None and between.deceit.kind in SENDS:
                     transport = cast(Transport, FalseSender(transport, between.deceit, sign))
                 return FaultyTransport(transport, between)
 

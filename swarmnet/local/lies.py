@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, cast
 from swarmnet.audit.pledge import sent_statement
 from swarmnet.errors import Refused, RejectCode, UsageError
 from swarmnet.ids import PeerId
-from swarmnet.messages import Answer, AuditRequest, Control, Gradient, Packed, Process, Request, Sent
+from swarmnet.messages import Answer, AuditRequest, Claim, Control, Gradient, Packed, Process, Request, Sent
 from swarmnet.pipeline.works import digest
 from swarmnet.stage.seams import Compute, Contribution, Engine, Reduced, Summation
 from swarmnet.transport import ReadPayload, Service, Transport
@@ -37,12 +37,15 @@ KINDS = {
     "auditor": "finds something wrong whenever it looks at others' work again",
     "pair": "two of a stage: both flip the sign, and neither looks at anybody's work again",
     "false-sender": "counts what is right, and sends its neighbours the other sign",
+    "feeder": "counts nothing, and sends its neighbours the other sign",
     "adaptive": "flips the sign until somebody looks at its work, and then for eight steps does not",
 }
 """How a replica may lie."""
 
 QUIET_STEPS = 8
 """For so long an adaptive liar is honest after somebody has looked at its work."""
+
+SENDS = frozenset(["false-sender", "feeder"])
 
 FLIPS = frozenset(["sign-flip", "tenth", "pair", "adaptive"])
 
@@ -281,7 +284,7 @@ def lying_engine(inner: Engine, deceit: Deceit) -> Engine:
     match deceit.kind:
         case "reducer":
             return Engine(inner.compute, cast(Summation, LyingSums(inner.sums, inner.compute, deceit)))
-        case "false-sender":
+        case kind if kind in SENDS:
             return inner
         case "auditor":
             return Engine(cast(Compute, LyingCompute(inner.compute, deceit)), inner.sums)
@@ -294,7 +297,8 @@ def lying_engine(inner: Engine, deceit: Deceit) -> Engine:
 
 
 class FalseSender:
-    """A Transport that sends the other sign of what was counted, and signs that. What is not here is the inner one's.
+    """A Transport that sends the other sign of what was computed, and signs that; a feeder's claims nothing. What is
+    not here is the inner one's.
 
     sign: as this peer.
     """
@@ -305,13 +309,17 @@ class FalseSender:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
 
+    def tell(self, peer: PeerId, message: Control) -> None:
+        if not (isinstance(message, Claim) and self._deceit.kind == "feeder"):
+            self._inner.tell(peer, message)
+
     def call(
         self, peer: PeerId, request: Request, payload: tuple[Packed, ...] = (), *, deadline: float
     ) -> AsyncGenerator[Answer, None]:
-        if isinstance(request, Process) and request.sent is not None:
+        if isinstance(request, Process) and request.sents:
             tokens, hidden, proof = payload
             hidden = negated(hidden)
-            request = replace(request, sent=false_word(request.sent, (tokens, hidden), self._deceit, self._sign))
+            request = replace(request, sents=false_words(request.sents, (tokens, hidden), self._deceit, self._sign))
             payload = tokens, hidden, proof
         return self._inner.call(peer, request, payload, deadline=deadline)
 
@@ -323,11 +331,14 @@ def negated(packed: Packed) -> Packed:
     return codecs.encode(packed.codec, -codecs.decode(packed))
 
 
-def false_word(sent: Sent, payload: tuple[Packed, ...], deceit: Deceit, sign: Callable[[bytes], bytes]) -> Sent:
-    """What a liar signs of what it sends instead."""
-    deceit.lied(sent.stamp.step, sent.index)
-    false = replace(sent, digest=digest(payload))
-    return replace(false, signature=sign(sent_statement(false)))
+def false_words(
+    sents: tuple[Sent, ...], payload: tuple[Packed, ...], deceit: Deceit, sign: Callable[[bytes], bytes]
+) -> tuple[Sent, ...]:
+    """What a liar signs of what it sends instead, and what that was made of."""
+    own, *others = sents
+    deceit.lied(own.stamp.step, own.index)
+    false = replace(own, digest=digest(payload))
+    return replace(false, signature=sign(sent_statement(false))), *others
 
 
 class Wary:
@@ -345,10 +356,10 @@ class Wary:
             self._deceit.looked_at()
         async with contextlib.aclosing(self._inner.on_call(caller, request, payload)) as answers:
             async for answer in answers:
-                if self._deceit.kind == "false-sender" and isinstance(answer, Gradient) and answer.sent is not None:
+                if self._deceit.kind in SENDS and isinstance(answer, Gradient) and answer.sents:
                     false = tuple(map(negated, answer.payload))
-                    word = false_word(answer.sent, false, self._deceit, self._sign)
-                    answer = replace(answer, payload=false, sent=word)
+                    words = false_words(answer.sents, false, self._deceit, self._sign)
+                    answer = replace(answer, payload=false, sents=words)
                 yield answer
 
     def on_reached(self, peer: PeerId) -> None:

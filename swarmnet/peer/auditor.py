@@ -27,8 +27,8 @@ from swarmnet.audit.court import (
     TellVerdict,
 )
 from swarmnet.audit.evidence import Evidence
-from swarmnet.audit.pledge import WHOLE, leaf, pledged, proves, shares_of, vector_seed
-from swarmnet.audit.proof import Proof, odd, pledge_of, refusal
+from swarmnet.audit.pledge import WHOLE, leaf, proves, said, shares_of, vector_seed
+from swarmnet.audit.proof import Proof, accused_of, odd, pledge_of, refusal, says_of
 from swarmnet.audit.receipts import Receipt, append
 from swarmnet.bounds import Recent
 from swarmnet.errors import BadMessage, DeviceFull, Overflow, PeerGone, PeerTimeout, Refused, RejectCode
@@ -257,14 +257,16 @@ class Auditor:
                         self._peer.spawn(self._try_all())
                 case Recompute():
                     pass
-                case SayFinding(finding):
+                case SayFinding(finding, sent):
                     self._event("finding", finding.case.accused, finding.case.stamp.step, index=finding.case.index)
                     for mate in self._peer.mates(self.stage):
-                        self._peer.transport.tell(mate, finding)
+                        for word in (finding,) if sent is None else (sent, finding):
+                            self._peer.transport.tell(mate, word)
                 case ShowSent(sent):
-                    mates = self._peer.near(self.stage).get(sent.stamp.stage, ())
-                    for mate in self._court.shown_to(sent, mates):
+                    for mate in self._court.shown_to(sent, self._peer.known(self.stage, sent.stamp.stage)):
                         self._peer.transport.tell(mate, sent)
+                    if sent.stamp.stage == self.stage:
+                        self._perform(self._court.hear_sent(sent))
                 case AskWork() if self._asking < _MOST_WAITING and self._in_time(action.case):
                     self._peer.spawn(self._compare(action))
                 case AskWork():
@@ -295,7 +297,7 @@ class Auditor:
         """If it was the convict's own work that was false, its step holds it, here if the sum was applied here."""
         stamp, applied = verdict.pledge.stamp, self._was_applied(verdict)
         # Who accused wrongly has changed no sum.
-        if convict == verdict.pledge.peer:
+        if convict == accused_of(verdict):
             self._tainted |= {stamp} if applied else set()
             self._peer.taint(stamp, convict, applied=applied)
 
@@ -313,9 +315,17 @@ class Auditor:
         if told is not None and shares_of(*told) != pledge_of(proof).shares:
             return
         contributors = frozenset(peer for peer, _, indexes in told[0] if indexes) if told is not None else frozenset()
+        stage = pledge_of(proof).stamp.stage
+        members = frozenset(self._replica.member.view.live(stage, now=self._now()))
+        # Nobody has signed who judges what it sent: that is known, or they are those who live there.
+        if isinstance(proof, Verdict) and proof.sent is not None and not self._was_applied(proof):
+            true = says_of(proof)
+            agree = {each for each in members & true.keys() if true[each] != proof.sent.digest}
+            if not members or 2 * len(agree) < len(members):
+                return
         wrong = odd(proof, contributors)
         strange = wrong.isdisjoint((self._peer.me, *self._heard()))
-        accused = pledge_of(proof).peer
+        accused = accused_of(proof)
         # Others found false work of it in another step: the court has no more to say of it.
         if (
             isinstance(proof, Verdict)
@@ -329,7 +339,6 @@ class Auditor:
         if strange and self._strangers >= _MOST_STRANGERS:
             return
         if isinstance(proof, Verdict):
-            members = frozenset(self._replica.member.view.live(pledge_of(proof).stamp.stage, now=self._now()))
             actions = self._court.hear_verdict(replace(proof, contributions=(), voided=NONE), contributors, members)
         else:
             actions = self._court.hear_proof(proof)
@@ -400,12 +409,12 @@ class Auditor:
             shown.append(one)
         data = shown[0][0] if case.index != WHOLE else None
         work, path = (None, b"") if data is None else (data.work, data.path)
-        if not self._court.served(pledge, work, path):
+        if not self._court.served(pledge, work, path, wanted.sent):
             return
         try:
             if data is not None:
                 again = await self._replica.compute.recompute(step, case.index, *shown[0][1:])
-                found = leaf(made_again(data.work, again))
+                found = leaf(made_again(data.work, again)) if wanted.sent is None else sent_again(wanted.sent, again)
             else:
                 works = [(each.work.index, inputs, gradient) for each, inputs, gradient in shown]
                 seed = vector_seed(pledge.stamp, pledge.id, pledge.digest)
@@ -416,23 +425,26 @@ class Auditor:
             if error.code is not RejectCode.VOID:
                 raise
             found = _IMPOSSIBLE
-        right = found == pledged(pledge, work)
+        right = found == said(pledge, work, wanted.sent)
         self._event("audited", case.accused, step, index=case.index, ok=right)
-        self._perform(self._court.found(pledge, found, work, path, now=self._now()))
+        self._perform(self._court.found(pledge, found, work, path, wanted.sent, now=self._now()))
 
     async def _compare(self, wanted: AskWork) -> None:
-        """Ask for the work that its peer has counted, and hold it against what it has sent."""
+        """Ask for the work of who has counted that microbatch, and hold it against what was sent of it."""
         sent, case = wanted.sent, wanted.case
-        request = AuditRequest(case.stamp.step, self.stage, sent.index, sent.peer, bare=True)
+        request = AuditRequest(case.stamp.step, self.stage, sent.index, case.accused, bare=True)
         in_time = self._in_time(case)
         self._asking += 1
         try:
-            answer, why = await self._ask(sent.peer, request)
+            if case.accused == self._peer.me:
+                answer, why = self._replica.execution.works.bare(case.stamp.step, sent.index), "it is not kept here"
+            else:
+                answer, why = await self._ask(case.accused, request)
         finally:
             self._asking -= 1
         actions = self._court.compared(sent, answer.work, answer.path) if answer is not None else None
         self._perform(actions or [])
-        if actions is None and in_time:
+        if actions is None and in_time and case.accused != self._peer.me:
             self._withheld(case, why)
 
     async def _ask(self, peer: PeerId, request: AuditRequest) -> tuple[AuditData | None, str]:
@@ -480,11 +492,15 @@ class Auditor:
 
     async def _show(self, wanted: Recompute, index: int) -> tuple[AuditData, Sequence[Packed], Sequence[Packed]] | None:
         """What went into a microbatch, as it was pledged. None: nobody shows it. Raises Refused(TOO_OFTEN)."""
-        case, pledge = wanted.case, wanted.pledge
+        pledge = wanted.pledge
+        case = replace(wanted.case, accused=pledge.peer)  # who has to show it
         request, reason = AuditRequest(case.stamp.step, self.stage, index, case.accused), ""
         spent, in_time = False, self._in_time(case)
         for holder in dict.fromkeys(filter(None, (case.accused, wanted.accuser))):
             if holder == self._peer.me:
+                own = self._replica.execution.works.shown(case.stamp.step, index) if holder == case.accused else None
+                if own is not None:
+                    return own, *self._replica.execution.opened(request, own)
                 continue
             asked = self._asked[case.stamp] = self._asked.get(case.stamp, Counter())
             # It would refuse, and be no liar.
@@ -520,6 +536,12 @@ class Auditor:
     @staticmethod
     def _now() -> float:
         return asyncio.get_running_loop().time()
+
+
+def sent_again(sent: Sent, again: Recomputed) -> bytes:
+    """Its digest as it should be, likewise."""
+    found = list(map(digest, again.outputs if sent.kind == "output" else again.answers))
+    return sent.digest if sent.digest in found else found[0]
 
 
 def made_again(work: WorkRecord, again: Recomputed) -> WorkRecord:

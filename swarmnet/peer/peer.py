@@ -366,7 +366,11 @@ class Peer:
 
     def mates(self, stage: int) -> list[PeerId]:
         """The other replicas of one of my stages, as far as I know them."""
-        return [peer for peer in sorted(self.near(stage)[stage]) if peer != self.me]
+        return self.known(stage, stage)
+
+    def known(self, stage: int, other: int) -> list[PeerId]:
+        """The other replicas of any stage, as far as my replica of `stage` knows them."""
+        return [peer for peer in sorted(self.near(stage).get(other) or self._records_of(other)) if peer != self.me]
 
     def convict(self, peer: PeerId, step: int, reason: str) -> None:
         """It is proven that `peer` has done wrong in that step: it is shut out, and all my replicas know."""

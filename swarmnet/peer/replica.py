@@ -159,7 +159,8 @@ class Replica:
 
         # What it counts, and what it signs of what it sends: for whoever looks into that.
         works = WorkBook(KEPT_MEMOS * limits.memo_bytes) if manifest.audited else None
-        transfers = Transfers(peer.me, peer.signer, self._stamp_of, works) if works is not None else None
+        stamps = self._stamp_of, lambda other, step: self.member.stamp_beside(other, step)
+        transfers = Transfers(peer.me, peer.signer, *stamps, works, num_stages) if works is not None else None
 
         # Calls the next stage; the last one has none.
         input_check = input_check_of(manifest, stage, peer.windows)

@@ -75,11 +75,14 @@ class Caller:
         self._candidates, self._check, self._on_reroute = candidates, check, on_reroute
         self._leaving, self._left, self._signed = leaving, left, signed
         self._unplaced = 0  # microbatches that no replica has
+        self._calls: dict[PeerId, set[asyncio.Timeout]] = {}
         self._idle: dict[PeerId, int] = {}  # who has given no result since it answered so -> those of others
 
     def gone(self, peer: PeerId) -> None:
-        """The peer is definitely dead."""
+        """The peer is definitely dead, or shut out: nobody waits for it."""
         self._router.gone(peer)
+        for call in self._calls.get(peer, ()):
+            call.reschedule(asyncio.get_running_loop().time())
 
     async def process(self, request: Process, payload: tuple[Packed, ...]) -> Gradient:
         """Return the answer of whichever replica gives it. Cancel to give up.
@@ -207,18 +210,27 @@ class Caller:
         self, attempt: _Attempt, request: Process, payload: tuple[Packed, ...]
     ) -> Gradient | MovedTo | Busy | Rejected | PeerGone | PeerTimeout | BadMessage:
         clock = asyncio.get_running_loop().time
+        call = asyncio.timeout(None)
+        self._calls.setdefault(attempt.peer, set()).add(call)
         try:
-            answer = await ask(
-                self._transport,
-                attempt.peer,
-                request,
-                payload,
-                patience=self._router.patience_s,
-                heard=lambda: attempt.sign_of_life(clock()),
-                limit_s=attempt.limit_s,
-            )
+            async with call:
+                answer = await ask(
+                    self._transport,
+                    attempt.peer,
+                    request,
+                    payload,
+                    patience=self._router.patience_s,
+                    heard=lambda: attempt.sign_of_life(clock()),
+                    limit_s=attempt.limit_s,
+                )
         except (PeerGone, PeerTimeout, BadMessage) as error:
             return error
+        except TimeoutError:
+            return PeerGone("it is gone", peer=attempt.peer)
+        finally:
+            self._calls[attempt.peer].discard(call)
+            if not self._calls[attempt.peer]:
+                del self._calls[attempt.peer]
         match answer:
             case Gradient():
                 try:

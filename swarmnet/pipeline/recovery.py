@@ -147,12 +147,12 @@ class Memo:
         self.cap_bytes = cap_bytes
         self.num_bytes = 0
         self._entries: OrderedDict[tuple[str, int], tuple[Packed, ...] | Gradient] = OrderedDict()
-        self._sents: dict[int, Sent | None] = {}
+        self._sents: dict[int, tuple[Sent, ...]] = {}
 
-    def keep_output(self, index: int, output: tuple[Packed, ...], sent: Sent | None = None) -> None:
-        """Remember what stage k sent to stage k + 1, and what it signed of that."""
+    def keep_output(self, index: int, output: tuple[Packed, ...], sents: tuple[Sent, ...] = ()) -> None:
+        """Remember what stage k sent to stage k + 1, and what was signed of that."""
         self._keep(("down", index), output)
-        self._sents[index] = sent
+        self._sents[index] = sents
 
     def keep_answer(self, index: int, answer: Gradient) -> None:
         """Remember the answer to `Process`."""
@@ -163,9 +163,9 @@ class Memo:
         entry = self._entries.get(("down", index))
         return entry if isinstance(entry, tuple) else None
 
-    def sent(self, index: int) -> Sent | None:
+    def sents(self, index: int) -> tuple[Sent, ...]:
         """What was signed of the output."""
-        return self._sents.get(index)
+        return self._sents.get(index, ())
 
     def answer(self, index: int) -> Gradient | None:
         """The answer, if still known."""

@@ -33,7 +33,7 @@ from swarmnet.pipeline.caller import OF_PAYLOAD
 from swarmnet.pipeline.context import PipelineContext
 from swarmnet.pipeline.recovery import Memo
 from swarmnet.pipeline.slots import Slots
-from swarmnet.pipeline.transfers import digested
+from swarmnet.pipeline.transfers import Signed
 from swarmnet.pipeline.uncounted import UncountedWork
 from swarmnet.stage.seams import Stash
 from swarmnet.telemetry.spans import SpanKind
@@ -55,8 +55,7 @@ class MicrobatchTask:
     found the owner hung. waiting: callers attached while the input is missing, the sender among them. sending: caller
     -> when its upload began; unsent: the last upload failed. starved: nobody uploads the input, so it is fetched.
     passed_on: the next stage was asked. slot_at: when it was begun with a slot, answered_s: how long it then
-    took to its answer; None: it had none. received, passed: what the sender of the input, and this replica of its
-    output, have signed.
+    took to its answer; None: it had none. received, passed: what was signed of its input and output.
     """
 
     index: int
@@ -64,8 +63,8 @@ class MicrobatchTask:
     hedged: bool
     input: asyncio.Future[tuple[Packed, ...]]
     outcome: asyncio.Future[Outcome]
-    received: Sent | None = None
-    passed: Sent | None = None
+    received: tuple[Sent, ...] = ()
+    passed: tuple[Sent, ...] = ()
     waiting: int = 0
     sending: dict[PeerId, float] = field(default_factory=dict)
     unsent: asyncio.Event = field(default_factory=asyncio.Event)
@@ -99,11 +98,11 @@ class MicrobatchTask:
         """One caller at a time sends the input; another one only if the last to begin takes longer than `slow_s`."""
         return caller not in self.sending and all(now - began >= slow_s for began in self.sending.values())
 
-    def feed(self, payload: tuple[Packed, ...], sent: Sent | None) -> None:
-        """The input has arrived; the first one counts. sent: what its sender has signed of it."""
+    def feed(self, payload: tuple[Packed, ...], sents: tuple[Sent, ...]) -> None:
+        """The input has arrived; the first one counts. sents: what was signed of it."""
         if not self.input.done():
             self.input.set_result(payload)
-            self.received = sent
+            self.received = sents
             self.fed_or_starved.set()
 
     def starve(self) -> None:
@@ -328,7 +327,7 @@ class StepTasks:
         task.sending[caller] = began = asyncio.get_running_loop().time()
         self._context.sending[caller] += 1
         try:
-            task.feed(await self._context.receive(caller, request, read), request.sent)
+            task.feed(await self._context.receive(caller, request, read), request.sents)
             self._span("receive", task.index, began)
         except BadMessage:
             over = task.outcome.done()  # while it came, the step may have ended
@@ -385,7 +384,7 @@ class StepTasks:
     async def _fetch_input(self, task: MicrobatchTask) -> None:
         try:
             found = await self._context.recovery.input(self.step, task.index)
-            task.feed(found.payload, found.sent)
+            task.feed(found.payload, found.sents)
         except SwarmError as error:
             if not task.input.done():
                 task.input.set_exception(error)
@@ -415,6 +414,7 @@ class StepTasks:
         if task.outcome.done():
             return
         *inputs, proof = payload
+        fed = Signed(inputs, task.received)
         if not task.decided.is_set():
             self._claims.claim(self.step, task.index)  # only now: what is malformed never claims
         if task.patient and not task.hedged:
@@ -436,7 +436,7 @@ class StepTasks:
         if self._context.stage + 1 < self._context.num_stages:
             output = (*stash.output, proof)
             if self._transfers is not None:
-                task.passed = await self._transfers.sign(task.index, "output", stash.output)
+                task.passed = await self._transfers.sign(task.index, "output", stash.output, fed)
             self.memo.keep_output(task.index, output, task.passed)
             asked = asyncio.get_running_loop().time()
             answer = await self._gradient_of(task, output)
@@ -447,7 +447,9 @@ class StepTasks:
         self._computed("backward", stash)
         mine = Gradient(answer.loss_sum, answer.num_tokens, stash.compute_s, gradient)
         if self._transfers is not None and gradient:
-            mine = replace(mine, sent=await self._transfers.sign(task.index, "answer", gradient))
+            answered = Signed(answer.payload, answer.sents)
+            sents = await self._transfers.sign(task.index, "answer", gradient, fed, answered)
+            mine = replace(mine, sents=sents)
         self.memo.keep_answer(task.index, mine)
         task.finish(mine)
         if task.slot_at is not None and task.has_slot:
@@ -464,9 +466,9 @@ class StepTasks:
         if ordered:
             found = await context.recovery.gradient(self.step, task.index)
             if found is not None:
-                return Gradient(found.loss_sum, found.num_tokens, 0.0, found.payload, sent=found.sent)
+                return Gradient(found.loss_sum, found.num_tokens, 0.0, found.payload, sents=found.sents)
         again = ordered or task.patient or task.hedged  # begun before, so later stages may have finished it
-        request = Process(self.step, context.stage + 1, task.index, repair=again, sent=task.passed)
+        request = Process(self.step, context.stage + 1, task.index, repair=again, sents=task.passed)
         task.passed_on = True
         try:
             return await context.caller.process(request, output)
@@ -509,7 +511,7 @@ class StepTasks:
             # With the loss, so that the works are always those that the sum holds.
             if record is not None and self._context.works is not None:
                 record = record if self._transfers is None else self._transfers.counted(record)
-                sents = tuple(sent for sent in (task.received, answer.sent) if sent is not None)
+                sents = tuple(dict.fromkeys((*task.received, *answer.sents)))
                 self._context.works.add(self.step, record, (*task.input.result(), *answer.payload), sents)
             self._claims.added(stash)
         else:
@@ -520,14 +522,13 @@ class StepTasks:
         if self._context.works is None:
             return None
         inputs, last = task.input.result()[:-1], self._context.stage + 1 == self._context.num_stages
-        # What was signed has its digest already.
         found = [
-            await digested(payload) if sent is None else sent.digest
-            for sent, payload in (
-                (task.received, inputs),
-                (task.passed, stash.output),
-                (answer.sent, answer.payload),
-                (mine.sent, mine.payload),
+            await Signed(payload, sents).digest()
+            for payload, sents in (
+                (inputs, task.received),
+                (stash.output, task.passed),
+                (answer.payload, answer.sents),
+                (mine.payload, mine.sents),
             )
         ]
         loss = (answer.loss_sum, answer.num_tokens) if last else (0.0, 0)

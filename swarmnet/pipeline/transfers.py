@@ -1,8 +1,10 @@
 """What this replica signs of payloads that it hands to neighbour stages, and how it checks what they have signed.
 
-In a run with audits every training payload between stages comes with a `Sent`: its digest, under its sender's name. The
-receiver keeps that beside what it makes of it, and may show it later (`audit.court`): then it is held against what the
-sender has pledged to have counted.
+In a run with audits every training payload between stages comes with a `Sent`: under its sender's name its digest, and
+those of what it was made of; then, with it, what others have signed of those, down to the tokens, which the manifest
+proves. So nothing false comes in without somebody's signature that this was made of something true, whoever counts it.
+The receiver keeps all of them beside what it makes of it, and may show each later (`audit.court`): it is held against
+what a mate of its peer has counted.
 
 An honest replica may compute a microbatch twice, and differently: of inputs of two senders, or on a state that was
 replaced in between. Then it says so, on both sides: in the work, if what it counts is not all that it has sent
@@ -17,10 +19,11 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable, Sequence, Set
-from dataclasses import replace
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import Literal, NamedTuple
 
 from swarmnet.audit.pledge import counted_as, sent_statement
+from swarmnet.bounds import Recent
 from swarmnet.errors import BadMessage, Refused, RejectCode
 from swarmnet.ids import PeerId, Signer
 from swarmnet.messages import Fetch, Fetched, Gradient, Packed, Process, Sent, Stamp, WorkRecord
@@ -30,20 +33,42 @@ Kind = Literal["output", "answer"]
 
 _KINDS: tuple[Kind, Kind] = "output", "answer"
 
+NOTHING = digest(())
+"""What an output has for a gradient, and the last stage's answer."""
+
 
 class Transfers:
-    """The payloads of one replica. stamp(step): of an open step, as in what it pledges; works: what it counted."""
+    """The payloads of one replica.
 
-    def __init__(self, me: PeerId, signer: Signer, stamp: Callable[[int], Stamp], works: WorkBook) -> None:
+    Args:
+        stamp: of an open step, as in what this replica pledges.
+        past: the same of another stage; None where that is not known.
+        works: what it counted.
+        num_stages: of the run.
+    """
+
+    def __init__(
+        self,
+        me: PeerId,
+        signer: Signer,
+        stamp: Callable[[int], Stamp],
+        past: Callable[[int, int], Stamp | None],
+        works: WorkBook,
+        num_stages: int,
+    ) -> None:
         self.me, self.signer, self.works = me, signer, works
-        self._stamp = stamp
+        self._stamp, self._past, self._last = stamp, past, num_stages - 1
         self._fresh_until = math.inf
+        self._open: dict[int, StepTransfers] = {}
+        self._verified: Recent[tuple[bytes, bytes], bool] = Recent(1 << 13)
 
     # ------------------------------------------------------------ what I send
 
     def open(self, step: int) -> StepTransfers:
         """The step is open from now on."""
-        return StepTransfers(self, self._stamp(step))
+        self._open = {other: of for other, of in self._open.items() if not of.ended}
+        self._open[step] = StepTransfers(self, self._stamp(step))
+        return self._open[step]
 
     def replaced(self) -> None:
         """The state is about to be replaced."""
@@ -62,59 +87,118 @@ class Transfers:
     # ------------------------------------------------------------ what others have sent
 
     async def fed(self, caller: PeerId, request: Process, payload: tuple[Packed, ...]) -> None:
-        """Raise BadMessage(MALFORMED) unless the caller has signed that input; of the first stage nobody need."""
+        """Raise BadMessage(MALFORMED) unless the caller has signed that input, and others all that it was made of; of
+        the first stage nobody need."""
         if request.stage > 0 and request.purpose == "train":
-            await self._check(caller, request.stage - 1, request, "output", payload[:-1], request.sent)
+            await self._check_output(caller, request.stage - 1, request, payload, request.sents)
 
     async def answered(self, peer: PeerId, request: Process, answer: Gradient) -> None:
         """The same of an answer."""
         if request.purpose == "train":
-            await self._check(peer, request.stage, request, "answer", answer.payload, answer.sent)
+            await self._check_answer(peer, request, answer)
 
     async def fetched(self, peer: PeerId, request: Fetch, answer: Fetched) -> None:
         """The same of what was fetched."""
         if request.kind == "gradient":
-            await self._check(peer, request.stage, request, "answer", answer.payload, answer.sent)
+            await self._check_answer(peer, request, answer)
         elif request.stage >= 0:
-            await self._check(peer, request.stage, request, "output", answer.payload[:-1], answer.sent)
+            await self._check_output(peer, request.stage, request, answer.payload, answer.sents)
 
-    async def _check(
-        self,
-        peer: PeerId,
-        stage: int,
-        request: Process | Fetch,
-        kind: Kind,
-        payload: tuple[Packed, ...],
-        sent: Sent | None,
+    async def _check_output(
+        self, peer: PeerId, stage: int, of: Process | Fetch, payload: tuple[Packed, ...], sents: Sequence[Sent]
     ) -> None:
-        about = peer, stage, request.step, request.index, kind
-        if sent is None or (sent.peer, sent.stamp.stage, sent.stamp.step, sent.index, sent.kind) != about:
-            raise BadMessage(RejectCode.MALFORMED, "its sender has not signed it", peer=peer, index=request.index)
-        if sent.digest != await digested(payload):
-            raise BadMessage(RejectCode.MALFORMED, "its sender has signed another one", peer=peer, index=request.index)
-        if not self.signer.verify(peer, sent_statement(sent), sent.signature):
-            raise BadMessage(RejectCode.MALFORMED, "its sender's signature is false", peer=peer, index=request.index)
+        found = _Expected(peer, stage, of.step, of.index, "output")
+        self._check(found, await digested(payload[:-1]), digest(payload[:1]), sents)
+
+    async def _check_answer(self, peer: PeerId, of: Process | Fetch, answer: Gradient | Fetched) -> None:
+        found, step = _Expected(peer, of.stage, of.step, of.index, "answer"), self._open.get(of.step)
+        tokens = None if step is None else step.tokens.get(of.index)
+        self._check(found, await digested(answer.payload), tokens, answer.sents)
+
+    def _check(self, found: _Expected, own: bytes, tokens: bytes | None, sents: Sequence[Sent]) -> None:
+        """Raise unless the first of these is of that payload, and the others of what that was made of.
+
+        tokens: their digest, that nobody signs; None: not known here.
+        """
+        if not sents or _about(sents[0]) != found:
+            raise _refused("its sender has not signed it", found)
+        if sents[0].digest != own:
+            raise _refused("its sender has signed another one", found)
+        for sent in sents:
+            stage, past = sent.stamp.stage, self._past(sent.stamp.stage, found.step)
+            if (sent.stamp.step, sent.index) != (found.step, found.microbatch) or past not in (None, sent.stamp):
+                raise _refused("what it was made of is of another step or past", found)
+            if stage == 0 and tokens not in (None, sent.input):
+                raise _refused("it was made of other tokens", found)
+            if (sent.kind == "answer" and stage < self._last) == (sent.gradient == NOTHING):
+                raise _refused("it was made of something else", found)
+            said = sent_statement(sent), sent.signature
+            if said not in self._verified:
+                if not self.signer.verify(sent.peer, *said):
+                    raise _refused("a signature is false", found)
+                self._verified[said] = True
+        # No more than that either: it is kept, and told to others.
+        if needed(sents) != [*sents]:
+            raise _refused("nobody has signed what it was made of", found)
+
+
+def needed(sents: Sequence[Sent]) -> list[Sent]:
+    """The first, and those of the others that it was made of; short if somebody has signed none of it."""
+    known = {(sent.kind, sent.stamp.stage, sent.digest): sent for sent in reversed(sents)}
+    found = [sents[0]]
+    for sent in found:
+        stage = sent.stamp.stage
+        of: list[tuple[Kind, int, bytes]] = [("output", stage - 1, sent.input)] if stage else []
+        of += [("answer", stage + 1, sent.gradient)] if sent.gradient != NOTHING else []
+        if any(each not in known for each in of):
+            return []
+        found += [known[each] for each in of if known[each] not in found]
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Signed:
+    """A payload, and what was signed of it, if it was."""
+
+    payload: Sequence[Packed]
+    sents: tuple[Sent, ...] = ()
+
+    async def digest(self) -> bytes:
+        """As in a `WorkRecord`. What was signed has it already."""
+        return self.sents[0].digest if self.sents else await digested(self.payload)
 
 
 class StepTransfers:
-    """What is sent of one open step, on one state. ended: the step is over, or the state replaced."""
+    """What is sent of one open step, on one state. ended: the step is over, or the state replaced. tokens: their
+    digests, by index, of what was sent."""
 
     def __init__(self, of: Transfers, stamp: Stamp) -> None:
         self._of, self._stamp, self.ended = of, stamp, False
+        self.tokens: dict[int, bytes] = {}
         self._sent: dict[tuple[Kind, int], set[bytes]] = {}
         self._counted: dict[tuple[Kind, int], set[bytes]] = {}  # in works that do not say `resent`
 
-    async def sign(self, index: int, kind: Kind, payload: tuple[Packed, ...]) -> Sent:
-        """My word for it: from now on I stand for having sent it. Raises Refused(STALE) if the step has ended."""
-        return self.signed(index, kind, await digested(payload))
+    async def sign(
+        self, index: int, kind: Kind, payload: Sequence[Packed], made_of: Signed, gradient: Signed | None = None
+    ) -> tuple[Sent, ...]:
+        """My word for it: from now on I stand for having sent it. After it those for what it was made of.
 
-    def signed(self, index: int, kind: Kind, found: bytes) -> Sent:
-        """The same of its digest."""
+        Raises Refused(STALE) if the step has ended.
+        """
+        input_digest, before = await made_of.digest(), made_of.sents
+        over = NOTHING if gradient is None else await gradient.digest()
+        sent = self.signed(index, kind, await digested(payload), input_digest, over)
+        if kind == "output":
+            self.tokens[index] = next((each.input for each in before if each.stamp.stage == 0), input_digest)
+        return tuple(needed((sent, *before, *(gradient.sents if gradient is not None else ()))))
+
+    def signed(self, index: int, kind: Kind, found: bytes, made_of: bytes, gradient: bytes) -> Sent:
+        """The same of its digest, and of those of input and gradient; my word alone."""
         if self.ended:
             raise Refused(RejectCode.STALE, "the step was applied")
         self._sent.setdefault((kind, index), set()).add(found)
         again = self._of.is_fresh(self._stamp.step) or bool(self._counted.get((kind, index), set()) - {found})
-        sent = Sent(self._stamp, index, kind, found, self._of.me, again)
+        sent = Sent(self._stamp, index, kind, found, self._of.me, made_of, gradient, again)
         return replace(sent, signature=self._of.signer.sign(sent_statement(sent)))
 
     def counted(self, record: WorkRecord) -> WorkRecord:
@@ -126,6 +210,24 @@ class StepTransfers:
         for kind, found in made:
             self._counted.setdefault((kind, record.index), set()).add(found)
         return record
+
+
+class _Expected(NamedTuple):
+    """Whose word it should be, and about what."""
+
+    peer: PeerId
+    stage: int
+    step: int
+    microbatch: int
+    kind: Kind
+
+
+def _about(sent: Sent) -> _Expected:
+    return _Expected(sent.peer, sent.stamp.stage, sent.stamp.step, sent.index, sent.kind)
+
+
+def _refused(why: str, found: _Expected) -> BadMessage:
+    return BadMessage(RejectCode.MALFORMED, why, peer=found.peer, index=found.microbatch)
 
 
 async def digested(payload: Sequence[Packed]) -> bytes:

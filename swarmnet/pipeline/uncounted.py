@@ -7,11 +7,11 @@ from dataclasses import replace
 
 from swarmnet.errors import DeviceFull, Refused, RejectCode
 from swarmnet.ids import PeerId
-from swarmnet.messages import Accepted, Answer, Fetch, Fetched, Gradient, Packed, Process, Rejected
+from swarmnet.messages import Accepted, Answer, Fetch, Fetched, Gradient, Packed, Process, Rejected, Sent
 from swarmnet.pipeline.context import PipelineContext
 from swarmnet.pipeline.recovery import Keepalive, Memo
 from swarmnet.pipeline.slots import Slots
-from swarmnet.pipeline.transfers import StepTransfers
+from swarmnet.pipeline.transfers import Signed, StepTransfers
 from swarmnet.stage.seams import Stash
 from swarmnet.transport import ReadPayload
 
@@ -30,13 +30,13 @@ class UncountedWork:
             if answer is None:
                 yield Rejected(RejectCode.NOT_FOUND, "not memoised")
             else:
-                yield Fetched(answer.payload, answer.loss_sum, answer.num_tokens, answer.sent)
+                yield Fetched(answer.payload, answer.loss_sum, answer.num_tokens, answer.sents)
             return
         if request.stage == -1:
             tokens = self._context.recovery.own_tokens(request.step, request.index)
             yield Fetched(tokens) if tokens is not None else Rejected(RejectCode.NOT_FOUND, "no data here")
             return
-        output, sent = self._memo.output(request.index), self._memo.sent(request.index)
+        output = self._memo.output(request.index)
         if output is None and request.cached:
             yield Rejected(RejectCode.NOT_FOUND, "not memoised")
             return
@@ -47,7 +47,7 @@ class UncountedWork:
                 yield sign
             yield recomputed.result()
             return
-        yield Fetched(output, sent=sent)
+        yield Fetched(output, sents=self._memo.sents(request.index))
 
     async def evaluate(self, caller: PeerId, request: Process, read: ReadPayload) -> AsyncGenerator[Answer, None]:
         """Forward only, here and in all later stages: claims nothing, is not memoised."""
@@ -74,12 +74,14 @@ class UncountedWork:
         """Forward only, in a slot of its own so that a full replica can still repair others (rule 7)."""
         await self._reserved.take()
         try:
-            *inputs, proof = (await self._context.recovery.input(request.step, request.index)).payload
+            found = await self._context.recovery.input(request.step, request.index)
+            *inputs, proof = found.payload
             stash = await self._forward(request, inputs)
-            output, sent = (*stash.output, proof), None
+            output, sents = (*stash.output, proof), tuple[Sent, ...]()
             if self._transfers is not None:
-                sent = await self._transfers.sign(request.index, "output", stash.output)
-            self._memo.keep_output(request.index, output, sent)
-            return Fetched(output, sent=sent)
+                made_of = Signed(inputs, found.sents)
+                sents = await self._transfers.sign(request.index, "output", stash.output, made_of)
+            self._memo.keep_output(request.index, output, sents)
+            return Fetched(output, sents=sents)
         finally:
             self._reserved.give()

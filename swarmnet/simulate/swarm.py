@@ -477,7 +477,7 @@ class Swarm:
                 self._check_weights(peer, fields)
             for hook in self.hooks:
                 hook(peer, event, fields)
-        except Broken as broken:  # ends the run, not the peer that happened to speak
+        except (Broken, AssertionError) as broken:  # ends the run, not the peer that happened to speak
             self.loop.failure = self.loop.failure or broken
 
     def _check_weights(self, peer: PeerId, fields: dict[str, Any]) -> None:

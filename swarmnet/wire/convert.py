@@ -283,11 +283,12 @@ class Reader:
     def __init__(self, bounds: Bounds) -> None:
         self._control = Envelope(control_pb2.Envelope, "kind", _CONTROL_KINDS, bounds)
         self._answers = Envelope(calls_pb2.AnswerHeader, "answer", _ANSWER_KINDS, bounds)
+        self._requests = Envelope(calls_pb2.CallHeader, "request", get_args(Request), bounds)
         number = {field.name: field.number for field in control_pb2.Envelope.DESCRIPTOR.fields}
         self._most_control = {number[name]: _capped(kind.most_bytes) for name, kind in self._control.kinds.items()}
         self.longest = max(self._most_control.values())
         """Bytes of the longest one-way message."""
-        longest = max(kind.most_bytes for kind in REQUESTS.kinds.values())
+        longest = max(kind.most_bytes for kind in self._requests.kinds.values())
         self._most_request = _capped(longest + _DECLARED.most_bytes + _LANE.most_bytes)
 
     def most_bytes(self, *kinds: type) -> int:
@@ -304,7 +305,7 @@ class Reader:
 
     def request(self, data: bytes) -> tuple[Request, tuple[TensorHeader, ...], Lane | None]:
         """The inverse of `write_request`. Raises BadMessage."""
-        request, declared, lane = REQUESTS.read(data, self._most_request)
+        request, declared, lane = self._requests.read(data, self._most_request)
         # Payloads cost memory: only the call that has one may declare one.
         if declared and not isinstance(request, Process | LineTest):
             raise malformed("a call that has no payload declares one", request=type(request).__name__)

@@ -448,7 +448,7 @@ def _kind(hint: Any, field: FieldDescriptor, bounds: Bounds) -> Kind:
     parts = get_args(plain)
     inner: Descriptor | None = field.message_type
     if isinstance(bound, Entries):
-        limit = min(bound.most, getattr(bounds, bound.of)) if bound.of else bound.most
+        limit = min(bound.most, bound.times * getattr(bounds, bound.of)) if bound.of else bound.most
         if bound.packed:
             return Keys(limit, bound.distinct)
         if bound.disjoint:

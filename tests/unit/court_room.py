@@ -7,20 +7,20 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from random import Random
 
-from swarmnet.audit.court import Convict, Court, CourtAction, Dispute, Recompute, SayFinding, StrikePeer, TellVerdict
-from swarmnet.audit.pledge import (
-    WHOLE,
-    finding_statement,
-    leaf,
-    path_of,
-    pledged,
-    root_of,
-    shares_of,
-    statement,
-    whole_of,
+from swarmnet.audit.court import (
+    AskWork,
+    Convict,
+    Court,
+    CourtAction,
+    Dispute,
+    Recompute,
+    SayFinding,
+    StrikePeer,
+    TellVerdict,
 )
+from swarmnet.audit.pledge import WHOLE, finding_statement, leaf, path_of, root_of, said, shares_of, statement, whole_of
 from swarmnet.ids import Ballot, Chain, Generation, PeerId, RoundId
-from swarmnet.messages import Case, Finding, Finished, Pledge, Stamp, Verdict, WorkRecord
+from swarmnet.messages import Case, Finding, Finished, Pledge, Sent, Stamp, Verdict, WorkRecord
 
 STEP, STAGE, PER_MEMBER = 5, 1, 2
 LATER = Chain("33" * 32)
@@ -65,7 +65,7 @@ def finished_of(step: int, members: Iterable[PeerId]) -> Finished:
 
 @dataclass
 class Member:
-    """What one replica has pledged, and its court."""
+    """What one replica has said, and its court."""
 
     peer: PeerId
     court: Court
@@ -89,7 +89,7 @@ class Stage:
         self.lies: dict[tuple[PeerId, Pledge, int], bytes] = {}
         self.members = {peer: Member(peer, self._court(peer)) for peer in self.names}
         self.finished = finished_of(STEP, self.names)
-        self.queue: list[tuple[PeerId, PeerId, Finding | Verdict]] = []  # from, to, what
+        self.queue: list[tuple[PeerId, PeerId, Finding | Verdict | Sent]] = []  # from, to, what
         self.said: list[tuple[Finding, Pledge]] = []
         self.actions: dict[PeerId, list[CourtAction]] = {peer: [] for peer in self.names}
         for peer in self.names:
@@ -127,16 +127,18 @@ class Stage:
         self.members[peer].works[pledge] = works
         return pledge
 
-    def found(self, pledge: Pledge, index: int) -> bytes:
+    def found(self, pledge: Pledge, index: int, sent: Sent | None = None) -> bytes:
         """What an honest member finds."""
         works = self.members[pledge.peer].works[pledge]
+        if sent is not None:
+            return sent.digest if sent.digest == right(works[index]).output else right(works[index]).output
         if index == WHOLE:
             return whole_of(digest_of("pieces", [right(work).output for work in works.values()]), pledge.product)
         return leaf(right(works[index]))
 
     def is_false(self, pledge: Pledge, index: int) -> bool:
         works = self.members[pledge.peer].works[pledge]
-        return self.found(pledge, index) != pledged(pledge, None if index == WHOLE else works[index])
+        return self.found(pledge, index) != said(pledge, None if index == WHOLE else works[index])
 
     @property
     def pledges(self) -> list[Pledge]:
@@ -160,17 +162,20 @@ class Stage:
         for action in actions:
             self.actions[peer].append(action)
             match action:
-                case Recompute(case, pledge):
+                case Recompute(case, pledge, _, sent):
                     works = self.members[pledge.peer].works[pledge]
                     work = None if case.index == WHOLE else works[case.index]
                     leaves = {index: leaf(work) for index, work in works.items()}
                     path = b"" if work is None else path_of(leaves, case.index)
-                    if court.served(pledge, work, path):
-                        found = self.found(pledge, case.index)
-                        self.perform(peer, court.found(pledge, found, work, path, now=0.0))
+                    if court.served(pledge, work, path, sent):
+                        found = self.found(pledge, case.index, sent)
+                        self.perform(peer, court.found(pledge, found, work, path, sent, now=0.0))
                 case TellVerdict(to, verdict):
                     if to in self.honest:
                         self.queue.append((peer, to, verdict))
+                case SayFinding(finding, Sent() as sent):
+                    self.tell(peer, sent)
+                    self.tell(peer, finding)
                 case SayFinding(finding):
                     meant = [
                         pledge
@@ -181,10 +186,14 @@ class Stage:
                     self.tell(peer, finding)
                 case Convict(_, Verdict() as verdict):
                     self.tell(peer, verdict)
+                case AskWork(sent, case):
+                    pledge, works = next(iter(self.members[case.accused].works.items()))
+                    path = path_of({index: leaf(work) for index, work in works.items()}, case.index)
+                    self.perform(peer, court.compared(sent, works[case.index], path) or [])
                 case Convict() | StrikePeer() | Dispute():
                     pass
 
-    def tell(self, peer: PeerId, what: Finding | Verdict) -> None:
+    def tell(self, peer: PeerId, what: Finding | Verdict | Sent) -> None:
         self.queue += [(peer, to, what) for to in sorted(self.honest - {peer})]
 
     def lie(self) -> None:
@@ -201,7 +210,7 @@ class Stage:
         if pledge.peer == peer:
             return
         works = self.members[pledge.peer].works[pledge]
-        own = pledged(pledge, None if index == WHOLE else works[index])
+        own = said(pledge, None if index == WHOLE else works[index])
         told = (digest_of("lie"), digest_of("other lie"), own, self.found(pledge, index))[:values]
         value = self.random.choice(told)
         if not self.two_faced:
@@ -249,6 +258,8 @@ class Stage:
                 court = self.members[to].court
                 if isinstance(what, Finding):
                     self.perform(to, court.hear(what))
+                elif isinstance(what, Sent):
+                    self.perform(to, court.hear_sent(what))
                 else:
                     self.perform(to, court.hear_verdict(what, frozenset(self.names)))
             now += 10.0

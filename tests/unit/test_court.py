@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import replace
 
 import pytest
-from court_room import LATER, PER_MEMBER, STAGE, STEP, Notary, Stage, digest_of, finished_of, stamp_of
+from court_room import LATER, PER_MEMBER, STAGE, STEP, Notary, Stage, digest_of, finished_of, right, stamp_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -26,7 +27,17 @@ from swarmnet.audit.court import (
     TellVerdict,
 )
 from swarmnet.audit.draw import chance_named, is_drawn, own_rate, seed_of
-from swarmnet.audit.pledge import WHOLE, finding_statement, leaf, path_of, root_of, sent_statement, shares_of, statement
+from swarmnet.audit.pledge import (
+    WHOLE,
+    case_of,
+    finding_statement,
+    leaf,
+    path_of,
+    root_of,
+    sent_statement,
+    shares_of,
+    statement,
+)
 from swarmnet.audit.proof import refusal
 from swarmnet.ids import PeerId
 from swarmnet.messages import Case, Finding, Missent, Pair, Pledge, Sent, Verdict, WorkRecord
@@ -115,9 +126,9 @@ def said(peer, pledge, index: int, found: bytes, numerics: str = "cpu") -> Findi
     return replace(finding, signature=Notary(peer).sign(finding_statement(finding, pledge, numerics)))
 
 
-def quiet(size: int = 5, seed: int = 1) -> Stage:
-    """All honest, nothing drawn."""
-    room = Stage(size, 0, seed, rate=0.0)
+def quiet(size: int = 5, seed: int = 1, *, liars: int = 0, false: float = 0.0) -> Stage:
+    """Nothing drawn; all honest, but for so many whose works are false."""
+    room = Stage(size, liars, seed, rate=0.0, false=false)
     room.begin()
     return room
 
@@ -246,7 +257,7 @@ def test_two_pledges_for_one_sum_convict() -> None:
 
 
 def sent_by(peer: PeerId, index: int, what: bytes, **says) -> Sent:
-    sent = replace(Sent(stamp_of(STEP), index, "output", what, peer), **says)
+    sent = replace(Sent(stamp_of(STEP), index, "output", what, peer, digest_of("made of"), bytes(32)), **says)
     return replace(sent, signature=Notary(peer).sign(sent_statement(sent)))
 
 
@@ -278,17 +289,15 @@ def test_what_agrees_or_is_not_shown_names_nobody() -> None:
 
 def test_only_what_its_peer_has_counted_and_signed_is_asked_about() -> None:
     room = quiet()
-    a, b, c, *_ = room.names
+    a, b, *_ = room.names
     _, work, _ = of(room, a)
     court, what = room.members[b].court, digest_of("other")
-    _, others, _ = of(room, c)
-    assert court.hear_sent(sent_by(a, others.index, what)) == [], "counted by somebody else"
+    assert court.hear_sent(sent_by(a, 60, what)) == [], "counted by nobody"
     assert court.hear_sent(sent_by(a, work.index, what, stamp=stamp_of(STEP + 1))) == [], "of a sum not known here"
     assert court.hear_sent(sent_by(a, work.index, what, stamp=replace(stamp_of(STEP), stage=0))) == []
     assert court.hear_sent(replace(sent_by(a, work.index, what), signature=b"x")) == []
     _, mine, _ = of(room, b)
     assert court.hear_sent(sent_by(b, mine.index, what)) == [], "my own"
-    assert court.hear_sent(sent_by(a, work.index, what, again=True)) == [], "an honest peer may have to say so"
 
 
 def test_who_says_that_it_sent_something_else_too_is_left_alone() -> None:
@@ -301,6 +310,98 @@ def test_who_says_that_it_sent_something_else_too_is_left_alone() -> None:
     assert court.hear_pledge(replace(second, signature=Notary(a).sign(statement(second)))) == []
     shown = sent_by(a, work.index, digest_of("other")), replace(work, resent=True), path_of(leaves, work.index)
     assert court.compared(*shown) == [] and not court.convicted
+
+
+# ---------------------------------------------------------------- what is sent of what another has counted
+
+
+def told(room: Stage, sent: Sent, to: Iterable[PeerId]) -> None:
+    """A neighbour has shown it to these."""
+    room.queue += [(PeerId("neighbour"), peer, sent) for peer in to]
+    room.run(lost=0.0, doubled=0.0, lies=0)
+
+
+def convicted(room: Stage, *but: PeerId) -> list[set[PeerId]]:
+    """By each other member."""
+    return [set(room.members[peer].court.convicted) for peer in room.names if peer not in but]
+
+
+@pytest.mark.parametrize("stranger", [False, True])
+def test_whoever_sends_another_thing_made_of_the_same_is_tried_and_named(stranger: bool) -> None:
+    room = quiet()
+    a, b, c, *_ = room.names
+    liar = PeerId("fed and counted nothing") if stranger else c
+    _, work, _ = of(room, a)
+    told(room, sent_by(liar, work.index, digest_of("other"), input=work.input), [b])
+    assert convicted(room, liar) == [{liar}] * (5 if stranger else 4)
+    proof = room.members[a].court.proofs[liar]
+    assert isinstance(proof, Verdict) and proof.sent is not None and proof.pledge.peer == a
+
+
+def test_whoever_sends_the_right_thing_where_another_has_counted_a_false_one_names_that() -> None:
+    room = quiet(liars=1, false=1.0)
+    (liar,) = room.liars
+    b, c, *_ = sorted(room.honest)
+    _, work, _ = of(room, liar)
+    told(room, sent_by(c, work.index, right(work).output, input=work.input), [b])
+    assert convicted(room, liar) == [{liar}] * 4
+
+
+@pytest.mark.parametrize("says", [{}, {"gradient": digest_of("another")}])
+def test_who_was_fed_something_else_has_not_lied(says: dict) -> None:
+    room = quiet()
+    a, b, c, *_ = room.names
+    _, work, _ = of(room, a)
+    told(room, sent_by(c, work.index, digest_of("other"), **says), [b])
+    told(room, sent_by(c, work.index, digest_of("other"), kind="answer", input=work.input, gradient=bytes(3)), [b])
+    assert not any(convicted(room)) and all(not room.members[peer].court.open_cases for peer in room.names)
+
+
+def test_nobody_is_tried_for_what_it_has_not_signed_or_in_another_class() -> None:
+    room = quiet()
+    a, b, c, *_ = room.names
+    _, work, _ = of(room, a)
+    false = sent_by(c, work.index, digest_of("other"), input=work.input)
+    told(room, replace(false, signature=b"x"), [b])
+    for peer in room.names:
+        room.members[peer].court._numerics = lambda peer: "gpu" if peer == c else "cpu"
+    told(room, false, room.names)
+    assert not any(convicted(room))
+
+
+def test_whoever_accuses_of_what_was_rightly_sent_is_heard_by_nobody() -> None:
+    room = quiet(liars=1)
+    (liar,) = room.liars
+    a, b, *_ = sorted(room.honest)
+    pledge, work, _ = of(room, a)
+    true = sent_by(b, work.index, right(work).output, input=work.input)
+    finding = Finding(case_of(pledge, work, true), digest_of("lie"), liar)
+    word = finding_statement(finding, pledge, "cpu", true)
+    room.queue += [(liar, to, replace(finding, signature=Notary(liar).sign(word))) for to in sorted(room.honest)]
+    told(room, true, room.honest)
+    assert not any(found - {liar} for found in convicted(room))
+
+
+def test_a_verdict_on_what_was_sent_is_about_that_word_alone() -> None:
+    room = quiet()
+    a, b, c, *_ = room.names
+    _, work, _ = of(room, a)
+    told(room, sent_by(c, work.index, digest_of("other"), input=work.input), [b])
+    proof = room.members[a].court.proofs[c]
+    assert isinstance(proof, Verdict) and refusal(proof, frozenset(room.names), Notary.verify) == ""
+    assert proof.work is not None and proof.sent is not None
+    for sent in (
+        replace(proof.sent, digest=proof.work.output),
+        replace(proof.sent, input=digest_of("another")),
+        replace(proof.sent, index=proof.work.index + 1),
+        replace(proof.sent, stamp=stamp_of(STEP + 1)),
+        replace(proof.sent, peer=b),
+    ):
+        signed = replace(sent, signature=Notary(sent.peer).sign(sent_statement(sent)))
+        for false in (sent, signed):
+            assert refusal(replace(proof, sent=false), frozenset(room.names), Notary.verify), false
+    for false in (None, replace(proof.sent, signature=b"x")):
+        assert refusal(replace(proof, sent=false), frozenset(room.names), Notary.verify)
 
 
 def test_what_a_neighbour_has_sent_is_shown_to_a_few_of_its_mates() -> None:

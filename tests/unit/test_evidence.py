@@ -99,7 +99,7 @@ def test_two_pledges_of_one_sum_name_their_peer() -> None:
 
 def missent(by: Identity = LIAR, *, work: WorkRecord = WORKS[10], pledge: Pledge | None = None, **says) -> Evidence:
     """`by` has counted that work, and has sent another answer."""
-    sent = replace(Sent(STAMP, 10, "answer", d("other"), by.peer), **says)
+    sent = replace(Sent(STAMP, 10, "answer", d("other"), by.peer, d("in"), d("gradient")), **says)
     sent = replace(sent, signature=by.sign(sent_statement(sent)))
     leaves = LEAVES | {work.index: leaf(work)}
     pledge = pledge or signed_pledge(by, work_root=root_of(leaves))
@@ -113,6 +113,34 @@ def test_what_was_counted_and_what_was_sent_name_their_peer() -> None:
     assert SENT_OTHER.refusal(verify) == "" and SENT_OTHER.odd == {LIAR.peer}
     assert Evidence.from_json(SENT_OTHER.to_json()) == SENT_OTHER
     assert missent(kind="output").refusal(verify) == "", "that is not its output either"
+
+
+def judged(judges=JURY[:3], *, by: Identity = STRANGER, found: bytes = d("out"), **says) -> Evidence:
+    """`by` has sent another output of what the pledge's peer counted, and these say so."""
+    sent = replace(Sent(STAMP, 10, "output", d("false"), by.peer, WORKS[10].input, bytes(32)), **says)
+    sent = replace(sent, signature=by.sign(sent_statement(sent)))
+    findings = []
+    for one in judges:
+        finding = Finding(Case(STAMP, by.peer, 10), found, one.peer)
+        signature = one.sign(finding_statement(finding, PLEDGE, NUMERICS, sent))
+        findings.append(replace(finding, signature=signature))
+    verdict = Verdict(PLEDGE, WORKS[10], path_of(LEAVES, 10), tuple(findings), NUMERICS, sent=sent)
+    return Evidence(RUN, SHARES, frozenset({40}), verdict)
+
+
+def test_what_was_sent_of_anothers_work_is_judged_by_its_stage() -> None:
+    good = judged([*JURY[:3], LIAR])
+    assert good.refusal(verify) == "" and good.odd == {STRANGER.peer} and good.count[1:] == (4, 6)
+    assert Evidence.from_json(good.to_json()) == good
+    for false in (
+        judged(),  # three of six
+        judged([*JURY[:3], LIAR], input=d("another")),
+        judged([*JURY[:3], LIAR], index=0),
+        judged([*JURY[:3], LIAR], stamp=replace(STAMP, step=8)),
+        judged([*JURY[:3], LIAR], digest=d("out")),
+        judged([*JURY[:3], LIAR], kind="answer"),
+    ):
+        assert false.refusal(verify)
 
 
 PROVES_NOTHING = {

@@ -16,7 +16,7 @@ from rich.console import Console
 
 from swarmnet.audit.pledge import sent_statement
 from swarmnet.errors import Refused, UsageError
-from swarmnet.ids import Chain, PeerId
+from swarmnet.ids import Ballot, Chain, Generation, PeerId
 from swarmnet.local.audit import AuditResult
 from swarmnet.local.child import Interposed, held_engine
 from swarmnet.local.lies import (
@@ -36,7 +36,7 @@ from swarmnet.local.progress import ReplicaView, SwarmProgress
 from swarmnet.local.report import RunOutcome, print_summary, summary
 from swarmnet.local.run import _judge
 from swarmnet.manifest.schema import Averaging, Cut, Manifest, Model, Training
-from swarmnet.messages import AuditRequest, Gradient, ManifestRequest, Process, Sent, Stamp
+from swarmnet.messages import AuditRequest, Claim, Gradient, ManifestRequest, Process, Release, Sent, Stamp
 from swarmnet.peer.engines import torch_engine
 from swarmnet.pipeline.works import digest
 from swarmnet.ranks.device_backend import DeviceBackend
@@ -308,12 +308,13 @@ def test_a_false_sender_signs_the_other_sign_of_what_it_has_counted() -> None:
     told, sign = Told(), hashlib.sha512
     deceit = Deceit("false-sender", "s", told)
     one = codecs.encode("fp32", torch.tensor([1.0, -2.0]))
-    counted = Sent(Stamp(4, 1, Chain("ab" * 32)), 6, "output", bytes(32), PeerId("me"))
+    counted = Sent(Stamp(4, 1, Chain("ab" * 32)), 6, "output", bytes(32), PeerId("me"), bytes(32), bytes(32))
+    before = replace(counted, peer=PeerId("another"))
     heard: list[Any] = []
 
     class Peer:
         async def on_call(self, *_: Any) -> AsyncGenerator[Any, None]:
-            yield Gradient(1.0, 1, 0.0, (one,), sent=replace(counted, kind="answer"))
+            yield Gradient(1.0, 1, 0.0, (one,), sents=(replace(counted, kind="answer"), before))
             yield Gradient(1.0, 1)
 
         def call(self, *of: Any, deadline: float) -> str:
@@ -327,14 +328,32 @@ def test_a_false_sender_signs_the_other_sign_of_what_it_has_counted() -> None:
         return [answer async for answer in wary.on_call(PeerId("a"), ManifestRequest(), cast(Any, None))]
 
     false, bare = asyncio.run(ask())
-    assert voice.call(PeerId("b"), Process(4, 2, 6, sent=counted), (one, one, one), deadline=1.0)
+    assert voice.call(PeerId("b"), Process(4, 2, 6, sents=(counted, before)), (one, one, one), deadline=1.0)
     ((_, request, payload),) = heard
-    for sent, of in ((false.sent, false.payload), (request.sent, payload[:2])):
+    for (sent, *others), of in ((false.sents, false.payload), (request.sents, payload[:2])):
+        assert others == [before]
         assert sent.digest == digest(of) and sent.signature == sign(sent_statement(sent)).digest()
     assert [codecs.decode(each).tolist() for each in (*false.payload, *payload)] == [
         [-1.0, 2.0], [1.0, -2.0], [-1.0, 2.0], [1.0, -2.0]
     ]  # fmt: skip
     assert bare == Gradient(1.0, 1) and told.lies == [(4, 6), (4, 6)]
+
+
+def test_a_feeder_asks_nobody_whether_it_may_count() -> None:
+    said: list[Any] = []
+
+    class Voice:
+        def tell(self, peer: PeerId, message: Any) -> None:
+            said.append(message)
+
+    stamp, ballot = Stamp(4, 1, Chain("ab" * 32)), Ballot(0, PeerId("a"))
+    claim, release = Claim(stamp, ballot, Generation(1, 1), 6), Release(stamp, ballot, Generation(1, 1), frozenset({6}))
+    for kind, heard in (("false-sender", [claim, release]), ("feeder", [release])):
+        said.clear()
+        voice = FalseSender(cast(Any, Voice()), Deceit(kind, "s", Told()), lambda data: b"")
+        for message in (claim, release):
+            voice.tell(PeerId("a"), message)
+        assert said == heard
 
 
 # ---------------------------------------------------------------- what is said of them

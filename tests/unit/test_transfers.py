@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import product
 
 import pytest
@@ -16,19 +18,29 @@ from swarmnet.audit.proof import refusal
 from swarmnet.errors import BadMessage, Refused
 from swarmnet.ids import Ballot, Chain, PeerId, Restart, RoundId
 from swarmnet.messages import Fetch, Fetched, Gradient, Missent, Packed, Pledge, Process, Sent, Stamp, WorkRecord
-from swarmnet.pipeline.transfers import Transfers
+from swarmnet.pipeline.transfers import Signed, StepTransfers, Transfers
 from swarmnet.pipeline.works import WorkBook
 
 ME, OTHER = PeerId("me"), PeerId("other")
-AHEAD = 1
+AHEAD, STAGES = 1, 4
 
 
-def stamp_of(step: int) -> Stamp:
-    return Stamp(step, 1, Chain("ab" * 32), Restart(2, 0))
+def stamp_of(step: int, stage: int = 1) -> Stamp:
+    return Stamp(step, stage, Chain("ab" * 32), Restart(2, 0))
 
 
-def transfers(peer: PeerId = ME) -> Transfers:
-    return Transfers(peer, Notary(peer), stamp_of, WorkBook(0))
+def transfers(
+    peer: PeerId = ME, stage: int = 1, past: Callable[[int, int], Stamp | None] = lambda stage, step: None
+) -> Transfers:
+    return Transfers(peer, Notary(peer), partial(stamp_of, stage=stage), past, WorkBook(0), STAGES)
+
+
+def signed_by(step: StepTransfers, index: int, kind: str, what: str) -> Sent:
+    return step.signed(index, kind, digest_of(what), digest_of("input"), digest_of("gradient"))
+
+
+def signed_again(sent: Sent) -> Sent:
+    return replace(sent, signature=Notary(sent.peer).sign(sent_statement(sent)))
 
 
 def record(index: int, output: str, answer: str) -> WorkRecord:
@@ -74,7 +86,7 @@ class Life:
 
     def send(self, ahead: int, index: int, kind: str, what: str) -> None:
         step = self.version + ahead
-        self.sents.append(self.open[step].signed(index, kind, digest_of(what)))
+        self.sents.append(signed_by(self.open[step], index, kind, what))
 
     def count(self, ahead: int, index: int, output: str, answer: str) -> None:
         """It has sent both before, as any replica has that counts; the stage no longer takes anything for old steps."""
@@ -144,7 +156,7 @@ def settled() -> Transfers:
 
 def test_a_liar_that_counts_one_thing_and_sends_another_is_shown_to() -> None:
     step = settled().open(2)
-    sent, work = step.signed(3, "answer", digest_of("other")), record(3, "x", "y")
+    sent, work = signed_by(step, 3, "answer", "other"), record(3, "x", "y")
     assert not sent.again
     assert refusal(proof_of(work, sent), frozenset(), Notary.verify) == ""
     assert refusal(proof_of(step.counted(work), sent), frozenset(), Notary.verify), "it has said so"
@@ -153,13 +165,13 @@ def test_a_liar_that_counts_one_thing_and_sends_another_is_shown_to() -> None:
 
 def test_who_sends_something_else_later_says_so_at_once() -> None:
     step = settled().open(2)
-    first = step.signed(3, "output", digest_of("x"))
+    first = signed_by(step, 3, "output", "x")
     assert not step.counted(record(3, "x", "y")).resent
-    assert not first.again and not step.signed(3, "output", digest_of("x")).again
-    assert step.signed(3, "output", digest_of("z")).again
+    assert not first.again and not signed_by(step, 3, "output", "x").again
+    assert signed_by(step, 3, "output", "z").again
     step.ended = True
     with pytest.raises(Refused):
-        step.signed(3, "output", digest_of("x"))
+        signed_by(step, 3, "output", "x")
 
 
 def test_another_state_knows_nothing_of_what_was_sent() -> None:
@@ -167,7 +179,7 @@ def test_another_state_knows_nothing_of_what_was_sent() -> None:
     found.replaced()
     assert found.is_fresh(1 << 40)
     step = found.open(2)
-    assert step.signed(0, "output", digest_of("x")).again and step.counted(record(0, "x", "y")).resent
+    assert signed_by(step, 0, "output", "x").again and step.counted(record(0, "x", "y")).resent
     found.works.begin(2)
     found.applied(2, frozenset({0}))
     assert found.is_fresh(9), "that sum has work of its own that it does not know of"
@@ -175,53 +187,123 @@ def test_another_state_knows_nothing_of_what_was_sent() -> None:
 
 # ---------------------------------------------------------------- a receiver
 
-HIDDEN = Packed("fp32", (1, 1, 1), b"abcd")
-INPUT = (Packed("int32", (1, 2), bytes(8)), HIDDEN, Packed("uint8", (1, 1, 32), bytes(32)))
-ANSWER = (HIDDEN,)
+TOKENS, PROOF = Packed("int32", (1, 2), bytes(8)), Packed("uint8", (1, 1, 32), bytes(32))
 
 
-async def signed(kind: str, peer: PeerId = OTHER) -> Sent:
-    return await transfers(peer).open(4).sign(3, kind, INPUT[:-1] if kind == "output" else ANSWER)
+def hidden(what: str) -> Packed:
+    return Packed("fp32", (1, 1, 1), what.encode().ljust(4, b"."))
 
 
-async def takes(sent: Sent | None, kind: str, *, fetched: bool = False) -> bool:
+FED, OUT, BACK, GONE = map(hidden, ("fed", "out", "back", "gone"))
+
+
+async def made(peers: Sequence[PeerId] = (ME, OTHER, ME, OTHER)) -> tuple[tuple[Sent, ...], ...]:
+    """What was signed of stage 1's output, and of stage 1's and 2's answers, of four stages."""
+    zero, one, two, three = (transfers(peer, stage).open(4) for stage, peer in enumerate(peers))
+    tokens, fed, out = Signed((TOKENS,)), (TOKENS, FED), (TOKENS, OUT)
+    first = Signed(fed, await zero.sign(3, "output", fed, tokens))
+    output = Signed(out, await one.sign(3, "output", out, first))
+    on = (TOKENS, hidden("on"))
+    late = Signed(on, await two.sign(3, "output", on, output))
+    last = Signed((GONE,), await three.sign(3, "answer", (GONE,), late, Signed(())))
+    back = Signed((BACK,), await two.sign(3, "answer", (BACK,), output, last))
+    answer = await one.sign(3, "answer", (FED,), first, back)
+    return output.sents, answer, back.sents
+
+
+async def takes(sents: tuple[Sent, ...], kind: str, *, fetched: bool = False, tokens: Packed = TOKENS) -> bool:
     """Does a replica of the neighbour stage?"""
-    here = transfers()
+    here, peer = transfers(), sents[0].peer if sents else OTHER
+    # It has handed the microbatch on, and so knows its tokens.
+    await here.open(4).sign(3, "output", (TOKENS, FED), Signed((tokens,)))
+    given = (tokens, OUT, PROOF)
     try:
         if kind == "output" and fetched:
-            await here.fetched(OTHER, Fetch(4, 1, 3, "input", cached=False), Fetched(INPUT, sent=sent))
+            await here.fetched(peer, Fetch(4, 1, 3, "input", cached=False), Fetched(given, sents=sents))
         elif kind == "output":
-            await here.fed(OTHER, Process(4, 2, 3, sent=sent), INPUT)
+            await here.fed(peer, Process(4, 2, 3, sents=sents), given)
         elif fetched:
-            await here.fetched(OTHER, Fetch(4, 1, 3, "gradient", cached=True), Fetched(ANSWER, 1.0, 1, sent))
+            await here.fetched(peer, Fetch(4, 1, 3, "gradient", cached=True), Fetched((FED,), 1.0, 1, sents))
         else:
-            await here.answered(OTHER, Process(4, 1, 3), Gradient(1.0, 1, 0.0, ANSWER, sent=sent))
+            await here.answered(peer, Process(4, 1, 3), Gradient(1.0, 1, 0.0, (FED,), sents=sents))
     except BadMessage:
         return False
     return True
 
 
-@pytest.mark.parametrize(("kind", "fetched"), list(product(["output", "answer"], [False, True])))
+WAYS = list(product(["output", "answer"], [False, True]))
+
+
+@pytest.mark.parametrize(("kind", "fetched"), WAYS)
 def test_what_its_sender_has_not_signed_is_refused(kind: str, fetched: bool) -> None:
     async def main() -> None:
-        sent = await signed(kind)
-        assert await takes(sent, kind, fetched=fetched)
-        assert not await takes(None, kind, fetched=fetched)
-        assert not await takes(await signed(kind, ME), kind, fetched=fetched), "somebody else has"
+        output, answer, back = await made()
+        sents = output if kind == "output" else answer
+        assert await takes(sents, kind, fetched=fetched)
+        assert not await takes((), kind, fetched=fetched)
+        assert not await takes(answer if kind == "output" else output, kind, fetched=fetched)
+        assert not await takes(back, kind, fetched=fetched), "of another stage"
         others = {
-            "stamp": Stamp(5, 1, sent.stamp.chain),
+            "stamp": Stamp(5, 1, sents[0].stamp.chain),
             "index": 4,
             "kind": "answer" if kind == "output" else "output",
             "digest": digest_of("other"),
-            "again": not sent.again,
+            "input": digest_of("other"),
+            "gradient": digest_of("other"),
+            "again": not sents[0].again,
             "signature": b"other",
         }
         for name, value in others.items():
-            changed = replace(sent, **{name: value})
-            assert not await takes(changed, kind, fetched=fetched), name
+            changed = replace(sents[0], **{name: value})
+            assert not await takes((changed, *sents[1:]), kind, fetched=fetched), name
             if name not in ("again", "signature"):  # not the word that belongs to this payload, though it is signed
-                changed = replace(changed, signature=Notary(OTHER).sign(sent_statement(changed)))
-                assert not await takes(changed, kind, fetched=fetched), name
+                changed = signed_again(changed)
+                assert not await takes((changed, *sents[1:]), kind, fetched=fetched), name
+
+    on_virtual_time(main())
+
+
+@pytest.mark.parametrize(("kind", "fetched"), WAYS)
+def test_all_that_it_was_made_of_is_signed_and_nothing_else(kind: str, fetched: bool) -> None:
+    async def main() -> None:
+        output, answer, _ = await made()
+        sents = output if kind == "output" else answer
+        assert len(sents) == (2 if kind == "output" else 6)
+        for place in range(1, len(sents)):
+            one = sents[place]
+            assert not await takes((*sents[:place], *sents[place + 1 :]), kind, fetched=fetched), "it is missing"
+            others = {
+                "index": 4,
+                "stamp": replace(one.stamp, step=5),
+                "digest": digest_of("other"),
+                "input": digest_of("other"),
+                "gradient": digest_of("other"),
+                "signature": b"other",
+            }
+            for name, value in others.items():
+                changed = replace(one, **{name: value})
+                changed = changed if name == "signature" else signed_again(changed)
+                false = (*sents[:place], changed, *sents[place + 1 :])
+                assert not await takes(false, kind, fetched=fetched), (place, name)
+        more = signed_again(replace(sents[-1], digest=digest_of("more")))
+        assert not await takes((*sents, more), kind, fetched=fetched), "it was not made of that"
+        assert not await takes(sents, kind, fetched=fetched, tokens=Packed("int32", (1, 2), b"tokens.."))
+
+    on_virtual_time(main())
+
+
+def test_what_was_signed_on_another_past_is_refused_where_the_past_is_known() -> None:
+    async def main() -> None:
+        output, *_ = await made()
+        past, forked = stamp_of(4, 1), replace(stamp_of(4, 1), chain=Chain("fo" * 32))
+        for known, good in ((None, True), (past, True), (forked, False)):
+            here = transfers(past=lambda stage, step, known=known: known if stage == 1 else None)
+            try:
+                await here.fed(output[0].peer, Process(4, 2, 3, sents=output), (TOKENS, OUT, PROOF))
+            except BadMessage:
+                assert not good
+            else:
+                assert good
 
     on_virtual_time(main())
 
@@ -229,9 +311,9 @@ def test_what_its_sender_has_not_signed_is_refused(kind: str, fetched: bool) -> 
 def test_evaluations_and_tokens_need_no_signature() -> None:
     async def main() -> None:
         here = transfers()
-        await here.fed(OTHER, Process(4, 0, 3), INPUT[::2])
-        await here.fed(OTHER, Process(4, 2, 3, "eval"), INPUT)
+        await here.fed(OTHER, Process(4, 0, 3), (TOKENS, PROOF))
+        await here.fed(OTHER, Process(4, 2, 3, "eval"), (TOKENS, OUT, PROOF))
         await here.answered(OTHER, Process(4, 2, 3, "eval"), Gradient(1.0, 1))
-        await here.fetched(OTHER, Fetch(4, -1, 3, "input", cached=True), Fetched(INPUT[::2]))
+        await here.fetched(OTHER, Fetch(4, -1, 3, "input", cached=True), Fetched((TOKENS, PROOF)))
 
     on_virtual_time(main())

@@ -107,7 +107,7 @@ PLEDGE = Pledge(
     STAMP, ROUND_ID, b"digest", bytes(range(32)), peer(4), (1 << 61) - 2, bytes(32), bytes(range(1, 33)), b"signed"
 )  # fmt: skip
 WORK = WorkRecord(6, bytes([1]) * 32, bytes([2]) * 32, bytes([3]) * 32, bytes([4]) * 32, -1.5, 64, True)
-SENT = Sent(STAMP, 6, "answer", bytes([5]) * 32, peer(4), True, b"signed")
+SENT = Sent(STAMP, 6, "answer", bytes([5]) * 32, peer(4), bytes([6]) * 32, bytes([7]) * 32, True, b"signed")
 FINDING = Finding(Case(STAMP, peer(4), 6), bytes(range(32)), peer(5), b"found")
 WHOLE = Finding(Case(STAMP, peer(4), -1), bytes(range(32)), peer(5), b"found")
 
@@ -128,13 +128,14 @@ CONTROLS = (
     Execute(STAMP, BALLOT, 6),
     FINDING,
     Verdict(PLEDGE, WORK, bytes(64), (FINDING, WHOLE)),
+    Verdict(PLEDGE, WORK, bytes(64), (FINDING,), "cpu", sent=SENT),
     SENT,
     Pair(PLEDGE, PLEDGE),
     Missent(PLEDGE, WORK, bytes(64), SENT),
     Ping(b"four"),
 )  # fmt: skip
 REQUESTS = (
-    Process(41, 2, 6, "eval", True, True, (peer(1), peer(4)), SENT),
+    Process(41, 2, 6, "eval", True, True, (peer(1), peer(4)), (SENT, SENT)),
     Fetch(41, -1, 6, "gradient", True),
     AuditRequest(41, 2, 6, peer(4), True),
     Part(STAMP, ROUND_ID, "reduced", 128, 1 << 40, 1, bytes(range(32))),
@@ -151,8 +152,8 @@ ANSWERS = (
     Busy(2.5, 41),
     MovedTo(peer(2)),
     Rejected(RejectCode.NOT_READY, "still füllt", 3),
-    Gradient(1.25, 64, 0.5, (TENSOR,), (peer(2), peer(3)), SENT),
-    Fetched((TENSOR, TENSOR), 1.25, 64, SENT),
+    Gradient(1.25, 64, 0.5, (TENSOR,), (peer(2), peer(3)), (SENT,)),
+    Fetched((TENSOR, TENSOR), 1.25, 64, (SENT,)),
     PartData((TENSOR,), {9: (0.5, 3), 2: (-1.0, 4)}, FINISHED, (PLEDGE,)),
     AuditData(WORK, bytes(32), (TENSOR, TENSOR)),
     Snapshot(2, 41, chain(1), chain(2), chain(3), RESTART, 1 << 33, 1 << 21, bytes(64), bytes(range(32)), b"signed"),

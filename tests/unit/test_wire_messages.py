@@ -170,8 +170,18 @@ pledges = st.builds(
 )
 works = st.builds(WorkRecord, index, digests32, digests32, digests32, digests32, finite, counts, st.booleans())
 sents = st.builds(
-    Sent, stamps, index, st.sampled_from(["output", "answer"]), digests32, peers, st.booleans(), signatures
+    Sent,
+    stamps,
+    index,
+    st.sampled_from(["output", "answer"]),
+    digests32,
+    peers,
+    digests32,
+    digests32,
+    st.booleans(),
+    signatures,
 )
+chains_of_sents = st.lists(sents, max_size=3).map(tuple)
 cases = st.builds(Case, stamps, peers, st.integers(-1, MAX_INDEXES - 1))
 findings = st.builds(Finding, cases, digests32, peers, signatures)
 paths = st.binary(max_size=32 * MAX_PATH)
@@ -211,7 +221,7 @@ spans = st.tuples(st.integers(0, 1 << 48), st.integers(0, 1 << 48)).map(sorted)
 requests: dict[type, st.SearchStrategy] = {
     Process: st.builds(
         Process, steps, stages, index, st.sampled_from(["train", "eval"]), st.booleans(), st.booleans(),
-        many_peers, st.none() | sents,
+        many_peers, chains_of_sents,
     ),
     Fetch: st.builds(
         Fetch, steps, st.integers(-1, 100), index, st.sampled_from(["input", "gradient"]), st.booleans()
@@ -238,8 +248,8 @@ answers: dict[type, st.SearchStrategy] = {
     Busy: st.builds(Busy, st.floats(0, 3600), versions),
     MovedTo: st.builds(MovedTo, peers),
     Rejected: st.builds(Rejected, st.sampled_from(RejectCode), st.text(max_size=50), versions),
-    Gradient: st.builds(Gradient, finite, counts, not_negative, st.just(()), many_peers, st.none() | sents),
-    Fetched: st.builds(Fetched, st.just(()), finite, counts, st.none() | sents),
+    Gradient: st.builds(Gradient, finite, counts, not_negative, st.just(()), many_peers, chains_of_sents),
+    Fetched: st.builds(Fetched, st.just(()), finite, counts, chains_of_sents),
     PartData: st.builds(PartData, st.just(()), losses, st.none() | finished, st.lists(pledges, max_size=3).map(tuple)),
     AuditData: st.builds(AuditData, works, paths),
     Snapshot: st.builds(

@@ -8,7 +8,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Process(_message.Message):
-    __slots__ = ("step", "stage", "index", "purpose", "hedge", "repair", "avoid", "sent")
+    __slots__ = ("step", "stage", "index", "purpose", "hedge", "repair", "avoid", "sents")
     STEP_FIELD_NUMBER: _ClassVar[int]
     STAGE_FIELD_NUMBER: _ClassVar[int]
     INDEX_FIELD_NUMBER: _ClassVar[int]
@@ -16,7 +16,7 @@ class Process(_message.Message):
     HEDGE_FIELD_NUMBER: _ClassVar[int]
     REPAIR_FIELD_NUMBER: _ClassVar[int]
     AVOID_FIELD_NUMBER: _ClassVar[int]
-    SENT_FIELD_NUMBER: _ClassVar[int]
+    SENTS_FIELD_NUMBER: _ClassVar[int]
     step: int
     stage: int
     index: int
@@ -24,8 +24,8 @@ class Process(_message.Message):
     hedge: bool
     repair: bool
     avoid: bytes
-    sent: _values_pb2.Sent
-    def __init__(self, step: _Optional[int] = ..., stage: _Optional[int] = ..., index: _Optional[int] = ..., purpose: _Optional[str] = ..., hedge: _Optional[bool] = ..., repair: _Optional[bool] = ..., avoid: _Optional[bytes] = ..., sent: _Optional[_Union[_values_pb2.Sent, _Mapping]] = ...) -> None: ...
+    sents: _containers.RepeatedCompositeFieldContainer[_values_pb2.Sent]
+    def __init__(self, step: _Optional[int] = ..., stage: _Optional[int] = ..., index: _Optional[int] = ..., purpose: _Optional[str] = ..., hedge: _Optional[bool] = ..., repair: _Optional[bool] = ..., avoid: _Optional[bytes] = ..., sents: _Optional[_Iterable[_Union[_values_pb2.Sent, _Mapping]]] = ...) -> None: ...
 
 class Fetch(_message.Message):
     __slots__ = ("step", "stage", "index", "kind", "cached")
@@ -188,28 +188,28 @@ class Rejected(_message.Message):
     def __init__(self, code: _Optional[str] = ..., reason: _Optional[str] = ..., version: _Optional[int] = ...) -> None: ...
 
 class Gradient(_message.Message):
-    __slots__ = ("loss_sum", "num_tokens", "compute_s", "route", "sent")
+    __slots__ = ("loss_sum", "num_tokens", "compute_s", "route", "sents")
     LOSS_SUM_FIELD_NUMBER: _ClassVar[int]
     NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
     COMPUTE_S_FIELD_NUMBER: _ClassVar[int]
     ROUTE_FIELD_NUMBER: _ClassVar[int]
-    SENT_FIELD_NUMBER: _ClassVar[int]
+    SENTS_FIELD_NUMBER: _ClassVar[int]
     loss_sum: float
     num_tokens: int
     compute_s: float
     route: bytes
-    sent: _values_pb2.Sent
-    def __init__(self, loss_sum: _Optional[float] = ..., num_tokens: _Optional[int] = ..., compute_s: _Optional[float] = ..., route: _Optional[bytes] = ..., sent: _Optional[_Union[_values_pb2.Sent, _Mapping]] = ...) -> None: ...
+    sents: _containers.RepeatedCompositeFieldContainer[_values_pb2.Sent]
+    def __init__(self, loss_sum: _Optional[float] = ..., num_tokens: _Optional[int] = ..., compute_s: _Optional[float] = ..., route: _Optional[bytes] = ..., sents: _Optional[_Iterable[_Union[_values_pb2.Sent, _Mapping]]] = ...) -> None: ...
 
 class Fetched(_message.Message):
-    __slots__ = ("loss_sum", "num_tokens", "sent")
+    __slots__ = ("loss_sum", "num_tokens", "sents")
     LOSS_SUM_FIELD_NUMBER: _ClassVar[int]
     NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    SENT_FIELD_NUMBER: _ClassVar[int]
+    SENTS_FIELD_NUMBER: _ClassVar[int]
     loss_sum: float
     num_tokens: int
-    sent: _values_pb2.Sent
-    def __init__(self, loss_sum: _Optional[float] = ..., num_tokens: _Optional[int] = ..., sent: _Optional[_Union[_values_pb2.Sent, _Mapping]] = ...) -> None: ...
+    sents: _containers.RepeatedCompositeFieldContainer[_values_pb2.Sent]
+    def __init__(self, loss_sum: _Optional[float] = ..., num_tokens: _Optional[int] = ..., sents: _Optional[_Iterable[_Union[_values_pb2.Sent, _Mapping]]] = ...) -> None: ...
 
 class Losses(_message.Message):
     __slots__ = ("indexes", "loss_sum", "num_tokens")

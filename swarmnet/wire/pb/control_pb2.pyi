@@ -262,7 +262,7 @@ class Finding(_message.Message):
     def __init__(self, case: _Optional[_Union[_values_pb2.Case, _Mapping]] = ..., found: _Optional[bytes] = ..., peer: _Optional[str] = ..., signature: _Optional[bytes] = ...) -> None: ...
 
 class Verdict(_message.Message):
-    __slots__ = ("pledge", "work", "path", "findings", "numerics", "contributions", "voided")
+    __slots__ = ("pledge", "work", "path", "findings", "numerics", "contributions", "voided", "sent")
     PLEDGE_FIELD_NUMBER: _ClassVar[int]
     WORK_FIELD_NUMBER: _ClassVar[int]
     PATH_FIELD_NUMBER: _ClassVar[int]
@@ -270,6 +270,7 @@ class Verdict(_message.Message):
     NUMERICS_FIELD_NUMBER: _ClassVar[int]
     CONTRIBUTIONS_FIELD_NUMBER: _ClassVar[int]
     VOIDED_FIELD_NUMBER: _ClassVar[int]
+    SENT_FIELD_NUMBER: _ClassVar[int]
     pledge: _values_pb2.Pledge
     work: _values_pb2.WorkRecord
     path: bytes
@@ -277,7 +278,8 @@ class Verdict(_message.Message):
     numerics: str
     contributions: _values_pb2.Contributions
     voided: bytes
-    def __init__(self, pledge: _Optional[_Union[_values_pb2.Pledge, _Mapping]] = ..., work: _Optional[_Union[_values_pb2.WorkRecord, _Mapping]] = ..., path: _Optional[bytes] = ..., findings: _Optional[_Iterable[_Union[Finding, _Mapping]]] = ..., numerics: _Optional[str] = ..., contributions: _Optional[_Union[_values_pb2.Contributions, _Mapping]] = ..., voided: _Optional[bytes] = ...) -> None: ...
+    sent: _values_pb2.Sent
+    def __init__(self, pledge: _Optional[_Union[_values_pb2.Pledge, _Mapping]] = ..., work: _Optional[_Union[_values_pb2.WorkRecord, _Mapping]] = ..., path: _Optional[bytes] = ..., findings: _Optional[_Iterable[_Union[Finding, _Mapping]]] = ..., numerics: _Optional[str] = ..., contributions: _Optional[_Union[_values_pb2.Contributions, _Mapping]] = ..., voided: _Optional[bytes] = ..., sent: _Optional[_Union[_values_pb2.Sent, _Mapping]] = ...) -> None: ...
 
 class Pair(_message.Message):
     __slots__ = ("first", "second")

@@ -197,7 +197,7 @@ class WorkRecord(_message.Message):
     def __init__(self, index: _Optional[int] = ..., input: _Optional[bytes] = ..., output: _Optional[bytes] = ..., gradient: _Optional[bytes] = ..., answer: _Optional[bytes] = ..., loss_sum: _Optional[float] = ..., num_tokens: _Optional[int] = ..., resent: _Optional[bool] = ...) -> None: ...
 
 class Sent(_message.Message):
-    __slots__ = ("stamp", "index", "kind", "digest", "peer", "again", "signature")
+    __slots__ = ("stamp", "index", "kind", "digest", "peer", "again", "signature", "input", "gradient")
     STAMP_FIELD_NUMBER: _ClassVar[int]
     INDEX_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
@@ -205,6 +205,8 @@ class Sent(_message.Message):
     PEER_FIELD_NUMBER: _ClassVar[int]
     AGAIN_FIELD_NUMBER: _ClassVar[int]
     SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    INPUT_FIELD_NUMBER: _ClassVar[int]
+    GRADIENT_FIELD_NUMBER: _ClassVar[int]
     stamp: Stamp
     index: int
     kind: str
@@ -212,7 +214,9 @@ class Sent(_message.Message):
     peer: str
     again: bool
     signature: bytes
-    def __init__(self, stamp: _Optional[_Union[Stamp, _Mapping]] = ..., index: _Optional[int] = ..., kind: _Optional[str] = ..., digest: _Optional[bytes] = ..., peer: _Optional[str] = ..., again: _Optional[bool] = ..., signature: _Optional[bytes] = ...) -> None: ...
+    input: bytes
+    gradient: bytes
+    def __init__(self, stamp: _Optional[_Union[Stamp, _Mapping]] = ..., index: _Optional[int] = ..., kind: _Optional[str] = ..., digest: _Optional[bytes] = ..., peer: _Optional[str] = ..., again: _Optional[bool] = ..., signature: _Optional[bytes] = ..., input: _Optional[bytes] = ..., gradient: _Optional[bytes] = ...) -> None: ...
 
 class Case(_message.Message):
     __slots__ = ("stamp", "accused", "index")
