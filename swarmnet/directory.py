@@ -103,6 +103,16 @@ class TaintedStep:
 
 
 @dataclass(frozen=True, slots=True)
+class DisputedWork:
+    """Work of a stage of which its members found different things, and nobody can be named (docs/trust.md)."""
+
+    stage: StageNumber
+    step: Number
+    peer: PeerId
+    """Whose work it is; it may be right."""
+
+
+@dataclass(frozen=True, slots=True)
 class Record:
     """What a peer says of itself. Signed by the peer's identity key."""
 
@@ -154,6 +164,10 @@ class Record:
     """Of the tainted steps that it knows of, those it heard of last."""
     num_tainted: Number = 0
     """How many it knows of."""
+    disputed: DisputedWork | None = None
+    """The last that it knows of."""
+    num_disputed: Number = 0
+    """How many it has met with since its process began."""
 
     @property
     def roles(self) -> tuple[Role, ...]:

@@ -61,6 +61,7 @@ PURE = (
     "monitor/curve.py",
     "monitor/page.py",
     "monitor/presence.py",
+    "peer/audit_health.py",
     "peer/swarm_health.py",
     "state/rollback.py",
     "audit/pledge.py",

@@ -148,7 +148,7 @@ class RunPage:
             "stages": [
                 {
                     "stage": line.stage,
-                    "synced": sum(replica.synced for replica in line.replicas),
+                    "synced": sum(replica.ready for replica in line.replicas),
                     "replicas": len(line.replicas),
                     "peers": [replica.peer for replica in line.replicas if replica.peer in shown],
                 }

@@ -29,7 +29,7 @@ def members(assessment: Assessment) -> set[tuple[int, PeerId]]:
         (line.stage, replica.peer)
         for line in assessment.stages
         for replica in line.replicas
-        if replica.synced and replica.going is None
+        if replica.ready and replica.going is None
     }
     return serving | {(TRAINER, trainer.peer) for trainer in assessment.trainers}
 
@@ -39,7 +39,7 @@ class Presence:
 
     def __init__(self) -> None:
         self._here: set[tuple[int, PeerId]] | None = None
-        self._problems: set[tuple[str, int | None]] = set()
+        self._problems: set[tuple[str, int | None, PeerId | None]] = set()
         self._restart = 0
         self._incarnations: dict[tuple[int, PeerId], Incarnation] = {}
 
@@ -64,9 +64,9 @@ class Presence:
             if self._incarnations.get((stage, peer), started[stage, peer]) != started[stage, peer]:
                 yield Change("restarted", f"{short(peer)} was started again, stage {stage}", _who(peer, stage))
         self._incarnations = {each: started[each] for each in started.keys() & here}
-        problems = {(each.kind, each.stage) for each in found.problems if each.severity != "note"}
+        problems = {(each.kind, each.stage, each.peer) for each in found.problems if each.severity != "note"}
         for each in found.problems:
-            if (each.kind, each.stage) in problems - self._problems:
+            if (each.kind, each.stage, each.peer) in problems - self._problems:
                 yield Change("problem", f"{each.severity}: {each.text}", {"kind": each.kind, "text": each.text})
         self._here, self._problems, self._restart = here, problems, number
 
@@ -87,7 +87,7 @@ def short(peer: PeerId) -> str:
 
 def synced(assessment: Assessment) -> str:
     """Synced replicas of each stage, as 2/3/2."""
-    return "/".join(str(sum(replica.synced for replica in line.replicas)) for line in assessment.stages)
+    return "/".join(str(sum(replica.ready for replica in line.replicas)) for line in assessment.stages)
 
 
 def eta_s(found: Assessment, curve: Curve) -> float | None:
@@ -118,6 +118,7 @@ def state(found: Assessment, curve: Curve) -> dict[str, Any]:
         "eta_s": eta_s(found, curve),
         "still_s": found.still_s,
         "num_tainted": found.num_tainted,
+        "num_disputed": found.num_disputed,
         "stages": [
             {
                 "stage": line.stage,

@@ -218,6 +218,8 @@ class Watcher:
                 records = await self._onlooker.directory.records()
 
     async def _look(self, found: Assessment, records: Sequence[Record]) -> None:
+        convicts = {each.peer for each in found.convicts}
+        records = [each for each in records if each.peer not in convicts]
         changes = list(self._presence.look(found))
         if self._curve.went_back(found.restart):
             self._evaluated.clear()

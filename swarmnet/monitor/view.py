@@ -81,7 +81,7 @@ def stages(found: Assessment) -> Table:
     for name in ("stage", "synced", "replicas"):
         table.add_column(name)
     for line in found.stages:
-        ready = sum(replica.synced for replica in line.replicas)
+        ready = sum(replica.ready for replica in line.replicas)
         cells = [
             f"{short(each.peer)} {each.version if each.state == 'synced' else each.state}"
             + (f" {each.region}" if each.region else "")

@@ -177,8 +177,9 @@ def seal(announcement: Announcement, sign: Callable[[bytes], bytes]) -> bytes:
     try:
         if len(payload) + _SIGNATURE_BYTES > MAX_BYTES:
             # To be found matters more than what it holds against others.
-            if record.complaints or record.tainted:
-                return seal(replace(announcement, record=replace(record, complaints=(), tainted=())), sign)
+            found = replace(record, complaints=(), tainted=(), disputed=None)
+            if found != record:
+                return seal(replace(announcement, record=found), sign)
             _refuse("record is too large", RejectCode.TOO_LARGE, size=len(payload) + _SIGNATURE_BYTES)
         _announcement(json.loads(payload))
     except BadMessage as error:
@@ -226,6 +227,7 @@ def _announcement(fields: object) -> Announcement:
     if len(set(stages)) != len(stages):
         _refuse("record names a stage twice")
     named = [*stages, *(each.stage for each in record.complaints), *(each.stage for each in record.tainted)]
+    named += [record.disputed.stage] if record.disputed else []
     if any(stage >= num_stages for stage in named):
         _refuse("record names a stage that the run does not have", num_stages=num_stages)
     if type(place) not in (int, str) or place not in places_of(record, envelope["parts"]):
@@ -320,7 +322,7 @@ _ENVELOPE: dict[str, Any] = {
     "parts": Annotated[tuple[Annotated[int, Between(0, MAX_PARTS)], ...], Entries(MAX_STAGES_PER_PEER)],
 }
 """What stands beside the record in an announcement."""
-_OPTIONAL = ("steps", "step_s", "software", "region", "tainted", "num_tainted")
+_OPTIONAL = ("steps", "step_s", "software", "region", "tainted", "num_tainted", "disputed", "num_disputed")
 """Fields that minor versions of the protocol have added: written where they are not their default."""
 _REQUIRED = (_HINTS.keys() | _ENVELOPE.keys() | {"place"}) - set(_OPTIONAL)
 

@@ -39,6 +39,8 @@ class Complaints:
         self._left_out: Recent[PeerId, tuple[str, float]] = Recent(_MOST)  # reason, when
         self._sits_out: Recent[PeerId, tuple[str, float]] = Recent(_MOST)  # reason, until
         self._convicted: Recent[PeerId, tuple[str, float]] = Recent(_MOST)  # reason, when
+        self.disputed: tuple[int, PeerId] | None = None  # the last: step, and whose work it is
+        self.num_disputed = 0
         self._unreached: dict[PeerId, float] = {}  # since when it is heard and does not answer
         self._said: set[PeerId] = set()
 
@@ -55,7 +57,11 @@ class Complaints:
             case "strike":
                 self._sits_out[fields["peer"]] = fields["reason"], now + fields["sits_out_s"]
             case "convicted":
-                self._convicted[fields["peer"]] = fields["reason"], now
+                step, reason = f"step {fields['step']}", fields["reason"]
+                self._convicted[fields["peer"]] = reason if step in reason else f"{step}: {reason}", now
+            case "disputed":
+                self.disputed = fields["step"], fields["peer"]
+                self.num_disputed += 1
 
     def still_s(self, *, now: float) -> int:
         """How long the stage has made no step, if that is much longer than usual; else 0."""

@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any
 
 from swarmnet.averaging.meeting import Meeting
-from swarmnet.directory import MAX_TAINTED, Directory, Estimate, Record, Role, StageStatus, TaintedStep
+from swarmnet.directory import MAX_TAINTED, Directory, DisputedWork, Estimate, Record, Role, StageStatus, TaintedStep
 from swarmnet.errors import BadMessage, Refused, RejectCode
 from swarmnet.ids import NO_RESTART, PeerId, RunId, Signer
 from swarmnet.manifest.extension import Notices
@@ -692,6 +692,7 @@ class Peer:
             )
             for stage, replica in self.replicas.items()
         )
+        disputed = [DisputedWork(stage, *last) for stage, of in self._complaints.items() if (last := of.disputed)]
         return replace(
             self._record(),
             stages=stages,
@@ -705,6 +706,8 @@ class Peer:
             wants=self._supply.rollbacks.wanted or NO_RESTART,
             tainted=tuple(TaintedStep(*of) for of in self._supply.rollbacks.tainted[-MAX_TAINTED:]),
             num_tainted=len(self._supply.rollbacks.tainted),
+            disputed=max(disputed, key=lambda each: each.step, default=None),
+            num_disputed=sum(of.num_disputed for of in self._complaints.values()),
             paused=self.paused,
             complaints=tuple(
                 complaint

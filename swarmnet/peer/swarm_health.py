@@ -8,14 +8,24 @@ network and no clock.
 from __future__ import annotations
 
 import statistics
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, fields
 from typing import Literal
 
-from swarmnet.directory import MAX_TAINTED, Complaint, Record, StageStatus
+from swarmnet.directory import Complaint, Record, StageStatus
 from swarmnet.ids import NO_RESTART, Chain, Incarnation, PeerId, Restart, RunId
 from swarmnet.net.admission import Admissions
+from swarmnet.peer.audit_health import (
+    ConvictLine,
+    DisputeLine,
+    TaintedLine,
+    convicted,
+    convicts_of,
+    disputed,
+    disputes_of,
+    tainted,
+    tainted_of,
+)
 from swarmnet.peer.checkup import advice
 from swarmnet.peer.devices import NumericsClass
 from swarmnet.peer.rates import measured
@@ -42,6 +52,7 @@ class ReplicaLine:
     going: the stage to which it is on its way. software: what runs there, region: where it is; empty: it does not say.
     incarnation: random per process start.
     speed: microbatches per second, as it says and its mates bear out; 0 if unknown.
+    convicted: most of those who serve have shut it out: whatever it says, it serves nothing.
     """
 
     peer: PeerId
@@ -67,10 +78,18 @@ class ReplicaLine:
     region: str = ""
     speed: float = 0.0
     incarnation: Incarnation = 0
+    convicted: bool = False
+
+    @property
+    def ready(self) -> bool:
+        """Has it its weights, and is it not shut out?"""
+        return self.synced and not self.convicted
 
     @property
     def state(self) -> str:
         """In a word, or where it goes."""
+        if self.convicted:
+            return "convicted"
         if self.going is not None:
             return f"going to {self.going}"
         if self.paused:
@@ -110,12 +129,14 @@ class LossAt:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Something to know. kind: one word for scripts; text: what, and what to do. stage: which, if it is about one."""
+    """Something to know. kind: one word for scripts; text: what, and what to do. stage, peer: which, if it is about
+    one."""
 
     severity: Severity
     kind: str
     text: str
     stage: int | None = None
+    peer: PeerId | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,15 +145,6 @@ class ComplaintLine:
 
     by: PeerId
     of: Complaint
-
-
-@dataclass(frozen=True, slots=True)
-class TaintedLine:
-    """A step whose sum in that stage holds proven false work, and how many replicas that serve say so."""
-
-    stage: int
-    step: int
-    by: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +169,8 @@ class Assessment:
     steps: how many the run has, as half of those say who serve; 0 if unknown. step_s: seconds of a step, the median of
     what its peers measure. eta_s: seconds to the last step at that pace; None if unknown, or no step is done now.
     num_tainted: how many steps hold proven false work, as half of those say who know of any. tainted: the last of them,
-    those that most name first.
+    those that most name first. convicts: who is shut out; what they announce counts for nothing here, but for their
+    lines in `stages`. disputes: by stage. num_disputed: their number, of all stages.
     """
 
     run: RunId
@@ -182,13 +195,21 @@ class Assessment:
     eta_s: float | None = None
     num_tainted: int = 0
     tainted: tuple[TaintedLine, ...] = ()
+    convicts: tuple[ConvictLine, ...] = ()
+    num_disputed: int = 0
+    disputes: tuple[DisputeLine, ...] = ()
 
 
 def assess(run: RunId, records: Sequence[Record], num_stages: int, admissions: Admissions | None = None) -> Assessment:
     """Arrange `records` of `run` by stage and say what looks wrong. num_stages 0, admissions None: unknown."""
     if not records:
         return Assessment(run, False, num_stages, problems=(_nobody(run),))
-    stages = tuple(StageLine(stage, tuple(_replicas(stage, records))) for stage in range(num_stages))
+    convicts = convicts_of(records)
+    out = frozenset(each.peer for each in convicts)
+    shown = tuple(StageLine(stage, tuple(_replicas(stage, records, out))) for stage in range(num_stages))
+    # From here on a convict is nobody.
+    records = [record for record in records if record.peer not in out]
+    stages = tuple(StageLine(line.stage, tuple(r for r in line.replicas if not r.convicted)) for line in shown)
     trainers = tuple(TrainerLine(r.peer, r.addresses) for r in records if r.feeds)
     restart, holdings = holdings_of(records, num_stages)
     standing = _standing(holdings, num_stages, restart)
@@ -210,10 +231,14 @@ def assess(run: RunId, records: Sequence[Record], num_stages: int, admissions: A
     )
     standing_by = {replica.peer for replicas in serving.values() for replica in replicas}
     members = [record for record in records if record.peer in standing_by]
-    num_tainted = half_of([record.num_tainted for record in members if record.num_tainted] or [0])
-    tainted = _tainted(members)
-    problems += _holds_false_work(num_tainted, tainted, len(members))
-    problems += _complained(complaints, {stage: {r.peer for r in serving[stage]} for stage in serving}, still_s)
+    num_tainted, steps_tainted = half_of([r.num_tainted for r in members if r.num_tainted] or [0]), tainted_of(members)
+    disputes = disputes_of(members)
+    problems += [
+        *(Problem("warning", "convicted", text, peer=peer) for peer, text in convicted(convicts, len(members))),
+        *(Problem("warning", "disputed", text, of, peer) for of, peer, text in disputed(disputes, len(members))),
+        *(Problem("warning", "tainted", text) for text in tainted(num_tainted, steps_tainted, len(members))),
+        *_complained(complaints, {stage: {r.peer for r in serving[stage]} for stage in serving}, out, still_s),
+    ]
     version = min(map(max, synced)) if stages and all(synced) else None
     steps = statistics.median_low([record.steps for record in records if record.steps] or [0])
     step_s = statistics.median([record.step_s for record in records if record.step_s] or [0.0])
@@ -228,7 +253,7 @@ def assess(run: RunId, records: Sequence[Record], num_stages: int, admissions: A
         eval_loss=_newest([record.eval_loss for record in records]),
         tokens_per_second=statistics.median([r.tokens_per_second for r in records if r.tokens_per_second] or [0.0]),
         executions_per_index=_executions_per_index(stages),
-        stages=stages,
+        stages=shown,
         trainers=trainers,
         problems=tuple(sorted(problems, key=lambda p: ("error", "warning", "note").index(p.severity))),
         on_disk=newest_on_disk(holdings, num_stages) if num_stages else None,
@@ -240,7 +265,10 @@ def assess(run: RunId, records: Sequence[Record], num_stages: int, admissions: A
         step_s=step_s,
         eta_s=(steps - version) * step_s if going and version is not None else None,
         num_tainted=num_tainted,
-        tainted=tainted,
+        tainted=steps_tainted,
+        convicts=convicts,
+        num_disputed=sum(each.number for each in disputes),
+        disputes=disputes,
     )
 
 
@@ -340,25 +368,6 @@ def _went_back(restart: Restart, records: Sequence[Record]) -> Iterator[Problem]
     yield Problem("note", "went_back", text)
 
 
-def _tainted(members: Sequence[Record]) -> tuple[TaintedLine, ...]:
-    said = Counter((each.stage, each.step) for record in members for each in dict.fromkeys(record.tainted))
-    lines = [TaintedLine(stage, step, by) for (stage, step), by in said.items()]
-    return tuple(sorted(lines, key=lambda line: (-line.by, -line.step, line.stage)))
-
-
-def _holds_false_work(number: int, last: Sequence[TaintedLine], members: int) -> Iterator[Problem]:
-    if number and last:
-        named = ", ".join(
-            f"{line.step} of stage {line.stage} (say {line.by} of {counted(members, 'replica')})"
-            for line in last[:MAX_TAINTED]
-        )
-        text = (
-            f"{counted(number, 'step')} {'holds' if number == 1 else 'hold'} work that is proven false; the last: "
-            f"{named}; audit.on_late in the manifest says whether the run goes back before them"
-        )
-        yield Problem("warning", "tainted", text)
-
-
 def _stage_problems(line: StageLine, standing: _Standing, finished: bool) -> Iterator[Problem]:
     stage, replicas = line.stage, line.replicas
     serving = [replica for replica in replicas if standing.serves(replica)]
@@ -385,15 +394,16 @@ def _stage_problems(line: StageLine, standing: _Standing, finished: bool) -> Ite
                 f"{replica.drift}: it takes the others' by itself; if it is named again and again, look at that "
                 "machine (memory, overclocking)"
             )
-            yield Problem("warning", "drift", text, stage)
+            yield Problem("warning", "drift", text, stage, replica.peer)
     if not finished and replicas:  # else nothing waits for anybody any more
         yield from _few(line, bool(serving))
 
 
 def _complained(
-    complaints: Sequence[ComplaintLine], serving: Mapping[int, Set[PeerId]], still_s: int
+    complaints: Sequence[ComplaintLine], serving: Mapping[int, Set[PeerId]], out: Set[PeerId], still_s: int
 ) -> Iterator[Problem]:
-    """For whom all wait; and whom somebody goes on without or cannot reach, if it is somebody else."""
+    """For whom all wait; and whom somebody goes on without or cannot reach, if it is somebody else. out: convicts, of
+    whom enough is said."""
     about: dict[tuple[int, PeerId], list[ComplaintLine]] = {}
     for line in complaints:
         about.setdefault((line.of.stage, line.of.peer), []).append(line)
@@ -416,19 +426,19 @@ def _complained(
         yield Problem("error", "standstill", f"no step for {still_s} s{why} {whom}", blamed[0][0])
     elif still_s and all(serving.values()):  # else it is said what is missing
         yield Problem("warning", "standstill", f"no step for {still_s} s, and nobody says whom it waits for")
-    for key in [key for key in most if key not in blamed][:_MOST_NAMED]:
+    for key in [key for key in most if key not in blamed and key[1] not in out][:_MOST_NAMED]:
         lines = [line.of for line in about[key]]
         longest_s = max((each.seconds for each in lines if each.how == "sits_out"), default=0)
         how = {each.how for each in lines}
         if "convicted" in how:
-            yield Problem("warning", "convicted", f"convicted: {words[key]}", key[0])
+            yield Problem("warning", "convicted", f"convicted: {words[key]}", *key)
         elif "unreached" in how:
             verb = "left out" if "left_out" in how else "not reached"
-            yield Problem("warning", "unreached", f"{verb}: {words[key]}; {advice('unreached')}", key[0])
+            yield Problem("warning", "unreached", f"{verb}: {words[key]}; {advice('unreached')}", *key)
         elif "sits_out" in how:
-            yield Problem("note", "sits_out", f"sitting out for another {longest_s} s: {words[key]}", key[0])
+            yield Problem("note", "sits_out", f"sitting out for another {longest_s} s: {words[key]}", *key)
         elif "left_out" in how:
-            yield Problem("note", "left_out", f"left out: {words[key]}", key[0])
+            yield Problem("note", "left_out", f"left out: {words[key]}", *key)
 
 
 def _words(stage: int, peer: PeerId, lines: Sequence[ComplaintLine], serving: Set[PeerId]) -> str:
@@ -535,9 +545,13 @@ def _forks(replicas: Sequence[ReplicaLine]) -> Iterator[tuple[int, list[str]]]:
 # ---------------------------------------------------------------- arranging
 
 
-def _replicas(stage: int, records: Sequence[Record]) -> Iterator[ReplicaLine]:
+def _replicas(stage: int, records: Sequence[Record], convicts: Set[PeerId]) -> Iterator[ReplicaLine]:
     # Who does not serve measures nobody, and is measured by nobody.
-    serving = [record for record in records if any(each.stage == stage and each.synced for each in record.stages)]
+    serving = [
+        record
+        for record in records
+        if record.peer not in convicts and any(each.stage == stage and each.synced for each in record.stages)
+    ]
     speeds = measured({record.peer: record.estimates for record in serving})
     for record in sorted(records, key=lambda record: record.peer):
         for status in record.stages:
@@ -557,6 +571,7 @@ def _replicas(stage: int, records: Sequence[Record]) -> Iterator[ReplicaLine]:
                     region=record.region,
                     incarnation=record.incarnation,
                     speed=round(speeds.get(record.peer, 0.0), 3),
+                    convicted=record.peer in convicts,
                     **same,
                 )
 

@@ -79,7 +79,10 @@ def test_a_step_with_false_work_stays_applied_and_status_names_it() -> None:
     assert dict(fields) == {"step": AT, "stage": 1, "peer": LIAR} and len(said(swarm, "tainted")) == 6
     assert found.num_tainted == 1 and [(each.stage, each.step, each.by) for each in found.tainted] == [(1, AT, 6)]
     (problem,) = [problem for problem in found.problems if problem.kind == "tainted"]
-    assert f"{AT} of stage 1 (say 6 of 7 replicas)" in problem.text
+    assert f"{AT} of stage 1 (say 6 of 6 replicas)" in problem.text
+    assert [(each.peer, each.stages, each.by) for each in found.convicts] == [(LIAR, (1,), 6)]
+    (line,) = [problem.text for problem in found.problems if problem.kind == "convicted"]
+    assert line.startswith(f"convicted: {LIAR} of stage 1 (step {AT}") and line.endswith("as 6 of 6 replicas say")
 
 
 def test_a_run_goes_back_before_the_false_step_and_ends_as_if_nobody_had_lied() -> None:

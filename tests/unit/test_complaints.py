@@ -25,6 +25,20 @@ def test_a_step_is_late_by_the_usual_pace_and_who_sits_out_is_named_until_it_doe
     assert complaints.of(table.members["A"], None, now=161.0) == ()
 
 
+def test_a_conviction_names_its_step_and_disputes_are_counted() -> None:
+    complaints = Complaints(TIMERS, lambda event, fields: None, now=0.0)
+    for peer, reason in (("P", "has signed two sums of one round"), ("Q", "step 7, microbatch 3: others find another")):
+        complaints.on_event("convicted", {"peer": PeerId(peer), "step": 7, "reason": reason}, now=100.0)
+    table = Table("A")
+    assert complaints.of(table.members["A"], None, now=110.0) == (
+        Complaint(0, PeerId("P"), "convicted", "step 7: has signed two sums of one round", 10),
+        Complaint(0, PeerId("Q"), "convicted", "step 7, microbatch 3: others find another", 10),
+    )
+    for step in (3, 5):
+        complaints.on_event("disputed", {"peer": PeerId("P"), "step": step, "index": 0, "jurors": []}, now=100.0)
+    assert (complaints.disputed, complaints.num_disputed) == ((5, "P"), 2)
+
+
 def test_a_keeper_names_whose_report_it_waits_for() -> None:
     table = Table("A", "B")
     [keeper] = [member for member in table.members.values() if member.keeper is not None]

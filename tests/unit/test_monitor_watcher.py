@@ -12,7 +12,7 @@ from typing import Any, cast
 import pytest
 from rich.console import Console
 
-from swarmnet.directory import Record, StageStatus
+from swarmnet.directory import Complaint, DisputedWork, Record, StageStatus
 from swarmnet.errors import PeerGone, RejectCode, UsageError
 from swarmnet.ids import Chain, PeerId, Restart, RunId
 from swarmnet.manifest.file import run_id, to_toml
@@ -309,3 +309,28 @@ def test_going_back_and_problems_are_said_once() -> None:
     assert not list(presence.look(first))
     back = assess(RUN, [record("a", 0, restart=Restart(1, 3))], 1)
     assert [change.text for change in presence.look(back)] == ["the run went back to version 3"]
+
+
+def test_a_convict_and_disputes_are_lines_and_nobody_asks_the_convict(capsys: pytest.CaptureFixture[str]) -> None:
+    out = Complaint(0, PeerId("l"), "convicted", "step 3: false", 9)
+    before = [record(name, 0, steps=9) for name in "abl"]
+    after = [*(replace(each, complaints=(out,)) for each in before[:2]), before[2]]
+    last = (DisputedWork(0, 4, PeerId("b")), DisputedWork(0, 4, PeerId("b")), DisputedWork(0, 5, PeerId("a")))
+    disputes = [
+        [replace(each, disputed=of, num_disputed=number) for each in after[:2]] for number, of in enumerate(last, 1)
+    ]
+    over = [replace(each, steps=6) for each in disputes[-1]]
+    members = Members({"a": honest, "b": honest, "l": honest}, before, after, *disputes, over)
+    watch(members, WatchOptions(as_json=True))
+    events = said(capsys)
+    lines = [
+        each["text"] for each in events if each["event"] == "problem" and each["kind"] in ("convicted", "disputed")
+    ]
+    assert [line.split(" (")[0].split(";")[0] for line in lines] == [
+        "convicted: l of stage 0",
+        "in 1 case of stage 0 somebody lies, and nobody can be named, as 2 of 2 replicas say",
+        "in 3 cases of stage 0 somebody lies, and nobody can be named, as 2 of 2 replicas say",
+    ]
+    assert [each["peer"] for each in events if each["event"] == "left"] == ["l"]
+    assert [each["num_disputed"] for each in events if each["event"] == "state"][-1] == 3
+    assert sum(peer == "l" for peer, _ in members.asked) == 1, "in the first look alone"

@@ -15,6 +15,7 @@ from swarmnet.directory import (
     MAX_ON_DISK,
     MAX_STAGES_PER_PEER,
     Complaint,
+    DisputedWork,
     Record,
     StageStatus,
     TaintedStep,
@@ -116,6 +117,8 @@ records = st.builds(
     ).map(tuple),
     tainted=st.lists(st.builds(TaintedStep, st.integers(0, 1023), st.integers(0, 2**53)), max_size=4).map(tuple),
     num_tainted=st.integers(0, 2**53),
+    disputed=st.none() | st.builds(DisputedWork, st.integers(0, 1023), st.integers(0, 2**53), st.just(OTHER.peer)),
+    num_disputed=st.integers(0, 2**53),
 )
 
 
@@ -190,6 +193,8 @@ def test_a_flipped_bit_is_noticed(data: st.DataObject) -> None:
         ({"complaints": [[0, OTHER.peer, "left_out", "late", 0]] * 9}, RejectCode.MALFORMED),
         ({"tainted": [[0, 3]] * 5}, RejectCode.MALFORMED),
         ({"tainted": [[1000, 3]]}, RejectCode.MALFORMED),
+        ({"disputed": [1000, 3, OTHER.peer]}, RejectCode.MALFORMED),
+        ({"disputed": [0, 3, "nobody"]}, RejectCode.MALFORMED),
     ],
 )
 def test_each_rule_has_its_refusal(fields: dict[str, object], code: RejectCode) -> None:
@@ -243,8 +248,8 @@ def test_complaints_are_cut_and_give_way_to_what_others_need_to_find_a_peer() ->
     disk = tuple(OnDisk(10**15, Restart(10**15, 10**15)) for _ in range(MAX_ON_DISK))
     full = announcement(stages=tuple(replace(status(stage % 4), stage=stage, disk=disk) for stage in range(13)))
     full = replace(full, num_stages=16)
-    steps = (TaintedStep(15, 10**15),) * 4
-    crowded = replace(full, record=replace(full.record, complaints=many, tainted=steps))
+    steps, dispute = (TaintedStep(15, 10**15),) * 4, DisputedWork(15, 10**15, OTHER.peer)
+    crowded = replace(full, record=replace(full.record, complaints=many, tainted=steps, disputed=dispute))
     assert unseal(seal(crowded, ME.sign), now=NOW) == unseal(seal(full, ME.sign), now=NOW)
 
 

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from swarmnet.directory import Complaint, Estimate, Record, StageStatus, TaintedStep
+from swarmnet.directory import Complaint, DisputedWork, Estimate, Record, StageStatus, TaintedStep
 from swarmnet.ids import NO_RESTART, Chain, OnDisk, PeerId, Restart, RunId
 from swarmnet.peer.rates import mark
 from swarmnet.peer.swarm_health import Assessment, Problem, assess
@@ -242,6 +242,52 @@ def test_steps_with_false_work_are_named_with_how_many_say_so() -> None:
         "6 steps hold work that is proven false; the last: 9 of stage 0 (say 3 of 6 replicas), 7 of stage 1 (say 3"
     )
     assert not found(*three(0), *three(1))[0].num_tainted
+
+
+def convicting(records: list[Record], liar: str, reason: str = "step 7, microbatch 3: false") -> list[Record]:
+    complaint = Complaint(0, PeerId(liar), "convicted", reason, 9)
+    return [each if each.peer == liar else replace(each, complaints=(complaint,)) for each in records]
+
+
+def test_a_convict_is_shown_as_one_in_one_line_and_what_it_says_counts_for_nothing() -> None:
+    plain = [*three(0), *three(1)]
+    says = (against("0-1", "left_out", "late", 3), against("0-1", "convicted", "it lies"))
+    liar = waiting(0, "0-0", *says, still_s=0)
+    liar = replace(liar, eval_loss=(41, 0.1), tainted=(TaintedStep(0, 3),), num_tainted=9)
+    result, problems = found(*convicting([liar, *plain[1:]], "0-0"))
+    assert [(each.peer, each.stages, each.by) for each in result.convicts] == [("0-0", (0,), 5)]
+    assert [replica.state for replica in result.stages[0].replicas] == ["convicted", "synced", "synced"]
+    line = "convicted: 0-0 of stage 0 (step 7, microbatch 3: false), as 5 of 5 replicas say"
+    assert [each.text for each in result.problems if each.severity == "warning"] == [line]
+    assert set(problems) == {"convicted", "two_replicas"}, "of three one is no replica any more"
+    assert result.eval_loss is None and not result.num_tainted
+    assert all(each.by != "0-0" for each in result.complaints)
+
+
+def test_whom_a_minority_calls_convicted_is_not() -> None:
+    liars = [replace(each, complaints=(against("0-0", "convicted", "it lies"),)) for each in three(0)[1:]]
+    result, problems = found(three(0)[0], *liars, *three(1))
+    assert not result.convicts and result.stages[0].replicas[0].state == "synced"
+    assert problems["convicted"].text == "convicted: 0-0 of stage 0 (it lies, say ...0-1, ...0-2)"
+    gone, _ = found(*convicting([*three(0), *three(1)], "gone"))
+    assert [(each.peer, each.stages, each.by) for each in gone.convicts] == [("gone", (), 6)]
+
+
+def test_disputes_are_counted_by_stage_and_the_last_is_named() -> None:
+    last, before = DisputedWork(1, 9, PeerId("0-2")), DisputedWork(1, 7, PeerId("1-1"))
+    told = [replace(each, disputed=last, num_disputed=2) for each in three(1)[:2]]
+    late = replace(three(1)[2], disputed=before, num_disputed=1)
+    liar = replace(three(0)[0], disputed=DisputedWork(1, 1 << 50, PeerId("1-0")), num_disputed=1 << 50)
+    result, problems = found(liar, *three(0)[1:], *told, late)
+    assert [(each.number, each.last, each.by) for each in result.disputes] == [
+        (2, last, 3)
+    ] and result.num_disputed == 2
+    assert problems["disputed"].severity == "warning" and problems["disputed"].stage == 1
+    assert problems["disputed"].text.startswith(
+        "in 2 cases of stage 1 somebody lies, and nobody can be named, as 3 of 6 replicas say; the last: work of 0-2 "
+        "in step 9"
+    )
+    assert not found(*three(0), *three(1))[0].num_disputed
 
 
 def test_how_long_it_will_take_and_how_fast_each_replica_is() -> None:

@@ -1,0 +1,115 @@
+"""What the records of a run say of its audits: who is shut out, in what nobody could be named, and which steps hold
+false work. Pure; `peer.swarm_health` shows it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from swarmnet.directory import MAX_TAINTED, DisputedWork, Record
+from swarmnet.ids import PeerId
+from swarmnet.state.rollback import half_of
+from swarmnet.telemetry.text import counted
+
+
+@dataclass(frozen=True, slots=True)
+class ConvictLine:
+    """A peer that more than half of those who serve call convicted. stages: its own; by: how many of its mates say so,
+    most of them for `reason`, which names the step."""
+
+    peer: PeerId
+    stages: tuple[int, ...]
+    reason: str
+    by: int
+
+
+@dataclass(frozen=True, slots=True)
+class DisputeLine:
+    """Cases of a stage in which somebody lies and nobody could be named. number: as half of those say who know of any,
+    which are `by` replicas. last: the one that most of them name as their last."""
+
+    number: int
+    last: DisputedWork
+    by: int
+
+
+@dataclass(frozen=True, slots=True)
+class TaintedLine:
+    """A step whose sum in that stage holds proven false work, and how many replicas that serve say so."""
+
+    stage: int
+    step: int
+    by: int
+
+
+def convicts_of(records: Sequence[Record]) -> tuple[ConvictLine, ...]:
+    """Whom most of those who serve have shut out, sorted by peer. What fewer say may be the liars' word."""
+    serving = [record for record in records if any(status.synced for status in record.stages)]
+    said: dict[PeerId, dict[PeerId, str]] = {}
+    for record in serving:
+        for each in record.complaints:
+            if each.how == "convicted" and each.peer != record.peer:
+                said.setdefault(each.peer, {})[record.peer] = each.reason
+    out = {peer for peer, by in said.items() if 2 * len(by) > len(serving)}
+    stages = {record.peer: tuple(status.stage for status in record.stages) for record in records}
+    found = []
+    for peer in sorted(out):
+        reasons = Counter(reason for by, reason in said[peer].items() if by not in out)
+        reason = max(reasons, key=lambda each: (reasons[each], each), default="")
+        found.append(ConvictLine(peer, stages.get(peer, ()), reason, reasons.total()))
+    return tuple(found)
+
+
+def convicted(convicts: Sequence[ConvictLine], members: int) -> Iterator[tuple[PeerId, str]]:
+    """Of each a line. members: replicas that serve."""
+    for each in convicts:
+        of = f" of stage {', '.join(map(str, each.stages))}" if each.stages else ""
+        text = f"convicted: {each.peer}{of} ({each.reason}), as {each.by} of {counted(members, 'replica')} say"
+        yield each.peer, text
+
+
+def disputes_of(members: Sequence[Record]) -> tuple[DisputeLine, ...]:
+    """By stage. members: the records of those who serve."""
+    of_stage: dict[int, list[tuple[DisputedWork, int]]] = {}
+    for record in members:
+        last = record.disputed
+        if last is not None and any(status.stage == last.stage for status in record.stages):
+            of_stage.setdefault(last.stage, []).append((last, record.num_disputed))
+    found = []
+    for _, told in sorted(of_stage.items()):
+        votes = Counter(last for last, _ in told)
+        last = max(votes, key=lambda each: (votes[each], each.step, each.peer))
+        found.append(DisputeLine(half_of([number for _, number in told]), last, len(told)))
+    return tuple(found)
+
+
+def disputed(disputes: Sequence[DisputeLine], members: int) -> Iterator[tuple[int, PeerId, str]]:
+    """Of each the stage, who was accused last, and a line. members: replicas that serve."""
+    for each in disputes:
+        text = (
+            f"in {counted(each.number, 'case')} of stage {each.last.stage} somebody lies, and nobody can be named, as "
+            f"{each.by} of {counted(members, 'replica')} say; the last: work of {each.last.peer} in step "
+            f"{each.last.step}. More replicas of one numerics class can name somebody"
+        )
+        yield each.last.stage, each.last.peer, text
+
+
+def tainted_of(members: Sequence[Record]) -> tuple[TaintedLine, ...]:
+    """The last such steps, those that most name first. members: the records of those who serve."""
+    said = Counter((each.stage, each.step) for record in members for each in dict.fromkeys(record.tainted))
+    lines = [TaintedLine(stage, step, by) for (stage, step), by in said.items()]
+    return tuple(sorted(lines, key=lambda line: (-line.by, -line.step, line.stage)))
+
+
+def tainted(number: int, last: Sequence[TaintedLine], members: int) -> Iterator[str]:
+    """A line, if there are any. members: replicas that serve."""
+    if number and last:
+        named = ", ".join(
+            f"{line.step} of stage {line.stage} (say {line.by} of {counted(members, 'replica')})"
+            for line in last[:MAX_TAINTED]
+        )
+        yield (
+            f"{counted(number, 'step')} {'holds' if number == 1 else 'hold'} work that is proven false; the last: "
+            f"{named}; audit.on_late in the manifest says whether the run goes back before them"
+        )
