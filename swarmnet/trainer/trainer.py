@@ -1,8 +1,8 @@
 """Feeds microbatches into stage 0 and holds no weights. Any number of trainers may run; none is needed for safety.
 
-Keeps a window of microbatches in flight and measures the held-out loss when it is due. It is at most one step ahead of
-those that are open: it begins a step when its share of the one before is back, or, where steps overlap, when that is
-sent and the share of the one before that is back.
+Keeps a window of microbatches in flight and measures the held-out loss beside them when it is due. It is at most one
+step ahead of those that are open: it begins a step when its share of the one before is back, or, where steps overlap,
+when that is sent and the share of the one before that is back.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from swarmnet.pipeline.inputs import AnswerCheck
 from swarmnet.pipeline.router import AdaptiveTimeout, Router, RoutingRule, least_time
 from swarmnet.stage.canonical import rate_of
 from swarmnet.state.rollback import MAX_RESTARTS_AHEAD
-from swarmnet.trainer.scores import Look, NoScore, said, same, score
+from swarmnet.trainer.evaluations import Evaluations
 from swarmnet.transport import ReadPayload, Transport
 
 Tokens = Callable[[int], tuple[Packed, ...]]
@@ -103,12 +103,13 @@ class FirstStage:
         left: Callable[[int], int],
     ) -> None:
         self._me, self._manifest, self._directory, self._on_event = me, manifest, directory, on_event
+        self._router = Router(AdaptiveTimeout.of(manifest.protocol, stages=manifest.cut.stages), rule=rule)
         self.records: dict[PeerId, Record] = {}
         self.restart = NO_RESTART
         self._dead: dict[PeerId, int] = {}  # peer -> the incarnation that is gone
         self.caller = Caller(
             transport,
-            Router(AdaptiveTimeout.of(manifest.protocol, stages=manifest.cut.stages), rule=rule),
+            self._router,
             self.candidates,
             AnswerCheck(
                 (),
@@ -197,6 +198,10 @@ class FirstStage:
         ]
         return max(self._manifest.training.total_steps, sorted(said)[len(said) // 2] if said else 0)
 
+    def patience_s(self) -> float:
+        """How long a silent replica is borne."""
+        return self._router.patience_s()
+
     def room(self) -> int:
         """Microbatches in flight: what stage 0 says it has room for, and one waiting in front of each replica."""
         slots = [s.slots + 1 for record in self.records.values() for s in record.stages if s.stage == 0]
@@ -259,12 +264,11 @@ class Trainer:
         notices: Notices | None = None,
         lots: random.Random = random.SystemRandom(),  # noqa: B008
     ) -> None:
-        self._lots = lots
         self.me, self._manifest, self._directory = me, manifest, directory
         self._toml, self._notices = manifest_toml, notices
         self._record = record
         self._admissions, self._wall = admissions, wall
-        self._tokens, self._eval_tokens, self._on_event = tokens, eval_tokens, on_event
+        self._tokens, self._on_event = tokens, on_event
         self._stage = FirstStage(me, manifest, transport, directory, on_event, rule, lambda step: self._unsent[step])
         asking = partial(Asking, record, transport, lambda: self._stage.records, on_event, proofs=proofs)
         self._dialled_back = asking(hide) if hide else None
@@ -277,6 +281,14 @@ class Trainer:
         self.step = 0
         self._eval_loss: tuple[int, float] | None = None
         self._history = HistoryBook()
+        self._evaluations = Evaluations(
+            manifest.training.eval_microbatches,
+            lambda version, number, avoid: self._stage.evaluate(version, number, eval_tokens(number), avoid),
+            self._stage.numerics if manifest.same_bits else None,
+            self._scored,
+            on_event,
+            lots,
+        )
         self._progress: tuple[int, float] = -1, -math.inf  # the step that was told last, and when
         self._left = False
         self._lacks: dict[str, object] | None = None  # what is not there,
@@ -294,17 +306,21 @@ class Trainer:
             self.step = self._stage.newest_version()
             while self.step < self._stage.steps:
                 restart = self._stage.restart
-                await unless_stopped(self._restarted, self._feed())
+                await unless_stopped(self._restarted, self._feed(group))
                 self._restarted.clear()
                 # The run goes on from another version: what was fed of this one is void.
                 if restart != self._stage.restart:
+                    self._evaluations.cancel()
                     self.step = self._stage.newest_version()
             total = self._stage.steps
-            for version in range(total - self._delay.ahead(total - 1), total):
+            for version in range(total - self._delay.ahead(total - 1), total + 1):
                 if self._to_evaluate(version):
-                    await self._evaluate(version)
-            if self._to_evaluate(total):
-                await self._evaluate_last(total)
+                    self._evaluations.begin(version, group)
+            # There is no next time for either.
+            if await self._evaluations.end(_LAST_EVAL_S):
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(_LAST_EVAL_S):
+                        await self._publish()
             looking.cancel()
             publishing.cancel()
             if asking is not None:
@@ -353,7 +369,7 @@ class Trainer:
 
     # ------------------------------------------------------------ step by step
 
-    async def _feed(self) -> None:
+    async def _feed(self, evaluating: asyncio.TaskGroup) -> None:
         """Send my share of step after step, from `step` on, until all are over."""
         training = self._manifest.training
         self._away, self._unsent, self._answered = Counter(), Counter(), -1
@@ -366,14 +382,19 @@ class Trainer:
                 # The group waits for what is in flight.
                 if step >= self._stage.steps:
                     return
-                for version in (step - 1, step):
-                    if version >= 0 and version + self._delay.ahead(version) == step and self._to_evaluate(version):
-                        await self._evaluate(version)
+                begun = [
+                    self._evaluations.begin(version, evaluating)
+                    for version in (step - 1, step)
+                    if version >= 0 and version + self._delay.ahead(version) == step and self._to_evaluate(version)
+                ]
                 trainers = [peer for peer, record in self._stage.records.items() if record.feeds]
                 mine = my_indexes(self.me, trainers, step, training.microbatches)
                 self._unsent[step] = len(mine)
                 for index in mine:
                     await window.take()
+                    # With the last one the step can end, and the weights that are measured are gone.
+                    if index == mine[-1]:
+                        await self._evaluations.answered(begun, self._stage.patience_s)
                     self._away[step] += 1
                     group.create_task(self._send(step, index, window))
                 self.step += 1
@@ -417,38 +438,9 @@ class Trainer:
         trainers = [peer for peer, record in self._stage.records.items() if record.feeds]
         return feeder([*trainers, self.me], version, -1) == self.me
 
-    async def _evaluate_last(self, version: int) -> None:
-        """As `_evaluate`, once, then published at once: there is no next time for either."""
-        try:
-            async with asyncio.timeout(_LAST_EVAL_S):
-                await self._evaluate(version)
-                await self._publish()
-        except TimeoutError:
-            self._on_event("not_evaluated", {"step": version, "reason": f"no answer within {_LAST_EVAL_S:g} s"})
-
-    async def _evaluate(self, step: int) -> None:
-        """Held-out loss of weights `step`, before the microbatches that are computed on them can move them."""
-        try:
-            loss, num_tokens = await score(
-                self._manifest.training.eval_microbatches,
-                partial(self._look_at, step),
-                partial(same, numerics=self._stage.numerics if self._manifest.same_bits else None),
-                lambda number, looks: self._on_event("eval_disputed", {"step": step, "number": number, **said(looks)}),
-                self._lots,
-            )
-        except NoScore as none:
-            self._on_event("not_evaluated", {"step": step, "reason": str(none)})
-            return
-        self._eval_loss = (step, loss)
-        self._history.evaluated(Evaluation(step, loss))
-        self._on_event("evaluated", {"step": step, "loss": loss, "num_tokens": num_tokens})
-
-    async def _look_at(self, step: int, number: int, avoid: tuple[PeerId, ...]) -> Look | None:
-        try:
-            answer = await self._stage.evaluate(step, number, self._eval_tokens(number), avoid)
-        except Refused:
-            return None
-        return Look(answer.loss_sum, answer.num_tokens, answer.route)
+    def _scored(self, version: int, loss: float) -> None:
+        self._eval_loss = (version, loss)
+        self._history.evaluated(Evaluation(version, loss))
 
     # ------------------------------------------------------------ whom I know
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -29,6 +30,21 @@ class FalseScores(Guise):
             return stash
 
         honest.forward = lower  # type: ignore[method-assign]
+        return honest
+
+
+class NeverScores(Guise):
+    """It trains as everybody does, and is at work on an evaluation for ever."""
+
+    def engine(self, honest: SimulatedEngine) -> SimulatedEngine:
+        forward = honest.forward
+
+        async def hang(step: int, index: int, payload: Any, *, train: bool) -> Stash:
+            if not train:
+                await asyncio.sleep(1e6)
+            return await forward(step, index, payload, train=train)
+
+        honest.forward = hang  # type: ignore[method-assign]
         return honest
 
 
@@ -91,3 +107,15 @@ def test_one_replica_a_stage_is_taken_at_its_word() -> None:
     swarm = Swarm(Plan(stages=2, replicas=1, microbatches=4, steps=3, eval_every=1, eval_microbatches=4), 1)
     swarm.run()
     assert said(swarm, "evaluated").keys() >= {0, 1, 2} and not swarm.counts["eval_disputed"]
+
+
+def test_a_replica_that_never_ends_an_evaluation_costs_the_scores_that_it_was_asked_for_and_no_other() -> None:
+    swarm = Swarm(Plan(stages=2, replicas=3, microbatches=12, steps=10, eval_every=1, eval_microbatches=4), 0)
+    swarm.names[0] = "liar"
+    swarm.guises[PeerId("liar")] = NeverScores()
+    swarm.run()
+    told = [fields["step"] for _, _, name, fields in swarm.events if name in ("evaluated", "not_evaluated")]
+    assert told == sorted(told), "in their order"
+    scores = said(swarm, "evaluated")
+    assert set(range(1, 10)) <= scores.keys(), "the run has not waited for the first"
+    assert all(score["loss"] == honest(swarm, version) for version, score in scores.items())
