@@ -12,6 +12,8 @@ at a time, and not for long.
 from __future__ import annotations
 
 import asyncio
+import ipaddress
+import math
 import secrets
 import socket
 import struct
@@ -24,6 +26,7 @@ from swarmnet.errors import BadMessage, RejectCode, UsageError
 from swarmnet.ids import PeerId, RunId
 from swarmnet.net.bulk_connection import BULK_FROM, BulkCalls, BulkConnection
 from swarmnet.net.bulk_records import AROUND, BulkSession, Kind, Opener, Sealer, read_head
+from swarmnet.net.traffic import Allowance, Allowances
 from swarmnet.wire.convert import SECRET_BYTES, SESSION_BYTES, BulkAsk, BulkOffer
 
 MOST_CONNECTIONS = 8
@@ -36,9 +39,17 @@ _PLACE_S = 1.0
 """So long after a connection has ended its place is another's."""
 
 _MOST_SESSIONS = 1 << 14
-_MOST_UNPROVEN, _MOST_UNPROVEN_OF_HOST = 128, 16
+_MOST_UNPROVEN, _MOST_UNPROVEN_OF_LINE = 128, 16
 _PROVE_S = 5.0
 """For the first record to come."""
+
+_ASKS = Allowance(messages_per_s=1.0, bytes_per_s=math.inf, burst_s=8.0)
+"""Of one caller: each makes a session in place of its last one. A pool that dials in vain waits longer each time."""
+
+_JUNK = Allowance(messages_per_s=4.0, bytes_per_s=math.inf, burst_s=4.0)
+"""Dials from one line that prove nothing."""
+_REFUSED_S = 1e-3
+"""Pause after a dial that is closed unread: a flood of them leaves the process to others."""
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 300.0
 _IDLE_S = 60.0
@@ -262,6 +273,7 @@ class BulkListener:
         self._newest: dict[PeerId, TakenSession] = {}
         self._of_caller: Counter[PeerId] = Counter()
         self._unproven: Counter[str] = Counter()
+        self._asks, self._junk = Allowances(_ASKS), Allowances(_JUNK)
         self._tasks: set[asyncio.Task[None]] = set()
         self.port = 0
         self.outside_port: int | None = None
@@ -272,11 +284,11 @@ class BulkListener:
         """Whose connections are open."""
         return frozenset(taken.caller for taken in self._sessions.values() if taken.connections)
 
-    def offer(self, caller: PeerId, ask: BulkAsk, *, outside: bool = False) -> BulkOffer:
-        """Answer a caller that is proved and admitted: a new session of its own. outside: it calls from elsewhere, and
-        has to come by the router."""
+    def offer(self, caller: PeerId, ask: BulkAsk, *, now: float, outside: bool = False) -> BulkOffer:
+        """Answer a caller that is proved and admitted: a new session of its own, unless it asks too often. outside: it
+        calls from elsewhere, and has to come by the router."""
         port = self.outside_port if outside and self.port and self.outside_port is not None else self.port
-        if not port:
+        if not port or self._asks.ask(caller, now):
             return BulkOffer(0)
         # A caller's last session lives on in its connections alone.
         if (old := self._newest.get(caller)) is not None:
@@ -341,22 +353,29 @@ class BulkListener:
                     log.debug("bulk_accept_failed", error=error)  # no descriptor is left, for one
                     await asyncio.sleep(_FIRST_PAUSE_S)
                     continue
-                if self._unproven.total() >= _MOST_UNPROVEN or self._unproven[at[0]] >= _MOST_UNPROVEN_OF_HOST:
+                line = _line_of(at[0])
+                if (
+                    self._unproven.total() >= _MOST_UNPROVEN
+                    or self._unproven[line] >= _MOST_UNPROVEN_OF_LINE
+                    or self._junk.early_s(line, loop.time())
+                ):
                     sock.close()
+                    await asyncio.sleep(_REFUSED_S)
                     continue
-                self._unproven[at[0]] += 1
-                self._spawn(self._take(_ready(sock), at[0]))
+                self._unproven[line] += 1
+                self._spawn(self._take(_ready(sock), line))
 
-    async def _take(self, sock: socket.socket, host: str) -> None:
+    async def _take(self, sock: socket.socket, line: str) -> None:
         """Let a connection prove whose it is. Nothing is said to one that cannot."""
         taken = None
         try:
             async with asyncio.timeout(_PROVE_S):
                 taken = await self._prove(sock)
         except (OSError, EOFError, BadMessage) as error:
-            log.debug("no_bulk_connection_of_ours", host=host, error=repr(error))
+            self._junk.take(PeerId(line), 0, asyncio.get_running_loop().time())
+            log.debug("no_bulk_connection_of_ours", host=line, error=repr(error))
         finally:
-            self._unproven[host] -= 1
+            self._unproven[line] -= 1
             self._unproven += Counter()  # without those that are zero
             if taken is None:
                 sock.close()
@@ -411,3 +430,10 @@ class BulkListener:
         for task in (tasks := tuple(self._tasks)):
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _line_of(host: str) -> str:
+    """To whom a dial from there is put down: an address of IPv4, or the 2^64 of IPv6 that one line has."""
+    ip = ipaddress.ip_address(host)
+    ip = getattr(ip, "ipv4_mapped", None) or ip
+    return str(ip) if ip.version == 4 else str(ipaddress.ip_network((int(ip), 64), strict=False))

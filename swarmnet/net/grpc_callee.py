@@ -137,7 +137,8 @@ class Callee(grpc.GenericRpcHandler):  # type: ignore[misc]
             return write_bulk_offer(BulkOffer(0))
         try:
             outside = bool(public_home(host_of(context.peer())))
-            return write_bulk_offer(self._bulk.offer(caller, read_bulk_ask(data), outside=outside))
+            now = asyncio.get_running_loop().time()
+            return write_bulk_offer(self._bulk.offer(caller, read_bulk_ask(data), now=now, outside=outside))
         except BadMessage:
             return write_bulk_offer(BulkOffer(0))
 

@@ -71,12 +71,16 @@ class Allowances:
 
         A refusal costs nothing more: else whoever goes on asking in another's name would have it wait for hours.
         """
-        bucket, message_s = self._bucket(caller, now), 1 / self._each.messages_per_s
-        early_s = bucket.add(0.0, 0.0, now) + message_s - self._each.burst_s
-        if early_s > _ROUNDING_S:
+        if early_s := self.early_s(caller, now):
             return early_s
-        bucket.add(message_s, 0.0, now)
+        self._buckets[caller].add(1 / self._each.messages_per_s, 0.0, now)
         return 0.0
+
+    def early_s(self, caller: str, now: float) -> float:
+        """In how many seconds `ask` would not refuse; 0: now. Counts nothing."""
+        bucket = self._bucket(caller, now)
+        early_s = bucket.add(0.0, 0.0, now) + 1 / self._each.messages_per_s - self._each.burst_s
+        return early_s if early_s > _ROUNDING_S else 0.0
 
     def _bucket(self, caller: str, now: float) -> _Bucket:
         self._buckets[caller] = bucket = self._buckets.get(caller) or _Bucket(now)

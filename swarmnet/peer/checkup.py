@@ -31,7 +31,7 @@ ADVICE: Mapping[str, str] = {
     "memory": "end what else takes memory, or take a smaller part with --activations recompute (docs/memory.md)",
     "disk": "free some, choose another place with --dir, or cap what checkpoints take (--disk)",
     "descriptors": "raise the limit: ulimit -n 65536, or LimitNOFILE= of a systemd unit",
-    "port_taken": "choose others with --port and --dht-port, or leave them away for free ones",
+    "port_taken": "choose others with --port, --dht-port and --bulk-port, or leave them away for free ones",
     "clock": "set it: timedatectl set-ntp true",
     "nobody": "check that this machine is online, or ask for a link to a peer that is up now",
     "slow_line": "members wait for such a line: lend less work with --slots 1, and see docs/plan.md for slow lines",

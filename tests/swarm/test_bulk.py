@@ -553,7 +553,7 @@ def test_a_flood_of_strangers_is_bounded_and_ends(monkeypatch: pytest.MonkeyPatc
     async def scenario(pair: Pair) -> None:
         await open_bulk(pair)
         listener = pair.b.transport._bulk
-        most = bulk_pool._MOST_UNPROVEN_OF_HOST
+        most = bulk_pool._MOST_UNPROVEN_OF_LINE
         lines = [await asyncio.open_connection("127.0.0.1", listener.port) for _ in range(3 * most)]
         ends = [asyncio.create_task(reader.read()) for reader, _ in lines]
         # Those beyond the bound are closed at once, the others when they have not proved anything in time.
@@ -564,6 +564,36 @@ def test_a_flood_of_strangers_is_bounded_and_ends(monkeypatch: pytest.MonkeyPatc
         await until(lambda: not listener._unproven.total())
         for _, writer in lines:
             writer.close()
+
+    run(scenario)
+
+
+def test_junk_dials_cost_their_line_its_next_ones_and_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(pair: Pair) -> None:
+        pool = await open_bulk(pair)
+        listener = pair.b.transport._bulk
+        proving: list[str] = []
+        prove = listener._prove
+        monkeypatch.setattr(listener, "_prove", lambda sock: proving.append("") or prove(sock))
+
+        async def junk() -> None:
+            reader, writer = await asyncio.open_connection("127.0.0.1", listener.port)
+            with contextlib.suppress(ConnectionError):
+                writer.write(bytes(bulk_pool._OPENING.size))
+                assert await reader.read() == b""
+            writer.close()
+
+        began = asyncio.get_running_loop().time()
+        for _ in range(100):
+            await junk()
+        took_s = asyncio.get_running_loop().time() - began
+        each = bulk_pool._JUNK
+        assert len(proving) <= each.messages_per_s * (each.burst_s + took_s), "the rest is closed unread"
+        assert same(await answered(pair), UP), "who is inside feels nothing"
+        # To the listener this dial comes from another line.
+        monkeypatch.setattr(bulk_pool, "_line_of", lambda host: "another")
+        await grown(pool)
+        assert len(pool._connections) == 2
 
     run(scenario)
 

@@ -14,7 +14,7 @@ from scripted import on_virtual_time
 from swarmnet.errors import PeerGone
 from swarmnet.ids import PeerId
 from swarmnet.messages import Packed
-from swarmnet.net import bulk_connection
+from swarmnet.net import bulk_connection, bulk_pool
 from swarmnet.net.bulk_connection import BulkCalls, BulkConnection, Incoming, LeastRate, Outgoing
 from swarmnet.net.bulk_pool import BulkListener
 from swarmnet.net.bulk_records import RECORD_BYTES, BulkSession, Kind, Opener, Sealer
@@ -315,17 +315,41 @@ def test_who_comes_by_the_router_is_told_its_port(forwarded: int | None, from_ou
     listener = BulkListener(PeerId("callee"), None, stall_s=1.0)
     listener.port, listener.outside_port = 7, forwarded
     caller, ask = PeerId("caller"), BulkAsk(bytes(32))
-    assert listener.offer(caller, ask, outside=True).port == from_outside
-    assert listener.offer(caller, ask).port == 7, "at home nothing stands between"
+    assert listener.offer(caller, ask, now=0.0, outside=True).port == from_outside
+    assert listener.offer(caller, ask, now=0.0).port == 7, "at home nothing stands between"
     listener.port = 0
-    assert listener.offer(caller, ask, outside=True).port == 0, "it is closed"
+    assert listener.offer(caller, ask, now=0.0, outside=True).port == 0, "it is closed"
 
 
 def test_a_session_is_its_callers_alone() -> None:
     listener = BulkListener(PeerId("callee"), None, stall_s=1.0)
     listener.port = 1
-    offer = listener.offer(PeerId("caller"), BulkAsk(bytes(32)))
+    offer = listener.offer(PeerId("caller"), BulkAsk(bytes(32)), now=0.0)
     found = listener.session(PeerId("caller"), offer.session)
     assert found is not None and found.caller == "caller"
     assert listener.session(PeerId("another"), offer.session) is None
-    assert listener.offer(PeerId("caller"), BulkAsk(bytes(32))).session != offer.session
+    assert listener.offer(PeerId("caller"), BulkAsk(bytes(32)), now=0.0).session != offer.session
+
+
+def test_who_asks_again_and_again_gets_no_more_sessions_and_keeps_its_last_one() -> None:
+    listener = BulkListener(PeerId("callee"), None, stall_s=1.0)
+    listener.port, ask = 1, BulkAsk(bytes(32))
+    offers = [listener.offer(PeerId("flood"), ask, now=0.0) for _ in range(100)]
+    most = int(bulk_pool._ASKS.messages_per_s * bulk_pool._ASKS.burst_s)
+    assert [offer.port for offer in offers] == [1] * most + [0] * (100 - most)
+    assert listener.session(PeerId("flood"), offers[most - 1].session) is not None
+    assert listener.offer(PeerId("other"), ask, now=0.0).port == 1, "nobody else pays for it"
+    assert listener.offer(PeerId("flood"), ask, now=1.1).port == 1, "nor does it for ever"
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        ("203.0.113.7", "203.0.113.8", False),
+        ("::ffff:203.0.113.7", "203.0.113.7", True),
+        ("2001:db8:0:1::7", "2001:db8:0:1:ffff::8", True),
+        ("2001:db8:0:1::7", "2001:db8:0:2::7", False),
+    ],
+)
+def test_a_dial_is_put_down_to_its_line(one: str, other: str, same: bool) -> None:
+    assert (bulk_pool._line_of(one) == bulk_pool._line_of(other)) is same
