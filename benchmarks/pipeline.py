@@ -34,7 +34,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -495,21 +495,23 @@ def measure_costs(plan: Plan) -> tuple[dict[str, dict[str, dict[str, float]]], f
         with plain_loops(plan, manifest, Path(other)) as plain:
             plain()  # before the swarm, and once more after it
             turn = run_swarm(plan, manifest, Path(name), plain=plain)
-    stages = {f"stage {stage}": {"wall": spent.wall, "beside": spent.beside} for stage, spent in enumerate(turn.costs)}
+    stages = {f"stage {stage}": asdict(spent) for stage, spent in enumerate(turn.costs)}
     return stages, 1000 * turn.trainer_s / plan.microbatches
 
 
 def print_costs(stages: dict[str, dict[str, dict[str, float]]], trainer_ms: float) -> None:
     """Both stages side by side, and their shares of a step."""
     whole = [sum(spent["wall"].values()) for spent in stages.values()]
-    for part, title in (("wall", "a microbatch of the swarm exact, ms"), ("beside", "CPU beside it, ms")):
+    titles = {"wall": "a microbatch of the swarm exact, ms", "beside": "CPU beside it, ms"}
+    for part, title in (titles | {"overhead": "of both: Python overhead, ms"}).items():
         print(f"\n{title:44}" + "".join(f"{stage:>18}" for stage in stages))
         kinds = dict.fromkeys(kind for spent in stages.values() for kind in spent[part])
         for kind in kinds:
             found = [spent[part].get(kind, 0.0) for spent in stages.values()]
             shares = "".join(f"{ms:10.1f} {ms / of:6.1%}" for ms, of in zip(found, whole, strict=True))
             print(f"  {kind:42}{shares}")
-    print(f"  {'trainer':42}{trainer_ms:10.1f} {trainer_ms / whole[0]:6.1%}")
+        if part == "beside":
+            print(f"  {'trainer':42}{trainer_ms:10.1f} {trainer_ms / whole[0]:6.1%}")
 
 
 def main() -> None:

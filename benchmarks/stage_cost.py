@@ -107,6 +107,7 @@ def install(clocks: Clocks, stepped: Callable[[], None]) -> None:
     from swarmnet.engine.compute_thread import StageJobs
     from swarmnet.engine.payloads import Payloads
     from swarmnet.engine.torch_engine import TorchEngine
+    from swarmnet.net.bulk_records import Opener, Sealer
     from swarmnet.ranks.stage import RankStage
     from swarmnet.stage.accumulator import Accumulator
     from swarmnet.stage.gradients import WholeGradients
@@ -121,6 +122,8 @@ def install(clocks: Clocks, stepped: Callable[[], None]) -> None:
         ("engine", TorchEngine, ("_forward", "_backward", "_accumulate")),
         ("round", StageJobs, ("_alone",)),
         ("update", TorchEngine, ("_apply",)),
+        ("sealing", Sealer, ("record", "start", "seal")),
+        ("sealing", Opener, ("open",)),
     )
     for kind, owner, names in places:
         for name in names:
@@ -176,10 +179,12 @@ class Plain:
 @dataclass(frozen=True, slots=True)
 class Costs:
     """Milliseconds of a microbatch. wall: of its stage's compute thread; together they are the step. beside: of CPU,
-    in threads that share the cores with it; on the wall they are hidden, or in "waits for a core" above."""
+    in threads that share the cores with it; on the wall they are hidden, or in "waits for a core" above. overhead: what
+    of both a plain loop has not, and is no arithmetic of sums: Python, and what it calls to move bytes."""
 
     wall: dict[str, float]
     beside: dict[str, float]
+    overhead: dict[str, float]
 
 
 def costs(before: Mapping[str, Any], after: Mapping[str, Any], plain: Plain, *, microbatches: int) -> Costs:
@@ -206,10 +211,22 @@ def costs(before: Mapping[str, Any], after: Mapping[str, Any], plain: Plain, *, 
     beside = {f"event loop: {kind}": seconds for kind, seconds in loop.items()}
     beside["event loop: itself"] = threads["MainThread"] - sum(loop.values())
     beside |= {kind: threads[kind] for kind in threads if kind not in ("MainThread", "compute", "averaging")}
+    others = sum(threads[kind] for kind in threads if kind not in ("MainThread", "compute", "averaging"))
+    overhead = {kind: rows[kind] for kind in ("split backward", "copies and codecs", "engine's checks")}
+    overhead |= {kind: loop[kind] for kind in ("claims, ledger, control", "calls of microbatches")}
+    overhead["TLS: records sealed and opened"] = cpu["sealing"]
+    overhead["transport, the rest of it"] = loop["transport"] - cpu["sealing"]
+    overhead["gRPC's threads, with its TLS"] = others
+    # Of all callbacks the rest, and what runs them.
+    overhead["event loop, the rest of it"] = threads["MainThread"] - sum(
+        loop[kind] for kind in ("claims, ledger, control", "calls of microbatches", "transport")
+    )
+    overhead["together"] = sum(overhead.values())
     scale = 1000 / microbatches
     return Costs(
         {kind: seconds * scale for kind, seconds in rows.items()},
         {kind: seconds * scale for kind, seconds in beside.items() if seconds * scale >= 0.05},
+        {kind: seconds * scale for kind, seconds in overhead.items()},
     )
 
 

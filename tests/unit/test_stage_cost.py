@@ -16,7 +16,7 @@ def line(t: float, scale: float) -> dict[str, Any]:
     """As a peer writes it, everything `scale` times a unit."""
     wall = {"forward": 5.0, "backward": 6.0, "weight pass": 4.0, "round and add": 2.0, "largest": 1.0}
     wall |= {"codecs": 0.5, "engine": 0.25, "round": 3.0, "update": 2.5}
-    cpu = {"forward": 4.0, "backward": 5.0, "weight pass": 4.0}
+    cpu = {"forward": 4.0, "backward": 5.0, "weight pass": 4.0, "sealing": 0.5}
     return {
         "t": t,
         "wall": {kind: scale * seconds for kind, seconds in wall.items()},
@@ -43,6 +43,19 @@ def test_a_microbatch_is_made_of_what_lies_between_two_updates() -> None:
     assert sum(found.wall.values()) == pytest.approx(15_000)
     beside = {kind: round(each) for kind, each in found.beside.items()}
     assert beside == {"event loop: transport": 1000, "event loop: itself": 500, "gRPC's own": 250}
+    overhead = {kind: round(each) for kind, each in found.overhead.items()}
+    assert overhead == {
+        "split backward": 1000,
+        "copies and codecs": 250,
+        "engine's checks": 125,
+        "claims, ledger, control": 0,
+        "calls of microbatches": 0,
+        "TLS: records sealed and opened": 250,
+        "transport, the rest of it": 750,
+        "gRPC's threads, with its TLS": 250,
+        "event loop, the rest of it": 500,
+        "together": 3125,
+    }
 
 
 def test_what_was_spent_before_does_not_count() -> None:
