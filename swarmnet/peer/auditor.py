@@ -191,7 +191,6 @@ class Auditor:
     def applied(self, stamp: Stamp, finished: Finished, commits: Sequence[Commit]) -> None:
         """The replica has applied that sum: `commits` are of all stages."""
         member = self._replica.member
-        self._recall()
         self._sums[stamp] = finished
         self._committed[stamp.restart, stamp.step] = {each.stage: (each.digest, each.roll) for each in commits}
         self._shares[shares_of(finished.contributions, finished.voided)] = finished.contributions, finished.voided
@@ -242,6 +241,7 @@ class Auditor:
 
     def tick(self) -> None:
         """One heartbeat interval has passed."""
+        self._recall()
         self._perform(self._court.tick(self._now()))
 
     # ------------------------------------------------------------ what the court decides
@@ -309,8 +309,9 @@ class Auditor:
         roll = roll_of(tuple(sorted(first_of(contributors))))
         return committed.get(pledge.stamp.stage) == (pledge.digest, roll)
 
-    def _hear_proof(self, proof: Proof) -> None:
-        """Who judges, the accused has signed itself: nobody need know the sum to see whether that is so."""
+    def _hear_proof(self, proof: Proof, *, kept: bool = False) -> None:
+        """Who judges, the accused has signed itself: nobody need know the sum to see whether that is so. kept: since an
+        earlier life."""
         told = (proof.contributions, proof.voided) if isinstance(proof, Verdict) else None
         if told is not None and shares_of(*told) != pledge_of(proof).shares:
             return
@@ -336,7 +337,7 @@ class Auditor:
             and not refusal(proof, contributors, self._peer.signer.verify)
         ):
             self._taint(proof, accused)
-        if strange and self._strangers >= _MOST_STRANGERS:
+        if strange and not kept and self._strangers >= _MOST_STRANGERS:
             return
         if isinstance(proof, Verdict):
             actions = self._court.hear_verdict(replace(proof, contributions=(), voided=NONE), contributors, members)
@@ -362,16 +363,17 @@ class Auditor:
             if isinstance(proof, Verdict):
                 proof = replace(proof, contributions=evidence.contributions, voided=evidence.voided)
             if evidence.run == self._peer.run_id:
-                self._hear_proof(proof)
+                self._hear_proof(proof, kept=True)
 
     def _heard(self) -> Set[PeerId]:
         """Who has spoken to me as a replica of any stage. Names that are only records cost nothing."""
         return frozenset(self._replica.member.view.everyone())
 
     def _spread(self) -> None:
-        """Tell every proof once to everybody whom I hear."""
+        """Tell every proof once to everybody whom I hear; and, of stage 0, to trainers: they call a convict in vain."""
         records = self._peer.records
-        heard = self._heard() - self._court.convicted
+        trainers = {peer for peer, record in records.items() if record.feeds and self.stage == 0}
+        heard = (self._heard() | trainers) - self._court.convicted
         known = [(peer, records[peer].incarnation if peer in records else 0) for peer in heard]
         for number, proof in enumerate(self._proofs):
             for peer, incarnation in known:

@@ -237,6 +237,8 @@ class Replica:
     def convict(self, peer: PeerId, step: int, reason: str) -> None:
         """It is proven that `peer` has done wrong: it counts no more, and is not waited for."""
         self.member.membership.convict(peer, step, reason)
+        if self.caller is not None:
+            self.caller.leave(peer)
         self.gone(peer, definite=True)
 
     def gone(self, peer: PeerId, *, definite: bool) -> None:

@@ -75,13 +75,17 @@ class Caller:
         self._candidates, self._check, self._on_reroute = candidates, check, on_reroute
         self._leaving, self._left, self._signed = leaving, left, signed
         self._unplaced = 0  # microbatches that no replica has
-        self._calls: dict[PeerId, set[asyncio.Timeout]] = {}
+        self._open: dict[PeerId, set[asyncio.Timeout]] = {}  # calls
         self._idle: dict[PeerId, int] = {}  # who has given no result since it answered so -> those of others
 
     def gone(self, peer: PeerId) -> None:
-        """The peer is definitely dead, or shut out: nobody waits for it."""
+        """The peer is definitely dead."""
         self._router.gone(peer)
-        for call in self._calls.get(peer, ()):
+
+    def leave(self, peer: PeerId) -> None:
+        """Nobody hears the peer any more: calls to it end now, and go elsewhere. It may be at work on them for ever."""
+        self._router.gone(peer)
+        for call in self._open.get(peer, ()):
             call.reschedule(asyncio.get_running_loop().time())
 
     async def process(self, request: Process, payload: tuple[Packed, ...]) -> Gradient:
@@ -210,8 +214,8 @@ class Caller:
         self, attempt: _Attempt, request: Process, payload: tuple[Packed, ...]
     ) -> Gradient | MovedTo | Busy | Rejected | PeerGone | PeerTimeout | BadMessage:
         clock = asyncio.get_running_loop().time
-        call = asyncio.timeout(None)
-        self._calls.setdefault(attempt.peer, set()).add(call)
+        calls = self._open.setdefault(attempt.peer, set())
+        calls.add(call := asyncio.timeout(None))
         try:
             async with call:
                 answer = await ask(
@@ -223,14 +227,14 @@ class Caller:
                     heard=lambda: attempt.sign_of_life(clock()),
                     limit_s=attempt.limit_s,
                 )
+        except TimeoutError:
+            return PeerGone("it is shut out", peer=attempt.peer)
         except (PeerGone, PeerTimeout, BadMessage) as error:
             return error
-        except TimeoutError:
-            return PeerGone("it is gone", peer=attempt.peer)
         finally:
-            self._calls[attempt.peer].discard(call)
-            if not self._calls[attempt.peer]:
-                del self._calls[attempt.peer]
+            calls.remove(call)
+            if not calls:
+                self._open.pop(attempt.peer, None)
         match answer:
             case Gradient():
                 try:

@@ -300,6 +300,7 @@ class Swarm:
             wall=self.loop.time,
             rule=routing_rule(self.plan.routing),
             lots=random.Random(f"{self.seed} {peer_id}"),
+            verify=SimulatedSigner(peer_id).verify,
         )
         self.trainers[peer_id] = process
         self.network.attach(peer_id, process, trainer)

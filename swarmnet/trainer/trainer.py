@@ -19,12 +19,15 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 
+from swarmnet.audit.evidence import Evidence
+from swarmnet.audit.proof import Proof, Verify, accused_of, says_of
 from swarmnet.directory import Directory, Record
 from swarmnet.errors import Refused, RejectCode
 from swarmnet.ids import NO_RESTART, PeerId, Restart
 from swarmnet.manifest.extension import Horizon, Notices
 from swarmnet.manifest.schema import Manifest
 from swarmnet.messages import (
+    NONE,
     Answer,
     Control,
     Evaluation,
@@ -34,14 +37,19 @@ from swarmnet.messages import (
     HistoryRequest,
     ManifestData,
     ManifestRequest,
+    Missent,
     Packed,
+    Pair,
     Process,
     Rejected,
     Request,
+    Verdict,
+    first_of,
 )
 from swarmnet.net.admission import Admissions
 from swarmnet.net.dial_back import Asking, Hide, Proofs
 from swarmnet.net.history import HistoryBook
+from swarmnet.net.identity import verify
 from swarmnet.net.records import nobody_serves, unserved
 from swarmnet.net.stop import unless_stopped
 from swarmnet.pipeline.caller import Caller
@@ -106,6 +114,7 @@ class FirstStage:
         self._router = Router(AdaptiveTimeout.of(manifest.protocol, stages=manifest.cut.stages), rule=rule)
         self.records: dict[PeerId, Record] = {}
         self.restart = NO_RESTART
+        self._shut_out: set[PeerId] = set()
         self._dead: dict[PeerId, int] = {}  # peer -> the incarnation that is gone
         self.caller = Caller(
             transport,
@@ -142,7 +151,7 @@ class FirstStage:
     async def refresh(self) -> bool:
         """Read everybody's records. Returns True if the run goes on from another version (`restart`)."""
         found = await self._directory.records((0,), at_once=not self.candidates())
-        self.records = {record.peer: record for record in found if record.peer != self._me}
+        self.records = {each.peer: each for each in found if each.peer not in (self._me, *self._shut_out)}
         # In a large run it knows only those that it calls.
         stages = range(self._manifest.cut.stages if self._directory.complete() else 1)
         newest = min(self._newest_restart(stage) for stage in stages)
@@ -157,6 +166,28 @@ class FirstStage:
         if peer in self.records:
             self._dead[peer] = self.records[peer].incarnation
             self.caller.gone(peer)
+
+    def hear(self, proof: Proof, verify: Verify) -> None:
+        """Whoever that convicts, and has a record, is called no more."""
+        told = (proof.contributions, proof.voided) if isinstance(proof, Verdict) else ((), NONE)
+        evidence = Evidence(self._manifest.name, *told, proof)
+        wrong = evidence.odd & self.records.keys()
+        if not wrong or not self._enough(proof) or evidence.refusal(verify):
+            return
+        for peer in wrong:
+            self._shut_out.add(peer)
+            del self.records[peer]
+            self.caller.leave(peer)
+
+    def _enough(self, proof: Proof) -> bool:
+        """Are those who agree half of the stage, too, as its members are? See `Court`."""
+        if not isinstance(proof, Verdict):
+            return True
+        says, stage = says_of(proof), proof.pledge.stamp.stage
+        members = {peer for peer, each in self.records.items() if any(of.stage == stage for of in each.stages)}
+        # Who judges what was sent nobody has signed: those whom I know.
+        said = [found for peer, found in says.items() if proof.sent is None or peer in members - {accused_of(proof)}]
+        return 2 * max(map(said.count, said), default=0) >= max(len(first_of(members)), 1)
 
     def candidates(self) -> Mapping[PeerId, int]:
         """Live replicas that have their state, and their queues."""
@@ -241,7 +272,7 @@ class Trainer:
     admissions: who takes part; None: anyone. hide, proofs: as in `peer.Peer`. wall(): Unix seconds, by which
     invitations end.
     rule: which replica of stage 0 gets a microbatch. notices: what the run's owner has signed, to be passed on.
-    lots: draws which microbatches of an evaluation are looked at twice.
+    lots: draws which microbatches of an evaluation are looked at twice. verify: of signatures.
     """
 
     def __init__(
@@ -263,7 +294,9 @@ class Trainer:
         manifest_toml: str = "",
         notices: Notices | None = None,
         lots: random.Random = random.SystemRandom(),  # noqa: B008
+        verify: Verify = verify,
     ) -> None:
+        self._verify = verify
         self.me, self._manifest, self._directory = me, manifest, directory
         self._toml, self._notices = manifest_toml, notices
         self._record = record
@@ -337,7 +370,9 @@ class Trainer:
     # ------------------------------------------------------------ Service
 
     def on_tell(self, caller: PeerId, message: Control) -> None:
-        """Trainers take no part in the step protocol."""
+        """Trainers take no part in the step protocol, and call nobody who is convicted."""
+        if isinstance(message, Verdict | Pair | Missent):
+            self._stage.hear(message, self._verify)
 
     async def on_call(self, caller: PeerId, request: Request, payload: ReadPayload) -> AsyncGenerator[Answer, None]:
         """Hand out the tokens of a microbatch, and the manifest; everything else is not served here."""

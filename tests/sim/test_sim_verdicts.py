@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 
+from swarmnet.audit.evidence import Evidence
 from swarmnet.audit.pledge import WHOLE, finding_statement, shares_of, statement
+from swarmnet.directory import Record, StageStatus
 from swarmnet.ids import Ballot, Chain, Generation, PeerId, RoundId
 from swarmnet.manifest.schema import Audits
-from swarmnet.messages import NONE, Case, Contributions, Finding, Pledge, Stamp, Verdict
+from swarmnet.messages import NONE, Case, Contributions, Finding, Pledge, Process, Request, Stamp, Verdict
 from swarmnet.peer import auditor
-from swarmnet.simulate.plan import Plan
-from swarmnet.simulate.swarm import SimulatedSigner, Swarm
-from tests.sim.strike import reached
+from swarmnet.pipeline.router import least_time
+from swarmnet.simulate.plan import Plan, manifest_of
+from swarmnet.simulate.swarm import RUN, SimulatedSigner, Swarm
+from swarmnet.trainer.trainer import FirstStage
+from tests.sim.strike import reached, watch_calls
 
 MOST = 5
 
@@ -98,3 +103,67 @@ def test_verdicts_taint_the_steps_that_were_applied_and_no_others_also_of_who_is
 
     swarm.run(script=script)
     assert {step for _, step in told} == {6, 4} and swarm.counts["convicted"] >= 3
+
+
+def test_a_trainer_leaves_a_convict_with_all_that_it_has_brought_there() -> None:
+    """Nobody tells a convict that a step is over, so what was brought there would be in work until the call's limit."""
+    plan = Plan(stages=2, replicas=3, microbatches=12, steps=14, forward_s=0.2, audit=Audits(microbatches=1e-9))
+    swarm, out = Swarm(plan, 1), PeerId("s0.2")
+    asked, applied, told_at = list[float](), dict[int, float](), list[float]()
+
+    def note(caller: PeerId, callee: PeerId, request: Request) -> None:
+        if callee == out and isinstance(request, Process):
+            asked.append(swarm.loop.time())
+
+    async def script(swarm: Swarm) -> None:
+        await reached(swarm, 6)
+        hears = swarm.nodes[0].peer.replicas[0].auditor
+        assert hears is not None
+        told_at.append(swarm.loop.time())
+        hears.hear(verdict_on(out))
+        await reached(swarm, 12)
+        swarm.kill(next(node for node in swarm.nodes if node.peer_id == out))
+
+    def step(peer: PeerId, event: str, fields: dict[str, object]) -> None:
+        if event == "applied" and peer != out:
+            applied.setdefault(fields["step"], swarm.loop.time())
+
+    swarm.hooks.append(step)
+    watch_calls(swarm, note)
+    swarm.run(script=script)
+    took = [after - before for before, after in pairwise(applied[each] for each in range(14))]
+    assert max(took) <= 2 * took[0], "of three replicas two are left, and no step waits for a call that ends late"
+    assert asked[-1] <= told_at[0] + 1.0
+
+
+@pytest.mark.parametrize(("members", "believed"), [(4, True), (5, False)])
+def test_a_trainer_believes_a_verdict_of_half_of_the_stage(members: int, believed: bool) -> None:
+    """With names of its own anybody makes one: these two and their victim, who are at most three of the stage."""
+    out = PeerId("s0.0")
+    stage = FirstStage(PeerId("t"), manifest_of(Plan()), None, None, print, least_time, lambda step: 0)
+    status = StageStatus(0, 0, Chain("11" * 32), synced=True)
+    names = [PeerId(f"s0.{number}") for number in range(members)]
+    stage.records = {peer: Record(RUN, peer, 1, (), (status,)) for peer in names}
+    stage.hear(verdict_on(PeerId("nobody")), SimulatedSigner(out).verify)
+    stage.hear(replace(verdict_on(out), findings=verdict_on(out, 1).findings), SimulatedSigner(out).verify)
+    assert len(stage.candidates()) == members, "nobody it knows, and what is not signed"
+    stage.hear(verdict_on(out), SimulatedSigner(out).verify)
+    assert (out not in stage.candidates()) == believed
+
+
+def test_who_was_convicted_in_an_earlier_life_takes_part_in_no_step_of_this_one() -> None:
+    swarm = Swarm(Plan(stages=1, replicas=3, steps=4, forward_s=0.2, audit=Audits(microbatches=1e-9)), 1)
+    out = swarm.names[2] = PeerId("out")
+
+    async def script(swarm: Swarm) -> None:
+        for node in swarm.nodes[:2]:
+            hears = node.peer.replicas[0].auditor
+            assert hears is not None
+            proof = verdict_on(out)
+            hears._kept = [Evidence(RUN, proof.contributions, NONE, proof)]
+        await reached(swarm, 2)
+        swarm.kill(swarm.nodes[2])
+
+    swarm.run(script=script)
+    shut = [at for at, _, event, fields in swarm.events if event == "convicted" and fields["peer"] == out]
+    assert len(shut) == 2 and max(shut) < min(at for at, _, event, _ in swarm.events if event == "applied")
