@@ -19,20 +19,7 @@ _OVER_A_MANIFEST = ("stages", "steps", "seed")
 
 # What a resumed run may be told anew. All else says what it is.
 _MAY_CHANGE = frozenset(
-    [
-        "out",
-        "oracle",
-        "kill",
-        "kill_every",
-        "kill_rank",
-        "kill_all",
-        "chaos",
-        "liars",
-        "resume",
-        "slots",
-        "trace",
-        "dashboard",
-    ]
+    ["out", "oracle", "kill", "kill_every", "kill_rank", "kill_all", "chaos", "resume", "slots", "trace", "dashboard"]
 )
 
 
@@ -96,8 +83,8 @@ def _refuse_changes(options: LocalOptions, said: Mapping[str, object]) -> None:
     kept = [name for name in said if name not in _MAY_CHANGE]
     if name := said_otherwise(options, kept) if kept else None:
         raise UsageError(
-            f"--{name.replace('_', '-')}: a resumed run keeps its manifest, its replicas and their ranks, which say "
-            "otherwise: leave it away"
+            f"--{name.replace('_', '-')}: a resumed run keeps its manifest, its replicas, their ranks and lies, which "
+            "say otherwise: leave it away"
         )
 
 

@@ -19,9 +19,10 @@ from swarmnet.config.peer import Mesh
 from swarmnet.errors import UsageError
 from swarmnet.local.audit import Audit
 from swarmnet.local.fault import Kill
+from swarmnet.local.lies import choose_liars, parse_liars
 from swarmnet.local.options import LocalOptions
 from swarmnet.local.prepare import FIELDS, absolute, choose, parse_meshes, resume
-from swarmnet.local.progress import SwarmProgress
+from swarmnet.local.progress import NAMES, SwarmProgress
 from swarmnet.manifest.file import change
 from swarmnet.manifest.schema import Manifest
 from swarmnet.net.identity import LOCK_FILE, FileLock
@@ -76,6 +77,9 @@ def said_otherwise(options: LocalOptions, said: Collection[str]) -> str | None:
                 same = len(trainers) == options.trainers
             case "device" | "ranks" | "tensor" | "shard" | "sequence_parallel":
                 same = parse_meshes(options, manifest, replicas) == meshes(options.out)
+            case "liars":
+                lying = choose_liars(parse_liars(options.liars or ""), replicas, resume(options.out).run_id)
+                same = lying == liars(options.out)
             case "manifest":
                 same = _is_from(manifest, choose(options))
             case "set":
@@ -140,6 +144,12 @@ def meshes(out: Path) -> dict[str, Mesh]:
     return {whom: Mesh.model_validate(fields) for whom, fields in sorted(began.get("meshes", {}).items())}
 
 
+def liars(out: Path) -> dict[str, str]:
+    """Who lies how, by name, as when the run was begun."""
+    found: dict[str, str] = next(iter(_records(out, BEGAN)), {}).get("liars", {})
+    return found
+
+
 def finished(out: Path, *, stages: int, steps: int) -> bool:
     """Has a replica of every stage held the last version, and said so?"""
     ended = {
@@ -151,21 +161,30 @@ def finished(out: Path, *, stages: int, steps: int) -> bool:
     return len(ended) == stages
 
 
+_REPLAYED = frozenset(
+    ["committed", "evaluated", "checkpoint", "dropped", "tainted", "restart", "listening", "lied", *NAMES]
+)
+
+
 def replay(out: Path, began: Sequence[float], progress: SwarmProgress, audit: Audit) -> None:
-    """Let `progress` and `audit` take in every commit, checkpoint and held-out loss that was written before."""
+    """Let `progress` and `audit` take in every commit, checkpoint and held-out loss that was written before, and who
+    lied and was named."""
     events = sorted(
         (
             (event["t"], path.parent.name, event)
             for path in sorted(out.glob("peers/*/events.jsonl"))
             for event in EventReader(path).read()
-            if event.get("event") in ("committed", "evaluated", "checkpoint", "dropped", "tainted", "restart")
+            if event.get("event") in _REPLAYED
         ),
         key=lambda entry: entry[0],
     )
     first = began[0] if began else events[0][0] if events else 0.0
     for at, name, event in events:
         life = max(bisect.bisect_right(began, at) - 1, 0)
-        if audit.on(event, life=life, by=name):
+        # Where it listened nobody does now; whose id it is stays true.
+        if event["event"] == "listening":
+            progress.names[event["peer"]] = name
+        elif name in progress.liars or audit.on(event, life=life, by=name):
             progress.on(name, event, now=at - first)
     # These steps were done in another life: what follows counts from here.
     progress.done.clear()

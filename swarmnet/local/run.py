@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import replace
 from pathlib import Path
 
@@ -62,6 +62,7 @@ def run_local(options: LocalOptions, kit: Kit | None = None) -> int:
     if options.resume:
         earlier.await_end(out)
     finished = options.resume and _finished(out, console)
+    compares |= options.resume and not finished and bool(earlier.liars(out))
     if finished and not compares:
         return 0
     # A starter comes first of all: it imports while we read the data. A finished run needs it for one process.
@@ -121,19 +122,17 @@ def _composed(options: LocalOptions, kit: Kit, out: Path, console: Console) -> L
     if options.resume:
         replicas, trainers = earlier.members(out)
         kept = replicas, trainers, earlier.meshes(out), earlier.lives(out)
-        again = resume(out)
-        return LocalSwarm(options, kit, out, console, again, *kept, _liars(options, replicas, again.run_id))
+        liars = earlier.liars(out)
+        if liars and (options.chaos is not None or options.kill_all is not None):
+            raise UsageError("replicas of this run lie, so it goes on without --chaos and --kill-all")
+        return LocalSwarm(options, kit, out, console, resume(out), *kept, liars)
     prepared = kit.prepare(options, out)
     stages = range(prepared.manifest.cut.stages)
     replicas = {f"s{stage}-r{number}": stage for number in range(options.replicas) for stage in stages}
     trainers = tuple(f"trainer-{number}" for number in range(options.trainers))
     meshes = parse_meshes(options, prepared.manifest, replicas)
-    liars = _liars(options, replicas, prepared.run_id)
+    liars = choose_liars(parse_liars(options.liars), replicas, prepared.run_id) if options.liars else {}
     return LocalSwarm(options, kit, out, console, prepared, replicas, trainers, meshes, liars=liars)
-
-
-def _liars(options: LocalOptions, replicas: Mapping[str, int], seed: str) -> dict[str, str]:
-    return choose_liars(parse_liars(options.liars), replicas, seed) if options.liars else {}
 
 
 def _faults(swarm: LocalSwarm) -> tuple[str, tuple[Fault, ...]]:

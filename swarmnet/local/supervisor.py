@@ -141,7 +141,7 @@ class LocalSwarm:
             microbatches=training.microbatches,
             exact=self.exact,
             equal=manifest.averaging.equal_bits,
-            repeats=self.prepared.pure and self.lossless,
+            repeats=self.prepared.pure and self.lossless and not self.liars,
         )
         if self.options.resume:
             earlier.replay(self.out, self.lives, progress, audit)
@@ -206,7 +206,7 @@ class Supervisor:
         self.progress.started_at, self.progress.moved_at = now - self.progress.earlier_s, now
         self._waiting = [*self.swarm.replicas, *self.swarm.trainers]
         with self._log:
-            self._write(earlier.BEGAN, life=self._life, meshes=record(self.swarm.meshes))
+            self._write(earlier.BEGAN, life=self._life, meshes=record(self.swarm.meshes), liars=dict(self.swarm.liars))
             try:
                 while not self._over(now):
                     time.sleep(self.timing.poll_s)

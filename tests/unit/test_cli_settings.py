@@ -248,6 +248,7 @@ def ended() -> None:
         "--seed 1",
         "--replicas 3",
         "--trainers 2",
+        "--liars lazy",
         "--sync overlap",
         "--data c",
         "--numerics fp32",
@@ -261,7 +262,7 @@ def ended() -> None:
 def test_a_run_that_goes_on_is_the_run_it_was(calls, ended, capsys, flag: str) -> None:
     assert typed(f"local --resume --out o {flag}") == 2 and not calls
     said = capsys.readouterr().err
-    assert f"{flag.split()[0]}: a resumed run keeps its manifest, its replicas and their ranks, which say" in said
+    assert f"{flag.split()[0]}: a resumed run keeps its manifest, its replicas, their ranks and lies, which say" in said
 
 
 def test_a_run_that_goes_on_may_be_told_again_what_it_is(calls, ended) -> None:

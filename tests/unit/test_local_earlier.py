@@ -110,6 +110,34 @@ def test_what_was_done_before_is_read_from_the_children_s_own_files(tmp_path: Pa
     assert judge.verdict().repeated == 1 and judge.verdict().lost == 0
 
 
+def test_who_lied_and_was_named_before_is_known_after_a_resume(tmp_path: Path) -> None:
+    lying = {"s0-r1": "lazy"}
+    write(
+        tmp_path / "events.jsonl",
+        {"t": 100.0, "event": "began", "life": 0, "liars": lying},
+        {"t": 200.0, "event": "began", "life": 1, "liars": lying},
+    )
+    write(
+        tmp_path / "peers/s0-r0/events.jsonl",
+        committed(102.0, 0, 3.0),
+        {"t": 103.0, "event": "convicted", "peer": "L", "step": 0, "reason": "odd"},
+    )
+    write(
+        tmp_path / "peers/s0-r1/events.jsonl",
+        {"t": 100.5, "event": "listening", "peer": "L", "dht": ["here"]},
+        {"t": 101.0, "event": "lied", "kind": "lazy", "step": 0, "index": 1},
+        committed(102.0, 0, 9.0),
+        {"t": 103.0, "event": "convicted", "peer": "H", "step": 0, "reason": "it is a liar's word"},
+    )
+    assert earlier.liars(tmp_path) == lying
+    progress = SwarmProgress(steps=5, replicas={name: ReplicaView(0) for name in ("s0-r0", "s0-r1")}, liars=lying)
+    judge = Audit(stages=1, steps=1, microbatches=2)
+    replay(tmp_path, lives(tmp_path), progress, judge)
+    assert progress.lies["s0-r1"] == 1 and progress.convictions.keys() == {"s0-r1"}
+    assert progress.convictions["s0-r1"].step == 1 and not progress.dht, "nobody listens there now"
+    assert judge.verdict().problems == () and [point.loss for point in progress.points] == [3.0]
+
+
 def test_who_takes_part_is_who_has_a_directory(tmp_path: Path) -> None:
     for name in ("s1-r0", "s0-r1", "trainer-0", "s0-r0", "s1-r3", "lost+found"):
         (tmp_path / "peers" / name).mkdir(parents=True)
