@@ -124,6 +124,7 @@ class Swarm:
         self.network = MemoryNetwork(self.loop, plan.links, seed + 1)
         self.directory = MemoryDirectory(self.loop)
         self.manifest = manifest_of(plan)
+        self._terms = RunTerms.of(self.manifest)
         sum_bytes = 8.0 * NUM_ELEMENTS + plan.padding_bytes * plan.padding
         takes_s = functools.partial(self.network.lines.meeting_s, num_bytes=sum_bytes)
         self.meeting = RoundMeeting(takes_s) if plan.abstract else None
@@ -236,8 +237,7 @@ class Swarm:
 
     def _admit(self, peer: PeerId, role: Role, invited: bool) -> tuple[Admissions, str]:
         """Who is admitted, as this process knows it, and the pass that it shows."""
-        terms = RunTerms.of(self.manifest)
-        verify = SimulatedSigner(peer).verify
+        terms, verify = self._terms, SimulatedSigner(peer).verify
         admissions = Admissions(RUN, terms.owner, verify, tolerance_s=terms.max_clock_offset_s)
         self.admissions[peer] = admissions
         if not (self.plan.invite and invited):
