@@ -69,12 +69,13 @@ def train_locally(*words: str, settings: tuple[str, ...] = ()) -> tuple[int, str
 
 
 class Forked:
-    """A process, as far as tests need what `subprocess.Popen` has."""
+    """A process, as far as tests need what `subprocess.Popen` has. starter: in whose directory and home it runs, if not
+    in ours."""
 
-    def __init__(self, *words: str, log: Path) -> None:
+    def __init__(self, *words: str, log: Path, starter: Starter | None = None) -> None:
         with _one_at_a_time:
             call = ChildCall(words, log.parent.name, output=log)
-            self._child = _starter().start(call, time.monotonic() + PATIENCE_S + START_S)
+            self._child = (starter or _starter()).start(call, time.monotonic() + PATIENCE_S + START_S)
         self.pid, self.returncode = self._child.pid, None
 
     def wait(self, timeout: float = PATIENCE_S) -> int:
@@ -132,7 +133,7 @@ class Running:
                 [sys.executable, "-P", "-m", *module, *words, *where],
                 stdout=log,
                 stderr=log,
-                env=os.environ | {"PYTHONPATH": str(package)},
+                env=os.environ | {"PYTHONPATH": os.pathsep.join((str(package), str(Path(__file__).parent)))},
             )
 
     def __enter__(self) -> Running:

@@ -1,7 +1,7 @@
 """Every command of README and docs runs, or says here why not: a page that nobody tries is wrong within a month.
 
-The swarm that they speak to is README's own run, started by README's own commands. Ports are free ones, addresses and
-links those of that swarm, and runs are a few steps long; else commands run as they are printed.
+The swarm that they speak to is README's own run, started by README's own commands and fed slowly. Ports are free ones,
+addresses and links those of that swarm, and runs are a few small steps long; else commands run as they are printed.
 """
 
 from __future__ import annotations
@@ -12,22 +12,21 @@ import re
 import shlex
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from unittest import mock
 
 import pytest
-from running import PATIENCE_S, train_locally
+from running import PATIENCE_S, Forked, train_locally
 from tokenizers import Tokenizer
 from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import Whitespace
 from tokenizers.trainers import BpeTrainer
 
 from swarmnet.cli.frame import run
-from swarmnet.manifest.file import load, run_id
+from swarmnet.local.processes import child_starter
+from swarmnet.manifest.file import load, override, run_id, to_toml
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
@@ -54,6 +53,10 @@ GOES_ON = {r"swarmnet join": "serving", r"swarmnet watch (?!.*--once)": "step ",
 """Pattern of a command that goes on until Ctrl+C -> what it says when it works."""
 
 OF_OWN_RUN = r"swarmnet (bootstrap|peer|trainer) (?!.*--gpus)"
+
+SMALL = "--set training.microbatch_size=1"
+OWN = ("training.microbatch_size=1", "training.microbatches=4", "training.checkpoint_every=5")
+"""What makes steps small; later commands ask the own run for a checkpoint."""
 
 VERDICT = r"swarmnet (doctor|status|plan)"
 """Exit code 1 is what it thinks of this machine, or of the run."""
@@ -83,7 +86,9 @@ class Site:
 
     def __init__(self, directory: Path) -> None:
         self.directory, self.link, self.address = directory, "", ""
-        self._running: list[subprocess.Popen[bytes]] = []
+        self._running: list[Forked] = []
+        with self._inside():
+            self._starter = child_starter()
         for name in ("books", "text"):
             (directory / name).mkdir()
             (directory / name / "one.txt").write_text(TEXT, encoding="utf-8")
@@ -103,7 +108,7 @@ class Site:
         text = re.sub(r"--(dht-)?port \d+", r"--\1port 0", text).replace("~/", f"{self.directory}/home/")
         if text.startswith("swarmnet local"):
             text = re.sub(r"--steps \d+", "--steps 6", re.sub(r"(?<=--kill \d)@\d+", "@2", text))
-            text = text if "--out" in text else f"{text} --out runs/{len(text)}"
+            text = f"{text} {SMALL}" if "--out" in text else f"{text} --out runs/{len(text)} {SMALL}"
         # What `local` has left, in place of what peers leave at step 50.
         text = re.sub(r"run\.toml (\./model )?--dir DIR", r"runs/local/run.toml \1", text)
         text = text.replace("runs/local-0-TIME", "runs/local").replace("./model", f"./model-{abs(hash(command))}")
@@ -111,13 +116,21 @@ class Site:
         text = text.replace("swarmnet init", "swarmnet init --force").replace(
             "run.toml --bootstrap", "own.toml --bootstrap"
         )
+        text = re.sub(r"^swarmnet join --", "swarmnet join --no-restart --", text)  # README's is started again
         text = re.sub(r"^swarmnet (bootstrap|peer|trainer|join)\b", r"\g<0> --host 127.0.0.1", text)
         return shlex.split(text)[1:]
 
+    @contextlib.contextmanager
+    def _inside(self) -> Iterator[None]:
+        """Here, in a home of its own. What all users' processes share, as compiled kernels, stays where it is."""
+        shared = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+        home = {"HOME": str(self.directory / "home"), "XDG_CACHE_HOME": shared}
+        with contextlib.chdir(self.directory), mock.patch.dict(os.environ, home):
+            yield
+
     def run(self, words: list[str]) -> int:
         """The exit code. In this process, which has imported what it takes."""
-        home = {"HOME": str(self.directory / "home")}
-        with contextlib.chdir(self.directory), mock.patch.dict(os.environ, home):
+        with self._inside():
             if words[0] != "local":
                 return run(words)
             code, said = train_locally(*words[1:])
@@ -127,11 +140,8 @@ class Site:
     def start(self, words: list[str]) -> Path:
         """Start a process; returns the file of what it prints."""
         log = self.directory / f"{len(self._running)}-{words[0]}.log"
-        environment = os.environ | {"HOME": str(self.directory / "home"), "PYTHONPATH": str(ROOT)}
-        with log.open("wb") as file:
-            call = [sys.executable, "-m", "swarmnet", *words]
-            started = subprocess.Popen(call, stdout=file, stderr=file, cwd=self.directory, env=environment)
-        self._running.append(started)
+        log.write_text("", encoding="utf-8")
+        self._running.append(Forked("-m", "fed_slowly", "0.5", *words, log=log, starter=self._starter))
         return log
 
     def wait_for(self, words: str, log: Path) -> str:
@@ -160,6 +170,7 @@ class Site:
             each.kill()
         for each in self._running:
             each.wait()
+        self._starter.close()
 
 
 OWN_RUN = [command for page, command in COMMANDS if page == "README.md" and re.match(OF_OWN_RUN, command)]
@@ -172,10 +183,12 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         first, *others = OWN_RUN
         init = next(command for page, command in COMMANDS if page == "README.md" and " init " in command)
         assert site.run(site.typed(init)) == 0 and " bootstrap" in first
-        shutil.copy(site.directory / "run.toml", site.directory / "own.toml")
+        own = override(load(site.directory / "run.toml"), OWN)
+        for name in ("run.toml", "own.toml"):
+            (site.directory / name).write_text(to_toml(own), encoding="utf-8")
         line = site.wait_for("/p2p/", site.start(site.typed(first)))
         site.address = re.findall(r"/ip4/\S+", line)[0]
-        site.link = f"swarm:{run_id(load(site.directory / 'run.toml'))}@{site.address}"
+        site.link = f"swarm:{run_id(own)}@{site.address}"
         logs = [site.start(site.typed(command)) for command in others]
         site.wait_for("progress", logs[-1])  # of the trainer: steps are made
         yield site

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fed_slowly import SLOWLY
 from running import Running
 from tiny_run import write_tiny_run
 
@@ -34,7 +35,8 @@ class Process(Running):
 
     def __init__(self, place: Path, name: str, role: list[str], bootstrap: list[str]) -> None:
         known = [word for address in bootstrap for word in ("--bootstrap", address)]
-        super().__init__(place / name, *role, "--manifest", str(place / "run.toml"), *known)
+        module = SLOWLY if role == ["trainer"] else ("swarmnet",)
+        super().__init__(place / name, *role, "--manifest", str(place / "run.toml"), *known, module=module)
 
     def await_event(self, name: str, *, more_than: int = 0) -> dict[str, Any]:
         """The newest event of that name, once there are more than so many."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
+from fed_slowly import SLOWLY
 from running import Running
 from tiny_run import write_tiny_run
 
@@ -32,7 +33,8 @@ def scraped(tmp_path_factory: pytest.TempPathFactory) -> Scraped:
     with Running(folder / "peer", "peer", "--stage", "0", "--no-restart", "--metrics", "0", *words) as peer:
         at = peer.until(lambda event: event["event"] == "metrics")["at"]
         listening = peer.until(lambda event: event["event"] == "listening")
-        with Running(folder / "trainer", "trainer", "--bootstrap", listening["dht"][0], *words[:2]):
+        known = ("--bootstrap", listening["dht"][0])
+        with Running(folder / "trainer", "trainer", *known, *words[:2], module=SLOWLY):
             peer.until(lambda event: event["event"] == "applied" and event["step"] >= 2)
             with urllib.request.urlopen(f"{at}/readyz", timeout=30) as answer:
                 assert answer.read() == b"ok\n"

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from fed_slowly import SLOWLY
 from running import PATIENCE_S, Running
 from tiny_run import write_tiny_run
 
@@ -86,8 +87,9 @@ def wheel(folder: Path, version: str, protocol: tuple[int, int], edits: Edit) ->
 def start(tmp_path: Path) -> Iterator[Callable[..., Running]]:
     started: list[Running] = []
 
-    def begin(package: Path, name: str, *words: str) -> Running:
-        started.append(Running(tmp_path / name, *words, again=True, package=package))
+    def begin(package: Path | None, name: str, *words: str) -> Running:
+        module = SLOWLY if words[0] == "trainer" else ("swarmnet",)
+        started.append(Running(tmp_path / name, *words, module=module, again=True, package=package))
         return started[-1]
 
     yield begin
@@ -149,7 +151,7 @@ def test_a_peer_of_another_major_version_is_refused_in_words(start: Callable[...
     other = wheel(tmp_path / "other", "9.0.0", (MAJOR + 1, 0), {})
     path = write_tiny_run(tmp_path, steps=STEPS)
     command = ("peer", "--manifest", str(path), "--stage", "0", "--device", "cpu", "--no-restart")
-    here = start(ROOT, "here", *command)
+    here = start(None, "here", *command)
     address = here.says("listening")["dht"][0]
     here.says("synced")
     strange = start(other, "strange", *command, "--bootstrap", address)
