@@ -302,7 +302,7 @@ Sents = Annotated[tuple[Sent, ...], Entries(2 * MAX_COMMITS, "num_stages", times
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """Whose work is looked at again: of one microbatch, or (index = -1) its whole contribution to a sum."""
+    """Whose work is looked at again: of one microbatch, its contribution to a sum (index = -1), or what it sent."""
 
     stamp: Stamp
     accused: PeerId
@@ -583,7 +583,7 @@ class Finding:
 
     case: Case
     found: Sha256
-    """Of the work as it should be, or of the pieces of the contribution."""
+    """As it should be: of the work, of the contribution, or of what was sent."""
     peer: PeerId
     signature: Signature = b"\0"
 
@@ -748,6 +748,8 @@ class AuditRequest:
     peer: PeerId
     bare: bool = False
     """The work alone, without what went into it."""
+    made: bool = False
+    """The work with what it made, not with what went into it: its peer computes that again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -884,8 +886,9 @@ class PartData:
 
 @dataclass(frozen=True, slots=True)
 class AuditData:
-    """The answer to `AuditRequest`. Payload: what went in, then the gradient of the output, none in the last stage; no
-    payload if the request is bare."""
+    """The answer to `AuditRequest`. Payload: what went in, then the gradient of the output, none in the last stage; for
+    what was made of that the output, none in the last stage, then the answer, none in the first; for a bare request
+    nothing."""
 
     work: WorkRecord
     path: Annotated[bytes, Size(32 * MAX_PATH)]

@@ -80,7 +80,9 @@ _MOST_PLEDGES = 4
 SHOWN_TO = 8
 """Mates of a sender that are shown what it has sent: one honest one is enough."""
 
-_NO_FINDING = bytes(32)
+TOLERANCE = 0.25
+"""How far apart, in lengths of the vector, two classes' activations and gradients may be: far more than rounding in
+bf16 makes (`tests/numerics/test_recompute.py`); noise, another sign or another microbatch is 1 and more."""
 
 _SECRET = b"swarmnet auditor's secret 1\0"
 """What an auditor signs for itself: no statement that others can have it sign is so short."""
@@ -99,6 +101,15 @@ class Recompute:
     """Who has it, too; None: it was drawn."""
     sent: Sent | None = None
     """What its peer has sent is tried, made of the same as the work of the pledge."""
+
+
+@dataclass(frozen=True, slots=True)
+class Weigh:
+    """Nobody of its class looks at that microbatch: compute it again, see whether only rounding is between what its
+    peer shows and that, and say `Court.weighed`."""
+
+    case: Case
+    pledge: Pledge
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +170,7 @@ class Dispute:
     """What each said; the accused by its pledge."""
 
 
-CourtAction = Recompute | SayFinding | ShowSent | AskWork | Convict | TellVerdict | StrikePeer | Dispute
+CourtAction = Recompute | Weigh | SayFinding | ShowSent | AskWork | Convict | TellVerdict | StrikePeer | Dispute
 
 
 # ---------------------------------------------------------------- the court
@@ -285,17 +296,29 @@ class Court:
             for peer in counted.contributors - {self.me}
             if self._alike(self.me, peer)
         }
-        return [
+        drawn: list[CourtAction] = [
             Recompute(Case(counted.stamp, peer, index), counted.pledges[peer][0], None)
             for peer, index, rate in sorted(works, key=lambda of: (of[1], of[0]))
             if peer in counted.pledges and peer in parts and peer not in self.convicted
             if is_drawn(seed, peer, index, own_rate(rate, parts[peer]))
         ]
+        # Whoever is alone in its class is looked at by all others, as far as rounding lets them see.
+        alone = {peer for peer in counted.pledges.keys() - parts.keys() - {self.me} if not self._has_like(peer, able)}
+        for index, peer in sorted(counted.owners.items()):
+            if peer in alone - self.convicted:
+                part = (1 + shares[self.me]) / sum(1 + shares[other] for other in able - {peer})
+                if is_drawn(seed, peer, index, own_rate(self._microbatches, part)):
+                    drawn.append(Weigh(Case(counted.stamp, peer, index), counted.pledges[peer][0]))
+        return drawn
+
+    def _has_like(self, peer: PeerId, able: Set[PeerId]) -> bool:
+        """Can anybody else compute what that peer does, to the bit?"""
+        return any(self._alike(other, peer) for other in able - {peer})
 
     # ------------------------------------------------------------ what was sent
 
     def received(self, step: int, sents: Iterable[Sent], later: Chain) -> list[CourtAction]:
-        """What I counted in that step, two versions ago, was made of what these neighbours have sent: draws some.
+        """What I counted in that step, two versions ago, was made of what these peers have sent: draws some.
 
         later: as of `applied`.
         """
@@ -303,7 +326,6 @@ class Court:
             ShowSent(sent)
             for sent in sents
             if sent.peer != self.me and sent.peer not in self.convicted
-            # Nobody else has received it, so nobody else draws it.
             if is_drawn(seed_of(step, sent.stamp.stage, later, self._secret), sent.peer, sent.index, self._microbatches)
         ]
 
@@ -375,6 +397,11 @@ class Court:
         """The accused answers, and does not hand that work out, or another one than it pledged."""
         return [StrikePeer(case.accused, case, "does not show work that it pledged")]
 
+    def weighed(self, case: Case, off: float) -> list[CourtAction]:
+        """Its peer's work is that far from what I made of the same (`pipeline.works.off_by`)."""
+        why = f"is off by {off:.2g} of what others make of the same, more than rounding"
+        return [StrikePeer(case.accused, case, why)] if not off <= TOLERANCE else []
+
     def found(
         self,
         pledge: Pledge,
@@ -388,8 +415,8 @@ class Court:
         """I have computed a case again.
 
         Args:
-            found: `pledge.leaf` of the work as it should be, or the root of the pieces of the contribution; of what was
-                sent its digest as it should be.
+            found: as it should be: `pledge.leaf` of the work, `pledge.whole_of` of the contribution, or the digest of
+                what was sent.
             work, path: as it was pledged; None: a whole contribution.
         """
         case, counted = case_of(pledge, work, sent), self._counted(pledge.stamp)

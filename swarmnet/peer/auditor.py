@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import replace
@@ -25,6 +26,7 @@ from swarmnet.audit.court import (
     ShowSent,
     StrikePeer,
     TellVerdict,
+    Weigh,
 )
 from swarmnet.audit.evidence import Evidence
 from swarmnet.audit.pledge import WHOLE, leaf, proves, said, shares_of, vector_seed
@@ -52,14 +54,13 @@ from swarmnet.messages import (
     Sent,
     Stamp,
     Verdict,
-    WorkRecord,
     contributors_of,
     first_of,
     roll_of,
 )
-from swarmnet.pipeline.works import MOST_ASKS, digest
+from swarmnet.peer.showing import made_again, sent_again
+from swarmnet.pipeline.works import MOST_ASKS, off_by
 from swarmnet.ranks.past import KEPT_WEIGHTS
-from swarmnet.stage.seams import Recomputed
 from swarmnet.transport import ask
 
 if TYPE_CHECKING:
@@ -71,6 +72,9 @@ _IN_TIME = 2
 
 _ASK_S = 20.0
 """The longest that one peer is asked for what went into a microbatch."""
+
+_MADE_S = 120.0
+"""The same of what it made of that, which it computes again when it has nothing else to do."""
 
 _MOST_WAITING = 64
 """Cases that wait to be tried."""
@@ -172,7 +176,7 @@ class Auditor:
             numerics=self._numerics,
         )
         self._able = able
-        self._waiting: deque[Recompute] = deque()
+        self._waiting: deque[Recompute | Weigh] = deque()
         self._trying = False
         self._asking = 0
         self._shares: Recent[bytes, tuple[Contributions, Indexes]] = Recent(_REMEMBERED)  # by what stands for them
@@ -252,10 +256,11 @@ class Auditor:
                 case Recompute() if self._able and len(self._waiting) < _MOST_WAITING:
                     # Others wait for what a juror says; what was drawn is my own affair.
                     (self._waiting.append if action.accuser is None else self._waiting.appendleft)(action)
-                    if not self._trying:
-                        self._trying = True
-                        self._peer.spawn(self._try_all())
-                case Recompute():
+                    self._begin()
+                case Weigh() if len(self._waiting) < _MOST_WAITING:
+                    self._waiting.append(action)
+                    self._begin()
+                case Recompute() | Weigh():
                     pass
                 case SayFinding(finding, sent):
                     self._event("finding", finding.case.accused, finding.case.stamp.step, index=finding.case.index)
@@ -386,12 +391,17 @@ class Auditor:
 
     # ------------------------------------------------------------ trying a case
 
+    def _begin(self) -> None:
+        if not self._trying:
+            self._trying = True
+            self._peer.spawn(self._try_all())
+
     async def _try_all(self) -> None:
         try:
             while self._waiting:
                 wanted = self._waiting.popleft()
                 try:
-                    await self._try(wanted)
+                    await (self._weigh(wanted) if isinstance(wanted, Weigh) else self._try(wanted))
                 except (Refused, DeviceFull) as error:
                     # The weights of that step are gone here, a device is full, or too many cases are about one work.
                     case = wanted.case
@@ -431,6 +441,23 @@ class Auditor:
         self._event("audited", case.accused, step, index=case.index, ok=right)
         self._perform(self._court.found(pledge, found, work, path, wanted.sent, now=self._now()))
 
+    async def _weigh(self, wanted: Weigh) -> None:
+        """Hold what the accused made against what I make of the same, as far as rounding lets me see."""
+        case = wanted.case
+        one = await self._show(Recompute(case, wanted.pledge, None), case.index)
+        if one is None:
+            return
+        again = await self._replica.compute.recompute(case.stamp.step, case.index, *one[1:])
+        in_time = self._in_time(case)
+        request = AuditRequest(case.stamp.step, self.stage, case.index, case.accused, made=True)
+        shown, why = await self._ask(case.accused, request, limit_s=_MADE_S)
+        off = math.inf if shown is None or shown.work != one[0].work else off_by(shown, again)
+        if off < math.inf:
+            self._event("weighed", case.accused, case.stamp.step, index=case.index, off=off)
+            self._perform(self._court.weighed(case, off))
+        elif in_time:
+            self._withheld(case, why)
+
     async def _compare(self, wanted: AskWork) -> None:
         """Ask for the work of who has counted that microbatch, and hold it against what was sent of it."""
         sent, case = wanted.sent, wanted.case
@@ -449,15 +476,15 @@ class Auditor:
         if actions is None and in_time and case.accused != self._peer.me:
             self._withheld(case, why)
 
-    async def _ask(self, peer: PeerId, request: AuditRequest) -> tuple[AuditData | None, str]:
+    async def _ask(self, peer: PeerId, request: AuditRequest, limit_s: float = _ASK_S) -> tuple[AuditData | None, str]:
         """What that peer shows, and what is wrong with that if it is not what was pledged. Of nothing: why; "": it is
         away, and that is no lie."""
         try:
-            answer = await ask(self._peer.transport, peer, request, limit_s=_ASK_S)
+            answer = await ask(self._peer.transport, peer, request, limit_s=limit_s)
             if isinstance(answer, Rejected) and answer.code is RejectCode.NOT_A_FEEDER:
                 # It was away, or I was, and it has not heard me since.
                 await asyncio.sleep(2 * self._peer.timers.heartbeat_s)
-                answer = await ask(self._peer.transport, peer, request, limit_s=_ASK_S)
+                answer = await ask(self._peer.transport, peer, request, limit_s=limit_s)
         except PeerGone:
             return None, ""
         except PeerTimeout:
@@ -538,21 +565,3 @@ class Auditor:
     @staticmethod
     def _now() -> float:
         return asyncio.get_running_loop().time()
-
-
-def sent_again(sent: Sent, again: Recomputed) -> bytes:
-    """Its digest as it should be, likewise."""
-    found = list(map(digest, again.outputs if sent.kind == "output" else again.answers))
-    return sent.digest if sent.digest in found else found[0]
-
-
-def made_again(work: WorkRecord, again: Recomputed) -> WorkRecord:
-    """The record as it should be: where a run has codecs to choose from, in the one that was chosen, if one fits."""
-    outputs, answers = list(map(digest, again.outputs)), list(map(digest, again.answers))
-    return replace(
-        work,
-        output=work.output if work.output in outputs else outputs[0],
-        answer=work.answer if work.answer in answers else answers[0],
-        loss_sum=again.loss_sum,
-        num_tokens=again.num_tokens,
-    )

@@ -50,6 +50,7 @@ from swarmnet.net.dial_back import Asking, DialBacks, Hide, Proofs
 from swarmnet.net.history import HistoryBook
 from swarmnet.net.line_test import LineTests
 from swarmnet.net.records import nobody_serves, unserved
+from swarmnet.peer import showing
 from swarmnet.peer.auditor import NO_PAPERS, Auditor, Papers
 from swarmnet.peer.complaints import Complaints
 from swarmnet.peer.extending import Extending
@@ -347,7 +348,7 @@ class Peer:
                     raise Refused(RejectCode.MALFORMED, f"index {request.index} of {training.microbatches}")
                 return self._serving(max(request.stage, 0)).execution.fetch(request)
             case AuditRequest():
-                return self._serving(request.stage).audit(caller, request)
+                return showing.answered(self, self._serving(request.stage), caller, request)
             case Part():
                 return self._serving(request.stamp.stage).exchange.serve(request, caller)
             case SnapshotRequest():

@@ -10,15 +10,15 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncGenerator, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from swarmnet.averaging.exchange import PIECE_ELEMENTS, Exchange
-from swarmnet.errors import BadMessage, Refused, RejectCode
+from swarmnet.errors import BadMessage
 from swarmnet.ids import PeerId, first_chain
 from swarmnet.manifest.schema import Manifest
-from swarmnet.messages import Answer, AuditRequest, Process, Stamp
+from swarmnet.messages import Process, Stamp
 from swarmnet.peer.auditor import Auditor
 from swarmnet.peer.restore import Restorer
 from swarmnet.pipeline.caller import Caller
@@ -247,18 +247,6 @@ class Replica:
             self.caller.gone(peer)
         self.driver.gone(peer, definite=definite)
 
-    async def audit(self, caller: PeerId, request: AuditRequest) -> AsyncGenerator[Answer, None]:
-        """Answer a mate who looks into work of this stage. Raises Refused."""
-        # Whoever is no mate has no weights to compute it again with.
-        if not self._is_live(caller, self.stage):
-            raise Refused(RejectCode.NOT_A_FEEDER, "you are not known here as a replica of this stage")
-        try:
-            yield self.execution.audit(caller, request, me=self._peer.me)
-        except Refused as refused:
-            if refused.code is RejectCode.TOO_OFTEN:
-                self._name("asks_too_often", caller, {"step": request.step, "index": request.index})
-            raise
-
     def _stamp_of(self, step: int) -> Stamp:
         return next(open_step.stamp for open_step in self.member.steps if open_step.stamp.step == step)
 
@@ -297,8 +285,8 @@ class Replica:
         view, upstream = self.member.view, self.stage - 1
         away = may_feed(
             Known(
-                feeds=caller == self._peer.me or self._is_live(caller, upstream),
-                mate=self._is_live(caller, self.stage),
+                feeds=caller == self._peer.me or self.is_live(caller, upstream),
+                mate=self.is_live(caller, self.stage),
                 heard=view.get(caller, upstream) is not None or upstream in view.sparse,
                 admitted=self._peer.admitted(caller, "trainer"),
             ),
@@ -306,10 +294,10 @@ class Replica:
         )
         # Who is only early will be let in in a moment.
         if away is not None and not away.soon:
-            self._name("turned_away", caller, {"step": request.step, "index": request.index, "reason": away.reason})
+            self.name_once("turned_away", caller, {"step": request.step, "index": request.index, "reason": away.reason})
         return away
 
-    def _is_live(self, peer: PeerId, stage: int) -> bool:
+    def is_live(self, peer: PeerId, stage: int) -> bool:
         """As `_live`, of one peer: this is asked with every call. Of a large stage who is not heard may call, too."""
         view, record = self.member.view, self._peer.records.get(peer)
         seen = view.get(peer, stage)
@@ -320,9 +308,11 @@ class Replica:
         return seen is not None and seen.synced and view.alive(peer, now=self._now(), stage=stage)
 
     def _bad_input(self, peer: PeerId, step: int, index: int, error: BadMessage) -> None:
-        self._name("bad_input", peer, {"step": step, "index": index, "code": error.code.value, "reason": error.reason})
+        self.name_once(
+            "bad_input", peer, {"step": step, "index": index, "code": error.code.value, "reason": error.reason}
+        )
 
-    def _name(self, event: str, peer: PeerId, fields: dict[str, object]) -> None:
+    def name_once(self, event: str, peer: PeerId, fields: dict[str, object]) -> None:
         """Log what a peer did: once per version and peer, and for a limited number, or peers could fill the disk."""
         if self._named_at != self.member.version:
             self._named_at, self._named = self.member.version, set()

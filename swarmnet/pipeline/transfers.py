@@ -118,7 +118,7 @@ class Transfers:
     def _check(self, found: _Expected, own: bytes, tokens: bytes | None, sents: Sequence[Sent]) -> None:
         """Raise unless the first of these is of that payload, and the others of what that was made of.
 
-        tokens: their digest, that nobody signs; None: not known here.
+        tokens: their digest; None: not known here.
         """
         if not sents or _about(sents[0]) != found:
             raise _refused("its sender has not signed it", found)

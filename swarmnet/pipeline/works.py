@@ -8,6 +8,7 @@ payloads are bounded in bytes, and those of the oldest step go first: that work 
 
 from __future__ import annotations
 
+import math
 import struct
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping, Sequence
@@ -19,6 +20,7 @@ from swarmnet.audit.pledge import leaf, path_of, root_of
 from swarmnet.errors import BadMessage, Refused, RejectCode
 from swarmnet.ids import PeerId
 from swarmnet.messages import AuditData, AuditRequest, Packed, Sent, WorkRecord
+from swarmnet.stage.seams import Recomputed
 
 KEPT_STEPS = 5
 """A step is looked into two versions later; its jurors may take as long again."""
@@ -74,6 +76,30 @@ def opened(
         raise BadMessage(RejectCode.MALFORMED, "not what the work was made of", index=work.index)
     check(payload)
     return payload[:-1], gradient
+
+
+def off_by(shown: AuditData, again: Recomputed) -> float:
+    """How far what a peer made is from what another class makes of the same: of output, answer and loss the largest
+    distance, in lengths of the other. inf: it is not what was pledged, or of another shape."""
+    work, last = shown.work, shown.work.output == digest(())
+    made, answer = (shown.payload[:0], shown.payload) if last else (shown.payload[:2], shown.payload[2:])
+    if digest(made) != work.output or digest(answer) != work.answer:
+        return math.inf
+    pairs = [*zip(made[1:], again.outputs[0][1:], strict=False), *zip(answer, again.answers[0], strict=False)]
+    if (len(made), len(answer)) != (len(again.outputs[0]), len(again.answers[0])):
+        return math.inf
+    apart = [abs(work.loss_sum - again.loss_sum) / max(abs(again.loss_sum), 1e-9)] if last else []
+    return max([*apart, *(_distance(one, other) for one, other in pairs)], default=0.0)
+
+
+def _distance(one: Packed, other: Packed) -> float:
+    from swarmnet.wire import codecs
+
+    if one.shape != other.shape:
+        return math.inf
+    mine, theirs = codecs.decode(one).double(), codecs.decode(other).double()
+    distance = float((mine - theirs).norm() / theirs.norm().clamp(min=1e-30))
+    return distance if math.isfinite(distance) else math.inf
 
 
 @dataclass(slots=True)

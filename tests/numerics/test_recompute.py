@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import math
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
@@ -11,12 +12,14 @@ import pytest
 import torch
 from stage_chain import StageChain, batch_of, compute_thread, tiny
 
+from swarmnet.audit.court import TOLERANCE
 from swarmnet.audit.pledge import SUM_PIECE, sum_root
 from swarmnet.engine.compute_thread import ComputeThread
 from swarmnet.engine.torch_engine import TorchEngine
 from swarmnet.errors import BadMessage, Refused, RejectCode
 from swarmnet.manifest.schema import Averaging, Manifest, Numerics, Wire
-from swarmnet.messages import Packed
+from swarmnet.messages import AuditData, Packed
+from swarmnet.pipeline.works import off_by, record_of
 from swarmnet.ranks.device_backend import DeviceBackend
 from swarmnet.stage.passes import MemoryPolicy
 from swarmnet.stage.seams import Recomputed
@@ -303,3 +306,45 @@ def test_pieces_are_of_fixed_length_and_their_root_of_all_of_them() -> None:
     flat[-1] += 1
     changed = piece_digests(flat)
     assert changed[:2] == digests[:2] and sum_root(changed) != sum_root(digests)
+
+
+def test_rounding_of_another_class_is_far_below_what_is_borne_and_every_gross_lie_above() -> None:
+    """Float32 beside bf16: on one device nothing is further apart."""
+    manifest, off, lies = tiny(3, averaging=small()), list[float](), list[float]()
+
+    async def coarse(chain: StageChain) -> None:
+        works = await compute(chain, 0)
+
+        async def fine(other: StageChain) -> None:
+            await finish(other, await compute(other, 0))
+            for work in works:
+                again = await other.engines[work.stage][0].recompute(0, work.index, work.inputs, work.gradient)
+                record = record_of(
+                    work.index, work.inputs, work.output, work.gradient, work.answer, work.loss_sum, work.num_tokens
+                )
+                shown = AuditData(record, b"", (*work.output, *work.answer))
+                off.append(off_by(shown, again))
+                assert off_by(dataclasses.replace(shown, payload=shown.payload[1:]), again) == math.inf, (
+                    "not what was pledged"
+                )
+                for false in (times(-1.0, work), times(10.0, work), times(0.0, work)):
+                    lies.append(off_by(false, again))
+
+        async with compute_thread() as thread:
+            await fine(chain_of(manifest, thread))
+
+    run(manifest.model_copy(update={"numerics": Numerics(compute="bf16")}), coarse)
+    assert 0.0 < max(off) < TOLERANCE / 4 and min(lies) > 2 * TOLERANCE, (max(off), min(lies))
+
+
+def times(factor: float, work: Counted) -> AuditData:
+    """What would be shown of the same work so many times as large."""
+
+    def larger(payload: Payload, skipped: int) -> Payload:
+        scaled = [codecs.encode(each.codec, factor * codecs.decode(each)) for each in payload[skipped:]]
+        return (*payload[:skipped], *scaled)
+
+    output, answer = larger(work.output, 1), larger(work.answer, 0)
+    loss = factor * work.loss_sum
+    record = record_of(work.index, work.inputs, output, work.gradient, answer, loss, work.num_tokens)
+    return AuditData(record, b"", (*output, *answer))

@@ -137,7 +137,7 @@ CONTROLS = (
 REQUESTS = (
     Process(41, 2, 6, "eval", True, True, (peer(1), peer(4)), (SENT, SENT)),
     Fetch(41, -1, 6, "gradient", True),
-    AuditRequest(41, 2, 6, peer(4), True),
+    AuditRequest(41, 2, 6, peer(4), True, True),
     Part(STAMP, ROUND_ID, "reduced", 128, 1 << 40, 1, bytes(range(32))),
     SnapshotRequest(2, 41, bytes(range(32)), 8191),
     TrailRequest(STAMP),

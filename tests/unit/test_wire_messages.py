@@ -231,7 +231,7 @@ requests: dict[type, st.SearchStrategy] = {
         stamps, rounds, st.sampled_from(["contribution", "reduced", "sum", "pledges", "pieces"]), spans,
         st.integers(0, 15), st.binary(max_size=32),
     ),
-    AuditRequest: st.builds(AuditRequest, steps, stages, index, peers, st.booleans()),
+    AuditRequest: st.builds(AuditRequest, steps, stages, index, peers, st.booleans(), st.booleans()),
     SnapshotRequest: st.builds(SnapshotRequest, stages)
     | st.builds(SnapshotRequest, stages, steps, digests32, st.integers(-1, MAX_PIECES - 1)),
     TrailRequest: st.builds(TrailRequest, stamps),

@@ -78,18 +78,20 @@ class TrailRequest(_message.Message):
     def __init__(self, stamp: _Optional[_Union[_values_pb2.Stamp, _Mapping]] = ...) -> None: ...
 
 class AuditRequest(_message.Message):
-    __slots__ = ("step", "stage", "index", "peer", "bare")
+    __slots__ = ("step", "stage", "index", "peer", "bare", "made")
     STEP_FIELD_NUMBER: _ClassVar[int]
     STAGE_FIELD_NUMBER: _ClassVar[int]
     INDEX_FIELD_NUMBER: _ClassVar[int]
     PEER_FIELD_NUMBER: _ClassVar[int]
     BARE_FIELD_NUMBER: _ClassVar[int]
+    MADE_FIELD_NUMBER: _ClassVar[int]
     step: int
     stage: int
     index: int
     peer: str
     bare: bool
-    def __init__(self, step: _Optional[int] = ..., stage: _Optional[int] = ..., index: _Optional[int] = ..., peer: _Optional[str] = ..., bare: _Optional[bool] = ...) -> None: ...
+    made: bool
+    def __init__(self, step: _Optional[int] = ..., stage: _Optional[int] = ..., index: _Optional[int] = ..., peer: _Optional[str] = ..., bare: _Optional[bool] = ..., made: _Optional[bool] = ...) -> None: ...
 
 class ManifestRequest(_message.Message):
     __slots__ = ()

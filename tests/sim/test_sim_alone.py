@@ -1,0 +1,89 @@
+"""Whoever is alone in its numerics class is looked at by all others, as far as rounding lets them see."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, cast
+
+import pytest
+
+from swarmnet.ids import PeerId
+from swarmnet.manifest.schema import Audits
+from swarmnet.messages import Packed
+from swarmnet.simulate.plan import Plan
+from swarmnet.simulate.swarm import Guise, Swarm
+from swarmnet.stage.seams import Recomputed
+from tests.benchmark_modules import load
+
+load("audit")
+
+import audit_lies  # noqa: E402  # beside it
+import audit_model  # noqa: E402
+
+ALONE = PeerId("alone")
+PLAN = Plan(stages=2, replicas=3, microbatches=12, steps=12, audit=Audits(microbatches=0.5, contributions=1e-9))
+
+
+class Brazen:
+    """Shows what it has made, false as it is, where it should compute it again."""
+
+    def __init__(self, lie: audit_lies.FalseWork) -> None:
+        self._lie, self._made = lie, dict[tuple[int, int], list[tuple[Packed, ...]]]()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._lie, name)
+
+    def engine(self, engine: Any) -> Any:
+        bent = self._lie.engine(engine)
+
+        async def backward(stash: Any, gradient: Any) -> tuple[Packed, ...]:
+            answer = await bent.backward(stash, gradient)
+            self._made[stash.step, stash.index] = [stash.output, answer]
+            return answer
+
+        async def recompute(step: int, index: int, inputs: Any, gradient: Any) -> Recomputed:
+            again = await engine.recompute(step, index, inputs, gradient)
+            output, answer = self._made.get((step, index), (again.outputs[0], again.answers[0]))
+            return replace(again, outputs=(output,), answers=(answer,))
+
+        return audit_lies.Bent(bent, backward=backward, recompute=recompute)
+
+
+def run(lie: str, stage: int, others: str = "") -> dict[str, set[PeerId]]:
+    """A fourth member of that stage, the only one of its class, lies so; by event, about whom. others: another one."""
+    swarm, told = Swarm(PLAN, 1, audit_model.Regression), dict[str, set[PeerId]]()
+    swarm.exact = False
+    kind = ({"": audit_lies.FalseWork} | audit_lies.LIES)[lie]
+    lying = kind(swarm, ALONE, stage)
+    lying.lying = True
+    swarm.guises[ALONE] = cast(Guise, Brazen(lying))
+    swarm.classes = {ALONE: "other", PeerId(others): "other"}
+
+    def look(peer: PeerId, event: str, fields: dict[str, Any]) -> None:
+        rounding = event == "strike" and "rounding" in fields["reason"]
+        if rounding or event in ("weighed", "convicted", "withheld", "disputed"):
+            told.setdefault(event, set()).add(fields["peer"])
+
+    swarm.hooks.append(look)
+
+    async def script(swarm: Swarm) -> None:
+        swarm.add((stage,), ALONE)
+
+    swarm.run(until_s=240.0, script=script)
+    return told
+
+
+@pytest.mark.parametrize(("lie", "stage"), [("sign-flip", 1), ("scaled", 1), ("lazy", 1), ("random", 0)])
+def test_a_gross_lie_of_one_that_is_alone_costs_it_its_place_at_whoever_looks(lie: str, stage: int) -> None:
+    told = run(lie, stage)
+    assert told["weighed"] == told["strike"] == {ALONE}
+    # Up to rounding nothing is proven.
+    assert not told.keys() & {"convicted", "withheld"}
+
+
+def test_an_honest_one_is_weighed_and_left_alone() -> None:
+    assert run("", 1) == {"weighed": {ALONE}}
+
+
+def test_who_has_a_mate_of_its_class_is_not_weighed() -> None:
+    assert ALONE not in run("", 1, others="s1.3").get("weighed", set())
