@@ -35,7 +35,7 @@ from swarmnet.config.fleet import Members
 from swarmnet.ids import PeerId
 from swarmnet.local.prepare import with_data
 from swarmnet.manifest.file import to_toml
-from swarmnet.manifest.schema import Averaging, Cut, Data, Manifest, Model, Numerics, Training
+from swarmnet.manifest.schema import Audits, Averaging, Cut, Data, Manifest, Model, Numerics, Training
 from swarmnet.plan.cost import Load, Site, Way, cost
 from swarmnet.plan.measure import measure as measure_layers
 from swarmnet.plan.members import situated
@@ -140,6 +140,8 @@ def simulated(of: Fleet, *, steps: int = 4, first: int = 1) -> tuple[float, floa
         # With jitter an average message takes half as long again.
         links=Links(latency_s=site.round_trip_s / 3),
         served=served,
+        # What audits say is not smaller here, as payloads are.
+        audit=Audits(microbatches=0.0, contributions=0.0),
     )
     swarm = Swarm(plan, seed=1)
     for number, stages in enumerate(served if of.speeds else ()):

@@ -624,7 +624,7 @@ class Court:
     def _has_a_say(self, peer: PeerId, counted: CountedSum) -> bool:
         """Is it of the jury, or, where that is not half of who contributes, one of those who are asked beside it?"""
         recent = self._recent()
-        few = 2 * len(counted.contributors) < 2 + len(first_of(recent - self.convicted))
+        few = _can_name(counted) and 2 * len(counted.contributors) < 2 + len(first_of(recent - self.convicted))
         return peer in counted.contributors or (few and peer in recent)
 
     def _enough(

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from swarmnet.averaging.exchange import PIECE_ELEMENTS, Exchange
@@ -29,7 +29,7 @@ from swarmnet.pipeline.inputs import AnswerCheck, InputCheck, Known, TurnedAway,
 from swarmnet.pipeline.recovery import Recovery
 from swarmnet.pipeline.router import AdaptiveTimeout, Router
 from swarmnet.pipeline.transfers import Transfers
-from swarmnet.pipeline.works import KEPT_MEMOS, ShownWorks, WorkBook
+from swarmnet.pipeline.works import KEPT_MEMOS, LEAST_BYTES, ShownWorks, WorkBook
 from swarmnet.plan.cost import BYTES
 from swarmnet.stage.seams import Engine
 from swarmnet.state.snapshot_index import PIECE_BYTES
@@ -158,8 +158,8 @@ class Replica:
         )
 
         # What it counts, and what it signs of what it sends: for whoever looks into that.
-        works = WorkBook(KEPT_MEMOS * limits.memo_bytes) if manifest.audited else None
-        stamps = self._stamp_of, lambda other, step: self.member.stamp_beside(other, step)
+        works = WorkBook(max(KEPT_MEMOS * limits.memo_bytes, LEAST_BYTES)) if manifest.audited else None
+        stamps = self._stamp_of, self._stamp_beside
         transfers = Transfers(peer.me, peer.signer, *stamps, works, num_stages) if works is not None else None
 
         # Calls the next stage; the last one has none.
@@ -249,6 +249,12 @@ class Replica:
 
     def _stamp_of(self, step: int) -> Stamp:
         return next(open_step.stamp for open_step in self.member.steps if open_step.stamp.step == step)
+
+    def _stamp_beside(self, stage: int, step: int) -> Stamp | None:
+        of, run = self.member.step(step), self._peer.run_id
+        if of is not None and of.stamp.chain == first_chain(run, self.stage):
+            return replace(of.stamp, stage=stage, chain=first_chain(run, stage))
+        return self.member.stamp_beside(stage, step)
 
     # ------------------------------------------------------------ whom it calls, and who may call it
 

@@ -28,6 +28,9 @@ KEPT_STEPS = 5
 KEPT_MEMOS = 4
 """Bytes of payloads that are kept, in those of the memo, which holds one step."""
 
+LEAST_BYTES = 1 << 20
+"""Of payloads, however small the memo: who shows nothing sits out."""
+
 MOST_ASKS = 6
 """Times that a work is shown to one mate, and that an honest one asks: it has drawn it, judges it, and judges it anew
 after somebody took an accusation back; each for itself and in its member's whole contribution."""

@@ -60,10 +60,10 @@ def test_a_member_that_nobody_can_call_any_more_holds_the_run_up_once(seed: int,
     assert evicted == ["uncallable"] * alone
 
 
-@pytest.mark.parametrize(("replicas", "blocked"), [(3, ((0, 2),)), (4, ((0, 3), (1, 3), (2, 3)))])
-def test_who_cannot_call_a_mate_that_calls_it_costs_the_steps_nothing(replicas: int, blocked: tuple) -> None:
+@pytest.mark.parametrize(("replicas", "blocked", "seed"), [(3, ((0, 2),), 0), (4, ((0, 3), (1, 3), (2, 3)), 1)])
+def test_who_cannot_call_a_mate_that_calls_it_costs_the_steps_nothing(replicas: int, blocked: tuple, seed: int) -> None:
     """Each speaks on the link of the other, and pulls nothing: both reduce nothing, or the one sits out."""
-    swarm = Swarm(Plan(stages=2, replicas=replicas, microbatches=4, steps=50), 0)
+    swarm = Swarm(Plan(stages=2, replicas=replicas, microbatches=4, steps=50), seed)
 
     async def script(swarm: Swarm) -> None:
         mates = swarm.replicas(0)
