@@ -17,6 +17,7 @@ import json
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 
 def seconds(turns: int, job: Callable[[], object]) -> float:
@@ -84,9 +85,12 @@ async def measure(hidden: int, layers: int, tokens: int, device: str) -> dict[st
             again.append(time.perf_counter() - begun)
         record = record_of(0, inputs, stash.output, gradient, answer)
         me = Identity.from_seed(bytes(32))
-        sender = Transfers(
-            me.peer, me, lambda step: Stamp(step, 1, Chain("ab" * 32)), lambda stage, step: None, WorkBook(0), 4
-        ).open(0)
+        beside = SimpleNamespace(
+            stamp=lambda step: Stamp(step, 1, Chain("ab" * 32)),
+            past=lambda stage, step: None,
+            known=lambda stage, peer: True,
+        )
+        sender = Transfers(me.peer, me, beside, WorkBook(0), 4).open(0)
 
         def sign() -> None:
             for kind, found in (("output", record.output), ("answer", record.answer)):

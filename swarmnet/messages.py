@@ -296,8 +296,9 @@ class Sent:
     signature: Signature = b"\0"
 
 
-Sents = Annotated[tuple[Sent, ...], Entries(2 * MAX_COMMITS, "num_stages", times=2)]
-"""Of one payload, by who hands it out; then of all that it was made of, down to the tokens (`pipeline.transfers`)."""
+Sents = Annotated[tuple[Sent, ...], Entries(8 * MAX_COMMITS, "num_stages", times=8)]
+"""Of one payload, by who hands it out; then of all that it was made of, down to the tokens (`pipeline.transfers`): two
+of each stage, and more where stages were fed by several."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -894,6 +895,8 @@ class AuditData:
     path: Annotated[bytes, Size(32 * MAX_PATH)]
     """From it to the root that its peer pledged."""
     payload: tuple[Packed, ...] = ()
+    sents: Sents = ()
+    """Of what went in, and of the gradient; not if the request is bare."""
 
 
 @dataclass(frozen=True, slots=True)

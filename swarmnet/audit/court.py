@@ -74,6 +74,9 @@ MOST_CASES = 4
 AGAIN_S = 5.0
 """As long as a case is open, what I found is said again this often: messages are lost."""
 
+_MOST_CHARGES = 2
+"""Cases of what one peer has sent in a step: one is enough."""
+
 _MOST_PLEDGES = 4
 """Of one peer for one sum: rounds may differ."""
 
@@ -232,6 +235,9 @@ class Court:
         self._pledged: Recent[tuple[PeerId, Stamp, object, bytes], Pledge] = Recent(1 << 12)
         self._trials: dict[tuple[Case, bytes], Trial] = {}
         self._compared: Recent[bytes, bool] = Recent(1 << 10)  # what was sent, by what its peer has signed
+        self._charges: Counter[tuple[PeerId, int]] = Counter()  # cases of what a peer has sent, by step
+        self._classes: dict[PeerId, str] = {}
+        self._changed: dict[PeerId, int] = {}  # the step in which a peer was seen in another class than before
         self.proofs: dict[PeerId, Proof] = {}
         """Of each who is convicted."""
 
@@ -259,6 +265,10 @@ class Court:
         actions = [action for pledge in pledges for action in self.hear_pledge(pledge)]
         actions += self._forget(stamp.step + 1 - KEEP_STEPS)
         self._live = frozenset(live)
+        for peer in self._live:
+            now = self._numerics(peer)
+            if self._classes.setdefault(peer, now) != now:
+                self._classes[peer], self._changed[peer] = now, stamp.step
         before = self._sums.get(stamp.step - 1)
         return actions if before is None else actions + self._draw(before, later, live)
 
@@ -344,6 +354,8 @@ class Court:
         if counted is None or owner is None or owner not in counted.pledges:
             return []
         known = sent.peer == self.me or sent.peer in self.convicted or word in self._compared
+        # Names cost nothing.
+        known |= sent.peer not in self._live | counted.contributors | self._recent()
         if known or sent.stamp.stage != self.stage or not self._signer.verify(sent.peer, word, sent.signature):
             return []
         self._compared[word] = True
@@ -362,9 +374,14 @@ class Court:
         # An honest peer may have sent something else: its state was replaced, or the stage before it was of two minds.
         if pledge.peer == sent.peer and not sent.again and not work.resent:
             return self.hear_proof(Missent(pledge, work, path, sent))
-        # If it was made of something else, that is what those lied about who have signed it.
-        if not made_alike(sent, work) or not self._alike(self.me, sent.peer):
+        # If it was made of something else, that is what those lied about who have signed it. Before its peer was of my
+        # class, others bits were right.
+        of = sent.peer, sent.stamp.step
+        if not made_alike(sent, work) or not self._alike(self.me, sent.peer) or self._changed.get(of[0], -1) >= of[1]:
             return []
+        if self._charges[of] >= _MOST_CHARGES:
+            return []
+        self._charges[of] += 1
         return [
             Recompute(case_of(pledge, work, sent), pledge, None, sent),
             *([Recompute(case_of(pledge, work), pledge, None)] if pledge.peer not in (sent.peer, self.me) else []),
@@ -652,6 +669,8 @@ class Court:
         """Drop what is older; an open case that is dropped is a dispute."""
         for step in [step for step in self._sums if step < oldest]:
             del self._sums[step]
+        for of in [of for of in self._charges if of[1] < oldest]:
+            del self._charges[of]
         gone = [key for key in self._trials if key[0].stamp.step < oldest]
         trials = [(case, self._trials.pop((case, of))) for case, of in gone]
         return [

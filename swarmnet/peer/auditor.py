@@ -30,7 +30,7 @@ from swarmnet.audit.court import (
 )
 from swarmnet.audit.evidence import Evidence
 from swarmnet.audit.pledge import WHOLE, leaf, proves, said, shares_of, vector_seed
-from swarmnet.audit.proof import Proof, accused_of, odd, pledge_of, refusal, says_of
+from swarmnet.audit.proof import Proof, accused_of, odd, pledge_of, refusal
 from swarmnet.audit.receipts import Receipt, append
 from swarmnet.bounds import Recent
 from swarmnet.errors import BadMessage, DeviceFull, Overflow, PeerGone, PeerTimeout, Refused, RejectCode
@@ -59,7 +59,7 @@ from swarmnet.messages import (
     roll_of,
 )
 from swarmnet.peer.showing import made_again, sent_again
-from swarmnet.pipeline.works import MOST_ASKS, off_by
+from swarmnet.pipeline.works import KEPT_STEPS, MOST_ASKS, off_by
 from swarmnet.ranks.past import KEPT_WEIGHTS
 from swarmnet.transport import ask
 
@@ -322,13 +322,12 @@ class Auditor:
             return
         contributors = frozenset(peer for peer, _, indexes in told[0] if indexes) if told is not None else frozenset()
         stage = pledge_of(proof).stamp.stage
-        members = frozenset(self._replica.member.view.live(stage, now=self._now()))
-        # Nobody has signed who judges what it sent: that is known, or they are those who live there.
+        live = frozenset(self._replica.member.view.live(stage, now=self._now()))
+        # Whoever only says that it lives has no voice.
+        members = live & self._replica.member.membership.contributors(stage) or live
+        # Nobody has signed who judges what it sent: that must be known.
         if isinstance(proof, Verdict) and proof.sent is not None and not self._was_applied(proof):
-            true = says_of(proof)
-            agree = {each for each in members & true.keys() if true[each] != proof.sent.digest}
-            if not members or 2 * len(agree) < len(members):
-                return
+            return
         wrong = odd(proof, contributors)
         strange = wrong.isdisjoint((self._peer.me, *self._heard()))
         accused = accused_of(proof)
@@ -411,6 +410,8 @@ class Auditor:
 
     async def _try(self, wanted: Recompute) -> None:
         case, pledge = wanted.case, wanted.pledge
+        if case.accused in self._court.convicted:
+            return
         step = case.stamp.step
         indexes = sorted(self._share(case)) if case.index == WHOLE else [case.index]
         shown: list[tuple[AuditData, Sequence[Packed], Sequence[Packed]]] = []
@@ -432,10 +433,15 @@ class Auditor:
                 seed = vector_seed(pledge.stamp, pledge.id, pledge.digest)
                 _, found = await self._replica.compute.recompute_share(step, works, seed)
         except (BadMessage, Overflow):
+            # Of what was sent that says nothing: whoever counted it has chosen what it is made of.
+            if wanted.sent is not None:
+                return
             found = _IMPOSSIBLE
         except Refused as error:
             if error.code is not RejectCode.VOID:
                 raise
+            if wanted.sent is not None:
+                return
             found = _IMPOSSIBLE
         right = found == said(pledge, work, wanted.sent)
         self._event("audited", case.accused, step, index=case.index, ok=right)
@@ -503,7 +509,10 @@ class Auditor:
     def _withheld(self, case: Case, why: str) -> None:
         """The accused has shown nothing, though it was asked in time."""
         # Nobody answers for what was given up.
-        if why and case.stamp.restart == self._replica.member.restart and self._lives_on(case):
+        seen = self._replica.member.view.get(case.accused)
+        # It is far ahead of me.
+        gone = seen is not None and seen.version - case.stamp.step >= KEPT_STEPS
+        if why and not gone and case.stamp.restart == self._replica.member.restart and self._lives_on(case):
             self._event("withheld", case.accused, case.stamp.step, index=case.index, reason=why)
             self._perform(self._court.withheld(case))
 
@@ -525,6 +534,10 @@ class Auditor:
         case = replace(wanted.case, accused=pledge.peer)  # who has to show it
         request, reason = AuditRequest(case.stamp.step, self.stage, index, case.accused), ""
         spent, in_time = False, self._in_time(case)
+        kept = self._replica.execution.kept(request)
+        if kept is not None and proves(kept.path, kept.work, pledge.work_root):
+            with contextlib.suppress(BadMessage):
+                return kept, *self._replica.execution.opened(request, kept)
         for holder in dict.fromkeys(filter(None, (case.accused, wanted.accuser))):
             if holder == self._peer.me:
                 own = self._replica.execution.works.shown(case.stamp.step, index) if holder == case.accused else None
@@ -541,8 +554,8 @@ class Auditor:
             if answer is not None and proves(answer.path, answer.work, pledge.work_root):
                 try:
                     return answer, *self._replica.execution.opened(request, answer)
-                except BadMessage as error:
-                    why = str(error)
+                except (BadMessage, PeerGone) as error:
+                    why = str(error) if isinstance(error, BadMessage) else ""
             reason = why if holder == case.accused else reason
         if spent and not reason:
             raise Refused(RejectCode.TOO_OFTEN, "asked for as often as a mate may")

@@ -371,7 +371,7 @@ class Peer:
 
     def known(self, stage: int, other: int) -> list[PeerId]:
         """The other replicas of any stage, as far as my replica of `stage` knows them."""
-        return [peer for peer in sorted(self.near(stage).get(other) or self._records_of(other)) if peer != self.me]
+        return [peer for peer in sorted(self.near(stage).get(other) or self.serving(other)) if peer != self.me]
 
     def convict(self, peer: PeerId, step: int, reason: str) -> None:
         """It is proven that `peer` has done wrong in that step: it is shut out, and all my replicas know."""
@@ -508,7 +508,7 @@ class Peer:
         beside = {stage - 1, stage, stage + 1} & set(range(self.manifest.cut.stages))
         found = {other: set(view.live(other, now=now)) for other in sorted(beside)}
         for other, peers in found.items():
-            records = self._records_of(other)
+            records = self.serving(other)
             peers.update(records)
             # Its record outlives a process that has ended.
             for peer, incarnation in view.dead(other):
@@ -518,7 +518,7 @@ class Peer:
             found[other].add(self.me)  # my other stages have views of their own
         return found
 
-    def _records_of(self, stage: int) -> dict[PeerId, Record]:
+    def serving(self, stage: int) -> dict[PeerId, Record]:
         """Those that serve a stage."""
         if stage not in self._announced:
             self._announced[stage] = {
@@ -598,7 +598,7 @@ class Peer:
 
     def _lonely_beside(self) -> set[int]:
         """The stages beside mine of which I know nobody."""
-        return {stage for stage in self._near - self.replicas.keys() if not self._records_of(stage)}
+        return {stage for stage in self._near - self.replicas.keys() if not self.serving(stage)}
 
     def _is_astray(self) -> bool:
         """May the run have to go back, or have gone back? Then what peers of all stages say matters."""

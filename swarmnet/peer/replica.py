@@ -11,16 +11,17 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from swarmnet.averaging.exchange import PIECE_ELEMENTS, Exchange
 from swarmnet.errors import BadMessage
 from swarmnet.ids import PeerId, first_chain
 from swarmnet.manifest.schema import Manifest
-from swarmnet.messages import Process, Stamp
+from swarmnet.messages import Process
 from swarmnet.peer.auditor import Auditor
 from swarmnet.peer.restore import Restorer
+from swarmnet.peer.showing import Beside
 from swarmnet.pipeline.caller import Caller
 from swarmnet.pipeline.context import PipelineContext, PipelineLimits
 from swarmnet.pipeline.depth import Depth
@@ -159,8 +160,8 @@ class Replica:
 
         # What it counts, and what it signs of what it sends: for whoever looks into that.
         works = WorkBook(max(KEPT_MEMOS * limits.memo_bytes, LEAST_BYTES)) if manifest.audited else None
-        stamps = self._stamp_of, self._stamp_beside
-        transfers = Transfers(peer.me, peer.signer, *stamps, works, num_stages) if works is not None else None
+        beside = Beside(self, peer)
+        transfers = Transfers(peer.me, peer.signer, beside, works, num_stages) if works is not None else None
 
         # Calls the next stage; the last one has none.
         input_check = input_check_of(manifest, stage, peer.windows)
@@ -246,15 +247,6 @@ class Replica:
         if definite and self.caller is not None:
             self.caller.gone(peer)
         self.driver.gone(peer, definite=definite)
-
-    def _stamp_of(self, step: int) -> Stamp:
-        return next(open_step.stamp for open_step in self.member.steps if open_step.stamp.step == step)
-
-    def _stamp_beside(self, stage: int, step: int) -> Stamp | None:
-        of, run = self.member.step(step), self._peer.run_id
-        if of is not None and of.stamp.chain == first_chain(run, self.stage):
-            return replace(of.stamp, stage=stage, chain=first_chain(run, stage))
-        return self.member.stamp_beside(stage, step)
 
     # ------------------------------------------------------------ whom it calls, and who may call it
 

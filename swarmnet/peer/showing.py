@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from swarmnet.errors import Refused, RejectCode
-from swarmnet.ids import PeerId
-from swarmnet.messages import Answer, AuditData, AuditRequest, Sent, WorkRecord
+from swarmnet.ids import PeerId, first_chain, next_chain
+from swarmnet.messages import Answer, AuditData, AuditRequest, Sent, Stamp, WorkRecord
 from swarmnet.pipeline.recovery import Keepalive
 from swarmnet.pipeline.works import digest, opened
 from swarmnet.stage.seams import Recomputed
@@ -16,6 +16,46 @@ from swarmnet.stage.seams import Recomputed
 if TYPE_CHECKING:
     from swarmnet.peer.peer import Peer
     from swarmnet.peer.replica import Replica
+
+
+class Beside:
+    """What a replica knows of its own stage and of others, for `pipeline.transfers`."""
+
+    def __init__(self, replica: Replica, peer: Peer) -> None:
+        self._replica, self._peer = replica, peer
+        self._once_known: set[tuple[int, PeerId]] = set()
+
+    def stamp(self, step: int) -> Stamp:
+        """Of an open step."""
+        return next(of.stamp for of in self._replica.member.steps if of.stamp.step == step)
+
+    def past(self, stage: int, step: int) -> Stamp | None:
+        """That open step's in another stage. None: what I know of its past is not enough."""
+        member, mine, run = self._replica.member, self._replica.stage, self._peer.run_id
+        chains, of = {commit.stage: commit.chain for commit in member.last_commits}, member.step(step)
+        if of is None:
+            return None
+        # Where nothing was applied yet the run says it.
+        if of.stamp.chain == first_chain(run, mine):
+            return replace(of.stamp, stage=stage, chain=first_chain(run, stage))
+        if not {stage, mine} <= chains.keys():
+            return None
+        # The same commits have led both stages on from there.
+        here, there = chains[mine], chains[stage]
+        for made in member.evidence:
+            if here == of.stamp.chain:
+                break
+            here, there = next_chain(here, made), next_chain(there, made)
+        return replace(of.stamp, stage=stage, chain=there) if here == of.stamp.chain else None
+
+    def known(self, stage: int, peer: PeerId) -> bool:
+        """May that peer serve that stage? Where I know nobody of it anybody may."""
+        if (stage, peer) not in self._once_known:
+            named, view = self._peer.serving(stage), self._replica.member.view
+            if named and peer not in named and peer != self._peer.me and view.get(peer, stage) is None:
+                return False
+            self._once_known.add((stage, peer))
+        return True
 
 
 async def answered(peer: Peer, replica: Replica, caller: PeerId, request: AuditRequest) -> AsyncGenerator[Answer, None]:

@@ -8,6 +8,7 @@ It does not know what the answer is for. A retry needs no permission: `Process` 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable, Mapping, Set
 from dataclasses import dataclass, replace
 
@@ -86,7 +87,8 @@ class Caller:
         """Nobody hears the peer any more: calls to it end now, and go elsewhere. It may be at work on them for ever."""
         self._router.gone(peer)
         for call in self._open.get(peer, ()):
-            call.reschedule(asyncio.get_running_loop().time())
+            with contextlib.suppress(RuntimeError):  # it is ending by itself
+                call.reschedule(asyncio.get_running_loop().time())
 
     async def process(self, request: Process, payload: tuple[Packed, ...]) -> Gradient:
         """Return the answer of whichever replica gives it. Cancel to give up.

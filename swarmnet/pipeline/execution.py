@@ -23,7 +23,7 @@ from swarmnet.messages import Answer, AuditData, AuditRequest, Busy, Fetch, Pack
 from swarmnet.pipeline.context import PipelineContext
 from swarmnet.pipeline.inputs import TurnedAway
 from swarmnet.pipeline.tasks import StepTasks
-from swarmnet.pipeline.works import WorkBook, opened
+from swarmnet.pipeline.works import WorkBook, digest, opened
 from swarmnet.transport import ReadPayload
 
 _UNSURE_S = 0.25
@@ -199,16 +199,23 @@ class Execution:
             raise Refused(RejectCode.NOT_FOUND, "not kept here", step=request.step, index=request.index)
         return found
 
+    def kept(self, request: AuditRequest) -> AuditData | None:
+        """What `request.peer` has shown, if it is still here."""
+        return self._context.shown.get(request)
+
     def opened(self, request: AuditRequest, data: AuditData) -> tuple[tuple[Packed, ...], tuple[Packed, ...]]:
         """(inputs, gradient) of the microbatch that `request.peer` has shown, for `Compute.recompute`; from now on they
         are shown to jurors from here, too.
 
-        Raises BadMessage if they are no input of that microbatch in this run, or not what its record says.
+        Raises BadMessage if they are no input of that microbatch in this run, or not what its record says, or if nobody
+        has signed them.
         """
         if data.work.index != request.index:
             raise BadMessage(RejectCode.MALFORMED, "the work of another microbatch", index=request.index)
         process = Process(request.step, request.stage, request.index)
         found = opened(data, lambda payload: self._context.check(process, payload))
+        if self._context.transfers is not None:
+            self._context.transfers.shown(request, data, digest(found[0][:1]))
         self._context.shown.keep(request, data)
         return found
 

@@ -18,15 +18,26 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, Protocol
 
 from swarmnet.audit.pledge import counted_as, sent_statement
 from swarmnet.bounds import Recent
-from swarmnet.errors import BadMessage, Refused, RejectCode
+from swarmnet.errors import BadMessage, PeerGone, Refused, RejectCode
 from swarmnet.ids import PeerId, Signer
-from swarmnet.messages import Fetch, Fetched, Gradient, Packed, Process, Sent, Stamp, WorkRecord
+from swarmnet.messages import (
+    AuditData,
+    AuditRequest,
+    Fetch,
+    Fetched,
+    Gradient,
+    Packed,
+    Process,
+    Sent,
+    Stamp,
+    WorkRecord,
+)
 from swarmnet.pipeline.works import LARGE, WorkBook, digest
 
 Kind = Literal["output", "answer"]
@@ -37,27 +48,31 @@ NOTHING = digest(())
 """What an output has for a gradient, and the last stage's answer."""
 
 
+class StagesKnown(Protocol):
+    """What a replica knows of its own stage and of others."""
+
+    def stamp(self, step: int) -> Stamp:
+        """Of an open step, as in what it pledges."""
+
+    def past(self, stage: int, step: int) -> Stamp | None:
+        """The same of another stage; None where that is not known."""
+
+    def known(self, stage: int, peer: PeerId) -> bool:
+        """May that peer serve that stage?"""
+
+
 class Transfers:
     """The payloads of one replica.
 
     Args:
-        stamp: of an open step, as in what this replica pledges.
-        past: the same of another stage; None where that is not known.
+        beside: what this replica knows of stages.
         works: what it counted.
         num_stages: of the run.
     """
 
-    def __init__(
-        self,
-        me: PeerId,
-        signer: Signer,
-        stamp: Callable[[int], Stamp],
-        past: Callable[[int, int], Stamp | None],
-        works: WorkBook,
-        num_stages: int,
-    ) -> None:
+    def __init__(self, me: PeerId, signer: Signer, beside: StagesKnown, works: WorkBook, num_stages: int) -> None:
         self.me, self.signer, self.works = me, signer, works
-        self._stamp, self._past, self._last = stamp, past, num_stages - 1
+        self._beside, self._last = beside, num_stages - 1
         self._fresh_until = math.inf
         self._open: dict[int, StepTransfers] = {}
         self._verified: Recent[tuple[bytes, bytes], bool] = Recent(1 << 13)
@@ -67,7 +82,7 @@ class Transfers:
     def open(self, step: int) -> StepTransfers:
         """The step is open from now on."""
         self._open = {other: of for other, of in self._open.items() if not of.ended}
-        self._open[step] = StepTransfers(self, self._stamp(step))
+        self._open[step] = StepTransfers(self, self._beside.stamp(step))
         return self._open[step]
 
     def replaced(self) -> None:
@@ -90,7 +105,10 @@ class Transfers:
         """Raise BadMessage(MALFORMED) unless the caller has signed that input, and others all that it was made of; of
         the first stage nobody need."""
         if request.stage > 0 and request.purpose == "train":
-            await self._check_output(caller, request.stage - 1, request, payload, request.sents)
+            try:
+                await self._check_output(caller, request.stage - 1, request, payload, request.sents)
+            except PeerGone as unknown:
+                raise Refused(RejectCode.NOT_A_FEEDER, str(unknown)) from unknown
 
     async def answered(self, peer: PeerId, request: Process, answer: Gradient) -> None:
         """The same of an answer."""
@@ -103,6 +121,17 @@ class Transfers:
             await self._check_answer(peer, request, answer)
         elif request.stage >= 0:
             await self._check_output(peer, request.stage, request, answer.payload, answer.sents)
+
+    def shown(self, request: AuditRequest, data: AuditData, tokens: bytes) -> None:
+        """Raise BadMessage(MALFORMED) unless others have signed what that work was made of. tokens: their digest."""
+        work, stage = data.work, request.stage
+        of: list[tuple[Kind, int, bytes]] = [("output", stage - 1, work.input)] if stage else []
+        of += [("answer", stage + 1, work.gradient)] if work.gradient != NOTHING else []
+        for kind, where, own in of:
+            first = next((s for s in data.sents if (s.kind, s.stamp.stage, s.digest) == (kind, where, own)), None)
+            about = _Expected(first.peer if first is not None else request.peer, where, request.step, work.index, kind)
+            sents = needed((first, *data.sents)) if first is not None else []
+            self._check(about, own, tokens, sents)
 
     async def _check_output(
         self, peer: PeerId, stage: int, of: Process | Fetch, payload: tuple[Packed, ...], sents: Sequence[Sent]
@@ -125,7 +154,10 @@ class Transfers:
         if sents[0].digest != own:
             raise _refused("its sender has signed another one", found)
         for sent in sents:
-            stage, past = sent.stamp.stage, self._past(sent.stamp.stage, found.step)
+            # Views differ for a moment: it is nobody's fault yet.
+            if not self._beside.known(sent.stamp.stage, sent.peer):
+                raise PeerGone("it brings the word of somebody who is not known here", peer=found.peer)
+            stage, past = sent.stamp.stage, self._beside.past(sent.stamp.stage, found.step)
             if (sent.stamp.step, sent.index) != (found.step, found.microbatch) or past not in (None, sent.stamp):
                 raise _refused("what it was made of is of another step or past", found)
             if stage == 0 and tokens not in (None, sent.input):

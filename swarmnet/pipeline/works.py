@@ -166,7 +166,7 @@ class WorkBook:
         work = self._steps.get(step, {}).get(index)
         if work is None or work.payload is None:
             return None
-        return AuditData(work.record, path_of(self._leaves(step), index), work.payload)
+        return AuditData(work.record, path_of(self._leaves(step), index), work.payload, work.sents)
 
     def show(self, mate: PeerId, step: int, index: int) -> AuditData | None:
         """As `shown`, to a mate that asks. Raises Refused(TOO_OFTEN)."""

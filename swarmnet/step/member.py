@@ -76,7 +76,8 @@ class Member:
         self.unreached: tuple[PeerId, ...] = ()
         """Mates that I cannot call."""
         self.last_commits: tuple[Commit, ...] = ()
-        self._evidence: tuple[bytes, ...] = ()  # of the last steps, the one before this version last
+        self.evidence: tuple[bytes, ...] = ()
+        """Of the last two steps, the one before this version last."""
         self.last_finished: Finished | None = None
         self._last_stamp: Stamp | None = None
         self.kept_last: Ballot | None = None  # under which ballot, until somebody keeps the next step
@@ -112,19 +113,6 @@ class Member:
 
     def _stamp(self, step: int, chain: Chain) -> Stamp:
         return Stamp(step, self.stage, chain, self.restart)
-
-    def stamp_beside(self, stage: int, step: int) -> Stamp | None:
-        """That open step's in another stage. None: what I know of its past is not enough."""
-        last, of = {commit.stage: commit.chain for commit in self.last_commits}, self.step(step)
-        if of is None or not {stage, self.stage} <= last.keys():
-            return None
-        mine, theirs = last[self.stage], last[stage]
-        # The same commits have led both stages on from there.
-        for made in self._evidence:
-            if mine == of.stamp.chain:
-                break
-            mine, theirs = next_chain(mine, made), next_chain(theirs, made)
-        return Stamp(step, stage, theirs, self.restart) if mine == of.stamp.chain else None
 
     # ------------------------------------------------------------ what others may know
 
@@ -254,7 +242,7 @@ class Member:
         self.version, self.chain, self.before, self.term_chain = version, chain, before, term_chain
         self.synced = True
         self.last_commits, self.last_finished, self._last_stamp = last_commits, None, None
-        self._evidence = (evidence(last_commits),) if last_commits else ()
+        self.evidence = (evidence(last_commits),) if last_commits else ()
         for commit in (*commits, *last_commits):
             self.membership.hear(commit, now=now)
         self.membership.restored(last_commits)
@@ -338,8 +326,8 @@ class Member:
         late_s = self.oldest.late_s
         self.steps = self.steps[1:]
         self.horizon = self.horizon_of(self.last_commits)
-        self._evidence = (*self._evidence[-1:], evidence(self.last_commits))
-        self.before, self.chain = self.chain, next_chain(self.chain, self._evidence[-1])
+        self.evidence = (*self.evidence[-1:], evidence(self.last_commits))
+        self.before, self.chain = self.chain, next_chain(self.chain, self.evidence[-1])
         self.membership.applied(self.last_commits, self.last_finished)
         self.version += 1
         # Keepers are drawn again from a chain that nobody knew when the last term began.

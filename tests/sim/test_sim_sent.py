@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import random
 from collections.abc import Callable
 from dataclasses import replace
@@ -32,7 +31,7 @@ from swarmnet.messages import (
 from swarmnet.peer.peer import Peer
 from swarmnet.pipeline.works import digest
 from swarmnet.simulate.plan import Plan
-from swarmnet.simulate.swarm import Broken, Guise, SimulatedSigner, Swarm
+from swarmnet.simulate.swarm import Guise, SimulatedSigner, Swarm
 from swarmnet.transport import Transport
 
 ALL = Audits(microbatches=0.5, contributions=0.0)
@@ -284,9 +283,9 @@ def forged(sent: Sent, judges: list[PeerId], wrong: bytes = bytes(32)) -> Verdic
     return Verdict(pledge, work, path, tuple(findings), "cpu", contributions=shares, sent=sent)
 
 
-@pytest.mark.parametrize(("liars", "believed"), [(1, False), (3, True)])
-def test_a_jury_of_nobodies_convicts_nobody_of_what_it_sent(liars: int, believed: bool) -> None:
-    """Nor do others with a minority of the stage among them."""
+@pytest.mark.parametrize("liars", [0, 3])
+def test_a_jury_that_has_made_no_sum_convicts_nobody_of_what_it_sent(liars: int) -> None:
+    """Whoever else says so."""
     swarm, watch = watched(replace(PLAN, stages=2, replicas=4))
     told: list[PeerId] = []
 
@@ -306,7 +305,5 @@ def test_a_jury_of_nobodies_convicts_nobody_of_what_it_sent(liars: int, believed
 
     watch_calls(swarm, look)
     swarm.exact = False
-    # Who is out of the run never comes to its end.
-    with pytest.raises(Broken, match="no end") if believed else contextlib.nullcontext():
-        swarm.run(until_s=40.0)
-    assert told and watch.named == ({*told} if believed else set())
+    swarm.run(until_s=60.0)
+    assert told and not watch.named

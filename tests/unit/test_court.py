@@ -332,7 +332,13 @@ def test_whoever_sends_another_thing_made_of_the_same_is_tried_and_named(strange
     a, b, c, *_ = room.names
     liar = PeerId("fed and counted nothing") if stranger else c
     _, work, _ = of(room, a)
-    told(room, sent_by(liar, work.index, digest_of("other"), input=work.input), [b])
+    false = sent_by(liar, work.index, digest_of("other"), input=work.input)
+    if stranger:
+        told(room, false, [b])
+        assert not any(convicted(room)), "its name costs nothing"
+        for peer in room.names:
+            room.members[peer].court._live |= {liar}
+    told(room, false, [b])
     assert convicted(room, liar) == [{liar}] * (5 if stranger else 4)
     proof = room.members[a].court.proofs[liar]
     assert isinstance(proof, Verdict) and proof.sent is not None and proof.pledge.peer == a

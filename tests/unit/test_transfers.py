@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import product
+from types import SimpleNamespace
 
 import pytest
 from court_room import Notary, digest_of
@@ -15,11 +16,24 @@ from scripted import on_virtual_time
 
 from swarmnet.audit.pledge import leaf, path_of, root_of, sent_statement, statement
 from swarmnet.audit.proof import refusal
-from swarmnet.errors import BadMessage, Refused
+from swarmnet.errors import BadMessage, PeerGone, Refused, RejectCode
 from swarmnet.ids import Ballot, Chain, PeerId, Restart, RoundId
-from swarmnet.messages import Fetch, Fetched, Gradient, Missent, Packed, Pledge, Process, Sent, Stamp, WorkRecord
-from swarmnet.pipeline.transfers import Signed, StepTransfers, Transfers
-from swarmnet.pipeline.works import WorkBook
+from swarmnet.messages import (
+    AuditData,
+    AuditRequest,
+    Fetch,
+    Fetched,
+    Gradient,
+    Missent,
+    Packed,
+    Pledge,
+    Process,
+    Sent,
+    Stamp,
+    WorkRecord,
+)
+from swarmnet.pipeline.transfers import NOTHING, Signed, StepTransfers, Transfers
+from swarmnet.pipeline.works import WorkBook, digest
 
 ME, OTHER = PeerId("me"), PeerId("other")
 AHEAD, STAGES = 1, 4
@@ -30,9 +44,13 @@ def stamp_of(step: int, stage: int = 1) -> Stamp:
 
 
 def transfers(
-    peer: PeerId = ME, stage: int = 1, past: Callable[[int, int], Stamp | None] = lambda stage, step: None
+    peer: PeerId = ME,
+    stage: int = 1,
+    past: Callable[[int, int], Stamp | None] = lambda stage, step: None,
+    known: Callable[[int, PeerId], bool] = lambda stage, peer: True,
 ) -> Transfers:
-    return Transfers(peer, Notary(peer), partial(stamp_of, stage=stage), past, WorkBook(0), STAGES)
+    beside = SimpleNamespace(stamp=partial(stamp_of, stage=stage), past=past, known=known)
+    return Transfers(peer, Notary(peer), beside, WorkBook(0), STAGES)
 
 
 def signed_by(step: StepTransfers, index: int, kind: str, what: str) -> Sent:
@@ -304,6 +322,43 @@ def test_what_was_signed_on_another_past_is_refused_where_the_past_is_known() ->
                 assert not good
             else:
                 assert good
+
+    on_virtual_time(main())
+
+
+def test_the_word_of_somebody_unknown_is_not_taken_yet() -> None:
+    async def main() -> None:
+        output, answer, _ = await made((PeerId("stranger"), OTHER, ME, OTHER))
+        here = transfers(known=lambda stage, peer: (stage, peer) != (0, "stranger"))
+        with pytest.raises(Refused) as refused:
+            await here.fed(output[0].peer, Process(4, 2, 3, sents=output), (TOKENS, OUT, PROOF))
+        assert refused.value.code is RejectCode.NOT_A_FEEDER, "its caller comes again"
+        with pytest.raises(PeerGone):
+            await here.answered(answer[0].peer, Process(4, 1, 3), Gradient(1.0, 1, 0.0, (FED,), sents=answer))
+
+    on_virtual_time(main())
+
+
+def test_who_shows_a_work_shows_who_has_signed_what_it_was_made_of() -> None:
+    async def main() -> None:
+        output, answer, back = await made()
+        here, tokens = transfers(), (TOKENS,)
+        work = WorkRecord(3, output[1].digest, output[0].digest, back[0].digest, answer[0].digest, 0.0, 0)
+        request, sents = AuditRequest(4, 1, 3, OTHER), (output[1], *back)
+        here.shown(request, AuditData(work, b"", sents=sents), digest(tokens))
+        first = WorkRecord(3, digest(tokens), output[1].digest, answer[0].digest, NOTHING, 0.0, 0)
+        here.shown(AuditRequest(4, 0, 3, OTHER), AuditData(first, b"", sents=answer), digest(tokens))
+        for false in (
+            AuditData(work, b""),
+            AuditData(work, b"", sents=(output[1],)),
+            AuditData(replace(work, input=digest_of("invented")), b"", sents=sents),
+            AuditData(replace(work, gradient=digest_of("invented")), b"", sents=sents),
+            AuditData(work, b"", sents=tuple(replace(sent, signature=b"x") for sent in sents)),
+        ):
+            with pytest.raises(BadMessage):
+                here.shown(request, false, digest(tokens))
+        with pytest.raises(BadMessage):
+            here.shown(request, AuditData(work, b"", sents=sents), digest_of("other tokens"))
 
     on_virtual_time(main())
 

@@ -251,7 +251,7 @@ answers: dict[type, st.SearchStrategy] = {
     Gradient: st.builds(Gradient, finite, counts, not_negative, st.just(()), many_peers, chains_of_sents),
     Fetched: st.builds(Fetched, st.just(()), finite, counts, chains_of_sents),
     PartData: st.builds(PartData, st.just(()), losses, st.none() | finished, st.lists(pledges, max_size=3).map(tuple)),
-    AuditData: st.builds(AuditData, works, paths),
+    AuditData: st.builds(AuditData, works, paths, st.just(()), chains_of_sents),
     Snapshot: st.builds(
         Snapshot,
         stages,

@@ -234,12 +234,14 @@ class PartData(_message.Message):
     def __init__(self, losses: _Optional[_Union[Losses, _Mapping]] = ..., finished: _Optional[_Union[_values_pb2.Finished, _Mapping]] = ..., pledges: _Optional[_Iterable[_Union[_values_pb2.Pledge, _Mapping]]] = ...) -> None: ...
 
 class AuditData(_message.Message):
-    __slots__ = ("work", "path")
+    __slots__ = ("work", "path", "sents")
     WORK_FIELD_NUMBER: _ClassVar[int]
     PATH_FIELD_NUMBER: _ClassVar[int]
+    SENTS_FIELD_NUMBER: _ClassVar[int]
     work: _values_pb2.WorkRecord
     path: bytes
-    def __init__(self, work: _Optional[_Union[_values_pb2.WorkRecord, _Mapping]] = ..., path: _Optional[bytes] = ...) -> None: ...
+    sents: _containers.RepeatedCompositeFieldContainer[_values_pb2.Sent]
+    def __init__(self, work: _Optional[_Union[_values_pb2.WorkRecord, _Mapping]] = ..., path: _Optional[bytes] = ..., sents: _Optional[_Iterable[_Union[_values_pb2.Sent, _Mapping]]] = ...) -> None: ...
 
 class Snapshot(_message.Message):
     __slots__ = ("stage", "version", "chain", "term_chain", "restart", "num_bytes", "piece_bytes", "digests", "root", "signature", "before", "notices")
