@@ -504,15 +504,14 @@ class Auditor:
 
     def _in_time(self, case: Case) -> bool:
         # It keeps what it shows for some steps: who asks late gets nothing from anybody.
-        return self._replica.member.version - case.stamp.step <= _IN_TIME
+        seen = self._replica.member.view.get(case.accused)
+        ahead = seen is not None and seen.version - case.stamp.step >= KEPT_STEPS
+        return not ahead and self._replica.member.version - case.stamp.step <= _IN_TIME
 
     def _withheld(self, case: Case, why: str) -> None:
         """The accused has shown nothing, though it was asked in time."""
         # Nobody answers for what was given up.
-        seen = self._replica.member.view.get(case.accused)
-        # It is far ahead of me.
-        gone = seen is not None and seen.version - case.stamp.step >= KEPT_STEPS
-        if why and not gone and case.stamp.restart == self._replica.member.restart and self._lives_on(case):
+        if why and case.stamp.restart == self._replica.member.restart and self._lives_on(case):
             self._event("withheld", case.accused, case.stamp.step, index=case.index, reason=why)
             self._perform(self._court.withheld(case))
 
@@ -555,7 +554,7 @@ class Auditor:
                 try:
                     return answer, *self._replica.execution.opened(request, answer)
                 except (BadMessage, PeerGone) as error:
-                    why = str(error) if isinstance(error, BadMessage) else ""
+                    why = str(error)
             reason = why if holder == case.accused else reason
         if spent and not reason:
             raise Refused(RejectCode.TOO_OFTEN, "asked for as often as a mate may")

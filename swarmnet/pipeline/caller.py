@@ -243,7 +243,7 @@ class Caller:
                     self._check(request, answer)
                     if self._signed is not None:
                         await self._signed(attempt.peer, request, answer)
-                except BadMessage as error:
+                except (BadMessage, PeerGone) as error:
                     return error
                 return answer
             case MovedTo() | Busy() | Rejected():
