@@ -237,7 +237,7 @@ class Court:
         self._compared: Recent[bytes, bool] = Recent(1 << 10)  # what was sent, by what its peer has signed
         self._charges: Counter[tuple[PeerId, int]] = Counter()  # cases of what a peer has sent, by step
         self._classes: dict[PeerId, str] = {}
-        self._changed: dict[PeerId, int] = {}  # the step in which a peer was seen in another class than before
+        self._changed: dict[PeerId, int] = {}  # the step in which a peer was first seen in its class
         self.proofs: dict[PeerId, Proof] = {}
         """Of each who is convicted."""
 
@@ -267,7 +267,7 @@ class Court:
         self._live = frozenset(live)
         for peer in self._live:
             now = self._numerics(peer)
-            if self._classes.setdefault(peer, now) != now:
+            if self._classes.get(peer) != now:
                 self._classes[peer], self._changed[peer] = now, stamp.step
         before = self._sums.get(stamp.step - 1)
         return actions if before is None else actions + self._draw(before, later, live)
@@ -377,7 +377,11 @@ class Court:
         # If it was made of something else, that is what those lied about who have signed it. Before its peer was of my
         # class, others bits were right.
         of = sent.peer, sent.stamp.step
-        if not made_alike(sent, work) or not self._alike(self.me, sent.peer) or self._changed.get(of[0], -1) >= of[1]:
+        if (
+            not made_alike(sent, work)
+            or not self._alike(self.me, sent.peer)
+            or self._changed.get(of[0], of[1]) >= of[1]
+        ):
             return []
         if self._charges[of] >= _MOST_CHARGES:
             return []

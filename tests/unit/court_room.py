@@ -152,6 +152,7 @@ class Stage:
             court, pledges = self.members[peer].court, self.pledges
             self.random.shuffle(pledges)
             live = frozenset(self.names)
+            self.perform(peer, court.applied(stamp_of(STEP - 1), finished_of(STEP - 1, self.names), (), LATER, live))
             self.perform(peer, court.applied(stamp_of(STEP), self.finished, pledges, Chain("22" * 32), live))
             following = finished_of(STEP + 1, self.names)
             self.perform(peer, court.applied(stamp_of(STEP + 1), following, (), LATER, live))

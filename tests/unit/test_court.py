@@ -338,6 +338,7 @@ def test_whoever_sends_another_thing_made_of_the_same_is_tried_and_named(strange
         assert not any(convicted(room)), "its name costs nothing"
         for peer in room.names:
             room.members[peer].court._live |= {liar}
+            room.members[peer].court._changed[liar] = STEP - 1
     told(room, false, [b])
     assert convicted(room, liar) == [{liar}] * (5 if stranger else 4)
     proof = room.members[a].court.proofs[liar]
@@ -560,3 +561,14 @@ def test_whoever_leaves_others_nothing_to_do_is_looked_at_by_them_all_the_same()
     assert court.found(pledge, leaf(work), work, now=0.0) == []
     (strike,) = court.found(pledge, digest_of("other"), work, now=0.0)
     assert isinstance(strike, StrikePeer) and strike.peer == a and not court.open_cases
+
+
+def test_nobody_is_held_to_the_bits_of_another_class_of_its_own() -> None:
+    """It sent something, and came back on another machine."""
+    room = quiet()
+    a, b, c, *_ = room.names
+    _, work, _ = of(room, a)
+    for peer in room.names:
+        room.members[peer].court._changed[c] = STEP
+    told(room, sent_by(c, work.index, digest_of("other"), input=work.input), [b])
+    assert not any(convicted(room))
