@@ -49,12 +49,15 @@ class Beside:
         return replace(of.stamp, stage=stage, chain=there) if here == of.stamp.chain else None
 
     def known(self, stage: int, peer: PeerId) -> bool:
-        """May that peer serve that stage? Where I know nobody of it anybody may."""
-        if (stage, peer) not in self._once_known:
-            named, view = self._peer.serving(stage), self._replica.member.view
-            if named and peer not in named and peer != self._peer.me and view.get(peer, stage) is None:
-                return False
-            self._once_known.add((stage, peer))
+        """May that peer serve that stage? Of a stage far away anybody may, unless all records were read lately."""
+        far = abs(stage - self._replica.stage) > 1 and not self._peer.sees_all
+        if far or (stage, peer) in self._once_known:
+            return True
+        named, view = self._peer.serving(stage), self._replica.member.view
+        if named and peer not in named and peer != self._peer.me and view.get(peer, stage) is None:
+            self._peer.look_for(peer)
+            return False
+        self._once_known.add((stage, peer))
         return True
 
 
