@@ -141,7 +141,7 @@ class ShowSent:
 
 @dataclass(frozen=True, slots=True)
 class AskWork:
-    """Ask the case's accused for the work that it has counted, and say `Court.compared`."""
+    """Ask whoever has counted that microbatch, the case's accused, for its work, and say `Court.compared`."""
 
     sent: Sent
     case: Case

@@ -93,7 +93,7 @@ async def _made(replica: Replica, request: AuditRequest, shown: AuditData) -> Au
 
 
 def sent_again(sent: Sent, again: Recomputed) -> bytes:
-    """Its digest as it should be, likewise."""
+    """The digest that it should have, in the codec that was chosen, if one fits."""
     found = list(map(digest, again.outputs if sent.kind == "output" else again.answers))
     return sent.digest if sent.digest in found else found[0]
 

@@ -124,10 +124,8 @@ class Transfers:
 
     def shown(self, request: AuditRequest, data: AuditData, tokens: bytes) -> None:
         """Raise BadMessage(MALFORMED) unless others have signed what that work was made of. tokens: their digest."""
-        work, stage = data.work, request.stage
-        of: list[tuple[Kind, int, bytes]] = [("output", stage - 1, work.input)] if stage else []
-        of += [("answer", stage + 1, work.gradient)] if work.gradient != NOTHING else []
-        for kind, where, own in of:
+        work = data.work
+        for kind, where, own in _made_of(request.stage, work.input, work.gradient):
             first = next((s for s in data.sents if (s.kind, s.stamp.stage, s.digest) == (kind, where, own)), None)
             about = _Expected(first.peer if first is not None else request.peer, where, request.step, work.index, kind)
             sents = needed((first, *data.sents)) if first is not None else []
@@ -179,13 +177,17 @@ def needed(sents: Sequence[Sent]) -> list[Sent]:
     known = {(sent.kind, sent.stamp.stage, sent.digest): sent for sent in reversed(sents)}
     found = [sents[0]]
     for sent in found:
-        stage = sent.stamp.stage
-        of: list[tuple[Kind, int, bytes]] = [("output", stage - 1, sent.input)] if stage else []
-        of += [("answer", stage + 1, sent.gradient)] if sent.gradient != NOTHING else []
+        of = _made_of(sent.stamp.stage, sent.input, sent.gradient)
         if any(each not in known for each in of):
             return []
         found += [known[each] for each in of if known[each] not in found]
     return found
+
+
+def _made_of(stage: int, given: bytes, gradient: bytes) -> list[tuple[Kind, int, bytes]]:
+    """What others must have signed of that input, but of tokens, and of that gradient: kind, stage and digest."""
+    of: list[tuple[Kind, int, bytes]] = [("output", stage - 1, given)] if stage else []
+    return of + ([("answer", stage + 1, gradient)] if gradient != NOTHING else [])
 
 
 @dataclass(frozen=True, slots=True)

@@ -307,3 +307,39 @@ def test_a_jury_that_has_made_no_sum_convicts_nobody_of_what_it_sent(liars: int)
     swarm.exact = False
     swarm.run(until_s=60.0)
     assert told and not watch.named
+
+
+class FalseWords(FalseOutputs):
+    """Sends what is right, and brings words for what it made it of that nobody of the run has signed."""
+
+    def transport(self, honest: Transport) -> Any:
+        return _NobodysVoice(self, honest)
+
+
+class _NobodysVoice(_Voice):
+    def call(self, peer: PeerId, request: Request, payload: tuple[Packed, ...] = (), *, deadline: float) -> Any:
+        if isinstance(request, Process) and request.sents:
+            self._of.told += 1
+            own, *others = request.sents
+            request = replace(request, sents=(own, *(signed(replace(each, peer=PeerId("nobody"))) for each in others)))
+        return self._honest.call(peer, request, payload, deadline=deadline)
+
+
+def test_nobody_takes_the_word_of_an_identity_that_serves_no_stage() -> None:
+    liar = FalseWords()
+    swarm, watch = with_liar(liar, steps=6)
+    kept: set[PeerId] = set()
+
+    def look(peer: PeerId, event: str, fields: dict[str, Any]) -> None:
+        if event == "applied":
+            works = swarm.last[peer].peer.replicas[fields["stage"]].execution.works
+            kept.update(sent.peer for sent in works.sents(fields["step"]))
+
+    swarm.hooks.append(look)
+
+    async def script(swarm: Swarm) -> None:
+        swarm.add((1,), PeerId("liar"))
+
+    swarm.run(until_s=240.0, script=script)
+    assert liar.told and len(kept) > 6 and "nobody" not in kept
+    assert not watch.named and not watch.refused, "views may differ"

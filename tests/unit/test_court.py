@@ -572,3 +572,14 @@ def test_nobody_is_held_to_the_bits_of_another_class_of_its_own() -> None:
         room.members[peer].court._changed[c] = STEP
     told(room, sent_by(c, work.index, digest_of("other"), input=work.input), [b])
     assert not any(convicted(room))
+
+
+def test_what_one_peer_has_sent_in_a_step_is_tried_twice_at_most() -> None:
+    """Each costs all mates a microbatch."""
+    room = quiet()
+    a, b, c, *_ = room.names
+    _, work, path = of(room, a)
+    court = room.members[b].court
+    falses = [sent_by(c, work.index, digest_of("other", number), input=work.input) for number in range(4)]
+    tried = [court.compared(false, work, path) for false in falses]
+    assert [len(actions or ()) for actions in tried] == [2, 2, 0, 0]
