@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from strike import kill_and_restart, watch_calls
+from strike import kill_and_restart, reached, watch_calls
 
 from swarmnet.audit.pledge import finding_statement, leaf, path_of, root_of, sent_statement, shares_of, statement
 from swarmnet.audit.proof import refusal
@@ -19,6 +19,8 @@ from swarmnet.messages import (
     AuditRequest,
     Case,
     Claim,
+    Fetch,
+    Fetched,
     Finding,
     Packed,
     Pledge,
@@ -32,7 +34,7 @@ from swarmnet.peer.peer import Peer
 from swarmnet.pipeline.works import digest
 from swarmnet.simulate.plan import Plan
 from swarmnet.simulate.swarm import Guise, SimulatedSigner, Swarm
-from swarmnet.transport import Transport
+from swarmnet.transport import Transport, ask
 
 ALL = Audits(microbatches=0.5, contributions=0.0)
 PLAN = Plan(stages=3, replicas=3, microbatches=9, steps=8, boundary_elements=3, audit=ALL)
@@ -343,3 +345,39 @@ def test_nobody_takes_the_word_of_an_identity_that_serves_no_stage() -> None:
     swarm.run(until_s=240.0, script=script)
     assert liar.told and len(kept) > 6 and "nobody" not in kept
     assert not watch.named and not watch.refused, "views may differ"
+
+
+def test_no_right_output_is_false_because_of_a_gradient_that_no_engine_takes() -> None:
+    """A liar has a mate make an output again, counts a false one of the same input, with a gradient that is none, and
+    tells the mate's mates."""
+    swarm, watch = with_liar(FalseOutputs(), audit=Audits(microbatches=1e-9, contributions=0.0))
+    swarm.guises[PeerId("liar")] = Guise()
+    junk, asked = Packed("junk", (1,), bytes(4)), list[PeerId]()
+
+    async def accuse(victim: PeerId, step: int, index: int) -> None:
+        request = Fetch(step, 1, index, "input", cached=False)
+        made = await ask(swarm.network.transport(PeerId("liar")), victim, request, limit_s=5.0)
+        assert isinstance(made, Fetched) and made.sents[0].peer == victim
+        mates = [node for node in swarm.honest if node.stages == (1,)]
+        await reached(swarm, step + 1)
+        for node in mates:
+            swarm.network.tell(PeerId("liar"), node.peer_id, made.sents[0])
+
+    async def script(swarm: Swarm) -> None:
+        liar = swarm.add((1,), PeerId("liar"))
+        await reached(swarm, 1)
+        works = liar.peer.replicas[1].execution.works
+        add = works.add
+
+        def add_false(step: int, record: WorkRecord, payload: tuple[Packed, ...], sents: tuple[Sent, ...] = ()) -> None:
+            if step >= 3 and not asked:
+                asked.append(min(node.peer_id for node in swarm.honest if node.stages == (1,)))
+                swarm.loop.create_task(accuse(asked[0], step, record.index))
+                record = replace(record, output=bytes(32), gradient=digest((junk,)), resent=True)
+                payload = (*payload[:-1], junk)
+            add(step, record, payload, sents)
+
+        works.add = add_false
+
+    swarm.run(until_s=240.0, script=script)
+    assert asked and not watch.named
