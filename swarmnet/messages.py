@@ -250,9 +250,9 @@ class Pledge:
     """Of who contributed which indexes to it (`audit.pledge`)."""
     peer: PeerId
     product: Annotated[int, Between(0, PRIME - 1)]
-    """Of its contribution with the vector that `digest` draws (`sums.linear`); 0 where sums are not of integers."""
+    """Of its contribution with the vector that `digest` draws (`sums.linear`); 0 where sums are of floats."""
     sum_root: Sha256
-    """Of the pieces of its contribution."""
+    """Of the pieces of its contribution; where sums are of floats its sketch (`audit.products`)."""
     work_root: Sha256
     """Of its works: the Merkle tree over the indexes that it counted."""
     signature: Signature = b"\0"
@@ -882,7 +882,7 @@ class PartData:
     """Only for "sum" and "replay"."""
     pledges: Annotated[tuple[Pledge, ...], Entries(MAX_MEMBERS, "members")] = ()
     """For "pledges" what was asked for. With the last chunk of somebody's part: what the callee has signed of that part
-    (`averaging.pledges`), if sums are of integers."""
+    (`averaging.pledges`), if members pledge."""
 
 
 @dataclass(frozen=True, slots=True)

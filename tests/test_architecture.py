@@ -65,6 +65,7 @@ PURE = (
     "peer/swarm_health.py",
     "state/rollback.py",
     "audit/pledge.py",
+    "audit/products.py",
     "audit/draw.py",
     "audit/proof.py",
     "audit/court.py",

@@ -97,7 +97,7 @@ class ExchangeContext:
     watch: Watch
     spans: SpanBook
     signer: Signer | None = None
-    """Signs the parts that are sent, where sums are of integers (`averaging.pledges`)."""
+    """Signs the parts that are sent, where members pledge (`averaging.pledges`)."""
 
 
 class Butterfly:

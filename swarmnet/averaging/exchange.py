@@ -93,7 +93,7 @@ class Exchange:
     group_size: of the run, see `averaging.grid`. on_event hears `clipped`: whom the run's reducer clipped in a round's
     part; and `sums_kept`: what of a group's sum was not made anew in the round after. spans: told how long hops took.
     meeting: of a simulation of many peers, which makes the sum without streams, and has nobody pledge. signer: where
-    sums are of integers members check reducers (`averaging.pledges`); without it nobody does. on_event then hears
+    sums are `pledged` members check reducers (`averaging.pledges`); without it nobody does. on_event then hears
     `sum_checked`, `reducer_lied` and `pledge_lied`, and on_contradiction of two pledges by one peer for one sum.
     """
 
@@ -163,7 +163,7 @@ class Exchange:
             self.meter,
             self.watch,
             self._spans,
-            self._signer if self._sums.exact else None,
+            self._signer if self._sums.pledged else None,
         )
         self.watch.begin(current.id, *self._allowances(current))
         spans = list(itertools.pairwise(itertools.accumulate(self._sums.phases, initial=0)))

@@ -1,10 +1,12 @@
 """Reducers cannot lie: what the members of a round sign, and how each checks the sum that it was given.
 
-Where sums are of integers (`Summation.exact`), whoever sends a part of a vector signs what it has sent with its last
+Where sums are pledged for (`Summation.pledged`), whoever sends a part of a vector signs what it has sent with its last
 chunk: a contributor to the reducer, a reducer to whoever asks (`part_pledge`). When a member holds the whole sum, it
 and all others draw the same vector by the sum's digest, and every contributor signs a `Pledge`: the product of its
 contribution with that vector. The products must add up to the sum's own (`sums.linear`). Then nobody has put anything
-into the sum but contributions, whatever the reducers are.
+into the sum but contributions, whatever the reducers are; of floats, nothing that is longer than what rounding may do
+(`audit.products`). Under a rule that clips (`sums.reducer`) nothing adds up: pledges are made, for audits, and who
+reduces is believed.
 
 If something does not fit, each member finds out who lied, and complains of it to the keeper (`averaging.watch`):
 
@@ -29,6 +31,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import math
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
@@ -36,12 +39,12 @@ from typing import TYPE_CHECKING, Literal
 from blake3 import blake3
 
 from swarmnet.audit.pledge import SUM_PIECE, shares_of, statement, sum_root, vector_seed
+from swarmnet.audit.products import Product, Sketch, add_up, same, stated, together
 from swarmnet.averaging.grid import Group, grid_of
 from swarmnet.averaging.parts import Range
 from swarmnet.errors import BadMessage, PeerGone, PeerTimeout, Refused, RejectCode
 from swarmnet.ids import PeerId, RoundId, Signer
 from swarmnet.messages import (
-    PRIME,
     Answer,
     Busy,
     Packed,
@@ -173,7 +176,7 @@ class RoundCheck:
 
     async def prepare(self) -> None:
         """Hash my contribution, while the round waits for lines."""
-        if self._me in self._contributors:
+        if self._me in self._contributors and self._context.sums.exact:
             self._root = sum_root(await self.pieces())
 
     async def run(self, digest: bytes) -> None:
@@ -268,8 +271,11 @@ class RoundCheck:
         """Mine, for that sum. Raises Refused(NOT_READY): the round is over."""
         if digest not in self._mine:
             current = self.round
-            product = await self._context.sums.prove(vector_seed(current.stamp, current.id, digest))
-            root = self._root or sum_root(await self.pieces())
+            found = await self._context.sums.prove(vector_seed(current.stamp, current.id, digest))
+            if isinstance(found, Sketch):
+                product, root = 0, found.packed
+            else:
+                product, root = found, self._root or sum_root(await self.pieces())
             # The accumulator may have been voided meanwhile: signed, its product would convict an honest replica.
             if self.closed:
                 raise Refused(RejectCode.NOT_READY, "that round was abandoned")
@@ -346,15 +352,23 @@ class RoundCheck:
             self._on_contradiction(known, pledge)
             self._blame(pledge.peer, "pledge_lied", why="two pledges for one sum")
 
-    def _add_up(self, whole: int) -> bool:
+    def _add_up(self, whole: Product) -> bool:
         """Do the products? Of two that one contributor has signed the one counts with which they do."""
+        # A rule clips; or each hop of a grid rounds, and nobody knows by how much: that proves nothing of anybody.
+        if isinstance(whole, Sketch) and (whole.slack == math.inf or (whole.slack and len(self._rows) > 1)):
+            return True
         for peer, pledge in [*self._heard.items()]:
-            total = sum(each.product for of, each in self._heard.items() if of != peer)
-            for known in (pledge, self._second.get(peer, pledge)):
-                if (total + known.product) % PRIME == whole:
+            others = [self._stated(each) for of, each in self._heard.items() if of != peer]
+            for known in dict.fromkeys((pledge, self._second.get(peer, pledge))):
+                if add_up([*others, self._stated(known)], whole):
                     self._heard[peer] = known
                     return True
+            if not self._second:
+                break
         return False
+
+    def _stated(self, pledge: Pledge) -> Product:
+        return stated(pledge, exact=self._context.sums.exact)
 
     async def _ask_again(self) -> None:
         request = Part(self.round.stamp, self.round.id, "pledges", 0, 0, 0, self._digest)
@@ -423,25 +437,27 @@ class RoundCheck:
 
     async def _adjudicate(self) -> None:
         """The products do not add up: look at every part again, as its contributors tell it to me."""
-        hop, products = self._hops[0], dict.fromkeys(self._contributors, 0)
+        hop, sums, seed = self._hops[0], self._context.sums, self._seed
+        products: dict[PeerId, list[Product]] = {peer: [] for peer in self._contributors}
         guilty = False
         for reducer, cut in hop.group.chunks:
             digests: dict[PeerId, list[bytes]] = {peer: [] for peer in self._contributors}
-            wrong = False
+            own: dict[PeerId, list[Product]] = {peer: [] for peer in self._contributors}
+            totals: list[Product] = []
             async with contextlib.AsyncExitStack() as stack:
                 streams = {}
                 for peer in sorted(self._contributors):
                     streams[peer] = await stack.enter_async_context(contextlib.aclosing(hop.contribution_of(peer, cut)))
                 for chunk in cut:
-                    total = 0
                     for peer, stream in streams.items():
                         packed = await anext(stream)
                         digests[peer].append(chunk_digest(packed))
                         with hop.noted(peer):
-                            found = await self._context.sums.weigh(packed, *chunk, self._seed)
-                        total, products[peer] = total + found, products[peer] + found
-                    wrong |= total % PRIME != await self._context.sums.weigh(None, *chunk, self._seed)
-            if wrong:
+                            own[peer].append(await sums.weigh(packed, *chunk, seed))
+                    totals.append(await sums.weigh(None, *chunk, seed))
+            for peer, pieces in own.items():
+                products[peer] += pieces
+            if cut and not add_up([together(pieces) for pieces in own.values()], together(totals)):
                 guilty = True
                 for peer in await self._who_made(reducer, cut, digests):
                     part = [cut[0][0], cut[-1][1]]
@@ -449,7 +465,7 @@ class RoundCheck:
                         peer, "reducer_lied" if peer == reducer else "pledge_lied", why="a wrong sum", part=part
                     )
         for peer, pledge in sorted(self._heard.items()):
-            if products[peer] % PRIME != pledge.product:
+            if not same(self._stated(pledge), together(products[peer])):
                 guilty = True
                 self._blame(peer, "pledge_lied", why="another product than its contribution has")
         code = RejectCode.MALFORMED if guilty else RejectCode.NOT_READY

@@ -30,6 +30,7 @@ from swarmnet.stage.backend import Past, StageBackend
 from swarmnet.stage.seams import Audience, OuterStep, Recomputed, ShareWork, Stash, Summation
 
 T = TypeVar("T")
+_Share = tuple[Accumulator, list[float]]  # a contribution that is made again, and how long its gradients are
 Coded = Callable[[], T]
 """Codes a payload, or gives what was made of it."""
 
@@ -46,8 +47,9 @@ class StageSums(Summation, Protocol):
     def changed(self) -> None:
         """The state is another: no sum leads on from it."""
 
-    def stands_for(self, contribution: Tensor, seed: bytes) -> bytes:
-        """The root over the pieces of a whole contribution, which is flat. On the CPU or not. Any thread."""
+    def stands_for(self, contribution: Tensor, seed: bytes, stated: bytes, terms: int, lengths: float) -> bytes:
+        """What is pledged of a whole contribution, which is flat: see `Compute.recompute_share`. terms, lengths: of how
+        many gradients it is made, and their lengths together. On the CPU or not. Any thread."""
 
 
 @dataclass(slots=True, eq=False)
@@ -255,24 +257,25 @@ class TorchEngine:
     ) -> Recomputed:
         """One microbatch again."""
         with self._auditing(step) as past:
-            return await self._again(past, step, (index, inputs, gradient), None)
+            return await self._again(past, step, (index, inputs, gradient))
 
     async def recompute_share(
-        self, step: int, works: Sequence[ShareWork], seed: bytes = b""
+        self, step: int, works: Sequence[ShareWork], seed: bytes = b"", stated: bytes = bytes(32)
     ) -> tuple[tuple[Recomputed, ...], bytes]:
         """A whole contribution again."""
         with self._auditing(step) as past:
-            share = await self._jobs.run(Work.STATE, self.version, 0, past.share)
+            share = await self._jobs.run(Work.STATE, self.version, 0, past.share), list[float]()
             jobs = [self._again(past, step, work, share) for work in works]
             # All of them are queued now: one after the other, each would wait for the end of a step of its own.
             found = [_or_raise(each) for each in await asyncio.gather(*jobs, return_exceptions=True)]
-            return tuple(found), await asyncio.to_thread(self.sums.stands_for, share.read(step), seed)
+            total, terms = share[0].read(step), (len(works), sum(share[1]))
+            return tuple(found), await asyncio.to_thread(self.sums.stands_for, total, seed, stated, *terms)
 
-    async def _again(self, past: Past, step: int, work: ShareWork, share: Accumulator | None) -> Recomputed:
+    async def _again(self, past: Past, step: int, work: ShareWork, share: _Share | None = None) -> Recomputed:
         job = lambda: self._recompute(past, step, work, share)  # noqa: E731
         return await self._jobs.run(Work.AUDIT, self.version + 1, work[0], job)
 
-    def _recompute(self, past: Past, step: int, work: ShareWork, share: Accumulator | None) -> Recomputed:
+    def _recompute(self, past: Past, step: int, work: ShareWork, share: _Share | None) -> Recomputed:
         index, inputs, gradient = work
         tokens, hidden = self._payloads.input(inputs)
         received = self._payloads.gradient(gradient)
@@ -288,7 +291,7 @@ class TorchEngine:
             outputs = self._payloads.outputs(tokens, output)
         answers = self._payloads.input_gradients(past.backward(saved, received))
         if share is not None:
-            past.accumulate(saved, share, step=step, index=index)
+            share[1].append(past.accumulate(saved, share[0], step=step, index=index))
         return Recomputed(outputs, answers, *loss)
 
     @contextlib.contextmanager

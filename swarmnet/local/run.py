@@ -176,7 +176,7 @@ def _introduction(swarm: LocalSwarm, faults: Sequence[Fault]) -> Iterator[str]:
     if swarm.liars:
         yield f"liars: {', '.join(f'{name} {kind}' for name, kind in sorted(swarm.liars.items()))}"
         if not manifest.audited:
-            yield "note: nobody looks for them: that takes deterministic numerics, integer sums, and shares in [audit]"
+            yield "note: nobody looks for them: that takes shares in [audit], and a codec that owes nothing"
     every = manifest.training.checkpoint_every
     if options.kill_all is not None and not options.resume and not 0 < every <= options.kill_all:
         when = (

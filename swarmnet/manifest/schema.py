@@ -14,7 +14,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from swarmnet.config.plug_in import one_of
 from swarmnet.config.table import CliOption, Count, Positive, Seconds, Table, says
-from swarmnet.manifest.codec_names import DIFFERENCES, EXACT, check_averaging, check_boundary
+from swarmnet.manifest.codec_names import DIFFERENCES, EXACT, check_averaging, check_boundary, may_owe
 
 Above0 = Annotated[float, Field(gt=0)]
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
@@ -365,6 +365,11 @@ class Averaging(Table):
         """Do replicas that round alike have the same weights, bit by bit?"""
         return self.sync in ("exact", "overlap")
 
+    @property
+    def pledged(self) -> bool:
+        """Do members pledge what they contribute (`averaging.pledges`)? What a codec owes, nobody else knows."""
+        return self.equal_bits and not may_owe(self.codec)
+
 
 class Protocol(Table):
     """Timers of the step protocol, seconds. suspect_s is the floor of the adaptive silence limit."""
@@ -394,6 +399,11 @@ class Audits(Table):
     on_late: Literal["record", "rollback"] = says(
         "record", 'proven false work: "record": it stays; "rollback": the run goes back before it'
     )
+
+    @property
+    def any(self) -> bool:
+        """Is anything looked at?"""
+        return self.microbatches + self.contributions > 0
 
 
 class Admission(Table):
@@ -428,6 +438,12 @@ class StageSpec(Table):
     optimizer: Optimizer
     numerics: Numerics
     averaging: Averaging
+    audit: Audits
+
+    @property
+    def reproducible(self) -> bool:
+        """Must the same microbatch on the same weights give the same bits on one machine?"""
+        return self.numerics.mode == "deterministic" or (self.averaging.pledged and self.audit.any)
 
     @property
     def first(self) -> bool:
@@ -467,7 +483,8 @@ class Manifest(Table):
     @property
     def audited(self) -> bool:
         """Does this run ask for audits, and can members' work be looked into?"""
-        return self.same_bits and self.audit.microbatches + self.audit.contributions > 0
+        # What crossed a slow line was another payload.
+        return self.averaging.pledged and not self.wire.slow and self.audit.any
 
     def of_stage(self, stage: int) -> StageSpec:
         """The tables that stage `stage` computes by."""

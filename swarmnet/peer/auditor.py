@@ -160,7 +160,7 @@ class PaperFiles:
 
 
 class Auditor:
-    """The audits of one replica, whose stage has sums of integers."""
+    """The audits of one replica."""
 
     def __init__(self, replica: Replica, peer: Peer) -> None:
         audit = peer.manifest.audit
@@ -431,7 +431,7 @@ class Auditor:
             else:
                 works = [(each.work.index, inputs, gradient) for each, inputs, gradient in shown]
                 seed = vector_seed(pledge.stamp, pledge.id, pledge.digest)
-                _, found = await self._replica.compute.recompute_share(step, works, seed)
+                _, found = await self._replica.compute.recompute_share(step, works, seed, pledge.sum_root)
         except (BadMessage, Overflow):
             # Of what was sent that says nothing: whoever counted it has chosen what it is made of.
             if wanted.sent is not None:

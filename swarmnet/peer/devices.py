@@ -136,7 +136,7 @@ class NumericsClass:
     """What the bits of a replica depend on. Peers of one class compute the same gradients, bit by bit."""
 
     device: str
-    """The GPU's name, or "cpu", the width of its vectors and, in deterministic runs, what a layer makes there."""
+    """The GPU's name, or "cpu", the width of its vectors and, where work is audited, what a layer makes there."""
     libraries: str
     """Versions of torch, and on a GPU of CUDA and cuDNN."""
     mesh: str

@@ -123,11 +123,11 @@ def numerics_of(manifest: Manifest, layout: MeshLayout, memory: MemoryPolicy) ->
     """This peer's numerics class. Measured on its devices: tens of milliseconds; on several GPUs seconds."""
     table, devices = manifest.optimizer, list(dict.fromkeys(layout.devices))
     versions = {"torch": torch.__version__.split("+")[0]}
-    exact = manifest.numerics.mode == "deterministic" and layout.ranks == 1
+    compared = manifest.of_stage(0).reproducible and layout.ranks == 1
     if layout.kind == "cpu":
         names = [f"cpu {torch.backends.cpu.get_cpu_capability()}"]
         # Who finds other bits is convicted (docs/trust.md), and processors of one width have kernels of their own.
-        names += [probe_layer(manifest, torch.device("cpu"))] if exact else []
+        names += [probe_layer(manifest, torch.device("cpu"))] if compared else []
     else:
         names = sorted({torch.cuda.get_device_name(device) for device in devices})
         versions |= {"cuda": str(torch.version.cuda), "cudnn": str(torch.backends.cudnn.version())}  # type: ignore[no-untyped-call]
@@ -216,7 +216,7 @@ def probed_apart(table: Optimizer, devices: Sequence[str]) -> list[str]:
 def torch_engine(manifest: Manifest, stage: int, threads: ComputeThread, backend: StageBackend) -> TorchEngine:
     """The engine of one stage of `manifest`, with its sums, computed by `backend`: on a device, or on ranks."""
     codecs.use_all(named_by(manifest))  # refuses early what nobody here can encode
-    jobs = StageJobs(threads, stage, backend.device, reproducible=manifest.numerics.mode == "deterministic")
+    jobs = StageJobs(threads, stage, backend.device, reproducible=manifest.of_stage(stage).reproducible)
 
     @functools.cache
     def snapshot_bytes(other: int) -> int:

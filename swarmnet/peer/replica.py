@@ -230,7 +230,7 @@ class Replica:
             event=self._event,
         )
 
-        # Looks at what mates have done, where sums are of integers; has what was done here looked at by them.
+        # Looks at what mates have done; has what was done here looked at by them.
         self.auditor = Auditor(self, peer) if manifest.audited and peer.meeting is None else None
         if self.auditor is not None:
             self.driver.on_applied = self.auditor.applied

@@ -168,7 +168,7 @@ class _FullySharded:
             device=_CPU,
             tapes=False,
             memory=part.memory,
-            reproducible=spec.numerics.mode == "deterministic",
+            reproducible=spec.reproducible,
             compute=spec.numerics.compute,
         )
         held = [mesh.held("moments", name, shape, part.rank) for name, shape in shapes.items()]

@@ -8,6 +8,7 @@ the device, and of their casts. Compute thread only.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -95,10 +96,14 @@ class PastSteps:
     def share(self) -> Accumulator:
         return self._rank.new_sum()
 
-    def accumulate(self, work: object, share: Accumulator, *, step: int, index: int) -> None:
+    def accumulate(self, work: object, share: Accumulator, *, step: int, index: int) -> float:
         assert isinstance(work, _PastWork) and work.saved.tape is not None
+        gradients = work.spare.gradients.of(work.saved.tape)
         rounding = self._rank.rounding_by(step, self._kept[step][1])
-        share.add(work.spare.gradients.of(work.saved.tape), rounding, step=step, index=index, voids=share.voids)
+        share.add(gradients, rounding, step=step, index=index, voids=share.voids)
+        # Integers are equal or not, however long.
+        exact = self._rank.spec.numerics.mode == "deterministic"
+        return 0.0 if exact else math.hypot(*(_length(gradient) for gradient in gradients))
 
     def release(self) -> None:
         self._spare = None
@@ -117,6 +122,10 @@ class PastSteps:
     def _memory(self, weights: list[torch.nn.Parameter]) -> Tensor:
         size = sum(weight.numel() for weight in weights)
         return host_memory(size, torch.float32, device=weights[0].device, owner=self)
+
+
+def _length(x: Tensor) -> float:
+    return float(torch.linalg.vector_norm(x, dtype=torch.float64).item())
 
 
 def _pieces(flat: Tensor, weights: list[torch.nn.Parameter]) -> Iterator[Tensor]:

@@ -106,7 +106,7 @@ class RankStage:
             last=self.spec.last,
             device=self._device,
             tapes=self._fully is None,
-            reproducible=self.spec.numerics.mode == "deterministic",
+            reproducible=self.spec.reproducible,
             memory=self._memory,
             compute=self.spec.numerics.compute,
         )

@@ -336,8 +336,10 @@ class SimulatedEngine(Compute, Summation):
         return Reduced(self._pack(total, 0, stop - start))
 
     @property
-    def exact(self) -> bool:
+    def pledged(self) -> bool:
         return not self.plan.rounding
+
+    exact = pledged
 
     async def pieces(self, start: int, stop: int) -> list[bytes]:
         return Arithmetic.pieces(self.accumulator(self.version).total) if start == 0 else []
@@ -417,7 +419,7 @@ class SimulatedEngine(Compute, Summation):
         return (await self._again(step, (index, inputs, gradient)))[0]
 
     async def recompute_share(
-        self, step: int, works: Sequence[ShareWork], seed: bytes = b""
+        self, step: int, works: Sequence[ShareWork], seed: bytes = b"", stated: bytes = b""
     ) -> tuple[tuple[Recomputed, ...], bytes]:
         found, total = list[Recomputed](), [0] * NUM_ELEMENTS
         for recomputed, delta in await asyncio.gather(*(self._again(step, work) for work in works)):

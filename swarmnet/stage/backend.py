@@ -112,8 +112,9 @@ class Past(Protocol):
     def share(self) -> Accumulator:
         """An empty sum, for somebody's whole contribution to a step."""
 
-    def accumulate(self, work: object, share: Accumulator, *, step: int, index: int) -> None:
-        """Add the gradients of what `backward` has run of, rounded as in that step."""
+    def accumulate(self, work: object, share: Accumulator, *, step: int, index: int) -> float:
+        """Add the gradients of what `backward` has run of, rounded as in that step. Returns their length, where sums
+        are of floats."""
 
     def release(self) -> None:
         """Nobody computes again for now: give memory of the device back."""

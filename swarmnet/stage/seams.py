@@ -18,6 +18,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from swarmnet.audit.products import Product
 from swarmnet.errors import Refused, RejectCode
 from swarmnet.ids import PeerId, RoundId
 from swarmnet.manifest.extension import Extension
@@ -202,11 +203,12 @@ class Compute(Protocol):
         raise Refused(RejectCode.NOT_READY, "no weights of earlier steps are kept here", step=step)
 
     async def recompute_share(
-        self, step: int, works: Sequence[ShareWork], seed: bytes = b""
+        self, step: int, works: Sequence[ShareWork], seed: bytes = b"", stated: bytes = b""
     ) -> tuple[tuple[Recomputed, ...], bytes]:
         """The same of all microbatches that somebody contributed to the sum of a step that is over, one job for each;
         and the root over the pieces of that contribution (`audit.pledge.sum_root`). seed: of the sum's vector; then
-        it is of the product with that, too (`audit.pledge.whole_of`).
+        it is of the product with that, too (`audit.pledge.whole_of`). stated: the sketch that was pledged, where sums
+        are of floats; if this one may be of the same contribution, the same is returned.
 
         Raises Refused(NOT_READY); Overflow, or NON_FINITE as BadMessage, where an honest replica would not have added
         one of them.
@@ -283,9 +285,14 @@ class Summation(Protocol):
         return 1
 
     @property
+    def pledged(self) -> bool:
+        """Do members pledge what they contribute (`averaging.pledges`)? Where a round has one phase, and the same
+        contributions in the same pieces always travel as the same bytes."""
+        return False
+
+    @property
     def exact(self) -> bool:
-        """Are sums those of integers, in one phase: the same contributions in the same pieces always travel as the same
-        bytes? Then members pledge what they contributed (`averaging.pledges`)."""
+        """Are sums those of integers?"""
         return False
 
     async def open_round(
@@ -333,14 +340,14 @@ class Summation(Protocol):
         Where sums are `exact`. Raises as `contribution` does."""
         return []
 
-    async def prove(self, seed: bytes) -> int:
-        """The product of my accumulator with the vector that this seed draws (`sums.linear`). Where sums are `exact`.
-        Raises as `contribution` does."""
+    async def prove(self, seed: bytes) -> Product:
+        """The product of my contribution with what this seed draws (`sums.linear`). Where sums are `pledged`. Raises as
+        `contribution` does."""
         return 0
 
-    async def weigh(self, packed: Packed | None, start: int, stop: int, seed: bytes) -> int:
+    async def weigh(self, packed: Packed | None, start: int, stop: int, seed: bytes) -> Product:
         """The product of one contribution to [start, stop), or with None of the sealed sum there. Where sums are
-        `exact`. Raises BadMessage."""
+        `pledged`. Raises BadMessage."""
         return 0
 
     async def install(self, parts: Sequence[Packed]) -> tuple[bytes, float]:

@@ -237,6 +237,7 @@ class PartReducer:
         self._reduced = codecs.use(self._codec).reduced
         self._fixed_point = fixed_point
         self._dtype = torch.int64 if fixed_point else torch.float32
+        self.clips = self._rule is not None
         self.needs_center = self._rule is not None and self._rule.needs_center
 
     def __call__(

@@ -59,7 +59,7 @@ class Vector:
     an engine with error feedback keeps it: by pieces."""
 
     block, draw, reference = 1, (2, 0), b""
-    exact = False
+    pledged, exact = False, True
 
     def __init__(self, me: PeerId, values: list[int], phases: tuple[int, ...], private_phases: int, work: Work) -> None:
         self.me, self.values, self.work, self.sum = me, values, work, dict[int, int]()
@@ -152,7 +152,7 @@ class Members:
             for place, peer in enumerate(self.peers)
         }
         for engine in self.engines.values():
-            engine.exact = signs
+            engine.pledged = signs
         self.events: list[tuple[PeerId, str, dict[str, object]]] = []
         engines: dict[PeerId, Any] = dict(self.engines)
         self.exchanges = {

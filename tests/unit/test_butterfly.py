@@ -53,7 +53,7 @@ class Vector:
         self.sum_elements = self.num_elements
         self.reads = 0
 
-    private_phases, reference, exact = 0, b"", False
+    private_phases, reference, pledged = 0, b"", False
 
     async def open_round(self, round_id: RoundId, **stands: object) -> None:
         await asyncio.sleep(0)
