@@ -256,6 +256,8 @@ class Pledge:
     work_root: Sha256
     """Of its works: the Merkle tree over the indexes that it counted."""
     signature: Signature = b"\0"
+    incarnation: Incarnation = 0
+    """Of the process that has signed: one that is started again does not know what the one before has pledged."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from swarmnet.wire.convert import Reader, write_control
 from swarmnet.wire.fields import bitmap_problem, from_bitmap, to_bitmap
 from swarmnet.wire.pb import control_pb2
 
-FORMAT = "swarmnet evidence 2"
+FORMAT = "swarmnet evidence 3"
 
 
 @dataclass(frozen=True, slots=True)

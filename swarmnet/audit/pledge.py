@@ -16,7 +16,7 @@ from swarmnet.bounds import MAX_INDEXES
 from swarmnet.ids import Generation, PeerId, RoundId
 from swarmnet.messages import Case, Finding, Indexes, Pledge, Sent, Stamp, WorkRecord, first_of
 
-_PLEDGE, _SHARES = b"swarmnet pledge 1\0", b"swarmnet shares 1\0"
+_PLEDGE, _SHARES = b"swarmnet pledge 2\0", b"swarmnet shares 1\0"
 _PIECES, _VECTOR = b"swarmnet pieces 1\0", b"swarmnet vector 1\0"
 _CONTRIBUTION, _OTHER, _SENT = b"swarmnet contribution 1\0", b"swarmnet other 1\0", b"swarmnet sent 2\0"
 _WORK, _NODE, _FINDING = b"swarmnet work 2\0", b"swarmnet works 1\0", b"swarmnet finding 1\0"
@@ -38,6 +38,7 @@ def statement(pledge: Pledge) -> bytes:
         _PLEDGE,
         *_stamped(pledge.stamp),
         _packed(pledge.id.ballot.number, pledge.id.number, pledge.product),
+        pledge.incarnation.to_bytes(8, "little"),
         pledge.id.ballot.peer.encode(),
         pledge.digest,
         pledge.shares,

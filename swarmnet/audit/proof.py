@@ -140,6 +140,9 @@ def _answers(sent: Sent, pledge: Pledge, work: WorkRecord) -> bool:
 
 
 def contradict(first: Pledge, second: Pledge) -> bool:
-    """Does an honest peer sign one of them at most? Of one sum in one round there is one pledge."""
-    same = (first.peer, first.stamp, first.id, first.digest) == (second.peer, second.stamp, second.id, second.digest)
-    return same and statement(first) != statement(second)
+    """Does an honest process sign one of them at most? Of one sum in one round there is one pledge."""
+
+    def about(pledge: Pledge) -> tuple[object, ...]:
+        return pledge.peer, pledge.incarnation, pledge.stamp, pledge.id, pledge.digest
+
+    return about(first) == about(second) and statement(first) != statement(second)

@@ -98,6 +98,7 @@ class ExchangeContext:
     spans: SpanBook
     signer: Signer | None = None
     """Signs the parts that are sent, where members pledge (`averaging.pledges`)."""
+    incarnation: int | None = None  # of my process, which pledges for what it has contributed itself; None: of any
 
 
 class Butterfly:

@@ -111,9 +111,10 @@ class Exchange:
         spans: SpanBook | None = None,
         meeting: Meeting | None = None,
         signer: Signer | None = None,
+        incarnation: int | None = None,
         on_contradiction: Contradiction = lambda one, other: None,
     ) -> None:
-        self._signer, self._on_contradiction = signer, on_contradiction
+        self._signer, self._incarnation, self._on_contradiction = signer, incarnation, on_contradiction
         self._checks: dict[tuple[Stamp, RoundId], RoundCheck] = {}
         self._said: Recent[Stamp, Said] = Recent(_CHECKS_OF_STEPS)
         self._ended: Recent[Stamp, dict[RoundId, Finished]] = Recent(_CHECKS_OF_STEPS)  # what came of checked rounds
@@ -164,6 +165,7 @@ class Exchange:
             self.watch,
             self._spans,
             self._signer if self._sums.pledged else None,
+            self._incarnation,
         )
         self.watch.begin(current.id, *self._allowances(current))
         spans = list(itertools.pairwise(itertools.accumulate(self._sums.phases, initial=0)))

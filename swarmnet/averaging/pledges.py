@@ -152,8 +152,10 @@ class RoundCheck:
         self._context, self._me, self._on_contradiction = context, context.me, on_contradiction
         self._rows = grid_of(current).rows
         self._contributors = contributors_of(current)
+        self._lives = {peer: of.incarnation for peer, of, _ in current.contributions}
         self._shares = shares_of(current.contributions, current.voided)
         self._digest = b""  # of the whole sum, once it is here
+        self._whole: Product = 0  # what it weighs
         self._heard: dict[PeerId, Pledge] = {}  # for my sum
         self._second: dict[PeerId, Pledge] = {}  # where somebody has signed two for it
         self._others: dict[PeerId, PartData] = {}  # what those answered that hold another sum
@@ -176,7 +178,7 @@ class RoundCheck:
 
     async def prepare(self) -> None:
         """Hash my contribution, while the round waits for lines."""
-        if self._me in self._contributors and self._context.sums.exact:
+        if self._me in self._contributors:
             self._root = sum_root(await self.pieces())
 
     async def run(self, digest: bytes) -> None:
@@ -186,7 +188,7 @@ class RoundCheck:
         """
         sums, stamp = self._context.sums, self.round.stamp
         self._digest, self._seed = digest, vector_seed(stamp, self.round.id, digest)
-        whole = await sums.weigh(None, 0, sums.num_elements, self._seed)
+        whole = self._whole = await sums.weigh(None, 0, sums.num_elements, self._seed)
         if self._me in self._contributors:
             self._heard[self._me] = await self._pledge(digest)
         self._change()
@@ -270,7 +272,10 @@ class RoundCheck:
     async def _pledge(self, digest: bytes) -> Pledge:
         """Mine, for that sum. Raises Refused(NOT_READY): the round is over."""
         if digest not in self._mine:
-            current = self.round
+            current, life = self.round, self._lives[self._me]
+            # It is not mine that was counted: who was started again signs nothing in the name of the process before.
+            if self._context.incarnation not in (None, life):
+                raise Refused(RejectCode.NOT_READY, "another process of mine has contributed to that round")
             found = await self._context.sums.prove(vector_seed(current.stamp, current.id, digest))
             if isinstance(found, Sketch):
                 product, root = 0, found.packed
@@ -279,7 +284,8 @@ class RoundCheck:
             # The accumulator may have been voided meanwhile: signed, its product would convict an honest replica.
             if self.closed:
                 raise Refused(RejectCode.NOT_READY, "that round was abandoned")
-            said = Pledge(current.stamp, current.id, digest, self._shares, self._me, product, root, self._work_root)
+            words = current.stamp, current.id, digest, self._shares, self._me, product, root, self._work_root
+            said = Pledge(*words, incarnation=life)
             # A keeper that opens a round twice, with other contributions, would have me convict myself.
             if len(self._said) >= _MOST_SAID or self._said.setdefault((current.id, digest), said) != said:
                 raise Refused(RejectCode.NOT_READY, "something else was pledged in a round of that number")
@@ -339,6 +345,8 @@ class RoundCheck:
         of = pledge.stamp, pledge.id, pledge.digest
         if of != (self.round.stamp, self.round.id, self._digest) or pledge.peer not in self._contributors:
             return
+        if pledge.incarnation != self._lives[pledge.peer]:
+            return
         known = self._heard.get(pledge.peer)
         if known is not None and statement(known) == statement(pledge):
             return
@@ -368,7 +376,7 @@ class RoundCheck:
         return False
 
     def _stated(self, pledge: Pledge) -> Product:
-        return stated(pledge, exact=self._context.sums.exact)
+        return stated(pledge, exact=not isinstance(self._whole, Sketch))
 
     async def _ask_again(self) -> None:
         request = Part(self.round.stamp, self.round.id, "pledges", 0, 0, 0, self._digest)

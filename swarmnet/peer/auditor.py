@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from swarmnet.audit.court import (
+    KEEP_STEPS,
     AskWork,
     Convict,
     Court,
@@ -88,6 +89,9 @@ _COMMITTED = 32
 _MOST_STRANGERS = 256
 """Verdicts on peers of whom nothing else is heard. Names cost nothing, and with a few of them anybody makes a verdict;
 each stays in memory and on disk, and is told to everybody."""
+
+_SPARE_WORDS = 32
+"""Beside two for each microbatch of a step: what was sent, as one peer tells it from one step to the next."""
 
 _IMPOSSIBLE = bytes(32)
 """What everybody finds of work that no honest replica could have counted: it is not finite, or not an input."""
@@ -188,6 +192,9 @@ class Auditor:
         self._tainted: set[Stamp] = set()
         self._told: set[tuple[int, PeerId, int]] = set()
         self._strangers = 0
+        self._ends: Recent[PeerId, Recent[int, int]] = Recent(4 * _REMEMBERED)  # of processes: when it was noticed
+        self._told_by: Counter[PeerId] = Counter()  # of what was sent, since the last step
+        self._bare: Recent[Case, AuditData] = Recent(4 * _REMEMBERED)  # works of this step that I asked for
         self._kept = peer.papers.kept()
 
     # ------------------------------------------------------------ events
@@ -196,6 +203,7 @@ class Auditor:
         """The replica has applied that sum: `commits` are of all stages."""
         member = self._replica.member
         self._sums[stamp] = finished
+        self._told_by.clear()
         self._committed[stamp.restart, stamp.step] = {each.stage: (each.digest, each.roll) for each in commits}
         self._shares[shares_of(finished.contributions, finished.voided)] = finished.contributions, finished.voided
         live = frozenset(member.view.live(self.stage, now=self._now()))
@@ -231,13 +239,16 @@ class Auditor:
             tuple(replace(commit, votes=(), seats=NONE, signatures=(), contributors=()) for commit in commits),
         )
 
-    def hear(self, message: AuditControl) -> None:
+    def hear(self, caller: PeerId, message: AuditControl) -> None:
         """What another peer says: of my stage what was found or sent, of any a proof."""
         match message:
             case Finding() if message.case.stamp.stage == self.stage:
                 self._perform(self._court.hear(message))
             case Sent() if message.stamp.stage == self.stage:
-                self._perform(self._court.hear_sent(message))
+                # As much as somebody honest has to tell who has counted a whole step. Each costs a signature.
+                self._told_by[caller] += 1
+                if self._told_by[caller] <= _SPARE_WORDS + 2 * self._peer.manifest.training.microbatches:
+                    self._perform(self._court.hear_sent(message))
             case Verdict() | Pair() | Missent():
                 self._hear_proof(message)
             case _:
@@ -468,16 +479,18 @@ class Auditor:
         """Ask for the work of who has counted that microbatch, and hold it against what was sent of it."""
         sent, case = wanted.sent, wanted.case
         request = AuditRequest(case.stamp.step, self.stage, sent.index, case.accused, bare=True)
-        in_time = self._in_time(case)
+        in_time, why = self._in_time(case), ""
         self._asking += 1
         try:
             if case.accused == self._peer.me:
                 answer, why = self._replica.execution.works.bare(case.stamp.step, sent.index), "it is not kept here"
-            else:
+            elif (answer := self._bare.get(case)) is None:
                 answer, why = await self._ask(case.accused, request)
         finally:
             self._asking -= 1
         actions = self._court.compared(sent, answer.work, answer.path) if answer is not None else None
+        if answer is not None and actions is not None:
+            self._bare[case] = answer
         self._perform(actions or [])
         if actions is None and in_time and case.accused != self._peer.me:
             self._withheld(case, why)
@@ -485,22 +498,37 @@ class Auditor:
     async def _ask(self, peer: PeerId, request: AuditRequest, limit_s: float = _ASK_S) -> tuple[AuditData | None, str]:
         """What that peer shows, and what is wrong with that if it is not what was pledged. Of nothing: why; "": it is
         away, and that is no lie."""
-        try:
-            answer = await ask(self._peer.transport, peer, request, limit_s=limit_s)
-            if isinstance(answer, Rejected) and answer.code is RejectCode.NOT_A_FEEDER:
-                # It was away, or I was, and it has not heard me since.
-                await asyncio.sleep(2 * self._peer.timers.heartbeat_s)
+        why = ""
+        for _ in range(2):
+            asked_at = self._now()
+            try:
                 answer = await ask(self._peer.transport, peer, request, limit_s=limit_s)
-        except PeerGone:
-            return None, ""
-        except PeerTimeout:
-            # One that lives and does not answer is no better than one that refuses.
-            return None, "it does not answer" if self._replica.member.view.alive(peer, now=self._now()) else ""
-        except (BadMessage, Refused) as error:
-            return None, str(error)
-        if isinstance(answer, AuditData):
-            return answer, "it is not what was pledged"
-        return None, answer.reason if isinstance(answer, Rejected) else "it is no answer"
+            except PeerGone:
+                why = "it ends the call"
+            except PeerTimeout:
+                # One that lives and does not answer is no better than one that refuses.
+                return None, "it does not answer" if self._replica.member.view.alive(peer, now=self._now()) else ""
+            except (BadMessage, Refused) as error:
+                return None, str(error)
+            else:
+                if isinstance(answer, AuditData):
+                    return answer, "it is not what was pledged"
+                if not isinstance(answer, Rejected):
+                    return None, "it is no answer"
+                why = answer.reason
+                if answer.code not in (RejectCode.NOT_A_FEEDER, RejectCode.NOT_SERVED):
+                    return None, why
+            # It or I may have been away, or it has left, or a line was cut. Who is here all the while has refused.
+            await asyncio.sleep(2 * self._peer.timers.heartbeat_s)
+            if not self._is_here(peer, since=asked_at):
+                return None, ""
+        return None, why
+
+    def _is_here(self, peer: PeerId, *, since: float) -> bool:
+        """Has it been heard since then, and has it answered on a line of mine?"""
+        view, now = self._replica.member.view, self._now()
+        seen = view.get(peer)
+        return seen is not None and seen.heard_at > since and view.reach_age(peer, now=now) < now - since
 
     def _in_time(self, case: Case) -> bool:
         # It keeps what it shows for some steps: who asks late gets nothing from anybody.
@@ -522,10 +550,17 @@ class Auditor:
         return frozenset().union(*(indexes for peer, _, indexes in contributions if peer == case.accused))
 
     def _lives_on(self, case: Case) -> bool:
-        """Is the accused the process that has contributed? One that was started again has lost what it could show."""
-        finished, seen = self._sums.get(case.stamp), self._replica.member.view.get(case.accused)
-        lives = {of.incarnation for peer, of, _ in finished.contributions if peer == case.accused} if finished else ()
-        return seen is not None and seen.incarnation in lives
+        """Is the accused the process that has contributed? One that was started again has lost what it could show: of
+        that it is excused once in a while, and for no step after it was. Its heartbeats are its own word."""
+        finished, member = self._sums.get(case.stamp), self._replica.member
+        seen = member.view.get(case.accused)
+        of = [life.incarnation for peer, life, _ in finished.contributions if peer == case.accused] if finished else []
+        if seen is None or not of or seen.incarnation in of:
+            return seen is not None and bool(of)
+        ends = self._ends[case.accused] = self._ends.get(case.accused, Recent(4))
+        if of[0] not in ends and all(member.version - version >= KEEP_STEPS for version in ends.values()):
+            ends[of[0]] = member.version
+        return case.stamp.step > ends.get(of[0], -1)
 
     async def _show(self, wanted: Recompute, index: int) -> tuple[AuditData, Sequence[Packed], Sequence[Packed]] | None:
         """What went into a microbatch, as it was pledged. None: nobody shows it. Raises Refused(TOO_OFTEN)."""

@@ -402,7 +402,7 @@ class Peer:
     def _dispatch(self, caller: PeerId, message: Control) -> None:
         if isinstance(message, AuditControl):
             for auditor in self._auditors():
-                auditor.hear(message)
+                auditor.hear(caller, message)
             return
         # These concern every stage, also those of others.
         if isinstance(message, Heartbeat | Committed):

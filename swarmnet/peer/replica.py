@@ -144,6 +144,7 @@ class Replica:
             spans=peer.spans,
             meeting=peer.meeting,
             signer=peer.signer if manifest.audited else None,
+            incarnation=peer.incarnation,
             on_contradiction=lambda one, other: self.auditor.contradicted(one, other) if self.auditor else None,
         )
 

@@ -339,8 +339,6 @@ class SimulatedEngine(Compute, Summation):
     def pledged(self) -> bool:
         return not self.plan.rounding
 
-    exact = pledged
-
     async def pieces(self, start: int, stop: int) -> list[bytes]:
         return Arithmetic.pieces(self.accumulator(self.version).total) if start == 0 else []
 

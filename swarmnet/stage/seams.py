@@ -208,7 +208,7 @@ class Compute(Protocol):
         """The same of all microbatches that somebody contributed to the sum of a step that is over, one job for each;
         and the root over the pieces of that contribution (`audit.pledge.sum_root`). seed: of the sum's vector; then
         it is of the product with that, too (`audit.pledge.whole_of`). stated: the sketch that was pledged, where sums
-        are of floats; if this one may be of the same contribution, the same is returned.
+        are of floats; what stands for the same is returned if this may be of the same contribution.
 
         Raises Refused(NOT_READY); Overflow, or NON_FINITE as BadMessage, where an honest replica would not have added
         one of them.
@@ -290,11 +290,6 @@ class Summation(Protocol):
         contributions in the same pieces always travel as the same bytes."""
         return False
 
-    @property
-    def exact(self) -> bool:
-        """Are sums those of integers?"""
-        return False
-
     async def open_round(
         self, round_id: RoundId, *, resent: bool = False, kept: Collection[tuple[int, int, int]] = ()
     ) -> None:
@@ -336,18 +331,16 @@ class Summation(Protocol):
         """The sum is whole. Returns what `install` returns. Raises BAD_SHAPE unless each element was put once."""
 
     async def pieces(self, start: int, stop: int) -> list[bytes]:
-        """Digests of the pieces of my contribution (`audit.pledge.SUM_PIECE`) in [start, stop), which begins with one.
-        Where sums are `exact`. Raises as `contribution` does."""
+        """Digests of the pieces of my contribution (`audit.pledge.SUM_PIECE`) in [start, stop), which begins with one;
+        none where sums are of floats. Raises as `contribution` does."""
         return []
 
     async def prove(self, seed: bytes) -> Product:
-        """The product of my contribution with what this seed draws (`sums.linear`). Where sums are `pledged`. Raises as
-        `contribution` does."""
+        """The product of my contribution with what this seed draws (`sums.linear`). Raises as `contribution` does."""
         return 0
 
     async def weigh(self, packed: Packed | None, start: int, stop: int, seed: bytes) -> Product:
-        """The product of one contribution to [start, stop), or with None of the sealed sum there. Where sums are
-        `pledged`. Raises BadMessage."""
+        """The product of one contribution to [start, stop), or with None of the sealed sum there. Raises BadMessage."""
         return 0
 
     async def install(self, parts: Sequence[Packed]) -> tuple[bytes, float]:

@@ -243,16 +243,11 @@ class StepSum(RoundSum):
         """Where what was contributed can be encoded again."""
         return self.state.canonical.spec.averaging.pledged
 
-    @property
-    def exact(self) -> bool:
-        """In deterministic mode."""
-        return self._fixed_point
-
     @in_round
     def pieces(self, start: int, stop: int) -> list[bytes]:
         """Digests of the accumulator's pieces in [start, stop)."""
         check_part(start, stop, self.num_elements)
-        return linear.piece_digests(self._frozen()[start:stop])
+        return linear.piece_digests(self._frozen()[start:stop]) if self._fixed_point else []
 
     @in_round
     def prove(self, seed: bytes) -> Product:

@@ -298,7 +298,7 @@ def test_a_jury_that_has_made_no_sum_convicts_nobody_of_what_it_sent(liars: int)
         assert refusal(verdict, contributors, SimulatedSigner(PeerId("")).verify) == ""
         for node in swarm.nodes:
             for replica in node.peer.replicas.values():
-                replica.auditor.hear(verdict)
+                replica.auditor.hear(PeerId("n1"), verdict)
 
     def look(caller: PeerId, callee: PeerId, request: Request) -> None:
         if not told and isinstance(request, Process) and request.sents and request.step == 3:

@@ -59,9 +59,9 @@ def test_who_makes_verdicts_on_names_of_its_own_fills_nothing(monkeypatch: pytes
         hears = swarm.nodes[0].peer.replicas[0].auditor
         assert hears is not None
         for number in range(4 * MOST):
-            hears.hear(verdict_on(PeerId(f"nobody{number}"), number))
+            hears.hear(PeerId("n1"), verdict_on(PeerId(f"nobody{number}"), number))
         # Of who is heard verdicts are heard all the same.
-        hears.hear(verdict_on(swarm.nodes[2].peer_id))
+        hears.hear(PeerId("n1"), verdict_on(swarm.nodes[2].peer_id))
         swarm.kill(swarm.nodes[2])
 
     swarm.run(script=script)
@@ -91,12 +91,12 @@ def test_verdicts_taint_the_steps_that_were_applied_and_no_others_also_of_who_is
         sums = {stamp.step: (stamp, finished) for stamp, finished in hears._sums.items()}
         (stamp, finished), (before, old) = sums[6], sums[4]
         pretended = tuple(each for each in finished.contributions if each[0] != me)
-        hears.hear(verdict(liar, stamp, pretended, finished.digest))
+        hears.hear(PeerId("n1"), verdict(liar, stamp, pretended, finished.digest))
         assert not told, "others contributed to the sum of that step"
         for _ in range(2):
-            hears.hear(verdict(liar, stamp, finished.contributions, finished.digest))
-            hears.hear(verdict(liar, before, old.contributions, old.digest))
-        hears.hear(verdict(liar, sums[5][0], sums[5][1].contributions, bytes(32)))
+            hears.hear(PeerId("n1"), verdict(liar, stamp, finished.contributions, finished.digest))
+            hears.hear(PeerId("n1"), verdict(liar, before, old.contributions, old.digest))
+        hears.hear(PeerId("n1"), verdict(liar, sums[5][0], sums[5][1].contributions, bytes(32)))
         assert told == [(me, 6), (me, 4)]
         await asyncio.sleep(0.1)
         swarm.kill(swarm.nodes[3])
@@ -120,7 +120,7 @@ def test_a_trainer_leaves_a_convict_with_all_that_it_has_brought_there() -> None
         hears = swarm.nodes[0].peer.replicas[0].auditor
         assert hears is not None
         told_at.append(swarm.loop.time())
-        hears.hear(verdict_on(out))
+        hears.hear(PeerId("n1"), verdict_on(out))
         await reached(swarm, 12)
         swarm.kill(next(node for node in swarm.nodes if node.peer_id == out))
 

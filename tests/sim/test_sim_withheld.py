@@ -11,12 +11,14 @@ import pytest
 from strike import kill_and_restart
 from test_sim_restart import reached
 
+from swarmnet.audit.pledge import sent_statement
 from swarmnet.errors import RejectCode
 from swarmnet.manifest.schema import Audits
-from swarmnet.messages import AuditRequest, Rejected
+from swarmnet.messages import AuditRequest, Heartbeat, Rejected, Sent
 from swarmnet.peer.peer import Peer
+from swarmnet.simulate.network import MemoryTransport
 from swarmnet.simulate.plan import Plan
-from swarmnet.simulate.swarm import Swarm
+from swarmnet.simulate.swarm import SimulatedSigner, Swarm
 
 PLAN = Plan(
     stages=1, replicas=4, microbatches=8, steps=16, forward_s=0.1, audit=Audits(microbatches=0.5, contributions=0.5)
@@ -69,24 +71,33 @@ def test_who_has_not_heard_its_auditor_yet_is_asked_again(monkeypatch: pytest.Mo
     assert len(turned_away) > 3 and not withheld and not struck
 
 
-@pytest.mark.parametrize("silent", [False, True])
-def test_who_does_not_show_its_work_sits_out(silent: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "way", ["refuses", "is silent", "ends the call", "says it has left", "says it was started again"]
+)
+def test_who_does_not_show_its_work_sits_out(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     swarm, withheld, struck = watched(replace(PLAN, steps=150))
-    answers = Peer._answers
+    answers, tell, liar = Peer._answers, MemoryTransport.tell, ""
 
     def refuse(self: Peer, caller: Any, request: Any, payload: Any) -> Any:
-        async def held() -> Any:
-            await asyncio.sleep(1000.0)
-            yield None
+        async def dodge() -> Any:
+            if way == "is silent":
+                await asyncio.sleep(1000.0)
+            if way == "says it has left":
+                yield Rejected(RejectCode.NOT_SERVED, "this peer has left")
 
-        if self.me == liar and type(request).__name__ == "AuditRequest":
-            if silent:
-                return held()
-            request = replace(request, index=7, step=1 << 30)
-        return answers(self, caller, request, payload)
+        if self.me != liar or not isinstance(request, AuditRequest):
+            return answers(self, caller, request, payload)
+        if way in ("refuses", "says it was started again"):
+            return answers(self, caller, replace(request, index=7, step=1 << 30), payload)
+        return dodge()
+
+    def lie(self: Any, peer: Any, message: Any) -> None:
+        if way == "says it was started again" and isinstance(message, Heartbeat) and self._me == liar:
+            message = replace(message, incarnation=message.incarnation ^ 1)
+        tell(self, peer, message)
 
     monkeypatch.setattr(Peer, "_answers", refuse)
-    liar = ""
+    monkeypatch.setattr(MemoryTransport, "tell", lie)
 
     async def script(swarm: Swarm) -> None:
         nonlocal liar
@@ -95,3 +106,27 @@ def test_who_does_not_show_its_work_sits_out(silent: bool, monkeypatch: pytest.M
 
     swarm.run(script=script)
     assert set(withheld) == {liar} and set(struck) == {liar}
+
+
+def test_who_tells_too_much_of_what_was_sent_is_heard_no_more_until_the_next_step() -> None:
+    """Each word that nobody has heard before costs a signature, and a call to whoever has counted that."""
+    swarm = Swarm(replace(PLAN, stages=2, steps=6), 1)
+    heard: Counter[str] = Counter()
+
+    async def script(swarm: Swarm) -> None:
+        await reached(swarm, 2)
+        flooder = swarm.nodes[0]
+        replica = flooder.peer.replicas[0]
+        stamp = next(iter(replica.auditor._sums))
+        for number in range(2000):
+            words = Sent(stamp, number % 8, "output", number.to_bytes(32, "big"), flooder.peer_id, bytes(32), bytes(32))
+            words = replace(words, signature=SimulatedSigner(flooder.peer_id).sign(sent_statement(words)))
+            for mate in swarm.nodes:
+                if mate.stages == (0,) and mate is not flooder:
+                    mate.peer.on_tell(flooder.peer_id, words)
+        for mate in swarm.nodes:
+            if mate.stages == (0,) and mate is not flooder:
+                heard[mate.peer_id] = len(mate.peer.replicas[0].auditor._court._compared)
+
+    swarm.run(script=script)
+    assert heard and all(0 < count <= 32 + 2 * PLAN.microbatches + 20 for count in heard.values()), heard

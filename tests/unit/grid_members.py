@@ -59,7 +59,7 @@ class Vector:
     an engine with error feedback keeps it: by pieces."""
 
     block, draw, reference = 1, (2, 0), b""
-    pledged, exact = False, True
+    pledged = False
 
     def __init__(self, me: PeerId, values: list[int], phases: tuple[int, ...], private_phases: int, work: Work) -> None:
         self.me, self.values, self.work, self.sum = me, values, work, dict[int, int]()

@@ -95,6 +95,8 @@ def test_two_pledges_of_one_sum_name_their_peer() -> None:
     other_round = signed_pledge(work_root=d("other"), id=RoundId(Ballot(3, PEERS[1].peer), 5))
     assert replace(pair, proof=Pair(PLEDGE, other_round)).refusal(verify)
     assert replace(pair, proof=Pair(PLEDGE, signed_pledge(by=JURY[0], work_root=d("other")))).refusal(verify)
+    # Who was started again does not know what the process before it has signed.
+    assert replace(pair, proof=Pair(PLEDGE, signed_pledge(work_root=d("other"), incarnation=7))).refusal(verify)
 
 
 def missent(by: Identity = LIAR, *, work: WorkRecord = WORKS[10], pledge: Pledge | None = None, **says) -> Evidence:

@@ -179,6 +179,32 @@ def test_nobody_pledges_two_things_where_a_keeper_opens_a_round_twice() -> None:
     play(story)
 
 
+@pytest.mark.parametrize("mine", [1, 2])
+def test_who_was_started_again_pledges_nothing_for_the_process_before(mine: int) -> None:
+    """Else a keeper could ask both, and have an honest peer convicted of two pledges for one sum."""
+    members = Members(2, 30, signs=True)
+    *_, last = members.peers
+    exchange = members.exchanges[last]
+    exchange._incarnation = mine  # the round's contributions are of process 1
+
+    async def story() -> None:
+        current = members.round()
+        task = asyncio.ensure_future(members.take_part(last, current))
+        await asyncio.sleep(1.0)
+        asked = exchange.serve(Part(current.stamp, current.id, "pledges", 0, 0, 0, b"d" * 32))
+        if mine == 1:
+            told = [answer async for answer in asked if isinstance(answer, PartData)]
+            assert [pledge.incarnation for pledge in told[0].pledges] == [1]
+        else:
+            with pytest.raises(Refused, match="another process"):
+                async for answer in asked:
+                    assert not isinstance(answer, PartData)
+        task.cancel()
+        await asyncio.wait([task])
+
+    play(story)
+
+
 def test_a_check_that_is_called_off_takes_nothing_from_that_of_the_next_round() -> None:
     members = Members(3, 30, signs=True)
     first, *_, last = members.peers
