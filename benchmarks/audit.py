@@ -5,11 +5,11 @@
     python benchmarks/audit.py --list
 
 Two stages of five on virtual time learn a linear regression in integers (`audit_model`): 100 steps of 100
-microbatches, 10 000 in all, unless SHAPES has another shape. One of the ten lies from the first step on (of the pair:
-two). A row says after how many of its own microbatches the last liar was named by an honest peer, whether that is
-within ln 100 / (q f) of them (q: the share that is audited, f: the share that is false), how many honest peers were
-named, the held-out loss over that of honest peers (which the oracle has, to the bit), and which share of all compute
-went into audits.
+microbatches, 10 000 in all, unless SHAPES has another shape. One of the ten lies from the first step on (of `pair` two
+of a stage, whom two operators run; of `kin` two, whom one runs). A row says after how many of its own microbatches the
+last liar was named by an honest peer, whether that is within ln 100 / (q f) of them (q: the share that is audited, f:
+the share that is false), how many honest peers were named, the held-out loss over that of honest peers (which the
+oracle has, to the bit), and which share of all compute went into audits.
 
 What finds a lie (`found_by`) is one of five, and q is the rate of that one:
 
@@ -89,6 +89,8 @@ class Row:
     q: float
     f: float
     bound: int
+    kin: int = 1
+    """Liars that one operator runs."""
     chance: float = 1.0
     caught: bool = False
     microbatches_until: int | None = None
@@ -127,6 +129,8 @@ class Trial:
         self.swarm.hooks.append(self._on)
         names = [PeerId(f"liar.{each}") for each in range(number)]
         self.lies = [kind(self.swarm, name, stage) for name in names]
+        if kind.one_operator:
+            self.swarm.operators |= dict.fromkeys(names, 0)
         for lie in self.lies:
             lie.friends = frozenset(names) - {lie.me}
         self.own = dict.fromkeys(names, 0)
@@ -202,6 +206,7 @@ def measure(
     row = Row(
         attack or "honest", kind.words, kind.found_by, seed, kind.together if attack else 0, microbatches, q, f, bound
     )
+    row.kin = kind.together if kind.one_operator else 1
     if kind.found_by != "sum":
         row.chance = round(chance(row, bound), 4)
     # Liars of the first stage have no answers to lie in: only what they hand on, and what they sum.
@@ -222,6 +227,7 @@ def chance(row: Row, own: float) -> float:
         contributions=audit.contributions,
         members=REPLICAS,
         liars=max(row.liars, 1),
+        kin=row.kin,
     )
 
 

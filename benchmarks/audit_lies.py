@@ -46,6 +46,8 @@ class FalseWork(Lie):
     """Of its microbatches that are false; 0: it does not lie about those."""
     together: ClassVar[int] = 1
     """How many of a stage lie so."""
+    one_operator: ClassVar[bool] = False
+    """Does one operator run them?"""
     found_by: ClassVar[str] = "microbatch"
     """What shows it: an audit of a microbatch or of a whole contribution, what was sent beside what was counted, the
     linear check of a sum, or the jury."""
@@ -244,6 +246,13 @@ class Pair(Flips):
         elif isinstance(message, Verdict):
             accused = getattr(getattr(message, "pledge", None), "peer", "")
         return () if accused in self.friends else (message,)
+
+
+@lie
+class Kin(Pair):
+    """are two such liars, whom one operator runs"""
+
+    one_operator = True
 
 
 @lie

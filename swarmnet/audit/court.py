@@ -28,7 +28,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass, field, replace
 
-from swarmnet.audit.draw import is_drawn, own_rate, seed_of
+from swarmnet.audit.draw import is_drawn, own_rate, part_of, seed_of
 from swarmnet.audit.pledge import (
     WHOLE,
     case_of,
@@ -214,6 +214,7 @@ class Court:
     Args:
         microbatches, contributions: shares that are drawn, as in the manifest.
         numerics: a peer's numerics class, as it says; "": not known.
+        operator: who runs a peer, as it looks from here.
     """
 
     def __init__(
@@ -225,10 +226,11 @@ class Court:
         microbatches: float,
         contributions: float,
         numerics: Callable[[PeerId], str],
+        operator: Callable[[PeerId], str],
     ) -> None:
         self.me, self.stage, self._signer = me, stage, signer
         self._microbatches, self._contributions = microbatches, contributions
-        self._numerics = numerics
+        self._numerics, self._operator = numerics, operator
         self._secret = signer.sign(_SECRET)  # nobody else can make it, and it is told to nobody
         self._sums: dict[int, CountedSum] = {}
         self._live: frozenset[PeerId] = frozenset()
@@ -301,8 +303,14 @@ class Court:
         works += [(peer, WHOLE, self._contributions) for peer in counted.contributors]
         shares = Counter(counted.owners.values())
         # A slow member that looked at all that a fast one has done would hold up the steps of both.
+        mates = {peer: 1 + shares[peer] for peer in able if self._alike(peer, self.me)}
+        runs = {peer: self._operator(peer) for peer in mates.keys() | counted.contributors}
         parts = {
-            peer: (1 + shares[self.me]) / sum(1 + shares[other] for other in able - {peer} if self._alike(other, peer))
+            peer: part_of(
+                self.me,
+                {mate: weight for mate, weight in mates.items() if mate != peer},
+                {mate for mate in mates if runs[mate] == runs[peer]},
+            )
             for peer in counted.contributors - {self.me}
             if self._alike(self.me, peer)
         }

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
+from collections.abc import Mapping, Set
 
 from swarmnet.ids import Chain, PeerId
 
@@ -20,9 +21,28 @@ def seed_of(step: int, stage: int, later: Chain, secret: bytes) -> bytes:
     return hashlib.sha256(_SEED + struct.pack("<qq", step, stage) + later.encode() + secret).digest()
 
 
+def part_of(me: PeerId, weights: Mapping[PeerId, int], kin: Set[PeerId]) -> float:
+    """My part of the looks at one member's works. Of those whom others run than that member the parts are 1 together:
+    its own operator's may cover for it.
+
+    Those look all the same, as if each were run by somebody else. For a member chooses where it is, and what it says of
+    that to whom, and so could choose who does not look at it: whatever I believe, my part is never smaller than that.
+    Nor is it more than twice that, lest one stranger look at all that a large operator does; twice is enough if others
+    do half of the work.
+
+    Args:
+        weights: what each who may look has computed, that member left out: whoever computes a tenth of what another
+            does looks at a tenth of what the other looks at.
+        kin: those of its operator.
+    """
+    usual = weights[me] / sum(weights.values())
+    if me in kin:
+        return usual
+    return min(weights[me] / sum(weight for peer, weight in weights.items() if peer not in kin), 2 * usual)
+
+
 def own_rate(rate: float, part: float) -> float:
-    """The share that one member draws, so that a share `rate` is drawn by somebody. part: its part of the microbatches
-    of all who may draw: whoever computes a tenth of what another does looks at a tenth of what the other looks at."""
+    """The share that one member draws, so that a share `rate` is drawn by somebody of those whose parts are 1."""
     unseen: float = (1.0 - rate) ** part
     return 1.0 - unseen
 
@@ -38,7 +58,15 @@ def _number(seed: bytes, about: bytes) -> float:
 
 
 def chance_named(
-    own: float, *, false: float, per_step: float, microbatches: float, contributions: float, members: int, liars: int
+    own: float,
+    *,
+    false: float,
+    per_step: float,
+    microbatches: float,
+    contributions: float,
+    members: int,
+    liars: int,
+    kin: int = 1,
 ) -> float:
     """How likely is a liar named by the time that it has counted `own` microbatches? docs/trust.md derives it.
 
@@ -48,12 +76,13 @@ def chance_named(
         microbatches, contributions: shares that are drawn, as in the manifest.
         members: contributors of its stage.
         liars: those of them that cover for each other, itself among them.
+        kin: those liars whom its operator runs, itself among them; nobody honest is there.
     """
     # Half of the jury lies: a trial names nobody.
     if 2 * liars >= members or members < 3:
         return 0.0
-    # Each of the others draws alike, and tells if it is honest.
-    honest = (members - liars) / (members - 1)
+    # Each whom another runs draws alike, and tells if it is honest.
+    honest = (members - liars) / (members - kin)
     unseen: float = (1.0 - microbatches) ** (honest * false * own)
     share_is_false = 1.0 - (1.0 - false) ** per_step
     drawn = 1.0 - (1.0 - contributions) ** honest

@@ -13,7 +13,7 @@ from __future__ import annotations
 import functools
 import ipaddress
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -124,11 +124,40 @@ def _peer(text: str, peer: str) -> PeerId:
 
 def peer_in(address: str) -> PeerId | None:
     """The peer id that the multiaddr of a TCP port ends in, or None."""
+    found = _parsed(address)
+    return None if found is None or found.relay else found.peer
+
+
+# ---------------------------------------------------------------- whose network it is
+
+
+def network_of(host: str, ip4: int, ip6: int) -> str:
+    """The network of a host, of so many bits of IPv4 and of IPv6. "": it is a name, or no public address."""
     try:
-        found = Address.parse(address)
+        ip = ipaddress.ip_address(host)
+    except ValueError:
+        return ""
+    ip = getattr(ip, "ipv4_mapped", None) or ip
+    return str(ipaddress.ip_network((ip, ip4 if ip.version == 4 else ip6), strict=False)) if ip.is_global else ""
+
+
+def operator_of(peer: PeerId, addresses: Iterable[str], home: str = "") -> str:
+    """Who runs a peer, as far as addresses tell: the /16 of IPv4, or /32 of IPv6, of the first public one; else the
+    peer itself.
+
+    Args:
+        addresses: multiaddrs that it announces. A relay is not its operator, and a name may lead anywhere.
+        home: the network where it has been met, which counts before what it announces; "": none.
+    """
+    hosts = [home.partition("/")[0], *(address.host for address in map(_parsed, addresses) if address)]
+    return next(filter(None, (network_of(host, 16, 32) for host in hosts)), peer)
+
+
+def _parsed(text: str) -> Address | None:
+    try:
+        return Address.parse(text)
     except UsageError:
         return None
-    return None if found.relay else found.peer
 
 
 # ---------------------------------------------------------------- announced addresses

@@ -261,6 +261,12 @@ class Admissions:
         invited = shown.terms.roles
         return "" if role is None or role in invited else f"it is invited as {' and '.join(invited)}, not as {role}"
 
+    def guest(self, peer: PeerId) -> PeerId | None:
+        """Whom its invitation is made out to: itself, or the key of all who hold the same bearer invitation. None: it
+        has shown none, as in an open run."""
+        shown = self._shown.get(peer)
+        return None if shown is None else shown.terms.guest
+
     def check(self, caller: PeerId, request: Request, *, now: float) -> None:
         """Raises Refused, with advice, unless `caller` is admitted in the role that `request` needs."""
         role = role_for(request)

@@ -14,7 +14,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
-import ipaddress
 import socket
 from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence, Set
@@ -25,7 +24,7 @@ from swarmnet.directory import Record
 from swarmnet.errors import PeerGone, PeerTimeout, SwarmError, UsageError
 from swarmnet.ids import PeerId
 from swarmnet.messages import Answer, Busy, DialBack, DialledBack
-from swarmnet.net.address import Address
+from swarmnet.net.address import Address, network_of
 from swarmnet.transport import Transport, ask
 
 AT_ONCE, ENOUGH_YES, MOST_NO, MOST_ASKED, MOST_REPEATS = 2, 2, 4, 8, 24
@@ -410,9 +409,4 @@ def _public_home(text: str) -> str:
 
 def public_home(host: str) -> str:
     """The network of a host: a /24 of IPv4, a /48 of IPv6 are often one customer's. "": no public address."""
-    try:
-        ip = ipaddress.ip_address(host)
-    except ValueError:
-        return ""
-    ip = getattr(ip, "ipv4_mapped", None) or ip
-    return str(ipaddress.ip_network((ip, 24 if ip.version == 4 else 48), strict=False)) if ip.is_global else ""
+    return network_of(host, 24, 48)

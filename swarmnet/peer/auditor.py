@@ -178,6 +178,7 @@ class Auditor:
             microbatches=audit.microbatches if able else 0.0,
             contributions=audit.contributions if able else 0.0,
             numerics=self._numerics,
+            operator=peer.operator,
         )
         self._able = able
         self._waiting: deque[Recompute | Weigh] = deque()

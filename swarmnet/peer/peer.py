@@ -45,6 +45,7 @@ from swarmnet.messages import (
     StepFigures,
     TrailRequest,
 )
+from swarmnet.net.address import operator_of
 from swarmnet.net.admission import Admissions
 from swarmnet.net.dial_back import Asking, DialBacks, Hide, Proofs
 from swarmnet.net.history import HistoryBook
@@ -208,6 +209,7 @@ class Peer:
         self.spans = SpanBook()
         self._line_tests, self._history = LineTests(), HistoryBook(self.spans)
         self._dial_backs = DialBacks(transport, lambda: self.records, self._look.set)
+        self._proofs = proofs
         asking = partial(Asking, record, transport, lambda: self.records, self._say_reach, proofs=proofs)
         self.dialled_back, self._hides = asking(hide) if hide else asking(), hide is not None
         self._supply = StateSupply(self)
@@ -288,6 +290,15 @@ class Peer:
     def admitted(self, peer: PeerId, role: Role | None = None) -> bool:
         """May `peer` take part as `role`, now? Everybody may in an open run."""
         return peer == self.me or self._admissions.admitted(peer, role, now=self._wall())
+
+    def operator(self, peer: PeerId) -> str:
+        """Who runs that peer, as it looks from here: whoever came by the same invitation or, in an open run, is in the
+        same network; nobody else, if neither is known."""
+        if (guest := self._admissions.guest(peer)) is not None:
+            return guest
+        record = self._record() if peer == self.me else self.records.get(peer)
+        # Where it is, before where it says that it is.
+        return operator_of(peer, record.addresses if record else (), self._proofs.network_of(peer))
 
     def _takes_part(self, caller: PeerId) -> bool:
         """Does the caller serve a stage, by its own heartbeats or its record? Nobody else has a say in a step."""

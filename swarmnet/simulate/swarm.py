@@ -143,6 +143,7 @@ class Swarm:
         self.trainer_names: dict[int, str] = {}
         self.detailed = True  # are all events and all jobs of all devices kept?
         self.classes: dict[PeerId, str] = {}
+        self.operators: dict[PeerId, int] = {}  # by number; each other peer has its own
         self.free_bytes: dict[PeerId, int] = {}  # of memory, on machines that have little
         self.guises: dict[PeerId, Guise] = {}  # peers that lie: nobody waits for them at the end, nothing holds in them
         self.exact = True  # false where a run may drop: sums and weights are then not those of one process
@@ -179,6 +180,9 @@ class Swarm:
         guise = self.guises.get(peer_id, Guise())
         seen = {stage: guise.engine(engine) for stage, engine in engines.items()}
         computes = self.classes.get(peer_id, "simulated")
+        # Nothing is dialled: addresses only say in whose network a peer is.
+        operator = self.operators.get(peer_id)
+        where = f"memory/{peer_id}" if operator is None else f"/ip4/44.{operator}.0.{len(self.nodes) % 256}/tcp/1"
         peer = Peer(
             peer_id,
             RUN,
@@ -187,9 +191,7 @@ class Swarm:
             transport=guise.transport(self.network.transport(peer_id)),
             directory=self._directory_at(peer_id, served, admissions),
             incarnation=incarnation,
-            record=lambda: Record(
-                RUN, peer_id, incarnation, (f"memory/{peer_id}",), (), numerics=computes, invitation=shown
-            ),
+            record=lambda: Record(RUN, peer_id, incarnation, (where,), (), numerics=computes, invitation=shown),
             signer=SimulatedSigner(peer_id),
             tokens=own_tokens,
             windows=SimulatedWindows(plan.microbatches),

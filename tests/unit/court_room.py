@@ -74,10 +74,18 @@ class Member:
 
 class Stage:
     """Members around a step that everybody has applied. liars: so many of their works are false as `false` says; if
-    `two_faced`, they may find one thing for one mate and another for the next."""
+    `two_faced`, they may find one thing for one mate and another for the next; `kin`: one operator runs them."""
 
     def __init__(
-        self, size: int, liars: int, seed: int, *, false: float = 1.0, rate: float = 1.0, two_faced: bool = True
+        self,
+        size: int,
+        liars: int,
+        seed: int,
+        *,
+        false: float = 1.0,
+        rate: float = 1.0,
+        two_faced: bool = True,
+        kin: bool = False,
     ) -> None:
         self.random = Random(seed)
         names = [PeerId(f"peer{at}") for at in range(size)]
@@ -85,7 +93,7 @@ class Stage:
         self.liars = frozenset(names[:liars])
         self.honest = frozenset(names[liars:])
         self.names = sorted(names)
-        self.rate, self.two_faced = rate, two_faced
+        self.rate, self.two_faced, self.kin = rate, two_faced, kin
         self.lies: dict[tuple[PeerId, Pledge, int], bytes] = {}
         self.members = {peer: Member(peer, self._court(peer)) for peer in self.names}
         self.finished = finished_of(STEP, self.names)
@@ -98,7 +106,13 @@ class Stage:
 
     def _court(self, peer: PeerId) -> Court:
         return Court(
-            peer, STAGE, Notary(peer), microbatches=self.rate, contributions=self.rate, numerics=lambda peer: "cpu"
+            peer,
+            STAGE,
+            Notary(peer),
+            microbatches=self.rate,
+            contributions=self.rate,
+            numerics=lambda peer: "cpu",
+            operator=lambda peer: "liars'" if self.kin and peer in self.liars else peer,
         )
 
     # ------------------------------------------------------------ pledges

@@ -92,6 +92,15 @@ def test_whoever_is_invited_is_admitted(bearer: bool) -> None:
     assert refusal(shown(invitation(BEARER if bearer else ME, bearer=bearer)).text) == ""
 
 
+@pytest.mark.parametrize("bearer", [False, True], ids=["peer", "bearer"])
+def test_all_who_hold_one_bearer_invitation_are_one_guest(bearer: bool) -> None:
+    doors = admissions()
+    for peer in (ME, OTHER):
+        doors.show(peer.peer, shown(invitation(BEARER if bearer else peer, bearer=bearer), peer).text, now=NOW)
+        assert doors.guest(peer.peer) == (BEARER if bearer else peer).peer
+    assert doors.guest(OWNER.peer) is None
+
+
 @pytest.mark.parametrize(
     ("text", "reason"),
     [

@@ -26,7 +26,7 @@ from swarmnet.audit.court import (
     StrikePeer,
     TellVerdict,
 )
-from swarmnet.audit.draw import chance_named, is_drawn, own_rate, seed_of
+from swarmnet.audit.draw import chance_named, is_drawn, own_rate, part_of, seed_of
 from swarmnet.audit.pledge import (
     WHOLE,
     case_of,
@@ -510,12 +510,61 @@ def test_nobody_draws_what_another_does() -> None:
     assert len(set(drawn)) > 1
 
 
+@st.composite
+def members(draw: st.DrawFn) -> tuple[dict[PeerId, int], frozenset[PeerId]]:
+    """Those who may look at one member's works, by what they have computed, and those of its operator."""
+    weights = draw(st.dictionaries(st.text("abc", min_size=1, max_size=3).map(PeerId), st.integers(1, 99), min_size=1))
+    return weights, frozenset(draw(st.sets(st.sampled_from(sorted(weights)))))
+
+
+@given(members())
+def test_those_of_other_operators_share_all_looks_if_they_are_half(
+    of: tuple[dict[PeerId, int], frozenset[PeerId]],
+) -> None:
+    weights, kin = of
+    parts = {peer: part_of(peer, weights, kin) for peer in weights}
+    others = sum(part for peer, part in parts.items() if peer not in kin)
+    share = sum(weight for peer, weight in weights.items() if peer not in kin) / sum(weights.values())
+    assert others == pytest.approx(min(1.0, 2 * share))
+    assert sum(parts.values()) <= 1.5 + 1e-9, "half as many looks again, at most"
+
+
+@given(members(), st.data())
+def test_whatever_a_member_says_of_its_operator_nobody_looks_less(
+    of: tuple[dict[PeerId, int], frozenset[PeerId]], data: st.DataObject
+) -> None:
+    weights, kin = of
+    me = data.draw(st.sampled_from(sorted(weights)))
+    part, usual = part_of(me, weights, kin), part_of(me, weights, frozenset())
+    assert usual == part_of(me, weights, weights.keys()) == weights[me] / sum(weights.values()), "all of one operator"
+    assert usual <= part <= min(1.0, 2 * usual) * (1 + 1e-12) and (me not in kin or part == usual)
+
+
+def test_what_one_operators_members_do_the_others_draw_more_often() -> None:
+    more = 0
+    for seed in range(20):
+        apart, together = (Stage(5, 2, seed, false=0.0, rate=0.3, kin=kin) for kin in (False, True))
+        for room in (apart, together):
+            room.begin()
+        for peer in together.honest:
+            before, now = (
+                {a.case for a in room.actions[peer] if isinstance(a, Recompute)} for room in (apart, together)
+            )
+            assert before <= now and all(case.accused in together.liars for case in now - before)
+            more += len(now - before)
+    assert more > 5
+
+
 def test_the_chance_of_being_named() -> None:
     rates = {"microbatches": 0.01, "contributions": 0.0, "members": 10}
     assert chance_named(460.6, false=1.0, per_step=8, liars=1, **rates) == pytest.approx(0.99, abs=3e-4)
     assert chance_named(460.6, false=1.0, per_step=8, liars=5, **rates) == 0.0
     assert chance_named(4606, false=0.1, per_step=8, liars=1, **rates) == pytest.approx(0.99, abs=3e-4)
     assert chance_named(460.6, false=1.0, per_step=8, liars=2, **rates) < 0.985
+    # Whom the liar's operator runs covers for nobody, but for its vote in the jury.
+    assert chance_named(460.6, false=1.0, per_step=8, liars=4, kin=4, **rates) == pytest.approx(0.99, abs=3e-4)
+    assert chance_named(460.6, false=1.0, per_step=8, liars=4, kin=2, **rates) < 0.975
+    assert chance_named(460.6, false=1.0, per_step=8, liars=5, kin=5, **rates) == 0.0
 
 
 def test_most_of_a_few_contributors_convict_nobody() -> None:
@@ -529,7 +578,8 @@ def test_most_of_a_few_contributors_convict_nobody() -> None:
     everybody = [*room.names, PeerId("d"), PeerId("e")]
 
     def court_of(peer: PeerId, stage: int) -> Court:
-        return Court(peer, stage, Notary(peer), microbatches=0.0, contributions=0.0, numerics=lambda _: "cpu")
+        rates = {"microbatches": 0.0, "contributions": 0.0}
+        return Court(peer, stage, Notary(peer), numerics=lambda _: "cpu", operator=lambda peer: peer, **rates)
 
     mate = court_of(PeerId("d"), STAGE)
     mate.applied(stamp_of(STEP - 1), finished_of(STEP - 1, everybody), (), LATER, frozenset(everybody))
@@ -553,7 +603,8 @@ def test_whoever_leaves_others_nothing_to_do_is_looked_at_by_them_all_the_same()
     shares = shares_of(alone.contributions, alone.voided)
     said_of = Pledge(stamp_of(STEP), alone.id, alone.digest, shares, a, 1, bytes(32), root_of({0: leaf(work)}))
     pledge = replace(said_of, signature=Notary(a).sign(statement(said_of)))
-    court = Court(d, STAGE, Notary(d), microbatches=1.0, contributions=0.0, numerics=lambda _: "cpu")
+    rates = {"microbatches": 1.0, "contributions": 0.0}
+    court = Court(d, STAGE, Notary(d), numerics=lambda _: "cpu", operator=lambda peer: peer, **rates)
     live = frozenset({a, d})
     court.applied(stamp_of(STEP), alone, [pledge], LATER, live)
     drawn = court.applied(stamp_of(STEP + 1), finished_of(STEP + 1, [a]), (), LATER, live)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from swarmnet.errors import UsageError
 from swarmnet.ids import PeerId
-from swarmnet.net.address import Address, announced_at, peer_in
+from swarmnet.net.address import Address, announced_at, operator_of, peer_in
 from swarmnet.net.identity import Identity, verify
 from swarmnet.net.tls import CLOCK_SLACK_S, LEAF_LIFE_S, TLS_NAME, Leaf, caller_of, open_authority, trust_anchor
 from swarmnet.wire.peer_ids import is_peer_id, peer_id_from_public_bytes, public_bytes_of
@@ -208,3 +208,37 @@ def test_an_address_is_made_from_a_host() -> None:
     assert str(Address.of("127.0.0.1", 5, PEER)) == f"/ip4/127.0.0.1/tcp/5/p2p/{PEER}"
     assert str(Address.of("::1", 5)) == "/ip6/::1/tcp/5"
     assert str(Address.of("localhost", 5)) == "/dns4/localhost/tcp/5"
+
+
+@pytest.mark.parametrize(
+    ("addresses", "operator"),
+    [
+        (["/ip4/44.1.2.3/tcp/1"], "44.1.0.0/16"),
+        (["/ip4/44.1.200.3/tcp/2"], "44.1.0.0/16"),
+        (["/ip4/44.2.2.3/tcp/1"], "44.2.0.0/16"),
+        (["/ip6/2600:44:1:2::3/tcp/1"], "2600:44::/32"),
+        (["/ip6/::ffff:44.1.2.3/tcp/1"], "44.1.0.0/16"),
+        (["/ip4/192.168.1.2/tcp/1", "/ip4/44.1.2.3/tcp/1", "/ip4/44.2.2.3/tcp/1"], "44.1.0.0/16"),
+        *(
+            ([address], "")
+            for address in (
+                "/ip4/127.0.0.1/tcp/1",
+                "/ip4/10.1.2.3/tcp/1",
+                "/ip4/169.254.1.2/tcp/1",
+                "/ip4/100.64.0.1/tcp/1",
+                "/ip6/::1/tcp/1",
+                "/ip6/fe80::1/tcp/1",
+                "/ip6/fd00::1/tcp/1",
+                "/dns4/example.org/tcp/1",
+                f"/p2p/{PEER}/p2p-circuit/p2p/{PEER}",
+                "memory",
+            )
+        ),
+        ([], ""),
+    ],
+)
+def test_the_operator_of_a_peer_is_its_public_network(addresses: list[str], operator: str) -> None:
+    assert operator_of(PEER, addresses) == (operator or PEER)
+    # A record proves who signed it, not that its addresses are the signer's.
+    assert operator_of(PEER, addresses, "45.6.7.0/24") == "45.6.0.0/16"
+    assert operator_of(PEER, addresses, "2601:44:1::/48") == "2601:44::/32"
