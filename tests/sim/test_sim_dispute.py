@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable
 
 import pytest
+from further import further
 
 from swarmnet.ids import PeerId
 from swarmnet.messages import Answer, Packed, Part, Request
@@ -76,7 +77,7 @@ def left_out(swarm: Swarm) -> list[tuple[object, object, object]]:
     ]
 
 
-@pytest.mark.parametrize("replicas", [2, 3, 4])
+@pytest.mark.parametrize("replicas", [2, 3, *further(4)])
 @pytest.mark.parametrize("keeper", [False, True], ids=["member", "keeper"])
 @pytest.mark.parametrize("fault", [stands_still, is_refused, is_refused_in_one_place])
 def test_a_step_ends_without_who_holds_up_its_round(fault: Fault, keeper: bool, replicas: int) -> None:
@@ -118,7 +119,7 @@ def test_why_a_sum_failed_is_said_once_in_a_round_however_often_it_is_tried_agai
     assert said and max(said.values()) <= 1 + cuts, said
 
 
-@pytest.mark.parametrize("replicas", [6, 8])
+@pytest.mark.parametrize("replicas", [6, *further(8)])
 def test_what_only_the_reducer_of_one_place_refuses_is_found_by_cutting_again_until_most_have(replicas: int) -> None:
     swarm, node = play(is_refused_in_one_place, keeper=False, replicas=replicas)
     assert left_out(swarm) == [(node.peer_id, "refused", STEP)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from further import further
 
 from swarmnet.directory import Record, StageStatus
 from swarmnet.ids import NO_RESTART, OnDisk, PeerId, Restart, first_chain
@@ -24,9 +25,9 @@ def newest(swarm: Swarm) -> int:
     return max(member(node).version for node in swarm.nodes if node.up)
 
 
-@pytest.mark.parametrize("checkpoint_every", [4, 50])
+@pytest.mark.parametrize("checkpoint_every", [4, *further(50)])
 @pytest.mark.parametrize("away_s", [20.0, 50.0])
-@pytest.mark.parametrize("replicas", [1, 2, 3])
+@pytest.mark.parametrize("replicas", [1, 2, *further(3)])
 def test_one_peer_whose_cable_is_out_takes_nobody_back(replicas: int, away_s: float, checkpoint_every: int) -> None:
     """Longer than the long silence, and longer than records live: neither it nor anybody else goes back."""
     swarm = watched(Plan(stages=2, replicas=replicas, steps=90, checkpoint_every=checkpoint_every))

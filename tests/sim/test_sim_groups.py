@@ -10,6 +10,7 @@ from types import ModuleType
 
 import pytest
 from benchmark_modules import load
+from further import further
 from strike import keeper_of, watch_messages
 
 from swarmnet.averaging.grid import grid_of
@@ -94,7 +95,7 @@ def test_replicas_are_lost_in_the_middle_of_a_round(
     assert again and not again & spared, "what was lost was counted again in rows that had to be summed anew anyway"
 
 
-@pytest.mark.parametrize(("members", "rows", "waves"), [(64, 8, 1), (64, 8, 5), (256, 16, 1)])
+@pytest.mark.parametrize(("members", "rows", "waves"), [(64, 8, 5), *further((64, 8, 1), (256, 16, 1))])
 def test_no_row_is_summed_anew_but_those_that_lost_somebody(
     grouping: ModuleType, members: int, rows: int, waves: int
 ) -> None:
@@ -103,13 +104,13 @@ def test_no_row_is_summed_anew_but_those_that_lost_somebody(
     assert found.anew == found.hit < rows * waves
 
 
-@pytest.mark.parametrize(("members", "size"), [(64, 2), (64, 8), (256, 16)])
+@pytest.mark.parametrize(("members", "size"), [(64, 8), *further((64, 2), (256, 16))])
 def test_random_groups_mix_nearly_as_the_paper_predicts(grouping: ModuleType, members: int, size: int) -> None:
     found = grouping.by_chance(members, size, 0.15, rounds=12, seed=5)
     assert 0.9 < found.measured / found.predicted < 1.15, found
 
 
-@pytest.mark.parametrize("members", [64, 256])
+@pytest.mark.parametrize("members", [64, *further(256)])
 def test_two_rounds_of_a_full_grid_are_the_mean_and_absentees_cost_no_more_than_by_chance(
     grouping: ModuleType, members: int
 ) -> None:

@@ -8,6 +8,7 @@ import asyncio
 from dataclasses import replace
 
 import pytest
+from further import further
 from strike import check_always, kill_and_restart, watched
 from test_sim_scenarios import STEP, Trap
 
@@ -18,7 +19,7 @@ from swarmnet.simulate.swarm import Swarm
 PLAN = Plan(stages=2, replicas=2, microbatches=6, steps=6, averaging_s=0.3, sync="overlap", overlap_after=3)
 
 
-@pytest.mark.parametrize("after", [1, 2, 3, 5, 6, 40])
+@pytest.mark.parametrize("after", [1, 3, 6, *further(2, 5, 40)])
 def test_it_is_the_single_process_that_is_late_from_that_step_on(after: int) -> None:
     swarm = watched(replace(PLAN, overlap_after=after, eval_every=1))
 
@@ -52,7 +53,9 @@ def test_until_then_nobody_computes_ahead() -> None:
     assert {(0, 0), (1, 0), (2, 1), (3, 1)} <= ahead and not ahead & {(0, 1), (1, 1), (2, 0), (3, 0)}
 
 
-@pytest.mark.parametrize("after", [STEP, STEP + 1, STEP + 2], ids=lambda after: f"late-from-{after - STEP:+d}")
+@pytest.mark.parametrize(
+    "after", [STEP + 1, *further(STEP, STEP + 2)], ids=lambda after: f"late-from-{after - STEP:+d}"
+)
 @pytest.mark.parametrize("keeper", [False, True], ids=["member", "keeper"])
 @pytest.mark.parametrize("point", ["after_claim", "after_summed", "in_round_before_ack", "after_commit"])
 def test_kill_where_steps_begin_to_overlap(point: str, keeper: bool, after: int) -> None:

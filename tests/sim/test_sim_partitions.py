@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 import pytest
+from further import further
 from strike import watched
 
 from swarmnet.manifest.schema import Protocol
@@ -88,7 +89,7 @@ async def until(swarm: Swarm, reached: Callable[[], bool], *, within_s: float) -
 CUT_AT = ["before_round", "after_sum", "after_commit"]
 
 
-@pytest.mark.parametrize("half", [0, 1])
+@pytest.mark.parametrize("half", [0, *further(1)])
 @pytest.mark.parametrize("cut_at", CUT_AT)
 @pytest.mark.parametrize("cut", CUTS)
 def test_two_replicas_cut_and_healed(cut: str, cut_at: str, half: int) -> None:

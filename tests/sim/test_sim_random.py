@@ -14,6 +14,7 @@ from collections.abc import Sequence
 
 import pytest
 from chaos import Chaos, Fault, shrink
+from further import further
 from going_back import GoingBack
 from strike import watched
 
@@ -157,10 +158,10 @@ SEEDS = {
     "sparse_cuts_2x7": 1,
     "sparse_overlap_2x8": 1,
 }
-"""Kind -> seeds in every run of the suite, from 1000 on."""
+"""Kind -> seeds, from 1000 on: a third of them in every run of the suite."""
 
 LONG = 20
-"""Times as many under --long, from 2000 on."""
+"""Times as many again under --long, from 2000 on."""
 
 END_S = 600.0
 
@@ -207,9 +208,14 @@ def run(kind: str, seed: int) -> Swarm:
         raise
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_random_faults(kind: str) -> None:
-    for seed in range(1000, 1000 + SEEDS[kind]):
+THIRDS = [(kind, third) for kind in KINDS for third in range(min(3, SEEDS[kind]))]
+
+
+@pytest.mark.parametrize(
+    ("kind", "third"), [*((kind, 0) for kind in KINDS), *further(*(each for each in THIRDS if each[1]))]
+)
+def test_random_faults(kind: str, third: int) -> None:
+    for seed in range(1000 + third, 1000 + SEEDS[kind], 3):
         run(kind, seed)
 
 

@@ -8,6 +8,7 @@ import asyncio
 from collections.abc import Callable
 
 import pytest
+from further import further
 
 from swarmnet.directory import Record, StageStatus
 from swarmnet.ids import PeerId, Restart, first_chain
@@ -53,15 +54,8 @@ BEYOND = 1 << 53
 @pytest.mark.parametrize(
     ("number", "version", "data_at_peers"),
     [
-        (BEYOND, BEYOND, True),
-        (1, BEYOND, False),
-        (1, 31, True),
-        (BEYOND, 4, True),
-        (BEYOND, 0, False),
-        (1, 30, False),
-        (1, 0, True),
-        (1, 4, False),
-        (1000, 2, True),
+        *((BEYOND, BEYOND, True), (1, 31, True), (1, 0, True), (1, 4, False)),
+        *further((1, BEYOND, False), (BEYOND, 4, True), (BEYOND, 0, False), (1, 30, False), (1000, 2, True)),
     ],
 )
 def test_a_strangers_word_moves_nobody(number: int, version: int, data_at_peers: bool) -> None:
@@ -122,7 +116,7 @@ def test_the_side_that_is_whole_and_further_goes_back_for_nobody() -> None:
     assert all(move.kept for move in back.moves if move.peer in healthy)
 
 
-@pytest.mark.parametrize("away_s", [1.0, 12.0])
+@pytest.mark.parametrize("away_s", [12.0, *further(1.0)])
 def test_whoever_restarts_alone_behind_a_cut_takes_nobody_back(away_s: float) -> None:
     """It has all the stages there are, so it goes back by itself once the others' records have expired; afterwards it
     takes that back, and catches up with them."""
@@ -154,7 +148,7 @@ def test_whoever_restarts_alone_behind_a_cut_takes_nobody_back(away_s: float) ->
 # ------------------------------------------------------------ disks
 
 
-@pytest.mark.parametrize("seed", [1, 3])
+@pytest.mark.parametrize("seed", [1, *further(3)])
 def test_disks_that_remember_a_higher_restart_are_not_forgotten(seed: int) -> None:
     """Of a run that went back twice, two machines come back empty: they would call the next restart the first."""
     swarm = watched(Plan(stages=2, replicas=2, steps=46, checkpoint_every=2), seed)
@@ -227,7 +221,7 @@ def test_checkpoints_of_a_run_under_a_lower_number_than_disks_remember_are_good(
         assert max(checkpoints.versions) >= 38
 
 
-@pytest.mark.parametrize("between_s", [0.0, 0.5, 4.0])
+@pytest.mark.parametrize("between_s", [0.5, *further(0.0, 4.0)])
 @pytest.mark.parametrize("empty_first", [False, True])
 def test_newcomers_without_a_disk_do_not_begin_the_run_again(between_s: float, empty_first: bool) -> None:
     """They serve all stages, and come before, with or after those who have the run on disk."""

@@ -12,6 +12,7 @@ import asyncio
 from collections.abc import Callable
 
 import pytest
+from further import further
 from strike import check_always, keeper_of, kill_and_restart, member_of, soon, watch_calls, watch_messages, watched
 
 from swarmnet.messages import Accepted, Committed, Gradient, Process
@@ -95,10 +96,12 @@ class Trap:
             await asyncio.sleep(0.002 if not self.sprung else 0.05)
 
 
-@pytest.mark.parametrize("stage", [0, 1, 2])
+@pytest.mark.parametrize("turn", [0, *further(1, 2)])
 @pytest.mark.parametrize("keeper", [False, True], ids=["member", "keeper"])
 @pytest.mark.parametrize("point", POINTS)
-def test_kill_at(point: str, keeper: bool, stage: int) -> None:
+def test_kill_at(point: str, keeper: bool, turn: int) -> None:
+    """Each in one stage; in the others, too, under --long."""
+    stage = (list(POINTS).index(point) + keeper + turn) % 3
     swarm = watched(PLAN)
     trap = Trap(swarm, stage, point, keeper=keeper, strike=lambda node: kill_and_restart(swarm, node))
     swarm.run(until_s=60.0, script=trap.watch)

@@ -6,6 +6,7 @@ import asyncio
 import random
 
 import pytest
+from further import further
 
 from swarmnet.ids import Ballot, Chain, Generation, PeerId, RoundId
 from swarmnet.messages import (
@@ -104,7 +105,7 @@ class Stranger:
         )
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", [0, 1, *further(*range(2, 8))])
 def test_strangers_cost_only_themselves(seed: int) -> None:
     swarm = Swarm(Plan(stages=2, replicas=2, microbatches=4, steps=12), seed)
 

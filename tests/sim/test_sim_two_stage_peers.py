@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from further import further
 from strike import check_always, kill_and_restart, watched
 
 from swarmnet.simulate.plan import Plan
@@ -26,7 +27,7 @@ def test_they_train_without_deadlock(served: tuple[tuple[int, ...], ...], slots:
 
 @pytest.mark.parametrize(
     ("victim", "slots", "seed"),
-    [(0, 1, 1), (0, 4, 1), (1, 1, 1), (1, 4, 1), (0, 4, 16), (0, 4, 17), (0, 4, 20)],
+    [(0, 1, 1), *further((0, 4, 1), (1, 1, 1)), (1, 4, 1), (0, 4, 16), *further((0, 4, 17), (0, 4, 20))],
     ids=["outer-1", "outer-4", "inner-1", "inner-4", "one-stage-ahead-16", "one-stage-ahead-17", "one-stage-ahead-20"],
 )
 def test_one_of_them_dies_and_comes_back(victim: int, slots: int, seed: int) -> None:

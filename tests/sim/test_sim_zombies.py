@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Callable
 
 import pytest
+from further import further
 from strike import keeper_of, watched
 
 from swarmnet.manifest.schema import Protocol
@@ -57,7 +58,7 @@ async def version_reached(swarm: Swarm, version: int, *, but: Node, within_s: fl
     return swarm.loop.time() - began
 
 
-@pytest.mark.parametrize("after", ["index_executed_again", "step_applied", "two_steps"])
+@pytest.mark.parametrize("after", ["index_executed_again", "two_steps", *further("step_applied")])
 @pytest.mark.parametrize("keeper", [False, True], ids=["member", "keeper"])
 @pytest.mark.parametrize("point", POINTS)
 def test_stopped_and_continued(point: str, keeper: bool, after: str) -> None:
