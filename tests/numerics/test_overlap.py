@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from further import further
 from safetensors.torch import load
 from stage_chain import StageChain, batch_of, compute_thread, text, tiny, weights_of
 
@@ -95,11 +96,9 @@ async def the_sum(engine: TorchEngine) -> torch.Tensor:
     ("stages", "replicas", "parts", "ahead", "lead", "after", "codec"),
     [
         (2, 2, 3, True, 0.0, 0, "int64"),
-        (3, 2, 1, True, 2.5, 3, "int64"),
-        (1, 1, 1, True, 0.0, 5, "int64"),
         (1, 1, 1, False, 0.0, 0, "int64"),
-        (2, 2, 3, True, 0.0, 0, "small"),
         (3, 2, 1, True, 2.5, 3, "small"),
+        *further((3, 2, 1, True, 2.5, 3, "int64"), (1, 1, 1, True, 0.0, 5, "int64"), (2, 2, 3, True, 0.0, 0, "small")),
     ],
 )
 def test_deterministic_mode_has_the_oracles_bits(

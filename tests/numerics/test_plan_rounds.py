@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from at_once import AtOnce, JobsAtOnce
+from further import further
 from test_plan import CPU, GPU, MODEL, RUN, allocated
 
 from swarmnet.ids import Ballot, Chain, PeerId, RoundId
@@ -96,7 +97,7 @@ ON_RANKS = [
     ("averaging", "ranks"),
     [
         *((each, 2) for each in ON_RANKS),
-        *((each, 1) for each in ON_RANKS),
+        *further(*((each, 1) for each in ON_RANKS)),
         *(
             (each, 1)
             for each in (
