@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from fed_slowly import SLOWLY
 from running import Running
 from tiny_run import write_tiny_run
 
@@ -30,7 +31,8 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Running]]:
     started: list[Running] = []
 
     def begin(name: str, *words: str) -> Running:
-        started.append(Running(tmp_path / name, *words))
+        module = SLOWLY if words[0] == "trainer" else ("swarmnet",)
+        started.append(Running(tmp_path / name, *words, module=module))
         return started[-1]
 
     yield begin

@@ -542,7 +542,7 @@ def kill_at_random(kills: int, seed: int) -> list[float]:
 
 
 @pytest.mark.usefixtures("forker")
-@pytest.mark.parametrize("kills", [8, pytest.param(50, marks=pytest.mark.long)])
+@pytest.mark.parametrize("kills", [4, pytest.param(50, marks=pytest.mark.long)])
 def test_random_ranks_killed_at_random_moments(kills: int) -> None:
     seconds = kill_at_random(kills, seed=kills)
     print(f"{kills} kills: known after {sorted(seconds)[kills // 2]:.3f} s, {max(seconds):.3f} s at most")
