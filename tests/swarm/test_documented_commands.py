@@ -1,7 +1,8 @@
 """Every command of README and docs runs, or says here why not: a page that nobody tries is wrong within a month.
 
 The swarm that they speak to is README's own run, started by README's own commands and fed slowly. Ports are free ones,
-addresses and links those of that swarm, and runs are a few small steps long; else commands run as they are printed.
+addresses and links those of that swarm, and runs are a few small steps long, by as few peers as a command leaves open;
+else commands run as they are printed.
 """
 
 from __future__ import annotations
@@ -54,8 +55,12 @@ GOES_ON = {r"swarmnet join": "serving", r"swarmnet watch (?!.*--once)": "step ",
 
 OF_OWN_RUN = r"swarmnet (bootstrap|peer|trainer) (?!.*--gpus)"
 
-SMALL = "--set training.microbatch_size=1"
-OWN = ("training.microbatch_size=1", "training.microbatches=4", "training.checkpoint_every=5")
+TINY = (
+    *("model.hidden_size=64", "model.intermediate_size=128", "model.head_dim=16"),
+    *("training.microbatch_size=1", "training.microbatches=4"),
+)
+SMALL = " ".join(f"--set {each}" for each in (*TINY, "training.sequence_length=32"))
+OWN = (*TINY, "training.checkpoint_every=5")
 """What makes steps small; later commands ask the own run for a checkpoint."""
 
 VERDICT = r"swarmnet (doctor|status|plan)"
@@ -107,8 +112,10 @@ class Site:
         )
         text = re.sub(r"--(dht-)?port \d+", r"--\1port 0", text).replace("~/", f"{self.directory}/home/")
         if text.startswith("swarmnet local"):
-            text = re.sub(r"--steps \d+", "--steps 6", re.sub(r"(?<=--kill \d)@\d+", "@2", text))
-            text = f"{text} {SMALL}" if "--out" in text else f"{text} --out runs/{len(text)} {SMALL}"
+            steps = "--steps 6" if "--kill" in text else "--steps 3"
+            text = re.sub(r"--steps \d+", steps, re.sub(r"(?<=--kill \d)@\d+", "@2", text))
+            missing = {"--out": f"runs/{len(text)}", "--stages": "2", "--replicas": "1"}
+            text = " ".join([text, SMALL, *(f"{name} {value}" for name, value in missing.items() if name not in text)])
         # What `local` has left, in place of what peers leave at step 50.
         text = re.sub(r"run\.toml (\./model )?--dir DIR", r"runs/local/run.toml \1", text)
         text = text.replace("runs/local-0-TIME", "runs/local").replace("./model", f"./model-{abs(hash(command))}")
