@@ -6,6 +6,7 @@ What a cap leaves open is said by the search (`pytest -s`), and a sample of it i
 from __future__ import annotations
 
 import pytest
+from further import further
 from step_search import Broken, Setup, search
 
 from swarmnet.step.keeper import Keeper
@@ -28,7 +29,7 @@ def test_two_replicas_and_a_crash_every_interleaving():
 
 @pytest.mark.parametrize(
     "setup",
-    [Setup(silences=1), Setup(replicas=3), Setup(stages=2), Setup(together=False)],
+    [Setup(silences=1), *further(Setup(replicas=3)), Setup(stages=2), *further(Setup(together=False))],
     ids=["silence", "three replicas", "two stages", "each begins alone"],
 )
 def test_the_first_states(setup: Setup):

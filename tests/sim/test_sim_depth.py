@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from benchmark_modules import load, printed_by
+from further import further
 
 from swarmnet.simulate.plan import Plan
 from swarmnet.simulate.swarm import Swarm
@@ -14,7 +15,7 @@ from swarmnet.simulate.swarm import Swarm
 depth = load("depth")
 
 
-@pytest.mark.parametrize(("stages", "round_trip_s"), [(4, 0.0), (4, 0.2)])
+@pytest.mark.parametrize(("stages", "round_trip_s"), [*further((4, 0.0)), (4, 0.2)])
 def test_automatic_slots_are_as_good_as_the_best_fixed_number(stages: int, round_trip_s: float) -> None:
     found, slots = depth.utilisation(stages, round_trip_s, 0)
     fixed = [depth.utilisation(stages, round_trip_s, number)[0] for number in depth.fixed_of(stages)]

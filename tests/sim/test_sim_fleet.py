@@ -126,7 +126,7 @@ def test_it_ends_when_its_time_is_over() -> None:
 
 
 def test_the_documents_example_says_what_the_page_says(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["simulate", str(ROOT / "docs/fleet.toml"), "--no-twin"]) == 0
+    assert run(["simulate", str(ROOT / "docs/fleet.toml"), "--no-twin", "--steps", "2"]) == 0
     page = (ROOT / "docs/simulate.md").read_text(encoding="utf-8")
     shown = re.search(r"```\n(\d+ peers in .*?)\n\.\.\.\n```", page, re.DOTALL)
     assert shown is not None

@@ -14,7 +14,7 @@ from swarmnet.pipeline.router import Router
 from swarmnet.simulate.plan import Plan
 from swarmnet.simulate.swarm import Node, Swarm
 
-WINDOW_S = 60.0
+WINDOW_S = 30.0
 PLAN = Plan(stages=2, replicas=4, microbatches=16, steps=400, forward_s=0.1)
 
 

@@ -6,6 +6,7 @@ import asyncio
 import itertools
 
 import pytest
+from further import further
 
 from swarmnet.ids import PeerId
 from swarmnet.manifest.schema import Audits
@@ -35,7 +36,7 @@ UNCHECKED = Audits(microbatches=0.0, contributions=0.0)
 
 @pytest.mark.parametrize(
     ("seed", "alone"),
-    [(0, False), (7, False), (1, True), (25, True)],
+    [(0, False), *further((7, False)), (1, True), *further((25, True))],
     ids=["0", "7", "1-it-alone-holds-the-sum", "25-it-alone-holds-the-sum"],
 )
 def test_a_member_that_nobody_can_call_any_more_holds_the_run_up_once(seed: int, alone: bool) -> None:
@@ -74,7 +75,7 @@ def test_who_cannot_call_a_mate_that_calls_it_costs_the_steps_nothing(replicas: 
     assert max(gaps(swarm, 0.0)) < 1.0
 
 
-@pytest.mark.parametrize("replicas", [3, 2])
+@pytest.mark.parametrize("replicas", [3, *further(2)])
 def test_an_identity_that_only_sends_heartbeats_is_waited_for_once_in_a_while(replicas: int) -> None:
     swarm = Swarm(Plan(stages=2, replicas=replicas, microbatches=6, steps=60, forward_s=0.05), 1)
     stranger = PeerId("stranger")

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from further import further
 from strike import kill_and_restart
 from test_sim_restart import reached
 
@@ -72,7 +73,7 @@ def test_who_has_not_heard_its_auditor_yet_is_asked_again(monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize(
-    "way", ["refuses", "is silent", "ends the call", "says it has left", "says it was started again"]
+    "way", ["is silent", "ends the call", "says it was started again", *further("refuses", "says it has left")]
 )
 def test_who_does_not_show_its_work_sits_out(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     swarm, withheld, struck = watched(replace(PLAN, steps=150))
