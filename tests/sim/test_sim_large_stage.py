@@ -59,7 +59,7 @@ def half_of_those_who_count(swarm: Swarm, keeper: Node, others: list[Node]) -> l
     return [node for node in counting(swarm, 0) if node is not keeper][:3]
 
 
-def swarm_of(script: Callable[[Swarm], Awaitable[None]] | None, *, stages: int = 2, steps: int = 4) -> Swarm:
+def swarm_of(script: Callable[[Swarm], Awaitable[None]] | None, *, stages: int = 2, steps: int = 3) -> Swarm:
     swarm = Swarm(Plan(stages=stages, replicas=REPLICAS, microbatches=2 * REPLICAS, steps=steps, forward_s=0.2), 1)
     swarm.run(until_s=300.0, script=script)  # checks every commit and the final weights against the oracle
     return swarm
@@ -159,4 +159,4 @@ def test_a_commit_whose_messages_are_lost_comes_all_the_same() -> None:
     async def script(swarm: Swarm) -> None:
         watch_messages(swarm, lambda sender, receiver, message: not isinstance(message, Committed))
 
-    assert swarm_of(script, stages=3, steps=3).loop.time() < 60.0
+    assert swarm_of(script, stages=3).loop.time() < 60.0
