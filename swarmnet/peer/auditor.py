@@ -96,6 +96,9 @@ _SPARE_WORDS = 32
 _IMPOSSIBLE = bytes(32)
 """What everybody finds of work that no honest replica could have counted: it is not finite, or not an input."""
 
+_LOOKS = 3
+"""Times that one waits for a record of somebody who has signed what went into a work."""
+
 _STRIKE_S = 15.0
 """What somebody costs who does not show what it pledged (`step.strikes`): it sits out for minutes."""
 
@@ -588,7 +591,7 @@ class Auditor:
             answer, why = await self._ask(holder, request)
             if answer is not None and proves(answer.path, answer.work, pledge.work_root):
                 try:
-                    return answer, *self._replica.execution.opened(request, answer)
+                    return answer, *await self._opened(request, answer)
                 except (BadMessage, PeerGone) as error:
                     why = str(error)
             reason = why if holder == case.accused else reason
@@ -597,6 +600,14 @@ class Auditor:
         if in_time:
             self._withheld(replace(case, index=index), reason)
         return None
+
+    async def _opened(self, request: AuditRequest, data: AuditData) -> tuple[Sequence[Packed], Sequence[Packed]]:
+        """As `Execution.opened`; the record of somebody who has signed may be on its way."""
+        for _ in range(_LOOKS):
+            with contextlib.suppress(PeerGone):
+                return self._replica.execution.opened(request, data)
+            await asyncio.sleep(4 * self._peer.timers.heartbeat_s)
+        return self._replica.execution.opened(request, data)
 
     # ------------------------------------------------------------ what is known of others
 

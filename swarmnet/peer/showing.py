@@ -49,12 +49,15 @@ class Beside:
         return replace(of.stamp, stage=stage, chain=there) if here == of.stamp.chain else None
 
     def known(self, stage: int, peer: PeerId) -> bool:
-        """May that peer serve that stage? Of a stage far away anybody may, unless all records were read lately."""
+        """May that peer serve that stage? Of a stage far away anybody may, unless all records were read lately.
+
+        By its record, which all can read: its heartbeats it may send to me alone, and my work, made of what it signed,
+        would be nobody's but mine to look into."""
         far = abs(stage - self._replica.stage) > 1 and not self._peer.sees_all
         if far or (stage, peer) in self._once_known:
             return True
-        named, view = self._peer.serving(stage), self._replica.member.view
-        if named and peer not in named and peer != self._peer.me and view.get(peer, stage) is None:
+        named = self._peer.serving(stage)
+        if named and peer not in named and peer != self._peer.me:
             self._peer.look_for(peer)
             return False
         self._once_known.add((stage, peer))
