@@ -8,10 +8,11 @@ from dataclasses import replace
 
 import pytest
 
+from swarmnet.audit.histories import Account, StageHistory, account
 from swarmnet.audit.pledge import shares_of, statement
-from swarmnet.audit.receipts import Account, Receipt, account, append, read
+from swarmnet.audit.receipts import Receipt, append, read
 from swarmnet.cli.frame import run as swarmnet
-from swarmnet.ids import Ballot, Chain, Generation, Restart, RoundId, RunId, first_chain, next_chain
+from swarmnet.ids import NO_RESTART, Ballot, Chain, Generation, Restart, RoundId, RunId, first_chain, next_chain
 from swarmnet.messages import Commit, Finished, Pledge, Stamp
 from swarmnet.net.identity import Identity, verify
 from swarmnet.step.commits import commit_of, evidence
@@ -57,29 +58,38 @@ def receipts_of(steps: int, *, stages: int = 2, who: int = 3, overlap: int | Non
 
 
 def proven(receipts) -> Account:
-    return account(receipts, verify, evidence)
+    return account([("file", receipt) for receipt in receipts], verify, evidence)
+
+
+def history(receipts, stage: int = 0) -> StageHistory:
+    """The only one of a stage, of receipts that are all proven."""
+    found = proven(receipts)
+    assert not found.refused and not found.contested
+    return next(one for one in found.histories if one.stage == stage)
 
 
 @pytest.mark.parametrize("overlap", [None, 0, 2])
-def test_the_sum_over_members_is_the_run(overlap: int | None) -> None:
-    found = proven(receipts_of(5, overlap=overlap))
-    assert not found.refused and not +found.missing
+@pytest.mark.parametrize("joined", [0, 1, 2, 3])
+def test_the_sum_over_members_is_the_run(overlap: int | None, joined: int) -> None:
+    """joined: the first step that the writer was there."""
+    kept = [receipt for receipt in receipts_of(6, overlap=overlap) if receipt.stamp.step >= joined]
     for stage in (0, 1):
-        assert found.tokens[stage] == 5 * BATCH * TOKENS
-        assert sum(t.tokens for (of, _), t in found.tallies.items() if of == stage) == found.tokens[stage]
-        assert found.steps[stage] == 5 and found.linked[stage] == 4
-    assert found.tallies[0, MEMBERS[0].peer].indexes == 10
+        found = history(kept, stage)
+        assert found.tokens == (6 - joined) * BATCH * TOKENS == sum(t.tokens for t in found.tallies.values())
+        assert (found.steps, found.linked, found.missing) == (6 - joined, 5 - joined, 0)
+        assert found.tallies[MEMBERS[0].peer].indexes == 2 * (6 - joined)
+        assert found.own.signers == {one.peer for one in MEMBERS}
 
 
 def test_receipts_of_several_replicas_count_once() -> None:
     kept = receipts_of(3)
-    assert proven(kept + kept).tokens == proven(kept).tokens
+    assert history(kept + kept).tokens == history(kept).tokens
 
 
 def test_a_missing_step_is_said() -> None:
     kept = [receipt for receipt in receipts_of(5, stages=1) if receipt.stamp.step != 2]
-    found = proven(kept)
-    assert found.missing[0] == 1 and found.linked[0] == 2 and not found.refused
+    found = history(kept)
+    assert (found.steps, found.missing, found.linked) == (4, 1, 2)
 
 
 def test_a_line_is_read_as_it_was_written() -> None:
@@ -109,7 +119,7 @@ def test_what_is_not_proven_is_not_counted() -> None:
         (replace(first, run="ef" * 32), "another run"),
     ):
         assert why in bad.refusal(verify)
-        assert proven([bad]).refused and not proven([bad]).tallies
+        assert proven([bad]).refused and not proven([bad]).histories
 
 
 def test_more_tokens_than_the_chain_has_are_found_out() -> None:
@@ -120,21 +130,131 @@ def test_more_tokens_than_the_chain_has_are_found_out() -> None:
         first, finished=more, tokens=dict.fromkeys(range(BATCH), 2 * TOKENS), commits=(commit_of(first.stamp, more),)
     )
     assert forged.refusal(verify) == ""
-    assert proven([forged, second]).refused == ["stage 0 step 0: the next one's chain does not follow"]
+    # Alone it is another history; beside the true one it is found out, for the same peers signed what follows.
+    assert proven([forged, second]).contested == [0]
+    for told in ([forged, first, second], [second, first, forged]):
+        found = proven(told)
+        assert found.refused == ["file: stage 0 step 0: its signers went on from other commits or tokens"]
+        assert [one.tokens for one in found.histories] == [2 * BATCH * TOKENS]
+
+
+# ---------------------------------------------------------------- histories
+
+
+def after(receipts: list[Receipt], restart: Restart, who=tuple(MEMBERS), *, at: int | None = None) -> list[Receipt]:
+    """What `who` count instead, from step `at` (the restart's version) on; those before it are as they were."""
+    at = restart.version if at is None else at
+    kept, chain = receipts[:at], receipts[at].stamp.chain
+    for old in receipts[at:]:
+        stamp = replace(old.stamp, chain=chain, restart=restart)
+        shares = tuple(
+            (one.peer, Generation(9, 9), frozenset(range(at, BATCH, len(who)))) for at, one in enumerate(who)
+        )
+        finished = replace(old.finished, contributions=shares, digest=d(old.finished.digest, "again"))
+        commits = (commit_of(stamp, finished),)
+        kept.append(with_pledges(Receipt(RUN, stamp, finished, old.tokens, old.pledges, commits), who))
+        chain = next_chain(chain, evidence(commits))
+    return kept
+
+
+FORGER = Identity.from_seed(b"f" * 32)
+HONEST = receipts_of(6, stages=1)
+
+
+@pytest.mark.parametrize("number", [0, 9])
+@pytest.mark.parametrize("branch", [0, 3, 5])
+@pytest.mark.parametrize("first", [True, False])
+def test_an_invented_history_stands_beside_the_honest_one(number: int, branch: int, first: bool) -> None:
+    """Whatever it branches from, and whichever file is read first."""
+    forged = after(HONEST, Restart(number, branch) if number else NO_RESTART, (FORGER,), at=branch)
+    files = [("theirs", one) for one in forged], [("ours", one) for one in HONEST]
+    found = account([*files[not first], *files[first]], verify, evidence)
+    assert found.contested == [0] and not found.refused
+    honest, other = found.histories
+    assert honest.steps == other.steps == 6 and honest.given_up is other.given_up is None
+    assert honest.tokens == 6 * BATCH * TOKENS and FORGER.peer not in honest.tallies
+    assert (honest.own.first, honest.own.steps, honest.own.signers) == (branch, 6 - branch, {m.peer for m in MEMBERS})
+    assert (other.own.first, other.own.steps, other.own.signers) == (branch, 6 - branch, {FORGER.peer})
+    assert (honest.files, other.files) == (["ours"], ["theirs"])
+
+
+@pytest.mark.parametrize("steps", [range(6), range(2, 3), range(2, 6), range(5, 6)])
+@pytest.mark.parametrize("signs_too", [True, False])
+def test_who_takes_the_contributions_of_others_to_one_sum_is_another_history(steps: range, signs_too: bool) -> None:
+    """The chain does not say who contributed: on the same one, somebody alone says that all was its own."""
+    honest, forged = HONEST, []
+    if signs_too:
+        honest = [with_pledges(one, MEMBERS) for one in HONEST]
+        honest = [replace(one, pledges=(*one.pledges, signed(FORGER, one.stamp, one.finished))) for one in honest]
+    for one in (HONEST[step] for step in steps):
+        mine = replace(one.finished, contributions=((FORGER.peer, Generation(1, 1), frozenset(range(BATCH))),))
+        forged.append(with_pledges(replace(one, finished=mine), [FORGER]))
+    for told in ([*forged, *honest], [*honest, *forged]):
+        found = proven(told)
+        assert found.contested == [0] and not found.refused
+        assert found.histories[0].steps == 6 and FORGER.peer not in found.histories[0].tallies
+        assert FORGER.peer not in found.histories[0].own.signers
+        assert found.histories[1].own.signers == {FORGER.peer} and found.histories[1].own.steps == len(steps)
+
+
+def test_missing_steps_are_bridged_by_who_signed_on_both_sides() -> None:
+    early, late = HONEST[:2], HONEST[4:]
+    assert history([*late, *early]).missing == 2
+    found = proven([*early, *after(HONEST, NO_RESTART, (FORGER,))[4:]])
+    assert found.contested == [0] and [one.missing for one in found.histories] == [0, 0]
+    # Steps between that lead elsewhere.
+    found = proven([*early, *after(HONEST, NO_RESTART, at=2)[2:4], *late])
+    assert found.contested == [0] and not any(one.missing for one in found.histories)
 
 
 def test_after_going_back_the_newer_steps_stand() -> None:
-    kept = receipts_of(4, stages=1)
-    restart = Restart(1, 2)
+    newer = after(HONEST, Restart(1, 2))
+    for told in ([*HONEST, *newer], [*newer, *HONEST]):
+        found = history(told)
+        assert found.steps == 6 and found.tokens == 6 * BATCH * TOKENS and found.linked == 5
+        assert found.given_up is not None and (found.given_up.first, found.given_up.steps) == (2, 4)
+    # Steps 3 to 5 were given up, and have not come again.
+    found = history([*HONEST, newer[2]])
+    assert found.steps == 3 and found.given_up is not None and found.given_up.steps == 4
+    # The writer was away when the run went on.
+    found = history([*HONEST, *newer[3:]])
+    assert (found.steps, found.missing) == (5, 1) and found.given_up is not None and found.given_up.steps == 4
+    # Twice.
+    twice = after(newer, Restart(2, 4))
+    found = history([*HONEST, *newer, *twice])
+    assert found.steps == 6 and found.given_up is not None and found.given_up.steps == 6
+    # Back to the beginning.
+    found = history([*HONEST, *after(HONEST, Restart(1, 0))])
+    assert found.steps == 6 and found.given_up is not None and found.given_up.steps == 6
 
-    def again(receipt: Receipt) -> Receipt:
-        stamp = replace(receipt.stamp, restart=restart)
-        return with_pledges(replace(receipt, stamp=stamp), MEMBERS)
 
-    found = proven([*kept, again(kept[2])])
-    # Step 3 was given up, and has not come again.
-    assert found.steps[0] == 3 and not found.refused
-    assert found.tokens[0] == 3 * BATCH * TOKENS
+def test_who_leaves_may_be_less_than_half_of_a_restart() -> None:
+    assert history([*HONEST, *after(HONEST, Restart(1, 2), (*MEMBERS[:2], FORGER))]).given_up is not None
+    assert proven([*HONEST, *after(HONEST, Restart(1, 2), (MEMBERS[0], FORGER))]).contested == [0]
+
+
+def test_a_restart_without_what_it_branched_from_is_another_history() -> None:
+    newer = after(after(HONEST, NO_RESTART), Restart(1, 2))
+    found = proven([*HONEST, *newer[2:]])
+    assert found.contested == [0] and sorted(one.steps for one in found.histories) == [4, 6]
+
+
+def test_the_command_names_the_signers_of_each_history(tmp_path, capsys) -> None:
+    ours, theirs = tmp_path / "receipts-ours.jsonl", tmp_path / "receipts-theirs.jsonl"
+    for path, receipts in ((theirs, after(HONEST, Restart(9, 0), (FORGER,))), (ours, HONEST)):
+        for receipt in receipts:
+            append(path, receipt)
+    assert swarmnet(["receipts", str(theirs)]) == 0
+    assert f"signed by 1 peer: ...{FORGER.peer[-8:]}\n" in capsys.readouterr().out
+    assert swarmnet(["receipts", str(theirs), str(ours)]) == 1
+    said = capsys.readouterr()
+    assert "stage 0, history 1: 6 steps" in said.out and "stage 0, history 2: 6 steps" in said.out
+    assert f"signed by 1 peer: ...{FORGER.peer[-8:]}; told by {theirs}" in said.out
+    assert "signed by 3 peers" in said.out and f"told by {ours}" in said.out
+    assert said.err.count("\n") == 1 and "ask more peers of the run for their receipts" in said.err
+    assert swarmnet(["receipts", str(tmp_path), "--json"]) == 1
+    facts = json.loads(capsys.readouterr().out)[RUN]["histories"]
+    assert [one["own"]["signers"] for one in facts][1] == [FORGER.peer]
 
 
 def test_the_command_shows_and_proves(tmp_path, capsys) -> None:
@@ -150,8 +270,9 @@ def test_the_command_shows_and_proves(tmp_path, capsys) -> None:
     shown = capsys.readouterr().out
     assert "stage 1: 3 steps, 2 of them with the chain; 1,152 tokens" in shown
     assert swarmnet(["receipts", str(place), "--json"]) == 0
-    facts = json.loads(capsys.readouterr().out)[RUN]
-    assert sum(one["tokens"] for one in facts["members"] if one["stage"] == 0) == facts["stages"][0]["tokens"]
+    facts = json.loads(capsys.readouterr().out)[RUN]["histories"]
+    assert [one["stage"] for one in facts] == [0, 1]
+    assert sum(one["tokens"] for one in facts[0]["members"]) == facts[0]["tokens"] == 1152
     append(other := tmp_path / "receipts.jsonl", replace(kept[0], tokens={0: 1}))
     assert swarmnet(["receipts", str(other)]) == 1
     assert swarmnet(["receipts", str(tmp_path / "peer" / "none")]) == 2

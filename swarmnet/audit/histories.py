@@ -1,0 +1,313 @@
+"""What receipts of several replicas prove together: each history of a stage that somebody has signed.
+
+A receipt is the word of its signers. Whoever makes a key makes receipts of any run, so nothing here says which of two
+histories happened.
+
+| a receipt | is of the same history as |
+|---|---|
+| whose chain follows | the step before |
+| after missing steps | what ends before them, if one peer has signed on both sides |
+| after a restart | what it branches from at that version; what comes after that there is given up |
+| on the chain of others | another one: from there on it is another history |
+
+A restart gives up nothing unless half of those who signed what it gives up have signed what comes after it.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from swarmnet.audit.proof import Verify
+from swarmnet.audit.receipts import Receipt
+from swarmnet.ids import NO_CHAIN, Chain, PeerId, next_chain
+from swarmnet.messages import Commit, Stamp
+
+Digested = Callable[[Iterable[Commit]], bytes]
+"""What of a step's commits goes into the chain (`step.commits.evidence`)."""
+
+
+@dataclass(slots=True)
+class MemberTally:
+    """What one member counted in one stage."""
+
+    steps: int = 0
+    indexes: int = 0
+    tokens: int = 0
+
+
+@dataclass(slots=True)
+class Stretch:
+    """Steps in a row."""
+
+    first: int
+    steps: int
+    signers: frozenset[PeerId]
+
+
+@dataclass(slots=True)
+class StageHistory:
+    """One history of a stage."""
+
+    stage: int
+    own: Stretch
+    """What no other history of the stage has."""
+    files: list[str]
+    """Who told that part."""
+    given_up: Stretch | None = None
+    """What its restarts gave up, and which is not counted."""
+    steps: int = 0
+    tokens: int = 0
+    """Of the commits: the sum over its members."""
+    linked: int = 0
+    """Steps whose commits the next receipt's chain proves."""
+    missing: int = 0
+    """Steps between the first and the last one without a receipt."""
+    tallies: dict[PeerId, MemberTally] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Account:
+    """What receipts prove together."""
+
+    histories: list[StageHistory] = field(default_factory=list)
+    """By stage; of a stage, that of the most signers first."""
+    refused: list[str] = field(default_factory=list)
+    """What was not counted, in words."""
+
+    @property
+    def contested(self) -> list[int]:
+        """The stages with more than one history."""
+        stages = [history.stage for history in self.histories]
+        return sorted({stage for stage in stages if stages.count(stage) > 1})
+
+
+@dataclass(slots=True, eq=False)
+class _Step:
+    """A step, as these files tell it."""
+
+    receipt: Receipt
+    digest: bytes
+    """Of its commits, as it goes into the chain."""
+    signers: frozenset[PeerId] = frozenset()
+    files: set[str] = field(default_factory=set)
+    parent: _Step | None = None
+    """The last one before it."""
+    joined: bool = False
+    """Does its chain prove that?"""
+    before: Chain = NO_CHAIN
+    """Of the version before it."""
+    known: frozenset[PeerId] = frozenset()
+    """Who has signed this or anything before."""
+    children: list[_Step] = field(default_factory=list)
+
+    @property
+    def at(self) -> Stamp:
+        return self.receipt.stamp
+
+    def follow(self, parent: _Step | None) -> None:
+        self.parent = parent
+        self.known = self.signers
+        if parent is not None:
+            self.known = parent.known if self.signers <= parent.known else parent.known | self.signers
+            parent.children.append(self)
+
+    def path(self) -> Iterator[_Step]:
+        """From here back to the first one."""
+        at: _Step | None = self
+        while at is not None:
+            yield at
+            at = at.parent
+
+
+def account(told: Iterable[tuple[str, Receipt]], verify: Verify, digested: Digested) -> Account:
+    """Prove receipts of one run, of any replicas. told: file, and a receipt in it."""
+    found, steps = Account(), {}  # type: ignore[var-annotated]
+    for file, receipt in told:
+        if why := receipt.refusal(verify):
+            found.refused.append(_refused(file, receipt, why))
+            continue
+        at, digest, tokens = receipt.stamp, digested(receipt.commits), tuple(sorted(receipt.tokens.items()))
+        told_alike = digest, receipt.finished.digest, receipt.shares, tokens
+        step = steps.setdefault((at.stage, at.step, at.restart, at.chain, *told_alike), _Step(receipt, digest))
+        step.signers |= receipt.signers
+        step.files.add(file)
+    # Sorted, so that the order of the files changes nothing.
+    ordered = [steps[key] for key in sorted(steps)]
+    for _, of in itertools.groupby(ordered, key=lambda step: step.at.stage):
+        found.histories += _histories(list(of), found.refused)
+    return found
+
+
+def _refused(file: str, receipt: Receipt, why: str) -> str:
+    return f"{file}: stage {receipt.stamp.stage} step {receipt.stamp.step}: {why}"
+
+
+# ---------------------------------------------------------------- what follows what
+
+
+def _histories(steps: list[_Step], refused: list[str]) -> list[StageHistory]:
+    """Of one stage; steps: the lowest first."""
+    _join(steps)
+    steps = _without_changed(steps, refused)
+    _bridge(steps)
+    ends = [step for step in steps if not step.children]
+    paths = {end: list(end.path())[::-1] for end in ends}
+    lost = _given_up(paths)
+    stand = [end for end in ends if end not in lost]
+    uses: dict[_Step, int] = defaultdict(int)
+    for end in stand:
+        for step in paths[end]:
+            uses[step] += 1
+    made = []
+    for end in stand:
+        gone = {step for of in lost if _last(of, lost) is end for step in paths[of]} - set(paths[end])
+        made.append(_history(paths[end], [step for step in paths[end] if uses[step] == 1], gone))
+    return sorted(made, key=lambda history: (-len(history.own.signers), -history.steps))
+
+
+def _join(steps: list[_Step]) -> None:
+    by_step: dict[int, list[_Step]] = defaultdict(list)
+    for step in steps:
+        by_step[step.at.step].append(step)
+    for step in steps:
+        chains = {later.at.chain for later in by_step.get(step.at.step + 1, ())}
+        step.before, parents = step.at.chain, []
+        for parent in by_step.get(step.at.step - 1, ()):
+            if _is_older(parent.at, step.at) and (before := _joins(parent, step, chains)):
+                parents.append((parent, before))
+        if parents:
+            # Others contributed, as they say, to the same sum: each goes on from what it signed itself.
+            parent, step.before = max(
+                parents, key=lambda of: (len(of[0].known & step.signers), -len(of[0].known), len(of[0].files))
+            )
+            step.joined = True
+            step.follow(parent)
+        else:
+            step.follow(None)
+
+
+def _joins(parent: _Step, step: _Step, later: set[Chain]) -> Chain | None:
+    """The chain of the version before `step`, if `step` follows `parent`. later: those of the steps after it."""
+    after = next_chain(parent.before, parent.digest)
+    # Where steps overlap, a step names the chain of a version earlier.
+    if step.at.chain in (after, parent.before):
+        return after
+    # Then nothing tells what was before the first one; the step after the second says it.
+    after = next_chain(step.at.chain, parent.digest)
+    return after if parent.parent is None and after in later else None
+
+
+def _is_older(old: Stamp, new: Stamp) -> bool:
+    """Did the run not go back between them, or to a version after `old`?"""
+    return old.restart == new.restart or (old.restart < new.restart and old.step < new.restart.version)
+
+
+def _without_changed(steps: list[_Step], refused: list[str]) -> list[_Step]:
+    """Nobody has signed a step's own commits but those who go on from them: its own signers went on from others."""
+    went_on: dict[object, frozenset[PeerId]] = defaultdict(frozenset)
+    for step in steps:
+        for child in step.children:
+            went_on[_pledged(step)] |= child.signers
+    changed = {step for step in steps if not step.children and went_on[_pledged(step)] & step.signers}
+    for step in changed:
+        if step.parent is not None:
+            step.parent.children.remove(step)
+        for file in sorted(step.files):
+            refused.append(_refused(file, step.receipt, "its signers went on from other commits or tokens"))
+    return [step for step in steps if step not in changed]
+
+
+def _pledged(step: _Step) -> object:
+    return step.at, step.receipt.finished.digest, step.receipt.shares
+
+
+def _bridge(steps: list[_Step]) -> None:
+    """Over missing steps no chain leads: whoever has signed on both sides stands for it."""
+    roots, signers = {}, defaultdict(frozenset)  # type: ignore[var-annotated]
+    for step in steps:
+        roots[step] = step if step.parent is None else roots[step.parent]
+        signers[roots[step]] |= step.signers
+    for root in [step for step in steps if step.parent is None]:
+        before = set()
+        for end in [step for step in steps if not step.children]:
+            old = next((step for step in end.path() if _is_older(step.at, root.at)), None)
+            # What has a step before it, on another chain, contradicts it.
+            if old is not None and old.at.step < root.at.step - 1:
+                before |= {old} if any(step.signers & signers[root] for step in old.path()) else set()
+        if len(before) == 1:
+            root.follow(before.pop())
+
+
+# ---------------------------------------------------------------- what was given up
+
+
+def _given_up(paths: dict[_Step, list[_Step]]) -> dict[_Step, _Step]:
+    """Ends of what the run has gone back from -> the end of what it went on with."""
+    lost: dict[_Step, _Step] = {}
+    for end, path in paths.items():
+        places = {step: place for place, step in enumerate(path)}
+        for other in paths:
+            if other is end or other.at.restart >= end.at.restart:
+                continue
+            gone = []
+            for common in other.path():
+                if common in places:
+                    new = path[places[common] + 1 :]
+                    break
+                gone.append(common)
+            else:
+                new = path
+            if _goes_back(gone, new, joined=new is not path):
+                lost.setdefault(other, end)
+    return lost
+
+
+def _goes_back(gone: Sequence[_Step], new: Sequence[_Step], *, joined: bool) -> bool:
+    restart = new[0].at.restart
+    if gone[0].at.restart >= restart or gone[-1].at.step < restart.version:
+        return False
+    # At version 0 all histories of a run are one.
+    if not joined and restart.version:
+        return False
+    signed, since = _signers(gone), _signers(new)
+    return 2 * len(signed & since) >= len(signed)
+
+
+def _last(end: _Step, lost: dict[_Step, _Step]) -> _Step:
+    while end in lost:
+        end = lost[end]
+    return end
+
+
+# ---------------------------------------------------------------- what is counted
+
+
+def _signers(steps: Iterable[_Step]) -> frozenset[PeerId]:
+    return frozenset().union(*(step.signers for step in steps))
+
+
+def _part(steps: Iterable[_Step]) -> Stretch:
+    steps = list(steps)
+    return Stretch(min(step.at.step for step in steps), len(steps), _signers(steps))
+
+
+def _history(path: Sequence[_Step], own: Sequence[_Step], gone: set[_Step]) -> StageHistory:
+    files = sorted(set().union(*(step.files for step in own)))
+    history = StageHistory(path[0].at.stage, _part(own), files, _part(gone) if gone else None)
+    for step in path:
+        finished = step.receipt.finished
+        history.steps += 1
+        history.tokens += finished.num_tokens
+        history.linked += step.joined
+        if step.parent is not None:
+            history.missing += step.at.step - step.parent.at.step - 1
+        for peer, _, indexes in finished.contributions:
+            if indexes:
+                tally = history.tallies.setdefault(peer, MemberTally())
+                tally.steps += 1
+                tally.indexes += len(indexes)
+                tally.tokens += sum(step.receipt.tokens[index] for index in indexes)
+    return history
