@@ -13,13 +13,14 @@ from google.protobuf.json_format import MessageToDict, ParseDict, ParseError
 
 from swarmnet.audit.pledge import jury_of, settled, shares_of
 from swarmnet.audit.proof import Proof, Verify, accused_of, odd, pledge_of, refusal, says_of
-from swarmnet.bounds import ANY_RUN, MAX_INDEXES
+from swarmnet.bounds import ANY_RUN, MAX_INDEXES, MAX_MEMBERS
 from swarmnet.errors import BadMessage
-from swarmnet.ids import Generation, PeerId
+from swarmnet.ids import Generation, PeerId, is_run_id
 from swarmnet.messages import Contributions, Indexes, Missent, Pair, Pledge, Verdict
 from swarmnet.wire.convert import Reader, write_control
 from swarmnet.wire.fields import bitmap_problem, from_bitmap, to_bitmap
 from swarmnet.wire.pb import control_pb2
+from swarmnet.wire.peer_ids import is_peer_id
 
 FORMAT = "swarmnet evidence 3"
 
@@ -78,15 +79,27 @@ class Evidence:
         """Read a file. No signature is looked at. Raises ValueError, in words."""
         try:
             table = json.loads(text)
+            # Half a character, which JSON may have, is text to nobody: protobuf fails on it with any error.
+            json.dumps(table, ensure_ascii=False).encode()
             if not isinstance(table, dict) or table.pop("format", None) != FORMAT:
                 raise ValueError(f"its format is not {FORMAT!r}")
             run, shares, voided = table.pop("run"), table.pop("contributions"), table.pop("voided")
-            if len(table) != 1 or not isinstance(run, str):
+            if len(table) != 1:
                 raise ValueError("it has not the fields of evidence")
-            contributions = tuple((PeerId(str(p)), _NO_GENERATION, _indexes(bits)) for p, bits in shares.items())
+            if not is_run_id(run):
+                raise ValueError("its run is not 64 hex digits")
+            if not all(map(is_peer_id, shares)):
+                raise ValueError("somebody contributed who has no peer id")
+            contributions = tuple((PeerId(peer), _NO_GENERATION, _indexes(bits)) for peer, bits in shares.items())
+            # A peer tells on what it finds: only what can be told.
+            named = [index for _, _, indexes in contributions for index in indexes]
+            if len(named) > len(set(named)) or len(contributions) > MAX_MEMBERS:
+                raise ValueError("an index is in two shares, or too many contributed")
             return cls(run, contributions, _indexes(voided), _proof(table))
         except json.JSONDecodeError as error:
             raise ValueError(f"it is not JSON (line {error.lineno})") from error
+        except UnicodeError as error:
+            raise ValueError("it has text that is no Unicode") from error
         except (BadMessage, ParseError, KeyError, AttributeError, TypeError, RecursionError) as error:
             raise ValueError(f"it is malformed ({str(error).splitlines()[0]})") from error
 

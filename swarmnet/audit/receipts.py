@@ -23,7 +23,7 @@ from swarmnet.audit.pledge import shares_of, statement
 from swarmnet.audit.proof import Verify
 from swarmnet.bounds import ANY_RUN
 from swarmnet.errors import BadMessage
-from swarmnet.ids import PeerId, RunId, first_chain
+from swarmnet.ids import PeerId, RunId, first_chain, is_run_id
 from swarmnet.messages import Commit, Finished, PartData, Pledge, Stamp, TrailStep, contributors_of, first_of
 from swarmnet.wire.convert import Reader, write_answer
 
@@ -60,11 +60,13 @@ class Receipt:
         try:
             table = json.loads(line)
             part, trail = _answer(table["sum"]), _answer(table["commits"])
-            run, about = str(table["run"]), (table["stage"], table["step"])
+            run, about = table["run"], (table["stage"], table["step"])
         except json.JSONDecodeError as error:
             raise ValueError("no receipt: it is not JSON") from error
         except (BadMessage, ValueError, TypeError, KeyError, RecursionError) as error:
             raise ValueError("no receipt: its fields are damaged") from error
+        if not is_run_id(run):
+            raise ValueError("no receipt: its run is not 64 hex digits")
         if not isinstance(part, PartData) or not isinstance(trail, TrailStep) or part.finished is None:
             raise ValueError("no receipt: it has no sum or no commits")
         # A receipt without a pledge is of nothing.
