@@ -86,7 +86,7 @@ def test_several_ranks_keep_works_alone_and_a_run_without_audits_nothing() -> No
     assert 2 * planned(AUDITED, 1, PLENTY, two) == whole - planned(AUDITED, 1, 0)
     assert planned(UNSEEN, 1, PLENTY) == 0
     for other in (
-        {"numerics": RUN.numerics.model_copy(update={"mode": "fp32"})},
+        {"averaging": RUN.averaging.model_copy(update={"codec": "topk:0.01"})},
         {"averaging": RUN.averaging.model_copy(update={"sync": "local"})},
     ):
         assert planned(AUDITED.model_copy(update=other), 1, PLENTY) == 0

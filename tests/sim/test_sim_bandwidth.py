@@ -33,7 +33,7 @@ class Hollow:
     """An engine whose arithmetic takes no time."""
 
     num_elements, sum_elements, phases, private_phases, block = ELEMENTS, ELEMENTS, (ELEMENTS,), 0, 256
-    reference, exact = b"", False
+    reference, pledged = b"", False
 
     def __init__(self) -> None:
         self.put_in = 0
