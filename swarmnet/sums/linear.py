@@ -102,7 +102,7 @@ class DrawnReal:
             piece = x_N[at : at + _AT_ONCE].cpu().double()
             first, before = (start + at) // WIDTH, (start + at) % WIDTH
             after = -(before + piece.numel()) % WIDTH
-            x_RC = torch.nn.functional.pad(piece, (before, after)).view(-1, WIDTH)
+            x_RC = (torch.nn.functional.pad(piece, (before, after)) if before or after else piece).view(-1, WIDTH)
             products += (self.rows[first : first + len(x_RC)] * (x_RC @ self.columns)).sum(0)
             square += float(piece @ piece)
         return Sketch(tuple(products.tolist()), math.sqrt(square), slack)
