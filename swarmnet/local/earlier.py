@@ -151,14 +151,20 @@ def liars(out: Path) -> dict[str, str]:
 
 
 def finished(out: Path, *, stages: int, steps: int) -> bool:
-    """Has a replica of every stage held the last version, and said so?"""
+    """Has a replica of every stage held the last version, and said so, and is it on a disk?"""
     ended = {
         event["stage"]
         for path in out.glob("peers/s*/events.jsonl")
         for event in EventReader(path).read()
         if event.get("event") == "finished" and event["version"] == steps
     }
-    return len(ended) == stages
+    # It may have been said of a disk that was full, and files may have been deleted since.
+    return len(ended) == stages and all(final_weights(out, stage=stage, steps=steps) for stage in ended)
+
+
+def final_weights(out: Path, *, stage: int, steps: int) -> list[Path]:
+    """Of each checkpoint of the stage at the last version: the JSON, which is written last. The data lie beside it."""
+    return sorted(out.glob(f"peers/*/snapshots/*/stage-{stage}-step-{steps}.json"))
 
 
 _REPLAYED = frozenset(

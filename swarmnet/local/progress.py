@@ -75,6 +75,7 @@ class SwarmProgress:
     kills: list[tuple[str, int, float]] = field(default_factory=list)  # (name, step, seconds)
     faults: Counter[str] = field(default_factory=Counter)  # by kind; kills, too
     on_disk: dict[int, set[int]] = field(default_factory=dict)  # versions ever written, by stage
+    unwritten: dict[int, str] = field(default_factory=dict)  # by stage: who could not write its last weights, and why
     postponed: list[str] = field(default_factory=list)
     applied: int = 0  # optimizer steps of all replicas
     rank_restarts: int = 0  # how often a replica has started all its ranks anew
@@ -99,6 +100,15 @@ class SwarmProgress:
         """The newest version that every stage has written to some disk; None if there is none."""
         written = [self.on_disk.get(stage, set()) for stage in range(self.stages)]
         return max(set.intersection(*written), default=None)
+
+    @property
+    def lost_weights(self) -> dict[int, str]:
+        """By stage whose last weights are on no disk: who could not write them where, and why."""
+        return {
+            stage: why
+            for stage, why in sorted(self.unwritten.items())
+            if self.steps not in self.on_disk.get(stage, set())
+        }
 
     @property
     def executions(self) -> int:
@@ -171,6 +181,10 @@ class SwarmProgress:
                 replica.ranks_lost = True
             case "finished" if replica is not None:
                 replica.finished, replica.version = True, event["version"]
+                if problem := event.get("problem"):
+                    self.unwritten.setdefault(event["stage"], f"{name} could not write {event['path']}: {problem}")
+                elif name not in self.liars:
+                    self.on_disk.setdefault(event["stage"], set()).add(event["version"])
                 self.moved_at = now
 
     def _cut_back(self, version: int) -> None:

@@ -263,6 +263,8 @@ def _way_on(outcome: RunOutcome, directory: Path) -> list[str]:
         if kept:
             how = f"it goes on from the checkpoints of version {kept}"
         return [f"everything was killed in step {outcome.killed_all}; {how}. Go on with:", again]
+    if outcome.progress.lost_weights:
+        return ["when there is room, go on with:", again]
     if outcome.problem == INTERRUPTED and kept:
         return [f"go on from the checkpoints of version {kept} with:", again]
     return []

@@ -275,9 +275,8 @@ def _last_weights(swarm: LocalSwarm, names: Set[str]) -> dict[str, str]:
 
     manifest, found = swarm.prepared.manifest, dict[str, str]()
     for stage in range(manifest.cut.stages):
-        file = f"stage-{stage}-step-{manifest.training.total_steps}.safetensors"
-        for path in sorted(swarm.out.glob(f"peers/*/snapshots/*/{file}"))[:1]:
-            with safe_open(path, framework="numpy") as tensors:
+        for path in earlier.final_weights(swarm.out, stage=stage, steps=manifest.training.total_steps)[:1]:
+            with safe_open(path.with_suffix(".safetensors"), framework="numpy") as tensors:
                 for name in names & set(tensors.keys()):
                     found[name] = hashlib.sha256(tensors.get_tensor(name).tobytes()).hexdigest()
     return found
@@ -300,4 +299,8 @@ def _judge(outcome: RunOutcome) -> str:
         found.append(f"{', '.join(progress.behind)} did not reach the last version")
     if progress.wronged:
         found.append(f"{', '.join(progress.wronged)} did not lie, and was named as a liar")
+    found += [
+        f"the final weights of stage {stage} are on no disk: {why}: make room there, and go on with --resume"
+        for stage, why in progress.lost_weights.items()
+    ]
     return "; ".join([*found, *outcome.crashes])

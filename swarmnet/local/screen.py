@@ -157,6 +157,9 @@ class News:
                     self._waits[name, stage] = now, reason
             case {"event": "complete"}:
                 self._waits.pop((name, None), None)
+            # Said whatever it said before: no later checkpoint makes up for the last.
+            case {"event": "finished", "stage": stage, "path": path, "problem": problem}:
+                return [f"{name}: the final weights of stage {stage} could not be written to {path}: {problem}"]
             case {"event": kind} if kind in _ONCE:
                 line, about = (text.format(name=name, **event) for text in _ONCE[kind])
                 return self._once(line, about=about)

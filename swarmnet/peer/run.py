@@ -427,5 +427,6 @@ async def _keep_last(peer: Peer, on_event: OnEvent) -> None:
                 "version": written.info.version,
                 "weights_sha256": written.info.sha256,
                 "path": replica.state.checkpoints.path(written.info.version),
+                **({} if written.problem is None else {"problem": written.problem}),  # it is not there
             },
         )

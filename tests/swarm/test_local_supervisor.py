@@ -109,7 +109,12 @@ while version < steps:
     at(stage, version).touch()
 weights = name if mode == f"split:{name}" else f"w{stage}"
 end_ranks(ranks)
-emit("finished", stage=stage, version=version, weights_sha256=weights)
+final = pathlib.Path(events).parent / "snapshots" / "run" / f"stage-{stage}-step-{version}.json"
+full = {"problem": "No space left on device"} if mode == f"full-disk:{stage}" else {}
+if not full:
+    final.parent.mkdir(parents=True, exist_ok=True)
+    final.touch()
+emit("finished", stage=stage, version=version, weights_sha256=weights, path=str(final), **full)
 signal.pause()
 """
 TRAINER = """

@@ -194,7 +194,7 @@ def test_the_curve_goes_on_with_the_steps_of_a_stage_that_dropped_some(tmp_path:
     assert judge.verdict().changed == () and judge.verdict().renewed == (1,)
 
 
-def test_a_run_is_finished_when_every_stage_has_held_the_last_version(tmp_path: Path) -> None:
+def test_a_run_is_finished_when_every_stage_holds_the_last_version_on_a_disk(tmp_path: Path) -> None:
     def end(stage: int, version: int) -> dict[str, Any]:
         return {"t": 1.0, "event": "finished", "stage": stage, "version": version, "weights_sha256": "w"}
 
@@ -202,6 +202,11 @@ def test_a_run_is_finished_when_every_stage_has_held_the_last_version(tmp_path: 
     write(tmp_path / "peers/s1-r0/events.jsonl", end(1, 4))
     assert not finished(tmp_path, stages=2, steps=5)
     write(tmp_path / "peers/s1-r1/events.jsonl", end(1, 5))
+    assert not finished(tmp_path, stages=2, steps=5), "it is on no disk"
+    for place in ("s0-r0/snapshots/ab/stage-0-step-5", "s1-r1/snapshots/ab/stage-1-step-4"):
+        write(tmp_path / f"peers/{place}.json")
+    assert not finished(tmp_path, stages=2, steps=5)
+    write(tmp_path / "peers/s1-r1/snapshots/ab/stage-1-step-5.json")
     assert finished(tmp_path, stages=2, steps=5)
 
 

@@ -55,6 +55,17 @@ def test_a_full_disk_is_said_once_a_process() -> None:
     assert len(news.on("s1-r1", event("checkpoint_failed", path="/y", reason="no space left"), now=9.0)) == 1
 
 
+def test_last_weights_that_could_not_be_written_are_said_whatever_was_said_before() -> None:
+    news = News()
+    news.on("s1-r0", event("checkpoint_failed", path="/x", reason="no space left"), now=0.0)
+    last = event("finished", stage=1, version=9, path="/y", problem="no space left")
+    assert news.on("s1-r0", last, now=9.0) == [
+        "s1-r0: the final weights of stage 1 could not be written to /y: no space left"
+    ]
+    del last["problem"]
+    assert news.on("s1-r1", last, now=9.0) == []
+
+
 def test_a_wait_is_worth_a_word_when_it_lasts_and_then_what_most_say() -> None:
     news = News()
     for name, reason in (("a", "little"), ("b", "all"), ("c", "all")):
