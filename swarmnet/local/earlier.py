@@ -6,10 +6,12 @@ The children's own files are the source: a supervisor that was killed may not ha
 from __future__ import annotations
 
 import bisect
+import csv
 import re
 import time
 from collections import Counter
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,7 @@ from swarmnet.config.check import layer
 from swarmnet.config.peer import Mesh
 from swarmnet.errors import UsageError
 from swarmnet.local.audit import Audit
-from swarmnet.local.fault import Kill
+from swarmnet.local.fault import KINDS, Kill
 from swarmnet.local.lies import choose_liars, parse_liars
 from swarmnet.local.options import LocalOptions
 from swarmnet.local.prepare import FIELDS, absolute, choose, parse_meshes, resume
@@ -168,13 +170,13 @@ def final_weights(out: Path, *, stage: int, steps: int) -> list[Path]:
 
 
 _REPLAYED = frozenset(
-    ["committed", "evaluated", "checkpoint", "dropped", "tainted", "restart", "listening", "lied", *NAMES]
+    ["committed", "evaluated", "figures", "checkpoint", "dropped", "tainted", "restart", "listening", "lied", *NAMES]
 )
 
 
 def replay(out: Path, began: Sequence[float], progress: SwarmProgress, audit: Audit) -> None:
-    """Let `progress` and `audit` take in every commit, checkpoint and held-out loss that was written before, and who
-    lied and was named."""
+    """Let `progress` and `audit` take in every commit, checkpoint and held-out loss that was written before, what was
+    done to the run, and who lied and was named."""
     events = sorted(
         (
             (event["t"], path.parent.name, event)
@@ -184,15 +186,36 @@ def replay(out: Path, began: Sequence[float], progress: SwarmProgress, audit: Au
         ),
         key=lambda entry: entry[0],
     )
-    first = began[0] if began else events[0][0] if events else 0.0
+    began = began or [at for at, _, _ in events[:1]]
+    before, before_s = 0, 0.0
     for at, name, event in events:
         life = max(bisect.bisect_right(began, at) - 1, 0)
+        # Between two lives no time passes.
+        if life > before:
+            before, before_s = life, progress.points[-1].seconds if progress.points else 0.0
         # Where it listened nobody does now; whose id it is stays true.
         if event["event"] == "listening":
             progress.names[event["peer"]] = name
         elif name in progress.liars or audit.on(event, life=life, by=name):
-            progress.on(name, event, now=at - first)
+            progress.on(name, event, now=before_s + at - began[life])
+    # The curve was drawn by when the supervisor heard of a step.
+    heard = _heard(out)
+    progress.points = [
+        replace(point, seconds=heard.get((point.step, point.loss), point.seconds)) for point in progress.points
+    ]
+    progress.kills = kills(out)
+    progress.faults.update({kind: len(_records(out, fault.event)) for kind, fault in KINDS.items()})
+    progress.faults = +progress.faults
     # These steps were done in another life: what follows counts from here.
     progress.done.clear()
     progress.earlier_points = len(progress.points)
     progress.earlier_s = progress.points[-1].seconds if progress.points else 0.0
+
+
+def _heard(out: Path) -> dict[tuple[int, float], float]:
+    """When each step was done, by its number and loss, as loss.csv has it; nothing if there is none."""
+    try:
+        with (out / "loss.csv").open(newline="", encoding="utf-8") as file:
+            return {(int(row["step"]), float(row["loss"])): float(row["seconds"]) for row in csv.DictReader(file)}
+    except (OSError, ValueError, LookupError, TypeError):
+        return {}  # somebody else's file, or half of one

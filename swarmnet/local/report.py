@@ -29,6 +29,7 @@ UNCOMPARED = "the swarm finished; only the comparison with one process was inter
 class RunOutcome:
     """How a run ended. problem: the one line that explains a non-zero exit code, "" if all promises held.
 
+    seconds: of all its lives, each earlier one to its last step.
     oracle_problem: the part of it, at its end, that the comparison with one process adds.
     """
 
@@ -92,6 +93,7 @@ def summary(outcome: RunOutcome) -> dict[str, Any]:
         "tokens": sum(point.tokens for point in points),
         "tokens_per_second": round(progress.tokens_per_second(), 3),
         "seconds": round(outcome.seconds, 3),
+        "session_seconds": round(outcome.seconds - progress.earlier_s, 3),
         "kills": len(progress.kills),
         "postponed_kills": len(progress.postponed),
         "kills_not_done": list(outcome.not_killed),
@@ -216,8 +218,11 @@ def _told(outcome: RunOutcome) -> Iterator[str]:
     progress, verdict = outcome.progress, outcome.verdict
     points, executed = progress.points, executions_per_index(outcome)
     curve = f"loss {points[0].loss:.4f} → {points[-1].loss:.4f}" if points else "no loss"
+    # A pace, and what is counted from here on, is of this session alone.
+    session = "in this session " * bool(outcome.resumed)
+    took = session and f"{session}{duration(outcome.seconds - progress.earlier_s)}, "
     yield (
-        f"{len(points)} of {progress.steps} steps in {duration(outcome.seconds)}, {curve}, "
+        f"{len(points)} of {progress.steps} steps in {duration(outcome.seconds)}, {curve}, {took}"
         f"{progress.tokens_per_second():,.0f} tokens/s"
     )
     faults = [f"{kind} {count}" for kind, count in sorted(progress.faults.items()) if kind != "kill"]
@@ -227,7 +232,8 @@ def _told(outcome: RunOutcome) -> Iterator[str]:
     yield (
         f"{', '.join([f'kills {len(progress.kills)}', *faults])}{waited}, "
         # Who was killed, or joined from outside, has not told of all.
-        f"reroutes {progress.reroutes}, executions per index {'at least ' * (executed < 1)}{executed:.3f}"
+        f"{session}reroutes {progress.reroutes}, "
+        f"executions per index {'at least ' * (executed < 1)}{executed:.3f}"
     )
     yield f"lost {verdict.lost}, doubled {verdict.doubled}, voided {verdict.voided}"
     missed = f", {progress.outer[False]} missed" if progress.outer[False] else ""

@@ -196,7 +196,7 @@ def _run(swarm: LocalSwarm, seed: str, faults: Sequence[Fault], starter: Starter
         manifest=swarm.prepared.manifest,
         progress=supervisor.progress,
         verdict=supervisor.audit.verdict(),
-        seconds=time.monotonic() - began,
+        seconds=supervisor.progress.earlier_s + time.monotonic() - began,
         problem=INTERRUPTED if interrupt.count and not supervisor.progress.complete else problem,
         not_killed=supervisor.faults.pending,
         ranks={name: mesh_of(swarm.meshes, name).ranks for name in meshed(swarm.meshes, swarm.replicas)},
@@ -209,7 +209,6 @@ def _run(swarm: LocalSwarm, seed: str, faults: Sequence[Fault], starter: Starter
 def _replayed(swarm: LocalSwarm) -> RunOutcome:
     """What a finished run has written."""
     progress, audit = swarm.books()
-    progress.kills = earlier.kills(swarm.out)
     return RunOutcome(
         run_id=swarm.prepared.run_id,
         manifest=swarm.prepared.manifest,

@@ -12,12 +12,14 @@ from rich.console import Console
 
 from swarmnet.errors import UsageError
 from swarmnet.local import earlier
-from swarmnet.local.audit import Audit
+from swarmnet.local.audit import Audit, AuditResult
 from swarmnet.local.earlier import await_end, finished, lives, members, replay
 from swarmnet.local.fault import kill_all
 from swarmnet.local.options import LocalOptions
 from swarmnet.local.progress import Point, ReplicaView, SwarmProgress
+from swarmnet.local.report import RunOutcome, print_summary, summary
 from swarmnet.local.screen import SwarmScreen
+from swarmnet.manifest.schema import Manifest
 from swarmnet.net.identity import own_identity
 
 GOOD: dict[str, Any] = {
@@ -103,11 +105,45 @@ def test_what_was_done_before_is_read_from_the_children_s_own_files(tmp_path: Pa
     assert [(point.step, point.loss, point.seconds) for point in progress.points] == [
         (0, 3.0, 1.0),
         (1, 2.0, 2.0),
-        (2, 1.5, 102.0),
-    ]
-    assert progress.earlier_points == 3 and progress.earlier_s == 102.0 and progress.evaluations == {0: 3.5}
+        (2, 1.5, 4.0),
+    ], "nothing was done between the two"
+    assert progress.earlier_points == 3 and progress.earlier_s == 4.0 and progress.evaluations == {0: 3.5}
     assert progress.done == set()
     assert judge.verdict().repeated == 1 and judge.verdict().lost == 0
+
+
+def test_what_stands_is_kept_as_it_was_with_what_was_done_to_the_run(tmp_path: Path) -> None:
+    write(
+        tmp_path / "events.jsonl",
+        {"t": 100.0, "event": "began", "name": "local"},
+        {"t": 101.5, "event": "killed", "name": "local", "child": "s0-r0", "step": 1},
+        {"t": 101.6, "event": "stop", "name": "local", "child": "s0-r1", "step": 1},
+        {"t": 101.7, "event": "stop", "name": "s0-r1"},
+    )
+    figures = {"event": "figures", "step": 0, "learning_rate": 0.1, "grad_norm": 2.0}
+    write(tmp_path / "peers/s0-r0/events.jsonl", committed(101.0, 0, 3.0), {"t": 101.1, **figures})
+    write(tmp_path / "peers/s0-r1/events.jsonl", committed(102.0, 1, 2.0), committed(103.0, 2, 1.5))
+    rows = ["step,loss,tokens,seconds,learning_rate,grad_norm,held_out", "0,3.0,4,1.017,0.1,2.0,", "1,9.0,4,2.021,,,"]
+    (tmp_path / "loss.csv").write_text("\n".join(rows))
+    progress = SwarmProgress(steps=3, replicas={"s0-r0": ReplicaView(0), "s0-r1": ReplicaView(0)})
+    replay(tmp_path, lives(tmp_path), progress, Audit(stages=1, steps=3, microbatches=2))
+    assert [point.seconds for point in progress.points] == [1.017, 2.0, 3.0], "the second is of another loss"
+    assert progress.figures == {0: (0.1, 2.0)}
+    assert [(name, step) for name, step, _ in progress.kills] == [("s0-r0", 1)]
+    assert progress.faults == {"kill": 1, "stop": 1}
+
+
+def test_a_resumed_run_adds_up_its_sessions_and_says_what_is_of_the_last() -> None:
+    progress = SwarmProgress(steps=2, replicas={"s0-r0": ReplicaView(0)}, earlier_s=20.0)
+    progress.kills = [("s0-r0", 1, 3.0), ("s0-r0", 1, 4.0)]
+    outcome = RunOutcome("ab", Manifest(), progress, AuditResult(0, 0, 0, (), (), ()), 43.0, resumed=1)
+    found = summary(outcome)
+    assert (found["seconds"], found["session_seconds"], found["kills"]) == (43.0, 23.0, 2)
+    console = Console(file=io.StringIO(), width=200)
+    print_summary(outcome, Path("out"), console)
+    text = console.file.getvalue()  # type: ignore[attr-defined]  # a StringIO
+    assert "0 of 2 steps in 0:43, no loss, in this session 0:23, 0 tokens/s" in text
+    assert "kills 2, in this session reroutes 0" in text
 
 
 def test_who_lied_and_was_named_before_is_known_after_a_resume(tmp_path: Path) -> None:
