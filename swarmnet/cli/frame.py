@@ -134,11 +134,12 @@ def run(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         return _unread()
     except OSError as error:
-        if error.errno != errno.ENOSPC:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
         where = f"{error.filename}: " if error.filename else ""
         _unread()  # what is left cannot be written, either
-        return _say(f"{where}no space left on the disk that is written to: make room", FAILED)
+        then = ", then ".join(["make room", *getattr(error, "__notes__", ())])
+        return _say(f"{where}no space left on the disk that is written to: {then}", FAILED)
     except BaseExceptionGroup as group:  # from a task group
         found = list(leaves(group))
         if any(isinstance(error, KeyboardInterrupt) for error in found):

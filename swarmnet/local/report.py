@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import os
 import shlex
@@ -159,23 +160,46 @@ def summary_before(directory: Path, *, steps: int) -> dict[str, Any] | None:
 def write(outcome: RunOutcome, directory: Path, before: dict[str, Any] | None = None) -> str:
     """loss.csv, summary.json, loss.png. Returns a note if the picture could not be drawn, else "".
 
+    Raises OSError, which names the file; what it held before is untouched.
+
     before: the summary of a run that was finished already; only its comparison is new.
     """
     if before is None:
         found = summary(outcome)
-        with (directory / "loss.csv").open("w", newline="", encoding="utf-8") as file:
-            rows = csv.writer(file, lineterminator="\n")
-            rows.writerow(("step", "loss", "tokens", "seconds", "learning_rate", "grad_norm", "held_out"))
-            for point in outcome.progress.points:
-                rate, norm = outcome.progress.figures.get(point.step, (None, None))
-                more = (rate, norm, outcome.progress.evaluations.get(point.step + 1))
-                shown = ["" if value is None else repr(value) for value in more]
-                rows.writerow((point.step, repr(point.loss), point.tokens, f"{point.seconds:.3f}", *shown))
+        _put(directory / "loss.csv", _curve(outcome.progress))
     else:
         found = before | {"ok": not outcome.problem, "problem": outcome.problem} | _compared(outcome)
     text = json.dumps(plain(found), indent=2, allow_nan=False)
-    (directory / "summary.json").write_text(text + "\n", encoding="utf-8")
-    return draw(outcome, directory / "loss.png")
+    _put(directory / "summary.json", text + "\n")
+    try:
+        return draw(outcome, directory / "loss.png")
+    except OSError as error:
+        return f"loss.png: not drawn: {error.strerror}"
+
+
+def _curve(progress: SwarmProgress) -> str:
+    """What loss.csv holds."""
+    text = io.StringIO()
+    rows = csv.writer(text, lineterminator="\n")
+    rows.writerow(("step", "loss", "tokens", "seconds", "learning_rate", "grad_norm", "held_out"))
+    for point in progress.points:
+        rate, norm = progress.figures.get(point.step, (None, None))
+        more = (rate, norm, progress.evaluations.get(point.step + 1))
+        shown = ["" if value is None else repr(value) for value in more]
+        rows.writerow((point.step, repr(point.loss), point.tokens, f"{point.seconds:.3f}", *shown))
+    return text.getvalue()
+
+
+def _put(path: Path, text: str) -> None:
+    """`path` holds `text`, or what it held before."""
+    draft = path.with_name(f".{path.name}.part")
+    try:
+        draft.write_text(text, encoding="utf-8")
+        draft.replace(path)
+    except OSError as error:
+        draft.unlink(missing_ok=True)
+        # A write that fails names no file.
+        raise OSError(error.errno, error.strerror, str(path)) from error
 
 
 def draw(outcome: RunOutcome, path: Path) -> str:

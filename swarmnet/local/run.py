@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import time
 from collections.abc import Iterator, Sequence, Set
 from dataclasses import replace
@@ -52,9 +53,20 @@ def run_local(options: LocalOptions, kit: Kit | None = None) -> int:
 
     Raises:
         UsageError: before any child is started.
+        OSError: a disk is full, say, and nothing can be done without it; a note says how the run goes on. No child is
+            left.
     """
     kit, out = kit or Kit(), _directory(options)
-    console = kit.console or PatientConsole(out)
+    try:
+        return _run_in(out, options, kit, kit.console or PatientConsole(out))
+    except OSError as error:
+        error.filename = error.filename or str(out)
+        if (out / "run.toml").exists() and (out / "peers").exists():
+            error.add_note(f"go on with `swarmnet local --resume --out {shlex.quote(str(out))}`")
+        raise
+
+
+def _run_in(out: Path, options: LocalOptions, kit: Kit, console: Console) -> int:
     if options.trace:
         check_trace(options.trace)
     # One process is a swarm without liars.
@@ -63,7 +75,8 @@ def run_local(options: LocalOptions, kit: Kit | None = None) -> int:
         earlier.await_end(out)
     finished = options.resume and _finished(out, console)
     compares |= options.resume and not finished and bool(earlier.liars(out))
-    if finished and not compares:
+    # The disk may have been full when it ended: then its files are written now.
+    if finished and not compares and (out / "summary.json").exists():
         return 0
     # A starter comes first of all: it imports while we read the data. A finished run needs it for one process.
     with contextlib.closing(FreshStarter() if finished else kit.starter()) as starter:
@@ -88,7 +101,11 @@ def run_local(options: LocalOptions, kit: Kit | None = None) -> int:
                 outcome = replace(outcome, problem=_judge(outcome) if before is None else before["problem"])
             if compares:
                 outcome = _compare(swarm, outcome, starter, interrupt)
-    say(console, write(outcome, out, before))
+    try:
+        say(console, write(outcome, out, before))
+    except OSError as error:
+        problem = f"{error.filename}: not written: {error.strerror}: make room, and do it again with --resume"
+        outcome = replace(outcome, problem="; ".join(filter(None, (outcome.problem, problem))))
     print_summary(outcome, out, console, finished=finished)
     if not (finished or outcome.problem or outcome.killed_all is not None):
         say(console, next_step(swarm.prepared.manifest, swarm.prepared.path))

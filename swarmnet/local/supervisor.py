@@ -50,8 +50,7 @@ from swarmnet.local.progress import NAMES, ReplicaView, SwarmProgress
 from swarmnet.local.screen import SwarmScreen
 from swarmnet.net.admission_files import invitation_beside
 from swarmnet.ranks.starter import ForkerLost, Starter
-from swarmnet.telemetry.events import EventReader
-from swarmnet.telemetry.log import encode
+from swarmnet.telemetry.events import LATER, EventLog, EventReader
 
 TRACE = "trace.json"
 """Of each peer, in its directory."""
@@ -178,7 +177,9 @@ class Supervisor:
         self.killed_all: int | None = None  # at which step all processes were killed, by order
         self._life = len(swarm.lives)
         # Every child's events in the order they were read, and our own.
-        self._log = (swarm.out / "events.jsonl").open("a" if swarm.options.resume else "w", encoding="utf-8")
+        if not swarm.options.resume:
+            (swarm.out / "events.jsonl").unlink(missing_ok=True)
+        self._log = EventLog(swarm.out / "events.jsonl")
         self._orders = FaultOrders(trace=swarm.kit.trace)
         self._ranks: dict[str, Sequence[int]] = {}  # process ids, of the replicas that have several
         self._leaving: set[str] = set()  # told to drain
@@ -186,7 +187,8 @@ class Supervisor:
         self._dashboard: DashboardProcess | None = None
         self._readers: dict[str, EventReader] = {}  # outlive their children
         self._waiting: list[str] = []  # not started yet
-        self._back_at: dict[str, float] = {}  # trainers killed from outside
+        self._back_at: dict[str, float] = {}  # trainers killed from outside, and who found no room on the disk
+        self._not_started: set[str] = set()  # of these, who found no room: it is said once
         self._killed: set[str] = set()  # by us, not reaped yet
         self._known_liars: set[str] = set()  # honest replicas have named them
         self._away: dict[str, float] = {}  # killed replicas that have not synced again: since when
@@ -267,8 +269,7 @@ class Supervisor:
 
     def _write(self, event: str, **fields: Any) -> None:
         """One event of ours, such as a kill, in events.jsonl."""
-        self._log.write(encode({"name": "local", "t": time.time(), "event": event, **fields}) + "\n")
-        self._log.flush()
+        self._log.emit(event, name="local", **fields)
 
     # ---------------------------------------------------------------- children
 
@@ -304,7 +305,21 @@ class Supervisor:
         if (reader := self._readers.get(name)) is None:
             reader = self._readers[name] = EventReader(spec.events)
             reader.read()  # of a run that goes on: said before, and replayed by `earlier`
-        child = self._children[name] = Child(spec, self.swarm.kit.child, reader, self.starter)
+        try:
+            child = Child(spec, self.swarm.kit.child, reader, self.starter)
+        except OSError as error:
+            # Before training nothing is lost, and nobody would be there to train.
+            if error.errno not in LATER or self.progress.training_at is None:
+                raise
+            self._back_at[name] = now + self.timing.restart_s
+            if name not in self._not_started:
+                self._not_started.add(name)
+                self.screen.note(
+                    f"{name} cannot be started: {error.strerror}: {directory}; it is tried again and again"
+                )
+            return
+        self._not_started.discard(name)
+        self._children[name] = child
         self.progress.started(name, now=now)
         self._write("started", child=name, pid=child.pid, start=self.progress.starts[name])
         if replica is not None:
@@ -312,7 +327,7 @@ class Supervisor:
 
     def _read(self, name: str, *, now: float) -> None:
         for event in self._children[name].read():
-            self._log.write(encode({"name": name, **event}) + "\n")
+            self._log.copy({"name": name, **event})
             # A liar may say anything: what is true of the run, the others say.
             if name not in self.swarm.liars and not self.audit.on(event, life=self._life, by=name):
                 continue

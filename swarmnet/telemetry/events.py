@@ -11,7 +11,7 @@ import errno
 import json
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +21,8 @@ from swarmnet.telemetry.log import encode
 
 log = telemetry.get(__name__)
 
-# Why a file cannot be written that passes by itself; all else is the operator's to change.
-_LATER = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ENOMEM))
+LATER = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ENOMEM))
+"""Why a file cannot be written that may pass while we run; all else is the operator's to change."""
 
 
 class EventLog:
@@ -39,20 +39,25 @@ class EventLog:
             self._open(path)
         except OSError as error:
             # A directory that is not ours does not become so while we run.
-            if error.errno not in _LATER:
+            if error.errno not in LATER:
                 raise UsageError(f"{path}: events cannot be written there: {error.strerror}") from error
             self._failed(error)
 
     def emit(self, name: str, /, **fields: object) -> None:
         """Append one event. `fields` may be anything (`log.encode`), except `t` and `event`. Never raises OSError."""
         assert not {"t", "event"} & fields.keys(), "t and event are the file's own"
+        if self._path is not None:
+            self.copy({"t": self._clock(), "event": name, **fields})
+
+    def copy(self, event: Mapping[str, object]) -> None:
+        """Append an event that was written before, with its own time, as `emit` does."""
         if self._path is None:
             return
         try:
             # Writing failed before the file could even be opened.
             if self._file < 0:
                 self._open(self._path)
-            self._write(encode({"t": self._clock(), "event": name, **fields}))
+            self._write(encode(event))
         except OSError as error:
             self._failed(error)
             return

@@ -84,6 +84,17 @@ def test_a_full_disk_is_one_line() -> None:
     assert ended.returncode == 1 and ended.stderr.count("\n") == 1 and "no space left on the disk" in ended.stderr
 
 
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+def test_a_full_disk_is_named_with_how_to_go_on(boom, capfd, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    full = OSError(number, "full", "/x/loss.csv")
+    full.add_note("go on with --resume")
+    with open(os.dup(1), "w") as out:  # it is bent to the null device
+        monkeypatch.setattr("sys.stdout", out)
+        assert boom(full) == 1
+    said = "/x/loss.csv: no space left on the disk that is written to: make room, then go on with --resume"
+    assert capfd.readouterr().err == f"swarmnet: error: {said}\n"
+
+
 def test_main_exits_with_the_code(capsys) -> None:
     with pytest.raises(SystemExit) as caught:
         main(["--version"])
