@@ -633,7 +633,10 @@ class Missent:
 StepControl = Heartbeat | Prepare | Claim | Granted | Moved | Report | Evicted | Release | Round | Committed | Execute
 """What the step machine hears."""
 
-AuditControl = Finding | Sent | Verdict | Pair | Missent
+Proof = Verdict | Pair | Missent
+"""What proves to anybody, without the run, that a peer did wrong (`audit.proof`)."""
+
+AuditControl = Finding | Sent | Proof
 
 Control = StepControl | AuditControl
 

@@ -30,11 +30,10 @@ from swarmnet.audit.pledge import (
 )
 from swarmnet.ids import PeerId
 from swarmnet.messages import MAX_COUNTING, Missent, Pair, Pledge, Sent, Verdict, WorkRecord
+from swarmnet.messages import Proof as Proof
 
 Verify = Callable[[PeerId, bytes, bytes], bool]
 """(who, what, signature): did they sign it?"""
-
-Proof = Verdict | Pair | Missent
 
 
 def pledge_of(proof: Proof) -> Pledge:

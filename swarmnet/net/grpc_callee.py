@@ -120,7 +120,7 @@ class Callee(grpc.GenericRpcHandler):  # type: ignore[misc]
             hello = read_hello(data)
         except BadMessage as error:
             return write_hello_reply(Rejected(error.code, error.reason))
-        refusal = self._greeter.judge(hello, caller)
+        refusal = self._greeter.refusal(hello, caller)
         if refusal is not None:
             return write_hello_reply(refusal)
         self.greeted[caller] = hello

@@ -20,8 +20,9 @@ import grpc
 from swarmnet import telemetry
 from swarmnet.errors import BadMessage, PeerGone, PeerTimeout, RejectCode, SwarmError, UsageError
 from swarmnet.ids import PeerId
-from swarmnet.messages import Rejected
+from swarmnet.messages import Proof, Rejected
 from swarmnet.net.address import Address
+from swarmnet.net.admission import CONVICTED
 from swarmnet.net.bulk_pool import BulkPlace, BulkPool
 from swarmnet.net.bulk_records import BulkSession
 from swarmnet.net.circuits import Tunnel, we_are_cancelled
@@ -29,7 +30,15 @@ from swarmnet.net.dials import FIRST_PAUSE_S, Dials
 from swarmnet.net.greeting import HELLO, Greeter
 from swarmnet.net.grpc_options import CHANNEL_OPTIONS, GrpcConfig
 from swarmnet.net.tls import Leaf
-from swarmnet.wire.convert import SECRET_BYTES, BulkAsk, read_bulk_offer, read_hello_reply, write_bulk_ask, write_hello
+from swarmnet.wire.convert import (
+    SECRET_BYTES,
+    BulkAsk,
+    Hello,
+    read_bulk_offer,
+    read_hello_reply,
+    write_bulk_ask,
+    write_hello,
+)
 
 BULK = "/swarmnet.v1.Run/Bulk"
 
@@ -142,6 +151,8 @@ class Dialling:
     config: GrpcConfig
     lookup: Callable[[PeerId], Sequence[str]]
     on_gone: Callable[[PeerId, bool], None]
+    on_proof: Callable[[PeerId, Proof], None]
+    """A peer refuses my greeting by that."""
     tunnel: Callable[[PeerId, PeerId], Tunnel]
     """To a peer, through a relay."""
     dials: Dials = field(default_factory=Dials)
@@ -354,6 +365,9 @@ class PeerChannels:
         answer = read_hello_reply(reply)
         if isinstance(answer, Rejected):
             return answer
+        if not isinstance(answer, Hello):
+            self._dialling.on_proof(self.peer, answer)
+            return Rejected(RejectCode.NOT_ADMITTED, f"{CONVICTED}, as a proof says that came with this")
         self.alive(channel)
         # It was read about half way between.
         self.clock_offset_s = answer.clock - (sent + greeter.clock()) / 2

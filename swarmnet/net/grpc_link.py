@@ -40,6 +40,8 @@ PING_S = 0.4
 """Pings are at least so far apart: each of the default heartbeats, half a second apart, brings one."""
 
 
+REFUSED_AGAIN_S = 600.0
+
 _LATELY = 8
 """Messages that may be told to the next peer, too."""
 
@@ -125,6 +127,23 @@ class Probe:
         return now - self._asked_at <= self._patience_s
 
 
+class Refusals:
+    """When to say again that a peer refuses the link: at once if the reason is new, else every REFUSED_AGAIN_S."""
+
+    def __init__(self) -> None:
+        self._reason, self._times, self._said_at = "", 0, -math.inf
+
+    def again(self, reason: str, *, now: float) -> int:
+        """It is refused once more. Returns how often it was for this reason; 0: say nothing."""
+        if reason != self._reason:
+            self._reason, self._times, self._said_at = reason, 0, -math.inf
+        self._times += 1
+        if now - self._said_at < REFUSED_AGAIN_S:
+            return 0
+        self._said_at = now
+        return self._times
+
+
 class Link:
     """Carries one outbox to one peer. on_reached: told that the peer has just answered on this link. on_told: given
     what the peer says on it, packed, and what unpacks it. write: shared by all links, so that what many are told is
@@ -140,6 +159,7 @@ class Link:
     ) -> None:
         self._channels, self._config, self._on_reached, self._on_told = channels, channels.config, on_reached, on_told
         self.outbox, self._up = Outbox(self._config.outbox, write), up
+        self._refused = Refusals()
         self.is_open = self._moves = False
 
     async def run(self) -> None:
@@ -164,7 +184,9 @@ class Link:
         try:
             refusal = await self._channels.greet(deadline=deadline)
             if refusal is not None:
-                log.warning("link_refused", peer=self._channels.peer, code=refusal.code.value, reason=refusal.reason)
+                if times := self._refused.again(refusal.reason, now=asyncio.get_running_loop().time()):
+                    code, reason = refusal.code.value, refusal.reason
+                    log.warning("link_refused", peer=self._channels.peer, code=code, reason=reason, times=times)
                 self.outbox.clear()
                 return False
             async with self._channels.channel(calls=False) as channel:

@@ -18,7 +18,7 @@ import grpc
 from swarmnet import telemetry
 from swarmnet.errors import PeerGone, PeerTimeout, SwarmError, UsageError
 from swarmnet.ids import PeerId, RunId
-from swarmnet.messages import Answer, Control, Heartbeat, Packed, Request
+from swarmnet.messages import Answer, Control, Heartbeat, Packed, Proof, Request
 from swarmnet.net.address import Address
 from swarmnet.net.bulk_pool import BulkListener
 from swarmnet.net.circuits import Arrivals, Doors
@@ -130,6 +130,7 @@ class GrpcTransport:
             config,
             addresses,
             self._tell_gone,
+            self._tell_proof,
             self._ways.tunnel,
             find=find,
             hole_to=self._holes.leads_to,
@@ -370,6 +371,11 @@ class GrpcTransport:
         log.info("peer_gone", peer=peer, definite=definite)
         if self.service is not None:
             self.service.on_gone(peer, definite=definite)
+
+    def _tell_proof(self, peer: PeerId, proof: Proof) -> None:
+        """A peer refuses us as a convict: the service hears the proof as if it had been told."""
+        if not self._closing and self.service is not None:
+            self.service.on_tell(peer, proof)
 
     def _tell_reached(self, peer: PeerId) -> None:
         if not self._closing and self.service is not None:

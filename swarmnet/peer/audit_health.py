@@ -69,6 +69,18 @@ def convicted(convicts: Sequence[ConvictLine], members: int) -> Iterator[tuple[P
         yield each.peer, text
 
 
+def convicted_here(stage: int, reason: str, at: str) -> str:
+    """For the operator of a convict: of what, and what to do. at: the file of evidence; "": there is none."""
+    where = (
+        f"the evidence is {at}, which `swarmnet verify` checks" if at else "other members of the run hold the evidence"
+    )
+    return (
+        f"this peer is convicted of wrong work in stage {stage}, and the run is over for it: {reason}; {where}. If it "
+        "was not told to lie, this machine computes wrongly: test its memory and undo overclocking. Then it may come "
+        "back as another peer, with another --dir"
+    )
+
+
 def disputes_of(members: Sequence[Record]) -> tuple[DisputeLine, ...]:
     """By stage. members: the records of those who serve."""
     of_stage: dict[int, list[tuple[DisputedWork, int]]] = {}

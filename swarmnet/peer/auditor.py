@@ -109,8 +109,8 @@ class Papers(Protocol):
     def receipt(self, receipt: Receipt) -> None:
         """A step is applied."""
 
-    def evidence(self, name: str, evidence: Evidence) -> None:
-        """Somebody is convicted."""
+    def evidence(self, name: str, evidence: Evidence) -> str:
+        """Somebody is convicted. Returns where the evidence is; "": nowhere."""
 
     def kept(self) -> Sequence[Evidence]:
         """The evidence that is there."""
@@ -120,8 +120,8 @@ class _NoPapers:
     def receipt(self, receipt: Receipt) -> None:
         pass
 
-    def evidence(self, name: str, evidence: Evidence) -> None:
-        pass
+    def evidence(self, name: str, evidence: Evidence) -> str:
+        return ""
 
     def kept(self) -> Sequence[Evidence]:
         return ()
@@ -143,10 +143,13 @@ class PaperFiles:
         with self._told():
             append(self._directory / f"receipts-stage-{receipt.stamp.stage}.jsonl", receipt)
 
-    def evidence(self, name: str, evidence: Evidence) -> None:
+    def evidence(self, name: str, evidence: Evidence) -> str:
+        path = self._directory / "evidence" / name
         with self._told():
-            (self._directory / "evidence").mkdir(parents=True, exist_ok=True)
-            (self._directory / "evidence" / name).write_text(evidence.to_json(), encoding="utf-8")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(evidence.to_json(), encoding="utf-8")
+            return str(path)
+        return ""
 
     def kept(self) -> Sequence[Evidence]:
         """Of what is no evidence any more, nothing: it is looked at as if it came from the network."""
@@ -304,13 +307,17 @@ class Auditor:
         proof = action.proof
         pledge = pledge_of(proof)
         stamp, told = pledge.stamp, self._shares.get(pledge.shares)
-        self._peer.convict(action.peer, stamp.step, action.reason)
+        whole, at = self._whole(proof) if isinstance(proof, Verdict) else proof, ""
         if told is not None or not isinstance(proof, Verdict):
             evidence = Evidence(self._peer.run_id, *(told or ((), NONE)), proof)
-            self._peer.papers.evidence(f"stage-{stamp.stage}-step-{stamp.step}-{action.peer}.json", evidence)
-        self._proofs.append(self._whole(proof) if isinstance(proof, Verdict) else proof)
-        if isinstance(proof, Verdict):
-            self._taint(self._whole(proof), action.peer)
+            at = self._peer.papers.evidence(f"stage-{stamp.stage}-step-{stamp.step}-{action.peer}.json", evidence)
+        # The last that it hears of me: its operator is to know.
+        if action.peer != self._peer.me and action.peer in self._heard():
+            self._peer.transport.tell(action.peer, whole)
+        self._peer.convict(action.peer, stamp, action.reason, whole, at=at)
+        self._proofs.append(whole)
+        if isinstance(whole, Verdict):
+            self._taint(whole, action.peer)
         self._spread()
 
     def _taint(self, verdict: Verdict, convict: PeerId) -> None:

@@ -38,6 +38,7 @@ from swarmnet.messages import (
     Packed,
     Part,
     Process,
+    Proof,
     Rejected,
     Request,
     SnapshotRequest,
@@ -52,6 +53,7 @@ from swarmnet.net.history import HistoryBook
 from swarmnet.net.line_test import LineTests
 from swarmnet.net.records import nobody_serves, unserved
 from swarmnet.peer import showing
+from swarmnet.peer.audit_health import convicted_here
 from swarmnet.peer.auditor import NO_PAPERS, Auditor, Papers
 from swarmnet.peer.complaints import Complaints
 from swarmnet.peer.extending import Extending
@@ -221,6 +223,7 @@ class Peer:
         self._missing: tuple[int, ...] = ()
         self._told_of_others = told_of_others
         self.finished, self.goes_on = asyncio.Event(), asyncio.Event()
+        self.convicted, self.conviction = asyncio.Event(), ""  # of what this peer is, and what its operator can do
         self._done_stages: set[int] = set()
         self._counted: Counter[int] = Counter()
         self._executed: Counter[int] = Counter()
@@ -384,15 +387,21 @@ class Peer:
         """The other replicas of any stage, as far as my replica of `stage` knows them."""
         return [peer for peer in sorted(self.near(stage).get(other) or self.serving(other)) if peer != self.me]
 
-    def convict(self, peer: PeerId, step: int, reason: str) -> None:
-        """It is proven that `peer` has done wrong in that step: it is shut out, and all my replicas know."""
+    def convict(self, peer: PeerId, stamp: Stamp, reason: str, proof: Proof, *, at: str) -> None:
+        """It is proven that `peer` has done wrong in that step: it is shut out, and all my replicas know.
+
+        at: the file of evidence; "": there is none.
+        """
         if peer == self.me:
-            advice = "this machine computes otherwise than its mates: look at its memory and clock rate"
-            self._on_event("convicted_here", {"step": step, "reason": reason, "advice": advice})
+            if not self.convicted.is_set():
+                self.conviction = convicted_here(stamp.stage, reason, at)
+                fields = {"step": stamp.step, "stage": stamp.stage, "reason": reason, "evidence": at}
+                self._on_event("convicted_here", fields)
+            self.convicted.set()
             return
-        self._admissions.convict(peer)
+        self._admissions.convict(peer, proof)
         for replica in self.replicas.values():
-            replica.convict(peer, step, reason)
+            replica.convict(peer, stamp.step, reason)
         self.news.set()
 
     def taint(self, stamp: Stamp, peer: PeerId, *, applied: bool) -> None:

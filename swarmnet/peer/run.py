@@ -294,6 +294,7 @@ async def _serve(
             asked = group.create_task(desk.run(peer))
             reminding = group.create_task(reminder.run())
             tracing = group.create_task(_trace(config, peer))
+            shut_out = group.create_task(until_convicted(peer, on_event))
             showing = group.create_task(_show(config.dashboard, endpoint.links, on_event))
             computing = [group.create_task(_compute(each, peer, on_event)) for each in ranks]
             moved = await unless_stopped(stop, _moving(peer, config, fits))
@@ -304,7 +305,7 @@ async def _serve(
                 for replica in peer.replicas.values():
                     await replica.state.checkpoints.write_now()
             await peer.leave()
-            for task in (serving, ending, beside, reminding, tracing, asked, showing, *computing):
+            for task in (serving, ending, beside, reminding, tracing, shut_out, asked, showing, *computing):
                 task.cancel()
         on_event("traffic", {"calls": endpoint.transport.traffic.rows()})
         # Perhaps it was asked while it left its old stage.
@@ -382,6 +383,14 @@ async def _serve_peer(peer: Peer, ports: tuple[int, int], on_event: OnEvent) -> 
     except* DeviceFull as full:
         await _end(peer, next(leaves(full)), on_event)
         raise
+
+
+async def until_convicted(peer: Peer, on_event: OnEvent) -> None:
+    """Raises UsageError once it is proven that this peer has done wrong: nobody in the run hears it any more."""
+    await peer.convicted.wait()
+    await peer.leave()
+    on_event("stopped", {"reason": "convicted of wrong work"})
+    raise UsageError(peer.conviction)
 
 
 async def _compute(ranks: Callable[[], Awaitable[None]], peer: Peer, on_event: OnEvent) -> None:

@@ -29,6 +29,7 @@ from swarmnet.messages import (
     Packed,
     PartData,
     Process,
+    Proof,
     Rejected,
     Request,
     SnapshotPiece,
@@ -242,7 +243,7 @@ _CONTROL_KINDS, _ANSWER_KINDS = (*get_args(Control), Ping), (*get_args(Answer), 
 CONTROL = Envelope(control_pb2.Envelope, "kind", _CONTROL_KINDS)
 ANSWERS = Envelope(calls_pb2.AnswerHeader, "answer", _ANSWER_KINDS)
 REQUESTS = Envelope(calls_pb2.CallHeader, "request", get_args(Request))
-_GREETINGS = Envelope(calls_pb2.HelloReply, "reply", (Hello, Rejected))
+_GREETINGS = Envelope(calls_pb2.HelloReply, "reply", (Hello, Rejected, *get_args(Proof)))
 _HELLO = _GREETINGS.kinds["hello"]
 
 
@@ -364,14 +365,14 @@ def read_hello(data: bytes) -> Hello:
         return cast(Hello, _HELLO.take(_parse(calls_pb2.Hello(), data)))
 
 
-def write_hello_reply(reply: Hello | Rejected) -> bytes:
-    """What the callee answers."""
+def write_hello_reply(reply: Hello | Rejected | Proof) -> bytes:
+    """What the callee answers; a proof: it refuses whom that convicts."""
     return _GREETINGS.write(reply)
 
 
-def read_hello_reply(data: bytes) -> Hello | Rejected:
+def read_hello_reply(data: bytes) -> Hello | Rejected | Proof:
     """The inverse of `write_hello_reply`. Raises BadMessage."""
-    return cast(Hello | Rejected, _GREETINGS.read(data)[0])
+    return cast(Hello | Rejected | Proof, _GREETINGS.read(data)[0])
 
 
 # ---------------------------------------------------------------- bulk connections

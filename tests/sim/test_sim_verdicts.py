@@ -11,10 +11,12 @@ import pytest
 from swarmnet.audit.evidence import Evidence
 from swarmnet.audit.pledge import WHOLE, finding_statement, shares_of, statement
 from swarmnet.directory import Record, StageStatus
+from swarmnet.errors import UsageError
 from swarmnet.ids import Ballot, Chain, Generation, PeerId, RoundId
 from swarmnet.manifest.schema import Audits
 from swarmnet.messages import NONE, Case, Contributions, Finding, Pledge, Process, Request, Stamp, Verdict
 from swarmnet.peer import auditor
+from swarmnet.peer.run import until_convicted
 from swarmnet.pipeline.router import least_time
 from swarmnet.simulate.plan import Plan, manifest_of
 from swarmnet.simulate.swarm import RUN, SimulatedSigner, Swarm
@@ -165,5 +167,51 @@ def test_who_was_convicted_in_an_earlier_life_takes_part_in_no_step_of_this_one(
         swarm.kill(swarm.nodes[2])
 
     swarm.run(script=script)
+    assert not [event for _, _, event, _ in swarm.events if event == "convicted_here"], "it never heard of it"
     shut = [at for at, _, event, fields in swarm.events if event == "convicted" and fields["peer"] == out]
     assert len(shut) == 2 and max(shut) < min(at for at, _, event, _ in swarm.events if event == "applied")
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["while it runs", "started again"])
+def test_a_convict_hears_of_it_and_what_its_operator_can_do(again: bool) -> None:
+    """The last that mates tell it is the proof; started again, it knows it by its own evidence."""
+    swarm = Swarm(Plan(stages=1, replicas=4, steps=8, forward_s=0.2, audit=Audits(microbatches=1e-9)), 1)
+    out, proof = PeerId("s0.3"), verdict_on(PeerId("s0.3"))
+
+    async def script(swarm: Swarm) -> None:
+        await asyncio.sleep(3.0)
+        hears = swarm.nodes[3 if again else 0].peer.replicas[0].auditor
+        assert hears is not None
+        if again:
+            hears._kept = [Evidence(RUN, proof.contributions, NONE, proof)]
+        else:
+            hears.hear(swarm.nodes[1].peer_id, proof)
+        await reached(swarm, 4)
+        peer = swarm.nodes[3].peer
+        assert peer.convicted.is_set() and "another --dir" in peer.conviction
+        ended = list[str]()
+        with pytest.raises(UsageError, match="convicted of wrong work in stage 0.*step 7.*test its memory"):
+            await until_convicted(peer, lambda event, fields: ended.append(event))
+        assert ended == ["stopped"]
+        swarm.kill(swarm.nodes[3])
+
+    swarm.run(script=script)
+    assert [who for _, who, event, _ in swarm.events if event == "convicted_here"] == [out]
+
+
+def test_who_is_told_a_proof_against_it_that_proves_nothing_goes_on() -> None:
+    """One liar sends an honest peer what it has not signed, what a jury of strangers says, and what only one says."""
+    swarm = Swarm(Plan(stages=1, replicas=3, steps=4, forward_s=0.2, audit=Audits(microbatches=1e-9)), 1)
+    me = PeerId("s0.0")
+    whole = verdict_on(me)
+    unsigned = replace(whole, pledge=replace(whole.pledge, signature=b"x" * 64))
+    others = replace(whole, contributions=verdict_on(me, 1).contributions, findings=verdict_on(me, 1).findings)
+
+    async def script(swarm: Swarm) -> None:
+        await asyncio.sleep(3.0)
+        for proof in (unsigned, others, replace(whole, findings=whole.findings[:1])):
+            swarm.nodes[0].peer.on_tell(PeerId("s0.2"), proof)
+        assert not swarm.nodes[0].peer.convicted.is_set()
+
+    swarm.run(script=script)
+    assert not swarm.counts["convicted_here"]

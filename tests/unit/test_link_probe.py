@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from swarmnet.errors import BadMessage
-from swarmnet.net.grpc_link import PING_S, Probe
+from swarmnet.net.grpc_link import PING_S, Probe, Refusals
 from swarmnet.wire.convert import NONCE_BYTES, Pong
 
 
@@ -39,3 +39,10 @@ def test_an_answer_that_may_have_waited_here_is_no_sign_of_life():
     ping = probe.ask(now=0.0)
     assert ping is not None and not probe.answered(Pong(ping.nonce), now=10.1)
     assert probe.ask(now=10.1) is not None, "asked again at once"
+
+
+def test_a_refusal_is_said_once_for_each_reason_and_then_seldom_with_a_count() -> None:
+    refused = Refusals()
+    said = [refused.again("a", now=3.0 * number) for number in range(1000)]
+    assert said[0] == 1 and [times for times in said if times] == [1, 201, 401, 601, 801]
+    assert refused.again("b", now=3000.0) == 1 and refused.again("b", now=3001.0) == 0

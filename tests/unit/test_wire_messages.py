@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from hypothesis import given
@@ -60,6 +60,7 @@ from swarmnet.messages import (
     Pledge,
     Prepare,
     Process,
+    Proof,
     Rejected,
     Release,
     Report,
@@ -339,7 +340,7 @@ def test_answers_survive_the_wire(answer: Any) -> None:
     assert convert.read_answer(convert.write_answer(answer)) == (answer, (), None)
 
 
-@given(st.one_of(hellos, answers[Rejected]))
+@given(st.one_of(hellos, answers[Rejected], *(controls[kind] for kind in get_args(Proof))))
 def test_greetings_survive_the_wire(reply: Any) -> None:
     assert convert.read_hello_reply(convert.write_hello_reply(reply)) == reply
     if isinstance(reply, Hello):
