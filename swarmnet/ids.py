@@ -27,11 +27,6 @@ RunId = NewType("RunId", str)
 """SHA-256 of the canonical manifest, 64 hex digits."""
 
 
-def is_run_id(text: object) -> bool:
-    """Can it be a run's? 64 lower-case hex digits."""
-    return isinstance(text, str) and len(text) == 64 and set(text) <= set("0123456789abcdef")
-
-
 Chain = NewType("Chain", str)
 """Hash of the commits one stage has applied so far, 64 hex digits. Equal chains mean equal sums, and so
 equal weights but for rounding (docs/drift.md)."""

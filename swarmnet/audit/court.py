@@ -456,7 +456,7 @@ class Court:
         # Too few have a say to name anybody, and I know all the same.
         private: list[CourtAction] = []
         if not right and not _can_name(counted):
-            private.append(StrikePeer(case.accused, case, "others find what it does not"))
+            private.append(StrikePeer(case.accused, case, "others computed otherwise"))
         if not self._has_a_say(self.me, counted):
             return private
         if trial is None:
@@ -715,4 +715,4 @@ def _reason(proof: Proof) -> str:
     what = "its contribution" if verdict.work is None else f"microbatch {verdict.work.index}"
     if verdict.sent is not None:
         what = f"the {verdict.sent.kind} that was sent, of {what}"
-    return f"step {verdict.pledge.stamp.step}, {what} of ...{accused_of(verdict)[-8:]}: others find what it does not"
+    return f"step {verdict.pledge.stamp.step}, {what} of ...{accused_of(verdict)[-8:]}: most of a jury say otherwise"

@@ -11,11 +11,11 @@ from typing import Any
 
 from google.protobuf.json_format import MessageToDict, ParseDict, ParseError
 
-from swarmnet.audit.pledge import jury_of, settled, shares_of
+from swarmnet.audit.pledge import is_run_id, jury_of, settled, shares_of
 from swarmnet.audit.proof import Proof, Verify, accused_of, odd, pledge_of, refusal, says_of
 from swarmnet.bounds import ANY_RUN, MAX_INDEXES, MAX_MEMBERS
 from swarmnet.errors import BadMessage
-from swarmnet.ids import Generation, PeerId, is_run_id
+from swarmnet.ids import Generation, PeerId
 from swarmnet.messages import Contributions, Indexes, Missent, Pair, Pledge, Verdict
 from swarmnet.wire.convert import Reader, write_control
 from swarmnet.wire.fields import bitmap_problem, from_bitmap, to_bitmap

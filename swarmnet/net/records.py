@@ -367,8 +367,13 @@ def _announceable(record: Record) -> Record:
         eval_loss=eval_loss,
         tokens_per_second=record.tokens_per_second if math.isfinite(record.tokens_per_second) else 0.0,
         stages=tuple(replace(status, disk=status.disk[-MAX_ON_DISK:]) for status in record.stages),
-        complaints=tuple(replace(c, reason=c.reason[:MAX_REASON]) for c in record.complaints[:MAX_COMPLAINTS]),
+        complaints=tuple(replace(c, reason=_short(c.reason)) for c in record.complaints[:MAX_COMPLAINTS]),
     )
+
+
+def _short(reason: str) -> str:
+    """As much as a record holds, cut after a word."""
+    return reason if len(reason) <= MAX_REASON else reason[: MAX_REASON - 4].rpartition(" ")[0] + " ..."
 
 
 # ---------------------------------------------------------------- what is known of a run

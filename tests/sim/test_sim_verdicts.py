@@ -190,7 +190,7 @@ def test_a_convict_hears_of_it_and_what_its_operator_can_do(again: bool) -> None
         peer = swarm.nodes[3].peer
         assert peer.convicted.is_set() and "another --dir" in peer.conviction
         ended = list[str]()
-        with pytest.raises(UsageError, match="convicted of wrong work in stage 0.*step 7.*test its memory"):
+        with pytest.raises(UsageError, match=r"convicted of wrong work in stage 0.*step 7.*test its memory"):
             await until_convicted(peer, lambda event, fields: ended.append(event))
         assert ended == ["stopped"]
         swarm.kill(swarm.nodes[3])
