@@ -10,6 +10,7 @@ import errno
 import importlib
 import io
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from dataclasses import dataclass
 import click
 
 from swarmnet import __version__
+from swarmnet.cli import leave_at_once
 from swarmnet.errors import SwarmError, UsageError, leaves
 
 COMMANDS = {
@@ -50,6 +52,9 @@ COMMANDS = {
 }
 """Where each command is, below `swarmnet.cli`, in the order in which a newcomer types them."""
 
+_LEAVE_AT_ONCE = frozenset(["local", "join", "peer", "trainer", "bootstrap"])
+"""What handles Ctrl+C itself as soon as it has something to give back. All others are told by KeyboardInterrupt."""
+
 FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
 
 
@@ -81,6 +86,8 @@ class Lazy(click.Group):
         # Importing every command for `--help` would take seconds.
         command = getattr(importlib.import_module(f"swarmnet.cli.{module}"), name)
         assert isinstance(command, click.Command), cmd_name
+        if cmd_name not in _LEAVE_AT_ONCE and signal.getsignal(signal.SIGINT) is leave_at_once:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
         return command
 
     def resolve_command(

@@ -88,7 +88,8 @@ def supervise(
 ) -> int:
     """Run `command` until it ends by itself or is asked to; return its exit code, 128 + n after signal n.
 
-    Main thread only. Ctrl+C and SIGTERM are passed on, as often as they come. say: told each crash, in one line.
+    Main thread only. Ctrl+C and SIGTERM are passed on, as often as they come. The command starts with SIGINT blocked,
+    and unblocks it when it has a handler. say: told each crash, in one line.
     """
     return asyncio.run(_supervise(command, Revivals(pauses, rng or random.Random()), say))
 
@@ -107,7 +108,12 @@ async def _supervise(command: Sequence[str], revivals: Revivals, say: Callable[[
     while True:
         began_at = loop.time()
         # A session of its own keeps the terminal's Ctrl+C from reaching the child twice.
-        child = await asyncio.create_subprocess_exec(*dies_with_parent(*command), start_new_session=True)
+        # In an interpreter that starts it would be a traceback.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            child = await asyncio.create_subprocess_exec(*dies_with_parent(*command), start_new_session=True)
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         # A signal that came while the child was being started has reached nobody yet.
         if asked.is_set():
             child.send_signal(signal.SIGTERM)

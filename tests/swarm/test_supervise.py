@@ -35,9 +35,19 @@ def on(number, frame):
     %(first)s
 signal.signal(signal.SIGINT, on)
 signal.signal(signal.SIGTERM, on)
+signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 print(json.dumps({"pid": os.getpid(), "session": os.getsid(0)}), flush=True)
 while True:
     signal.pause()
+"""
+
+
+# It has no handler until the signal is there.
+HELD = """
+import signal, time
+print("{}", flush=True)
+while signal.SIGINT not in signal.sigpending():
+    time.sleep(0.002)
 """
 
 
@@ -98,6 +108,13 @@ def test_the_first_signal_asks_and_the_second_ends(number: signal.Signals) -> No
     assert running.line() == {"caught": number}
     running.process.send_signal(number)
     assert running.end() == (128 + number, [{"heavy": []}])
+
+
+def test_ctrl_c_is_held_until_the_child_has_a_handler() -> None:
+    running = Running(HELD + CHILD % {"first": "sys.exit(0)"})
+    assert running.line() == {}
+    running.process.send_signal(signal.SIGINT)
+    assert running.end() == (0, [{"caught": signal.SIGINT}, {"heavy": []}])
 
 
 @pytest.mark.parametrize("code", [0, 2])

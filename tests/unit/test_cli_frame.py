@@ -3,8 +3,10 @@
 import errno
 import io
 import os
+import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 
 import click
 import pytest
@@ -95,6 +97,15 @@ def test_a_full_disk_is_named_with_how_to_go_on(boom, capfd, monkeypatch: pytest
     assert capfd.readouterr().err == f"swarmnet: error: {said}\n"
 
 
+@pytest.fixture
+def own_handler() -> Iterator[None]:
+    """`main` is for a process of its own."""
+    before = signal.getsignal(signal.SIGINT)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("own_handler")
 def test_main_exits_with_the_code(capsys) -> None:
     with pytest.raises(SystemExit) as caught:
         main(["--version"])
@@ -165,3 +176,44 @@ def test_a_terminal_that_knows_ascii_only_ends_nothing(monkeypatch: pytest.Monke
     assert run(["peer"]) == 0
     shown.flush()
     assert shown.buffer.getvalue() == b"loss 5.5 ? 3.8, 3 ? 2\n"
+
+
+AT_IMPORT = """
+import os, signal, sys
+from swarmnet.cli import main
+
+class Finder:
+    def find_spec(name, path=None, target=None):
+        if name == sys.argv[1]:
+            print(signal.getsignal(signal.SIGINT).__name__, flush=True)
+            signal.raise_signal(signal.SIGINT)
+
+sys.meta_path.insert(0, Finder)
+if sys.argv[2] == "held":
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    signal.raise_signal(signal.SIGINT)
+main(sys.argv[3:])
+"""
+
+
+@pytest.mark.parametrize(
+    ("module", "words", "handler"),
+    [
+        ("click", ["peer"], "leave_at_once"),
+        ("swarmnet.cli.serve", ["join", "x"], "leave_at_once"),
+        ("swarmnet.local.run", ["local", "--steps", "1"], "leave_at_once"),
+        ("swarmnet.peer.supervise", ["peer"], "leave_at_once"),
+        ("swarmnet.cli.weights", ["eval", "x"], "leave_at_once"),
+        ("swarmnet.net.swarm_link", ["status", "x"], "default_int_handler"),
+    ],
+    ids=str,
+)
+def test_ctrl_c_while_it_imports_ends_it_without_a_traceback(module: str, words: list[str], handler: str) -> None:
+    ended = subprocess.run([sys.executable, "-c", AT_IMPORT, module, "", *words], capture_output=True, text=True)
+    assert (ended.returncode, ended.stdout.strip(), ended.stderr.strip()) == (130, handler, "")
+
+
+def test_ctrl_c_that_was_held_while_the_interpreter_started_ends_it() -> None:
+    words = [sys.executable, "-c", AT_IMPORT, "none", "held", "peer", "--help"]
+    ended = subprocess.run(words, capture_output=True, text=True)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "")
