@@ -11,6 +11,8 @@ histories happened.
 | on the chain of others | another one: from there on it is another history |
 
 A restart gives up nothing unless half of those who signed what it gives up have signed what comes after it.
+
+Signers sign the chain, which begins with the run: a history without its first step may be of any run.
 """
 
 from __future__ import annotations
@@ -20,10 +22,11 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from swarmnet.audit.evidence import Evidence
 from swarmnet.audit.proof import Verify
 from swarmnet.audit.receipts import Receipt
-from swarmnet.ids import NO_CHAIN, Chain, PeerId, next_chain
-from swarmnet.messages import Commit, Stamp
+from swarmnet.ids import NO_CHAIN, Chain, PeerId, RunId, first_chain, next_chain
+from swarmnet.messages import Commit, Stamp, Verdict
 
 Digested = Callable[[Iterable[Commit]], bytes]
 """What of a step's commits goes into the chain (`step.commits.evidence`)."""
@@ -34,7 +37,8 @@ class MemberTally:
     """What one member counted in one stage."""
 
     steps: int = 0
-    indexes: int = 0
+    """In which it counted a microbatch."""
+    microbatches: int = 0
     tokens: int = 0
 
 
@@ -66,6 +70,24 @@ class StageHistory:
     missing: int = 0
     """Steps between the first and the last one without a receipt."""
     tallies: dict[PeerId, MemberTally] = field(default_factory=dict)
+    receipts: dict[int, Receipt] = field(default_factory=dict)
+    """What is counted, by step."""
+
+    @property
+    def run_proven(self) -> bool:
+        """Did those who signed its first step sign that it is of this run?"""
+        first = self.receipts[min(self.receipts)]
+        return first.stamp.chain == first_chain(RunId(first.run), self.stage)
+
+
+@dataclass(frozen=True, slots=True)
+class NamedLiar:
+    """That evidence names a member."""
+
+    stage: int
+    step: int
+    proven: bool
+    """Of this history; else the file alone says of which run it is, or who judged."""
 
 
 @dataclass(slots=True)
@@ -82,6 +104,11 @@ class Account:
         """The stages with more than one history."""
         stages = [history.stage for history in self.histories]
         return sorted({stage for stage in stages if stages.count(stage) > 1})
+
+    @property
+    def of_any_run(self) -> list[int]:
+        """The stages with a history of which nothing proves the run."""
+        return sorted({history.stage for history in self.histories if not history.run_proven})
 
 
 @dataclass(slots=True, eq=False)
@@ -300,6 +327,7 @@ def _history(path: Sequence[_Step], own: Sequence[_Step], gone: set[_Step]) -> S
     for step in path:
         finished = step.receipt.finished
         history.steps += 1
+        history.receipts[step.at.step] = step.receipt
         history.tokens += finished.num_tokens
         history.linked += step.joined
         if step.parent is not None:
@@ -308,6 +336,34 @@ def _history(path: Sequence[_Step], own: Sequence[_Step], gone: set[_Step]) -> S
             if indexes:
                 tally = history.tallies.setdefault(peer, MemberTally())
                 tally.steps += 1
-                tally.indexes += len(indexes)
+                tally.microbatches += len(indexes)
                 tally.tokens += sum(step.receipt.tokens[index] for index in indexes)
     return history
+
+
+# ---------------------------------------------------------------- who is convicted
+
+
+def convicts(history: StageHistory, run: str, papers: Iterable[Evidence]) -> dict[PeerId, NamedLiar]:
+    """Which members evidence names; of each the first step that is proven of this history, or the first one.
+
+    papers: none that is refused. What is of another run names nobody.
+    """
+    found: dict[PeerId, NamedLiar] = {}
+    for evidence in papers:
+        stamp, proven = evidence.pledge.stamp, _is_about(evidence, history)
+        if not proven and evidence.run != run:
+            continue
+        made = NamedLiar(stamp.stage, stamp.step, proven)
+        for peer in evidence.odd & history.tallies.keys():
+            found[peer] = min(found.get(peer, made), made, key=lambda one: (not one.proven, one.step))
+    return found
+
+
+def _is_about(evidence: Evidence, history: StageHistory) -> bool:
+    pledge, proof = evidence.pledge, evidence.proof
+    receipt = history.receipts.get(pledge.stamp.step)
+    if receipt is None or receipt.stamp != pledge.stamp:
+        return False
+    # Who judges what a peer has sent, that peer has not signed: it is convicted by those of this history alone.
+    return not (isinstance(proof, Verdict) and proof.sent is not None) or receipt.shares == pledge.shares

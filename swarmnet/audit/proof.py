@@ -79,22 +79,22 @@ def refusal(proof: Proof, contributors: Set[PeerId], verify: Verify) -> str:
     # A commit names so many at most: a list of another length is whole.
     known = contributors if len(contributors) != MAX_COUNTING else says_of(proof).keys()
     if pledge.peer not in known:
-        return "who pledged that did not contribute"
+        return "the peer that signed its pledge is not among those who contributed"
     if sent is not None and not (work is not None and _answers(sent, pledge, work)):
-        return "what was sent was made of something else"
+        return "what was sent was made of something else than what was counted, so the two may differ"
     case, seen = case_of(pledge, work, sent), {accused}
     for finding in proof.findings:
         # The accused has its say by its pledge.
         if finding.peer in seen:
-            return "somebody has two voices"
+            return "one peer has two voices in it"
         seen.add(finding.peer)
         if finding.case != case:
             return "a finding is of another case"
     if settled(says_of(proof), jury_of(contributors, accused)) is None:
-        return "no more than half of the jury agree"
+        return "no more than half of those who judge found the same, so it names nobody"
     wrong = odd(proof, contributors)
     if not wrong:
-        return "all say the same"
+        return "all who judged found what the accused says, so nobody lied"
     # Signatures cost time. Those come first that nobody can have but from whoever is to be convicted.
     if sent is not None and not verify(accused, sent_statement(sent), sent.signature):
         return "the accused has not signed what it sent"
@@ -111,14 +111,14 @@ def _of_pair(pair: Pair, verify: Verify) -> str:
     if not all(verify(pledge.peer, statement(pledge), pledge.signature) for pledge in (first, second)):
         return "a pledge is not signed by its peer"
     if not contradict(first, second):
-        return "one peer may have signed both pledges"
+        return "an honest peer may have signed both pledges"
     return ""
 
 
 def _of_missent(missent: Missent, verify: Verify) -> str:
     pledge, work, sent = missent.pledge, missent.work, missent.sent
     if (pledge.peer, pledge.stamp, work.index) != (sent.peer, sent.stamp, sent.index):
-        return "it is not about one work of one peer"
+        return "its pledge and what was sent are not of one microbatch and one peer"
     # Who computes a microbatch twice, of two inputs, says so.
     if work.resent or sent.again:
         return "an honest peer may have sent something else, too"

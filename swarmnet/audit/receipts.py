@@ -128,15 +128,21 @@ def append(path: Path, receipt: Receipt) -> None:
         file.write(receipt.to_line())
 
 
-def read(path: Path) -> Iterator[Receipt]:
-    """The receipts of a file; of a line that a kill cut short, none. Raises OSError; ValueError, in words."""
+def read(path: Path, damaged: list[str]) -> Iterator[Receipt]:
+    """The receipts of a file; of a line that a kill cut short, none. Raises OSError.
+
+    Args:
+        damaged: hears which other lines are no receipts, in words.
+    """
     with path.open(encoding="ascii", errors="replace") as file:
         for number, line in enumerate(file, 1):
             if line.endswith("\n"):
                 try:
-                    yield Receipt.from_line(line)
+                    receipt = Receipt.from_line(line)
                 except ValueError as error:
-                    raise ValueError(f"line {number} is {error}") from error
+                    damaged.append(f"line {number} is {error}")
+                else:
+                    yield receipt
 
 
 def _text(data: bytes) -> str:

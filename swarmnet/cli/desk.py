@@ -107,7 +107,8 @@ def caps(ctx: click.Context, /, directory: Path, as_json: bool, **_: Any) -> int
 def contributed(directory: Path, as_json: bool) -> int:
     """What a peer has contributed since it first started with its --dir.
 
-    It need not run.
+    It need not run. A microbatch is counted when it is in a committed sum. Steps are those that the peer has applied,
+    of all its stages; `swarmnet receipts` has those in which it counted a microbatch.
 
     \b
     Example:

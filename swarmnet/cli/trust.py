@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,48 +12,98 @@ import click
 
 from swarmnet.cli.settings import SETTINGS, TypedPath, with_json
 from swarmnet.errors import UsageError
-from swarmnet.telemetry.text import counted
+from swarmnet.telemetry.text import counted, printable
 
 if TYPE_CHECKING:
     from swarmnet.audit.evidence import Evidence
-    from swarmnet.audit.histories import Account, StageHistory, Stretch
+    from swarmnet.audit.histories import Account, NamedLiar, StageHistory, Stretch
     from swarmnet.audit.receipts import Receipt
+    from swarmnet.ids import PeerId
+
+
+def _paths(places: Iterable[Path], inside: Callable[[Path], Iterable[Path]]) -> list[Path]:
+    """The files named, and of directories what `inside` finds there. Raises UsageError."""
+    found: dict[Path, None] = {}
+    for place in places:
+        try:
+            place.stat()
+            found |= dict.fromkeys(sorted(inside(place)) if place.is_dir() else [place])
+        except OSError as error:
+            raise UsageError(f"cannot read {place} ({error.strerror or error})") from error
+    return list(found)
+
+
+_NOT_REGULAR = "it is not a regular file"
+"""A pipe may never end."""
 
 
 @click.command("verify", context_settings=SETTINGS)
-@click.argument("files", nargs=-1, required=True, type=TypedPath(path_type=Path, dir_okay=False), metavar="EVIDENCE...")
-def verify(files: tuple[Path, ...]) -> int:
+@click.argument("places", nargs=-1, required=True, type=TypedPath(path_type=Path), metavar="DIR_OR_FILE...")
+def verify(places: tuple[Path, ...]) -> int:
     """Check evidence that a peer did wrong: who, in what, and what proves it. Needs no run and no network.
 
-    EVIDENCE is a file that a replica wrote when it convicted somebody. Exit code: 0 if each file proves what it says, 1
-    if one does not.
+    FILE is what a replica wrote when it convicted somebody. Of DIR, all files *.json in directories `evidence` at any
+    depth are checked, and those directly in DIR. Exit code: 0 if each file proves what it says, 1 if one does not. That
+    it happened in the run that a file names is proven if the output says "of run", not if it says "the file calls".
 
     \b
-    Example:
+    Examples:
+      swarmnet verify ~/.swarmnet/peer
       swarmnet verify ~/.swarmnet/peer/evidence/*.json
     """
+    if not (paths := _paths(places, _evidence_in)):
+        raise UsageError(
+            f"no evidence in {', '.join(map(str, places))}: name files, or the --dir of a peer that has convicted "
+            "somebody"
+        )
+    refused = False
+    for path in paths:
+        try:
+            words = _words(_proven(path))
+        except ValueError as error:
+            words, refused = f"this file proves nothing: {error}", True
+        click.echo(f"{printable(str(path))}: {words}")
+    return int(refused)
+
+
+def _evidence_in(place: Path) -> Iterable[Path]:
+    """Raises OSError."""
+    found, left = set(place.rglob("evidence/*.json")), []
+    for path in sorted(place.glob("*.json")):
+        # A peer's directory has other JSON, too.
+        if place.resolve().name != "evidence" and path.is_file() and b"swarmnet evidence" not in path.read_bytes():
+            left.append(printable(path.name))
+        else:
+            found.add(path)
+    if left:
+        click.echo(f"{printable(str(place))}: left out, being no evidence: {_some(left)}", err=True)
+    return found
+
+
+def _proven(path: Path) -> Evidence:
+    """Raises ValueError, in words: why it proves nothing."""
     from swarmnet.audit.evidence import Evidence
     from swarmnet.net.identity import verify as signed
 
-    refused = False
-    for path in files:
-        try:
-            evidence = Evidence.from_json(path.read_text(encoding="utf-8"))
-            why = evidence.refusal(signed)
-        except ValueError as error:
-            why = str(error)
-        except OSError as error:
-            raise UsageError(f"cannot read {path} ({error.strerror or error})") from error
-        refused |= bool(why)
-        click.echo(f"{path}: proves nothing: {why}" if why else f"{path}: {_words(evidence)}")
-    return int(refused)
+    try:
+        if not path.is_file():
+            raise ValueError(_NOT_REGULAR)
+        evidence = Evidence.from_json(path.read_text(encoding="utf-8"))
+    except UnicodeDecodeError as error:
+        raise ValueError("it is not text") from error
+    except OSError as error:
+        raise ValueError(f"it cannot be read ({error.strerror or error})") from error
+    if why := evidence.refusal(signed):
+        raise ValueError(why)
+    return evidence
 
 
 def _words(evidence: Evidence) -> str:
     from swarmnet.messages import Missent, Pair
 
-    proof, stamp = evidence.proof, evidence.pledge.stamp
-    where = f"in step {stamp.step} of stage {stamp.stage} of run {evidence.run[:12]}"
+    proof, stamp, run = evidence.proof, evidence.pledge.stamp, evidence.run[:12]
+    of = f"run {run}" if evidence.run_proven else f"a run that the file calls {run} (which nothing in it proves)"
+    where = f"in step {stamp.step} of stage {stamp.stage} of {of}"
     if isinstance(proof, Pair):
         return f"{evidence.pledge.peer} lied {where}: it signed two different pledges for one sum"
     if isinstance(proof, Missent):
@@ -61,10 +112,15 @@ def _words(evidence: Evidence) -> str:
     what = "its contribution" if proof.work is None else f"microbatch {proof.work.index}"
     odd, agree, jury = evidence.count
     about = "" if odd == {evidence.pledge.peer} else f" of {evidence.pledge.peer}"
+    judges = ""
     if proof.sent is not None:
-        what = f"the {proof.sent.kind} that it sent of {what}"
-        about = f" ({evidence.pledge.peer} says who judges)"
-    return f"{' and '.join(sorted(odd))} lied {where}, about {what}{about}: {agree} of a jury of {jury} found otherwise"
+        what, about = f"the {proof.sent.kind} that it sent of {what}", ""
+        judges = (
+            f". Who judges was signed by {evidence.pledge.peer}, not by the accused: believe it if you know that the "
+            "jury took part in the run"
+        )
+    names = " and ".join(sorted(odd))
+    return f"{names} lied {where}, about {what}{about}: {agree} of a jury of {jury} found otherwise{judges}"
 
 
 @click.command("receipts", context_settings=SETTINGS)
@@ -73,31 +129,45 @@ def _words(evidence: Evidence) -> str:
 def receipts(places: tuple[Path, ...], as_json: bool) -> int:
     """Show who counted what in a run, proven by the receipts that replicas keep. Needs no run and no network.
 
-    DIR is searched for receipts at any depth; those of several replicas are put together. Exit code: 0 if all of them
-    are proven and tell one history of each stage, 1 if not. A history is the word of those who signed it.
+    DIR is searched for receipts at any depth; those of several replicas are put together. Whom evidence there convicts
+    is marked. A step is proven by the chain if the next step's signers signed a hash of it. A member's steps are those
+    in which it counted a microbatch; `swarmnet contributed` has those that it applied.
+
+    Exit code: 0 if all receipts are proven, tell one history of each stage, and reach the first step, which alone
+    proves the run's id; 1 if not. A history is the word of those who signed it.
 
     \b
     Example:
       swarmnet receipts ~/.swarmnet/peer
     """
     from swarmnet.audit.histories import account
+    from swarmnet.audit.receipts import FILES
     from swarmnet.net.identity import verify as signed
     from swarmnet.step.commits import evidence
 
     runs: dict[str, list[tuple[str, Receipt]]] = {}
-    for file, receipt in _read(places):
-        runs.setdefault(receipt.run, []).append((file, receipt))
-    if not runs:
+    damaged = False
+    for path in _paths(places, lambda place: place.rglob(FILES)):
+        told, bad = _read(path)
+        for receipt in told:
+            runs.setdefault(receipt.run, []).append((str(path), receipt))
+        for line in bad[:_MOST_NAMED]:
+            click.echo(f"{printable(str(path))}: {line}", err=True)
+        if len(bad) > _MOST_NAMED:
+            click.echo(f"{printable(str(path))}: {counted(len(bad) - _MOST_NAMED, 'more line')} like these", err=True)
+        damaged |= bool(bad)
+    if not runs and not damaged:
         raise UsageError(
             f"no receipts in {', '.join(map(str, places))}: name the --dir of a peer that has taken part in a run with "
             "audits (the manifest's table [audit])"
         )
+    papers = _papers(place for place in places if place.is_dir())
     accounts = {run: account(told, signed, evidence) for run, told in runs.items()}
     if as_json:
-        click.echo(json.dumps({run: _facts(found) for run, found in accounts.items()}, indent=2))
+        click.echo(json.dumps({run: _facts(run, found, papers) for run, found in accounts.items()}, indent=2))
     else:
         for run, found in accounts.items():
-            _show(run, found)
+            _show(run, found, papers)
     for run, found in accounts.items():
         for stage in found.contested:
             click.echo(
@@ -105,47 +175,81 @@ def receipts(places: tuple[Path, ...], as_json: bool) -> int:
                 "peers of the run for their receipts",
                 err=True,
             )
-    return int(any(found.refused or found.contested for found in accounts.values()))
+        for stage in found.of_any_run:
+            click.echo(
+                f"stage {stage}: run {run[:12]} as the file says: without a receipt of the stage's first step nothing "
+                "proves which run it is. Add those of a peer that was there from the start",
+                err=True,
+            )
+    return int(damaged or any(found.refused or found.contested or found.of_any_run for found in accounts.values()))
 
 
-def _read(places: tuple[Path, ...]) -> Iterator[tuple[str, Receipt]]:
-    from swarmnet.audit.receipts import FILES, is_cut, read
+def _read(path: Path) -> tuple[list[Receipt], list[str]]:
+    """The receipts of a file, and what is wrong with it."""
+    from swarmnet.audit.receipts import is_cut, read
 
-    for place in places:
-        for path in sorted(place.rglob(FILES)) if place.is_dir() else [place]:
-            try:
-                for receipt in read(path):
-                    yield str(path), receipt
-                if is_cut(path):
-                    click.echo(f"{path}: its last line was cut short, and does not count", err=True)
-            except ValueError as error:
-                raise UsageError(f"{path}: {error}") from error
-            except OSError as error:
-                raise UsageError(f"cannot read {path} ({error.strerror or error})") from error
+    found: list[Receipt] = []
+    bad: list[str] = []
+    try:
+        if not path.is_file():
+            return [], [_NOT_REGULAR]
+        found.extend(read(path, bad))
+        if is_cut(path):
+            click.echo(f"{printable(str(path))}: its last line was cut short, and does not count", err=True)
+    except OSError as error:
+        bad.append(f"it cannot be read ({error.strerror or error})")
+    return found, bad
+
+
+def _papers(directories: Iterable[Path]) -> list[Evidence]:
+    """The evidence beside receipts that proves something; what does not is said."""
+    found = []
+    for path in _paths(directories, lambda place: place.rglob("evidence/*.json")):
+        try:
+            found.append(_proven(path))
+        except ValueError as error:
+            click.echo(f"{printable(str(path))}: this file proves nothing: {error}", err=True)
+    return found
 
 
 _MOST_NAMED = 8
-"""Signers or files of a history that are shown."""
+"""Signers, files of a history, or damaged lines that are shown."""
 
 
-def _show(run: str, found: Account) -> None:
+def _show(run: str, found: Account, papers: list[Evidence]) -> None:
+    from swarmnet.audit.histories import convicts
+
     click.echo(f"run {run[:12]}")
     number = 0
     for at, history in enumerate(found.histories):
         stage = history.stage
         number = number + 1 if at and found.histories[at - 1].stage == stage else 1
         which = f", history {number}" if stage in found.contested else ""
-        missing = f", {counted(history.missing, 'step')} missing" if history.missing else ""
-        proven = f"{counted(history.steps, 'step')}, {history.linked} of them with the chain"
-        click.echo(f"  stage {stage}{which}: {proven}{missing}; {history.tokens:,} tokens")
+        of = "" if history.run_proven else f" of run {run[:12]} as the file says"
+        proven = f"{counted(history.steps, 'step')}, {history.linked:,} of them proven by the chain"
+        click.echo(f"  stage {stage}{of}{which}: {proven}; {history.tokens:,} tokens")
         files = f"; told by {_some(history.files)}" if which else ""
         click.echo(f"    {_signed(history.own)}{files}")
+        if history.missing:
+            click.echo(
+                f"    {counted(history.missing, 'step')} missing in between: signers alone join what is before and "
+                "after; add receipts of peers that were there"
+            )
         if history.given_up is not None:
             click.echo(f"    a restart gave up {counted(history.given_up.steps, 'step')}, {_signed(history.given_up)}")
+        wrong = convicts(history, run, papers)
         for peer, tally in sorted(history.tallies.items()):
-            click.echo(f"    {peer} {tally.steps:>7} steps {tally.indexes:>9} indexes {tally.tokens:>15,} tokens")
+            work, where = counted(tally.microbatches, "microbatch"), counted(tally.steps, "step")
+            marked = _marked(wrong[peer], stage) if peer in wrong else ""
+            click.echo(f"    {peer} counted {work:>20} in {where:>13}, {tally.tokens:>15,} tokens{marked}")
     for line in found.refused:
         click.echo(f"  not counted: {line}")
+
+
+def _marked(conviction: NamedLiar, stage: int) -> str:
+    of = "" if conviction.stage == stage else f" of stage {conviction.stage}"
+    says = "" if conviction.proven else ", as a file says of this run"
+    return f" (convicted: step {conviction.step}{of}{says})"
 
 
 def _signed(part: Stretch) -> str:
@@ -158,17 +262,27 @@ def _some(names: list[str]) -> str:
     return ", ".join(names[:_MOST_NAMED]) + more
 
 
-def _facts(found: Account) -> dict[str, object]:
-    return {"histories": [_facts_of(history) for history in found.histories], "refused": found.refused}
+def _facts(run: str, found: Account, papers: list[Evidence]) -> dict[str, object]:
+    from swarmnet.audit.histories import convicts
+
+    histories = [_facts_of(history, convicts(history, run, papers)) for history in found.histories]
+    return {"histories": histories, "refused": found.refused}
 
 
-def _facts_of(history: StageHistory) -> dict[str, object]:
+def _facts_of(history: StageHistory, wrong: Mapping[PeerId, NamedLiar]) -> dict[str, object]:
     members = [
-        {"peer": peer, "steps": tally.steps, "indexes": tally.indexes, "tokens": tally.tokens}
+        {
+            "peer": peer,
+            "steps": tally.steps,
+            "microbatches": tally.microbatches,
+            "tokens": tally.tokens,
+            "convicted": asdict(wrong[peer]) if peer in wrong else None,
+        }
         for peer, tally in sorted(history.tallies.items())
     ]
     return {
         "stage": history.stage,
+        "run_proven": history.run_proven,
         "steps": history.steps,
         "linked": history.linked,
         "missing": history.missing,

@@ -11,6 +11,7 @@ from typing import Any
 from swarmnet.config.check import SettingsLayer, merge, resolve
 from swarmnet.config.peer import Hours, PeerConfig
 from swarmnet.errors import UsageError
+from swarmnet.telemetry.text import counted
 
 ASKS = ("pause", "resume", "drain", "caps", "contributed", "links")
 """What can be asked: each is a command of that name, but `links`, which `swarmnet dashboard` asks."""
@@ -51,7 +52,8 @@ class WorkDone:
     def words(self, day: str) -> str:
         """In a line. day: of `since`."""
         return (
-            f"{self.microbatches:,} microbatches in {self.steps:,} steps, {_time(self.seconds)} served, "
+            f"{counted(self.microbatches, 'microbatch')} counted, {counted(self.steps, 'step')} applied, "
+            f"{_time(self.seconds)} served, "
             f"{_size(self.sent)} sent and {_size(self.received)} received since {day}"
         )
 

@@ -9,5 +9,6 @@ def printable(text: str) -> str:
 
 
 def counted(number: int, noun: str) -> str:
-    """1 peer, 2 peers."""
-    return f"{number} {noun}{'' if number == 1 else 's'}"
+    """1 peer, 2 peers, 1,000 batches."""
+    more = "" if number == 1 else "es" if noun.endswith("ch") else "s"
+    return f"{number:,} {noun}{more}"

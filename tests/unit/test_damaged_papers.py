@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import math
+import os
 from dataclasses import replace
 
 import pytest
@@ -131,5 +132,71 @@ def test_a_peer_starts_with_whatever_is_among_its_evidence(tmp_path, capsys, tex
 def test_a_receipt_of_no_run_is_refused(tmp_path, capsys, run: object) -> None:
     path = tmp_path / "receipts-stage-0.jsonl"
     path.write_text(json.dumps(json.loads(RECEIPTS[0].to_line()) | {"run": run}) + "\n")
-    assert swarmnet(["receipts", str(path)]) == 2
+    assert swarmnet(["receipts", str(path)]) == 1
     assert "its run is not 64 hex digits" in capsys.readouterr().err
+
+
+# ---------------------------------------------------------------- the commands go on with the others
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        (evidence_with(contributions=[]), "its contributions are not a table of peers"),
+        (evidence_with(voided=7), "not hex digits"),
+        (evidence_with(voided="zz"), "not hex digits"),
+        (evidence_with(verdict=7), "its proof has fields that are damaged"),
+        ("9" * 5000, "a number that is too long"),
+        (json.dumps(json.loads(GOOD.to_json()) | {"pair": {}}), "not one proof"),
+        (b"\x80", "it is not text"),
+    ],
+)
+def test_verify_goes_on_after_what_is_damaged_and_says_it_in_words(
+    tmp_path, capsys, text: str | bytes, why: str
+) -> None:
+    (tmp_path / "a.json").write_bytes(text if isinstance(text, bytes) else text.encode())
+    (tmp_path / "b.json").write_text(GOOD.to_json())
+    assert swarmnet(["verify", str(tmp_path / "a.json"), str(tmp_path / "b.json")]) == 1
+    first, second = capsys.readouterr().out.splitlines()
+    assert first.startswith(f"{tmp_path}/a.json: this file proves nothing: ") and why in first
+    assert (
+        not any(word in first for word in ("object", "codec", "fromhex", "Traceback")) and " lied in step 7" in second
+    )
+
+
+def test_verify_takes_directories(tmp_path, capsys) -> None:
+    deep = tmp_path / "peers" / "one" / "evidence"
+    deep.mkdir(parents=True)
+    (deep / "a.json").write_text(GOOD.to_json())
+    (tmp_path / "sent.json").write_text(SENT_OTHER.to_json())
+    (tmp_path / "contributed.json").write_text("{}")
+    assert swarmnet(["verify", str(tmp_path)]) == 0
+    told = capsys.readouterr()
+    assert [line.partition(":")[0] for line in told.out.splitlines()] == [f"{deep}/a.json", f"{tmp_path}/sent.json"]
+    assert told.err == f"{tmp_path}: left out, being no evidence: contributed.json\n"
+    # In `evidence` nothing is left out.
+    (deep / "b.json").write_text("{}")
+    assert swarmnet(["verify", str(deep)]) == 1
+    (tmp_path / "empty").mkdir()
+    assert swarmnet(["verify", str(tmp_path / "empty")]) == 2
+
+
+@pytest.mark.parametrize("command", ["verify", "receipts"])
+def test_a_pipe_is_refused(tmp_path, capsys, command: str) -> None:
+    os.mkfifo(pipe := tmp_path / "pipe")
+    assert swarmnet([command, str(pipe)]) == 1
+    told = capsys.readouterr()
+    assert "it is not a regular file" in told.out + told.err and (told.out + told.err).count("\n") == 1
+
+
+def test_damaged_lines_are_named_and_the_others_counted(tmp_path, capsys) -> None:
+    lines = [one.to_line() for one in RECEIPTS]
+    (tmp_path / "receipts-a.jsonl").write_text("".join([*lines[:2], "x\n", *lines[2:4], "{}\n"]))
+    (tmp_path / "receipts-b.jsonl").write_text("y\n" * 20 + "".join(lines[4:]))
+    assert swarmnet(["receipts", str(tmp_path)]) == 1
+    told = capsys.readouterr()
+    assert "stage 0: 3 steps, 2 of them proven by the chain;" in told.out
+    said = told.err.splitlines()
+    assert said[0] == f"{tmp_path}/receipts-a.jsonl: line 3 is no receipt: it is not JSON"
+    assert said[1] == f"{tmp_path}/receipts-a.jsonl: line 6 is no receipt: its fields are damaged"
+    assert said[-1] == f"{tmp_path}/receipts-b.jsonl: 12 more lines like these" and len(said) == 11

@@ -156,7 +156,7 @@ def test_what_was_contributed_is_kept(tmp_path: Path, capsys: pytest.CaptureFixt
         with_desk(tmp_path, works)
         assert json.loads(capsys.readouterr().out)["microbatches"] == 3 * lives
     assert run(["contributed", "--dir", str(tmp_path)]) == 0, "nobody runs there any more"
-    assert capsys.readouterr().out.startswith("6 microbatches in 0 steps")
+    assert capsys.readouterr().out.startswith("6 microbatches counted, 0 steps applied")
     (tmp_path / CONTRIBUTED).write_text("x")
     assert run(["contributed", "--dir", str(tmp_path)]) == 2
     (tmp_path / CONTRIBUTED).unlink()

@@ -8,12 +8,13 @@ from dataclasses import replace
 
 import pytest
 
-from swarmnet.audit.histories import Account, StageHistory, account
-from swarmnet.audit.pledge import shares_of, statement
+from swarmnet.audit.evidence import Evidence
+from swarmnet.audit.histories import Account, NamedLiar, StageHistory, account, convicts
+from swarmnet.audit.pledge import finding_statement, leaf, path_of, root_of, sent_statement, shares_of, statement
 from swarmnet.audit.receipts import Receipt, append, read
 from swarmnet.cli.frame import run as swarmnet
 from swarmnet.ids import NO_RESTART, Ballot, Chain, Generation, Restart, RoundId, RunId, first_chain, next_chain
-from swarmnet.messages import Commit, Finished, Pledge, Stamp
+from swarmnet.messages import Case, Commit, Finding, Finished, Pair, Pledge, Sent, Stamp, Verdict, WorkRecord
 from swarmnet.net.identity import Identity, verify
 from swarmnet.step.commits import commit_of, evidence
 
@@ -77,7 +78,7 @@ def test_the_sum_over_members_is_the_run(overlap: int | None, joined: int) -> No
         found = history(kept, stage)
         assert found.tokens == (6 - joined) * BATCH * TOKENS == sum(t.tokens for t in found.tallies.values())
         assert (found.steps, found.linked, found.missing) == (6 - joined, 5 - joined, 0)
-        assert found.tallies[MEMBERS[0].peer].indexes == 2 * (6 - joined)
+        assert found.tallies[MEMBERS[0].peer].microbatches == 2 * (6 - joined)
         assert found.own.signers == {one.peer for one in MEMBERS}
 
 
@@ -265,10 +266,10 @@ def test_the_command_shows_and_proves(tmp_path, capsys) -> None:
         append(place, receipt)
     with place.open("a") as file:
         file.write('{"run": "cut sho')  # the process was killed
-    assert len(list(read(place))) == 6
+    assert len(list(read(place, []))) == 6
     assert swarmnet(["receipts", str(tmp_path)]) == 0
     shown = capsys.readouterr().out
-    assert "stage 1: 3 steps, 2 of them with the chain; 1,152 tokens" in shown
+    assert "stage 1: 3 steps, 2 of them proven by the chain; 1,152 tokens" in shown
     assert swarmnet(["receipts", str(place), "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)[RUN]["histories"]
     assert [one["stage"] for one in facts] == [0, 1]
@@ -277,7 +278,7 @@ def test_the_command_shows_and_proves(tmp_path, capsys) -> None:
     assert swarmnet(["receipts", str(other)]) == 1
     assert swarmnet(["receipts", str(tmp_path / "peer" / "none")]) == 2
     other.write_text("nonsense\n")
-    assert swarmnet(["receipts", str(other)]) == 2
+    assert swarmnet(["receipts", str(other)]) == 1
 
 
 def test_a_cut_line_is_said_and_a_damaged_one_refused_in_words(tmp_path, capsys) -> None:
@@ -291,7 +292,7 @@ def test_a_cut_line_is_said_and_a_damaged_one_refused_in_words(tmp_path, capsys)
     assert swarmnet(["receipts", str(path)]) == 0 and not capsys.readouterr().err
     for bad, why in (("# übrig\n", "not JSON"), (lines[0].replace('"sum": "', '"sum": "AAAA'), "damaged")):
         path.write_text(bad, encoding="utf-8")
-        assert swarmnet(["receipts", str(path)]) == 2
+        assert swarmnet(["receipts", str(path)]) == 1
         assert why in (said := capsys.readouterr().err) and len(said.strip().splitlines()) == 1
 
 
@@ -300,9 +301,111 @@ def test_what_follows_a_cut_line_stands_on_one_of_its_own(tmp_path) -> None:
     path, (first, second) = tmp_path / "receipts-stage-0.jsonl", receipts_of(2, stages=1)
     path.write_text(first.to_line() + second.to_line()[:-9])
     append(path, second)
-    assert list(read(path)) == [first, second]
+    assert list(read(path, [])) == [first, second]
 
 
 def test_chains_are_of_the_run() -> None:
     (receipt,) = receipts_of(1, stages=1)
     assert receipt.stamp.chain == first_chain(RUN, 0) != Chain("")
+
+
+def written(path, receipts: list[Receipt]) -> list[str]:
+    for receipt in receipts:
+        append(path, receipt)
+    return ["receipts", str(path.parent)]
+
+
+def test_a_history_without_its_first_step_may_be_of_any_run(tmp_path, capsys) -> None:
+    """What is of step 0 cannot be taken for another run's; what comes later can."""
+    words = written(tmp_path / "receipts.jsonl", [replace(one, run="ef" * 32) for one in HONEST[1:]])
+    assert swarmnet(words) == 1
+    told = capsys.readouterr()
+    assert "stage 0 of run efefefefefef as the file says: 5 steps" in told.out
+    assert told.err.startswith("stage 0: run efefefefefef as the file says: ") and told.err.count("\n") == 1
+    assert swarmnet([*words, "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["ef" * 32]["histories"][0]["run_proven"] is False
+    assert not history(HONEST[1:]).run_proven and history(HONEST).run_proven
+    # Where steps overlap, the step after the first one names the first chain, too.
+    assert history(receipts_of(6, stages=1, overlap=0)[1:]).run_proven
+
+
+def test_missing_steps_and_a_single_one_are_said_in_words(tmp_path, capsys) -> None:
+    assert swarmnet(written(tmp_path / "receipts.jsonl", [HONEST[0], *HONEST[4:]])) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert said[1] == "  stage 0: 3 steps, 1 of them proven by the chain; 1,152 tokens"
+    assert said[3].startswith("    3 steps missing in between: ") and "add receipts of peers" in said[3]
+    (tmp_path / "one").mkdir()
+    assert swarmnet(written(tmp_path / "one" / "receipts.jsonl", HONEST[:1])) == 0
+    said = capsys.readouterr().out
+    assert "2 microbatches in        1 step," in said and "1 steps" not in said and "index" not in said
+
+
+LIAR = MEMBERS[0]
+
+
+def lied_twice(receipt: Receipt, run: str = RUN) -> Evidence:
+    """LIAR has signed two pledges of that sum."""
+    first = signed(LIAR, receipt.stamp, receipt.finished)
+    second = replace(first, work_root=d("other"))
+    second = replace(second, signature=LIAR.sign(statement(second)))
+    return Evidence(run, receipt.finished.contributions, frozenset(), Pair(first, second))
+
+
+def sent_falsely(receipt: Receipt, judges: list[Identity]) -> Evidence:
+    """LIAR has sent what these find false; the first of them has pledged that all of them contributed."""
+    shares = tuple((one.peer, Generation(0, 0), frozenset({at})) for at, one in enumerate(judges))
+    if {one.peer for one in judges} == {one.peer for one in MEMBERS}:
+        shares = receipt.finished.contributions
+    work = WorkRecord(0, d("in"), d("out"), d("g"), d("a"), 2.5, 96)
+    leaves = {0: leaf(work)}
+    pledge = signed(judges[0], receipt.stamp, replace(receipt.finished, contributions=shares))
+    pledge = replace(pledge, work_root=root_of(leaves))
+    pledge = replace(pledge, signature=judges[0].sign(statement(pledge)))
+    sent = Sent(receipt.stamp, 0, "output", d("false"), LIAR.peer, work.input, bytes(32))
+    sent = replace(sent, signature=LIAR.sign(sent_statement(sent)))
+    findings = []
+    for one in judges:
+        if one is not LIAR:
+            finding = Finding(Case(receipt.stamp, LIAR.peer, 0), work.output, one.peer)
+            findings.append(replace(finding, signature=one.sign(finding_statement(finding, pledge, "cpu", sent))))
+    return Evidence(
+        RUN, shares, frozenset(), Verdict(pledge, work, path_of(leaves, 0), tuple(findings), "cpu", sent=sent)
+    )
+
+
+def test_a_convict_is_marked_by_what_is_about_its_history() -> None:
+    kept = history(HONEST)
+    early, late = lied_twice(HONEST[2]), lied_twice(HONEST[4])
+    assert not early.refusal(verify)
+    assert convicts(kept, RUN, [late, early]) == {LIAR.peer: NamedLiar(0, 2, proven=True)}
+    # Whatever run the file names; what is of neither names nobody.
+    assert convicts(kept, RUN, [replace(early, run="ef" * 32)]) == {LIAR.peer: NamedLiar(0, 2, proven=True)}
+    elsewhere = lied_twice(after(HONEST, Restart(1, 1))[2])
+    assert convicts(kept, RUN, [elsewhere]) == {LIAR.peer: NamedLiar(0, 2, proven=False)}
+    assert convicts(kept, RUN, [elsewhere, late]) == {LIAR.peer: NamedLiar(0, 4, proven=True)}
+    assert not convicts(kept, RUN, [replace(elsewhere, run="ef" * 32)])
+
+
+def test_strangers_that_nobody_knows_as_a_jury_prove_nothing_of_a_history() -> None:
+    kept, strangers = history(HONEST), [Identity.from_seed(bytes([at]) * 32) for at in range(90, 94)]
+    theirs, ours = sent_falsely(HONEST[2], strangers), sent_falsely(HONEST[2], [*MEMBERS[1:], LIAR])
+    assert not theirs.refusal(verify) and not ours.refusal(verify)
+    assert convicts(kept, RUN, [theirs]) == {LIAR.peer: NamedLiar(0, 2, proven=False)}
+    assert convicts(kept, RUN, [ours]) == {LIAR.peer: NamedLiar(0, 2, proven=True)}
+
+
+def test_the_command_marks_convicts(tmp_path, capsys) -> None:
+    words = written(tmp_path / "receipts.jsonl", HONEST)
+    (tmp_path / "evidence").mkdir()
+    (tmp_path / "evidence" / "good.json").write_text(lied_twice(HONEST[2]).to_json())
+    (tmp_path / "evidence" / "bad.json").write_text("{}")
+    assert swarmnet(words) == 0
+    told = capsys.readouterr()
+    marked = [line for line in told.out.splitlines() if "convicted" in line]
+    assert len(marked) == 1 and LIAR.peer in marked[0] and marked[0].endswith(" tokens (convicted: step 2)")
+    assert told.err.startswith(f"{tmp_path}/evidence/bad.json: this file proves nothing: ")
+    assert swarmnet([*words, "--json"]) == 0
+    members = json.loads(capsys.readouterr().out)[RUN]["histories"][0]["members"]
+    assert {one["peer"]: one["convicted"] for one in members if one["convicted"]} == {
+        LIAR.peer: {"stage": 0, "step": 2, "proven": True}
+    }

@@ -118,7 +118,7 @@ def test_what_it_has_done_adds_up_over_its_lives() -> None:
     second.on_event("executed", {"stage": 0, "counted": 2})
     second.passed(1.0, 10, 10, serving=True)
     assert second.kept == WorkDone(1.0, 11, 3, 11.0, 1510, 910)
-    words = "11 microbatches in 3 steps, 0 min served, 0.0 MB sent and 0.0 MB received since 2026-11-23"
+    words = "11 microbatches counted, 3 steps applied, 0 min served, 0.0 MB sent and 0.0 MB received since 2026-11-23"
     assert ask(Desk(PeerConfig(), Wishes(), second), {"ask": "contributed"}).words == words
 
 
