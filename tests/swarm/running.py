@@ -8,10 +8,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import io
-import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -69,8 +66,8 @@ def train_locally(*words: str, settings: tuple[str, ...] = ()) -> tuple[int, str
 
 
 class Forked:
-    """A process, as far as tests need what `subprocess.Popen` has. starter: in whose directory and home it runs, if not
-    in ours."""
+    """A process, as far as tests need what `subprocess.Popen` has. starter: in whose directory, home and software
+    it runs, if not in ours."""
 
     def __init__(self, *words: str, log: Path, starter: Starter | None = None) -> None:
         with _one_at_a_time:
@@ -104,7 +101,7 @@ class Running:
     """One `swarmnet COMMAND` as a process, and what it says. As a context: it does not outlive the block.
 
     module: what is run, with `words`. host: the address it listens at. again: the directory is that of an earlier one.
-    package: where swarmnet is installed, if it is not the one under test.
+    starter: of another swarmnet, if it is not the one under test.
     """
 
     def __init__(
@@ -114,7 +111,7 @@ class Running:
         module: tuple[str, ...] = ("swarmnet",),
         host: str = "127.0.0.1",
         again: bool = False,
-        package: Path | None = None,
+        starter: Starter | None = None,
     ) -> None:
         self.directory, self.words = directory, words
         self.events: list[dict[str, Any]] = []
@@ -124,17 +121,7 @@ class Running:
         events = directory / f"events{before or ''}.jsonl"
         self._reader = EventReader(events)
         where = ("--dir", str(directory), "--host", host, "--events", str(events))
-        self.process: Forked | subprocess.Popen[bytes]
-        if package is None:
-            self.process = Forked("-m", *module, *words, *where, log=self.log)
-            return
-        with self.log.open("ab") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-P", "-m", *module, *words, *where],
-                stdout=log,
-                stderr=log,
-                env=os.environ | {"PYTHONPATH": os.pathsep.join((str(package), str(Path(__file__).parent)))},
-            )
+        self.process = Forked("-m", *module, *words, *where, log=self.log, starter=starter)
 
     def __enter__(self) -> Running:
         return self

@@ -23,7 +23,8 @@ from swarmnet.net.admission_files import new_owner, notices_beside, read_notices
 
 Start = Callable[..., Running]
 
-STEPS, LONGER, LONGEST = 120, 200, 210
+STEPS, LONGER, LONGEST = 60, 90, 94
+PAUSE_S = 0.03  # before each microbatch: it makes no more steps than extend it, while peers start
 
 
 @pytest.fixture
@@ -32,7 +33,8 @@ def start(tmp_path: Path) -> Iterator[Start]:
     started: list[Running] = []
 
     def begin(name: str, *words: str) -> Running:
-        started.append(Running(tmp_path / name, *words, again=True))
+        module = ("fed_slowly", str(PAUSE_S)) if words[0] == "trainer" else ("swarmnet",)
+        started.append(Running(tmp_path / name, *words, module=module, again=True))
         return started[-1]
 
     yield begin
@@ -46,7 +48,7 @@ def owned_run(folder: Path) -> Path:
     """A tiny run that somebody may extend."""
     path = write_tiny_run(folder, stages=2, steps=STEPS, microbatches=4)
     owner = new_owner(path)
-    optimizer = Optimizer(schedule="wsd", warmup_steps=10, decay_steps=40)
+    optimizer = Optimizer(schedule="wsd", warmup_steps=10, decay_steps=20)
     manifest = load(path).model_copy(update={"admission": Admission(key=owner.peer), "optimizer": optimizer})
     path.write_text(to_toml(manifest), encoding="utf-8")
     write_owner(path, owner)
@@ -79,7 +81,7 @@ def test_it_is_extended_under_kills_and_after_its_end(
     assert f"notice 1, {LONGER} steps" in capsys.readouterr().out
     (notice,) = [Extension.parse(text) for text in read_notices(notices_beside(path))]
     assert 20 < notice.since <= STEPS
-    for victim, version in (("s1b", notice.since), ("s0b", notice.since + 40)):
+    for victim, version in (("s1b", notice.since), ("s0b", notice.since + 20)):
         reached(first, version)
         peers[victim].process.send_signal(signal.SIGKILL)
         peers[victim].process.wait()

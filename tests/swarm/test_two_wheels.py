@@ -1,7 +1,7 @@
-"""A run's peers move to a new version of the software one by one: two wheels of this tree, real processes.
+"""A run's peers move to a new version of the software one by one: from this tree to a wheel of it, real processes.
 
-The second wheel has another version number, a later minor version of the protocol, and a field more in heartbeats and
-in records. A third one speaks another major version.
+The wheel has another version number, a later minor version of the protocol, and a field more in heartbeats and in
+records. A copy of what it installs speaks another major version.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from fed_slowly import SLOWLY
@@ -21,7 +22,9 @@ from swarmnet import PROTOCOL_VERSION, SOFTWARE, __version__
 from swarmnet.cli.frame import run
 from swarmnet.data.source import load_tokens
 from swarmnet.local.oracle import run_oracle
+from swarmnet.local.processes import child_starter
 from swarmnet.manifest.file import load
+from swarmnet.ranks.starter import Starter
 
 ROOT = Path(__file__).resolve().parents[2]
 MAJOR, MINOR = PROTOCOL_VERSION
@@ -52,26 +55,32 @@ LATER: Edit = {
 }
 
 
-def wheel(folder: Path, version: str, protocol: tuple[int, int], edits: Edit) -> Path:
-    """The tree with these edits, built as a wheel and installed without its dependencies: for PYTHONPATH."""
+def edit(source: Path, edits: Edit) -> None:
+    for name, changes in edits.items():
+        text = (source / name).read_text(encoding="utf-8")
+        for before, after in changes:
+            assert text.count(before) == 1, f"{name} has not one {before!r}"
+            text = text.replace(before, after)
+        (source / name).write_text(text, encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def new(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tree with the later edits, built as a wheel and installed without its dependencies: for PYTHONPATH."""
     pytest.importorskip("grpc_tools", reason="grpcio-tools is not installed: cannot add a field to a message")
+    folder = tmp_path_factory.mktemp("new")
     source, target = folder / "source", folder / "installed"
     without = shutil.ignore_patterns("__pycache__")
     for name in ("swarmnet", "proto"):
         shutil.copytree(ROOT / name, source / name, ignore=without)
     for path in (ROOT / name for name in ("pyproject.toml", "README.md", "LICENSE")):
         shutil.copy(path, source)
-    numbers = f"PROTOCOL_VERSION = ({MAJOR}, {MINOR})", f"PROTOCOL_VERSION = {protocol}"
+    numbers = f"PROTOCOL_VERSION = ({MAJOR}, {MINOR})", f"PROTOCOL_VERSION = ({MAJOR}, {MINOR + 1})"
     own: Edit = {
-        "swarmnet/__init__.py": ((f'__version__ = "{__version__}"', f'__version__ = "{version}"'), numbers),
-        "pyproject.toml": ((f'version = "{__version__}"', f'version = "{version}"'),),
+        "swarmnet/__init__.py": ((f'__version__ = "{__version__}"', '__version__ = "9.0.0"'), numbers),
+        "pyproject.toml": ((f'version = "{__version__}"', 'version = "9.0.0"'),),
     }
-    for name, changes in (own | edits).items():
-        text = (source / name).read_text(encoding="utf-8")
-        for before, after in changes:
-            assert text.count(before) == 1, f"{name} has not one {before!r}"
-            text = text.replace(before, after)
-        (source / name).write_text(text, encoding="utf-8")
+    edit(source, own | LATER)
     python = (sys.executable, "-P")
     subprocess.run([*python, str(source / "proto/generate.py")], check=True)
     pip = (*python, "-m", "pip", "--disable-pip-version-check", "-q")
@@ -85,11 +94,17 @@ def wheel(folder: Path, version: str, protocol: tuple[int, int], edits: Edit) ->
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Callable[..., Running]]:
+    """Starts `swarmnet ...` as it is installed in a folder, or of this tree."""
     started: list[Running] = []
+    starters: dict[Path, Starter] = {}
 
     def begin(package: Path | None, name: str, *words: str) -> Running:
+        if package is not None and package not in starters:
+            with mock.patch.object(sys, "path", [str(package), *sys.path]):
+                starters[package] = child_starter()
         module = SLOWLY if words[0] == "trainer" else ("swarmnet",)
-        started.append(Running(tmp_path / name, *words, module=module, again=True, package=package))
+        starter = None if package is None else starters[package]
+        started.append(Running(tmp_path / name, *words, module=module, again=True, starter=starter))
         return started[-1]
 
     yield begin
@@ -97,18 +112,18 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Running]]:
         each.process.kill()
     for each in started:
         each.process.wait()
+    for starter in starters.values():
+        starter.close()
 
 
 def test_peers_move_to_a_later_minor_version_one_by_one(
-    start: Callable[..., Running], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    new: Path, start: Callable[..., Running], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    old = wheel(tmp_path / "old", __version__, PROTOCOL_VERSION, {})
-    new = wheel(tmp_path / "new", "9.0.0", (MAJOR, MINOR + 1), LATER)
     later = f"swarmnet 9.0.0, protocol {MAJOR}.{MINOR + 1}"
     path = write_tiny_run(tmp_path, stages=2, steps=STEPS, microbatches=4)
     words = ("--manifest", str(path), "--device", "cpu", "--no-restart")
 
-    def serve(package: Path, name: str, bootstrap: str = "") -> Running:
+    def serve(package: Path | None, name: str, bootstrap: str = "") -> Running:
         stage = ("--stage", name[1], *(("--bootstrap", bootstrap) if bootstrap else ()))
         return start(package, name, "peer", *words, *stage)
 
@@ -117,10 +132,10 @@ def test_peers_move_to_a_later_minor_version_one_by_one(
         assert run(["status", str(path), "--bootstrap", bootstrap]) == 0
         return capsys.readouterr().out
 
-    first = serve(old, "s0a")
+    first = serve(None, "s0a")
     (address, *_) = first.says("listening")["dht"]
-    peers = {"s0a": first} | {name: serve(old, name, address) for name in ("s0b", "s1a", "s1b")}
-    start(old, "trainer", "trainer", "--manifest", str(path), "--bootstrap", address)
+    peers = {"s0a": first} | {name: serve(None, name, address) for name in ("s0b", "s1a", "s1b")}
+    start(None, "trainer", "trainer", "--manifest", str(path), "--bootstrap", address)
     first.until(lambda event: event["event"] == "applied" and event["version"] >= AFTER)
     seen = []
     for name, peer in list(peers.items()):
@@ -147,8 +162,12 @@ def test_peers_move_to_a_later_minor_version_one_by_one(
     assert all(event["loss"] == oracle.losses[event["step"]] for event in seen)
 
 
-def test_a_peer_of_another_major_version_is_refused_in_words(start: Callable[..., Running], tmp_path: Path) -> None:
-    other = wheel(tmp_path / "other", "9.0.0", (MAJOR + 1, 0), {})
+def test_a_peer_of_another_major_version_is_refused_in_words(
+    new: Path, start: Callable[..., Running], tmp_path: Path
+) -> None:
+    other = shutil.copytree(new, tmp_path / "other")
+    numbers = f"PROTOCOL_VERSION = ({MAJOR}, {MINOR + 1})", f"PROTOCOL_VERSION = ({MAJOR + 1}, 0)"
+    edit(other, {"swarmnet/__init__.py": (numbers,)})
     path = write_tiny_run(tmp_path, steps=STEPS)
     command = ("peer", "--manifest", str(path), "--stage", "0", "--device", "cpu", "--no-restart")
     here = start(None, "here", *command)
