@@ -219,15 +219,16 @@ _MOST_NAMED = 8
 def _show(run: str, found: Account, papers: list[Evidence]) -> None:
     from swarmnet.audit.histories import convicts
 
-    click.echo(f"run {run[:12]}")
+    proven = any(history.run_proven for history in found.histories)
+    click.echo(f"run {run[:12]}{'' if proven else ' as the file says'}")
     number = 0
     for at, history in enumerate(found.histories):
         stage = history.stage
         number = number + 1 if at and found.histories[at - 1].stage == stage else 1
         which = f", history {number}" if stage in found.contested else ""
         of = "" if history.run_proven else f" of run {run[:12]} as the file says"
-        proven = f"{counted(history.steps, 'step')}, {history.linked:,} of them proven by the chain"
-        click.echo(f"  stage {stage}{of}{which}: {proven}; {history.tokens:,} tokens")
+        steps = f"{counted(history.steps, 'step')}, {history.linked:,} of them proven by the chain"
+        click.echo(f"  stage {stage}{of}{which}: {steps}; {history.tokens:,} tokens")
         files = f"; told by {_some(history.files)}" if which else ""
         click.echo(f"    {_signed(history.own)}{files}")
         if history.missing:

@@ -320,7 +320,9 @@ def test_a_history_without_its_first_step_may_be_of_any_run(tmp_path, capsys) ->
     words = written(tmp_path / "receipts.jsonl", [replace(one, run="ef" * 32) for one in HONEST[1:]])
     assert swarmnet(words) == 1
     told = capsys.readouterr()
-    assert "stage 0 of run efefefefefef as the file says: 5 steps" in told.out
+    assert told.out.startswith(
+        "run efefefefefef as the file says\n  stage 0 of run efefefefefef as the file says: 5 steps"
+    )
     assert told.err.startswith("stage 0: run efefefefefef as the file says: ") and told.err.count("\n") == 1
     assert swarmnet([*words, "--json"]) == 1
     assert json.loads(capsys.readouterr().out)["ef" * 32]["histories"][0]["run_proven"] is False
