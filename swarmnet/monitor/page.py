@@ -73,7 +73,6 @@ class RunPage:
         self._stays: list[Stay] = []
         self._marks: list[dict[str, Any]] = []
         self._pace: dict[tuple[int, PeerId], _Executions] = {}
-        self._states: dict[tuple[int, PeerId], str] = {}
         self._columns: dict[str, list[float | int | None]] = {}
 
     def look(self, found: Assessment, curve: Curve, changes: Sequence[Change], *, new: bool, now: float) -> None:
@@ -84,40 +83,31 @@ class RunPage:
         at = newest.step if (newest := curve.newest) else 0
         for change in changes:
             if change.kind != "problem":
-                kind = self._stay(change, now=now)
-                self._marks.append({"step": at, "time": now, "kind": kind, "text": change.text})
+                self._stay(change, now=now)
+                self._marks.append({"step": at, "time": now, "kind": change.kind, "text": change.text})
         del self._marks[:-MOST_MARKS]
         ended = [stay for stay in self._stays if stay.ended is not None]
         for stay in ended[: max(len(self._stays) - MOST_STAYS, 0)]:
             self._stays.remove(stay)
         here = {(line.stage, replica.peer): replica for line in found.stages for replica in line.replicas}
-        self._states |= {who: replica.state for who, replica in here.items()}
-        # Who has just left is asked about once more, by the next look.
-        self._states = {who: state for who, state in self._states.items() if who in here or self._is_here(*who)}
         self._pace = {who: self._pace.get(who) or _Executions() for who in here}
         for who, replica in here.items():
             self._pace[who].hear(replica.executions, now)
         if new or not self._columns:
             self._columns = columns(curve)
 
-    def _stay(self, change: Change, *, now: float) -> str:
-        """Note a change of who is there. Returns its kind, or "gone" for who left without a word."""
+    def _stay(self, change: Change, *, now: float) -> None:
+        """Note a change of who is there."""
         if change.kind == "went_back":
-            return change.kind
+            return
         peer, stage = change.fields["peer"], change.fields["stage"]
         stage = TRAINER if stage is None else stage
-        # A trainer's last record says that it has finished, and is not shown.
-        said = self._states.get((stage, peer), "")
-        how = "left" if stage == TRAINER or said == "leaving" or said.startswith("going to") else "gone"
+        ends = change.kind in ("left", "gone")
         for stay in self._stays:
             if (stay.stage, stay.peer, stay.ended) == (stage, peer, None):
-                stay.ended, stay.how = now, how
-        if change.kind != "left":
+                stay.ended, stay.how = now, change.kind if ends else "gone"  # who was started again had ended
+        if not ends:
             self._stays.append(Stay(stage, peer, now))
-        return how if change.kind == "left" else change.kind
-
-    def _is_here(self, stage: int, peer: PeerId) -> bool:
-        return any((stay.stage, stay.peer, stay.ended) == (stage, peer, None) for stay in self._stays)
 
     def data(self, *, now: float) -> dict[str, Any]:
         """All that the page shows, as JSON; `{}` before the first look."""

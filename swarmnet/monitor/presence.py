@@ -16,7 +16,8 @@ TRAINER = -1
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """kind: "joined", "left", "restarted", "went_back", or "problem". text: for a person; `fields` for a program."""
+    """kind: "joined", "left", "gone" (without a word, or shut out), "restarted", "went_back", or "problem". text: for a
+    person; `fields` for a program."""
 
     kind: str
     text: str
@@ -42,6 +43,7 @@ class Presence:
         self._problems: set[tuple[str, int | None, PeerId | None]] = set()
         self._restart = 0
         self._incarnations: dict[tuple[int, PeerId], Incarnation] = {}
+        self._states: dict[tuple[int, PeerId], str] = {}  # of replicas, as last seen
 
     def look(self, found: Assessment) -> Iterator[Change]:
         """What is different from the last look. Nobody is new at the first one."""
@@ -50,15 +52,14 @@ class Presence:
         number = found.restart.number
         if self._here is not None and number > self._restart:
             yield went_back(found.restart)
-        for kind, who in (("joined", here - before), ("left", before - here)):
-            for stage, peer in sorted(who):
-                role = "as a trainer" if stage == TRAINER else f"stage {stage}"
-                text = (
-                    f"{short(peer)} {kind} {role}"
-                    if kind == "joined" or stage != TRAINER
-                    else f"trainer {short(peer)} left"
-                )
-                yield Change(kind, text, _who(peer, stage))
+        for stage, peer in sorted(here - before):
+            role = "as a trainer" if stage == TRAINER else f"stage {stage}"
+            yield Change("joined", f"{short(peer)} joined {role}", _who(peer, stage))
+        states = {(line.stage, each.peer): each.state for line in found.stages for each in line.replicas}
+        for stage, peer in sorted(before - here):
+            kind, text = _left(stage, peer, states.get((stage, peer)) or self._states.get((stage, peer), ""))
+            yield Change(kind, text, _who(peer, stage))
+        self._states = states
         started = {(line.stage, each.peer): each.incarnation for line in found.stages for each in line.replicas}
         for stage, peer in sorted(started.keys() & before & here):
             if self._incarnations.get((stage, peer), started[stage, peer]) != started[stage, peer]:
@@ -69,6 +70,17 @@ class Presence:
             if (each.kind, each.stage, each.peer) in problems - self._problems:
                 yield Change("problem", f"{each.severity}: {each.text}", {"kind": each.kind, "text": each.text})
         self._here, self._problems, self._restart = here, problems, number
+
+
+def _left(stage: int, peer: PeerId, state: str) -> tuple[str, str]:
+    """The kind of change, and words. state: as it was last seen."""
+    # A trainer's last record says that it has finished, and is not shown.
+    if stage == TRAINER:
+        return "left", f"trainer {short(peer)} left"
+    if state == "leaving" or state.startswith("going to"):
+        return "left", f"{short(peer)} left stage {stage}"
+    how = "was shut out" if state == "convicted" else "is gone without a word"
+    return "gone", f"{short(peer)} {how}, stage {stage}"
 
 
 def _who(peer: PeerId, stage: int) -> dict[str, Any]:

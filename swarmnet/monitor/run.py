@@ -57,7 +57,13 @@ GONE_S = 60.0
 LAST_HELD_OUT_S = 20.0
 """After the last step, how long the held-out loss of the last version is waited for."""
 
-_COLORS = {"joined": "tab:green", "left": "tab:red", "restarted": "tab:red", "went_back": "tab:orange"}
+_COLORS = {
+    "joined": "tab:green",
+    "left": "tab:red",
+    "gone": "tab:red",
+    "restarted": "tab:red",
+    "went_back": "tab:orange",
+}
 
 
 @dataclass(frozen=True, slots=True)

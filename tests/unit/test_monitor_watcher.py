@@ -201,8 +201,8 @@ def test_who_comes_and_goes_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     short = [replace(each, steps=9) for each in THREE]
     looks = ([short[0], short[1]], short, short[:2], [replace(each, steps=6) for each in short[:2]])
     assert watch(Members({"a": honest, "b": honest, "l": honest}, *looks), WatchOptions(as_json=True)) == 0
-    changes = [(e["event"], e.get("peer")) for e in said(capsys) if e["event"] in ("joined", "left")]
-    assert changes == [("joined", "l"), ("left", "l")]
+    changes = [(e["event"], e.get("peer")) for e in said(capsys) if e["event"] in ("joined", "left", "gone")]
+    assert changes == [("joined", "l"), ("gone", "l")]
 
 
 def test_a_run_that_nobody_announces_any_more_ends_the_watch(capsys: pytest.CaptureFixture[str]) -> None:
@@ -226,7 +226,7 @@ def test_who_looks_on_for_a_page_stays_after_the_end_and_sees_all_go(capsys: pyt
     with pytest.raises(Enough):
         watch(Until({"a": honest}, THREE[:1], THREE[:1], []), WatchOptions(as_json=True, stays=True, every_s=5.0))
     events = [each for each in said(capsys) if each["event"] != "step"]
-    assert [each["event"] for each in events if each["event"] in ("left", "ended")] == ["left"]
+    assert [each["event"] for each in events if each["event"] in ("gone", "ended")] == ["gone"]
 
 
 def test_members_of_each_stage_are_asked_how_they_spent_a_step_only_if_somebody_wants_it() -> None:
@@ -311,6 +311,23 @@ def test_going_back_and_problems_are_said_once() -> None:
     assert [change.text for change in presence.look(back)] == ["the run went back to version 3"]
 
 
+def test_a_kill_and_a_farewell_have_words_of_their_own() -> None:
+    presence, a, b, c = Presence(), record("a", 0), record("b", 0), record("c", 0)
+    gone = replace(b, stages=tuple(replace(each, draining=True, synced=False) for each in b.stages))
+    list(presence.look(assess(RUN, [a, b, c], 1)))
+    texts = [change.text for change in presence.look(assess(RUN, [a, gone], 1)) if change.kind != "problem"]
+    assert texts == ["...b left stage 0", "...c is gone without a word, stage 0"]
+
+
+def test_who_is_shut_out_is_no_farewell_either() -> None:
+    presence, out = Presence(), Complaint(0, PeerId("c"), "convicted", "step 3: false", 9)
+    all_three = [record(name, 0) for name in "abc"]
+    list(presence.look(assess(RUN, all_three, 1)))
+    after = [*(replace(each, complaints=(out,)) for each in all_three[:2]), all_three[2]]
+    changes = [(change.kind, change.text) for change in presence.look(assess(RUN, after, 1))]
+    assert ("gone", "...c was shut out, stage 0") in changes
+
+
 def test_a_convict_and_disputes_are_lines_and_nobody_asks_the_convict(capsys: pytest.CaptureFixture[str]) -> None:
     out = Complaint(0, PeerId("l"), "convicted", "step 3: false", 9)
     before = [record(name, 0, steps=9) for name in "abl"]
@@ -331,6 +348,6 @@ def test_a_convict_and_disputes_are_lines_and_nobody_asks_the_convict(capsys: py
         "in 1 case of stage 0 somebody lies, and nobody can be named, as 2 of 2 replicas say",
         "in 3 cases of stage 0 somebody lies, and nobody can be named, as 2 of 2 replicas say",
     ]
-    assert [each["peer"] for each in events if each["event"] == "left"] == ["l"]
+    assert [each["peer"] for each in events if each["event"] == "gone"] == ["l"]
     assert [each["num_disputed"] for each in events if each["event"] == "state"][-1] == 3
     assert sum(peer == "l" for peer, _ in members.asked) == 1, "in the first look alone"
