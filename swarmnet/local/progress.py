@@ -85,6 +85,7 @@ class SwarmProgress:
     names: dict[str, str] = field(default_factory=dict)  # of processes, by peer id
     lies: Counter[str] = field(default_factory=Counter)  # counted microbatches, or reduced parts, that were false
     convictions: dict[str, Conviction] = field(default_factory=dict)  # by name
+    out: set[str] = field(default_factory=set)  # who is convicted: nobody in the run hears it any more
     starts: Counter[str] = field(default_factory=Counter)  # of processes, by name
     dht: dict[str, Sequence[str]] = field(default_factory=dict)  # addresses of the processes that are up
     _executions: Counter[tuple[str, int, int]] = field(default_factory=Counter)
@@ -146,6 +147,8 @@ class SwarmProgress:
                 whom, reason = self.names.get(event["peer"], event["peer"]), event.get("reason", event.get("why", ""))
                 found = self.convictions.setdefault(whom, Conviction(len(self.points), reason))
                 found.by.add(name)
+                if kind == "convicted":
+                    self.out.add(whom)
             case ("synced" | "applied") as kind if replica is not None:
                 replica.version = event["version"]
                 if kind == "applied" or self.training_at is None:
@@ -207,16 +210,17 @@ class SwarmProgress:
             self.points.append(point)
 
     def synced(self, stage: int) -> list[int]:
-        """Versions of the live synced replicas of a stage."""
+        """Versions of the live synced replicas of a stage, convicts apart."""
         return [
             replica.version
-            for replica in self.replicas.values()
-            if replica.stage == stage and replica.alive and replica.version is not None
+            for name, replica in self.replicas.items()
+            if replica.stage == stage and replica.alive and replica.version is not None and name not in self.out
         ]
 
     def alive(self, stage: int) -> int:
-        """How many replicas of a stage run."""
-        return sum(replica.stage == stage and replica.alive for replica in self.replicas.values())
+        """How many replicas of a stage run, convicts apart."""
+        live = (name for name, replica in self.replicas.items() if replica.stage == stage and replica.alive)
+        return sum(name not in self.out for name in live)
 
     @property
     def complete(self) -> bool:
@@ -316,6 +320,8 @@ class SwarmProgress:
     def state_of(self, name: str) -> str:
         """A replica in a word: the version it holds, or what it is doing instead."""
         replica = self.replicas[name]
+        if name in self.out:
+            return "convicted"
         if not replica.alive:
             return "down" if self.starts[name] else "to come"
         if replica.ranks_lost:

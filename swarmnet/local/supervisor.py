@@ -371,8 +371,9 @@ class Supervisor:
         if (code := child.returncode()) is None:
             return
         self._read(name, now=now)  # it may have written between the last look and its end
-        if self.progress.training_at is None:
-            for other in list(self._children):  # whether it ended before training began, those say that are with it
+        # Whether it ended before training began, those say that are with it; and whether it ended as a convict.
+        if self.progress.training_at is None or code == 2:
+            for other in list(self._children):
                 self._read(other, now=now)
         del self._children[name]
         self._orders.close(name)
@@ -388,6 +389,9 @@ class Supervisor:
             self._write("left", child=name)
         elif code == 0 and (self._complete_at is not None or not replica):
             return  # a trainer ends when all steps are done
+        elif code == 2 and name in self.progress.out:
+            self.screen.note(f"{name} has ended: it is convicted, and shut out")
+            self._write("shut_out", child=name)
         elif by_others:
             if replica:
                 self._away[name] = now

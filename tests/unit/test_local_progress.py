@@ -94,6 +94,16 @@ def test_the_dead_are_neither_synced_nor_bootstrap_nodes() -> None:
     assert progress.waiting_for() == "stage 0 has no synced replica"
 
 
+def test_convicts_are_no_live_replicas() -> None:
+    progress = fresh()
+    sync(progress)
+    progress.on("s0-r0", event("listening", peer="id", dht=["/a"]), now=0.5)
+    progress.on("s0-r1", event("pledge_lied", peer="id", why="w"), now=2.0)
+    assert progress.alive(0) == 2, "it sits out, and may come back"
+    progress.on("s0-r1", event("convicted", peer="id", step=1, reason="lied"), now=2.0)
+    assert progress.alive(0) == 1 and len(progress.synced(0)) == 1 and progress.state_of("s0-r0") == "convicted"
+
+
 def test_complete_means_every_loss_and_every_stage_at_the_end() -> None:
     progress = fresh(steps=1)
     sync(progress)
