@@ -165,9 +165,11 @@ class Record:
     num_tainted: Number = 0
     """How many it knows of."""
     disputed: DisputedWork | None = None
-    """The last that it knows of."""
+    """The last that it knows of, convicts' apart."""
     num_disputed: Number = 0
     """How many it has met with since its process began."""
+    goes_back: bool = False
+    """Does the run go back before tainted steps, if it can? Said where there are some."""
 
     @property
     def roles(self) -> tuple[Role, ...]:

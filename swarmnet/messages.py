@@ -633,8 +633,9 @@ class Missent:
 StepControl = Heartbeat | Prepare | Claim | Granted | Moved | Report | Evicted | Release | Round | Committed | Execute
 """What the step machine hears."""
 
-Proof = Verdict | Pair | Missent  # to anybody, without the run, that a peer did wrong (`audit.proof`)
+Proof = Verdict | Pair | Missent
 AuditControl = Finding | Sent | Proof
+
 Control = StepControl | AuditControl
 
 

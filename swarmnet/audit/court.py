@@ -43,7 +43,7 @@ from swarmnet.audit.pledge import (
     shares_of,
     statement,
 )
-from swarmnet.audit.proof import Proof, accused_of, contradict, odd, refusal, says_of
+from swarmnet.audit.proof import Proof, accused_of, contradict, odd, pledge_of, refusal, says_of
 from swarmnet.bounds import Recent
 from swarmnet.ids import Chain, PeerId, Signer
 from swarmnet.messages import (
@@ -283,7 +283,7 @@ class Court:
         if first is None:
             first = self._pledged[of] = pledge
         if contradict(first, pledge):
-            return self._convict([pledge.peer], Pair(first, pledge), _reason(Pair(first, pledge)))
+            return self._convict([pledge.peer], Pair(first, pledge))
         counted = self._counted(pledge.stamp)
         if counted is not None and (pledge.digest, pledge.shares) == (counted.digest, counted.shares):
             known = counted.pledges.setdefault(pledge.peer, [])
@@ -456,7 +456,7 @@ class Court:
         # Too few have a say to name anybody, and I know all the same.
         private: list[CourtAction] = []
         if not right and not _can_name(counted):
-            private.append(StrikePeer(case.accused, case, "others computed otherwise"))
+            private.append(StrikePeer(case.accused, case, "others find what it does not"))
         if not self._has_a_say(self.me, counted):
             return private
         if trial is None:
@@ -532,14 +532,14 @@ class Court:
             return []
         if trial is not None:
             trial.ended, trial.verdict = "named", verdict
-        return self._convict(sorted(odd(verdict, contributors)), verdict, _reason(verdict))
+        return self._convict(sorted(odd(verdict, contributors)), verdict, contributors)
 
     def hear_proof(self, proof: Pair | Missent) -> list[CourtAction]:
         """Somebody shows two things that one peer of any stage has signed, and that contradict each other."""
         peer = accused_of(proof)
         if peer in self.convicted or refusal(proof, frozenset(), self._signer.verify):
             return []
-        return self._convict([peer], proof, _reason(proof))
+        return self._convict([peer], proof)
 
     def tick(self, now: float) -> list[CourtAction]:
         """Say again what I found, where it may not have been heard."""
@@ -637,7 +637,7 @@ class Court:
             verdict = self._verdict(trial, (*right, *others, *witnesses)[:MAX_COUNTING])
             if wrong:
                 trial.ended, trial.verdict = "named", trial.verdict or verdict
-            return self._convict(sorted(odd(verdict, counted.contributors)), verdict, _reason(verdict))
+            return self._convict(sorted(odd(verdict, counted.contributors)), verdict, counted.contributors)
         unsaid = len(jury - says.keys())
         most = max([says[peer] for peer in jury & says.keys()].count(value) for value in says.values())
         if trial.ended or 2 * (most + unsaid) > len(jury):
@@ -667,7 +667,9 @@ class Court:
     def _verdict(self, trial: Trial, findings: tuple[Finding, ...]) -> Verdict:
         return Verdict(trial.pledge, trial.work, trial.path, findings, self._numerics(self.me), sent=trial.sent)
 
-    def _convict(self, peers: Iterable[PeerId], proof: Proof, reason: str) -> list[CourtAction]:
+    def _convict(
+        self, peers: Iterable[PeerId], proof: Proof, contributors: Set[PeerId] = frozenset()
+    ) -> list[CourtAction]:
         new = [peer for peer in peers if peer not in self.convicted]
         self.proofs |= dict.fromkeys(new, proof)
         for (case, _), trial in self._trials.items():
@@ -675,7 +677,7 @@ class Court:
                 trial.ended = "named"
             elif not trial.ended and not self._accusers(trial):
                 trial.ended = "idle"
-        return [Convict(peer, proof, reason) for peer in new]
+        return [Convict(peer, proof, reason(proof, peer, contributors)) for peer in new]
 
     def _forget(self, oldest: int) -> list[CourtAction]:
         """Drop what is older; an open case that is dropped is a dispute."""
@@ -706,13 +708,20 @@ def _rank(key: tuple[Case, bytes]) -> tuple[int, PeerId, bytes]:
     return key[0].index, key[0].accused, key[1]
 
 
-def _reason(proof: Proof) -> str:
+def reason(proof: Proof, peer: PeerId, contributors: Set[PeerId] = frozenset()) -> str:
+    """What `peer` did, in at most MAX_REASON characters. contributors: to the sum that a verdict is about."""
+    step = f"step {pledge_of(proof).stamp.step}"
     if isinstance(proof, Pair):
-        return "has pledged two things for one sum"
+        return f"{step}: signed two different pledges for one sum"
     if isinstance(proof, Missent):
-        return f"step {proof.sent.stamp.step}: has sent another {proof.sent.kind} of microbatch {proof.sent.index}"
-    verdict = proof
-    what = "its contribution" if verdict.work is None else f"microbatch {verdict.work.index}"
-    if verdict.sent is not None:
-        what = f"the {verdict.sent.kind} that was sent, of {what}"
-    return f"step {verdict.pledge.stamp.step}, {what} of ...{accused_of(verdict)[-8:]}: most of a jury say otherwise"
+        return f"{step}: counted the {proof.sent.kind} of microbatch {proof.sent.index}, and sent another"
+    accused = accused_of(proof)
+    if peer != accused:
+        what = f"work of ...{accused[-8:]}"
+    elif proof.sent is not None:
+        what = f"the {proof.sent.kind} that it sent"
+    else:
+        what = "its contribution" if proof.work is None else f"microbatch {proof.work.index}"
+    jury, says = jury_of(contributors, accused), says_of(proof)
+    agree = Counter(says[each] for each in jury & says.keys())
+    return f"{step}: lied about {what}: {max(agree.values(), default=0)} of a jury of {len(jury)} found otherwise"

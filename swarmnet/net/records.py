@@ -322,7 +322,7 @@ _ENVELOPE: dict[str, Any] = {
     "parts": Annotated[tuple[Annotated[int, Between(0, MAX_PARTS)], ...], Entries(MAX_STAGES_PER_PEER)],
 }
 """What stands beside the record in an announcement."""
-_OPTIONAL = ("steps", "step_s", "software", "region", "tainted", "num_tainted", "disputed", "num_disputed")
+_OPTIONAL = ("steps", "step_s", "software", "region", "tainted", "num_tainted", "disputed", "num_disputed", "goes_back")
 """Fields that minor versions of the protocol have added: written where they are not their default."""
 _REQUIRED = (_HINTS.keys() | _ENVELOPE.keys() | {"place"}) - set(_OPTIONAL)
 
@@ -367,13 +367,13 @@ def _announceable(record: Record) -> Record:
         eval_loss=eval_loss,
         tokens_per_second=record.tokens_per_second if math.isfinite(record.tokens_per_second) else 0.0,
         stages=tuple(replace(status, disk=status.disk[-MAX_ON_DISK:]) for status in record.stages),
-        complaints=tuple(replace(c, reason=_short(c.reason)) for c in record.complaints[:MAX_COMPLAINTS]),
+        complaints=tuple(replace(c, reason=cut(c.reason, MAX_REASON)) for c in record.complaints[:MAX_COMPLAINTS]),
     )
 
 
-def _short(reason: str) -> str:
-    """As much as a record holds, cut after a word."""
-    return reason if len(reason) <= MAX_REASON else reason[: MAX_REASON - 4].rpartition(" ")[0] + " ..."
+def cut(text: str, most: int) -> str:
+    """At most so many characters of it: whole words, and dots in the place of what is left out."""
+    return text if len(text) <= most else f"{text[: most - 3].rsplit(' ', 1)[0]}..."
 
 
 # ---------------------------------------------------------------- what is known of a run

@@ -4,7 +4,7 @@ false work. Pure; `peer.swarm_health` shows it."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from swarmnet.directory import MAX_TAINTED, DisputedWork, Record
@@ -81,12 +81,13 @@ def convicted_here(stage: int, reason: str, at: str) -> str:
     )
 
 
-def disputes_of(members: Sequence[Record]) -> tuple[DisputeLine, ...]:
-    """By stage. members: the records of those who serve."""
+def disputes_of(members: Sequence[Record], out: Set[PeerId]) -> tuple[DisputeLine, ...]:
+    """By stage. members: the records of those who serve. out: convicts, whose work nobody disputes any more."""
     of_stage: dict[int, list[tuple[DisputedWork, int]]] = {}
     for record in members:
         last = record.disputed
-        if last is not None and any(status.stage == last.stage for status in record.stages):
+        here = last is not None and any(status.stage == last.stage for status in record.stages)
+        if last is not None and here and last.peer not in out:
             of_stage.setdefault(last.stage, []).append((last, record.num_disputed))
     found = []
     for _, told in sorted(of_stage.items()):
@@ -96,13 +97,19 @@ def disputes_of(members: Sequence[Record]) -> tuple[DisputeLine, ...]:
     return tuple(found)
 
 
-def disputed(disputes: Sequence[DisputeLine], members: int) -> Iterator[tuple[int, PeerId, str]]:
-    """Of each the stage, who was accused last, and a line. members: replicas that serve."""
+def disputed(
+    disputes: Sequence[DisputeLine], members: int, alike: Mapping[int, int]
+) -> Iterator[tuple[int, PeerId, str]]:
+    """Of each the stage, who was accused last, and a line. members: replicas that serve. alike: by stage, those of its
+    largest numerics class."""
     for each in disputes:
+        why = "it takes three replicas of one numerics class to name somebody"
+        if alike.get(each.last.stage, 0) > 2:
+            why = "too few contributed to that sum, or agree; with more microbatches a step more contribute"
         text = (
             f"in {counted(each.number, 'case')} of stage {each.last.stage} somebody lies, and nobody can be named, as "
             f"{each.by} of {counted(members, 'replica')} say; the last: work of {each.last.peer} in step "
-            f"{each.last.step}. More replicas of one numerics class can name somebody"
+            f"{each.last.step}: {why}"
         )
         yield each.last.stage, each.last.peer, text
 
@@ -114,14 +121,21 @@ def tainted_of(members: Sequence[Record]) -> tuple[TaintedLine, ...]:
     return tuple(sorted(lines, key=lambda line: (-line.by, -line.step, line.stage)))
 
 
-def tainted(number: int, last: Sequence[TaintedLine], members: int) -> Iterator[str]:
-    """A line, if there are any. members: replicas that serve."""
+def tainted(number: int, last: Sequence[TaintedLine], members: int, *, goes_back: bool) -> Iterator[str]:
+    """A line, if there are any. members: replicas that serve. goes_back: as most of those say who know of any."""
     if number and last:
         named = ", ".join(
-            f"{line.step} of stage {line.stage} (say {line.by} of {counted(members, 'replica')})"
+            f"step {line.step} of stage {line.stage} (say {line.by} of {counted(members, 'replica')})"
             for line in last[:MAX_TAINTED]
         )
+        it, they = ("it", "it stays") if number == 1 else ("them", "they stay")
+        then = (
+            f'{they} in the weights (audit.on_late = "record"); a new run with "rollback" goes back before such steps'
+        )
+        if goes_back:
+            by = f'the run goes back before {it} by itself (audit.on_late = "rollback")'
+            then = f"{by}, if every stage has a version that old on disk"
         yield (
             f"{counted(number, 'step')} {'holds' if number == 1 else 'hold'} work that is proven false; the last: "
-            f"{named}; audit.on_late in the manifest says whether the run goes back before them"
+            f"{named}; {then}"
         )

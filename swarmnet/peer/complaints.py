@@ -39,8 +39,7 @@ class Complaints:
         self._left_out: Recent[PeerId, tuple[str, float]] = Recent(_MOST)  # reason, when
         self._sits_out: Recent[PeerId, tuple[str, float]] = Recent(_MOST)  # reason, until
         self._convicted: Recent[PeerId, tuple[str, float]] = Recent(_MOST)  # reason, when
-        self.disputed: tuple[int, PeerId] | None = None  # the last: step, and whose work it is
-        self.num_disputed = 0
+        self._disputed: Recent[PeerId, tuple[int, int]] = Recent(_MOST)  # by whose work it is: the last step, how many
         self._unreached: dict[PeerId, float] = {}  # since when it is heard and does not answer
         self._said: set[PeerId] = set()
 
@@ -59,9 +58,22 @@ class Complaints:
             case "convicted":
                 step, reason = f"step {fields['step']}", fields["reason"]
                 self._convicted[fields["peer"]] = reason if step in reason else f"{step}: {reason}", now
-            case "disputed":
-                self.disputed = fields["step"], fields["peer"]
-                self.num_disputed += 1
+                # Somebody is named now.
+                self._disputed.pop(fields["peer"], None)
+            case "disputed" if fields["peer"] not in self._convicted:
+                _, number = self._disputed.get(fields["peer"], (0, 0))
+                self._disputed[fields["peer"]] = fields["step"], number + 1
+
+    @property
+    def disputed(self) -> tuple[int, PeerId] | None:
+        """The last work about which somebody lies, and nobody can be named: step, and whose it is."""
+        peer = next(reversed(self._disputed), None)
+        return None if peer is None else (self._disputed[peer][0], peer)
+
+    @property
+    def num_disputed(self) -> int:
+        """How many there are."""
+        return sum(number for _, number in self._disputed.values())
 
     def still_s(self, *, now: float) -> int:
         """How long the stage has made no step, if that is much longer than usual; else 0."""

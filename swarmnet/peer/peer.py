@@ -727,6 +727,7 @@ class Peer:
             wants=self._supply.rollbacks.wanted or NO_RESTART,
             tainted=tuple(TaintedStep(*of) for of in self._supply.rollbacks.tainted[-MAX_TAINTED:]),
             num_tainted=len(self._supply.rollbacks.tainted),
+            goes_back=bool(self._supply.rollbacks.tainted) and self.manifest.audit.on_late == "rollback",
             disputed=max(disputed, key=lambda each: each.step, default=None),
             num_disputed=sum(of.num_disputed for of in self._complaints.values()),
             paused=self.paused,

@@ -8,6 +8,7 @@ network and no clock.
 from __future__ import annotations
 
 import statistics
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, fields
 from typing import Literal
@@ -217,10 +218,14 @@ def assess(run: RunId, records: Sequence[Record], num_stages: int, admissions: A
     served = [line for line in stages if any(standing.serves(replica) for replica in line.replicas)]
     finished = bool(served) and all(any(replica.finished for replica in line.replicas) for line in served)
     synced = [[replica.version for replica in line.replicas if standing.serves(replica)] for line in stages]
-    problems = [*_halts(records), *_run_problems(trainers, finished), *_went_back(restart, records)]
-    for line in stages:
-        problems += _stage_problems(line, standing, finished)
-    problems += () if finished else _two_replicas(stages)
+    problems = [*_halts(records), *_went_back(restart, records)]
+    if not finished and _all_left(records):
+        problems.append(_left(newest_on_disk(holdings, num_stages) if num_stages else None))
+    else:
+        problems += _run_problems(trainers, finished)
+        for line in stages:
+            problems += _stage_problems(line, standing, finished)
+        problems += () if finished else _two_replicas(stages)
     serving = {line.stage: [replica for replica in line.replicas if standing.serves(replica)] for line in stages}
     still_s = statistics.median_low([r.still_s for replicas in serving.values() for r in replicas] or [0])
     complaints = tuple(
@@ -232,11 +237,17 @@ def assess(run: RunId, records: Sequence[Record], num_stages: int, admissions: A
     standing_by = {replica.peer for replicas in serving.values() for replica in replicas}
     members = [record for record in records if record.peer in standing_by]
     num_tainted, steps_tainted = half_of([r.num_tainted for r in members if r.num_tainted] or [0]), tainted_of(members)
-    disputes = disputes_of(members)
+    disputes = disputes_of(members, out)
+    alike = {
+        stage: max(Counter(replica.numerics for replica in replicas).values(), default=0)
+        for stage, replicas in serving.items()
+    }
+    goes_back = statistics.median_low([record.goes_back for record in members if record.num_tainted] or [False])
+    taints = tainted(num_tainted, steps_tainted, len(members), goes_back=goes_back)
     problems += [
         *(Problem("warning", "convicted", text, peer=peer) for peer, text in convicted(convicts, len(members))),
-        *(Problem("warning", "disputed", text, of, peer) for of, peer, text in disputed(disputes, len(members))),
-        *(Problem("warning", "tainted", text) for text in tainted(num_tainted, steps_tainted, len(members))),
+        *(Problem("warning", "disputed", text, of, peer) for of, peer, text in disputed(disputes, len(members), alike)),
+        *(Problem("warning", "tainted", text) for text in taints),
         *_complained(complaints, {stage: {r.peer for r in serving[stage]} for stage in serving}, out, still_s),
     ]
     version = min(map(max, synced)) if stages and all(synced) else None
@@ -330,6 +341,19 @@ def _nobody(run: RunId) -> Problem:
         "bootstrap from the same swarm, and that one has been up for a few seconds"
     )
     return Problem("error", "nobody_seen", text)
+
+
+def _all_left(records: Sequence[Record]) -> bool:
+    """Is the last word of everybody who served that it is gone? Of who is killed there is none."""
+    said = [status for record in records for status in record.stages]
+    return (
+        bool(said) and not any(record.paused for record in records) and all(s.draining and not s.synced for s in said)
+    )
+
+
+def _left(on_disk: int | None) -> Problem:
+    goes_on = "" if on_disk is None else f", and the run goes on from version {on_disk}"
+    return Problem("error", "all_left", f"everybody has left: start them again, each with the same --dir{goes_on}")
 
 
 def unanswered(run: RunId, num_stages: int, bootstrap: Sequence[str]) -> Assessment:

@@ -36,7 +36,12 @@ def test_a_conviction_names_its_step_and_disputes_are_counted() -> None:
     )
     for step in (3, 5):
         complaints.on_event("disputed", {"peer": PeerId("P"), "step": step, "index": 0, "jurors": []}, now=100.0)
-    assert (complaints.disputed, complaints.num_disputed) == ((5, "P"), 2)
+    assert complaints.disputed is None and not complaints.num_disputed, "work of a convict"
+    for peer, step in (("R", 3), ("S", 4), ("R", 5)):
+        complaints.on_event("disputed", {"peer": PeerId(peer), "step": step, "index": 0, "jurors": []}, now=100.0)
+    assert (complaints.disputed, complaints.num_disputed) == ((5, "R"), 3)
+    complaints.on_event("convicted", {"peer": PeerId("R"), "step": 7, "reason": "lies"}, now=100.0)
+    assert (complaints.disputed, complaints.num_disputed) == ((4, "S"), 1)
 
 
 def test_a_keeper_names_whose_report_it_waits_for() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
@@ -25,6 +26,7 @@ from swarmnet.audit.court import (
     ShowSent,
     StrikePeer,
     TellVerdict,
+    reason,
 )
 from swarmnet.audit.draw import chance_named, is_drawn, own_rate, part_of, seed_of
 from swarmnet.audit.pledge import (
@@ -39,6 +41,7 @@ from swarmnet.audit.pledge import (
     statement,
 )
 from swarmnet.audit.proof import refusal
+from swarmnet.directory import MAX_REASON
 from swarmnet.ids import PeerId
 from swarmnet.messages import Case, Finding, Missent, Pair, Pledge, Sent, Verdict, WorkRecord
 
@@ -634,3 +637,23 @@ def test_what_one_peer_has_sent_in_a_step_is_tried_twice_at_most() -> None:
     falses = [sent_by(c, work.index, digest_of("other", number), input=work.input) for number in range(4)]
     tried = [court.compared(false, work, path) for false in falses]
     assert [len(actions or ()) for actions in tried] == [2, 2, 0, 0]
+
+
+def test_a_reason_is_short_and_says_how_many_found_otherwise() -> None:
+    room = Stage(3, 1, 3, false=1.0, rate=1.0)
+    room.begin()
+    room.run(lost=0.0, doubled=0.0, lies=0)
+    (liar,) = room.liars
+    told = {action.reason for peer in room.honest for action in room.actions[peer] if isinstance(action, Convict)}
+    assert told and all(
+        re.fullmatch(
+            rf"step {STEP}: lied about (its contribution|microbatch \d+): 2 of a jury of 3 found otherwise", each
+        )
+        for each in told
+    )
+    proof = next(a.proof for p in room.honest for a in room.actions[p] if isinstance(a, Convict))
+    (other, *_) = room.honest
+    words = reason(proof, other, frozenset(room.names))
+    assert words.startswith(f"step {STEP}: lied about work of ...{liar[-8:]}: ")
+    far = replace(proof, pledge=replace(proof.pledge, stamp=replace(proof.pledge.stamp, step=999_999)))
+    assert len(reason(far, other, frozenset(room.names))) <= MAX_REASON

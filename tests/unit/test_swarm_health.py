@@ -48,6 +48,15 @@ def test_who_leaves_after_the_last_step_is_not_missed() -> None:
     assert not result.finished and not problems, "stage 1 has steps to do"
 
 
+def test_everybody_has_left_is_said_once_and_how_to_go_on() -> None:
+    gone = [*three(0, disk=(30, 40), synced=False, draining=True), *three(1, disk=(40,), synced=False, draining=True)]
+    result = assess(RUN, [replace(TRAINER, finished=True), *gone], 2)
+    text = "everybody has left: start them again, each with the same --dir, and the run goes on from version 40"
+    assert [(each.kind, each.text) for each in result.problems] == [("all_left", text)]
+    assert "all_left" not in found(*gone[1:], record("0-0", status(0, draining=True)))[1], "one is still about to"
+    assert "all_left" not in found(*(replace(each, paused=True) for each in gone))[1]
+
+
 def test_newcomers_without_its_state_do_not_bring_a_stage_back() -> None:
     joiner = record("j", status(1, 0, synced=False))
     _, problems = found(*three(0), joiner)
@@ -239,8 +248,11 @@ def test_steps_with_false_work_are_named_with_how_many_say_so() -> None:
     ]
     assert problems["tainted"].severity == "warning"
     assert problems["tainted"].text.startswith(
-        "6 steps hold work that is proven false; the last: 9 of stage 0 (say 3 of 6 replicas), 7 of stage 1 (say 3"
+        "6 steps hold work that is proven false; the last: step 9 of stage 0 (say 3 of 6 replicas), step 7 of stage 1"
     )
+    assert 'they stay in the weights (audit.on_late = "record")' in problems["tainted"].text
+    _, problems = found(*(replace(each, goes_back=True) for each in known), *three(1))
+    assert 'the run goes back before them by itself (audit.on_late = "rollback")' in problems["tainted"].text
     assert not found(*three(0), *three(1))[0].num_tainted
 
 
@@ -285,8 +297,12 @@ def test_disputes_are_counted_by_stage_and_the_last_is_named() -> None:
     assert problems["disputed"].severity == "warning" and problems["disputed"].stage == 1
     assert problems["disputed"].text.startswith(
         "in 2 cases of stage 1 somebody lies, and nobody can be named, as 3 of 6 replicas say; the last: work of 0-2 "
-        "in step 9"
+        "in step 9: too few contributed to that sum"
     )
+    others = replace(late, numerics="cuda")
+    assert "in step 9: it takes three replicas of one" in found(*three(0), *told, others)[1]["disputed"].text
+    result, problems = found(*convicting([*three(0), *told, late], "0-2"))
+    assert result.num_disputed == 1 and "work of 1-1" in problems["disputed"].text, "0-2 is named now"
     assert not found(*three(0), *three(1))[0].num_disputed
 
 
