@@ -633,7 +633,7 @@ class Missent:
 StepControl = Heartbeat | Prepare | Claim | Granted | Moved | Report | Evicted | Release | Round | Committed | Execute
 """What the step machine hears."""
 
-Proof = Verdict | Pair | Missent
+Proof = Verdict | Pair | Missent  # to anybody, without the run, that a peer did wrong (`audit.proof`)
 AuditControl = Finding | Sent | Proof
 
 Control = StepControl | AuditControl
