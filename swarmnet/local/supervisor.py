@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import shutil
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -54,6 +55,9 @@ from swarmnet.telemetry.events import LATER, EventLog, EventReader
 
 TRACE = "trace.json"
 """Of each peer, in its directory."""
+
+FULL_BYTES = 1 << 16
+"""A disk with less room is full."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -511,6 +515,9 @@ class Supervisor:
             self.screen.note(f"no progress for {still:.0f} s: {self._missing()}")
 
     def _missing(self) -> str:
+        # They tell what they do by files there.
+        if shutil.disk_usage(self.swarm.out).free < FULL_BYTES:
+            return f"the disk of {self.swarm.out} is full, so that nobody sees what its processes do: make room"
         what = (
             f"{next(iter(self.swarm.replicas))} has not said where its DHT node listens"
             if self._waiting

@@ -1,8 +1,8 @@
 """The events file: one JSON object per line, `{"t": unix seconds, "event": name, ...}`, appended as things happen.
 
 A line is one `write` call in append mode, so that a SIGKILL loses at most the line being written and several processes
-may share a file. A file that cannot be written any more, for a full disk say, costs its events and two lines in the
-log, and nothing else. Knows no event by name.
+may share a file. While a file cannot be written, for a full disk say, its events wait, and two lines in the log say so;
+all else goes on. Knows no event by name.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import errno
 import json
 import os
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,9 @@ log = telemetry.get(__name__)
 LATER = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ENOMEM))
 """Why a file cannot be written that may pass while we run; all else is the operator's to change."""
 
+_MOST_WAITING = 16 << 20
+"""Bytes of events that wait until the file can be written again: of more the oldest are lost."""
+
 
 class EventLog:
     """Appends events to `path`, or does nothing where there is none."""
@@ -32,7 +36,9 @@ class EventLog:
         """Open `path` for appending, with its directories. Raises UsageError if that is impossible."""
         self._clock, self._path = clock, path
         self._file = -1
-        self._lost, self._torn = 0, False  # events since writing failed; does the file end within a line?
+        self._waiting: deque[str] = deque()
+        self._size, self._lost, self._failing = 0, 0, False
+        self._torn = False  # does the file end within a line?
         if path is None:
             return
         try:
@@ -53,17 +59,24 @@ class EventLog:
         """Append an event that was written before, with its own time, as `emit` does."""
         if self._path is None:
             return
+        self._waiting.append(encode(event))
+        self._size += len(self._waiting[-1])
+        while self._size > _MOST_WAITING:
+            self._size -= len(self._waiting.popleft())
+            self._lost += 1
         try:
             # Writing failed before the file could even be opened.
             if self._file < 0:
                 self._open(self._path)
-            self._write(encode(event))
+            while self._waiting:
+                self._write(self._waiting[0])
+                self._size -= len(self._waiting.popleft())
         except OSError as error:
             self._failed(error)
             return
-        if self._lost:
-            lost, self._lost = self._lost, 0
-            log.warning("events_written_again", path=str(self._path), lost=lost)
+        if self._failing:
+            log.warning("events_written_again", path=str(self._path), lost=self._lost)
+            self._failing, self._lost = False, 0
 
     def _open(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -79,14 +92,14 @@ class EventLog:
             self._torn = bool(line)
 
     def _failed(self, error: OSError) -> None:
-        self._lost += 1
         # Said once: a full disk would else fill the log as well.
-        if self._lost == 1:
+        if not self._failing:
+            self._failing = True
             log.warning(
                 "events_not_written",
                 path=str(self._path),
                 reason=error.strerror or str(error),
-                then="events are lost until it can be written again; all else goes on",
+                then="events wait until it can be written again; all else goes on",
             )
 
     def close(self) -> None:

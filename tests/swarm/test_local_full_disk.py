@@ -7,10 +7,11 @@ import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from test_local_supervisor import STEPS, kit, options, said, summary
+from test_local_supervisor import FAST, STEPS, kit, options, said, summary
 
 from swarmnet.local import LocalOptions, run_local
 from swarmnet.local import report as local_report
@@ -91,3 +92,11 @@ def test_files_that_could_not_be_written_are_when_the_run_is_resumed(
     assert run_local(LocalOptions(out=tmp_path / "out", resume=True), kit(tmp_path / "again")) == 0
     assert summary(tmp_path)["ok"] and summary(tmp_path)["steps"] == STEPS
     assert (tmp_path / "out" / "loss.csv").read_bytes() == before
+
+
+def test_a_run_of_which_nothing_is_seen_names_the_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=0))
+    stuck = kit(tmp_path / "board", timing=replace(FAST, stalled_s=0.05, give_up_s=0.3))
+    silent = replace(stuck, child=lambda spec: ["-c", "import signal; signal.pause()"])
+    assert run_local(options(tmp_path), silent) == 1
+    assert f"the disk of {tmp_path / 'out'} is full, so that nobody sees" in summary(tmp_path)["problem"]

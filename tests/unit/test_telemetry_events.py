@@ -64,7 +64,7 @@ def test_a_full_disk_costs_the_events_and_is_said_once(caplog: pytest.LogCapture
 def test_what_comes_after_a_full_disk_is_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The disk is full in the middle of a line; that line is torn, and no other."""
+    """The disk is full in the middle of a line: that line is written again, and what came after it."""
     path, real, room = tmp_path / "e", os.write, [10**6]
 
     def write(file: int, data: bytes) -> int:
@@ -79,12 +79,13 @@ def test_what_comes_after_a_full_disk_is_whole(
         events.emit("before")
         room[0] = 10
         events.emit("torn")
-        events.emit("lost")
+        events.emit("waits")
         room[0] = 10**6
         events.emit("after")
         events.emit("last")
     reader = EventReader(path)
-    assert [event["event"] for event in reader.read()] == ["before", "after", "last"]
+    assert [event["event"] for event in reader.read()] == ["before", "torn", "waits", "after", "last"]
+    assert reader.torn == 1
     assert [record.getMessage() for record in caplog.records] == ["events_not_written", "events_written_again"]
 
 
@@ -98,10 +99,28 @@ def test_a_disk_that_is_full_when_a_process_starts_is_borne(tmp_path: Path, monk
 
     monkeypatch.setattr(os, "open", opened)
     with EventLog(path) as events:
-        events.emit("lost")
+        events.emit("waits")
         full[0] = False
         events.emit("kept")
-    assert [event["event"] for event in EventReader(path).read()] == ["kept"]
+    assert [event["event"] for event in EventReader(path).read()] == ["waits", "kept"]
+
+
+def test_of_more_events_than_can_wait_the_oldest_are_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def failing(file: int, data: bytes) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("swarmnet.telemetry.events._MOST_WAITING", 100)
+    with caplog.at_level("WARNING"), EventLog(tmp_path / "e", clock=lambda: 0.0) as events:
+        with monkeypatch.context() as full:
+            full.setattr(os, "write", failing)
+            for number in range(9):
+                events.emit("x", number=number)
+        events.emit("last")
+    read = EventReader(tmp_path / "e").read()
+    assert [event.get("number") for event in read] == [7, 8, None]
+    assert [record.getMessage() for record in caplog.records] == ["events_not_written", "events_written_again"]
 
 
 @given(data=st.data())
