@@ -32,3 +32,11 @@ def test_liars_change_the_curve_and_the_report_names_them(tmp_path: Path) -> Non
     # One process, which is honest, is held beside it; what liars have changed is no failure.
     assert summary["oracle_max_difference"] > 0 and summary["oracle_bit_equal"] is False
     assert all(f"liar {name} (" in printed for name in summary["liars"])
+    # It hears the proof, says so in one line, and ends; nobody starts it again.
+    events = [json.loads(line) for line in (tmp_path / "out" / "events.jsonl").read_text().splitlines()]
+    assert {each["child"] for each in events if each["event"] == "shut_out"} <= summary["liars"].keys()
+    out = [name for name in summary["liars"] if any(e["event"] == "shut_out" and e["child"] == name for e in events)]
+    assert out and not summary["crashes"], printed
+    for name in out:
+        last = (tmp_path / "out" / "peers" / name / "log.txt").read_text().splitlines()[-1]
+        assert last.startswith("this peer is convicted of wrong work in stage") and "another --dir" in last
