@@ -44,6 +44,8 @@ ELSEWHERE = {
     r"^swarmnet init .*--from": "wants 2.5 GB of Llama; test_huggingface_swarm.py makes a small one",
     r"^swarmnet export .*stage-1-2": "the same with one directory runs below",
     r"^swarmnet local --stages 3 --replicas 2 --steps 60( --kill \S+)*( --oracle)?$": "README's first does it all",
+    r"^swarmnet join LINK$": "test_join.py does it, started again when it crashes; those that run here say more",
+    r"^swarmnet watch LINK --csv \S+ --png \S+$": "watch.md's writes these two and a third",
     r"^swarmnet (publish|join runs:)": "test_run_list.py does both",
     r"^swarmnet caps": "test_leaving_processes.py asks a peer that runs",
     r"^swarmnet verify": "nobody lies in this run; test_evidence.py runs it",
@@ -116,6 +118,8 @@ class Site:
             text = re.sub(r"--steps \d+", steps, re.sub(r"(?<=--kill \d)@\d+", "@2", text))
             missing = {"--out": f"runs/{len(text)}", "--stages": "2", "--replicas": "1"}
             text = " ".join([text, SMALL, *(f"{name} {value}" for name, value in missing.items() if name not in text)])
+        if text.startswith("swarmnet eval") and "--microbatches" not in text:
+            text += " --microbatches 10"
         # What `local` has left, in place of what peers leave at step 50.
         text = re.sub(r"run\.toml (\./model )?--dir DIR", r"runs/local/run.toml \1", text)
         text = text.replace("runs/local-0-TIME", "runs/local").replace("./model", f"./model-{abs(hash(command))}")
@@ -123,7 +127,7 @@ class Site:
         text = text.replace("swarmnet init", "swarmnet init --force").replace(
             "run.toml --bootstrap", "own.toml --bootstrap"
         )
-        text = re.sub(r"^swarmnet join --", "swarmnet join --no-restart --", text)  # README's is started again
+        text = re.sub(r"^swarmnet join --", "swarmnet join --no-restart --", text)  # test_join.py's is started again
         text = re.sub(r"^swarmnet (bootstrap|peer|trainer|join)\b", r"\g<0> --host 127.0.0.1", text)
         return shlex.split(text)[1:]
 
