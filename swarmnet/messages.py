@@ -635,7 +635,6 @@ StepControl = Heartbeat | Prepare | Claim | Granted | Moved | Report | Evicted |
 
 Proof = Verdict | Pair | Missent  # to anybody, without the run, that a peer did wrong (`audit.proof`)
 AuditControl = Finding | Sent | Proof
-
 Control = StepControl | AuditControl
 
 
