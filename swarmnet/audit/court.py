@@ -456,7 +456,7 @@ class Court:
         # Too few have a say to name anybody, and I know all the same.
         private: list[CourtAction] = []
         if not right and not _can_name(counted):
-            private.append(StrikePeer(case.accused, case, "others find what it does not"))
+            private.append(StrikePeer(case.accused, case, "its work computed again is another"))
         if not self._has_a_say(self.me, counted):
             return private
         if trial is None:
