@@ -656,6 +656,8 @@ def test_a_banned_peer_loses_its_connections() -> None:
         def why_not(self, peer: PeerId, *, now: float) -> str:
             return "banned" if peer in banned else ""
 
+        def proof_against(self, peer: PeerId) -> None: ...
+
     async def main() -> None:
         book: dict[PeerId, tuple[str, ...]] = {}
         a, _ = make_transport(book)

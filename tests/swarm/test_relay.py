@@ -504,6 +504,8 @@ class Bans:
     def why_not(self, peer: PeerId, *, now: float) -> str:
         return "it is banned" if peer in self.banned else ""
 
+    def proof_against(self, peer: PeerId) -> None: ...
+
 
 def test_who_is_banned_loses_its_place_and_its_circuits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(relay, "_LOOK_S", 0.02)
