@@ -140,6 +140,7 @@ def init(
         tied = sets.get("model.tie_embeddings", ("", None))[1]
         say(f"reading the weights in {checkpoint}")
         manifest = begins.fill(manifest, source=_seen_from(path.parent, str(checkpoint)), tied=tied)
+    makes = not path.parent.exists()
     if owner is not None:
         write_owner(path, owner)  # first: nobody could act for a run whose key is nowhere
     _write(path, to_toml(manifest), force=force)
@@ -151,6 +152,8 @@ def init(
         f"{manifest.training.total_steps} steps",
         f"data: {data.num_tokens:,} tokens of {data.source}, tokenizer {data.tokenizer} ({model.vocab_size:,} ids)",
     ]
+    if makes:
+        lines.insert(0, f"made the folder {path.absolute().parent}, which was not there")
     if begins is not None:
         untied = "; embedding and head are no longer tied" if begins.unties(manifest) else ""
         lines.append(f"weights of version 0 are those in {checkpoint}{untied}")

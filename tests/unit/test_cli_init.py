@@ -49,6 +49,13 @@ def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[str, st
     return made
 
 
+def test_a_folder_that_it_makes_is_named(asked, capsys, tmp_path: Path) -> None:
+    assert typed("init deep/x.toml --owner") == 0
+    made = f"made the folder {tmp_path / 'deep'}, which was not there\n"
+    assert made in capsys.readouterr().out
+    assert typed("init deep/y.toml") == 0 and "made the folder" not in capsys.readouterr().out
+
+
 def test_it_writes_a_complete_file_and_says_what_is_next(asked, capsys) -> None:
     assert run(["init"]) == 0
     manifest = load("run.toml")
