@@ -84,7 +84,7 @@ def _refuse_changes(options: LocalOptions, said: Mapping[str, object]) -> None:
     if name := said_otherwise(options, kept) if kept else None:
         raise UsageError(
             f"--{name.replace('_', '-')}: a resumed run keeps its manifest, its replicas, their ranks and lies, which "
-            "say otherwise: leave it away"
+            "say otherwise: leave it out"
         )
 
 

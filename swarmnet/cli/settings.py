@@ -269,7 +269,7 @@ def _bare(annotation: Any) -> Any:
     """A type without `Annotated` and without "or None"."""
     inner = getattr(annotation, "__origin__", annotation) if hasattr(annotation, "__metadata__") else annotation
     some = [each for each in get_args(inner) if each is not type(None)]
-    # An option that is left away is None anyway, so the option's type is the other half.
+    # An option that is left out is None anyway, so the option's type is the other half.
     return _bare(some[0]) if type(None) in get_args(inner) else inner
 
 

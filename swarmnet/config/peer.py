@@ -336,7 +336,7 @@ class PeerConfig(Table):
         if self.device == "cpu" and self.mesh.gpus not in ("1", "auto"):
             raise ValueError(
                 f'mesh.gpus = "{self.mesh.gpus}" needs device = "cuda" or "auto"; for ranks on the CPU '
-                "leave gpus away, and use ranks (--ranks N)"
+                "leave gpus out, and use ranks (--ranks N)"
             )
         if self.device == "cuda" and self.mesh.ranks > 1:
             raise ValueError(f'mesh.ranks = {self.mesh.ranks} are on the CPU; with device = "cuda" say mesh.gpus')

@@ -120,9 +120,9 @@ class LocalOptions:
             if self.chaos is not None or self.kill_all is not None:
                 raise UsageError("--liars goes with neither --chaos nor --kill-all: losses would show both")
             if self.ranks or self.device != "cpu":
-                raise UsageError("--liars needs replicas of one rank on the CPU: leave --ranks and --device away")
+                raise UsageError("--liars needs replicas of one rank on the CPU: leave --ranks and --device out")
         if self.device == "cuda" and self.ranks:
-            raise UsageError("--ranks are on the CPU: leave --device cuda away, or --ranks")
+            raise UsageError("--ranks are on the CPU: leave out --device cuda, or --ranks")
         if self.resume and self.out is None:
             raise UsageError("--resume needs --out DIR: the directory of the run that is to go on")
         if self.dashboard is not None:

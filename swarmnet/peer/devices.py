@@ -66,7 +66,7 @@ def _devices(mesh: Mesh, device: Device, cuda: int) -> tuple[str, ...]:
                 + (", and --ranks N for N processes" if mesh.gpus != "1" else "")
             )
         raise UsageError(
-            f"--gpus {mesh.gpus}: torch sees no CUDA device here; leave --gpus away, and use --ranks N "
+            f"--gpus {mesh.gpus}: torch sees no CUDA device here; leave --gpus out, and use --ranks N "
             "for ranks on the CPU" + (", without --device cuda" if device == "cuda" else "")
         )
     if mesh.gpus == "auto":
@@ -95,11 +95,11 @@ def _shaped(mesh: Mesh, devices: tuple[str, ...]) -> MeshLayout:
     if data > 1 and mesh.shard == "none":
         raise UsageError(
             f"--tensor {tensor} of {ranks} ranks leaves {data} to split each microbatch: say how they "
-            "share a stage, by --shard dp, zero1, zero2 or zero3, or leave --tensor away"
+            "share a stage, by --shard dp, zero1, zero2 or zero3, or leave --tensor out"
         )
     if data == 1 and mesh.shard != "none":
         raise UsageError(
-            f"--shard {mesh.shard}: --tensor {tensor} leaves no ranks to shard over; leave either away, "
+            f"--shard {mesh.shard}: --tensor {tensor} leaves no ranks to shard over; leave either out, "
             "or choose a smaller --tensor"
         )
     if tensor == 1 and mesh.sequence_parallel:
@@ -116,7 +116,7 @@ def computed_here(manifest: Manifest, compute: Compute) -> Manifest:
     if numerics.mode == "deterministic":
         raise UsageError(
             f"--compute {compute}: this run computes in {numerics.compute} and promises the bits of one process "
-            '(numerics.mode = "deterministic"): leave --compute away, which is for runs with numerics.mode = "fp32"'
+            '(numerics.mode = "deterministic"): leave --compute out, which is for runs with numerics.mode = "fp32"'
         )
     return manifest.model_copy(update={"numerics": numerics.model_copy(update={"compute": compute})})
 

@@ -78,7 +78,7 @@ def test_what_one_rank_ignores_has_a_name(mesh: Mesh, ignored: str) -> None:
                 {"gpus": words},
                 device,
                 0,
-                f"--gpus {words}: torch sees no CUDA device here; leave --gpus away, and use "
+                f"--gpus {words}: torch sees no CUDA device here; leave --gpus out, and use "
                 f"--ranks N for ranks on the CPU{more}",
             )
             for words in ("2", "8", "0,1", "3,")

@@ -163,7 +163,7 @@ def config_of(model: Model, *, longest: int, window: Mapping[str, Any] | None = 
         "rope_scaling": _scaling(model),
         "use_cache": True,
     }
-    # What a kind does not know is left away, and what it takes for granted is said.
+    # What a kind does not know is left out, and what it takes for granted is said.
     if kind in ("llama", "qwen3"):
         data["attention_bias"] = model.attention_bias
     data |= {"mlp_bias": False} if kind == "llama" else {"sliding_window": None}
