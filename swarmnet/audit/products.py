@@ -54,6 +54,10 @@ class Sketch:
             abs(one - its) <= most for one, its in zip(self.products, other.products, strict=True)
         )
 
+    def reaches(self, least: float, terms: int, lengths: Sequence[float]) -> bool:
+        """Is what it stands for at least as long, but for rounding?"""
+        return self.length + self._most(terms, sum(lengths)) >= least
+
     def as_long(self, other: Sketch, terms: int, lengths: float) -> bool:
         """The same of their lengths."""
         return abs(self.length - other.length) <= self._most(terms, lengths)
@@ -83,7 +87,11 @@ def add_up(contributions: Sequence[Product], total: Product) -> bool:
     if not isinstance(total, Sketch):
         return together(contributions) == total
     sketches = [each for each in contributions if isinstance(each, Sketch)]
-    return total.near(_added(sketches), len(sketches), sum(abs(each.length) for each in sketches))
+    lengths = [abs(each.length) for each in sketches]
+    # Who states a length that it has not would have more borne. No sum is shorter than its longest part without the
+    # others.
+    least = 2 * max(lengths, default=0.0) - sum(lengths)
+    return total.near(_added(sketches), len(sketches), sum(lengths)) and total.reaches(least, len(sketches), lengths)
 
 
 def same(stated: Product, found: Product, terms: int = 1, lengths: float = 0.0) -> bool:

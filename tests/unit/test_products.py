@@ -73,6 +73,14 @@ def test_pieces_weigh_what_the_whole_does() -> None:
     assert (whole.length, whole.slack) == (5.0, pytest.approx(0.5))
 
 
+@pytest.mark.parametrize("length", [10.0, 1e9, 3e38])
+def test_who_states_a_length_that_its_sum_has_not_makes_no_room_for_a_lie(length: float) -> None:
+    honest, liar = sketch(1.0), sketch(0.5, length)
+    assert add_up([honest, sketch(0.5)], sketch(1.5)) and not add_up([honest, liar], sketch(1.5))
+    # A contribution that is so long makes its sum so long.
+    assert add_up([honest, liar], sketch(1.5, length))
+
+
 @given(st.binary(min_size=32, max_size=32))
 def test_nobody_can_pledge_what_others_find_who_find_it_wrong(stated: bytes) -> None:
     assert whole_of(stated, 0) != other_than(stated)
