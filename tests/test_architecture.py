@@ -66,6 +66,7 @@ PURE = (
     "state/rollback.py",
     "audit/pledge.py",
     "audit/products.py",
+    "audit/excuses.py",
     "audit/draw.py",
     "audit/proof.py",
     "audit/court.py",

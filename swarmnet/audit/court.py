@@ -77,6 +77,9 @@ AGAIN_S = 5.0
 _MOST_CHARGES = 2
 """Cases of what one peer has sent in a step: one is enough."""
 
+_SPARE_WORDS = 32
+"""Beside two for each microbatch of a step: what was sent, as one peer tells it from one step to the next."""
+
 _MOST_PLEDGES = 4
 """Of one peer for one sum: rounds may differ."""
 
@@ -236,6 +239,7 @@ class Court:
         self._live: frozenset[PeerId] = frozenset()
         self._pledged: Recent[tuple[PeerId, Stamp, object, bytes], Pledge] = Recent(1 << 12)
         self._trials: dict[tuple[Case, bytes], Trial] = {}
+        self._told_by: Counter[PeerId] = Counter()  # of what was sent, since the last step
         self._compared: Recent[bytes, bool] = Recent(1 << 10)  # what was sent, by what its peer has signed
         self._charges: Counter[tuple[PeerId, int]] = Counter()  # cases of what a peer has sent, by step
         self._classes: dict[PeerId, str] = {}
@@ -256,6 +260,7 @@ class Court:
             later: the chain of the version that the step has made.
             live: replicas of my stage that may audit.
         """
+        self._told_by.clear()
         if any(known.stamp.restart != stamp.restart for known in self._sums.values()):
             # The run went back: what was pledged for given-up steps binds nobody.
             self._sums.clear()
@@ -355,8 +360,8 @@ class Court:
 
         return sorted({*mates} - {sent.peer, self.me}, key=place)[:SHOWN_TO]
 
-    def hear_sent(self, sent: Sent) -> list[CourtAction]:
-        """A neighbour stage has received that from a mate of mine."""
+    def hear_sent(self, sent: Sent, teller: PeerId) -> list[CourtAction]:
+        """A neighbour stage has received that from a mate of mine, as `teller` says."""
         counted, word = self._counted(sent.stamp), sent_statement(sent)
         owner = counted.owners.get(sent.index) if counted is not None else None
         if counted is None or owner is None or owner not in counted.pledges:
@@ -364,7 +369,13 @@ class Court:
         known = sent.peer == self.me or sent.peer in self.convicted or word in self._compared
         # Names cost nothing.
         known |= sent.peer not in self._live | counted.contributors | self._recent()
-        if known or sent.stamp.stage != self.stage or not self._signer.verify(sent.peer, word, sent.signature):
+        if known or sent.stamp.stage != self.stage:
+            return []
+        # Each costs a signature, and a call: who has counted a whole step has no more to tell.
+        self._told_by[teller] += teller != self.me
+        if self._told_by[teller] > _SPARE_WORDS + 2 * len(counted.owners):
+            return []
+        if not self._signer.verify(sent.peer, word, sent.signature):
             return []
         self._compared[word] = True
         return [AskWork(sent, Case(counted.stamp, owner, sent.index))]

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from swarmnet.audit.court import (
-    KEEP_STEPS,
     AskWork,
     Convict,
     Court,
@@ -30,6 +29,7 @@ from swarmnet.audit.court import (
     Weigh,
 )
 from swarmnet.audit.evidence import Evidence
+from swarmnet.audit.excuses import Excuses
 from swarmnet.audit.pledge import WHOLE, leaf, proves, said, shares_of, vector_seed
 from swarmnet.audit.proof import Proof, accused_of, odd, pledge_of, refusal
 from swarmnet.audit.receipts import Receipt, append
@@ -89,9 +89,6 @@ _COMMITTED = 32
 _MOST_STRANGERS = 256
 """Verdicts on peers of whom nothing else is heard. Names cost nothing, and with a few of them anybody makes a verdict;
 each stays in memory and on disk, and is told to everybody."""
-
-_SPARE_WORDS = 32
-"""Beside two for each microbatch of a step: what was sent, as one peer tells it from one step to the next."""
 
 _IMPOSSIBLE = bytes(32)
 """What everybody finds of work that no honest replica could have counted: it is not finite, or not an input."""
@@ -199,8 +196,7 @@ class Auditor:
         self._tainted: set[Stamp] = set()
         self._told: set[tuple[int, PeerId, int]] = set()
         self._strangers = 0
-        self._ends: Recent[PeerId, Recent[int, int]] = Recent(4 * _REMEMBERED)  # of processes: when it was noticed
-        self._told_by: Counter[PeerId] = Counter()  # of what was sent, since the last step
+        self._excuses = Excuses()
         self._bare: Recent[Case, AuditData] = Recent(4 * _REMEMBERED)  # works of this step that I asked for
         self._kept = peer.papers.kept()
 
@@ -210,7 +206,6 @@ class Auditor:
         """The replica has applied that sum: `commits` are of all stages."""
         member = self._replica.member
         self._sums[stamp] = finished
-        self._told_by.clear()
         self._committed[stamp.restart, stamp.step] = {each.stage: (each.digest, each.roll) for each in commits}
         self._shares[shares_of(finished.contributions, finished.voided)] = finished.contributions, finished.voided
         live = frozenset(member.view.live(self.stage, now=self._now()))
@@ -252,10 +247,7 @@ class Auditor:
             case Finding() if message.case.stamp.stage == self.stage:
                 self._perform(self._court.hear(message))
             case Sent() if message.stamp.stage == self.stage:
-                # As much as somebody honest has to tell who has counted a whole step. Each costs a signature.
-                self._told_by[caller] += 1
-                if self._told_by[caller] <= _SPARE_WORDS + 2 * self._peer.manifest.training.microbatches:
-                    self._perform(self._court.hear_sent(message))
+                self._perform(self._court.hear_sent(message, caller))
             case Verdict() | Pair() | Missent():
                 self._hear_proof(message)
             case _:
@@ -289,7 +281,7 @@ class Auditor:
                     for mate in self._court.shown_to(sent, self._peer.known(self.stage, sent.stamp.stage)):
                         self._peer.transport.tell(mate, sent)
                     if sent.stamp.stage == self.stage:
-                        self._perform(self._court.hear_sent(sent))
+                        self._perform(self._court.hear_sent(sent, self._peer.me))
                 case AskWork() if self._asking < _MOST_WAITING and self._in_time(action.case):
                     self._peer.spawn(self._compare(action))
                 case AskWork():
@@ -561,17 +553,13 @@ class Auditor:
         return frozenset().union(*(indexes for peer, _, indexes in contributions if peer == case.accused))
 
     def _lives_on(self, case: Case) -> bool:
-        """Is the accused the process that has contributed? One that was started again has lost what it could show: of
-        that it is excused once in a while, and for no step after it was. Its heartbeats are its own word."""
+        """Is the accused the process that has contributed? One that was started again has lost what it could show."""
         finished, member = self._sums.get(case.stamp), self._replica.member
         seen = member.view.get(case.accused)
         of = [life.incarnation for peer, life, _ in finished.contributions if peer == case.accused] if finished else []
-        if seen is None or not of or seen.incarnation in of:
-            return seen is not None and bool(of)
-        ends = self._ends[case.accused] = self._ends.get(case.accused, Recent(4))
-        if of[0] not in ends and all(member.version - version >= KEEP_STEPS for version in ends.values()):
-            ends[of[0]] = member.version
-        return case.stamp.step > ends.get(of[0], -1)
+        if seen is None or not of:
+            return False
+        return seen.incarnation in of or not self._excuses.holds(case.accused, of[0], case.stamp.step, member.version)
 
     async def _show(self, wanted: Recompute, index: int) -> tuple[AuditData, Sequence[Packed], Sequence[Packed]] | None:
         """What went into a microbatch, as it was pledged. None: nobody shows it. Raises Refused(TOO_OFTEN)."""

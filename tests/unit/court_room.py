@@ -274,7 +274,7 @@ class Stage:
                 if isinstance(what, Finding):
                     self.perform(to, court.hear(what))
                 elif isinstance(what, Sent):
-                    self.perform(to, court.hear_sent(what))
+                    self.perform(to, court.hear_sent(what, PeerId("who received it")))
                 else:
                     self.perform(to, court.hear_verdict(what, frozenset(self.names)))
             now += 10.0

@@ -259,6 +259,9 @@ def test_two_pledges_for_one_sum_convict() -> None:
 # ---------------------------------------------------------------- what was sent
 
 
+TELLER = PeerId("who received it")
+
+
 def sent_by(peer: PeerId, index: int, what: bytes, **says) -> Sent:
     sent = replace(Sent(stamp_of(STEP), index, "output", what, peer, digest_of("made of"), bytes(32)), **says)
     return replace(sent, signature=Notary(peer).sign(sent_statement(sent)))
@@ -269,13 +272,24 @@ def test_who_counts_one_thing_and_sends_another_is_named_by_whoever_hears_of_it(
     a, b, c, *_ = room.names
     _, work, path = of(room, a)
     court, sent = room.members[b].court, sent_by(a, work.index, digest_of("other"))
-    (asked,) = court.hear_sent(sent)
+    (asked,) = court.hear_sent(sent, TELLER)
     assert isinstance(asked, AskWork) and asked.case == Case(stamp_of(STEP), a, work.index)
-    assert court.hear_sent(sent) == [], "once"
+    assert court.hear_sent(sent, TELLER) == [], "once"
     (convict,) = court.compared(sent, work, path)
     assert convict.peer == a and isinstance(convict.proof, Missent)
     assert [action.peer for action in room.members[c].court.hear_proof(convict.proof)] == [a]
-    assert court.hear_sent(sent_by(a, work.index, digest_of("third"))) == [], "it is out already"
+    assert court.hear_sent(sent_by(a, work.index, digest_of("third")), TELLER) == [], "it is out already"
+
+
+def test_who_tells_more_than_a_whole_step_of_what_was_sent_is_heard_no_more_and_others_are() -> None:
+    room = quiet()
+    a, b, *_ = room.names
+    _, work, _ = of(room, a)
+    court = room.members[b].court
+    junk = [sent_by(a, work.index, digest_of("junk", number)) for number in range(1000)]
+    heard = sum(bool(court.hear_sent(sent, TELLER)) for sent in junk)
+    assert len(room.members) < heard < 500 and not court.hear_sent(sent_by(a, work.index, digest_of("more")), TELLER)
+    assert court.hear_sent(sent_by(a, work.index, digest_of("other")), PeerId("somebody else"))
 
 
 def test_what_agrees_or_is_not_shown_names_nobody() -> None:
@@ -295,12 +309,14 @@ def test_only_what_its_peer_has_counted_and_signed_is_asked_about() -> None:
     a, b, *_ = room.names
     _, work, _ = of(room, a)
     court, what = room.members[b].court, digest_of("other")
-    assert court.hear_sent(sent_by(a, 60, what)) == [], "counted by nobody"
-    assert court.hear_sent(sent_by(a, work.index, what, stamp=stamp_of(STEP + 1))) == [], "of a sum not known here"
-    assert court.hear_sent(sent_by(a, work.index, what, stamp=replace(stamp_of(STEP), stage=0))) == []
-    assert court.hear_sent(replace(sent_by(a, work.index, what), signature=b"x")) == []
+    assert court.hear_sent(sent_by(a, 60, what), TELLER) == [], "counted by nobody"
+    assert court.hear_sent(sent_by(a, work.index, what, stamp=stamp_of(STEP + 1)), TELLER) == [], (
+        "of a sum not known here"
+    )
+    assert court.hear_sent(sent_by(a, work.index, what, stamp=replace(stamp_of(STEP), stage=0)), TELLER) == []
+    assert court.hear_sent(replace(sent_by(a, work.index, what), signature=b"x"), TELLER) == []
     _, mine, _ = of(room, b)
-    assert court.hear_sent(sent_by(b, mine.index, what)) == [], "my own"
+    assert court.hear_sent(sent_by(b, mine.index, what), TELLER) == [], "my own"
 
 
 def test_who_says_that_it_sent_something_else_too_is_left_alone() -> None:
