@@ -6,18 +6,20 @@ import asyncio
 import contextlib
 import itertools
 import random
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 
 import numpy as np
 import torch
 
+from swarmnet.averaging.exchange import Exchange
 from swarmnet.data.sampler import Sampler
 from swarmnet.data.tokens import Tokens
 from swarmnet.engine.compute_thread import ComputeThread, Work
 from swarmnet.engine.torch_engine import TorchEngine
+from swarmnet.errors import PeerGone
 from swarmnet.ids import Ballot, Chain, PeerId, RoundId
 from swarmnet.manifest.schema import Averaging, Cut, Manifest, Model, Numerics, Optimizer, Training
-from swarmnet.messages import Commit, Packed
+from swarmnet.messages import Answer, Commit, Packed, Part, Request
 from swarmnet.peer.engines import torch_engine
 from swarmnet.ranks.device_backend import DeviceBackend
 from swarmnet.stage.passes import MemoryPolicy
@@ -73,6 +75,28 @@ def batch_of(manifest: Manifest, tokens: Tokens, step: int, index: int) -> Packe
     sampler = Sampler(training.seed, tokens.num_tokens, training.sequence_length, training.microbatch_size)
     positions = sampler.positions(step * training.microbatches + index)
     return codecs.encode("int32", tokens.microbatch(positions, training.sequence_length))
+
+
+class Direct:
+    """A transport of members that call each other's exchanges directly. `fails` says which calls break."""
+
+    exchanges: dict[PeerId, Exchange]
+
+    @staticmethod
+    def fails(peer: PeerId, part: Part) -> bool:
+        return False
+
+    def tell(self, peer: PeerId, message: object) -> None:
+        raise AssertionError("nothing is told")
+
+    async def call(
+        self, peer: PeerId, request: Request, payload: tuple[Packed, ...] = (), *, deadline: float
+    ) -> AsyncGenerator[Answer, None]:
+        assert isinstance(request, Part)
+        if self.fails(peer, request):
+            raise PeerGone("broke off")
+        async for answer in self.exchanges[peer].serve(request):
+            yield answer
 
 
 class StageChain:

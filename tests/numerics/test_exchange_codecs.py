@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import pytest
 import torch
-from stage_chain import commit, compute_thread, tiny
+from stage_chain import Direct, commit, compute_thread, tiny
 
 from swarmnet.averaging.exchange import Exchange
 from swarmnet.engine.compute_thread import ComputeThread
 from swarmnet.engine.torch_engine import TorchEngine
-from swarmnet.errors import BadMessage, PeerGone
+from swarmnet.errors import BadMessage
 from swarmnet.ids import Ballot, Chain, Generation, PeerId, RoundId
 from swarmnet.manifest.schema import Averaging, Manifest, Model
-from swarmnet.messages import Answer, Finished, Packed, Part, Request, Round, Stamp
+from swarmnet.messages import Finished, Part, Round, Stamp
 from swarmnet.peer.engines import torch_engine
 from swarmnet.ranks.device_backend import DeviceBackend
 from swarmnet.stage.accumulator import Accumulator
@@ -53,13 +53,14 @@ class Member:
         return feedback
 
 
-class Members:
+class Members(Direct):
     """Replicas of one stage that call each other directly. `fails` says which calls break."""
 
     def __init__(self, manifest: Manifest, compute: ComputeThread) -> None:
         self.manifest, self.compute = manifest, compute
         self.fails: Callable[[PeerId, Part], bool] = lambda peer, part: False
         self.all: dict[PeerId, Member] = {}
+        self.exchanges: dict[PeerId, Exchange] = {}
         for place, peer in enumerate(PEERS):
             engine = torch_engine(manifest, 0, compute, DeviceBackend(manifest.of_stage(0)))
             gradient = (
@@ -67,25 +68,13 @@ class Members:
             )
             self.fill(engine._accumulators[0], engine, gradient)
             exchange = Exchange(peer, engine.sums, self, num_tokens=10, running_s=0.05)
-            self.all[peer] = Member(engine, exchange, gradient)
+            self.all[peer], self.exchanges[peer] = Member(engine, exchange, gradient), exchange
 
     @staticmethod
     def fill(accumulator: Accumulator, engine: TorchEngine, gradient: torch.Tensor) -> None:
         assert accumulator.add(
             [gradient], NoRounding(), step=engine.version, index=0, voids=engine.voids(engine.version)
         )
-
-    def tell(self, peer: PeerId, message: object) -> None:
-        raise AssertionError("nothing is told")
-
-    async def call(
-        self, peer: PeerId, request: Request, payload: tuple[Packed, ...] = (), *, deadline: float
-    ) -> AsyncGenerator[Answer, None]:
-        assert isinstance(request, Part)
-        if self.fails(peer, request):
-            raise PeerGone("broke off")
-        async for answer in self.all[peer].exchange.serve(request):
-            yield answer
 
     async def sum(self, current: Round) -> list[Finished]:
         async with asyncio.TaskGroup() as group:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from stage_chain import StageChain, compute_thread, tiny
+from stage_chain import Direct, StageChain, compute_thread, tiny
 from test_recompute import KEPT, REPLICAS, STEPS, Counted, other_than, run, shares, train
 
 from swarmnet.audit.pledge import other_than as another
@@ -20,7 +20,7 @@ from swarmnet.averaging.exchange import Exchange
 from swarmnet.errors import Refused
 from swarmnet.ids import Ballot, Chain, Generation, PeerId, RoundId
 from swarmnet.manifest.schema import Averaging, Manifest
-from swarmnet.messages import Answer, Packed, Part, Request, Round, Stamp
+from swarmnet.messages import Packed, Round, Stamp
 from swarmnet.peer.engines import torch_engine
 from swarmnet.ranks.device_backend import DeviceBackend
 from swarmnet.simulate.swarm import SimulatedSigner
@@ -84,7 +84,7 @@ def manifest_of(codec: str, reducer: str = "sum") -> Manifest:
     return tiny(1, mode="fp32", microbatches=len(PEERS), averaging=Averaging(codec=codec, reducer=reducer))
 
 
-class Floats:
+class Floats(Direct):
     """Five members that have counted a microbatch each, and call each other directly. reduces: what the first hands out
     instead of a sum. contributes: what it sends instead of what it pledges."""
 
@@ -120,16 +120,6 @@ class Floats:
             return bent(found) if isinstance(found, Packed) else replace(found, packed=bent(found.packed))
 
         setattr(sums, name, call)
-
-    def tell(self, peer: PeerId, message: object) -> None:
-        raise AssertionError("nothing is told")
-
-    async def call(
-        self, peer: PeerId, request: Request, payload: tuple[Packed, ...] = (), *, deadline: float
-    ) -> AsyncGenerator[Answer, None]:
-        assert isinstance(request, Part)
-        async for answer in self.exchanges[peer].serve(request):
-            yield answer
 
     async def sum(self) -> list[Any]:
         """What becomes of one round at each of them: a sum or an error."""

@@ -5,22 +5,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Collection
+from collections.abc import Callable, Collection
 from dataclasses import replace
 
 import pytest
 import torch
-from stage_chain import commit, compute_thread, tiny
+from stage_chain import Direct, commit, compute_thread, tiny
 from torch import Tensor
 
 from swarmnet.averaging.exchange import Exchange
 from swarmnet.averaging.grid import grid_of
 from swarmnet.engine.compute_thread import ComputeThread
 from swarmnet.engine.torch_engine import TorchEngine
-from swarmnet.errors import PeerGone
 from swarmnet.ids import Ballot, Chain, Generation, PeerId, RoundId
 from swarmnet.manifest.schema import Averaging, Manifest, Model
-from swarmnet.messages import Answer, Finished, Packed, Part, Request, Round, Stamp
+from swarmnet.messages import Finished, Part, Round, Stamp
 from swarmnet.peer.engines import torch_engine
 from swarmnet.ranks.device_backend import DeviceBackend
 from swarmnet.stage.rounding import NoRounding
@@ -40,7 +39,7 @@ def round_of(number: int, receivers: Collection[PeerId] = PEERS, rows: tuple[int
     return Round(STAMP, ballot, RoundId(ballot, number), shares, tuple(receivers), (), rows=rows, columns=2)
 
 
-class Members:
+class Members(Direct):
     """Replicas of one stage that call each other directly. `fails` says which calls break."""
 
     def __init__(self, manifest: Manifest, compute: ComputeThread) -> None:
@@ -68,18 +67,6 @@ class Members:
             assert engine._accumulators[0].add(
                 [self.gradients[peer]], NoRounding(), step=0, index=0, voids=engine.voids(0)
             )
-
-    def tell(self, peer: PeerId, message: object) -> None:
-        raise AssertionError("nothing is told")
-
-    async def call(
-        self, peer: PeerId, request: Request, payload: tuple[Packed, ...] = (), *, deadline: float
-    ) -> AsyncGenerator[Answer, None]:
-        assert isinstance(request, Part)
-        if self.fails(peer, request):
-            raise PeerGone("broke off")
-        async for answer in self.exchanges[peer].serve(request):
-            yield answer
 
     async def sum(self, current: Round) -> Finished:
         async with asyncio.TaskGroup() as group:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
 import torch
-from stage_chain import commit, compute_thread, tiny, weights_of
+from stage_chain import Direct, commit, compute_thread, tiny, weights_of
 from torch import Tensor
 
 from swarmnet.averaging.exchange import Exchange
@@ -17,7 +17,7 @@ from swarmnet.engine.torch_engine import TorchEngine
 from swarmnet.errors import SwarmError
 from swarmnet.ids import Ballot, Chain, Generation, PeerId, RoundId
 from swarmnet.manifest.schema import Averaging, Manifest
-from swarmnet.messages import Answer, Finished, Packed, Part, Request, Round, Stamp
+from swarmnet.messages import Finished, Packed, Round, Stamp
 from swarmnet.peer.engines import torch_engine
 from swarmnet.ranks.device_backend import DeviceBackend
 from swarmnet.stage.seams import Contribution
@@ -47,7 +47,7 @@ def member(manifest: Manifest, compute: ComputeThread, gradient: Tensor, send: L
     return engine
 
 
-class Group:
+class Group(Direct):
     """Five members that call each other directly; the first lies."""
 
     def __init__(self, manifest: Manifest, compute: ComputeThread, lie: Lie | None) -> None:
@@ -75,16 +75,6 @@ class Group:
             )
             for peer, engine in self.engines.items()
         }
-
-    def tell(self, peer: PeerId, message: object) -> None:
-        raise AssertionError("nothing is told")
-
-    async def call(
-        self, peer: PeerId, request: Request, payload: tuple[Packed, ...] = (), *, deadline: float
-    ) -> AsyncGenerator[Answer, None]:
-        assert isinstance(request, Part)
-        async for answer in self.exchanges[peer].serve(request):
-            yield answer
 
     async def step(self, step: int) -> list[Finished]:
         """One round, applied by everybody."""
