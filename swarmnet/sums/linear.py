@@ -89,8 +89,8 @@ def drawn(seed: bytes, num_elements: int) -> Drawn:
 
 @dataclass(frozen=True, slots=True)
 class DrawnReal:
-    """The same for float sums: `PRODUCTS` vectors r[i] = rows[i // WIDTH] * columns[i % WIDTH], of fp64 entries with
-    mean square 1, even in [-3, 3] each."""
+    """The same for float sums: `PRODUCTS` vectors r[i] = rows[i // WIDTH] * columns[i % WIDTH], with a mean square
+    of 1. rows [R, PRODUCTS], columns [WIDTH, PRODUCTS]: fp64, drawn evenly between -sqrt(3) and sqrt(3)."""
 
     rows: Tensor
     columns: Tensor
