@@ -114,6 +114,7 @@ def nothing_left_in_memory() -> Iterator[None]:
     """Large tensors hang in circles that the rare collections leave to grow: 6 GB in the end without this."""
     yield
     gc.collect()
+    gc.freeze()  # what is left by now stays, too: the next one need not go through it
 
 
 @pytest.fixture
