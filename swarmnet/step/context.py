@@ -30,6 +30,8 @@ class StepContext:
     """The numbers of the rounds that I open (`ledger.round_numbers`)."""
     term_chain: Chain
     """The chain at the start of the keepers' term: the order of keepers follows from it."""
+    overruled_by: PeerId | None = None
+    """Who kept the step before while I thought that I did, and did not follow me."""
     synced: bool = False
     """Do I have state? Without it I take no part in the step."""
 

@@ -87,11 +87,11 @@ class Election:
         return True
 
     def _order(self, now: float) -> list[PeerId]:
-        """Who should keep, best first: the order as drawn, but members of the roster before newcomers."""
-        passed_over, view = self._sitting(now), self._view
+        """Who should keep, best first: as drawn, but the roster before newcomers, and who overruled me before all."""
+        passed_over, view, ruler = self._sitting(now), self._view, self._context.overruled_by
         if view.stage not in view.sparse:
             order = [peer for peer in view.keeper_order(self._term_chain, now=now) if peer not in passed_over]
-            return sorted(order, key=self._membership.is_new)
+            return sorted(order, key=lambda peer: (peer != ruler, self._membership.is_new(peer)))
         # Of a large stage those keep who count. They hear each other; I stand last if I am none of them.
         may = {peer for peer in self._membership.keepers(view.stage) if view.may_live(peer, now=now)} - passed_over
         order = sorted(may - {view.me}, key=lambda peer: keeper_rank(self._term_chain, view.stage, peer))

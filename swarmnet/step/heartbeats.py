@@ -241,7 +241,7 @@ class Heartbeats:
         of = self._of
         return Heartbeat(
             stamp=Stamp(of.version, of.stage, of.chain, of.restart),
-            incarnation=of.incarnation,
+            incarnation=of.claims.generation.incarnation,
             synced=self._of.synced,
             keeper=self._of.promised or self._of.kept_last,
             queue=self._of.queue,

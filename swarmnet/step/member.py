@@ -207,11 +207,6 @@ class Member:
         return self.heartbeats.to(to)
 
     @property
-    def incarnation(self) -> int:
-        """Of this process."""
-        return self._context.generations.newest.incarnation
-
-    @property
     def sitting(self) -> frozenset[PeerId]:
         """The mates that my own strikes let sit out."""
         return frozenset(self._context.strikes.sitting)
@@ -322,6 +317,9 @@ class Member:
         assert self.applying and self.barrier.complete
         self.last_commits, self.last_finished, self._last_stamp = self.barrier.known, self.finished, self.stamp
         self.kept_last, self._bad_voters = self.promised, set()
+        keeper = self.last_commits[self.stage].id.ballot.peer
+        rival = self.view.get(keeper) if self.promised is not None and self.promised.peer == self.me else None
+        self._context.overruled_by = keeper if rival is not None and rival.keeper != self.promised else None
         actions: list[Action] = [*self.oldest.applied(now)]
         late_s = self.oldest.late_s
         self.steps = self.steps[1:]

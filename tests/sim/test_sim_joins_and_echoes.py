@@ -148,3 +148,21 @@ def test_a_newcomer_can_tell_others_how_the_step_before_ended() -> None:
 
     swarm.run(until_s=60.0, script=script)
     assert swarm.counts["restart"] == swarm.counts["orphaned"] == 0
+
+
+@pytest.mark.parametrize("joins_s", [0.08, 0.112, 0.14])
+def test_who_was_overruled_as_keeper_lets_the_other_keep_the_next_step(joins_s: float) -> None:
+    """The second replica of stage 1 signs the commit that the first makes alone, and the first does not hear it.
+
+    So the second counts for itself and not for the first, and each takes itself for the first in order.
+    """
+    swarm = watched(Plan(stages=3, microbatches=8, steps=8, rounding=True, served=((0,), (0,), (1,), (1,), (2,))))
+
+    async def script(swarm: Swarm) -> None:
+        await asyncio.sleep(joins_s)
+        swarm.add([2], "zz")
+
+    swarm.run(until_s=120.0, script=script)
+    kept = [fields["step"] for _, peer, event, fields in swarm.events if event == "keeper" and fields["stage"] == 1]
+    assert sorted(kept) == [0, *range(8)] and swarm.forks == 0
+    assert swarm.loop.time() < 12.0, "forty and more, if both keep all the time"
