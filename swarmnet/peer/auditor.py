@@ -521,11 +521,19 @@ class Auditor:
                 why = answer.reason
                 if answer.code not in (RejectCode.NOT_A_FEEDER, RejectCode.NOT_SERVED):
                     return None, why
-            # It or I may have been away, or it has left, or a line was cut. Who is here all the while has refused.
-            await asyncio.sleep(2 * self._peer.timers.heartbeat_s)
-            if not self._is_here(peer, since=asked_at):
+            # It or I may have been away, or a line was cut: it is asked again when it is back. Who is here has refused.
+            if not await self._comes_back(peer, asked_at):
                 return None, ""
         return None, why
+
+    async def _comes_back(self, peer: PeerId, asked_at: float) -> bool:
+        """Is it here, at once or after a short silence? After a long one it has lost its place."""
+        timers = self._peer.timers
+        while (silent_s := self._now() - asked_at) <= timers.long_silence_s:
+            await asyncio.sleep(timers.heartbeat_s)
+            if silent_s >= timers.heartbeat_s and self._is_here(peer, since=asked_at):
+                return True
+        return False
 
     def _is_here(self, peer: PeerId, *, since: float) -> bool:
         """Has it been heard since then, and has it answered on a line of mine?"""

@@ -73,14 +73,23 @@ def test_who_has_not_heard_its_auditor_yet_is_asked_again(monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize(
-    "way", ["is silent", "ends the call", "says it was started again", *further("refuses", "says it has left")]
+    "way",
+    [
+        "is silent",
+        "ends the call",
+        "says nothing for a while",
+        "says it was started again",
+        *further("refuses", "says it has left"),
+    ],
 )
 def test_who_does_not_show_its_work_sits_out(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     swarm, withheld, struck = watched(replace(PLAN, steps=150))
-    answers, tell, liar = Peer._answers, MemoryTransport.tell, ""
+    answers, tell, liar, hushed_at = Peer._answers, MemoryTransport.tell, "", -1.0
 
     def refuse(self: Peer, caller: Any, request: Any, payload: Any) -> Any:
         async def dodge() -> Any:
+            nonlocal hushed_at
+            hushed_at = swarm.loop.time()
             if way == "is silent":
                 await asyncio.sleep(1000.0)
             if way == "says it has left":
@@ -95,6 +104,8 @@ def test_who_does_not_show_its_work_sits_out(way: str, monkeypatch: pytest.Monke
     def lie(self: Any, peer: Any, message: Any) -> None:
         if way == "says it was started again" and isinstance(message, Heartbeat) and self._me == liar:
             message = replace(message, incarnation=message.incarnation ^ 1)
+        if way == "says nothing for a while" and self._me == liar and swarm.loop.time() < hushed_at + 1.3:
+            return
         tell(self, peer, message)
 
     monkeypatch.setattr(Peer, "_answers", refuse)
