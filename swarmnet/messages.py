@@ -347,7 +347,7 @@ class Heartbeat:
     sitting: Annotated[tuple[PeerId, ...], Entries(MAX_SITTING)] = ()
     """Mates that my step goes on without."""
     unreached: Annotated[tuple[PeerId, ...], Entries(MAX_SITTING)] = ()
-    """Mates that I hear and cannot call: I can pull nothing from them."""
+    """Mates to whom my line is broken: I do not hear them, or hear them and cannot call them."""
     new: bool = False
     """I have still to contribute before I count, for the first time or since I came back."""
     asks: bool = True

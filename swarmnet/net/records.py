@@ -24,7 +24,7 @@ import math
 import re
 import statistics
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import UnionType
 from typing import Annotated, Any, Literal, NoReturn, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -446,6 +446,18 @@ def unserved(records: Iterable[Record], *, num_stages: int, mine: Iterable[int] 
     """Stages of which there is no replica among `records`. mine: those that are served here."""
     served = {status.stage for record in records for status in record.stages}
     return tuple(sorted(set(range(num_stages)) - served - set(mine)))
+
+
+def left_out(records: Collection[Record], stage: int) -> frozenset[PeerId]:
+    """The replicas of a stage that most others of it, two at least, go on without (`View.shunned`)."""
+    serve = {record.peer for record in records if any(status.stage == stage for status in record.stages)}
+    said = Counter(
+        peer
+        for record in records
+        if record.peer in serve
+        for peer in {each.peer for each in record.complaints if each.stage == stage and each.how != "waited_for"}
+    )
+    return frozenset(peer for peer, voices in said.items() if voices > 1 and 2 * voices > len(serve - {peer}))
 
 
 def nobody_serves(stages: tuple[int, ...], *, stranger_to: str = "") -> dict[str, object]:

@@ -109,6 +109,11 @@ class Complaints:
                 for peer, (reason, at) in self._left_out.items()
                 if now - at < _LEFT_OUT_S
             ),
+            *(
+                Complaint(member.stage, peer, "left_out", "is not heard")
+                for peer in member.view.broken
+                if peer not in self._left_out and not member.view.alive(peer, now=now)
+            ),
         )
 
     def _waits(self, member: Member, trouble: Trouble | None, now: float) -> Iterator[tuple[PeerId, str]]:
@@ -125,7 +130,7 @@ class Complaints:
 
     def _cannot_reach(self, member: Member, now: float) -> dict[PeerId, float]:
         """Mates that have been heard for a while, and answered nothing on a connection that I opened."""
-        synced = {peer for peer, seen in member.view.mates() if seen.synced}
+        synced = {p for p, seen in member.view.mates() if seen.synced and member.view.alive(p, now=now)}
         mates = synced.intersection(member.view.unreached(now=now))
         self._unreached = {peer: self._unreached.get(peer, now) for peer in mates}
         found = {peer: since for peer, since in self._unreached.items() if now - since > self._timers.suspect_s}

@@ -13,6 +13,7 @@ from swarmnet.messages import NONE, Indexes, Prepare
 from swarmnet.step.actions import Note
 from swarmnet.step.context import StepContext
 from swarmnet.step.graph import keeper_rank
+from swarmnet.step.lines import broken_lines
 from swarmnet.step.strikes import sitting
 
 
@@ -47,7 +48,7 @@ class Election:
         if not (shunned or self._strikes.ends(now=now) or self._vain.ends(now=now)):
             return frozenset()
         live = self._membership.live(view.stage, now=now) | {*view.live(view.stage, now=now), view.me}
-        return sitting(live - {view.me}, self._strikes, shunned, live, vain=self._vain, now=now)
+        return sitting((shunned | live) - {view.me}, self._strikes, shunned, live, vain=self._vain, now=now)
 
     def promise(self, ballot: Ballot, *, told_by: PeerId | None = None, now: float) -> bool:
         """Promise a ballot. False: I promised as high a one, or its keeper sits out, usurps, or cannot hear my reports.
@@ -87,11 +88,13 @@ class Election:
         return True
 
     def _order(self, now: float) -> list[PeerId]:
-        """Who should keep, best first: as drawn, but the roster before newcomers, and who overruled me before all."""
+        """Who should keep, best first: who overruled me, the fewest broken lines, the roster first, and as drawn."""
         passed_over, view, ruler = self._sitting(now), self._view, self._context.overruled_by
         if view.stage not in view.sparse:
             order = [peer for peer in view.keeper_order(self._term_chain, now=now) if peer not in passed_over]
-            return sorted(order, key=lambda peer: (peer != ruler, self._membership.is_new(peer)))
+            said = {peer: seen.unreached for peer, seen in view.mates() if peer in order} | {view.me: view.broken}
+            broken = broken_lines(said, passed_over)
+            return sorted(order, key=lambda peer: (peer != ruler, broken[peer], self._membership.is_new(peer)))
         # Of a large stage those keep who count. They hear each other; I stand last if I am none of them.
         may = {peer for peer in self._membership.keepers(view.stage) if view.may_live(peer, now=now)} - passed_over
         order = sorted(may - {view.me}, key=lambda peer: keeper_rank(self._term_chain, view.stage, peer))
@@ -170,9 +173,8 @@ class Election:
         if keeper == view.me:
             # Promised by myself in a keeper object that was dropped: only a new ballot may keep again.
             return None if keeping else higher
-        seen = view.get(keeper)
         # A dead keeper cannot come back under its ballot: the next in order stands at once, the others if it does not.
-        if seen is not None and seen.dead:
+        if (seen := view.get(keeper)) is not None and seen.dead:
             waited_s = now - max(seen.heard_at, self._kept_at)
             return higher if place == 0 or waited_s > place * limit else None
         if self.sits(keeper, now=now):

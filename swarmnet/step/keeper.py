@@ -326,8 +326,9 @@ class Keeper:
 
     @property
     def without(self) -> frozenset[PeerId]:
-        """Mates that the step goes on without: they sit out, or were absent last time and have not reported yet."""
-        return self.sitting | (self._absent - self.members.keys())
+        """Mates that the step goes on without: they sit out; or were absent last time, or I do not hear them, and they
+        have not reported yet."""
+        return self.sitting | (self._absent.union(self.view.broken) - self.members.keys())
 
     def absent(self, now: float) -> frozenset[PeerId]:
         """Mates that are alive and have no part in the step, whatever they say of themselves."""
@@ -539,7 +540,7 @@ class Keeper:
         return [*strikes, self._void(peer, generation), self._left(peer, reason)]
 
     def _uncallable(self, now: float) -> frozenset[PeerId]:
-        """Members that all others, two at least, hear and cannot call."""
+        """Members to whom the lines of all others, two at least, are broken."""
         said = {peer: frozenset(seen.unreached) for peer, seen in self.view.mates()}
         said[self.view.me] = frozenset(self.view.unreached(now=now))
         return frozenset(

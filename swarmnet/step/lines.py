@@ -8,7 +8,8 @@ line that broke in a round is tried again some steps later: lines come back, and
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Set
 
 from swarmnet.averaging.watch import LEAST_S
 from swarmnet.ids import PeerId
@@ -21,6 +22,20 @@ _MOST_BROKEN = 64
 
 _MOST_NAMED = 2
 """Mates that a member is believed to be unable to call."""
+
+
+def broken_lines(unreached: Mapping[PeerId, Collection[PeerId]], without: Set[PeerId]) -> Counter[PeerId]:
+    """How many broken lines each member is an end of, those of `without` aside.
+
+    unreached: the mates that each member says it neither hears nor can call. Who names more than two is at fault
+    itself.
+    """
+    pairs = {
+        frozenset({one, other}) for one, others in unreached.items() if len(others) <= _MOST_NAMED for other in others
+    }
+    found = Counter(peer for pair in pairs if not pair & without for peer in pair)
+    found.update({one: len(others) for one, others in unreached.items() if len(others) > _MOST_NAMED})
+    return found
 
 
 class BrokenLines:

@@ -73,8 +73,6 @@ class Member:
         self.version, self.chain, self.before = 0, chain, chain
         self.restart = NO_RESTART
         self.queue = 0
-        self.unreached: tuple[PeerId, ...] = ()
-        """Mates that I cannot call."""
         self.last_commits: tuple[Commit, ...] = ()
         self.evidence: tuple[bytes, ...] = ()
         """Of the last two steps, the one before this version last."""
@@ -385,7 +383,7 @@ class Member:
     def tick(self, *, now: float) -> list[Action]:
         """Every heartbeat interval: say again whatever state asks for."""
         self.view.forget_silent(now=now)
-        self.unreached = self.view.unreached(now=now)
+        self.view.broken = self.view.unreached(now=now)
         if not self.synced:
             return []
         convicted, self.membership.notes = self.membership.notes, []

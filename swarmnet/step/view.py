@@ -70,6 +70,7 @@ class View:
     def __init__(self, me: PeerId, stage: int, timers: Timers) -> None:
         self.me, self.stage, self.timers = me, stage, timers
         self.draining = False  # am I about to leave?
+        self.broken: tuple[PeerId, ...] = ()  # `unreached` as my heartbeats say it, so that all go by the same
         self._neighbours: frozenset[PeerId] = frozenset()  # whom I send heartbeats
         self._given: Collection[PeerId] = ()  # the same as they were given
         self.sparse: frozenset[int] = frozenset()
@@ -138,18 +139,19 @@ class View:
         return 0.0 if peer == self.me else now - self._reached_at.get(peer, -math.inf)
 
     def unreached(self, *, now: float) -> tuple[PeerId, ...]:
-        """Mates that I have heard for a while, and that answered nothing meanwhile on a connection that I opened."""
-        # It only reduces nothing for that, and is suspected of nothing.
-        limit_s = max(self.timers.suspect_s / 2, self.beat_s + _ASKED_S)
-        reached_at = self._reached_at
-        found = [
+        """Mates to whom my line is broken: I do not hear them; or I do, and for a while they have answered nothing."""
+        limit_s, reached_at = max(self.timers.suspect_s / 2, self.beat_s + _ASKED_S), self._reached_at
+        found = sorted(
             peer
             for peer, seen in self._seen.get(self.stage, {}).items()
-            if now - seen.since > limit_s < now - reached_at.get(peer, -math.inf) and peer != self.me
-        ]
-        if self.stage in self.sparse:
-            found = [peer for peer in found if peer in self._neighbours]  # whom I do not call answers nothing
-        return tuple(sorted(peer for peer in found if self.alive(peer, now=now)))
+            if (
+                now - seen.since > limit_s < now - reached_at.get(peer, -math.inf)
+                if self.alive(peer, now=now)
+                else seen.synced and not seen.dead
+            )
+        )
+        called = self._neighbours if self.stage in self.sparse else found  # who is not called answers nothing
+        return tuple(peer for peer in found if peer in called and peer != self.me)
 
     def answers(self, peer: PeerId, *, now: float) -> bool:
         """Can I call this peer, for all I know? False if I no longer can, though I may hear it: a firewall."""
@@ -257,8 +259,7 @@ class View:
         return frozenset(found)
 
     def shunned(self, *, now: float) -> frozenset[PeerId]:
-        """Mates that most others of my stage, two at least, go on without or cannot call: I need not wait for them to
-        find out."""
+        """Mates that most others of my stage and I, two at least, go on without or have a broken line to."""
         known = self._seen.get(self.stage, {})
         # Mine is one voice: where nobody else says anything of anybody, as most of the time, there are never two.
         if not any(seen.sitting or seen.unreached for seen in known.values()):
@@ -267,9 +268,7 @@ class View:
         live = {peer: known[peer] for peer in self.live(self.stage, now=now)}
         said = Counter(of for peer, seen in live.items() for of in {*seen.sitting, *seen.unreached} - {peer})
         said.update(mine)
-        return frozenset(
-            of for of, voices in said.items() if voices > 1 and 2 * voices > len(live.keys() - {of}) + (of in mine)
-        )
+        return frozenset(of for of, voices in said.items() if voices > 1 and 2 * voices > 1 + len(live.keys() - {of}))
 
     def leaves(self, peer: PeerId) -> bool:
         """Is this replica of my stage (or am I) about to leave?"""

@@ -50,7 +50,7 @@ from swarmnet.net.admission import Admissions
 from swarmnet.net.dial_back import Asking, Hide, Proofs
 from swarmnet.net.history import HistoryBook
 from swarmnet.net.identity import verify
-from swarmnet.net.records import nobody_serves, unserved
+from swarmnet.net.records import left_out, nobody_serves, unserved
 from swarmnet.net.stop import unless_stopped
 from swarmnet.pipeline.caller import Caller
 from swarmnet.pipeline.inputs import AnswerCheck
@@ -115,6 +115,7 @@ class FirstStage:
         self.records: dict[PeerId, Record] = {}
         self.restart = NO_RESTART
         self._shut_out: set[PeerId] = set()
+        self._without: frozenset[PeerId] = frozenset()
         self._dead: dict[PeerId, int] = {}  # peer -> the incarnation that is gone
         self.caller = Caller(
             transport,
@@ -152,6 +153,7 @@ class FirstStage:
         """Read everybody's records. Returns True if the run goes on from another version (`restart`)."""
         found = await self._directory.records((0,), at_once=not self.candidates())
         self.records = {each.peer: each for each in found if each.peer not in (self._me, *self._shut_out)}
+        self._without = left_out(list(self.records.values()), 0)
         # In a large run it knows only those that it calls.
         stages = range(self._manifest.cut.stages if self._directory.complete() else 1)
         newest = min(self._newest_restart(stage) for stage in stages)
@@ -199,7 +201,8 @@ class FirstStage:
             for status in record.stages:
                 if status.stage == 0 and status.synced:
                     found[peer] = status.queue
-        return found
+        # What it computes nobody would count; better than to wait for nobody.
+        return {peer: queue for peer, queue in found.items() if peer not in self._without} or found
 
     def lacks(self) -> dict[str, object] | None:
         """What no step can be done without and is not there, as fields of the event `waiting`; None if all is there."""

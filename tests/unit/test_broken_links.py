@@ -14,7 +14,7 @@ from swarmnet.averaging.parts import shares
 from swarmnet.ids import Ballot, Generation, PeerId
 from swarmnet.messages import LineQuality, Round, Stamp
 from swarmnet.step.ledger import Ledger
-from swarmnet.step.lines import BrokenLines
+from swarmnet.step.lines import BrokenLines, broken_lines
 from swarmnet.step.rounds import RoundBuilder
 
 PEERS = A, B, C, D = tuple(PeerId(name) for name in "ABCD")
@@ -40,6 +40,15 @@ def test_a_broken_line_is_remembered_for_some_steps() -> None:
     assert lines.apart(PEERS, {}, step=36) == frozenset(), "it is tried again"
     assert lines.apart((A, B, C), {}, step=4) == frozenset(), "who is not there keeps nobody apart"
     assert lines.apart((A, C, D), {}, step=4) == {C, D} and lines.apart((C, D), {}, step=4) == frozenset()
+
+
+def test_a_broken_line_counts_for_both_ends_and_who_names_many_for_itself_alone() -> None:
+    a, b, c, d = (PeerId(name) for name in "abcd")
+    both = broken_lines({a: (b,), b: (a,), c: ()}, frozenset())
+    assert both == {a: 1, b: 1}, "one line, by the word of both"
+    assert broken_lines({a: (d,), b: (d,), d: (a, b)}, frozenset()) == {a: 1, b: 1, d: 2}
+    assert broken_lines({a: (d,), b: (d,), d: (a, b)}, frozenset({d})) == {}, "d sits out: its lines put nobody behind"
+    assert broken_lines({d: (a, b, c)}, frozenset()) == {d: 3}, "a liar that names all comes last itself"
 
 
 def test_a_quarter_of_the_members_reduces_whatever_is_said_and_the_latest_pairs_count() -> None:

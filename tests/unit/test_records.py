@@ -32,6 +32,7 @@ from swarmnet.net.records import (
     RecordTable,
     agreed_num_stages,
     dht_key,
+    left_out,
     places_of,
     seal,
     unseal,
@@ -239,6 +240,22 @@ def test_expired_and_far_future_records_are_refused() -> None:
 
 def test_an_ordinary_record_is_below_a_kilobyte() -> None:
     assert len(seal(announcement(3, numerics="cpu/torch-2.13/1"), ME.sign)) < 1024
+
+
+def test_whom_most_others_of_its_stage_complain_of_is_left_out() -> None:
+    who = [Identity.generate() for _ in range(4)]
+    lost = who[3].peer
+
+    def said(*hows: str, stage: int = 0) -> frozenset[PeerId]:
+        complaints = [(Complaint(stage, lost, how, "is not heard"),) * 2 for how in hows]  # twice is one voice
+        return left_out(
+            [record(0, who=one, complaints=of) for one, of in zip(who, [*complaints, *[()] * 4], strict=False)], 0
+        )
+
+    assert said("left_out", "unreached") == {lost}
+    assert said("left_out") == said("waited_for", "waited_for", "waited_for") == said("left_out", "left_out", stage=1)
+    assert said("left_out") == left_out([record(0), record(1, complaints=(Complaint(0, lost, "left_out", ""),))], 0)
+    assert said() == frozenset()
 
 
 def test_complaints_are_cut_and_give_way_to_what_others_need_to_find_a_peer() -> None:

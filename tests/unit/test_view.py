@@ -14,7 +14,7 @@ from swarmnet.step.graph import keeper_rank
 from swarmnet.step.view import Timers, View
 
 TIMERS = Timers(heartbeat_s=0.5, suspect_s=3.0, long_silence_s=15.0, idle_index_s=5.0)
-ME, B, C, D = (PeerId(name) for name in "ABCD")
+ME, B, C, D, E = (PeerId(name) for name in "ABCDE")
 CHAIN = Chain("0" * 64)
 
 
@@ -186,7 +186,9 @@ def test_a_mate_that_is_heard_and_never_answers_is_unreached():
     assert view.unreached(now=2.0) == (C,)
     view.reached(C, now=2.1)
     assert view.unreached(now=2.2) == ()
-    assert view.unreached(now=30.0) == (), "both are silent: that is another thing"
+    assert view.unreached(now=30.0) == (B, C), "both are silent, and may live"
+    view.gone(C, now=30.0)
+    assert view.unreached(now=30.0) == (B,), "the dead have no line"
 
 
 def test_in_a_stage_that_has_grown_large_who_is_not_called_any_more_is_not_unreached():
@@ -233,3 +235,20 @@ def test_whom_most_others_two_at_least_go_on_without_is_shunned():
     assert view_of(B).shunned(now=0.0) == frozenset()
     view.gone(C, now=0.0)
     assert view.shunned(now=0.0) == frozenset(), "one voice is left"
+
+
+@pytest.mark.parametrize("heard", [True, False])
+def test_whom_half_of_the_others_cannot_reach_is_not_shunned_whether_i_hear_it_or_not(heard: bool):
+    """Who hears it and who does not must find the same, or each follows another keeper."""
+    view = view_of(B, C, D, E)
+    for peer in (B, C, D):
+        view.reached(peer, now=5.0)
+    others = (B, C, D) if heard else (B, C)
+    for named in range(len(others) + 1):
+        for peer in (B, C, D):
+            view.hear(peer, beat(unreached=(E,) if peer in others[:named] else ()), now=5.0)
+        if heard:
+            view.hear(E, beat(unreached=(B,)), now=5.0)
+            view.reached(E, now=5.0)
+        assert view.unreached(now=5.0) == (() if heard else (E,))
+        assert (E in view.shunned(now=5.0)) == (named + (not heard) > 2)
