@@ -15,6 +15,7 @@ from swarmnet.bounds import Bounds
 from swarmnet.data.windows import HASH_BYTES
 from swarmnet.manifest.terms import RunTerms
 from swarmnet.messages import MAX_LINE_TEST, AuditRequest, Fetch, Heartbeat, LineTest, Prepare, Process, Report, Round
+from swarmnet.net.descriptors import raise_limit
 from swarmnet.net.tls import TLS_NAME
 from swarmnet.net.traffic import Allowance
 from swarmnet.wire.codecs import encoded_bytes
@@ -51,6 +52,9 @@ class GrpcConfig:
     """How many one-way messages a caller may send."""
     links: int = 4
     """Open links of one caller: it has one, and those of broken connections for a while."""
+    connections: int = 4096
+    """That others have opened, those of strangers who have proven nothing yet included; never more than half of this
+    process's descriptors."""
     calls: int = 512
     """Open calls of one caller: slots and as many at the door, of two open steps, and pieces of sums and state."""
     forget_s: float = 60.0
@@ -121,7 +125,11 @@ CHANNEL_OPTIONS: list[tuple[str, Any]] = [
 
 def listener_options(config: GrpcConfig) -> list[tuple[str, Any]]:
     """Of the listening port."""
-    return [*_LISTENER_OPTIONS, ("grpc.server_handshake_timeout_ms", round(1000 * config.handshake_s))]
+    return [
+        *_LISTENER_OPTIONS,
+        ("grpc.server_handshake_timeout_ms", round(1000 * config.handshake_s)),
+        ("grpc.max_allowed_incoming_connections", min(config.connections, raise_limit() // 2)),
+    ]
 
 
 _LISTENER_OPTIONS: list[tuple[str, Any]] = [
