@@ -569,6 +569,22 @@ class ReachesNobody(Lie):
         return (replace(message, unreached=tuple(sorted(named))),)
 
 
+@lie
+class HeardByOne(Lie):
+    """says nothing to all mates but one, and answers none of their calls"""
+
+    def tells(self, to: PeerId, message: Control) -> Iterable[Control]:
+        return () if to in self.mates[1:] else (message,)
+
+    def opens(self, to: PeerId, request: Request) -> bool:
+        return to not in self.mates[1:]
+
+    def answers(
+        self, caller: PeerId, request: Request, read: ReadPayload, honest: AsyncGenerator[Answer, None]
+    ) -> AsyncGenerator[Answer, None]:
+        return silence() if caller in self.mates[1:] else honest
+
+
 # ---------------------------------------------------------------- keepers
 
 

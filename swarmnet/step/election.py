@@ -92,8 +92,8 @@ class Election:
         passed_over, view, ruler = self._sitting(now), self._view, self._context.overruled_by
         if view.stage not in view.sparse:
             order = [peer for peer in view.keeper_order(self._term_chain, now=now) if peer not in passed_over]
-            said = {peer: seen.unreached for peer, seen in view.mates() if peer in order} | {view.me: view.broken}
-            broken = broken_lines(said, passed_over)
+            said = {view.me: view.broken, **{peer: seen.unreached for peer, seen in view.mates() if peer in order}}
+            broken = broken_lines(said, passed_over, now - view.timers.suspect_s / 2)
             return sorted(order, key=lambda peer: (peer != ruler, broken[peer], self._membership.is_new(peer)))
         # Of a large stage those keep who count. They hear each other; I stand last if I am none of them.
         may = {peer for peer in self._membership.keepers(view.stage) if view.may_live(peer, now=now)} - passed_over

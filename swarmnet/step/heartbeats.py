@@ -250,7 +250,7 @@ class Heartbeats:
             measure=self._of.drift.mine if told.mate else None,
             before=self._of.before,
             sitting=self._sitting,
-            unreached=self._of.view.broken[:MAX_SITTING] if told.mate else (),
+            unreached=tuple(self._of.view.broken)[:MAX_SITTING] if told.mate else (),
             new=self._of.membership.is_new(self._of.me),
             asks=told.asks,
             known=bits_of(commit.stage for commit in self._of.barrier.known),

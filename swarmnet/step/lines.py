@@ -24,17 +24,18 @@ _MOST_NAMED = 2
 """Mates that a member is believed to be unable to call."""
 
 
-def broken_lines(unreached: Mapping[PeerId, Collection[PeerId]], without: Set[PeerId]) -> Counter[PeerId]:
-    """How many broken lines each member is an end of, those of `without` aside.
+def broken_lines(
+    unreached: Mapping[PeerId, Mapping[PeerId, float]], without: Set[PeerId], until: float
+) -> Counter[PeerId]:
+    """How many broken lines each member is an end of, those to `without` aside.
 
-    unreached: the mates that each member says it neither hears nor can call. Who names more than two is at fault
-    itself.
+    unreached: the mates that each member says it does not reach, and since when it says so. What is news since `until`
+    has not come to everybody, and does not count. Who names more than two is at fault itself.
     """
-    pairs = {
-        frozenset({one, other}) for one, others in unreached.items() if len(others) <= _MOST_NAMED for other in others
-    }
+    firm = {one: [other for other, since in said.items() if since <= until] for one, said in unreached.items()}
+    pairs = {frozenset({one, other}) for one, said in firm.items() if len(said) <= _MOST_NAMED for other in said}
     found = Counter(peer for pair in pairs if not pair & without for peer in pair)
-    found.update({one: len(others) for one, others in unreached.items() if len(others) > _MOST_NAMED})
+    found.update({one: len(said) for one, said in firm.items() if len(said) > _MOST_NAMED})
     return found
 
 

@@ -383,7 +383,7 @@ class Member:
     def tick(self, *, now: float) -> list[Action]:
         """Every heartbeat interval: say again whatever state asks for."""
         self.view.forget_silent(now=now)
-        self.view.broken = self.view.unreached(now=now)
+        self.view.broken = {mate: self.view.broken.get(mate, now) for mate in self.view.unreached(now=now)}
         if not self.synced:
             return []
         convicted, self.membership.notes = self.membership.notes, []

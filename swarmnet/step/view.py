@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
 
 from swarmnet.ids import NO_CHAIN, Ballot, Chain, PeerId
 from swarmnet.messages import Heartbeat, Measure
@@ -50,7 +50,7 @@ class Seen:
     digest: bytes = b""
     keeper: Ballot | None = None
     sitting: tuple[PeerId, ...] = ()
-    unreached: tuple[PeerId, ...] = ()
+    unreached: Mapping[PeerId, float] = field(default_factory=dict)
     new: bool = False
     queue: int = 0
     draining: bool = False
@@ -70,7 +70,7 @@ class View:
     def __init__(self, me: PeerId, stage: int, timers: Timers) -> None:
         self.me, self.stage, self.timers = me, stage, timers
         self.draining = False  # am I about to leave?
-        self.broken: tuple[PeerId, ...] = ()  # `unreached` as my heartbeats say it, so that all go by the same
+        self.broken: Mapping[PeerId, float] = {}  # `unreached` as my heartbeats say it, and since when
         self._neighbours: frozenset[PeerId] = frozenset()  # whom I send heartbeats
         self._given: Collection[PeerId] = ()  # the same as they were given
         self.sparse: frozenset[int] = frozenset()
@@ -108,8 +108,8 @@ class View:
         seen.known, seen.digest = stages_in(beat.known), beat.digest
         seen.committed = beat.stamp.stage in seen.known or any(c.stage == beat.stamp.stage for c in beat.commits)
         seen.queue, seen.draining, seen.keeper = beat.queue, beat.draining, beat.keeper
-        seen.sitting, seen.unreached, seen.new = beat.sitting, beat.unreached, beat.new
-        seen.numerics, seen.measure = beat.numerics, beat.measure
+        seen.unreached = {mate: seen.unreached.get(mate, now) for mate in beat.unreached}
+        seen.sitting, seen.new, seen.numerics, seen.measure = beat.sitting, beat.new, beat.numerics, beat.measure
         return fresh
 
     def hear_again(self, peer: PeerId, beat: Heartbeat, *, now: float) -> bool:

@@ -43,12 +43,17 @@ def test_a_broken_line_is_remembered_for_some_steps() -> None:
 
 
 def test_a_broken_line_counts_for_both_ends_and_who_names_many_for_itself_alone() -> None:
-    a, b, c, d = (PeerId(name) for name in "abcd")
-    both = broken_lines({a: (b,), b: (a,), c: ()}, frozenset())
-    assert both == {a: 1, b: 1}, "one line, by the word of both"
-    assert broken_lines({a: (d,), b: (d,), d: (a, b)}, frozenset()) == {a: 1, b: 1, d: 2}
-    assert broken_lines({a: (d,), b: (d,), d: (a, b)}, frozenset({d})) == {}, "d sits out: its lines put nobody behind"
-    assert broken_lines({d: (a, b, c)}, frozenset()) == {d: 3}, "a liar that names all comes last itself"
+    a, b, d = (PeerId(name) for name in "abd")
+
+    def broken(*, without: str = "", until: float = 5.0, **said: str) -> dict[PeerId, int]:
+        claims = {PeerId(one): {PeerId(other): 5.0 for other in others} for one, others in said.items()}
+        return dict(broken_lines(claims, frozenset(map(PeerId, without)), until))
+
+    assert broken(a="b", b="a", c="") == {a: 1, b: 1}, "one line, by the word of both"
+    assert broken(a="d", b="d", d="ab") == broken(a="d", b="d") == {a: 1, b: 1, d: 2}
+    assert broken(a="d", b="d", d="ab", without="d") == {}, "d sits out: its lines put nobody behind"
+    assert broken(d="abc") == {d: 3}, "a liar that names all comes last itself"
+    assert broken(a="d", until=4.9) == {}, "not all have heard it yet"
 
 
 def test_a_quarter_of_the_members_reduces_whatever_is_said_and_the_latest_pairs_count() -> None:
