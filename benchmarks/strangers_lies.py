@@ -400,16 +400,27 @@ class ReportsLate(Lie):
 class SpeaksToOne(Lie):
     """is a member for one mate, and silent to all others"""
 
+    def knows(self, peer: PeerId) -> bool:
+        return peer == self.mates[0]
+
     def tells(self, to: PeerId, message: Control) -> Iterable[Control]:
-        return (message,) if to == self.mates[0] else ()
+        return (message,) if self.knows(to) else ()
 
     def opens(self, to: PeerId, request: Request) -> bool:
-        return to == self.mates[0]
+        return self.knows(to)
 
     def answers(
         self, caller: PeerId, request: Request, read: ReadPayload, honest: AsyncGenerator[Answer, None]
     ) -> AsyncGenerator[Answer, None]:
-        return honest if caller == self.mates[0] else silence()
+        return honest if self.knows(caller) else silence()
+
+
+@lie
+class HeardByOne(SpeaksToOne):
+    """is a member for one mate and for other stages, and silent to all other mates"""
+
+    def knows(self, peer: PeerId) -> bool:
+        return peer not in self.mates[1:]
 
 
 @lie
@@ -567,22 +578,6 @@ class ReachesNobody(Lie):
         first = message.stamp.step % len(self.mates)
         named = (*self.mates[first:], *self.mates[:first])[:2]
         return (replace(message, unreached=tuple(sorted(named))),)
-
-
-@lie
-class HeardByOne(Lie):
-    """says nothing to all mates but one, and answers none of their calls"""
-
-    def tells(self, to: PeerId, message: Control) -> Iterable[Control]:
-        return () if to in self.mates[1:] else (message,)
-
-    def opens(self, to: PeerId, request: Request) -> bool:
-        return to not in self.mates[1:]
-
-    def answers(
-        self, caller: PeerId, request: Request, read: ReadPayload, honest: AsyncGenerator[Answer, None]
-    ) -> AsyncGenerator[Answer, None]:
-        return silence() if caller in self.mates[1:] else honest
 
 
 # ---------------------------------------------------------------- keepers
