@@ -21,7 +21,13 @@ _MOST_BROKEN = 64
 """Broken lines that are remembered."""
 
 _MOST_NAMED = 2
-"""Mates that a member is believed to be unable to call."""
+"""Mates that a member is believed not to reach: who names more is at fault itself."""
+
+
+def _pairs(unreached: Mapping[PeerId, Collection[PeerId]]) -> list[frozenset[PeerId]]:
+    """The broken lines that follow from whom each member says that it does not reach."""
+    believed = sorted(one for one, others in unreached.items() if len(others) <= _MOST_NAMED)
+    return [frozenset({one, other}) for one in believed for other in unreached[one]]
 
 
 def broken_lines(
@@ -30,11 +36,10 @@ def broken_lines(
     """How many broken lines each member is an end of, those to `without` aside.
 
     unreached: the mates that each member says it does not reach, and since when it says so. What is news since `until`
-    has not come to everybody, and does not count. Who names more than two is at fault itself.
+    has not come to everybody, and does not count.
     """
     firm = {one: [other for other, since in said.items() if since <= until] for one, said in unreached.items()}
-    pairs = {frozenset({one, other}) for one, said in firm.items() if len(said) <= _MOST_NAMED for other in said}
-    found = Counter(peer for pair in pairs if not pair & without for peer in pair)
+    found = Counter(peer for pair in set(_pairs(firm)) if not pair & without for peer in pair)
     found.update({one: len(said) for one, said in firm.items() if len(said) > _MOST_NAMED})
     return found
 
@@ -64,11 +69,10 @@ class BrokenLines:
     ) -> frozenset[PeerId]:
         """Members that should reduce nothing, as a line between them is broken; a quarter reduce, and one at least.
 
-        unreached: the mates that each member says it cannot call. Who names more than two is at fault itself.
+        unreached: the mates that each member says it does not reach.
         """
         pairs = [pair for pair, since in reversed(self._broken.items()) if 0 <= step - since <= _BROKEN_STEPS]
-        for one in sorted(peer for peer, others in unreached.items() if len(others) <= _MOST_NAMED):
-            pairs += (frozenset({one, other}) for other in unreached[one])
+        pairs += _pairs(unreached)
         most = len(members) - max(1, len(members) // 4)
         found = frozenset[PeerId]()
         for pair in pairs:
