@@ -89,6 +89,7 @@ class Order:
     fire_at: float | None = None
     reported: bool = False
     holds: dict[str, str] = field(default_factory=dict)  # replica -> id of its hold
+    armed_at: int = -1  # the stage's version when the first was told to hold
     waits: dict[str, float] = field(default_factory=dict)  # who holds in a transfer, until it may go or then
 
 
@@ -368,7 +369,9 @@ class Faults:
             if self._strikes(order, name) or now >= until:
                 del order.waits[name]
                 return self._reached(order.holds[name], name, now, last=True)
-        if order.holds or not self._due(order, now):
+        if order.holds:
+            return self._arm_others(order)
+        if not self._due(order, now):
             return []
         if order.fault.phase is not None:
             return self._arm(order)
@@ -413,7 +416,16 @@ class Faults:
             return self._postponed(order)
         # Who will hand over or take state is up to others: all are armed, and the first to come is struck.
         chosen = whom if everybody else [self._rng.choice(whom)]
+        order.armed_at = self._seen(order).seen
         return [self._hold(order, name) for name in chosen]
+
+    def _arm_others(self, order: Order) -> list[Action]:
+        """The one chosen may get no work for many steps: if it has not come there in its own, whoever comes first will
+        do."""
+        if order.fault.phase in TRANSFERS or self._seen(order).seen <= order.armed_at + 1:
+            return []
+        others = [name for name in self._whom(order) if name not in order.holds and self._may(order.fault, name)]
+        return [self._hold(order, name) for name in others]
 
     def _hold(self, order: Order, name: str) -> HoldAction:
         self._num_holds += 1

@@ -87,6 +87,25 @@ def test_one_that_died_before_it_held_is_replaced() -> None:
     assert holds(faults, hold.name, hold.id, now=2.6) == [ReleaseAction(hold.name, hold.id)]  # read late
 
 
+def test_where_one_does_not_come_there_in_its_step_whoever_comes_first_is_struck() -> None:
+    faults, hold = armed(KILL)
+    assert bring(faults, 3, now=3.0) == []
+    others = bring(faults, 4, now=4.0)
+    assert {other.name for other in only(others, HoldAction)} == {"s1-r0", "s1-r1", "s1-r2"} - {hold.name}
+    first, second = others
+    assert holds(faults, second.name, second.id, now=4.1) == [
+        FaultAction(KILL, 4, second.name, 1),
+        ReleaseAction(hold.name, hold.id),
+        ReleaseAction(first.name, first.id),
+    ]
+
+
+def test_where_one_is_named_no_other_is_struck() -> None:
+    faults = machine(Kill(peer="s1-r0", step=3, phase="backward"))
+    acts = [act for version in range(9) for act in bring(faults, version, now=float(version))]
+    assert [hold.name for hold in only(acts, HoldAction)] == ["s1-r0"]
+
+
 def test_a_stopped_replica_goes_on_and_counts_for_nothing_until_it_has_moved() -> None:
     stop = Stop(peer="s1-r0", step=2, for_s=5.0)
     kill = Kill(peer="s1-r1", step=4, back=False)
