@@ -30,9 +30,11 @@ def running(directory: Path, manifest: Path, *words: str) -> Running:
 
 
 def descendants(pid: int) -> list[int]:
-    """Of all of its threads."""
-    lists = [task.joinpath("children").read_text() for task in Path(f"/proc/{pid}/task").iterdir()]
-    children = [int(word) for text in lists for word in text.split()]
+    """Of all of its threads; none of a process that has ended."""
+    children = list[int]()
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            children += [int(word) for word in task.joinpath("children").read_text().split()]
     return children + [further for child in children for further in descendants(child)]
 
 
@@ -40,9 +42,11 @@ def descendants(pid: int) -> list[int]:
 def all_end(pids: list[int]) -> Iterator[None]:
     """These processes have ended soon after this context."""
     with contextlib.ExitStack() as stack:
-        handles = [os.pidfd_open(pid) for pid in pids]
-        for handle in handles:
-            stack.callback(os.close, handle)
+        handles = list[int]()
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):  # a helper's that ended by itself
+                handles.append(os.pidfd_open(pid))
+                stack.callback(os.close, handles[-1])
         yield
         deadline = time.monotonic() + ENDING_S
         while left := [handle for handle in handles if not select.select([handle], [], [], 0)[0]]:
