@@ -72,6 +72,7 @@ MOST_CASES = 4
 """Cases of one accuser in a step that are open at a time, and as many in which it found just what was pledged."""
 
 AGAIN_S = 5.0
+_ENOUGH_SUMS = 4  # whoever joins has seen so many before it convicts by what others say
 """As long as a case is open, what I found is said again this often: messages are lost."""
 
 _MOST_CHARGES = 2
@@ -237,6 +238,7 @@ class Court:
         self._secret = signer.sign(_SECRET)  # nobody else can make it, and it is told to nobody
         self._sums: dict[int, CountedSum] = {}
         self._live: frozenset[PeerId] = frozenset()
+        self._seen: list[int] = []  # steps of the first sums that I have seen, in all
         self._pledged: Recent[tuple[PeerId, Stamp, object, bytes], Pledge] = Recent(1 << 12)
         self._trials: dict[tuple[Case, bytes], Trial] = {}
         self._told_by: Counter[PeerId] = Counter()  # of what was sent, since the last step
@@ -261,6 +263,8 @@ class Court:
             live: replicas of my stage that may audit.
         """
         self._told_by.clear()
+        if len(self._seen) < _ENOUGH_SUMS:
+            self._seen.append(stamp.step)
         if any(known.stamp.restart != stamp.restart for known in self._sums.values()):
             # The run went back: what was pledged for given-up steps binds nobody.
             self._sums.clear()
@@ -523,18 +527,19 @@ class Court:
         return [*asked, *self._settle(trial, counted)]
 
     def hear_verdict(
-        self, verdict: Verdict, contributors: Set[PeerId], members: Set[PeerId] = frozenset()
+        self, verdict: Verdict, contributors: Set[PeerId], members: Set[PeerId] = frozenset(), *, kept: bool = False
     ) -> list[CourtAction]:
         """Somebody has proof against a peer of any stage.
 
         Args:
             contributors: whom the commit of that stage and step names; () where I know none: then it is ignored.
-            members: those of that stage whom I hear.
+            members: who has contributed to that stage's sums lately; those whom I hear, if I know of nobody.
+            kept: I have believed it in an earlier life.
         """
-        known = self._recent() if verdict.pledge.stamp.stage == self.stage else members
+        known = members | (self._lately() if verdict.pledge.stamp.stage == self.stage else frozenset())
         says = says_of(verdict)
         truth = settled(says, jury_of(contributors, accused_of(verdict)))
-        if truth is None or not self._enough(truth, says, contributors, known):
+        if truth is None or (self.is_new and not kept) or not self._enough(truth, says, contributors, known):
             return []
         trial = self._trials.get(_key(verdict.pledge, verdict.work, verdict.sent))
         news = bool(odd(verdict, contributors) - self.convicted) or (trial is not None and not trial.ended)
@@ -638,7 +643,7 @@ class Court:
         jury = jury_of(counted.contributors, accused_of(whole))
         says = says_of(whole)
         truth = settled(says, jury)
-        if truth is not None and self._enough(truth, says, counted.contributors, self._recent() | counted.contributors):
+        if truth is not None and not self.is_new and self._enough(truth, says, counted.contributors, self._lately()):
             wrong = odd(whole, counted.contributors)
             # Enough of those who agree, and room for those who do not.
             agree = [f for f in trial.findings.values() if f.found == truth]
@@ -656,24 +661,32 @@ class Court:
         trial.ended = "disputed"
         return [Dispute(case_of(trial.pledge, trial.work, trial.sent), says)]
 
+    @property
+    def is_new(self) -> bool:
+        """Have I seen too few sums to know who contributes? Then two who agree would be half of those I know."""
+        return not self._seen or (self._seen[0] > 0 and len(self._seen) < _ENOUGH_SUMS)
+
+    def _lately(self) -> Set[PeerId]:
+        """Who has contributed lately, also if it is away: else whoever is left when one is killed would be half."""
+        return frozenset[PeerId]().union(*(counted.contributors for counted in self._sums.values()))
+
     def _recent(self) -> Set[PeerId]:
         """Who has contributed lately, and is here."""
-        each = frozenset[PeerId]().union(*(counted.contributors for counted in self._sums.values()))
-        return each & (self._live | {self.me})
+        return self._lately() & (self._live | {self.me})
 
     def _has_a_say(self, peer: PeerId, counted: CountedSum) -> bool:
-        """Is it of the jury, or, where that is not half of who contributes, one of those who are asked beside it?"""
+        """Is it of the jury, or, where that is too few of who contributes, one of those who are asked beside it?"""
         recent = self._recent()
-        few = _can_name(counted) and 2 * len(counted.contributors) < 2 + len(first_of(recent - self.convicted))
+        few = _can_name(counted) and 2 * len(counted.contributors) <= 2 + len(first_of(self._lately() - self.convicted))
         return peer in counted.contributors or (few and peer in recent)
 
     def _enough(
         self, truth: bytes, says: Mapping[PeerId, bytes], contributors: Set[PeerId], members: Set[PeerId]
     ) -> bool:
-        """Do half of the members, too, say what the jury does? Of few contributors to one sum most may lie, and of all
-        the liars are less."""
+        """Do more than half of the members, too, say what the jury does? Of few contributors to one sum most may lie,
+        and of all the liars are less."""
         voices = sum(found == truth and peer in members | contributors for peer, found in says.items())
-        return 2 * voices >= len(first_of(members - self.convicted))
+        return 2 * voices > len(first_of(members - self.convicted))
 
     def _verdict(self, trial: Trial, findings: tuple[Finding, ...]) -> Verdict:
         return Verdict(trial.pledge, trial.work, trial.path, findings, self._numerics(self.me), sent=trial.sent)

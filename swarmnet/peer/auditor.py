@@ -72,6 +72,7 @@ _IN_TIME = 2
 """Versions after a step in which who shows nothing of it has no excuse (`pipeline.works.KEPT_STEPS`)."""
 
 _ASK_S = 20.0
+_MOST_EARLY = 8
 """The longest that one peer is asked for what went into a microbatch."""
 
 _MADE_S = 120.0
@@ -185,6 +186,8 @@ class Auditor:
         )
         self._able = able
         self._waiting: deque[Recompute | Weigh] = deque()
+        self.made_for: set[PeerId] = set()  # mates for whom I compute again what I have made
+        self._early: deque[Verdict] = deque()  # heard before I could judge them
         self._trying = False
         self._asking = 0
         self._shares: Recent[bytes, tuple[Contributions, Indexes]] = Recent(_REMEMBERED)  # by what stands for them
@@ -214,6 +217,8 @@ class Auditor:
         mine = (of for peer, life, of in finished.contributions if (peer, life.incarnation) == (me, incarnation))
         self._replica.execution.contributed(stamp.step, frozenset().union(*mine))
         self._perform(self._court.applied(stamp, finished, pledges, member.chain, live))
+        while self._early and not self._court.is_new:
+            self._hear_proof(self._early.popleft())
         before = stamp.step - 1
         self._perform(self._court.received(before, self._replica.execution.works.sents(before), member.chain))
         self._spread()
@@ -336,9 +341,14 @@ class Auditor:
             return
         contributors = frozenset(peer for peer, _, indexes in told[0] if indexes) if told is not None else frozenset()
         stage = pledge_of(proof).stamp.stage
-        live = frozenset(self._replica.member.view.live(stage, now=self._now()))
-        # Whoever only says that it lives has no voice.
-        members = live & self._replica.member.membership.contributors(stage) or live
+        # Whoever only says that it lives has no voice; who is away has one.
+        members = frozenset(self._replica.member.membership.contributors(stage)) or frozenset(
+            self._replica.member.view.live(stage, now=self._now())
+        )
+        if isinstance(proof, Verdict) and self._court.is_new and not kept:
+            if len(self._early) < _MOST_EARLY:
+                self._early.append(proof)
+            return
         # Nobody has signed who judges what it sent: that must be known.
         if isinstance(proof, Verdict) and proof.sent is not None and not self._was_applied(proof):
             return
@@ -358,7 +368,8 @@ class Auditor:
         if strange and not kept and self._strangers >= _MOST_STRANGERS:
             return
         if isinstance(proof, Verdict):
-            actions = self._court.hear_verdict(replace(proof, contributions=(), voided=NONE), contributors, members)
+            bare = replace(proof, contributions=(), voided=NONE)
+            actions = self._court.hear_verdict(bare, contributors, members, kept=kept)
         else:
             actions = self._court.hear_proof(proof)
         # What proves nothing takes no place of what does.
@@ -429,11 +440,13 @@ class Auditor:
         step = case.stamp.step
         indexes = sorted(self._share(case)) if case.index == WHOLE else [case.index]
         shown: list[tuple[AuditData, Sequence[Packed], Sequence[Packed]]] = []
+        began, in_time = self._now(), self._in_time(case)
         for index in indexes:
             one = await self._show(wanted, index)
             if one is None:
                 return
             shown.append(one)
+        shown_s = self._now() - began
         data = shown[0][0] if case.index != WHOLE else None
         work, path = (None, b"") if data is None else (data.work, data.path)
         if not self._court.served(pledge, work, path, wanted.sent):
@@ -453,6 +466,9 @@ class Auditor:
             found = _IMPOSSIBLE
         except Refused as error:
             if error.code is not RejectCode.VOID:
+                # My weights of that step are gone: because I lagged, or because it took so long to show its work.
+                if in_time and shown_s > _ASK_S:
+                    self._withheld(replace(case, accused=pledge.peer), "it was shown too slowly to be computed again")
                 raise
             if wanted.sent is not None:
                 return
@@ -613,6 +629,10 @@ class Auditor:
         return self._replica.execution.opened(request, data)
 
     # ------------------------------------------------------------ what is known of others
+
+    def in_my_class(self, peer: PeerId) -> bool:
+        """Does it compute the same bits as I do, as far as I know?"""
+        return self._numerics(peer) in ("", self._numerics(self._peer.me))
 
     def _numerics(self, peer: PeerId) -> str:
         """The class in which a replica of my stage computes, as it says."""

@@ -74,10 +74,18 @@ async def answered(peer: Peer, replica: Replica, caller: PeerId, request: AuditR
         if not request.made:
             yield shown
             return
-        again = Keepalive(peer.spawn, _made(replica, request, shown))
-        async for sign in again.signs(peer.timers.heartbeat_s):
-            yield sign
-        yield again.result()
+        # In one class whoever asks computes the same bits itself; and nobody looks at two works at once.
+        auditor = replica.auditor
+        if auditor is None or auditor.in_my_class(caller) or caller in auditor.made_for:
+            raise Refused(RejectCode.TOO_OFTEN, "computing again is for mates of another class, one work at a time")
+        auditor.made_for.add(caller)
+        try:
+            again = Keepalive(peer.spawn, _made(replica, request, shown))
+            async for sign in again.signs(peer.timers.heartbeat_s):
+                yield sign
+            yield again.result()
+        finally:
+            auditor.made_for.discard(caller)
     except Refused as refused:
         if refused.code is RejectCode.TOO_OFTEN:
             replica.name_once("asks_too_often", caller, {"step": request.step, "index": request.index})

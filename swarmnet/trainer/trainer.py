@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
 import math
 import random
 import statistics
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping
 from dataclasses import replace
 from functools import partial
 
@@ -58,6 +57,7 @@ from swarmnet.pipeline.router import AdaptiveTimeout, Router, RoutingRule, least
 from swarmnet.stage.canonical import rate_of
 from swarmnet.state.rollback import MAX_RESTARTS_AHEAD
 from swarmnet.trainer.evaluations import Evaluations
+from swarmnet.trainer.shares import FedShares, feeder
 from swarmnet.transport import ReadPayload, Transport
 
 Tokens = Callable[[int], tuple[Packed, ...]]
@@ -313,6 +313,8 @@ class Trainer:
         self._away: Counter[int] = Counter()  # step -> microbatches sent and not answered
         self._unsent: Counter[int] = Counter()  # step -> microbatches of my share not sent
         self._answered = -1  # the newest step of which an answer came
+        timers = manifest.protocol
+        self._shares = FedShares(me, least_s=timers.heartbeat_s, unknown_s=timers.suspect_s)
         self._restarted = asyncio.Event()
         self.step = 0
         self._eval_loss: tuple[int, float] | None = None
@@ -425,8 +427,11 @@ class Trainer:
                     for version in (step - 1, step)
                     if version >= 0 and version + self._delay.ahead(version) == step and self._to_evaluate(version)
                 ]
-                trainers = [peer for peer, record in self._stage.records.items() if record.feeds]
-                mine = my_indexes(self.me, trainers, step, training.microbatches)
+                trainers, now = self._trainers(), asyncio.get_running_loop().time()
+                mine = self._shares.of(trainers, step, training.microbatches, now=now)
+                if others := self._shares.feeding(trainers, now=now)[1:]:
+                    rest = sorted(set(range(training.microbatches)).difference(mine))
+                    group.create_task(self._make_up(step, rest, others, group))
                 self._unsent[step] = len(mine)
                 for index in mine:
                     await window.take()
@@ -446,7 +451,26 @@ class Trainer:
         back = not any(count for fed, count in self._away.items() if fed < step - self._delay.behind(step))
         return back and step <= max(newest + self._delay.ahead(newest), self._answered + 1)
 
-    async def _send(self, step: int, index: int, window: Window) -> None:
+    def _trainers(self) -> list[PeerId]:
+        return [peer for peer, record in self._stage.records.items() if record.feeds]
+
+    async def _make_up(self, step: int, rest: list[int], others: Collection[PeerId], group: asyncio.TaskGroup) -> None:
+        """Feed what others should have fed, when the step is late."""
+        clock = asyncio.get_running_loop().time
+        began, patience_s = clock(), self._shares.patience_s()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(patience_s):
+                while step >= max(self._stage.newest_version(), self._answered):
+                    await self._news.wait()
+                return self._shares.brought(others, took_s=clock() - began)
+        for peer in self._shares.missed(others, now=clock()):
+            self._on_event("brings_nothing", {"step": step, "peer": peer})
+        self._unsent[step] += len(rest)
+        for index in rest:
+            self._away[step] += 1
+            group.create_task(self._send(step, index))
+
+    async def _send(self, step: int, index: int, window: Window | None = None) -> None:
         """One microbatch; it ends on its loss or on STALE."""
         self._unsent[step] -= 1
         tokens = self._tokens(step * self._manifest.training.microbatches + index)
@@ -460,7 +484,8 @@ class Trainer:
                 )
         self._away[step] -= 1
         self._answered = max(self._answered, step)
-        window.give()
+        if window is not None:
+            window.give()
         self._tell_news()
 
     def _tell_news(self) -> None:
@@ -473,8 +498,8 @@ class Trainer:
         # All trainers agree on who measures: no version is measured twice.
         if not training.eval_every or (version % training.eval_every and version < self._stage.steps):
             return False
-        trainers = [peer for peer, record in self._stage.records.items() if record.feeds]
-        return feeder([*trainers, self.me], version, -1) == self.me
+        feeding = self._shares.feeding(self._trainers(), now=asyncio.get_running_loop().time())
+        return feeder(feeding, version, -1) == self.me
 
     def _scored(self, version: int, loss: float) -> None:
         self._eval_loss = (version, loss)
@@ -538,18 +563,3 @@ class Trainer:
         await self._directory.publish(
             replace(self._record(), trainer=True, eval_loss=self._eval_loss, finished=self._left)
         )
-
-
-def feeder(trainers: Iterable[PeerId], step: int, index: int) -> PeerId:
-    """The trainer that feeds microbatch (step, index): rendezvous hashing (Thaler and Ravishankar, 1998).
-
-    Trainers need not agree on who is alive: an index fed twice is counted once, one fed by nobody is executed on the
-    keeper's order.
-    """
-    return max(trainers, key=lambda peer: hashlib.sha256(f"{peer}/{step}/{index}".encode()).digest())
-
-
-def my_indexes(me: PeerId, trainers: Iterable[PeerId], step: int, num_microbatches: int) -> list[int]:
-    """Indexes that `me` feeds in `step`, lowest first."""
-    everybody = sorted({me, *trainers})
-    return [index for index in range(num_microbatches) if feeder(everybody, step, index) == me]

@@ -26,9 +26,9 @@ from tests.sim.strike import reached, watch_calls
 MOST = 5
 
 
-def verdict_on(accused: PeerId, number: int = 0) -> Verdict:
-    """Two accomplices say that it lied in a sum of the three, of which nobody has heard."""
-    names = accused, PeerId(f"a{number}"), PeerId(f"b{number}")
+def verdict_on(accused: PeerId, number: int = 0, *, by: str = "ab") -> Verdict:
+    """So many accomplices say that it lied in a sum of theirs, of which nobody has heard."""
+    names = accused, *(PeerId(f"{letter}{number}") for letter in by)
     shares = tuple((peer, Generation(1, 0), frozenset({at})) for at, peer in enumerate(names))
     return verdict(accused, Stamp(7, 0, Chain("11" * 32)), shares, bytes(32), number)
 
@@ -176,7 +176,7 @@ def test_who_was_convicted_in_an_earlier_life_takes_part_in_no_step_of_this_one(
 def test_a_convict_hears_of_it_and_what_its_operator_can_do(again: bool) -> None:
     """The last that mates tell it is the proof; started again, it knows it by its own evidence."""
     swarm = Swarm(Plan(stages=1, replicas=4, steps=8, forward_s=0.2, audit=Audits(microbatches=1e-9)), 1)
-    out, proof = PeerId("s0.3"), verdict_on(PeerId("s0.3"))
+    out, proof = PeerId("s0.3"), verdict_on(PeerId("s0.3"), by="abc")  # more than half of a stage of four
 
     async def script(swarm: Swarm) -> None:
         await asyncio.sleep(3.0)

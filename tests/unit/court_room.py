@@ -105,7 +105,8 @@ class Stage:
                 self.pledge(peer, false if peer in self.liars else 0.0)
 
     def _court(self, peer: PeerId) -> Court:
-        return Court(
+        """Of one that has been here since the run began."""
+        court = Court(
             peer,
             STAGE,
             Notary(peer),
@@ -114,6 +115,8 @@ class Stage:
             numerics=lambda peer: "cpu",
             operator=lambda peer: "liars'" if self.kin and peer in self.liars else peer,
         )
+        court.applied(stamp_of(0), finished_of(0, self.names), (), LATER, frozenset(self.names))
+        return court
 
     # ------------------------------------------------------------ pledges
 

@@ -608,6 +608,8 @@ def test_most_of_a_few_contributors_convict_nobody() -> None:
     assert not [each for finding in wrong for each in mate.hear(finding) if isinstance(each, Convict)]
     # Of another stage it counts whom it hears there.
     far = court_of(PeerId("z"), STAGE + 1)
+    assert far.hear_verdict(verdict, contributors, contributors) == [], "it has seen no sum yet"
+    far.applied(replace(stamp_of(0), stage=STAGE + 1), finished_of(0, everybody), (), LATER, frozenset())
     assert far.hear_verdict(verdict, contributors, frozenset(everybody)) == []
     (convict,) = far.hear_verdict(verdict, contributors, contributors)
     assert isinstance(convict, Convict) and convict.peer == a
@@ -673,3 +675,34 @@ def test_a_reason_is_short_and_says_how_many_found_otherwise() -> None:
     assert words.startswith(f"step {STEP}: lied about work of ...{liar[-8:]}: ")
     far = replace(proof, pledge=replace(proof.pledge, stamp=replace(proof.pledge.stamp, step=999_999)))
     assert len(reason(far, other, frozenset(room.names))) <= MAX_REASON
+
+
+def test_two_of_a_sum_of_three_convict_nobody_where_a_mate_is_new_or_one_is_away() -> None:
+    """Two collude. They are half of the four that are left when one is away, and most of what a newcomer has seen."""
+    room = quiet(3)
+    a, *liars = room.names
+    pledge, work, path = of(room, a)
+    wrong = tuple(said(peer, pledge, work.index, digest_of("false")) for peer in liars)
+    verdict, contributors = Verdict(pledge, work, path, wrong, "cpu"), frozenset(room.names)
+    everybody = [*room.names, PeerId("d"), PeerId("e")]
+
+    def court_from(step: int) -> Court:
+        rates = {"microbatches": 0.0, "contributions": 0.0}
+        court = Court(PeerId("d"), STAGE, Notary(PeerId("d")), numerics=lambda _: "cpu", operator=str, **rates)
+        names = everybody if step < STEP else room.names
+        court.applied(stamp_of(step), finished_of(step, names), (), LATER, frozenset(names) - {PeerId("e")})
+        return court
+
+    here, new = court_from(0), court_from(STEP)
+    here.applied(stamp_of(STEP), room.finished, room.pledges, LATER, frozenset(everybody) - {PeerId("e")})
+    for court in (here, new):
+        assert court.hear_verdict(verdict, contributors) == []
+        assert court.served(pledge, work, path)
+        assert not [each for finding in wrong for each in court.hear(finding) if isinstance(each, Convict)]
+    # Four are left for good: two are half of them, and no more.
+    four = [*room.names, PeerId("d")]
+    for step in range(STEP + 1, STEP + KEEP_STEPS):
+        here.applied(stamp_of(step), finished_of(step, four), (), LATER, frozenset(four))
+    assert here.hear_verdict(verdict, contributors, frozenset(four)) == []
+    # What it has believed in an earlier life it believes.
+    assert new.hear_verdict(verdict, contributors, contributors, kept=True)

@@ -1,0 +1,79 @@
+"""Which microbatches of a step one trainer feeds: its share, and what others do not bring. Pure.
+
+Trainers share a step by rendezvous hashing over those whose records say that they feed. A record costs nothing, and one
+that died has its own for a while: what is not there when a step takes twice as long as usual is fed by everybody, and
+who left it so in two steps in a row has no share for a minute, then for twice as long.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import statistics
+from collections import Counter, deque
+from collections.abc import Collection, Iterable
+
+from swarmnet.ids import PeerId
+
+_KEPT_STEPS, _MISSES = 9, 2
+_ALONE_S, _LONGEST_ALONE_S = 60.0, 1920.0
+
+
+def feeder(trainers: Iterable[PeerId], step: int, index: int) -> PeerId:
+    """The trainer that feeds microbatch (step, index): rendezvous hashing (Thaler and Ravishankar, 1998).
+
+    Trainers need not agree on who is alive: an index fed twice is counted once, one fed by nobody is executed on the
+    keeper's order.
+    """
+    return max(trainers, key=lambda peer: hashlib.sha256(f"{peer}/{step}/{index}".encode()).digest())
+
+
+class FedShares:
+    """One trainer's. Times are seconds of one clock.
+
+    least_s: a step is never late before; less than it takes until a keeper orders what nobody brings, or such steps
+    would be usual. unknown_s: as long as no step is known.
+    """
+
+    def __init__(self, me: PeerId, *, least_s: float, unknown_s: float) -> None:
+        self._me, self._least_s, self._unknown_s = me, least_s, unknown_s
+        self._steps_s: deque[float] = deque(maxlen=_KEPT_STEPS)  # of those in which everybody brought its share
+        self._misses: Counter[PeerId] = Counter()  # steps in a row
+        self._left_out: dict[PeerId, tuple[float, float]] = {}  # until when, and for how long that is
+
+    def feeding(self, trainers: Collection[PeerId], *, now: float) -> list[PeerId]:
+        """Me, and who is trusted to bring its share."""
+        return [self._me, *(each for each in trainers if each != self._me and self._until(each) <= now)]
+
+    def of(self, trainers: Collection[PeerId], step: int, num_microbatches: int, *, now: float) -> list[int]:
+        """The indexes that I feed: first those that would be mine if everybody fed, then those of who does not."""
+        whole, feeding = {self._me, *trainers}, self.feeding(trainers, now=now)
+        mine = [index for index in range(num_microbatches) if feeder(feeding, step, index) == self._me]
+        # Who is left out wrongly begins with its own, too: seldom do two of us feed the same at once.
+        return sorted(mine, key=lambda index: feeder(whole, step, index) != self._me)
+
+    def patience_s(self) -> float:
+        """How long after its beginning a step is late."""
+        return max(2 * statistics.median_low(self._steps_s), self._least_s) if self._steps_s else self._unknown_s
+
+    def brought(self, others: Iterable[PeerId], *, took_s: float) -> None:
+        """A step is over, and they have brought their shares."""
+        self._steps_s.append(took_s)
+        for peer in others:
+            del self._misses[peer]
+
+    def missed(self, others: Iterable[PeerId], *, now: float) -> list[PeerId]:
+        """A step is late: one of them has not brought its share, who knows which. Returns who has none for a while."""
+        found = []
+        for peer in others:
+            if self._until(peer) > now:
+                continue  # of a step that was begun before
+            self._misses[peer] += 1
+            if self._misses[peer] >= _MISSES:
+                _, before_s = self._left_out.get(peer, (0.0, 0.0))
+                alone_s = min(max(2 * before_s, _ALONE_S), _LONGEST_ALONE_S)
+                self._left_out[peer] = now + alone_s, alone_s
+                found.append(peer)
+        return found
+
+    def _until(self, peer: PeerId) -> float:
+        return self._left_out.get(peer, (0.0, 0.0))[0]
