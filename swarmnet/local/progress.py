@@ -49,7 +49,7 @@ NAMES = frozenset(["convicted", "reducer_lied", "pledge_lied"])
 """Events in which a replica names another one as a liar: a verdict, or the check of a sum, which leaves it out."""
 
 SAYS_OF_ITSELF = frozenset(
-    ["listening", "synced", "applied", "finished", "executed", "mesh_started", "rank_lost", "lied"]
+    ["listening", "synced", "applied", "finished", "executed", "mesh_started", "rank_lost", "lied", "convicted_here"]
 )
 """What is taken from a liar: nothing that it says of the run, or of others."""
 
@@ -180,6 +180,8 @@ class SwarmProgress:
             case "mesh_started" if replica is not None:
                 replica.mesh, replica.ranks_lost = event["mesh"], False
                 self.rank_restarts += event["epoch"] > 1
+            case "convicted_here" if name in self.liars:
+                self.out.add(name)  # it may end before anybody's word of it is read
             case "rank_lost" if replica is not None:
                 replica.ranks_lost = True
             case "finished" if replica is not None:
