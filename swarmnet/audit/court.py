@@ -72,8 +72,10 @@ MOST_CASES = 4
 """Cases of one accuser in a step that are open at a time, and as many in which it found just what was pledged."""
 
 AGAIN_S = 5.0
-_ENOUGH_SUMS = 4  # whoever joins has seen so many before it convicts by what others say
 """As long as a case is open, what I found is said again this often: messages are lost."""
+
+_ENOUGH_SUMS = 4
+"""Whoever joins has seen so many before it convicts by what others say."""
 
 _MOST_CHARGES = 2
 """Cases of what one peer has sent in a step: one is enough."""

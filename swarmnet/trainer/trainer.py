@@ -182,14 +182,14 @@ class FirstStage:
             self.caller.leave(peer)
 
     def _enough(self, proof: Proof) -> bool:
-        """Are those who agree half of the stage, too, as its members are? See `Court`."""
+        """Are those who agree more than half of the stage, too, as its members are? See `Court`."""
         if not isinstance(proof, Verdict):
             return True
         says, stage = says_of(proof), proof.pledge.stamp.stage
         members = {peer for peer, each in self.records.items() if any(of.stage == stage for of in each.stages)}
         said = [*says.values()]
         # Who judges what was sent nobody has signed, and a trainer sees no sums.
-        return proof.sent is None and 2 * max(map(said.count, said)) >= len(first_of(members))
+        return proof.sent is None and 2 * max(map(said.count, said)) > len(first_of(members))
 
     def candidates(self) -> Mapping[PeerId, int]:
         """Live replicas that have their state, and their queues."""

@@ -586,33 +586,64 @@ def test_the_chance_of_being_named() -> None:
     assert chance_named(460.6, false=1.0, per_step=8, liars=5, kin=5, **rates) == 0.0
 
 
-def test_most_of_a_few_contributors_convict_nobody() -> None:
+class TwoOfThree:
     """Of three contributors to a sum two lie, of an honest third; two more contributed to the sum before."""
-    room = quiet(3)
-    a, *liars = room.names
-    pledge, work, path = of(room, a)
-    wrong = tuple(said(peer, pledge, work.index, digest_of("false")) for peer in liars)
-    verdict, contributors = Verdict(pledge, work, path, wrong, "cpu"), frozenset(room.names)
-    assert refusal(verdict, contributors, Notary.verify) == "", "offline two of three are enough"
-    everybody = [*room.names, PeerId("d"), PeerId("e")]
 
-    def court_of(peer: PeerId, stage: int) -> Court:
+    def __init__(self) -> None:
+        self.room = quiet(3)
+        self.accused, *liars = self.room.names
+        self.contributors = frozenset(self.room.names)
+        self.everybody = [*self.room.names, PeerId("d"), PeerId("e")]
+        self.pledge, self.work, self.path = of(self.room, self.accused)
+        self.wrong = tuple(said(peer, self.pledge, self.work.index, digest_of("false")) for peer in liars)
+        self.verdict = Verdict(self.pledge, self.work, self.path, self.wrong, "cpu")
+
+    @staticmethod
+    def court(peer: str, stage: int = STAGE) -> Court:
         rates = {"microbatches": 0.0, "contributions": 0.0}
-        return Court(peer, stage, Notary(peer), numerics=lambda _: "cpu", operator=lambda peer: peer, **rates)
+        return Court(PeerId(peer), stage, Notary(PeerId(peer)), numerics=lambda _: "cpu", operator=str, **rates)
 
-    mate = court_of(PeerId("d"), STAGE)
-    mate.applied(stamp_of(STEP - 1), finished_of(STEP - 1, everybody), (), LATER, frozenset(everybody))
-    mate.applied(stamp_of(STEP), room.finished, room.pledges, LATER, frozenset(everybody))
-    assert mate.hear_verdict(verdict, contributors) == []
-    assert mate.served(pledge, work, path)
-    assert not [each for finding in wrong for each in mate.hear(finding) if isinstance(each, Convict)]
-    # Of another stage it counts whom it hears there.
-    far = court_of(PeerId("z"), STAGE + 1)
-    assert far.hear_verdict(verdict, contributors, contributors) == [], "it has seen no sum yet"
-    far.applied(replace(stamp_of(0), stage=STAGE + 1), finished_of(0, everybody), (), LATER, frozenset())
-    assert far.hear_verdict(verdict, contributors, frozenset(everybody)) == []
-    (convict,) = far.hear_verdict(verdict, contributors, contributors)
-    assert isinstance(convict, Convict) and convict.peer == a
+    def mate(self, *, since: int = 0, live: int = 5) -> Court:
+        """Of one that has seen the sum of the three, and those before from `since` on; so many are there."""
+        court, here = self.court("d"), frozenset(self.everybody[:live])
+        for step in {since, STEP} - {STEP}:
+            court.applied(stamp_of(step), finished_of(step, self.everybody), (), LATER, here)
+        court.applied(stamp_of(STEP), self.room.finished, self.room.pledges, LATER, here)
+        return court
+
+    def convicted_by(self, court: Court) -> bool:
+        """By what the two say, as a verdict and each for itself."""
+        if court.hear_verdict(self.verdict, self.contributors):
+            return True
+        assert court.served(self.pledge, self.work, self.path)
+        return any(isinstance(each, Convict) for finding in self.wrong for each in court.hear(finding))
+
+
+def test_most_of_a_few_contributors_convict_nobody() -> None:
+    two = TwoOfThree()
+    assert refusal(two.verdict, two.contributors, Notary.verify) == "", "offline two of three are enough"
+    assert not two.convicted_by(two.mate())
+    # Of another stage it counts who contributes there.
+    far = two.court("z", STAGE + 1)
+    assert far.hear_verdict(two.verdict, two.contributors, two.contributors) == [], "it has seen no sum yet"
+    far.applied(replace(stamp_of(0), stage=STAGE + 1), finished_of(0, two.everybody), (), LATER, frozenset())
+    assert far.hear_verdict(two.verdict, two.contributors, frozenset(two.everybody)) == []
+    (convict,) = far.hear_verdict(two.verdict, two.contributors, two.contributors)
+    assert isinstance(convict, Convict) and convict.peer == two.accused
+
+
+def test_two_who_collude_convict_nobody_where_a_mate_is_new_or_others_are_away() -> None:
+    """They are most of the three that are left when two are away, and most of what a newcomer has seen."""
+    two = TwoOfThree()
+    assert not two.convicted_by(two.mate(live=2))
+    assert not two.convicted_by(new := two.mate(since=STEP))
+    # What it has believed in an earlier life it believes.
+    assert new.hear_verdict(two.verdict, two.contributors, two.contributors, kept=True)
+    # Four are left for good: two are half of them, and no more.
+    mate, four = two.mate(live=4), two.everybody[:4]
+    for step in range(STEP + 1, STEP + KEEP_STEPS):
+        mate.applied(stamp_of(step), finished_of(step, four), (), LATER, frozenset(four))
+    assert not mate.hear_verdict(two.verdict, two.contributors, frozenset(four))
 
 
 def test_whoever_leaves_others_nothing_to_do_is_looked_at_by_them_all_the_same() -> None:
@@ -675,34 +706,3 @@ def test_a_reason_is_short_and_says_how_many_found_otherwise() -> None:
     assert words.startswith(f"step {STEP}: lied about work of ...{liar[-8:]}: ")
     far = replace(proof, pledge=replace(proof.pledge, stamp=replace(proof.pledge.stamp, step=999_999)))
     assert len(reason(far, other, frozenset(room.names))) <= MAX_REASON
-
-
-def test_two_of_a_sum_of_three_convict_nobody_where_a_mate_is_new_or_one_is_away() -> None:
-    """Two collude. They are half of the four that are left when one is away, and most of what a newcomer has seen."""
-    room = quiet(3)
-    a, *liars = room.names
-    pledge, work, path = of(room, a)
-    wrong = tuple(said(peer, pledge, work.index, digest_of("false")) for peer in liars)
-    verdict, contributors = Verdict(pledge, work, path, wrong, "cpu"), frozenset(room.names)
-    everybody = [*room.names, PeerId("d"), PeerId("e")]
-
-    def court_from(step: int) -> Court:
-        rates = {"microbatches": 0.0, "contributions": 0.0}
-        court = Court(PeerId("d"), STAGE, Notary(PeerId("d")), numerics=lambda _: "cpu", operator=str, **rates)
-        names = everybody if step < STEP else room.names
-        court.applied(stamp_of(step), finished_of(step, names), (), LATER, frozenset(names) - {PeerId("e")})
-        return court
-
-    here, new = court_from(0), court_from(STEP)
-    here.applied(stamp_of(STEP), room.finished, room.pledges, LATER, frozenset(everybody) - {PeerId("e")})
-    for court in (here, new):
-        assert court.hear_verdict(verdict, contributors) == []
-        assert court.served(pledge, work, path)
-        assert not [each for finding in wrong for each in court.hear(finding) if isinstance(each, Convict)]
-    # Four are left for good: two are half of them, and no more.
-    four = [*room.names, PeerId("d")]
-    for step in range(STEP + 1, STEP + KEEP_STEPS):
-        here.applied(stamp_of(step), finished_of(step, four), (), LATER, frozenset(four))
-    assert here.hear_verdict(verdict, contributors, frozenset(four)) == []
-    # What it has believed in an earlier life it believes.
-    assert new.hear_verdict(verdict, contributors, contributors, kept=True)
