@@ -467,7 +467,7 @@ class Auditor:
         except Refused as error:
             if error.code is not RejectCode.VOID:
                 # My weights of that step are gone: because I lagged, or because it took so long to show its work.
-                if in_time and shown_s > _ASK_S:
+                if in_time and shown_s > self._peer.timers.suspect_s:
                     self._withheld(replace(case, accused=pledge.peer), "it was shown too slowly to be computed again")
                 raise
             if wanted.sent is not None:

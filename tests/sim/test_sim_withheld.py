@@ -79,6 +79,7 @@ def test_who_has_not_heard_its_auditor_yet_is_asked_again(monkeypatch: pytest.Mo
         "ends the call",
         "says nothing for a while",
         "says it was started again",
+        "shows it when the weights are gone",
         *further("refuses", "says it has left"),
     ],
 )
@@ -95,8 +96,16 @@ def test_who_does_not_show_its_work_sits_out(way: str, monkeypatch: pytest.Monke
             if way == "says it has left":
                 yield Rejected(RejectCode.NOT_SERVED, "this peer has left")
 
+        async def late(honest: Any) -> Any:
+            shown = [answer async for answer in honest]
+            await asyncio.sleep(19.0)
+            for answer in shown:
+                yield answer
+
         if self.me != liar or not isinstance(request, AuditRequest):
             return answers(self, caller, request, payload)
+        if way == "shows it when the weights are gone":
+            return late(answers(self, caller, request, payload))
         if way in ("refuses", "says it was started again"):
             return answers(self, caller, replace(request, index=7, step=1 << 30), payload)
         return dodge()
@@ -142,3 +151,25 @@ def test_who_tells_too_much_of_what_was_sent_is_heard_no_more_until_the_next_ste
 
     swarm.run(script=script)
     assert heard and all(0 < count <= 32 + 2 * PLAN.microbatches + 20 for count in heard.values()), heard
+
+
+def test_nobody_has_work_computed_again_that_it_can_compute_itself() -> None:
+    """Who is of another numerics class may ask what was made; a mate of the same would cost others their devices."""
+    swarm = Swarm(replace(PLAN, steps=8, audit=Audits(microbatches=1e-9, contributions=0.0)), 1)
+    answers, named = list[Any](), set[str]()
+
+    async def script(swarm: Swarm) -> None:
+        await reached(swarm, 3)
+        asker, mate = swarm.nodes[:2]
+        stamp, finished = list(asker.peer.replicas[0].auditor._sums.items())[-1]
+        for peer, _, indexes in finished.contributions:
+            for index in indexes:
+                if peer == mate.peer_id:
+                    request = AuditRequest(stamp.step, 0, index, peer, made=True)
+                    call = swarm.network.transport(asker.peer_id).call(peer, request, (), deadline=60.0)
+                    answers.extend([answer async for answer in call])
+
+    swarm.hooks.append(lambda peer, event, fields: named.add(fields["peer"]) if event == "asks_too_often" else None)
+    swarm.run(script=script)
+    assert answers and named == {swarm.nodes[0].peer_id}
+    assert all(isinstance(each, Rejected) and each.code is RejectCode.TOO_OFTEN for each in answers), answers
