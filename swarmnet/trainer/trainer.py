@@ -413,7 +413,7 @@ class Trainer:
         """Send my share of step after step, from `step` on, until all are over."""
         training = self._manifest.training
         self._away, self._unsent, self._answered = Counter(), Counter(), -1
-        window = Window(self._stage.room)
+        window, alone_since = Window(self._stage.room), None  # when a step began that I feed alone
         async with asyncio.TaskGroup() as group:
             while True:
                 while not self._may_begin(self.step) and self._stage.newest_version() < self._stage.steps:
@@ -429,7 +429,11 @@ class Trainer:
                 ]
                 trainers, now = self._trainers(), asyncio.get_running_loop().time()
                 mine = self._shares.of(trainers, step, training.microbatches, now=now)
+                if alone_since is not None:
+                    self._shares.brought((), took_s=now - alone_since)
+                alone_since = now
                 if others := self._shares.feeding(trainers, now=now)[1:]:
+                    alone_since = None
                     rest = sorted(set(range(training.microbatches)).difference(mine))
                     group.create_task(self._make_up(step, rest, others, group))
                 self._unsent[step] = len(mine)

@@ -45,8 +45,8 @@ def steps_with(phantoms: int) -> int:
     return reached[1] - reached[0]
 
 
-def test_phantom_trainers_cost_a_tenth_of_the_steps_at_most() -> None:
+def test_phantom_trainers_cost_a_seventh_of_the_steps_at_most() -> None:
     alone = steps_with(0)
     assert alone > 100
-    for phantoms in (1, 50):
+    for phantoms in (1, 200):
         assert steps_with(phantoms) >= 0.85 * alone, phantoms
