@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import importlib.util
 import json
 import math
 import sys
@@ -172,6 +173,8 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
+    if importlib.util.find_spec("bitsandbytes") is None:
+        sys.exit("codecs.py compares with bitsandbytes: pip install 'swarmnet-train[cuda]'")
     torch.set_num_threads(arguments.threads)
     if sys.platform == "linux":
         mallopt = getattr(ctypes.CDLL(None), "mallopt", None)

@@ -69,10 +69,11 @@ def simulate(
       swarmnet simulate --peers 1000 --stages 10 --regions 10 --abstract on --seconds 60
     """
     if plot_file is not None:
+        from swarmnet.config.check import check_installed
         from swarmnet.telemetry.plot import check_ending
 
         check_ending("--plot", plot_file)
-        _check_matplotlib()
+        check_installed("--plot", "plot")
     for option, path in (("--json", json_file), ("--plot", plot_file)):
         # Not only after minutes of work.
         if path is not None and not path.absolute().parent.is_dir():
@@ -199,13 +200,6 @@ def text_of(found: Mapping[str, Any]) -> str:
 
 
 # ------------------------------------------------------------ the picture
-
-
-def _check_matplotlib() -> None:
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError:
-        raise UsageError("--plot: matplotlib is not installed (pip install 'swarmnet-train[plot]')") from None
 
 
 def plot(found: Mapping[str, Any], path: Path) -> None:

@@ -219,7 +219,19 @@ def resolve(model: type[T], layers: Iterable[SettingsLayer], *, where: str) -> T
     return check(model, data, origin=origin)
 
 
-def check_installed(flag: str, package: str, extra: str) -> None:
-    """Raises UsageError if what a flag needs is not here."""
-    if importlib.util.find_spec(package) is None:
-        raise UsageError(f"{flag} needs the package {package}: pip install 'swarmnet-train[{extra}]'")
+EXTRAS = {
+    "cuda": "bitsandbytes",
+    "data": "pyarrow",
+    "metrics": "prometheus_client",
+    "plot": "matplotlib",
+    "tensorboard": "tensorboard",
+    "tokenizers": "tokenizers",
+    "wandb": "wandb",
+}
+"""Extra of this distribution -> the package that it installs. docs/getting-started.md says what each is for."""
+
+
+def check_installed(what: str, extra: str) -> None:
+    """Raises UsageError if the package that `what` needs is missing; the message names the extra that installs it."""
+    if importlib.util.find_spec(EXTRAS[extra]) is None:
+        raise UsageError(f"{what} needs the package {EXTRAS[extra]}: pip install 'swarmnet-train[{extra}]'")

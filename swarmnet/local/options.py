@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-from swarmnet.config.check import check_installed
 from swarmnet.config.peer import Shard, listen_at
 from swarmnet.config.table import CliOption
 from swarmnet.errors import UsageError
@@ -130,7 +129,6 @@ class LocalOptions:
                 listen_at(self.dashboard)
             except ValueError as error:
                 raise UsageError(f"--dashboard {self.dashboard}: {error}") from error
-            check_installed("--dashboard", "starlette", "dashboard")
         if self.numerics not in (None, "deterministic", "fp32"):
             raise UsageError(f'--numerics must be "deterministic" or "fp32", got {self.numerics!r}')
 

@@ -1,7 +1,6 @@
 """`swarmnet dashboard`: a page about a run, served to this machine's browser. It looks on as `swarmnet watch` does.
 
 The page is a few files of this package and `data.json`; it asks no other host, and nobody can change anything by it.
-Needs the extra `dashboard`.
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ from collections.abc import AsyncGenerator, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from swarmnet.config.check import check_installed
 from swarmnet.errors import UsageError
 from swarmnet.monitor.curve import Curve
 from swarmnet.monitor.page import RunPage
@@ -58,8 +56,6 @@ def run_dashboard(named: Path | str, bootstrap: tuple[str, ...], host: str, port
 
     Raises UsageError, what `looking_on` raises, and KeyboardInterrupt if Ctrl+C came before the run was found.
     """
-    for package in ("starlette", "uvicorn"):
-        check_installed("swarmnet dashboard", package, "dashboard")
     with Waiting(command="dashboard") as waiting:
         code = asyncio.run(_dashboard(named, bootstrap, host, port, waiting))
         if code is None and not waiting.answered:

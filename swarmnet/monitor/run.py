@@ -87,13 +87,13 @@ def run_watch(named: Path | str, bootstrap: tuple[str, ...], options: WatchOptio
     before the run was found."""
     if options.png:
         check_ending("--png", options.png)
-    for flag, package, extra, wanted in (
-        ("--png", "matplotlib", "plot", options.png),
-        ("--tensorboard", "tensorboard", "tensorboard", options.tensorboard),
-        ("--wandb", "wandb", "wandb", options.wandb),
+    for flag, extra, wanted in (
+        ("--png", "plot", options.png),
+        ("--tensorboard", "tensorboard", options.tensorboard),
+        ("--wandb", "wandb", options.wandb),
     ):
         if wanted:
-            check_installed(flag, package, extra)
+            check_installed(flag, extra)
     # Refuses early what cannot be written, and reads what an earlier watch has.
     csv = CsvFile(options.csv) if options.csv else None
     with contextlib.ExitStack() as stack:

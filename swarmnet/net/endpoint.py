@@ -34,7 +34,7 @@ from swarmnet.net.greeting import Greeter
 from swarmnet.net.grpc_options import GrpcConfig
 from swarmnet.net.grpc_transport import GrpcTransport
 from swarmnet.net.identity import Identity, own_identity
-from swarmnet.net.port_mapping import Outside, mapped_ports, may_ask
+from swarmnet.net.port_mapping import Outside, at_home, mapped_ports
 from swarmnet.net.ports import LastPorts
 from swarmnet.net.relay_book import RelayCaps
 from swarmnet.net.swarm_link import SwarmLink
@@ -152,7 +152,7 @@ class Endpoint:
     def _mapped_ports(self) -> AbstractAsyncContextManager[Outside]:
         """Ports of our router's, if we are at home behind one."""
         host = Address.parse(self.transport.addresses[0]).host
-        if self.maps_port and may_ask(host):
+        if self.maps_port and at_home(host):
             # What moves since is in the record when that is published next.
             return mapped_ports(host, self.transport.ports, self.me, changed=self.transport.forwarded)
         return contextlib.nullcontext({})

@@ -1,6 +1,6 @@
-"""Ask the home's router to forward our ports, for as long as this process runs: UPnP, by the extra `upnp`.
+"""Ask the home's router to forward our ports, for as long as this process runs: UPnP, by async-upnp-client.
 
-Without the extra, without such a router, or behind a carrier's NAT as well, nothing is mapped; then others reach this
+Without such a router, or behind a carrier's NAT as well, nothing is mapped; then others reach this
 peer through relays. A mapping has a lease: what a killed process leaves behind ends with it.
 
 Anybody at home may call itself a router. So it is called at a private address that is not this machine's, follows
@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import importlib.util
 import ipaddress
 import random
 import urllib.parse
@@ -46,11 +45,6 @@ _MOST_BYTES, _MOST_ELEMENTS, _MOST_DEEP = 256 << 10, 4096, 24
 
 Routers = Callable[[str], Awaitable[Sequence[str]]]
 """Where devices that call themselves routers describe themselves; asked with our own address."""
-
-
-def may_ask(host: str) -> bool:
-    """Is that the address of a host at home, and can we ask its router?"""
-    return at_home(host) and importlib.util.find_spec("async_upnp_client") is not None
 
 
 def at_home(host: str) -> bool:

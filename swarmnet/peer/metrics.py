@@ -19,6 +19,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from swarmnet import __version__
+from swarmnet.config.check import check_installed
 from swarmnet.config.peer import listen_at
 from swarmnet.errors import UsageError
 from swarmnet.net.traffic import Traffic
@@ -159,10 +160,8 @@ def serve_metrics(where: str, peer: Peer, seen: EventFigures, traffic: Traffic) 
 
     Raises UsageError if it cannot listen there, or the extra is not installed.
     """
-    try:
-        from prometheus_client import CollectorRegistry, ProcessCollector
-    except ImportError:
-        raise UsageError("--metrics needs the extra `metrics`: pip install 'swarmnet-train[metrics]'") from None
+    check_installed("--metrics", "metrics")
+    from prometheus_client import CollectorRegistry, ProcessCollector
 
     loop = asyncio.get_running_loop()
 

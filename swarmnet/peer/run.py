@@ -10,7 +10,6 @@ from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, 
 from typing import cast
 
 from swarmnet import telemetry
-from swarmnet.config.check import check_installed
 from swarmnet.config.peer import PeerConfig, listen_at
 from swarmnet.data.source import load_tokens
 from swarmnet.errors import DeviceFull, MeshFailed, SwarmError, UsageError, leaves
@@ -85,8 +84,6 @@ def run_peer(
     routing_rule(config.routing)  # refuses early
     if config.trace:
         check_trace(config.trace)
-    if config.dashboard:
-        check_installed("--dashboard", "starlette", "dashboard")
     # For arithmetic alone: what peers agree on, and what crosses the network, is the run's.
     mine = computed_here(manifest, config.compute)
     torch.set_num_threads(config.threads)

@@ -16,10 +16,14 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from hypothesis.extra import numpy as hnp
 from torch import Tensor
+
+try:
+    from hypothesis import given, settings
+    from hypothesis import strategies as st
+    from hypothesis.extra import numpy as hnp
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError("swarmnet.wire.codec_contract needs hypothesis: pip install hypothesis") from error
 
 from swarmnet.errors import BadMessage, RejectCode
 from swarmnet.messages import Packed

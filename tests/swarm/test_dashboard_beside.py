@@ -12,13 +12,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pytest
 from running import PATIENCE_S, Forked, Running
 from tiny_run import write_tiny_run
 
 from swarmnet.manifest.file import load, run_id
-
-pytest.importorskip("starlette", reason="needs the extra dashboard")
 
 
 def eventually(what: Callable[[], Any]) -> Any:

@@ -29,7 +29,6 @@ from swarmnet.net.dht import DhtDirectory
 from swarmnet.net.dht_daemon import Listen
 from swarmnet.net.identity import Identity
 
-pytest.importorskip("starlette", reason="needs the extra dashboard")
 webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 DRIVER = shutil.which("chromedriver")
@@ -168,7 +167,9 @@ def test_a_peer_is_killed_and_seen_to_go_while_the_curve_moves_on(tmp_path: Path
         eventually(driver, f"Number({STEP}) > {before}")
         eventually(driver, "document.querySelector('rect.phase.averaging, rect.phase.backward')")
         marks = driver.execute_script("return fetch('data.json').then(answer => answer.json())")["marks"]
-        assert ("gone", f"...{victim[-8:]} left stage 0") in [(each["kind"], each["text"]) for each in marks]
+        assert ("gone", f"...{victim[-8:]} is gone without a word, stage 0") in [
+            (each["kind"], each["text"]) for each in marks
+        ]
         assert not driver.execute_script("return window.owned || document.querySelector('img')")
         assert not [line for line in driver.get_log("browser") if line["level"] in ("SEVERE", "WARNING")]
         asked = requests(driver)

@@ -11,10 +11,7 @@ from typing import Any, cast
 
 import pytest
 
-pytest.importorskip("starlette", reason="needs the extra dashboard")
-
 from swarmnet.cli.frame import run
-from swarmnet.config import check
 from swarmnet.directory import Complaint, Record, StageStatus
 from swarmnet.errors import UsageError
 from swarmnet.ids import Chain, PeerId, RunId
@@ -194,15 +191,6 @@ def test_a_port_that_is_taken_is_one_line(capsys: pytest.CaptureFixture[str]) ->
     with socket.create_server(("127.0.0.1", 0)) as taken:
         assert run(["dashboard", LINK, "--port", str(taken.getsockname()[1])]) == 2
     assert "choose another --host or --port" in capsys.readouterr().err
-
-
-def test_the_extra_that_is_missing_is_named(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(check.importlib.util, "find_spec", lambda name: None)  # type: ignore[attr-defined]
-    for typed in (["dashboard", LINK], ["local", "--dashboard", "0"]):
-        assert run(typed) == 2
-        assert "pip install 'swarmnet-train[dashboard]'" in capsys.readouterr().err
 
 
 def test_variables_of_a_peer_do_not_open_the_page_to_others(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -241,5 +241,5 @@ def test_weights_and_biases_that_refuse_are_one_line(monkeypatch: pytest.MonkeyP
 
 
 def test_an_extra_that_is_missing_is_named() -> None:
-    with pytest.raises(UsageError, match=r"--x needs the package not_there: pip install 'swarmnet-train\[extra\]'"):
-        check_installed("--x", "not_there", "extra")
+    with pytest.raises(UsageError, match=r"--x needs the package wandb: pip install 'swarmnet-train\[wandb\]'"):
+        check_installed("--x", "wandb")

@@ -9,15 +9,12 @@ from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
 import pytest
-
-pytest.importorskip("async_upnp_client", reason="needs the extra upnp")
-
 from aiohttp import web
 
 from swarmnet.ids import PeerId
 from swarmnet.net import port_mapping
 from swarmnet.net.address import Address
-from swarmnet.net.port_mapping import mapped_ports, may_ask
+from swarmnet.net.port_mapping import at_home, mapped_ports
 
 ME = PeerId("12D3KooWBmBpeoxRLAuQeAN2MKfR4ncoMtgqrfSPvFkPqe9Lq5QC")
 SERVICE = "urn:schemas-upnp-org:service:WANIPConnection:1"
@@ -212,7 +209,7 @@ def test_nobody_is_asked_who_is_not_in_our_own_network() -> None:
 def test_only_hosts_at_home_ask() -> None:
     hosts = ["192.168.1.2", "10.0.0.7", "127.0.0.1", "44.0.0.2", "fd00::2", "example.org", "100.64.0.2"]
     hosts += ["0.0.0.0", "169.254.169.254", "255.255.255.255", "::1", "::ffff:10.0.0.7"]
-    assert [host for host in hosts if may_ask(host)] == ["192.168.1.2", "10.0.0.7"]
+    assert [host for host in hosts if at_home(host)] == ["192.168.1.2", "10.0.0.7"]
 
 
 def test_others_are_told_when_the_outside_changes_and_when_a_lease_is_over() -> None:

@@ -6,6 +6,8 @@ import re
 import tomllib
 from pathlib import Path
 
+from swarmnet.config.check import EXTRAS
+
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -30,3 +32,18 @@ def test_whoever_installs_an_extra_gets_ours() -> None:
     assert len(named) >= 5
     for name, extras, path in named:
         assert name == PROJECT["name"] and extras <= PROJECT["optional-dependencies"].keys(), path
+
+
+def test_the_table_of_extras_is_that_of_the_project() -> None:
+    extras = dict(PROJECT["optional-dependencies"])
+    extras.pop("test")
+    page = (ROOT / "docs/getting-started.md").read_text(encoding="utf-8")
+    listed = dict(re.findall(r"^\| `(\w+)` \| ([\w-]+) \|", page, re.MULTILINE))
+    assert {name: re.split("[<>=]", *needed)[0] for name, needed in extras.items()} == listed
+    assert {name: package.replace("_", "-") for name, package in EXTRAS.items()} == listed
+
+
+def test_what_people_start_first_needs_no_extra() -> None:
+    """A command that fails for a package, one at a time, loses a volunteer in the first minute."""
+    needed = {re.split("[<>=]", each)[0] for each in PROJECT["dependencies"]}
+    assert {"starlette", "uvicorn", "async-upnp-client", "hivemind"} <= needed
