@@ -25,12 +25,10 @@ from swarmnet.errors import Refused, RejectCode
 from swarmnet.manifest.extension import Extension
 from swarmnet.messages import Commit, Packed, is_loss
 from swarmnet.stage import snapshot
-from swarmnet.stage.accumulator import Accumulator
-from swarmnet.stage.backend import Past, StageBackend
+from swarmnet.stage.backend import Past, PastShare, StageBackend
 from swarmnet.stage.seams import Audience, OuterStep, Recomputed, ShareWork, Stash, Summation
 
 T = TypeVar("T")
-_Share = tuple[Accumulator, list[float]]  # a contribution that is made again, and how long its gradients are
 Coded = Callable[[], T]
 """Codes a payload, or gives what was made of it."""
 
@@ -245,12 +243,9 @@ class TorchEngine:
 
     # ------------------------------------------------------------ microbatches of steps that are over
 
-    def keep(self, steps: int) -> bool:
-        """Keep weights of earlier steps, where the backend can."""
-        if self._backend.past is None:
-            return False
+    def keep(self, steps: int) -> None:
+        """Keep weights of earlier steps."""
         self._backend.past.keep(steps)
-        return True
 
     async def recompute(
         self, step: int, index: int, inputs: Sequence[Packed], gradient: Sequence[Packed]
@@ -264,41 +259,39 @@ class TorchEngine:
     ) -> tuple[tuple[Recomputed, ...], bytes]:
         """A whole contribution again."""
         with self._auditing(step) as past:
-            share = await self._jobs.run(Work.STATE, self.version, 0, past.share), list[float]()
+            share = await self._jobs.run(Work.STATE, self.version, 0, lambda: past.share(step))
             jobs = [self._again(past, step, work, share) for work in works]
             # All of them are queued now: one after the other, each would wait for the end of a step of its own.
             found = [_or_raise(each) for each in await asyncio.gather(*jobs, return_exceptions=True)]
-            total, terms = share[0].read(step), (len(works), sum(share[1]))
+            total = await self._jobs.run(Work.STATE, self.version, 0, lambda: past.read(share))
+            terms = len(works), share.lengths
             return tuple(found), await asyncio.to_thread(self.sums.stands_for, total, seed, stated, *terms)
 
-    async def _again(self, past: Past, step: int, work: ShareWork, share: _Share | None = None) -> Recomputed:
+    async def _again(self, past: Past, step: int, work: ShareWork, share: PastShare | None = None) -> Recomputed:
         job = lambda: self._recompute(past, step, work, share)  # noqa: E731
         return await self._jobs.run(Work.AUDIT, self.version + 1, work[0], job)
 
-    def _recompute(self, past: Past, step: int, work: ShareWork, share: _Share | None) -> Recomputed:
+    def _recompute(self, past: Past, step: int, work: ShareWork, share: PastShare | None) -> Recomputed:
         index, inputs, gradient = work
         tokens, hidden = self._payloads.input(inputs)
         received = self._payloads.gradient(gradient)
         # An update may have come since this was asked, and taken the last place.
         if not past.holds(step):
             raise _not_kept(step)
-        output, saved = past.forward(step, tokens, hidden)
+        output, own = past.again(step, index, tokens, hidden, received, share)
         outputs: tuple[tuple[Packed, ...], ...] = ((),)
         loss = 0.0, 0
         if self._payloads.last:
             loss = output.item(), tokens[:, 1:].numel()
         else:
             outputs = self._payloads.outputs(tokens, output)
-        answers = self._payloads.input_gradients(past.backward(saved, received))
-        if share is not None:
-            share[1].append(past.accumulate(saved, share[0], step=step, index=index))
-        return Recomputed(outputs, answers, *loss)
+        return Recomputed(outputs, self._payloads.input_gradients(own), *loss)
 
     @contextlib.contextmanager
     def _auditing(self, step: int) -> Iterator[Past]:
         """While it lasts the backend may hold memory for that. Raises Refused(NOT_READY)."""
         past = self._backend.past
-        if past is None or not past.holds(step):
+        if not past.holds(step):
             raise _not_kept(step)
         self._audits += 1
         try:
@@ -356,8 +349,7 @@ class TorchEngine:
     def _apply(self, commits: Sequence[Commit]) -> OuterStep | None:
         applied = self._place(self.version)
         with self._weights_stay:
-            if self._backend.past is not None:
-                self._backend.past.note(self.version)
+            self._backend.past.note(self.version)
             outer = self.sums.apply(commits)
         self._epochs[applied] += 1  # its accumulator's content is of that step: for the next it reads as empty
         return outer
@@ -374,8 +366,7 @@ class TorchEngine:
 
     def _changed(self) -> None:
         """Other weights than the ones the accumulator and the finished sum grew from."""
-        if self._backend.past is not None:
-            self._backend.past.forget()
+        self._backend.past.forget()
         self._epochs = [epoch + 1 for epoch in self._epochs]
         self.sums.changed()
         self.void()

@@ -61,7 +61,7 @@ from swarmnet.messages import (
 )
 from swarmnet.peer.showing import made_again, sent_again
 from swarmnet.pipeline.works import KEPT_STEPS, MOST_ASKS, off_by
-from swarmnet.ranks.past import KEPT_WEIGHTS
+from swarmnet.ranks.kept import KEPT_WEIGHTS
 from swarmnet.transport import ask
 
 if TYPE_CHECKING:
@@ -173,18 +173,16 @@ class Auditor:
     def __init__(self, replica: Replica, peer: Peer) -> None:
         audit = peer.manifest.audit
         self._replica, self._peer, self.stage = replica, peer, replica.stage
-        # Who cannot compute again what is over is looked at like everybody, and looks at nobody.
-        able = replica.compute.keep(KEPT_WEIGHTS)
+        replica.compute.keep(KEPT_WEIGHTS)
         self._court = Court(
             peer.me,
             replica.stage,
             peer.signer,
-            microbatches=audit.microbatches if able else 0.0,
-            contributions=audit.contributions if able else 0.0,
+            microbatches=audit.microbatches,
+            contributions=audit.contributions,
             numerics=self._numerics,
             operator=peer.operator,
         )
-        self._able = able
         self._waiting: deque[Recompute | Weigh] = deque()
         self.made_for: set[PeerId] = set()  # mates for whom I compute again what I have made
         self._early: deque[Verdict] = deque()  # heard before I could judge them
@@ -268,7 +266,7 @@ class Auditor:
     def _perform(self, actions: Sequence[CourtAction]) -> None:
         for action in actions:
             match action:
-                case Recompute() if self._able and len(self._waiting) < _MOST_WAITING:
+                case Recompute() if len(self._waiting) < _MOST_WAITING:
                     # Others wait for what a juror says; what was drawn is my own affair.
                     (self._waiting.append if action.accuser is None else self._waiting.appendleft)(action)
                     self._begin()

@@ -21,8 +21,8 @@ from swarmnet.plan.budget import HostMemory, Passage, RankMemory, StagePlan, alo
 from swarmnet.plan.rehearsal import Rehearsed, RehearsedRank, rehearse
 from swarmnet.ranks.buckets import layer_of
 from swarmnet.ranks.host_state import mirrored
+from swarmnet.ranks.kept import KEPT_WEIGHTS
 from swarmnet.ranks.layout import MeshLayout, MeshSplit
-from swarmnet.ranks.past import KEPT_WEIGHTS
 from swarmnet.stage.accumulator import sum_dtype
 from swarmnet.stage.canonical import Canonical, layers_of
 from swarmnet.stage.passes import MemoryPolicy, attention_kernels

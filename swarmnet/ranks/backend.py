@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -21,8 +21,9 @@ from torch import Tensor
 from swarmnet.errors import DeviceFull, Refused
 from swarmnet.manifest.schema import StageSpec
 from swarmnet.ranks.group import RankGroup
-from swarmnet.ranks.host_state import HostState, RankSum, StageState, SumReading, mirrored
+from swarmnet.ranks.host_state import HostState, RankSum, StageState, SumReading, mirror_name, mirrored
 from swarmnet.ranks.layout import MeshLayout, MeshSplit
+from swarmnet.ranks.mesh_past import MeshPast
 from swarmnet.ranks.restarts import Ranks, RestartBackoff
 from swarmnet.stage.accumulator import sum_dtype
 from swarmnet.stage.backend import OnEvent
@@ -47,8 +48,6 @@ class MeshBackend:
     """
 
     device, apart = torch.device("cpu"), True
-    past = None
-    """Ranks have two versions in their mirrors, and no module to spare."""
 
     def __init__(
         self,
@@ -83,7 +82,7 @@ class MeshBackend:
         self._finished = self._share("finished", (canonical.num_elements,), dtype)
         self._reading = SumReading(self._share("reading", (canonical.num_elements,), dtype))
         size = mirrored(canonical).num_bytes
-        mirrors = [self._share(f"mirror{number}", (size,), torch.uint8) for number in range(2)]
+        mirrors = [self._share(mirror_name(number), (size,), torch.uint8) for number in range(2)]
         self._ranks = Ranks(
             self._group,
             self._lost,
@@ -101,6 +100,17 @@ class MeshBackend:
         self.sums = [RankSum(self._ranks, self._reading, self._write_sum) for _ in range(late)]
         self.watch(lambda: None, lambda event, fields: None)
         self._keys = itertools.count()
+        self.past = MeshPast(
+            self.state,
+            holder,
+            self._ranks,
+            self._scales,
+            places=self._places,
+            allot=self._share,
+            bring=self._bring,
+            fetch=self._fetch,
+            keys=self._keys,
+        )
 
     def _share(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         size = torch.Size(shape).numel()
@@ -138,18 +148,24 @@ class MeshBackend:
     def forward(self, step: int, tokens: Tensor, hidden: Tensor | None, *, train: bool) -> tuple[Tensor, Held | None]:
         with self._ranks.lock:
             key = next(self._keys)
-            self._tokens.copy_(tokens)  # ranks read it in the order that follows; the lock keeps others from it
-            if hidden is not None:
-                self._inward.copy_(hidden)
+            self._bring(tokens, hidden)
             answers = self._ranks.order("forward", key=key, step=step, train=train)
             held = self._hold(key, step) if train else None
             if held is None:
                 self._ranks.finished()
-            if not self._spec.last:  # cloned: the next microbatch comes out at the same place
-                return self._outward.clone(), held
-            # tensor ranks agree on a loss, data ranks have one of their rows each; summed in the order of ranks
-            losses = [answers[self._layout.rank(d, 0)]["loss"] for d in range(self._layout.data)]
-            return torch.tensor(losses, dtype=torch.float32).sum(), held
+            return self._fetch(answers), held
+
+    def _bring(self, tokens: Tensor, hidden: Tensor | None) -> None:
+        self._tokens.copy_(tokens)  # ranks read it in the order that follows; the lock keeps others from it
+        if hidden is not None:
+            self._inward.copy_(hidden)
+
+    def _fetch(self, answers: Sequence[Mapping[str, Any]]) -> Tensor:
+        if not self._spec.last:  # cloned: the next microbatch comes out at the same place
+            return self._outward.clone()
+        # tensor ranks agree on a loss, data ranks have one of their rows each; summed in the order of ranks
+        losses = [answers[self._layout.rank(d, 0)]["loss"] for d in range(self._layout.data)]
+        return torch.tensor(losses, dtype=torch.float32).sum()
 
     def _hold(self, key: int, step: int) -> Held:
         """What ranks hold now is dropped there when nobody holds this any more."""

@@ -38,6 +38,11 @@ def mirrored(canonical: Canonical) -> snapshot.Layout:
     return snapshot.Layout(shapes, stage=canonical.stage)
 
 
+def mirror_name(version: int) -> str:
+    """The shared memory that holds `version`."""
+    return f"mirror{version % 2}"
+
+
 class StateHolder(Protocol):
     """Who has the tensors of a state: weights and moments, whole or as far as one rank has them."""
 
@@ -178,6 +183,18 @@ class HostState:
     def weights(self, version: int) -> list[Tensor]:
         self.settle()
         return [self._views[version % 2][name] for name in self._names]
+
+    def weights_of(self, step: int) -> list[Tensor]:
+        """At version `step`: the weights that this step was computed on, in canonical order."""
+        self.settle()
+        views = self._views[step % 2]
+        return [views[snapshot.previous_name(name) if self._late else name] for name in self._names]
+
+    def scratch(self, version: int) -> tuple[str, Tensor]:
+        """The mirror that does not hold `version`, by name, and its memory: free until the next update."""
+        self.settle()
+        number = (version + 1) % 2
+        return mirror_name(number), self._memory[number]
 
     def settle(self) -> None:
         self._wait()

@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from swarmnet.manifest.schema import StageSpec
-from swarmnet.ranks.host_state import mirrored
+from swarmnet.ranks.host_state import mirror_name, mirrored
 from swarmnet.ranks.layout import MeshLayout, MeshSplit
+from swarmnet.ranks.past import Recomputation, StepWeights
 from swarmnet.ranks.process import Handler, RankContext
 from swarmnet.ranks.stage import RankStage
 from swarmnet.stage.accumulator import sum_dtype
@@ -52,17 +53,20 @@ class _Program:
         self._beside = ThreadPoolExecutor(1, "mirror", initializer=torch.set_num_threads, initargs=(1,))
         self._writing: Future[None] | None = None
         self._works: dict[int, ForwardPass] = {}  # microbatches in flight, by the key they were ordered under
+        self._pasts: dict[int, Recomputation] = {}
 
     def __call__(self, name: str, fields: Fields) -> Mapping[str, Any] | None:
         # First: what is to come may need its memory.
         for key in fields["forgotten"]:
             self._works.pop(key, None)
+            self._pasts.pop(key, None)
         match name:
             case "load":
                 self._written()
                 self._places = fields["places"]
                 # What was computed on other weights is worth nothing.
                 self._works.clear()
+                self._pasts.clear()
                 self._stage.round_by(self._memory(fields["scales"]).view(torch.float32))
                 self._stage.read_state(fields["version"], self._mirror(fields["version"]))
             case "forward":
@@ -77,6 +81,13 @@ class _Program:
                 self._follow(step, voids)
                 work = self._works.pop(fields["key"])
                 self._stage.accumulate(work, step=step, index=fields["index"], voids=voids)
+            case "again":
+                return self._again(fields)
+            case "write_share":
+                self._places, step = fields["places"], fields["step"]
+                bytes_ = sum_dtype(self._spec.numerics).itemsize * self._stage.canonical.num_elements
+                total = self._memory(fields["into"])[:bytes_].view(sum_dtype(self._spec.numerics))
+                self._stage.write_sum(step, total, self._past(fields["key"]).share(fields["share"]))
             case "write_sum":
                 self._follow(fields["step"], fields["voids"])
                 self._stage.write_sum(fields["step"], self._sum("reading"))
@@ -124,13 +135,41 @@ class _Program:
         self._answer(output)
         return None
 
+    def _again(self, fields: Fields) -> Mapping[str, Any]:
+        """A microbatch of a step that is over."""
+        self._places, size = fields["places"], self._stage.canonical.num_elements
+        kept = self._memory(fields["weights"]).view(torch.float32)
+        hidden = None if self._spec.first else self._copied("inward", torch.float32)
+        gradient = None if self._spec.last else self._copied("past_gradient", torch.float32)
+        output, own, length = self._past(fields["key"]).run(
+            StepWeights(fields["number"], kept[:size], kept[size:]),
+            fields["step"],
+            fields["index"],
+            self._copied("tokens", torch.int32),
+            hidden,
+            gradient,
+            fields["share"],
+        )
+        if own is not None:
+            self._answer(own, "past_answer")
+        if self._spec.last:
+            return {"length": length, "loss": output.item()}
+        self._answer(output)
+        return {"length": length}
+
+    def _past(self, key: int) -> Recomputation:
+        """What computes that again, until the key is forgotten."""
+        if key not in self._pasts:
+            self._pasts[key] = Recomputation(self._stage)
+        return self._pasts[key]
+
     def _follow(self, step: int, voids: int) -> None:
         """The peer process counts voids."""
         self._stage.sums[step % len(self._stage.sums)].follow(voids)
 
-    def _answer(self, rows: Tensor) -> None:
+    def _answer(self, rows: Tensor, name: str = "outward") -> None:
         if self._speaks:  # one rank of those that have these rows writes them
-            self._activations("outward", torch.float32).copy_(rows)
+            self._activations(name, torch.float32).copy_(rows)
 
     def _copied(self, name: str, dtype: torch.dtype) -> Tensor:
         """Ours to keep: the next microbatch comes in at the same place, before the weight pass."""
@@ -147,7 +186,7 @@ class _Program:
         return self._memory(name).view(sum_dtype(self._spec.numerics))
 
     def _mirror(self, version: int) -> dict[str, Tensor]:
-        return self._layout.views(self._memory(f"mirror{version % 2}"))
+        return self._layout.views(self._memory(mirror_name(version)))
 
     def _memory(self, name: str) -> Tensor:
         return self._context.memory(self._places[name])

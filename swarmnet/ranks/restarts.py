@@ -186,6 +186,8 @@ class Ranks:
                 return
             try:
                 self._read()
+                # Ranks drop all of it when they read another state.
+                self.life += 1
                 self.holds.clear()
             except RankLost as lost:
                 self._on_loss(lost, "load")

@@ -26,10 +26,12 @@ import contextlib
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
 from swarmnet.errors import UsageError
 from swarmnet.manifest.schema import StageSpec
@@ -46,10 +48,22 @@ from swarmnet.stage.canonical import Canonical, layers_of
 from swarmnet.stage.gradients import WholeGradients
 from swarmnet.stage.optimizer import MOMENTS, StageOptimizer, average
 from swarmnet.stage.passes import ForwardPass, MemoryPolicy, Passes
-from swarmnet.stage.rounding import Rectangle, Rounding, Roundings, num_scales
+from swarmnet.stage.rounding import Rectangle, Roundings, num_scales
 
 if TYPE_CHECKING:
     from swarmnet.ranks.fully_sharded import FullySharded
+
+
+Gradients = WholeGradients | ScatteredGradients | None
+
+
+@dataclass(frozen=True, slots=True)
+class Spare:
+    """A module beside those of open steps, and what runs it."""
+
+    module: StageModule
+    passes: Passes
+    gradients: Gradients
 
 
 class RankStage:
@@ -138,14 +152,9 @@ class RankStage:
     def _make_sums(self) -> None:
         """Scratch for the weight pass, and the accumulators."""
         slices = [self._split.along_tensor(name, shape, self._rank) for name, shape in self._shapes.items()]
-        shapes = [torch.Size(block.shape) for block in slices]
-        places = {parameter: place for parameters in self._parameters for place, parameter in enumerate(parameters)}
-        self._buckets = buckets_of(self._names, shapes, self._data)
-        self._gradients: WholeGradients | ScatteredGradients | None = None
-        if self._fully is None and self._scatters:
-            self._gradients = ScatteredGradients(places, shapes, self._buckets, self._device)
-        elif self._fully is None:
-            self._gradients = WholeGradients(places, shapes, self._device)
+        self._slices = [torch.Size(block.shape) for block in slices]
+        self._buckets = buckets_of(self._names, self._slices, self._data)
+        self._gradients = self._gradients_of(self._parameters)
         blocks = [self._held("accumulators", name) for name in self._names]
         self._summed = [torch.Size(block.shape) for block in blocks]
         self.sums = [  # one for each open step
@@ -155,6 +164,15 @@ class RankStage:
             for _ in self._modules
         ]
         self.round_by(torch.zeros(len(self._modules), num_scales(self.spec.averaging, self._shapes)))
+
+    def _gradients_of(self, modules: Sequence[Sequence[Parameter]], scratch: list[Tensor] | None = None) -> Gradients:
+        """What runs weight passes of modules with these parameters; None where a fused backward does."""
+        if self._fully is not None:
+            return None
+        places = {parameter: place for parameters in modules for place, parameter in enumerate(parameters)}
+        if self._scatters:
+            return ScatteredGradients(places, self._slices, self._buckets, self._device)
+        return WholeGradients(places, self._slices, self._device, scratch=scratch)
 
     def round_by(self, scales: Tensor) -> None:
         """Gradients are rounded by the scales in that memory (`stage.rounding.Roundings`) from now on."""
@@ -188,7 +206,10 @@ class RankStage:
     def backward(self, work: ForwardPass, gradient: Tensor | None) -> Tensor | None:
         """The gradient of these rows' input, None in the first stage; once per pass. gradient: of their output, ours to
         keep, None in the last stage. The same on all tensor ranks."""
-        own = self._passes.backward(work, gradient)
+        return self._back(self._passes, work, gradient)
+
+    def _back(self, passes: Passes, work: ForwardPass, gradient: Tensor | None) -> Tensor | None:
+        own = passes.backward(work, gradient)
         # FSDP has no weight pass apart: its backward leaves gradients at the parameters.
         if self._fully is not None:
             work.gradients = [self._fully.take_gradient(parameter) for parameter in work.module.parameters()]
@@ -200,21 +221,23 @@ class RankStage:
         False if the sum has that index already, or another void count. Raises BadMessage(NON_FINITE) or Overflow; the
         sum is unchanged then. All of it alike on all ranks.
         """
-        # What the weight pass needs is free as soon as the gradients are added.
-        tape, gradients, work.tape, work.gradients = work.tape, work.gradients, None, None
-        if not work.went_back or (tape is None and gradients is None):
+        if not work.went_back or (work.tape is None and work.gradients is None):
             raise ValueError(f"no gradient to add: microbatch {step}/{index}")
-        if self._gradients is not None:
-            assert tape is not None
-            gradients = self._gradients.of(tape)
-        assert gradients is not None
-        # A small grid is too coarse for terms: their sum is rounded, once.
-        if self._sums_first:
-            gradients = sum_terms(gradients, self._names, self._split.tensor, self._tensor)
-        total = self.sums[step % len(self.sums)]
+        gradients, total = self._weight_pass(work, self._gradients), self.sums[step % len(self.sums)]
         return total.add(
             gradients, self._rounded.of(step), step=step, index=index, voids=voids, largest=self._largest(gradients)
         )
+
+    def _weight_pass(self, work: ForwardPass, runs: Gradients) -> list[Tensor]:
+        """The gradients that this rank adds to a sum."""
+        # What the weight pass needs is free as soon as the gradients are added.
+        tape, gradients, work.tape, work.gradients = work.tape, work.gradients, None, None
+        if runs is not None:
+            assert tape is not None
+            gradients = runs.of(tape)
+        assert gradients is not None
+        # A small grid is too coarse for terms: their sum is rounded, once.
+        return sum_terms(gradients, self._names, self._split.tensor, self._tensor) if self._sums_first else gradients
 
     def _largest(self, gradients: Sequence[Tensor]) -> float:
         """The largest magnitude that any rank has: infinity if one has NaN."""
@@ -233,12 +256,12 @@ class RankStage:
 
     # ------------------------------------------------------------ sums and versions
 
-    def write_sum(self, step: int, total: Tensor) -> None:
+    def write_sum(self, step: int, total: Tensor, held: Accumulator | None = None) -> None:
         """Write what this rank speaks for of the sum of `step` to `total`, flat, in canonical order, on the CPU.
 
-        Terms are summed on the way, a layer at a time; what the sum is made of stays as it is.
+        Terms are summed on the way, a layer at a time; what the sum is made of stays as it is. held: of another sum.
         """
-        held = self.sums[step % len(self.sums)]
+        held = held or self.sums[step % len(self.sums)]
         sizes = [shape.numel() for shape in self._summed]
         pieces = [
             piece.view(shape) for piece, shape in zip(torch.split(held.read(step), sizes), self._summed, strict=True)
@@ -348,7 +371,7 @@ class RankStage:
         """The live weights of `version`, as far as this rank holds them."""
         return self._live(self._newest(version))
 
-    # ------------------------------------------------------------ a rank that is alone computes again
+    # ------------------------------------------------------------ steps that are over
 
     def module_of(self, step: int) -> StageModule:
         """The module that has the weights of an open step."""
@@ -358,17 +381,39 @@ class RankStage:
         """The scales of an open step, live: fp32 [`num_scales`]."""
         return self.scales.view(len(self._modules), -1)[step % len(self._modules)]
 
-    def rounding_by(self, step: int, scales: Tensor) -> Rounding:
-        """How gradients of any step were rounded, whose scales are these."""
-        return self._rounded.by(step, scales)
-
-    def spare(self) -> tuple[StageModule, Passes, WholeGradients]:
-        """One more module, as it came to memory, what runs it, and gradients of it in the scratch of the others."""
-        assert isinstance(self._gradients, WholeGradients)
+    def spare(self) -> Spare:
+        """One more module, as it came to memory, and what runs it. Gradients are in the scratch of the others'."""
+        scratch = self._gradients.scratch if isinstance(self._gradients, WholeGradients) else None
         module = self._module()
-        places = {parameter: place for place, parameter in enumerate(module.parameters())}
-        gradients = WholeGradients(places, self._summed, self._device, scratch=self._gradients.scratch)
-        return module, self._new_passes(), gradients
+        return Spare(module, self._new_passes(), self._gradients_of([list(module.parameters())], scratch))
+
+    @torch.no_grad()
+    def load(self, spare: Spare, weights: Tensor) -> None:
+        """Give it these weights: whole, flat, in canonical order, on the CPU."""
+        held = self._held_of(spare.module.parameters())
+        for live, (name, whole) in zip(held, self._cut(weights).items(), strict=True):
+            live.copy_(take_block(whole, self._held("parameters", name)))
+
+    def again(
+        self, spare: Spare, tokens: Tensor, hidden: Tensor | None, gradient: Tensor | None
+    ) -> tuple[Tensor, Tensor | None, ForwardPass]:
+        """`forward` and `backward` of the same rows on the weights of `spare`, and what `add_again` takes."""
+        output, work = spare.passes.forward(spare.module, tokens, hidden, train=True)
+        assert work is not None
+        return output.detach(), self._back(spare.passes, work, gradient), work
+
+    def add_again(
+        self, spare: Spare, work: ForwardPass, total: Accumulator, scales: Tensor, *, step: int, index: int
+    ) -> float:
+        """Add the gradients, rounded by these scales, to a sum that is no open step's; see `accumulate`.
+
+        Returns the length of what this rank adds, where sums are of floats; 0.0 for integers, which are equal or not.
+        """
+        gradients, rounding = self._weight_pass(work, spare.gradients), self._rounded.by(step, scales)
+        largest = self._largest(gradients)
+        total.add(gradients, rounding, step=step, index=index, voids=total.voids, largest=largest)
+        exact = self.spec.numerics.mode == "deterministic"
+        return 0.0 if exact else math.hypot(*(_length(gradient) for gradient in gradients))
 
     def new_sum(self) -> Accumulator:
         """An empty sum as large as those of open steps."""
@@ -398,8 +443,11 @@ class RankStage:
 
     def _live(self, number: int) -> list[Tensor]:
         """Module `number`'s parameters as far as this rank holds them."""
+        return self._held_of(self._parameters[number])
+
+    def _held_of(self, parameters: Iterable[Parameter]) -> list[Tensor]:
         fully = self._fully
-        return [each.detach() if fully is None else fully.chunk(each) for each in self._parameters[number]]
+        return [each.detach() if fully is None else fully.chunk(each) for each in parameters]
 
     def _chunks(self, number: int) -> list[Tensor]:
         """This rank's chunks of them: what it speaks for, if no other tensor rank does."""
@@ -425,3 +473,7 @@ class RankStage:
 def _copy(source: Sequence[Tensor], into: Sequence[Tensor]) -> None:
     for tensor, value in zip(into, source, strict=True):
         tensor.copy_(value)
+
+
+def _length(x: Tensor) -> float:
+    return float(torch.linalg.vector_norm(x, dtype=torch.float64).item())

@@ -407,9 +407,8 @@ class SimulatedEngine(Compute, Summation):
         self.void(self.version)
         self.version += 1
 
-    def keep(self, steps: int) -> bool:
+    def keep(self, steps: int) -> None:
         self._past_steps = steps
-        return True
 
     async def recompute(
         self, step: int, index: int, inputs: Sequence[Packed], gradient: Sequence[Packed]

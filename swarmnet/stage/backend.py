@@ -8,13 +8,13 @@ compute thread but for `GradientSum`, which the averaging thread reads.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from swarmnet.messages import Commit
-from swarmnet.stage.accumulator import Accumulator
 from swarmnet.stage.canonical import Canonical
 from swarmnet.stage.outer import Outer
 
@@ -90,8 +90,21 @@ class GradientSum(Protocol):
         """The microbatches whose gradients the sum of `step` holds."""
 
 
+@dataclass(slots=True, eq=False)
+class PastShare:
+    """A sum of gradients of a step that is over. life: of the ranks that have it.
+
+    lengths: of its gradients together, at least, where sums are of floats; 0.0 for integers, which are equal or not."""
+
+    step: int
+    number: int
+    life: int = 0
+    lengths: float = 0.0
+
+
 class Past(Protocol):
-    """Weights of the last steps that are over, and their microbatches again. Tensors as in `StageBackend`."""
+    """Weights of the last steps that are over, and their microbatches again. Tensors as in `StageBackend`. Compute
+    thread only, but for `keep` and `release`."""
 
     def keep(self, steps: int) -> None:
         """Of so many steps; of none at first."""
@@ -105,16 +118,24 @@ class Past(Protocol):
     def holds(self, step: int) -> bool:
         """Are its weights kept?"""
 
-    def forward(self, step: int, tokens: Tensor, hidden: Tensor | None) -> tuple[Tensor, object]: ...
+    def again(
+        self,
+        step: int,
+        index: int,
+        tokens: Tensor,
+        hidden: Tensor | None,
+        gradient: Tensor | None,
+        share: PastShare | None,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Output (a loss, in the last stage) and input gradient of one microbatch; its gradients are added to `share`,
+        rounded as in that step. Raises Refused(NOT_READY): ranks died, and the share with them; BadMessage(NON_FINITE)
+        or Overflow, and nothing is added."""
 
-    def backward(self, work: object, gradient: Tensor | None) -> Tensor | None: ...
+    def share(self, step: int) -> PastShare:
+        """An empty sum, for a peer's whole contribution to a step. It lasts until `release`."""
 
-    def share(self) -> Accumulator:
-        """An empty sum, for somebody's whole contribution to a step."""
-
-    def accumulate(self, work: object, share: Accumulator, *, step: int, index: int) -> float:
-        """Add the gradients of what `backward` has run of, rounded as in that step. Returns their length, where sums
-        are of floats."""
+    def read(self, share: PastShare) -> Tensor:
+        """That sum: flat, in canonical order. Raises Refused(NOT_READY): ranks died, and the share with them."""
 
     def release(self) -> None:
         """Nobody computes again for now: give memory of the device back."""
@@ -137,8 +158,7 @@ class StageBackend(Protocol):
     def sums(self) -> Sequence[GradientSum]: ...
 
     @property
-    def past(self) -> Past | None:
-        """None: weights of earlier steps cannot be kept here."""
+    def past(self) -> Past: ...
 
     @property
     def writes_at_once(self) -> bool:

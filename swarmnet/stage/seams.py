@@ -187,10 +187,9 @@ class Compute(Protocol):
         commits: of all P stages, in order.
         """
 
-    def keep(self, steps: int) -> bool:
+    def keep(self, steps: int) -> None:
         """Keep the weights of the last `steps` steps that are over, so that their microbatches can be computed again.
-        False: this implementation cannot. They are gone once other weights are restored."""
-        return False
+        They are gone once other weights are restored."""
 
     async def recompute(
         self, step: int, index: int, inputs: Sequence[Packed], gradient: Sequence[Packed]

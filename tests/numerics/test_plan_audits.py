@@ -18,7 +18,7 @@ from swarmnet.pipeline.works import KEPT_MEMOS, KEPT_STEPS, ShownWorks, WorkBook
 from swarmnet.plan.plan import Setup, audit_bytes, plan_stage
 from swarmnet.ranks.device_backend import DeviceBackend
 from swarmnet.ranks.layout import MeshLayout
-from swarmnet.ranks.past import KEPT_WEIGHTS
+from swarmnet.ranks.kept import KEPT_WEIGHTS
 from swarmnet.stage.canonical import Canonical
 from swarmnet.wire import codecs
 
