@@ -118,6 +118,7 @@ def summary(outcome: RunOutcome) -> dict[str, Any]:
         "outer_steps": progress.outer[True],
         "outer_missed": progress.outer[False],
         "crashes": list(outcome.crashes),
+        "suspended": progress.suspended,
     }
     if progress.liars:
         found["liars"] = {name: _liar(progress, name) for name in sorted(progress.liars)}
@@ -269,6 +270,7 @@ def _told(outcome: RunOutcome) -> Iterator[str]:
             "not named" if liar is None else f"named at step {liar.step} by {', '.join(sorted(liar.by))}: {liar.reason}"
         )
         yield f"liar {name} ({kind}, {progress.lies[name]} lies): {named}"
+    yield from (f"warning: {line}" for line in progress.suspended)
     if outcome.ranks:
         yield (
             f"ranks: {', '.join(f'{name} {ranks}' for name, ranks in sorted(outcome.ranks.items()))}; "

@@ -98,7 +98,9 @@ def _run_in(out: Path, options: LocalOptions, kit: Kit, console: Console) -> int
                 # Who was interrupted, or gave up, has nothing to compare.
                 compares = compares and not outcome.problem and outcome.killed_all is None
             if not outcome.problem:
-                outcome = replace(outcome, problem=_judge(outcome) if before is None else before["problem"])
+                strict = kit.strict or options.oracle or options.chaos is not None
+                problem = _judge(outcome, strict=strict) if before is None else before["problem"]
+                outcome = replace(outcome, problem=problem)
             if compares:
                 outcome = _compare(swarm, outcome, starter, interrupt)
     try:
@@ -303,8 +305,9 @@ def _with(outcome: RunOutcome, problem: str) -> RunOutcome:
     return replace(outcome, problem=whole, oracle_problem=problem)
 
 
-def _judge(outcome: RunOutcome) -> str:
-    """What is wrong with a swarm that ran to its end, in one line; "" if nothing."""
+def _judge(outcome: RunOutcome, *, strict: bool) -> str:
+    """What is wrong with a swarm that ran to its end, in one line; "" if nothing. strict: a correct peer that was
+    suspended is a fault of swarmnet, too, and not only worth a warning."""
     progress = outcome.progress
     if outcome.killed_all is not None:  # in the middle: what was not written is not missing yet
         return "; ".join([*replace(outcome.verdict, unaudited=(), split_stages=()).problems, *outcome.crashes])
@@ -315,6 +318,7 @@ def _judge(outcome: RunOutcome) -> str:
         found.append(f"{', '.join(progress.behind)} did not reach the last version")
     if progress.wronged:
         found.append(f"{', '.join(progress.wronged)} did not lie, and was named as a liar")
+    found += progress.suspended if strict else []
     found += [
         f"the final weights of stage {stage} are on no disk: {why}: make room there, and go on with --resume"
         for stage, why in progress.lost_weights.items()

@@ -22,7 +22,7 @@ from rich.console import Console
 from swarmnet.config.peer import Log, LogLevel, PeerConfig
 from swarmnet.local import earlier
 from swarmnet.local.audit import Audit
-from swarmnet.local.fault import Drain, Fault, Join, Kill, KillAll, KillRank, Stop
+from swarmnet.local.fault import Drain, Fault, Join, Kill, KillAll, KillRank, Stop, member_of
 from swarmnet.local.faults import (
     Action,
     FaultAction,
@@ -84,6 +84,8 @@ class Kit:
     console: Console | None = None
     trace: bool = False
     """With chaos: children say what they work on."""
+    strict: bool = False
+    """Does a run in which a correct peer was suspended fail without `--oracle`, too?"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -409,6 +411,7 @@ class Supervisor:
 
     def _crashed(self, child: Child, code: int) -> None:
         name = child.spec.name
+        self.progress.faulted.add(name)
         how = f"ended with exit code {code}" if code >= 0 else f"was ended by {signal.Signals(-code).name}"
         # Who is thrown out of the run may end as it likes.
         if name not in self.progress.convictions:
@@ -460,6 +463,9 @@ class Supervisor:
         """Do it, and say so: on the terminal, in events.jsonl, in the summary."""
         fault, name = action.fault, action.name
         told = fault.told.format(fault=fault, name=name, step=action.step, stage=action.stage, rank=action.rank)
+        self.progress.faulted |= {each for each in self.progress.replicas if member_of(fault.groups, each) is not None}
+        if fault.strikes_one:
+            self.progress.faulted.add(name)
         fields = {"order": str(fault)} | ({"child": name} if name else {})
         match fault:
             case Kill():
@@ -496,6 +502,7 @@ class Supervisor:
 
     def _note_kill(self, name: str, told: str, *, by: str, now: float) -> None:
         step = len(self.progress.points)
+        self.progress.faulted.add(name)
         self.progress.kills.append((name, step, now - self.progress.started_at))
         self.progress.faults[Kill.kind] += 1
         self.screen.note(told)

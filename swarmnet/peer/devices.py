@@ -159,8 +159,18 @@ class NumericsClass:
 
     def of_weights(self, *, exact: bool) -> str:
         """What replicas compare to know if their weights should be the same bits. exact: are sums?"""
-        # Updates are fp32 whatever gradients are computed in.
-        return self.apply if exact else str(dataclasses.replace(self, compute=""))
+        # Updates are fp32 whatever gradients are computed in, and in whichever order ranks have added these.
+        mesh = self.mesh.partition("@")[0]
+        return self.apply if exact else str(dataclasses.replace(self, compute="", mesh=mesh))
+
+
+def adds_in_own_order(layout: MeshLayout) -> bool:
+    """May other devices, as many and of the same kind, add in another order what ranks of `layout` have in part?
+
+    NCCL goes by how devices are connected. Two numbers have one sum in any order, and on the CPU ranks add in the order
+    of their numbers.
+    """
+    return layout.kind == "cuda" and max(layout.tensor, layout.data) > 2
 
 
 def check_memory(memory: Memory, layout: MeshLayout) -> None:

@@ -25,7 +25,7 @@ from swarmnet.model.decoder import Layer, loss_sum, rotary_tables
 from swarmnet.model.huggingface.checkpoint import stage_shapes, stage_weights
 from swarmnet.model.precision import products_in
 from swarmnet.net.parent_death import same_python
-from swarmnet.peer.devices import NumericsClass
+from swarmnet.peer.devices import NumericsClass, adds_in_own_order
 from swarmnet.ranks.backend import MeshBackend
 from swarmnet.ranks.device_backend import DeviceBackend
 from swarmnet.ranks.layout import MeshLayout
@@ -123,13 +123,17 @@ def numerics_of(manifest: Manifest, layout: MeshLayout, memory: MemoryPolicy) ->
     """This peer's numerics class. Measured on its devices: tens of milliseconds; on several GPUs seconds."""
     table, devices = manifest.optimizer, list(dict.fromkeys(layout.devices))
     versions = {"torch": torch.__version__.split("+")[0]}
-    compared = manifest.of_stage(0).reproducible and layout.ranks == 1
+    compared, mesh = manifest.of_stage(0).reproducible, layout.label
     if layout.kind == "cpu":
         names = [f"cpu {torch.backends.cpu.get_cpu_capability()}"]
         # Who finds other bits is convicted (docs/trust.md), and processors of one width have kernels of their own.
         names += [probe_layer(manifest, torch.device("cpu"))] if compared else []
     else:
         names = sorted({torch.cuda.get_device_name(device) for device in devices})
+        # A verifier that finds other bits in work of its own class accuses, so such ranks are a class of their own.
+        if adds_in_own_order(layout):
+            ids = sorted(str(torch.cuda.get_device_properties(device).uuid) for device in devices)
+            mesh += f"@{blake3(' '.join(ids).encode()).hexdigest()[:8]}"
         versions |= {"cuda": str(torch.version.cuda), "cudnn": str(torch.backends.cudnn.version())}  # type: ignore[no-untyped-call]
     if memory.offload_optimizer or layout.kind == "cpu":
         found = [probe(table, _HOST)]
@@ -142,7 +146,7 @@ def numerics_of(manifest: Manifest, layout: MeshLayout, memory: MemoryPolicy) ->
     return NumericsClass(
         _short("+".join(names)),
         " ".join(f"{library}-{version}" for library, version in versions.items()),
-        layout.label,
+        mesh,
         manifest.numerics.compute,
         "compiled" if memory.compile else "eager",
         "+".join(sorted({*found})) + cut,

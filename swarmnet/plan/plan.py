@@ -113,10 +113,16 @@ def _rank_memory(
         given = outer // 2  # to an outer step, on its way to host memory
         passing = replace(passing, weights=max(passing.weights, passing.owed + max(piece, given)))
         update += piece + wide * largest  # a parameter's sum on its way to the device
+    again = added = 0
+    # A rank whose device is full is lost, and all others with it: what computes past microbatches has to fit, too. A
+    # peer of one rank only skips that audit.
+    if setup.audited and layout.ranks > 1:
+        again = _FP32 * mesh.num_elements("parameters", shapes, rank)
+        added = wide * mesh.num_elements("accumulators", shapes, rank)
     return RankMemory(
-        parameters + outer + seen.shared,
+        parameters + again + outer + seen.shared,
         gradients,
-        sums,
+        sums + added,
         optimizer,
         passing,
         seen.beside,
@@ -190,7 +196,7 @@ def _host_memory(setup: Setup, canonical: Canonical, ranks: list[RankMemory], in
         sums=flat_sums * wide * canonical.num_elements,
         rounds=_of_rounds(spec.averaging, canonical, layout.ranks),
         snapshots=_SNAPSHOTS * canonical.layout.num_bytes,
-        payloads=round(in_flight * payload) + (layout.ranks > 1) * 2 * _FP32 * boundary,
+        payloads=round(in_flight * payload) + (layout.ranks > 1) * (2 + 2 * setup.audited) * _FP32 * boundary,
         memo=setup.memo_bytes,
         moments=offloaded,
         stashes=beside,
@@ -200,8 +206,7 @@ def _host_memory(setup: Setup, canonical: Canonical, ranks: list[RankMemory], in
 
 def audit_bytes(setup: Setup, canonical: Canonical) -> int:
     """Host memory of what audits keep of one stage, at most: weights of the last steps; what went into works of as
-    many, as if this replica had counted them all; and what others have shown of theirs, as if they had shown all.
-    Several ranks are looked at and look at nobody: they keep their works alone."""
+    many, as if this replica had counted them all; and what others have shown of theirs, as if they had shown all."""
     if not setup.audited:
         return 0
     spec, training = canonical.spec, canonical.spec.training
@@ -211,8 +216,6 @@ def audit_bytes(setup: Setup, canonical: Canonical) -> int:
     payload = round(crossing) + sequences * (_FP32 * (length + 1) + _PROOF_BYTES)
     steps = KEPT_STEPS * training.microbatches * payload
     works, shown = min(KEPT_MEMOS * setup.memo_bytes, steps), min(setup.memo_bytes, steps)
-    if setup.layout.ranks > 1:
-        return works
     return works + shown + KEPT_WEIGHTS * _FP32 * canonical.num_elements
 
 

@@ -17,8 +17,8 @@ from swarmnet.peer.memory_fit import check_fits, judge, setup_of
 from swarmnet.pipeline.works import KEPT_MEMOS, KEPT_STEPS, ShownWorks, WorkBook, record_of
 from swarmnet.plan.plan import Setup, audit_bytes, plan_stage
 from swarmnet.ranks.device_backend import DeviceBackend
-from swarmnet.ranks.layout import MeshLayout
 from swarmnet.ranks.kept import KEPT_WEIGHTS
+from swarmnet.ranks.layout import MeshLayout
 from swarmnet.stage.canonical import Canonical
 from swarmnet.wire import codecs
 
@@ -60,8 +60,7 @@ def work_payload(stage: int, depth: int) -> tuple[Packed, ...]:
 @pytest.mark.parametrize("memo_bytes", [PLENTY, 200_000], ids=["all", "to-the-cap"])
 @pytest.mark.parametrize("stage", range(3), ids=STAGES)
 def test_works_and_what_is_shown_take_no_more_than_was_planned(stage: int, memo_bytes: int) -> None:
-    alone = MeshLayout(2, devices=("cpu", "cpu"))
-    weights, works = planned(AUDITED, stage, memo_bytes=0), planned(AUDITED, stage, memo_bytes, alone)
+    payloads = planned(AUDITED, stage, memo_bytes) - planned(AUDITED, stage, memo_bytes=0)
     book, shown = WorkBook(KEPT_MEMOS * memo_bytes), ShownWorks(memo_bytes)
     payload, most, most_shown = work_payload(stage, depth=40), 0, 0
     record = record_of(0, payload, (), (), ())
@@ -75,15 +74,20 @@ def test_works_and_what_is_shown_take_no_more_than_was_planned(stage: int, memo_
                 shown.keep(AuditRequest(step - 1, stage, index, PeerId("mate")), data)
             most, most_shown = max(most, book.num_bytes), max(most_shown, shown.num_bytes)
     # Of the smallest codecs what is planned is the most that they take, and a cap holds whole payloads.
-    assert 0.9 * works <= most <= works
-    others = planned(AUDITED, stage, memo_bytes) - weights - works
     size = sum(packed.num_bytes for packed in payload)
-    assert 0.9 * others - size <= most_shown <= others
+    assert 0.9 * payloads - size <= most + most_shown <= payloads
+    assert most <= KEPT_MEMOS * memo_bytes and most_shown <= memo_bytes
 
 
-def test_several_ranks_keep_works_alone_and_a_run_without_audits_nothing() -> None:
-    two, whole = MeshLayout(2, devices=("cpu", "cpu")), planned(AUDITED, 1, PLENTY)
-    assert 2 * planned(AUDITED, 1, PLENTY, two) == whole - planned(AUDITED, 1, 0)
+def test_several_ranks_keep_as_much_and_each_has_room_for_one_more_module_and_sum() -> None:
+    two = MeshLayout(2, devices=("cpu", "cpu"))
+    assert planned(AUDITED, 1, PLENTY, two) == planned(AUDITED, 1, PLENTY)
+    without, setup = (setup_of(PeerConfig(slots=1), manifest, two) for manifest in (UNSEEN, AUDITED))
+    for seen, audited in zip(plan_stage(without, 1).ranks, plan_stage(setup, 1).ranks, strict=True):
+        assert (audited.parameters, audited.sums) == (2 * seen.parameters, 2 * seen.sums)
+
+
+def test_a_run_without_audits_keeps_nothing() -> None:
     assert planned(UNSEEN, 1, PLENTY) == 0
     for other in (
         {"averaging": RUN.averaging.model_copy(update={"codec": "topk:0.01"})},

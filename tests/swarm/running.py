@@ -56,7 +56,7 @@ class _Lent(Starter):
 def train_locally(*words: str, settings: tuple[str, ...] = ()) -> tuple[int, str]:
     """`swarmnet local WORDS` in this process, its children forked as ours are: the exit code and what is printed."""
     words = (*words, *(word for setting in settings for word in ("--set", setting)))
-    lent = functools.partial(swarmnet.local.run_local, kit=Kit(starter=_Lent))
+    lent = functools.partial(swarmnet.local.run_local, kit=Kit(starter=_Lent, strict=True))
     with mock.patch.object(swarmnet.local, "run_local", lent), _one_at_a_time:
         with contextlib.redirect_stdout(io.StringIO()) as printed, contextlib.redirect_stderr(printed):
             code = run(["local", *words])

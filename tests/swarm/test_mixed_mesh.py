@@ -15,6 +15,7 @@ import torch
 from running import train_locally
 from safetensors.torch import load_file
 
+from swarmnet.audit.court import TOLERANCE
 from swarmnet.data.source import load_tokens
 from swarmnet.local.oracle import OracleResult, run_oracle
 from swarmnet.manifest.file import load
@@ -32,6 +33,8 @@ KILLS = (  # peer, step, phase, moment
 step is open, one of stage 1 runs backward in it."""
 SMALL = (
     "averaging.codec=int64",  # so fine that what meshes round differently does not show
+    "audit.microbatches=0.2",
+    "audit.contributions=0.2",
     "training.sequence_length=32",
     "training.microbatch_size=2",
     "training.eval_every=0",
@@ -128,6 +131,15 @@ def lives_of(peer: str, finished: Finished) -> list[list[str]]:
         elif event["name"] == peer and event["event"] in ("rank_lost", "sum_lost"):
             lives[-1].append(event["event"])
     return lives
+
+
+def test_ranks_are_audited_and_audit_though_they_die(finished: Finished) -> None:
+    """Bit by bit in stage 1, whose replicas are of one numerics class; up to rounding in stage 2."""
+    assert {event["name"] for event in finished.of("audited") if event["ok"]} >= {"s1-r0", "s1-r1"}
+    assert all(event["ok"] for event in finished.of("audited"))
+    assert {event["name"] for event in finished.of("weighed")} == {"s2-r0", "s2-r1"}
+    assert max(event["off"] for event in finished.of("weighed")) < TOLERANCE / 64
+    assert not finished.of("withheld") and not finished.of("disputed")
 
 
 def test_a_killed_rank_costs_one_absence_at_most(finished: Finished) -> None:

@@ -14,8 +14,8 @@ from swarmnet.config.peer import Memory
 from swarmnet.errors import DeviceFull, UsageError
 from swarmnet.manifest.schema import Manifest, Numerics, Optimizer
 from swarmnet.peer import memory_fit
-from swarmnet.peer.devices import NumericsClass, check_memory
-from swarmnet.peer.engines import numerics_of
+from swarmnet.peer.devices import NumericsClass, adds_in_own_order, check_memory
+from swarmnet.peer.engines import numerics_of, probe_layer
 from swarmnet.ranks.layout import MeshLayout
 from swarmnet.stage.passes import MemoryPolicy
 
@@ -69,6 +69,19 @@ def test_a_numerics_class_says_what_bits_depend_on() -> None:
         assert other.of_weights(exact=False) != one.of_weights(exact=False)
     meshes = {numerics_of(packed, MeshLayout(n, devices=("cpu",) * n), MemoryPolicy()).apply for n in (1, 2)}
     assert len(meshes) == 2, "moments in 8 bits are rounded in blocks of what a rank holds"
+
+
+def test_ranks_are_compared_with_ranks_that_make_the_same_bits_alone() -> None:
+    """Another processor rounds otherwise, and so does NCCL on devices that are connected otherwise."""
+    manifest, two = Manifest(), MeshLayout(2, devices=("cpu", "cpu"))
+    layer = probe_layer(manifest, torch.device("cpu"))
+    assert all(layer in numerics_of(manifest, each, MemoryPolicy()).device for each in (MeshLayout(), two))
+    cuda = tuple(f"cuda:{number}" for number in range(4))
+    assert adds_in_own_order(MeshLayout(4, devices=cuda)) and adds_in_own_order(MeshLayout(1, 4, "dp", devices=cuda))
+    assert not adds_in_own_order(MeshLayout(2, 2, "zero1", devices=cuda))
+    assert not adds_in_own_order(MeshLayout(4, devices=("cpu",) * 4))
+    classes = [NumericsClass("GPU", "torch", f"tp4{where}", "fp32", "eager", "0") for where in ("", "@1", "@2")]
+    assert len({*map(str, classes)}) == 3 and len({each.of_weights(exact=False) for each in classes}) == 1
 
 
 @given(st.text(max_size=40))

@@ -1,0 +1,211 @@
+"""Every backend computes past microbatches again: the bytes that it sent, and the contribution that it pledged."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Coroutine, Iterator
+from typing import Any, cast
+
+import dying_rank
+import pytest
+from kept_starters import KeptStarters
+from stage_chain import StageChain, compute_thread, tiny
+from test_float_pledges import another
+from test_mesh_engine import CPUS, TP2, Killing
+from test_recompute import KEPT, STEPS, Counted, assert_as_then, compute, finish, other_than, same, shares, times, train
+
+from swarmnet.audit.court import TOLERANCE
+from swarmnet.audit.pledge import whole_of
+from swarmnet.audit.products import Sketch
+from swarmnet.engine.torch_engine import TorchEngine
+from swarmnet.errors import Refused, RejectCode
+from swarmnet.local.lies import Deceit, LyingBackend
+from swarmnet.manifest.schema import Averaging, Manifest
+from swarmnet.messages import AuditData
+from swarmnet.peer.engines import torch_engine
+from swarmnet.pipeline.works import off_by, record_of
+from swarmnet.ranks import backend as mesh_backend
+from swarmnet.ranks import group
+from swarmnet.ranks.backend import MeshBackend
+from swarmnet.ranks.layout import MeshLayout
+from swarmnet.stage.seams import Recomputed
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+LAYOUTS = {
+    "one rank": MeshLayout(),
+    "tp2": TP2,
+    "dp": MeshLayout(data=2, shard="dp", devices=CPUS),
+    "zero1": MeshLayout(data=2, shard="zero1", devices=CPUS),
+    "zero2": MeshLayout(data=2, shard="zero2", devices=CPUS),
+    "zero3": MeshLayout(data=2, shard="zero3", devices=CPUS),
+}
+EXACT, OVERLAP = Averaging(codec="int64"), Averaging(codec="small", sync="overlap", overlap_after=2)
+Scenario = Callable[[StageChain], Coroutine[Any, Any, None]]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def starters() -> Iterator[None]:
+    with contextlib.closing(KeptStarters()) as kept, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(group, "ForkStarter", kept)
+        yield
+
+
+def run(manifest: Manifest, stage: int, layouts: tuple[str, str], scenario: Scenario) -> None:
+    """The two replicas of that stage have these layouts, all others are one rank each."""
+
+    async def whole() -> None:
+        async with compute_thread() as thread:
+            chain, bodies = StageChain(manifest, thread, replicas=2), list[MeshBackend]()
+            for replica, name in enumerate(layouts):
+                if LAYOUTS[name].ranks > 1:
+                    bodies.append(MeshBackend(manifest.of_stage(stage), LAYOUTS[name]))
+                    chain.engines[stage][replica] = torch_engine(manifest, stage, thread, bodies[-1])
+            for replicas in chain.engines:
+                for engine in replicas:
+                    engine.keep(KEPT)
+            try:
+                await scenario(chain)
+            finally:
+                for body in bodies:
+                    body.close()
+
+    asyncio.run(whole())
+
+
+def asked(share: list[Counted]) -> list[Any]:
+    return [(work.index, work.inputs, work.gradient) for work in share]
+
+
+def shown(work: Counted) -> AuditData:
+    """What a replica that is alone in its class hands out of that work."""
+    sizes = work.loss_sum, work.num_tokens
+    record = record_of(work.index, work.inputs, work.output, work.gradient, work.answer, *sizes)
+    return AuditData(record, b"", (*work.output, *work.answer))
+
+
+async def again(engine: TorchEngine, work: Counted) -> Recomputed:
+    return await engine.recompute(work.step, work.index, work.inputs, work.gradient)
+
+
+@pytest.mark.parametrize("sync", ["exact", "overlap"])
+@pytest.mark.parametrize(
+    ("layout", "stage"), [("one rank", 1), ("tp2", 2), ("dp", 1), ("zero1", 0), ("zero2", 1), ("zero3", 1)]
+)
+def test_a_backend_computes_again_what_another_of_its_class_has_sent_and_summed(
+    layout: str, stage: int, sync: str
+) -> None:
+    async def scenario(chain: StageChain) -> None:
+        works, found = await train(chain)
+        seen = 0
+        for (step, place, replica), share in shares(works).items():
+            if place != stage:
+                continue
+            mate = other_than(chain, share[0])
+            if step < STEPS - KEPT:
+                with pytest.raises(Refused) as caught:
+                    await again(mate, share[0])
+                assert caught.value.code is RejectCode.NOT_READY
+                continue
+            assert_as_then(await again(mate, share[0]), share[0])
+            made, root = await mate.recompute_share(step, asked(share))
+            for each, work in zip(made, share, strict=True):
+                assert_as_then(each, work)
+            assert root == found[step, stage, replica]
+            _, short = await mate.recompute_share(step, asked(share[1:]))
+            assert short != root
+            seen += 1
+        assert seen == 2 * KEPT
+        kept = [engine._backend.past.kept_bytes for engine in chain.engines[stage]]  # type: ignore[attr-defined]
+        assert kept == [KEPT * 4 * engine._state.canonical.num_elements for engine in chain.engines[stage]]
+        # Other weights come: no earlier step has its weights here any more.
+        work = next(work for work in works if work.stage == stage and work.step == STEPS - 1)
+        mate = other_than(chain, work)
+        await mate.restore(await mate.snapshot(), version=mate.version)
+        with pytest.raises(Refused):
+            await again(mate, work)
+
+    run(tiny(3, averaging=EXACT if sync == "exact" else OVERLAP), stage, (layout, layout), scenario)
+
+
+@pytest.mark.parametrize("layout", ["tp2", "zero3"])
+def test_contributions_of_floats_are_known_again_and_others_are_not(layout: str) -> None:
+    pledged, seed = dict[tuple[int, int], Sketch](), b"seed"
+
+    async def scenario(chain: StageChain) -> None:
+        async def look(works: list[Counted]) -> None:
+            for replica, engine in enumerate(chain.engines[0]):
+                found = await engine.sums.prove(seed)
+                assert isinstance(found, Sketch)
+                pledged[chain.step_number, replica] = found
+
+        works, _ = await train(chain, look, digests=False)
+        for (step, stage, replica), share in shares(works).items():
+            if stage or step < STEPS - KEPT:
+                continue
+            mate, stated = other_than(chain, share[0]), pledged[step, replica].packed
+            assert (await mate.recompute_share(step, asked(share)[::-1], seed, stated))[1] == whole_of(stated, 0)
+            assert (await mate.recompute_share(step, asked(share[1:]), seed, stated))[1] == another(stated)
+
+    run(tiny(2, mode="fp32"), 0, (layout, layout), scenario)
+
+
+@pytest.mark.parametrize("layout", ["tp2", "zero2"])
+def test_ranks_and_one_rank_are_as_near_as_rounding_and_a_lie_of_either_is_not(layout: str) -> None:
+    async def scenario(chain: StageChain) -> None:
+        works, _ = await train(chain)
+        off, lies = list[float](), list[float]()
+        for work in (work for work in works if work.stage == 1 and work.step >= STEPS - KEPT):
+            made = await again(other_than(chain, work), work)
+            off.append(off_by(shown(work), made))
+            lies += [off_by(times(factor, work), made) for factor in (-1.0, 0.0, 10.0)]
+        assert max(off) < TOLERANCE / 64 and min(lies) > 2 * TOLERANCE, (max(off), min(lies))
+
+    run(tiny(3), 1, (layout, "one rank"), scenario)
+
+
+@pytest.mark.parametrize("kind", ["sign-flip", "lazy"])
+def test_false_work_of_ranks_is_seen_by_ranks_and_by_one_rank(kind: str) -> None:
+    """Its class sees other bytes; a replica of another class sees more than rounding."""
+
+    async def scenario(chain: StageChain) -> None:
+        false, replicas = list[int](), chain.engines[1]
+        deceit = Deceit(kind, "seed", lambda event, **fields: false.append(fields["index"]))
+        replicas[0]._backend = cast(Any, LyingBackend(replicas[0]._backend, deceit))
+        works = await compute(chain, 0)
+        await finish(chain, works)
+        share = [work for work in works if (work.stage, work.replica) == (1, 0)]
+        assert false
+        for engine in replicas:
+            made, _ = await engine.recompute_share(0, asked(share))
+            for each, work in zip(made, share, strict=True):
+                if engine is replicas[0]:
+                    assert same(each.answers[0], work.answer) == (work.index not in false)
+                assert (off_by(shown(work), each) > 2 * TOLERANCE) == (work.index in false)
+
+    run(tiny(3), 1, ("tp2", "one rank"), scenario)
+
+
+def test_ranks_that_die_in_an_audit_cost_the_share_and_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What one work was made of is shown all the same: a replica that shows nothing is suspended."""
+    monkeypatch.setattr(mesh_backend, "PROGRAM", dying_rank.PROGRAM)
+
+    async def scenario(chain: StageChain) -> None:
+        engine = chain.engines[1][0]
+        killing = Killing(engine)
+        works, found = await train(chain)
+        share = [work for work in works if (work.step, work.stage, work.replica) == (STEPS - 1, 1, 0)]
+        for when in ("before", "after"):
+            killing.arm("again", 1, when)
+            for work in share[:2]:
+                assert_as_then(await again(engine, work), work)
+            assert killing.armed is None
+        # Its first gradient died with the ranks: the rest is another contribution, and is not taken for this one.
+        killing.arm("again", 1, "before")
+        with pytest.raises(Refused) as caught:
+            await engine.recompute_share(STEPS - 1, asked(share))
+        assert caught.value.code is RejectCode.NOT_READY and killing.armed is None
+        assert (await engine.recompute_share(STEPS - 1, asked(share)))[1] == found[STEPS - 1, 1, 0]
+
+    run(tiny(2), 1, ("tp2", "one rank"), scenario)
