@@ -95,6 +95,7 @@ class TorchEngine:
         self._epochs = [0] * (1 + self.delay.most)  # counts changes of the weights
         self._spare: Tensor | None = None  # memory for the next snapshot
         self._audits = 0  # that run or wait
+        self._started = asyncio.Event()
         self._weights_stay = threading.Lock()  # whoever changes the weights has it, or measures them
         try:
             self._reset_to_seed()
@@ -115,7 +116,13 @@ class TorchEngine:
         """Keep whatever computes running for as long as this is awaited. Raises MeshFailed if it was given up."""
         while True:
             await self._jobs.run(Work.STATE, self.version, 0, self._backend.start)
+            self._started.set()
             await asyncio.sleep(_LOOK_S)
+
+    async def ready(self) -> None:
+        """Return once `supervise` has started what computes, where it does not compute in this process."""
+        if self._backend.apart:
+            await self._started.wait()
 
     def close(self) -> None:
         """End the ranks of a mesh; a job that needs them ends with Refused(NOT_READY). Any thread."""

@@ -285,7 +285,16 @@ class Supervisor:
             self._start(self._waiting.pop(0), now=now)
         elif self.progress.bootstrap():
             while self._waiting and not self.interrupt.count:  # of many processes the last is started late
+                # The run would begin without replicas whose ranks still start.
+                if self._waiting[0] in self.swarm.trainers and self._meshes_start():
+                    break
                 self._start(self._waiting.pop(0), now=now)
+
+    def _meshes_start(self) -> bool:
+        several = meshed(self.swarm.meshes, self.swarm.replicas)
+        return any(
+            name in several for name in self.progress.not_up(lambda name: mesh_of(self.swarm.meshes, name).ranks)
+        )
 
     def _start(self, name: str, *, now: float) -> None:
         directory, replica = self.swarm.out / "peers" / name, self.progress.replicas.get(name)

@@ -140,6 +140,7 @@ class NumericsClass:
     libraries: str
     """Versions of torch, and on a GPU of CUDA and cuDNN."""
     mesh: str
+    """The layout of ranks; after an @ which GPUs these are, where `adds_in_own_order`."""
     compute: str
     """The manifest's `numerics.compute`, or what the operator chose instead."""
     kernels: str

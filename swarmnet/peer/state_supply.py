@@ -267,6 +267,8 @@ class StateSupply:
 
     async def _bring_up(self, stage: int, *, beyond: int | None = None) -> None:
         """Ask where from, take it, and again until there is state. beyond: what is not newer than this is no help."""
+        # Until then the step would wait for it. Ranks may take minutes to start.
+        await self._replicas[stage].compute.ready()
         while True:
             self.consider()
             if self._tasks[stage] is not asyncio.current_task():

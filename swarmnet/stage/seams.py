@@ -135,6 +135,10 @@ class Compute(Protocol):
     def subscribe(self, audience: Audience) -> None:
         """Say whom to tell what happens; once, before anything else is asked, in the event loop."""
 
+    async def ready(self) -> None:
+        """Return once it can compute, for the first time."""
+        return  # not all have to start anything
+
     def snapshot_bytes(self, stage: int) -> int:
         """Bytes of a snapshot of that stage of the run, this one or another, at any version: no honest one has more."""
 

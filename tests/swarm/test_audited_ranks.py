@@ -8,7 +8,7 @@ from pathlib import Path
 from running import train_locally
 
 SMALL = (
-    "audit.microbatches=0.2",
+    "audit.microbatches=0.5",
     "audit.contributions=0.2",
     "training.sequence_length=16",
     "training.microbatch_size=2",
@@ -22,7 +22,7 @@ SMALL = (
 
 def test_nobody_suspects_ranks_that_do_nothing_wrong(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    size = ("--stages", "1", "--replicas", "2", "--steps", "12", "--ranks", "0.0=2", "--slots", "1")
+    size = ("--stages", "1", "--replicas", "2", "--steps", "16", "--ranks", "0.0=2", "--slots", "1")
     # A correct peer that is suspended fails the run.
     code, printed = train_locally(*size, "--data", "corpus:small", "--oracle", "--out", str(out), settings=SMALL)
     assert code == 0 and "warning" not in printed, printed
