@@ -279,19 +279,14 @@ class TorchEngine:
         return await self._jobs.run(Work.AUDIT, self.version + 1, work[0], job)
 
     def _recompute(self, past: Past, step: int, work: ShareWork, share: PastShare | None) -> Recomputed:
-        index, inputs, gradient = work
-        tokens, hidden = self._payloads.input(inputs)
-        received = self._payloads.gradient(gradient)
+        (index, inputs, gradient), last = work, self._payloads.last
+        (tokens, hidden), received = self._payloads.input(inputs), self._payloads.gradient(gradient)
         # An update may have come since this was asked, and taken the last place.
         if not past.holds(step):
             raise _not_kept(step)
         output, own = past.again(step, index, tokens, hidden, received, share)
-        outputs: tuple[tuple[Packed, ...], ...] = ((),)
-        loss = 0.0, 0
-        if self._payloads.last:
-            loss = output.item(), tokens[:, 1:].numel()
-        else:
-            outputs = self._payloads.outputs(tokens, output)
+        outputs: tuple[tuple[Packed, ...], ...] = ((),) if last else self._payloads.outputs(tokens, output)
+        loss = (output.item(), tokens[:, 1:].numel()) if last else (0.0, 0)
         return Recomputed(outputs, self._payloads.input_gradients(own), *loss)
 
     @contextlib.contextmanager

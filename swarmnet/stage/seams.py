@@ -19,7 +19,6 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from swarmnet.audit.products import Product
-from swarmnet.errors import Refused, RejectCode
 from swarmnet.ids import PeerId, RoundId
 from swarmnet.manifest.extension import Extension
 from swarmnet.manifest.schema import Delay
@@ -203,7 +202,6 @@ class Compute(Protocol):
 
         Raises Refused(NOT_READY) if the weights of that step are not kept.
         """
-        raise Refused(RejectCode.NOT_READY, "no weights of earlier steps are kept here", step=step)
 
     async def recompute_share(
         self, step: int, works: Sequence[ShareWork], seed: bytes = b"", stated: bytes = b""
@@ -216,7 +214,6 @@ class Compute(Protocol):
         Raises Refused(NOT_READY); Overflow, or NON_FINITE as BadMessage, where an honest replica would not have added
         one of them.
         """
-        raise Refused(RejectCode.NOT_READY, "no weights of earlier steps are kept here", step=step)
 
     async def measure(self) -> tuple[int, bytes]:
         """(version, digest of the weights' bits), see `messages.Measure`. Made beside compute; weights do not change
