@@ -12,12 +12,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from swarmnet.errors import Refused
+from swarmnet.errors import DeviceFull, Refused
 from swarmnet.ranks.host_state import HostState, StageState
 from swarmnet.ranks.kept import KeptSteps
 from swarmnet.ranks.restarts import Ranks
 from swarmnet.stage.accumulator import sum_dtype
 from swarmnet.stage.backend import PastShare
+
+_MOST_LOST = 4
+"""So often in a row ranks may be lost in audits, which are refused from then on: once more and the peer would be given
+up (`RestartBackoff.restarts`), though it can train."""
 
 _LASTS = 1 << 62
 """The step of what no applied step ends (`Ranks.holds`)."""
@@ -51,6 +55,7 @@ class MeshPast:
         self._steps = KeptSteps[str](self._memory)
         self._tensors: dict[str, Tensor] = {}  # that were allotted, by name
         self._key: int | None = None  # of what ranks hold for this
+        self._lost = 0  # how often in a row ranks were lost in an order of this
 
     @property
     def kept_bytes(self) -> int:
@@ -75,7 +80,7 @@ class MeshPast:
         self._steps.forget()
 
     def holds(self, step: int) -> bool:
-        return self._steps.get(step) is not None
+        return self._lost < _MOST_LOST and self._steps.get(step) is not None
 
     def again(
         self,
@@ -141,8 +146,14 @@ class MeshPast:
             self._key = next(self._keys)
         life, number = (None, None) if share is None else (share.life, share.number)
         key, more = self._key, {"places": dict(self._places), "share": number}
+        before = self._ranks.life
         try:
-            return self._ranks.order(name, life=life, key=key, **more, **fields)
+            answers = self._ranks.order(name, life=life, key=key, **more, **fields)
+            self._lost = 0
+            return answers
+        except (Refused, DeviceFull):
+            self._lost += self._ranks.life != before
+            raise
         finally:
             # Also where all ranks have refused it: they hold the module.
             self._ranks.holds[key] = _LASTS

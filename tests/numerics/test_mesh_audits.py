@@ -19,7 +19,7 @@ from swarmnet.audit.court import TOLERANCE
 from swarmnet.audit.pledge import whole_of
 from swarmnet.audit.products import Sketch
 from swarmnet.engine.torch_engine import TorchEngine
-from swarmnet.errors import Refused, RejectCode
+from swarmnet.errors import RankLost, Refused, RejectCode
 from swarmnet.local.lies import Deceit, LyingBackend
 from swarmnet.manifest.schema import Averaging, Manifest
 from swarmnet.messages import AuditData
@@ -91,7 +91,8 @@ async def again(engine: TorchEngine, work: Counted) -> Recomputed:
 
 @pytest.mark.parametrize("sync", ["exact", "overlap"])
 @pytest.mark.parametrize(
-    ("layout", "stage"), [("one rank", 1), ("tp2", 2), ("dp", 1), ("zero1", 0), ("zero2", 1), ("zero3", 1)]
+    ("layout", "stage"),
+    [("tp2", 2), pytest.param("dp", 1, marks=pytest.mark.long), ("zero1", 0), ("zero2", 1), ("zero3", 1)],
 )
 def test_a_backend_computes_again_what_another_of_its_class_has_sent_and_summed(
     layout: str, stage: int, sync: str
@@ -207,5 +208,30 @@ def test_ranks_that_die_in_an_audit_cost_the_share_and_no_answer(monkeypatch: py
             await engine.recompute_share(STEPS - 1, asked(share))
         assert caught.value.code is RejectCode.NOT_READY and killing.armed is None
         assert (await engine.recompute_share(STEPS - 1, asked(share)))[1] == found[STEPS - 1, 1, 0]
+
+    run(tiny(2), 1, ("tp2", "one rank"), scenario)
+
+
+def test_ranks_that_die_in_every_audit_are_spared_further_ones_and_train_on() -> None:
+    async def scenario(chain: StageChain) -> None:
+        works, _ = await train(chain)
+        work, engine = next(work for work in works if (work.step, work.stage) == (STEPS - 1, 1)), chain.engines[1][0]
+        body, asked_for = cast(MeshBackend, engine._backend), list[str]()
+        order = body._group.order
+
+        def dies(name: str, /, **fields: Any) -> Any:
+            asked_for.append(name)
+            if name == "again":
+                raise RankLost(1, "ended")
+            return order(name, **fields)
+
+        body._group.order = dies  # type: ignore[method-assign, assignment]
+        for _ in range(4):
+            with pytest.raises(Refused):
+                await again(engine, work)
+        assert asked_for.count("again") == 4, "two lives each, and then none"
+        for other in (other for replicas in chain.engines for other in replicas):
+            other.void()
+        assert await compute(chain, STEPS)
 
     run(tiny(2), 1, ("tp2", "one rank"), scenario)
