@@ -305,7 +305,7 @@ def _with(outcome: RunOutcome, problem: str) -> RunOutcome:
     return replace(outcome, problem=whole, oracle_problem=problem)
 
 
-def _judge(outcome: RunOutcome, *, strict: bool) -> str:
+def _judge(outcome: RunOutcome, *, strict: bool = False) -> str:
     """What is wrong with a swarm that ran to its end, in one line; "" if nothing. strict: a correct peer that was
     suspended is a fault of swarmnet, too, and not only worth a warning."""
     progress = outcome.progress
