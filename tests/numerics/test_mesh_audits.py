@@ -208,6 +208,13 @@ def test_ranks_that_die_in_an_audit_cost_the_share_and_no_answer(monkeypatch: py
             await engine.recompute_share(STEPS - 1, asked(share))
         assert caught.value.code is RejectCode.NOT_READY and killing.armed is None
         assert (await engine.recompute_share(STEPS - 1, asked(share)))[1] == found[STEPS - 1, 1, 0]
+        # Nor is what ranks hold once they have read another state: an empty sum would accuse a correct peer.
+        body, (tokens, hidden) = cast(MeshBackend, engine._backend), engine._payloads.input(share[0].inputs)
+        begun = body.past.share(STEPS - 1)
+        await asyncio.to_thread(body.past.again, STEPS - 1, share[0].index, tokens, hidden, None, begun)
+        await asyncio.to_thread(body._ranks.reload)
+        with pytest.raises(Refused):
+            await asyncio.to_thread(body.past.read, begun)
 
     run(tiny(2), 1, ("tp2", "one rank"), scenario)
 
