@@ -6,13 +6,13 @@ from __future__ import annotations
 import contextlib
 import math
 import re
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from swarmnet.cli.settings import MULTIADDR, SETTINGS, CountRange
+from swarmnet.clock import run_loop, wall_time
 from swarmnet.errors import UsageError
 from swarmnet.telemetry.text import counted
 
@@ -75,7 +75,7 @@ def invite(named: tuple[str, ...], bearer: bool, roles: str, expires: str, boots
             "name the one peer to invite by its id (12D3KooW...), or say --bearer to invite whoever holds "
             "what is printed"
         )
-    wanted, not_after = _roles(roles), int(time.time()) + _seconds(expires)
+    wanted, not_after = _roles(roles), int(wall_time()) + _seconds(expires)
     owner = Owner(path, RunTerms.of(manifest))
     invitation = owner.invite(peers[0] if peers else None, wanted, not_after)
     if bootstrap is None:
@@ -150,7 +150,7 @@ def ban(named: tuple[str, ...], lift: bool, bootstrap: tuple[str, ...]) -> int:
     path, manifest, peers = _run_and_peers(named)
     if not peers:
         raise UsageError("name the peers to ban by whole ids (12D3KooW...); `swarmnet status --json` has them")
-    bans = Owner(path, RunTerms.of(manifest)).ban(peers, lift=lift, now=time.time())
+    bans = Owner(path, RunTerms.of(manifest)).ban(peers, lift=lift, now=wall_time())
     click.echo(f"wrote {bans_beside(path)}: list {bans.number}, {len(bans.peers)} banned")
     # The list is signed: whoever runs beside this file may spread it.
     if not bootstrap:
@@ -165,13 +165,12 @@ def ban(named: tuple[str, ...], lift: bool, bootstrap: tuple[str, ...]) -> int:
 
 def _tell(word: OwnersWord, bootstrap: tuple[str, ...], path: Path) -> None:
     """Raises UsageError if nobody takes it."""
-    import asyncio
 
     from swarmnet.net.dht_node import NobodyAnswered
 
     told = False
     with contextlib.suppress(NobodyAnswered):
-        told = asyncio.run(_spread(word, bootstrap))
+        told = run_loop(_spread(word, bootstrap))
     if not told:
         raise UsageError(
             f"it is written, and nobody took it at {', '.join(bootstrap)}: say it again with the address "
@@ -215,7 +214,7 @@ def publish(path: Path) -> int:
     runs, written = read_runs(path), path.with_suffix(ENDING)
     try:
         identity = Identity.load_or_create(owner_key_file(path))
-        found = RunList(identity.peer, int(time.time()), runs)
+        found = RunList(identity.peer, int(wall_time()), runs)
         write_whole(written, found.text(identity.sign), mode=0o644)
     except (OSError, ValueError) as error:
         raise UsageError(f"{path.parent}: {getattr(error, 'strerror', None) or error}") from error

@@ -22,6 +22,7 @@ from swarmnet.cli.settings import (
     with_json,
     with_log_level,
 )
+from swarmnet.clock import run_loop, wall_time
 from swarmnet.errors import UsageError
 
 if TYPE_CHECKING:
@@ -67,14 +68,13 @@ def join(ctx: click.Context, /, run: str, *, no_restart: bool, **_: Any) -> int:
 
 def _listed(address: str) -> SwarmLink | None:
     """The link that the list at `address` has for the run named there; None: none is named, and the list is shown."""
-    import time
 
     from swarmnet.net.run_list import fetch, shown
 
     found, name = fetch(address)
     if name:
         return found.named(name).link
-    for line in shown(found, address, now=time.time()):
+    for line in shown(found, address, now=wall_time()):
         click.echo(line)
     return None
 
@@ -112,7 +112,6 @@ def _invited(run: str, config: PeerConfig) -> tuple[PeerConfig, SwarmLink | Mani
 
 
 def _join(config: PeerConfig, invited: SwarmLink | Manifest) -> int:
-    import asyncio
     import logging
     import time
 
@@ -143,7 +142,7 @@ def _join(config: PeerConfig, invited: SwarmLink | Manifest) -> int:
             if times.on_event(event, fields):
                 log.at(logging.INFO, "counts", {**times.seconds})
 
-        place = asyncio.run(find_place(config, invited, tell))
+        place = run_loop(find_place(config, invited, tell))
         story.phase("starting", "making room for the stage, then listening under this machine's own address")
 
         from swarmnet.peer.run import run_peer

@@ -69,7 +69,6 @@ def weights_of(
         say: hears what goes on while they are fetched.
         agreed: hears the manifest, and where it lies, before anything is fetched or read; it may raise.
     """
-    import asyncio
     import tempfile
 
     from swarmnet.manifest.file import load, run_id
@@ -95,13 +94,14 @@ def weights_of(
         return
 
     from swarmnet import telemetry
+    from swarmnet.clock import run_loop
     from swarmnet.peer.collect_remote import collect_remote
 
     # Peers that do not answer are normal while weights are fetched; only errors are news.
     telemetry.setup("error")
     invitation, base = (SwarmLink.parse(run), None) if link else (load(path), path.parent)
     with tempfile.TemporaryDirectory(prefix="swarmnet-weights-") as folder:
-        found = asyncio.run(
+        found = run_loop(
             collect_remote(
                 invitation,
                 Path(folder),

@@ -12,13 +12,13 @@ import asyncio
 import contextlib
 import functools
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from torch import Tensor
 
+from swarmnet.clock import boot_time
 from swarmnet.engine.compute_thread import StageJobs, Work
 from swarmnet.engine.payloads import Payloads
 from swarmnet.errors import Refused, RejectCode
@@ -163,7 +163,7 @@ class TorchEngine:
     async def forward(self, step: int, index: int, payload: Sequence[Packed], *, train: bool) -> Stash:
         """Run the stage on one microbatch."""
         # Before the job is queued: a void while it waits counts too.
-        stash, asked = Stash(step, index, self.voids(step)), time.monotonic()
+        stash, asked = Stash(step, index, self.voids(step)), boot_time()
         received = await self._coded(lambda: self._payloads.input(payload))
 
         def forward() -> Coded[tuple[Packed, ...]]:
@@ -174,14 +174,14 @@ class TorchEngine:
 
     async def backward(self, stash: Stash, gradient: Sequence[Packed]) -> tuple[Packed, ...]:
         """The input gradient. Once per stash."""
-        asked = time.monotonic()
+        asked = boot_time()
         received = await self._coded(lambda: self._payloads.gradient(gradient))
         job = lambda: self._backward(stash, asked, received())  # noqa: E731
         return (await self._coded(await self._jobs.run(Work.BACKWARD, stash.step, stash.index, job)))()
 
     async def accumulate(self, stash: Stash) -> bool:
         """The weight pass."""
-        asked = time.monotonic()
+        asked = boot_time()
         added = await self._jobs.run(self._weights, stash.step, stash.index, lambda: self._accumulate(stash, asked))
         return added and stash.voids == self.voids(stash.step)  # in the caller's thread: nothing can void in between
 
@@ -203,7 +203,7 @@ class TorchEngine:
         self, stash: Stash, asked: float, received: tuple[Tensor, Tensor | None], train: bool, *, asked_slow: bool
     ) -> Coded[tuple[Packed, ...]]:
         (tokens, hidden), coded = received, _nothing
-        began, step = time.monotonic(), stash.step
+        began, step = boot_time(), stash.step
         if not self.version <= step <= self.version + self.delay.ahead(self.version):
             code = RejectCode.STALE if step < self.version else RejectCode.NOT_READY
             raise Refused(code, "other weights", step=step, version=self.version)
@@ -216,11 +216,11 @@ class TorchEngine:
             coded = self._left(lambda: self._payloads.output(tokens, output))
         if work is not None:
             stash.saved = _ForwardWork(self._epochs[self._place(step)], work, asked_slow)
-        stash.computed(asked, began, time.monotonic())
+        stash.computed(asked, began, boot_time())
         return coded
 
     def _backward(self, stash: Stash, asked: float, gradient: Tensor | None) -> Coded[tuple[Packed, ...]]:
-        began = time.monotonic()
+        began = boot_time()
         saved = _saved(stash)
         # The weights that this forward used are gone.
         if saved.epoch != self._epochs[self._place(stash.step)]:
@@ -229,11 +229,11 @@ class TorchEngine:
             raise ValueError(f"backward of microbatch {stash.step}/{stash.index} has run already")
         own = self._backend.backward(saved.work, gradient)
         answer = self._left(lambda: self._payloads.input_gradient(own, asked_slow=saved.asked_slow))
-        stash.computed(asked, began, time.monotonic())
+        stash.computed(asked, began, boot_time())
         return answer
 
     def _accumulate(self, stash: Stash, asked: float) -> bool:
-        began = time.monotonic()
+        began = boot_time()
         saved = _saved(stash)
         # Asked again after a cancellation: the same answer, and nothing is added twice.
         if saved.added is not None:
@@ -245,7 +245,7 @@ class TorchEngine:
         if saved.epoch != self._epochs[place] or stash.voids != self.voids(stash.step):
             return False
         saved.added = self._backend.accumulate(work, step=stash.step, index=stash.index, voids=stash.voids)
-        stash.computed(asked, began, time.monotonic())
+        stash.computed(asked, began, boot_time())
         return saved.added
 
     # ------------------------------------------------------------ microbatches of steps that are over

@@ -12,11 +12,11 @@ import ipaddress
 import json
 import re
 import socket
-import time
 from collections.abc import AsyncGenerator, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+from swarmnet.clock import boot_time, run_loop, wall_time
 from swarmnet.errors import UsageError
 from swarmnet.monitor.curve import Curve
 from swarmnet.monitor.page import RunPage
@@ -57,7 +57,7 @@ def run_dashboard(named: Path | str, bootstrap: tuple[str, ...], host: str, port
     Raises UsageError, what `looking_on` raises, and KeyboardInterrupt if Ctrl+C came before the run was found.
     """
     with Waiting(command="dashboard") as waiting:
-        code = asyncio.run(_dashboard(named, bootstrap, host, port, waiting))
+        code = run_loop(_dashboard(named, bootstrap, host, port, waiting))
         if code is None and not waiting.answered:
             raise KeyboardInterrupt
         return code or 0
@@ -78,8 +78,8 @@ class ServedPage:
 
     def __init__(self, greeting: str = "") -> None:
         self._greeting = greeting
-        self._page = RunPage(now=time.time())
-        self._looked_at = time.monotonic()
+        self._page = RunPage(now=wall_time())
+        self._looked_at = boot_time()
         self._body: bytes | None = None
         self._tag = ""
         self._step: dict[str, Any] | None = None
@@ -100,8 +100,8 @@ class ServedPage:
         versions: Collection[int],
     ) -> None:
         """A look has been taken."""
-        self._page.look(found, curve, changes, new=bool(steps or versions), now=time.time())
-        self._looked_at, self._body = time.monotonic(), None
+        self._page.look(found, curve, changes, new=bool(steps or versions), now=wall_time())
+        self._looked_at, self._body = boot_time(), None
 
     def timed(self, bars: Sequence[StepBar]) -> None:
         """Members have said how they spent their last step."""
@@ -117,12 +117,12 @@ class ServedPage:
     @property
     def age_s(self) -> float:
         """Since the last look."""
-        return time.monotonic() - self._looked_at
+        return boot_time() - self._looked_at
 
     def answer(self) -> tuple[bytes, str]:
         """What `data.json` is, and its tag. Made once for a look, if anybody asks."""
         if self._body is None:
-            data = self._page.data(now=time.time())
+            data = self._page.data(now=wall_time())
             data |= {"waterfall": self._step} if data else {}
             self._body = json.dumps(plain(_shown(data)), separators=(",", ":")).encode()
             self._tag = f'"{hashlib.sha256(self._body).hexdigest()[:16]}"'

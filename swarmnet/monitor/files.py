@@ -12,11 +12,11 @@ import io
 import math
 import os
 import struct
-import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, Protocol
 
+from swarmnet.clock import boot_time, wall_time
 from swarmnet.errors import UsageError
 from swarmnet.ids import RunId
 from swarmnet.monitor.curve import Curve, CurvePoint
@@ -184,7 +184,7 @@ class CurvePicture:
     def write(self, curve: Curve, steps: Collection[int], versions: Collection[int]) -> None:
         if steps or versions:
             self._last = curve
-        if self._last is not None and time.monotonic() - self._drawn_at >= DRAW_EVERY_S:
+        if self._last is not None and boot_time() - self._drawn_at >= DRAW_EVERY_S:
             self._draw(curve)
 
     def close(self) -> None:
@@ -201,7 +201,7 @@ class CurvePicture:
             raise UsageError(f"--png {self._path}: {error.strerror}") from error
         if note and losses:
             self._say(note)
-        self._drawn_at, self._last = time.monotonic(), None
+        self._drawn_at, self._last = boot_time(), None
 
 
 def values_of(curve: Curve, step: int) -> dict[str, float]:
@@ -248,7 +248,7 @@ class TensorBoard:
             (point,) = curve.before(step, 1)
             self._add(step, point.time, values_of(curve, step))
         for version in sorted(versions):
-            self._add(version, time.time(), {"held_out": curve.evaluations[version]})
+            self._add(version, wall_time(), {"held_out": curve.evaluations[version]})
         if self._writer is not None:
             self._writer.flush()
 

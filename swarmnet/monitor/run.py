@@ -12,13 +12,13 @@ import itertools
 import math
 import random
 import sys
-import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
 
+from swarmnet.clock import run_loop, wall_time
 from swarmnet.config.check import check_installed
 from swarmnet.directory import Record
 from swarmnet.errors import SwarmError, UsageError
@@ -100,7 +100,7 @@ def run_watch(named: Path | str, bootstrap: tuple[str, ...], options: WatchOptio
         if csv is not None:
             stack.callback(csv.close)
         waiting = stack.enter_context(Waiting(command="watch"))
-        code = asyncio.run(_watch(named, bootstrap, options, csv, waiting))
+        code = run_loop(_watch(named, bootstrap, options, csv, waiting))
         if code is None and not waiting.answered:
             raise KeyboardInterrupt
         return code or 0
@@ -233,7 +233,7 @@ class Watcher:
         busy = sum(each.peer in self._busy for each in records if each.stages)
         live_s = self._options.every_s + ASK_S
         steps, against = self._curve.settle(
-            answering, now=time.time(), replicas=synced(found), live_s=live_s, busy=busy
+            answering, now=wall_time(), replicas=synced(found), live_s=live_s, busy=busy
         )
         if against and not self._checked:
             raise UsageError(

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import statistics
-import time
 from collections import Counter
 from collections.abc import Callable, Collection
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from swarmnet.clock import wall_time
 from swarmnet.errors import SwarmError
 from swarmnet.ids import PeerId
 from swarmnet.messages import MAX_STAGES, History, HistoryRequest
@@ -107,7 +107,7 @@ async def waterfall(
     peers: Collection[PeerId],
     *,
     num_stages: int = MAX_STAGES,
-    wall: Callable[[], float] = time.time,
+    wall: Callable[[], float] = wall_time,
 ) -> dict[PeerId, list[StepBar]]:
     """Ask these members, a few at a time. Who is gone, busy, or knows no such question is left out."""
     found: dict[PeerId, list[StepBar]] = {}

@@ -8,10 +8,10 @@ What is signed, and who is admitted by it, is `net.admission`.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable
 from pathlib import Path
 
+from swarmnet.clock import wall_time
 from swarmnet.directory import Role
 from swarmnet.errors import UsageError
 from swarmnet.ids import PeerId
@@ -64,7 +64,7 @@ def invitation_beside(manifest: Path) -> Path:
 
 def write_invitation(path: Path, terms: RunTerms, *, life_s: float) -> None:
     """Write one for whoever can read the file. Raises UsageError, OSError."""
-    invitation = Owner(path, terms).invite(None, ROLES, int(time.time() + life_s))
+    invitation = Owner(path, terms).invite(None, ROLES, int(wall_time() + life_s))
     write_whole(invitation_beside(path), f"{invitation.text}\n")
 
 

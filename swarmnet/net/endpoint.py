@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
-import time
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from swarmnet import SOFTWARE
+from swarmnet.clock import wall_time
 from swarmnet.config.peer import NetworkSettings
 from swarmnet.directory import Record, Role
 from swarmnet.ids import PeerId, RunId
@@ -161,7 +161,7 @@ class Endpoint:
         """Raises UsageError when this peer is banned, or its invitation has ended and is not renewed."""
         while True:
             await asyncio.sleep(LOOK_S)
-            self.own_pass.check(now=time.time())
+            self.own_pass.check(now=wall_time())
 
 
 def greeter_of(terms: RunTerms, numerics: str, admissions: Admissions, own_pass: OwnPass) -> Greeter:
@@ -181,7 +181,7 @@ async def open_endpoint(
     """
     with own_identity(network.dir) as identity:
         admissions, notices = admissions_of(terms), notices_of(terms)
-        own_pass = OwnPass(admissions, identity, role, network.dir, given=network.invitation, now=time.time())
+        own_pass = OwnPass(admissions, identity, role, network.dir, given=network.invitation, now=wall_time())
         announced = announced_at(network.announce, identity.peer, port=network.port, dht_port=network.dht_port)
         last = LastPorts.read(network.dir)
         # The operator may have given the last DHT port to the data plane.
@@ -198,7 +198,7 @@ async def open_endpoint(
             manifest=network.manifest,
             between_reads_s=_BETWEEN_READS_S,
         ) as dht:
-            own_pass.check(now=time.time())  # now that bans have been heard of
+            own_pass.check(now=wall_time())  # now that bans have been heard of
             transport = GrpcTransport(
                 identity,
                 terms.run,

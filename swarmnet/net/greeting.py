@@ -6,11 +6,11 @@ again. The numerics class is announced, not refused: peers of one stage compare 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from swarmnet import PROTOCOL_VERSION, __version__
+from swarmnet.clock import wall_time
 from swarmnet.errors import RejectCode
 from swarmnet.ids import PeerId, RunId
 from swarmnet.messages import Proof, Rejected
@@ -37,7 +37,7 @@ class Greeter:
     numerics: str
     max_clock_offset_s: float
     version: tuple[int, int] = PROTOCOL_VERSION
-    clock: Callable[[], float] = time.time
+    clock: Callable[[], float] = wall_time
     admissions: Admissions | None = None
     invitation: Callable[[], str] = lambda: ""
 

@@ -9,8 +9,9 @@ import contextlib
 import select
 import socket
 import struct
-import time
 from ipaddress import IPv4Network, ip_address
+
+from swarmnet.clock import boot_time
 
 MOST_HOPS = 4
 _WAIT_S = 0.6
@@ -34,9 +35,9 @@ def hops(host: str) -> list[str]:
                 with contextlib.suppress(OSError):
                     probe.sendto(b"", (host, _FIRST_PORT + hop))
                     break
-        until, waits = time.monotonic() + _WAIT_S, select.poll()
+        until, waits = boot_time() + _WAIT_S, select.poll()
         waits.register(probe, 0)
-        while not all(found) and (left_s := until - time.monotonic()) > 0 and waits.poll(1000 * left_s):
+        while not all(found) and (left_s := until - boot_time()) > 0 and waits.poll(1000 * left_s):
             _, more, _, (_, port) = probe.recvmsg(64, 512, socket.MSG_ERRQUEUE)
             for _, kind, data in more:
                 if kind == _RECVERR and len(data) >= _ERROR.size + 8:

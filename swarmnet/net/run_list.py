@@ -21,6 +21,7 @@ from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
+from swarmnet.clock import boot_time
 from swarmnet.errors import UsageError
 from swarmnet.ids import PeerId
 from swarmnet.net.identity import verify
@@ -160,11 +161,11 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
 
 def _fetched(url: str) -> bytes:
     """What is there, at most as much as a list may have. Raises OSError, HTTPException."""
-    deadline, data = time.monotonic() + FETCH_S, b""
+    deadline, data = boot_time() + FETCH_S, b""
     with urllib.request.build_opener(_NoRedirect).open(url, timeout=FETCH_S) as answer:
         while len(data) <= MAX_CHARS and (more := answer.read1(MAX_CHARS + 1 - len(data))):
             data += more
-            if time.monotonic() > deadline:
+            if boot_time() > deadline:
                 raise TimeoutError(f"it takes more than {FETCH_S:.0f} s")
     return data
 

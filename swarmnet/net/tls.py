@@ -17,7 +17,6 @@ from __future__ import annotations
 import datetime
 import functools
 import hashlib
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -30,6 +29,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from cryptography.x509.oid import NameOID
 
+from swarmnet.clock import wall_time
 from swarmnet.ids import PeerId
 from swarmnet.net.identity import Identity, public_key
 from swarmnet.wire.peer_ids import peer_id_from_public_bytes
@@ -65,7 +65,7 @@ class Authority:
 
     def admit(self, peer: PeerId, *, now: float | None = None) -> AdmissionCertificates:
         """Issue the intermediate that lets `peer` take part for a year. Raises ValueError for a malformed peer id."""
-        valid = _window(time.time() if now is None else now, _INTERMEDIATE_LIFE_S)
+        valid = _window(wall_time() if now is None else now, _INTERMEDIATE_LIFE_S)
         intermediate = _certificate(
             peer, public_key(peer), issuer=self._name, key=self._key, is_ca=True, valid=valid, path_length=0
         )
@@ -87,7 +87,7 @@ class Leaf:
         identity: Identity,
         admission: AdmissionCertificates | None = None,
         *,
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] = wall_time,
     ) -> None:
         """admission: None for everybody's own, as in every run."""
         self._identity, self._clock = identity, clock

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 
 from swarmnet import telemetry
+from swarmnet.clock import run_loop
 from swarmnet.config.peer import PeerConfig
 from swarmnet.net.address import announced_at
 from swarmnet.net.dht import DhtDirectory
@@ -29,7 +30,7 @@ def run_bootstrap(config: PeerConfig) -> int:
 
     Emits `listening` with `peer` and `dht` (multiaddrs) to the events file. Raises UsageError.
     """
-    return asyncio.run(_serve(config))
+    return run_loop(_serve(config))
 
 
 async def _serve(config: PeerConfig) -> int:

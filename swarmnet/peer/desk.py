@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from swarmnet import telemetry
+from swarmnet.clock import run_loop, wall_time
 from swarmnet.config.peer import PeerConfig
 from swarmnet.errors import UsageError
 from swarmnet.net.identity import holder_of, write_whole
@@ -72,7 +73,7 @@ class OpenDesk:
         self, config: PeerConfig, traffic: Traffic, slots_of: Callable[[PeerConfig], int], stop: asyncio.Event
     ) -> None:
         self._dir, self._traffic, self._slots_of, self._stop = config.dir, traffic, slots_of, stop
-        began = WorkDone(round(time.time()))
+        began = WorkDone(round(wall_time()))
         self.tally = WorkCount(_kept(config.dir / CONTRIBUTED, WorkDone.parse, began))
         self._desk = Desk(config, kept_wishes(config), self.tally)
         self._holding: asyncio.Task[None] | None = None
@@ -138,7 +139,9 @@ class OpenDesk:
                         await self._looked.wait()
                 now, line = clock(), self._traffic
                 serving = not peer.paused and any(replica.member.synced for replica in peer.replicas.values())
-                self.tally.passed(now - looked_at, line.up.total, line.down.total, serving=serving)
+                # A machine that slept meanwhile, or was stopped, has served nobody.
+                passed_s = min(now - looked_at, _KEEP_S)
+                self.tally.passed(passed_s, line.up.total, line.down.total, serving=serving)
                 looked_at = now
                 if now - kept_at >= _KEEP_S:
                     kept_at = now
@@ -247,7 +250,7 @@ def ask_desk(directory: Path, ask: str, **more: object) -> dict[str, Any]:
     if not directory.is_dir():
         raise UsageError(f"{directory}: no such directory; say with --dir where the peer keeps its identity")
     try:
-        return asyncio.run(_ask(directory, {"ask": ask, **more}))
+        return run_loop(_ask(directory, {"ask": ask, **more}))
     except NobodyRuns:
         # What it has done is on disk.
         if ask == "contributed" and (directory / CONTRIBUTED).exists():

@@ -10,11 +10,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-import time
 from collections.abc import AsyncGenerator, Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from swarmnet.clock import wall_time
 from swarmnet.config.peer import PeerConfig
 from swarmnet.directory import Estimate, Record, Role, StageStatus
 from swarmnet.errors import BadMessage, PeerTimeout, Refused, RejectCode, SwarmError, UsageError
@@ -150,7 +150,7 @@ async def reach(
         admissions = admissions_of(terms)
         directory.learn(terms.num_stages, admissions)
         own_pass = OwnPass(  # only who will serve is the same identity the next time
-            admissions, identity, role, config.dir, given=config.invitation, now=time.time(), transient=role != "stage"
+            admissions, identity, role, config.dir, given=config.invitation, now=wall_time(), transient=role != "stage"
         )
         # In a run by invitation only admitted peers count from now on.
         if own_pass.text:

@@ -9,7 +9,6 @@ import asyncio
 import contextlib
 import math
 import statistics
-import time
 from collections import Counter, deque
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mapping, Set
 from dataclasses import replace
@@ -17,6 +16,7 @@ from functools import partial
 from typing import Any
 
 from swarmnet.averaging.meeting import Meeting
+from swarmnet.clock import wall_time
 from swarmnet.directory import MAX_TAINTED, Directory, DisputedWork, Estimate, Record, Role, StageStatus, TaintedStep
 from swarmnet.errors import BadMessage, Refused, RejectCode
 from swarmnet.ids import NO_RESTART, PeerId, RunId, Signer
@@ -176,7 +176,7 @@ class Peer:
         papers: Papers = NO_PAPERS,
         admissions: Admissions | None = None,
         notices: Notices | None = None,
-        wall: Callable[[], float] = time.time,
+        wall: Callable[[], float] = wall_time,
         routing: Callable[[], RoutingRule] = lambda: least_time,
         told_of_others: bool = False,
         carried: int | None = None,

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import time
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from typing import cast
 
 from swarmnet import telemetry
+from swarmnet.clock import boot_time, run_loop
 from swarmnet.config.peer import PeerConfig, listen_at
 from swarmnet.data.source import load_tokens
 from swarmnet.errors import DeviceFull, MeshFailed, SwarmError, UsageError, leaves
@@ -143,7 +143,7 @@ def run_peer(
                     no_initial_weights=begin.missing,
                 )
                 with _given_up_in_words():
-                    moved = asyncio.run(
+                    moved = run_loop(
                         _serve(
                             config,
                             manifest,
@@ -250,7 +250,7 @@ async def _serve(
             if "links" in fields:
                 desk.know(cast(Sequence[str], fields["links"]))
             desk.tally.on_event(event, fields)
-            seen.on_event(event, fields, time.monotonic())
+            seen.on_event(event, fields, boot_time())
 
         peer = Peer(
             endpoint.me,

@@ -11,12 +11,12 @@ import contextlib
 import json
 import sys
 import threading
-import time
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from swarmnet.clock import boot_time, run_loop
 from swarmnet.directory import Record
 from swarmnet.errors import PeerTimeout, UsageError
 from swarmnet.ids import PeerId, RunId
@@ -62,14 +62,14 @@ def run_status(named: Path | str, bootstrap: tuple[str, ...], as_json: bool = Fa
         sys.stdout.flush()  # what ends now may take its time
 
     with Waiting() as waiting:
-        asyncio.run(_ask(named, bootstrap, waiting, answer))
+        run_loop(_ask(named, bootstrap, waiting, answer))
     return codes[0]
 
 
 def read_status(named: Path | str, bootstrap: tuple[str, ...]) -> Assessment:
     """The state of a run, as `run_status` would print it. Raises what that raises."""
     found: list[Assessment] = []
-    asyncio.run(_ask(named, bootstrap, Waiting(), found.append))
+    run_loop(_ask(named, bootstrap, Waiting(), found.append))
     return found[0]
 
 
@@ -101,7 +101,7 @@ class Waiting:
     ) -> None:
         self.what = "Python to load what it needs"
         self.command = command
-        self._say, self._began, self._over = say, time.monotonic(), threading.Event()
+        self._say, self._began, self._over = say, boot_time(), threading.Event()
         self._thread = threading.Thread(target=self._watch, name="waiting", daemon=True)
 
     def __enter__(self) -> Waiting:
@@ -124,7 +124,7 @@ class Waiting:
     @property
     def so_far_s(self) -> float:
         """Seconds since it began."""
-        return time.monotonic() - self._began
+        return boot_time() - self._began
 
     def _watch(self) -> None:
         pause_s = SAY_AFTER_S

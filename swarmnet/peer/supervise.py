@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from swarmnet.clock import run_loop
 from swarmnet.net.parent_death import dies_with_parent
 
 FINAL = frozenset({0, 2})
@@ -91,7 +92,7 @@ def supervise(
     Main thread only. Ctrl+C and SIGTERM are passed on, as often as they come. The command starts with SIGINT blocked,
     and unblocks it when it has a handler. say: told each crash, in one line.
     """
-    return asyncio.run(_supervise(command, Revivals(pauses, rng or random.Random()), say))
+    return run_loop(_supervise(command, Revivals(pauses, rng or random.Random()), say))
 
 
 async def _supervise(command: Sequence[str], revivals: Revivals, say: Callable[[str], None]) -> int:

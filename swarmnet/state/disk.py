@@ -28,6 +28,7 @@ from typing import Annotated, Literal, Protocol
 
 from pydantic import Field, ValidationError, field_validator
 
+from swarmnet.clock import wall_time
 from swarmnet.config.table import Count, Table
 from swarmnet.errors import BadCheckpoint
 from swarmnet.ids import Chain, Restart, RunId
@@ -348,7 +349,7 @@ class CheckpointStore:
         self, stage: int, header: StateHeader, data: bytes | memoryview, owed: bytes | memoryview | None = None
     ) -> CheckpointInfo:
         """What the JSON of a checkpoint that is written here now has to say."""
-        now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+        now = datetime.datetime.fromtimestamp(wall_time(), datetime.UTC).isoformat(timespec="seconds")
         return CheckpointInfo.of(
             self._run, stage, header, data, owed, numerics=self._numerics, written_at=now, owner=self._owner
         )

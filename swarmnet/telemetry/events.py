@@ -10,12 +10,12 @@ from __future__ import annotations
 import errno
 import json
 import os
-import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from swarmnet.clock import wall_time
 from swarmnet.errors import UsageError
 from swarmnet.telemetry import log as telemetry
 from swarmnet.telemetry.log import encode
@@ -32,7 +32,7 @@ _MOST_WAITING = 16 << 20
 class EventLog:
     """Appends events to `path`, or does nothing where there is none."""
 
-    def __init__(self, path: Path | None, *, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, path: Path | None, *, clock: Callable[[], float] = wall_time) -> None:
         """Open `path` for appending, with its directories. Raises UsageError if that is impossible."""
         self._clock, self._path = clock, path
         self._file = -1

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable, Iterable, Mapping
 
+from swarmnet.clock import boot_time
 from swarmnet.telemetry.events import EventLog
 from swarmnet.telemetry.log import FieldLogger
 
@@ -39,7 +39,7 @@ _LONG = frozenset(("contributions", "digest", "chain", "weights_sha256", "incarn
 class Journal:
     """Call it with an event's name and fields."""
 
-    def __init__(self, events: EventLog, log: FieldLogger, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, events: EventLog, log: FieldLogger, *, clock: Callable[[], float] = boot_time) -> None:
         self._events, self._log, self._clock = events, log, clock
         self._told_at: dict[tuple[str, object], float] = {}
         self._untold: dict[tuple[str, object], int] = {}

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import json
 import os
-import time
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, get_args
 
+from swarmnet.clock import boot_time, wall_time
 from swarmnet.errors import UsageError
 from swarmnet.telemetry import log as telemetry
 from swarmnet.telemetry.spans import Span, SpanKind
@@ -52,7 +52,7 @@ class TraceFile:
         """By row: the events that name them; -1 is the process."""
         self._waits, self._failed = 0, False
         # One for the whole life: whatever sets the clock meanwhile must not bend the rows.
-        self._offset_s = time.time() - time.monotonic()
+        self._offset_s = wall_time() - boot_time()
         try:
             self._file = self._begun(_whole(path.read_bytes()) or _BEGIN + self._names[-1])
         except OSError as error:

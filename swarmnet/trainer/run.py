@@ -8,6 +8,7 @@ import contextlib
 import torch
 
 from swarmnet import telemetry
+from swarmnet.clock import run_loop
 from swarmnet.config.peer import PeerConfig
 from swarmnet.data.source import load_tokens
 from swarmnet.manifest.codec_names import named_by
@@ -39,7 +40,7 @@ def run_trainer(config: PeerConfig, manifest: Manifest, *, wrap: Wrap = NOTHING_
     tokens = load_tokens(config.data or manifest.data.source, manifest.data.tokenizer, base=base)
     own = OwnTokens(tokens, manifest.data, manifest.training)
     with EventLog(config.events) as events:
-        return asyncio.run(_feed(config, manifest, own, events, wrap, rule))
+        return run_loop(_feed(config, manifest, own, events, wrap, rule))
 
 
 async def _feed(

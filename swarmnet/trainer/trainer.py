@@ -12,7 +12,6 @@ import contextlib
 import math
 import random
 import statistics
-import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Collection, Mapping
 from dataclasses import replace
@@ -20,6 +19,7 @@ from functools import partial
 
 from swarmnet.audit.evidence import Evidence
 from swarmnet.audit.proof import Proof, Verify, says_of
+from swarmnet.clock import wall_time
 from swarmnet.directory import Directory, Record
 from swarmnet.errors import Refused, RejectCode
 from swarmnet.ids import NO_RESTART, PeerId, Restart
@@ -290,7 +290,7 @@ class Trainer:
         eval_tokens: Tokens,
         on_event: OnEvent,
         admissions: Admissions | None = None,
-        wall: Callable[[], float] = time.time,
+        wall: Callable[[], float] = wall_time,
         rule: RoutingRule = least_time,
         hide: Hide | None = None,
         proofs: Proofs = Proofs(),  # noqa: B008
