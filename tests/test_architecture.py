@@ -398,3 +398,59 @@ def test_prose_is_told_from_events(line: str, wrong: bool) -> None:
 def test_logs_are_events_with_fields() -> None:
     told = {module: source for module, source in SOURCES.items() if room_of(module) != "telemetry"}
     assert not [finding for module, source in told.items() for finding in prose(module, source)]
+
+
+CLOCKS = frozenset(["time.time", "time.time_ns", "time.clock_gettime", "asyncio.run", "asyncio.new_event_loop"])
+CLOCKS_BY_DEFAULT = frozenset(["time.localtime", "time.gmtime", "time.ctime", "time.strftime"])
+"""What reads the system's clock where it is given no moment."""
+OF_THIS_MACHINE = frozenset(["clock", "ranks", "local", "cli", "simulate"])
+"""Rooms that wait for processes of this machine, or tell a person how long something took: both sleep when it does."""
+READS_A_CLOCK = {
+    "swarmnet.clock": "it is the clock",
+    "swarmnet.peer.desk": "`--hours` are hours of the day where the machine stands",
+    "swarmnet.local.run": "a directory's name",
+    "swarmnet.local.supervisor": "a file's name",
+    "swarmnet.telemetry.screen": "how often a screen is drawn",
+}
+
+
+def clocks_read(module: str, source: str) -> Iterator[str]:
+    """Where a module reads a clock that is not its business, or runs a loop that goes by one."""
+    tree = parsed(source)
+    calls = {id(node.func): len(node.args) for node in ast.walk(tree) if isinstance(node, ast.Call)}
+    for node in ast.walk(tree):
+        name = ast.unparse(node) if isinstance(node, ast.Attribute) else ""
+        given = calls.get(id(node), 0) - name.endswith(".strftime")
+        wrong = (
+            name in CLOCKS
+            or (name in CLOCKS_BY_DEFAULT and given < 1)
+            or name.endswith(("datetime.now", "datetime.utcnow", "date.today", "datetime.today"))
+            or (name == "time.monotonic" and room_of(module) not in OF_THIS_MACHINE)
+        )
+        if wrong or (isinstance(node, ast.ImportFrom) and node.module == "time"):
+            yield f"{module}:{node.lineno} reads {name or 'a name of time'}: see swarmnet/clock.py"
+
+
+@pytest.mark.parametrize(
+    ("line", "wrong"),
+    [
+        ("now = time.time()", True),
+        ("def f(clock=time.time): ...", True),
+        ("datetime.datetime.now(datetime.UTC)", True),
+        ("from time import time", True),
+        ("asyncio.run(main())", True),
+        ("time.monotonic()", True),
+        ("time.localtime()", True),
+        ("time.strftime('%H')", True),
+        ("time.strftime('%H', time.localtime(moment))", False),
+        ("datetime.datetime.fromtimestamp(wall_time(), datetime.UTC)", False),
+    ],
+)
+def test_a_clock_that_is_read_is_found(line: str, wrong: bool) -> None:
+    assert bool(list(clocks_read("swarmnet.peer.m", line))) == wrong
+
+
+def test_one_module_reads_the_clocks() -> None:
+    read = {module: list(clocks_read(module, source)) for module, source in SOURCES.items()}
+    assert not [line for module, lines in read.items() if module not in READS_A_CLOCK for line in lines]
+    assert all(read[module] for module in READS_A_CLOCK), "an exception that nothing needs"

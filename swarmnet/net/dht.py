@@ -10,12 +10,13 @@ import asyncio
 import json
 import math
 import random
-import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from swarmnet.bounds import Recent
+from swarmnet.clock import CLOCK, LOOK_S, MOST_APART_S, WallClock, correction_s
 from swarmnet.directory import MAX_ADDRESSES, SMALL_RUN, ReadPace, Record
 from swarmnet.errors import SwarmError, UsageError
 from swarmnet.ids import PeerId, RunId, mark_of
@@ -24,7 +25,7 @@ from swarmnet.net.address import Address, peer_in
 from swarmnet.net.admission import Admissions, Bans, admits
 from swarmnet.net.admission_files import BanFiles, NoticeFiles
 from swarmnet.net.dht_daemon import Listen
-from swarmnet.net.dht_node import DhtNode, Entry, NobodyAnswered, OwnersWord, RecordGate, clock_ahead_s, word_key
+from swarmnet.net.dht_node import DhtNode, Entry, NobodyAnswered, OwnersWord, RecordGate, word_key
 from swarmnet.net.identity import Identity, write_whole
 from swarmnet.net.records import (
     FIRST_DIGITS,
@@ -47,6 +48,7 @@ from swarmnet.net.records import (
     places_of,
     seal,
 )
+from swarmnet.net.tls import CLOCK_SLACK_S
 from swarmnet.telemetry.log import get
 
 MAX_PEERS = 64
@@ -114,6 +116,7 @@ _LOOK_UP_AGAIN_S = 5.0
 MAX_LOOKED_UP = 4096
 REJOIN_MIN_S = 0.5
 REJOIN_AT_ONCE = 16
+_SET_CLOCK = "this peer goes on by the others' time; set the clock that is wrong: timedatectl set-ntp true"
 KNOWN_PEERS_FILE = "known_peers.json"
 
 log = get(__name__)
@@ -150,6 +153,7 @@ class DhtDirectory:
         notices: Notices | None = None,
         manifest: Path | None = None,
         between_reads_s: float = 0.0,
+        clock: WallClock = CLOCK,
     ) -> None:
         assert 0 < ttl_s <= MAX_AHEAD_S
         self.peer = identity.peer
@@ -158,7 +162,8 @@ class DhtDirectory:
         self._bootstrap = tuple(address for address in map(_named, bootstrap) if peer_in(address) != identity.peer)
         self._known = KnownPeers(state_dir / KNOWN_PEERS_FILE if state_dir else None)
         self._table = RecordTable(run, admits=self._welcome)
-        self._gate = RecordGate(self._hear, heard_word=self._hear_word, welcome=self._welcome)
+        self._clock = clock
+        self._gate = RecordGate(self._hear, clock=clock.time, heard_word=self._hear_word, welcome=self._welcome)
         self._admissions, self._notices = admissions, notices
         self._ban_files = BanFiles(admissions, state_dir, manifest) if admissions else None
         self._notice_files = NoticeFiles(notices, state_dir, manifest) if notices else None
@@ -178,6 +183,8 @@ class DhtDirectory:
         self.by_memory = False
         """Did nobody answer at `bootstrap`, so that it joined through peers it remembered, of this run or another?"""
         self._replaces_node = False
+        self._alone = True
+        """Has it had no neighbour yet?"""
         self._rng = random.Random()
         self._node: DhtNode
 
@@ -215,7 +222,7 @@ class DhtDirectory:
     @property
     def num_stages(self) -> int:
         """As told, or as most of the known records say; 0 while unknown."""
-        return self._num_stages or agreed_num_stages(self._table.fresh(now=time.time()))
+        return self._num_stages or agreed_num_stages(self._table.fresh(now=self._clock.time()))
 
     def learn(self, num_stages: int, admissions: Admissions) -> None:
         """The manifest has come: from now on it says how many stages there are, and who takes part."""
@@ -242,7 +249,9 @@ class DhtDirectory:
         self._near = tuple(near) if near is not None else None
         # Of a small run the whole costs no more.
         whole = near is None or known <= SMALL_RUN
-        seen = known if whole else len([each for each in self._table.fresh(now=time.time()) if _serves(each, near)])
+        seen = (
+            known if whole else len([each for each in self._table.fresh(now=self._clock.time()) if _serves(each, near)])
+        )
         if self._run is None or not self._pace.may_read(whole=whole, at_once=at_once, records=seen, now=now):
             return self.known()
         if not whole and near is not None:
@@ -252,7 +261,7 @@ class DhtDirectory:
             # Nobody had told the number of stages, and their records say that there are more than were read.
             if not self._num_stages and learned > UNKNOWN_NUM_STAGES_READ:
                 await self._read(None, learned)
-        wall = time.time()
+        wall = self._clock.time()
         found = self._table.fresh(now=wall)
         read = len(found) if whole else sum(_serves(each, near) for each in found)
         self._pace.has_read(whole=whole, records=read, jitter=self._rng.uniform(0.8, 1.2), now=now)
@@ -289,7 +298,7 @@ class DhtDirectory:
         if first:
             done = await self._ask([*others, *stages])
             for stage in stages:
-                found = self._table.at(stage, now=time.time())
+                found = self._table.at(stage, now=self._clock.time())
                 seen = parts_seen(found, stage)
                 bits = self._parts[stage] = self._parts.get(stage, 0) if seen is None else seen
                 # Authors move one by one, to the next size up or down; nobody's word leads further.
@@ -307,12 +316,12 @@ class DhtDirectory:
 
     def addresses(self, peer: PeerId) -> tuple[str, ...]:
         """Where a peer says that it listens, if its record is known and fresh and it is admitted."""
-        found = self._table.get(peer, now=time.time())
+        found = self._table.get(peer, now=self._clock.time())
         return found.record.addresses if found and self._admits(found.record) else ()
 
     def known(self) -> tuple[Record, ...]:
         """All that is known, from memory alone."""
-        found = (each.record for each in self._table.fresh(now=time.time()))
+        found = (each.record for each in self._table.fresh(now=self._clock.time()))
         return tuple(record for record in found if record.peer == self.peer or self._admits(record))
 
     async def runs(self, first_digits: str) -> tuple[RunId, ...]:
@@ -329,7 +338,7 @@ class DhtDirectory:
 
     def dht_addresses(self, peer: PeerId) -> tuple[str, ...]:
         """Where a peer's DHT node is said to listen."""
-        found = self._table.get(peer, now=time.time())
+        found = self._table.get(peer, now=self._clock.time())
         return found.dht if found and self._admits(found.record) else ()
 
     def hide(self) -> None:
@@ -341,11 +350,12 @@ class DhtDirectory:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._renew())
             tasks.create_task(self._look_around())
+            tasks.create_task(self._keep_time())
 
     # ---------------------------------------------------------------- publishing
 
     async def _announce(self, record: Record) -> None:
-        wall, now = time.time(), asyncio.get_running_loop().time()
+        wall, now = self._clock.time(), asyncio.get_running_loop().time()
         # Where others look seldom a record has to last.
         ttl_s = max(self._ttl_s, min(3 * self._pace.near_s, _LONGEST_TTL_S))
         expiry_ms = int((wall + ttl_s) * 1000)
@@ -372,7 +382,7 @@ class DhtDirectory:
 
     def _stands_for_run(self) -> bool:
         """Whoever looks for runs finds some of the peers of a large one: those with the lowest marks."""
-        found = self._table.fresh(now=time.time())
+        found = self._table.fresh(now=self._clock.time())
         near = self._near if self._near is not None and len(found) > SMALL_RUN else None
         share = len(near) / max(self._num_stages, 1) if near else 1.0
         most = sum(1 << self._parts.get(stage, 0) for stage in near or ()) / max(len(near or ()), 1)
@@ -396,12 +406,12 @@ class DhtDirectory:
             self._sought.add(found.record.run)
         if not self._welcome(found):  # else a crowd of them would fill the table
             return
-        self._table.offer(found, now=time.time())
+        self._table.offer(found, now=self._clock.time())
         if found.record.run == self._run and found.dht:
             self._known.met(found.dht)
 
     def _admits(self, record: Record) -> bool:
-        return self._admissions is None or admits(self._admissions, record, now=time.time())
+        return self._admissions is None or admits(self._admissions, record, now=self._clock.time())
 
     def _welcome(self, found: Announcement | OwnersWord) -> bool:
         """Of other runs nobody here knows who is admitted."""
@@ -417,7 +427,7 @@ class DhtDirectory:
 
     async def _ask(self, places: Sequence[Place]) -> bool:
         assert self._run is not None
-        deadline, wall = asyncio.get_running_loop().time() + READ_DEADLINE_S, time.time()
+        deadline, wall = asyncio.get_running_loop().time() + READ_DEADLINE_S, self._clock.time()
         known = {
             dht_key(self._run, place): {
                 each.record.peer: each.expiry_ms
@@ -433,7 +443,7 @@ class DhtDirectory:
 
     async def publish_word(self, word: OwnersWord) -> bool:
         """Spread what a run's owner has signed. Returns whether anybody keeps it."""
-        expiry, deadline = time.time() + WORD_TTL_S, asyncio.get_running_loop().time() + PUBLISH_DEADLINE_S
+        expiry, deadline = self._clock.time() + WORD_TTL_S, asyncio.get_running_loop().time() + PUBLISH_DEADLINE_S
         entry = Entry(word_key(word), word.owner, word.text.encode(), expiry)
         kept = await self._node.store([entry], deadline=deadline)
         self._word_until[entry.key] = expiry if kept else 0.0
@@ -482,7 +492,7 @@ class DhtDirectory:
             self._admissions.bans if self._admissions else None,
             self._notices.newest if self._notices else None,
         ):
-            soon = word is not None and self._word_until.get(word_key(word), 0.0) < time.time() + WORD_TTL_S / 2
+            soon = word is not None and self._word_until.get(word_key(word), 0.0) < self._clock.time() + WORD_TTL_S / 2
             if word is not None and soon and not self._listen.client:
                 await self.publish_word(word)
 
@@ -508,7 +518,9 @@ class DhtDirectory:
 
     async def _open(self, listen: Listen) -> DhtNode:
         own_keys = self._own_keys()
-        return await DhtNode.open(self._identity, self._gate, listen, own_keys=own_keys, admits=self._gate.admits)
+        return await DhtNode.open(
+            self._identity, self._gate, listen, own_keys=own_keys, admits=self._gate.admits, clock=self._clock
+        )
 
     def _own_keys(self) -> tuple[str, ...]:
         run = self._run
@@ -526,12 +538,46 @@ class DhtDirectory:
                 f"no bootstrap peer answered; tried {', '.join(self._bootstrap)}: check that one of them is running "
                 "and reachable from here, or leave bootstrap empty to start a new swarm"
             )
-        # Its records would expire early, or be refused as too far ahead.
-        if met and abs(ahead := clock_ahead_s(met)) > self._ttl_s / 3:
+        by_s = correction_s([each.clock_ahead_s for each in met], joining=True)
+        if abs(by_s) > CLOCK_SLACK_S:
             raise UsageError(
-                f"this machine's clock is {abs(ahead):.0f} s {'behind' if ahead > 0 else 'ahead of'} the swarm's: "
+                f"this machine's clock is {abs(by_s):.0f} s {'behind' if by_s > 0 else 'ahead of'} the swarm's: "
                 "set it (for example `timedatectl set-ntp true`) and start again"
             )
+        self._alone = not met
+        self._correct(by_s)
+
+    def _correct(self, by_s: float) -> None:
+        """Accept the others' time: records by this clock would expire early, or be refused as too far ahead."""
+        if by_s:
+            self._clock.correct(by_s)
+            self._publish_again_at = 0.0
+            log.warning("clock_corrected", by_s=round(by_s, 1), **self._system_clock())
+
+    def _system_clock(self) -> dict[str, Any]:
+        ahead_s = -self._clock.ahead_s()
+        then = _SET_CLOCK if abs(ahead_s) > MOST_APART_S else "nothing to do: the two agree"
+        return {"system_clock_ahead_s": round(ahead_s), "then": then}
+
+    async def _keep_time(self) -> None:
+        """Tell of every change of this machine's clock, and correct ours by the neighbours'."""
+        now = asyncio.get_running_loop().time
+        ask_at = now() + self._ttl_s / 3
+        while True:
+            await asyncio.sleep(LOOK_S)
+            changes = self._clock.look()
+            if changes.asleep:
+                log.warning("machine_slept", seconds=round(changes.asleep, 1))
+            if changes.set_by:
+                log.warning("clock_changed", by_s=round(changes.set_by, 1), **self._system_clock())
+            if changes.set_by or now() >= ask_at:
+                self._alone = self._alone and not self._node.neighbours()
+                if self._alone:
+                    # Nobody else's time is known yet, and a machine may start before its clock has been set.
+                    self._correct(correction_s([-self._clock.ahead_s()], joining=True))
+                else:
+                    self._correct(correction_s(await self._node.clocks_ahead_s(), joining=False))
+                ask_at = now() + self._ttl_s / 3
 
     def _strangers(self) -> list[str]:
         """Known addresses, bootstrap first, of peers that are no neighbours now."""

@@ -18,15 +18,14 @@ import importlib.util
 import logging
 import math
 import random
-import statistics
 import sys
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
 from swarmnet.bounds import Recent
+from swarmnet.clock import CLOCK, WallClock, wall_time
 from swarmnet.errors import BadMessage, UsageError
 from swarmnet.ids import PeerId
 from swarmnet.manifest.extension import EXTENSION, Extension
@@ -52,6 +51,11 @@ from hivemind.proto import dht_pb2  # noqa: E402
 from hivemind.utils import MSGPackSerializer  # noqa: E402
 from hivemind.utils.logging import use_hivemind_log_handler  # noqa: E402
 from hivemind.utils.multiaddr import Multiaddr  # noqa: E402
+
+# Of each of its modules that has a name of its own for the time: they expire entries, and answer pings, by it.
+for _module in [module for name, module in sys.modules.items() if name.startswith("hivemind.")]:
+    if hasattr(_module, "get_dht_time"):
+        setattr(_module, "get_dht_time", wall_time)  # noqa: B010
 
 
 def _read_body(name: str) -> Any:
@@ -103,7 +107,7 @@ class RecordGate(RecordValidatorBase):  # type: ignore[misc]
         self,
         heard: Callable[[Announcement], None],
         *,
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] = wall_time,
         heard_word: Callable[[OwnersWord, float], None] = lambda word, expiry: None,
         welcome: Callable[[Announcement | OwnersWord], bool] = lambda found: True,
     ) -> None:
@@ -242,6 +246,9 @@ _CALLS_PER_S, _KEYS_PER_S = 50, 100
 _READS_PER_S = 4
 """How often a caller may touch every key of this node's own run: an honest one reads a key for each stage at once."""
 
+_CLOCKS = 5
+"""Neighbours that are asked for the time, at once."""
+
 _RPC_ERRORS = (P2PHandlerError, P2PDaemonError, ControlFailure, TimeoutError, OSError, asyncio.IncompleteReadError)
 
 
@@ -271,8 +278,12 @@ class Entry:
 class DhtNode:
     """A DHT node. `maddrs`: where others can reach it (empty for a client)."""
 
-    def __init__(self, daemon: Daemon, p2p: P2P, dht: DHTNode, maddrs: tuple[str, ...], own: set[DHTID]) -> None:
-        self.daemon, self.maddrs = daemon, maddrs
+    def __init__(
+        self, daemon: Daemon, p2p: P2P, dht: DHTNode, maddrs: tuple[str, ...], own: set[DHTID], clock: WallClock = CLOCK
+    ) -> None:
+        self.daemon, self.maddrs, self._clock = daemon, maddrs, clock
+        self._neighbours_began: dict[PeerID, float] = {}
+        """When our machine was booted, by the clock of each neighbour that has answered: our own may be set since."""
         self._p2p, self._dht, self._own = p2p, dht, own
         self._near: Recent[DHTID, tuple[float, dict[DHTID, PeerID]]] = Recent(MAX_KEYS)  # when found, by key
         self._all_asked_at: Recent[DHTID, float] = Recent(MAX_KEYS)
@@ -287,6 +298,7 @@ class DhtNode:
         *,
         own_keys: Iterable[str],
         admits: Callable[[object], bool] = lambda value: True,
+        clock: WallClock = CLOCK,
     ) -> DhtNode:
         """Start daemon and node; nobody is known to it yet. admits: see BoundedStorage.
 
@@ -322,7 +334,7 @@ class DhtNode:
         dht.protocol.storage = BoundedStorage(own.__contains__, admits=admits)
         dht.protocol.cache = BoundedStorage(own.__contains__, admits=admits)
         p2p.own, p2p.held = own, dht.protocol.storage
-        node = cls(daemon, p2p, dht, maddrs, own)
+        node = cls(daemon, p2p, dht, maddrs, own, clock)
         node.own(own_keys)
         return node
 
@@ -376,20 +388,41 @@ class DhtNode:
         # Without a peer id nobody could prove to be the one meant.
         if named is None:
             return
-        peer, protocol = PeerID.from_base58(named), self._dht.protocol
+        peer = PeerID.from_base58(named)
         try:
             async with asyncio.timeout(DIAL_TIMEOUT_S):
                 await self._p2p._client.connect(peer, [Multiaddr(address).decapsulate(Multiaddr(f"/p2p/{named}"))])
-                request = dht_pb2.PingRequest(peer=protocol.node_info, validate=not protocol.client_mode)
-                asked = time.time()
-                answer = await protocol.get_stub(peer).rpc_ping(request, timeout=None)
-                node_id = DHTID.from_bytes(answer.peer.node_id)
+                node_id, ahead_s = await self._ping(peer)
         # Whoever answers nonsense is no neighbour.
         except (*_RPC_ERRORS, ValueError, AssertionError):
             return
         self._dht.blacklist.register_success(peer)
-        await protocol.update_routing_table(node_id, peer, responded=True)
-        met.append(Met(named, address, answer.dht_time - (asked + time.time()) / 2))
+        await self._dht.protocol.update_routing_table(node_id, peer, responded=True)
+        met.append(Met(named, address, ahead_s))
+
+    async def _ping(self, peer: PeerID) -> tuple[DHTID, float]:
+        """The peer's node id, and how far its clock is ahead of ours."""
+        protocol, began = self._dht.protocol, self._clock.time()
+        request = dht_pb2.PingRequest(peer=protocol.node_info, validate=not protocol.client_mode)
+        answer = await protocol.get_stub(peer).rpc_ping(request, timeout=None)
+        # A node that answers without a time, or with none that is one, agrees with us.
+        ahead_s = answer.dht_time - (began + self._clock.time()) / 2
+        return DHTID.from_bytes(answer.peer.node_id), ahead_s if answer.dht_time and math.isfinite(ahead_s) else 0.0
+
+    async def clocks_ahead_s(self) -> tuple[float, ...]:
+        """How far the neighbours' clocks are ahead of ours, as each answered last. Asks a few of them again."""
+        table = frozenset(self._dht.protocol.routing_table.peer_id_to_uid)
+        told = self._neighbours_began = {peer: at for peer, at in self._neighbours_began.items() if peer in table}
+
+        async def ask(peer: PeerID) -> None:
+            with contextlib.suppress(*_RPC_ERRORS, ValueError, AssertionError):
+                async with asyncio.timeout(RPC_TIMEOUT_S):
+                    told[peer] = self._clock.began + (await self._ping(peer))[1]
+
+        async with asyncio.TaskGroup() as calls:
+            for peer in sorted(table, key=lambda peer: (peer in told, self._rng.random()))[:_CLOCKS]:
+                calls.create_task(ask(peer))
+        return tuple(at - self._clock.began for at in told.values())
 
     async def lookup_near_us(self) -> None:
         """Fill the routing table around our own id."""
@@ -572,11 +605,6 @@ def _nobody_left_waiting() -> Iterator[None]:
         _EVENTS.reset(token)
         for event in events:
             event.set()
-
-
-def clock_ahead_s(met: Sequence[Met]) -> float:
-    """How far the others' clocks run ahead of ours: the median of those who answered."""
-    return statistics.median(other.clock_ahead_s for other in met)
 
 
 class _NotOurs(logging.Filter):

@@ -133,8 +133,8 @@ class _Call:
             self._outgoing = self._way.send(self._number, payload, self._flow, self._advance)
             payload = ()
         method = channel.aio.stream_stream(METHODS[type(request)])
-        remaining = max(0.0, self._deadline - self._loop.time())
-        self._stream = method(self._upload(payload), timeout=remaining)
+        # Without gRPC's own deadline, a time of day that is computed here: `_patience` ends the call, by our clock.
+        self._stream = method(self._upload(payload))
 
     def leave(self) -> None:
         """Cancel whatever is still under way."""

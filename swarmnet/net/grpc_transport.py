@@ -488,8 +488,9 @@ async def dial(peer: PeerId, text: str, leaf: Leaf, greeter: Greeter, *, deadlin
     except TimeoutError as error:
         raise PeerTimeout("something answers, and does not say in time who it is", peer=peer) from error
     else:
-        with contextlib.suppress(grpc.aio.AioRpcError):
-            await channel.unary_unary(HELLO)(write_hello(greeter.hello()), timeout=_HELLO_S)
+        with contextlib.suppress(grpc.aio.AioRpcError, TimeoutError):
+            async with asyncio.timeout(_HELLO_S):
+                await channel.unary_unary(HELLO)(write_hello(greeter.hello()))
     finally:
         await channel.close()
 

@@ -21,6 +21,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from swarmnet import __version__
+from swarmnet.clock import CLOCK, run_loop
 from swarmnet.config.peer import PeerConfig
 from swarmnet.directory import Record
 from swarmnet.errors import Refused, RejectCode, SwarmError, UsageError, leaves
@@ -73,7 +74,7 @@ def run_doctor(config: PeerConfig, invited: SwarmLink | Manifest | None, *, as_j
     for row in machine(config):
         found(row)
     if invited is not None:
-        asyncio.run(_swarm(config, invited, found))
+        run_loop(_swarm(config, invited, found))
     if as_json:
         print(json.dumps({"well": not checkup.exit_code(rows), "rows": [row.record() for row in rows]}, indent=2))
     return checkup.exit_code(rows)
@@ -217,7 +218,7 @@ async def _beside(endpoint: Endpoint, terms: RunTerms, found: Callable[[Row], No
         else:
             found(checkup.line(peer, line.round_trip_s, line.up_bytes_per_s, line.down_bytes_per_s))
         if (offset := transport.clock_offset_s(peer)) is not None:
-            offsets[peer] = offset
+            offsets[peer] = offset + CLOCK.ahead_s()  # the system's clock is what its owner can set
     await _nat(endpoint, [record.peer for record in serving if not record.hidden], how, found)
     found(checkup.clock(offsets, terms.max_clock_offset_s))
 

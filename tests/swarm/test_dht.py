@@ -21,6 +21,7 @@ from hivemind.dht.routing import DHTID
 from hivemind.dht.storage import DictionaryDHTValue
 from hivemind.p2p import PeerID
 
+from swarmnet.clock import MOST_APART_S, WallClock, boot_time, wall_time
 from swarmnet.directory import ReadPace, Record, StageStatus
 from swarmnet.errors import UsageError
 from swarmnet.ids import RunId, first_chain, mark_of
@@ -482,7 +483,7 @@ def test_a_lost_daemon_is_replaced_at_the_same_address() -> None:
 # ---------------------------------------------------------------- what the person at the keyboard sees
 
 
-def test_impossible_starts_say_why(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_impossible_starts_say_why() -> None:
     async def story() -> None:
         async with swarm() as nodes:
             _, first = await nodes.start()
@@ -495,9 +496,91 @@ def test_impossible_starts_say_why(monkeypatch: pytest.MonkeyPatch) -> None:
             ):
                 with pytest.raises(UsageError, match=words):
                     await nodes.start(**options)
-            monkeypatch.setattr("hivemind.dht.protocol.get_dht_time", lambda: time.time() + 60)
-            with pytest.raises(UsageError, match="clock is 60 s behind"):
-                await nodes.start()
+            for late_s, words in ((3e5, "clock is 300000 s behind"), (-3e5, "clock is 300000 s ahead of")):
+                with pytest.raises(UsageError, match=words):
+                    await nodes.start(clock=WallClock(system=lambda late_s=late_s: time.time() - late_s))
+
+    asyncio.run(story())
+
+
+# ---------------------------------------------------------------- clocks
+
+
+@pytest.mark.parametrize("late_s", [-3600.0, 3600.0])
+def test_a_machine_that_starts_with_a_wrong_clock_accepts_the_others_time(late_s: float) -> None:
+    """It reads their records, and they read its."""
+
+    async def story() -> None:
+        async with swarm() as nodes:
+            who, first = await nodes.start()
+            await first.publish(record(who, 0))
+            clock = WallClock(system=lambda: time.time() - late_s)
+            other, wrong = await nodes.start(clock=clock)
+            await wrong.publish(record(other, 1))
+            assert abs(clock.ahead_s() - late_s) < MOST_APART_S and abs(clock.time() - wall_time()) < MOST_APART_S
+            assert await peers_seen(wrong) == await peers_seen(first) == {who.peer, other.peer}
+
+    asyncio.run(story())
+
+
+def test_a_paused_virtual_machine_finds_the_others_again(caplog: pytest.LogCaptureFixture) -> None:
+    """All its clocks stand still for an hour, and it cannot know that: its neighbours' clocks say so."""
+
+    async def story() -> None:
+        async with swarm() as nodes:
+            who, first = await nodes.start()
+            await first.publish(record(who, 0))
+            paused = [0.0]
+            clock = WallClock(lambda: boot_time() - paused[0], lambda: time.time() - paused[0])
+            other, virtual = await nodes.start(clock=clock, ttl_s=3.0)
+            await virtual.publish(record(other, 1))
+
+            async def agree() -> bool:
+                return abs(clock.time() - wall_time()) < MOST_APART_S
+
+            assert await agree()
+            async with running(first, virtual):
+                paused[0] = 3600.0
+                assert not await agree()
+                await until(agree)
+                everybody = {who.peer, other.peer}
+                await until(lambda: _sees(first, everybody))
+                await until(lambda: _sees(virtual, everybody))
+
+    asyncio.run(story())
+    assert "clock_corrected" in caplog.text
+
+
+async def _sees(directory: DhtDirectory, peers: set[str]) -> bool:
+    return await peers_seen(directory) == peers
+
+
+def test_the_system_clock_is_set_in_mid_run(caplog: pytest.LogCaptureFixture) -> None:
+    """A peer without neighbours accepts it: its machine may have started before its clock was set. Others go on."""
+
+    async def story() -> None:
+        async with swarm() as nodes:
+            changed = {"alone": 0.0, "joined": 0.0}
+            clocks = {name: WallClock(system=lambda name=name: time.time() + changed[name]) for name in changed}
+
+            async def told() -> bool:
+                return caplog.text.count("clock_changed") == 1
+
+            async def accepted() -> bool:
+                return abs(clocks["alone"].time() - time.time() - 3600.0) < MOST_APART_S
+
+            _, alone = await nodes.start(clock=clocks["alone"])
+            async with running(alone):
+                changed["alone"] = 3600.0
+                await until(accepted)
+            caplog.clear()
+            async with swarm() as others:
+                await others.start()
+                _, joined = await others.start(clock=clocks["joined"])
+                async with running(joined):
+                    changed["joined"] = -3600.0
+                    await until(told)
+            assert abs(clocks["joined"].time() - wall_time()) < MOST_APART_S
 
     asyncio.run(story())
 

@@ -116,6 +116,17 @@ def run(scenario: Callable[[Pair], Awaitable[None]], config: GrpcConfig = GrpcCo
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("by_s", [-3600.0, 3600.0])
+def test_a_clock_that_is_set_breaks_no_call(by_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(pair: Pair) -> None:
+        pair.b.service.answering, real = fetched, time.time
+        for offset_s in (0.0, by_s):
+            monkeypatch.setattr(time, "time", lambda offset_s=offset_s: real() + offset_s)
+            assert [x async for x in pair.a.transport.call(pair.b.peer, FETCH, deadline=in_s(10))] == [Fetched()]
+
+    run(scenario)
+
+
 # ---------------------------------------------------------------- greetings
 
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import itertools
 import time
 
+import pytest
 from hivemind.dht.crypto import DHTRecord
 from hivemind.dht.routing import DHTID
 from hivemind.utils import MSGPackSerializer
 from test_records import ME, NOW, RUN, announcement
 
+from swarmnet.clock import CLOCK, wall_time
 from swarmnet.ids import PeerId
 from swarmnet.net.dht_node import GRACE_S, MAX_LARGE_BYTES, ORDINARY_BYTES, BoundedStorage, RecordGate
 from swarmnet.net.identity import Identity
@@ -48,6 +50,15 @@ def test_a_flood_does_not_push_out_who_was_there() -> None:
         store(here, f"bogus {number}")
     assert store(here, "early", ahead_s=40.0), "it renews"
     assert held(here) == ["early", *(f"bogus {number}" for number in range(ENTRIES - 1))]
+
+
+@pytest.mark.parametrize("by_s", [-3600.0, 3600.0])
+def test_entries_last_by_the_corrected_time(by_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    here = storage(Guests())
+    monkeypatch.setattr(CLOCK, "began", CLOCK.began + by_s)
+    assert here.store_subkey(KEY, "early", b"early", wall_time() + 30.0)
+    assert not here.store_subkey(KEY, "expired", b"expired", wall_time() - 30.0)
+    assert held(here) == ["early"]
 
 
 def test_the_admitted_find_room_in_a_full_key_and_the_newest_others_go() -> None:
