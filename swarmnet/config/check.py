@@ -27,26 +27,19 @@ Origin = Callable[[Path], str]
 """Names the file, flag or variable that set a path."""
 
 
-def check(model: type[T], data: Mapping[str, Any], *, origin: Origin, complete: bool = False) -> T:
-    """Validate `data` as `model`. With `complete`, every field must be named in `data`: defaults do not count.
-
-    Raises UsageError, one line, at the first unknown key, else at the first missing or misfit value.
-    """
+def check(model: type[T], data: Mapping[str, Any], *, origin: Origin) -> T:
+    """Validate `data` as `model`. Raises UsageError, one line, at the first unknown key, else at the first misfit."""
     # Unknown keys first: they often explain what else is wrong.
     for path, field, value in sorted(_walk(model, data, ()), key=lambda each: each[1] is not None):
         if field is None:
-            raise UsageError(f"{origin(path)}: {dotted(path)}: unknown key; {_advice(model, path)}")
+            # A mistyped flag is a mistake; a file may also come from a later version.
+            typed = origin(path).startswith(("--", "SWARMNET_"))
+            later = "" if typed else " (or a later swarmnet wrote it: upgrade this one, docs/upgrading.md)"
+            raise UsageError(f"{origin(path)}: {dotted(path)}: unknown key; {_advice(model, path)}{later}")
         # pydantic would name what is inside, which the operator has not written.
         if bool(_table(field)) != isinstance(value, Mapping):
             written = "a table" if _table(field) else "a value, not a table"
             raise UsageError(f"{origin(path)}: {dotted(path)} = {_shown(value)}: must be {written}")
-    # A later release may have other defaults, and a file must go on meaning the same run.
-    if complete and (missing := list(_missing(model, data, ()))):
-        path, field = missing[0]
-        more = f" (missing too: {', '.join(dotted(p) for p, _ in missing[1:])})" if missing[1:] else ""
-        usual = f"the usual value is {_shown(field.get_default())}"
-        remedy = "`swarmnet init` writes a complete file" if _table(field) else usual
-        raise UsageError(f"{origin(path)}: {dotted(path)}: missing, and every field must be named; {remedy}{more}")
     try:
         # JSON mode: strict about types, yet a list is a tuple and a string is a path. TOML's dates fit nothing.
         return model.model_validate_json(json.dumps(data, default=lambda value: {str(value): None}))
@@ -80,14 +73,6 @@ def _walk(model: type[Table], data: Mapping[str, Any], prefix: Path) -> Iterator
         yield (*prefix, name), field, value
         if field and (inner := _table(field)) and isinstance(value, Mapping):
             yield from _walk(inner, value, (*prefix, name))
-
-
-def _missing(model: type[Table], data: Mapping[str, Any], prefix: Path) -> Iterator[tuple[Path, FieldInfo]]:
-    for name, field in model.model_fields.items():
-        if name not in data:
-            yield (*prefix, name), field
-        elif inner := _table(field):
-            yield from _missing(inner, data[name], (*prefix, name))
 
 
 def _advice(model: type[Table], path: Path) -> str:

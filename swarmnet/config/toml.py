@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import textwrap
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,8 @@ from swarmnet.config.table import Table
 from swarmnet.errors import UsageError
 
 WIDTH = 120
+MOST_DEPTH = 20
+"""Of tables and lists in one another; ours have four."""
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -36,38 +38,50 @@ def read(path: Path) -> dict[str, Any]:
 def parse(text: str, *, where: str) -> dict[str, Any]:
     """The data of TOML text from `where`. Raises UsageError with line and column."""
     try:
-        return tomllib.loads(text)
+        data = tomllib.loads(text)
+        # What reads tables, one in another, calls itself: a hostile file must not exhaust the stack.
+        _check_depth(data, MOST_DEPTH)
     except tomllib.TOMLDecodeError as error:
         raise UsageError(f"{where}: is not valid TOML: {error}") from error
     except RecursionError as error:
         raise UsageError(f"{where}: is nested too deeply") from error
+    return data
+
+
+def _check_depth(data: object, left: int) -> None:
+    """Raises RecursionError."""
+    if left == 0:
+        raise RecursionError
+    for value in data.values() if isinstance(data, dict) else data if isinstance(data, list) else ():
+        _check_depth(value, left - 1)
 
 
 def assignment(text: str, *, where: str = "--set") -> tuple[tuple[str, ...], Any]:
     """`section.key=value` as (path, value). The value is TOML; what is not TOML is a plain string."""
     key, equals, value = text.partition("=")
     path = tuple(part.strip() for part in key.split("."))
-    if not equals or not all(path):
+    if not equals or not all(path) or len(path) > MOST_DEPTH:
         raise UsageError(f"{where} {text}: write section.key=value")
     try:
         # Quotes around every word would be a nuisance in a shell, so what is no TOML is a string.
-        data = tomllib.loads(f"value = {value}")
-    except (tomllib.TOMLDecodeError, RecursionError):
+        data = parse(f"value = {value}", where=where)
+    except UsageError:
         return path, value.strip()
     # A line break in the value could smuggle in other keys.
     return path, data["value"] if set(data) == {"value"} else value.strip()
 
 
-def write(table: Table) -> str:
+def write(table: Table, *, left_out: Collection[str] = ()) -> str:
     """`table` as a TOML file that names every field and says what each one is.
 
-    A field without a value (None) is written as a comment, so that reading the file gives `table` back.
+    A field without a value (None), or with its dotted name in `left_out`, is written as a comment, so that reading the
+    file gives `table` back.
     """
-    lines = [*_comment(type(table)), "", *_section(table, prefix="")]
+    lines = [*_comment(type(table)), "", *_section(table, left_out, prefix="")]
     return "\n".join(lines).rstrip("\n") + "\n"
 
 
-def _section(table: Table, *, prefix: str) -> Iterator[str]:
+def _section(table: Table, left_out: Collection[str], *, prefix: str) -> Iterator[str]:
     inner = {}
     for name, field in type(table).model_fields.items():
         value = getattr(table, name)
@@ -75,17 +89,17 @@ def _section(table: Table, *, prefix: str) -> Iterator[str]:
         if isinstance(value, BaseModel):
             inner[name] = value
         else:
-            yield from _entry(name, value, field.description or "")
+            yield from _entry(name, value, field.description or "", commented=f"{prefix}{name}" in left_out)
     for name, value in inner.items():
         assert isinstance(value, Table), name
         yield from ("", *_comment(type(value)), f"[{prefix}{name}]")
-        yield from _section(value, prefix=f"{prefix}{name}.")
+        yield from _section(value, left_out, prefix=f"{prefix}{name}.")
 
 
-def _entry(name: str, value: object, comment: str) -> Iterator[str]:
+def _entry(name: str, value: object, comment: str, *, commented: bool) -> Iterator[str]:
     """One line if it fits, else the comment above."""
     # TOML has no null: the key stands there, ready to be given a value.
-    text = f"# {name} =" if value is None else f"{name} = {_literal(value)}"
+    text = f"# {name} =" if value is None else f"{'# ' * commented}{name} = {_literal(value)}"
     line = f"{text:<32} # {comment}" if comment else text
     if len(line) <= WIDTH:
         yield line

@@ -1,16 +1,17 @@
 """What all peers of a run hold equal, field by field. The canonical hash of these fields is the run id.
 
-Knows no file format and no defaults from elsewhere: `manifest.file` reads and writes TOML. Every field has a default
-here so that `init` can write it out; a file must name every field (a later release then changes no run id).
+Knows no file: `manifest.file` reads and writes TOML. `init` writes every field; a file that leaves a field out means
+the default of its `format`, which never changes (`FORMATS`).
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Field, PrivateAttr, model_validator
 
 from swarmnet.config.plug_in import one_of
 from swarmnet.config.table import CliOption, Count, Positive, Seconds, Table, says
@@ -29,6 +30,22 @@ SumCodec = Annotated[str, AfterValidator(check_averaging)]
 REDUCERS = ("sum", "norm_clip", "centered_clip")
 Reducer = Annotated[str, AfterValidator(lambda name: one_of(name, REDUCERS))]
 UpdateRule = Annotated[str, AfterValidator(lambda name: one_of(name, ("adamw",)))]
+
+FORMATS: Mapping[int, Mapping[str, Any]] = {1: {}}
+"""Format of a manifest -> the defaults in it that differ from the schema's, which are those of the newest format.
+
+A default of a format never changes, because a file that leaves the field out would become another run. To change one,
+add a format here, and the old default to the earlier formats. A new field may be added to a format, if its default
+there means what versions without the field do.
+"""
+
+
+def _known_format(number: int) -> int:
+    if number not in FORMATS:
+        raise ValueError(
+            f"this version of swarmnet reads format {', '.join(map(str, FORMATS))}: upgrade it (docs/upgrading.md)"
+        )
+    return number
 
 
 class Model(Table):
@@ -319,8 +336,9 @@ class Averaging(Table):
     def _nothing_in_vain(self) -> Averaging:
         for name, (chooser, value) in _BELONGS.items():
             default = type(self).model_fields[name].default
+            usual = [default, *(each[f"averaging.{name}"] for each in FORMATS.values() if f"averaging.{name}" in each)]
             # A field that does nothing would still change the run id, and mislead whoever reads it.
-            if getattr(self, chooser) != value and getattr(self, name) != default:
+            if getattr(self, chooser) != value and getattr(self, name) not in usual:
                 raise ValueError(
                     f'{name} has no effect without {chooser} = "{value}": leave it at its default, '
                     f"{json.dumps(default)}"
@@ -459,7 +477,9 @@ class StageSpec(Table):
 class Manifest(Table):
     """A run."""
 
-    format: Literal[1] = says(1, "of this file")
+    format: Annotated[int, AfterValidator(_known_format)] = says(
+        1, "of this file: it fixes the defaults of fields that are left out"
+    )
     name: Annotated[str, CliOption("TEXT")] = says("my-run", "for people; shown by `swarmnet status`")
     model: Model = Model()
     cut: Cut = Cut()
@@ -474,6 +494,18 @@ class Manifest(Table):
     audit: Audits = Audits()
     admission: Admission = Admission()
     limits: Limits = Limits()
+    _left_out: frozenset[str] = PrivateAttr(default=frozenset())
+
+    @property
+    def left_out(self) -> frozenset[str]:
+        """Dotted names of fields that the file does not name: they have the default of its format."""
+        return self._left_out
+
+    def leaving_out(self, names: Iterable[str]) -> Manifest:
+        """The same run, of a file that does not name these fields."""
+        copy = self.model_copy()
+        copy._left_out = frozenset(names)
+        return copy
 
     @property
     def same_bits(self) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from swarmnet.ids import PeerId, RunId
-from swarmnet.manifest.file import run_id
+from swarmnet.manifest.file import completed_hash, filled_in, run_id
 from swarmnet.manifest.schema import Manifest
 
 
@@ -14,6 +14,9 @@ class RunTerms:
     """The numbers of a run that its peers agree on before they talk."""
 
     run: RunId
+    completed: bytes
+    filled_in: str
+    """Of the manifest: `manifest.file.completed_hash`, `manifest.file.filled_in`."""
     owner: PeerId | None
     """Whose invitations admit peers; None: anybody may join."""
     key: PeerId | None
@@ -38,6 +41,8 @@ class RunTerms:
         training, limits, admission = manifest.training, manifest.limits, manifest.admission
         return cls(
             run=run_id(manifest),
+            completed=completed_hash(manifest),
+            filled_in=filled_in(manifest),
             # Who owns an open run admits nobody.
             owner=PeerId(admission.key) if admission.policy == "invite" else None,
             key=PeerId(admission.key) if admission.key else None,

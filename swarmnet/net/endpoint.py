@@ -167,7 +167,13 @@ class Endpoint:
 def greeter_of(terms: RunTerms, numerics: str, admissions: Admissions, own_pass: OwnPass) -> Greeter:
     """How to greet in this run."""
     return Greeter(
-        terms.run, numerics, terms.max_clock_offset_s, admissions=admissions, invitation=lambda: own_pass.text
+        terms.run,
+        numerics,
+        terms.max_clock_offset_s,
+        admissions=admissions,
+        invitation=lambda: own_pass.text,
+        completed=terms.completed,
+        filled_in=terms.filled_in,
     )
 
 

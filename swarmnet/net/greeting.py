@@ -18,12 +18,27 @@ from swarmnet.net.admission import Admissions, advised
 from swarmnet.wire.convert import Hello
 
 HELLO = "/swarmnet.v1.Run/Hello"
+_SHOWN_CHARS = 40
+"""Of what a stranger writes, in a refusal."""
 
 
 def _named(software: str, major: int, minor: int) -> str:
     """What runs there, with its protocol."""
     protocol = f"protocol {major}.{minor}"
     return software if protocol in software else f"{software or 'an earlier swarmnet'}, {protocol}"
+
+
+def difference(caller: str, callee: str) -> str:
+    """How two peers complete the same file differently (`Hello.filled_in`), in words; "" if they do not.
+
+    A field that only one of them knows is no difference: its default is what versions without the field do.
+    """
+    one, other = (dict(line.split(" = ", 1) for line in text.split("\n") if " = " in line) for text in (caller, callee))
+    for name in sorted(one.keys() & other.keys()):
+        if one[name] != other[name]:
+            values = f"{one[name][:_SHOWN_CHARS]} for the caller and {other[name][:_SHOWN_CHARS]} for the callee"
+            return f"manifests differ, {name[:_SHOWN_CHARS]}, which run.toml leaves out, is {values}"
+    return "" if one.keys() ^ other.keys() else "manifests differ in a field that neither peer names"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +55,24 @@ class Greeter:
     clock: Callable[[], float] = wall_time
     admissions: Admissions | None = None
     invitation: Callable[[], str] = lambda: ""
+    completed: bytes = b""
+    """Hash of my manifest with its defaults; empty: I do not compare it."""
+    filled_in: str = ""
+    """The fields that its file leaves out, with my defaults."""
 
     def hello(self) -> Hello:
         """My greeting, now."""
         assert self.run is not None, "a peer without a run can only ask for a manifest"
-        return Hello(self.run, *self.version, self.numerics, self.clock(), self.invitation(), self._software)
+        return Hello(
+            self.run,
+            *self.version,
+            self.numerics,
+            self.clock(),
+            self.invitation(),
+            self._software,
+            self.completed,
+            self.filled_in,
+        )
 
     @property
     def _software(self) -> str:
@@ -61,6 +89,11 @@ class Greeter:
         if hello.run != self.run:
             ours = self.run[:12] if self.run else "none yet"
             return Rejected(RejectCode.WRONG_RUN, f"runs differ, {hello.run[:12]} and {ours}: compare the manifests")
+        # An earlier version does not say its hash, and reads no manifest that leaves a field out.
+        if hello.completed and self.completed and hello.completed != self.completed:
+            caller, callee = (hello.filled_in, self.filled_in) if sent is None else (self.filled_in, hello.filled_in)
+            if differs := difference(caller, callee):
+                return Rejected(RejectCode.WRONG_RUN, f"{differs}: run one version of swarmnet (docs/manifest.md)")
         now = self.clock()
         # The other clock was read between `sent` and now: only what lies outside of both is an offset.
         offset = max((now if sent is None else sent) - hello.clock, hello.clock - now)

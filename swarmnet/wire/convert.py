@@ -46,6 +46,8 @@ MAX_TENSORS = 16
 
 MAX_INVITATION_CHARS = 512
 MAX_SOFTWARE_CHARS = 64
+MAX_FILLED_IN_CHARS = 16384
+"""All fields of a manifest with their defaults are a quarter of it."""
 
 NONCE_BYTES = 4
 """Of a Ping and its Pong."""
@@ -118,6 +120,10 @@ class Hello:
     """The pass that it shows in a run by invitation."""
     software: Annotated[str, Size(MAX_SOFTWARE_CHARS, cut=True)] = ""
     """What runs there, for people: "swarmnet 0.1.0"."""
+    completed: Annotated[bytes, Size(32)] = b""
+    """`manifest.file.completed_hash` of its manifest; empty: an earlier version does not say it."""
+    filled_in: Annotated[str, Size(MAX_FILLED_IN_CHARS)] = ""
+    """`manifest.file.filled_in` of its manifest."""
 
 
 @dataclass(frozen=True, slots=True)

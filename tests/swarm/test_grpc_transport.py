@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import hashlib
 import os
 import signal
 import sys
@@ -19,6 +20,9 @@ import pytest
 from swarmnet import PROTOCOL_VERSION
 from swarmnet.errors import BadMessage, PeerGone, PeerTimeout, RejectCode, UsageError
 from swarmnet.ids import Ballot, Generation, PeerId, RunId
+from swarmnet.manifest.file import load
+from swarmnet.manifest.schema import Manifest
+from swarmnet.manifest.terms import RunTerms
 from swarmnet.messages import (
     Accepted,
     Answer,
@@ -43,12 +47,14 @@ from swarmnet.net.identity import Identity
 from swarmnet.net.tls import Authority, Leaf, open_authority, trust_anchor
 from swarmnet.transport import ReadPayload
 from swarmnet.wire.convert import (
+    MAX_FILLED_IN_CHARS,
     NONCE_BYTES,
     GreetFirst,
     Hello,
     Ping,
     TensorHeader,
     read_answer,
+    read_hello,
     write_control,
     write_hello,
     write_request,
@@ -188,6 +194,44 @@ def test_either_end_refuses() -> None:
     late = dataclasses.replace(hello, clock=time.time() - 70)
     assert GREETER.judge(late, ALICE, sent=time.time() - 20) is None  # 20 s of it may have been the journey
     assert GREETER.judge(late, ALICE) is not None
+
+
+def completing(text: str) -> Greeter:
+    """One that completes the run's manifest so."""
+    return dataclasses.replace(GREETER, completed=hashlib.sha256(text.encode()).digest(), filled_in=text)
+
+
+def test_a_manifest_that_two_versions_complete_differently_is_refused_by_its_field() -> None:
+    here, there = completing('averaging.codec = "int64"\ntraining.max_void = 0'), completing("training.max_void = 7")
+    said = "manifests differ, training.max_void, which run.toml leaves out, is {} for the caller and {} for the callee"
+    for caller, callee in ((here, there), (there, here)):
+        words = said.format(caller.filled_in[-1], callee.filled_in[-1])
+        refusal = refusal_of(caller, callee)
+        assert refusal.code is RejectCode.WRONG_RUN
+        assert refusal.reason == f"{words}: run one version of swarmnet (docs/manifest.md)"
+        assert caller.judge(callee.hello(), ALICE, sent=caller.clock()) == refusal, "a callee that does not look"
+
+    def judged(caller: Greeter, callee: Greeter) -> list[Rejected | None]:
+        return [callee.judge(caller.hello(), ALICE), caller.judge(callee.hello(), ALICE, sent=caller.clock())]
+
+    # A field that only one of them knows has the default that means: as before.
+    later = completing("training.max_void = 0")
+    for fits in (here, later, GREETER):  # the last one is of a version before, which says nothing
+        assert judged(here, fits) == judged(fits, here) == [None, None]
+    unnamed = judged(dataclasses.replace(here, completed=b"x" * 32), here)[0]
+    assert unnamed is not None and "in a field that neither peer names" in unnamed.reason
+    hostile = judged(completing("training.max_void = " + "[" * 9000), here)[0]
+    assert hostile is not None and len(hostile.reason) < 300
+
+
+def test_what_hello_says_of_a_manifest_is_read_as_it_was_written() -> None:
+    least = RunTerms.of(load("format = 1\n"))
+    assert least.filled_in.count("\n") > 80 and 'data.source = "stdlib"' in least.filled_in.splitlines()
+    assert 3 * len(least.filled_in) < MAX_FILLED_IN_CHARS, "room for the fields of later versions"
+    whole = RunTerms.of(Manifest())
+    assert whole.filled_in == "" and whole.completed == least.completed and whole.run != least.run
+    hello = dataclasses.replace(GREETER, completed=least.completed, filled_in=least.filled_in).hello()
+    assert read_hello(write_hello(hello)) == hello
 
 
 def test_minor_versions_work_together_and_numerics_are_announced() -> None:
