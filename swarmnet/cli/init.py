@@ -7,13 +7,14 @@ import json
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
 from swarmnet.cli.line import Fit, lent, with_line
 from swarmnet.cli.settings import SETTINGS, TYPED, SchemaCommand, fields, given, with_json
 from swarmnet.errors import UsageError
+from swarmnet.manifest import presets
 from swarmnet.telemetry.text import counted
 
 if TYPE_CHECKING:
@@ -26,13 +27,24 @@ EXISTS = "exists already; choose another name, or add --force to overwrite it"
 Said = dict[str, tuple[str, Any]]
 """Field of the manifest, by its dotted name -> (who says it, value)."""
 
+MOST_PASSES = 4
+"""Over the data, up to which repeated text is about as good as new text (arXiv:2305.16264)."""
+
 NAMES = frozenset(["stdlib", "bytes", "ids"])
 """Sources and tokenizers that are no paths, even where a file has that name."""
 
 
 @click.command("init", cls=SchemaCommand, context_settings=SETTINGS)
 @click.argument("path", type=click.Path(path_type=Path, dir_okay=False), default=Path("run.toml"), metavar="[FILE]")
-@fields("manifest", "name", "cut", "training.total_steps", "averaging", "training.seed")
+@fields("manifest", "name")
+@click.option(
+    "--preset",
+    type=click.Choice(get_args(presets.Name)),
+    metavar="NAME",
+    allow_from_autoenv=False,
+    help=f"Begin with {presets.HELP}.  [toy]",
+)
+@fields("manifest", "cut", "training.total_steps", "averaging", "training.seed")
 @click.option(
     "--from",
     "checkpoint",
@@ -69,6 +81,7 @@ def init(
     /,
     path: Path,
     *,
+    preset: str | None,
     checkpoint: Path | None,
     assignments: tuple[str, ...],
     mbit: float | None,
@@ -87,6 +100,7 @@ def init(
     \b
     Example:
       swarmnet init run.toml --data corpus.txt --stages 4 --set model.num_layers=12
+      swarmnet init run.toml --data tokens.u16.bin --tokenizer tokenizer.json --preset 350m
       swarmnet init run.toml --data corpus.txt --stages 4 --from ./Llama-3.2-1B
       swarmnet init run.toml --data corpus.txt --admission invite
       swarmnet init run.toml --data corpus.txt --mbit 200 --device cuda
@@ -106,6 +120,8 @@ def init(
     from swarmnet.net.admission_files import new_owner, owner_key_file, write_owner
     from swarmnet.wire import codecs
 
+    if preset is not None and checkpoint is not None:
+        raise UsageError("--preset and --from exclude each other: the checkpoint's model is the run's")
     begins = None if checkpoint is None else Begins(checkpoint)
     said: Said = {".".join(option.path): (origin, value) for option, origin, value in given(ctx, *TYPED)}
     sets: Said = {".".join(key): ("--set", value) for key, value in map(toml.assignment, assignments)}
@@ -119,7 +135,12 @@ def init(
         # The run's id depends on the key, so it is made before the manifest.
         owner = new_owner(path)
         said["admission.key"] = ("owner's key", owner.peer)
-    chosen, follows = _manifest(said | sets, begins)
+    steps = (said | sets).get("training.total_steps", ("", None))[1]
+    under: Said = {}
+    if begins is None:
+        origin = "--preset" if preset else "manifest"
+        under = {key: (origin, value) for key, value in presets.preset_fields(preset or "toy", steps).items()}
+    chosen, follows = _manifest(said | sets, begins, under)
     # A codec that is not installed is said before minutes of reading.
     codecs.use_all(named_by(chosen))
     sized_by = "--set" if "model.vocab_size" in sets else f"--from {checkpoint}" if begins is not None else None
@@ -132,7 +153,7 @@ def init(
         # What somebody has said is not for us to choose.
         origin = "--mbit" if fleet is None else "--fleet"
         fitting: Said = {key: (origin, value) for key, value in fit.fields.items() if key not in values}
-        chosen, follows = _manifest(fitting | said | sets, begins)
+        chosen, follows = _manifest(fitting | said | sets, begins, under)
         manifest = chosen.model_copy(update={"model": manifest.model})
     manifest = _digested(manifest, tokens)
     model, data = manifest.model, manifest.data
@@ -151,7 +172,19 @@ def init(
         f"wrote {path}: a model of {model.num_parameters:,} parameters in {counted(manifest.cut.stages, 'stage')}, "
         f"{manifest.training.total_steps} steps",
         f"data: {data.num_tokens:,} tokens of {data.source}, tokenizer {data.tokenizer} ({model.vocab_size:,} ids)",
+        f"the run reads {manifest.training.total_tokens:,} tokens: {_passes(manifest)} over the data",
     ]
+    if manifest.training.total_tokens > MOST_PASSES * data.num_tokens:
+        lines.append(
+            f"warning: more than {MOST_PASSES} passes over the data teach little more (arXiv:2305.16264): take more "
+            "text, or fewer --steps"
+        )
+    # Somebody who has chosen a size knows that there are others.
+    if begins is None and preset is None and not any(key.startswith("model.") for key in sets):
+        names = ", ".join(presets.PRESETS)
+        lines.append(
+            f"the model is a toy of {model.num_parameters / 1e6:.1f}M parameters: --preset ({names}) for others"
+        )
     if makes:
         lines.insert(0, f"made the folder {path.absolute().parent}, which was not there")
     if begins is not None:
@@ -178,8 +211,16 @@ def init(
     say("\n".join([*lines, *_next(path, manifest, config=next(iter(configs), None))]))
     if as_json:
         said_of_line = {} if fit is None else fit.record()
-        click.echo(json.dumps({"file": str(path), "run": run_id(manifest), **said_of_line}, indent=2))
+        record = {"file": str(path), "run": run_id(manifest), "parameters": model.num_parameters}
+        record |= {"passes": manifest.training.total_tokens / data.num_tokens}
+        click.echo(json.dumps({**record, **said_of_line}, indent=2))
     return 0
+
+
+def _passes(manifest: Manifest) -> str:
+    """How many passes over its data a run makes, in words."""
+    passes = manifest.training.total_tokens / manifest.data.num_tokens
+    return f"{passes:,.0f} passes" if passes >= 10 else f"{passes:.2g} passes"
 
 
 def _next(path: Path, manifest: Manifest, *, config: Path | None) -> list[str]:
@@ -211,8 +252,8 @@ def _seen_from(folder: Path, source: str) -> str:
     return Path(os.path.relpath(path, folder)).as_posix() + source[len(path) :]
 
 
-def _manifest(said: Said, begins: Begins | None) -> tuple[Manifest, dict[str, object]]:
-    """The manifest asked for, and which of its fields follow from others."""
+def _manifest(said: Said, begins: Begins | None, under: Said) -> tuple[Manifest, dict[str, object]]:
+    """The manifest asked for, and which of its fields follow from others. under: what holds unless it is said."""
     from swarmnet.config.check import layer
     from swarmnet.manifest.file import change
     from swarmnet.manifest.implied import implied
@@ -220,7 +261,8 @@ def _manifest(said: Said, begins: Begins | None) -> tuple[Manifest, dict[str, ob
 
     values = {key: value for key, (_, value) in said.items()}
     follows = implied(values, opened=values.get("admission.policy", "open") == "open")
-    layers = [layer("manifest", tuple(name.split(".")), value) for name, value in follows.items()]
+    layers = [layer(origin, tuple(key.split(".")), value) for key, (origin, value) in under.items()]
+    layers += [layer("manifest", tuple(name.split(".")), value) for name, value in follows.items()]
     if begins is not None:
         # Under what was typed: --set may still change the model that the checkpoint describes.
         layers.append(begins.layer(stages=values.get("cut.stages", Manifest().cut.stages)))

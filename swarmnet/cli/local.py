@@ -36,6 +36,7 @@ def local(ctx: click.Context, /, **_: Any) -> int:
     \b
     Examples:
       swarmnet local --stages 3 --replicas 2 --steps 60
+      swarmnet local --preset 100m --replicas 1 --steps 3 --set training.sequence_length=128
       swarmnet local --steps 1000 --dashboard 0
       swarmnet local --kill 1@20 --kill 2@30 --oracle --out runs/churn
       swarmnet local --replicas 3 --chaos random:7
@@ -48,6 +49,7 @@ def local(ctx: click.Context, /, **_: Any) -> int:
     """
     from swarmnet import telemetry
     from swarmnet.local.options import LocalOptions
+    from swarmnet.manifest.presets import PRESETS
 
     said = {option.name or "": value for option, _, value in given(ctx, *TYPED)}
     paths = {option.name: ".".join(option.path) for option, _, _ in given(ctx, *TYPED)}
@@ -60,6 +62,9 @@ def local(ctx: click.Context, /, **_: Any) -> int:
         if "data" in said and "resume" not in said:
             raise UsageError("--data: a manifest fixes its data by digest; make another with `swarmnet init --data`")
         typed += [(f"--{name}", f"{paths[name]}={said[name]}") for name in _OVER_A_MANIFEST if name in said]
+    # A preset's cut; its steps are as many as in any other local run.
+    if said.get("preset") in PRESETS and "resume" not in said:
+        said.setdefault("stages", PRESETS[said["preset"]].stages)
     options = LocalOptions(**said | {"typed": tuple(typed), "log_level": ctx.params["log_level"]})
     if options.resume:
         _refuse_changes(options, said | ({"sync": sync} if sync else {}))

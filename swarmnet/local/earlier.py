@@ -82,6 +82,8 @@ def said_otherwise(options: LocalOptions, said: Collection[str]) -> str | None:
             case "liars":
                 lying = choose_liars(parse_liars(options.liars or ""), replicas, resume(options.out).run_id)
                 same = lying == liars(options.out)
+            case "preset":
+                same = manifest.model == choose(replace(options, stages=manifest.cut.stages)).model
             case "manifest":
                 same = _is_from(manifest, choose(options))
             case "set":

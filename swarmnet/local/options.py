@@ -12,6 +12,7 @@ from swarmnet.errors import UsageError
 from swarmnet.local import fault
 from swarmnet.local.fault import Fault, Kill, KillAll, KillRank
 from swarmnet.local.lies import parse_liars
+from swarmnet.manifest import presets
 
 MOST = 1000
 """Stages, replicas of one, ranks, trainers, microbatches in flight: no machine makes use of more."""
@@ -41,6 +42,10 @@ class LocalOptions:
     ] = None
     manifest: Annotated[
         Path | None, CliOption("FILE", help="run this manifest; --stages, --steps, --sync and --seed then change it")
+    ] = None
+    preset: Annotated[
+        presets.Name | None,
+        CliOption("NAME", variable=False, help=f"{presets.HELP}; a step here stays at 8 microbatches"),
     ] = None
     set: Annotated[
         tuple[str, ...],
@@ -122,6 +127,8 @@ class LocalOptions:
                 raise UsageError("--liars needs replicas of one rank on the CPU: leave --ranks and --device out")
         if self.device == "cuda" and self.ranks:
             raise UsageError("--ranks are on the CPU: leave out --device cuda, or --ranks")
+        if self.preset is not None and self.manifest is not None:
+            raise UsageError("--preset and --manifest exclude each other: the manifest says what the model is")
         if self.resume and self.out is None:
             raise UsageError("--resume needs --out DIR: the directory of the run that is to go on")
         if self.dashboard is not None:

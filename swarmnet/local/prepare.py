@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from swarmnet.config import toml
 from swarmnet.config.check import layer
-from swarmnet.config.peer import Mesh
+from swarmnet.config.peer import Mesh, PeerConfig
 from swarmnet.data.documents import split_column
 from swarmnet.data.source import load_tokens
 from swarmnet.data.tokens import Tokens, verify
@@ -27,12 +27,14 @@ from swarmnet.manifest import file
 from swarmnet.manifest.codec_names import EXACT, may_owe, named_by
 from swarmnet.manifest.file import run_id
 from swarmnet.manifest.implied import implied
+from swarmnet.manifest.presets import preset_fields
 from swarmnet.manifest.schema import Admission, Manifest
 from swarmnet.manifest.terms import RunTerms
 from swarmnet.net.admission_files import new_owner, write_invitation, write_owner
 from swarmnet.net.identity import Identity
 from swarmnet.peer.devices import choose_layout
 from swarmnet.ranks.layout import MeshLayout
+from swarmnet.telemetry.text import counted
 from swarmnet.wire import codecs
 
 _INVITED_S = 10 * 365 * 24 * 3600.0
@@ -109,6 +111,11 @@ def choose(options: LocalOptions) -> Manifest:
         manifest, usual = Manifest(name="local"), LocalOptions()
         # Each stage has a layer at least.
         described.append(("manifest", "model.num_layers", max(manifest.model.num_layers, options.stages)))
+        if options.preset is not None:
+            fields = preset_fields(options.preset, options.steps)
+            # A run's step of half a million tokens would take hours here.
+            fields.pop("training.microbatches", None)
+            described += [("--preset", name, value) for name, value in fields.items()]
         for name in ("stages", "steps", "seed", "data"):
             value = getattr(options, name)
             described.append((f"--{name}" if value != getattr(usual, name) else "manifest", FIELDS[name], value))
@@ -152,6 +159,8 @@ def prepare(options: LocalOptions, directory: Path) -> Prepared:
     chosen = choose(options)
     codecs.use_all(named_by(chosen))
     manifest = with_data(chosen, base=options.manifest.parent if options.manifest else Path())
+    if options.preset is not None:
+        _check_room(options, manifest)
     path, owner = directory / "run.toml", None
     policy = options.admission or manifest.admission.policy
     if policy == "invite":  # an owner of its own: a manifest's may be far away
@@ -159,6 +168,36 @@ def prepare(options: LocalOptions, directory: Path) -> Prepared:
     admission = Admission(policy=policy, key=owner.peer if owner else "")
     manifest = manifest.model_copy(update={"admission": admission})
     return Prepared(manifest, run_id(manifest), path, owner)
+
+
+_LEAST_BYTES = 16
+"""Of a parameter: weight, gradient, moments."""
+
+
+def _check_room(options: LocalOptions, manifest: Manifest) -> None:
+    """Raises UsageError, one line, if the replicas of a preset need more memory together than is free here."""
+    import torch
+
+    from swarmnet.peer import memory_fit
+    from swarmnet.plan.budget import shown
+
+    room, of = memory_fit.available(), "this machine has"
+    if options.device == "cuda":
+        room, of = sum(memory_fit.free_on_gpus(range(torch.cuda.device_count()))), "the GPUs here have"
+    need = _LEAST_BYTES * manifest.model.num_parameters * options.replicas
+    # What is far too large is not planned, which takes a while.
+    if room is not None and need <= room:
+        layout = MeshLayout(devices=("cuda:0" if options.device == "cuda" else "cpu",))
+        config = PeerConfig(slots=options.slots or 1)
+        setup = memory_fit.setup_of(config, manifest, layout)
+        each = (memory_fit.judge(setup, [stage], None).need for stage in range(manifest.cut.stages))
+        need = sum(each) * options.replicas
+    if room is not None and need > room:
+        whose = f"{counted(options.replicas, 'replica')} of {counted(manifest.cut.stages, 'stage')}"
+        raise UsageError(
+            f"--preset {options.preset}: {whose} together need {shown(need)} of memory or more, {of} {shown(room)} "
+            "free: choose a smaller preset, or fewer --replicas"
+        )
 
 
 def with_data(manifest: Manifest, *, base: Path) -> Manifest:

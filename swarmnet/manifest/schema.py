@@ -173,6 +173,11 @@ class Training(Table):
     allow_drop: bool = says(False, "a stage that lost its newest state goes on from an older one, alone")
     max_void: Count = says(0, "non-finite microbatches tolerated in one step; more stop the run")
 
+    @property
+    def total_tokens(self) -> int:
+        """What the whole run reads."""
+        return self.total_steps * self.microbatches * self.microbatch_size * self.sequence_length
+
     @model_validator(mode="after")
     def _something_counts(self) -> Training:
         # A step without any gradient would divide by zero tokens.
