@@ -196,8 +196,11 @@ def role_for(request: Request) -> Role | None:
             return None
 
 
-def advised(reason: str, peer: PeerId | None, role: Role | None) -> str:
-    """Why `peer` is not admitted, and what it can do about it. None: an identity that lives for one command."""
+def advised(reason: str, peer: PeerId | None, role: Role | None, *, owned: str = "") -> str:
+    """Why `peer` is not admitted, and what it can do about it. None: an identity that lives for one command.
+
+    owned: the manifest as one types it, if the owner's key is beside it: then the reader is the owner.
+    """
     if peer is not None and reason == BANNED:
         return f"{reason}, who alone can lift that (`swarmnet ban --lift`)"
     if reason == CONVICTED:
@@ -206,7 +209,10 @@ def advised(reason: str, peer: PeerId | None, role: Role | None) -> str:
     if peer is None:
         then = "and put what it prints at the end of the link: LINK+invite=..."
     roles = f" --roles {role}" if role else ""
-    return f"{reason}: ask the run's owner for `swarmnet invite run.toml {peer or '--bearer'}{roles}`, {then}"
+    whose = f"with the owner's key, which is here, run `swarmnet invite {owned}"
+    if not owned:
+        whose = "ask the run's owner for `swarmnet invite run.toml"
+    return f"{reason}: {whose} {peer or '--bearer'}{roles}`, {then}"
 
 
 @dataclass(slots=True)

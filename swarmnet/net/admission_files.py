@@ -8,6 +8,7 @@ What is signed, and who is admitted by it, is `net.admission`.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -204,9 +205,13 @@ class OwnPass:
         given: str,
         now: float,
         transient: bool = False,
+        manifest: Path | None = None,
     ) -> None:
-        """Raises UsageError if I am not admitted, with what to do. transient: the identity is for one command."""
+        """Raises UsageError if I am not admitted, with what to do. transient: the identity is for one command.
+        manifest: the run's file; the owner's key may be beside it."""
         self.text = ""
+        owns = manifest is not None and owner_key_file(manifest).is_file()
+        self._owned = shlex.quote(str(manifest)) if owns else ""
         self._admissions, self._identity, self._role, self._given = admissions, identity, role, given
         self._transient = transient
         self._file = directory / f"run-{admissions.run[:12]}.pass"
@@ -235,7 +240,7 @@ class OwnPass:
             renewed = self.text
         self._show(renewed, now)
         if reason := self._admissions.why_not(me, self._role, now=now):
-            words = advised(reason, None if self._transient else me, self._role)
+            words = advised(reason, None if self._transient else me, self._role, owned=self._owned)
             run = self._admissions.run[:12]
             raise UsageError(f"run {run} is by invitation, and this peer is not admitted: {words}")
 

@@ -187,7 +187,15 @@ async def open_endpoint(
     """
     with own_identity(network.dir) as identity:
         admissions, notices = admissions_of(terms), notices_of(terms)
-        own_pass = OwnPass(admissions, identity, role, network.dir, given=network.invitation, now=wall_time())
+        own_pass = OwnPass(
+            admissions,
+            identity,
+            role,
+            network.dir,
+            given=network.invitation,
+            now=wall_time(),
+            manifest=network.manifest,
+        )
         announced = announced_at(network.announce, identity.peer, port=network.port, dht_port=network.dht_port)
         last = LastPorts.read(network.dir)
         # The operator may have given the last DHT port to the data plane.

@@ -149,8 +149,15 @@ async def reach(
         terms = RunTerms.of(manifest)
         admissions = admissions_of(terms)
         directory.learn(terms.num_stages, admissions)
-        own_pass = OwnPass(  # only who will serve is the same identity the next time
-            admissions, identity, role, config.dir, given=config.invitation, now=wall_time(), transient=role != "stage"
+        own_pass = OwnPass(
+            admissions,
+            identity,
+            role,
+            config.dir,
+            given=config.invitation,
+            now=wall_time(),
+            transient=role != "stage",  # only who will serve is the same identity the next time
+            manifest=config.manifest,
         )
         # In a run by invitation only admitted peers count from now on.
         if own_pass.text:

@@ -33,6 +33,15 @@ def small(**run: object) -> Fleet:
     return read(None, [layer("--peers", ("peers",), 9), *(layer(name, ("run", name), of) for name, of in said.items())])
 
 
+@pytest.mark.long
+def test_the_page_shows_what_this_version_prints(capsys) -> None:
+    page = (ROOT / "docs/simulate.md").read_text(encoding="utf-8")
+    shown = page.split("With `--no-twin`:\n\n```\n")[1].split("```")[0]
+    assert run(["simulate", str(ROOT / "docs/fleet.toml"), "--no-twin"]) == 0
+    printed, here = capsys.readouterr().out, r"\(\d+(\.\d+)? s here\)"
+    assert re.sub(here, "", printed) == re.sub(here, "", shown)
+
+
 def test_a_fleet_under_churn_has_the_losses_of_one_process(tmp_path: Path) -> None:
     trace = tmp_path / "trace.toml"
     trace.write_text(

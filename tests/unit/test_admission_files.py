@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
 import stat
+import time
 from pathlib import Path
 
 import pytest
@@ -23,6 +25,7 @@ from swarmnet.net.admission_files import (
     new_owner,
     notices_beside,
     notices_of,
+    owner_key_file,
     write_owner,
 )
 from swarmnet.net.identity import Identity
@@ -219,6 +222,24 @@ def test_in_an_open_run_nothing_is_needed_nor_shown(tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_text(to_toml(Manifest()))
     mine = guest(tmp_path / "run.toml", "rubbish", who=Identity.generate())
     assert mine.text == "" and mine.ends == "" and mine.check(now=NOW) is None
+
+
+def test_the_owner_is_told_how_to_invite_its_own_peer(tmp_path: Path, capsys) -> None:
+    path, me = tmp_path / "my run" / "run.toml", Identity.generate()
+    assert run(["init", str(path), "--data", "corpus:small", "--admission", "invite"]) == 0
+    terms = RunTerms.of(load(path))
+    with pytest.raises(UsageError, match=r"with the owner's key, which is here, run `swarmnet invite '.*' ") as refused:
+        OwnPass(admissions_of(terms), me, "stage", tmp_path / "peer", given="", now=time.time(), manifest=path)
+    command = shlex.split(str(refused.value).split("`")[1])
+    assert command[:4] == ["swarmnet", "invite", str(path), me.peer]
+    capsys.readouterr()
+    assert run(command[1:]) == 0
+    assert OwnPass(
+        admissions_of(terms), me, "stage", tmp_path / "peer", given=capsys.readouterr().out, now=time.time()
+    ).text
+    owner_key_file(path).unlink()
+    with pytest.raises(UsageError, match=r"ask the run's owner for `swarmnet invite run\.toml "):
+        OwnPass(admissions_of(terms), me, "stage", tmp_path / "other", given="", now=time.time(), manifest=path)
 
 
 def test_who_is_not_admitted_is_told_what_to_do(owned: Path) -> None:

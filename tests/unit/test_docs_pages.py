@@ -4,7 +4,10 @@ import ast
 import re
 from pathlib import Path
 
+import click
 import pytest
+
+from swarmnet.cli.frame import swarmnet
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
@@ -26,6 +29,26 @@ def test_links_lead_somewhere(page: Path) -> None:
         file = page.parent / name if name else page
         assert file.exists(), f"{page.name} links to {target}"
         assert not anchor or anchor in headings(file.read_text(encoding="utf-8")), f"{page.name} links to {target}"
+
+
+def commands(page: str) -> list[list[str]]:
+    """What a page tells people to type: the words of each `swarmnet ...`, in a block or in a sentence."""
+    blocks = re.findall(r"^```(?:sh)?\n(.*?)^```", page, flags=re.MULTILINE | re.DOTALL)
+    lines = [line.partition("# ")[0] for block in blocks for line in block.replace("\\\n", " ").splitlines()]
+    prose = re.sub(r"^```.*?^```", "", page, flags=re.MULTILINE | re.DOTALL)
+    lines += [span.replace("\n", " ") for span in re.findall(r"`([^`]+)`", prose)]
+    return [line.split()[1:] for line in lines if re.match(r"swarmnet [a-z]+ ", line)]
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page.name != "CHANGELOG.md"], ids=lambda path: path.name)
+def test_every_option_that_a_page_names_exists(page: Path) -> None:
+    context = click.Context(swarmnet)
+    for name, *words in commands(page.read_text(encoding="utf-8")):
+        command = swarmnet.get_command(context, name)
+        assert command is not None, f"{page.name}: swarmnet {name}"
+        known = {each for param in command.get_params(context) for each in (*param.opts, *param.secondary_opts)}
+        named = [word.partition("=")[0] for word in words if re.match("--[a-z]", word)]
+        assert known.issuperset(named), f"{page.name}: swarmnet {name} {' '.join(words)}"
 
 
 def templates(source: str) -> list[str]:
