@@ -42,10 +42,10 @@ def commands(page: str) -> list[list[str]]:
 
 @pytest.mark.parametrize("page", [page for page in PAGES if page.name != "CHANGELOG.md"], ids=lambda path: path.name)
 def test_every_option_that_a_page_names_exists(page: Path) -> None:
-    context = click.Context(swarmnet)
     for name, *words in commands(page.read_text(encoding="utf-8")):
-        command = swarmnet.get_command(context, name)
+        command = swarmnet.get_command(click.Context(swarmnet), name)
         assert command is not None, f"{page.name}: swarmnet {name}"
+        context = click.Context(command, **command.context_settings)  # a command remembers its help option
         known = {each for param in command.get_params(context) for each in (*param.opts, *param.secondary_opts)}
         named = [word.partition("=")[0] for word in words if re.match("--[a-z]", word)]
         assert known.issuperset(named), f"{page.name}: swarmnet {name} {' '.join(words)}"
