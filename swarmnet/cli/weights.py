@@ -384,7 +384,7 @@ def scores_of(
     from swarmnet.data.source import load_tokens, tokenizer_of
     from swarmnet.data.tokens import verify
 
-    named = manifest.data.tokenizer if tokenizer is None else str(tokenizer.resolve())
+    named = manifest.data.tokenizer if tokenizer is None else str(tokenizer.absolute())
     if base is None and tokenizer is None and named not in NO_FILE:
         raise UsageError(
             f"the run's tokenizer is {named!r} where it was made, and a manifest from the "
@@ -398,7 +398,7 @@ def scores_of(
         )
     # The same file, wherever the command is typed.
     if base is not None and named not in NO_FILE:
-        named = str((base / Path(named).expanduser()).resolve())
+        named = str((base / Path(named).expanduser()).absolute())
     if data is None:
         tokens = load_tokens(manifest.data.source, named, base=base or Path())
         # Held-out windows are only held out if the stream is the run's.

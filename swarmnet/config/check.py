@@ -40,6 +40,9 @@ def check(model: type[T], data: Mapping[str, Any], *, origin: Origin) -> T:
         if bool(_table(field)) != isinstance(value, Mapping):
             written = "a table" if _table(field) else "a value, not a table"
             raise UsageError(f"{origin(path)}: {dotted(path)} = {_shown(value)}: must be {written}")
+        # What a shell hands on of a name that is no text: no file of ours could hold it.
+        if isinstance(value, str) and not value.isascii() and any("\ud800" <= char <= "\udfff" for char in value):
+            raise UsageError(f"{origin(path)}: {dotted(path)} = {_shown(value)}: is not UTF-8: rename it")
     try:
         # JSON mode: strict about types, yet a list is a tuple and a string is a path. TOML's dates fit nothing.
         return model.model_validate_json(json.dumps(data, default=lambda value: {str(value): None}))

@@ -6,6 +6,7 @@ replica of it ("s1-r0"), which wins. What a peer would refuse is refused here, b
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -225,9 +226,10 @@ def with_data(manifest: Manifest, *, base: Path) -> Manifest:
 
 def absolute(name: str, base: Path) -> str:
     """A path that exists below `base`, for processes that run elsewhere; any other name as it is. A column stays."""
-    found, _ = split_column(name, lambda path: (base / Path(path).expanduser()).exists())
-    path = base / Path(found).expanduser()
-    return str(path.resolve()) + name[len(found) :] if path.exists() else name
+    found, _ = split_column(name, lambda path: os.path.exists(base / os.path.expanduser(path)))
+    path = base / os.path.expanduser(found)
+    # A link is not followed: what it leads to may have another ending, and other files around it.
+    return str(path.absolute()) + name[len(found) :] if os.path.exists(path) else name
 
 
 def resume(directory: Path) -> Prepared:
