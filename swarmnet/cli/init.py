@@ -172,6 +172,7 @@ def init(
         f"wrote {path}: a model of {model.num_parameters:,} parameters in {counted(manifest.cut.stages, 'stage')}, "
         f"{manifest.training.total_steps} steps",
         f"data: {data.num_tokens:,} tokens of {data.source}, tokenizer {data.tokenizer} ({model.vocab_size:,} ids)",
+        *tokens.notes,
         f"the run reads {manifest.training.total_tokens:,} tokens: {_passes(manifest)} over the data",
     ]
     if manifest.training.total_tokens > MOST_PASSES * data.num_tokens:
@@ -247,7 +248,7 @@ def _seen_from(folder: Path, source: str) -> str:
 
     path, _ = split_column(source, os.path.exists)
     # The file may be written elsewhere; who reads it starts at its folder.
-    if source in NAMES or Path(path).is_absolute() or not Path(path).exists():
+    if source in NAMES or Path(path).is_absolute() or not os.path.exists(path):
         return source
     return Path(os.path.relpath(path, folder)).as_posix() + source[len(path) :]
 
@@ -356,14 +357,25 @@ def _digested(manifest: Manifest, tokens: Tokens) -> Manifest:
 @click.argument("source", metavar="SOURCE")
 @click.argument("out", type=click.Path(path_type=Path), metavar="OUT")
 @click.option("--tokenizer", metavar="NAME", default="bytes", show_default=True, help="bytes, or a tokenizer.json.")
+@click.option(
+    "--end-token",
+    metavar="NAME",
+    help='Token that ends a document; "" for none.  [what files in the folder of tokenizer.json name]',
+)
+@click.option(
+    "--special-tokens", is_flag=True, help="Text that spells a special token becomes it, as a chat template needs."
+)
+@click.option("--skip-bad", is_flag=True, help="Leave out and count documents that are no text, instead of ending.")
 @click.option("--force", is_flag=True, help="Overwrite OUT.")
-def tokenize(source: str, out: Path, tokenizer: str, *, force: bool) -> int:
+def tokenize(
+    source: str, out: Path, tokenizer: str, *, end_token: str | None, special_tokens: bool, skip_bad: bool, force: bool
+) -> int:
     """Write the token ids of SOURCE to a file that runs map into memory, once for all peers.
 
     For text that is large, or in many small documents. SOURCE is what --data takes: text, .jsonl, .parquet or .arrow,
     text and .jsonl also compressed (.gz, .zst), folders of them, or a folder that Hugging Face datasets has saved.
     PATH#COLUMN reads another column than "text". OUT gets the ending that says how wide an id is: .u8.bin, .u16.bin or
-    .u32.bin.
+    .u32.bin. It prints what ends a document, and how often text spells a special token.
 
     \b
     Example:
@@ -371,17 +383,19 @@ def tokenize(source: str, out: Path, tokenizer: str, *, force: bool) -> int:
       swarmnet tokenize reviews.parquet#content reviews --tokenizer tokenizer.json
       swarmnet init run.toml --data books.u16.bin --tokenizer tokenizer.json
     """
-    from swarmnet.data.source import ids_path, write_ids
+    from swarmnet.data.source import ids_path, tokenizer_of, write_ids
 
-    out = ids_path(out, tokenizer)
+    encoder = tokenizer_of(tokenizer, None, end=end_token, specials=special_tokens)
+    out = ids_path(out, encoder)
     if out.exists() and not force:
         raise UsageError(f"{out}: {EXISTS}")
     if not out.absolute().parent.is_dir():
         raise UsageError(f"{out}: there is no such folder; make it first")
-    written = write_ids(source, tokenizer, out, progress=_said_now_and_then("{:,} documents, {:,} tokens"))
-    click.echo(f"{out}: {written:,} tokens, {out.stat().st_size / 1e6:,.1f} MB")
-    said = "" if tokenizer == "bytes" else f" --tokenizer {tokenizer}"
-    click.echo(f"next: swarmnet init run.toml --data {out}{said}")
+    said = _said_now_and_then("{:,} documents, {:,} tokens")
+    written, notes = write_ids(source, encoder, out, skip_bad=skip_bad, progress=said)
+    click.echo("\n".join([f"{out}: {written:,} tokens, {out.stat().st_size / 1e6:,.1f} MB", *notes]))
+    named = "" if tokenizer == "bytes" else f" --tokenizer {tokenizer}"
+    click.echo(f"next: swarmnet init run.toml --data {out}{named}")
     return 0
 
 

@@ -20,16 +20,14 @@ from pathlib import Path
 
 import numpy as np
 
-from swarmnet.data.documents import COLUMN, documents_of, read_text, split_column, walk
-from swarmnet.data.tokenizer import Bytes, HuggingFace, Tokenizer, smallest_dtype
+from swarmnet.data.documents import COLUMN, Reading, documents_of, split_column, text_of, unreadable, utf8_name, walk
+from swarmnet.data.tokenizer import MAX_VOCAB, Bytes, HuggingFace, Tokenizer, smallest_dtype
 from swarmnet.data.tokens import Tokens
 from swarmnet.errors import UsageError
+from swarmnet.telemetry.text import counted
 
 Progress = Callable[[int, int], None]
 """Called after every document with how many documents and tokens there are so far."""
-
-MAX_VOCAB = 1 << 31
-"""Ids travel as int32."""
 
 _CHUNK = 1 << 20
 
@@ -57,31 +55,39 @@ def load_tokens(
         raise UsageError(f'tokenizer "ids" is for files of token ids (.bin, .npy), and {source!r} is text: use "bytes"')
     encoder = tokenizer_of(tokenizer, base)
     # One array: windows reach over the ends of documents.
-    ids = np.concatenate(list(_encoded(source, path, column, encoder, progress)))
-    return Tokens(ids, vocab_size=encoder.vocab_size, source=source, tokenizer_sha256=encoder.sha256)
+    ids = np.concatenate(list(_encoded(source, path, Reading(column), encoder, progress)))
+    return Tokens(ids, encoder.vocab_size, source, encoder.sha256, notes=encoder.notes())
 
 
-def ids_path(out: Path, tokenizer: str) -> Path:
+def ids_path(out: Path, tokenizer: Tokenizer) -> Path:
     """`out` with the ending by which `load_tokens` knows how wide its ids are. Raises UsageError if it has another."""
-    ending = f".u{8 * np.dtype(smallest_dtype(tokenizer_of(tokenizer, None).vocab_size)).itemsize}.bin"
+    ending = f".u{8 * np.dtype(smallest_dtype(tokenizer.vocab_size)).itemsize}.bin"
     if out.name.endswith((".bin", ".npy")) and not out.name.endswith(ending):
         raise UsageError(f"{out}: ids of this tokenizer go to a file that ends in {ending}, since it has no header")
     return out if out.name.endswith(ending) else out.with_name(out.name + ending)
 
 
-def write_ids(source: str, tokenizer: str, out: Path, *, progress: Progress = lambda documents, tokens: None) -> int:
-    """Write the ids of `source` to `out` (`ids_path`), however many they are, and return how many.
+def write_ids(
+    source: str,
+    tokenizer: Tokenizer,
+    out: Path,
+    *,
+    skip_bad: bool = False,
+    progress: Progress = lambda documents, tokens: None,
+) -> tuple[int, tuple[str, ...]]:
+    """Write the ids of `source` to `out` (`ids_path`), however many they are.
 
-    The file is there when it is whole. Raises UsageError as `load_tokens` does, and if it cannot be written.
+    The file is there when it is whole. Returns how many ids, and what a person should know about them. skip_bad:
+    documents that cannot be used are left out. Raises UsageError as `load_tokens` does, and if it cannot be written.
     """
     path, column = _resolve(source, None)
     if path is not None and path.name.endswith((".bin", ".npy")) and path.is_file():
         raise UsageError(f"{source} holds token ids already")
-    encoder = tokenizer_of(tokenizer, None)
+    reading = Reading(column, skip_bad)
     partial, written = out.with_name(f"{out.name}.{os.getpid()}.partial"), 0
     try:
         with partial.open("wb") as file:
-            for block in _encoded(source, path, column, encoder, progress):
+            for block in _encoded(source, path, reading, tokenizer, progress):
                 file.write(block.astype(block.dtype.newbyteorder("<")).data)
                 written += len(block)
         partial.replace(out)
@@ -89,19 +95,25 @@ def write_ids(source: str, tokenizer: str, out: Path, *, progress: Progress = la
         raise UsageError(f"cannot write {str(out)!r}: {error.strerror}") from error
     finally:
         partial.unlink(missing_ok=True)
-    return written
+    if not reading.skipped:
+        return written, tokenizer.notes()
+    return written, (
+        *tokenizer.notes(),
+        f"left out {counted(reading.skipped, 'document')}; the first: {reading.first_bad}",
+    )
 
 
 def _encoded(
-    source: str, path: Path | None, column: str, encoder: Tokenizer, progress: Progress
+    source: str, path: Path | None, reading: Reading, encoder: Tokenizer, progress: Progress
 ) -> Iterator[np.ndarray]:
     """The ids of all documents, in blocks of about `_BLOCK`. Raises UsageError if there is no text."""
     num_bytes = num_tokens = held = 0
     pieces: list[np.ndarray] = []
+    reading.fault = encoder.fault
 
     def documents() -> Iterator[bytes]:
         nonlocal num_bytes
-        for document in _documents(source, path, column):
+        for document in _documents(source, path, reading):
             num_bytes += len(document)
             yield document
 
@@ -115,7 +127,8 @@ def _encoded(
             pieces, held = [], 0
     # End tokens alone are no text.
     if not num_bytes or not num_tokens:
-        raise UsageError(f"data source {source!r} holds no text")
+        left_out = f" but what is left out: {reading.first_bad}" if reading.skipped else ""
+        raise UsageError(f"data source {source!r} holds no text{left_out}")
     yield np.concatenate(pieces or [np.empty(0, smallest_dtype(encoder.vocab_size))])
 
 
@@ -135,25 +148,24 @@ def _exists(source: str, base: Path | None) -> bool:
 
 
 def _path(source: str, base: Path | None) -> Path:
-    path = (base or Path()) / Path(source).expanduser()
+    path = (base or Path()) / os.path.expanduser(source)
     if base is not None and not base.exists():  # the manifest's folder is yet to be made: ".." leads out of it
         path = Path(os.path.normpath(path))
     return path
 
 
 def _existing(source: str, base: Path | None) -> Path:
-    path = _path(source, base)
-    if not _exists(source, base):
-        raise UsageError(
-            f"data source {source!r} does not exist ({path.absolute()}): give a text file, a folder, a .jsonl, .parquet"
-            ' or .arrow file, a .bin or .npy file of ids, "stdlib" or "corpus:small"'
-        )
-    return path
+    if _exists(utf8_name(source), base):
+        return _path(source, base)
+    raise UsageError(
+        f"data source {source!r} does not exist ({_path(source, base).absolute()}): give a text file, a folder, a"
+        ' .jsonl, .parquet or .arrow file, a .bin or .npy file of ids, "stdlib" or "corpus:small"'
+    )
 
 
-def _documents(source: str, path: Path | None, column: str) -> Iterable[bytes]:
+def _documents(source: str, path: Path | None, reading: Reading) -> Iterable[bytes]:
     if path is not None:
-        return documents_of(path, column)
+        return documents_of(path, reading)
     if source == "stdlib":
         return _standard_library()
     if source == "corpus:small":  # the text inside this package, equal on every machine: one document
@@ -161,13 +173,18 @@ def _documents(source: str, path: Path | None, column: str) -> Iterable[bytes]:
     raise UsageError(f'unknown data source {source!r}: the only corpus is "corpus:small"')
 
 
-def tokenizer_of(name: str, base: Path | None) -> Tokenizer:
-    """The tokenizer a manifest names; a path is relative to `base`. Raises UsageError if it is none."""
+def tokenizer_of(name: str, base: Path | None, *, end: str | None = None, specials: bool = False) -> Tokenizer:
+    """The tokenizer a manifest names; a path is relative to `base`. Raises UsageError if it is none.
+
+    end, specials: of `HuggingFace`; nothing of a manifest.
+    """
+    if name == "bytes" and (end is not None or specials):
+        raise UsageError("--end-token and --special-tokens are for a tokenizer.json: bytes have no such tokens")
     if name == "bytes":
         return Bytes()
     if not name.endswith(".json"):
         raise UsageError(f'unknown tokenizer {name!r}: "bytes", or the path of a tokenizer.json')
-    return HuggingFace((base or Path()) / Path(name).expanduser())
+    return HuggingFace((base or Path()) / os.path.expanduser(utf8_name(name)), end=end, specials=specials)
 
 
 # ---------------------------------------------------------------- files of token ids
@@ -204,13 +221,18 @@ def _map_bin(path: Path) -> np.ndarray:
             f"{path} is {num_bytes} bytes long, which is no whole number of {dtype.itemsize}-byte ids: name it"
             " .u8.bin, .u16.bin or .u32.bin after what it holds"
         )
-    return np.memmap(path, dtype=dtype, mode="r") if num_bytes else np.empty(0, dtype)
+    try:
+        return np.memmap(path, dtype=dtype, mode="r") if num_bytes else np.empty(0, dtype)
+    except OSError as error:
+        raise unreadable(path, error) from error
 
 
 def _map_npy(path: Path) -> np.ndarray:
     try:
         ids: np.ndarray = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (ValueError, OSError, EOFError) as error:
+    except OSError as error:
+        raise unreadable(path, error) from error
+    except Exception as error:  # its header is a Python literal, and fails in as many ways as Python's own parser
         raise UsageError(f"{path} is not a .npy file: {error}") from error
     if not isinstance(ids, np.ndarray) or ids.ndim != 1 or ids.dtype.kind not in "ui":
         raise UsageError(f"{path} must hold one array of integers in one dimension")
@@ -241,4 +263,4 @@ def _standard_library() -> Iterator[bytes]:
     for path in walk(root, skipped=_STDLIB_SKIPPED):
         # Two machines with one Python version read the same text.
         if path.endswith(".py") and not os.path.basename(path).startswith(_STDLIB_LOCAL):
-            yield read_text(root / path)
+            yield from text_of(root / path, Reading())

@@ -28,13 +28,15 @@ class Tokens:
     """Token ids and what they mean.
 
     ids: one-dimensional uint8, uint16 or uint32, all below `vocab_size` <= 2^31; may be a memory map.
-    source: as the operator named it; tokenizer_sha256: of the tokenizer's file (see `tokenizer`).
+    source: as the operator named it; tokenizer_sha256: of the tokenizer's file (see `tokenizer`). notes: what a person
+    should know about the ids, such as what ends a document; none if they were read as ids.
     """
 
     ids: np.ndarray
     vocab_size: int
     source: str
     tokenizer_sha256: str
+    notes: tuple[str, ...] = ()
 
     @property
     def num_tokens(self) -> int:
@@ -84,6 +86,13 @@ def verify(tokens: Tokens, data: Data) -> None:
     if tokens.num_tokens != data.num_tokens:
         differs = f"{tokens.num_tokens} tokens here, {data.num_tokens} in the manifest"
     hint = "get the same files as the run's author"
+    # The manifest fixes the ids and not what decides them: files in the tokenizer's folder, and our release.
+    if tokens.notes and data.tokenizer != "bytes":
+        differs += f"; here {'; '.join(tokens.notes)}"
+        hint += (
+            ", those in the tokenizer's folder, too; of a run that an earlier swarmnet made, `swarmnet tokenize "
+            "--end-token NAME --special-tokens` writes the ids as they were"
+        )
     if tokens.source == "stdlib":
         hint = (
             f"the standard library differs between Python versions (this is {platform.python_version()}): use the"

@@ -28,6 +28,7 @@ class FakeTokens:
     sha256: str = "a" * 64
     tokenizer_sha256: str = "b" * 64
     vocab_size: int = 300
+    notes: tuple[str, ...] = ("documents end with a zero byte",)
 
 
 @pytest.fixture

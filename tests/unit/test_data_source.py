@@ -14,9 +14,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from swarmnet.cli.frame import run
 from swarmnet.data.source import load_tokens, tokenizer_of
 from swarmnet.data.tokenizer import Bytes, spelled
+from swarmnet.data.tokens import verify
 from swarmnet.errors import UsageError
+from swarmnet.manifest.file import load
 
 
 def write(path: Path, content: bytes) -> Path:
@@ -56,7 +59,7 @@ def test_the_standard_library_leaves_out_packages_tests_and_what_a_build_writes(
 
 
 def test_text_is_taken_byte_by_byte(tmp_path):
-    content = "\N{BOM}naïve\r\n\ttext \N{SNOWMAN}\0".encode()
+    content = "\N{BOM}naïve\r\n\ttext \N{SNOWMAN}".encode()
     write(tmp_path / "a.txt", content)
     tokens = load_tokens("a.txt", base=tmp_path)
     assert tokens.ids.dtype == np.uint8 and tokens.ids.tobytes() == content + b"\0"
@@ -196,7 +199,11 @@ def test_damaged_token_files_are_refused(tmp_path):
     write(tmp_path / "a.npy", b"\x93NUMPY")
     write(tmp_path / "zip.npy", b"PK\x05\x06" + bytes(18))
     write(tmp_path / "odd.bin", b"abc")
-    for name, message in (("a.npy", "not a .npy"), ("zip.npy", "one array|not a .npy"), ("odd.bin", "no whole number")):
+    header = b"{'descr': '<u2', 'fortran_order': False, 'shape': (1000000000000000000000,)}\n"
+    write(tmp_path / "far.npy", b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header)
+    write(tmp_path / "open.npy", b"\x93NUMPY\x01\x00\x04\x00('<\n")
+    refused = dict.fromkeys(("a.npy", "far.npy", "open.npy"), "not a .npy")
+    for name, message in (refused | {"zip.npy": "one array|not a .npy", "odd.bin": "no whole number"}).items():
         with pytest.raises(UsageError, match=message):
             load_tokens(name, "ids", base=tmp_path)
 
@@ -241,6 +248,157 @@ def test_any_tokenizer_json_encodes_each_document_whole_and_ends_it(tmp_path, wo
     assert tokens.tokenizer_sha256 == hashlib.sha256(word_tokenizer.read_bytes()).hexdigest()
 
 
+@pytest.fixture
+def chat_tokenizer(tmp_path):
+    """Bytes, special tokens, and `<eot>`, which its file does not mark as special."""
+    library = pytest.importorskip("tokenizers")
+    alphabet = library.pre_tokenizers.ByteLevel.alphabet()
+    tokenizer = library.Tokenizer(library.models.BPE(dict(zip(sorted(alphabet), range(256), strict=True)), []))
+    tokenizer.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = library.decoders.ByteLevel()
+    tokenizer.add_special_tokens(["</s>", "<|im_end|>", "<|im_start|>", "<\uff5cend\uff5c>"])  # 256 to 259
+    tokenizer.add_tokens(["<eot>", "<tool>"])
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    return tmp_path / "tokenizer.json"
+
+
+GUESSED = "guessed: no file in the folder of tokenizer.json names one"
+ENDS = [
+    ({}, 257, f"documents end with '<|im_end|>' ({GUESSED})"),
+    ({"config": {"eos_token_id": 259}}, 259, "documents end with '<\uff5cend\uff5c>' (eos_token_id of config.json)"),
+    (
+        {"config": {"eos_token_id": [9999, 256, 257]}},
+        256,
+        "config.json names 9999, which is no token; config.json names '<|im",
+    ),
+    (
+        {"config": {"eos_token_id": 256}, "tokenizer_config": {"eos_token": "<eot>"}},
+        256,
+        "tokenizer_config.json names '<eot>'",
+    ),
+    (
+        {"tokenizer_config": {"eos_token": {"content": "<eot>"}}},
+        260,
+        "documents end with '<eot>' (eos_token of tokenizer_c",
+    ),
+    (
+        {"special_tokens_map": {"eos_token": "</s>"}},
+        256,
+        "documents end with '</s>' (eos_token of special_tokens_map.json)",
+    ),
+    ({"generation_config": {"eos_token_id": [256]}}, 256, "(eos_token_id of generation_config.json)"),
+    (
+        {"config": {"eos_token_id": True}, "tokenizer_config": [], "special_tokens_map": {"eos_token": None}},
+        257,
+        GUESSED,
+    ),
+]
+
+
+@pytest.mark.parametrize(("files", "end", "says"), ENDS)
+def test_the_checkpoint_says_what_ends_a_document(tmp_path, chat_tokenizer, files, end, says, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "a.jsonl", b'{"text": "ab"}\n' * 200)
+    for name, content in files.items():
+        write(tmp_path / f"{name}.json", json.dumps(content).encode())
+    tokens = load_tokens("a.jsonl", "tokenizer.json")
+    assert tokens.num_tokens == 600 and set(tokens.ids[2::3].tolist()) == {end}
+    assert run(["init", "--data", "a.jsonl", "--tokenizer", "tokenizer.json"]) == 0
+    assert says in capsys.readouterr().out
+
+
+def test_without_an_end_token_init_says_so(tmp_path, capsys, monkeypatch):
+    library = pytest.importorskip("tokenizers")
+    monkeypatch.chdir(tmp_path)
+    words = library.Tokenizer(library.models.WordLevel({"a": 0, "[UNK]": 1}, unk_token="[UNK]"))
+    words.pre_tokenizer = library.pre_tokenizers.Whitespace()
+    words.save("tokenizer.json")
+    write(tmp_path / "a.txt", b"a " * 500)
+    assert run(["init", "--data", "a.txt", "--tokenizer", "tokenizer.json"]) == 0
+    assert "no end token: documents are joined (`swarmnet tokenize --end-token`)" in capsys.readouterr().out
+    write(tmp_path / "config.json", b"{")
+    assert run(["init", "again.toml", "--data", "a.txt", "--tokenizer", "tokenizer.json"]) == 2
+    assert "config.json: is not JSON" in capsys.readouterr().err
+
+
+SPELLED = "a</s>b<|im_end|><|im_start|>c<eot><tool>"
+
+
+def test_text_that_spells_a_special_token_is_text_and_counted(tmp_path, chat_tokenizer, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "tokenizer_config.json", b'{"eos_token": "<eot>"}')
+    write(tmp_path / "a.txt", SPELLED.encode())
+    tokens = load_tokens("a.txt", "tokenizer.json")
+    # `<tool>` is a word of the vocabulary that its file does not call special.
+    assert [each for each in tokens.ids.tolist() if each > 255] == [261, 260]
+    assert tokens.num_tokens == len(SPELLED) - len("<tool>") + 2
+    assert "the text spells a special token 4 times: ordinary text" in tokens.notes[1]
+    words = tokenizer_of("tokenizer.json", tmp_path)
+    assert [len(piece) for piece in words.encode([b"</s>"])] == [5]
+    assert words.of_prompt("<|im_start|>") == [258]  # a person who types it means it
+    command = ["tokenize", "a.txt", "ids", "--tokenizer", "tokenizer.json", "--special-tokens", "--end-token", "</s>"]
+    assert run(command) == 0
+    assert load_tokens("ids.u16.bin", "ids").ids[[1, -1]].tolist() == [256, 256]
+    said = capsys.readouterr().out
+    assert "documents end with '</s>'\n" in said and "3 times: 3 became it" in said
+    assert run([*command[:-1], "<nope>", "--force"]) == 2 and "has no such token" in capsys.readouterr().err
+    assert run([*command[:-1], "", "--force"]) == 0 and "no end token" in capsys.readouterr().out
+
+
+def test_a_special_token_that_cannot_be_split_is_counted(tmp_path):
+    library = pytest.importorskip("tokenizers")
+    scores = [("<unk>", 0.0), ("</s>", 0.0), *((each, -2.0) for each in "ab</s>")]
+    words = library.Tokenizer(library.models.Unigram(scores, 0, False))
+    words.add_special_tokens(["</s>"])
+    words.save(str(tmp_path / "tokenizer.json"))
+    write(tmp_path / "a.txt", b"a</s>b")
+    assert "1 times: 1 became it" in load_tokens("a.txt", "tokenizer.json", base=tmp_path).notes[1]
+
+
+def test_a_run_of_before_is_told_why_its_ids_are_others(tmp_path, chat_tokenizer, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "a.jsonl", json.dumps({"text": SPELLED}).encode() * 1 + b'\n{"text": "b"}\n' * 300)
+    write(tmp_path / "config.json", b'{"eos_token_id": 256}')
+    # As it was: the first of six names, and special tokens wherever a text spells them.
+    before = ["--tokenizer", "tokenizer.json", "--special-tokens", "--end-token", "<|im_end|>"]
+    assert run(["tokenize", "a.jsonl", "before", *before]) == 0
+    assert run(["init", "--data", "before.u16.bin", "--tokenizer", "tokenizer.json"]) == 0
+    manifest = load(tmp_path / "run.toml").data
+    verify(load_tokens("before.u16.bin", "tokenizer.json"), manifest)
+    with pytest.raises(
+        UsageError, match=r"here documents end with '</s>' .*spells a special token 3 times.*--special-tok"
+    ):
+        verify(load_tokens("a.jsonl", "tokenizer.json"), manifest)
+
+
+def changed(path: Path, **model: object) -> None:
+    data = json.loads(path.read_bytes())
+    data["model"] |= model
+    path.write_text(json.dumps(data))
+
+
+def test_what_makes_ids_random_is_switched_off(tmp_path, chat_tokenizer):
+    changed(chat_tokenizer, dropout=0.5, merges=[["a", "b"], ["ab", "ab"]], vocab={"a": 0, "b": 1, "ab": 2, "abab": 3})
+    write(tmp_path / "a.txt", b"ab" * 400)
+    assert set(load_tokens("a.txt", "tokenizer.json", base=tmp_path).ids[:-1].tolist()) == {3}
+
+
+@pytest.mark.parametrize(
+    ("model", "says"),
+    [
+        ({"vocab": {"a": 2**31}}, "ids must be below 2\\^31"),
+        ({"merges": [["a", "no"]]}, "is not a tokenizer.json: .*Token `no` out of vocabulary"),
+        ({"continuing_subword_prefix": "\u00e9\u00e9", "merges": [["a", "b"]]}, "is not a tokenizer.json"),  # it panics
+        ({"type": "WordLevel", "unk_token": "?", "vocab": {"a": 0}}, "cannot encode a document: .*Missing"),
+    ],
+)
+def test_what_the_library_says_of_a_tokenizer_is_one_line(tmp_path, chat_tokenizer, model, says):
+    changed(chat_tokenizer, **model)
+    write(tmp_path / "a.txt", b"ab")
+    with pytest.raises(UsageError, match=says):
+        load_tokens("a.txt", "tokenizer.json", base=tmp_path)
+
+
 def test_more_documents_than_a_batch_keep_their_order(tmp_path, word_tokenizer):
     write(tmp_path / "a.jsonl", b"".join(b'{"text": "%s"}\n' % w for w in [b"hello", b"world"] * 400))
     assert load_tokens("a.jsonl", "tokenizer.json", base=tmp_path).ids.tolist() == [1, 3, 2, 3] * 400
@@ -250,7 +408,13 @@ def test_a_bad_tokenizer_is_refused(tmp_path):
     pytest.importorskip("tokenizers")
     write(tmp_path / "a.txt", b"x")
     write(tmp_path / "broken.json", b"{}")
-    for name, message in (("broken.json", "is not a tokenizer.json"), ("missing.json", "cannot read tokenizer")):
+    os.mkfifo(tmp_path / "pipe.json")
+    refused = {
+        "broken.json": "is not a tokenizer.json",
+        "missing.json": "cannot read tokenizer",
+        "pipe.json": "no regular",
+    }
+    for name, message in refused.items():
         with pytest.raises(UsageError, match=message):
             load_tokens("a.txt", name, base=tmp_path)
 
