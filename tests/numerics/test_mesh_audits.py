@@ -242,3 +242,20 @@ def test_ranks_that_die_in_every_audit_are_spared_further_ones_and_train_on() ->
         assert await compute(chain, STEPS)
 
     run(tiny(2), 1, ("tp2", "one rank"), scenario)
+
+
+def test_an_engine_is_ready_once_its_ranks_are_up() -> None:
+    """A peer announces its state then: until then a step would wait for it, and suspend it."""
+
+    async def scenario(chain: StageChain) -> None:
+        ranks, one = chain.engines[0]
+        await one.ready()
+        waiting = asyncio.ensure_future(ranks.ready())
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        supervising = asyncio.ensure_future(ranks.supervise())
+        await waiting
+        assert len(cast(MeshBackend, ranks._backend)._group.pids) == 2
+        supervising.cancel()
+
+    run(tiny(1), 0, ("tp2", "one rank"), scenario)
