@@ -16,7 +16,7 @@ PACKAGE = Path(swarmnet.__file__).parent
 # Row by row from the ground. A module imports from rows below its own, and from its own room. The rooms of row 0
 # may use each other, without a cycle.
 ROWS = (
-    "bounds clock config manifest ids errors messages transport directory telemetry",
+    "bounds clock config host manifest ids errors messages transport directory telemetry",
     "data wire",
     "audit model net",
     "stage",

@@ -20,6 +20,7 @@ from swarmnet.cli.settings import (
     read_manifest,
 )
 from swarmnet.errors import UsageError
+from swarmnet.host import available_memory
 from swarmnet.telemetry.text import counted
 
 
@@ -106,7 +107,7 @@ def plan(
     from swarmnet.cli.measured import measured_here, saved
     from swarmnet.cli.plan_report import run_fleet_plan, run_plan
     from swarmnet.peer.devices import check_memory, choose_layout, computed_here, meaningless
-    from swarmnet.peer.memory_fit import available, room_here, setup_of
+    from swarmnet.peer.memory_fit import room_here, setup_of
 
     for flag, said in (("--memory", room), ("--stage", config.stages)):
         if fleet is not None and said:
@@ -124,7 +125,7 @@ def plan(
         click.echo(f"ignored: {ignored} (one rank shares its stages with no other)", err=True)
     # What is said wins over what is here.
     room_bytes = room_here(layout) if size is None else size
-    host_room = available() if size is None else None
+    host_room = available_memory() if size is None else None
     members = lent(
         mbit=mbit,
         fleet=fleet,

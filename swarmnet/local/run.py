@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import shlex
 import time
 from collections.abc import Iterator, Sequence, Set
@@ -13,6 +12,7 @@ from pathlib import Path
 from rich.console import Console
 
 from swarmnet.errors import UsageError
+from swarmnet.host import cores
 from swarmnet.local import earlier
 from swarmnet.local.audit import compare
 from swarmnet.local.fault import Fault, KillRank, unlikely
@@ -180,10 +180,10 @@ def _introduction(swarm: LocalSwarm, faults: Sequence[Fault]) -> Iterator[str]:
         yield f"by invitation: whoever joins adds --invitation {invitation_beside(swarm.prepared.path)}"
     ranks = [mesh_of(swarm.meshes, name).ranks for name in swarm.replicas]
     processes = len(swarm.trainers) + sum(1 if number == 1 else 1 + number for number in ranks)
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    if processes > PROCESSES_PER_CORE * cores:
+    shared = cores()
+    if processes > PROCESSES_PER_CORE * shared:
         yield (
-            f"note: {processes} processes share {cores} core{'s' * (cores != 1)}: starting them may take minutes; "
+            f"note: {processes} processes share {shared} core{'s' * (shared != 1)}: starting them may take minutes; "
             "with fewer --stages or --replicas it is faster"
         )
     usual, layers = Model().num_layers, manifest.model.num_layers

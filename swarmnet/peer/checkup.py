@@ -31,6 +31,8 @@ ADVICE: Mapping[str, str] = {
     "memory": "end what else takes memory, or take a smaller part with --activations recompute (docs/memory.md)",
     "disk": "free some, choose another place with --dir, or cap what checkpoints take (--disk)",
     "descriptors": "raise the limit: ulimit -n 65536, or LimitNOFILE= of a systemd unit",
+    "tasks": "raise the limit: docker --pids-limit, TasksMax= of a systemd unit",
+    "shared": "give it more: docker --shm-size 8g; ranks of a peer with several GPUs fail without",
     "port_taken": "choose others with --port, --dht-port and --bulk-port, or leave them out for free ones",
     "clock": "set it: timedatectl set-ntp true",
     "nobody": "check that this machine is online, or ask for a link to a peer that is up now",
@@ -42,7 +44,7 @@ ADVICE: Mapping[str, str] = {
 Severity = Literal["ok", "note", "warning", "error"]
 
 LEAST_PYTHON = (3, 11)
-LEAST_MEMORY, LEAST_DISK, LEAST_DESCRIPTORS = GIB, GIB, 4096
+LEAST_MEMORY, LEAST_DISK, LEAST_DESCRIPTORS, LEAST_TASKS = GIB, GIB, 4096, 128
 WARN_OFFSET_S = 5.0
 SLOW_BYTES_PER_S = 10e6 / 8
 """10 Mbit/s."""
@@ -113,12 +115,13 @@ def kernels(compiler: str | None) -> Row:
     )
 
 
-def memory(host: int | None, gpus: Collection[int]) -> Row:
-    """Bytes free on the host (None: unknown), and on each GPU."""
+def memory(host: int | None, gpus: Collection[int], *, limit: int | None = None) -> Row:
+    """Bytes free on the host (None: unknown), and on each GPU. limit: of this process's control groups, if any."""
     words = f"{host / GIB:.1f} GiB free" if host is not None else "it is not known how much is free"
+    words += f" within a limit of {limit / GIB:.1f} GiB" if limit is not None else ""
     words += "".join(f", {free / GIB:.1f} GiB on GPU {number}" for number, free in enumerate(gpus))
     low = (host is not None and host < LEAST_MEMORY) or any(free < LEAST_MEMORY for free in gpus)
-    facts = {"host": host, "gpus": list(gpus)}
+    facts = {"host": host, "gpus": list(gpus), "limit": limit}
     return Row("memory", words, "warning" if low else "ok", "memory" if low else "", facts)
 
 
@@ -136,6 +139,19 @@ def descriptors(limit: int) -> Row:
     low = limit < LEAST_DESCRIPTORS
     words, facts = f"{limit:,} files and connections at once", {"limit": limit}
     return Row("descriptors", words, "warning" if low else "ok", "descriptors" if low else "", facts)
+
+
+def tasks(left: int | None) -> Row:
+    """How many processes and threads may still start; None: no control group limits them."""
+    words = "no limit on processes and threads" if left is None else f"{left:,} more processes and threads may start"
+    low = left is not None and left < LEAST_TASKS
+    return Row("tasks", words, "warning" if low else "ok", "tasks" if low else "", {"left": left})
+
+
+def shared_memory(free: int) -> Row:
+    """Bytes free in /dev/shm, through which ranks on several GPUs exchange."""
+    low, words = free < LEAST_MEMORY, f"{free / GIB:.2f} GiB free in /dev/shm"
+    return Row("shared", words, "warning" if low else "ok", "shared" if low else "", {"free": free})
 
 
 def listening(taken: Mapping[str, int], *, running: bool) -> Row:

@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import importlib.metadata
 import json
-import os
 import shutil
 import sys
 import tempfile
@@ -20,7 +19,7 @@ from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from swarmnet import __version__
+from swarmnet import __version__, host
 from swarmnet.clock import CLOCK, run_loop
 from swarmnet.config.peer import PeerConfig
 from swarmnet.directory import Record
@@ -43,7 +42,7 @@ from swarmnet.net.swarm_link import SwarmLink
 from swarmnet.peer import checkup
 from swarmnet.peer.checkup import Row
 from swarmnet.peer.joining import reach
-from swarmnet.peer.memory_fit import available, free_on_gpus
+from swarmnet.peer.memory_fit import free_on_gpus
 from swarmnet.transport import ReadPayload
 from swarmnet.wire import kernel_build
 
@@ -93,15 +92,20 @@ def machine(config: PeerConfig) -> Iterator[Row]:
 
     gpus = range(torch.cuda.device_count() if config.device != "cpu" else 0)
     unseen = config.device != "cpu" and not gpus and Path("/dev/nvidia0").exists()
-    name = torch.cuda.get_device_name(0) if gpus else f"CPU with {os.cpu_count()} cores, {config.threads} of them used"
+    name = torch.cuda.get_device_name(0) if gpus else f"CPU with {host.cores()} cores, {config.threads} of them used"
     missing = config.device == "cuda" and not gpus
     tflops = _tflops("cuda" if gpus else "cpu", config.threads)
     yield checkup.compute(name, tflops, gpu_unseen=unseen, gpu_missing=missing)
     yield checkup.kernels(kernel_build.compiler())
-    yield checkup.memory(available(), free_on_gpus(gpus))
+    limits = host.group_limits()
+    yield checkup.memory(host.available_memory(), free_on_gpus(gpus), limit=limits.memory_limit)
     place = next(each for each in (config.dir, *config.dir.parents) if each.exists())
     yield checkup.disk(str(config.dir), shutil.disk_usage(place).free)
     yield checkup.descriptors(raise_limit())
+    yield checkup.tasks(limits.tasks)
+    # NCCL's ranks exchange through it; ranks on the CPU bring memory of their own.
+    if len(gpus) > 1 and Path("/dev/shm").exists():
+        yield checkup.shared_memory(shutil.disk_usage("/dev/shm").free)
     taken = {}
     ports = {"--port": config.port, "--dht-port": config.dht_port, "--bulk-port": config.bulk_port}
     for flag, port in ports.items():

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import bisect
 import contextlib
-import os
 import subprocess
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -17,6 +16,7 @@ import torch
 from swarmnet.config.fleet import MachineKind
 from swarmnet.config.peer import Caps, PeerConfig
 from swarmnet.errors import DeviceFull, UsageError
+from swarmnet.host import available_memory
 from swarmnet.manifest.schema import Manifest
 from swarmnet.pipeline.depth import held_s, slots_enough
 from swarmnet.plan.budget import GIB, MIB, StagePlan, shown, together
@@ -158,10 +158,10 @@ def lent_bytes(caps: Caps, layout: MeshLayout) -> int:
 
 
 def room_here(layout: MeshLayout) -> int | None:
-    """Bytes free on the fullest device of `layout` here; of CPU memory what is available. None: nobody knows."""
+    """Bytes free on the fullest device of `layout` here; of CPU memory what this process may take. None: unknown."""
     # On the CPU the machine's memory is the device's.
     if layout.kind == "cpu":
-        return available()
+        return available_memory()
     if not torch.cuda.is_available():
         return None
     return min(free_on_gpus([torch.device(device).index for device in layout.devices]))
@@ -190,22 +190,9 @@ def free_on_gpus(numbers: Sequence[int]) -> list[int]:
     return found
 
 
-def available() -> int | None:
-    """Bytes of this machine's memory that are free or can be freed."""
-    try:
-        with open("/proc/meminfo", encoding="ascii") as file:
-            lines = dict(line.split(":", 1) for line in file)
-        return int(lines["MemAvailable"].split()[0]) * 1024
-    except (OSError, KeyError, ValueError):
-        try:
-            return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
-        except (OSError, ValueError):
-            return None
-
-
 def room_for_copy() -> int | None:
     """Bytes of this machine's memory that a copy of a state may take for a while, beside all that runs here."""
-    free = available()
+    free = available_memory()
     return None if free is None else free - RESERVE["cpu"]
 
 
@@ -236,7 +223,7 @@ def slots_here(setup: Setup, stages: Sequence[int], lent: int = 0) -> int:
     """The most slots: `setup.slots`, or where that is 0 those that fit here, on devices and in host memory; within
     `lent` bytes, if the operator lends no more. Raises UsageError, with advice, if one is too many."""
     room = room_of(setup, room_here(setup.layout))
-    host_room = None if setup.layout.kind == "cpu" else available()
+    host_room = None if setup.layout.kind == "cpu" else available_memory()
     if lent:
         return slots_within(setup, stages, lent if room is None else min(lent, room), host_room)
     if setup.slots:

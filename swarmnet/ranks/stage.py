@@ -24,7 +24,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -34,6 +33,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from swarmnet.errors import UsageError
+from swarmnet.host import cores
 from swarmnet.manifest.schema import StageSpec
 from swarmnet.model.comm import Comm
 from swarmnet.model.decoder import StageModule
@@ -323,7 +323,7 @@ class RankStage:
         """An update in host memory takes this rank's share of all cores: no bit of it depends on how many."""
         before = torch.get_num_threads()
         if self._offload:
-            torch.set_num_threads(max(len(os.sched_getaffinity(0)) // self._split.layout.ranks, 1))
+            torch.set_num_threads(max(cores() // self._split.layout.ranks, 1))
         try:
             yield
         finally:

@@ -13,6 +13,7 @@ from test_plan import GPU, RUN
 from swarmnet.cli import plan as cli_plan
 from swarmnet.cli.frame import run
 from swarmnet.manifest.file import to_toml
+from swarmnet.peer import memory_fit
 from swarmnet.peer.memory_fit import judge, slots_that_fit
 from swarmnet.plan.budget import MIB
 from swarmnet.plan.plan import Setup
@@ -50,6 +51,12 @@ def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
 def test_whose_memory_it_is(line: str, words: str, plan: Plan) -> None:
     code, out, _ = plan(f"--slots 4 --stage 1 {line}")
     assert code == 0 and words in out and ("not modelled" in out) == ("--compile" in line)
+
+
+def test_what_is_here_is_what_the_container_leaves(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory_fit, "available_memory", lambda: 300 * MIB)
+    code, out, _ = plan("--stage 1 --slots 4")
+    assert code == 1 and "stage 1 does not fit" in out and "of the machine, which has 300 MiB" in out
 
 
 def test_stages_of_one_peer_have_to_fit_together(plan: Plan) -> None:

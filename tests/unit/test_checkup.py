@@ -32,6 +32,11 @@ ROWS: list[tuple[Row, str, str]] = [
     (checkup.memory(8 * GIB, [24 * GIB, 2**20]), "warning", "memory"),
     (checkup.disk("/x", 2**20), "warning", "disk"),
     (checkup.descriptors(1024), "warning", "descriptors"),
+    (checkup.tasks(None), "ok", ""),
+    (checkup.tasks(4096), "ok", ""),
+    (checkup.tasks(50), "warning", "tasks"),
+    (checkup.shared_memory(64 * 2**20), "warning", "shared"),
+    (checkup.shared_memory(8 * GIB), "ok", ""),
     (checkup.listening({"--port": 80}, running=False), "error", "port_taken"),
     (checkup.listening({"--port": 80}, running=True), "ok", ""),
     (checkup.swarm("ab" * 32, 3), "ok", ""),
@@ -78,6 +83,11 @@ def test_every_advice_is_given_by_somebody_and_names_ports_only() -> None:
     assert named == {"port", "dht_port", "unreachable"}
 
 
+def test_a_limit_of_a_container_is_named() -> None:
+    row = checkup.memory(GIB // 2, [], limit=GIB)
+    assert row.words == "0.5 GiB free within a limit of 1.0 GiB" and row.problem == "memory"
+
+
 def test_the_ports_to_open_are_named() -> None:
     row = checkup.reached("unreachable", COULD_NOT, PORTS)
     assert "open TCP ports 31340 and 31341" in row.advice and "(no answer)" in row.words
@@ -88,7 +98,7 @@ def test_the_command_looks_at_this_machine(tmp_path: Path, capsys: pytest.Captur
     code = run(["doctor", "--dir", str(tmp_path), "--device", "cpu", "--json"])
     said = json.loads(capsys.readouterr().out)
     names = [row["name"] for row in said["rows"]]
-    assert names == ["software", "compute", "kernels", "memory", "disk", "descriptors", "ports"]
+    assert names == ["software", "compute", "kernels", "memory", "disk", "descriptors", "tasks", "ports"]
     assert code == (not said["well"]) and said["rows"][1]["facts"]["tflops"] > 0
     assert run(["doctor", "nonsense"]) == 2
     assert run(["doctor", "--announce", "/ip4/203.0.113.7/tcp/31340"]) == 2
