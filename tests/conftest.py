@@ -8,6 +8,7 @@ compute, the longest first. Whoever has done its own helps the other. Tests that
 import gc
 import logging
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -21,6 +22,10 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Tests start hundreds of interpreters: what one of them has compiled, the others need not compile again.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell starts a job in the background
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # children have it by default, and so have tests
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # `nohup`: what has a handler is reset in children
+    signal.signal(signal.SIGHUP, lambda *_: None)
 gc.disable()  # until all is collected: nothing of it is garbage
 
 PROCESSES = 2

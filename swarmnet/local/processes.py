@@ -27,6 +27,7 @@ from typing import Any, NamedTuple
 from swarmnet.config import toml
 from swarmnet.config.peer import PeerConfig, listen_at
 from swarmnet.local.fault import Fault, Partition, Slow, member_of
+from swarmnet.net.stop import asking
 from swarmnet.ranks.starter import ChildCall, ForkStarter, Starter
 from swarmnet.telemetry.events import EventLog, EventReader
 
@@ -188,17 +189,19 @@ class DashboardProcess:
 
 
 class Interrupt:
-    """Counts Ctrl+C and SIGTERM instead of raising in the middle of things. A context manager, main thread only.
+    """Counts Ctrl+C, SIGTERM and SIGHUP instead of raising in the middle of things. A context manager, main thread
+    only.
 
     exit_code: 128 + the first signal's number, as shells have it; 0 before any.
     """
 
     def __init__(self) -> None:
         self.count, self.exit_code = 0, 0
+        self._hang_ups = 0
         self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Interrupt:
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in asking():
             self._before[number] = signal.signal(number, self._caught)
         return self
 
@@ -208,12 +211,13 @@ class Interrupt:
 
     def _caught(self, number: int, _frame: FrameType | None) -> None:
         self.count += 1
+        self._hang_ups += number == signal.SIGHUP
         self.exit_code = self.exit_code or 128 + number
 
     @property
     def again(self) -> bool:
-        """Asked more than once: no grace any more."""
-        return self.count > 1
+        """Asked more than once: no grace any more. Terminals that go do not count (`net.stop`)."""
+        return self.count - self._hang_ups > 1
 
 
 # ---------------------------------------------------------------- orders

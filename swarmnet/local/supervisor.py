@@ -20,6 +20,7 @@ from typing import Any, cast
 from rich.console import Console
 
 from swarmnet.config.peer import Log, LogLevel, PeerConfig
+from swarmnet.host import OomKills
 from swarmnet.local import earlier
 from swarmnet.local.audit import Audit
 from swarmnet.local.fault import Drain, Fault, Join, Kill, KillAll, KillRank, Stop, member_of
@@ -124,11 +125,12 @@ class LocalSwarm:
         """What all children are told."""
         options, invitation = self.options, invitation_beside(self.prepared.path)
         return PeerConfig(
+            dir=self.out / "peers",  # each child has one of its own; the default would need a home
             manifest=self.prepared.path,
             host="127.0.0.1",
             invitation=str(invitation) if invitation.exists() else "",
             log=Log(level=cast(LogLevel, options.log_level)),
-            slots=PeerConfig().slots if options.slots is None else options.slots,
+            slots=options.slots or 0,
         )
 
     def books(self) -> tuple[SwarmProgress, Audit]:
@@ -196,6 +198,7 @@ class Supervisor:
         self._back_at: dict[str, float] = {}  # trainers killed from outside, and who found no room on the disk
         self._not_started: set[str] = set()  # of these, who found no room: it is said once
         self._killed: set[str] = set()  # by us, not reaped yet
+        self._oom_kills = OomKills.read()
         self._known_liars: set[str] = set()  # honest replicas have named them
         self._away: dict[str, float] = {}  # killed replicas that have not synced again: since when
         self._complete_at: float | None = None
@@ -410,7 +413,9 @@ class Supervisor:
         elif by_others:
             if replica:
                 self._away[name] = now
-            self._note_kill(name, f"{name} was killed (from outside)", by="from outside", now=now)
+            kills = OomKills.read()
+            why, self._oom_kills = kills.since(self._oom_kills) or "killed (from outside)", kills
+            self._note_kill(name, f"{name} was {why}", by="from outside", now=now)
         elif not killed:
             self._crashed(child, code)
         if replica:

@@ -14,7 +14,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from swarmnet.clock import run_loop
+from swarmnet.host import OomKills
 from swarmnet.net.parent_death import dies_with_parent
+from swarmnet.net.stop import asking
 
 FINAL = frozenset({0, 2})
 """Exit codes after which nothing is started again: all went well; the operator's input was wrong and still is."""
@@ -22,11 +24,15 @@ FINAL = frozenset({0, 2})
 
 @dataclass(frozen=True, slots=True)
 class Pauses:
-    """first_s doubles with each crash up to longest_s; a process that ran for healthy_s begins anew."""
+    """first_s doubles with each crash up to longest_s; a process that ran for healthy_s begins anew.
+
+    Up to longest_full_s where the kernel has ended it for memory: it will run out of it again.
+    """
 
     first_s: float = 1.0
     longest_s: float = 60.0
     healthy_s: float = 600.0
+    longest_full_s: float = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,18 +57,23 @@ class Revivals:
         self._pauses, self._rng = pauses, rng
         self._in_a_row = 0
 
-    def ended(self, code: int, *, ran_s: float, asked: bool) -> StartAgain | Over:
-        """The process ended. code: negative for a signal. asked: the operator wanted it to end."""
+    def ended(self, code: int, *, ran_s: float, asked: bool, for_memory: str = "") -> StartAgain | Over:
+        """The process ended. code: negative for a signal. asked: the operator wanted it to end. for_memory: in which
+        words the kernel killed it for memory, if it did."""
         # The same input would fail the same way again.
         if asked or code in FINAL:
             return Over(code if code >= 0 else 128 - code)
         self._in_a_row = 1 if ran_s >= self._pauses.healthy_s else self._in_a_row + 1
         # A tenth more or less, so that machines that crashed together do not come back together.
         doubled = self._pauses.first_s * 2.0 ** min(self._in_a_row - 1, 32)
-        after_s = min(doubled, self._pauses.longest_s) * self._rng.uniform(0.9, 1.1)
-        how = f"ended with exit code {code}" if code >= 0 else f"was ended by {_name(-code)}"
+        longest_s = self._pauses.longest_full_s if for_memory else self._pauses.longest_s
+        after_s = min(doubled, longest_s) * self._rng.uniform(0.9, 1.1)
+        ended = f"{for_memory}," if for_memory else f"ended by {_name(-code)}"
+        how = f"ended with exit code {code}" if code >= 0 else f"was {ended}"
+        # The kernel's counters do not see daemons that end processes for memory.
+        why = " (a person or a service did it, or memory ran out)" if code == -9 and not for_memory else ""
         row = f", the {_ordinal(self._in_a_row)} time in a row" if self._in_a_row > 1 else ""
-        return StartAgain(after_s, f"the peer {how} after {ran_s:.0f} s{row}; it starts again in {after_s:.1f} s")
+        return StartAgain(after_s, f"the peer {how} after {ran_s:.0f} s{why}{row}; it starts again in {after_s:.1f} s")
 
 
 def _name(number: int) -> str:
@@ -77,9 +88,6 @@ def _ordinal(number: int) -> str:
     return f"{number}{ending}"
 
 
-_FORWARDED = (signal.SIGINT, signal.SIGTERM)
-
-
 def supervise(
     command: Sequence[str],
     *,
@@ -89,8 +97,8 @@ def supervise(
 ) -> int:
     """Run `command` until it ends by itself or is asked to; return its exit code, 128 + n after signal n.
 
-    Main thread only. Ctrl+C and SIGTERM are passed on, as often as they come. The command starts with SIGINT blocked,
-    and unblocks it when it has a handler. say: told each crash, in one line.
+    Main thread only. Ctrl+C, SIGTERM and SIGHUP are passed on, as often as they come. The command starts with SIGINT
+    blocked, and unblocks it when it has a handler. say: told each crash, in one line.
     """
     return run_loop(_supervise(command, Revivals(pauses, rng or random.Random()), say))
 
@@ -104,10 +112,10 @@ async def _supervise(command: Sequence[str], revivals: Revivals, say: Callable[[
         if child is not None and child.returncode is None:
             child.send_signal(number)
 
-    for number in _FORWARDED:
+    for number in asking():
         loop.add_signal_handler(number, forward, number)
     while True:
-        began_at = loop.time()
+        began_at, kills = loop.time(), OomKills.read()
         # A session of its own keeps the terminal's Ctrl+C from reaching the child twice.
         # In an interpreter that starts it would be a traceback.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
@@ -119,7 +127,8 @@ async def _supervise(command: Sequence[str], revivals: Revivals, say: Callable[[
         if asked.is_set():
             child.send_signal(signal.SIGTERM)
         code = await child.wait()
-        outcome = revivals.ended(code, ran_s=loop.time() - began_at, asked=asked.is_set())
+        for_memory = OomKills.read().since(kills) if code == -signal.SIGKILL else ""
+        outcome = revivals.ended(code, ran_s=loop.time() - began_at, asked=asked.is_set(), for_memory=for_memory)
         if isinstance(outcome, Over):
             return outcome.code
         say(outcome.words)

@@ -35,7 +35,8 @@ def main() -> None:
     if os.getppid() != int(sys.argv[1]):  # it died before we could watch it
         os._exit(0)
     control = socket.socket(fileno=int(sys.argv[2]))
-    for number in (signal.SIGINT, signal.SIGTERM):  # our parent decides when we end
+    hang_up = signal.getsignal(signal.SIGHUP)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # our parent decides when we end
         signal.signal(number, signal.SIG_IGN)
     for module in json.loads(sys.argv[3]):
         with contextlib.suppress(Exception):  # the child that needs it fails by it, and says so
@@ -46,6 +47,7 @@ def main() -> None:
     forker = os.getpid()
     if (forked := attend(control, parent)) is None:
         os._exit(0)
+    signal.signal(signal.SIGHUP, hang_up)  # `nohup` has it ignored
     become(*forked, parent=forker)
 
 

@@ -91,8 +91,8 @@ def main(end: socket.socket) -> NoReturn:
     """Be the rank at this end of the line. The process ends with the line, or when the program fails."""
     line, code = Line(end), 1
     try:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # the peer process decides
+            signal.signal(number, signal.SIG_IGN)
         faulthandler.register(DUMP, chain=True)
         threading.Thread(target=_leave_with, args=(line,), name="parent-death", daemon=True).start()
         torch.set_num_threads(1)  # ranks share the cores of one machine

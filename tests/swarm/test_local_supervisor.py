@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import os
+import pwd
 import select
 import signal
 import subprocess
@@ -194,7 +195,12 @@ def summary(tmp_path: Path) -> dict[str, object]:
     return json.loads((tmp_path / "out" / "summary.json").read_text())
 
 
-def test_an_undisturbed_run_leaves_its_files(tmp_path: Path) -> None:
+def test_an_undisturbed_run_leaves_its_files_and_needs_no_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def nobody(uid: int) -> None:
+        raise KeyError(uid)
+
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr(pwd, "getpwuid", nobody)
     tools = kit(tmp_path / "board")
     assert run_local(options(tmp_path, oracle=True), tools) == 0
     found = summary(tmp_path)
@@ -516,6 +522,15 @@ def test_ctrl_c_ends_everything_and_writes_the_files(tmp_path: Path) -> None:
     assert (found["steps"], found["problem"]) == (4, "interrupted")
     assert "interrupted\n" in output and "FAILED" not in output
     assert "--resume" not in output  # no checkpoint: nothing to go on from
+
+
+def test_a_terminal_that_goes_is_one_request_to_stop(tmp_path: Path) -> None:
+    def hang_up(process: subprocess.Popen[str]) -> None:
+        for _ in range(3):
+            process.send_signal(signal.SIGHUP)
+
+    code, output, _ = interrupted(tmp_path, hang_up)
+    assert code == 128 + signal.SIGHUP and summary(tmp_path)["problem"] == "interrupted" and "killed" not in output
 
 
 def test_what_children_say_while_they_are_stopped_starts_nothing(tmp_path: Path) -> None:

@@ -35,6 +35,8 @@ def on(number, frame):
     %(first)s
 signal.signal(signal.SIGINT, on)
 signal.signal(signal.SIGTERM, on)
+if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, on)
 signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 print(json.dumps({"pid": os.getpid(), "session": os.getsid(0)}), flush=True)
 while True:
@@ -54,9 +56,13 @@ while signal.SIGINT not in signal.sigpending():
 class Running:
     """A supervising process whose lines, and its child's, are JSON."""
 
-    def __init__(self, child: str, *, first_s: float = 0.01) -> None:
+    def __init__(self, child: str, *, first_s: float = 0.01, nohup: bool = False) -> None:
+        first = ["nohup"] if nohup else []
         self.process = subprocess.Popen(
-            [sys.executable, "-c", PARENT, child, str(first_s)], stdout=subprocess.PIPE, text=True
+            [*first, sys.executable, "-c", PARENT, child, str(first_s)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            text=True,
         )
 
     def line(self) -> dict:
@@ -108,6 +114,21 @@ def test_the_first_signal_asks_and_the_second_ends(number: signal.Signals) -> No
     assert running.line() == {"caught": number}
     running.process.send_signal(number)
     assert running.end() == (128 + number, [{"heavy": []}])
+
+
+def test_a_terminal_that_goes_asks() -> None:
+    running = Running(CHILD % {"first": "sys.exit(0)"})
+    running.line()
+    running.process.send_signal(signal.SIGHUP)
+    assert running.end() == (0, [{"caught": signal.SIGHUP}, {"heavy": []}])
+
+
+def test_with_nohup_the_supervising_process_and_its_child_outlast_the_terminal() -> None:
+    running = Running(CHILD % {"first": "sys.exit(0)"}, nohup=True)
+    os.kill(running.line()["pid"], signal.SIGHUP)
+    running.process.send_signal(signal.SIGHUP)
+    running.process.send_signal(signal.SIGTERM)
+    assert running.end() == (0, [{"caught": signal.SIGTERM}, {"heavy": []}])
 
 
 def test_ctrl_c_is_held_until_the_child_has_a_handler() -> None:

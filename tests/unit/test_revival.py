@@ -31,6 +31,16 @@ def test_pauses_double_up_to_a_minute_and_begin_anew_after_ten_good_minutes() ->
     assert again(decider).after_s == pytest.approx(2, rel=0.1)
 
 
+def test_a_peer_that_is_killed_for_memory_comes_back_ever_later() -> None:
+    decider, why = restarts(), "killed for memory, limit 1.17 GiB"
+    pauses = []
+    for _ in range(14):
+        outcome = decider.ended(-9, ran_s=57.0, asked=False, for_memory=why)
+        assert isinstance(outcome, StartAgain) and outcome.words.startswith(f"the peer was {why}, after 57 s")
+        pauses.append(outcome.after_s)
+    assert pauses == pytest.approx([min(2**count, 3600) for count in range(14)], rel=0.1)
+
+
 def test_machines_that_crashed_together_come_back_apart() -> None:
     assert len({again(restarts(seed)).after_s for seed in range(20)}) == 20
 
@@ -45,7 +55,10 @@ def test_the_end(code: int, asked: bool, expected: int) -> None:
 
 def test_the_line_says_what_happened_and_what_comes() -> None:
     decider = restarts()
-    assert again(decider, -9, 12.3).words.startswith("the peer was ended by SIGKILL after 12 s; it starts again in ")
+    words = again(decider, -9, 12.3).words
+    assert words.startswith(
+        "the peer was ended by SIGKILL after 12 s (a person or a service did it, or memory ran out); it"
+    )
     assert again(decider, 1, 0.2).words.startswith("the peer ended with exit code 1 after 0 s, the 2nd time in a row;")
     assert "signal 63 " in again(decider, -63).words and "the 4th time" in again(decider).words
 

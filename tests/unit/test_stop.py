@@ -16,8 +16,36 @@ from swarmnet.net.stop import stopped_by_signal, unless_stopped
 
 @pytest.fixture(autouse=True)
 def restored() -> Iterator[None]:
+    hang_up = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # whoever started us may have it ignored
     yield
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, hang_up)
+
+
+def test_a_terminal_that_goes_asks_and_never_ends_the_process() -> None:
+    """The shell and the kernel each send SIGHUP, and a logout adds SIGTERM: together they are one request."""
+
+    async def story() -> None:
+        with stopped_by_signal() as stop:
+            for number in (signal.SIGHUP, signal.SIGHUP, signal.SIGTERM, signal.SIGHUP):
+                signal.raise_signal(number)
+                async with asyncio.timeout(5):
+                    await stop.wait()
+        signal.raise_signal(signal.SIGHUP)  # the process ends by itself now
+
+    asyncio.run(story())
+
+
+def test_with_nohup_a_terminal_that_goes_asks_nothing() -> None:
+    async def story() -> None:
+        with stopped_by_signal() as stop:
+            signal.raise_signal(signal.SIGHUP)
+            await asyncio.sleep(0)
+            assert not stop.is_set()
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    asyncio.run(story())
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
