@@ -14,6 +14,7 @@ import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, TextIO
 
 import click
 
@@ -54,6 +55,9 @@ COMMANDS = {
 
 _LEAVE_AT_ONCE = frozenset(["local", "join", "peer", "trainer", "bootstrap"])
 """What handles Ctrl+C itself as soon as it has something to give back. All others are told by KeyboardInterrupt."""
+
+_SERVING = frozenset(["join", "peer", "trainer", "bootstrap"])
+"""What others depend on: it goes on although nothing that it prints can be written any more."""
 
 FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
 
@@ -118,14 +122,47 @@ def swarmnet(ctx: click.Context) -> None:
         click.echo(ctx.get_help())
 
 
+class _Lasting(io.FileIO):
+    """Standard output or error of a command that outlasts its terminal (EIO), and if it serves others all else: a
+    reader that has ended (`2>&1 | tee`), a full disk."""
+
+    def __init__(self, number: int, *, serves: bool) -> None:
+        super().__init__(number, "wb", closefd=False)
+        self._serves = serves
+
+    def write(self, data: Any, /) -> int:
+        try:
+            return super().write(data)
+        except OSError as error:
+            if not self._serves and error.errno != errno.EIO:
+                raise
+            return memoryview(data).nbytes
+
+
+def _lasting(stream: TextIO, command: str) -> TextIO:
+    """`stream`, or what takes its place while `command` runs."""
+    if not isinstance(stream, io.TextIOWrapper):
+        return stream
+    stream.reconfigure(errors="replace")  # a terminal that cannot show a character shows a "?"
+    below = getattr(stream.buffer, "raw", stream.buffer)  # PYTHONUNBUFFERED leaves no buffer between
+    if command not in _LEAVE_AT_ONCE or not isinstance(below, io.FileIO):
+        return stream
+    raw = _Lasting(stream.fileno(), serves=command in _SERVING)
+    return io.TextIOWrapper(
+        raw if below is stream.buffer else io.BufferedWriter(raw),
+        stream.encoding,
+        "replace",
+        line_buffering=stream.line_buffering,
+        write_through=stream.write_through,
+    )
+
+
 def run(argv: Sequence[str] | None = None) -> int:
     """Run the command line `argv` (default: the process's) and return its exit code. Prints errors, raises bugs."""
-    for stream in (sys.stdout, sys.stderr):  # a terminal that cannot show a character shows a "?"
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")
+    # The words as they were typed: `peer` and `join` start themselves again with them.
+    words = list(sys.argv[1:] if argv is None else argv)
+    sys.stdout, sys.stderr = (_lasting(stream, "".join(words[:1])) for stream in (sys.stdout, sys.stderr))
     try:
-        # The words as they were typed: `peer` and `join` start themselves again with them.
-        words = list(sys.argv[1:] if argv is None else argv)
         code = swarmnet.main(args=words, prog_name="swarmnet", standalone_mode=False, obj=Typed(words))
         sys.stdout.flush()
         return code if isinstance(code, int) else 0
@@ -140,23 +177,40 @@ def run(argv: Sequence[str] | None = None) -> int:
         return INTERRUPTED
     except BrokenPipeError:
         return _unread()
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+    except (OSError, RuntimeError, MemoryError) as error:
+        if (told := _of_the_host(error)) is None:
             raise
-        where = f"{error.filename}: " if error.filename else ""
-        _unread()  # what is left cannot be written, either
-        then = ", then ".join(["make room", *getattr(error, "__notes__", ())])
-        return _say(f"{where}no space left on the disk that is written to: {then}", FAILED)
+        if isinstance(error, OSError):
+            _unread()  # what is left cannot be written, either
+        return _say(*told)
     except BaseExceptionGroup as group:  # from a task group
         found = list(leaves(group))
         if any(isinstance(error, KeyboardInterrupt) for error in found):
             return INTERRUPTED
         if all(isinstance(error, BrokenPipeError) for error in found):
             return _unread()
-        if all(isinstance(error, SwarmError) for error in found):
+        if all(isinstance(error, SwarmError) or _of_the_host(error) for error in found):
             # Each is a line of its own; bad input outweighs a failure.
-            return max(_report(error) for error in found if isinstance(error, SwarmError))
+            return max(_report(error) for error in found)
         raise
+
+
+def _of_the_host(error: BaseException) -> tuple[str, int] | None:
+    """What this machine lacks, in words, and the exit code; None: it is another error."""
+    text, number = str(error), getattr(error, "errno", None)
+    where = f"{filename}: " if (filename := getattr(error, "filename", None)) else ""
+    then = "".join(f", then {note}" for note in getattr(error, "__notes__", ()))
+    if isinstance(error, OSError) and number in (errno.ENOSPC, errno.EDQUOT):
+        return f"{where}no space left on the disk that is written to: make room{then}", FAILED
+    if isinstance(error, BlockingIOError) or "can't start new thread" in text:
+        return "this machine lets no more processes or threads start: raise pids.max or ulimit -u", FAILED
+    if isinstance(error, MemoryError) or number == errno.ENOMEM or "can't allocate memory" in text:
+        return f"this process may take no more memory (ulimit -v, or the machine has none left){then}", FAILED
+    if isinstance(error, FileNotFoundError) and "temporary directory" in text:
+        return "no directory for temporary files can be written: name one with TMPDIR", BAD_INPUT
+    if isinstance(error, RuntimeError) and "home directory" in text:
+        return "~ names no directory, because HOME is not set or there is no such user: write the path", BAD_INPUT
+    return None
 
 
 def _unread() -> int:
@@ -178,7 +232,11 @@ def _settable(error: click.NoSuchOption) -> str:
     return f" Write --set {found[0]}=..." if found else ""
 
 
-def _report(error: SwarmError) -> int:
+def _report(error: BaseException) -> int:
+    if not isinstance(error, SwarmError):
+        told = _of_the_host(error)
+        assert told is not None, error
+        return _say(*told)
     text = str(error) if error.message else f"{type(error).__name__}: {error}"
     return _say(" ".join(text.split()), BAD_INPUT if isinstance(error, UsageError) else FAILED)
 

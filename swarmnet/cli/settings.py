@@ -12,6 +12,7 @@ import dataclasses
 import functools
 import itertools
 import math
+import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -389,6 +390,9 @@ def _layers(ctx: click.Context, role: Role) -> list[SettingsLayer]:
     from swarmnet.config.check import SettingsLayer, layer
 
     layers = [implied(role)]
+    # What has no --dir, such as `plan`, keeps nothing there: a user without a home needs none for it.
+    if os.path.expanduser("~") == "~" and "dir" not in {param.name for param in ctx.command.params}:
+        layers.append(SettingsLayer("default", {"dir": "."}))
     if file := ctx.params["config"]:
         layers.append(SettingsLayer(file, toml.read(Path(file).expanduser())))
     assignments = next(param for param in ctx.command.params if param.name == "assignments")

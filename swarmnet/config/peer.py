@@ -6,7 +6,7 @@ said over what is in files.
 
 from __future__ import annotations
 
-import os
+import ipaddress
 import re
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -14,6 +14,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
+from swarmnet import host
 from swarmnet.config.plug_in import one_of
 from swarmnet.config.table import CliOption, Count, Positive, Seconds, Table, says
 
@@ -28,7 +29,7 @@ def _home(path: Path) -> Path:
     try:
         return path.expanduser()
     except RuntimeError as error:
-        raise ValueError(f"{path}: whose home is that?") from error
+        raise ValueError(f"{path}: ~ names no home, because HOME is not set or there is no such user") from error
 
 
 def _multiaddr(text: str) -> str:
@@ -45,6 +46,16 @@ def listen_at(text: str) -> tuple[str, int]:
     return host.strip("[]") or "127.0.0.1", int(port)
 
 
+def _own_address(text: str) -> str:
+    # The DHT daemon takes no name, and a scope (fe80::1%eth0) has no multiaddr.
+    try:
+        if "%" not in text:
+            return str(ipaddress.ip_address(text))
+    except ValueError:
+        pass
+    raise ValueError("must be an IP address of this machine, such as 127.0.0.1; 0.0.0.0 or :: is all of them")
+
+
 def _listen_at(text: str) -> str:
     if text:
         listen_at(text)
@@ -52,11 +63,12 @@ def _listen_at(text: str) -> str:
 
 
 def _threads(count: int) -> int:
-    cores = os.cpu_count() or 1
+    cores = host.cores()
     # A typing mistake here would bring the machine to a halt.
     if count > THREADS_PER_CORE * cores:
         raise ValueError(
-            f"must be at most {THREADS_PER_CORE * cores} on this machine, which has {cores} core{'s' * (cores != 1)}"
+            f"must be at most {THREADS_PER_CORE * cores} on this machine, which has {cores} core{'s' * (cores != 1)} "
+            "for this process"
         )
     return count
 
@@ -262,7 +274,9 @@ class PeerConfig(Table):
     initial: Annotated[Home | None, CliOption("DIR")] = says(
         None, "where this machine has the checkpoint the run begins with, if not at initial.source"
     )
-    host: Annotated[str, CliOption("ADDR")] = says("0.0.0.0", "address to listen on; :: is IPv6 and IPv4", min_length=1)
+    host: Annotated[str, AfterValidator(_own_address), CliOption("ADDR")] = says(
+        "0.0.0.0", "address to listen on; :: is IPv6 and IPv4"
+    )
     port: Annotated[Port, CliOption("N")] = says(0, "port of the data plane; 0: last time's, else any free one")
     dht_port: Annotated[Port, CliOption("N")] = says(0, "port of the DHT; 0: last time's, else any free one")
     bulk_port: Annotated[Port, CliOption("N")] = says(

@@ -18,6 +18,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from swarmnet.errors import SwarmError, UsageError
+from swarmnet.host import tasks_left
+from swarmnet.net.address import Address
 from swarmnet.net.identity import FileLock, Identity, own_directory, sweep
 from swarmnet.net.parent_death import dies_with_parent
 from swarmnet.net.ports import check_free
@@ -27,6 +29,9 @@ PREFIX = "swarmnet-p2pd-"
 """How directories of daemons begin, in the system's directory for temporary files."""
 
 STOP_TIMEOUT_S = 2.0
+
+LEAST_TASKS = 24
+"""Threads of the daemon and of gRPC: 8 and 7 on two processors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +70,14 @@ class Daemon(asyncio.SubprocessProtocol):
 
         Raises UsageError if the address cannot be listened on, DaemonFailed if p2pd does not come up.
         """
+        # Without a thread that they need, the daemon and gRPC end with pages of stacks.
+        if (left := tasks_left()) is not None and left < LEAST_TASKS:
+            raise UsageError(
+                f"only {left} more processes and threads may start here, and about {LEAST_TASKS} are needed: raise "
+                "pids.max of this process's control group (docker --pids-limit, TasksMax= of a systemd unit)"
+            )
+        for address in map(Address.parse, listen.announce):
+            await _check_name(address)
         claim: socket.socket | None = None
         if not listen.client:
             port, claim = _take_port(listen)
@@ -184,6 +197,18 @@ def _listening(listen: Listen) -> list[str]:
         bare = (address.partition("/p2p/")[0] for address in listen.announce)
         arguments.append(f"-announceAddrs={','.join(bare)}")
     return arguments
+
+
+async def _check_name(address: Address) -> None:
+    """Raises UsageError if there is no such host name; names that cannot be asked for now are taken."""
+    if not address.kind.startswith("dns"):
+        return
+    family = socket.AF_INET6 if address.kind == "dns6" else socket.AF_INET
+    try:
+        await asyncio.get_running_loop().getaddrinfo(address.host, None, family=family)
+    except socket.gaierror as error:
+        if error.errno in (socket.EAI_NONAME, socket.EAI_NODATA):
+            raise UsageError(f"--announce {address}: there is no such host ({error.strerror})") from error
 
 
 def _take_port(listen: Listen) -> tuple[int, socket.socket | None]:

@@ -196,19 +196,31 @@ class FileLock:
 
 
 def own_directory(prefix: str) -> tuple[Path, FileLock]:
-    """A new directory among the system's temporary ones that is ours for as long as we live. prefix: of its name."""
+    """A new directory among the system's temporary ones that is ours for as long as we live. prefix: of its name.
+
+    Raises UsageError where there is none that can be written.
+    """
     while True:
-        # 0700: a socket in it gives command of what listens there.
-        directory = Path(tempfile.mkdtemp(prefix=prefix, dir=_temporary()))
+        try:
+            # 0700: a socket in it gives command of what listens there.
+            directory = Path(tempfile.mkdtemp(prefix=prefix, dir=_temporary()))
+        except OSError as error:
+            raise UsageError(
+                f"no directory for temporary files ({error.strerror or error}): name one that can be written with "
+                f"TMPDIR, of less than {_SHORT} characters"
+            ) from error
         with contextlib.suppress(FileNotFoundError):  # another's sweep held it before we did
             hold = FileLock.directory(directory, wait=True)
             assert hold is not None, "we waited for it"
             return directory, hold
 
 
+_SHORT = 64  # characters of a directory: the address of a socket in it holds about a hundred
+
+
 def _temporary() -> str:
-    # The address of a socket holds about a hundred characters.
-    return found if len(found := tempfile.gettempdir()) < 64 else "/tmp"
+    """Raises FileNotFoundError if no directory can be written."""
+    return found if len(found := tempfile.gettempdir()) < _SHORT else "/tmp"
 
 
 def sweep(prefix: str) -> None:

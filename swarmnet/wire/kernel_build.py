@@ -59,8 +59,8 @@ def _prepare(threads: int) -> None:
     try:
         place = built(found, cache())
         kernels.use(checked(kernels.load(str(place), frozenset(kernels.FAMILIES), threads=threads), beside=place))
-    # A compiler that does not work is as good as none; averaging goes on without.
-    except (OSError, AttributeError, subprocess.SubprocessError) as error:
+    # A compiler that does not work is as good as none, and so is a user without a home for the cache (RuntimeError).
+    except (OSError, AttributeError, RuntimeError, subprocess.SubprocessError) as error:
         log.warning("no_kernels", error=str(error)[:200])
 
 

@@ -3,10 +3,13 @@
 import errno
 import io
 import os
+import pty
+import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import click
 import pytest
@@ -95,6 +98,112 @@ def test_a_full_disk_is_named_with_how_to_go_on(boom, capfd, monkeypatch: pytest
         assert boom(full) == 1
     said = "/x/loss.csv: no space left on the disk that is written to: make room, then go on with --resume"
     assert capfd.readouterr().err == f"swarmnet: error: {said}\n"
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "words"),
+    [
+        (RuntimeError("can't start new thread"), 1, "lets no more processes or threads start: raise pids.max"),
+        (BlockingIOError(errno.EAGAIN, "fork"), 1, "lets no more processes or threads start: raise pids.max"),
+        (ExceptionGroup("tasks", [RuntimeError("can't start new thread")]), 1, "lets no more processes or threads"),
+        (MemoryError(), 1, "may take no more memory"),
+        (OSError(errno.ENOMEM, "fork"), 1, "may take no more memory"),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried ..."), 1, "may take no more memory"),
+        (FileNotFoundError(errno.ENOENT, "No usable temporary directory found in ['/tmp']"), 2, "with TMPDIR"),
+        (RuntimeError("Could not determine home directory."), 2, "~ names no directory"),
+    ],
+    ids=repr,
+)
+def test_what_the_machine_lacks_is_one_line(
+    boom, capfd, monkeypatch: pytest.MonkeyPatch, error: Exception, code: int, words: str
+) -> None:
+    with open(os.dup(1), "w") as out:  # it is bent to the null device
+        monkeypatch.setattr("sys.stdout", out)
+        assert boom(error) == code
+    said = capfd.readouterr().err
+    assert said.startswith("swarmnet: error: ") and words in said and said.count("\n") == 1
+
+
+LOSES_ITS_OUTPUT = """
+import click, sys
+from swarmnet.cli import frame
+@click.command("any")
+def command():
+    sys.stdin.readline()  # until nothing can be written any more
+    print("x" * 100_000)
+    print("y" * 100_000, file=sys.stderr)
+    return 7
+frame.Lazy.get_command = lambda *_: command
+sys.exit(frame.run(sys.argv[1:]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("command", "opened"),
+    [("peer", os.pipe), ("peer", pty.openpty), ("local", pty.openpty)],
+    ids=["peer, pipe", "peer, terminal", "local, terminal"],
+)
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_command_that_runs_long_outlasts_its_terminal_and_a_peer_its_reader(
+    command: str, opened: Callable[[], tuple[int, int]], unbuffered: str
+) -> None:
+    ours, theirs = opened()
+    words, env = [sys.executable, "-c", LOSES_ITS_OUTPUT, command], os.environ | {"PYTHONUNBUFFERED": unbuffered}
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=theirs, stderr=theirs, env=env) as process:
+        os.close(theirs)
+        os.close(ours)
+        process.communicate(b"\n")
+    assert process.returncode == 7
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_standard_files_that_are_closed_are_as_good_as_the_null_device(closed: str, tmp_path: Path) -> None:
+    """Else the next file that is opened has their number, and gets what is printed."""
+    check = (
+        f"import os; print('printed'); os.write(os.open({str(tmp_path / 'file')!r}, os.O_CREAT | os.O_WRONLY), b'x')"
+    )
+    script = f"from swarmnet.cli import main, _open_standard_files as opened; opened(); {check}"
+    line = f"exec {shlex.join([sys.executable, '-c', script])} {closed}"
+    assert subprocess.run(["sh", "-c", line], timeout=60).returncode == 0
+    assert (tmp_path / "file").read_bytes() == b"x"
+    line = f"exec {shlex.join([sys.executable, '-m', 'swarmnet', '--version'])} {closed}"
+    assert subprocess.run(["sh", "-c", line], timeout=60).returncode == 0
+
+
+NAMESPACE = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--kill-child", sys.executable, "-c"]
+FIRST = """
+import os, signal, subprocess, sys
+from swarmnet.cli import _go_on_in_a_child
+_go_on_in_a_child()
+assert os.getpid() != 1
+if sys.argv[1] == "orphans":
+    # Its parent ends first, so that PID 1 gets it; a zombie would keep its number.
+    orphan = int(subprocess.check_output(["sh", "-c", "sleep 0.01 >&2 & echo $!"]))
+    while True:
+        try:
+            os.kill(orphan, 0)
+        except ProcessLookupError:
+            sys.exit(7)
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+os.kill(1, signal.SIGTERM)
+signal.sigwait({signal.SIGTERM})
+print("caught", flush=True)
+signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+os.kill(1, signal.SIGTERM)
+while True:
+    signal.pause()
+"""
+
+
+@pytest.mark.skipif(
+    sys.platform != "linux" or subprocess.run([*NAMESPACE, ""], capture_output=True).returncode != 0,
+    reason="no process namespaces here",
+)
+@pytest.mark.parametrize(("does", "code", "said"), [("signals", 143, "caught\n"), ("orphans", 7, "")])
+def test_as_the_first_process_of_a_container(does: str, code: int, said: str) -> None:
+    """The kernel would drop its second SIGTERM, and leave it every orphan to reap."""
+    ended = subprocess.run([*NAMESPACE, FIRST, does], stdout=subprocess.PIPE, text=True, timeout=60)
+    assert (ended.returncode, ended.stdout) == (code, said)
 
 
 @pytest.fixture
