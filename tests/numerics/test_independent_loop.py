@@ -30,7 +30,7 @@ MODEL = Model(
 )
 
 
-def run_of(**optimizer: Any) -> Manifest:
+def run_of(averaging: Averaging | None = None, **optimizer: Any) -> Manifest:
     """12 steps, the first on the fine grid; 384 tokens a step, so that no mean is exact."""
     return Manifest(
         model=MODEL,
@@ -38,7 +38,7 @@ def run_of(**optimizer: Any) -> Manifest:
         training=Training(seed=3, total_steps=12, microbatches=8, microbatch_size=3, sequence_length=16, eval_every=0),
         optimizer=Optimizer(**{"learning_rate": 1e-3, "warmup_steps": 4} | optimizer),
         numerics=Numerics(mode="deterministic"),
-        averaging=Averaging(codec="small"),
+        averaging=averaging or Averaging(codec="small"),
     )
 
 
@@ -57,60 +57,62 @@ def murmur(x: np.ndarray) -> np.ndarray:
 
 
 class SmallSum:
-    """One parameter's sum of a step, and the scales it is rounded by; a vector is one row."""
+    """One parameter's sum of a step, and the scales of each version; a vector is one row."""
 
     def __init__(self, name: str, shape: Sequence[int], grid_bits: int) -> None:
         self.crc, self.grid_bits, self.vector = zlib.crc32(name.encode()), grid_bits, len(shape) == 1
         self.shape = (1, *shape)[-2:]
-        self.total = np.zeros(self.shape, np.int64)
-        self.a = self.b = np.zeros(0, np.float32)
+        self.scales: list[tuple[np.ndarray, np.ndarray] | None] = [None]
 
-    @property
-    def first(self) -> bool:
-        """Nothing is known of gradients yet: the grid is the fine one."""
-        return not self.a.size
+    def begin(self, version: int) -> None:
+        """A step is rounded by the scales of this version; None: nothing is known yet, and the grid is the fine one."""
+        self.used, self.total = self.scales[version], np.zeros(self.shape, np.int64)
 
     def add(self, g: np.ndarray, step: int, microbatch: int) -> None:
         g = g.reshape(self.shape)
-        if self.first:
+        if self.used is None:
             self.total += np.rint(g.astype(np.float64) * 2.0**self.grid_bits).astype(np.int64)
             return
         of_step = murmur(np.array([(self.crc + step) % 2**32]))[0] % 2**16
         h = murmur((of_step + np.arange(g.size)) % 2**16) % 2**24
         u = (h + 10368890 * (microbatch + 1)) % 2**24 / np.float32(2**24)
-        a, b = ((1 / each.astype(np.float64)).astype(np.float32) for each in (self.a, self.b))
+        a, b = ((1 / each.astype(np.float64)).astype(np.float32) for each in self.used)
         x = g * a[:, None] * b + u.astype(np.float32).reshape(self.shape)
         self.total += np.floor(x).clip(-2047, 2047).astype(np.int64)
 
     def values(self) -> np.ndarray:
         """T, in whose length the norm is."""
-        if self.first:
+        if self.used is None:
             return self.total * 2.0**-self.grid_bits
-        return self.total.astype(np.float32) * self.a[:, None] * self.b
+        a, b = self.used
+        return self.total.astype(np.float32) * a[:, None] * b
 
     def mean(self, scale: float) -> np.ndarray:
-        if self.first:
+        if self.used is None:
             return (self.total * (scale * 2.0**-self.grid_bits)).astype(np.float32)
         return self.values() * np.float32(scale)
 
     def finish(self, microbatches: int, clip: float) -> None:
-        """The next scales, and a sum of zero."""
-        n, unit, (rows, columns) = self.total, 4 * microbatches / min(1.0, 16 * clip) ** 2, self.shape
-        if self.first:
+        """The scales of the next version."""
+        newest, (rows, columns) = self.scales[-1], self.shape
+        n, unit = self.total, 4 * microbatches / min(1.0, 16 * clip) ** 2
+        if self.used is None:
             shift = max(int(abs(n).max()).bit_length() - 20, 0)
             n, unit = n >> shift, unit * 4.0 ** (self.grid_bits - shift)
         squares = n.clip(-(2**20), 2**20) ** 2
         r, k = squares.sum(1) / unit / columns, squares.sum(0) / unit / rows
         q = math.fsum(squares.sum(1) / unit) / (rows * columns)
-        if not self.first:
-            a, b = self.a.astype(np.float64), self.b.astype(np.float64)
-            self.a = rooted((a**2 + r * a**2) / 2)
-            self.b = rooted((b**2 + k / q * b**2) / 2) if q and not self.vector else self.b
-        elif q:
-            self.a, self.b = rooted(r), np.ones(columns, np.float32) if self.vector else rooted(k / q)
+        if self.used is None and newest is not None:
+            a, b = newest
+        elif self.used is None and q:
+            a, b = rooted(r), np.ones(columns, np.float32) if self.vector else rooted(k / q)
+        elif self.used is None or newest is None:
+            a, b = np.full(rows, 2.0**-self.grid_bits, np.float32), np.ones(columns, np.float32)
         else:
-            self.a, self.b = np.full(rows, 2.0**-self.grid_bits, np.float32), np.ones(columns, np.float32)
-        self.total = np.zeros(self.shape, np.int64)
+            (a, b), (a_used, b_used) = newest, (each.astype(np.float64) for each in self.used)
+            a = rooted((a.astype(np.float64) ** 2 + r * a_used**2) / 2)
+            b = rooted((b.astype(np.float64) ** 2 + k / q * b_used**2) / 2) if q and not self.vector else b
+        self.scales.append((a, b))
 
 
 def rooted(squares: np.ndarray) -> np.ndarray:
@@ -185,9 +187,11 @@ def train(
         use_cache=False,
     )
     model = transformers.LlamaForCausalLM(config)
-    parameters = dict(model.named_parameters())
-    for name, parameter in parameters.items():
-        parameter.data.copy_(draw(name, parameter.shape, shape, seed=training.seed))
+    computing = dict(model.named_parameters())
+    parameters = {
+        name: torch.nn.Parameter(draw(name, parameter.shape, shape, seed=training.seed).clone())
+        for name, parameter in computing.items()
+    }
     groups = [
         {"params": [p for p in parameters.values() if p.ndim > 1], "weight_decay": table.weight_decay},
         {"params": [p for p in parameters.values() if p.ndim == 1], "weight_decay": 0.0},
@@ -196,8 +200,14 @@ def train(
     sums = {name: SmallSum(name, p.shape, manifest.numerics.grid_bits) for name, p in parameters.items()}
     sampler = Sampler(training.seed, tokens.num_tokens, training.sequence_length, training.microbatch_size)
     ids = torch.from_numpy(np.asarray(tokens.ids).astype(np.int64))
-    losses, clips = [], []
+    averaging, losses, clips, versions = manifest.averaging, [], [], list[dict[str, Tensor]]()
     for step in range(training.total_steps):
+        versions.append({name: parameter.detach().clone() for name, parameter in parameters.items()})
+        late = averaging.sync == "overlap" and step >= averaging.overlap_after
+        version = max(step - late, 0)
+        for name, parameter in computing.items():
+            parameter.data.copy_(versions[version][name])
+            sums[name].begin(version)
         loss, num_tokens = 0.0, 0
         for microbatch in range(training.microbatches):
             starts = sampler.positions(step * training.microbatches + microbatch)
@@ -207,7 +217,7 @@ def train(
             model.zero_grad()
             summed.backward()
             loss, num_tokens = loss + summed.item(), num_tokens + window[:, 1:].numel()
-            for name, parameter in parameters.items():
+            for name, parameter in computing.items():
                 sums[name].add(parameter.grad.numpy(), step, microbatch)
         losses.append(loss / num_tokens)
         norm = math.sqrt(sum(square_norm(each.values()) for each in sums.values())) / num_tokens
@@ -252,6 +262,18 @@ def test_the_written_update_has_the_oracles_bits(clip_norm):
     losses, weights, clips = train(manifest, tokens, WrittenAdamW)
     # Below 1/16 what the clip threw away moves no scale.
     assert max(clips) < 1 / 16 if clip_norm < 0.1 else min(clips) == 1
+    assert losses == expected.losses
+    for name, weight in expected.weights.items():
+        assert torch.equal(weights[name], weight), name
+
+
+@pytest.mark.parametrize("overlap_after", [0, 1, 3])
+def test_overlapping_steps_have_the_oracles_bits(overlap_after):
+    """Below 2 two steps are computed on version 0: both on the fine grid, and only the first sets scales."""
+    averaging = Averaging(codec="small", sync="overlap", overlap_after=overlap_after)
+    manifest, tokens = run_of(averaging, clip_norm=1.0, learning_rate=3e-3), walk()
+    expected = run_oracle(manifest, tokens)
+    losses, weights, _ = train(manifest, tokens, WrittenAdamW)
     assert losses == expected.losses
     for name, weight in expected.weights.items():
         assert torch.equal(weights[name], weight), name
