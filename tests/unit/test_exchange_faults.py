@@ -548,3 +548,9 @@ def test_a_loss_that_no_microbatch_has_is_refused(loss: float) -> None:
     check_losses({1: (25.0, 10)}, frozenset({1}), 10)
     with pytest.raises(Refused):
         check_losses({1: (loss, 10)}, frozenset({1}), 10)
+
+
+@pytest.mark.parametrize("num_tokens", [0, 9, 11])
+def test_a_loss_of_more_or_fewer_tokens_than_a_microbatch_has_is_refused(num_tokens: int) -> None:
+    with pytest.raises(Refused, match="tokens"):
+        check_losses({0: (25.0, 10), 1: (25.0, num_tokens)}, frozenset({0, 1}), 10)

@@ -288,6 +288,15 @@ def test_what_nobody_sends_is_ordered_when_nothing_flows():
     assert sorted(m.index for m in told(office.keeper.advance(now=5.2, resend=True), Execute)) == [0, 1]
 
 
+def test_a_keeper_orders_eight_microbatches_of_each_member_at_a_time():
+    office = Office(B, microbatches=100)
+    office.everybody_reports(B)
+    office.beat(B, 5.0)
+    orders = told(office.keeper.advance(now=5.2, resend=True), Execute)
+    assert [order.index for order in orders] == list(range(16))
+    assert told(office.keeper.advance(now=5.3, resend=True), Execute) == []
+
+
 def test_h12_a_restart_under_the_same_name_loses_what_its_predecessor_had():
     office = Office(B)
     office.everybody_reports(B)
@@ -823,6 +832,30 @@ def test_a_release_is_not_heard_once_the_keeper_holds_the_rounds_sum():
     office.report(ME, summed={0}, finished=sum_of(round_), now=0.4)
     assert office.keeper.on_release(B, Release(STAMP, BALLOT, gen(0), frozenset({1})), now=0.5) == []
     assert opened(office).id == round_.id
+
+
+def test_a_release_that_two_holders_of_the_sum_refute_is_not_heard():
+    for holders, released in (((C,), True), ((C, D), False)):
+        office = Office(B, C, D)
+        office.everybody_reports(B, C, D)
+        office.claim(ME, 0)
+        office.claim(B, 1)
+        office.report(ME, summed={0}, now=0.3)
+        office.report(B, summed={1}, now=0.3)
+        first = opened(office)
+        for peer in holders:
+            office.report(peer, finished=sum_of(first), now=0.4)
+        notes = office.keeper.on_release(B, Release(STAMP, BALLOT, gen(0), frozenset({1})), now=0.5)
+        assert [action.event for action in notes] == (["released"] if released else [])
+        assert (office.keeper.round is None) == released
+
+
+def test_a_report_of_an_older_generation_changes_nothing():
+    office = Office(B)
+    office.everybody_reports(B)
+    office.report(B, generation=gen(1), summed={1}, now=0.2)
+    office.report(B, generation=gen(0), summed={0}, now=0.3)  # the network delivers it late
+    assert office.keeper.members[B] == gen(1) and office.keeper.ledger.owners == [None, (B, gen(1))]
 
 
 def test_who_gives_back_what_rounds_name_again_and_again_is_struck_for_the_time():

@@ -585,6 +585,20 @@ def test_of_another_stage_its_votes_tell_or_what_most_of_a_stage_go_by():
     assert member.barrier.of(1) == signed
 
 
+def test_a_second_commit_of_a_stage_does_not_replace_the_first():
+    table = Table("A", "K", stages=2)
+    member = table.members["A"]
+    table.neighbour("N")
+    ids = [RoundId(Ballot(0, PeerId("N")), number) for number in (1, 2)]
+    commits = [certified(Commit(1, 0, CHAIN, of, str(of).encode(), 2, 0.0, 1.0), "N") for of in ids]
+    for commit in commits:
+        table.put([(PeerId("N"), PeerId("A"), Committed(commit))])
+        assert member.barrier.of(1) == commits[0]
+    # Nor if a state comes with both.
+    table.do("A", member.restored(0, CHAIN, CHAIN, CHAIN, None, tuple(commits[::-1]), now=table.now))
+    assert member.barrier.of(1) == commits[1]
+
+
 def test_a_commit_with_a_vote_that_is_not_its_voters_changes_nothing():
     table = Table("A", "B", "K")
     member = table.members["A"]

@@ -68,6 +68,12 @@ def test_one_caller_cannot_take_what_all_share() -> None:
     assert found.call(PeerId("most"), PEER, ident(8), 0.0) == "too many circuits to that peer"
 
 
+def test_all_callers_together_take_no_more_circuits_than_there_are() -> None:
+    found = book(circuits=4)
+    said = [found.call(PeerId(f"caller {at}"), PEER, ident(at), 0.0) for at in range(5)]
+    assert said == ["", "", "", "", "too many circuits"]
+
+
 def test_one_home_cannot_take_what_all_share_under_many_names() -> None:
     found = book(circuits=8)
     said = [found.call(PeerId(f"caller {at}"), PEER, ident(at), 0.0, home="a") for at in range(3)]

@@ -258,6 +258,32 @@ def test_half_of_the_weight_is_on_either_side_of_the_median(pairs: list[tuple[fl
     assert 2 * sum(weight for value, weight in pairs if value >= found) >= whole
 
 
+@pytest.mark.parametrize(
+    ("lengths", "weights", "expected"),
+    [
+        ([7.0], [3], 7.0),
+        ([2.0, 1.0], [1, 1], 1.0),
+        ([3.0, 1.0, 2.0], [1, 1, 1], 2.0),
+        ([4.0, 3.0, 2.0, 1.0], [1, 1, 1, 1], 2.0),
+        ([1.0, 2.0, 3.0], [1, 1, 2], 2.0),
+        ([1.0, 2.0, 3.0], [1, 1, 3], 3.0),
+    ],
+)
+def test_the_lower_median_is_the_smallest_value_that_half_of_the_weight_reaches(
+    lengths: list[float], weights: list[int], expected: float
+) -> None:
+    assert lower_median(lengths, weights) == expected
+
+
+def test_the_rules_clip_at_a_factor_of_the_lower_median() -> None:
+    """Of means of 1, 2, 3 and 40 on one axis; 2 is the lower median of their lengths."""
+    means = [torch.tensor([length]) for length in (1.0, 2.0, 3.0, 40.0)]
+    kept = NormClip(1.5)([mean.clone() for mean in means], [1] * 4, None).kept
+    assert kept == pytest.approx((1.0, 1.0, 1.0, 3.0 / 40.0))
+    # They pull a centre of 0 by 1, 2, 2 and 2; it moves by the mean.
+    assert float(reduce(CenteredClip(1.0, 1), means, [1] * 4, torch.zeros(1))) == pytest.approx(7.0 / 4)
+
+
 # ---------------------------------------------------------------- whole parts, encoded
 
 

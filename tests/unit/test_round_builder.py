@@ -58,6 +58,17 @@ def test_who_is_lost_leaves_the_other_rows_and_is_made_good_in_its_own() -> None
     assert [row for row in after.rows if row in before.rows] == [row for row in before.rows if PEERS[5] not in row]
 
 
+@pytest.mark.parametrize(("num", "size", "lost", "lengths"), [(16, 4, 2, [3, 3, 4, 4]), (20, 5, 3, [4, 4, 4, 5])])
+def test_a_row_of_half_as_many_members_as_columns_makes_it_another_grid(num, size, lost, lengths) -> None:
+    opening, ledger = opening_of(num, size)
+    row = grid_of(opening.open(PEERS[:num], ledger)).rows[1]
+    for gone, kept in ((lost - 1, True), (lost, False)):
+        left = [peer for peer in PEERS[:num] if peer not in row[:gone]]
+        rows = grid_of(opening.open(left, ledger)).rows
+        assert (row[gone:] in rows) == kept
+    assert sorted(map(len, rows)) == lengths
+
+
 def test_who_has_come_meanwhile_makes_it_another_grid() -> None:
     opening, ledger = opening_of(16, 4)
     opening.open(PEERS[:16], ledger)
