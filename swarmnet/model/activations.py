@@ -102,7 +102,7 @@ class Offload:
             storage = tensor.untyped_storage()
             # Weights live on anyway, and small tensors are not worth a copy.
             if storage._cdata in staying or tensor.numel() * tensor.element_size() < self._least:
-                return tensor
+                return tensor.detach()  # an operation that saves its own output, graph and all, is never freed
             place = storage._cdata, tensor.storage_offset(), tensor.shape, tensor.stride()
             key = (*place, tensor.dtype, tensor._version)
             found = moved.get(key)

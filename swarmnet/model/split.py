@@ -132,7 +132,9 @@ class _Linear(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, None, None, None]:
         x, weight = ctx.saved_tensors
-        x_NI, grad_NO = x.flatten(0, -2), grads[0].flatten(0, -2)
+        # The tape gets x without its autograd graph, which leads back to the tape: if no weight pass empties the tape,
+        # that circle, which Python's collector does not see, keeps the microbatch for ever.
+        x_NI, grad_NO = x.detach().flatten(0, -2), grads[0].flatten(0, -2)
         if x.dtype == weight.dtype:  # straight into the gradient's memory
             ctx.tape.owe(ctx.weight, lambda out_OI: torch.mm(grad_NO.t(), x_NI, out=out_OI))
         else:  # a product in bf16 has a bf16 result
@@ -154,7 +156,7 @@ class _Scale(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, None, None]:
         x, weight = ctx.saved_tensors
-        grad = grads[0]
+        x, grad = x.detach(), grads[0]  # as above
         ctx.tape.owe(ctx.weight, lambda out_D: out_D.copy_((grad * x).sum_to_size(out_D.shape)))
         return (grad * weight if ctx.needs_input_grad[0] else None), None, None
 

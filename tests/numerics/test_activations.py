@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from dataclasses import dataclass
 
 import pytest
@@ -117,6 +119,32 @@ def test_backward_runs_once(policy: str) -> None:
     with pytest.raises(ValueError, match="has run already"):
         passes.backward(work, None)
     assert passes.forward(module, tokens, hidden.detach(), train=False)[1] is None
+
+
+@pytest.mark.parametrize("done", ["forward", "backward"])
+@pytest.mark.parametrize("ends", ENDS)
+@pytest.mark.parametrize("policy", ["stash", *SAVING])
+def test_a_microbatch_that_never_has_a_weight_pass_is_freed(policy: str, ends: str, done: str) -> None:
+    """At once: what audits compute again, or another replica counted, is as large as any microbatch."""
+    (first, last), module = ENDS[ends], module_of(MODEL, ends, torch.float32)
+    passes = Passes(first=first, last=last, device=CPU, reproducible=True, memory=MemoryPolicy(activations=policy))
+    tokens, hidden = torch.zeros(2, LENGTH + 1, dtype=torch.int32), torch.randn(2, LENGTH, MODEL.hidden_size)
+
+    def begun() -> weakref.ref[Tape]:
+        _, work = passes.forward(module, tokens, None if first else hidden.clone(), train=True)
+        assert work is not None and work.tape is not None
+        if done == "backward":
+            passes.backward(work, None if last else torch.ones_like(hidden))
+        return weakref.ref(work.tape)
+
+    gc.disable()  # the collector sees some cycles, and not how large they are
+    try:
+        tape = begun()
+        assert policy == "recompute_layers" or tape() is None
+    finally:
+        gc.enable()
+    gc.collect()
+    assert tape() is None
 
 
 def test_offload_moves_a_tensor_once_and_leaves_weights() -> None:
