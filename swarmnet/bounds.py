@@ -7,6 +7,7 @@ of others. Standard library only.
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, TypeVar
 
@@ -84,3 +85,8 @@ class Recent(OrderedDict[K, V]):
         self.move_to_end(key)
         if len(self) > self.most:
             self.popitem(last=False)
+
+    def drop(self, is_old: Callable[[K, V], bool]) -> None:
+        """Forget the entries of which that is true."""
+        for key in [key for key, value in self.items() if is_old(key, value)]:
+            del self[key]

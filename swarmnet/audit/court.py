@@ -241,10 +241,11 @@ class Court:
         self._sums: dict[int, CountedSum] = {}
         self._live: frozenset[PeerId] = frozenset()
         self._seen: list[int] = []  # steps of the first sums that I have seen, in all
+        # Invariant: these and what follows hold nothing of a step before `_forget`'s oldest one.
         self._pledged: Recent[tuple[PeerId, Stamp, object, bytes], Pledge] = Recent(1 << 12)
         self._trials: dict[tuple[Case, bytes], Trial] = {}
         self._told_by: Counter[PeerId] = Counter()  # of what was sent, since the last step
-        self._compared: Recent[bytes, bool] = Recent(1 << 10)  # what was sent, by what its peer has signed
+        self._compared: Recent[bytes, int] = Recent(1 << 10)  # by what a peer has signed of what it sent, the step
         self._charges: Counter[tuple[PeerId, int]] = Counter()  # cases of what a peer has sent, by step
         self._classes: dict[PeerId, str] = {}
         self._changed: dict[PeerId, int] = {}  # the step in which a peer was first seen in its class
@@ -383,7 +384,7 @@ class Court:
             return []
         if not self._signer.verify(sent.peer, word, sent.signature):
             return []
-        self._compared[word] = True
+        self._compared[word] = sent.stamp.step
         return [AskWork(sent, Case(counted.stamp, owner, sent.index))]
 
     def compared(self, sent: Sent, work: WorkRecord, path: bytes) -> list[CourtAction] | None:
@@ -711,6 +712,8 @@ class Court:
             del self._sums[step]
         for of in [of for of in self._charges if of[1] < oldest]:
             del self._charges[of]
+        self._pledged.drop(lambda of, pledge: pledge.stamp.step < oldest)
+        self._compared.drop(lambda word, step: step < oldest)
         gone = [key for key in self._trials if key[0].stamp.step < oldest]
         trials = [(case, self._trials.pop((case, of))) for case, of in gone]
         return [

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from swarmnet.audit.court import (
+    KEEP_STEPS,
     AskWork,
     Convict,
     Court,
@@ -190,6 +191,7 @@ class Auditor:
         self._asking = 0
         self._shares: Recent[bytes, tuple[Contributions, Indexes]] = Recent(_REMEMBERED)  # by what stands for them
         self._sums: Recent[Stamp, Finished] = Recent(_REMEMBERED)
+        # Invariant: of no step whose cases the court has forgotten.
         self._asked: Recent[Stamp, Counter[tuple[PeerId, PeerId, int]]] = Recent(_REMEMBERED)
         # By restart and step: the digest of each stage's sum, and of its contributors.
         self._committed: Recent[tuple[Restart, int], dict[int, tuple[bytes, bytes]]] = Recent(_COMMITTED)
@@ -198,7 +200,8 @@ class Auditor:
         self._told: set[tuple[int, PeerId, int]] = set()
         self._strangers = 0
         self._excuses = Excuses()
-        self._bare: Recent[Case, AuditData] = Recent(4 * _REMEMBERED)  # works of this step that I asked for
+        # Works that I asked for. Invariant: of cases that are in time.
+        self._bare: Recent[Case, AuditData] = Recent(4 * _REMEMBERED)
         self._kept = peer.papers.kept()
 
     # ------------------------------------------------------------ events
@@ -207,6 +210,8 @@ class Auditor:
         """The replica has applied that sum: `commits` are of all stages."""
         member = self._replica.member
         self._sums[stamp] = finished
+        self._bare.drop(lambda case, data: stamp.step - case.stamp.step > _IN_TIME)
+        self._asked.drop(lambda of, asks: stamp.step - of.step >= KEEP_STEPS)
         self._committed[stamp.restart, stamp.step] = {each.stage: (each.digest, each.roll) for each in commits}
         self._shares[shares_of(finished.contributions, finished.voided)] = finished.contributions, finished.voided
         live = frozenset(member.view.live(self.stage, now=self._now()))

@@ -38,7 +38,7 @@ from swarmnet.messages import (
     Stamp,
     WorkRecord,
 )
-from swarmnet.pipeline.works import LARGE, WorkBook, digest
+from swarmnet.pipeline.works import KEPT_STEPS, LARGE, WorkBook, digest
 
 Kind = Literal["output", "answer"]
 
@@ -75,13 +75,16 @@ class Transfers:
         self._beside, self._last = beside, num_stages - 1
         self._fresh_until = math.inf
         self._open: dict[int, StepTransfers] = {}
-        self._verified: Recent[tuple[bytes, bytes], bool] = Recent(1 << 13)
+        # By statement and signature, the step. Invariant: of no step that is KEPT_STEPS or more before the newest one.
+        self._verified: Recent[tuple[bytes, bytes], int] = Recent(1 << 13)
 
     # ------------------------------------------------------------ what I send
 
     def open(self, step: int) -> StepTransfers:
         """The step is open from now on."""
         self._open = {other: of for other, of in self._open.items() if not of.ended}
+        # Payloads of an older step are neither received nor audited.
+        self._verified.drop(lambda said, at: at <= step - KEPT_STEPS)
         self._open[step] = StepTransfers(self, self._beside.stamp(step))
         return self._open[step]
 
@@ -166,7 +169,7 @@ class Transfers:
             if said not in self._verified:
                 if not self.signer.verify(sent.peer, *said):
                     raise _refused("a signature is false", found)
-                self._verified[said] = True
+                self._verified[said] = found.step
         # No more than that either: it is kept, and told to others.
         if needed(sents) != [*sents]:
             raise _refused("nobody has signed what it was made of", found)

@@ -20,7 +20,7 @@ from __future__ import annotations
 import bisect
 import functools
 import hashlib
-from collections.abc import Collection, Iterable, Mapping, Set
+from collections.abc import Callable, Collection, Iterable, Mapping, Set
 
 from swarmnet.ids import Chain, PeerId, mark_of
 
@@ -57,10 +57,19 @@ def mates(me: PeerId, names: Set[PeerId], counting: Set[PeerId]) -> frozenset[Pe
     return ring(me, names) | (counting - {me} if me in counting else lots(me, counting))
 
 
-@functools.lru_cache(maxsize=1 << 14)
+@functools.lru_cache(maxsize=16)
+def _ranks(term_chain: Chain, stage: int) -> Callable[[PeerId], bytes]:
+    # A cache for each term, because one of all keeps the ended terms until thousands of newer ones have come.
+    @functools.lru_cache(maxsize=1 << 14)
+    def rank(peer: PeerId) -> bytes:
+        return hashlib.sha256(f"{term_chain}/{stage}/{peer}".encode()).digest()
+
+    return rank
+
+
 def keeper_rank(term_chain: Chain, stage: int, peer: PeerId) -> bytes:
     """Where a peer stands in the order of keepers of a term; lowest first."""
-    return hashlib.sha256(f"{term_chain}/{stage}/{peer}".encode()).digest()
+    return _ranks(term_chain, stage)(peer)
 
 
 class Graph:

@@ -419,6 +419,8 @@ class Trainer:
                 while not self._may_begin(self.step) and self._stage.newest_version() < self._stage.steps:
                     await self._news.wait()
                 step = self.step = max(self.step, self._stage.newest_version())
+                # Invariant: neither has an entry for a step of which all is answered.
+                self._away, self._unsent = +self._away, +self._unsent
                 # The group waits for what is in flight.
                 if step >= self._stage.steps:
                     return
