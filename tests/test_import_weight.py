@@ -3,8 +3,12 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+
+from swarmnet.manifest.file import to_toml
+from swarmnet.manifest.schema import Manifest
 
 HEAVY = {"torch", "hivemind", "grpc", "bitsandbytes", "numpy", "pydantic", "cryptography", "rich", "safetensors"}
 
@@ -67,3 +71,51 @@ def test_the_dht_comes_without_the_rest_of_hivemind_which_is_there_for_whoever_a
         "import sys, swarmnet.net.dht; assert 'scipy' not in sys.modules and 'hivemind.optim' not in sys.modules\n"
         "import hivemind; assert hivemind.DHT is hivemind.dht.DHT and hivemind.Optimizer.__module__ in sys.modules"
     )
+
+
+LINK = "swarm:0123456789ab@/ip4/127.0.0.1/tcp/1/p2p/12D3KooWEyoppNCUx8Yx66oV9fJnriXwCcXwDDUA2kj6vnc6iDEp"
+MISTAKES = (
+    "statsu",
+    "status --frob",
+    "status nothing",
+    "status run.toml",
+    "status run.toml --bootstrap foo",
+    "status run.toml --bootstrap /ip4/127.0.0.1/tcp/1",
+    "watch nothing",
+    "watch run.toml --bootstrap foo",
+    f"watch {LINK} --csv file/curve.csv",
+    f"watch {LINK} --png file/curve.png",
+    "dashboard run.toml --bootstrap foo",
+    "export nothing model",
+    "export run.toml run.toml",
+    "export run.toml file/model",
+    "export run.toml model --dir nothing",
+    f"export {LINK} model --dir .",
+    "export swarm:12@x model",
+    "eval nothing",
+    "eval run.toml --dir nothing",
+    "eval run.toml --bootstrap foo",
+    "eval run.toml --data nothing",
+    "generate nothing x",
+    "generate run.toml x --dir nothing",
+    "generate run.toml x --bootstrap foo",
+    "peer --no-restart --manifest run.toml --stage 0 --dir file/x",
+    "peer --no-restart --manifest run.toml --stage 0 --bootstrap foo",
+    "peer --no-restart --manifest run.toml --stage 0 --bootstrap /ip4/127.0.0.1/tcp/1",
+    "trainer --manifest run.toml --dir file/x",
+    "bootstrap --dir file/x",
+    f"join --no-restart {LINK} --dir file/x",
+    "extend run.toml --steps 100000 --bootstrap foo",
+    "ban run.toml 12D3KooWEyoppNCUx8Yx66oV9fJnriXwCcXwDDUA2kj6vnc6iDEp --bootstrap foo",
+    "receipts run.toml",
+)
+
+
+def test_what_is_refused_imports_nothing_heavy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").touch()
+    (tmp_path / "run.toml").write_text(to_toml(Manifest()))
+    lines = [line.split() for line in MISTAKES]
+    modules = probe(f"from swarmnet.cli.frame import run; assert [run(line) for line in {lines}] == [2] * {len(lines)}")
+    assert not modules & {"torch", "hivemind", "grpc", "safetensors", "transformers", "scipy"}
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "run.toml"]

@@ -145,11 +145,13 @@ def ban(named: tuple[str, ...], lift: bool, bootstrap: tuple[str, ...]) -> int:
       swarmnet ban run.toml 12D3KooW... --bootstrap /ip4/203.0.113.7/tcp/31337/p2p/12D3KooW...
     """
     from swarmnet.manifest.terms import RunTerms
+    from swarmnet.net.address import check_addresses
     from swarmnet.net.admission_files import Owner, bans_beside
 
     path, manifest, peers = _run_and_peers(named)
     if not peers:
         raise UsageError("name the peers to ban by whole ids (12D3KooW...); `swarmnet status --json` has them")
+    check_addresses(bootstrap)
     bans = Owner(path, RunTerms.of(manifest)).ban(peers, lift=lift, now=wall_time())
     click.echo(f"wrote {bans_beside(path)}: list {bans.number}, {len(bans.peers)} banned")
     # The list is signed: whoever runs beside this file may spread it.
@@ -251,8 +253,10 @@ def extend(path: Path, steps: int, since: int | None, bootstrap: tuple[str, ...]
     from swarmnet.manifest.extension import Horizon
     from swarmnet.manifest.file import load
     from swarmnet.manifest.terms import RunTerms
+    from swarmnet.net.address import check_addresses
     from swarmnet.net.admission_files import Owner, notices_beside
 
+    check_addresses(bootstrap)
     terms = RunTerms.of(load(path.expanduser()))
     owner = Owner(path, terms, admits=False)
     known = owner.notices()

@@ -43,6 +43,24 @@ BUILT_IN = ("stdlib", "corpus:small")
 
 MULTIADDR = "MADDR"
 
+
+def check_writable(directory: Path, flag: str) -> None:
+    """Raises UsageError unless files can be made in `directory`, or it can be made itself. Leaves nothing there."""
+    import os
+    import tempfile
+
+    place = next(each for each in (directory, *directory.absolute().parents) if os.path.lexists(each))
+    try:
+        # Permissions and read-only file systems do not tell all: only an attempt does.
+        with tempfile.TemporaryDirectory(prefix=".swarmnet-", dir=place):
+            pass
+    except (OSError, UnicodeError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise UsageError(
+            f"{flag} {directory}: nothing can be written in {place} ({why}): choose another one"
+        ) from error
+
+
 with_bootstrap = click.option(
     "--bootstrap",
     multiple=True,
@@ -342,10 +360,15 @@ def read_config(ctx: click.Context, role: Role) -> PeerConfig:
     from swarmnet import telemetry
     from swarmnet.config.check import SettingsLayer, resolve
     from swarmnet.config.peer import PeerConfig
+    from swarmnet.net.address import check_addresses
 
     # Checked after all layers are laid: what a stronger one corrects is no mistake.
     layers, where = _layers(ctx, role), ctx.params["config"] or "peer config"
     config = resolve(PeerConfig, layers, where=where)
+    check_addresses(config.bootstrap)
+    # `doctor` reports what is wrong with the directory.
+    if ctx.info_name != "doctor":
+        check_writable(config.dir, "--dir")
     if role == "stage":
         from swarmnet.peer.desk import WISHES, kept_wishes
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from swarmnet.cli.desk import with_dir
-from swarmnet.cli.settings import SETTINGS, CountRange, NumberRange, with_bootstrap, with_log_level
+from swarmnet.cli.settings import SETTINGS, CountRange, NumberRange, check_writable, with_bootstrap, with_log_level
 
 
 @click.command("watch", context_settings=SETTINGS)
@@ -71,6 +71,9 @@ def watch(
 
     # What is typed is checked before hivemind is imported, which takes a second.
     named, bootstrap = find_run(run, bootstrap, "watch")
+    for flag, file in (("--csv", csv), ("--png", png), ("--tensorboard", tensorboard and tensorboard / "events")):
+        if file is not None and not file.exists():
+            check_writable(file.parent, flag)
 
     from swarmnet import telemetry
     from swarmnet.monitor.run import WatchOptions, run_watch

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,7 @@ from swarmnet.cli.settings import (
     SETTINGS,
     CountRange,
     NumberRange,
+    check_writable,
     with_bootstrap,
     with_checkpoints,
     with_json,
@@ -72,6 +74,7 @@ def weights_of(
     import tempfile
 
     from swarmnet.manifest.file import load, run_id
+    from swarmnet.net.address import check_addresses
     from swarmnet.net.swarm_link import SCHEME, SwarmLink
 
     # A link stands for a run of strangers, a path for one of ours.
@@ -83,15 +86,23 @@ def weights_of(
         raise UsageError(f"--dir is for weights on this disk: with {how} they come from the swarm")
     if not link and not path.is_file():
         raise UsageError(f"{run}: no such file, and no link such as swarm:RUN_ID@ADDRESS")
+    # What is typed is checked before torch is imported, which takes a second.
     if not (link or bootstrap):
+        places = [each.expanduser() for each in directories] or [path.parent]
+        for place in places:
+            if not place.is_dir():
+                raise UsageError(f"{place}: no such directory")
         manifest = load(path)
         # A mistake in what is asked is said before weights are read.
         agreed(manifest, path.parent)
-        collection = _collected(
-            manifest, run_id(manifest), [each.expanduser() for each in directories] or [path.parent]
-        )
-        yield FoundWeights(manifest, path.parent, collection, collection.newest() if step is None else step)
+        collection = _collected(manifest, run_id(manifest), places)
+        version = collection.newest() if step is None else step
+        for passed in collection.passed_over(version):
+            click.echo(f"warning: {passed}: not used; the weights are those of step {version}", err=True)
+        yield FoundWeights(manifest, path.parent, collection, version)
         return
+    check_addresses(bootstrap)
+    invitation, base = (SwarmLink.parse(run), None) if link else (load(path), path.parent)
 
     from swarmnet import telemetry
     from swarmnet.clock import run_loop
@@ -99,7 +110,6 @@ def weights_of(
 
     # Peers that do not answer are normal while weights are fetched; only errors are news.
     telemetry.setup("error")
-    invitation, base = (SwarmLink.parse(run), None) if link else (load(path), path.parent)
     with tempfile.TemporaryDirectory(prefix="swarmnet-weights-") as folder:
         found = run_loop(
             collect_remote(
@@ -121,6 +131,47 @@ def _collected(manifest: Manifest, run: RunId, directories: list[Path]) -> Colle
 
     shapes = list(stage_shapes(manifest.model, manifest.cut, manifest.training.sequence_length))
     return CollectedCheckpoints(run, directories, shapes, allow_drop=manifest.training.allow_drop)
+
+
+# ------------------------------------------------------------ the tokenizer
+
+with_tokenizer = click.option(
+    "--tokenizer",
+    type=click.Path(path_type=Path, dir_okay=False, exists=True),
+    metavar="FILE",
+    help="The run's tokenizer.json.  [where the manifest says]",
+)
+
+
+def _tokenizer_name(manifest: Manifest, base: Path | None, tokenizer: Path | None) -> str:
+    """The run's tokenizer; the same file, wherever the command is typed. Raises UsageError if it is not here."""
+    named = manifest.data.tokenizer if tokenizer is None else str(tokenizer.resolve())
+    if base is None and tokenizer is None and named not in NO_FILE:
+        raise UsageError(
+            f"the run's tokenizer is {named!r} where it was made, and a manifest from the "
+            "network opens no files here: name your copy of it with --tokenizer FILE"
+        )
+    if base is not None and named not in NO_FILE:
+        named = str((base / Path(named).expanduser()).resolve())
+    return named
+
+
+def _run_tokenizer(manifest: Manifest, base: Path | None, tokenizer: Path | None) -> Tokenizer:
+    """What the run's ids mean. Raises UsageError for another tokenizer, which would spell noise."""
+    from swarmnet.data.source import tokenizer_of
+
+    named, agreed = _tokenizer_name(manifest, base, tokenizer), manifest.data.tokenizer_sha256
+    if named == "ids":
+        raise UsageError(
+            "the run's data are ids without a tokenizer: name the one that made them with --tokenizer FILE"
+        )
+    found = tokenizer_of(named, None)
+    if manifest.data.tokenizer != "ids" and found.sha256 != agreed != "":
+        raise UsageError(
+            f"{named} is not the tokenizer the run was made with (digest {found.sha256[:12]} here, {agreed[:12]} in "
+            "the manifest): name that one with --tokenizer FILE"
+        )
+    return found
 
 
 # ------------------------------------------------------------ export
@@ -149,10 +200,10 @@ def export(run: str, target: Path, directories: tuple[Path, ...], step: int | No
       swarmnet export run.toml ./model --dir ~/.swarmnet/stage-0 --dir ~/.swarmnet/stage-1-2
       swarmnet export swarm:RUN_ID@/ip4/203.0.113.7/tcp/31337/p2p/12D3KooW... ./model
     """
-    if target.exists():
+    if os.path.lexists(target):
         raise UsageError(f"{target}: exists already; name a directory that does not")
-    from swarmnet.model.huggingface.write import brought, write_model
-
+    # Weights may take an hour to fetch.
+    check_writable(target.parent, "OUT")
     notes: list[str] = []
     with weights_of(
         run,
@@ -161,6 +212,8 @@ def export(run: str, target: Path, directories: tuple[Path, ...], step: int | No
         say=lambda phase, words: click.echo(f"{phase:<10} {words}"),
         agreed=lambda manifest, base: notes.extend(_notes(like, _began(manifest, base, like), manifest)),
     ) as found:
+        from swarmnet.model.huggingface.write import brought, write_model
+
         manifest, base = found.manifest, found.base
         like = like or _beginning(manifest, base)
         files = write_model(
@@ -220,17 +273,22 @@ def _began(manifest: Manifest, base: Path | None, like: Path | None) -> Path | N
 
 
 def _tokenizer(manifest: Manifest, base: Path | None) -> Path | None:
-    """The run's tokenizer, where it is a file that a manifest of ours names."""
+    """The run's tokenizer, where it is a file that a manifest of ours names. Raises UsageError if the file changed."""
     path = None if base is None else base / Path(manifest.data.tokenizer).expanduser()
-    return path if path is not None and path.suffix == ".json" and path.is_file() else None
+    if path is None or path.suffix != ".json" or not path.is_file():
+        return None
+    _run_tokenizer(manifest, base, None)
+    return path
 
 
 # ------------------------------------------------------------ generate
 
 
 @click.command("generate", context_settings=SETTINGS)
-@click.argument("manifest", type=click.Path(path_type=Path, dir_okay=False), metavar="MANIFEST")
+@click.argument("run", metavar="MANIFEST_OR_LINK")
 @click.argument("prompt", metavar="PROMPT")
+@with_bootstrap
+@with_tokenizer
 @with_checkpoints
 @click.option("--tokens", type=CountRange(min=1), default=100, show_default=True, metavar="N", help="How many to add.")
 @click.option(
@@ -245,38 +303,49 @@ def _tokenizer(manifest: Manifest, base: Path | None) -> Path | None:
     "--seed", type=CountRange(min=0, max=2**64 - 1), default=0, show_default=True, metavar="N", help="Of the draw."
 )
 def generate(
-    manifest: Path,
+    run: str,
     prompt: str,
+    bootstrap: tuple[str, ...],
+    tokenizer: Path | None,
     directories: tuple[Path, ...],
     step: int | None,
     tokens: int,
     temperature: float,
     seed: int,
 ) -> int:
-    """Continue PROMPT with the model of a run, from checkpoints on this disk: a smoke test of what one has trained.
+    """Continue PROMPT with the model of a run: a smoke test of what one has trained.
 
-    The whole model runs in this process, on the CPU. To use it in earnest, write it with `swarmnet export`. Ctrl+C ends
-    it with what there is.
+    With the run's manifest the weights come from checkpoints on this disk. With a link, or a manifest and --bootstrap,
+    they are fetched from the peers of a swarm that is up. The whole model runs in this process, on the CPU. To use it
+    in earnest, write it with `swarmnet export`. Ctrl+C ends it with what there is.
 
     \b
-    Example, after `swarmnet local --steps 200 --out runs/local`:
+    Examples, the first one after `swarmnet local --steps 200 --out runs/local`:
       swarmnet generate runs/local/run.toml import --tokens 200
+      swarmnet generate swarm:RUN_ID@/ip4/203.0.113.7/tcp/31337/p2p/12D3KooW... import
     """
-    from swarmnet.data.source import tokenizer_of
-    from swarmnet.data.tokenizer import spelled
-    from swarmnet.manifest.file import load
-    from swarmnet.model.whole import generate as tokens_of
-    from swarmnet.model.whole import whole
-
-    run = load(manifest)
-    tokenizer = tokenizer_of(run.data.tokenizer, manifest.parent)
-    ids = tokenizer.of_prompt(prompt)
     # The model needs a position to continue from.
-    if not ids:
+    if not prompt:
         raise UsageError("PROMPT is empty: a model continues something")
-    with weights_of(str(manifest), directories, step) as found:
-        module = whole(run.model, found.collection.stages(found.version))
-    interrupted, context = False, run.training.sequence_length
+    asked: list[tuple[Tokenizer, list[int]]] = []
+
+    def agreed(manifest: Manifest, base: Path | None) -> None:
+        spells = _run_tokenizer(manifest, base, tokenizer)
+        asked.append((spells, spells.of_prompt(prompt)))
+        if not asked[0][1]:
+            raise UsageError("PROMPT is empty: the run's tokenizer leaves nothing of it")
+
+    def say(phase: str, words: str) -> None:
+        click.echo(f"{phase:<10} {words}", err=True)
+
+    with weights_of(run, directories, step, bootstrap=bootstrap, say=say, agreed=agreed) as found:
+        from swarmnet.data.tokenizer import spelled
+        from swarmnet.model.whole import generate as tokens_of
+        from swarmnet.model.whole import whole
+
+        module = whole(found.manifest.model, found.collection.stages(found.version))
+    spells, ids = asked[0]
+    interrupted, context = False, found.manifest.training.sequence_length
 
     def written() -> Iterator[int]:
         nonlocal interrupted
@@ -286,7 +355,7 @@ def generate(
             interrupted = True
 
     click.echo(prompt, nl=False)
-    for piece in spelled(tokenizer, ids, written()):
+    for piece in spelled(spells, ids, written()):
         click.echo(piece, nl=False)
     click.echo()
     return INTERRUPTED if interrupted else 0
@@ -299,12 +368,7 @@ def generate(
 @click.argument("run", metavar="LINK_OR_MANIFEST")
 @with_bootstrap
 @click.option("--data", metavar="SOURCE", help="Any text, as `init` takes it.  [the part the run has held out]")
-@click.option(
-    "--tokenizer",
-    type=click.Path(path_type=Path, dir_okay=False, exists=True),
-    metavar="FILE",
-    help="The run's tokenizer.json.  [where the manifest says]",
-)
+@with_tokenizer
 @click.option("--microbatches", type=CountRange(min=1), metavar="N", help="How many to score at most.  [all]")
 @with_checkpoints
 @with_json
@@ -335,7 +399,6 @@ def evaluate(
     from rich.console import Console
 
     from swarmnet.cli.progress_bar import ProgressBar
-    from swarmnet.model.whole import loss_of, whole
 
     # A text that is not here is noticed before gigabytes are fetched.
     asked: list[Scores] = []
@@ -353,6 +416,8 @@ def evaluate(
         except KeyboardInterrupt:
             click.echo("nothing has been scored yet: the weights were still being fetched", err=True)
             raise
+        from swarmnet.model.whole import loss_of, whole
+
         scores, module = asked[0], whole(found.manifest.model, found.collection.stages(found.version))
         scores.version, total = found.version, scores.text.num_microbatches
         with contextlib.suppress(KeyboardInterrupt):  # the tally says how far it came
@@ -384,21 +449,13 @@ def scores_of(
     from swarmnet.data.source import load_tokens, tokenizer_of
     from swarmnet.data.tokens import verify
 
-    named = manifest.data.tokenizer if tokenizer is None else str(tokenizer.absolute())
-    if base is None and tokenizer is None and named not in NO_FILE:
-        raise UsageError(
-            f"the run's tokenizer is {named!r} where it was made, and a manifest from the "
-            "network opens no files here: name your copy of it with --tokenizer FILE"
-        )
+    named = _tokenizer_name(manifest, base, tokenizer)
     if base is None and data is None and manifest.data.source not in BUILT_IN:
         raise UsageError(
             f"the run's text is {manifest.data.source!r} where it was made, and a manifest from the network "
             "opens no files here: name a text with --data, or take the manifest's file instead of "
             "the link, with --bootstrap"
         )
-    # The same file, wherever the command is typed.
-    if base is not None and named not in NO_FILE:
-        named = str((base / Path(named).expanduser()).absolute())
     if data is None:
         tokens = load_tokens(manifest.data.source, named, base=base or Path())
         # Held-out windows are only held out if the stream is the run's.

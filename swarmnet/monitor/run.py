@@ -30,7 +30,6 @@ from swarmnet.monitor.presence import Presence, synced, went_back
 from swarmnet.monitor.view import JsonLines, WatchScreen, WatchView
 from swarmnet.monitor.waterfall import StepBar, waterfall
 from swarmnet.net.stop import stopped_by_signal, unless_stopped
-from swarmnet.peer.joining import fetch_manifest
 from swarmnet.peer.status import Onlooker, Waiting, exit_code, looking_on
 from swarmnet.peer.swarm_health import Assessment
 from swarmnet.telemetry.plot import Mark, check_ending
@@ -311,6 +310,8 @@ class Watcher:
 
     async def _admitted(self, ready: list[Record]) -> list[Record]:
         """Those of them that the run's manifest admits, once somebody has given it: its hash is the run's id."""
+        from swarmnet.peer.joining import fetch_manifest  # imports torch: bad options are refused without it
+
         some = sorted(ready, key=lambda each: self._shuffled(each.peer))[:_MOST_MANIFESTS]
         failed = lambda peer, error: None  # noqa: E731  # another one will have it
         peers = [each.peer for each in some if each.stages or each.feeds]

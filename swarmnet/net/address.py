@@ -122,6 +122,25 @@ def _peer(text: str, peer: str) -> PeerId:
     return PeerId(peer)
 
 
+def bootstrap_address(address: str) -> str:
+    """A bootstrap address as given. Raises UsageError unless it names the peer to expect there."""
+    # One that is no address says itself what is wrong.
+    if Address.parse(address).relay:
+        raise UsageError(f"{address!r} leads through a relay: give the address of a peer that can be dialled")
+    if peer_in(address) is None:
+        raise UsageError(f"{address!r} does not end in /p2p/<peer id>: copy the whole line that the peer printed")
+    return address
+
+
+def check_addresses(addresses: Iterable[str], flag: str = "--bootstrap") -> None:
+    """Raises UsageError in the name of `flag` unless each is a `bootstrap_address`."""
+    for address in addresses:
+        try:
+            bootstrap_address(address)
+        except UsageError as error:
+            raise UsageError(f"{flag}: {error}") from error
+
+
 def peer_in(address: str) -> PeerId | None:
     """The peer id that the multiaddr of a TCP port ends in, or None."""
     found = _parsed(address)

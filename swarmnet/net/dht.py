@@ -21,7 +21,7 @@ from swarmnet.directory import MAX_ADDRESSES, SMALL_RUN, ReadPace, Record
 from swarmnet.errors import SwarmError, UsageError
 from swarmnet.ids import PeerId, RunId, mark_of
 from swarmnet.manifest.extension import Extension, Notices
-from swarmnet.net.address import Address, peer_in
+from swarmnet.net.address import Address, bootstrap_address, peer_in
 from swarmnet.net.admission import Admissions, Bans, admits
 from swarmnet.net.admission_files import BanFiles, NoticeFiles
 from swarmnet.net.dht_daemon import Listen
@@ -159,7 +159,9 @@ class DhtDirectory:
         self.peer = identity.peer
         self._identity, self._run, self._num_stages = identity, run, num_stages
         self._listen, self._ttl_s = listen, ttl_s
-        self._bootstrap = tuple(address for address in map(_named, bootstrap) if peer_in(address) != identity.peer)
+        self._bootstrap = tuple(
+            address for address in map(bootstrap_address, bootstrap) if peer_in(address) != identity.peer
+        )
         self._known = KnownPeers(state_dir / KNOWN_PEERS_FILE if state_dir else None)
         self._table = RecordTable(run, admits=self._welcome)
         self._clock = clock
@@ -637,13 +639,3 @@ def _keys(run: RunId, num_stages: int) -> tuple[str, ...]:
 
 def _serves(found: Announcement, near: Collection[int] | None) -> bool:
     return near is None or any(status.stage in near for status in found.record.stages)
-
-
-def _named(address: str) -> str:
-    """A bootstrap address as given. Raises UsageError unless it says whom to expect there."""
-    # One that is no address says itself what is wrong.
-    if Address.parse(address).relay:
-        raise UsageError(f"{address!r} leads through a relay: give the address of a peer that can be dialled")
-    if peer_in(address) is None:
-        raise UsageError(f"{address!r} does not end in /p2p/<peer id>: copy the whole line that the peer printed")
-    return address

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from swarmnet.errors import UsageError
 from swarmnet.ids import RunId
-from swarmnet.net.address import Address, peer_in
+from swarmnet.net.address import Address, check_addresses, peer_in
 from swarmnet.net.admission import Invitation
 
 SCHEME = "swarm:"
@@ -105,6 +105,7 @@ def find_run(text: str, bootstrap: tuple[str, ...], command: str = "status") -> 
         )
     if not bootstrap:
         raise UsageError(f"{command} needs to know a peer: give its link, or --bootstrap with the address it printed")
+    check_addresses(bootstrap)
     return named, bootstrap
 
 

@@ -7,6 +7,9 @@ optimizer keeps is twice as much. Decides nothing about formats.
 
 from __future__ import annotations
 
+import contextlib
+import math
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,6 +47,7 @@ class CollectedCheckpoints:
     ) -> None:
         self._shapes = shapes
         self._kept: dict[tuple[int, int], list[Kept]] = {}
+        self._verified: set[Path] = set()
         self.bad: list[BadCheckpoint] = []
         """What cannot be used, and why."""
         found: list[tuple[Holding, list[Kept]]] = []
@@ -63,15 +67,29 @@ class CollectedCheckpoints:
                     self._kept.setdefault((each.info.stage, each.info.version), []).append(each)
 
     def newest(self) -> int:
-        """The newest version that is whole. Raises UsageError that says what is missing."""
-        if whole := self._whole():
-            return max(whole)
+        """The newest version that is whole and sound. Raises UsageError that says what is missing."""
+        for version in sorted(self._whole(), reverse=True):
+            with contextlib.suppress(UsageError):  # what is wrong is in `bad` then
+                self._verify(version)
+                return version
         held = "; ".join(f"stage {stage}: {_listed(versions)}" for stage, versions in enumerate(self._versions()))
         broken = f"; not used: {self.bad[0]}" if self.bad else ""
         raise UsageError(
             f"no version of the weights is here whole ({held}{broken}): name the directories of peers "
             "that have the others with --dir"
         )
+
+    def passed_over(self, version: int) -> list[str]:
+        """What is here of `version` and newer ones and is not used, and why: damaged files, steps that are not whole.
+
+        Raises UsageError if `version` itself is not sound.
+        """
+        self._verify(version)
+        damaged = {str(error): _version(error) for error in self.bad if _version(error) >= version}
+        newer = sorted({at for _, at in self._kept if at > version} - set(damaged.values()))
+        missing = {at: [n for n in range(len(self._shapes)) if (n, at) not in self._kept] for at in newer}
+        parts = [f"step {at} (stage {', '.join(map(str, lack))} has none)" for at, lack in missing.items() if lack]
+        return [*damaged, *parts]
 
     def stages(self, version: int) -> Iterator[dict[str, Tensor]]:
         """Each stage's weights of `version`, by name, verified. Raises UsageError if a stage has none that is sound."""
@@ -87,15 +105,24 @@ class CollectedCheckpoints:
     def _whole(self) -> set[int]:
         return set.intersection(*self._versions())
 
+    def _verify(self, version: int) -> None:
+        for stage in range(len(self._shapes)):
+            self._sound(stage, version)
+
     def _sound(self, stage: int, version: int) -> Path:
         # Another peer may have the same checkpoint whole.
         reasons: list[str] = []
         for kept in self._kept.get((stage, version), []):
+            path = kept.store.data_path(stage, version)
             try:
-                kept.store.verify(kept.info)
-                return kept.store.data_path(stage, version)
+                # Gigabytes are read once.
+                if path not in self._verified:
+                    kept.store.verify(kept.info)
+                    self._verified.add(path)
+                return path
             except BadCheckpoint as error:
                 reasons.append(str(error))
+                self.bad.append(error)
         why = f": {reasons[0]}" if reasons else ""
         others = self._whole() - {version}
         raise UsageError(
@@ -123,6 +150,12 @@ def _inside(path: Path) -> list[Path]:
         return [inner for inner in path.iterdir() if inner.is_dir() and not inner.is_symlink()]
     except OSError:
         return []  # not ours to look into
+
+
+def _version(error: BadCheckpoint) -> float:
+    """Of which version the file is; infinity: of any, such as a directory that cannot be read."""
+    found = re.search(r"-step-([0-9]+)\.[a-z]+\Z", error.path)
+    return int(found[1]) if found else math.inf
 
 
 def _listed(versions: set[int], at_most: int = 4) -> str:

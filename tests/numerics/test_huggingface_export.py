@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import shutil
 from pathlib import Path
 
 import hf_models
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from swarmnet.cli.frame import run
 from swarmnet.data.source import load_tokens
+from swarmnet.data.windows import with_digests
 from swarmnet.ids import NO_RESTART, Restart, RunId, first_chain
 from swarmnet.local.oracle import run_oracle
 from swarmnet.manifest.file import load, run_id, to_toml
@@ -150,8 +152,8 @@ def test_what_is_broken_or_missing_is_said_and_nothing_is_written(
     content[-1] ^= 1
     path.write_bytes(content)
     for line, words in (
-        ("export run.toml out", "no sound checkpoint of stage 1 at step 3 is here"),
-        ("export run.toml out", "; whole: steps 1\n"),
+        ("export run.toml out --step 3", "no sound checkpoint of stage 1 at step 3 is here"),
+        ("export run.toml out --step 3", "; whole: steps 1\n"),
         ("export run.toml out --step 2", "no sound checkpoint of stage 0 at step 2 is here; whole: steps 1, 3\n"),
         ("generate run.toml x --step 2", "; whole: steps 1, 3\n"),
         ("export run.toml out --step -1", "-1 is not in the range x>=0"),
@@ -165,7 +167,42 @@ def test_what_is_broken_or_missing_is_said_and_nothing_is_written(
         assert words in err and err.count("\n") == 1 and not list(here.glob("*out*")), err
 
 
-def test_a_broken_copy_is_passed_over(here: Path) -> None:
+@pytest.mark.parametrize(
+    ("command", "damage"),
+    [
+        ("export run.toml out", "cut"),
+        ("generate run.toml \x07 --tokens 1", "altered"),
+        ("eval run.toml", "no JSON"),
+        ("export run.toml out", "one stage only"),
+    ],
+)
+def test_a_newer_step_that_cannot_be_used_is_named_with_the_step_that_is(
+    here: Path, capsys: pytest.CaptureFixture[str], command: str, damage: str
+) -> None:
+    manifest = tiny(2, model=MODEL)
+    if command.startswith("eval"):
+        data = manifest.data.model_copy(update={"source": "ids.u8.bin", "tokenizer": "ids"})
+        data = with_digests(data, load_tokens("ids.u8.bin", "ids"), manifest.training)
+        manifest = manifest.model_copy(update={"data": data})
+    train(manifest, here)
+    store = CheckpointStore(here / "peers/s1", run_id(manifest))
+    path, told = store.data_path(1, 3), store.info_path(1, 3)
+    content = path.read_bytes()
+    path.write_bytes(content[:-7] if damage == "cut" else content[:-1] + bytes([content[-1] ^ 1]))
+    if damage == "no JSON":
+        told.unlink()
+    if damage == "one stage only":
+        told.unlink()
+        path.unlink()
+    assert run(command.split()) == 0
+    err = capsys.readouterr().err
+    assert err.startswith(
+        f"warning: {'step 3 (stage 1 has none)' if damage == 'one stage only' else path.relative_to(here)}: "
+    ), err
+    assert err.endswith(": not used; the weights are those of step 1\n") and err.count("\n") == 1
+
+
+def test_a_broken_copy_is_passed_over(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     manifest = tiny(1, model=MODEL)
     weights = train(manifest, here)
     store = CheckpointStore(here / "peers/s0", run_id(manifest))
@@ -173,7 +210,10 @@ def test_a_broken_copy_is_passed_over(here: Path) -> None:
     keep(here / "peers/s0-again", run_id(manifest), 0, 3, bytes(data))
     path = store.data_path(0, 3)
     path.write_bytes(path.read_bytes()[:-1] + b"\1")
-    assert run(["export", "run.toml", "out"]) == 0
+    for more in (["--step", "3"], []):
+        shutil.rmtree("out", ignore_errors=True)
+        assert run(["export", "run.toml", "out", *more]) == 0
+        assert capsys.readouterr().err.startswith(f"warning: {path.relative_to(here)}: altered")
     assert torch.equal(hf_models.loaded(here / "out").lm_head.weight, weights["lm_head.weight"])
 
 

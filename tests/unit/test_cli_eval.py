@@ -49,6 +49,9 @@ class Zeros:
     def newest(self) -> int:
         return 4
 
+    def passed_over(self, version: int) -> list[str]:
+        return []
+
     def stages(self, version: int) -> Iterator[dict[str, torch.Tensor]]:
         for shapes in self._shapes:
             yield {name: torch.zeros(shape) for name, shape in shapes.items()}
@@ -58,7 +61,7 @@ class Zeros:
     ("line", "words"),
     [
         (f"eval {LINK} --dir here", "--dir is for weights on this disk"),
-        ("eval run.toml --bootstrap foo", '--bootstrap: bootstrap = ["foo"]: must be a multiaddr'),
+        ("eval run.toml --bootstrap foo", "--bootstrap: 'foo' is not an address like /ip4/"),
         ("eval nothing.toml", "nothing.toml: no such file, and no link such as swarm:RUN_ID@ADDRESS"),
         ("eval run.toml", "no version of the weights is here whole"),
         ("eval run.toml --data absent.txt", "data source 'absent.txt' does not exist"),
@@ -97,7 +100,10 @@ def test_from_a_swarm_it_is_a_version_that_is_fetched(
     assert run(["eval", "run.toml", "--bootstrap", address, "--step", "4"]) == 0
     captured = capsys.readouterr()
     assert "loss 5.54517" in captured.out and "swarm     2 peers" in captured.err
-    assert asked == [("SwarmLink", (), None), ("Manifest", (address,), 4)]
+    assert run(["generate", LINK, "x", "--tokens", "1"]) == 0
+    captured = capsys.readouterr()
+    assert captured.out.startswith("x") and captured.err == "swarm      2 peers\n"
+    assert asked == [("SwarmLink", (), None), ("Manifest", (address,), 4), ("SwarmLink", (), None)]
 
 
 def test_from_disk_it_is_the_loss_of_the_whole_model(

@@ -22,8 +22,8 @@ from swarmnet.manifest.schema import Manifest
 from swarmnet.peer.wishes import Desk, Wishes, WorkCount, WorkDone
 
 ROOT = Path(__file__).parents[2]
-MADDR = "/ip4/127.0.0.1/tcp/1/p2p/12D3KooWx"
-FULL_MADDR = "/ip4/127.0.0.1/tcp/1/p2p/12D3KooWEyoppNCUx8Yx66oV9fJnriXwCcXwDDUA2kj6vnc6iDEp"
+MADDR = "/ip4/127.0.0.1/tcp/1/p2p/12D3KooWEyoppNCUx8Yx66oV9fJnriXwCcXwDDUA2kj6vnc6iDEp"
+OTHER = MADDR.replace("/tcp/1/", "/tcp/2/")
 
 
 def typed(line: str) -> int:
@@ -69,7 +69,7 @@ def test_every_flag_arrives(calls) -> None:
         *(
             f"--stage 0,2 --gpus 0,3 --tensor 1 --shard zero3 --sequence-parallel --dir d --data t "
             f"--initial i --host 127.0.0.1 --port 1 --dht-port 2 --announce {MADDR} "
-            f"--bootstrap {MADDR} --bootstrap {MADDR}y --device cuda --slots 3 --events e --log-level error "
+            f"--bootstrap {MADDR} --bootstrap {OTHER} --device cuda --slots 3 --events e --log-level error "
             "--log-format json --set caps.memo_bytes=7 --set threads=2"
         ).split(),
     )
@@ -85,7 +85,7 @@ def test_every_flag_arrives(calls) -> None:
             "port": 1,
             "dht_port": 2,
             "announce": (MADDR,),
-            "bootstrap": (MADDR, f"{MADDR}y"),
+            "bootstrap": (MADDR, OTHER),
             "mesh": {"gpus": "0,3", "tensor": 1, "shard": "zero3", "sequence_parallel": True},
             "device": "cuda",
             "threads": 2,
@@ -122,13 +122,13 @@ def test_what_caps_changed_wins_until_something_else_is_said(calls) -> None:
 
 
 def test_variables_hold_several_values(calls, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SWARMNET_BOOTSTRAP", f"{MADDR} {MADDR}y")
+    monkeypatch.setenv("SWARMNET_BOOTSTRAP", f"{MADDR} {OTHER}")
     monkeypatch.setenv("SWARMNET_STAGE", "1,2")
     monkeypatch.setenv("SWARMNET_MANIFEST", "run.toml")
     monkeypatch.setenv("SWARMNET_CONFIG", str(ROOT / "peer_configs/local_cpu.toml"))
     assert run(["peer"]) == 0
     config = calls.pop()[1]
-    assert config.bootstrap == (MADDR, f"{MADDR}y") and config.stages == (1, 2) and config.slots == 2
+    assert config.bootstrap == (MADDR, OTHER) and config.stages == (1, 2) and config.slots == 2
 
 
 @pytest.mark.parametrize(("name", "role"), [("peer", "stage"), ("trainer", "trainer"), ("bootstrap", "bootstrap")])
@@ -316,10 +316,10 @@ def test_status_takes_a_file_a_run_id_or_its_first_digits(calls, typed: str, nam
 
 
 def test_status_takes_a_link(calls) -> None:
-    assert run(["status", f"swarm:{'ab' * 32}@{FULL_MADDR}", "--bootstrap", MADDR]) == 0
-    assert calls.pop() == ("run_status", "ab" * 32, (FULL_MADDR, MADDR), False)
-    assert run(["status", f"swarm:{'AB' * 6}@{FULL_MADDR}"]) == 0
-    assert calls.pop() == ("run_status", "ab" * 6, (FULL_MADDR,), False)
+    assert run(["status", f"swarm:{'ab' * 32}@{MADDR}", "--bootstrap", MADDR]) == 0
+    assert calls.pop() == ("run_status", "ab" * 32, (MADDR, MADDR), False)
+    assert run(["status", f"swarm:{'AB' * 6}@{MADDR}"]) == 0
+    assert calls.pop() == ("run_status", "ab" * 6, (MADDR,), False)
 
 
 def test_a_run_id_may_be_typed_in_capitals(calls) -> None:
