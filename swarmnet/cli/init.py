@@ -190,7 +190,7 @@ def init(
         lines.insert(0, f"made the folder {path.absolute().parent}, which was not there")
     if begins is not None:
         untied = "; embedding and head are no longer tied" if begins.unties(manifest) else ""
-        lines.append(f"weights of version 0 are those in {checkpoint}{untied}")
+        lines += [f"weights of version 0 are those in {checkpoint}{untied}", *begins.notes()]
     if fit is not None:
         wrote = (f"wrote {file}: slots = {slots}, for `peer` and `join`" for file, slots in fit.written(path))
         lines += [*fit.lines(), *wrote]
@@ -303,6 +303,15 @@ class Begins:
     def unties(self, manifest: Manifest) -> bool:
         """Is it tied in its files and not in the run?"""
         return self._described.model.tie_embeddings and not manifest.model.tie_embeddings
+
+    def notes(self) -> list[str]:
+        """What lies there and is not applied: nobody should take it for a part of the run."""
+        from swarmnet.model.huggingface.checkpoint import Checkpoint
+
+        unread = ("settings", self._described.unread), ("files", Checkpoint(self._folder).unread())
+        return [
+            f"note: {what} of {self._folder} that are not used: {', '.join(found)}" for what, found in unread if found
+        ]
 
     def fill(self, manifest: Manifest, *, source: str, tied: bool | None) -> Manifest:
         """`manifest` with the digests of the weights. Raises UsageError: they do not fit its model.

@@ -6,7 +6,9 @@ import asyncio
 import json
 import random
 import shutil
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import hf_models
 import pytest
@@ -173,6 +175,88 @@ def test_what_does_not_fit_is_refused_in_one_line(
     assert run(["init", "run.toml", "--from", "hf", *SMALL.split(), *flags.split()]) == 2
     err = capsys.readouterr().err
     assert words in err and err.count("\n") == 1 and not (here / "run.toml").exists()
+
+
+def edit(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    """Change what a JSON or safetensors file holds."""
+    if path.suffix == ".json":
+        data = json.loads(path.read_bytes())
+        change(data)
+        path.write_text(json.dumps(data))
+    else:
+        data = load_file(path)
+        change(data)
+        save_file(data, path)
+
+
+INDEX = "model.safetensors.index.json"
+FIRST = "model.embed_tokens.weight"
+
+
+def both(hf: Path) -> None:
+    """One whole file beside an index of shards, with the same weights."""
+    tensors: dict[str, Tensor] = {}
+    for path in hf.glob("*.safetensors"):
+        tensors |= load_file(path)
+    save_file(tensors, hf / "model.safetensors")
+
+
+def stale(hf: Path) -> None:
+    both(hf)
+    edit(hf / "model.safetensors", lambda found: found[FIRST].add_(1.0))
+
+
+def part(hf: Path, name: str = FIRST) -> Path:
+    """The shard that holds the tensor."""
+    return hf / json.loads((hf / INDEX).read_bytes())["weight_map"][name]
+
+
+def moved(hf: Path, *, keep: bool) -> None:
+    """A tensor lies in another shard than the index says; keep: in both."""
+    other = next(path for path in sorted(hf.glob("*.safetensors")) if path != part(hf))
+    tensor = load_file(part(hf))[FIRST]
+    edit(other, lambda found: found.update({FIRST: tensor + 1.0}))
+    if not keep:
+        edit(part(hf), lambda found: found.pop(FIRST))
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (stale, f"model.safetensors and hf/{INDEX} are both here with different weights ({FIRST}): remove the one"),
+        (lambda hf: (both(hf), part(hf).unlink()), f"hf/{INDEX}, whose files are not all here: remove the one"),
+        (lambda hf: part(hf).unlink(), "cannot be read: No such file"),
+        (lambda hf: moved(hf, keep=True), f"both hold {FIRST}: remove the one that is wrong"),
+        (lambda hf: moved(hf, keep=False), f"hf/{INDEX}: {FIRST} is in model-"),
+        (lambda hf: edit(hf / INDEX, lambda data: data["weight_map"].pop(FIRST)), "and by the index nowhere"),
+        (lambda hf: (hf / INDEX).write_text('{"weight_map": {"a": "b", "a": "c"}}'), '"a" stands in it twice'),
+        (lambda hf: part(hf).write_bytes(part(hf).read_bytes()[:-9]), "is not safetensors"),
+        (lambda hf: edit(part(hf), lambda found: found.update({FIRST: found[FIRST].to(torch.float8_e5m2)})), "float8"),
+    ],
+)
+def test_files_that_disagree_or_are_damaged_are_refused_in_one_line(
+    here: Path, capsys: pytest.CaptureFixture[str], damage: Callable[[Path], object], words: str
+) -> None:
+    hf_models.save("llama", here / "hf")
+    damage(here / "hf")
+    assert run(["init", "run.toml", "--from", "hf", *SMALL.split()]) == 2
+    err = capsys.readouterr().err
+    assert words in err and err.count("\n") == 1 and not (here / "run.toml").exists(), err
+
+
+def test_two_sources_with_the_same_weights_are_one_and_what_is_not_read_is_said(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    expected = begun(here, "llama").initial.sha256
+    both(here / "hf")
+    (here / "hf/pytorch_model.bin").write_bytes(b"?")
+    edit(here / "hf/config.json", lambda data: data.update(attention_dropout=0.1))
+    capsys.readouterr()
+    assert run(["init", "run.toml", "--from", "hf", "--force", *SMALL.split()]) == 0
+    assert load("run.toml").initial.sha256 == expected
+    out = capsys.readouterr().out
+    assert "note: settings of hf that are not used: attention_dropout = 0.1\n" in out
+    assert "note: files of hf that are not used: model-" in out and "pytorch_model.bin\n" in out
 
 
 @pytest.mark.parametrize("stages", [1, 3])

@@ -55,7 +55,7 @@ def test_both_spellings_of_rotary_positions_are_one() -> None:
     new = model(rope_theta=None, rope_parameters=LLAMA3 | {"rope_theta": 5e5})
     assert old == new and (old.rope_scaling, old.rope_factor, old.rope_original_length) == ("llama3", 8.0, 8192)
     assert model(rope_scaling={"type": "linear", "factor": 2.0}).rope_factor == 2.0
-    assert model(rope_parameters={"rope_type": "default", "rope_theta": 7.0}).rope_theta == 7.0
+    assert model(rope_theta=None, rope_parameters={"rope_type": "default", "rope_theta": 7.0}).rope_theta == 7.0
 
 
 def test_two_tables_that_say_the_same_are_one() -> None:
@@ -128,6 +128,15 @@ def test_windows(changes: dict[str, Any], window: int | None) -> None:
             {"rope_scaling": LLAMA3, "original_max_position_embeddings": 4096},
             "original_max_position_embeddings = 8192, and 4096 at the top of the file",
         ),
+        ({"rope_parameters": {"rope_theta": 7.0}}, "rope_theta = 7.0, and rope_theta at the top of the file = 500000"),
+        ({"rope_scaling": {"type": "linear", "rope_type": "default", "factor": 2.0}}, 'type = "linear"'),
+        ({"rope_parameters": {"full_attention": {"rope_theta": 7.0}}}, "full_attention = .*: is not supported"),
+        ({"rope_scaling": {"rope_type": "default", "partial_rotary_factor": 0.5}}, "partial_rotary_factor = 0.5"),
+        ({"rope_scaling": {"rope_type": ["llama3"]}}, r'rope_type = \["llama3"\]'),
+        ({"logit_scale": 0.0625}, "logit_scale = 0.0625: not supported"),
+        ({"final_logit_softcapping": 30.0}, "final_logit_softcapping = 30.0: not supported"),
+        ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types = "),
+        ({"auto_map": {"AutoModelForCausalLM": "modeling.Mine"}}, "auto_map names code"),
         ({"hidden_size": None}, "hidden_size is missing"),
         ({"hidden_size": "32"}, 'hidden_size = "32"'),
         ({"num_attention_heads": 0}, "num_heads = 0"),
@@ -193,7 +202,17 @@ def test_what_transformers_has_no_name_for() -> None:
 def test_files(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="cannot be read: No such file"):
         read_config(tmp_path)
+    (tmp_path / "config.json").write_text('{"rope_theta": 1.0, "a": 1, "rope_theta": 2.0}')
+    with pytest.raises(UsageError, match='"rope_theta" stands in it twice'):
+        read_config(tmp_path)
     for text, words in (("{", "is not JSON"), ("[]", "holds no table"), ("[" * 50000, "is not JSON")):
         (tmp_path / "config.json").write_text(text)
         with pytest.raises(UsageError, match=words):
             read_config(tmp_path)
+
+
+def test_what_changes_nothing_is_read_past_and_other_settings_are_named() -> None:
+    off = {"logit_scale": 1, "attn_logit_softcapping": None, "num_experts": 0, "torch_dtype": "bfloat16"}
+    assert describe(LLAMA | off, where="") == describe(LLAMA, where="")
+    named = describe(LLAMA | {"attention_dropout": 0.1, "made_by": "us", "use_bias": False}, where="").unread
+    assert named == ("attention_dropout = 0.1", 'made_by = "us"')

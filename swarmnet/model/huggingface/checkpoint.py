@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,12 +25,16 @@ from swarmnet.errors import UsageError
 from swarmnet.manifest.schema import Cut, Model
 from swarmnet.model.cut import cut_layers
 from swarmnet.model.decoder import StageModule
+from swarmnet.model.huggingface.config import parsed
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 _LARGEST_INDEX = 64 << 20
 _UNUSED = "rotary_emb.inv_freq"  # old files hold them; they follow from the config
+
+_TYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".h5", ".msgpack", ".onnx", ".npz")
 
 Shapes = Mapping[str, torch.Size]
 
@@ -71,7 +74,7 @@ def tensor_in(content: Any, path: Path, name: str, shape: torch.Size) -> Tensor:
         tensor: Tensor = content.get_tensor(name)
     except SafetensorError as error:
         raise UsageError(f"{path}: {name} cannot be read: {error}") from error
-    if not tensor.is_floating_point():  # integers mean something only with scales that we do not read
+    if tensor.dtype not in _TYPES:  # eight bits and fewer mean something only with scales that we do not read
         raise UsageError(f"{path}: {name} is of type {tensor.dtype}: quantised weights are not supported")
     tensor = tensor.to(torch.float32)  # what is computed with, whatever the file holds
     if not bool(torch.isfinite(tensor).all()):
@@ -144,24 +147,75 @@ class Checkpoint:
             files.setdefault(self._file_of[self._source(name)], []).append(name)
         return files
 
+    def check_sources(self) -> None:
+        """Raises UsageError if the files hold a tensor twice, or say differently what the weights are.
+
+        Reads the headers of all files; tensors only where one whole file and an index are both here.
+        """
+        index, single = self.folder / INDEX, self.folder / SINGLE
+        if not index.is_file():
+            return
+        named, held = self._indexed(), dict[str, str]()
+        if single.is_file() and any(not (self.folder / file).exists() for file in named.values()):
+            raise UsageError(f"{single} is beside {index}, whose files are not all here: remove the one that is wrong")
+        for file in sorted(set(named.values())):
+            with opened(self.folder / file) as content:
+                for name in list(content.keys()):
+                    # Which of them is taken depends on the reader.
+                    if name in held:
+                        raise UsageError(
+                            f"{self.folder}: {held[name]} and {file} both hold {name}: remove the one that is wrong"
+                        )
+                    held[name] = file
+        for name in sorted(named.keys() | held.keys()):
+            if named.get(name) != held.get(name):
+                where = (f"in {found[name]}" if name in found else "nowhere" for found in (held, named))
+                raise UsageError("{}: {} is {}, and by the index {}: fetch the files again".format(index, name, *where))
+        if single.is_file() and (name := self._differs(held)) is not None:
+            raise UsageError(
+                f"{single} and {index} are both here with different weights ({name}): remove the one that is wrong"
+            )
+
+    def unread(self) -> list[str]:
+        """Files here that look like weights and are not read."""
+        read = {SINGLE} if (self.folder / SINGLE).is_file() else set(self._file_of.values())
+        return sorted(path.name for path in self.folder.iterdir() if path.suffix in _WEIGHTS and path.name not in read)
+
+    def _differs(self, other: Mapping[str, str]) -> str | None:
+        """The first tensor that is another one in those files than here, None if there is none."""
+        if strange := sorted(self._file_of.keys() ^ other.keys()):
+            return strange[0]
+        with opened(self.folder / SINGLE) as whole:
+            for name, file in sorted(other.items(), key=lambda item: (item[1], item[0])):
+                with opened(self.folder / file) as part:
+                    shape, theirs = (torch.Size(each.get_slice(name).get_shape()) for each in (whole, part))
+                    if shape != theirs or not torch.equal(
+                        tensor_in(whole, self.folder / SINGLE, name, shape),
+                        tensor_in(part, self.folder / file, name, shape),
+                    ):
+                        return name
+        return None
+
     def _index(self) -> dict[str, str]:
-        """name -> file that holds it."""
-        path = self.folder / INDEX
-        if not path.is_file():
-            if not (self.folder / SINGLE).is_file():
-                raise UsageError(
-                    f"{self.folder}: holds neither {SINGLE} nor {INDEX}; other formats (.bin, .pth) are not read"
-                )
+        """name -> file that holds it; as transformers does, one whole file before an index."""
+        if (self.folder / SINGLE).is_file():
             with opened(self.folder / SINGLE) as content:
                 return dict.fromkeys(content.keys(), SINGLE)
+        if (self.folder / INDEX).is_file():
+            return self._indexed()
+        raise UsageError(f"{self.folder}: holds neither {SINGLE} nor {INDEX}; other formats (.bin, .pth) are not read")
+
+    def _indexed(self) -> dict[str, str]:
+        """What the index says."""
+        path = self.folder / INDEX
         try:
             with path.open("rb") as file:
-                found = json.loads(file.read(_LARGEST_INDEX))["weight_map"]
+                found = parsed(file.read(_LARGEST_INDEX))["weight_map"]
             files = {str(name): str(place) for name, place in found.items()}
         except OSError as error:
             raise UsageError(f"{path}: cannot be read: {error.strerror}") from error
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            raise UsageError(f"{path}: is not an index of tensors") from error
+            raise UsageError(f"{path}: is not an index of tensors ({error})") from error
         for place in files.values():
             # A path out of the folder could read any file of this machine.
             if Path(place).name != place or place in ("", ".", ".."):
@@ -201,6 +255,7 @@ def digests(folder: Path, stages: Sequence[Shapes], *, may_lack_head: bool, may_
     Raises UsageError: tensors are missing, do not fit the model, or the model leaves some unread.
     """
     checkpoint = Checkpoint(folder)
+    checkpoint.check_sources()
     checkpoint.check_head(stages[0], may_lack=may_lack_head, may_differ=may_differ_head)
     # Weights that nobody reads mean that the config does not say all of the model.
     if strange := checkpoint.beyond(stages):

@@ -47,6 +47,22 @@ _SCALINGS = {
     },
 }
 
+_FORKS = """attention_chunk_size attention_multiplier attn_logit_softcapping clip_qkv dim_model_base
+    embedding_multiplier final_logit_softcapping logit_scale logits_scaling mup no_rope_layers no_rope_layer_interval
+    n_routed_experts num_experts num_local_experts parallel_residual qk_layernorm query_pre_attn_scalar
+    residual_multiplier scale_depth scale_emb use_parallel_residual use_qk_norm"""
+_OTHER_FUNCTIONS = frozenset(_FORKS.split())
+"""Settings by which forks of these kinds compute something else."""
+
+_READ = """_name_or_path architectures attention_bias auto_map bos_token_id dtype eos_token_id head_dim hidden_act
+    hidden_size initializer_range intermediate_size layer_types max_position_embeddings max_window_layers mlp_bias
+    model_type num_attention_heads num_hidden_layers num_key_value_heads original_max_position_embeddings pad_token_id
+    partial_rotary_factor pretraining_tp quantization_config rms_norm_eps rope_parameters rope_scaling rope_theta
+    sliding_window tie_word_embeddings torch_dtype transformers_version unk_token_id use_cache use_sliding_window
+    vocab_size"""
+_KNOWN = frozenset(_READ.split()) | _OTHER_FUNCTIONS
+"""What is read or refused, and what means nothing to weights or ids."""
+
 _LARGEST_BYTES = 4 << 20
 
 _DEFAULT_EPS = 1e-6  # rms_norm_eps in transformers, of all four kinds, where a config has no word of it.
@@ -56,10 +72,14 @@ _DEFAULT_WINDOW = 4096  # sliding_window in transformers, where a config has no 
 
 @dataclass(frozen=True, slots=True)
 class Described:
-    """What a checkpoint's config says. window: attention reaches back so many tokens only; None: to the beginning."""
+    """What a checkpoint's config says. window: attention reaches back so many tokens only; None: to the beginning.
+
+    unread: its settings that are not applied, as text; none of them changes what its kind computes.
+    """
 
     model: Model
     window: int | None = None
+    unread: tuple[str, ...] = ()
 
 
 def read_config(folder: Path) -> Described:
@@ -72,7 +92,7 @@ def raw_config(folder: Path) -> dict[str, Any]:
     path = folder / FILE
     try:
         with path.open("rb") as file:
-            data = json.loads(file.read(_LARGEST_BYTES))
+            data = parsed(file.read(_LARGEST_BYTES))
     except OSError as error:
         raise UsageError(
             f"{path}: cannot be read: {error.strerror}; name the directory of a Hugging Face checkpoint"
@@ -82,6 +102,20 @@ def raw_config(folder: Path) -> dict[str, Any]:
     if not isinstance(data, dict):
         raise UsageError(f"{path}: holds no table")
     return data
+
+
+def parsed(text: bytes) -> Any:
+    """JSON in which no key stands twice, because readers differ in which one they take. Raises ValueError."""
+
+    def table(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for key, value in pairs:
+            if key in found:
+                raise ValueError(f"{json.dumps(key)} stands in it twice")
+            found[key] = value
+        return found
+
+    return json.loads(text, object_pairs_hook=table)
 
 
 def describe(data: Mapping[str, Any], *, where: str) -> Described:
@@ -113,7 +147,13 @@ def describe(data: Mapping[str, Any], *, where: str) -> Described:
         name = ".".join(map(str, first["loc"]))
         shown = f"{name} = {json.dumps(fields.get(name), default=str)}: " if name else ""
         raise UsageError(f"{where}: {shown}{first['msg'].removeprefix('Value error, ')}") from error
-    return Described(model, _window(data, kind, where))
+    unread = (f"{key} = {json.dumps(data[key])[:40]}" for key in sorted(data.keys() - _KNOWN) if data[key])
+    window = _window(data, kind, where)
+    layers = data.get("layer_types") or []
+    allowed = ("full_attention",) if window is None else ("full_attention", "sliding_attention")
+    if not isinstance(layers, list) or any(each not in allowed for each in layers):
+        raise UsageError(f"{where}: layer_types = {json.dumps(layers)[:80]}: supported: {', '.join(allowed)}")
+    return Described(model, window, tuple(unread))
 
 
 def sliding(data: Mapping[str, Any], model: Model, *, longest: int) -> dict[str, Any]:
@@ -221,14 +261,28 @@ def _turning(table: Any, data: Mapping[str, Any], where: str) -> dict[str, Any]:
     """The fields that one table of a config means. What it leaves out is said at the top of `data`."""
     if not isinstance(table, dict):
         raise UsageError(f"{where} = {json.dumps(table)}: must be a table")
+    for first, second, value, other in (
+        ("rope_theta", "rope_theta at the top of the file", table.get("rope_theta"), data.get("rope_theta")),
+        ("rope_type", "type", table.get("rope_type"), table.get("type")),
+    ):
+        if value is not None and other is not None and value != other:
+            raise UsageError(
+                f"{where}: {first} = {json.dumps(value)}, and {second} = {json.dumps(other)}: "
+                "remove the one that is wrong"
+            )
     fields: dict[str, Any] = {"rope_theta": _or(table, "rope_theta", _or(data, "rope_theta", 10000.0))}
-    kind = table.get("rope_type", table.get("type", "default"))
+    kind = _or(table, "rope_type", _or(table, "type", "default"))
+    if not isinstance(kind, str) or kind not in ("default", *_SCALINGS):
+        raise UsageError(f'{where}: rope_type = {json.dumps(kind)}: supported are "default", "linear" and "llama3"')
+    key = _ORIGINAL_LENGTH
+    for name in sorted(table.keys() - {"rope_theta", "rope_type", "type", key} - _SCALINGS.get(kind, {}).keys()):
+        if table[name] not in (None, 1.0):
+            raise UsageError(
+                f"{where}: {name} = {json.dumps(table[name])[:80]}: is not supported for {json.dumps(kind)}"
+            )
     if kind == "default":
         return fields
-    if kind not in _SCALINGS:
-        raise UsageError(f'{where}: rope_type = {json.dumps(kind)}: supported are "default", "linear" and "llama3"')
     fields["rope_scaling"] = kind
-    key = _ORIGINAL_LENGTH
     inside, beside = table.get(key), data.get(key)
     # Some files have it beside the table, where versions of transformers differ in what they take.
     if kind == "llama3" and inside is not None and beside is not None and inside != beside:
@@ -251,6 +305,15 @@ def _refuse(data: Mapping[str, Any], where: str) -> None:
     ):
         if data.get(key) not in (None, plain):
             raise UsageError(f"{where}: {key} = {json.dumps(data[key])[:80]}: {words}")
+    for key in sorted(_OTHER_FUNCTIONS & data.keys()):
+        # 1 scales nothing, and one expert is none; 0, false and null are how a setting is turned off.
+        if data[key] and data[key] not in (1, 1.0):
+            raise UsageError(
+                f"{where}: {key} = {json.dumps(data[key])[:80]}: not supported, the model computes otherwise"
+            )
+    code = data.get("auto_map")
+    if isinstance(code, dict) and any(str(name).startswith("AutoModel") for name in code):
+        raise UsageError(f"{where}: auto_map names code of the checkpoint's own for the model, which is not run here")
 
 
 def _window(data: Mapping[str, Any], kind: str, where: str) -> int | None:
