@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import random
 import shutil
@@ -11,6 +12,7 @@ from pathlib import Path
 import hf_models
 import pytest
 import torch
+from safetensors import SafetensorError
 from stage_chain import StageChain, compute_thread, tiny, weights_of
 from torch import Tensor
 
@@ -327,3 +329,54 @@ def test_generation_continues_as_transformers_does(here: Path, capsys: pytest.Ca
     assert capsys.readouterr().out == bytes([*prompt, *expected]).replace(b"\0", b"\n").decode() + "\n"
     assert run(["generate", "run.toml", ""]) == 2
     assert "PROMPT is empty" in capsys.readouterr().err
+
+
+FULL = SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+
+@pytest.mark.parametrize(
+    ("name", "error", "words"),
+    [
+        ("safetensors.torch.save_file", FULL, "No space left on device"),
+        ("os.fsync", OSError(errno.EDQUOT, "Disk quota exceeded"), "Disk quota exceeded"),
+        ("pathlib.Path.write_text", OSError(errno.ENOSPC, "No space left on device"), "No space left on device"),
+    ],
+)
+def test_an_export_that_cannot_be_written_is_one_line_and_leaves_nothing(
+    here: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    error: Exception,
+    words: str,
+) -> None:
+    train(tiny(2, model=MODEL), here, steps=1)
+    calls: list[object] = []
+
+    def fails(*args: object, **named: object) -> None:
+        calls.append(args)
+        if len(calls) > (name == "os.fsync"):
+            raise error
+
+    monkeypatch.setattr(name, fails)
+    before = sorted(here.iterdir())
+    assert run(["export", "run.toml", "deep/er/out"]) == 2
+    err = capsys.readouterr().err
+    assert "deep/er/out: cannot be written: " in err and words in err and err.count("\n") == 1
+    assert sorted(here.iterdir()) == before
+
+
+def test_where_nothing_can_be_written_is_said_before_weights_are_looked_for(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (here / "run.toml").write_text(to_toml(tiny(2, model=MODEL)))
+    (here / "link").symlink_to("nowhere")
+    for target, words in (
+        ("run.toml", "exists already"),
+        ("link", "exists already"),
+        ("run.toml/out", "nothing can be written in "),
+        ("/proc/swarmnet/out", "nothing can be written in /proc"),
+    ):
+        assert run(["export", "run.toml", target]) == 2
+        err = capsys.readouterr().err
+        assert err.count("\n") == 1 and words in err, err

@@ -5,14 +5,17 @@ Everything is written into a folder beside the target and renamed, so that a hal
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
+import os
 import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import safetensors.torch
+from safetensors import SafetensorError
 from torch import Tensor
 
 from swarmnet.errors import UsageError
@@ -61,10 +64,11 @@ def write_model(
 
     Returns the names of the files. Raises UsageError: `target` exists, or cannot be written.
     """
-    if target.exists():
+    if os.path.lexists(target):
         raise UsageError(f"{target}: exists already; name a directory that does not")
     # On the same file system, or it could not be renamed.
     beside = target.with_name(f".{target.name}.part")
+    made = [folder for folder in target.parents if not folder.exists()]
     try:
         shutil.rmtree(beside, ignore_errors=True)
         beside.mkdir(parents=True)
@@ -73,11 +77,16 @@ def write_model(
         for path in [*(like / name for name in BESIDE if like is not None), *([tokenizer] if tokenizer else [])]:
             if path.is_file():
                 shutil.copyfile(path, beside / ("tokenizer.json" if path == tokenizer else path.name))
+        for path in beside.iterdir():
+            _sync(path)  # a quota, or a full disk behind a network, may be noticed only now
         beside.rename(target)  # only now does anything lie under the name that was asked for
-    except OSError as error:
-        raise UsageError(f"{target}: cannot be written: {error.strerror}") from error
+    except (OSError, SafetensorError, UnicodeError) as error:
+        raise UsageError(f"{target}: cannot be written: {getattr(error, 'strerror', None) or error}") from error
     finally:
         shutil.rmtree(beside, ignore_errors=True)
+        for folder in made:
+            with contextlib.suppress(OSError):  # the model lies in it
+                folder.rmdir()
     return sorted(path.name for path in target.iterdir())
 
 
@@ -157,6 +166,11 @@ def _cut(tensors: Mapping[str, Tensor], shard_bytes: int) -> Iterable[dict[str, 
         shard[name] = tensor.contiguous()
     if shard:
         yield shard
+
+
+def _sync(path: Path) -> None:
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
 
 
 def _json(path: Path, data: Mapping[str, Any]) -> None:
