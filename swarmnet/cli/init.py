@@ -15,7 +15,7 @@ from swarmnet.cli.line import Fit, lent, with_line
 from swarmnet.cli.settings import SETTINGS, TYPED, SchemaCommand, fields, given, with_json
 from swarmnet.errors import UsageError
 from swarmnet.manifest import presets
-from swarmnet.telemetry.text import counted
+from swarmnet.telemetry.text import counted, typed
 
 if TYPE_CHECKING:
     from swarmnet.config.check import SettingsLayer
@@ -226,18 +226,19 @@ def _passes(manifest: Manifest) -> str:
 
 def _next(path: Path, manifest: Manifest, *, config: Path | None) -> list[str]:
     """What to type next: a run that other machines can be in is started on them."""
-    here, slots = f"swarmnet local --manifest {path}", "" if config is None else f" --config {config}"
+    run, slots = typed(path), "" if config is None else f" --config {typed(config)}"
+    here = f"swarmnet local --manifest {run}"
     if manifest.admission.policy == "invite":
         return [
-            f"next: swarmnet invite {path} --bearer, or with the id of the peer that you invite",
+            f"next: swarmnet invite {run} --bearer, or with the id of the peer that you invite",
             f"to try it on this machine: {here}",
         ]
     # Nobody else could join it, so no other machine is mentioned.
     if manifest.data.source == "stdlib":  # another Python version has another text
         return [f"next: {here}"]
     return [
-        f"next: swarmnet peer --manifest {path}{slots} --stage 0, and on other machines what that prints",
-        f"then: swarmnet trainer --manifest {path} --bootstrap ADDRESS, what follows the @ in the link",
+        f"next: swarmnet peer --manifest {run}{slots} --stage 0, and on other machines what that prints",
+        f"then: swarmnet trainer --manifest {run} --bootstrap ADDRESS, what follows the @ in the link",
         f"to try it on this machine: {here}",
     ]
 
@@ -403,8 +404,8 @@ def tokenize(
     said = _said_now_and_then("{:,} documents, {:,} tokens")
     written, notes = write_ids(source, encoder, out, skip_bad=skip_bad, progress=said)
     click.echo("\n".join([f"{out}: {written:,} tokens, {out.stat().st_size / 1e6:,.1f} MB", *notes]))
-    named = "" if tokenizer == "bytes" else f" --tokenizer {tokenizer}"
-    click.echo(f"next: swarmnet init run.toml --data {out}{named}")
+    named = "" if tokenizer == "bytes" else f" --tokenizer {typed(tokenizer)}"
+    click.echo(f"next: swarmnet init run.toml --data {typed(out)}{named}")
     return 0
 
 

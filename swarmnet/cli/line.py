@@ -13,7 +13,7 @@ import click
 
 from swarmnet.cli.settings import CountRange
 from swarmnet.errors import UsageError
-from swarmnet.telemetry.text import counted
+from swarmnet.telemetry.text import counted, typed
 
 if TYPE_CHECKING:
     from swarmnet.config.fleet import MachineKind, Members
@@ -320,7 +320,7 @@ class Fit:
 
     def _peer_config(self, number: int, kind: MachineKind, manifest: Path, file: Path) -> str:
         best = self.best
-        start = f"swarmnet peer --manifest {manifest.name} --config {file.name} --stage"
+        start = f"swarmnet peer --manifest {typed(manifest.name)} --config {typed(file.name)} --stage"
         if not best.fits:
             lines = [f"# For {self.lent.words}, as `swarmnet init` found; docs/plan.md has the formulas.", "#"]
             lines.append(f"#   {start} 0")

@@ -14,7 +14,7 @@ import click
 from swarmnet.cli.settings import MULTIADDR, SETTINGS, CountRange
 from swarmnet.clock import run_loop, wall_time
 from swarmnet.errors import UsageError
-from swarmnet.telemetry.text import counted
+from swarmnet.telemetry.text import counted, typed
 
 if TYPE_CHECKING:
     from swarmnet.directory import Role
@@ -88,7 +88,7 @@ def invite(named: tuple[str, ...], bearer: bool, roles: str, expires: str, boots
     whom = f"peer {guest}" if peers else "whoever holds it (it is a secret)"
     click.echo(f"good for {whom}, as {roles}, until {in_words(not_after)}", err=True)
     if bearer:
-        click.echo(f"to withdraw it, with everybody it has let in: swarmnet ban {path} {guest}", err=True)
+        click.echo(f"to withdraw it, with everybody it has let in: swarmnet ban {typed(path)} {guest}", err=True)
     return 0
 
 
@@ -157,7 +157,7 @@ def ban(named: tuple[str, ...], lift: bool, bootstrap: tuple[str, ...]) -> int:
     # The list is signed: whoever runs beside this file may spread it.
     if not bootstrap:
         click.echo(
-            f"nobody has been told: a peer or trainer that runs with --manifest {path} on this machine tells "
+            f"nobody has been told: a peer or trainer that runs with --manifest {typed(path)} on this machine tells "
             "the others within some seconds, or say --bootstrap ADDRESS"
         )
         return 0
@@ -176,7 +176,7 @@ def _tell(word: OwnersWord, bootstrap: tuple[str, ...], path: Path) -> None:
     if not told:
         raise UsageError(
             f"it is written, and nobody took it at {', '.join(bootstrap)}: say it again with the address "
-            f"of a peer that is up, or run a peer or trainer with --manifest {path} here: it tells the others"
+            f"of a peer that is up, or run a peer or trainer with --manifest {typed(path)} here: it tells the others"
         )
     click.echo("told the swarm: every peer hears of it within some seconds")
 
@@ -221,7 +221,8 @@ def publish(path: Path) -> int:
     except (OSError, ValueError) as error:
         raise UsageError(f"{path.parent}: {getattr(error, 'strerror', None) or error}") from error
     click.echo(f"wrote {written}: {counted(len(runs), 'run')}, signed by {identity.peer}")
-    click.echo(f"people read it with: swarmnet join {SCHEME}{identity.peer}@{written}, or the address where you put it")
+    listed = typed(f"{SCHEME}{identity.peer}@{written}")
+    click.echo(f"people read it with: swarmnet join {listed}, or the address where you put it")
     return 0
 
 
@@ -280,7 +281,7 @@ def extend(path: Path, steps: int, since: int | None, bootstrap: tuple[str, ...]
         _tell(notice, bootstrap, path)
         return 0
     click.echo(
-        f"nobody has been told: a peer or trainer that runs with --manifest {path} on this machine tells "
+        f"nobody has been told: a peer or trainer that runs with --manifest {typed(path)} on this machine tells "
         "the others within some seconds, or say --bootstrap ADDRESS"
     )
     return 0

@@ -145,14 +145,14 @@ with_tokenizer = click.option(
 
 def _tokenizer_name(manifest: Manifest, base: Path | None, tokenizer: Path | None) -> str:
     """The run's tokenizer; the same file, wherever the command is typed. Raises UsageError if it is not here."""
-    named = manifest.data.tokenizer if tokenizer is None else str(tokenizer.resolve())
+    named = manifest.data.tokenizer if tokenizer is None else str(tokenizer.absolute())
     if base is None and tokenizer is None and named not in NO_FILE:
         raise UsageError(
             f"the run's tokenizer is {named!r} where it was made, and a manifest from the "
             "network opens no files here: name your copy of it with --tokenizer FILE"
         )
     if base is not None and named not in NO_FILE:
-        named = str((base / Path(named).expanduser()).resolve())
+        named = str((base / Path(named).expanduser()).absolute())
     return named
 
 

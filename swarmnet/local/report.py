@@ -6,7 +6,6 @@ import csv
 import io
 import json
 import os
-import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +20,7 @@ from swarmnet.manifest.schema import Manifest
 from swarmnet.telemetry.log import plain
 from swarmnet.telemetry.plot import Mark, draw_curve
 from swarmnet.telemetry.screen import duration
+from swarmnet.telemetry.text import typed
 
 INTERRUPTED = "interrupted"
 UNCOMPARED = "the swarm finished; only the comparison with one process was interrupted"
@@ -230,7 +230,7 @@ def print_summary(outcome: RunOutcome, directory: Path, console: Console, *, fin
     if not finished:
         say(console, f"run {outcome.run_id[:16]}, files in {directory}", *_way_on(outcome, directory))
     if outcome.oracle_problem == UNCOMPARED:
-        again = f"    swarmnet local --resume --oracle --out {shlex.quote(str(directory))}"
+        again = f"    swarmnet local --resume --oracle --out {typed(directory)}"
         say(console, f"{UNCOMPARED}. Do it again with:", again)
     if outcome.problem == INTERRUPTED:
         say(console, INTERRUPTED)
@@ -289,7 +289,7 @@ def _told(outcome: RunOutcome) -> Iterator[str]:
 
 def _way_on(outcome: RunOutcome, directory: Path) -> list[str]:
     """How a run that was broken off goes on."""
-    kept, again = outcome.progress.checkpoint, f"    swarmnet local --resume --out {directory}"
+    kept, again = outcome.progress.checkpoint, f"    swarmnet local --resume --out {typed(directory)}"
     if outcome.killed_all is not None:
         how = "no checkpoint of all stages was on disk: everything will be done again"
         if kept:
@@ -321,4 +321,4 @@ def next_step(manifest: Manifest, path: Path) -> str:
     here = os.path.relpath(path)
     shown = str(path) if here.startswith(os.pardir) else here
     prompt = "def " if manifest.data.source == "stdlib" else "The "
-    return f'next: swarmnet generate {shlex.quote(shown)} "{prompt}"'
+    return f'next: swarmnet generate {typed(shown)} "{prompt}"'

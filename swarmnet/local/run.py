@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import shlex
 import time
 from collections.abc import Iterator, Sequence, Set
 from dataclasses import replace
@@ -38,6 +37,7 @@ from swarmnet.manifest.schema import Model
 from swarmnet.net.admission_files import invitation_beside
 from swarmnet.ranks.starter import ForkerLost, FreshStarter, Starter
 from swarmnet.telemetry.events import EventReader
+from swarmnet.telemetry.text import typed
 from swarmnet.telemetry.trace import check_trace, merge
 
 PROCESSES_PER_CORE = 8
@@ -62,7 +62,7 @@ def run_local(options: LocalOptions, kit: Kit | None = None) -> int:
     except OSError as error:
         error.filename = error.filename or str(out)
         if (out / "run.toml").exists() and (out / "peers").exists():
-            error.add_note(f"go on with `swarmnet local --resume --out {shlex.quote(str(out))}`")
+            error.add_note(f"go on with `swarmnet local --resume --out {typed(out)}`")
         raise
 
 

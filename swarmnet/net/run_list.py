@@ -26,6 +26,7 @@ from swarmnet.errors import UsageError
 from swarmnet.ids import PeerId
 from swarmnet.net.identity import verify
 from swarmnet.net.swarm_link import SwarmLink
+from swarmnet.telemetry.text import typed
 
 SCHEME, ENDING = "runs:", ".runs"
 
@@ -179,4 +180,8 @@ def shown(found: RunList, address: str, *, now: float) -> list[str]:
     if not lines:
         return [f"no public run is listed, signed {age}"]
     base = address.strip().partition("#")[0]
-    return [*lines, f"signed {age} by {found.signer}", f"join one with: swarmnet join '{base}#{found.runs[0].name}'"]
+    return [
+        *lines,
+        f"signed {age} by {found.signer}",
+        f"join one with: swarmnet join {typed(f'{base}#{found.runs[0].name}')}",
+    ]

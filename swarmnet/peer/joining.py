@@ -37,7 +37,7 @@ from swarmnet.peer.away import until_somebody_answers, was_in
 from swarmnet.peer.placement import Choice, Serving, placement_rule
 from swarmnet.peer.rates import measured
 from swarmnet.state.disk import CheckpointStore
-from swarmnet.telemetry.text import counted
+from swarmnet.telemetry.text import counted, typed
 from swarmnet.transport import Transport, ask
 
 LOOK_S = 10.0
@@ -178,7 +178,7 @@ async def _directory(config: PeerConfig, identity: Identity, run: RunId | None) 
             yield directory
     except NobodyAnswered as error:
         kept = _file(config, run) if run else None
-        alone = f"; if all are gone, be the first one back with `swarmnet peer --manifest {kept} --stage N`"
+        alone = f"; if all are gone, be the first one back with `swarmnet peer --manifest {typed(kept)} --stage N`"
         raise NobodyAnswered(
             f"nobody answers at {', '.join(config.bootstrap)}: check that this machine is online, or ask for a link to "
             f"a peer that is up now (any peer of the run prints one){alone if kept and kept.is_file() else ''}"

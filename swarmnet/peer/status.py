@@ -9,9 +9,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import shutil
 import sys
+import textwrap
 import threading
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,13 +28,11 @@ from swarmnet.net.admission import Admissions
 from swarmnet.net.admission_files import admissions_of
 from swarmnet.peer.swarm_health import NO_BOOTSTRAP, AdmissionLine, Assessment, ReplicaLine, assess, unanswered
 from swarmnet.telemetry.screen import duration
+from swarmnet.telemetry.text import printable
 
 if TYPE_CHECKING:
     from swarmnet.manifest.schema import Manifest
     from swarmnet.net.dht import DhtDirectory
-
-_UNBOUNDED = 10_000  # columns of a pipe
-_FOLDED = ("on disk", "drift", "numerics", "software")
 
 READS = 3  # a newcomer's first lookup may meet nodes that are already gone
 BETWEEN_READS_S = 0.3
@@ -256,15 +256,6 @@ def _which(named: Path | str) -> tuple[RunId, int, Admissions | None]:
 
 
 def _show(assessment: Assessment) -> None:
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    console = Console(soft_wrap=True, highlight=False)
-    wide = not console.is_terminal  # in a pipe nothing is cut, and a row is a line
-    if wide:
-        console.width = _UNBOUNDED
     loss = f", loss {assessment.loss.value:.4f} at step {assessment.loss.step}" if assessment.loss else ""
     held_out = assessment.eval_loss
     evaluated = f", held-out {held_out.value:.4f} at version {held_out.step}" if held_out else ""
@@ -273,50 +264,64 @@ def _show(assessment: Assessment) -> None:
     pace = f", {assessment.tokens_per_second:,.0f} tokens/s" if assessment.tokens_per_second else ""
     twice = f", executions per index {assessment.executions_per_index:.3f}" if assessment.executions_per_index else ""
     eta = f", ETA {duration(assessment.eta_s)}" if assessment.eta_s is not None and not assessment.finished else ""
-    console.print(f"run {assessment.run[:12]}: {state}{loss}{evaluated}{pace}{eta}{twice}", markup=False)
     kept = f"version {assessment.on_disk}" if assessment.on_disk is not None else "no version of all stages yet"
-    console.print(f"on disk: {kept}", markup=False)
+    _say(f"run {assessment.run[:12]}: {state}{loss}{evaluated}{pace}{eta}{twice}", f"on disk: {kept}")
     if assessment.admission is not None:
-        console.print(f"admission: {_admission(assessment.admission)}", markup=False)
-    table = Table(box=None if wide else box.SIMPLE_HEAD, pad_edge=False)
-    where = ("region",) if any(replica.region for line in assessment.stages for replica in line.replicas) else ()
-    for name in (
-        "stage",
-        "peer",
-        "version",
-        "state",
-        "load",
-        "speed",
-        "on disk",
-        "drift",
-        "numerics",
-        *where,
-        "software",
-    ):
-        table.add_column(name, overflow="fold", no_wrap=wide or name not in _FOLDED)
+        _say(f"admission: {_admission(assessment.admission)}")
+    rows = [("stage", "peer", "version", "state", "load", "speed", "on disk", "compared")]
     for line in assessment.stages:
-        for replica in line.replicas:
-            table.add_row(
-                str(line.stage),
-                _short(replica.peer),
-                str(replica.version),
-                replica.state,
-                f"{replica.queue}/{replica.slots}",
-                f"{replica.speed:.3g}/s" if replica.speed else "",
-                ", ".join(map(str, replica.disk)),
-                _drift(replica),
-                Text(str(replica.numerics)),
-                *(Text(replica.region) for _ in where),
-                Text(replica.software),
-            )
+        rows += [_row(line.stage, replica) for replica in line.replicas]
         # A stage without a replica is what the reader looks for.
         if not line.replicas:
-            table.add_row(str(line.stage), "nobody")
-    console.print(table)
+            rows.append((str(line.stage), "nobody", "", "", "", "", "", ""))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    replicas = list({each.peer: each for line in assessment.stages for each in line.replicas}.values())
+    for name in ("numerics", "region", "software"):
+        _say(*_alike(name, {each.peer: str(getattr(each, name)) for each in replicas}))
     names = ", ".join(_short(trainer.peer) for trainer in assessment.trainers) or "none"
-    console.print(f"trainers: {names}", markup=False)
-    for problem in assessment.problems:
-        console.print(f"{problem.severity}: {problem.text}", markup=False)
+    _say(f"trainers: {names}", *(f"{problem.severity}: {problem.text}" for problem in assessment.problems))
+
+
+def _say(*texts: str) -> None:
+    """Print each, broken between words where the terminal ends (80 columns where there is none)."""
+    width = shutil.get_terminal_size().columns
+    for text in texts:
+        print(
+            "\n".join(
+                textwrap.wrap(
+                    printable(text), width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
+                )
+            )
+        )
+
+
+def _row(stage: int, replica: ReplicaLine) -> tuple[str, ...]:
+    older = f" +{len(replica.disk) - 1}" if len(replica.disk) > 1 else ""
+    return (
+        str(stage),
+        printable(_short(replica.peer)),
+        str(replica.version),
+        replica.state,
+        f"{replica.queue}/{replica.slots}",
+        f"{replica.speed:.3g}/s" if replica.speed else "",
+        f"{max(replica.disk)}{older}" if replica.disk else "",
+        # Were its weights those of the stage, and at which version was that looked at?
+        "" if replica.drift is None else f"{replica.drift}{' off' if replica.stray else ''}",
+    )
+
+
+def _alike(name: str, values: Mapping[PeerId, str]) -> list[str]:
+    """A line for each value that replicas have, with those that have it unless all do."""
+    peers: dict[str, list[str]] = {}
+    for peer, value in values.items():
+        if value:
+            peers.setdefault(value, []).append(_short(peer))
+    return [
+        f"{name}: {value}" + f" ({', '.join(some)})" * (len(some) < len(values))
+        for value, some in sorted(peers.items())
+    ]
 
 
 def _admission(line: AdmissionLine) -> str:
@@ -324,11 +329,6 @@ def _admission(line: AdmissionLine) -> str:
     if line.policy == "open":
         return f"open, anyone may join{said}"
     return f"by invitation of {line.owner}, {line.banned} banned" if line.checked else f"by invitation{said}"
-
-
-def _drift(replica: ReplicaLine) -> str:
-    """Were its weights those of the stage, and at which version was that looked at; "" if unknown."""
-    return "" if replica.drift is None else f"{'off' if replica.stray else 'none'} at {replica.drift}"
 
 
 def _short(peer: PeerId) -> str:
