@@ -26,7 +26,7 @@ MOST_DEPTH = 20
 def read(path: Path) -> dict[str, Any]:
     """The data of a TOML file. Raises UsageError if it cannot be read or is not TOML."""
     try:
-        return parse(path.read_text(encoding="utf-8"), where=str(path))
+        return parse(path.read_text(encoding="utf-8-sig"), where=str(path))
     except FileNotFoundError as error:
         raise UsageError(f"{path}: no such file") from error
     except OSError as error:

@@ -7,6 +7,7 @@ the default of its `format`, which never changes (`FORMATS`).
 from __future__ import annotations
 
 import json
+import unicodedata
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
@@ -17,6 +18,18 @@ from swarmnet.config.plug_in import one_of
 from swarmnet.config.table import CliOption, Count, Positive, Seconds, Table, says
 from swarmnet.manifest.codec_names import DIFFERENCES, EXACT, check_averaging, check_boundary, may_owe
 
+
+def _visible(text: str) -> str:
+    """Raises ValueError for an invisible character: two manifests that look equal would be two runs."""
+    for at, char in enumerate(text):
+        # Persian and emoji join with these; between ASCII characters they do nothing.
+        joins = char in "\u200c\u200d" and not text[max(at - 1, 0) : at].isascii()
+        if unicodedata.category(char) in ("Cc", "Cf", "Zl", "Zp") and not joins:
+            raise ValueError(f"holds the invisible character U+{ord(char):04X}: write it without")
+    return text
+
+
+Visible = Annotated[str, AfterValidator(_visible)]
 Above0 = Annotated[float, Field(gt=0)]
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 Decay = Annotated[float, Field(ge=0.0, lt=1.0)]
@@ -131,7 +144,7 @@ class Initial(Table):
     --from` names. `source` is a hint where to find it; the digests are what counts.
     """
 
-    source: str = says("", 'directory of a checkpoint; "": the weights are drawn from the seed')
+    source: Visible = says("", 'directory of a checkpoint; "": the weights are drawn from the seed')
     sha256: tuple[FullDigest, ...] = says((), "digest of each stage's weights; filled in by `swarmnet init --from`")
 
     @model_validator(mode="after")
@@ -145,12 +158,12 @@ class Initial(Table):
 class Data(Table):
     """The token stream. `source` is a hint where to find it; the digests are what counts."""
 
-    source: Annotated[str, CliOption("SOURCE", name="data")] = says(
+    source: Annotated[Visible, CliOption("SOURCE", name="data")] = says(
         "stdlib",
         'text, .jsonl, .parquet or .arrow (PATH#COLUMN: not "text"), a folder of them, tokens (.bin, .npy), "stdlib": '
         'Python\'s source, or "corpus:small"',
     )
-    tokenizer: Annotated[str, CliOption("NAME", default="that of --from, else bytes")] = says(
+    tokenizer: Annotated[Visible, CliOption("NAME", default="that of --from, else bytes")] = says(
         "bytes", '"bytes", a tokenizer.json, or "ids" for a file of token ids'
     )
     num_tokens: Count = says(0, "length of the token stream; filled in by `swarmnet init`")
@@ -485,7 +498,7 @@ class Manifest(Table):
     format: Annotated[int, AfterValidator(_known_format)] = says(
         1, "of this file: it fixes the defaults of fields that are left out"
     )
-    name: Annotated[str, CliOption("TEXT")] = says("my-run", "for people; shown by `swarmnet status`")
+    name: Annotated[Visible, CliOption("TEXT")] = says("my-run", "for people; shown by `swarmnet status`")
     model: Model = Model()
     cut: Cut = Cut()
     initial: Initial = Initial()

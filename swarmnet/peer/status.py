@@ -268,7 +268,7 @@ def _show(assessment: Assessment) -> None:
     _say(f"run {assessment.run[:12]}: {state}{loss}{evaluated}{pace}{eta}{twice}", f"on disk: {kept}")
     if assessment.admission is not None:
         _say(f"admission: {_admission(assessment.admission)}")
-    rows = [("stage", "peer", "version", "state", "load", "speed", "on disk", "compared")]
+    rows: list[tuple[str, ...]] = [("stage", "peer", "version", "state", "load", "speed", "on disk", "compared")]
     for line in assessment.stages:
         rows += [_row(line.stage, replica) for replica in line.replicas]
         # A stage without a replica is what the reader looks for.

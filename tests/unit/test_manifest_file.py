@@ -34,7 +34,7 @@ DEFAULT = to_toml(Manifest())
 above0 = st.floats(min_value=0, exclude_min=True, allow_infinity=False)
 count = st.integers(0, LARGEST_INTEGER)
 positive = st.integers(1, LARGEST_INTEGER)
-text = st.text(st.characters(exclude_categories=["Cs"]))
+text = st.text(st.characters(exclude_categories=["Cs", "Cc", "Cf", "Zl", "Zp"]))
 digest = st.just("") | st.text("0123456789abcdef", min_size=64, max_size=64)
 
 
@@ -301,7 +301,17 @@ def test_any_text_is_a_manifest_or_a_usage_error(text: str) -> None:
         assert load(text).left_out
 
 
+@pytest.mark.parametrize("text", ["a\u200bb", "corpus.txt\u200d", "\ufeffa", "a\u202eb", "a\x00", "a\nb", "\xad"])
+def test_invisible_characters_are_refused_where_they_would_make_another_run(text: str) -> None:
+    for where in ("name", "data.source", "data.tokenizer"):
+        with pytest.raises(UsageError, match=f"{where} = .*holds the invisible character U"):
+            override(Manifest(), [f"{where}={json.dumps(text)}"])
+    assert override(Manifest(), ["data.source=می\u200cخواهم \u202fé.txt"]).data.source.endswith("é.txt")
+
+
 def test_files(tmp_path) -> None:
+    (tmp_path / "marked.toml").write_bytes(b"\xef\xbb\xbf" + DEFAULT.encode())
+    assert load(tmp_path / "marked.toml") == Manifest()
     path = tmp_path / "run.toml"
     with pytest.raises(UsageError, match=r"run\.toml: no such file"):
         load(path)
