@@ -156,11 +156,11 @@ class Checkpointer:
             return self.versions
         found = await self._disk.open(self._stage)
         self._opened = True
-        for error in found.bad:
-            self._say_bad(error)
         self.all_damaged = bool(found.bad) and not found.good
         # What was written while the disk was read is newer than what was found.
         self._held = {info.version: info for info in found.good} | self._held
+        for error in found.bad:
+            self._say_bad(error)
         self._restarts |= {info.restart for info in found.good if info.restart != NO_RESTART}
         return self.versions
 
@@ -346,5 +346,9 @@ class Checkpointer:
         # Until the restart has led to a step, it may be taken back.
         return keep if newest > self.restart.version else keep | self._held.keys()
 
-    def _say_bad(self, error: BadCheckpoint, then: str = "it is not used; an older one is, if there is one") -> None:
+    def _say_bad(self, error: BadCheckpoint, then: str = "") -> None:
+        newest = (
+            f"the newest one here that is sound is step {max(self._held)}" if self._held else "no other one is here"
+        )
+        then = then or f"it is not used; {newest}"
         self._on_event("checkpoint_bad", {"path": error.path, "reason": error.reason, "then": then})

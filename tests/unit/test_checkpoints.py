@@ -377,6 +377,7 @@ def test_what_an_earlier_process_left_is_verified_and_the_bad_one_named(disk: Wa
         assert await replica.checkpointer.open() == (10, 20)
         (warning,) = replica.of("checkpoint_bad")
         assert warning["path"] == "simulated/stage-1-step-30" and warning["reason"] == "altered"
+        assert warning["then"] == "it is not used; the newest one here that is sound is step 20"
         assert await replica.checkpointer.open() == (10, 20) and len(replica.events) == 1
         info, data = await replica.checkpointer.load(20)
         assert info.version == 20 and bytes(data) == b"state 20" and not replica.checkpointer.all_damaged

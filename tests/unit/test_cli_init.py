@@ -1,6 +1,7 @@
 """`swarmnet init`: a complete file, the data's digests in it, nothing overwritten."""
 
 import json
+import shlex
 import sys
 import tomllib
 from collections.abc import Callable
@@ -74,6 +75,20 @@ def test_it_writes_a_complete_file_and_says_what_is_next(asked, capsys) -> None:
         f"wrote run.toml: a model of {manifest.model.num_parameters:,} parameters in 3 stages, 60 steps\n"
         "data: 1,000 tokens of stdlib, tokenizer bytes (300 ids)\n"
     )
+
+
+@pytest.mark.parametrize("name", ["my runs/it's $HOME.toml", "-x.toml", "a;b.toml"])
+def test_a_command_to_copy_means_the_file_that_was_written(asked, capsys, name: str) -> None:
+    for admission in ("open", "invite"):
+        assert run(["init", "--data", "corpus:small", "--admission", admission, "--force", "--", name]) == 0
+        text = capsys.readouterr().out
+        commands = [
+            line.partition("swarmnet ")[2].partition(", ")[0] for line in text.splitlines() if "swarmnet " in line
+        ]
+        words = [shlex.split(command) for command in commands]
+        assert [Path(line[line.index("--manifest") + 1] if "--manifest" in line else line[1]) for line in words] == [
+            Path(name)
+        ] * len(words) and len(words) >= 2
 
 
 def test_what_is_next_depends_on_who_can_take_part(asked, capsys) -> None:
