@@ -21,6 +21,7 @@ from swarmnet.data.source import load_tokens
 from swarmnet.data.tokens import Tokens, verify
 from swarmnet.data.windows import with_digests
 from swarmnet.errors import UsageError
+from swarmnet.host import available_memory
 from swarmnet.ids import RunId
 from swarmnet.local.fault import stage_of
 from swarmnet.local.options import MOST, LocalOptions
@@ -182,7 +183,7 @@ def _check_room(options: LocalOptions, manifest: Manifest) -> None:
     from swarmnet.peer import memory_fit
     from swarmnet.plan.budget import shown
 
-    room, of = memory_fit.available(), "this machine has"
+    room, of = available_memory(), "this machine has"
     if options.device == "cuda":
         room, of = sum(memory_fit.free_on_gpus(range(torch.cuda.device_count()))), "the GPUs here have"
     need = _LEAST_BYTES * manifest.model.num_parameters * options.replicas

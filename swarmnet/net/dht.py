@@ -172,6 +172,10 @@ class DhtDirectory:
         self._word_until: dict[str, float] = {}  # key -> Unix seconds: how long the DHT keeps the owner's newest word
         self._kept = b""  # stands for the notices that are in the file
         self._mine: Record | None = None
+        self.elsewhere: Announcement | None = None
+        """The newest that another process has signed under my identity: perhaps one of mine that ended."""
+        self.believes: Callable[[Record], bool] = lambda record: True
+        """False for a record of a peer of which another process is heard."""
         self._expiry_ms = 0
         self._publish_again_at = self._whole_run_again_at = 0.0
         self._pace = ReadPace(between_reads_s)
@@ -289,6 +293,12 @@ class DhtDirectory:
             self._looked_up_at[peer] = now
             await self.find(peer, {*self._near, *self.serves(peer)})
 
+    async def look_for_myself(self) -> Announcement | None:
+        """What another process has announced under my identity, in any stage or as a trainer."""
+        await self._read(range(self._num_stages))
+        self._reads = 0
+        return self.elsewhere
+
     async def _read(self, near: Collection[int] | None, num_stages: int = 0) -> bool:
         """Read my part of each of these stages, and the next part of those that I serve; None: all parts of all."""
         stages = range(num_stages) if near is None else near
@@ -403,10 +413,15 @@ class DhtDirectory:
     def _hear(self, found: Announcement) -> None:
         # Our own, come back. An older one must not replace what we say now.
         if found.record.peer == self.peer:
+            other = self._mine is None or found.record.incarnation != self._mine.incarnation
+            newer = self.elsewhere is None or found.expiry_ms > self.elsewhere.expiry_ms
+            if other and newer and self._run in (None, found.record.run):
+                self.elsewhere = found
             return
         if self._sought is not None and found.place == WHOLE_RUN:
             self._sought.add(found.record.run)
-        if not self._welcome(found):  # else a crowd of them would fill the table
+        # Else a crowd of them would fill the table.
+        if not self._welcome(found) or not self.believes(found.record):
             return
         self._table.offer(found, now=self._clock.time())
         if found.record.run == self._run and found.dht:

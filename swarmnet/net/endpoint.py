@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import secrets
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
@@ -33,11 +32,13 @@ from swarmnet.net.dial_back import Say
 from swarmnet.net.greeting import Greeter
 from swarmnet.net.grpc_options import GrpcConfig
 from swarmnet.net.grpc_transport import GrpcTransport
-from swarmnet.net.identity import Identity, own_identity
+from swarmnet.net.identity import IDENTITY_FILE, Identity, own_identity
 from swarmnet.net.port_mapping import Outside, at_home, mapped_ports
 from swarmnet.net.ports import LastPorts
+from swarmnet.net.records import MAX_AHEAD_S, Announcement
 from swarmnet.net.relay_book import RelayCaps
 from swarmnet.net.swarm_link import SwarmLink
+from swarmnet.net.twins import ASK_S, Twins, new_boot_id
 from swarmnet.telemetry.journal import loopback_last
 from swarmnet.transport import Service, Transport
 
@@ -62,7 +63,11 @@ _BETWEEN_READS_S = 2.0
 """A lookup of all records costs every holder of a key CPU and line."""
 
 LOOK_S = 5.0
-"""How often a peer looks whether it is still admitted."""
+"""How often a peer looks whether it is still admitted, and alone under its identity."""
+
+
+_RECORD_S = MAX_AHEAD_S + 60.0
+"""A record with more time than this from my start on was signed after my start, whatever its author's clock shows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +85,7 @@ class Endpoint:
     own_pass: OwnPass
     notices: Notices
     maps_port: bool
+    twins: Twins
     region: str = ""
 
     @property
@@ -139,6 +145,9 @@ class Endpoint:
         self.transport.service = service
         async with self.transport, self._mapped_ports() as outside, asyncio.TaskGroup() as group:
             self.transport.forwarded(outside)
+            # Before anything is announced: until now no other peer has taken notice of this process.
+            await ask_twin(self.transport, self.twins, await self.directory.look_for_myself(), starting=True)
+            self.twins.check()
             LastPorts(self.transport.port, self.directory.port).keep(self.dir)
             # Only now: what it announces needs the port that was bound.
             keeping = group.create_task(self.directory.run())
@@ -158,13 +167,36 @@ class Endpoint:
         return contextlib.nullcontext({})
 
     async def _while_admitted(self) -> None:
-        """Raises UsageError when this peer is banned, or its invitation has ended and is not renewed."""
+        """Raises UsageError when this peer is banned, or its invitation has ended and is not renewed, or a process that
+        started earlier has its identity."""
+        asked = self.directory.elsewhere
         while True:
             await asyncio.sleep(LOOK_S)
             self.own_pass.check(now=wall_time())
+            # A twin that started at the same moment found no record of mine, and I none of its.
+            if asked is not self.directory.elsewhere:
+                asked = self.directory.elsewhere
+                await ask_twin(self.transport, self.twins, asked)
+            self.twins.check()
 
 
-def greeter_of(terms: RunTerms, numerics: str, admissions: Admissions, own_pass: OwnPass) -> Greeter:
+async def ask_twin(
+    transport: GrpcTransport, twins: Twins, found: Announcement | None, *, starting: bool = False
+) -> None:
+    """Does the process that signed this still run under my identity? Its addresses are asked at the same time."""
+    if found is None or not found.record.addresses:
+        return
+    addresses = found.record.addresses
+    answers = await asyncio.gather(*(transport.answers_as_me(at, limit_s=ASK_S) for at in addresses))
+    for at, answer in zip(addresses, answers, strict=True):
+        if answer is not None:
+            where = at.removesuffix(f"/p2p/{transport.peer}")
+            twins.met(answer[0], where, clocks_agree=answer[1], starting=starting)
+    if not any(answers):
+        twins.announced(addresses[0], expires_s=found.expiry_ms / 1000, within_s=_RECORD_S)
+
+
+def greeter_of(terms: RunTerms, numerics: str, admissions: Admissions, own_pass: OwnPass, boot_id: int) -> Greeter:
     """How to greet in this run."""
     return Greeter(
         terms.run,
@@ -174,6 +206,7 @@ def greeter_of(terms: RunTerms, numerics: str, admissions: Admissions, own_pass:
         invitation=lambda: own_pass.text,
         completed=terms.completed,
         filled_in=terms.filled_in,
+        boot_id=boot_id,
     )
 
 
@@ -213,6 +246,7 @@ async def open_endpoint(
             between_reads_s=_BETWEEN_READS_S,
         ) as dht:
             own_pass.check(now=wall_time())  # now that bans have been heard of
+            twins = Twins(boot_id := new_boot_id(), network.dir / IDENTITY_FILE)
             transport = GrpcTransport(
                 identity,
                 terms.run,
@@ -224,16 +258,17 @@ async def open_endpoint(
                 bulk_port=network.bulk_port,
                 announce=announced["port"],
                 config=GrpcConfig.of(terms),
-                greeter=greeter_of(terms, numerics, admissions, own_pass),
+                greeter=greeter_of(terms, numerics, admissions, own_pass, boot_id),
                 relay_caps=RelayCaps(network.caps.relay_peers),
                 relay_bytes_per_s=network.caps.relay_mbit * 1e6 / 8,
+                on_twin=lambda hello, host, clocks_agree: twins.met(hello.boot_id, host, clocks_agree=clocks_agree),
             )
-            incarnation = secrets.randbits(62)
+            dht.believes = transport.believes
             yield Endpoint(
                 identity,
                 dht,
                 transport,
-                incarnation,
+                boot_id,
                 numerics,
                 terms.run,
                 network.dir,
@@ -241,5 +276,6 @@ async def open_endpoint(
                 own_pass,
                 notices,
                 maps_port=network.map_port and not network.announce,
+                twins=twins,
                 region=network.region,
             )

@@ -59,6 +59,7 @@ class Greeter:
     """Hash of my manifest with its defaults; empty: I do not compare it."""
     filled_in: str = ""
     """The fields that its file leaves out, with my defaults."""
+    boot_id: int = 0
 
     def hello(self) -> Hello:
         """My greeting, now."""
@@ -72,6 +73,7 @@ class Greeter:
             self._software,
             self.completed,
             self.filled_in,
+            self.boot_id,
         )
 
     @property

@@ -29,6 +29,7 @@ from swarmnet.net.grpc_inbound import PULSES_PER_STALL, Inbound
 from swarmnet.net.grpc_link import LINK, Outbox
 from swarmnet.net.tls import caller_of
 from swarmnet.net.traffic import Allowances, Flow, Traffic
+from swarmnet.net.twins import TWIN_REFUSED
 from swarmnet.transport import ReadPayload, Service
 from swarmnet.wire.convert import (
     BulkOffer,
@@ -83,6 +84,7 @@ class Callee(grpc.GenericRpcHandler):  # type: ignore[misc]
         """write: as for links (`grpc_link.Link`). others: methods that somebody else answers."""
         self._bulk = bulk
         self._greeter, self._dials, self._config = dialling.greeter, dialling.dials, dialling.config
+        self._me, self._lives, self._on_twin = dialling.leaf.peer, dialling.lives, dialling.on_twin
         self._service, self._link_ended, self._traffic, self._write = service, link_ended, traffic, write
         self._others = others
         # Who is forgotten is asked to greet again, and loses nothing else.
@@ -120,13 +122,19 @@ class Callee(grpc.GenericRpcHandler):  # type: ignore[misc]
             hello = read_hello(data)
         except BadMessage as error:
             return write_hello_reply(Rejected(error.code, error.reason))
-        refusal = self._greeter.refusal(hello, caller)
+        refusal, host = self._greeter.refusal(hello, caller), host_of(context.peer())
+        # My own key: it has to learn that I am alive, whatever its clock shows.
+        if caller == self._me and hello.run == self._greeter.run:
+            self._on_twin(hello, host, refusal is None)
+            return write_hello_reply(self._greeter.hello())
+        if refusal is None and self._lives.another(caller, hello.boot_id, asyncio.get_running_loop().time()):
+            refusal = TWIN_REFUSED
         if refusal is not None:
             return write_hello_reply(refusal)
         self.greeted[caller] = hello
         # It has proved who it is, and from which host: that host may be dialled for it.
         # One that came through a relay has shown no host.
-        if host := host_of(context.peer()):
+        if host:
             self._dials.called(caller, host)
         return write_hello_reply(self._greeter.hello())
 
@@ -184,8 +192,9 @@ class Callee(grpc.GenericRpcHandler):  # type: ignore[misc]
             self._link_ended(caller)
 
     async def _read_link(self, context: grpc.aio.ServicerContext, caller: PeerId, writing: asyncio.Lock) -> None:
-        unpacked = Inflater(self._config.reader.longest)
+        unpacked, boot_id = Inflater(self._config.reader.longest), self.greeted[caller].boot_id
         while (data := await context.read()) is not grpc.aio.EOF:
+            self._lives.heard(caller, boot_id, asyncio.get_running_loop().time())
             # Answered by the event loop itself: it proves that this process runs, not that its service is quick.
             if (ping := await self._hear(caller, data, unpacked)) is not None:
                 await self._say(context, writing, Pong(ping.nonce))

@@ -30,6 +30,7 @@ from swarmnet.net.dials import FIRST_PAUSE_S, Dials
 from swarmnet.net.greeting import HELLO, Greeter
 from swarmnet.net.grpc_options import CHANNEL_OPTIONS, GrpcConfig
 from swarmnet.net.tls import Leaf
+from swarmnet.net.twins import TWIN_REFUSED, Lives
 from swarmnet.wire.convert import (
     SECRET_BYTES,
     BulkAsk,
@@ -160,6 +161,9 @@ class Dialling:
     """Reads the record of a peer that I call by name, of a large stage; None: all that there are have been read."""
     hole_to: Callable[[PeerId], bool] = lambda peer: False
     """Do connections to this peer need no relay, though nobody can dial it?"""
+    lives: Lives = field(default_factory=Lives)
+    on_twin: Callable[[Hello, str, bool], None] = lambda hello, host, clocks_agree: None
+    """Another process greets me under my own identity, from this host."""
 
 
 class PeerChannels:
@@ -175,6 +179,8 @@ class PeerChannels:
         self._failed: list[Address] = []  # dialled in vain, oldest first
         self.clock_offset_s: float | None = None
         """By how much the peer's clock is ahead of mine, as far as its greeting told."""
+        self.boot_id = 0
+        """Of the process that answered last."""
         self._greeted = False
         self._greeting = asyncio.Lock()
         self._probing = asyncio.Lock()
@@ -368,6 +374,10 @@ class PeerChannels:
         if not isinstance(answer, Hello):
             self._dialling.on_proof(self.peer, answer)
             return Rejected(RejectCode.NOT_ADMITTED, f"{CONVICTED}, as a proof says that came with this")
+        self.boot_id = answer.boot_id
+        if self._dialling.lives.another(self.peer, answer.boot_id, loop.time()):
+            self.retire(channel)
+            return TWIN_REFUSED
         self.alive(channel)
         # It was read about half way between.
         self.clock_offset_s = answer.clock - (sent + greeter.clock()) / 2

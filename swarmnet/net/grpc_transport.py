@@ -11,11 +11,13 @@ import contextlib
 import ipaddress
 import socket
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import grpc
 
 from swarmnet import telemetry
+from swarmnet.directory import Record
 from swarmnet.errors import PeerGone, PeerTimeout, SwarmError, UsageError
 from swarmnet.ids import PeerId, RunId
 from swarmnet.messages import Answer, Control, Heartbeat, Packed, Proof, Request
@@ -24,6 +26,7 @@ from swarmnet.net.bulk_pool import BulkListener
 from swarmnet.net.circuits import Arrivals, Doors
 from swarmnet.net.descriptors import DescriptorWatch, raise_limit
 from swarmnet.net.dial_back import Proofs, Say, public_home
+from swarmnet.net.dials import Dials
 from swarmnet.net.greeting import HELLO, Greeter
 from swarmnet.net.grpc_callee import Callee, host_of
 from swarmnet.net.grpc_caller import place_call
@@ -40,7 +43,7 @@ from swarmnet.net.relay_book import RelayCaps
 from swarmnet.net.tls import Leaf
 from swarmnet.net.traffic import Traffic
 from swarmnet.transport import Service
-from swarmnet.wire.convert import write_hello
+from swarmnet.wire.convert import Hello, write_hello
 
 log = telemetry.get(__name__)
 
@@ -54,7 +57,8 @@ class GrpcTransport:
     """`transport.Transport` over gRPC.
 
     run: None for somebody who joins and can only ask for a manifest. addresses: where a peer listens (multiaddrs),
-    asked at every dial. find: reads the record of a peer whose addresses are not known. announce: addresses to publish
+    asked at every dial. find: reads the record of a peer whose addresses are not known. on_twin: another process greets
+    this one under the same identity. announce: addresses to publish
     instead of the one bound. `service` must be set before entering, but by who does not listen.
     listens: False for somebody who only calls, and then has no port. first_port: tried first where `port` is 0.
     bulk_port: where bulk connections are taken, 0 for any port; None: none are.
@@ -78,6 +82,7 @@ class GrpcTransport:
         relay_caps: RelayCaps = RelayCaps(),  # noqa: B008
         relay_bytes_per_s: float = 0.0,
         find: Callable[[PeerId], Awaitable[None]] | None = None,
+        on_twin: Callable[[Hello, str, bool], None] = lambda hello, host, clocks_agree: None,
     ) -> None:
         self.peer = identity.peer
         self.service = service
@@ -134,6 +139,7 @@ class GrpcTransport:
             self._ways.tunnel,
             find=find,
             hole_to=self._holes.leads_to,
+            on_twin=on_twin,
         )
         self._bulk, self._bulk_port = BulkListener(self.peer, run, stall_s=config.stall_s), bulk_port
         self._written = MessageWriter()
@@ -355,6 +361,34 @@ class GrpcTransport:
         """By how much the peer's clock is ahead of mine; None: it has not greeted me."""
         return self._channels_to(peer).clock_offset_s
 
+    def believes(self, record: Record) -> bool:
+        """False for the record of a peer of which I hear another process: that one keeps its place."""
+        now = asyncio.get_running_loop().time()
+        return not self._dialling.lives.another(record.peer, record.incarnation, now)
+
+    async def answers_as_me(self, address: str, *, limit_s: float) -> tuple[int, bool] | None:
+        """The boot id of the process that answers there under my own identity, and whether our clocks agree; None if no
+        such process answers in time. That may be this process itself."""
+        # Only for this question: what I announce of myself leads here.
+        alone = replace(
+            self._dialling,
+            lookup=lambda peer: (address,),
+            on_gone=lambda peer, definite: None,
+            dials=Dials(),
+            find=None,
+        )
+        channels = PeerChannels(self.peer, alone)
+        try:
+            async with asyncio.timeout(limit_s):
+                refusal = await channels.greet(deadline=asyncio.get_running_loop().time() + limit_s)
+        except (SwarmError, TimeoutError) as error:
+            log.debug("no_twin", address=address, error=error)
+            return None
+        finally:
+            await channels.close()
+        # A refusal without a greeting is one that speaks another protocol.
+        return (channels.boot_id, refusal is None) if refusal is None or channels.boot_id else (0, False)
+
     # ------------------------------------------------------------ inside
 
     def _channels_to(self, peer: PeerId) -> PeerChannels:
@@ -369,6 +403,7 @@ class GrpcTransport:
 
     def _tell_gone(self, peer: PeerId, definite: bool) -> None:
         log.info("peer_gone", peer=peer, definite=definite)
+        self._dialling.lives.ended(peer)
         if self.service is not None:
             self.service.on_gone(peer, definite=definite)
 
@@ -378,11 +413,13 @@ class GrpcTransport:
             self.service.on_tell(peer, proof)
 
     def _tell_reached(self, peer: PeerId) -> None:
+        self._dialling.lives.heard(peer, self._channels_to(peer).boot_id, asyncio.get_running_loop().time())
         if not self._closing and self.service is not None:
             self.service.on_reached(peer)
 
     def _link_ended(self, peer: PeerId) -> None:
         """A peer's link to us ended: it closed, or its connection broke."""
+        self._dialling.lives.ended(peer)
         # Its link is often the first to notice that a process died. Of strangers nothing can be dialled. What takes a
         # shortcut has not died.
         if not self._closing and not self._holes.leads_to(peer) and self._dialling.lookup(peer):

@@ -122,6 +122,7 @@ class Places:
         self._refusing: set[asyncio.Task[None]] = set()
         self._summons, self._said_at = Allowances(_SUMMONS), -_SAY_S
         self._secret = secrets.token_bytes(32)
+        self._probes: set[bytes] = set()
         self.refused: dict[PeerId, str] = {}
         """Who did not relay, and why."""
 
@@ -234,7 +235,8 @@ class Places:
                 await _answer_of(far, channels)
                 if full:
                     return
-                if summon.caller == self._me:
+                # Any other call under my identity comes from a twin, and goes to my port as all do.
+                if summon.caller == self._me and summon.id in self._probes:
                     await far.write(self._proof(summon.id))  # what `_probe` waits for
                     await far.read()
                     return
@@ -264,6 +266,7 @@ class Places:
         while in_vain < 2:
             await asyncio.sleep(_PROBE_S)
             connect, said = Connect(self._me, secrets.token_bytes(ID_BYTES)), b""
+            self._probes.add(connect.id)
             try:
                 async with asked(channels, CONNECT, write_ask(connect), limit_s=COME_S) as end:
                     await _answer_of(end, channels)
@@ -273,6 +276,8 @@ class Places:
                 said = self._proof(connect.id)  # it tells callers as well, who take another
             except (SwarmError, TimeoutError) as error:
                 log.debug("leads_nowhere", relay=relay, error=error)
+            finally:
+                self._probes.discard(connect.id)
             in_vain = 0 if said == self._proof(connect.id) else in_vain + 1
         self._again_at[relay] = loop.time() + _NOWHERE_AGAIN_S
         raise PeerGone("it leads nowhere", peer=relay)
@@ -336,7 +341,9 @@ class Ways:
     def _may_come(self, peer: PeerId, relay: PeerId) -> bool:
         """Is it worth while to have the relay send the peer to us?"""
         now = asyncio.get_running_loop().time()
-        return not self._hidden() and now - self._in_vain.get((peer, relay), -_REVERSE_AGAIN_S) >= _REVERSE_AGAIN_S
+        # A twin cannot be sent to me: it would dial itself.
+        since_s = now - self._in_vain.get((peer, relay), -_REVERSE_AGAIN_S)
+        return not self._hidden() and peer != self._relay.me and since_s >= _REVERSE_AGAIN_S
 
     @asynccontextmanager
     async def _open(self, peer: PeerId, relay: PeerId) -> AsyncGenerator[End, None]:
@@ -364,7 +371,8 @@ class Ways:
         end = await stack.enter_async_context(asked(channels, CONNECT, write_ask(connect), limit_s=COME_S))
         await _answer_of(end, channels)
         self._by_relay[peer] = None
-        self._shortcuts.want(peer)
+        if peer != self._relay.me:
+            self._shortcuts.want(peer)
         return end
 
     async def _expect(

@@ -7,16 +7,24 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
+from pathlib import Path
 
 from swarmnet import telemetry
 from swarmnet.clock import run_loop
 from swarmnet.config.peer import PeerConfig
+from swarmnet.errors import SwarmError
 from swarmnet.net.address import announced_at
 from swarmnet.net.dht import DhtDirectory
 from swarmnet.net.dht_daemon import Listen
-from swarmnet.net.identity import own_identity
+from swarmnet.net.endpoint import LOOK_S
+from swarmnet.net.greeting import Greeter
+from swarmnet.net.grpc_transport import dial
+from swarmnet.net.identity import IDENTITY_FILE, Identity, own_identity
 from swarmnet.net.ports import LastPorts
 from swarmnet.net.stop import stopped_by_signal, unless_stopped
+from swarmnet.net.tls import Leaf
+from swarmnet.net.twins import ASK_S, Twins, new_boot_id
 from swarmnet.telemetry.events import EventLog
 from swarmnet.telemetry.journal import offered
 
@@ -49,6 +57,25 @@ async def _serve(config: PeerConfig) -> int:
             events.emit("listening", peer=identity.peer, dht=directory.maddrs)
             async with asyncio.TaskGroup() as tasks:
                 running = tasks.create_task(directory.run())
+                watching = tasks.create_task(_watch_for_twins(directory, identity, config.dir / IDENTITY_FILE))
                 await stop.wait()
                 running.cancel()
+                watching.cancel()
     return 0
+
+
+async def _watch_for_twins(directory: DhtDirectory, identity: Identity, key_file: Path) -> None:
+    """Log, until cancelled, that a peer or a trainer runs with the key of this node. The node goes on: it holds no part
+    of a run."""
+    twins, asked = Twins(new_boot_id(), key_file), None
+    while True:
+        await asyncio.sleep(LOOK_S)
+        if (found := directory.elsewhere) is None or found is asked:
+            continue
+        asked, greeter = found, Greeter(found.record.run, "", math.inf)
+        for address in found.record.addresses:
+            # This node has no gRPC port: a process that answers there under its key is another one.
+            with contextlib.suppress(SwarmError):
+                deadline = asyncio.get_running_loop().time() + ASK_S
+                await dial(identity.peer, address, Leaf(identity), greeter, deadline=deadline)
+                twins.met(1 << 62, address, clocks_agree=False)

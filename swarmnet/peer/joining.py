@@ -28,11 +28,12 @@ from swarmnet.net.admission_files import OwnPass, admissions_of
 from swarmnet.net.dht import DhtDirectory
 from swarmnet.net.dht_daemon import Listen
 from swarmnet.net.dht_node import NobodyAnswered
-from swarmnet.net.endpoint import greeter_of
+from swarmnet.net.endpoint import ask_twin, greeter_of
 from swarmnet.net.greeting import Greeter
 from swarmnet.net.grpc_transport import GrpcTransport
-from swarmnet.net.identity import Identity, own_identity
+from swarmnet.net.identity import IDENTITY_FILE, Identity, own_identity
 from swarmnet.net.swarm_link import SwarmLink
+from swarmnet.net.twins import Twins, new_boot_id
 from swarmnet.peer.away import until_somebody_answers, was_in
 from swarmnet.peer.placement import Choice, Serving, placement_rule
 from swarmnet.peer.rates import measured
@@ -95,6 +96,14 @@ async def _found(config: PeerConfig, identity: Identity, invitation: SwarmLink |
                 f"run {found.run[:12]} has finished, nothing is left to compute: `swarmnet export` writes its model, "
                 "and who owns it can give it more steps with `swarmnet extend`"
             )
+        # Before it announces that it chooses a stage, and before torch is loaded.
+        twins = Twins(found.greeter.boot_id, config.dir / IDENTITY_FILE)
+        transport = GrpcTransport(
+            identity, found.run, addresses=found.directory.addresses, listens=False, greeter=found.greeter
+        )
+        async with transport:
+            await ask_twin(transport, twins, await found.directory.look_for_myself(), starting=True)
+        twins.check()
         stages = await _stages(found, tell)
         chosen = found.config.model_copy(update={"stages": stages})
         return Place(chosen, found.manifest, chosen=not found.config.stages)
@@ -163,7 +172,9 @@ async def reach(
         if own_pass.text:
             tell("invitation", f"of the run's owner, good until {own_pass.ends}")
             records = _others(directory, directory.known())
-        yield FoundRun(config, manifest, run, directory, records, greeter_of(terms, "", admissions, own_pass))
+        yield FoundRun(
+            config, manifest, run, directory, records, greeter_of(terms, "", admissions, own_pass, new_boot_id())
+        )
 
 
 # ---------------------------------------------------------------- which run

@@ -16,7 +16,7 @@ from google.protobuf.message import DecodeError, Message
 
 from swarmnet.bounds import ANY_RUN, Between, Bounds, Entries, Size
 from swarmnet.errors import BadMessage, RejectCode
-from swarmnet.ids import RunId
+from swarmnet.ids import Incarnation, RunId
 from swarmnet.messages import (
     Answer,
     AuditData,
@@ -124,6 +124,8 @@ class Hello:
     """`manifest.file.completed_hash` of its manifest; empty: an earlier version does not say it."""
     filled_in: Annotated[str, Size(MAX_FILLED_IN_CHARS)] = ""
     """`manifest.file.filled_in` of its manifest."""
+    boot_id: Incarnation = 0
+    """Of its process; 0: not said."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from swarmnet.cli.frame import run
 from swarmnet.config import PeerConfig, toml
 from swarmnet.config.check import check, layer
 from swarmnet.errors import UsageError
+from swarmnet.local import prepare as local_prepare
 from swarmnet.local.options import LocalOptions
 from swarmnet.local.prepare import choose, prepare
 from swarmnet.manifest.file import change, load
@@ -109,7 +110,7 @@ def test_local_takes_a_preset_that_fits(capsys, monkeypatch: pytest.MonkeyPatch)
     assert (chosen.model.hidden_size, chosen.model.num_layers, chosen.cut.stages) == (960, 6, 5)
     assert (chosen.training.microbatches, chosen.training.sequence_length, chosen.training.total_steps) == (8, 1024, 40)
     assert chosen.optimizer.warmup_steps == 4
-    monkeypatch.setattr(memory_fit, "available", lambda: 19 * GIB)
+    monkeypatch.setattr(local_prepare, "available_memory", lambda: 19 * GIB)
     assert run(["local", "--preset", "8b", "--data", "corpus.txt"]) == 2
     assert re.search(
         r"--preset 8b: 2 replicas of 16 stages together need \d+ GiB of memory or more, this machine has 19.0 GiB",
@@ -118,7 +119,7 @@ def test_local_takes_a_preset_that_fits(capsys, monkeypatch: pytest.MonkeyPatch)
     toy = LocalOptions(preset="toy", data="corpus.txt", replicas=2)
     monkeypatch.setattr(memory_fit, "judge", lambda setup, stages, room: SimpleNamespace(need=3 * GIB))
     assert prepare(toy, Path("out")).manifest.model.num_heads == 8
-    monkeypatch.setattr(memory_fit, "available", lambda: 17 * GIB)
+    monkeypatch.setattr(local_prepare, "available_memory", lambda: 17 * GIB)
     words = (
         "--preset toy: 2 replicas of 3 stages together need 18.0 GiB of memory or more, this machine has 17.0 GiB free"
     )
