@@ -80,11 +80,11 @@ class Leaving:
         if not waiting:
             return LeaveDecision(True, "nothing here is needed any more")
         if now - self._began_at >= self._drain_s:
-            return LeaveDecision(True, f"{self._drain_s:g} s have passed, going all the same: {self._what(waiting)}")
+            return LeaveDecision(True, f"{self._drain_s:g} s have passed, going all the same: {self.left(waiting)}")
         # Somebody stays: what is here goes to them first.
         if not deserted:
             self._deserted_at = None
-            return LeaveDecision(False, self._what(waiting))
+            return LeaveDecision(False, self.left(waiting))
         if self._deserted_at is None:
             self._deserted_at = now
         unsettled = any(standing.applying or standing.whole for standing in waiting)
@@ -92,8 +92,9 @@ class Leaving:
             return LeaveDecision(False, "everybody leaves; applying the last step")
         return LeaveDecision(True, "everybody leaves")
 
-    def _what(self, waiting: Sequence[Standing]) -> str:
-        return "; ".join(self._of(standing) for standing in waiting)
+    def left(self, standings: Sequence[Standing]) -> str:
+        """What is not finished or safe elsewhere, in words."""
+        return "; ".join(self._of(standing) for standing in standings if not standing.free)
 
     def _of(self, standing: Standing) -> str:
         if not standing.heirs and standing.followers:
@@ -132,29 +133,42 @@ async def drain(leaver: Peer, drain_s: float) -> str:
         await farewell.pause()
 
 
-async def hand_over(mover: Peer, patience_s: float, *, standstill: bool) -> bool:
-    """Leave a stage for another one: True once others have all that is here. Else the peer stays, and serves on.
+async def hand_over(mover: Peer, patience_s: float, *, standstill: bool) -> str:
+    """Leave a stage for another one: "" once others have all that is here. Else why the peer stays, and serves on.
 
     standstill: nobody serves the other stage, so until the peer is there no step ends: others have its state, and what
     is under way is computed again.
     """
-    farewell, began, gone = Farewell(mover), _now(), False
+    farewell, began, reason = Farewell(mover), _now(), "it was ended"
+    leaving = Leaving(now=began, drain_s=patience_s)
     try:
-        while (lasted := _now() - began) < patience_s:
-            standings = farewell.look()
-            # Who pauses, has no state of its own or no heir is not the one to go.
-            if mover.paused or any(standing.idle or not standing.heirs for standing in standings):
-                break
+        while not (reason := why_it_stays(standings := farewell.look(), paused=mover.paused)):
+            lasted = _now() - began
             # Nobody goes before a mate that goes as well can have said so: of those the lowest stays.
-            heard = lasted >= mover.timers.suspect_s
-            if heard and (standstill or all(standing.free for standing in standings)):
-                gone = True
+            heard, ready = lasted >= mover.timers.suspect_s, all(standing.heirs for standing in standings)
+            if heard and ready and (standstill or all(standing.free for standing in standings)):
+                break
+            if lasted >= patience_s:
+                reason = f"after {patience_s:g} s others do not have all that is here: {leaving.left(standings)}"
                 break
             await farewell.pause()
     finally:
-        if not gone:
+        if reason:
             farewell.end()
-    return gone
+    return reason
+
+
+def why_it_stays(standings: Sequence[Standing], *, paused: bool) -> str:
+    """Why a peer does not leave its stage for another one; "" if it may. A replica that is one step behind takes over
+    when it has applied the step."""
+    if paused:
+        return "it was paused"
+    for standing in standings:
+        if standing.idle:
+            return f"stage {standing.stage} has ended or lost its state here"
+        if not standing.heirs and not standing.followers:
+            return f"no other replica of stage {standing.stage} stays"
+    return ""
 
 
 class Farewell:

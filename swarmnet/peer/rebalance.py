@@ -19,6 +19,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from swarmnet.bounds import Recent
 from swarmnet.ids import PeerId
 from swarmnet.peer.placement import LEAST_RATE, Serving, rated
 
@@ -29,6 +30,8 @@ _NEARLY = 0.7
 _ALIKE = 0.25
 """Of a usual replica: moves that bring as much, rounded to that, are equal. Two that look at the same moment see rates
 of different steps."""
+
+_REMEMBERED = 4096
 
 _LATER = 0.25
 """Of the seconds that it takes me to fetch a state: how much later than others I answer a stage in distress."""
@@ -60,6 +63,8 @@ class Rules:
     """Of a stage's replicas, how many may leave it at a time; one may in any case."""
     distress: float = 0.5
     """Of the mean rate of stages: a stage that serves less is in distress."""
+    settled_s: float = 3600.0
+    """So long a stage to which a replica has moved gives none away, unless it has two more than the slowest stage."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +113,27 @@ class Promises:
         return found
 
 
+class Arrivals:
+    """When a replica last moved to each stage, as far as this peer has seen. It outlives the peer's own moves.
+
+    Measured rates depend on how many replicas share a machine and a stage, so after a move the other stage may look
+    slower. Without this, replicas would go to and fro once a period.
+    """
+
+    def __init__(self) -> None:
+        self._stage: Recent[PeerId, int] = Recent(_REMEMBERED)
+        self._at: dict[int, float] = {}
+
+    def since(self, serves: Mapping[PeerId, int], now: float, within_s: float) -> frozenset[int]:
+        """Stages to which a replica has moved within the last seconds. serves: the stage of each replica now."""
+        for peer, stage in serves.items():
+            if (before := self._stage.get(peer)) != stage:
+                self._stage[peer] = stage
+                if before is not None:
+                    self._at[stage] = now
+        return frozenset(stage for stage, at in self._at.items() if now - at < within_s)
+
+
 class Picture:
     """All stages as one peer sees them: rates, and who could move. Who is surely on the way counts where it goes."""
 
@@ -119,6 +145,7 @@ class Picture:
         self._leaving = [0] * num_stages
         self.may: dict[PeerId, tuple[int, float]] = {}
         self.announced: dict[PeerId, int] = {}
+        self.serves = {each.peer: each.stage for each in serving if each.synced and not each.choosing}
         self._moving = 0
         promised = [0.0] * num_stages
         people = rated(num_stages, [each for each in serving if not (each.choosing or each.paused)])
@@ -170,13 +197,18 @@ class Picture:
         """Who goes, of those that announced it."""
         return {move.peer: move for move in self._matching(dict(self.announced), list(self.rates))}
 
-    def wish(self, me: PeerId, fits: Collection[int]) -> int | None:
-        """Where I would go; None: I stay. fits: the stages that this machine has memory for."""
+    def wish(self, me: PeerId, fits: Collection[int], *, settled: Collection[int] = ()) -> int | None:
+        """Where I would go; None: I stay. fits: the stages that this machine has memory for. settled: those to which a
+        replica has moved lately."""
         # Most looks end here.
         if me not in self.may or self._most <= 0 or not self.worth:
             return None
         poor = min(range(self.num_stages), key=lambda stage: (self.rates[stage], stage))
         if poor not in fits:
+            return None
+        # A move between stages that differ by one replica makes the same picture the other way round.
+        stage = self.may[me][0]
+        if stage in settled and self._staying[stage] - self._staying[poor] < 2:
             return None
         best = max((self._value(peer, poor, self.rates) for peer in self.may), default=0.0)
         mine = self._value(me, poor, self.rates)
@@ -243,8 +275,9 @@ class Intent:
 class Rebalancer:
     """One peer's part in it."""
 
-    def __init__(self, me: PeerId, rules: Rules, *, now: float) -> None:
+    def __init__(self, me: PeerId, rules: Rules, *, now: float, arrivals: Arrivals | None = None) -> None:
         self.rules, self._me = rules, me
+        self._arrivals = arrivals if arrivals is not None else Arrivals()
         self._phase = int.from_bytes(_lot(me, -1)[:8]) / 2**64
         self.due = now + self._phase * rules.period_s
         """When there is something to decide, unless a stage comes into distress."""
@@ -256,7 +289,7 @@ class Rebalancer:
 
         fits: the stages that this machine has memory for.
         """
-        hurried = bool(picture.in_distress)
+        hurried, settled = bool(picture.in_distress), self._arrivals.since(picture.serves, now, self.rules.settled_s)
         every = self.rules.hurry_s if hurried else self.rules.period_s
         if hurried and not self._hurried and self.intent.to is None:
             # Whoever has the state sooner speaks sooner.
@@ -269,7 +302,7 @@ class Rebalancer:
             move = picture.winners.get(self._me)
             won = move is not None and move.to == self.intent.to
             self.intent = Intent(self.intent.to, surely=True) if won else Intent()
-        elif (to := picture.wish(self._me, fits)) is not None:
+        elif (to := picture.wish(self._me, fits, settled=settled)) is not None:
             self.due = now + self.rules.settle_s
             self.intent = Intent(to)
         return self.intent

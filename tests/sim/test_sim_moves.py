@@ -78,7 +78,7 @@ def test_of_all_that_go_elsewhere_at_once_one_stays(standstill: bool) -> None:
     gone: list[PeerId] = []
 
     async def go(node: Node) -> None:
-        if await hand_over(node.peer, 30.0, standstill=standstill):
+        if not await hand_over(node.peer, 30.0, standstill=standstill):
             gone.append(node.peer_id)
             soon(swarm, lambda: swarm.kill(node))
 
@@ -92,6 +92,29 @@ def test_of_all_that_go_elsewhere_at_once_one_stays(standstill: bool) -> None:
 
     swarm.run(until_s=200.0, script=script)
     assert 0 < len(gone) < 3 and counts(swarm)[1] == 3 - len(gone)
+
+
+def test_a_replica_that_is_first_at_a_version_waits_for_the_others() -> None:
+    """They have applied the step a moment later: until then none of them has all of the stage."""
+    swarm = watched(Plan(stages=2, replicas=3, microbatches=6, steps=30))
+    ended: list[str] = []
+
+    async def go(node: Node) -> None:
+        ended.append(await hand_over(node.peer, 30.0, standstill=False))
+        soon(swarm, lambda: swarm.kill(node))
+
+    async def script(swarm: Swarm) -> None:
+        await at_version(swarm, 3)
+        while True:
+            for node in swarm.replicas(1):
+                standing = standing_of(node.peer, node.peer.replicas[1], swarm.loop.time())
+                if not standing.heirs and standing.followers == 2:
+                    swarm.loop.start(node.process, go(node))
+                    return
+            await asyncio.sleep(0.0005)
+
+    swarm.run(until_s=200.0, script=script)
+    assert ended == [""]
 
 
 def test_a_run_in_balance_moves_nobody() -> None:

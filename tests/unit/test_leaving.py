@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarmnet.peer.leaving import SETTLE_S, Leaving, Standing
+from swarmnet.peer.leaving import SETTLE_S, Leaving, Standing, why_it_stays
 
 DRAIN_S = 60.0
 FREE = Standing(stage=0, step=41, heirs=1)
@@ -88,3 +88,18 @@ def test_it_never_stays_longer_than_it_may(found, deserted, late_s) -> None:
 @given(found=standings)
 def test_new_microbatches_are_turned_away_exactly_when_others_can_take_them(found: Standing) -> None:
     assert found.refusing == (found.heirs > 0 or found.idle)
+
+
+@pytest.mark.parametrize(
+    ("standing", "paused", "words"),
+    [
+        (FREE, True, "it was paused"),
+        (replace(FREE, idle=True), False, "stage 0 has ended or lost its state here"),
+        (replace(FREE, heirs=0), False, "no other replica of stage 0 stays"),
+        (replace(FREE, heirs=0, followers=2), False, ""),
+        (replace(FREE, microbatches=3), False, ""),
+    ],
+)
+def test_a_peer_that_cannot_leave_for_another_stage_says_why(standing: Standing, paused: bool, words: str) -> None:
+    """Replicas that are one step behind will have the state in a moment: they are waited for."""
+    assert why_it_stays([standing], paused=paused) == words

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 
 from hypothesis import given, settings
@@ -10,7 +12,7 @@ from hypothesis import strategies as st
 
 from swarmnet.ids import PeerId
 from swarmnet.peer.placement import Serving
-from swarmnet.peer.rebalance import Picture, Promises, Rebalancer, Rules
+from swarmnet.peer.rebalance import Arrivals, Picture, Promises, Rebalancer, Rules
 
 RULES = Rules()
 
@@ -80,17 +82,28 @@ def test_a_wish_helps_the_slowest_stage_and_fits(drawn: tuple[int, list[Serving]
             assert picture.rates[to] == min(picture.rates) < picture.rates[stage] - rate
 
 
+Measured = Callable[[int, int], float]
+"""The rate of a replica of a stage, by how many replicas that has."""
+
+
 class Room:
     """Rebalancers that hear each other after `late` seconds, and arrive `fetch_s` after they have won."""
 
-    def __init__(self, serving: list[Serving], stages: int, *, late: int = 2, fetch_s: int = 10) -> None:
+    def __init__(
+        self, serving: list[Serving], stages: int, *, late: int = 2, fetch_s: int = 10, measured: Measured | None = None
+    ) -> None:
+        self.measured = measured
         self.stages, self.late, self.fetch_s = stages, late, fetch_s
         self.now, self.moves = 0, 0
         self.serving = {each.peer: each for each in serving}
         self.seen: list[dict[PeerId, Serving]] = [dict(self.serving)] * (late + 1)
-        self.members = {each.peer: Rebalancer(each.peer, RULES, now=0.0) for each in serving if each.may_move}
+        self.arrivals = {each.peer: Arrivals() for each in serving}
+        self.members = {each.peer: self.newly(each.peer) for each in serving if each.may_move}
         self.promises = {peer: Promises(RULES) for peer in self.members}
         self.arrive: dict[PeerId, int] = {}
+
+    def newly(self, peer: PeerId) -> Rebalancer:
+        return Rebalancer(peer, RULES, now=float(self.now), arrivals=self.arrivals[peer])
 
     def lose(self, *peers: PeerId) -> None:
         for peer in peers:
@@ -106,6 +119,9 @@ class Room:
             self.now += 1
             self.seen = [*self.seen[1:], dict(self.serving)]
             heard = [each for peer, each in self.seen[0].items() if peer in self.serving]
+            if self.measured is not None:
+                there, measured = Counter(each.stage for each in heard), self.measured
+                heard = [replace(each, rate=measured(each.stage, there[each.stage])) for each in heard]
             for peer, member in self.members.items():
                 picture = Picture(self.stages, self.promises[peer].believed(heard, self.now), RULES)
                 intent = member.decide(picture, range(self.stages), now=float(self.now))
@@ -113,7 +129,7 @@ class Room:
                     if self.now >= self.arrive[peer]:
                         assert intent.to is not None
                         self.serving[peer] = replica(peer, intent.to)
-                        self.members[peer] = Rebalancer(peer, RULES, now=self.now)
+                        self.members[peer] = self.newly(peer)
                         del self.arrive[peer]
                         self.moves += 1
                     continue
@@ -137,6 +153,37 @@ def test_a_small_swarm_sends_one_of_three() -> None:
     room = Room(swarm(3, 1), 2)
     room.play(60 + 20)
     assert room.counts() == [2, 2] and room.moves == 1
+
+
+def test_replicas_do_not_go_to_and_fro_where_rates_depend_on_how_many_there_are() -> None:
+    """Of 3 and 2 replicas the smaller stage always looks slower, also after a move."""
+    room = Room(swarm(3, 2), 2, measured=lambda stage, count: float(count))
+    room.play(600)
+    assert room.moves == 1
+    # A loss is made up for all the same.
+    fuller = room.counts().index(3)
+    room.lose(*[peer for peer, each in room.serving.items() if each.stage != fuller][:1])
+    room.play(120)
+    assert room.counts() == [2, 2]
+
+
+def test_a_cycle_of_stages_is_ended_as_well() -> None:
+    slow = itertools.cycle(range(3))
+    room = Room(swarm(3, 3, 3), 3, measured=lambda stage, count: 1.0)
+    for _ in range(5):
+        slowest = next(slow)
+        room.measured = lambda stage, count, slowest=slowest: 0.4 if stage == slowest else 1.0
+        room.play(180)
+    assert room.moves <= 4
+
+
+def test_a_move_is_remembered_for_a_while() -> None:
+    arrivals, one, other = Arrivals(), PeerId("a"), PeerId("b")
+    assert not arrivals.since({one: 0, other: 1}, 0.0, 100.0)
+    assert not arrivals.since({other: 1}, 10.0, 100.0)  # it is on its way
+    assert arrivals.since({one: 2, other: 1}, 20.0, 100.0) == {2}
+    assert arrivals.since({one: 2}, 119.0, 100.0) == {2}
+    assert not arrivals.since({one: 2}, 120.0, 100.0)
 
 
 def test_the_last_but_one_stays() -> None:
