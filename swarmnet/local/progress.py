@@ -223,6 +223,16 @@ class SwarmProgress:
             if replica.stage == stage and replica.alive and replica.version is not None and name not in self.out
         ]
 
+    def in_sync(self, stage: int) -> int:
+        """How many replicas of a stage train now: they run, hold their weights and are not far behind the others."""
+        versions = [
+            replica.version
+            for name, replica in self.replicas.items()
+            if replica.stage == stage and replica.alive and not replica.ranks_lost and name not in self.out
+            if replica.version is not None
+        ]
+        return sum(version > max(versions) - WINDOW_STEPS for version in versions)
+
     def alive(self, stage: int) -> int:
         """How many replicas of a stage run, convicts apart."""
         live = (name for name, replica in self.replicas.items() if replica.stage == stage and replica.alive)

@@ -57,7 +57,7 @@ class SwarmScreen(Screen):
         # Of a run that goes on, what was done before has been said; and a run that goes back says steps again.
         self._shown = min(max(self._shown, progress.earlier_points), len(progress.points))
         for point in progress.points[self._shown :]:
-            replicas = " ".join(f"{progress.alive(stage)}" for stage in range(progress.stages))
+            replicas = " ".join(f"{progress.in_sync(stage)}" for stage in range(progress.stages))
             self.note(
                 f"step {point.step:>4}  loss {point.loss:.4f}  {progress.recent_tokens_per_second():>9,.0f} tokens/s"
                 f"  replicas {replicas}  reroutes {progress.reroutes}  kills {len(progress.kills)}"
@@ -86,20 +86,20 @@ def headline(progress: SwarmProgress, *, now: float) -> str:
 
 
 def stages(progress: SwarmProgress) -> Table:
-    """One row a stage: how many of its replicas live, which versions they hold."""
+    """One row a stage: how many of its replicas are in sync, which versions they hold."""
     table = Table(box=None, pad_edge=False, header_style="dim")
-    for name in ("stage", "replicas", "versions"):
+    for name in ("stage", "in sync", "versions"):
         table.add_column(name, justify="left")
     for stage in range(progress.stages):
         total = sum(replica.stage == stage for replica in progress.replicas.values())
-        alive = progress.alive(stage)
+        in_sync = progress.in_sync(stage)
         cells = []
         for name, replica in sorted(progress.replicas.items()):
             if replica.stage == stage:
                 mesh, done = (f" ({replica.mesh})" if replica.mesh else ""), replica.finished and replica.alive
                 cells.append(f"{name}{mesh} {progress.state_of(name)}{' ✓' * done}")
-        style = "" if alive == total else "yellow" if alive else "red"
-        table.add_row(str(stage), Text(f"{alive}/{total}", style=style), "   ".join(cells))
+        style = "" if in_sync == total else "yellow" if in_sync else "red"
+        table.add_row(str(stage), Text(f"{in_sync}/{total}", style=style), "   ".join(cells))
     return table
 
 

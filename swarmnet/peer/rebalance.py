@@ -33,6 +33,9 @@ of different steps."""
 
 _REMEMBERED = 4096
 
+_FEW = 8
+"""Replicas of a stage: of more, one that moves changes no measured rate by much."""
+
 _LATER = 0.25
 """Of the seconds that it takes me to fetch a state: how much later than others I answer a stage in distress."""
 
@@ -64,7 +67,7 @@ class Rules:
     distress: float = 0.5
     """Of the mean rate of stages: a stage that serves less is in distress."""
     settled_s: float = 3600.0
-    """So long a stage to which a replica has moved gives none away, unless it has two more than the slowest stage."""
+    """So long a small stage to which a replica has moved gives none away, unless it has two more than the slowest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +211,8 @@ class Picture:
             return None
         # A move between stages that differ by one replica makes the same picture the other way round.
         stage = self.may[me][0]
-        if stage in settled and self._staying[stage] - self._staying[poor] < 2:
+        small = self._staying[stage] <= _FEW
+        if small and stage in settled and self._staying[stage] - self._staying[poor] < 2:
             return None
         best = max((self._value(peer, poor, self.rates) for peer in self.may), default=0.0)
         mine = self._value(me, poor, self.rates)

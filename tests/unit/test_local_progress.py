@@ -196,3 +196,26 @@ def test_a_suspension_of_a_correct_peer_by_a_correct_peer_is_told_and_no_other()
     for name in ("s1-r0", "s1-r1"):
         progress.faulted = {name}
         assert progress.suspended == []
+
+
+def test_the_lines_count_replicas_that_train_and_not_processes() -> None:
+    """A killed one is away until it holds its weights again, and a stopped one while it falls behind."""
+
+    def shown() -> str:
+        out = io.StringIO()
+        SwarmScreen(Console(file=out, width=200)).update(progress, now=3.0)
+        return out.getvalue().partition("  reroutes")[0].partition("replicas ")[2]
+
+    progress = fresh(steps=100)
+    sync(progress)
+    progress.on("s1-r0", commit(0), now=2.0)
+    assert shown() == "2 2"
+    progress.ended("s0-r1")
+    assert shown() == "1 2"
+    progress.started("s0-r1", now=2.0)
+    assert shown() == "1 2"  # its process runs, no more
+    progress.on("s0-r1", event("synced", stage=0, version=1, how="snapshot"), now=2.0)
+    assert shown() == "2 2"
+    for version in range(1, 20):
+        progress.on("s1-r0", event("applied", stage=1, version=version), now=2.0)
+    assert shown() == "2 1"  # the other one is stopped
