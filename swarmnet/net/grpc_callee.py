@@ -192,7 +192,8 @@ class Callee(grpc.GenericRpcHandler):  # type: ignore[misc]
             self._link_ended(caller)
 
     async def _read_link(self, context: grpc.aio.ServicerContext, caller: PeerId, writing: asyncio.Lock) -> None:
-        unpacked, boot_id = Inflater(self._config.reader.longest), self.greeted[caller].boot_id
+        unpacked, hello = Inflater(self._config.reader.longest), self.greeted.get(caller)
+        boot_id = hello.boot_id if hello is not None else 0
         while (data := await context.read()) is not grpc.aio.EOF:
             self._lives.heard(caller, boot_id, asyncio.get_running_loop().time())
             # Answered by the event loop itself: it proves that this process runs, not that its service is quick.
