@@ -39,7 +39,7 @@ from pathlib import Path
 
 from swarmnet.ids import PeerId
 from swarmnet.peer.placement import Serving, choose
-from swarmnet.peer.rebalance import Arrivals, Picture, Promises, Rebalancer, Rules
+from swarmnet.peer.rebalance import Picture, Promises, Rebalancer, RecentMoves, Rules
 
 STATE_BITS, START_S, LEAVE_S = 300e6 * 8, 5.0, 3.0
 """The state of a stage; what it takes to begin; and what a peer takes to leave in good order."""
@@ -117,7 +117,7 @@ class Member:
     leaving: bool = False
     going: int | None = None
     rebalancer: Rebalancer | None = None
-    arrivals: Arrivals = field(default_factory=Arrivals)
+    moves: RecentMoves = field(default_factory=RecentMoves)
     up: bool = True
     served_at: float = field(default=0.0)
 
@@ -320,7 +320,7 @@ class Ours(Simulation):
         def serves() -> None:
             if member.up and member.rebalancer is None:
                 rules = replace(self._rules, fetch_s=member.who.fetch_s)
-                member.rebalancer = Rebalancer(member.who.peer, rules, now=self.now, arrivals=member.arrivals)
+                member.rebalancer = Rebalancer(member.who.peer, rules, now=self.now, recent_moves=member.moves)
 
         # Only by then the records of those who died before it came have ended.
         self.at(self.now + after_s + (GHOST_S if self.now else 0.0), serves)

@@ -18,7 +18,7 @@ from swarmnet.net.records import TTL_S
 from swarmnet.peer.joining import servings
 from swarmnet.peer.leaving import hand_over
 from swarmnet.peer.placement import Serving
-from swarmnet.peer.rebalance import Arrivals, Intent, Picture, Promises, Rebalancer, Rules
+from swarmnet.peer.rebalance import Intent, Picture, Promises, Rebalancer, RecentMoves, Rules
 from swarmnet.peer.replica import Replica
 from swarmnet.state.header import StateHeader, loop_time
 from swarmnet.state.snapshot_fetch import Fetcher
@@ -47,18 +47,18 @@ class Moving:
     """Moves one peer of one stage. Begun when the peer is.
 
     fits: the stages for which this machine has memory. room: bytes of host memory that a copy of a state may take on
-    its way to disk, beside the stage that is served on; None: nobody knows. arrivals: outlive a move of this
+    its way to disk, beside the stage that is served on; None: nobody knows. recent_moves: outlive a move of this
     peer.
     """
 
     def __init__(
-        self, peer: Peer, rules: Rules, fits: Collection[int], room: Callable[[], int | None], arrivals: Arrivals
+        self, peer: Peer, rules: Rules, fits: Collection[int], room: Callable[[], int | None], recent_moves: RecentMoves
     ) -> None:
         self._peer, self._rules, self._fits, self._room = peer, rules, fits, room
         self._promises = Promises(rules)
         self._began = loop_time()
         self._distress = False  # of some stage, when I looked last
-        self._rebalancer = Rebalancer(peer.me, rules, now=loop_time(), arrivals=arrivals)
+        self._rebalancer = Rebalancer(peer.me, rules, now=loop_time(), recent_moves=recent_moves)
         peer.may_move = True
 
     async def run(self) -> NewStage:

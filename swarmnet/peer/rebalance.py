@@ -116,7 +116,7 @@ class Promises:
         return found
 
 
-class Arrivals:
+class RecentMoves:
     """When a replica last moved to each stage, as far as this peer has seen. It outlives the peer's own moves.
 
     Measured rates depend on how many replicas share a machine and a stage, so after a move the other stage may look
@@ -279,9 +279,9 @@ class Intent:
 class Rebalancer:
     """One peer's part in it."""
 
-    def __init__(self, me: PeerId, rules: Rules, *, now: float, arrivals: Arrivals | None = None) -> None:
+    def __init__(self, me: PeerId, rules: Rules, *, now: float, recent_moves: RecentMoves | None = None) -> None:
         self.rules, self._me = rules, me
-        self._arrivals = arrivals if arrivals is not None else Arrivals()
+        self._recent_moves = recent_moves if recent_moves is not None else RecentMoves()
         self._phase = int.from_bytes(_lot(me, -1)[:8]) / 2**64
         self.due = now + self._phase * rules.period_s
         """When there is something to decide, unless a stage comes into distress."""
@@ -293,7 +293,10 @@ class Rebalancer:
 
         fits: the stages that this machine has memory for.
         """
-        hurried, settled = bool(picture.in_distress), self._arrivals.since(picture.serves, now, self.rules.settled_s)
+        hurried, settled = (
+            bool(picture.in_distress),
+            self._recent_moves.since(picture.serves, now, self.rules.settled_s),
+        )
         every = self.rules.hurry_s if hurried else self.rules.period_s
         if hurried and not self._hurried and self.intent.to is None:
             # Whoever has the state sooner speaks sooner.

@@ -27,7 +27,7 @@ from swarmnet.peer.devices import NumericsClass, check_memory, choose_layout, co
 from swarmnet.peer.metrics import EventFigures, serve_metrics
 from swarmnet.peer.moving import Moving, NewStage
 from swarmnet.peer.peer import OnEvent, Peer, Tokens
-from swarmnet.peer.rebalance import Arrivals, Rules
+from swarmnet.peer.rebalance import RecentMoves, Rules
 from swarmnet.peer.replica import ReplicaLimits
 from swarmnet.pipeline.router import routing_rule
 from swarmnet.pipeline.windows import OwnTokens, ProvenWindows
@@ -114,7 +114,7 @@ def run_peer(
     if moves and not moving:
         log.info("stays", reason="rebalance_s is 0, or this peer has several ranks or stages")
     carried: int | None = None
-    arrivals = Arrivals()
+    recent_moves = RecentMoves()
     with full_in_words(), contextlib.ExitStack() as stack:  # left in reverse: ranks end first, and jobs that wait
         compute = ComputeThread()
         stack.callback(compute.close)
@@ -158,7 +158,7 @@ def run_peer(
                             limits,
                             fits=fits,
                             carried=carried,
-                            arrivals=arrivals,
+                            recent_moves=recent_moves,
                         )
                     )
                 del engines, seen, ranks
@@ -217,7 +217,7 @@ async def _serve(
     *,
     fits: Collection[int],
     carried: int | None,
-    arrivals: Arrivals,
+    recent_moves: RecentMoves,
 ) -> tuple[PeerConfig, int | None] | None:
     """Until it is asked to stop, or has to go on with another stage: then how, and with which version of its state."""
     reminder = Reminder(log)
@@ -297,7 +297,7 @@ async def _serve(
             shut_out = group.create_task(until_convicted(peer, on_event))
             showing = group.create_task(_show(config.dashboard, endpoint.links, on_event))
             computing = [group.create_task(_compute(each, peer, on_event)) for each in ranks]
-            moved = await unless_stopped(stop, _moving(peer, config, fits, arrivals))
+            moved = await unless_stopped(stop, _moving(peer, config, fits, recent_moves))
             await desk.resume()  # leaving takes over
             reason = "it was about to move"
             if moved is None:
@@ -347,13 +347,13 @@ async def _show(where: str, links: Sequence[str], on_event: OnEvent) -> None:
     on_event("no_dashboard", {"reason": reason, "then": "the peer goes on"})
 
 
-async def _moving(peer: Peer, config: PeerConfig, fits: Collection[int], arrivals: Arrivals) -> NewStage:
+async def _moving(peer: Peer, config: PeerConfig, fits: Collection[int], recent_moves: RecentMoves) -> NewStage:
     """Until the peer has left its stage for another one; for ever if it does not move."""
     if not fits:
         await asyncio.Event().wait()
     from swarmnet.peer.memory_fit import room_for_copy
 
-    return await Moving(peer, Rules(period_s=config.rebalance_s), fits, room_for_copy, arrivals).run()
+    return await Moving(peer, Rules(period_s=config.rebalance_s), fits, room_for_copy, recent_moves).run()
 
 
 async def _trace(config: PeerConfig, peer: Peer) -> None:

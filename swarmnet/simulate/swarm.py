@@ -26,7 +26,7 @@ from swarmnet.messages import Packed
 from swarmnet.net.admission import Admissions, Bans, ban, invite, pass_of
 from swarmnet.peer.moving import Moving, NewStage
 from swarmnet.peer.peer import Peer
-from swarmnet.peer.rebalance import Arrivals, Rules
+from swarmnet.peer.rebalance import RecentMoves, Rules
 from swarmnet.peer.replica import Replica, ReplicaLimits
 from swarmnet.pipeline.router import routing_rule
 from swarmnet.simulate.clock import SimulatedProcess, VirtualLoop
@@ -134,7 +134,7 @@ class Swarm:
         self.disks: dict[PeerId, SimulatedDisk] = {}
         self.events: list[tuple[float, PeerId, str, dict[str, Any]]] = []
         self.counts: Counter[str] = Counter()
-        self.arrivals: dict[PeerId, Arrivals] = {}
+        self.recent_moves: dict[PeerId, RecentMoves] = {}
         self.committed: dict[tuple[int, int], dict[PeerId, str]] = {}
         self.bits: dict[tuple[int, Chain], int] = {}
         self.hooks: list[Callable[[PeerId, str, dict[str, Any]], None]] = []
@@ -226,8 +226,8 @@ class Swarm:
     async def _move(self, node: Node, rules: Rules) -> None:
         """As `swarmnet join`: where it is needed more it goes, as itself, with a new incarnation."""
         room = lambda: self.free_bytes.get(node.peer_id)  # noqa: E731
-        arrivals = self.arrivals.setdefault(node.peer_id, Arrivals())
-        moved = await Moving(node.peer, rules, range(self.plan.stages), room, arrivals).run()
+        recent_moves = self.recent_moves.setdefault(node.peer_id, RecentMoves())
+        moved = await Moving(node.peer, rules, range(self.plan.stages), room, recent_moves).run()
         await node.peer.leave()
         self.counts["moved"] += 1
         node.ended_at = self.loop.time()

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from swarmnet.ids import PeerId
 from swarmnet.peer.placement import Serving
-from swarmnet.peer.rebalance import Arrivals, Picture, Promises, Rebalancer, Rules
+from swarmnet.peer.rebalance import Picture, Promises, Rebalancer, RecentMoves, Rules
 
 RULES = Rules()
 
@@ -97,13 +97,13 @@ class Room:
         self.now, self.moves = 0, 0
         self.serving = {each.peer: each for each in serving}
         self.seen: list[dict[PeerId, Serving]] = [dict(self.serving)] * (late + 1)
-        self.arrivals = {each.peer: Arrivals() for each in serving}
+        self.recent_moves = {each.peer: RecentMoves() for each in serving}
         self.members = {each.peer: self.newly(each.peer) for each in serving if each.may_move}
         self.promises = {peer: Promises(RULES) for peer in self.members}
         self.arrive: dict[PeerId, int] = {}
 
     def newly(self, peer: PeerId) -> Rebalancer:
-        return Rebalancer(peer, RULES, now=float(self.now), arrivals=self.arrivals[peer])
+        return Rebalancer(peer, RULES, now=float(self.now), recent_moves=self.recent_moves[peer])
 
     def lose(self, *peers: PeerId) -> None:
         for peer in peers:
@@ -178,12 +178,12 @@ def test_a_cycle_of_stages_is_ended_as_well() -> None:
 
 
 def test_a_move_is_remembered_for_a_while() -> None:
-    arrivals, one, other = Arrivals(), PeerId("a"), PeerId("b")
-    assert not arrivals.since({one: 0, other: 1}, 0.0, 100.0)
-    assert not arrivals.since({other: 1}, 10.0, 100.0)  # it is on its way
-    assert arrivals.since({one: 2, other: 1}, 20.0, 100.0) == {2}
-    assert arrivals.since({one: 2}, 119.0, 100.0) == {2}
-    assert not arrivals.since({one: 2}, 120.0, 100.0)
+    recent_moves, one, other = RecentMoves(), PeerId("a"), PeerId("b")
+    assert not recent_moves.since({one: 0, other: 1}, 0.0, 100.0)
+    assert not recent_moves.since({other: 1}, 10.0, 100.0)  # it is on its way
+    assert recent_moves.since({one: 2, other: 1}, 20.0, 100.0) == {2}
+    assert recent_moves.since({one: 2}, 119.0, 100.0) == {2}
+    assert not recent_moves.since({one: 2}, 120.0, 100.0)
 
 
 def test_the_last_but_one_stays() -> None:
