@@ -556,6 +556,10 @@ class DhtDirectory:
                 "and reachable from here, or leave bootstrap empty to start a new swarm"
             )
         by_s = correction_s([each.clock_ahead_s for each in met], joining=True)
+        # An address that is only remembered may be a stranger's: it must not keep this peer from starting.
+        if abs(by_s) > CLOCK_SLACK_S and (self.by_memory or not self._bootstrap):
+            log.warning("clock_refused", by_s=round(by_s, 1), **self._system_clock())
+            by_s = 0.0
         if abs(by_s) > CLOCK_SLACK_S:
             raise UsageError(
                 f"this machine's clock is {abs(by_s):.0f} s {'behind' if by_s > 0 else 'ahead of'} the swarm's: "
@@ -593,8 +597,17 @@ class DhtDirectory:
                     # Nobody else's time is known yet, and a machine may start before its clock has been set.
                     self._correct(correction_s([-self._clock.ahead_s()], joining=True))
                 else:
-                    self._correct(correction_s(await self._node.clocks_ahead_s(), joining=False))
+                    await self._follow_members()
                 ask_at = now() + self._ttl_s / 3
+
+    async def _follow_members(self) -> None:
+        """Correct this peer's time by that of most members of its run."""
+        # Identities in the DHT cost nothing. A stranger that is no member has no vote.
+        members = None if self._run is None else {record.peer for record in self.known()}
+        by_s = correction_s(await self._node.clocks_ahead_s(members), joining=False)
+        # TLS goes by the system's clock: further away from it no connection is made.
+        if abs(self._clock.ahead_s() + by_s) <= CLOCK_SLACK_S:
+            self._correct(by_s)
 
     def _strangers(self) -> list[str]:
         """Known addresses, bootstrap first, of peers that are no neighbours now."""

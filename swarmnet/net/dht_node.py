@@ -19,7 +19,7 @@ import logging
 import math
 import random
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence, Sized
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
@@ -409,9 +409,14 @@ class DhtNode:
         ahead_s = answer.dht_time - (began + self._clock.time()) / 2
         return DHTID.from_bytes(answer.peer.node_id), ahead_s if answer.dht_time and math.isfinite(ahead_s) else 0.0
 
-    async def clocks_ahead_s(self) -> tuple[float, ...]:
-        """How far the neighbours' clocks are ahead of ours, as each answered last. Asks a few of them again."""
+    async def clocks_ahead_s(self, members: Container[PeerId] | None) -> tuple[float, ...]:
+        """How far the neighbours' clocks are ahead of ours, as each answered last. Asks a few of them again.
+
+        members: the neighbours to ask; None: all of them.
+        """
         table = frozenset(self._dht.protocol.routing_table.peer_id_to_uid)
+        if members is not None:
+            table = frozenset(peer for peer in table if PeerId(peer.to_base58()) in members)
         told = self._neighbours_began = {peer: at for peer, at in self._neighbours_began.items() if peer in table}
 
         async def ask(peer: PeerID) -> None:

@@ -551,6 +551,20 @@ def test_a_paused_virtual_machine_finds_the_others_again(caplog: pytest.LogCaptu
     assert "clock_corrected" in caplog.text
 
 
+def test_only_members_have_a_vote_on_the_time() -> None:
+    """An identity in the DHT costs nothing, and a crowd of them would set a peer's clock."""
+
+    async def story() -> None:
+        async with swarm() as nodes:
+            who, _ = await nodes.start()
+            _, second = await nodes.start()
+            node = second._node
+            assert len(await node.clocks_ahead_s({who.peer})) == len(await node.clocks_ahead_s(None)) == 1
+            assert await node.clocks_ahead_s(set()) == ()
+
+    asyncio.run(story())
+
+
 async def _sees(directory: DhtDirectory, peers: set[str]) -> bool:
     return await peers_seen(directory) == peers
 
