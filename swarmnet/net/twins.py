@@ -31,6 +31,9 @@ SAY_EVERY_S = 600.0
 
 _RANDOM_BITS = 28  # round numbers are told apart by these (`step.ledger`)
 
+LATEST = (1 << 63) - 1
+"""A boot id that is later than that of any start."""
+
 TWIN_REFUSED = Rejected(
     RejectCode.NOT_READY,
     "another process with this identity is connected here: two processes use the same key, stop one of them",

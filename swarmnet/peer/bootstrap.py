@@ -24,7 +24,7 @@ from swarmnet.net.identity import IDENTITY_FILE, Identity, own_identity
 from swarmnet.net.ports import LastPorts
 from swarmnet.net.stop import stopped_by_signal, unless_stopped
 from swarmnet.net.tls import Leaf
-from swarmnet.net.twins import ASK_S, Twins, new_boot_id
+from swarmnet.net.twins import ASK_S, LATEST, Twins, new_boot_id
 from swarmnet.telemetry.events import EventLog
 from swarmnet.telemetry.journal import offered
 
@@ -72,10 +72,11 @@ async def _watch_for_twins(directory: DhtDirectory, identity: Identity, key_file
         await asyncio.sleep(LOOK_S)
         if (found := directory.elsewhere) is None or found is asked:
             continue
-        asked, greeter = found, Greeter(found.record.run, "", math.inf)
+        # As the latest start of all: the process that is asked must not give way to a node that only asks.
+        asked, greeter = found, Greeter(found.record.run, "", math.inf, boot_id=LATEST)
         for address in found.record.addresses:
             # This node has no gRPC port: a process that answers there under its key is another one.
             with contextlib.suppress(SwarmError):
                 deadline = asyncio.get_running_loop().time() + ASK_S
                 await dial(identity.peer, address, Leaf(identity), greeter, deadline=deadline)
-                twins.met(1 << 62, address, clocks_agree=False)
+                twins.met(LATEST, address, clocks_agree=False)

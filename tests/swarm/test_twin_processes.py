@@ -24,7 +24,7 @@ from swarmnet.net import twins
 from swarmnet.net.endpoint import Endpoint, open_endpoint
 from swarmnet.net.greeting import Greeter
 from swarmnet.net.identity import IDENTITY_FILE, Identity
-from swarmnet.net.twins import TWIN_REFUSED
+from swarmnet.net.twins import TWIN_REFUSED, Twins
 from swarmnet.peer import bootstrap
 from swarmnet.peer.joining import find_place
 from swarmnet.wire.convert import Hello
@@ -217,13 +217,19 @@ def test_a_bootstrap_node_says_that_a_peer_runs_with_its_key(monkeypatch: pytest
 
     async def story() -> None:
         async with asyncio.timeout(LIMIT_S), World() as world, asyncio.TaskGroup() as tasks:
-            node = Identity.generate()
-            said, twin = asyncio.Event(), (await world.member(identity=node, greeter=greeter(5))).transport
+            node, peer = Identity.generate(), Twins(5)
+
+            def on_twin(hello: Hello, host: str, clocks_agree: bool) -> None:
+                peer.met(hello.boot_id, host, clocks_agree=clocks_agree)
+
+            said = asyncio.Event()
+            twin = (await world.member(identity=node, greeter=greeter(5), on_twin=on_twin)).transport
             monkeypatch.setattr(twins.log, "warning", lambda event, **fields: said.set())
             record = replace(_record(node, 5), addresses=twin.addresses)
             directory = SimpleNamespace(elsewhere=SimpleNamespace(record=record))
             watching = tasks.create_task(bootstrap._watch_for_twins(directory, node, tmp_path / IDENTITY_FILE))
             await said.wait()
+            peer.check()  # the peer goes on
             watching.cancel()
 
     asyncio.run(story())
