@@ -221,7 +221,8 @@ def init(
 def _passes(manifest: Manifest) -> str:
     """How many passes over its data a run makes, in words."""
     passes = manifest.training.total_tokens / manifest.data.num_tokens
-    return f"{passes:,.0f} passes" if passes >= 10 else f"{passes:.2g} passes"
+    number = f"{passes:,.0f}" if passes >= 10 else f"{passes:.2g}"
+    return f"{number} pass{'es' * (number != '1')}"
 
 
 def _next(path: Path, manifest: Manifest, *, config: Path | None) -> list[str]:

@@ -9,6 +9,7 @@ the schemas, and pydantic with them, only when a command's options are asked for
 from __future__ import annotations
 
 import dataclasses
+import errno
 import functools
 import itertools
 import math
@@ -46,7 +47,6 @@ MULTIADDR = "MADDR"
 
 def check_writable(directory: Path, flag: str) -> None:
     """Raises UsageError unless files can be made in `directory`, or it can be made itself. Leaves nothing there."""
-    import os
     import tempfile
 
     place = next(each for each in (directory, *directory.absolute().parents) if os.path.lexists(each))
@@ -55,6 +55,9 @@ def check_writable(directory: Path, flag: str) -> None:
         with tempfile.TemporaryDirectory(prefix=".swarmnet-", dir=place):
             pass
     except (OSError, UnicodeError) as error:
+        # A peer that found its disk full is started again until there is room, and exit code 2 would end that.
+        if flag == "--dir" and getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT):
+            raise
         why = getattr(error, "strerror", None) or error
         raise UsageError(
             f"{flag} {directory}: nothing can be written in {place} ({why}): choose another one"
@@ -367,7 +370,7 @@ def read_config(ctx: click.Context, role: Role) -> PeerConfig:
     config = resolve(PeerConfig, layers, where=where)
     check_addresses(config.bootstrap)
     # `doctor` reports what is wrong with the directory.
-    if ctx.info_name != "doctor":
+    if ctx.info_name != "doctor" and "dir" in {param.name for param in ctx.command.params}:
         check_writable(config.dir, "--dir")
     if role == "stage":
         from swarmnet.peer.desk import WISHES, kept_wishes

@@ -150,7 +150,7 @@ def receipts(places: tuple[Path, ...], as_json: bool) -> int:
     for path in _paths(places, lambda place: place.rglob(FILES)):
         told, bad = _read(path)
         # Another kind of file: what is wrong with each of its lines helps nobody.
-        if path in places and bad and not told:
+        if path in places and bad and not told and not path.match(FILES):
             raise UsageError(f"{printable(str(path))}: holds no receipt ({bad[0]}): name receipts, or a peer's --dir")
         for receipt in told:
             runs.setdefault(receipt.run, []).append((str(path), receipt))

@@ -24,7 +24,7 @@ from swarmnet.data.documents import COLUMN, Reading, documents_of, split_column,
 from swarmnet.data.tokenizer import MAX_VOCAB, Bytes, HuggingFace, Tokenizer, smallest_dtype
 from swarmnet.data.tokens import Tokens
 from swarmnet.errors import UsageError
-from swarmnet.telemetry.text import counted
+from swarmnet.telemetry.text import counted, printable
 
 Progress = Callable[[int, int], None]
 """Called after every document with how many documents and tokens there are so far."""
@@ -99,7 +99,7 @@ def write_ids(
         return written, tokenizer.notes()
     return written, (
         *tokenizer.notes(),
-        f"left out {counted(reading.skipped, 'document')}; the first: {reading.first_bad}",
+        f"left out {counted(reading.skipped, 'document')}; the first: {printable(reading.first_bad)}",
     )
 
 

@@ -8,7 +8,6 @@ What is signed, and who is admitted by it, is `net.admission`.
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -35,6 +34,7 @@ from swarmnet.net.admission import (
     pass_of,
 )
 from swarmnet.net.identity import Identity, verify, write_whole
+from swarmnet.telemetry.text import typed
 
 _LIFE_LEFT_S = 24 * 3600.0
 """A pass that ends sooner is looked for anew: its owner's guest may have put another invitation into the file."""
@@ -211,7 +211,7 @@ class OwnPass:
         manifest: the run's file; the owner's key may be beside it."""
         self.text = ""
         owns = manifest is not None and owner_key_file(manifest).is_file()
-        self._owned = shlex.quote(str(manifest)) if owns else ""
+        self._owned = typed(manifest) if owns else ""
         self._admissions, self._identity, self._role, self._given = admissions, identity, role, given
         self._transient = transient
         self._file = directory / f"run-{admissions.run[:12]}.pass"

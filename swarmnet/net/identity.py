@@ -205,6 +205,8 @@ def own_directory(prefix: str) -> tuple[Path, FileLock]:
             # 0700: a socket in it gives command of what listens there.
             directory = Path(tempfile.mkdtemp(prefix=prefix, dir=_temporary()))
         except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise  # the peer is started again until there is room
             raise UsageError(
                 f"no directory for temporary files ({error.strerror or error}): name one that can be written with "
                 f"TMPDIR, of less than {_SHORT} characters"

@@ -134,6 +134,7 @@ def test_windows(changes: dict[str, Any], window: int | None) -> None:
         ({"rope_scaling": {"rope_type": "default", "partial_rotary_factor": 0.5}}, "partial_rotary_factor = 0.5"),
         ({"rope_scaling": {"rope_type": ["llama3"]}}, r'rope_type = \["llama3"\]'),
         ({"logit_scale": 0.0625}, "logit_scale = 0.0625: not supported"),
+        ({"use_qk_norm": True}, "use_qk_norm = true: not supported"),
         ({"final_logit_softcapping": 30.0}, "final_logit_softcapping = 30.0: not supported"),
         ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types = "),
         ({"auto_map": {"AutoModelForCausalLM": "modeling.Mine"}}, "auto_map names code"),

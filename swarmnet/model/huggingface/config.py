@@ -307,7 +307,7 @@ def _refuse(data: Mapping[str, Any], where: str) -> None:
             raise UsageError(f"{where}: {key} = {json.dumps(data[key])[:80]}: {words}")
     for key in sorted(_OTHER_FUNCTIONS & data.keys()):
         # 1 scales nothing, and one expert is none; 0, false and null are how a setting is turned off.
-        if data[key] and data[key] not in (1, 1.0):
+        if data[key] is True or (data[key] and data[key] != 1):
             raise UsageError(
                 f"{where}: {key} = {json.dumps(data[key])[:80]}: not supported, the model computes otherwise"
             )
