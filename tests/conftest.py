@@ -24,8 +24,6 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell starts a job in the background
     signal.signal(signal.SIGINT, signal.default_int_handler)  # children have it by default, and so have tests
-if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # `nohup`: what has a handler is reset in children
-    signal.signal(signal.SIGHUP, lambda *_: None)
 gc.disable()  # until all is collected: nothing of it is garbage
 
 PROCESSES = 2
@@ -82,7 +80,12 @@ def _turn(item: pytest.Item) -> int:
 
 
 def pytest_runtest_setup() -> None:
-    """A command that ran in this process has chosen what is logged; the next test hears what it would hear alone."""
+    """A command that ran in this process has chosen what is logged; the next test hears what it would hear alone.
+
+    SIGHUP is ignored under `nohup`, and after a command that was asked to stop. A handler is reset in children.
+    """
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, lambda *_: None)
     logging.getLogger().setLevel(logging.WARNING)
     logging.getLogger("swarmnet").setLevel(logging.NOTSET)
 

@@ -284,7 +284,7 @@ def test_a_gpu_peer_is_refused_before_it_starts_if_the_machine_has_too_little_me
 
 def test_a_start_looks_at_host_memory_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory_fit, "room_here", lambda layout: 1 << 50)
-    monkeypatch.setattr(memory_fit, "available", lambda: 1 << 20)
+    monkeypatch.setattr(memory_fit, "available_memory", lambda: 1 << 20)
     for slots in (0, 4):
         with pytest.raises(UsageError, match="the machine beside its devices"):
             slots_here(Setup(RUN.specs, RUN.wire, GPU, slots=slots), [1])

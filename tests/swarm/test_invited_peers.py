@@ -378,7 +378,7 @@ def test_status_says_who_may_join(owned: Path, capsys) -> None:
         async with served(owned) as (end, _):
             address = end.directory.maddrs[0]
             await asyncio.to_thread(run_status, owned, (address,))
-            checked = capsys.readouterr().out
+            checked = " ".join(capsys.readouterr().out.split())
             assert f"admission: by invitation of {load(owned).admission.key}, 0 banned" in checked
             await asyncio.to_thread(run_status, run_id(load(owned)), (address,), True)
             assert '"policy": "invite",\n    "checked": false' in capsys.readouterr().out

@@ -21,6 +21,7 @@ from swarmnet.net.endpoint import NOTHING_BETWEEN
 from swarmnet.net.identity import Identity, own_identity
 from swarmnet.peer import away, bootstrap
 from swarmnet.peer import run as peer_run
+from swarmnet.peer.rebalance import RecentMoves
 from swarmnet.peer.replica import ReplicaLimits
 from swarmnet.trainer import run as trainer
 
@@ -103,6 +104,7 @@ def test_a_peer_that_comes_back_without_a_network_waits_for_it(
         ReplicaLimits(1, 0),
         fits=(),
         carried=None,
+        recent_moves=RecentMoves(),
     )
     if not was_there:
         with pytest.raises(UsageError, match="nobody answers at X"):

@@ -43,7 +43,12 @@ async def refused(callee: Callee, *callers: str) -> None:
 
 @pytest.mark.parametrize("level", [logging.INFO, logging.DEBUG])
 def test_a_refusal_is_logged_once_a_minute_of_each_and_of_few(level: int, caplog: pytest.LogCaptureFixture) -> None:
-    dialling = cast(Any, SimpleNamespace(greeter=None, dials=None, config=GrpcConfig()))
+    dialling = cast(
+        Any,
+        SimpleNamespace(
+            greeter=None, dials=None, config=GrpcConfig(), leaf=SimpleNamespace(peer=None), lives=None, on_twin=None
+        ),
+    )
     callee = Callee(
         dialling, lambda: cast(Any, Refusing()), lambda peer: None, Traffic(), lambda message: b"", cast(Any, None)
     )

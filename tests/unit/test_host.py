@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import pwd
 import socket
@@ -152,6 +153,8 @@ def test_a_user_without_a_home_needs_none(monkeypatch: pytest.MonkeyPatch, capsy
     monkeypatch.delenv("HOME")
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setattr(pwd, "getpwuid", nobody)
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])  # an earlier test's, whose stream is closed
+    monkeypatch.setattr(logging.getLogger("swarmnet"), "handlers", [logging.NullHandler()])
     monkeypatch.setattr(kernel_build, "compiler", lambda: "/usr/bin/false")
     kernel_build.prepare(threads=1).join()  # a traceback of a thread fails a test
     for words, line in (
