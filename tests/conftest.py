@@ -30,7 +30,14 @@ PROCESSES = 2
 
 CROWDS = tuple(
     f"tests/swarm/test_{name}.py"
-    for name in ("chaos_phases", "chaos_resume", "equal_to_one_process", "local_training", "mixed_mesh")
+    for name in (
+        "chaos_phases",
+        "chaos_resume",
+        "documented_commands",
+        "equal_to_one_process",
+        "local_training",
+        "mixed_mesh",
+    )
 )
 """Swarms of so many processes that two at once would keep each other from what they must do in time."""
 
