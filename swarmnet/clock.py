@@ -1,4 +1,4 @@
-"""What time it is: the only module that reads the clocks of this machine.
+"""What time it is: the only module that says what time peers agree on, and by which clock a peer is alive.
 
 | for | clock |
 |---|---|
@@ -8,7 +8,7 @@
 
 Boot time goes on while a machine sleeps and monotonic time does not, so a laptop that wakes up knows that its leases
 have run out. Nothing sets either of them. The system's clock can be set at any moment, so it is read once at the
-start, and later only to say that it was changed.
+start. Later it is read to report a change, and a peer that has met no other peer accepts the new time.
 """
 
 from __future__ import annotations
