@@ -14,6 +14,7 @@ start. Later it is read to report a change, and a peer that has met no other pee
 from __future__ import annotations
 
 import asyncio
+import statistics
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
@@ -125,11 +126,11 @@ def correction_s(ahead_s: Sequence[float], *, joining: bool) -> float:
     While it joins, a peer accepts the median of the others. Later its own clock has a vote, and of two halves of the
     votes those of the later time win: a paused virtual machine is late, and nothing makes a clock early.
     """
-    votes = sorted(ahead_s if joining else (0.0, *(each for each in ahead_s if abs(each) < _MOST_S)))
+    votes = ahead_s if joining else (0.0, *(each for each in ahead_s if abs(each) < _MOST_S))
     if not votes:
         return 0.0
-    by_s = votes[len(votes) // 2]
+    by_s = statistics.median_high(votes)
     # Of an even number either of the two in the middle is the median.
-    if joining and len(votes) % 2 == 0:
-        by_s = min(by_s, votes[len(votes) // 2 - 1], key=abs)
+    if joining:
+        by_s = min(by_s, statistics.median_low(votes), key=abs)
     return by_s if abs(by_s) > MOST_APART_S else 0.0

@@ -16,7 +16,7 @@ PACKAGE = Path(swarmnet.__file__).parent
 # Row by row from the ground. A module imports from rows below its own, and from its own room. The rooms of row 0
 # may use each other, without a cycle.
 ROWS = (
-    "bounds clock config host manifest ids errors messages transport directory telemetry",
+    "bounds clock config host manifest ids errors messages quorum transport directory telemetry",
     "data wire",
     "audit model net",
     "stage",
@@ -45,6 +45,7 @@ PURE = (
     "ids.py",
     "errors.py",
     "messages.py",
+    "quorum.py",
     "bounds.py",
     "step/*.py",
     "pipeline/depth.py",
@@ -454,3 +455,32 @@ def test_one_module_reads_the_clocks() -> None:
     read = {module: list(clocks_read(module, source)) for module, source in SOURCES.items()}
     assert not [line for module, lines in read.items() if module not in READS_A_CLOCK for line in lines]
     assert all(read[module] for module in READS_A_CLOCK), "an exception that nothing needs"
+
+
+def majorities(module: str, source: str) -> Iterator[str]:
+    """Comparisons of a number of things with half or twice another number."""
+    for node in ast.walk(parsed(source)):
+        if isinstance(node, ast.Compare):
+            inner = list(ast.walk(node))
+            counts = any(isinstance(each, ast.Call) and ast.unparse(each.func) in ("len", "sum") for each in inner)
+            halves = any(
+                isinstance(each, ast.BinOp)
+                and (
+                    (isinstance(each.op, ast.Mult) and "2" in (ast.unparse(each.left), ast.unparse(each.right)))
+                    or (isinstance(each.op, ast.FloorDiv) and ast.unparse(each.right) == "2")
+                )
+                for each in inner
+            )
+            if counts and halves:
+                yield f"{module}:{node.lineno} counts a majority: see swarmnet/quorum.py"
+
+
+@pytest.mark.parametrize(
+    "line", ["2 * len(a) > len(b)", "sum(a) * 2 >= n", "len(a) >= len(b) // 2 + 1", "n <= len(a) // 2"]
+)
+def test_a_majority_written_by_hand_is_found(line: str) -> None:
+    assert list(majorities("m", line))
+
+
+def test_one_module_counts_majorities() -> None:
+    assert not [finding for module, source in SOURCES.items() for finding in majorities(module, source)]

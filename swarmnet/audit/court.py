@@ -61,6 +61,7 @@ from swarmnet.messages import (
     contributors_of,
     first_of,
 )
+from swarmnet.quorum import quorum
 
 KEEP_STEPS = 16
 """Versions after which a case is forgotten."""
@@ -80,8 +81,8 @@ _ENOUGH_SUMS = 4
 _MOST_CHARGES = 2
 """Cases of what one peer has sent in a step: one is enough."""
 
-_SPARE_WORDS = 32
-"""Beside two for each microbatch of a step: what was sent, as one peer tells it from one step to the next."""
+_SPARE_WORDS, _WORDS_OF_AN_INDEX = 32, 2
+"""Signed transfers that one peer may report of one step: so many, and so many for each microbatch."""
 
 _MOST_PLEDGES = 4
 """Of one peer for one sum: rounds may differ."""
@@ -380,7 +381,7 @@ class Court:
             return []
         # Each costs a signature, and a call: who has counted a whole step has no more to tell.
         self._told_by[teller] += teller != self.me
-        if self._told_by[teller] > _SPARE_WORDS + 2 * len(counted.owners):
+        if self._told_by[teller] > _SPARE_WORDS + _WORDS_OF_AN_INDEX * len(counted.owners):
             return []
         if not self._signer.verify(sent.peer, word, sent.signature):
             return []
@@ -650,7 +651,7 @@ class Court:
             wrong = odd(whole, counted.contributors)
             # Enough of those who agree, and room for those who do not.
             agree = [f for f in trial.findings.values() if f.found == truth]
-            right = [f for f in agree if f.peer in jury][: len(jury) // 2 + 1]
+            right = [f for f in agree if f.peer in jury][: quorum(jury)]
             others = [f for f in trial.findings.values() if f.peer in wrong]
             witnesses = [f for f in agree if f not in right]
             verdict = self._verdict(trial, (*right, *others, *witnesses)[:MAX_COUNTING])
@@ -659,7 +660,7 @@ class Court:
             return self._convict(sorted(odd(verdict, counted.contributors)), verdict, counted.contributors)
         unsaid = len(jury - says.keys())
         most = max([says[peer] for peer in jury & says.keys()].count(value) for value in says.values())
-        if trial.ended or 2 * (most + unsaid) > len(jury):
+        if trial.ended or most + unsaid >= quorum(jury):
             return []
         trial.ended = "disputed"
         return [Dispute(case_of(trial.pledge, trial.work, trial.sent), says)]
@@ -680,7 +681,7 @@ class Court:
     def _has_a_say(self, peer: PeerId, counted: CountedSum) -> bool:
         """Is it of the jury, or, where that is too few of who contributes, one of those who are asked beside it?"""
         recent = self._recent()
-        few = _can_name(counted) and 2 * len(counted.contributors) <= 2 + len(first_of(self._lately() - self.convicted))
+        few = _can_name(counted) and len(counted.contributors) <= quorum(first_of(self._lately() - self.convicted))
         return peer in counted.contributors or (few and peer in recent)
 
     def _enough(
@@ -689,7 +690,7 @@ class Court:
         """Do more than half of the members, too, say what the jury does? Of few contributors to one sum most may lie,
         and of all the liars are less."""
         voices = sum(found == truth and peer in members | contributors for peer, found in says.items())
-        return 2 * voices > len(first_of(members - self.convicted))
+        return voices >= quorum(first_of(members - self.convicted))
 
     def _verdict(self, trial: Trial, findings: tuple[Finding, ...]) -> Verdict:
         return Verdict(trial.pledge, trial.work, trial.path, findings, self._numerics(self.me), sent=trial.sent)

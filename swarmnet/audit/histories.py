@@ -27,6 +27,7 @@ from swarmnet.audit.proof import Verify
 from swarmnet.audit.receipts import Receipt
 from swarmnet.ids import NO_CHAIN, Chain, PeerId, RunId, first_chain, next_chain
 from swarmnet.messages import Commit, Stamp, Verdict
+from swarmnet.quorum import blocks
 
 Digested = Callable[[Iterable[Commit]], bytes]
 """What of a step's commits goes into the chain (`step.commits.evidence`)."""
@@ -300,7 +301,7 @@ def _goes_back(gone: Sequence[_Step], new: Sequence[_Step], *, joined: bool) -> 
     if not joined and restart.version:
         return False
     signed, since = _signers(gone), _signers(new)
-    return 2 * len(signed & since) >= len(signed)
+    return blocks(since, signed)
 
 
 def _last(end: _Step, lost: dict[_Step, _Step]) -> _Step:

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping, Set
 from swarmnet.bounds import MAX_INDEXES
 from swarmnet.ids import Generation, PeerId, RoundId
 from swarmnet.messages import Case, Finding, Indexes, Pledge, Sent, Stamp, WorkRecord, first_of
+from swarmnet.quorum import quorum
 
 _PLEDGE, _SHARES = b"swarmnet pledge 2\0", b"swarmnet shares 1\0"
 _PIECES, _VECTOR = b"swarmnet pieces 1\0", b"swarmnet vector 1\0"
@@ -217,7 +218,7 @@ def settled(says: Mapping[PeerId, bytes], jury: Set[PeerId]) -> bytes | None:
     if len(jury) < 3:
         return None
     voices = [says[peer] for peer in jury if peer in says]
-    return next((value for value in voices if 2 * voices.count(value) > len(jury)), None)
+    return next((value for value in voices if voices.count(value) >= quorum(jury)), None)
 
 
 # ---------------------------------------------------------------- bytes

@@ -25,6 +25,7 @@ from swarmnet.bounds import ANY_RUN
 from swarmnet.errors import BadMessage
 from swarmnet.ids import PeerId, RunId, first_chain
 from swarmnet.messages import Commit, Finished, PartData, Pledge, Stamp, TrailStep, contributors_of, first_of
+from swarmnet.quorum import has_quorum
 from swarmnet.wire.convert import Reader, write_answer
 
 FILES = "receipts*.jsonl"
@@ -94,7 +95,7 @@ class Receipt:
                 return "a pledge is of another sum"
             if not verify(pledge.peer, statement(pledge), pledge.signature):
                 return "a pledge is not signed by its peer"
-        if 2 * len(self.signers) <= len(first_of(contributors_of(finished))):
+        if not has_quorum(self.signers, first_of(contributors_of(finished))):
             return "no more than half of the contributors have signed it"
         if {commit.step for commit in self.commits} != {stamp.step}:
             return "its commits are of another step"

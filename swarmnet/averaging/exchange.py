@@ -56,6 +56,7 @@ from swarmnet.messages import (
     TrailStep,
     Trouble,
 )
+from swarmnet.quorum import quorum
 from swarmnet.stage.piece_schedule import Action, Ask, PieceSchedule
 from swarmnet.stage.seams import Summation
 from swarmnet.telemetry.spans import SpanBook
@@ -595,7 +596,7 @@ def odd_ones(told: Sequence[tuple[PeerId, Losses]]) -> list[PeerId]:
     """The reducers that tell other losses than most do; none if there is no majority."""
     for _, losses in told:
         odd = [peer for peer, others in told if others != losses]
-        if 2 * len(odd) < len(told):
+        if len(told) - len(odd) >= quorum(told):
             return odd
     return []
 

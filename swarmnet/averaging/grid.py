@@ -268,7 +268,7 @@ def rearranged(
     present = set(members)
     if before is not None and len(before.rows) > 1 and present <= {peer for row in before.rows for peer in row}:
         rows = tuple(tuple(peer for peer in row if peer in present) for row in before.rows)
-        if all(2 * len(row) > before.columns for row in rows):
+        if all(len(row) > before.columns / 2 for row in rows):
             return Grid(rows, before.columns)
     return arrange(present, round_trips, group_size, bandwidths)
 

@@ -20,6 +20,7 @@ from swarmnet.errors import Refused, RejectCode, UsageError
 from swarmnet.ids import PeerId
 from swarmnet.messages import Answer, AuditRequest, Claim, Control, Gradient, Packed, Process, Request, Sent
 from swarmnet.pipeline.works import digest
+from swarmnet.quorum import quorum
 from swarmnet.stage.seams import Compute, Contribution, Engine, Reduced, Summation
 from swarmnet.transport import ReadPayload, Service, Transport
 
@@ -103,7 +104,7 @@ def choose_liars(asked: Sequence[LiarCount], replicas: Mapping[str, int], seed: 
                     honest.setdefault(stage, []).append(name)
             sizes = [*replicas.values()]
             # More than half must still be honest: the odd one out is named by a majority.
-            room = {of: names for of, names in honest.items() if 2 * (len(names) - together) > sizes.count(of)}
+            room = {of: names for of, names in honest.items() if len(names) - together >= quorum(sizes.count(of))}
             if not room:
                 raise UsageError(
                     f"--liars: with one more ({each.kind}) half of some stage would lie, and nobody could say who: "

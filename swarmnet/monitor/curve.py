@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 
 from swarmnet.ids import NO_RESTART, PeerId, Restart
 from swarmnet.messages import LARGEST_TOKEN_LOSS, MAX_FIGURES, History, StepFigures, is_loss
+from swarmnet.quorum import quorum
 
 PACE_STEPS = 10
 """Tokens per second are those of the last so many steps."""
@@ -196,7 +197,7 @@ class Curve:
             agreed, known = _most_say(told), self._points.get(step)
             fixed = known is not None and self.stands(step)
             # One alone is believed only where there are not enough to outvote it.
-            enough = len(agreed) >= max((len(told) + behind) // 2 + 1, 2 if len(speaking) + busy > 2 else 1)
+            enough = len(agreed) >= max(quorum(len(told) + behind), 2 if len(speaking) + busy > 2 else 1)
             if not enough and not fixed:
                 if len(told) > len(agreed) and not behind and self.disputed is None:
                     self.disputed = step

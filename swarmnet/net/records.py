@@ -43,6 +43,7 @@ from swarmnet.errors import BadMessage, RejectCode, UsageError
 from swarmnet.ids import Chain, Number, PeerId, RunId, mark_of
 from swarmnet.net.address import Address
 from swarmnet.net.identity import verify
+from swarmnet.quorum import quorum
 
 TTL_S = 30.0
 MAX_AHEAD_S = 120.0  # an expiry further in the future is refused: nobody squats in the DHT
@@ -457,7 +458,7 @@ def left_out(records: Collection[Record], stage: int) -> frozenset[PeerId]:
         if record.peer in serve
         for peer in {each.peer for each in record.complaints if each.stage == stage and each.how != "waited_for"}
     )
-    return frozenset(peer for peer, voices in said.items() if voices > 1 and 2 * voices > len(serve - {peer}))
+    return frozenset(peer for peer, voices in said.items() if voices > 1 and voices >= quorum(serve - {peer}))
 
 
 def nobody_serves(stages: tuple[int, ...], *, stranger_to: str = "") -> dict[str, object]:

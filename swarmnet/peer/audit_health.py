@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from swarmnet.directory import MAX_TAINTED, DisputedWork, Record
 from swarmnet.ids import PeerId
-from swarmnet.state.rollback import half_of
+from swarmnet.quorum import quorum, reached_by_half
 from swarmnet.telemetry.text import counted
 
 
@@ -51,7 +51,7 @@ def convicts_of(records: Sequence[Record]) -> tuple[ConvictLine, ...]:
         for each in record.complaints:
             if each.how == "convicted" and each.peer != record.peer:
                 said.setdefault(each.peer, {})[record.peer] = each.reason
-    out = {peer for peer, by in said.items() if 2 * len(by) > len(serving)}
+    out = {peer for peer, by in said.items() if len(by) >= quorum(serving)}
     stages = {record.peer: tuple(status.stage for status in record.stages) for record in records}
     found = []
     for peer in sorted(out):
@@ -93,7 +93,7 @@ def disputes_of(members: Sequence[Record], out: Set[PeerId]) -> tuple[DisputeLin
     for _, told in sorted(of_stage.items()):
         votes = Counter(last for last, _ in told)
         last = max(votes, key=lambda each: (votes[each], each.step, each.peer))
-        found.append(DisputeLine(half_of([number for _, number in told]), last, len(told)))
+        found.append(DisputeLine(reached_by_half([number for _, number in told]), last, len(told)))
     return tuple(found)
 
 

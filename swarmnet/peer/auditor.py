@@ -62,6 +62,7 @@ from swarmnet.messages import (
 )
 from swarmnet.peer.showing import made_again, sent_again
 from swarmnet.pipeline.works import KEPT_STEPS, MOST_ASKS, off_by
+from swarmnet.quorum import quorum
 from swarmnet.ranks.kept import KEPT_WEIGHTS
 from swarmnet.transport import ask
 
@@ -245,7 +246,7 @@ class Auditor:
             stamp,
             finished,
             dict.fromkeys(counted, training.microbatch_size * training.sequence_length),
-            tuple(enough[: len(jury) // 2 + 1]),
+            tuple(enough[: quorum(jury)]),
             tuple(replace(commit, votes=(), seats=NONE, signatures=(), contributors=()) for commit in commits),
         )
 

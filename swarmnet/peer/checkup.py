@@ -4,6 +4,7 @@ in, rows out. `ADVICE` is the one table of what to do: `join` and `status` use i
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
@@ -183,7 +184,7 @@ def clock(offsets: Mapping[PeerId, float], limit_s: float) -> Row:
     """offsets: by how many seconds each member's clock is ahead. The median counts: one may be wrong."""
     if not offsets:
         return Row("clock", "nobody to compare it with")
-    offset = -sorted(offsets.values())[len(offsets) // 2]
+    offset = -statistics.median_high(offsets.values())
     side = "ahead of" if offset > 0 else "behind"
     words = f"{abs(offset):.1f} s {side} the members'" if abs(offset) >= 0.1 else "that of the members"
     problem = "clock" if abs(offset) > min(WARN_OFFSET_S, limit_s / 2) else ""

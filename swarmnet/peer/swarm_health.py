@@ -30,8 +30,9 @@ from swarmnet.peer.audit_health import (
 from swarmnet.peer.checkup import advice
 from swarmnet.peer.devices import NumericsClass
 from swarmnet.peer.rates import measured
+from swarmnet.quorum import reached_by_half
 from swarmnet.state.lineage import of_one_lineage
-from swarmnet.state.rollback import Holding, Rollbacks, half_of, newest_on_disk
+from swarmnet.state.rollback import Holding, Rollbacks, newest_on_disk
 from swarmnet.telemetry.text import counted
 
 NO_BOOTSTRAP = "no_bootstrap"
@@ -236,7 +237,10 @@ def assess(run: RunId, records: Sequence[Record], num_stages: int, admissions: A
     )
     standing_by = {replica.peer for replicas in serving.values() for replica in replicas}
     members = [record for record in records if record.peer in standing_by]
-    num_tainted, steps_tainted = half_of([r.num_tainted for r in members if r.num_tainted] or [0]), tainted_of(members)
+    num_tainted, steps_tainted = (
+        reached_by_half([r.num_tainted for r in members if r.num_tainted] or [0]),
+        tainted_of(members),
+    )
     disputes = disputes_of(members, out)
     alike = {
         stage: max(Counter(replica.numerics for replica in replicas).values(), default=0)
@@ -287,7 +291,7 @@ def holdings_of(
     records: Sequence[Record], num_stages: int, *, allow_drop: bool = False
 ) -> tuple[Restart, list[Holding]]:
     """The restart that half of those who serve follow, and who holds which versions of one lineage."""
-    restart = half_of([record.restart for record in records if record.stages] or [NO_RESTART])
+    restart = reached_by_half([record.restart for record in records if record.stages] or [NO_RESTART])
     announced = [
         (Holding(r.peer, s.stage, r.restart, s.version if s.synced else None), s.disk)
         for r in records

@@ -16,6 +16,7 @@ from swarmnet.errors import BadMessage, NoReplica, PeerGone, PeerTimeout, Refuse
 from swarmnet.ids import PeerId
 from swarmnet.messages import Busy, Gradient, MovedTo, Packed, Process, Rejected
 from swarmnet.pipeline.router import Pick, Router
+from swarmnet.quorum import blocks
 from swarmnet.transport import Transport, ask
 
 _FINAL = frozenset({RejectCode.STALE, RejectCode.VOID, RejectCode.FINISHED})
@@ -176,7 +177,7 @@ class Caller:
                         refused_by.add(attempt.peer)
                     agreeing = ended_by.get(answer.code, set())
                     agreeing.add(attempt.peer)
-                    ended = answer.code in _FINAL and 2 * len(agreeing) >= len(self._candidates())
+                    ended = answer.code in _FINAL and blocks(agreeing, self._candidates().keys() | agreeing)
                     if ended or (refused_by and refused_by >= self._candidates().keys()):
                         raise Refused(answer.code, answer.reason, peer=attempt.peer, version=answer.version)
                     avoid.add(attempt.peer)

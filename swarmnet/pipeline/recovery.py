@@ -15,6 +15,7 @@ from swarmnet.errors import BadMessage, PeerGone, PeerTimeout, Refused, RejectCo
 from swarmnet.ids import PeerId
 from swarmnet.messages import Fetch, Fetched, Gradient, Packed, Rejected, Running, Sent
 from swarmnet.pipeline.inputs import InputCheck, OnBadInput
+from swarmnet.quorum import blocks
 from swarmnet.transport import Transport, ask
 
 ASK_S = 10.0
@@ -83,7 +84,7 @@ class Recovery:
                     except Refused as refused:
                         # One alone may lie, and all mates would believe it.
                         void.add(peer)
-                        if 2 * len(void.intersection(peers)) >= len(peers):
+                        if blocks(void, frozenset(peers)):
                             raise refused
                     if found is not None:
                         break

@@ -26,6 +26,7 @@ from typing import TypeVar
 
 from swarmnet.bounds import Recent
 from swarmnet.ids import NO_RESTART, PeerId, Restart
+from swarmnet.quorum import reached_by_half, reached_by_most
 
 _T = TypeVar("_T", int, Restart)
 
@@ -174,7 +175,7 @@ class Rollbacks:
         votes = [max(word.restart, word.wants) if word.heard else NO_RESTART for word in words]
         # Most must want it: one peer alone never sends the run back.
         if self.wanted is not None:
-            agreed = most_of([self.wanted, *votes])
+            agreed = reached_by_most([self.wanted, *votes])
             if self.spoilt is not None:
                 # The run moves on meanwhile: only who wants to go back spares what is that old on its disk.
                 others = {word.peer for word, vote in zip(words, votes, strict=True) if vote < agreed}
@@ -182,7 +183,7 @@ class Rollbacks:
             if agreed > self.current and self._reachable(agreed, holdings):
                 return self._go(agreed, Move.GO_BACK)
         followers = [max(word.restart, word.wants) for word in words if word.heard and word.has_say]
-        if (most := most_of([self.current, *followers])) >= self.current:
+        if (most := reached_by_most([self.current, *followers])) >= self.current:
             self._alone_since = None
             return None
         self._alone_since = now if self._alone_since is None else self._alone_since
@@ -345,7 +346,7 @@ class Rollbacks:
         served: dict[int, list[int]] = {}
         for held in self._serving(holdings):
             served.setdefault(held.stage, []).append(held.version or 0)
-        return {stage: most_of(versions) for stage, versions in served.items()}
+        return {stage: reached_by_most(versions) for stage, versions in served.items()}
 
     def _newest_served(self, holdings: Iterable[Holding]) -> int | None:
         return max(self._standing(holdings).values(), default=None)
@@ -410,7 +411,7 @@ class Rollbacks:
         # Nobody has a say.
         if not under:
             return self.current
-        low, high = most_of(under), half_of(under)
+        low, high = reached_by_most(under), reached_by_half(under)
         if low != high and self._lacks(low, holdings) and not self._lacks(high, holdings):
             return high
         return low
@@ -476,16 +477,6 @@ class Rollbacks:
         found = [f"served {', '.join(map(str, served))}"] if served else []
         found += [f"on disk {', '.join(map(str, disk))}"] if disk else []
         return " and ".join(found) or "none"
-
-
-def most_of(values: Collection[_T]) -> _T:
-    """The highest that more than half of these are, or go beyond."""
-    return sorted(values, reverse=True)[len(values) // 2]
-
-
-def half_of(values: Collection[_T]) -> _T:
-    """The highest that at least half of these are, or go beyond."""
-    return sorted(values)[len(values) // 2]
 
 
 def newest_on_disk(holdings: Iterable[Holding], num_stages: int) -> int | None:

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 
 from swarmnet.ids import NO_CHAIN, Chain, PeerId
 from swarmnet.messages import Measure
+from swarmnet.quorum import minority
 from swarmnet.step.actions import Note, note
 from swarmnet.step.view import View
 
@@ -207,4 +208,4 @@ class Drift:
 
 def _room(size: int) -> int:
     """How many of a stage's replicas may be without state at a time: fewer than half, but one of two."""
-    return max(1, (size - 1) // 2)
+    return max(1, minority(size))

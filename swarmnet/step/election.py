@@ -10,6 +10,7 @@ import math
 
 from swarmnet.ids import Ballot, PeerId
 from swarmnet.messages import NONE, Indexes, Prepare
+from swarmnet.quorum import has_quorum
 from swarmnet.step.actions import Note
 from swarmnet.step.context import StepContext
 from swarmnet.step.graph import keeper_rank
@@ -127,7 +128,7 @@ class Election:
             found.add(self._view.me)
         if self._vain.sits(ballot.peer, now=now):
             live -= {ballot.peer}
-        return 2 * len(found & live) > len(live)
+        return has_quorum(found, live)
 
     def heard(self, prepare: Prepare, *, now: float) -> None:
         """The promised keeper has spoken. It tells what it has given while I am among those that would keep next."""

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence, Set
 
 from swarmnet.ids import Ballot, PeerId
 from swarmnet.messages import Execute, Report, Stamp
+from swarmnet.quorum import has_quorum
 from swarmnet.step.actions import Action, Send, note
 from swarmnet.step.ledger import Ledger
 from swarmnet.step.view import View
@@ -158,7 +159,7 @@ class NonFinite:
         """Leave the indexes out of the step that most members found non-finite."""
         actions: list[Action] = []
         for index, found_by in self.found_by.items():
-            confirmed = 2 * len(found_by & members) > len(members)
+            confirmed = has_quorum(found_by, members)
             if confirmed and index not in ledger.voided and ledger.void(index):
                 actions.append(note("voided", step=self._step, index=index))
         if len(ledger.voided) > self._max_void and not self.halted:

@@ -29,6 +29,7 @@ from swarmnet.messages import (
     Round,
     Stamp,
 )
+from swarmnet.quorum import blocks, has_quorum
 from swarmnet.step.actions import Action, Broadcast, Note, Send, note
 from swarmnet.step.commits import acked, counting
 from swarmnet.step.context import StepContext
@@ -385,7 +386,7 @@ class Keeper:
         for peer, at in self._waiting_at.items():
             self._waited_s[peer] = self._waited_s.get(peer, 0.0) + now - at
         self._waiting_at = {peer: now for peer in missing if self.view.alive(peer, now=now)}
-        most = 2 * len(self.members) > 1 + len(awaited)
+        most = has_quorum(self.members.keys(), {self.view.me, *awaited})
         patience_s = timers.long_silence_s
         if most:
             patience_s = min(patience_s, self._pace.patience_s(2 * timers.suspect_s, patience_s))
@@ -598,7 +599,7 @@ class Keeper:
     def _note_last(self, now: float) -> None:
         """Note since when a few members still have gradients to add while most have none."""
         left = {peer for peer in self.members if self._idle.at_work.get(peer)}
-        if not self.ledger.complete or 2 * len(left) >= len(self.members):
+        if not self.ledger.complete or blocks(left, self.members.keys()):
             left = set()
         self._last_since = {peer: self._last_since.get(peer, now) for peer in left}
 

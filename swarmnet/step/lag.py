@@ -6,6 +6,7 @@ Rules 18 and 19. This decides whom to ask and how often; fetching is the driver'
 from __future__ import annotations
 
 from swarmnet.ids import Chain, PeerId
+from swarmnet.quorum import has_quorum
 from swarmnet.step.actions import Action, Resync, note
 from swarmnet.step.membership import Membership
 from swarmnet.step.view import View
@@ -58,8 +59,9 @@ class Lag:
         view = self._view
         for stage in {view.stage, *(stage for stage, _, _ in view.known())}:
             live = self._membership.in_sight(stage, now=now) - ({view.me} if stage == view.stage else set())
-            seen = [view.get(peer, stage) for peer in live]
-            if 2 * sum(each is not None and each.synced and each.version > version for each in seen) > len(seen) > 0:
+            known = ((peer, view.get(peer, stage)) for peer in live)
+            ahead = {peer for peer, seen in known if seen is not None and seen.synced and seen.version > version}
+            if has_quorum(ahead, live):
                 return True
         return False
 

@@ -25,6 +25,7 @@ from swarmnet.messages import (
     StepControl,
     Trouble,
 )
+from swarmnet.quorum import quorum
 from swarmnet.step import actions as act
 from swarmnet.step.actions import Action, Broadcast, Note, Send, note
 from swarmnet.step.commits import Barrier, evidence
@@ -515,8 +516,8 @@ class Member:
         others = [self.view.get(mate) for mate in live - {self.me}]
         chains = Counter(seen.chain for seen in others if seen is not None and seen.version == self.version)
         with_them, with_me = chains[beat.stamp.chain], chains[self.chain] + 1
-        tied = with_them == with_me and 2 * (chains.total() + 1) > len(live)  # by most, not by who speaks first
-        if 2 * with_them <= len(live) and not (
+        tied = with_them == with_me and chains.total() + 1 >= quorum(live)  # by most, not by who speaks first
+        if with_them < quorum(live) and not (
             tied and yields(mine=(mine, self.chain), theirs=(theirs, beat.stamp.chain))
         ):
             return []

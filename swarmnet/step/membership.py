@@ -22,6 +22,7 @@ from dataclasses import replace
 
 from swarmnet.ids import NO_RESTART, PeerId, Restart, Signer
 from swarmnet.messages import MAX_VOTES, Commit, Finished, Vote, contributors_of, first_of, place_of
+from swarmnet.quorum import has_quorum, minority
 from swarmnet.step.actions import Note, note
 from swarmnet.step.commits import Rolls, statement
 from swarmnet.step.view import View
@@ -171,7 +172,7 @@ class Membership:
                 of[peer] = commit.step
             self.rolls.applied(commit)
             stale = sorted((step, peer) for peer, step in of.items() if commit.step - step > _STAYS)
-            for _, peer in stale[: (len(of) - 1) // 2]:
+            for _, peer in stale[: minority(of)]:
                 del of[peer]
                 if commit.stage == self.stage:
                     self._lives.pop(peer, None)
@@ -381,11 +382,11 @@ class Membership:
             signed -= {self.me}
         roster = self.roster(commit.stage)
         # Most of those who count: no other sum of the step can have that many.
-        if 2 * len(signed & roster) > len(roster):
+        if has_quorum(signed, roster):
             return True
         live = self.live(commit.stage, now=now)
         # The others are lost, and nobody waits for them for ever. A cut may fork the stage here (docs/protocol.md).
-        if 2 * len(signed & live) > len(live):
+        if has_quorum(signed, live):
             return True
         if len(live) != 2 or not signed & live:
             return False
@@ -413,10 +414,11 @@ class Membership:
         if self.certified(commit, now=now):
             return True
         for stage, told in self._listed.items():
-            live = self.in_sight(stage, now=now)
             # The word of the commit's own stage is not enough: its replicas can show a certificate.
-            if stage != commit.stage and 2 * sum(commit in told.get(peer, ()) for peer in live) > len(live) > 0:
-                return True
+            if stage != commit.stage:
+                live = self.in_sight(stage, now=now)
+                if has_quorum({peer for peer in live if commit in told.get(peer, ())}, live):
+                    return True
         return False
 
     def _votes_of(self, commit: Commit) -> Mapping[PeerId, bytes]:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from swarmnet.averaging.grid import Grid, circles, grid_of, rearranged
 from swarmnet.ids import Ballot, PeerId, RoundId
 from swarmnet.messages import UNMEASURED, Late, LineQuality, Report, Round, Stamp, Trouble
+from swarmnet.quorum import has_quorum
 from swarmnet.step.ledger import Ledger
 from swarmnet.step.lines import BrokenLines
 from swarmnet.step.view import View
@@ -314,9 +315,7 @@ class Stragglers:
                     if not excused or accused in self._owing(voice):
                         names.setdefault(voice, set()).add(accused)
         return frozenset(
-            voice
-            for voice, named in names.items()
-            if any(2 * len(named & circle) > len(circle) for circle in _of(voice, circles))
+            voice for voice, named in names.items() if any(has_quorum(named, circle) for circle in _of(voice, circles))
         )
 
     def _named(self, members: frozenset[PeerId], odd: frozenset[PeerId], now: float) -> dict[PeerId, set[PeerId]]:
@@ -370,8 +369,7 @@ def _of(peer: PeerId, circles: Iterable[frozenset[PeerId]]) -> list[frozenset[Pe
 
 def _most(voices: set[PeerId], others: frozenset[PeerId]) -> bool:
     """Are so many of these most of the others, and two at least where there are two?"""
-    said = len(voices & others)
-    return 2 * said > len(others) and said >= min(2, len(others))
+    return has_quorum(voices, others) and len(voices & others) >= min(2, len(others))
 
 
 def round_refusal(current: Round, num_microbatches: int, max_void: int) -> str | None:

@@ -11,6 +11,7 @@ import math
 from collections.abc import Set
 
 from swarmnet.ids import PeerId
+from swarmnet.quorum import minority, quorum
 from swarmnet.step.actions import Note, note
 from swarmnet.step.view import Timers
 
@@ -112,7 +113,7 @@ def sitting(
         for peer in struck
     }
     worst = sorted(struck & live, key=lambda peer: (*(-end for end in sits[peer]), peer))
-    return frozenset(struck - live) | frozenset(worst[: max(len(live) - 1, 0) // 2])
+    return frozenset(struck - live) | frozenset(worst[: minority(live)])
 
 
 class Delays:
@@ -128,7 +129,7 @@ class Delays:
         for peer in self._waits_for:
             self._late_s[peer] = self._late_s.get(peer, 0.0) + now - self._noted_at
         self._noted_at = now
-        self._waits_for = frozenset(waits_for) if 2 * len(waits_for) < 1 + members else frozenset()
+        self._waits_for = frozenset(waits_for) if len(waits_for) < quorum(members) else frozenset()
 
     def late_s(self, *, without: PeerId | None) -> float:
         """The longest time that the step waited for one member other than `without`."""

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from swarmnet.ids import NO_CHAIN, Ballot, Chain, PeerId
 from swarmnet.messages import Heartbeat, Measure
+from swarmnet.quorum import has_quorum, quorum
 from swarmnet.step.commits import stages_in
 from swarmnet.step.graph import keeper_rank
 
@@ -252,9 +253,9 @@ class View:
         live = [seen for peer in self.live(stage, now=now) if (seen := self.get(peer, stage)) is not None]
         keepers = Counter(seen.keeper.peer for seen in live if seen.keeper is not None)
         said = Counter(peer for seen in live for peer in set(seen.sitting))
-        found = {peer for peer, voices in said.items() if 2 * voices > len(live)}
+        found = {peer for peer, voices in said.items() if voices >= quorum(live)}
         for keeper, voices in keepers.items():
-            if 2 * voices > len(live) and (seen := self.get(keeper, stage)) is not None:
+            if voices >= quorum(live) and (seen := self.get(keeper, stage)) is not None:
                 found.update(seen.sitting)
         return frozenset(found)
 
@@ -268,7 +269,7 @@ class View:
         live = {peer: known[peer] for peer in self.live(self.stage, now=now)}
         said = Counter(of for peer, seen in live.items() for of in {*seen.sitting, *seen.unreached} - {peer})
         said.update(mine)
-        return frozenset(of for of, voices in said.items() if voices > 1 and 2 * voices > 1 + len(live.keys() - {of}))
+        return frozenset(of for of, voices in said.items() if voices > 1 and voices >= quorum({self.me, *live} - {of}))
 
     def leaves(self, peer: PeerId) -> bool:
         """Is this replica of my stage (or am I) about to leave?"""
@@ -328,9 +329,9 @@ class View:
         seen = self.get(peer)
         if seen is None or seen.dead or now - seen.heard_at > self.timers.long_silence_s:
             return True
-        members = [p for p, s in self.mates() if not s.dead and s.synced and s.version in (version - 1, version)]
-        heard = 1 + sum(self.alive(p, now=now) for p in members)
-        return 2 * heard > 1 + len(members)
+        members = {p for p, s in self.mates() if not s.dead and s.synced and s.version in (version - 1, version)}
+        heard = {p for p in members if self.alive(p, now=now)}
+        return has_quorum(heard | {self.me}, members | {self.me})
 
     def unreachable(self, peer: PeerId, stage: int, *, now: float) -> bool:
         """Is that replica of a stage lost to me? Dead, silent for a long silence, or heard to have no state."""

@@ -54,6 +54,7 @@ from swarmnet.net.stop import unless_stopped
 from swarmnet.pipeline.caller import Caller
 from swarmnet.pipeline.inputs import AnswerCheck
 from swarmnet.pipeline.router import AdaptiveTimeout, Router, RoutingRule, least_time
+from swarmnet.quorum import reached_by_half, reached_by_most
 from swarmnet.stage.canonical import rate_of
 from swarmnet.state.rollback import MAX_RESTARTS_AHEAD
 from swarmnet.trainer.evaluations import Evaluations
@@ -220,7 +221,7 @@ class FirstStage:
             for s in record.stages
             if s.stage == 0 and s.synced
         ]
-        return sorted(versions, reverse=True)[(len(versions) - 1) // 2] if versions else self.restart.version
+        return reached_by_half(versions) if versions else self.restart.version
 
     @property
     def steps(self) -> int:
@@ -230,7 +231,7 @@ class FirstStage:
             for record in self.records.values()
             if record.restart == self.restart and any(s.stage == 0 and s.synced for s in record.stages)
         ]
-        return max(self._manifest.training.total_steps, sorted(said)[len(said) // 2] if said else 0)
+        return max(self._manifest.training.total_steps, reached_by_half(said) if said else 0)
 
     def patience_s(self) -> float:
         """How long a silent replica is borne."""
@@ -251,17 +252,14 @@ class FirstStage:
 
     def _newest_restart(self, stage: int) -> Restart:
         """The highest restart that most of this stage are under, or beyond. What one says moves no trainer."""
-        restarts = sorted(
-            (
-                record.restart
-                for record in self.records.values()
-                if any(s.stage == stage for s in record.stages)
-                and record.restart.version <= max(self._manifest.training.total_steps, record.steps)
-                and record.restart.number <= self.restart.number + MAX_RESTARTS_AHEAD
-            ),
-            reverse=True,
-        )
-        return restarts[len(restarts) // 2] if restarts else NO_RESTART
+        restarts = [
+            record.restart
+            for record in self.records.values()
+            if any(s.stage == stage for s in record.stages)
+            and record.restart.version <= max(self._manifest.training.total_steps, record.steps)
+            and record.restart.number <= self.restart.number + MAX_RESTARTS_AHEAD
+        ]
+        return reached_by_most(restarts) if restarts else NO_RESTART
 
     def _rerouted(self, request: Process, peer: PeerId, reason: str) -> None:
         fields = {"stage": -1, "step": request.step, "index": request.index, "from": peer, "reason": reason}
