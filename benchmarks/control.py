@@ -38,6 +38,7 @@ from typing import Any, NoReturn
 
 from swarmnet.bounds import Bounds
 from swarmnet.ids import Ballot, Chain, Generation, PeerId, RoundId
+from swarmnet.manifest.timers import Timers
 from swarmnet.messages import Control, Finished, Heartbeat, Round, Stamp
 from swarmnet.net.grpc_link import MessageWriter
 from swarmnet.net.identity import Identity
@@ -46,7 +47,6 @@ from swarmnet.step.actions import Action, Broadcast, Send
 from swarmnet.step.commits import commit_of
 from swarmnet.step.gate import Shape
 from swarmnet.step.member import Member
-from swarmnet.step.view import Timers
 from swarmnet.wire.convert import Ping, Reader
 
 CHAIN = Chain("11" * 32)
@@ -146,7 +146,7 @@ class Stage:
 
     def tick(self) -> None:
         """A heartbeat of everybody."""
-        self.now += self.timers.heartbeat_s
+        self.now += self.timers.beat_s
         for name in self.members:
             self._beat(name, due_only=True)
             self._call(name, "tick", lambda member: member.tick(now=self.now))
@@ -215,7 +215,7 @@ class Stage:
     def _beat(self, name: PeerId, *, due_only: bool = False) -> None:
         """What a driver does (`StepDriver._beat`); of the members that nobody measures only when it is time."""
         member, known = self.members[name], len(self.members[name].barrier.known)
-        due = self.now + 0.5 * self.timers.heartbeat_s >= self._beat_at[name] or known > self._known[name]
+        due = self.now + 0.5 * self.timers.beat_s >= self._beat_at[name] or known > self._known[name]
         self._known[name] = known
         if due_only and not due and name != self._spent:
             return
@@ -253,7 +253,7 @@ def measure(replicas: int, microbatches: int) -> Found:
     """One row."""
     stage = Stage(replicas, microbatches)
     stage.step(microbatches)  # the first keeper's term begins, and caches fill
-    keeper, beat_s = stage.keeper, stage.timers.heartbeat_s
+    keeper, beat_s = stage.keeper, stage.timers.beat_s
     stage.tick()  # the next step's begins, and all report
     stage.forget()
     for _ in range(QUIET_TICKS):

@@ -26,6 +26,7 @@ from typing import Any
 
 from swarmnet.directory import RECORD_BYTES, SMALL_RUN, ReadPace, Record, StageStatus
 from swarmnet.ids import Ballot, Chain, Generation, PeerId, RoundId, RunId, mark_of
+from swarmnet.manifest.timers import Timers
 from swarmnet.messages import (
     MAX_COUNTING,
     NONE,
@@ -44,7 +45,6 @@ from swarmnet.net.records import Announcement, part_of, parts_seen, places_of
 from swarmnet.step.commits import NAMED_EVERY, bits_of
 from swarmnet.step.graph import Graph
 from swarmnet.step.heartbeats import STRETCH
-from swarmnet.step.view import Timers
 from swarmnet.wire.convert import NONCE_BYTES, Ping, Pong, write_answer, write_control
 from swarmnet.wire.deflate import Deflater
 
@@ -135,7 +135,7 @@ def packed_bytes(steps: Sequence[Sequence[Control]]) -> int:
 
 def report_bytes(keeper: PeerId, step_s: float) -> int:
     """Of a step's reports of one member, and of the keeper's `Prepare`."""
-    ballot, ticks = Ballot(0, keeper), round(step_s / Timers().heartbeat_s)
+    ballot, ticks = Ballot(0, keeper), round(step_s / Timers().beat_s)
     steps: list[list[Control]] = []
     prepares: list[list[Control]] = []
     for step in (1000, 1001):
@@ -189,11 +189,11 @@ def measure(sizes: Sizes) -> Found:
     middle = {peer: len(found[peer]) for peer in stages[1]}
     keeper = max(middle, key=lambda peer: middle[peer])
     large = replicas > 24
-    every_s = STRETCH * timers.suspect_s if large else timers.heartbeat_s
+    every_s = STRETCH * timers.suspect_s if large else timers.beat_s
     each, whole = statistics.mean(middle.values()), len(write_control(beat(keeper, 1000, 0)))
     on_link = packed_bytes([beats(keeper, version, every_s, sizes) for version in (1000, 1001)]) / step_s
     # Who reports does so between two heartbeats; a ping goes with both.
-    pinged = each * (1 / every_s + (sizes.news / step_s if large else 0.0)) + (2 / timers.heartbeat_s if large else 0.0)
+    pinged = each * (1 / every_s + (sizes.news / step_s if large else 0.0)) + (2 / timers.beat_s if large else 0.0)
     ping = len(Deflater()(write_control(Ping(bytes(range(NONCE_BYTES)))))) + len(write_answer(Pong(bytes(NONCE_BYTES))))
     asking = sizes.news * len(Deflater()(write_control(beat(keeper, 1000, sizes.stages // 2))))
     row: Found = {
@@ -202,7 +202,7 @@ def measure(sizes: Sizes) -> Found:
         "most": sorted(middle.values())[-2],
         "keeper": middle[keeper],
         "heartbeats": round(each * on_link),
-        "all_to_all": round((3 * replicas - 1) * whole / timers.heartbeat_s),
+        "all_to_all": round((3 * replicas - 1) * whole / timers.beat_s),
         "reports": round(report_bytes(keeper, step_s) / step_s),
         "pings": round(pinged * ping),
         "dht": round(statistics.mean(map(read_bytes_per_s, stages.values()))),

@@ -21,7 +21,7 @@ from swarmnet.state.forecast import WITHIN, Ahead, arrives, line_needed
 
 SMALLER, FASTER = 1000, 20
 JOINER = PeerId("joiner")
-TIMERS = Protocol(heartbeat_s=2.0, suspect_s=6.0, long_silence_s=30.0, idle_index_s=20.0)
+TIMERS = Protocol(suspect_s=12.0, long_silence_s=30.0, idle_index_s=20.0)
 BEFORE = 4
 """Steps before the newcomer comes."""
 

@@ -458,20 +458,15 @@ def test_one_module_reads_the_clocks() -> None:
 
 
 def majorities(module: str, source: str) -> Iterator[str]:
-    """Comparisons of a number of things with half or twice another number."""
+    """Comparisons of a number of things with half or twice another number; twice a constant is no majority."""
     for node in ast.walk(parsed(source)):
         if isinstance(node, ast.Compare):
             inner = list(ast.walk(node))
             counts = any(isinstance(each, ast.Call) and ast.unparse(each.func) in ("len", "sum") for each in inner)
-            halves = any(
-                isinstance(each, ast.BinOp)
-                and (
-                    (isinstance(each.op, ast.Mult) and "2" in (ast.unparse(each.left), ast.unparse(each.right)))
-                    or (isinstance(each.op, ast.FloorDiv) and ast.unparse(each.right) == "2")
-                )
-                for each in inner
-            )
-            if counts and halves:
+            sums = [each for each in inner if isinstance(each, ast.BinOp) and not ast.unparse(each.right).isupper()]
+            doubled = any(isinstance(each.op, ast.Mult) and "2" in ast.unparse(each).split(" * ") for each in sums)
+            halved = any(isinstance(each.op, ast.FloorDiv) and ast.unparse(each.right) == "2" for each in sums)
+            if counts and (doubled or halved):
                 yield f"{module}:{node.lineno} counts a majority: see swarmnet/quorum.py"
 
 

@@ -20,7 +20,7 @@ from swarmnet.config import toml
 from swarmnet.config.check import SettingsLayer, dotted, layer, leaves, resolve
 from swarmnet.errors import UsageError
 from swarmnet.ids import RunId
-from swarmnet.manifest.schema import FORMATS, Manifest
+from swarmnet.manifest.schema import FORMATS, REMOVED, Manifest
 
 
 def load(source: Path | str, *, where: str = "manifest") -> Manifest:
@@ -35,6 +35,9 @@ def load(source: Path | str, *, where: str = "manifest") -> Manifest:
         where, data = str(source), toml.read(Path(source))
     if not data:
         raise UsageError(f"{where}: names no field; `swarmnet init` writes a manifest")
+    for name, instead in REMOVED.items():
+        if _named(data, name.split(".")):
+            raise UsageError(f"{where}: {name} is no longer a field: delete the line ({instead})")
     # Without a format it is the first one, whatever the newest is.
     number = data.get("format", 1)
     other = FORMATS.get(number, {}) if type(number) is int else {}

@@ -17,6 +17,7 @@ from pydantic import AfterValidator, Field, PrivateAttr, model_validator
 from swarmnet.config.plug_in import one_of
 from swarmnet.config.table import CliOption, Count, Positive, Seconds, Table, says
 from swarmnet.manifest.codec_names import DIFFERENCES, EXACT, check_averaging, check_boundary, may_owe
+from swarmnet.manifest.timers import Timers
 
 
 def _visible(text: str) -> str:
@@ -51,6 +52,13 @@ A default of a format never changes, because a file that leaves the field out wo
 add a format here, and the old default to the earlier formats. A new field may be added to a format, if its default
 there means what versions without the field do.
 """
+
+
+REMOVED: Mapping[str, str] = {
+    "protocol.heartbeat_s": "a heartbeat is sent every sixth of protocol.suspect_s",
+    "protocol.keeper_term_steps": "a term has 16 steps",
+}
+"""Fields that manifests of earlier versions have, and what holds instead."""
 
 
 def _known_format(number: int) -> int:
@@ -408,23 +416,22 @@ class Averaging(Table):
 
 
 class Protocol(Table):
-    """Timers of the step protocol, seconds. suspect_s is the floor of the adaptive silence limit."""
+    """The timers of the step protocol, seconds; `manifest.timers` derives all others from them."""
 
-    heartbeat_s: Seconds = says(0.5, "between two heartbeats of one peer")
-    suspect_s: Seconds = says(3.0, "floor of the adaptive limit of silence, after which others take over")
-    long_silence_s: Seconds = says(15.0, "of two replicas, the silent one is given up after this")
-    idle_index_s: Seconds = says(5.0, "a microbatch nobody sent by now is executed on the keeper's order")
-    keeper_term_steps: Positive = says(16, "steps until the order of keepers is drawn again")
+    suspect_s: Seconds = says(3.0, "silence after which a peer is suspected; a sixth of it lies between heartbeats")
+    long_silence_s: Seconds = says(15.0, "silence after which a peer is given up that cannot be outvoted")
+    idle_index_s: Seconds = says(5.0, "a microbatch that no peer has sent by then is executed on the leader's order")
 
     @model_validator(mode="after")
     def _ordered(self) -> Protocol:
-        # Whoever is suspected before it can speak would always be taken for dead.
-        if not self.heartbeat_s < self.suspect_s <= self.long_silence_s:
-            raise ValueError(
-                f"heartbeat_s = {self.heartbeat_s} < suspect_s = {self.suspect_s} <= long_silence_s = "
-                f"{self.long_silence_s} must hold"
-            )
+        if self.suspect_s > self.long_silence_s:
+            raise ValueError(f"suspect_s = {self.suspect_s} <= long_silence_s = {self.long_silence_s} must hold")
         return self
+
+    @property
+    def timers(self) -> Timers:
+        """These, and what follows from them."""
+        return Timers(self.suspect_s, self.long_silence_s, self.idle_index_s)
 
 
 class Audits(Table):

@@ -31,7 +31,8 @@ class RunTerms:
     boundary_codecs: tuple[str, ...]
     num_windows: int
     """Windows of the data, at least."""
-    heartbeat_s: float
+    beat_s: float
+    """Between two heartbeats."""
     max_payload_bytes: int
     max_clock_offset_s: float
 
@@ -53,7 +54,7 @@ class RunTerms:
             boundary_codecs=manifest.wire.codecs,
             # Some of them are held out; as a bound it is close enough.
             num_windows=manifest.data.num_tokens // training.sequence_length,
-            heartbeat_s=manifest.protocol.heartbeat_s,
+            beat_s=manifest.protocol.timers.beat_s,
             max_payload_bytes=limits.max_payload_mib << 20,
             max_clock_offset_s=limits.max_clock_offset_s,
         )

@@ -91,7 +91,7 @@ def _allowance(terms: RunTerms) -> Allowance:
     messages_per_s = 1000 + terms.microbatches / 4
     reader = Reader(Bounds(terms.num_stages, terms.microbatches, members=_LARGE_STAGE))
     periodic = reader.most_bytes(Heartbeat, Prepare, Report, Round)
-    return Allowance(messages_per_s, 256 * messages_per_s + periodic / terms.heartbeat_s)
+    return Allowance(messages_per_s, 256 * messages_per_s + periodic / terms.beat_s)
 
 
 def _microbatch_bytes(terms: RunTerms) -> int:

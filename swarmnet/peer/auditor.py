@@ -550,8 +550,8 @@ class Auditor:
         """Is it here, at once or after a short silence? After a long one it has lost its place."""
         timers = self._peer.timers
         while (silent_s := self._now() - asked_at) <= timers.long_silence_s:
-            await asyncio.sleep(timers.heartbeat_s)
-            if silent_s >= timers.heartbeat_s and self._is_here(peer, since=asked_at):
+            await asyncio.sleep(timers.beat_s)
+            if silent_s >= timers.beat_s and self._is_here(peer, since=asked_at):
                 return True
         return False
 
@@ -629,7 +629,7 @@ class Auditor:
         for _ in range(_LOOKS):
             with contextlib.suppress(PeerGone):
                 return self._replica.execution.opened(request, data)
-            await asyncio.sleep(4 * self._peer.timers.heartbeat_s)
+            await asyncio.sleep(4 * self._peer.timers.beat_s)
         return self._replica.execution.opened(request, data)
 
     # ------------------------------------------------------------ what is known of others

@@ -14,9 +14,9 @@ from typing import Any
 from swarmnet.bounds import Recent
 from swarmnet.directory import Complaint
 from swarmnet.ids import PeerId
+from swarmnet.manifest.timers import Timers
 from swarmnet.messages import Trouble
 from swarmnet.step.member import Member
-from swarmnet.step.view import Timers
 
 _STEPS = 20
 """The usual pace is the median of so many steps."""

@@ -184,7 +184,7 @@ class Farewell:
             replica.member.view.draining = True
         if now >= self._beat_at:
             # Stages that are no neighbours hear it too: who leaves with everybody else waits for nobody.
-            self._beat_at = now + leaver.timers.heartbeat_s
+            self._beat_at = now + leaver.timers.beat_s
             everyone = sorted(leaver.everyone())
             for replica in leaver.replicas.values():
                 for peer, beat in replica.member.heartbeats.to_each(everyone):
@@ -196,7 +196,7 @@ class Farewell:
 
     async def pause(self) -> None:
         """Until the next look."""
-        await asyncio.sleep(self._leaver.timers.heartbeat_s / _LOOKS_PER_HEARTBEAT)
+        await asyncio.sleep(self._leaver.timers.beat_s / _LOOKS_PER_HEARTBEAT)
 
     def end(self) -> None:
         """The peer stays after all."""
@@ -223,11 +223,11 @@ async def hold(holder: Peer) -> None:
             if serving == said:
                 turned_at = now
             # Whoever is first at a new version is alone there until a heartbeat says otherwise.
-            elif now - turned_at > 2 * holder.timers.heartbeat_s:
+            elif now - turned_at > 2 * holder.timers.beat_s:
                 said, turned_at = serving, now
                 holder.news.set()
                 holder.say("paused", {"serves_on": serving} if serving else {})
-            await asyncio.sleep(holder.timers.heartbeat_s / _LOOKS_PER_HEARTBEAT)
+            await asyncio.sleep(holder.timers.beat_s / _LOOKS_PER_HEARTBEAT)
     finally:
         holder.paused = False
         Farewell(holder).end()

@@ -68,7 +68,6 @@ from swarmnet.stage.canonical import rate_of
 from swarmnet.stage.seams import Engine
 from swarmnet.state.disk import Disk
 from swarmnet.state.rollback import newest_on_disk
-from swarmnet.step.view import Timers
 from swarmnet.telemetry.spans import SpanBook
 from swarmnet.transport import ReadPayload, Service, Transport, layout_of
 
@@ -189,8 +188,7 @@ class Peer:
         self.limits, self.numerics, self.signer, self.disk = limits, numerics, signer, disk
         self.tokens, self.windows, self.routing = tokens, windows, routing
         self.computes, self.papers = computes or numerics, papers
-        times = manifest.protocol
-        self.timers = Timers(times.heartbeat_s, times.suspect_s, times.long_silence_s, times.idle_index_s)
+        self.timers = manifest.protocol.timers
         self.transport = Loopback(me, self, transport)
         self._engines, self._directory, self._record = engines, directory, record
         directory.serves = self.counts_in
@@ -595,7 +593,7 @@ class Peer:
                 replica.driver.tick()
             for auditor in self._auditors():
                 auditor.tick()
-            due = max(due + self.timers.heartbeat_s, loop.time())
+            due = max(due + self.timers.beat_s, loop.time())
             await asyncio.sleep(due - loop.time())
 
     async def _looking(self) -> None:

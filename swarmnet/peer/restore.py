@@ -15,6 +15,7 @@ from swarmnet.averaging.exchange import Exchange
 from swarmnet.errors import BadCheckpoint, BadMessage, Refused, RejectCode, SwarmError, UsageError
 from swarmnet.ids import PeerId, Restart, first_chain, next_chain
 from swarmnet.manifest.extension import Horizon
+from swarmnet.manifest.timers import TERM_STEPS
 from swarmnet.messages import Answer, Commit, Finished, Round, Snapshot, SnapshotRequest, Stamp, TrailRequest, TrailStep
 from swarmnet.stage.seams import Compute, Engine
 from swarmnet.state.checkpoints import Checkpointer, CheckpointSchedule
@@ -469,7 +470,7 @@ class FetchAndReplay:
     def _after(self, header: StateHeader, commits: tuple[Commit, ...]) -> StateHeader:
         """Where a replica stands that has applied on these commits of all stages; as Member.applied."""
         chain = next_chain(header.chain, evidence(commits))
-        begins_term = (header.version + 1) % self._shape.keeper_term_steps == 0
+        begins_term = (header.version + 1) % TERM_STEPS == 0
         learn, held = self._shape.notices.learn, Horizon(self._shape.total_steps, header.extensions)
         held = held.after(header.version, [learn(commit.notice) for commit in commits if commit.notice])
         return StateHeader(

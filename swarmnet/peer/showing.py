@@ -81,7 +81,7 @@ async def answered(peer: Peer, replica: Replica, caller: PeerId, request: AuditR
         auditor.made_for.add(caller)
         try:
             again = Keepalive(peer.spawn, _made(replica, request, shown))
-            async for sign in again.signs(peer.timers.heartbeat_s):
+            async for sign in again.signs(peer.timers.beat_s):
                 yield sign
             yield again.result()
         finally:

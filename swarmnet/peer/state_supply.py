@@ -286,7 +286,7 @@ class StateSupply:
                 self._words.pop(stage, None)
                 self._peer.news.set()
                 return
-            await asyncio.sleep(self._peer.timers.heartbeat_s)
+            await asyncio.sleep(self._peer.timers.beat_s)
             await self._peer.refresh(whole=True)
 
     async def _take(self, stage: int, source: Source) -> bool:

@@ -30,7 +30,7 @@ from swarmnet.peer.audit_health import (
 from swarmnet.peer.checkup import advice
 from swarmnet.peer.devices import NumericsClass
 from swarmnet.peer.rates import measured
-from swarmnet.quorum import reached_by_half
+from swarmnet.quorum import quorum, reached_by_half
 from swarmnet.state.lineage import of_one_lineage
 from swarmnet.state.rollback import Holding, Rollbacks, newest_on_disk
 from swarmnet.telemetry.text import counted
@@ -304,7 +304,7 @@ def holdings_of(
 def _admission(records: Sequence[Record], admissions: Admissions | None) -> AdmissionLine:
     if admissions is None:
         invited = sum(bool(record.invitation) for record in records)
-        return AdmissionLine("invite" if 2 * invited > len(records) else "open", checked=False)
+        return AdmissionLine("invite" if invited >= quorum(records) else "open", checked=False)
     if admissions.owner is None:
         return AdmissionLine("open", checked=True)
     banned = len(admissions.bans.peers) if admissions.bans else 0

@@ -287,7 +287,7 @@ class StepDriver:
         know of commits that I have heard of since."""
         member, now = self.member, self._now()
         known = len(member.barrier.known)
-        due, news = now + 0.5 * member.timers.heartbeat_s >= self._beat_again_at, known > self._known_said
+        due, news = now + member.timers.ask_s >= self._beat_again_at, known > self._known_said
         self._known_said = known
         of = member.view.arrivals, member.heartbeats.graph.arrivals, member.promised or member.kept_last
         if due_only and not due and not news and of == self._neighbours_of:

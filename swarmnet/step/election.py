@@ -17,6 +17,9 @@ from swarmnet.step.graph import keeper_rank
 from swarmnet.step.lines import broken_lines
 from swarmnet.step.strikes import sitting
 
+_TERM = 3.0
+"""Patiences that a leader may take over what it should do next: a replica may be given up, and its work done again."""
+
 
 class Election:
     """Promises of one replica in one step. given: the indexes that, by the keeper's word, have or had an owner."""
@@ -208,7 +211,7 @@ class Election:
         """Rule 13: strike a keeper that has kept for several usual steps without doing what it should do next."""
         if self.promised is None or self.promised.peer == self._view.me:
             return
-        timers, kept_s = self._view.timers, self._kept_for_s(now)
-        if kept_s > 1.5 * self._pace.patience_s(4 * timers.suspect_s, 2 * timers.long_silence_s):
+        kept_s = self._kept_for_s(now)
+        if kept_s > _TERM * self._pace.patience_s:
             self.notes += self._vain.strike(self.promised.peer, "keeps, and no sum comes", cost_s=kept_s, now=now)
             self.moves(now=now)

@@ -45,7 +45,6 @@ class Shape:
     num_stages: int
     num_microbatches: int
     total_steps: int
-    keeper_term_steps: int = 16
     max_void: int = 0
     delay: Delay = NO_DELAY
     group_size: int = 16

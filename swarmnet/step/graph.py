@@ -39,7 +39,7 @@ _MOST_ANSWERED = 2048
 def ring(me: PeerId, names: Iterable[PeerId], each_way: int = _EACH_WAY) -> frozenset[PeerId]:
     """Those of the names whose marks come next to mine in each direction, all around."""
     others = sorted((mark_of(peer), peer) for peer in {*names} - {me})
-    if len(others) <= 2 * each_way:
+    if len(others[each_way:]) <= each_way:
         return frozenset(peer for _, peer in others)
     at = bisect.bisect(others, (mark_of(me), me))
     return frozenset(others[(at + step) % len(others)][1] for step in range(-each_way, each_way))

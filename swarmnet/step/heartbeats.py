@@ -45,7 +45,7 @@ class Heartbeats:
 
     def __init__(self, of: Member) -> None:
         self._of, self.graph = of, Graph(of.me, of.stage)
-        self._questions = Questions(of.me, of.timers.heartbeat_s / 2)
+        self._questions = Questions(of.me, of.timers.ask_s)
         # What follows of what others know, until I know more.
         self._memo_of: tuple[object, ...] = ()
         self._lacking: frozenset[int] = frozenset()  # the stages whose commits are none of these
@@ -71,7 +71,7 @@ class Heartbeats:
         me = {self._of.stage: {self._of.me}}
         membership.presume({stage: names[stage] | me.get(stage, set()) for stage in view.sparse})
         # In a large stage heartbeats are rare: the keeper hears reports, and all hear the keeper.
-        view.beat_s = max(self._of.timers.heartbeat_s, STRETCH * self._of.timers.suspect_s if view.sparse else 0.0)
+        view.beat_s = max(self._of.timers.beat_s, STRETCH * self._of.timers.suspect_s if view.sparse else 0.0)
         found = self.graph.neighbours(for_s=3 * view.beat_s, now=now)
         view.hear_only(found, now=now)
         return found

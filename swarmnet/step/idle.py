@@ -99,11 +99,11 @@ class IdleWork:
         patience_s = max(self._idle_s, self._view.timers.suspect_s)
         free = ledger.free()
         waiting = {index for index in free if now - self._ordered.get(index, -1e9) <= patience_s}
-        room = _ORDERS_PER_MEMBER * len(members) - len(waiting)
+        most = 2 * (_ORDERS_PER_MEMBER * len(members) - len(waiting))  # each order has a note
         for index in free:
             if index in waiting or (index not in ledger.freed and not stagnant):
                 continue
-            if len(actions) >= 2 * room:  # an order and its note
+            if len(actions) >= most:
                 break
             first = index not in self._ordered
             self._ordered[index] = now

@@ -52,9 +52,6 @@ _MANY, _LOOK_S = 64, 1e-4
 """Members in a large stage; and how many seconds, for each of them, pass at least between two looks at all of them that
 messages ask for. The tick comes anyway."""
 
-_STILL = 4.0
-"""Long silences without a finished job, after which a member that owns some is stalled; fewer where steps are short."""
-
 
 class Keeper:
     """One term of office. Discard it when a higher ballot is promised or the step is over.
@@ -194,7 +191,7 @@ class Keeper:
 
     def _ask(self, peer: PeerId, now: float) -> list[Action]:
         """Have a member say again what it holds; once for all of its reports under way."""
-        if now - self._asked.get(peer, -math.inf) < self.view.timers.heartbeat_s / 2:
+        if now - self._asked.get(peer, -math.inf) < self.view.timers.ask_s:
             return []
         self._asked[peer] = now
         return [Send(peer, Prepare(self.stamp, self.ballot, whole=True))]
@@ -387,9 +384,7 @@ class Keeper:
             self._waited_s[peer] = self._waited_s.get(peer, 0.0) + now - at
         self._waiting_at = {peer: now for peer in missing if self.view.alive(peer, now=now)}
         most = has_quorum(self.members.keys(), {self.view.me, *awaited})
-        patience_s = timers.long_silence_s
-        if most:
-            patience_s = min(patience_s, self._pace.patience_s(2 * timers.suspect_s, patience_s))
+        patience_s = min(timers.long_silence_s, self._pace.patience_s) if most else timers.long_silence_s
         actions: list[Action] = []
         for peer in missing:
             called, waited_s = self.view.answers(peer, now=now), self._waited_s.get(peer, 0.0)
@@ -608,13 +603,11 @@ class Keeper:
 
         In an open round too, which waits until all have summed theirs.
         """
-        timers = self.view.timers
-        patience_s = self._pace.patience_s(2 * timers.suspect_s, math.inf)
+        patience_s = self._pace.patience_s
         if peer in self._last_since and now - self._last_since[peer] > patience_s and not self._sure(now):
             return True
         waited = peer not in self.acks and bool(self.ledger.of(peer))
-        long_s = self.view.timers.long_silence_s
-        return waited and self._progress.still_s(peer, now=now) > self._pace.patience_s(long_s, _STILL * long_s)
+        return waited and self._progress.still_s(peer, now=now) > max(patience_s, self.view.timers.long_silence_s)
 
     def _hear_sum(self, peer: PeerId, report: Report, now: float) -> None:
         """A member holds a sum, of this round or of one before, and has signed so."""
@@ -639,7 +632,7 @@ class Keeper:
         For very long none has come of them: who was left out may have signed another sum, and is needed again.
         """
         whole = self.round is not None and self.members.keys() <= self.acks.keys()
-        if self._left_out and now - self._held_at > 2 * self.view.timers.long_silence_s:
+        if self._left_out and now - self._held_at > self.view.timers.lease_s:
             self._left_out, self._held_at, self.round = set(), now, None
             return [note("cut_again", step=self.stamp.step)]
         # All hold a sum of one round and not the same bits: a reducer told two of them different things.
@@ -685,7 +678,7 @@ class Keeper:
 
     def _open_round(self, now: float) -> list[Action]:
         gave_back, self._reopened = self._reopened, {}
-        least_s = 2 * self.view.timers.heartbeat_s
+        least_s = self.view.timers.settle_s
         notes = [
             note
             for peer, since in gave_back.items()
@@ -707,7 +700,7 @@ class Keeper:
         assert self.round is not None
         actions: list[Action] = []
         # A round is long: it is said again to those whose reports do not name it once they had time to.
-        before = now - 2 * self.view.timers.heartbeat_s if resend else -math.inf
+        before = now - self.view.timers.settle_s if resend else -math.inf
         for peer in sorted(self.members):
             held = self.acks.get(peer)
             if (held is not None and held.id == self.round.id) or self._spoilt:

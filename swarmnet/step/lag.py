@@ -44,7 +44,7 @@ class Lag:
         }
         timers = self._view.timers
         since_s = now - self._behind_since
-        if not self._most_are_ahead(version, now=now) and since_s <= 2 * timers.long_silence_s:
+        if not self._most_are_ahead(version, now=now) and since_s <= timers.lease_s:
             alone = [(peer, passed) for peer, passed in sorted(ahead.items()) if passed > version + 1]
             fresh = [each for each in alone if each[0] not in self._alone]
             self._alone.update(peer for peer, _ in fresh)
@@ -80,7 +80,7 @@ class Lag:
             return False
         if self._orphaned_since is None:
             self._orphaned_since = now
-        return now - self._orphaned_since > 2 * view.timers.long_silence_s
+        return now - self._orphaned_since > view.timers.lease_s
 
     def resync(self, donors: tuple[PeerId, ...], reason: str, version: int, *, now: float) -> list[Action]:
         """Fetch a snapshot from one of these; asked for at most once per silence limit."""

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping
 
 from swarmnet.ids import NO_RESTART, Ballot, Chain, PeerId, Restart, RoundId, Signer, next_chain
 from swarmnet.manifest.extension import Extension, Horizon
+from swarmnet.manifest.timers import TERM_STEPS, Timers
 from swarmnet.messages import (
     Commit,
     Committed,
@@ -38,7 +39,7 @@ from swarmnet.step.lag import Lag, yields
 from swarmnet.step.ledger import ClaimBook, Generations, round_numbers
 from swarmnet.step.membership import Membership
 from swarmnet.step.open_step import OpenStep, RoundPart
-from swarmnet.step.view import Timers, View
+from swarmnet.step.view import View
 
 
 class Member:
@@ -328,11 +329,11 @@ class Member:
         self.membership.applied(self.last_commits, self.last_finished)
         self.version += 1
         # Keepers are drawn again from a chain that nobody knew when the last term began.
-        if self.version % self.shape.keeper_term_steps == 0:
+        if self.version % TERM_STEPS == 0:
             self.term_chain = self.chain
         self._lag.caught_up()
         actions += self._review_keeper(late_s, now)
-        self.membership.patience_s = self._context.pace.patience_s(0.0, 0.0)
+        self.membership.patience_s = 2 * (self._context.pace.usual_s or 0.0)
         self._context.pace.begin()
         follows = bool(self.steps)
         opened = self._following(now)

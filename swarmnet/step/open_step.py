@@ -341,7 +341,7 @@ class OpenStep:
         news, membership, view = False, self._context.membership, self._context.view
         of = membership.changes, view.arrivals
         # Nothing but time has passed, and not much.
-        if of == self._looked_of and now - self._looked_at < view.timers.heartbeat_s / 2:
+        if of == self._looked_of and now - self._looked_at < view.timers.ask_s:
             return False
         self._looked_at, self._looked_of = now, of
         for stage in sorted(membership.open_stages(self.stamp.step)):

@@ -2,32 +2,31 @@
 
 from __future__ import annotations
 
-import statistics
 from collections import deque
 
 from swarmnet.ids import PeerId
-from swarmnet.step.view import Timers
+from swarmnet.manifest.timers import Timers
 
-_KEPT_STEPS, _KEEPERS = 9, 16
-"""Steps of one keeper, and keepers, in the median of a usual step: no single keeper makes slow steps usual."""
+_RECENT_STEPS = 16
 
 _SLOW = 4
 """Usual steps that a step may take."""
 
 
 class Pace:
-    """The longest recent pause between two claims of one replica, and how long its steps take; it outlives them."""
+    """How long the steps of one replica take, and the longest recent pause between two of its claims."""
 
     def __init__(self, timers: Timers) -> None:
         self._timers = timers
-        self._at: float | None = None
+        self._claimed_at: float | None = None
         self._gap_s: float | None = None
         self._applied_at: float | None = None
-        self._steps_s: dict[PeerId | None, deque[float]] = {}  # by keeper, the latest last
-        self._slow_s: list[float] = []  # the slow steps in a row under the last keeper
+        self._steps_s = deque[float](maxlen=_RECENT_STEPS)
+        self._slow_s: list[float] = []  # the last slow steps in a row, all under `_leader`
+        self._leader: PeerId | None = None
 
-    def applied(self, keeper: PeerId | None = None, *, late_s: float = 0.0, now: float) -> float:
-        """A step is over. Returns how long the last slow steps in a row under this keeper took together.
+    def applied(self, leader: PeerId | None = None, *, late_s: float = 0.0, now: float) -> float:
+        """A step is over. Returns how long the last slow steps in a row under this leader took together.
 
         0 unless they were two at least and cost more than four silence limits. late_s: the seconds of the step for
         which another member is to blame.
@@ -36,50 +35,47 @@ class Pace:
             self._applied_at = now
             return 0.0
         took_s, self._applied_at = now - self._applied_at, now
-        if keeper != next(reversed(self._steps_s), None):
-            self._slow_s = []
-        usual_s = self._usual_s(without=keeper)
+        if leader != self._leader:
+            self._leader, self._slow_s = leader, []
+        usual_s = self.usual_s
         slow = usual_s is not None and took_s - late_s > max(self._timers.suspect_s, _SLOW * usual_s)
         self._slow_s = [*self._slow_s, took_s] if slow else []
-        steps_s = self._steps_s.pop(keeper, deque(maxlen=_KEPT_STEPS))
-        steps_s.append(took_s)
-        self._steps_s[keeper] = steps_s
-        if len(self._steps_s) > _KEEPERS:
-            del self._steps_s[next(iter(self._steps_s))]
+        self._steps_s.append(took_s)
         cost_s = sum(self._slow_s)
         return cost_s if len(self._slow_s) > 1 and cost_s > _SLOW * self._timers.suspect_s else 0.0
 
-    def _usual_s(self, without: PeerId | None = None) -> float | None:
-        found = [took for keeper, took in self._steps_s.items() if without is None or keeper != without]
-        medians = [statistics.median_low(took) for took in found]
-        return statistics.median_low(medians) if medians else None
+    @property
+    def usual_s(self) -> float | None:
+        """The lower quartile of the last steps, in seconds; None: none is known."""
+        return sorted(self._steps_s)[len(self._steps_s) // 4] if self._steps_s else None
 
     def interrupted(self) -> None:
-        """State was taken over: how long that took is nobody's pace."""
+        """State was taken over: the time that took is no step's."""
         self._applied_at = None
 
-    def patience_s(self, least_s: float, unknown_s: float) -> float:
-        """Four times a usual step, at least `least_s`; `unknown_s` as long as none is known."""
-        usual_s = self._usual_s()
-        return max(least_s, _SLOW * usual_s) if usual_s is not None else unknown_s
+    @property
+    def patience_s(self) -> float:
+        """How long a step waits for a replica that is in touch and does not do its part."""
+        usual_s = self.usual_s
+        return self._timers.lease_s if usual_s is None else max(2 * usual_s, 2 * self._timers.suspect_s)
 
     def begin(self) -> None:
-        """Another step: the pause before its first claim is nobody's pace."""
-        self._at = None
+        """Another step: the pause before its first claim does not count."""
+        self._claimed_at = None
 
     def claimed(self, *, now: float) -> None:
         """Work on an index has begun."""
-        if self._at is not None:
-            self._gap_s = max(0.9 * (self._gap_s or 0.0), now - self._at)
-        self._at = now
+        if self._claimed_at is not None:
+            self._gap_s = max(0.9 * (self._gap_s or 0.0), now - self._claimed_at)
+        self._claimed_at = now
 
     @property
     def idle_s(self) -> float:
-        """Seconds without a claim before idle indexes are ordered: a multiple of the pauses between claims."""
+        """Seconds without a claim before free indexes are ordered."""
         if self._gap_s is None:
-            return self._timers.idle_index_s
+            return self._timers.idle_s
         # One step that was stuck must not make the next ones wait four times as long, and so on.
-        least_s, most_s = 2 * self._timers.heartbeat_s, self._timers.long_silence_s
-        if (usual_s := self._usual_s()) is not None:
-            most_s = min(max(2 * usual_s, self._timers.idle_index_s), most_s)
-        return min(max(least_s, 4 * self._gap_s), most_s)
+        most_s = self._timers.long_silence_s
+        if (usual_s := self.usual_s) is not None:
+            most_s = min(max(2 * usual_s, self._timers.idle_s), most_s)
+        return min(max(self._timers.settle_s, 4 * self._gap_s), most_s)

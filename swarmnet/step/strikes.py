@@ -11,9 +11,9 @@ import math
 from collections.abc import Set
 
 from swarmnet.ids import PeerId
+from swarmnet.manifest.timers import Timers
 from swarmnet.quorum import minority, quorum
 from swarmnet.step.actions import Note, note
-from swarmnet.step.view import Timers
 
 _SHARE = 16.0
 """Seconds that a peer sits out for each second that it has cost."""
@@ -139,7 +139,7 @@ class Delays:
         """The step is over. A member owes what it was late beyond half of the time that the others took."""
         self.note(frozenset(), 0, now=now)
         alone_s = now - self._began_at - max(self._late_s.values(), default=0.0)
-        free_s = max(alone_s, 0.0) / 2 + 2 * self._timers.heartbeat_s
+        free_s = max(alone_s, 0.0) / 2 + self._timers.settle_s
         return [
             note
             for peer, late_s in sorted(self._late_s.items())

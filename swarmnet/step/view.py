@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from swarmnet.ids import NO_CHAIN, Ballot, Chain, PeerId
+from swarmnet.manifest.timers import Timers
 from swarmnet.messages import Heartbeat, Measure
 from swarmnet.quorum import has_quorum, quorum
 from swarmnet.step.commits import stages_in
@@ -22,16 +23,6 @@ _MOST_REPLICAS = 4096
 
 _ASKED_S = 0.5
 """A heartbeat asks for an answer if it comes so long after the last that did, in about."""
-
-
-@dataclass(frozen=True, slots=True)
-class Timers:
-    """Seconds, from the manifest. `suspect_s` is the floor of the adaptive silence limit T, `long_silence_s` T_long."""
-
-    heartbeat_s: float = 0.5
-    suspect_s: float = 3.0
-    long_silence_s: float = 15.0
-    idle_index_s: float = 5.0
 
 
 @dataclass(slots=True)
@@ -76,7 +67,7 @@ class View:
         self._given: Collection[PeerId] = ()  # the same as they were given
         self.sparse: frozenset[int] = frozenset()
         """Stages of which I hear a few replicas only: there silence of the others means nothing (`step.graph`)."""
-        self.beat_s = timers.heartbeat_s
+        self.beat_s = timers.beat_s
         """Between two heartbeats to a peer."""
         self.changes = 0
         """How often what decides who lives has changed: until then it need not be looked at again."""
@@ -194,9 +185,9 @@ class View:
         """Drop replicas that were dead or silent for ten long silences; one that comes back is then new."""
         self.changes += 1
         for stage in self._seen.values():
-            for peer in [p for p, s in stage.items() if now - s.heard_at > 10 * self.timers.long_silence_s]:
+            for peer in [p for p, s in stage.items() if now - s.heard_at > self.timers.forget_s]:
                 del stage[peer]
-        for peer in [p for p, at in self._reached_at.items() if now - at > 10 * self.timers.long_silence_s]:
+        for peer in [p for p, at in self._reached_at.items() if now - at > self.timers.forget_s]:
             del self._reached_at[peer]
         for peer in [p for p, at in self._refused_at.items() if now - at > self.timers.long_silence_s]:
             del self._refused_at[peer]
@@ -227,7 +218,7 @@ class View:
         return min(limit_s, self.timers.long_silence_s)
 
     def _explained_s(self, seen: Seen) -> float:
-        return 0.0 if seen.steady else self.beat_s - self.timers.heartbeat_s
+        return 0.0 if seen.steady else self.beat_s - self.timers.beat_s
 
     def alive(self, peer: PeerId, *, now: float, stage: int | None = None) -> bool:
         """Heard within the silence limit and not known dead. I am always alive."""

@@ -54,7 +54,7 @@ from swarmnet.net.stop import unless_stopped
 from swarmnet.pipeline.caller import Caller
 from swarmnet.pipeline.inputs import AnswerCheck
 from swarmnet.pipeline.router import AdaptiveTimeout, Router, RoutingRule, least_time
-from swarmnet.quorum import reached_by_half, reached_by_most
+from swarmnet.quorum import quorum, reached_by_half, reached_by_most
 from swarmnet.stage.canonical import rate_of
 from swarmnet.state.rollback import MAX_RESTARTS_AHEAD
 from swarmnet.trainer.evaluations import Evaluations
@@ -190,7 +190,7 @@ class FirstStage:
         members = {peer for peer, each in self.records.items() if any(of.stage == stage for of in each.stages)}
         said = [*says.values()]
         # Who judges what was sent nobody has signed, and a trainer sees no sums.
-        return proof.sent is None and 2 * max(map(said.count, said)) > len(first_of(members))
+        return proof.sent is None and max(map(said.count, said)) >= quorum(first_of(members))
 
     def candidates(self) -> Mapping[PeerId, int]:
         """Live replicas that have their state, and their queues."""
@@ -311,8 +311,8 @@ class Trainer:
         self._away: Counter[int] = Counter()  # step -> microbatches sent and not answered
         self._unsent: Counter[int] = Counter()  # step -> microbatches of my share not sent
         self._answered = -1  # the newest step of which an answer came
-        timers = manifest.protocol
-        self._shares = FedShares(me, least_s=timers.heartbeat_s, unknown_s=timers.suspect_s)
+        timers = manifest.protocol.timers
+        self._shares = FedShares(me, least_s=timers.beat_s, unknown_s=timers.suspect_s)
         self._restarted = asyncio.Event()
         self.step = 0
         self._eval_loss: tuple[int, float] | None = None

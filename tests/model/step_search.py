@@ -20,6 +20,7 @@ from dataclasses import dataclass, field, fields, is_dataclass, replace
 from types import MethodType
 
 from swarmnet.ids import Chain, PeerId, RoundId
+from swarmnet.manifest.timers import Timers
 from swarmnet.messages import Committed, Control, Finished, Heartbeat, Round
 from swarmnet.simulate.swarm import SimulatedSigner
 from swarmnet.step import actions as act
@@ -27,9 +28,8 @@ from swarmnet.step.actions import Action, Broadcast, Send
 from swarmnet.step.drift import DriftRules
 from swarmnet.step.gate import Shape
 from swarmnet.step.member import Member
-from swarmnet.step.view import Timers
 
-TIMERS = Timers(heartbeat_s=0.5, suspect_s=3.0, long_silence_s=15.0, idle_index_s=1.0)
+TIMERS = Timers(idle_s=1.0)
 CHAINS = tuple(Chain(str(stage + 1) * 64) for stage in range(4))
 MOST_TICKS = 80
 
@@ -382,7 +382,7 @@ def _summed(setup: Setup, state: State, current: Round) -> Finished:
 def _tick(setup: Setup, state: State) -> State:
     """A heartbeat's time: all hear each other's heartbeats, then say again what is not answered."""
     after = _branch(state, *state.nodes)
-    after.now, after.ticks = state.now + TIMERS.heartbeat_s, state.ticks + 1
+    after.now, after.ticks = state.now + TIMERS.beat_s, state.ticks + 1
     beats: dict[PeerId, Heartbeat] = {peer: node.member.heartbeat() for peer, node in after.nodes.items()}
     for peer, beat in beats.items():
         for other, node in after.nodes.items():

@@ -15,11 +15,12 @@ from stage_chain import StageChain, compute_thread, tiny
 from swarmnet.engine.torch_engine import TorchEngine
 from swarmnet.ids import Chain, PeerId
 from swarmnet.manifest.schema import Averaging
+from swarmnet.manifest.timers import Timers
 from swarmnet.messages import Heartbeat, Measure, Stamp
 from swarmnet.stage import snapshot
 from swarmnet.stage.snapshot import digest, through_buffers
 from swarmnet.step.drift import Drift, DriftRules, DriftVerdict
-from swarmnet.step.view import Timers, View
+from swarmnet.step.view import View
 
 CHAIN = Chain("1" * 64)
 PEERS = tuple(map(PeerId, "abc"))

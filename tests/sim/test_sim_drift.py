@@ -13,11 +13,11 @@ import pytest
 from strike import node_of, watched
 
 from swarmnet.ids import PeerId
-from swarmnet.manifest.schema import Protocol
 from swarmnet.messages import Commit
 from swarmnet.simulate.engine import SimulatedEngine
 from swarmnet.simulate.plan import Plan
 from swarmnet.simulate.swarm import Node, Swarm
+from swarmnet.step import member
 
 EVERY = 4
 
@@ -170,8 +170,8 @@ def test_replicas_that_agree_say_nothing_and_nobody_measures_unasked() -> None:
 
 def test_other_numerics_classes_take_the_keepers_state_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two machines round otherwise than the other two: their last digits are their own, between two meetings."""
-    one_term = Protocol(keeper_term_steps=100)
-    swarm = watched(replace(plan(replicas=4, steps=24, drift_every=2, resync_every=10), protocol=one_term), 2)
+    monkeypatch.setattr(member, "TERM_STEPS", 100)  # one term
+    swarm = watched(plan(replicas=4, steps=24, drift_every=2, resync_every=10), 2)
     classes = {PeerId(f"s0.{n}"): "cuda" if n % 2 else "cpu" for n in range(4)}
     swarm.classes.update(classes)
     monkeypatch.setattr(swarm, "_check_weights", lambda peer, fields: None)

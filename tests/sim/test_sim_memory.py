@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from further import further
 
-from swarmnet.manifest.schema import Audits, Protocol
+from swarmnet.manifest.schema import Audits
 from swarmnet.messages import MAX_EVALUATIONS
 from swarmnet.net.history import KEPT_STEPS
 from swarmnet.simulate.plan import Plan
@@ -112,7 +112,6 @@ def test_no_container_grows_with_the_steps(sync: str) -> None:
         eval_every=5,
         drift_every=5,
         audit=Audits(microbatches=0.2, contributions=0.2),
-        protocol=Protocol(keeper_term_steps=4),
     )
     swarm = Swarm(plan, seed=1)
     swarm.detailed = False

@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from swarmnet.ids import NO_RESTART, Chain, PeerId
 from swarmnet.manifest.schema import Delay
+from swarmnet.manifest.timers import Timers
 from swarmnet.messages import Commit, Committed, Control, Finished, Heartbeat, Prepare, Round, Stamp, Vote
 from swarmnet.simulate.swarm import SimulatedSigner
 from swarmnet.step import actions as act
@@ -19,10 +20,9 @@ from swarmnet.step.actions import Action, Broadcast, Note, Send
 from swarmnet.step.commits import statement
 from swarmnet.step.gate import Shape
 from swarmnet.step.member import Member
-from swarmnet.step.view import Timers
 
 CHAIN = Chain("1" * 64)
-TIMERS = Timers(heartbeat_s=0.5, suspect_s=3.0, long_silence_s=15.0, idle_index_s=5.0)
+TIMERS = Timers()
 Wish = Callable[[PeerId, PeerId, Control], bool]
 
 

@@ -10,10 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swarmnet.ids import Chain, PeerId
+from swarmnet.manifest.timers import Timers
 from swarmnet.messages import Heartbeat, Measure, Stamp
 from swarmnet.step.drift import MOST_RESTS, Drift, DriftRules, may_go, resyncs
 from swarmnet.step.graph import keeper_rank
-from swarmnet.step.view import Timers, View
+from swarmnet.step.view import View
 
 CHAIN, TERM = Chain("1" * 64), Chain("2" * 64)
 RULES = DriftRules(every=10, resync_every=100)

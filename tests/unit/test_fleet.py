@@ -106,7 +106,7 @@ WRONG = {
     '[regions]\nnames = ["a", "a"]': "names has a region twice",
     "[churn]\nlife_s = -1.0": "churn.life_s = -1.0: must be at least 0",
     '[churn]\nchaos = "nowhere.toml"': "nowhere.toml: no such file",
-    "[timers]\nheartbeat_s = 9.0": "heartbeat_s = 9.0 < suspect_s",
+    "[timers]\nsuspect_s = 99.0": "suspect_s = 99.0 <= long_silence_s",
     "[run": "is not valid TOML",
 }
 

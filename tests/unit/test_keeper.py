@@ -666,6 +666,8 @@ def test_a_broken_line_between_two_of_four_costs_one_step_and_not_the_next():
             return
         assert cut[C] == cut[d] != 0
         for now in (11.0, 14.5, 18.0, 30.0, 33.5, 37.0):
+            for place, peer in enumerate((ME, B)):
+                office.report(peer, summed={place}, now=now)
             for place, (peer, other) in ((2, (C, d)), (3, (d, C))):
                 if peer in office.keeper.members and office.keeper.round is not None:
                     office.complain(peer, opened(office), late=other, summed={place}, now=now)

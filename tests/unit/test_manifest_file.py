@@ -72,7 +72,7 @@ def manifests(draw: st.DrawFn) -> Manifest:
             reducer=reducer,
             **{name: draw(values) for choice in (sync, reducer) for name, values in own.get(choice, {}).items()},
         ),
-        protocol=Protocol(heartbeat_s=timers[0], suspect_s=timers[1], long_silence_s=timers[2]),
+        protocol=Protocol(suspect_s=timers[0], long_silence_s=timers[1], idle_index_s=timers[2]),
     )
 
 
@@ -91,7 +91,7 @@ def test_equal_manifests_and_only_they_share_a_run_id(one: Manifest, other: Mani
 def test_the_run_id_of_the_default_manifest_is_what_it_was() -> None:
     """A change here makes every manifest in the world another run."""
     assert canonical_bytes(Manifest()).startswith(b'{"admission":{"key":"","policy":"open"},"audit":{')
-    assert run_id(Manifest()) == "ae65bf4456a50cf8212ab911433a20634651db148fe4501f37e4fc5309f872cc"
+    assert run_id(Manifest()) == "eaa0b6d3748360af47b74347677b78ea1dab253edc0e1d00aa5b63d509445b4e"
 
 
 @pytest.mark.parametrize("written", ["1", "1.0", "1e0", "1.00", "+1.0"])
@@ -243,7 +243,8 @@ BAD = [
     ('policy = "open"', 'policy = "friends"', "run.toml: admission.policy"),
     ('policy = "open"', 'policy = "invite"', 'run.toml: admission: policy = "invite" goes with a key'),
     ('key = ""', 'key = "ssh-ed25519 AAAA"', "run.toml: admission.key"),
-    ("suspect_s = 3.0", "suspect_s = 0.1", "run.toml: protocol: heartbeat_s = 0.5 < suspect_s = 0.1"),
+    ("suspect_s = 3.0", "heartbeat_s = 0.5", "run.toml: protocol.heartbeat_s is no longer a field: delete the line"),
+    ("suspect_s = 3.0", "suspect_s = 30.0", "run.toml: protocol: suspect_s = 30.0 <= long_silence_s = 15.0"),
     ('codec = "int64"', 'codec = "fp32"', 'run.toml: averaging.codec = "fp32" does not go with numerics.mode'),
     (
         "format = 1",

@@ -8,10 +8,11 @@ import pytest
 
 from swarmnet.averaging.grid import grid_of
 from swarmnet.ids import Ballot, Chain, Generation, PeerId
+from swarmnet.manifest.timers import Timers
 from swarmnet.messages import Heartbeat, LineQuality, Stamp
 from swarmnet.step.ledger import Ledger
 from swarmnet.step.rounds import RoundBuilder, left_alone
-from swarmnet.step.view import Timers, View
+from swarmnet.step.view import View
 
 ME = PeerId("p00")
 STAMP = Stamp(3, 0, Chain("00" * 32))

@@ -9,11 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swarmnet.ids import Chain, PeerId
+from swarmnet.manifest.timers import Timers
 from swarmnet.messages import Heartbeat, Stamp
 from swarmnet.step.graph import keeper_rank
-from swarmnet.step.view import Timers, View
+from swarmnet.step.view import View
 
-TIMERS = Timers(heartbeat_s=0.5, suspect_s=3.0, long_silence_s=15.0, idle_index_s=5.0)
+TIMERS = Timers()
 ME, B, C, D, E = (PeerId(name) for name in "ABCDE")
 CHAIN = Chain("0" * 64)
 
@@ -202,11 +203,11 @@ def test_in_a_stage_that_has_grown_large_who_is_not_called_any_more_is_not_unrea
 
 
 def test_with_quick_heartbeats_not_each_asks_for_an_answer():
-    view = View(ME, 0, Timers(heartbeat_s=0.3, suspect_s=1.0))
+    view = View(ME, 0, Timers(suspect_s=1.8))
     view.hear(B, beat(), now=0.0)
     view.reached(B, now=0.0)
     view.hear(B, beat(), now=0.6)
-    assert view.unreached(now=0.7) == () and view.unreached(now=0.9) == (B,)
+    assert view.unreached(now=0.85) == () and view.unreached(now=0.95) == (B,)
 
 
 def test_who_was_reached_is_forgotten_in_the_end_and_identities_cost_no_memory():
