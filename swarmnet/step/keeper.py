@@ -35,8 +35,9 @@ from swarmnet.step.commits import acked, counting
 from swarmnet.step.context import StepContext
 from swarmnet.step.idle import IdleWork, NonFinite, Progress
 from swarmnet.step.ledger import Ledger
-from swarmnet.step.rounds import CutAgain, Leave, RoundBuilder, Stragglers, left_alone
+from swarmnet.step.rounds import RoundBuilder, left_alone
 from swarmnet.step.strikes import Delays, sitting
+from swarmnet.step.suspects import CutAgain, Leave, SuspectGraph
 from swarmnet.step.view import Seen
 
 _LATE = 4.0
@@ -102,7 +103,7 @@ class Keeper:
         self._level_at = now
         self._apart: frozenset[PeerId] = frozenset()  # who reduces nothing in the open round
         self._cut_for_lines = False
-        self._stragglers = Stragglers(self.view.me, patience_s=self.view.timers.suspect_s, lines=self._lines)
+        self._suspects = SuspectGraph(self.view.me, patience_s=self.view.timers.suspect_s, links=self._lines)
         self._left_out: set[PeerId] = set()  # of this step, see step.rounds
         self._opened_at = now
         self._first_ack_at: float | None = None
@@ -177,7 +178,7 @@ class Keeper:
             if self.members.get(peer) == report.generation and peer not in self.sitting:
                 self._progress.hear(peer, whole, now=now)
                 self._idle.hear(peer, whole)  # an order that it did not take is no work any more
-                self._stragglers.hear(peer, whole, now=now)
+                self._suspects.hear(peer, whole, now=now)
                 return []
             return self._enter(peer, whole, now)
         if last is not None and last.generation == report.generation and report.revision < last.revision:
@@ -215,7 +216,7 @@ class Keeper:
         self._progress.hear(peer, report, now=now)
         self._idle.hear(peer, report)
         self._builder.measured(peer, report.line or UNMEASURED)
-        self._stragglers.hear(peer, report, now=now)
+        self._suspects.hear(peer, report, now=now)
         self.looks |= self._non_finite.hear(peer, report)
         self._hear_sum(peer, report, now)
         overlaps = self.ledger.overlaps(peer, report.owned)
@@ -442,7 +443,7 @@ class Keeper:
         self._told.pop(peer, None)
         self._prepared.discard(peer)
         self._progress.forget(peer)
-        self._stragglers.forget(peer)
+        self._suspects.forget(peer)
         if not took_part:
             return
         if self.acks:
@@ -514,9 +515,10 @@ class Keeper:
         # Nobody can fetch the sum from the one that holds it: as a line that is broken, no fault the first time.
         if len(self.acks) == 1 and (holder := next(iter(self.acks))) in self._uncallable(now):
             return self._leave(holder, "uncallable", pardon=True, now=now)
-        match self._stragglers.verdict(self._builder.circles(self.round, self.members), now=now):
-            case Leave(peer, reason, waits_for) if len(self.members) > 1:
-                self._lines.broken(peer, waits_for, step=self.stamp.step)
+        circles = self._builder.circles(self.round, self.members)
+        match self._suspects.decide(circles, step=self.stamp.step, now=now):
+            case Leave(peer, reason, others) if len(self.members) > 1:
+                self._lines.broken(peer, others, step=self.stamp.step)
                 # A member that complains alone may have a broken line to one mate: the first time is no fault.
                 return self._leave(peer, reason, pardon=reason == "alone", now=now)
             case CutAgain():
@@ -691,7 +693,7 @@ class Keeper:
         self._first_ack_at = None
         self.round, self._spoilt = self._builder.open(self.members, self.ledger, self._apart), False
         self._told, self._opened_at = {}, now
-        self._stragglers.opened(self.round.id, now=now)
+        self._suspects.opened(self.round.id, now=now)
         self._membership.rolls.learn(self.stamp.stage, counting(self.round))
         reason = left_alone(self.view, self.stamp, self.members, now=now)
         return [*notes, *([] if reason is None else [note("averaged_alone", step=self.stamp.step, reason=reason)])]

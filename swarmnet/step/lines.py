@@ -64,6 +64,12 @@ class BrokenLines:
         for pair in list(self._broken)[:-_MOST_BROKEN]:
             del self._broken[pair]
 
+    def ends(self, step: int) -> Counter[PeerId]:
+        """How many broken lines that are remembered each member is an end of."""
+        return Counter(
+            peer for pair, since in self._broken.items() if 0 <= step - since <= _BROKEN_STEPS for peer in pair
+        )
+
     def apart(
         self, members: Collection[PeerId], unreached: Mapping[PeerId, Collection[PeerId]], *, step: int
     ) -> frozenset[PeerId]:
