@@ -23,7 +23,7 @@ from swarmnet.ids import PeerId
 from swarmnet.manifest.schema import Protocol
 
 _NEVER = -math.inf
-_TRIALS = 0.1
+_TRIALS = 0.05
 """The largest share of time in which a call may wait for a replica that has never answered, while others have."""
 _TRIES_OVER = 16.0
 """A replica whose call showed life and was never answered is banned for so many times the length of the call."""
@@ -43,6 +43,8 @@ class Pick:
     number: int
     num_bytes: int
     at: float
+    trial: bool = False
+    """The replica had never answered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,7 +241,7 @@ class Router:
         else:
             best.look_s = 0.0
         self._level_ns = min(replica.time_ns for replica in free)
-        pick = Pick(best.peer, next(self._numbers), num_bytes, now)
+        pick = Pick(best.peer, next(self._numbers), num_bytes, now, trial=not best.measured)
         best.charges[pick.number] = costs[best.peer]
         best.time_ns += costs[best.peer]
         return pick
@@ -307,12 +309,13 @@ class Router:
         it might just be slow.
         """
         replica, _ = self._close(pick)
+        # Also of a replica that has left meanwhile: under its next name it would be tried at once.
+        if pick.trial and (replica is None or not replica.measured):
+            self._next_trial_at = max(self._next_trial_at, now + (now - pick.at) * (1 / _TRIALS - 1))
         if replica is None:
             return
         if hung:
             replica.rest.add((now - pick.at) / max(pick.num_bytes, 1))
-        if not replica.measured:
-            self._next_trial_at = max(self._next_trial_at, now + (now - pick.at) * (1 / _TRIALS - 1))
         if pick.number < replica.incident:
             return
         replica.incident = next(self._numbers)

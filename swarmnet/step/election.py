@@ -92,13 +92,15 @@ class Election:
         return True
 
     def _order(self, now: float) -> list[PeerId]:
-        """Who should keep, best first: who overruled me, the fewest broken lines, the roster first, and as drawn."""
+        """Who should keep, best first: who overruled me, the roster first, the fewest broken lines, and as drawn."""
         passed_over, view, ruler = self._sitting(now), self._view, self._context.overruled_by
         if view.stage not in view.sparse:
             order = [peer for peer in view.keeper_order(self._term_chain, now=now) if peer not in passed_over]
             said = {view.me: view.broken, **{peer: seen.unreached for peer, seen in view.mates() if peer in order}}
-            broken = broken_lines(said, passed_over, now - view.timers.suspect_s / 2)
-            return sorted(order, key=lambda peer: (peer != ruler, broken[peer], self._membership.is_new(peer)))
+            # A broken line to a replica that has contributed nothing may be its own doing.
+            new = {peer for peer in order if self._membership.is_new(peer)}
+            broken = broken_lines(said, passed_over | new, now - view.timers.suspect_s / 2)
+            return sorted(order, key=lambda peer: (peer != ruler, peer in new, broken[peer]))
         # Of a large stage those keep who count. They hear each other; I stand last if I am none of them.
         may = {peer for peer in self._membership.keepers(view.stage) if view.may_live(peer, now=now)} - passed_over
         order = sorted(may - {view.me}, key=lambda peer: keeper_rank(self._term_chain, view.stage, peer))

@@ -5,6 +5,7 @@ Pure.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence, Set
 
 from swarmnet.ids import Ballot, PeerId
@@ -54,7 +55,7 @@ class IdleWork:
     def __init__(self, stamp: Stamp, ballot: Ballot, view: View, *, idle_s: float, now: float) -> None:
         self._stamp, self._ballot, self._view, self._idle_s = stamp, ballot, view, idle_s
         self._flow_at = now
-        self._ordered: dict[int, float] = {}
+        self._until: dict[int, float] = {}  # when an order is given to another member
         self._instead: dict[int, PeerId] = {}
         self._tried: dict[int, set[PeerId]] = {}
         self.at_work: dict[PeerId, int] = {}  # owned and not summed yet, by the last report
@@ -69,13 +70,19 @@ class IdleWork:
 
     def instead(self, index: int, members: Sequence[PeerId], *, now: float) -> tuple[PeerId, list[Action]]:
         """The member that executes an index begun by a mate that sits out; an order for it, unless one is fresh."""
-        for_s = max(self._idle_s, self._view.timers.suspect_s)
-        if index in self._instead and now - self._ordered.get(index, -1e9) <= for_s and self._instead[index] in members:
+        if self._instead.get(index) in members and now <= self._until[index]:
             return self._instead[index], []
         peer = min(members, key=lambda p: (self._view.leaves(p), self.at_work.get(p, 0), p))
-        self._ordered[index], self._instead[index] = now, peer
+        self._until[index], self._instead[index] = now + self._patience_s(peer), peer
         self.at_work[peer] = self.at_work.get(peer, 0) + 1
         return peer, [Send(peer, Execute(self._stamp, self._ballot, index))]
+
+    def _patience_s(self, peer: PeerId) -> float:
+        """How long a member has to claim what it is ordered to execute."""
+        timers = self._view.timers
+        # A member that has contributed to no commit is tried, and not waited for.
+        is_new = bool(self._view.voters) and peer not in self._view.voters and peer != self._view.me
+        return timers.settle_s if is_new else max(self._idle_s, timers.suspect_s)
 
     def give(
         self,
@@ -96,17 +103,15 @@ class IdleWork:
         actions: list[Action] = []
         # The load is what a member still has to do, not what it has done.
         load = {peer: self.at_work.get(peer, 0) for peer in members}
-        patience_s = max(self._idle_s, self._view.timers.suspect_s)
         free = ledger.free()
-        waiting = {index for index in free if now - self._ordered.get(index, -1e9) <= patience_s}
+        waiting = {index for index in free if now <= self._until.get(index, -math.inf)}
         most = 2 * (_ORDERS_PER_MEMBER * len(members) - len(waiting))  # each order has a note
         for index in free:
             if index in waiting or (index not in ledger.freed and not stagnant):
                 continue
             if len(actions) >= most:
                 break
-            first = index not in self._ordered
-            self._ordered[index] = now
+            first = index not in self._until
             found = failed.get(index, set())
             tried = self._tried.setdefault(index, set())
             if len(tried) >= len(members):
@@ -123,6 +128,7 @@ class IdleWork:
                     p,
                 ),
             )
+            self._until[index] = now + self._patience_s(peer)
             tried.add(peer)
             load[peer] += 1
             actions.append(Send(peer, Execute(self._stamp, self._ballot, index)))

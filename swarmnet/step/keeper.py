@@ -237,7 +237,7 @@ class Keeper:
 
     def _note_news(self) -> None:
         """Look at everybody soon if this may be what the step waits for; mostly the next tick is early enough."""
-        acked = len(self.acks) >= len(self.members) and self.members.keys() <= self.acks.keys()
+        acked = bool(self.acks) and self.members.keys() - self._newcomers() <= self.acks.keys()
         grants = self.current_id is None and not self._missing and (self.ledger.complete or bool(self.ledger.freed))
         self.looks |= acked or grants
 
@@ -484,6 +484,10 @@ class Keeper:
         found = ((peer, self.view.get(peer)) for peer in self.members)
         return [peer for peer, seen in found if seen is not None and seen.version < self.stamp.step]
 
+    def _newcomers(self) -> frozenset[PeerId]:
+        """Members that have contributed to no commit yet: whatever they report, the step does not wait for them."""
+        return frozenset(peer for peer in self.members if peer != self.view.me and self._membership.is_new(peer))
+
     def _evict_laggards(self, now: float) -> list[Action]:
         """Go on without a laggard that has given up its sums for newer state, or stays where it is for very long."""
         laggards = self._laggards()
@@ -689,7 +693,11 @@ class Keeper:
                 peer, "gives back what it was granted", cost_s=max(now - since, least_s), now=now
             )
         ]
-        self._apart = self._builder.spared(self.members, self._broken_ends(now))
+        # Others would wait for what a newcomer reduces, and it has done nothing yet that shows it will.
+        new = self._newcomers()
+        self._apart = self._builder.spared(
+            self.members, self._broken_ends(now) | (new if new < self.members.keys() else frozenset())
+        )
         self._first_ack_at = None
         self.round, self._spoilt = self._builder.open(self.members, self.ledger, self._apart), False
         self._told, self._opened_at = {}, now
@@ -716,7 +724,8 @@ class Keeper:
     def _try_commit(self, now: float) -> list[Action]:
         """Publish the commit once all members hold its sum: a member that holds it need not fetch it."""
         commit = self._certificate(now)
-        if commit is None or not {*self.members, *({self.view.me} - self._left_out)} <= self.acks.keys():
+        awaited = {*self.members, *({self.view.me} - self._left_out)} - self._newcomers()
+        if commit is None or not awaited <= self.acks.keys():
             return []
         self.commit = self._membership.with_votes(commit)
         notes: list[Action] = [

@@ -385,6 +385,7 @@ class Member:
     def tick(self, *, now: float) -> list[Action]:
         """Every heartbeat interval: say again whatever state asks for."""
         self.view.forget_silent(now=now)
+        self.view.voters = self.membership.contributors(self.stage)
         self.view.broken = {mate: self.view.broken.get(mate, now) for mate in self.view.unreached(now=now)}
         if not self.synced:
             return []

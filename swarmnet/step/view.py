@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Set
 from dataclasses import dataclass, field
 
 from swarmnet.ids import NO_CHAIN, Ballot, Chain, PeerId
@@ -65,6 +65,9 @@ class View:
         self.broken: Mapping[PeerId, float] = {}  # `unreached` as my heartbeats say it, and since when
         self._neighbours: frozenset[PeerId] = frozenset()  # whom I send heartbeats
         self._given: Collection[PeerId] = ()  # the same as they were given
+        self.voters: Set[PeerId] = frozenset()
+        """The replicas of my stage that have contributed to a recent commit; empty: none is known. Identities cost
+        nothing, so nothing is concluded from other replicas that are not heard or not reached."""
         self.sparse: frozenset[int] = frozenset()
         """Stages of which I hear a few replicas only: there silence of the others means nothing (`step.graph`)."""
         self.beat_s = timers.beat_s
@@ -143,7 +146,7 @@ class View:
             )
         )
         called = self._neighbours if self.stage in self.sparse else found  # who is not called answers nothing
-        return tuple(peer for peer in found if peer in called and peer != self.me)
+        return tuple(peer for peer in found if peer in called and peer in (self.voters or found) and peer != self.me)
 
     def answers(self, peer: PeerId, *, now: float) -> bool:
         """Can I call this peer, for all I know? False if I no longer can, though I may hear it: a firewall."""
@@ -321,6 +324,7 @@ class View:
         if seen is None or seen.dead or now - seen.heard_at > self.timers.long_silence_s:
             return True
         members = {p for p, s in self.mates() if not s.dead and s.synced and s.version in (version - 1, version)}
+        members = members & self.voters or members  # silent strangers must not outnumber the voters that are heard
         heard = {p for p in members if self.alive(p, now=now)}
         return has_quorum(heard | {self.me}, members | {self.me})
 

@@ -653,6 +653,24 @@ def test_one_voice_of_three_makes_somebody_else_reduce():
     assert second.receivers == (B, C, ME) and second.bandwidths == (500, 500, 500)
 
 
+def test_a_member_that_has_contributed_to_no_commit_is_not_waited_for():
+    office = Office(B, C)
+    earlier = Commit(0, 2, CHAIN, RoundId(BALLOT, 0), b"e", 2, 0.0, 1.0, contributors=(ME, B))
+    office.membership.applied([earlier])
+    office.everybody_reports(B, C)
+    office.claim(ME, 0)
+    office.claim(B, 1)
+    office.report(ME, summed={0}, bandwidth=300)
+    office.report(B, summed={1}, bandwidth=300)
+    current = opened(office)
+    parts = dict(zip(current.receivers, shares(current.bandwidths), strict=True))
+    assert parts[C] == 0 < parts[ME], "C reduces nothing: the others would wait for what it reduces"
+    done = sum_of(current)
+    office.report(ME, summed={0}, finished=done)
+    actions = office.report(B, summed={1}, finished=done)
+    assert any(isinstance(action, Broadcast) and isinstance(action.message, Committed) for action in actions)
+
+
 def test_a_broken_line_between_two_of_four_costs_one_step_and_not_the_next():
     lines, d = BrokenLines(), PeerId("D")
     for step in range(2):

@@ -281,6 +281,18 @@ def test_after_a_trial_in_vain_one_newcomer_at_a_time_is_tried_while_others_answ
     assert trials[0].peer in later and len(later) == 2, "who answered is one of them, and the next one is tried"
 
 
+def test_a_trial_of_a_replica_that_leaves_under_its_name_was_in_vain_too() -> None:
+    router = warm_router()
+    router.update(dict.fromkeys([*PEERS, PeerId("first name")], 0))
+    while (pick := router.pick(num_bytes=1, now=0.0)).peer != "first name":
+        pass
+    router.update(dict.fromkeys([*PEERS, PeerId("second name")], 0))
+    router.failed(pick, now=2.0, hung=True)
+    picked = {router.pick(num_bytes=1, now=2.0).peer for _ in range(40)}
+    assert "second name" not in picked, "two seconds were lost: the next 38 go to replicas that answer"
+    assert "second name" in {router.pick(num_bytes=1, now=40.1).peer for _ in range(40)}
+
+
 def test_where_nobody_who_answers_is_left_everybody_is_tried() -> None:
     router = warm_router()
     router.update(dict.fromkeys([*PEERS, PeerId("new")], 0))
