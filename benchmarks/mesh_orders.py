@@ -20,8 +20,8 @@ import torch
 import torch.distributed as dist
 
 from swarmnet.errors import RankLost
-from swarmnet.ranks.group import RankGroup
 from swarmnet.ranks.process import Handler, RankContext
+from swarmnet.ranks.supervisor import RankGroup
 
 ORDER = {"key": 17, "step": 3, "index": 5, "voids": 0, "train": True}
 """About what a microbatch's order says."""

@@ -25,7 +25,7 @@ from swarmnet.errors import Refused, RejectCode
 from swarmnet.manifest.extension import Extension
 from swarmnet.messages import Commit, Packed, is_loss
 from swarmnet.stage import snapshot
-from swarmnet.stage.backend import Past, PastShare, StageBackend
+from swarmnet.stage.backend import PastShare, StageBackend
 from swarmnet.stage.seams import Audience, OuterStep, Recomputed, ShareWork, Stash, Summation
 
 T = TypeVar("T")
@@ -258,50 +258,50 @@ class TorchEngine:
         self, step: int, index: int, inputs: Sequence[Packed], gradient: Sequence[Packed]
     ) -> Recomputed:
         """One microbatch again."""
-        with self._auditing(step) as past:
-            return await self._again(past, step, (index, inputs, gradient))
+        with self._auditing(step):
+            return await self._again(step, (index, inputs, gradient))
 
     async def recompute_share(
         self, step: int, works: Sequence[ShareWork], seed: bytes = b"", stated: bytes = bytes(32)
     ) -> tuple[tuple[Recomputed, ...], bytes]:
         """A whole contribution again."""
-        with self._auditing(step) as past:
-            share = await self._jobs.run(Work.STATE, self.version, 0, lambda: past.share(step))
-            jobs = [self._again(past, step, work, share) for work in works]
+        with self._auditing(step):
+            share = await self._jobs.run(Work.STATE, self.version, 0, lambda: self._backend.new_share(step))
+            jobs = [self._again(step, work, share) for work in works]
             # All of them are queued now: one after the other, each would wait for the end of a step of its own.
             found = [_or_raise(each) for each in await asyncio.gather(*jobs, return_exceptions=True)]
-            total = await self._jobs.run(Work.STATE, self.version, 0, lambda: past.read(share))
+            total = await self._jobs.run(Work.STATE, self.version, 0, lambda: self._backend.read_share(share))
             terms = len(works), share.lengths
             return tuple(found), await asyncio.to_thread(self.sums.stands_for, total, seed, stated, *terms)
 
-    async def _again(self, past: Past, step: int, work: ShareWork, share: PastShare | None = None) -> Recomputed:
-        job = lambda: self._recompute(past, step, work, share)  # noqa: E731
+    async def _again(self, step: int, work: ShareWork, share: PastShare | None = None) -> Recomputed:
+        job = lambda: self._recompute(step, work, share)  # noqa: E731
         return await self._jobs.run(Work.AUDIT, self.version + 1, work[0], job)
 
-    def _recompute(self, past: Past, step: int, work: ShareWork, share: PastShare | None) -> Recomputed:
+    def _recompute(self, step: int, work: ShareWork, share: PastShare | None) -> Recomputed:
         (index, inputs, gradient), last = work, self._payloads.last
         (tokens, hidden), received = self._payloads.input(inputs), self._payloads.gradient(gradient)
         # An update may have come since this was asked, and taken the last place.
-        if not past.holds(step):
+        weights = self._backend.past.get(step)
+        if weights is None:
             raise _not_kept(step)
-        output, own = past.again(step, index, tokens, hidden, received, share)
+        output, own = self._backend.recompute(weights, index, tokens, hidden, received, share)
         outputs: tuple[tuple[Packed, ...], ...] = ((),) if last else self._payloads.outputs(tokens, output)
         loss = (output.item(), tokens[:, 1:].numel()) if last else (0.0, 0)
         return Recomputed(outputs, self._payloads.input_gradients(own), *loss)
 
     @contextlib.contextmanager
-    def _auditing(self, step: int) -> Iterator[Past]:
+    def _auditing(self, step: int) -> Iterator[None]:
         """While it lasts the backend may hold memory for that. Raises Refused(NOT_READY)."""
-        past = self._backend.past
-        if not past.holds(step):
+        if self._backend.past.get(step) is None:
             raise _not_kept(step)
         self._audits += 1
         try:
-            yield past
+            yield
         finally:
             self._audits -= 1
             if not self._audits:
-                past.release()
+                self._backend.end_recomputing()
 
     # ------------------------------------------------------------ versions
 

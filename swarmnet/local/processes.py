@@ -28,7 +28,7 @@ from swarmnet.config import toml
 from swarmnet.config.peer import PeerConfig, listen_at
 from swarmnet.local.fault import Fault, Partition, Slow, member_of
 from swarmnet.net.stop import asking
-from swarmnet.ranks.starter import ChildCall, ForkStarter, Starter
+from swarmnet.ranks.launcher import ChildCall, Launcher
 from swarmnet.telemetry.events import EventLog, EventReader
 
 START_S = 60.0
@@ -52,9 +52,9 @@ PRELOAD = (
 """What peers, trainers and the oracle import. Importing these starts no thread and opens nothing."""
 
 
-def child_starter() -> Starter:
+def child_launcher() -> Launcher:
     """What children are started with: forks of a process that has imported what they need."""
-    return ForkStarter(PRELOAD, quiet=True)
+    return Launcher(PRELOAD, quiet=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +95,8 @@ def oracle_command(spec: ChildSpec) -> list[str]:
 class Child:
     """One running process."""
 
-    def __init__(self, spec: ChildSpec, command: ChildCommand, reader: EventReader, starter: Starter) -> None:
-        """Start it. `reader` follows its events file. Raises OSError if starting is impossible, ForkerLost."""
+    def __init__(self, spec: ChildSpec, command: ChildCommand, reader: EventReader, launcher: Launcher) -> None:
+        """Start it. `reader` follows its events file. Raises OSError if starting is impossible, LauncherLost."""
         self.spec = spec
         self.log = spec.config.dir / "log.txt"
         self.log.parent.mkdir(parents=True, exist_ok=True)
@@ -104,7 +104,7 @@ class Child:
             self._log_from = log.tell()  # an earlier start has written before
         self._reader = reader
         deadline = time.monotonic() + START_S
-        self._process = starter.start(ChildCall(command(spec), spec.name, output=self.log), deadline)
+        self._process = launcher.start(ChildCall(command(spec), spec.name, output=self.log), deadline)
         self._code: int | None = None
 
     @property
@@ -116,7 +116,7 @@ class Child:
         """None while it runs; -9 after SIGKILL."""
         if self._code is None and self._process.wait(0.0):
             code = self._process.code()
-            self._code = -signal.SIGKILL if code is None else code  # nobody can tell: it was killed with the forker
+            self._code = -signal.SIGKILL if code is None else code  # unknown: it was killed with the fork server
             self._process.close()
         return self._code
 
@@ -162,13 +162,13 @@ def stop(children: Iterable[Child], *, grace_s: float, hurry: Callable[[], bool]
 class DashboardProcess:
     """`swarmnet dashboard` beside a local swarm. The swarm does not depend on it."""
 
-    def __init__(self, where: str, link: str, log: Path, starter: Starter) -> None:
-        """Start it. where: [HOST:]PORT. log: what it prints. Raises ForkerLost."""
+    def __init__(self, where: str, link: str, log: Path, launcher: Launcher) -> None:
+        """Start it. where: [HOST:]PORT. log: what it prints. Raises LauncherLost."""
         host, port = listen_at(where)
         words = ("-m", "swarmnet", "dashboard", link, "--host", host, "--port", str(port))
         self._log, self._said = log, False
         log.write_bytes(b"")
-        self._process = starter.start(ChildCall(words, "dashboard", output=log), time.monotonic() + START_S)
+        self._process = launcher.start(ChildCall(words, "dashboard", output=log), time.monotonic() + START_S)
 
     def news(self) -> str:
         """Where it is, or that it has ended: said once, else ""."""

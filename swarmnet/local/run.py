@@ -35,7 +35,7 @@ from swarmnet.local.supervisor import TRACE, Kit, LocalSwarm, Supervisor
 from swarmnet.manifest.implied import remarks
 from swarmnet.manifest.schema import Model
 from swarmnet.net.admission_files import invitation_beside
-from swarmnet.ranks.starter import ForkerLost, FreshStarter, Starter
+from swarmnet.ranks.launcher import Launcher, LauncherLost
 from swarmnet.telemetry.events import EventReader
 from swarmnet.telemetry.text import typed
 from swarmnet.telemetry.trace import check_trace, merge
@@ -78,8 +78,8 @@ def _run_in(out: Path, options: LocalOptions, kit: Kit, console: Console) -> int
     # The disk may have been full when it ended: then its files are written now.
     if finished and not compares and (out / "summary.json").exists():
         return 0
-    # A starter comes first of all: it imports while we read the data. A finished run needs it for one process.
-    with contextlib.closing(FreshStarter() if finished else kit.starter()) as starter:
+    # A launcher comes first of all: it imports while we read the data. A finished run needs it for one process.
+    with contextlib.closing(Launcher(()) if finished else kit.launcher()) as launcher:
         swarm, before = _composed(options, kit, out, console), None
         if not finished:
             seed, faults = _faults(swarm)
@@ -92,7 +92,7 @@ def _run_in(out: Path, options: LocalOptions, kit: Kit, console: Console) -> int
                 # The swarm was judged by who saw it end; only the comparison is new.
                 before = summary_before(out, steps=outcome.progress.steps)
             else:
-                outcome = _run(swarm, seed, faults, starter, interrupt)
+                outcome = _run(swarm, seed, faults, launcher, interrupt)
                 if options.trace:
                     merge({name: out / "peers" / name / TRACE for name in outcome.progress.replicas}, options.trace)
                 # Who was interrupted, or gave up, has nothing to compare.
@@ -102,7 +102,7 @@ def _run_in(out: Path, options: LocalOptions, kit: Kit, console: Console) -> int
                 problem = _judge(outcome, strict=strict) if before is None else before["problem"]
                 outcome = replace(outcome, problem=problem)
             if compares:
-                outcome = _compare(swarm, outcome, starter, interrupt)
+                outcome = _compare(swarm, outcome, launcher, interrupt)
     try:
         say(console, write(outcome, out, before))
     except OSError as error:
@@ -204,11 +204,11 @@ def _introduction(swarm: LocalSwarm, faults: Sequence[Fault]) -> Iterator[str]:
         yield f"note: step {options.kill_all} comes before {when}: --resume will do everything again"
 
 
-def _run(swarm: LocalSwarm, seed: str, faults: Sequence[Fault], starter: Starter, interrupt: Interrupt) -> RunOutcome:
+def _run(swarm: LocalSwarm, seed: str, faults: Sequence[Fault], launcher: Launcher, interrupt: Interrupt) -> RunOutcome:
     """The swarm from its first process to its last."""
     began = time.monotonic()
     with SwarmScreen(swarm.console) as shown:
-        supervisor = Supervisor(swarm, faults, seed=seed, starter=starter, screen=shown, interrupt=interrupt)
+        supervisor = Supervisor(swarm, faults, seed=seed, launcher=launcher, screen=shown, interrupt=interrupt)
         problem = supervisor.run()
     return RunOutcome(
         run_id=swarm.prepared.run_id,
@@ -237,7 +237,7 @@ def _replayed(swarm: LocalSwarm) -> RunOutcome:
     )
 
 
-def _compare(swarm: LocalSwarm, outcome: RunOutcome, starter: Starter, interrupt: Interrupt) -> RunOutcome:
+def _compare(swarm: LocalSwarm, outcome: RunOutcome, launcher: Launcher, interrupt: Interrupt) -> RunOutcome:
     """`outcome` with the single process's curve beside the swarm's, and what is wrong with it.
 
     The single process runs when the swarm has left the machine.
@@ -248,8 +248,8 @@ def _compare(swarm: LocalSwarm, outcome: RunOutcome, starter: Starter, interrupt
     spec = ChildSpec("oracle", swarm.config.model_copy(update={"dir": swarm.out / "oracle"}))
     spec.events.unlink(missing_ok=True)  # of a comparison that was broken off
     try:
-        child = Child(spec, swarm.kit.oracle, EventReader(spec.events), starter)
-    except ForkerLost as error:
+        child = Child(spec, swarm.kit.oracle, EventReader(spec.events), launcher)
+    except LauncherLost as error:
         return _with(outcome, f"the oracle was not started: {error}")
     try:
         while (code := child.returncode()) is None and not interrupt.count:

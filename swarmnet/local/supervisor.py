@@ -43,7 +43,7 @@ from swarmnet.local.processes import (
     DashboardProcess,
     FaultOrders,
     Interrupt,
-    child_starter,
+    child_launcher,
     oracle_command,
     stop,
     swarmnet_command,
@@ -51,7 +51,7 @@ from swarmnet.local.processes import (
 from swarmnet.local.progress import NAMES, ReplicaView, SwarmProgress
 from swarmnet.local.screen import SwarmScreen
 from swarmnet.net.admission_files import invitation_beside
-from swarmnet.ranks.starter import ForkerLost, Starter
+from swarmnet.ranks.launcher import Launcher, LauncherLost
 from swarmnet.telemetry.events import LATER, EventLog, EventReader
 
 TRACE = "trace.json"
@@ -79,7 +79,7 @@ class Kit:
 
     child: ChildCommand = swarmnet_command
     oracle: ChildCommand = oracle_command
-    starter: Callable[[], Starter] = child_starter
+    launcher: Callable[[], Launcher] = child_launcher
     prepare: Callable[[LocalOptions, Path], Prepared] = prepare
     timing: Timing = field(default_factory=Timing)
     console: Console | None = None
@@ -164,12 +164,12 @@ class Supervisor:
         faults: Sequence[Fault],
         *,
         seed: str,
-        starter: Starter,
+        launcher: Launcher,
         screen: SwarmScreen,
         interrupt: Interrupt,
     ) -> None:
         """seed: of the choice of replicas, where a fault names only a stage."""
-        self.swarm, self.timing, self.starter = swarm, swarm.kit.timing, starter
+        self.swarm, self.timing, self.launcher = swarm, swarm.kit.timing, launcher
         self.screen, self.interrupt = screen, interrupt
         self.progress, self.audit = swarm.books()
         self.faults = Faults(
@@ -223,7 +223,7 @@ class Supervisor:
                     time.sleep(self.timing.poll_s)
                     now = time.monotonic()
                     self._turn(now)
-            except ForkerLost as error:
+            except LauncherLost as error:
                 self._problem = str(error)
             finally:
                 self._end_all()
@@ -252,7 +252,7 @@ class Supervisor:
         for name in [name for name, at in self._back_at.items() if now >= at]:
             del self._back_at[name]
             self._start(name, now=now)
-        if self._waiting and self.starter.ready():
+        if self._waiting and self.launcher.ready():
             self._start_waiting(now)
         if self._dashboard is not None and (news := self._dashboard.news()):
             self.screen.note(news)
@@ -324,7 +324,7 @@ class Supervisor:
             reader = self._readers[name] = EventReader(spec.events)
             reader.read()  # of a run that goes on: said before, and replayed by `earlier`
         try:
-            child = Child(spec, self.swarm.kit.child, reader, self.starter)
+            child = Child(spec, self.swarm.kit.child, reader, self.launcher)
         except OSError as error:
             # Before training nothing is lost, and nobody would be there to train.
             if error.errno not in LATER or self.progress.training_at is None:
@@ -361,7 +361,7 @@ class Supervisor:
                     if self._dashboard is None and self.swarm.options.dashboard is not None:
                         log = self.swarm.out / "dashboard.txt"
                         self._dashboard = DashboardProcess(
-                            self.swarm.options.dashboard, event["links"][-1], log, self.starter
+                            self.swarm.options.dashboard, event["links"][-1], log, self.launcher
                         )
                 case {"event": "mesh_started", "pids": pids}:
                     self._ranks[name] = pids

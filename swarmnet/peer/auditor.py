@@ -63,7 +63,7 @@ from swarmnet.messages import (
 from swarmnet.peer.showing import made_again, sent_again
 from swarmnet.pipeline.works import KEPT_STEPS, MOST_ASKS, off_by
 from swarmnet.quorum import quorum
-from swarmnet.ranks.kept import KEPT_WEIGHTS
+from swarmnet.ranks.host_copies import KEPT_WEIGHTS
 from swarmnet.transport import ask
 
 if TYPE_CHECKING:

@@ -20,8 +20,7 @@ from swarmnet.pipeline.works import KEPT_MEMOS, KEPT_STEPS
 from swarmnet.plan.budget import HostMemory, Passage, RankMemory, StagePlan, along
 from swarmnet.plan.rehearsal import Rehearsed, RehearsedRank, rehearse
 from swarmnet.ranks.buckets import layer_of
-from swarmnet.ranks.host_state import mirrored
-from swarmnet.ranks.kept import KEPT_WEIGHTS
+from swarmnet.ranks.host_copies import KEPT_WEIGHTS, copied
 from swarmnet.ranks.layout import MeshLayout, MeshSplit
 from swarmnet.stage.accumulator import sum_dtype
 from swarmnet.stage.canonical import Canonical, layers_of
@@ -192,7 +191,7 @@ def _host_memory(setup: Setup, canonical: Canonical, ranks: list[RankMemory], in
     payload = (there + back) * boundary * ((not spec.first) + (not spec.last))
     beside = max((rank.beside.several(in_flight) for rank in ranks), default=0) * layout.ranks
     return HostMemory(
-        mirrors=2 * mirrored(canonical).num_bytes * (layout.ranks > 1),
+        mirrors=2 * copied(canonical).num_bytes * (layout.ranks > 1),
         sums=flat_sums * wide * canonical.num_elements,
         rounds=_of_rounds(spec.averaging, canonical, layout.ranks),
         snapshots=_SNAPSHOTS * canonical.layout.num_bytes,

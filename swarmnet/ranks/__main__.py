@@ -1,4 +1,4 @@
-"""A rank as a process: `python -m swarmnet.ranks DESCRIPTOR`, its end of the line to the peer process."""
+"""A rank as a process: `python -m swarmnet.ranks DESCRIPTOR`, the number of its end of the rank channel."""
 
 import socket
 import sys

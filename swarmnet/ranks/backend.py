@@ -1,41 +1,48 @@
 """A stage on the ranks of a mesh: `stage.backend` by orders to rank processes and memory that they share with this one.
 
-In this process: what crosses to ranks and back (one microbatch at a time, so one place for what goes in and one for
-what comes out), the flat sum of a round, the finished sum, and two copies of the state (`ranks.host_state`). On the
-ranks: modules, stashes, sums and moments (`ranks.stage`). Ranks keep a stash until its weight pass, or until nobody
-here holds what it is called by: however work ends, the next order has them drop it.
+In this process: what crosses to ranks and back (one microbatch at a time, so one place for inputs and one for outputs),
+the flat sum of a round, the finished sum, and the copies of the state (`ranks.host_copies`). On the ranks: modules,
+saved activations, sums and moments (`ranks.stage`). Ranks keep what a forward has saved until its weight pass, until
+its step is applied, or until its handle here is gone: then the next order has them drop it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import itertools
+import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from swarmnet.errors import DeviceFull, Refused
+from swarmnet import telemetry
+from swarmnet.errors import DeviceFull, Refused, RejectCode
 from swarmnet.manifest.schema import StageSpec
-from swarmnet.ranks.group import RankGroup
-from swarmnet.ranks.host_state import HostState, RankSum, StageState, SumReading, mirror_name, mirrored
+from swarmnet.ranks.host_copies import HostCopies, PastSteps, StageState, copied, copy_name
 from swarmnet.ranks.layout import MeshLayout, MeshSplit
-from swarmnet.ranks.mesh_past import MeshPast
-from swarmnet.ranks.restarts import Ranks, RestartBackoff
+from swarmnet.ranks.program import PAST
+from swarmnet.ranks.supervisor import RankGroup, RankSupervisor, RestartBackoff
 from swarmnet.stage.accumulator import sum_dtype
-from swarmnet.stage.backend import OnEvent
+from swarmnet.stage.backend import OnEvent, PastShare, PastWeights
 from swarmnet.stage.canonical import Canonical, Initial
 from swarmnet.stage.passes import MemoryPolicy
 from swarmnet.stage.rounding import num_scales
 
+log = telemetry.get(__name__)
+
 PROGRAM = "swarmnet.ranks.program:handler"
+
+MOST_PAST_LOSSES = 4
+"""So often in a row ranks may be lost in audits, which are refused from then on: once more and the peer would be given
+up (`RestartBackoff.restarts`), though it can train."""
 
 
 class Held:
-    """A microbatch whose stash ranks hold. life: of those ranks."""
+    """A microbatch whose saved activations ranks hold. life: of those ranks."""
 
     def __init__(self, key: int, life: int) -> None:
         self.key, self.life, self.went_back = key, life, False
@@ -64,57 +71,53 @@ class MeshBackend:
         canonical, training = Canonical.of(spec), spec.training
         self.writes_at_once = memory.writes_at_once
         self._layout, self._spec = layout, spec
-        settings = {"spec": spec.model_dump_json(), "layout": asdict(layout), "memory": asdict(memory)}
+        self._places: dict[str, int] = {}  # ids of shared memory by name
         self._group = RankGroup(
             PROGRAM,
-            settings,
+            {
+                "spec": spec.model_dump_json(),
+                "layout": asdict(layout),
+                "memory": asdict(memory),
+                "places": self._places,
+            },
             devices=layout.devices,
             deadline_s=backoff.order_s,
             # FSDP2 takes seconds to import: no restart should wait for it, and other meshes need none of it
             preload=("swarmnet.ranks.fully_sharded",) if layout.shard == "zero3" else (),
         )
-        self._places: dict[str, int] = {}
         batch, length = training.microbatch_size, training.sequence_length
-        dtype = sum_dtype(spec.numerics)
+        late = 1 + spec.averaging.delay.most
+        scales = late, num_scales(spec.averaging, canonical.shapes)
         self._tokens = self._share("tokens", (batch, length + 1), torch.int32)
-        self._inward = self._share("inward", (batch, length, spec.model.hidden_size), torch.float32)
-        self._outward = self._share("outward", (batch, length, spec.model.hidden_size), torch.float32)
-        self._finished = self._share("finished", (canonical.num_elements,), dtype)
-        self._reading = SumReading(self._share("reading", (canonical.num_elements,), dtype))
-        size = mirrored(canonical).num_bytes
-        mirrors = [self._share(mirror_name(number), (size,), torch.uint8) for number in range(2)]
-        self._ranks = Ranks(
+        self._inward, self._outward = (
+            self._share(name, (batch, length, spec.model.hidden_size), torch.float32) for name in ("inward", "outward")
+        )
+        sums = {name: self._share(name, (canonical.num_elements,), sum_dtype(spec.numerics)) for name in SUMS}
+        copies = [self._share(copy_name(n), (copied(canonical).num_bytes,), torch.uint8) for n in range(2)]
+        self._scales, before = (self._share(name, scales, torch.float32) for name in ("scales", "scales_before"))
+        self._ranks = RankSupervisor(
             self._group,
             self._lost,
             lambda *facts: self._on_event(*facts),
             label=layout.label,
-            load=self._standing,
+            load=lambda: self._copies.load(),
             backoff=backoff,
         )
-        holder = HostState(canonical, mirrors, update=self._update, wait=self._settle, changed=self._ranks.reload)
-        late = 1 + spec.averaging.delay.most
-        rows = late, num_scales(spec.averaging, canonical.shapes)
-        self._scales, self._scales_then = (self._share(name, rows, torch.float32) for name in ("scales", "scales_then"))
-        self._unsettled: dict[str, Any] = {}  # the last update, until ranks have written what it made
-        self.state = StageState(canonical, holder, self._scales, initial)
+        self._copies = HostCopies(canonical, self._ranks, copies, sums=sums, scales=(self._scales, before))
+        self._finished, self._reading = sums["finished"], SumReading(sums["reading"])
+        self.state = StageState(canonical, self._copies, self._scales, initial)
         self.sums = [RankSum(self._ranks, self._reading, self._write_sum) for _ in range(late)]
+        self.past = PastSteps(
+            canonical.num_elements,
+            allot=lambda n: self._share(f"past{n}", (canonical.num_elements + scales[1],), torch.float32),
+            read=lambda step: [*self._copies.weights_of(step), self._scales[step % late]],
+        )
+        self._past_losses = 0  # how often in a row ranks were lost as they computed again
         self.watch(lambda: None, lambda event, fields: None)
         self._keys = itertools.count()
-        self.past = MeshPast(
-            self.state,
-            holder,
-            self._ranks,
-            self._scales,
-            places=self._places,
-            allot=self._share,
-            bring=self._bring,
-            fetch=self._fetch,
-            keys=self._keys,
-        )
 
     def _share(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        size = torch.Size(shape).numel()
-        shared = self._group.share(size * dtype.itemsize)
+        shared = self._group.share(torch.Size(shape).numel() * dtype.itemsize)
         self._places[name] = shared.id
         return shared.bytes.view(dtype).view(shape)
 
@@ -125,58 +128,47 @@ class MeshBackend:
 
     def start(self) -> None:
         self._ranks.start()
-        with contextlib.suppress(Refused, DeviceFull):  # whoever asks next finds them lost
-            self._settle(wait=False)
+        with contextlib.suppress(Refused, DeviceFull):  # the next order finds them lost
+            self._copies.look()
 
     def close(self) -> None:
         self._ranks.close()
 
     def _lost(self) -> None:
-        for total in self.sums:  # first: nobody may read what is not there
+        for total in self.sums:  # first: no thread may read what is not there
             total.lose()
         self._on_lost()
-
-    def _standing(self) -> list[tuple[str, Mapping[str, Any]]]:
-        # The mirror of what the last update made is not whole: its sum still leads there.
-        if update := self._unsettled:
-            load = {"version": update["version"], "places": self._places, "scales": "scales_then"}
-            return [("load", load), ("update", update | {"scales": "scales"})]
-        return [("load", {"version": self.state.version, "places": self._places, "scales": "scales"})]
 
     # ------------------------------------------------------------ microbatches
 
     def forward(self, step: int, tokens: Tensor, hidden: Tensor | None, *, train: bool) -> tuple[Tensor, Held | None]:
         with self._ranks.lock:
             key = next(self._keys)
-            self._bring(tokens, hidden)
+            self._write_input(tokens, hidden)
             answers = self._ranks.order("forward", key=key, step=step, train=train)
-            held = self._hold(key, step) if train else None
-            if held is None:
+            held = None
+            if train:
+                held = Held(key, self._ranks.life)
+                weakref.finalize(held, self._ranks.forget, key).atexit = False
+            else:
                 self._ranks.finished()
-            return self._fetch(answers), held
+            return self._read_output(answers), held
 
-    def _bring(self, tokens: Tensor, hidden: Tensor | None) -> None:
+    def _write_input(self, tokens: Tensor, hidden: Tensor | None) -> None:
         self._tokens.copy_(tokens)  # ranks read it in the order that follows; the lock keeps others from it
         if hidden is not None:
             self._inward.copy_(hidden)
 
-    def _fetch(self, answers: Sequence[Mapping[str, Any]]) -> Tensor:
+    def _read_output(self, answers: Sequence[Mapping[str, Any]]) -> Tensor:
         if not self._spec.last:  # cloned: the next microbatch comes out at the same place
             return self._outward.clone()
         # tensor ranks agree on a loss, data ranks have one of their rows each; summed in the order of ranks
         losses = [answers[self._layout.rank(d, 0)]["loss"] for d in range(self._layout.data)]
         return torch.tensor(losses, dtype=torch.float32).sum()
 
-    def _hold(self, key: int, step: int) -> Held:
-        """What ranks hold now is dropped there when nobody holds this any more."""
-        held = Held(key, self._ranks.life)
-        self._ranks.holds[key] = step
-        weakref.finalize(held, self._ranks.forget, key).atexit = False
-        return held
-
     def backward(self, work: object, gradient: Tensor | None) -> Tensor | None:
         assert isinstance(work, Held)
-        # Ranks would find no stash: say it here, where the caller is.
+        # Ranks would find nothing saved: say it here, where the caller is.
         if work.went_back:
             raise ValueError("backward of this pass has run already")
         with self._ranks.lock:
@@ -204,45 +196,169 @@ class MeshBackend:
             self._ranks.finished()
         return added
 
-    # ------------------------------------------------------------ sums and versions
-
     def sum_memory(self) -> Tensor:
         return self._finished
 
     def _write_sum(self, step: int, voids: int) -> None:
         self._ranks.order("write_sum", life=self._ranks.life, step=step, voids=voids)
 
-    def _update(self, version: int, total: Tensor, scale: float, rate: float) -> None:
-        """Raises Refused(NOT_READY) if the ranks are given up."""
-        found = [
-            name
-            for name, flat in (("finished", self._finished), ("reading", self._reading.flat))
-            if flat.data_ptr() == total.data_ptr()
-        ]
-        if not found:  # ranks have no other memory of ours
-            raise ValueError("a sum that ranks cannot read")
+    # ------------------------------------------------------------ steps that are over
+
+    def new_share(self, step: int) -> PastShare:
+        return PastShare(step, next(self._keys), life=self._ranks.life)
+
+    def recompute(
+        self,
+        weights: PastWeights,
+        index: int,
+        tokens: Tensor,
+        hidden: Tensor | None,
+        gradient: Tensor | None,
+        share: PastShare | None,
+    ) -> tuple[Tensor, Tensor | None]:
+        def once() -> tuple[Tensor, Tensor | None]:
+            with self._ranks.lock:
+                self._write_input(tokens, hidden)
+                # Each rank reads all its input before it enters the first collective, and its rows are written after
+                # the last: so the gradient comes in where the output goes, and the answer goes where the input was.
+                if gradient is not None:
+                    self._outward.copy_(gradient)
+                kept = {"step": weights.step, "weights": self._places[f"past{weights.place}"], "number": weights.number}
+                answers = self._past_order("again", share, index=index, **kept)
+                self._ranks.finished()
+                if share is not None:
+                    share.lengths += sum(answer["length"] for answer in answers)
+                return self._read_output(answers), None if self._spec.first else self._inward.clone()
+
+        try:
+            return once()
+        except Refused:
+            # A share is lost with its ranks. A single microbatch is not: the next ranks can compute it.
+            if share is not None:
+                raise
+        return once()
+
+    def read_share(self, share: PastShare) -> Tensor:
         with self._ranks.lock:
-            # an update that a death broke off begins again: its finished sum and the old state are still here
-            update = {"version": version, "total": found[0], "scale": scale, "rate": rate, "scales": ""}
-            self._ranks.insist("update", **update)
-            self._scales_then.copy_(self._scales)
-            self._unsettled = update
-            self._ranks.finished()
-            self._ranks.forget_step(version)
-            # A sum of this replica's own is written over without a word.
-            if found[0] == "reading":
-                self._settle()
+            # Free until the next update, and larger than any sum.
+            name, memory = self._copies.scratch(self.state.version)
+            self._past_order("write_share", share, step=share.step, into=name)
+            return memory[: self._finished.nbytes].view(self._finished.dtype).clone()
 
-    def _settle(self, *, wait: bool = True) -> None:
-        """Have what the last update made written to its mirror; or only look whether it is.
+    def end_recomputing(self) -> None:
+        self._ranks.forget(PAST)
 
-        Raises Refused(NOT_READY) if the ranks are given up.
+    def _past_order(self, name: str, share: PastShare | None, **fields: Any) -> list[Mapping[str, Any]]:
+        if self._past_losses >= MOST_PAST_LOSSES:
+            words = f"cannot recompute: ranks were lost {MOST_PAST_LOSSES} times in a row as they did"
+            raise Refused(RejectCode.NOT_READY, words)
+        life, number = (None, None) if share is None else (share.life, share.number)
+        before = self._ranks.life
+        try:
+            answers = self._ranks.order(name, life=life, share=number, **fields)
+        except (Refused, DeviceFull):
+            self._past_losses += self._ranks.life != before
+            if self._past_losses == MOST_PAST_LOSSES:
+                log.warning("recomputing_stopped", losses=self._past_losses, then="audits get no answer from this peer")
+            raise
+        self._past_losses = 0
+        return answers
+
+
+# ---------------------------------------------------------------- sums of open steps
+
+
+SUMS = ("finished", "reading")
+"""Memory of flat sums: of a round's result, and of a sum that is read."""
+
+
+class _Content(NamedTuple):
+    """What ranks have added to the sum of `step`, since it was voided for the `voids`th time."""
+
+    step: int
+    voids: int
+    indexes: frozenset[int]
+
+
+class SumReading:
+    """The flat memory that sums are written to, and the content that it holds now."""
+
+    def __init__(self, flat: Tensor) -> None:
+        self.flat = flat
+        self.holds: _Content | None = None
+
+
+class RankSum:
+    """`stage.backend.GradientSum`. write(step, voids): has the ranks that are up write that sum to `reading`'s memory;
+    raises Refused if they are lost, for ranks started afterwards do not hold it."""
+
+    def __init__(self, ranks: RankSupervisor, reading: SumReading, write: Callable[[int, int], None]) -> None:
+        self._ranks, self._reading, self._write = ranks, reading, write
+        self._lock = threading.Lock()  # of the void count: held for a moment
+        self.voids = self.revoked = 0
+        self._lost: int | None = None  # the step whose sum is gone, and not voided since
+        self._content = _Content(-1, -1, frozenset())  # replaced, by whoever has the ranks' lock, never changed
+
+    def void(self, *, lost: bool = False) -> None:
+        with self._lock:
+            self.voids += 1
+            self.revoked += not lost
+            self._lost = None
+
+    def lose(self) -> None:
+        """What ranks held is gone. Whoever has the ranks' lock."""
+        with self._lock:
+            self.voids += 1
+            self._lost = self._content.step if self._content.indexes else self._lost
+
+    def add(self, add: Callable[[], object], *, step: int, index: int, voids: int) -> bool:
+        """Have ranks `add` the gradient of that microbatch; see `Accumulator.add`. It may raise: nothing is added."""
+        with self._ranks.lock:
+            if voids != self.voids:  # a void has overtaken it
+                return False
+            content = self._entered(step, voids)
+            if index in content.indexes:
+                return False
+            add()  # if it raises, no rank has added anything
+            self._content = content._replace(indexes=content.indexes | {index})
+        return voids == self.voids  # a void may have come while ranks added: then it counts nowhere
+
+    def read(self, step: int) -> Tensor:
+        """The flat sum, valid until the next reading. It waits for ranks only if they have something to write."""
+        written = self._written(step)
+        if written is not None:
+            return written
+        with self._ranks.lock:
+            with self._lock:
+                voids, lost = self.voids, self._lost
+            if lost == step:
+                raise Refused(RejectCode.NOT_READY, "the sum was lost with the ranks that held it", step=step)
+            wanted = self._entered(step, voids)
+            # A round reads a sum in many pieces: it is written once.
+            if self._reading.holds != wanted:
+                self._reading.holds = None  # half written if ranks are lost meanwhile
+                if self._content.indexes:
+                    self._write(step, voids)
+                else:  # nothing was added: no rank need be asked, nor be up
+                    self._reading.flat.zero_()
+                self._reading.holds = wanted
+            return self._reading.flat
+
+    def indexes(self, step: int) -> frozenset[int]:
+        with self._ranks.lock:
+            return self._entered(step, self.voids).indexes
+
+    def _written(self, step: int) -> Tensor | None:
+        """The flat sum if it lies there already. The ranks' lock is held for a whole order: nothing here asks for it.
+
+        Void counts move before anything else does, so content of the count of now is neither lost nor voided.
         """
-        with self._ranks.lock:
-            if not self._unsettled:
-                return
-            if wait:
-                self._ranks.insist("settle", wait=True)
-            elif not all(answer["written"] for answer in self._ranks.order("settle", wait=False)):
-                return
-            self._unsettled = {}
+        with self._lock:
+            content = self._content
+            stands = self._lost != step and (content.step, content.voids) == (step, self.voids)
+            return self._reading.flat if stands and self._reading.holds == content else None
+
+    def _entered(self, step: int, voids: int) -> _Content:
+        if self._content[:2] != (step, voids):
+            self._content = _Content(step, voids, frozenset())
+        return self._content

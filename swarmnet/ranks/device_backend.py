@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 
 import torch
@@ -9,17 +10,16 @@ from torch import Tensor
 
 from swarmnet.manifest.schema import StageSpec
 from swarmnet.ranks.comm import FakeComm
-from swarmnet.ranks.host_state import StageState
+from swarmnet.ranks.host_copies import PastSteps, StageState
 from swarmnet.ranks.layout import MeshLayout
 from swarmnet.ranks.memory import host_memory
-from swarmnet.ranks.past import PastSteps
-from swarmnet.ranks.stage import RankStage
+from swarmnet.ranks.stage import RankStage, Recomputation
 from swarmnet.stage.accumulator import sum_dtype
-from swarmnet.stage.backend import OnEvent
+from swarmnet.stage.backend import OnEvent, PastShare, PastWeights
 from swarmnet.stage.canonical import Initial
 from swarmnet.stage.passes import ForwardPass, MemoryPolicy
 
-_NOBODY = FakeComm(0, 1)
+_ALONE = FakeComm(0, 1)
 """The group of a rank that is alone, in which nothing is ever exchanged."""
 
 
@@ -38,11 +38,18 @@ class DeviceBackend:
     ) -> None:
         self.device, memory = torch.device(device), memory or MemoryPolicy()
         layout = MeshLayout(devices=(str(device),))
-        self._rank = RankStage(spec, layout, 0, tensor=_NOBODY, data=_NOBODY, device=self.device, memory=memory)
-        self.sums, self.writes_at_once = self._rank.sums, memory.writes_at_once
-        self.past = PastSteps(self._rank)
+        self._rank = rank = RankStage(spec, layout, 0, tensor=_ALONE, data=_ALONE, device=self.device, memory=memory)
+        self.sums, self.writes_at_once = rank.sums, memory.writes_at_once
+        self._recomputation: Recomputation | None = None
+        self._shares = itertools.count()
+        num_elements = rank.canonical.num_elements
+        self.past = PastSteps(
+            num_elements,
+            allot=lambda place: self._host_memory(num_elements + rank.scales_of(0).numel(), torch.float32),
+            read=lambda step: [*rank.weights_of(step), rank.scales_of(step)],
+        )
         self.watch(lambda: None, lambda event, fields: None)
-        self.state = StageState(self._rank.canonical, self._rank, self._rank.scales, initial)
+        self.state = StageState(rank.canonical, rank, rank.scales, initial)
 
     def watch(self, lost: Callable[[], None], event: OnEvent) -> None:
         """Nothing happens by itself here, but a sum may be torn."""
@@ -57,9 +64,10 @@ class DeviceBackend:
     def sum_memory(self) -> Tensor:
         """Memory for one finished sum: on the CPU, where pieces come from the network and are hashed. On a device each
         piece would wait for whatever the compute thread has queued there."""
-        return host_memory(
-            self.state.canonical.num_elements, sum_dtype(self._rank.spec.numerics), device=self.device, owner=self
-        )
+        return self._host_memory(self.state.canonical.num_elements, sum_dtype(self._rank.spec.numerics))
+
+    def _host_memory(self, size: int, dtype: torch.dtype) -> Tensor:
+        return host_memory(size, dtype, device=self.device, owner=self)
 
     def forward(
         self, step: int, tokens: Tensor, hidden: Tensor | None, *, train: bool
@@ -81,3 +89,33 @@ class DeviceBackend:
                     total.lose()
                 self._lost()
             raise
+
+    # ------------------------------------------------------------ steps that are over
+
+    def new_share(self, step: int) -> PastShare:
+        return PastShare(step, next(self._shares))
+
+    def recompute(
+        self,
+        weights: PastWeights,
+        index: int,
+        tokens: Tensor,
+        hidden: Tensor | None,
+        gradient: Tensor | None,
+        share: PastShare | None,
+    ) -> tuple[Tensor, Tensor | None]:
+        work = index, tokens, hidden, gradient, None if share is None else share.number
+        output, own, length = self._past_stage().run(weights, *work)
+        if share is not None:
+            share.lengths += length
+        return output, own
+
+    def read_share(self, share: PastShare) -> Tensor:
+        return self._past_stage().share(share.number).read(share.step)
+
+    def end_recomputing(self) -> None:
+        self._recomputation = None
+
+    def _past_stage(self) -> Recomputation:
+        self._recomputation = again = self._recomputation or self._rank.recomputation()
+        return again

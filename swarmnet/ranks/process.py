@@ -1,14 +1,15 @@
 """A rank: the process that owns one device of a peer and does what the peer process orders.
 
-It joins the process group, makes the program's handler, says that it is ready, then answers orders one by one; never
-two at once, so all collectives are issued by one thread, in the order of orders. It belongs to the peer process: when
-that is gone, however, the rank is gone within milliseconds, in a collective or not. SIGINT and SIGTERM are for the peer
-process to hear. It never tears its group down (gloo may abort a process that has done everything right): it says what
-there is to say and leaves by `os._exit`, or is killed. Knows no model: the program does.
+It joins the process group, makes the program's handler, reports that it is ready, then answers orders one by one; never
+two at once, so all collectives are issued by one thread, in the order of orders. When the peer process has ended, the
+rank ends within milliseconds, in a collective or not. It ignores SIGINT and SIGTERM, which the peer process handles. It
+never tears its group down, because gloo may abort a process that has done everything right: it sends its last packet
+and leaves by `os._exit`, or is killed. Knows no model: the program does.
 """
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import importlib
 import os
@@ -28,11 +29,11 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import FileStore
 
+from swarmnet.ranks.channel import ALIKE, ChannelClosed, RankChannel, packed, packet_of
 from swarmnet.ranks.comm import ProcessComm
-from swarmnet.ranks.fate import DUMP
-from swarmnet.ranks.line import ALIKE, Line, LineEnded, Packet, packet_of
 from swarmnet.ranks.memory import mapped, pin
 from swarmnet.ranks.shared_comm import SharedBuffers, SharedComm
+from swarmnet.ranks.supervisor import DUMP
 from swarmnet.wire import kernel_build
 
 Handler = Callable[[str, Mapping[str, Any]], Mapping[str, Any] | None]
@@ -88,46 +89,40 @@ class RankContext:
 
 
 def main(end: socket.socket) -> NoReturn:
-    """Be the rank at this end of the line. The process ends with the line, or when the program fails."""
-    line, code = Line(end), 1
+    """Be the rank at this end of the channel. The process ends with the channel, or when the program fails."""
+    channel, code = RankChannel(end), 1
     try:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # the peer process decides
             signal.signal(number, signal.SIG_IGN)
         faulthandler.register(DUMP, chain=True)
-        threading.Thread(target=_leave_with, args=(line,), name="parent-death", daemon=True).start()
+        threading.Thread(target=_leave_with, args=(channel,), name="parent-death", daemon=True).start()
         torch.set_num_threads(1)  # ranks share the cores of one machine
         kernel_build.prepare(threads=1)
-        _answer(line, *_joined(line))
-    except LineEnded:  # the peer process is gone
+        _answer(channel, *_joined(channel))
+    except ChannelClosed:  # the peer process is gone
         code = 0
-    except BaseException as error:  # whatever it is, the peer process hears why
+    except BaseException as error:  # whatever it is, the peer process is told why
         traceback.print_exc()
-        _say_last(line, error)
+        # Between ranks the earliest is to blame: the others fail because a partner in a collective is gone.
+        words = "".join(traceback.format_exception_only(error)).strip()
+        with contextlib.suppress(ChannelClosed):
+            channel.send(packed({"failed": words[:4000], "at": time.monotonic()}))
     finally:
         sys.stderr.flush()
         os._exit(code)
 
 
-def _leave_with(line: Line) -> None:
-    """End this process when the peer's end of the line is closed. Nothing else wakes this thread."""
+def _leave_with(channel: RankChannel) -> None:
+    """End this process when the peer process's end of the channel is closed. Nothing else wakes this thread."""
     gone = select.poll()
-    gone.register(line, 0)
+    gone.register(channel, 0)
     gone.poll()
     os._exit(0)
 
 
-def _say_last(line: Line, error: BaseException) -> None:
-    """Between ranks the earliest is to blame: the others fail because a partner in a collective is gone."""
-    words = "".join(traceback.format_exception_only(error)).strip()
-    try:
-        line.say({"failed": words[:4000], "at": time.monotonic()})
-    except LineEnded:  # the peer process is gone as well
-        pass
-
-
-def _joined(line: Line) -> tuple[RankContext, Handler]:
+def _joined(channel: RankChannel) -> tuple[RankContext, Handler]:
     """The first packet says what this rank is: join the group, map memory, make the program's handler."""
-    hello, store = line.hear()
+    hello, store = channel.receive()
     device = torch.device(hello["device"])
     context = RankContext(hello["rank"], hello["ranks"], device, hello["settings"], hello["epoch"])
     backend = "gloo"
@@ -135,7 +130,7 @@ def _joined(line: Line) -> tuple[RankContext, Handler]:
         torch.cuda.set_device(device)  # before memory is pinned: that takes memory on the device it is
         backend = "nccl"
     for number in hello["memory"]:
-        _, descriptor = line.hear()
+        _, descriptor = channel.receive()
         assert descriptor is not None
         context.map(number, descriptor)
     if hello["buffers"] is not None:
@@ -152,18 +147,18 @@ def _joined(line: Line) -> tuple[RankContext, Handler]:
     )
     module, _, factory = hello["program"].partition(":")
     handler: Handler = getattr(importlib.import_module(module), factory)(context)
-    line.say({"ready": {}})
+    channel.send(packed({"ready": {}}))
     return context, handler
 
 
-def _answer(line: Line, context: RankContext, handler: Handler) -> NoReturn:
+def _answer(channel: RankChannel, context: RankContext, handler: Handler) -> NoReturn:
     while True:
-        packet, descriptor = line.hear()
+        packet, descriptor = channel.receive()
         if descriptor is not None:  # memory that the next order may speak of
             context.map(packet["map"], descriptor)
             continue
         try:
-            answer: Packet = {"done": handler(packet["order"], packet["fields"]) or {}}
+            answer = packed({"done": handler(packet["order"], packet["fields"]) or {}})
         except ALIKE as error:
-            answer = {"raised": packet_of(error)}
-        line.say(answer)
+            answer = packed({"raised": packet_of(error)})
+        channel.send(answer)

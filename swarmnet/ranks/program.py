@@ -13,15 +13,16 @@ import torch
 from torch import Tensor
 
 from swarmnet.manifest.schema import StageSpec
-from swarmnet.ranks.host_state import mirror_name, mirrored
+from swarmnet.ranks.host_copies import copied, copy_name
 from swarmnet.ranks.layout import MeshLayout, MeshSplit
-from swarmnet.ranks.past import Recomputation, StepWeights
 from swarmnet.ranks.process import Handler, RankContext
-from swarmnet.ranks.stage import RankStage
+from swarmnet.ranks.stage import RankStage, Recomputation
 from swarmnet.stage.accumulator import sum_dtype
+from swarmnet.stage.backend import PastWeights
 from swarmnet.stage.passes import ForwardPass, MemoryPolicy
 
-Fields = Mapping[str, Any]
+PAST = -1
+"""The key of what this rank holds to compute past microbatches again."""
 
 
 def handler(context: RankContext) -> Handler:
@@ -30,6 +31,8 @@ def handler(context: RankContext) -> Handler:
 
 
 class _Program:
+    """An order is a public method, its fields are the arguments; what it returns is the answer."""
+
     def __init__(self, context: RankContext) -> None:
         settings = context.settings
         self._spec, layout = StageSpec.model_validate_json(settings["spec"]), MeshLayout(**settings["layout"])
@@ -46,68 +49,87 @@ class _Program:
             device=context.device,
             memory=MemoryPolicy(**settings["memory"]),
         )
-        self._speaks = t == 0  # what leaves is the same on all tensor ranks
+        self._writes_output = t == 0  # it is the same on all tensor ranks
         self._rows = MeshSplit.of(self._spec, layout).rows(context.rank)
-        self._layout = mirrored(self._stage.canonical)
-        self._places: Mapping[str, int] = {}
-        self._beside = ThreadPoolExecutor(1, "mirror", initializer=torch.set_num_threads, initargs=(1,))
+        self._layout = copied(self._stage.canonical)
+        self._thread = ThreadPoolExecutor(1, "copy", initializer=torch.set_num_threads, initargs=(1,))
         self._writing: Future[None] | None = None
-        self._works: dict[int, ForwardPass] = {}  # microbatches in flight, by the key they were ordered under
-        self._pasts: dict[int, Recomputation] = {}
+        self._works: dict[int, tuple[int, ForwardPass]] = {}  # by the key of the order, with their steps
+        self._past: Recomputation | None = None
 
-    def __call__(self, name: str, fields: Fields) -> Mapping[str, Any] | None:
+    def __call__(self, name: str, fields: Mapping[str, Any]) -> Mapping[str, Any] | None:
+        arguments = dict(fields)
         # First: what is to come may need its memory.
-        for key in fields["forgotten"]:
+        for key in arguments.pop("forgotten"):
             self._works.pop(key, None)
-            self._pasts.pop(key, None)
-        match name:
-            case "load":
-                self._written()
-                self._places = fields["places"]
-                # What was computed on other weights is worth nothing.
-                self._works.clear()
-                self._pasts.clear()
-                self._stage.round_by(self._memory(fields["scales"]).view(torch.float32))
-                self._stage.read_state(fields["version"], self._mirror(fields["version"]))
-            case "forward":
-                return self._forward(**{key: fields[key] for key in ("key", "step", "train")})
-            case "backward":
-                gradient = None if self._spec.last else self._copied("inward", torch.float32)
-                own = self._stage.backward(self._works[fields["key"]], gradient)
-                if own is not None:
-                    self._answer(own)
-            case "accumulate":
-                step, voids = fields["step"], fields["voids"]
-                self._follow(step, voids)
-                work = self._works.pop(fields["key"])
-                self._stage.accumulate(work, step=step, index=fields["index"], voids=voids)
-            case "again":
-                return self._again(fields)
-            case "write_share":
-                self._places, step = fields["places"], fields["step"]
-                bytes_ = sum_dtype(self._spec.numerics).itemsize * self._stage.canonical.num_elements
-                total = self._memory(fields["into"])[:bytes_].view(sum_dtype(self._spec.numerics))
-                self._stage.write_sum(step, total, self._past(fields["key"]).share(fields["share"]))
-            case "write_sum":
-                self._follow(fields["step"], fields["voids"])
-                self._stage.write_sum(fields["step"], self._sum("reading"))
-            case "update":
-                version = fields["version"]
-                self._written()
-                self._stage.update(version, self._sum(fields["total"]), scale=fields["scale"], rate=fields["rate"])
-                if fields["scales"]:
-                    self._stage.round_by(self._memory(fields["scales"]).view(torch.float32))
-                self._write(version + 1)
-            case "settle":
-                if fields["wait"] or (self._writing is not None and self._writing.done()):
-                    self._written()
-                return {"written": self._writing is None}
-            case _:
-                raise ValueError(f"no such order: {name}")
-        return None
+            self._past = None if key == PAST else self._past
+        answer: Mapping[str, Any] | None = getattr(self, name)(**arguments)
+        return answer
 
-    def _write(self, version: int) -> None:
-        """Have the state of `version` written to its mirror, beside the microbatches that follow."""
+    def load(self, version: int, scales: str) -> None:
+        self._written()
+        # What was computed on other weights is worth nothing.
+        self._works.clear()
+        self._past = None
+        self._stage.round_by(self._floats(scales))
+        self._stage.read_state(version, self._copy(version))
+
+    def forward(self, key: int, step: int, train: bool) -> Mapping[str, Any] | None:
+        hidden = None if self._spec.first else self._read("inward")
+        output, work = self._stage.forward(step, self._read_tokens(), hidden, train=train)
+        if work is not None:
+            self._works[key] = step, work
+        return self._output(output)
+
+    def backward(self, key: int) -> None:
+        own = self._stage.backward(self._works[key][1], None if self._spec.last else self._read("inward"))
+        if own is not None:
+            self._write("outward", own)
+
+    def accumulate(self, key: int, step: int, index: int, voids: int) -> None:
+        self._stage.sum_of(step).follow(voids)
+        self._stage.accumulate(self._works.pop(key)[1], step=step, index=index, voids=voids)
+
+    def write_sum(self, step: int, voids: int) -> None:
+        self._stage.sum_of(step).follow(voids)
+        self._stage.write_sum(step, self._memory("reading").view(sum_dtype(self._spec.numerics)))
+
+    def update(self, version: int, total: str, scale: float, rate: float, scales: str) -> None:
+        self._written()
+        flat = self._memory(total).view(sum_dtype(self._spec.numerics))
+        self._stage.update(version, flat, scale=scale, rate=rate)
+        if scales:
+            self._stage.round_by(self._floats(scales))
+        # What is still here of steps that are applied now was given up.
+        self._works = {key: (step, work) for key, (step, work) in self._works.items() if step > version}
+        self._write_copy(version + 1)
+
+    def settle(self, wait: bool) -> Mapping[str, Any]:
+        if wait or (self._writing is not None and self._writing.done()):
+            self._written()
+        return {"written": self._writing is None}
+
+    def again(self, weights: int, number: int, step: int, index: int, share: int | None) -> Mapping[str, Any]:
+        """A microbatch of a step that is over."""
+        self._past = past = self._past or self._stage.recomputation()
+        tokens, hidden = self._read_tokens(), None if self._spec.first else self._read("inward")
+        gradient = None if self._spec.last else self._read("outward")
+        kept = PastWeights(step, number, 0, self._context.memory(weights).view(torch.float32))
+        output, own, length = past.run(kept, index, tokens, hidden, gradient, share)
+        if own is not None:
+            self._write("inward", own)
+        return {"length": length, **(self._output(output) or {})}
+
+    def write_share(self, step: int, into: str, share: int) -> None:
+        dtype = sum_dtype(self._spec.numerics)
+        total = self._memory(into)[: dtype.itemsize * self._stage.canonical.num_elements].view(dtype)
+        self._past = past = self._past or self._stage.recomputation()
+        self._stage.write_sum(step, total, past.share(share))
+
+    # ------------------------------------------------------------ the state
+
+    def _write_copy(self, version: int) -> None:
+        """Have the state of `version` written to its copy, while the microbatches that follow are computed."""
         device = self._context.device
         stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
         if stream is not None:
@@ -115,78 +137,47 @@ class _Program:
 
         def write() -> None:
             with torch.cuda.stream(stream):
-                self._stage.write_state(version, self._mirror(version))
+                self._stage.write_state(version, self._copy(version))
 
-        self._writing = self._beside.submit(write)
+        self._writing = self._thread.submit(write)
 
     def _written(self) -> None:
-        """Return once the state is in its mirror: nothing may change it before. Raises what the writing did."""
+        """Return once the state is in its copy: nothing may change it before. Raises what the writing did."""
         if self._writing is not None:
             writing, self._writing = self._writing, None
             writing.result()
 
-    def _forward(self, key: int, step: int, train: bool) -> Mapping[str, Any] | None:
-        hidden = None if self._spec.first else self._copied("inward", torch.float32)
-        output, work = self._stage.forward(step, self._copied("tokens", torch.int32), hidden, train=train)
-        if work is not None:
-            self._works[key] = work
+    def _copy(self, version: int) -> dict[str, Tensor]:
+        return self._layout.views(self._memory(copy_name(version)))
+
+    # ------------------------------------------------------------ shared memory
+
+    def _output(self, output: Tensor) -> Mapping[str, Any] | None:
         if self._spec.last:
             return {"loss": output.item()}
-        self._answer(output)
+        self._write("outward", output)
         return None
 
-    def _again(self, fields: Fields) -> Mapping[str, Any]:
-        """A microbatch of a step that is over."""
-        self._places, size = fields["places"], self._stage.canonical.num_elements
-        kept = self._memory(fields["weights"]).view(torch.float32)
-        hidden = None if self._spec.first else self._copied("inward", torch.float32)
-        gradient = None if self._spec.last else self._copied("past_gradient", torch.float32)
-        output, own, length = self._past(fields["key"]).run(
-            StepWeights(fields["number"], kept[:size], kept[size:]),
-            fields["step"],
-            fields["index"],
-            self._copied("tokens", torch.int32),
-            hidden,
-            gradient,
-            fields["share"],
-        )
-        if own is not None:
-            self._answer(own, "past_answer")
-        if self._spec.last:
-            return {"length": length, "loss": output.item()}
-        self._answer(output)
-        return {"length": length}
+    def _write(self, name: str, rows: Tensor) -> None:
+        if self._writes_output:
+            self._activations(name).copy_(rows)
 
-    def _past(self, key: int) -> Recomputation:
-        """What computes that again, until the key is forgotten."""
-        if key not in self._pasts:
-            self._pasts[key] = Recomputation(self._stage)
-        return self._pasts[key]
-
-    def _follow(self, step: int, voids: int) -> None:
-        """The peer process counts voids."""
-        self._stage.sums[step % len(self._stage.sums)].follow(voids)
-
-    def _answer(self, rows: Tensor, name: str = "outward") -> None:
-        if self._speaks:  # one rank of those that have these rows writes them
-            self._activations(name, torch.float32).copy_(rows)
-
-    def _copied(self, name: str, dtype: torch.dtype) -> Tensor:
+    def _read(self, name: str) -> Tensor:
         """Ours to keep: the next microbatch comes in at the same place, before the weight pass."""
-        return self._activations(name, dtype).to(self._context.device, copy=True)
+        return self._activations(name).to(self._context.device, copy=True)
 
-    def _activations(self, name: str, dtype: torch.dtype) -> Tensor:
+    def _read_tokens(self) -> Tensor:
+        whole = self._memory("tokens").view(torch.int32).view(self._spec.training.microbatch_size, -1)
+        return whole[self._rows.start : self._rows.stop].to(self._context.device, copy=True)
+
+    def _activations(self, name: str) -> Tensor:
         """This rank's rows of a microbatch's tensor."""
         training = self._spec.training
-        whole = self._memory(name).view(dtype).view(training.microbatch_size, -1)
-        rows = whole[self._rows.start : self._rows.stop]
-        return rows if name == "tokens" else rows.view(len(self._rows), training.sequence_length, -1)
+        whole = self._floats(name).view(training.microbatch_size, training.sequence_length, -1)
+        return whole[self._rows.start : self._rows.stop]
 
-    def _sum(self, name: str) -> Tensor:
-        return self._memory(name).view(sum_dtype(self._spec.numerics))
-
-    def _mirror(self, version: int) -> dict[str, Tensor]:
-        return self._layout.views(self._memory(mirror_name(version)))
+    def _floats(self, name: str) -> Tensor:
+        return self._memory(name).view(torch.float32)
 
     def _memory(self, name: str) -> Tensor:
-        return self._context.memory(self._places[name])
+        return self._context.memory(self._context.settings["places"][name])

@@ -25,7 +25,6 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -44,6 +43,7 @@ from swarmnet.ranks.layout import Block, MeshLayout, MeshSplit, What
 from swarmnet.ranks.shared_comm import SharedComm
 from swarmnet.stage import snapshot
 from swarmnet.stage.accumulator import Accumulator, largest_magnitude, sum_dtype
+from swarmnet.stage.backend import PastWeights
 from swarmnet.stage.canonical import Canonical, layers_of
 from swarmnet.stage.gradients import WholeGradients
 from swarmnet.stage.optimizer import MOMENTS, StageOptimizer, average
@@ -55,15 +55,6 @@ if TYPE_CHECKING:
 
 
 Gradients = WholeGradients | ScatteredGradients | None
-
-
-@dataclass(frozen=True, slots=True)
-class Spare:
-    """A module beside those of open steps, and what runs it."""
-
-    module: StageModule
-    passes: Passes
-    gradients: Gradients
 
 
 class RankStage:
@@ -155,15 +146,18 @@ class RankStage:
         self._slices = [torch.Size(block.shape) for block in slices]
         self._buckets = buckets_of(self._names, self._slices, self._data)
         self._gradients = self._gradients_of(self._parameters)
-        blocks = [self._held("accumulators", name) for name in self._names]
-        self._summed = [torch.Size(block.shape) for block in blocks]
-        self.sums = [  # one for each open step
-            Accumulator(
-                sum(block.num_elements for block in blocks), dtype=sum_dtype(self.spec.numerics), device=self._device
-            )
-            for _ in self._modules
-        ]
+        self._summed = [torch.Size(self._held("accumulators", name).shape) for name in self._names]
+        self.sums = [self.new_sum() for _ in self._modules]  # one for each open step
         self.round_by(torch.zeros(len(self._modules), num_scales(self.spec.averaging, self._shapes)))
+
+    def sum_of(self, step: int) -> Accumulator:
+        """The sum of an open step."""
+        return self.sums[step % len(self.sums)]
+
+    def new_sum(self) -> Accumulator:
+        """An empty sum of what this rank adds up."""
+        size = sum(shape.numel() for shape in self._summed)
+        return Accumulator(size, dtype=sum_dtype(self.spec.numerics), device=self._device)
 
     def _gradients_of(self, modules: Sequence[Sequence[Parameter]], scratch: list[Tensor] | None = None) -> Gradients:
         """What runs weight passes of modules with these parameters; None where a fused backward does."""
@@ -200,7 +194,8 @@ class RankStage:
         Returns hidden [b, T, D], in the last stage the sum of these rows' losses: both the same on all tensor ranks;
         and, to train, the work done.
         """
-        output, work = self._passes.forward(self.module_of(step), tokens, hidden, train=train)
+        module = self._modules[step % len(self._modules)]
+        output, work = self._passes.forward(module, tokens, hidden, train=train)
         return output.detach(), work
 
     def backward(self, work: ForwardPass, gradient: Tensor | None) -> Tensor | None:
@@ -223,8 +218,8 @@ class RankStage:
         """
         if not work.went_back or (work.tape is None and work.gradients is None):
             raise ValueError(f"no gradient to add: microbatch {step}/{index}")
-        gradients, total = self._weight_pass(work, self._gradients), self.sums[step % len(self.sums)]
-        return total.add(
+        gradients = self._weight_pass(work, self._gradients)
+        return self.sum_of(step).add(
             gradients, self._rounded.of(step), step=step, index=index, voids=voids, largest=self._largest(gradients)
         )
 
@@ -261,7 +256,7 @@ class RankStage:
 
         Terms are summed on the way, a layer at a time; what the sum is made of stays as it is. held: of another sum.
         """
-        held = held or self.sums[step % len(self.sums)]
+        held = held or self.sum_of(step)
         sizes = [shape.numel() for shape in self._summed]
         pieces = [
             piece.view(shape) for piece, shape in zip(torch.split(held.read(step), sizes), self._summed, strict=True)
@@ -373,52 +368,26 @@ class RankStage:
 
     # ------------------------------------------------------------ steps that are over
 
-    def module_of(self, step: int) -> StageModule:
-        """The module that has the weights of an open step."""
-        return self._modules[step % len(self._modules)]
+    def weights_of(self, step: int) -> list[Tensor]:
+        """The weights of an open step, as far as this rank holds them."""
+        return self._live(step % len(self._modules))
 
     def scales_of(self, step: int) -> Tensor:
         """The scales of an open step, live: fp32 [`num_scales`]."""
         return self.scales.view(len(self._modules), -1)[step % len(self._modules)]
 
-    def spare(self) -> Spare:
-        """One more module, as it came to memory, and what runs it. Gradients are in the scratch of the others'."""
+    def recomputation(self) -> Recomputation:
+        """What computes microbatches of past steps again. Its gradients are in the scratch of those of open steps."""
         scratch = self._gradients.scratch if isinstance(self._gradients, WholeGradients) else None
         module = self._module()
-        return Spare(module, self._new_passes(), self._gradients_of([list(module.parameters())], scratch))
+        return Recomputation(self, module, self._new_passes(), self._gradients_of([list(module.parameters())], scratch))
 
     @torch.no_grad()
-    def load(self, spare: Spare, weights: Tensor) -> None:
-        """Give it these weights: whole, flat, in canonical order, on the CPU."""
-        held = self._held_of(spare.module.parameters())
+    def load(self, module: StageModule, weights: Tensor) -> None:
+        """Give `module` these weights: whole, flat, in canonical order, on the CPU."""
+        held = self._held_of(module.parameters())
         for live, (name, whole) in zip(held, self._cut(weights).items(), strict=True):
             live.copy_(take_block(whole, self._held("parameters", name)))
-
-    def again(
-        self, spare: Spare, tokens: Tensor, hidden: Tensor | None, gradient: Tensor | None
-    ) -> tuple[Tensor, Tensor | None, ForwardPass]:
-        """`forward` and `backward` of the same rows on the weights of `spare`, and what `add_again` takes."""
-        output, work = spare.passes.forward(spare.module, tokens, hidden, train=True)
-        assert work is not None
-        return output.detach(), self._back(spare.passes, work, gradient), work
-
-    def add_again(
-        self, spare: Spare, work: ForwardPass, total: Accumulator, scales: Tensor, *, step: int, index: int
-    ) -> float:
-        """Add the gradients, rounded by these scales, to a sum that is no open step's; see `accumulate`.
-
-        Returns the length of what this rank adds, where sums are of floats; 0.0 for integers, which are equal or not.
-        """
-        gradients, rounding = self._weight_pass(work, spare.gradients), self._rounded.by(step, scales)
-        largest = self._largest(gradients)
-        total.add(gradients, rounding, step=step, index=index, voids=total.voids, largest=largest)
-        exact = self.spec.numerics.mode == "deterministic"
-        return 0.0 if exact else math.hypot(*(_length(gradient) for gradient in gradients))
-
-    def new_sum(self) -> Accumulator:
-        """An empty sum as large as those of open steps."""
-        size = sum(shape.numel() for shape in self._summed)
-        return Accumulator(size, dtype=sum_dtype(self.spec.numerics), device=self._device)
 
     # ------------------------------------------------------------ blocks
 
@@ -468,6 +437,51 @@ class RankStage:
         block = self._split.spoken(name, self._shapes[name], self._rank)
         if block is not None:
             take_block(whole, block).copy_(chunk)
+
+
+class Recomputation:
+    """One more module of `rank`, and the shares that its gradients are added to. The memory of both goes with it."""
+
+    def __init__(self, rank: RankStage, module: StageModule, passes: Passes, gradients: Gradients) -> None:
+        self._rank, self._module, self._passes, self._gradients = rank, module, passes, gradients
+        self._number = -1
+        self._shares: dict[int, Accumulator] = {}
+
+    def run(
+        self,
+        weights: PastWeights,
+        index: int,
+        tokens: Tensor,
+        hidden: Tensor | None,
+        gradient: Tensor | None,
+        share: int | None,
+    ) -> tuple[Tensor, Tensor | None, float]:
+        """`forward` and `backward` of this rank's rows of microbatch `index`. If `share` is given, the gradients are
+        added to that share, rounded by the scales of the step.
+
+        Returns output, input gradient, and the length of what this rank has added, where sums are of floats; 0.0 for
+        integers, which are equal or not.
+        """
+        rank, size = self._rank, self._rank.canonical.num_elements
+        if self._number != weights.number:
+            rank.load(self._module, weights.memory[:size])
+            self._number = weights.number
+        output, work = self._passes.forward(self._module, tokens, hidden, train=True)
+        assert work is not None
+        own = rank._back(self._passes, work, gradient)
+        if share is None:
+            return output.detach(), own, 0.0
+        gradients, total = rank._weight_pass(work, self._gradients), self.share(share)
+        rounding, largest = rank._rounded.by(weights.step, weights.memory[size:]), rank._largest(gradients)
+        total.add(gradients, rounding, step=weights.step, index=index, voids=total.voids, largest=largest)
+        exact = rank.spec.numerics.mode == "deterministic"
+        return output.detach(), own, 0.0 if exact else math.hypot(*(_length(gradient) for gradient in gradients))
+
+    def share(self, number: int) -> Accumulator:
+        """The sum that is share `number`, as large as those of open steps."""
+        if number not in self._shares:
+            self._shares[number] = self._rank.new_sum()
+        return self._shares[number]
 
 
 def _copy(source: Sequence[Tensor], into: Sequence[Tensor]) -> None:

@@ -90,6 +90,19 @@ class GradientSum(Protocol):
         """The microbatches whose gradients the sum of `step` holds."""
 
 
+@dataclass(frozen=True, slots=True)
+class PastWeights:
+    """The weights of a step that is over, in host memory: whole, flat, in canonical order, and then its scales.
+
+    number: equal for equal weights only. place: number of the memory.
+    """
+
+    step: int
+    number: int
+    place: int
+    memory: Tensor
+
+
 @dataclass(slots=True, eq=False)
 class PastShare:
     """A sum of gradients of a step that is over. life: of the ranks that have it.
@@ -103,8 +116,7 @@ class PastShare:
 
 
 class Past(Protocol):
-    """Weights of the last steps that are over, and their microbatches again. Tensors as in `StageBackend`. Compute
-    thread only, but for `keep` and `release`."""
+    """Weights of the last steps that are over. Compute thread only, but for `keep`."""
 
     def keep(self, steps: int) -> None:
         """Of so many steps; of none at first."""
@@ -115,30 +127,8 @@ class Past(Protocol):
     def forget(self) -> None:
         """The run went another way, or other weights come."""
 
-    def holds(self, step: int) -> bool:
-        """Are its weights kept?"""
-
-    def again(
-        self,
-        step: int,
-        index: int,
-        tokens: Tensor,
-        hidden: Tensor | None,
-        gradient: Tensor | None,
-        share: PastShare | None,
-    ) -> tuple[Tensor, Tensor | None]:
-        """Output (a loss, in the last stage) and input gradient of one microbatch; its gradients are added to `share`,
-        rounded as in that step. Raises Refused(NOT_READY): ranks died, and the share with them; BadMessage(NON_FINITE)
-        or Overflow, and nothing is added."""
-
-    def share(self, step: int) -> PastShare:
-        """An empty sum, for a peer's whole contribution to a step. It lasts until `release`."""
-
-    def read(self, share: PastShare) -> Tensor:
-        """That sum: flat, in canonical order. Raises Refused(NOT_READY): ranks died, and the share with them."""
-
-    def release(self) -> None:
-        """Nobody computes again for now: give memory of the device back."""
+    def get(self, step: int) -> PastWeights | None:
+        """Its weights, valid until the next `note`. None: they are not kept."""
 
 
 class StageBackend(Protocol):
@@ -187,3 +177,25 @@ class StageBackend(Protocol):
 
     def accumulate(self, work: object, *, step: int, index: int, voids: int) -> bool:
         """The weight pass of what backward has run of; see `Accumulator.add`. Ends `work`."""
+
+    def new_share(self, step: int) -> PastShare:
+        """An empty sum, for a peer's whole contribution to a step that is over. It lasts until `end_recomputing`."""
+
+    def recompute(
+        self,
+        weights: PastWeights,
+        index: int,
+        tokens: Tensor,
+        hidden: Tensor | None,
+        gradient: Tensor | None,
+        share: PastShare | None,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Output (a loss, in the last stage) and input gradient of one microbatch; its gradients are added to `share`,
+        rounded as in that step. Raises Refused(NOT_READY): ranks died, and the share with them; BadMessage(NON_FINITE)
+        or Overflow, and nothing is added."""
+
+    def read_share(self, share: PastShare) -> Tensor:
+        """That sum: flat, in canonical order. Raises Refused(NOT_READY): ranks died, and the share with them."""
+
+    def end_recomputing(self) -> None:
+        """Give memory of the device back. Any thread."""

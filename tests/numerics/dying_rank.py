@@ -1,6 +1,7 @@
 """The program of a rank that kills itself when an order says so: `die` is [rank, "before" or "after"], or "hangs".
 
-Or never writes its mirror from then on: "never writes".
+Or never writes its copy of the state from then on: "never writes". The order "held" is answered by the keys of the
+microbatches that the rank holds.
 """
 
 from __future__ import annotations
@@ -22,12 +23,16 @@ def handler(context: RankContext) -> Handler:
 
     def handle(name: str, fields: Mapping[str, Any]) -> Mapping[str, Any] | None:
         rank, when = fields.get("die", (None, ""))
+        fields = {key: value for key, value in fields.items() if key != "die"}
         if rank == context.rank and when == "before":
             os.kill(os.getpid(), signal.SIGKILL)
         if rank == context.rank and when == "hangs":
             os.kill(os.getpid(), signal.SIGSTOP)
         if rank == context.rank and when == "never writes":
             inner._stage.write_state = lambda *_: threading.Event().wait()  # type: ignore[attr-defined]
+        if name == "held":
+            inner("settle", {"wait": False, "forgotten": fields["forgotten"]})
+            return {"keys": [*inner._works]}  # type: ignore[attr-defined]
         answer = inner(name, fields)
         if rank == context.rank and when == "after":
             os.kill(os.getpid(), signal.SIGKILL)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from swarmnet.ranks.group import PRELOAD
+from swarmnet.ranks.supervisor import PRELOAD
 
 ROOT = Path(__file__).parents[2]
 

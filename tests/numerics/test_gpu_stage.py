@@ -24,7 +24,7 @@ from swarmnet.manifest.schema import Averaging, Optimizer
 from swarmnet.peer.engines import probed_apart
 from swarmnet.peer.memory_fit import free_on_gpus
 from swarmnet.ranks.device_backend import DeviceBackend
-from swarmnet.ranks.group import RankGroup
+from swarmnet.ranks.supervisor import RankGroup
 from swarmnet.stage.optimizer import StageOptimizer, adamw, probe
 from swarmnet.stage.passes import MemoryPolicy, attention_kernels
 from swarmnet.sums.sum_codec import SumCodec

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import dying_rank
 import pytest
-from kept_starters import KeptStarters
+from kept_launchers import KeptLaunchers
 from stage_chain import StageChain, compute_thread, tiny
 from test_float_pledges import another
 from test_mesh_engine import CPUS, TP2, Killing
@@ -26,7 +26,7 @@ from swarmnet.messages import AuditData
 from swarmnet.peer.engines import torch_engine
 from swarmnet.pipeline.works import off_by, record_of
 from swarmnet.ranks import backend as mesh_backend
-from swarmnet.ranks import group
+from swarmnet.ranks import supervisor
 from swarmnet.ranks.backend import MeshBackend
 from swarmnet.ranks.layout import MeshLayout
 from swarmnet.stage.seams import Recomputed
@@ -46,9 +46,9 @@ Scenario = Callable[[StageChain], Coroutine[Any, Any, None]]
 
 
 @pytest.fixture(scope="module", autouse=True)
-def starters() -> Iterator[None]:
-    with contextlib.closing(KeptStarters()) as kept, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(group, "ForkStarter", kept)
+def launchers() -> Iterator[None]:
+    with contextlib.closing(KeptLaunchers()) as kept, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(supervisor, "Launcher", kept)
         yield
 
 
@@ -210,11 +210,13 @@ def test_ranks_that_die_in_an_audit_cost_the_share_and_no_answer(monkeypatch: py
         assert (await engine.recompute_share(STEPS - 1, asked(share)))[1] == found[STEPS - 1, 1, 0]
         # Nor is what ranks hold once they have read another state: an empty sum would accuse a correct peer.
         body, (tokens, hidden) = cast(MeshBackend, engine._backend), engine._payloads.input(share[0].inputs)
-        begun = body.past.share(STEPS - 1)
-        await asyncio.to_thread(body.past.again, STEPS - 1, share[0].index, tokens, hidden, None, begun)
+        begun = body.new_share(STEPS - 1)
+        weights = body.past.get(STEPS - 1)
+        assert weights is not None
+        await asyncio.to_thread(body.recompute, weights, share[0].index, tokens, hidden, None, begun)
         await asyncio.to_thread(body._ranks.reload)
         with pytest.raises(Refused):
-            await asyncio.to_thread(body.past.read, begun)
+            await asyncio.to_thread(body.read_share, begun)
 
     run(tiny(2), 1, ("tp2", "one rank"), scenario)
 

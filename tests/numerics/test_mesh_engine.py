@@ -15,7 +15,7 @@ from typing import Any
 import dying_rank
 import pytest
 import torch
-from kept_starters import KeptStarters
+from kept_launchers import KeptLaunchers
 from safetensors.torch import load
 from stage_chain import ROUND, StageChain, compute_thread, tiny
 
@@ -27,10 +27,10 @@ from swarmnet.manifest.schema import Averaging, Manifest, Model
 from swarmnet.messages import Commit
 from swarmnet.peer.engines import torch_engine
 from swarmnet.ranks import backend as mesh_backend
-from swarmnet.ranks import group
+from swarmnet.ranks import supervisor
 from swarmnet.ranks.backend import MeshBackend
 from swarmnet.ranks.layout import MeshLayout
-from swarmnet.ranks.restarts import RestartBackoff
+from swarmnet.ranks.supervisor import RestartBackoff
 from swarmnet.sums.feedback import RESIDUAL
 from swarmnet.sums.step_sum import StepSum
 from swarmnet.wire import codecs
@@ -51,9 +51,9 @@ WIDE = Model(
 
 
 @pytest.fixture(scope="module", autouse=True)
-def starters() -> Iterator[None]:
-    with contextlib.closing(KeptStarters()) as kept, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(group, "ForkStarter", kept)
+def launchers() -> Iterator[None]:
+    with contextlib.closing(KeptLaunchers()) as kept, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(supervisor, "Launcher", kept)
         yield
 
 
@@ -162,12 +162,11 @@ def orders(engine: TorchEngine, name: str) -> list[dict[str, Any]]:
     return found
 
 
-def held(engine: TorchEngine) -> list[int]:
-    """Keys of microbatches that ranks hold, as far as is known here."""
+def held(engine: TorchEngine) -> list[list[int]]:
+    """Keys of the microbatches that each rank holds, by `dying_rank.PROGRAM`."""
     body = engine._backend
     assert isinstance(body, MeshBackend)
-    forgotten = {*body._ranks._forgotten}
-    return [key for key in body._ranks.holds if key not in forgotten]
+    return [list(answer["keys"]) for answer in body._ranks.order("held")]
 
 
 # ---------------------------------------------------------------- equal to one process
@@ -312,7 +311,11 @@ def test_ranks_that_cannot_share_the_stage_are_refused_before_any_is_started() -
 # ---------------------------------------------------------------- what may be counted
 
 
-def test_a_void_empties_the_sum_and_work_that_is_given_up_leaves_nothing_on_ranks() -> None:
+def test_a_void_empties_the_sum_and_work_that_is_given_up_leaves_nothing_on_ranks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(mesh_backend, "PROGRAM", dying_rank.PROGRAM)
+
     async def scenario(both: Chains) -> None:
         chain, engine = both.mixed, both.engine
         route = [replicas[0] for replicas in chain.engines]
@@ -332,13 +335,13 @@ def test_a_void_empties_the_sum_and_work_that_is_given_up_leaves_nothing_on_rank
             await engine.backward(bad, (await engine.sums.contribution(0, 1),))
         await chain.forward(route, 3, train=False)
         del stashes, again, late, bad
-        assert held(engine) == []
+        assert held(engine) == [[], []]
         stale = (await chain.travel(route, 3))[1]
         for each in (both.own, both.mixed):
             for replicas in each.engines:
                 replicas[0].void()
         await both.step()
-        assert held(engine) == []  # of an applied step
+        assert held(engine) == [[], []]  # of an applied step
         with pytest.raises(Refused, match=r"other weights|have changed"):
             await engine.backward(stale, ())
         await both.check_weights()
@@ -481,16 +484,16 @@ def test_ranks_die_while_the_state_is_written_beside_compute(
         killing.arm("update", 1, "never writes")
         await both.step()
         await asyncio.to_thread(body.start)
-        assert body._unsettled, "rank 1 has not written"
+        assert body._copies.unwritten, "rank 1 has not written"
         killing.arm("forward", 1, "before")
         seed = both.own.step_number
         expected = await both.own.step(random.Random(seed))
         assert await until_done(both, seed) == pytest.approx(expected, rel=1e-5)
         assert both.heard.lost == 1
         await both.check_weights()
-        assert not body._unsettled, "who reads the state has it written first"
+        assert not body._copies.unwritten, "who reads the state has it written first"
         await both.step()
-        while body._unsettled:
+        while body._copies.unwritten:
             await asyncio.to_thread(body.start)
         await both.check_weights()
 

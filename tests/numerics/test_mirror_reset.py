@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from no_ranks import NoRanks
 from stage_chain import tiny
 
 from swarmnet.errors import UsageError
-from swarmnet.ranks.host_state import HostState, StageState, mirrored
+from swarmnet.ranks.host_copies import HostCopies, StageState, copied
 from swarmnet.stage.canonical import Canonical
 
 
@@ -20,9 +21,9 @@ def test_nothing_changes_if_the_checkpoint_cannot_be_read_any_more() -> None:
             raise UsageError("hf: cannot be read: it was moved")
         return {name: torch.full(shape, 0.25) for name, shape in canonical.shapes.items()}
 
-    layout = mirrored(canonical)
+    layout = copied(canonical)
     memory = [layout.memory(), layout.memory()]
-    holder = HostState(canonical, memory, update=lambda *_: None, wait=lambda: None, changed=lambda: None)
+    holder = HostCopies(canonical, NoRanks(), memory, sums={}, scales=(torch.zeros(1, 1),) * 2)  # type: ignore[arg-type]
     state = StageState(canonical, holder, torch.zeros(1, 1), initial)
     state.reset_to_seed()
     trained = {name: torch.full(shape, 0.5) for name, shape in canonical.state_shapes.items()}

@@ -4,12 +4,13 @@ one rank and of several. And it lies in host memory, wherever ranks compute."""
 from __future__ import annotations
 
 import itertools
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 from at_once import AtOnce, JobsAtOnce
 from further import further
+from no_ranks import NoRanks
 from test_plan import CPU, GPU, MODEL, RUN, allocated
 
 from swarmnet.ids import Ballot, Chain, PeerId, RoundId
@@ -17,7 +18,7 @@ from swarmnet.manifest.schema import Averaging, Manifest, Numerics, Training
 from swarmnet.messages import Commit
 from swarmnet.plan.plan import Setup, plan_stage
 from swarmnet.ranks.device_backend import DeviceBackend
-from swarmnet.ranks.host_state import HostState, StageState, mirrored
+from swarmnet.ranks.host_copies import HostCopies, StageState, copied
 from swarmnet.ranks.layout import MeshLayout
 from swarmnet.stage.canonical import Canonical
 from swarmnet.stage.passes import MemoryPolicy
@@ -128,12 +129,14 @@ def test_rounds_take_what_was_planned(averaging: Averaging, ranks: int) -> None:
     counted: Any = Counted(flat)
     own = DeviceBackend(manifest.of_stage(1), device=CPU).state
     own.reset_to_seed()
-    memory = [torch.zeros(mirrored(canonical).num_bytes, dtype=torch.uint8) for _ in range(2)]
+    memory = [torch.zeros(copied(canonical).num_bytes, dtype=torch.uint8) for _ in range(2)]
     finished, jobs = torch.zeros_like(flat), JobsAtOnce()
 
     def run() -> StepSum | LocalSum:
-        mirrors = HostState(canonical, memory, update=lambda *_: None, wait=lambda: None, changed=lambda: None)
-        state = own if ranks == 1 else StageState(canonical, mirrors, torch.zeros(2, 1))
+        ranks_ = cast(Any, NoRanks())
+        scales = torch.zeros(2, 1), torch.zeros(2, 1)
+        copies = HostCopies(canonical, ranks_, memory, sums={"finished": finished, "reading": flat}, scales=scales)
+        state = own if ranks == 1 else StageState(canonical, copies, scales[0])
         sums = (
             LocalSum(jobs, state, counted, device=CPU)
             if averaging.sync == "local"

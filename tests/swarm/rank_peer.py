@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from swarmnet.ranks.group import RankGroup
+from swarmnet.ranks.supervisor import RankGroup
 
 
 def main() -> None:

@@ -18,36 +18,39 @@ from unittest import mock
 
 import swarmnet.local
 from swarmnet.cli.frame import INTERRUPTED, run
-from swarmnet.local.processes import START_S, child_starter
+from swarmnet.local.processes import START_S, child_launcher
 from swarmnet.local.supervisor import Kit
-from swarmnet.ranks.starter import ChildCall, ChildProcess, Starter
+from swarmnet.ranks.launcher import ChildCall, ChildProcess, Launcher
 from swarmnet.telemetry.events import EventReader
 
 PATIENCE_S = 240.0
 
-_one_at_a_time = threading.Lock()  # a starter is for one thread
+_one_at_a_time = threading.Lock()  # a launcher is for one thread
 
 
 @functools.cache
-def _starter() -> Starter:
+def _launcher() -> Launcher:
     """Of all tests of this process, the one of `swarmnet local`."""
-    return child_starter()
+    return child_launcher()
 
 
-class _Lent(Starter):
+class _Lent(Launcher):
     """The same, for one swarm: it stays when the swarm closes it."""
 
+    def __init__(self) -> None:
+        """Without a fork server of its own."""
+
     def ready(self) -> bool:
-        return _starter().ready()
+        return _launcher().ready()
 
     def lost(self) -> bool:
-        return _starter().lost()
+        return _launcher().lost()
 
     def start(self, call: ChildCall, deadline: float) -> ChildProcess:
-        return _starter().start(call, deadline)
+        return _launcher().start(call, deadline)
 
     def abort(self) -> None:
-        raise AssertionError("a swarm's starter is not aborted")
+        raise AssertionError("a swarm's launcher is not aborted")
 
     def close(self) -> None:
         pass
@@ -56,7 +59,7 @@ class _Lent(Starter):
 def train_locally(*words: str, settings: tuple[str, ...] = ()) -> tuple[int, str]:
     """`swarmnet local WORDS` in this process, its children forked as ours are: the exit code and what is printed."""
     words = (*words, *(word for setting in settings for word in ("--set", setting)))
-    lent = functools.partial(swarmnet.local.run_local, kit=Kit(starter=_Lent, strict=True))
+    lent = functools.partial(swarmnet.local.run_local, kit=Kit(launcher=_Lent, strict=True))
     with mock.patch.object(swarmnet.local, "run_local", lent), _one_at_a_time:
         with contextlib.redirect_stdout(io.StringIO()) as printed, contextlib.redirect_stderr(printed):
             code = run(["local", *words])
@@ -66,13 +69,13 @@ def train_locally(*words: str, settings: tuple[str, ...] = ()) -> tuple[int, str
 
 
 class Forked:
-    """A process, as far as tests need what `subprocess.Popen` has. starter: in whose directory, home and software
+    """A process, as far as tests need what `subprocess.Popen` has. launcher: in whose directory, home and software
     it runs, if not in ours."""
 
-    def __init__(self, *words: str, log: Path, starter: Starter | None = None) -> None:
+    def __init__(self, *words: str, log: Path, launcher: Launcher | None = None) -> None:
         with _one_at_a_time:
             call = ChildCall(words, log.parent.name, output=log)
-            self._child = (starter or _starter()).start(call, time.monotonic() + PATIENCE_S + START_S)
+            self._child = (launcher or _launcher()).start(call, time.monotonic() + PATIENCE_S + START_S)
         self.pid, self.returncode = self._child.pid, None
 
     def wait(self, timeout: float = PATIENCE_S) -> int:
@@ -101,7 +104,7 @@ class Running:
     """One `swarmnet COMMAND` as a process, and what it says. As a context: it does not outlive the block.
 
     module: what is run, with `words`. host: the address it listens at. again: the directory is that of an earlier one.
-    starter: of another swarmnet, if it is not the one under test.
+    launcher: of another swarmnet, if it is not the one under test.
     """
 
     def __init__(
@@ -111,7 +114,7 @@ class Running:
         module: tuple[str, ...] = ("swarmnet",),
         host: str = "127.0.0.1",
         again: bool = False,
-        starter: Starter | None = None,
+        launcher: Launcher | None = None,
     ) -> None:
         self.directory, self.words = directory, words
         self.events: list[dict[str, Any]] = []
@@ -121,7 +124,7 @@ class Running:
         events = directory / f"events{before or ''}.jsonl"
         self._reader = EventReader(events)
         where = ("--dir", str(directory), "--host", host, "--events", str(events))
-        self.process = Forked("-m", *module, *words, *where, log=self.log, starter=starter)
+        self.process = Forked("-m", *module, *words, *where, log=self.log, launcher=launcher)
 
     def __enter__(self) -> Running:
         return self

@@ -26,7 +26,7 @@ from tokenizers.pre_tokenizers import Whitespace
 from tokenizers.trainers import BpeTrainer
 
 from swarmnet.cli.frame import run
-from swarmnet.local.processes import child_starter
+from swarmnet.local.processes import child_launcher
 from swarmnet.manifest.file import load, override, run_id, to_toml
 
 ROOT = Path(__file__).parents[2]
@@ -100,7 +100,7 @@ class Site:
         self.directory, self.link, self.address = directory, "", ""
         self._running: list[Forked] = []
         with self._inside():
-            self._starter = child_starter()
+            self._launcher = child_launcher()
         for name in ("books", "text"):
             (directory / name).mkdir()
             (directory / name / "one.txt").write_text(TEXT, encoding="utf-8")
@@ -159,7 +159,7 @@ class Site:
         """Start a process; returns the file of what it prints."""
         log = self.directory / f"{len(self._running)}-{words[0]}.log"
         log.write_text("", encoding="utf-8")
-        self._running.append(Forked("-m", "fed_slowly", "0.5", *words, log=log, starter=self._starter))
+        self._running.append(Forked("-m", "fed_slowly", "0.5", *words, log=log, launcher=self._launcher))
         return log
 
     def wait_for(self, words: str, log: Path) -> str:
@@ -188,7 +188,7 @@ class Site:
             each.kill()
         for each in self._running:
             each.wait()
-        self._starter.close()
+        self._launcher.close()
 
 
 OWN_RUN = [command for page, command in COMMANDS if page == "README.md" and re.match(OF_OWN_RUN, command)]

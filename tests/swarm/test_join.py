@@ -25,7 +25,7 @@ from swarmnet.data.source import load_tokens
 from swarmnet.local.oracle import run_oracle
 from swarmnet.manifest.file import load, run_id
 from swarmnet.net.identity import Identity, own_identity
-from swarmnet.ranks.starter import child_environment
+from swarmnet.ranks.launcher import child_environment
 
 STEPS, BEFORE_JOIN = 20, 4
 

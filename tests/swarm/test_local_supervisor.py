@@ -29,7 +29,7 @@ from swarmnet.local.processes import ChildSpec, oracle_command, stop, swarmnet_c
 from swarmnet.local.report import UNCOMPARED
 from swarmnet.local.supervisor import Kit, Timing
 from swarmnet.manifest.file import run_id
-from swarmnet.ranks.starter import ChildProcess, ForkerLost, FreshStarter, child_environment
+from swarmnet.ranks.launcher import ChildProcess, Launcher, LauncherLost, child_environment
 from swarmnet.telemetry.events import EventReader
 
 STAGES, REPLICAS, STEPS, M = 3, 2, 6, 4
@@ -168,7 +168,7 @@ def kit(
     return Kit(
         child=child,
         oracle=oracle,
-        starter=FreshStarter,
+        launcher=lambda: Launcher(()),
         prepare=prepare,
         timing=timing,
         console=console or Console(file=io.StringIO(), width=500),
@@ -324,16 +324,17 @@ def test_a_child_that_fails_as_the_last_of_its_stage_ends_the_run(tmp_path: Path
     assert "it was the last replica of stage 1" in said(tools)
 
 
-class Tired(FreshStarter):
+class Tired(Launcher):
     """Starts `left` children, then is lost."""
 
     def __init__(self, left: int) -> None:
+        super().__init__(())
         self.left = left
 
     def start(self, *args: Any, **named: Any) -> ChildProcess:
         self.left -= 1
         if self.left < 0:
-            raise ForkerLost("no more children")
+            raise LauncherLost("no more children")
         return super().start(*args, **named)
 
 
@@ -343,15 +344,16 @@ class Tired(FreshStarter):
 def test_when_nothing_can_be_started_any_more_the_run_ends_with_its_files(
     tmp_path: Path, left: int, problem: str
 ) -> None:
-    tools = replace(kit(tmp_path / "board"), starter=lambda: Tired(left))
+    tools = replace(kit(tmp_path / "board"), launcher=lambda: Tired(left))
     assert run_local(options(tmp_path, oracle=True), tools) == 1
     assert summary(tmp_path)["problem"] == problem and (tmp_path / "out" / "loss.csv").exists()
 
 
-class Asked(FreshStarter):
+class Asked(Launcher):
     """While the third child is started somebody asks for the end."""
 
     def __init__(self) -> None:
+        super().__init__(())
         self.started = 0
 
     def start(self, *args: Any, **named: Any) -> ChildProcess:
@@ -362,9 +364,9 @@ class Asked(FreshStarter):
 
 
 def test_who_asks_for_the_end_does_not_wait_for_all_to_be_started(tmp_path: Path) -> None:
-    starter = Asked()
-    assert run_local(options(tmp_path), replace(kit(tmp_path / "board"), starter=lambda: starter)) == 143
-    assert starter.started == 3 and summary(tmp_path)["problem"] == "interrupted"
+    launcher = Asked()
+    assert run_local(options(tmp_path), replace(kit(tmp_path / "board"), launcher=lambda: launcher)) == 143
+    assert launcher.started == 3 and summary(tmp_path)["problem"] == "interrupted"
 
 
 class Deaf:
@@ -391,7 +393,7 @@ def test_all_are_killed_before_any_is_waited_for() -> None:
 
 def test_a_swarm_too_large_for_the_machine_and_layers_nobody_asked_for_are_remarked(tmp_path: Path) -> None:
     cores = len(os.sched_getaffinity(0))
-    tools = replace(kit(tmp_path / "board", replicas=8 * cores), starter=lambda: Tired(0))
+    tools = replace(kit(tmp_path / "board", replicas=8 * cores), launcher=lambda: Tired(0))
     assert run_local(options(tmp_path, stages=9, replicas=8 * cores), tools) == 1
     assert f"note: {72 * cores + 1} processes share {cores} core" in said(tools)
     assert "note: the model has 9 layers, not 6: each of 9 stages needs one" in said(tools)
@@ -399,7 +401,7 @@ def test_a_swarm_too_large_for_the_machine_and_layers_nobody_asked_for_are_remar
 
 @pytest.mark.parametrize("codec", ["fp32", "topk:0.01"])
 def test_liars_that_nobody_looks_for_are_remarked(tmp_path: Path, codec: str) -> None:
-    tools = replace(kit(tmp_path / "board", replicas=3), starter=lambda: Tired(0))
+    tools = replace(kit(tmp_path / "board", replicas=3), launcher=lambda: Tired(0))
     chosen = (f"training.microbatches={M}", f"averaging.codec={codec}")
     run_local(options(tmp_path, stages=1, replicas=3, numerics="fp32", liars="lazy:1", set=chosen), tools)
     assert ("note: nobody looks for them" in said(tools)) == (codec != "fp32")

@@ -17,11 +17,11 @@ from typing import Any
 
 import pytest
 import torch
-from kept_starters import KeptStarters
+from kept_launchers import KeptLaunchers
 
 from swarmnet.errors import BadMessage, Overflow, RankLost, Refused, RejectCode
-from swarmnet.ranks.group import PRELOAD, RankGroup
-from swarmnet.ranks.starter import ChildCall, ForkStarter
+from swarmnet.ranks.launcher import ChildCall, Launcher
+from swarmnet.ranks.supervisor import PRELOAD, RankGroup
 
 RANKS = 4
 DEADLINE_S = 60.0
@@ -51,16 +51,16 @@ def group(one_group: RankGroup) -> RankGroup:
 
 
 @pytest.fixture(scope="module")
-def starters() -> Iterator[KeptStarters]:
-    with closing(KeptStarters()) as kept:
+def launchers() -> Iterator[KeptLaunchers]:
+    with closing(KeptLaunchers()) as kept:
         yield kept
 
 
 @pytest.fixture
-def forker(starters: KeptStarters, monkeypatch: pytest.MonkeyPatch) -> None:
+def fork_server(launchers: KeptLaunchers, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ranks fork from a process that is there before the test and after it."""
-    starters((*PRELOAD, "rank_toy"))
-    monkeypatch.setattr("swarmnet.ranks.group.ForkStarter", starters)
+    launchers((*PRELOAD, "rank_toy"))
+    monkeypatch.setattr("swarmnet.ranks.supervisor.Launcher", launchers)
 
 
 @contextmanager
@@ -295,7 +295,7 @@ def test_what_a_rank_started_ends_with_it(group: RankGroup) -> None:
         down(group)
 
 
-@pytest.mark.usefixtures("forker")
+@pytest.mark.usefixtures("fork_server")
 def test_an_order_under_way_ends_at_once_when_the_group_is_ended() -> None:
     with toy_group() as group:
         caught: list[RankLost] = []
@@ -380,9 +380,10 @@ def test_imports_that_take_longer_than_a_start_may_are_not_begun_again() -> None
         group.close()
 
 
-@pytest.mark.usefixtures("forker")
-def test_a_start_may_take_longer_with_more_memory_to_map() -> None:
-    group = toy({"2": (1, "stop")}, ranks=2, start_deadline_s=0.5)
+@pytest.mark.usefixtures("fork_server")
+def test_a_start_may_take_longer_with_more_memory_to_map(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("swarmnet.ranks.supervisor.START_S", 0.5)
+    group = toy({"2": (1, "stop")}, ranks=2)
     try:
         group.start(deadline_s=DEADLINE_S)
         group.share(3 << 28)
@@ -398,7 +399,7 @@ def test_a_program_that_is_not_there_is_named() -> None:
             pass
 
 
-@pytest.mark.usefixtures("forker")
+@pytest.mark.usefixtures("fork_server")
 def test_a_start_that_fails_says_why_and_leaves_nothing() -> None:
     before = left_behind()
     group = toy({"2": (2, "raise"), "3": (1, "abort"), "4": (3, "stop")})
@@ -479,8 +480,8 @@ def test_ranks_die_with_a_peer_process_that_is_killed(tmp_path: Path) -> None:
     output = tmp_path / "output"
     os.mkfifo(output)
     with os.fdopen(os.open(output, os.O_RDWR), buffering=1) as lines:
-        starter = ForkStarter(("torch",))
-        peer = starter.start(ChildCall(("-m", "rank_peer"), "peer", output=output), time.monotonic() + DEADLINE_S)
+        launcher = Launcher(("torch",))
+        peer = launcher.start(ChildCall(("-m", "rank_peer"), "peer", output=output), time.monotonic() + DEADLINE_S)
         pids = json.loads(next(line for line in lines if line.startswith("[")))
         seen = [next(line for line in lines if "is apart" in line) for _ in pids]
         forks = parent_of(pids[0])
@@ -488,7 +489,7 @@ def test_ranks_die_with_a_peer_process_that_is_killed(tmp_path: Path) -> None:
             peer.send(signal.SIGKILL)
         peer.close()
         assert len(seen) == RANKS
-        starter.close()
+        launcher.close()
     assert left_behind() == before
 
 
@@ -541,7 +542,7 @@ def kill_at_random(kills: int, seed: int) -> list[float]:
     return seconds
 
 
-@pytest.mark.usefixtures("forker")
+@pytest.mark.usefixtures("fork_server")
 @pytest.mark.parametrize("kills", [4, pytest.param(50, marks=pytest.mark.long)])
 def test_random_ranks_killed_at_random_moments(kills: int) -> None:
     seconds = kill_at_random(kills, seed=kills)

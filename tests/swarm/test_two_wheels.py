@@ -22,9 +22,9 @@ from swarmnet import PROTOCOL_VERSION, SOFTWARE, __version__
 from swarmnet.cli.frame import run
 from swarmnet.data.source import load_tokens
 from swarmnet.local.oracle import run_oracle
-from swarmnet.local.processes import child_starter
+from swarmnet.local.processes import child_launcher
 from swarmnet.manifest.file import load
-from swarmnet.ranks.starter import Starter
+from swarmnet.ranks.launcher import Launcher
 
 ROOT = Path(__file__).resolve().parents[2]
 MAJOR, MINOR = PROTOCOL_VERSION
@@ -96,15 +96,15 @@ def new(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def start(tmp_path: Path) -> Iterator[Callable[..., Running]]:
     """Starts `swarmnet ...` as it is installed in a folder, or of this tree."""
     started: list[Running] = []
-    starters: dict[Path, Starter] = {}
+    launchers: dict[Path, Launcher] = {}
 
     def begin(package: Path | None, name: str, *words: str) -> Running:
-        if package is not None and package not in starters:
+        if package is not None and package not in launchers:
             with mock.patch.object(sys, "path", [str(package), *sys.path]):
-                starters[package] = child_starter()
+                launchers[package] = child_launcher()
         module = SLOWLY if words[0] == "trainer" else ("swarmnet",)
-        starter = None if package is None else starters[package]
-        started.append(Running(tmp_path / name, *words, module=module, again=True, starter=starter))
+        launcher = None if package is None else launchers[package]
+        started.append(Running(tmp_path / name, *words, module=module, again=True, launcher=launcher))
         return started[-1]
 
     yield begin
@@ -112,8 +112,8 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Running]]:
         each.process.kill()
     for each in started:
         each.process.wait()
-    for starter in starters.values():
-        starter.close()
+    for launcher in launchers.values():
+        launcher.close()
 
 
 def test_peers_move_to_a_later_minor_version_one_by_one(

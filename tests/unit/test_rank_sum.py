@@ -12,15 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swarmnet.errors import BadMessage, DeviceFull, MeshFailed, RankLost, Refused, RejectCode
-from swarmnet.ranks.host_state import RankSum, SumReading
-from swarmnet.ranks.restarts import Losses, Ranks, RestartBackoff
+from swarmnet.ranks.backend import RankSum, SumReading
+from swarmnet.ranks.supervisor import Losses, RankSupervisor, RestartBackoff
 
 PATIENCE_S = 30.0
 QUICK = RestartBackoff(restarts=2, pause_s=0.0)
 
 
 class Group:
-    """`ranks.group.RankGroup` as a list of orders. dies: before which order of that name, or at "start" or "check"."""
+    """`RankGroup` as a list of orders. dies: before which order of that name, or at "start" or "check"."""
 
     def __init__(self) -> None:
         self.epoch, self.pids = 0, (7, 8)
@@ -46,7 +46,6 @@ class Group:
 
     def order(self, name: str, /, deadline_s: float, forgotten: list[int], **fields: Any) -> list[Mapping[str, Any]]:
         self._fate(name)
-        assert self.holds >= set(forgotten), "forgotten twice, or by other ranks"
         self.holds -= set(forgotten)
         if self.refuses is not None:
             raise self.refuses
@@ -80,7 +79,7 @@ class Table:
 
     def __init__(self, backoff: RestartBackoff = QUICK) -> None:
         self.group, self.losses = Group(), Told()
-        self.ranks = Ranks(
+        self.ranks = RankSupervisor(
             self.group,
             self.losses.lost,
             self.losses.event,
@@ -210,7 +209,7 @@ def test_what_needs_no_sum_is_done_by_the_next_ranks() -> None:
     table = Table(RestartBackoff(pause_s=0.0))
     table.ranks.start()
     table.group.dies = ["check", "update", "start"]
-    table.ranks.insist("update", version=3)
+    table.ranks.order("update", repeat=True, version=3)
     assert table.names == ["load", "load", "load", "update"] and table.ranks.life == 2
 
 
@@ -227,7 +226,7 @@ def test_they_are_given_up_after_losses_with_nothing_in_between() -> None:
         table.group.dies = ["start", "load"]
         table.ranks.start()
     refused(lambda: table.ranks.order("forward"))
-    refused(lambda: table.ranks.insist("update"))
+    refused(lambda: table.ranks.order("update", repeat=True))
 
 
 def test_an_order_that_always_kills_ranks_is_not_made_good_by_others() -> None:
@@ -249,7 +248,7 @@ def test_an_order_that_kills_ranks_now_and_then_is_done_in_the_end() -> None:
     for _ in range(5):
         table.ranks.start()
         table.group.dies = ["update", "update"]
-        table.ranks.insist("update")
+        table.ranks.order("update", repeat=True)
         table.ranks.finished()
     assert table.ranks.life == 10
 
@@ -262,25 +261,21 @@ def test_who_is_closed_starts_nothing() -> None:
     assert table.group.closed and table.group.epoch == 0
 
 
-@given(st.lists(st.sampled_from(["hold", "forget", "apply", "order", "die", "load"]), max_size=40))
+@given(st.lists(st.sampled_from(["hold", "forget", "order", "die", "load"]), max_size=40))
 def test_ranks_hold_nothing_that_nobody_holds(acts: list[str]) -> None:
-    """Whatever ends: a handle that dies, a step that is applied, ranks, a state that is replaced."""
+    """Whatever ends: a handle that dies, ranks, a state that is replaced."""
     table = Table(RestartBackoff(restarts=1000, pause_s=0.0))
-    ranks, group, alive, key, version = table.ranks, table.group, [], 0, 0
+    ranks, group, alive, key = table.ranks, table.group, [], 0
     ranks.start()
     for act in acts:
         match act:
             case "hold":
                 ranks.order("forward")
-                ranks.holds[key] = version
                 group.holds.add(key)
                 alive.append(key)
                 key += 1
             case "forget" if alive:
                 ranks.forget(alive.pop())
-            case "apply":
-                ranks.forget_step(version)
-                version += 1
             case "die":
                 group.dies = ["check"]
                 ranks.start()
@@ -291,7 +286,7 @@ def test_ranks_hold_nothing_that_nobody_holds(acts: list[str]) -> None:
     while alive:
         ranks.forget(alive.pop())
     ranks.order("forward")
-    assert not group.holds and not ranks.holds
+    assert not group.holds
 
 
 # ---------------------------------------------------------------- patience
@@ -339,7 +334,7 @@ def test_ranks_without_memory_are_full_and_start_again_with_less_in_them() -> No
     table.group.dies = ["update"] * 3
     with pytest.raises(DeviceFull, match="finished"):
         while True:
-            table.ranks.insist("update")
+            table.ranks.order("update", repeat=True)
 
 
 def test_ranks_that_cannot_start_for_want_of_memory_are_not_started_again() -> None:

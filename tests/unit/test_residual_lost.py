@@ -21,8 +21,8 @@ from swarmnet.errors import Refused, RejectCode
 from swarmnet.ids import Ballot, Chain, PeerId, RoundId
 from swarmnet.manifest.schema import Averaging, Cut, Manifest, Model, Numerics, Training
 from swarmnet.messages import Commit, Packed
-from swarmnet.ranks.host_state import RankSum, SumReading
-from swarmnet.ranks.restarts import Ranks
+from swarmnet.ranks.backend import RankSum, SumReading
+from swarmnet.ranks.supervisor import RankSupervisor
 from swarmnet.stage.canonical import Canonical
 from swarmnet.stage.rounding import MAX_SUM, NoRounding
 from swarmnet.stage.seams import Contribution
@@ -75,7 +75,7 @@ class Replica:
         self.me, self.state = PeerId(name), State(Canonical.of(manifest.of_stage(0)))
         self.held: dict[int, torch.Tensor] = {}  # on the ranks, by step
         self.reading = SumReading(torch.zeros(self.state.canonical.num_elements))
-        ranks = cast(Ranks, SimpleNamespace(lock=threading.RLock()))
+        ranks = cast(RankSupervisor, SimpleNamespace(lock=threading.RLock()))
         self.sums = [RankSum(ranks, self.reading, self._write) for _ in range(1 + ahead)]
         memory = torch.zeros(self.state.canonical.num_elements)
         self.sum = AtOnce(

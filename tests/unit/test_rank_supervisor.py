@@ -1,15 +1,15 @@
-"""Who is to blame when ranks are lost: the one that died without a word, otherwise the first that failed."""
+"""Which rank is to blame when ranks are lost: one that died without a packet, otherwise the first that failed."""
 
 import signal
 import socket
 import threading
 
-from swarmnet.ranks.fate import DUMP, Rank, cause, hear, late
-from swarmnet.ranks.line import Line, packed
+from swarmnet.ranks.channel import RankChannel, packed
+from swarmnet.ranks.supervisor import DUMP, Rank, cause, late, receive
 
 
 class Process:
-    """Of a rank that is only a line: it has ended with `code`, or ends by the first signal."""
+    """Of a rank that is only a channel: it has ended with `code`, or ends by the first signal."""
 
     pid = 0  # nobody's
 
@@ -35,23 +35,27 @@ def ranks(*codes: int | None) -> tuple[list[Rank], list[socket.socket]]:
     pairs = [socket.socketpair() for _ in codes]
     return (
         [
-            Rank(number, Line(ours), Process(code), [])
+            Rank(number, RankChannel(ours), Process(code))
             for number, ((ours, _), code) in enumerate(zip(pairs, codes, strict=True))
         ],
         [theirs for _, theirs in pairs],
     )
 
 
-def test_one_round_hears_packets_and_ends() -> None:
+def send(end: socket.socket, packet: dict[str, object]) -> None:
+    RankChannel(end).send(packed(packet))
+
+
+def test_packets_and_ends_are_received_together() -> None:
     group, ends = ranks(None, None, -9)
     group[0].send(packed({"order": "x"}))
-    Line(ends[1]).say({"done": {}})
+    send(ends[1], {"done": {}})
     ends[2].close()
-    packets, ended = hear(group, 10.0)
+    packets, ended = receive(group, 10.0)
     assert [(rank.number, packet) for rank, packet in packets] == [(1, {"done": {}})]
     assert [rank.number for rank in ended] == [2]
-    assert Line(ends[0]).hear()[0] == {"order": "x"}
-    assert hear(group[:2], 0.0) == ([], [])
+    assert RankChannel(ends[0]).receive()[0] == {"order": "x"}
+    assert receive(group[:2], 0.0) == ([], [])
 
 
 def test_a_dead_rank_is_blamed_before_one_that_failed_by_it() -> None:
@@ -71,15 +75,15 @@ def test_a_death_that_shows_a_little_later_counts() -> None:
 
 def test_the_first_to_fail_is_blamed_not_the_first_heard() -> None:
     group, ends = ranks(None, None, None)
-    Line(ends[1]).say({"failed": "ValueError: mine", "at": 4.0})
-    Line(ends[2]).say({"failed": "gone, too", "at": 6.0})
+    send(ends[1], {"failed": "ValueError: mine", "at": 4.0})
+    send(ends[2], {"failed": "gone, too", "at": 6.0})
     lost = cause([], [(5.0, 0, "gone")], group[1:], "backward")
     assert (lost.rank, lost.reason) == (1, "rank 1 failed during 'backward': ValueError: mine")
 
 
 def test_a_rank_that_answers_meanwhile_is_not_waited_for() -> None:
     group, ends = ranks(None, None)
-    Line(ends[1]).say({"done": {}})
+    send(ends[1], {"done": {}})
     assert cause([], [(5.0, 0, "ValueError")], group[1:], "x").rank == 0
 
 

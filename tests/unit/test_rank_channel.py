@@ -1,4 +1,4 @@
-"""The line to a rank: packets arrive whole, in order, with the descriptors sent beside them, however the line chops."""
+"""The rank channel: packets arrive whole, in order, with the descriptors sent with them, however they are cut."""
 
 import json
 import os
@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swarmnet.errors import BadMessage, Overflow, Refused, RejectCode
-from swarmnet.ranks.line import Line, LineEnded, disagreement, error_of, packed, packet_of
+from swarmnet.ranks.channel import ChannelClosed, RankChannel, disagreement, error_of, packed, packet_of
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=20),
@@ -21,9 +21,9 @@ JSON = st.recursive(
 PACKETS = st.lists(st.dictionaries(st.text(max_size=8), JSON, max_size=4), min_size=1, max_size=6)
 
 
-def pair() -> tuple[Line, Line]:
+def pair() -> tuple[RankChannel, RankChannel]:
     ours, theirs = socket.socketpair()
-    return Line(ours, limit_s=10.0), Line(theirs)
+    return RankChannel(ours, limit_s=10.0), RankChannel(theirs)
 
 
 @settings(max_examples=30)
@@ -32,8 +32,8 @@ def test_packets_cross_both_ways_in_order(packets: list[dict[str, Any]]) -> None
     peer, rank = pair()
     for one, other in ((peer, rank), (rank, peer)):
         for packet in packets:
-            one.say(packet)
-        assert [other.hear() for _ in packets] == [(packet, None) for packet in packets]
+            one.send(packed(packet))
+        assert [other.receive() for _ in packets] == [(packet, None) for packet in packets]
     peer.close()
     rank.close()
 
@@ -42,7 +42,7 @@ def test_packets_cross_both_ways_in_order(packets: list[dict[str, Any]]) -> None
 @given(packets=PACKETS, cuts=st.lists(st.integers(1, 9), min_size=1))
 def test_a_packet_is_heard_however_it_was_cut(packets: list[dict[str, Any]], cuts: list[int]) -> None:
     ours, theirs = socket.socketpair()
-    peer = Line(ours, limit_s=10.0)
+    peer = RankChannel(ours, limit_s=10.0)
     data = b"".join(packed(packet) for packet in packets)
 
     def write() -> None:
@@ -55,28 +55,28 @@ def test_a_packet_is_heard_however_it_was_cut(packets: list[dict[str, Any]], cut
     with theirs:
         writer = threading.Thread(target=write)
         writer.start()
-        assert [peer.hear()[0] for _ in packets] == packets
+        assert [peer.receive()[0] for _ in packets] == packets
         writer.join()
     peer.close()
 
 
 def test_the_peer_does_not_wait_for_ever_for_a_rank_that_does_not_read() -> None:
     ours, theirs = socket.socketpair()
-    peer = Line(ours, limit_s=0.05)
-    with theirs, pytest.raises(LineEnded):
-        peer.say({"text": "x" * 3_000_000})
+    peer = RankChannel(ours, limit_s=0.05)
+    with theirs, pytest.raises(ChannelClosed):
+        peer.send(packed({"text": "x" * 3_000_000}))
     peer.close()
 
 
 def test_descriptors_come_with_their_packets_and_are_not_inherited() -> None:
     peer, rank = pair()
     pipes = [os.pipe() for _ in range(3)]
-    peer.say({"map": 0}, pipes[0][1])
-    peer.say({"order": 0})
-    peer.say({"map": 1}, pipes[1][1])
-    peer.say({"map": 2}, pipes[2][1])
+    peer.send(packed({"map": 0}), pipes[0][1])
+    peer.send(packed({"order": 0}))
+    peer.send(packed({"map": 1}), pipes[1][1])
+    peer.send(packed({"map": 2}), pipes[2][1])
     for number in (0, None, 1, 2):
-        packet, descriptor = rank.hear()
+        packet, descriptor = rank.receive()
         if number is None:
             assert packet == {"order": 0} and descriptor is None
             continue
@@ -93,13 +93,13 @@ def test_descriptors_come_with_their_packets_and_are_not_inherited() -> None:
 
 def test_the_end_comes_after_the_last_words() -> None:
     peer, rank = pair()
-    rank.say({"failed": "why"})
+    rank.send(packed({"failed": "why"}))
     rank.close()
-    assert peer.hear() == ({"failed": "why"}, None)
-    with pytest.raises(LineEnded):
-        peer.hear()
-    with pytest.raises(LineEnded):
-        peer.say({})
+    assert peer.receive() == ({"failed": "why"}, None)
+    with pytest.raises(ChannelClosed):
+        peer.receive()
+    with pytest.raises(ChannelClosed):
+        peer.send(packed({}))
     peer.close()
 
 
@@ -108,16 +108,16 @@ def test_a_rank_hears_the_end_wherever_a_packet_is_cut(sent: bytes) -> None:
     ours, theirs = socket.socketpair()
     ours.sendall(sent)
     ours.close()
-    rank = Line(theirs)
-    with theirs, pytest.raises(LineEnded):
-        rank.hear()
+    rank = RankChannel(theirs)
+    with theirs, pytest.raises(ChannelClosed):
+        rank.receive()
 
 
 def test_saying_to_nobody_is_the_end() -> None:
     peer, rank = pair()
     peer.close()
-    with pytest.raises(LineEnded):
-        rank.say({})
+    with pytest.raises(ChannelClosed):
+        rank.send(packed({}))
     rank.close()
 
 

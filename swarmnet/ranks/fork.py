@@ -1,11 +1,11 @@
-"""A process that has loaded what its children need, and forks them: a child is there in milliseconds, not seconds.
+"""The fork server: a process that has imported what its children need, and forks them in milliseconds.
 
-Run as a script by `ranks.starter.ForkStarter`, which describes the packets on the control socket. The forker stays
-single-threaded and opens nothing: neither a thread nor a CUDA context nor a gRPC channel survives a fork. So a child
-cannot tell that it was not started by `python -m MODULE ARGUMENTS...`: it has its own session, log and process id.
+Run as a script by `ranks.launcher.Launcher`, which describes the packets on the control socket. The fork server stays
+single-threaded and opens nothing, because neither a thread nor a CUDA context nor a gRPC channel survives a fork. If
+the imports leave a thread behind, or if the command is no module, the child execs a fresh interpreter.
 
-Three rules hold for every child. The forker ends when the process that started it has ended, however, or has closed the
-control socket. The child ends with the forker. What the child has started, in its process group, ends with the child.
+Three rules hold for every child. The fork server ends when its parent has ended or has closed the control socket. The
+child ends with the fork server. The processes that the child has started, in its process group, end with the child.
 """
 
 from __future__ import annotations
@@ -25,12 +25,14 @@ import sys
 import threading
 from typing import Any, NoReturn
 
+from swarmnet.net.parent_death import tie
+
 MAX_PACKET = 1 << 17
 PR_SET_NAME = 15  # of prctl, from linux/prctl.h
 
 
 def main() -> None:
-    """`forker.py PARENT_PID CONTROL_FD MODULES`, the last as a JSON list."""
+    """`fork.py PARENT_PID CONTROL_FD MODULES`, the last as a JSON list."""
     parent = os.pidfd_open(os.getppid())
     if os.getppid() != int(sys.argv[1]):  # it died before we could watch it
         os._exit(0)
@@ -43,16 +45,33 @@ def main() -> None:
             importlib.import_module(module)
     gc.collect()
     gc.freeze()  # collections in children leave the shared pages alone
-    _say(control, {"threads": len(os.listdir("/proc/self/task"))})
-    forker = os.getpid()
-    if (forked := attend(control, parent)) is None:
-        os._exit(0)
+    threads = len(os.listdir("/proc/self/task"))
+    _say(control, {"threads": threads})
+    server = os.getpid()
+    order, descriptors = serve(control, parent)
+    tie(server)
+    os.setsid()
+    if order["output"] is not None:
+        output = os.open(order["output"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        os.dup2(output, 1)
+        os.dup2(output, 2)
+        os.close(output)
     signal.signal(signal.SIGHUP, hang_up)  # `nohup` has it ignored
-    become(*forked, parent=forker)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    words = [*order["words"], *map(str, descriptors)]
+    # Only the thread that forks lives on in a fork: locks of the others would stay taken.
+    if threads > 1 or words[0] != "-m":
+        for descriptor in descriptors:
+            os.set_inheritable(descriptor, True)
+        os.execv(sys.executable, [sys.executable, "-P", *words])
+    ctypes.CDLL(None).prctl(PR_SET_NAME, order["name"].encode()[:15], 0, 0, 0)  # what ps and top call it
+    sys.argv = words[1:]
+    leave(run(words[1]))
 
 
-def attend(control: socket.socket, parent: int) -> tuple[dict[str, Any], list[int]] | None:
-    """Fork and reap until the parent has gone. In a forked child: returns its order and descriptors at once.
+def serve(control: socket.socket, parent: int) -> tuple[dict[str, Any], list[int]]:
+    """Fork and reap until the parent has gone, then exit. In a forked child: returns its order and descriptors.
 
     parent: a pidfd.
     """
@@ -62,20 +81,18 @@ def attend(control: socket.socket, parent: int) -> tuple[dict[str, Any], list[in
         selector.register(parent, selectors.EVENT_READ)
         while True:
             for key, _ in selector.select():
-                if key.fd == parent:
-                    return None
                 if key.fd in children:
                     selector.unregister(key.fd)
                     _say(control, {"ended": children[key.fd], "code": _reaped(children.pop(key.fd))})
                     os.close(key.fd)
                     continue
-                try:
-                    packet, descriptors, _, _ = socket.recv_fds(control, MAX_PACKET, 1)
-                except ConnectionResetError:  # the parent died before it had read all that we said
-                    return None
+                packet = b""
+                with contextlib.suppress(ConnectionResetError):  # the parent died with unread packets
+                    if key.fd != parent:
+                        packet, descriptors, _, _ = socket.recv_fds(control, MAX_PACKET, 1)
                 if not packet:
-                    return None
-                # The forker goes on; the child returns to `main`, and becomes what was ordered.
+                    os._exit(0)
+                # The fork server goes on; the child returns to `main`, and becomes what was ordered.
                 if pid := os.fork():
                     handle = os.pidfd_open(pid)
                     children[handle] = pid
@@ -91,34 +108,14 @@ def attend(control: socket.socket, parent: int) -> tuple[dict[str, Any], list[in
 
 def _reaped(pid: int) -> int:
     """The exit code of a child that has ended. What it started and left running ends here: the pid is still its own."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):  # nobody is left in its process group
+    with contextlib.suppress(ProcessLookupError, PermissionError):  # its process group is empty
         os.killpg(pid, signal.SIGKILL)
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
 def _say(control: socket.socket, packet: dict[str, int], *descriptors: int) -> None:
-    with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the parent has gone: `attend` will notice
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the parent has gone: `serve` will notice
         socket.send_fds(control, [json.dumps(packet).encode()], descriptors)
-
-
-def become(order: dict[str, Any], descriptors: list[int], *, parent: int) -> None:
-    """Turn this fork into the process that was ordered, and run it to its end. parent: the forker's process id."""
-    from swarmnet.net.parent_death import tie
-
-    os.setsid()
-    tie(parent)
-    if order["output"] is not None:
-        output = os.open(order["output"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-        os.dup2(output, 1)
-        os.dup2(output, 2)
-        os.close(output)
-    for descriptor in descriptors:  # not to be inherited by what the child starts
-        os.set_inheritable(descriptor, False)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    ctypes.CDLL(None).prctl(PR_SET_NAME, order["name"].encode()[:15], 0, 0, 0)  # what ps and top call it
-    sys.argv = [order["module"], *order["arguments"], *map(str, descriptors)]
-    leave(run(order["module"]))
 
 
 def run(module: str) -> int:
@@ -146,7 +143,7 @@ def leave(code: int) -> NoReturn:
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError):  # it is closed, or nobody reads it
+        with contextlib.suppress(OSError, ValueError):  # it is closed, or its reader has gone
             stream.flush()
     os._exit(code)
 

@@ -1,46 +1,48 @@
-"""What the peer process holds of a stage: its state, and what it knows of the sums of open steps on ranks.
+"""The state of a stage, and its copies in host memory.
 
 `StageState` is the state of one rank in this process as of several: a holder has the tensors. A rank that is alone
-(`ranks.stage`) is its own holder. Several ranks have `HostState`, the state that stays when all who compute it are
-gone: two copies of weights and moments, whole and in canonical order, in memory that ranks share. Number version % 2 is
-`version`, the other is where ranks write the next one: beside the microbatches that follow the update. Until all have
+(`ranks.stage`) is its own holder. Several ranks have `HostCopies`, which stay when all ranks are lost: two copies of
+weights and moments, whole and in canonical order, in memory that ranks share. Number version % 2 is `version`. Ranks
+write the next version to the other one, while they compute the microbatches that follow the update. Until all have
 written it, the copy of the version before and the sum of the update stay, and ranks that are started meanwhile make the
-update again. Snapshots and digests are read here; nowhere does one device have all of it.
+update again. Snapshots and digests are read here; no device ever has all of it.
 
-Of the sum of an open step ranks hold the terms. Whose gradients were added, and which additions a void has overtaken,
-is counted here. A sum that is lost with its ranks is refused until somebody has voided it: whoever takes part in a
-round must not take zeros for what it counted.
+`PastSteps` keeps the weights of the last steps: of each a copy in host memory, so that audits can compute its
+microbatches again. It serves both backends.
 """
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 
-from swarmnet.errors import Refused, RejectCode
 from swarmnet.messages import Commit
-from swarmnet.ranks.restarts import Ranks
+from swarmnet.ranks.supervisor import RankSupervisor
 from swarmnet.stage import snapshot
+from swarmnet.stage.backend import PastWeights
 from swarmnet.stage.canonical import Canonical, Initial
 from swarmnet.stage.optimizer import MOMENTS
 from swarmnet.stage.outer import Outer
 from swarmnet.stage.rounding import Roundings
 
+KEPT_WEIGHTS = 4
+"""Weights of so many steps stay: a case is drawn two steps later, and others judge it after that."""
 
-def mirrored(canonical: Canonical) -> snapshot.Layout:
-    """Where each tensor lies in the memory of a mirror: in the peer process and on every rank alike."""
+
+def copied(canonical: Canonical) -> snapshot.Layout:
+    """Where each tensor lies in a copy of the state: in the peer process and on every rank alike."""
     outer = {*map(snapshot.slow_name, canonical.shapes), *map(snapshot.outer_momentum_name, canonical.shapes)}
     apart = outer | canonical.scale_shapes.keys()
     shapes = {name: shape for name, shape in canonical.state_shapes.items() if name not in apart}
     return snapshot.Layout(shapes, stage=canonical.stage)
 
 
-def mirror_name(version: int) -> str:
+def copy_name(version: int) -> str:
     """The shared memory that holds `version`."""
-    return f"mirror{version % 2}"
+    return f"copy{version % 2}"
 
 
 class StateHolder(Protocol):
@@ -158,27 +160,71 @@ class StageState:
         return {} if self.outer is None else self.outer.tensors(list(self.canonical.shapes))
 
 
-class HostState:
-    """The state of ranks in two mirrors. memory: of each, of `mirrored(canonical).num_bytes`.
+class HostCopies:
+    """Two copies of the state of ranks.
 
-    update: has ranks lead on from a version with (total, scale, rate), and then write the mirror of the next one. wait:
-    returns once all have. changed: ranks are to read the mirror of the version that the state is at.
+    Args:
+        memory: of each, of `copied(canonical).num_bytes`.
+        sums: by name, the memory that a sum for `update` may be in.
+        scales: of open steps, and as they were before the last update.
     """
 
     def __init__(
         self,
         canonical: Canonical,
+        ranks: RankSupervisor,
         memory: Sequence[Tensor],
         *,
-        update: Callable[[int, Tensor, float, float], None],
-        wait: Callable[[], None],
-        changed: Callable[[], None],
+        sums: Mapping[str, Tensor],
+        scales: tuple[Tensor, Tensor],
     ) -> None:
-        self._names, self._memory, self._update, self._changed = list(canonical.shapes), list(memory), update, changed
-        self._wait = wait
+        self._names, self._ranks, self._memory = list(canonical.shapes), ranks, list(memory)
+        self._sums, self._scales, self._version = sums, scales, 0
         self._late = bool(canonical.spec.averaging.delay.most)
-        layout = mirrored(canonical)
-        self._views = [layout.views(each) for each in memory]
+        layout = copied(canonical)
+        self._views = [layout.views(copy) for copy in memory]
+        self.unwritten: dict[str, Any] = {}
+        """The last update, until ranks have written the state that it made."""
+
+    def load(self) -> list[tuple[str, Mapping[str, Any]]]:
+        """The orders that bring ranks to the newest state."""
+        # The copy of the newest state is not whole: the sum of the last update still leads there.
+        if update := self.unwritten:
+            load = {"version": update["version"], "scales": "scales_before"}
+            return [("load", load), ("update", update | {"scales": "scales"})]
+        return [("load", {"version": self._version, "scales": "scales"})]
+
+    def update(self, version: int, total: Tensor, *, scale: float, rate: float) -> None:
+        """From `version` to the next. Raises Refused(NOT_READY) if the ranks are given up."""
+        names = [name for name, flat in self._sums.items() if flat.data_ptr() == total.data_ptr()]
+        if not names:  # ranks have no other memory of ours
+            raise ValueError("a sum that ranks cannot read")
+        with self._ranks.lock:
+            # an update that a death broke off begins again: its finished sum and the old state are still here
+            update: dict[str, Any] = {"version": version, "total": names[0], "scale": scale, "rate": rate, "scales": ""}
+            self._ranks.order("update", repeat=True, **update)
+            scales, before = self._scales
+            before.copy_(scales)
+            self.unwritten, self._version = update, version + 1
+            self._ranks.finished()
+            # The next reading of a sum overwrites that memory.
+            if names[0] == "reading":
+                self.settle()
+
+    def settle(self) -> None:
+        """Have what the last update made written to its copy. Raises Refused(NOT_READY) if the ranks are given up."""
+        self._settle(wait=True)
+
+    def look(self) -> None:
+        """Note if what the last update made is written."""
+        self._settle(wait=False)
+
+    def _settle(self, *, wait: bool) -> None:
+        with self._ranks.lock:
+            if not self.unwritten:
+                return
+            if all(answer["written"] for answer in self._ranks.order("settle", repeat=wait, wait=wait)):
+                self.unwritten = {}
 
     def weights(self, version: int) -> list[Tensor]:
         self.settle()
@@ -191,25 +237,19 @@ class HostState:
         return [views[snapshot.previous_name(name) if self._late else name] for name in self._names]
 
     def scratch(self, version: int) -> tuple[str, Tensor]:
-        """The mirror that does not hold `version`, by name, and its memory: free until the next update."""
+        """The copy that does not hold `version`, by name, and its memory: free until the next update."""
         self.settle()
-        number = (version + 1) % 2
-        return mirror_name(number), self._memory[number]
-
-    def settle(self) -> None:
-        self._wait()
-
-    def update(self, version: int, total: Tensor, *, scale: float, rate: float) -> None:
-        self._update(version, total, scale, rate)
+        return copy_name(version + 1), self._memory[(version + 1) % 2]
 
     def take(self, version: int) -> None:
-        self._changed()
+        self._version = version
+        self._ranks.reload()
 
     def stay(self, version: int) -> None:
         self.settle()
         # Ranks write only what an update changes, and there is none: carry all of it over.
         self._memory[(version + 1) % 2].copy_(self._memory[version % 2])
-        self._changed()
+        self.take(version + 1)
 
     def reset(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         self.settle()
@@ -220,13 +260,13 @@ class HostState:
                 now[snapshot.previous_name(name)].copy_(tensor)
             for moment in MOMENTS:
                 now[snapshot.moment_name(moment, name)].zero_()
-        self._changed()
+        self.take(0)
 
     def read_state(self, version: int, tensors: Mapping[str, Tensor]) -> None:
         self.settle()
         for name, place in self._views[version % 2].items():
             place.copy_(tensors[name])
-        self._changed()
+        self.take(version)
 
     def write_state(self, version: int, tensors: Mapping[str, Tensor]) -> None:
         self.settle()
@@ -234,93 +274,56 @@ class HostState:
             tensors[name].copy_(held)
 
 
-class _Content(NamedTuple):
-    """What ranks have added to the sum of `step`, since it was voided for the `voids`th time."""
-
-    step: int
-    voids: int
-    indexes: frozenset[int]
+# ---------------------------------------------------------------- steps that are over
 
 
-class SumReading:
-    """The flat memory that sums are written to, and the content that it holds now."""
+class PastSteps:
+    """`stage.backend.Past`.
 
-    def __init__(self, flat: Tensor) -> None:
-        self.flat = flat
-        self.holds: _Content | None = None
+    Args:
+        num_elements: of the weights.
+        allot: memory number `place`, fp32, of the weights and scales of one step. Taken once and written over from then
+            on, because pinning takes longer than a copy.
+        read: the weights that a step was computed on, in canonical order, and then its scales.
+    """
 
+    def __init__(
+        self, num_elements: int, *, allot: Callable[[int], Tensor], read: Callable[[int], Iterable[Tensor]]
+    ) -> None:
+        self._num_elements, self._allot, self._read = num_elements, allot, read
+        self._steps = self._number = 0
+        self._memory: list[Tensor] = []
+        self._free: list[int] = []
+        self._kept: dict[int, PastWeights] = {}
 
-class RankSum:
-    """`stage.backend.GradientSum`. write(step, voids): has the ranks that are up write that sum to `reading`'s memory;
-    raises Refused if they are lost, for ranks started afterwards do not hold it."""
+    @property
+    def kept_bytes(self) -> int:
+        """Of host memory."""
+        return sum(memory[: self._num_elements].nbytes for memory in self._memory)
 
-    def __init__(self, ranks: Ranks, reading: SumReading, write: Callable[[int, int], None]) -> None:
-        self._ranks, self._reading, self._write = ranks, reading, write
-        self._lock = threading.Lock()  # of the void count: held for a moment
-        self.voids = self.revoked = 0
-        self._lost: int | None = None  # the step whose sum is gone, and not voided since
-        self._content = _Content(-1, -1, frozenset())  # replaced, by whoever has the ranks' lock, never changed
+    def keep(self, steps: int) -> None:
+        self._steps = steps
 
-    def void(self, *, lost: bool = False) -> None:
-        with self._lock:
-            self.voids += 1
-            self.revoked += not lost
-            self._lost = None
+    @torch.no_grad()
+    def note(self, step: int) -> None:
+        if not self._steps:
+            return
+        for other in [other for other in self._kept if not step - self._steps < other < step]:
+            self._free.append(self._kept.pop(other).place)
+        if not self._free:
+            self._free.append(len(self._memory))
+            self._memory.append(self._allot(len(self._memory)))
+        place, start = self._free.pop(), 0
+        memory = self._memory[place]
+        for tensor in self._read(step):
+            memory[start : start + tensor.numel()].view(tensor.shape).copy_(tensor)
+            start += tensor.numel()
+        self._number += 1
+        self._kept[step] = PastWeights(step, self._number, place, memory)
 
-    def lose(self) -> None:
-        """What ranks held is gone. Whoever has the ranks' lock."""
-        with self._lock:
-            self.voids += 1
-            self._lost = self._content.step if self._content.indexes else self._lost
+    def forget(self) -> None:
+        self._free = list(range(len(self._memory)))
+        self._kept.clear()
 
-    def add(self, add: Callable[[], object], *, step: int, index: int, voids: int) -> bool:
-        """Have ranks `add` the gradient of that microbatch; see `Accumulator.add`. It may raise: nothing is added."""
-        with self._ranks.lock:
-            if voids != self.voids:  # a void has overtaken it
-                return False
-            content = self._entered(step, voids)
-            if index in content.indexes:
-                return False
-            add()  # if it raises, no rank has added anything
-            self._content = content._replace(indexes=content.indexes | {index})
-        return voids == self.voids  # a void may have come while ranks added: then it counts nowhere
-
-    def read(self, step: int) -> Tensor:
-        """The flat sum, valid until the next reading. It waits for ranks only if they have something to write."""
-        written = self._written(step)
-        if written is not None:
-            return written
-        with self._ranks.lock:
-            with self._lock:
-                voids, lost = self.voids, self._lost
-            if lost == step:
-                raise Refused(RejectCode.NOT_READY, "the sum was lost with the ranks that held it", step=step)
-            wanted = self._entered(step, voids)
-            # A round reads a sum in many pieces: it is written once.
-            if self._reading.holds != wanted:
-                self._reading.holds = None  # half written if ranks are lost meanwhile
-                if self._content.indexes:
-                    self._write(step, voids)
-                else:  # nothing was added: no rank need be asked, nor be up
-                    self._reading.flat.zero_()
-                self._reading.holds = wanted
-            return self._reading.flat
-
-    def indexes(self, step: int) -> frozenset[int]:
-        with self._ranks.lock:
-            return self._entered(step, self.voids).indexes
-
-    def _written(self, step: int) -> Tensor | None:
-        """The flat sum if it lies there already. The ranks' lock is held for a whole order: nothing here asks for it.
-
-        Void counts move before anything else does, so content of the count of now is neither lost nor voided.
-        """
-        with self._lock:
-            content = self._content
-            stands = self._lost != step and (content.step, content.voids) == (step, self.voids)
-            return self._reading.flat if stands and self._reading.holds == content else None
-
-    def _entered(self, step: int, voids: int) -> _Content:
-        if self._content[:2] != (step, voids):
-            self._content = _Content(step, voids, frozenset())
-        return self._content
+    def get(self, step: int) -> PastWeights | None:
+        return self._kept.get(step)

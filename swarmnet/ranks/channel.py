@@ -1,7 +1,7 @@
-"""The pipe between the peer process and one rank: JSON packets, and descriptors of shared memory beside them.
+"""The rank channel, between the peer process and one rank: JSON packets, and descriptors of shared memory with them.
 
 A stream socket pair. A packet is its length (8 bytes) and JSON; numbers cross exactly, infinities and NaN too. Packets
-are small and few are under way, so a rank that reads nothing does not hold up the peer process. Knows no order.
+are small and few are under way, so a rank that reads nothing does not hold up the peer process.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from swarmnet.errors import BadMessage, Overflow, Refused, RejectCode
 Packet = Mapping[str, Any]
 
 
-class LineEnded(Exception):
-    """The other end is closed, and all it said has been heard: its process is gone."""
+class ChannelClosed(Exception):
+    """The other end is closed, and all it sent has been received: its process is gone."""
 
 
 LENGTH_BYTES = 8
@@ -38,41 +38,36 @@ def receive_with_descriptor(end: socket.socket, count: int) -> tuple[bytes, int 
     return data, descriptors[0] if descriptors else None
 
 
-class Line:
+class RankChannel:
     """One end. Everything here blocks, on the peer process's end no longer than `limit_s`."""
 
     def __init__(self, end: socket.socket, *, limit_s: float | None = None) -> None:
         end.settimeout(limit_s)
+        end.set_inheritable(False)
         self._end = end
 
     def fileno(self) -> int:
         """For select and poll."""
         return self._end.fileno()
 
-    def say(self, packet: Packet, descriptor: int | None = None) -> None:
-        """Send a packet, and a descriptor beside it. Raises LineEnded; TypeError, ValueError if it is not JSON."""
-        self.send(packed(packet), descriptor)
-
     def send(self, data: bytes, descriptor: int | None = None) -> None:
-        """Send what `packed` has made. Raises LineEnded."""
+        """Send what `packed` has made, and a descriptor with it. Raises ChannelClosed."""
         try:
             # The descriptor goes with the first byte.
             sent = 0 if descriptor is None else socket.send_fds(self._end, [data], [descriptor])
             self._end.sendall(data[sent:])
         except OSError as error:
-            raise LineEnded from error
+            raise ChannelClosed from error
 
-    def hear(self) -> tuple[Packet, int | None]:
-        """The next packet and the descriptor that came with it. Raises LineEnded."""
+    def receive(self) -> tuple[Packet, int | None]:
+        """The next packet and the descriptor that came with it. Raises ChannelClosed."""
         try:
             # No more than the length: a descriptor comes with its own packet's first byte.
             head, descriptor = receive_with_descriptor(self._end, LENGTH_BYTES)
-            if not head:
-                raise LineEnded
-            head += self._exactly(LENGTH_BYTES - len(head))
-            packet: Packet = json.loads(self._exactly(int.from_bytes(head, "big")))
-        except OSError as error:
-            raise LineEnded from error
+            head += self._exactly(LENGTH_BYTES - len(head)) if head else b""
+            packet: Packet = json.loads(self._exactly(int.from_bytes(head, "big")) if head else b"")
+        except (OSError, ValueError) as error:
+            raise ChannelClosed from error
         return packet, descriptor
 
     def _exactly(self, count: int) -> bytes:
@@ -80,12 +75,12 @@ class Line:
         while len(data) < count:
             part = self._end.recv(count - len(data))
             if not part:
-                raise LineEnded
+                raise ChannelClosed
             data += part
         return bytes(data)
 
     def close(self) -> None:
-        """Whoever is at the other end finds the line ended."""
+        """The other end finds the channel closed."""
         self._end.close()
 
 
@@ -96,32 +91,25 @@ ALIKE = (BadMessage, Refused, Overflow)
 
 def packet_of(error: BadMessage | Refused | Overflow) -> Packet:
     """What `error_of` makes the same error of; facts that are no JSON cross as text."""
-    kind = next(kind for kind in ALIKE if isinstance(error, kind))
-    code = None if isinstance(error, Overflow) else error.code.value
     facts = {
-        key: value if isinstance(value, str | int | float | None) else repr(value)
-        for key, value in error.facts.items()
-        if key != "code"
+        key: each if isinstance(each, str | int | float | None) else repr(each) for key, each in error.facts.items()
     }
-    return {"class": kind.__name__, "code": code, "reason": error.message, "facts": facts}
+    return {"class": type(error).__name__, "code": facts.pop("code", None), "reason": error.message, "facts": facts}
 
 
 def error_of(packet: Packet) -> BadMessage | Refused | Overflow:
     """The error again."""
-    kind, facts = packet["class"], packet["facts"]
-    if kind == "Overflow":
-        return Overflow(packet["reason"], **facts)
-    made: type[BadMessage] | type[Refused] = BadMessage if kind == "BadMessage" else Refused
-    return made(RejectCode(packet["code"]), packet["reason"], **facts)
+    if packet["class"] == "Overflow":
+        return Overflow(packet["reason"], **packet["facts"])
+    made: type[BadMessage] | type[Refused] = BadMessage if packet["class"] == "BadMessage" else Refused
+    return made(RejectCode(packet["code"]), packet["reason"], **packet["facts"])
 
 
-def disagreement(raised: Sequence[Any]) -> str | None:
+def disagreement(raised: Sequence[Packet | None]) -> str | None:
     """How ranks differ in what they raised (None: nothing), if they do. Words and facts may: each saw its own part."""
     kinds = [None if packet is None else (packet["class"], packet["code"]) for packet in raised]
     other = next((rank for rank, kind in enumerate(kinds) if kind != kinds[0]), None)
-    return None if other is None else f"{_short(0, raised[0])}; {_short(other, raised[other])}"
-
-
-def _short(rank: int, packet: Packet | None) -> str:
-    what = "was done" if packet is None else f"raised {error_of(packet)!r}"
-    return f"on rank {rank} it {what}"
+    if other is None:
+        return None
+    words = ["was done" if packet is None else f"raised {error_of(packet)!r}" for packet in raised]
+    return f"on rank 0 it {words[0]}; on rank {other} it {words[other]}"

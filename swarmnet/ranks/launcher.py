@@ -1,0 +1,208 @@
+"""How a child process is started: as a fork of the fork server (`ranks.fork`), which has imported its modules.
+
+Importing torch takes seconds, a fork milliseconds. The pidfd of a child is ours, so that a signal never reaches another
+process; the fork server reaps the child and tells its exit code. A child has a session of its own, so that Ctrl+C in
+the terminal reaches us alone.
+
+Not `multiprocessing`: its fork server would run the main module again in each child, keeps a second process for
+resources, leaves a directory behind when we are killed and does not end what its children have started.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from swarmnet import telemetry
+from swarmnet.errors import SwarmError
+from swarmnet.ranks.channel import receive_with_descriptor
+
+log = telemetry.get(__name__)
+
+FORK = Path(__file__).with_name("fork.py")
+MAX_PACKET = 1 << 12
+
+CODE_S = 1.0
+"""How long a process that has ended may take to be reaped."""
+
+
+class LauncherLost(SwarmError):
+    """The fork server is gone, and its children with it, or it did not get ready in time."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChildCall:
+    """What a child runs: `python WORDS...`. Only a module (`-m MODULE`) is forked; others get a fresh interpreter."""
+
+    words: Sequence[str]
+    name: str
+    """What ps and top call it."""
+    output: Path | None = None
+    """What it prints is appended to this file; None: to our stderr."""
+    channel: socket.socket | None = None
+    """The child gets this end, and its number as the last argument. The caller closes its own."""
+
+
+class ChildProcess:
+    """A started child. handle: its pidfd, ours to close; code(): how it has ended, None if that is unknown."""
+
+    def __init__(self, pid: int, handle: int, code: Callable[[], int | None]) -> None:
+        self.pid = pid
+        """Its process id, for people: it may be another's once this one has ended."""
+        self._handle, self._ask = handle, code
+        self._code: int | None = None
+        self._ended = self._asked = self._closed = False
+
+    def send(self, number: signal.Signals) -> None:
+        """A signal, unless it has ended."""
+        if not self._closed:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._handle, number)
+
+    def wait(self, deadline: float) -> bool:
+        """Whether it has ended by `deadline` (of time.monotonic)."""
+        if not self._closed:
+            ended = select.poll()
+            ended.register(self._handle, select.POLLIN)
+            self._ended = bool(ended.poll(max(deadline - time.monotonic(), 0.0) * 1000))
+        return self._ended
+
+    def code(self) -> int | None:
+        """Of a process that has ended: exit code, -9 after SIGKILL, None if it is unknown."""
+        if not self._asked:
+            self._code, self._asked = self._ask(), True
+        return self._code
+
+    def close(self) -> None:
+        """Let go of it, once it has ended. May be called again."""
+        self.code()
+        if not self._closed:
+            self._closed = self._ended = True
+            os.close(self._handle)
+
+
+def child_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """What a child inherits of `environment`: no SWARMNET_* setting.
+
+    It has one thread for products, as several children spin against each other; and a crash in native code leaves the
+    stacks of all its threads in its log.
+    """
+    kept = {key: value for key, value in environment.items() if not key.startswith("SWARMNET_")}
+    return (
+        kept | {f"{library}_NUM_THREADS": "1" for library in ("OMP", "MKL", "OPENBLAS")} | {"PYTHONFAULTHANDLER": "1"}
+    )
+
+
+class Launcher:
+    """Starts children by a fork server, which imports `modules` first.
+
+    Packets on the control socket are JSON. To the fork server: {name, output, words} and the child's end of its
+    channel, answered by {started: pid} and a pidfd. From it: {threads} once all is imported; {ended: pid, code}.
+
+    A fork server whose imports take too long is kept: the next start finds it further on.
+    """
+
+    def __init__(self, modules: Sequence[str], *, quiet: bool = False) -> None:
+        """Start the fork server; it imports while the caller goes on. Raises OSError.
+
+        quiet: nothing that the imports print is seen.
+        """
+        self._codes: dict[int, int] = {}
+        self._ready = self._owes = False
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        says = subprocess.DEVNULL if quiet else 2
+        arguments = str(os.getpid()), str(theirs.fileno()), json.dumps(list(modules))
+        try:
+            with theirs:
+                self._server = subprocess.Popen(
+                    [sys.executable, "-P", str(FORK), *arguments],
+                    stdin=subprocess.DEVNULL,
+                    stdout=says,
+                    stderr=says,
+                    env=child_environment(os.environ) | {"PYTHONPATH": os.pathsep.join(sys.path)},
+                    start_new_session=True,
+                    pass_fds=(theirs.fileno(),),
+                )
+        except BaseException:
+            self._control.close()
+            raise
+
+    def ready(self) -> bool:
+        """Would `start` begin at once, without waiting for imports? Raises LauncherLost."""
+        if not self._ready and select.select([self._control], [], [], 0)[0]:
+            self._get_ready(time.monotonic() + CODE_S)
+        return self._ready
+
+    def lost(self) -> bool:
+        """Nothing can be started with it any more."""
+        # The answer that it owes would be taken for that of another child.
+        return self._owes or self._server.poll() is not None
+
+    def start(self, call: ChildCall, deadline: float) -> ChildProcess:
+        """Start it by `deadline` (of time.monotonic). Raises LauncherLost, OSError."""
+        if not self._ready:
+            self._get_ready(deadline)
+        order = {"name": call.name, "output": call.output and str(call.output), "words": list(call.words)}
+        self._owes = True  # until the fork server has answered: see `lost`
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # then `_hear` finds that it has ended
+            ends = [] if call.channel is None else [call.channel.fileno()]
+            socket.send_fds(self._control, [json.dumps(order).encode()], ends)
+        handle = None
+        while handle is None:
+            packet, handle = self._hear(deadline)
+        self._owes, pid = False, packet["started"]
+        return ChildProcess(pid, handle, lambda: self.code(pid))
+
+    def code(self, pid: int) -> int | None:
+        """The exit code of a child that has ended, once. If the fork server is gone it is unknown."""
+        deadline = time.monotonic() + CODE_S
+        try:
+            while pid not in self._codes:
+                self._hear(deadline)
+        except LauncherLost:
+            return None
+        return self._codes.pop(pid)
+
+    def abort(self) -> None:
+        """From another thread: have a `start` under way end at once; nothing more is started."""
+        self._server.kill()  # its end of the control socket is closed then, and `_hear` notices
+
+    def close(self) -> None:
+        """Start no more. Children that still run are killed."""
+        self._control.close()
+        self._server.kill()  # its children die with it
+        self._server.wait()
+
+    def _get_ready(self, deadline: float) -> None:
+        threads = self._hear(deadline)[0]["threads"]
+        self._ready = True
+        if threads != 1:
+            log.warning("children_not_forked", threads=threads)
+
+    def _hear(self, deadline: float) -> tuple[dict[str, Any], int | None]:
+        """The next packet, exit codes noted. Raises LauncherLost after `deadline`, and when the server has ended."""
+        data = b""
+        try:
+            self._control.settimeout(max(deadline - time.monotonic(), 1e-3))
+            data, descriptor = receive_with_descriptor(self._control, MAX_PACKET)
+        except TimeoutError as error:
+            raise LauncherLost("the fork server did not answer in time") from error
+        except OSError:  # told below
+            pass
+        if not data:
+            raise LauncherLost("the fork server has ended")
+        packet: dict[str, Any] = json.loads(data)
+        if "ended" in packet:
+            self._codes[packet["ended"]] = packet["code"]
+        return packet, descriptor

@@ -1,0 +1,608 @@
+"""The rank supervisor: ranks are started together, ordered together, ended together, and started again.
+
+`RankGroup` drives the processes. Ranks share a *mesh epoch*. A rank that ends, fails or lets a deadline pass takes the
+others with it, because they may wait in a collective for it: all are killed and reaped, and `RankLost` says which rank
+it was and how it ended. The peer process is never in a process group, and has no deadline of torch's to wait for: a
+rank that dies shows at the end of its channel, within milliseconds.
+
+`RankSupervisor` starts the next epoch, or gives up. What ranks hold is of two kinds. Sums and microbatches in flight
+are lost with them, and an order that needs them is refused. Weights and moments are not lost: after each start the
+ranks read them again (`load`), so an order that needs nothing else is repeated until it is done.
+
+Knows no tensors. What an order means is the business of `ranks.program`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import socket
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+from swarmnet import telemetry
+from swarmnet.errors import DeviceFull, MeshFailed, RankLost, Refused, RejectCode
+from swarmnet.ranks.channel import ChannelClosed, Packet, RankChannel, disagreement, error_of, packed
+from swarmnet.ranks.launcher import ChildCall, ChildProcess, Launcher, LauncherLost
+from swarmnet.ranks.memory import SharedMemory, anonymous_file
+from swarmnet.ranks.shared_comm import SharedBuffers
+from swarmnet.stage.backend import OnEvent
+
+log = telemetry.get(__name__)
+
+CLOSED = "the group of ranks is closed"
+
+PRELOAD = (
+    "torch",
+    "torch.distributed",
+    "swarmnet.ranks.process",
+    "torch.fx.experimental.symbolic_shapes",  # the first backward imports it, and with it sympy
+)
+"""What every rank imports, besides its program. Importing these starts no thread and touches no device."""
+
+WRITE_S = 5.0
+"""How long a rank may take to read a packet that its channel does not hold; packets are small, and channels hold many.
+"""
+
+START_S = 120.0
+"""How long a start may take, besides the time for shared memory."""
+
+MAP_BYTES_PER_S = 1 << 28
+"""Slower than any rank maps memory, and registers it with CUDA."""
+
+KILL_S = 30.0
+"""How long a killed process may take to end: a driver that frees a device's memory takes its time."""
+
+GRACE_S = 0.3
+"""How long after one rank failed another may still turn out to have died before."""
+
+DUMP = signal.SIGUSR1
+"""Ends a rank that hangs, with the stacks of its threads on stderr."""
+
+DUMP_S = 0.3
+"""How long ranks that hang may take to write their stacks."""
+
+
+class Rank:
+    """One rank that runs: its process, our end of its channel, and how much of the shared memory it has."""
+
+    def __init__(self, number: int, channel: RankChannel, process: ChildProcess) -> None:
+        self.number, self.channel, self.process = number, channel, process
+        self._mapped = 0
+
+    def send(self, data: bytes, descriptor: int | None = None) -> None:
+        """Send a packet. If the rank is gone, that shows when its channel is read, after its last packet."""
+        with contextlib.suppress(ChannelClosed):
+            self.channel.send(data, descriptor)
+
+    def map(self, shared: Sequence[SharedMemory]) -> None:
+        """Send the memory that it does not have yet."""
+        for memory in shared[self._mapped :]:
+            self.send(packed({"map": memory.id}), memory.descriptor)
+        self._mapped = len(shared)
+
+
+class RankGroup:
+    """All ranks of a peer. Blocking; one call at a time has the group, others wait for it, but `close` does not.
+
+    Args:
+        program: "package.module:factory"; each rank calls `factory(context)` (`ranks.process.RankContext`) for the
+            handler of its orders.
+        settings: JSON, read at each start.
+        devices: of each rank, in torch's words.
+        deadline_s: of an order that names none.
+        preload: modules that ranks import besides their program, once for all starts.
+    """
+
+    def __init__(
+        self,
+        program: str,
+        settings: Mapping[str, Any],
+        *,
+        devices: Sequence[str],
+        deadline_s: float,
+        preload: Sequence[str] = (),
+    ) -> None:
+        self.epoch = 0
+        self._program, self._settings, self._devices = program, settings, tuple(devices)
+        self._modules = (*PRELOAD, *preload, program.partition(":")[0])
+        self._deadline_s = deadline_s
+        self._lock = threading.Lock()
+        self._launcher: Launcher | None = None
+        self._shared: list[SharedMemory] = []
+        self._ranks: list[Rank] = []
+        self._lost = RankLost(None, "the ranks have not been started")
+        # `close` does not wait for the call that has `_lock`: under `_killing` it sets `_closed`, kills all in `_ranks`
+        # (`_launch` kills later ones), and breaks off a launch.
+        self._killing = threading.Lock()
+        self._closed = self._launching = False
+        # CUDA ranks have nccl.
+        self._buffers = self.share(SharedBuffers.num_bytes(len(devices))) if set(devices) == {"cpu"} else None
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """Process ids by rank; none while no rank runs."""
+        return tuple(rank.process.pid for rank in self._ranks)
+
+    def share(self, num_bytes: int) -> SharedMemory:
+        """Memory that all ranks map, from their next order or start on, in every epoch. Raises ValueError, OSError."""
+        with self._lock:
+            self._must_be_open()
+            self._shared.append(SharedMemory(len(self._shared), num_bytes))
+            return self._shared[-1]
+
+    def start(self, deadline_s: float | None = None) -> None:
+        """Start all ranks of the next epoch and return once each has made its handler. Ends those that run.
+
+        deadline_s: how long that may take. Raises RankLost: none runs then, and it may be called again, unless the
+        group is closed.
+        """
+        with self._lock:
+            self._must_be_open()
+            self._end(RankLost(None, "the ranks are being started again"))  # no rank of an earlier epoch may live on
+            self.epoch += 1
+            began = time.monotonic()
+            mapping_s = sum(memory.num_bytes for memory in self._shared) / MAP_BYTES_PER_S
+            limit_s = START_S + mapping_s if deadline_s is None else deadline_s
+            store = anonymous_file("swarmnet-store")  # ranks meet in it before they are a process group
+            try:
+                self._launch(began + limit_s)
+                for rank in self._ranks:
+                    hello = {
+                        "rank": rank.number,
+                        "ranks": len(self._ranks),
+                        "device": self._devices[rank.number],
+                        "epoch": self.epoch,
+                        "program": self._program,
+                        "settings": self._settings,
+                        "memory": [memory.id for memory in self._shared],
+                        "buffers": self._buffers and self._buffers.id,
+                    }
+                    rank.send(packed(hello), store)
+                    rank.map(self._shared)
+                self._exchange("start", began + limit_s, limit_s)
+            except (LauncherLost, OSError) as error:
+                self._fail(RankLost(None, f"the ranks could not be started: {error}"))
+            finally:
+                os.close(store)
+            log.info("ranks_started", epoch=self.epoch, ranks=len(self._ranks), seconds=time.monotonic() - began)
+
+    def order(self, name: str, /, deadline_s: float | None = None, **fields: Any) -> list[Packet]:
+        """The same order to all ranks; their answers, by rank.
+
+        fields: JSON. deadline_s: how long the slowest may take, once other threads' orders are done. Raises BadMessage,
+        Refused or Overflow if every rank raised just that; the ranks live on. Raises RankLost; none lives then, and the
+        order may be half done. Raises TypeError, ValueError, before anything is sent, if a field is no JSON.
+        """
+        data = packed({"order": name, "fields": fields})
+        with self._lock:
+            self._must_run()
+            for rank in self._ranks:
+                rank.map(self._shared)
+                rank.send(data)
+            limit_s = self._deadline_s if deadline_s is None else deadline_s
+            answers = self._exchange(name, time.monotonic() + limit_s, limit_s)
+            raised = [answer.get("raised") for answer in answers]
+            if (difference := disagreement(raised)) is not None:  # their weights would drift apart unseen
+                self._fail(RankLost(None, f"ranks disagree about {name!r}: {difference}"))
+            if raised[0] is not None:
+                raise error_of(raised[0])
+            return [answer["done"] for answer in answers]
+
+    def check(self) -> None:
+        """Raises RankLost if a rank has ended since the last order; the others are ended. Takes microseconds."""
+        with self._lock:
+            self._must_run()
+            self._listen([None] * len(self._ranks), 0.0, "waiting for an order")
+
+    def close(self) -> None:
+        """End all ranks and let go of everything. An order or start under way raises RankLost at once.
+
+        May be called again; the group stays closed.
+        """
+        with self._killing:
+            self._closed = True
+            for rank in self._ranks:
+                rank.process.send(signal.SIGKILL)
+            if self._launching and self._launcher is not None:
+                self._launcher.abort()
+        with self._lock:
+            self._end(RankLost(None, CLOSED))
+            if self._launcher is not None:
+                self._launcher.close()
+                self._launcher = None
+            for memory in self._shared:
+                memory.close()
+            self._shared.clear()
+
+    # ------------------------------------------------------------ beginning
+
+    def _launch(self, deadline: float) -> None:
+        """Have all rank processes started, `_ranks` in order of number. Raises RankLost, LauncherLost, OSError."""
+        # The fork server outlives ranks: only the first start imports anything.
+        if self._launcher is not None and self._launcher.lost():
+            self._launcher.close()
+            self._launcher = None
+        with self._killing:
+            self._must_be_open()
+            self._launcher = launcher = self._launcher or Launcher(self._modules)
+            self._launching = True
+        try:
+            for number in range(len(self._devices)):
+                ours, theirs = socket.socketpair()
+                channel = RankChannel(ours, limit_s=WRITE_S)
+                with theirs, contextlib.ExitStack() as undo:
+                    undo.callback(channel.close)
+                    call = ChildCall(("-m", "swarmnet.ranks"), f"swarmnet-rank-{number}", channel=theirs)
+                    process = launcher.start(call, deadline)
+                    undo.pop_all()
+                with self._killing:
+                    self._ranks.append(Rank(number, channel, process))
+                    if self._closed:  # `close` did not see this one
+                        process.send(signal.SIGKILL)
+        finally:
+            with self._killing:
+                self._launching = False
+
+    def _must_be_open(self) -> None:
+        if self._closed:
+            raise RankLost(None, CLOSED)
+
+    def _must_run(self) -> None:
+        if not self._ranks:
+            raise RankLost(self._lost.rank, self._lost.reason)
+
+    # ------------------------------------------------------------ answers
+
+    def _exchange(self, what: str, deadline: float, limit_s: float) -> list[Packet]:
+        """One answer of each rank."""
+        answers: list[Packet | None] = [None] * len(self._ranks)
+        try:
+            while missing := [rank for rank in self._ranks if answers[rank.number] is None]:
+                left = deadline - time.monotonic()
+                # what has come by now counts, however late it is when we look: we may have been stopped meanwhile
+                if not self._listen(answers, max(left, 0.0), what) and left <= 0:
+                    self._fail(late(missing, what, limit_s))
+        except BaseException as error:  # the next order would take these answers for its own
+            if self._ranks:
+                self._end(RankLost(None, f"{what!r} was broken off by {type(error).__name__}"))
+            raise
+        return [answer for answer in answers if answer is not None]
+
+    def _listen(self, answers: list[Packet | None], left: float, what: str) -> bool:
+        """Receive once, waiting up to `left` seconds for something to happen; whether it did.
+
+        Answers are put in `answers`, by rank. Raises RankLost, all ranks ended, if one has failed or ended.
+        """
+        packets, ended = receive(self._ranks, left)
+        failed = []
+        for rank, packet in packets:
+            if "failed" in packet:
+                failed.append((packet["at"], rank.number, packet["failed"]))
+            else:
+                answers[rank.number] = packet
+        if failed or ended:
+            known = {number for _, number, _ in failed}
+            silent = [rank for rank in self._ranks if answers[rank.number] is None and rank.number not in known]
+            self._fail(cause(ended, failed, silent, what))
+        return bool(packets)
+
+    # ------------------------------------------------------------ ends
+
+    def _fail(self, lost: RankLost) -> NoReturn:
+        """End all ranks and raise `lost`, or that the group is closed."""
+        if not self._closed:
+            log.warning("ranks_lost", epoch=self.epoch, rank=lost.rank, reason=lost.reason)
+        else:
+            lost = RankLost(None, CLOSED)
+        self._end(lost)
+        raise lost
+
+    def _end(self, lost: RankLost) -> None:
+        """Kill and reap all ranks that run; the next caller that needs them gets `lost`."""
+        self._lost = lost
+        for rank in self._ranks:  # all first, then wait: each needs its time to end
+            rank.process.send(signal.SIGKILL)
+        deadline = time.monotonic() + KILL_S
+        for rank in self._ranks:
+            if not rank.process.wait(deadline):
+                log.error("rank_does_not_end", rank=rank.number, pid=rank.process.pid)
+        with self._killing:
+            ranks, self._ranks = self._ranks, []
+        for rank in ranks:
+            rank.channel.close()
+            rank.process.close()
+
+
+def receive(ranks: Sequence[Rank], left: float) -> tuple[list[tuple[Rank, Packet]], list[Rank]]:
+    """Wait up to `left` seconds for something to happen, then receive up to one packet each.
+
+    Returns the packets, and the ranks whose channels are closed.
+    """
+    poll = select.poll()
+    for rank in ranks:
+        poll.register(rank.channel, select.POLLIN)
+    events = dict(poll.poll(left * 1000))
+    packets: list[tuple[Rank, Packet]] = []
+    ended = []
+    for rank in ranks:
+        if rank.channel.fileno() in events:
+            try:
+                packets.append((rank, rank.channel.receive()[0]))
+            except ChannelClosed:
+                ended.append(rank)
+    return packets, ended
+
+
+# ---------------------------------------------------------------- why ranks are lost, in words
+
+Failure = tuple[float, int, str]
+"""When a rank failed (time.monotonic), its number, its last words."""
+
+
+def cause(ended: list[Rank], failed: list[Failure], silent: list[Rank], what: str) -> RankLost:
+    """Why the ranks are lost. A rank that died without a packet comes first: others fail because it is gone.
+
+    Otherwise it is the first that failed. silent: ranks that have neither answered nor failed; they have GRACE_S to.
+    """
+    deadline = time.monotonic() + GRACE_S
+    while not ended and silent and (left := deadline - time.monotonic()) > 0:
+        packets, ended = receive(silent, left)
+        failed = failed + [
+            (packet["at"], rank.number, packet["failed"]) for rank, packet in packets if "failed" in packet
+        ]
+        known = {rank.number for rank, _ in packets}
+        silent = [rank for rank in silent if rank.number not in known]
+    _, number, words = min(failed, default=(0.0, 0, ""))
+    if not ended:  # the words that came first: later ones are of ranks whose partner had failed
+        return RankLost(number, f"rank {number} failed during {what!r}: {words}")
+    dead = ended[0]
+    code = dead.process.code() if dead.process.wait(time.monotonic() + KILL_S) else None
+    if code is None:
+        how = "ended, nobody can tell how,"
+    elif code >= 0:
+        how = f"left with exit code {code}"
+    else:
+        names = {int(signal_number): signal_number.name for signal_number in signal.Signals}
+        how = f"was ended by {names.get(-code, f'signal {-code}')}"
+    also = f"; rank {number} failed: {words}" if failed else ""
+    return RankLost(dead.number, f"rank {dead.number} {how} during {what!r}{also}")
+
+
+def late(missing: Sequence[Rank], what: str, limit_s: float) -> RankLost:
+    """Why the ranks are lost if these gave no answer in time. Those that run write their stacks to stderr."""
+    stopped = [rank for rank in missing if _is_stopped(rank.process.pid)]
+    hanging = [rank for rank in missing if rank not in stopped]
+    for rank in hanging:
+        rank.process.send(DUMP)
+    deadline = time.monotonic() + DUMP_S
+    for rank in hanging:
+        rank.process.wait(deadline)
+    culprits = [rank.number for rank in stopped or missing]  # a rank that waits for a stopped one is not to blame
+    words = f"{'ranks' if len(culprits) > 1 else 'rank'} {', '.join(map(str, culprits))}"
+    gave = "stopped by a signal, gave" if stopped else "gave"
+    return RankLost(
+        culprits[0] if len(culprits) == 1 else None, f"{words} {gave} no answer to {what!r} within {limit_s:g} s"
+    )
+
+
+def _is_stopped(pid: int) -> bool:
+    with contextlib.suppress(OSError):  # it is gone
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "tT"
+    return False
+
+
+# ---------------------------------------------------------------- the next mesh epoch
+
+
+@dataclass(frozen=True, slots=True)
+class RestartBackoff:
+    """How long ranks may take for an order, how often they are started again, and after which pauses.
+
+    order_s: for an order. Only a hang should reach it, because first orders build kernels and fill caches.
+    restarts: how often ranks are started again without anything finished in between, or for one kind of order without
+    one done in between; pauses before a restart grow from nothing over pause_s, doubled each time. forget_s: of being
+    up, after which losses are forgotten that no order is to blame for.
+    """
+
+    order_s: float = 300.0
+    restarts: int = 5
+    pause_s: float = 0.25
+    forget_s: float = 300.0
+
+    def pause(self, losses: int) -> float:
+        """Seconds to wait before ranks are started that were lost so often since something was finished."""
+        return 0.0 if losses < 2 else self.pause_s * 2.0 ** (losses - 2)
+
+
+class Losses:
+    """How often ranks were lost: since they finished work, and in each kind of order since one was done.
+
+    Finished work does not excuse an order that kills ranks whenever it comes: only that order, done, does.
+    """
+
+    def __init__(self, backoff: RestartBackoff) -> None:
+        self._backoff = backoff
+        self._since_work = 0
+        self._in_order: Counter[str] = Counter()
+
+    @property
+    def times(self) -> int:
+        """The larger of the two."""
+        return max(self._since_work, *self._in_order.values(), 0)
+
+    @property
+    def verdict(self) -> str | None:
+        """Why ranks are given up, in words; None: they are not."""
+        if self._since_work > self._backoff.restarts:
+            return f"were started {self._since_work} times and finished nothing"
+        for order, times in self._in_order.items():
+            if times > self._backoff.restarts:
+                return f"were lost {times} times in the order {order!r}, which they never finished in between"
+        return None
+
+    def lost(self, order: str | None, *, up_s: float) -> None:
+        """They were, at that order, after so long up; None: at no order, or as they started."""
+        self._since_work = 1 if up_s >= self._backoff.forget_s else self._since_work + 1
+        if order is not None:
+            self._in_order[order] += 1
+
+    def did(self, order: str) -> None:
+        """They have done one of these, all of them."""
+        self._in_order.pop(order, None)
+
+    def finished(self) -> None:
+        """They have finished work: a microbatch, an evaluation, a step."""
+        self._since_work = 0
+
+
+class RankSupervisor:
+    """Threads take turns by `lock`, which they may hold around several calls.
+
+    on_lost: called when what ranks held is lost. load: the orders that bring ranks to the state as it is now. label: of
+    the mesh, for people. life: how often what ranks held was lost.
+    """
+
+    def __init__(
+        self,
+        group: RankGroup,
+        on_lost: Callable[[], None],
+        on_event: OnEvent,
+        *,
+        label: str,
+        load: Callable[[], Sequence[tuple[str, Mapping[str, Any]]]],
+        backoff: RestartBackoff,
+    ) -> None:
+        self.lock = threading.RLock()
+        self.life = 0
+        self._group, self._on_lost, self._event, self._label, self._load = group, on_lost, on_event, label, load
+        self._backoff, self._losses = backoff, Losses(backoff)
+        self._up = False
+        self._since = 0.0
+        self._why = ""
+        self._forgotten: deque[int] = deque()
+        self._closing = threading.Event()
+
+    def forget(self, key: int) -> None:
+        """Have ranks drop what they hold under `key`, with their next order. Any thread, at any time."""
+        self._forgotten.append(key)
+
+    def start(self) -> None:
+        """Have the ranks up: at once if they are. Notices the death of idle ones.
+
+        Raises MeshFailed: given up; DeviceFull: for want of memory.
+        """
+        with self.lock:
+            if self._up:
+                try:
+                    self._group.check()
+                except RankLost as lost:
+                    self._lost(lost, None)
+            while not self._up:
+                self._begin()
+
+    def order(
+        self, name: str, /, *, life: int | None = None, repeat: bool = False, **fields: Any
+    ) -> list[Mapping[str, Any]]:
+        """All ranks' answers, by rank. life: of the ranks that can do it; None: any. repeat: have the next ranks do it
+        if these are lost.
+
+        Raises Refused(NOT_READY) if these are lost, before or meanwhile, or given up; DeviceFull if for want of memory;
+        and what all ranks raise.
+        """
+        with self.lock:
+            while True:
+                try:
+                    self.start()
+                except MeshFailed as failed:
+                    raise Refused(RejectCode.NOT_READY, failed.message) from failed
+                if life not in (None, self.life):  # these ranks never had what the order is about
+                    raise Refused(RejectCode.NOT_READY, "the ranks that held what this needs were lost", order=name)
+                try:
+                    return self._do(name, fields)
+                except RankLost as lost:
+                    self._lost(lost, name)
+                    if repeat:
+                        continue
+                    if _full(lost):
+                        raise DeviceFull(lost.reason) from None
+                    raise Refused(RejectCode.NOT_READY, "a rank of this peer was lost, and is started again") from lost
+
+    def reload(self) -> None:
+        """The state has been replaced. Ranks drop all they hold and read it; ranks that are not up, when they start."""
+        with self.lock:
+            if not self._up:
+                return
+            try:
+                self._read()
+                self.life += 1
+            except RankLost as lost:
+                self._lost(lost, "load")
+
+    def finished(self) -> None:
+        """A microbatch was counted or evaluated, or a step was taken: these ranks do work."""
+        self._losses.finished()
+
+    def close(self) -> None:
+        """End them, whatever they are doing; no process and no memory is left. May be called again, from any thread."""
+        self._closing.set()
+        self._group.close()
+
+    def _begin(self) -> None:
+        # Starting them once more would end as it always has.
+        if (verdict := self._losses.verdict) is not None:
+            given_up = DeviceFull if _OUT_OF_MEMORY in self._why else MeshFailed
+            raise given_up(f"ranks ({self._label}) {verdict}; the last time {self._why}")
+        if self._closing.wait(self._backoff.pause(self._losses.times)):
+            raise MeshFailed("the ranks have been stopped for good")
+        began = time.monotonic()
+        try:
+            self._group.start()
+            self._read()
+        except RankLost as lost:
+            self._lost(lost, None)
+            # Nothing is on the device yet but what the stage is: another start would find as little room.
+            if _full(lost):
+                raise DeviceFull(f"ranks ({self._label}) cannot start: {lost.reason}") from None
+            return
+        self._up, self._since = True, time.monotonic()
+        epoch, pids = self._group.epoch, list(self._group.pids)
+        seconds = round(self._since - began, 3)
+        self._event("mesh_started", {"mesh": self._label, "epoch": epoch, "pids": pids, "seconds": seconds})
+
+    def _read(self) -> None:
+        for name, fields in self._load():
+            self._do(name, fields)
+
+    def _do(self, name: str, fields: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+        forgotten = [self._forgotten.popleft() for _ in range(len(self._forgotten))]
+        answers = self._group.order(name, deadline_s=self._backoff.order_s, forgotten=forgotten, **fields)
+        self._losses.did(name)
+        return answers
+
+    def _lost(self, lost: RankLost, order: str | None) -> None:
+        self._losses.lost(order, up_s=time.monotonic() - self._since if self._up else 0.0)
+        if self._up:  # ranks that were lost as they started held nothing yet
+            self._up = False
+            self.life += 1
+            self._on_lost()
+        self._why = lost.reason
+        if not self._closing.is_set():  # ranks that we end ourselves are no event
+            seconds = round(time.monotonic() - self._since, 3) if self._since else 0.0
+            epoch = self._group.epoch
+            self._event("rank_lost", {"rank": lost.rank, "reason": lost.reason, "epoch": epoch, "seconds": seconds})
+
+
+_OUT_OF_MEMORY = "OutOfMemoryError"
+"""In the last words of a rank whose device had no memory: torch's name of the error."""
+
+
+def _full(lost: RankLost) -> bool:
+    return _OUT_OF_MEMORY in lost.reason
