@@ -1,534 +1,657 @@
-"""Every interleaving of one step of production step machines: `swarmnet.step.Member`s, and the messages between them.
+"""Every interleaving of one step of the step protocol, between production machines (`swarmnet.step.Member`).
 
-A state is the machines, what is on the way (in order, per sender and receiver), what each has computed, and the parts
-of rounds that were sent. From a state, any first message may arrive; any weight pass, exchange, collection or optimizer
-step that is due may end; once nothing else can happen, time passes by a heartbeat. A budget of crashes, and of silences
-(time passes for one machine while messages wait). States are told apart by all that is in the machines.
+Try a change of the protocol here first: `pytest tests/model -s` takes seconds, `--long` the rest.
 
-It drives machines as their driver does and looks into none of them: what they are made of may change.
+- State: the replicas' machines, what each has accumulated, the messages on the way (in order for each pair), the shares
+  of aggregates handed out, the time, and which faults may still happen.
+- Events: the first message of a pair arrives; a gradient is accumulated; an aggregate is complete, or fetched; the
+  optimizer step is done. When nothing else is left, a heartbeat's time passes and all heartbeats arrive.
+- Faults (`Faults`): each so many times, at any moment.
+- Invariants (`Setup.violation`), in every state: correct replicas know one commit of the step; a microbatch contributes
+  at most once to an aggregate; accumulated is a subset of assigned. How many states have a replica that has signed two
+  values is counted: a value is locked for `suspect_s` only.
+- Liveness (`Ways`), from every state: without further faults and with messages delivered in order, the step is applied.
+
+Where a state was reached before, by whatever way, it is not looked at again. Replicas are not interchanged: the order
+of leaders follows from their names. A message to oneself arrives at once, as the driver has it.
+
+A failing search prints the shortest way to the state as a conversation (`Search.tell`): time, who did or heard what,
+and what it said then. Fields that say nothing are left out; digests are cut to four digits.
+
+    0.0 s  0B hears Claim(index=1) from 0A
+                says to 0A: Granted(index=1)
 """
 
 from __future__ import annotations
 
-import enum
-import functools
 import hashlib
-import itertools
+import random
 from collections import deque
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields, is_dataclass, replace
-from types import MethodType
+from collections.abc import Iterator
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, NamedTuple
 
-from swarmnet.ids import Chain, PeerId, RoundId
+from machines import Effects, Event, Machines, Node, Share
+
+from swarmnet.ids import Chain, PeerId
 from swarmnet.manifest.timers import Timers
-from swarmnet.messages import Committed, Control, Finished, Heartbeat, Round
+from swarmnet.messages import Committed, Evicted, Finished, Granted, Moved, Prepare, Report, Round
 from swarmnet.simulate.swarm import SimulatedSigner
-from swarmnet.step import actions as act
-from swarmnet.step.actions import Action, Broadcast, Send
-from swarmnet.step.drift import DriftRules
+from swarmnet.step.actions import Action
+from swarmnet.step.commits import acked, statement
 from swarmnet.step.gate import Shape
 from swarmnet.step.member import Member
 
 TIMERS = Timers(idle_s=1.0)
 CHAINS = tuple(Chain(str(stage + 1) * 64) for stage in range(4))
-MOST_TICKS = 80
+DEAD, AWAY = -1, -2
+"""In the place of a node: it does not come back; it starts again."""
+GONE = -1
+"""In the place of a message: the process that sent what came before is no more."""
+MOST_S = 120.0
+"""A step that takes longer stands still."""
+MOST_ROUNDS = 4000
 
 
-# ---------------------------------------------------------------- copies and names of machines
+class Faults(NamedTuple):
+    """How often each may happen.
 
+    crashes: a machine ends for good. restarts: it ends, and begins again with the state of another. suspicions: one
+    takes another for dead that lives. silences: time passes for one, as if it heard nothing. losses: a message does not
+    come. lies: the leader says something else than its machine does, to one replica (`lies_of`).
 
-@functools.cache
-def _is_frozen(kind: type) -> bool:
-    return is_dataclass(kind) and kind.__dataclass_params__.frozen  # type: ignore[attr-defined]
-
-
-@functools.cache
-def _declared(kind: type) -> tuple[str, ...]:
-    return tuple(each.name for each in fields(kind)) if is_dataclass(kind) else ()
-
-
-def _attributes(value: object) -> list[str]:
-    declared = _declared(type(value))
-    return [*declared, *(name for name in getattr(value, "__dict__", ()) if name not in declared)]
-
-
-def copy_of(value: object, memo: dict[int, object]) -> object:
-    """A machine that goes its own way: what can change is copied, what is frozen is shared."""
-    kind = type(value)
-    if kind in _PLAIN or kind is frozenset or _is_frozen(kind) or isinstance(value, enum.Enum | type):
-        return value
-    known = memo.get(id(value))
-    if known is not None:
-        return known
-    result: object
-    if isinstance(value, dict):
-        result = memo[id(value)] = type(value)()
-        assert isinstance(result, dict)
-        result.update((key, copy_of(each, memo)) for key, each in value.items())
-    elif isinstance(value, list | set | deque):
-        result = memo[id(value)] = type(value)(copy_of(each, memo) for each in value)
-    elif isinstance(value, tuple):
-        result = tuple(copy_of(each, memo) for each in value)
-    elif isinstance(value, itertools.count):
-        result = memo[id(value)] = itertools.count(int(repr(value)[6:-1]))
-    elif isinstance(value, MethodType):
-        result = memo[id(value)] = MethodType(value.__func__, copy_of(value.__self__, memo))
-    elif callable(value) and not hasattr(value, "__dict__"):
-        return value
-    else:
-        result = memo[id(value)] = object.__new__(type(value))
-        for name in _attributes(value):
-            object.__setattr__(result, name, copy_of(getattr(value, name), memo))
-    return result
-
-
-def name_of(value: object, seen: dict[int, int]) -> object:
-    """The same for equal machines, and for no others. Order in sets and mappings does not count.
-
-    seen: objects named before, in order: many parts of a machine hold the same one.
+    A crash or restart spares the last replica of a stage that holds what the stage has committed.
     """
-    kind = type(value)
-    if kind in _PLAIN:
-        return value
-    if kind in _CONSTANT:
-        return None
-    if kind is frozenset or kind is set:
-        return "(", *sorted(repr(name_of(each, seen)) for each in value)  # type: ignore[attr-defined]
-    if kind is tuple or kind is list or kind is deque:
-        return tuple([name_of(each, seen) for each in value])  # type: ignore[attr-defined]
-    if _is_frozen(kind) or kind is itertools.count or isinstance(value, enum.Enum | type):
-        return repr(value)
-    if kind is MethodType:  # a new object each time that it is looked up
-        return value.__name__, name_of(value.__self__, seen)  # type: ignore[attr-defined]
-    known = seen.get(id(value))
-    if known is not None:
-        return known
-    seen[id(value)] = len(seen)
-    if isinstance(value, Mapping):
-        return "{", *sorted([(repr(name_of(key, seen)), repr(name_of(each, seen))) for key, each in value.items()])
-    return kind.__name__, *[name_of(getattr(value, name), seen) for name in _attributes(value)]
+
+    crashes: int = 0
+    restarts: int = 0
+    suspicions: int = 0
+    silences: int = 0
+    losses: int = 0
+    lies: int = 0
 
 
-_PLAIN = frozenset({type(None), bool, int, float, str, bytes})
-_CONSTANT = frozenset({Shape, Timers, DriftRules})
-"""What no machine changes and all of a setup share."""
+NO_FAULTS = Faults()
+Channel = tuple[int, ...]
+Pair = tuple[PeerId, PeerId]
+Move = tuple[Any, ...]
 
 
-# ---------------------------------------------------------------- states
-
-
-@dataclass(frozen=True, slots=True)
-class Gone:
-    """In a channel: the process that sent what came before is no more."""
-
-
-@dataclass(slots=True)
-class Node:
-    """A replica: its machine, and what its driver would hold. added: the accumulator. sum: being exchanged."""
-
-    member: Member
-    added: tuple[int, ...] = ()
-    sum: Round | None = None
-    collect: tuple[Round, bytes] | None = None
-    due: frozenset[int] = frozenset()
-    applies: bool = False
-    applied: bytes | None = None
-    resyncs: bool = False
-
-    def copy(self) -> Node:
-        """One that goes its own way."""
-        member = copy_of(self.member, {})
-        assert isinstance(member, Member)
-        return replace(self, member=member)
-
-
-Channel = tuple[Control | Gone, ...]
-Part = tuple[RoundId, PeerId, tuple[int, ...]]
-
-
-@dataclass(slots=True)
-class State:
-    """Nodes are shared between states: change a copy."""
+class State(NamedTuple):
+    """nodes: their numbers (`Machines`), in the order of `Setup.peers`. wire: by `Setup.pairs`, numbers of messages."""
 
     now: float
-    nodes: dict[PeerId, Node]
-    wire: dict[tuple[PeerId, PeerId], Channel]
-    parts: frozenset[Part]
-    crashes: int
-    silences: int
-    ticks: int = 0
-    faulty: bool = False
-
-    def name(self, names: dict[int, tuple[Node, bytes]]) -> bytes:
-        """names: of nodes named before, by identity."""
-        digest = hashlib.blake2b(digest_size=16)
-        digest.update(repr((self.now, self.crashes, self.silences, sorted(map(repr, self.parts)))).encode())
-        for peer, node in sorted(self.nodes.items()):
-            known = names.get(id(node))
-            if known is None or known[0] is not node:
-                rest = node.added, node.sum, node.collect, sorted(node.due), node.applies, node.applied, node.resyncs
-                own = repr((name_of(node.member, {}), rest))
-                known = names[id(node)] = node, hashlib.blake2b(own.encode(), digest_size=16).digest()
-            digest.update(peer.encode() + known[1])
-        for pair, channel in sorted(self.wire.items()):
-            digest.update(repr((pair, channel)).encode())
-        return digest.digest()
+    nodes: tuple[int, ...]
+    wire: tuple[Channel, ...]
+    shares: frozenset[Share]
+    left: Faults
 
 
 class Broken(AssertionError):
-    """Something happened that must not; with the story."""
+    """An invariant does not hold; with the conversation."""
 
 
-@dataclass(slots=True)
+@dataclass
 class Setup:
-    """stages x replicas machines. claims: who begins work on which index, at the start. together: all have heard of
-    each other when they begin; else each begins alone."""
+    """stages x replicas machines at one step, after `steps_before` undisturbed ones.
+
+    claims: (place in the stage, index) of the work that begins at once. together: in the first step all have heard of
+    each other; else each begins alone. classes: aggregates of the same microbatches have other bits if others have
+    summed them. silence_s: how long a silence is. spares: crashes spare the last holder. horizon_s: the search looks
+    no further in time.
+    """
 
     stages: int = 1
     replicas: int = 2
     microbatches: int = 2
-    crashes: int = 0
-    silences: int = 0
+    faults: Faults = NO_FAULTS
+    claims: tuple[tuple[int, int], ...] = ((0, 0), (1, 1))
     together: bool = True
-    claims: tuple[tuple[int, int], ...] = ((0, 0), (1, 1), (1, 0))
-    shape: Shape = field(init=False)
+    steps_before: int = 0
+    classes: bool = True
+    silence_s: float = 2 * TIMERS.suspect_s
+    spares: bool = True
+    horizon_s: float = MOST_S
+    machines: Machines = field(default_factory=Machines, repr=False)
 
     def __post_init__(self) -> None:
-        self.shape = Shape(self.stages, self.microbatches, 1)
+        self.shape = Shape(self.stages, self.microbatches, 1 + self.steps_before)
+        self.peers = tuple(
+            PeerId(f"{stage}{'ABCD'[place]}") for stage in range(self.stages) for place in range(self.replicas)
+        )
+        self.pairs: tuple[Pair, ...] = tuple((a, b) for a in self.peers for b in self.peers if a != b)
+        self.place = {peer: number for number, peer in enumerate(self.peers)}
+        self.pair = {pair: number for number, pair in enumerate(self.pairs)}
+        self.liar: PeerId | None = None
 
-    def stage_of(self, peer: PeerId) -> int:
-        """Names tell."""
-        return int(peer[0])
+    def __repr__(self) -> str:
+        of = [each.name for each in fields(self) if each.repr and getattr(self, each.name) != each.default]
+        said = [f"{name}={getattr(self, name)}" for name in of if name != "faults"]
+        return " ".join([*said, *(f"{n} {name}" for name, n in self.faults._asdict().items() if n)]) or "undisturbed"
+
+    def member(self, peer: PeerId, incarnation: int, now: float) -> Member:
+        """A machine that has no state yet."""
+        stage = int(peer[0])
+        return Member(
+            peer,
+            stage,
+            self.shape,
+            TIMERS,
+            incarnation=incarnation,
+            chain=CHAINS[stage],
+            now=now,
+            signer=SimulatedSigner(peer),
+        )
 
     def start(self) -> State:
-        """Everybody at version 0."""
-        members = {}
-        for stage in range(self.stages):
-            for place in range(self.replicas):
-                peer = PeerId(f"{stage}{'ABCD'[place]}")
-                members[peer] = Member(
-                    peer,
-                    stage,
-                    self.shape,
-                    TIMERS,
-                    incarnation=1,
-                    chain=CHAINS[stage],
-                    now=0.0,
-                    signer=SimulatedSigner(peer),
-                )
-        state = State(
-            0.0, {peer: Node(member) for peer, member in members.items()}, {}, frozenset(), self.crashes, self.silences
-        )
+        """The state in which the search begins."""
+        members = {peer: self.member(peer, 1, 0.0) for peer in self.peers}
         if self.together:
             for peer, member in members.items():
                 beat = replace(member.heartbeat(), synced=True)
                 for other in members:
                     if other != peer:
                         members[other].receive(peer, beat, now=0.0)
+        state = State(0.0, (DEAD,) * len(self.peers), ((),) * len(self.pairs), frozenset(), Faults())
         for peer, member in members.items():
             chain = CHAINS[member.stage]
-            begin(self, state, peer, member.restored(0, chain, chain, chain, None, (), now=0.0))
-        for peer, member in members.items():
+            actions = member.restored(0, chain, chain, chain, None, (), now=0.0)
+            state = self._begin(state, peer, Node(member), actions)
+        for _ in range(self.steps_before):
+            state = self._next_step(Ways(self).end(self._claimed(state)))
+        state = self._claimed(state)
+        if self.faults.lies:
+            leads = [node.member.me for node in map(self.node, self.peers) if node.member.keeper is not None]
+            self.liar = leads[0] if leads else self.peers[0]
+        return state._replace(left=self.faults)
+
+    def node(self, peer: PeerId) -> Node:
+        """As it was met last; only in `start`."""
+        return next(node for node in reversed(self.machines.nodes) if node.member.me == peer)
+
+    def _begin(self, state: State, peer: PeerId, node: Node, actions: list[Action]) -> State:
+        number, effects = self.machines.begin(node, actions, state.now)
+        return self._put(state, peer, number, effects)
+
+    def _claimed(self, state: State) -> State:
+        for peer in self.peers:
             for place, index in self.claims:
                 if peer[1] == "ABCD"[place]:
-                    begin(self, state, peer, member.claim(0, index, now=0.0))
+                    node = self.machines.nodes[state.nodes[self.place[peer]]].copy()
+                    claim = node.member.claim(node.member.version, index, now=state.now)
+                    state = self._begin(state, peer, node, claim)
         return state
 
+    def _next_step(self, state: State) -> State:
+        """All have applied a step: nothing of it is left."""
+        for peer in self.peers:
+            node = self.machines.nodes[state.nodes[self.place[peer]]].copy()
+            state = self._begin(state, peer, Node(node.member), [])
+        return state._replace(shares=frozenset())
 
-def begin(setup: Setup, state: State, peer: PeerId, actions: list[Action]) -> None:
-    """Perform a machine's actions, in a state of its own."""
-    node = state.nodes[peer]
-    for action in actions:
-        match action:
-            case Send(to, message):
-                _post(state, peer, to, message)
-            case Broadcast(message):
-                for other in state.nodes:
-                    if other != peer or isinstance(message, Committed):
-                        _post(state, peer, other, message)
-            case act.Void():
-                node.added, node.due = (), frozenset()
-            case act.CountHere(_, index):
-                node.due |= {index}
-            case act.Sum(current):
-                node.sum = current
-                if any(each == peer for each, _, _ in current.contributions):
-                    state.parts |= {(current.id, peer, tuple(sorted(node.added)))}
-            case act.CollectSum(current, digest):
-                node.collect = current, digest
-            case act.StopSum():
-                node.sum = node.collect = None
-            case act.Apply():
-                node.applies = True
-            case act.TakeIndex(step, index):
-                begin(setup, state, peer, node.member.claim(step, index, now=state.now))
-            case act.Resync() | act.Orphaned():
-                node.resyncs = True
+    # ------------------------------------------------------------ what follows
+
+    def _put(self, state: State, peer: PeerId, number: int, effects: Effects) -> State:
+        """The node is in that state, and what it sent is on the way."""
+        place, wire = self.place[peer], state.wire
+        nodes = (*state.nodes[:place], number, *state.nodes[place + 1 :])
+        if effects.sent:
+            channels = list(wire)
+            for to, message in effects.sent:
+                if to in self.place and nodes[self.place[to]] >= 0:
+                    pair = self.pair[peer, to]
+                    # All of them may come twice, and say the same then.
+                    if message not in channels[pair]:
+                        channels[pair] = (*channels[pair], message)
+            wire = tuple(channels)
+        shares = state.shares.union(effects.shares) if effects.shares else state.shares
+        return State(state.now, nodes, wire, shares, state.left)
+
+    def _event(self, state: State, peer: PeerId, event: Event) -> State:
+        return self._put(state, peer, *self.machines.after(state.nodes[self.place[peer]], event, state.now))
+
+    def after(self, state: State, move: Move) -> State:
+        """The state after a move.
+
+        Raises:
+            Broken: an aggregate does not hold each microbatch once.
+        """
+        match move:
+            case ("hear", sender, to) | ("hear", sender, to, _):
+                message, state = self._take(state, sender, to)
+                if len(move) == 4:
+                    message, state = move[3], self._spend(state, "lies")
+                return self._event(state, to, ("gone", sender) if message == GONE else ("hear", sender, message))
+            case ("own", peer, event):
+                return self._event(state, peer, event)
+            case ("own", peer, event, _):
+                return self._event(self._spend(state, "lies"), peer, event)
+            case ("tick",):
+                return self._tick(state)
+            case ("returns", peer, donor):
+                return self._return(state, peer, donor)
+            case ("dies", peer):
+                return self._end(self._spend(state, "crashes"), peer, DEAD)
+            case ("restarts", peer):
+                return self._end(self._spend(state, "restarts"), peer, AWAY)
+            case ("suspects", peer, other):
+                return self._event(self._spend(state, "suspicions"), peer, ("gone", other))
+            case ("waits", peer):
+                later = self._spend(state, "silences")._replace(now=state.now + self.silence_s)
+                return self._event(later, peer, ("wait",))
+            case ("loses", sender, to):
+                return self._take(self._spend(state, "losses"), sender, to)[1]
+        raise AssertionError(move)
+
+    @staticmethod
+    def _spend(state: State, fault: str) -> State:
+        return state._replace(left=state.left._replace(**{fault: getattr(state.left, fault) - 1}))
+
+    def _take(self, state: State, sender: PeerId, to: PeerId) -> tuple[int, State]:
+        pair = self.pair[sender, to]
+        message, *rest = state.wire[pair]
+        wire = (*state.wire[:pair], tuple(rest), *state.wire[pair + 1 :])
+        return message, state._replace(wire=wire)
+
+    def _tick(self, state: State) -> State:
+        """A heartbeat's time: all hear each other's heartbeats, then say again what is not answered."""
+        after = state._replace(now=state.now + TIMERS.heartbeat_s)
+        live = [peer for peer in self.peers if state.nodes[self.place[peer]] >= 0]
+        beats = [(peer, self.machines.beat(state.nodes[self.place[peer]])) for peer in live]
+        for peer in live:
+            after = self._event(after, peer, ("beats", tuple(each for each in beats if each[0] != peer)))
+        return after
+
+    def _end(self, state: State, peer: PeerId, becomes: int) -> State:
+        nodes = tuple(becomes if other == peer else state.nodes[self.place[other]] for other in self.peers)
+        wire = tuple(
+            () if to == peer else (*channel, GONE) if sender == peer and nodes[self.place[to]] >= 0 else channel
+            for (sender, to), channel in zip(self.pairs, state.wire, strict=True)
+        )
+        return state._replace(nodes=nodes, wire=wire)
+
+    def _return(self, state: State, peer: PeerId, donor: PeerId) -> State:
+        """It begins again, with the state of that replica."""
+        source = self.machines.nodes[state.nodes[self.place[donor]]]
+        of = source.member
+        member = self.member(peer, 2, state.now)
+        chains = of.chain, of.before, of.term_chain
+        actions = member.restored(of.version, *chains, of.finished, of.barrier.known, of.last_commits, now=state.now)
+        kept = frozenset({of.finished} if of.finished is not None else ())
+        return self._begin(state, peer, Node(member, kept=kept, applied=source.applied), actions)
+
+    # ------------------------------------------------------------ what may happen
+
+    def moves(self, state: State) -> list[Move]:
+        """All that may happen next but faults."""
+        found: list[Move] = [("hear", *pair) for pair, channel in zip(self.pairs, state.wire, strict=True) if channel]
+        for peer, number in zip(self.peers, state.nodes, strict=True):
+            if number >= 0:
+                found += (("own", peer, event) for event in self._own(state, self.machines.nodes[number]))
+            elif number == AWAY:
+                found += (("returns", peer, donor) for donor in self._donors(state, peer))
+        if not found and state.now < self.horizon_s and not self.ended(state):
+            found.append(("tick",))
+        return found
+
+    def faulty(self, state: State) -> Iterator[Move]:
+        """All faults that may happen next."""
+        left = state.left
+        if not any(left):
+            return
+        live = [peer for peer, number in zip(self.peers, state.nodes, strict=True) if number >= 0]
+        for peer in live:
+            if (left.crashes or left.restarts) and self._may_end(state, peer):
+                if left.crashes:
+                    yield "dies", peer
+                if left.restarts:
+                    yield "restarts", peer
+            if left.suspicions:
+                yield from (("suspects", peer, other) for other in live if other != peer)
+            if left.silences and any(state.wire):
+                yield "waits", peer
+        for (sender, to), channel in zip(self.pairs, state.wire, strict=True):
+            if channel and channel[0] != GONE:
+                if left.losses:
+                    yield "loses", sender, to
+                if left.lies and sender == self.liar:
+                    message = self.machines.messages[channel[0]]
+                    for lie in lies_of(message, sender, self):
+                        yield "hear", sender, to, self.machines.message(lie)
+        if left.lies:
+            for peer in live:
+                node = self.machines.nodes[state.nodes[self.place[peer]]]
+                of = node.aggregation
+                if of is not None and peer != self.liar and self.liar in of.receivers:
+                    for event in self._own(state, node):
+                        if event[0] == "aggregate":
+                            yield "own", peer, (event[0], replace(event[1], digest=FORGED)), "lie"
+
+    def ended(self, state: State) -> bool:
+        """All that live have applied the step, or take over the state of another replica."""
+        return all(
+            number == DEAD or (number >= 0 and self.machines.facts[number].done) for number in state.nodes
+        ) and not any(number == AWAY for number in state.nodes)
+
+    def _own(self, state: State, node: Node) -> Iterator[Event]:
+        for index in sorted(node.due):
+            yield "add", index
+        if node.applies:
+            yield ("apply",)
+        if node.aggregation is not None:
+            finished = self._aggregate(state, node.aggregation)
+            if finished is not None:
+                yield "aggregate", finished
+        if node.fetch is not None:
+            wanted, digest = node.fetch
+            numbers = (state.nodes[self.place[peer]] for peer in (node.member.me, *wanted.holders))
+            held = (self.machines.held(number, wanted.id, digest) for number in numbers if number >= 0)
+            if (found := next(filter(None, held), None)) is not None:
+                yield "aggregate", found
+
+    def _aggregate(self, state: State, current: Round) -> Finished | None:
+        """What the shares of that round make, once all are there."""
+        found = []
+        for peer, generation, indexes in current.contributions:
+            share = next(
+                (
+                    each
+                    for each in state.shares
+                    if (each.round, each.peer, each.declared) == (current.id, peer, (generation, indexes))
+                ),
+                None,
+            )
+            if share is None:
+                return None
+            found.append((peer, share.holds))
+        counted = sorted(index for _, holds in found for index in holds)
+        if counted != list(range(self.microbatches)):
+            raise Broken(f"an aggregate of microbatches {counted}")
+        bits = repr(sorted(found) if self.classes else counted).encode()
+        return Finished(current.id, hashlib.sha256(bits).digest(), len(counted), 0.0, 1.0, current.contributions)
+
+    def _donors(self, state: State, peer: PeerId) -> list[PeerId]:
+        """Replicas of its stage whose state it may take over."""
+        return [
+            other
+            for other, number in zip(self.peers, state.nodes, strict=True)
+            if other[0] == peer[0] and number >= 0 and not self.machines.nodes[number].member.applying
+        ]
+
+    def _may_end(self, state: State, peer: PeerId) -> bool:
+        mates = [
+            self.machines.facts[number]
+            for other, number in zip(self.peers, state.nodes, strict=True)
+            if other != peer and other[0] == peer[0] and number >= 0
+        ]
+        if not self.spares:
+            return bool(mates)
+        facts = [self.machines.facts[number] for number in state.nodes if number >= 0]
+        known = any(each.committed is not None or each.done for each in facts)
+        return any(each.contributions or each.done for each in mates) if known else bool(mates)
+
+    # ------------------------------------------------------------ invariants
+
+    def violation(self, state: State) -> str:
+        """What does not hold, of correct replicas; empty: everything holds."""
+        committed: dict[str, bytes] = {}
+        for peer, number in zip(self.peers, state.nodes, strict=True):
+            if number < 0 or peer == self.liar:
+                continue
+            facts = self.machines.facts[number]
+            if not facts.assigned:
+                return f"{peer} has accumulated what it was not assigned"
+            if not facts.once:
+                return f"{peer} has accumulated a microbatch twice"
+            indexes = [index for _, _, part in facts.contributions for index in part]
+            if len(set(indexes)) != len(indexes):
+                return f"a microbatch contributes twice to the aggregate of {peer}"
+            for digest in (facts.committed, facts.applied):
+                if digest is not None and committed.setdefault(peer[0], digest) != digest:
+                    return f"two commits of one step in stage {peer[0]}"
+        return ""
+
+    def resigned(self, state: State) -> bool:
+        """Has a correct replica signed two values?"""
+        return any(
+            number >= 0 and peer != self.liar and len(self.machines.facts[number].signed) > 1
+            for peer, number in zip(self.peers, state.nodes, strict=True)
+        )
 
 
-def _post(state: State, sender: PeerId, to: PeerId, message: Control) -> None:
-    if to in state.nodes:
-        channel = state.wire.get((sender, to), ())
-        # All of them may come twice, and say the same then; but equal commits may carry other votes.
-        if not any(each == message and repr(each) == repr(message) for each in channel):
-            state.wire[sender, to] = (*channel, message)
+# ---------------------------------------------------------------- what a lying leader says
+
+FORGED = b"forged" + bytes(26)
 
 
-# ---------------------------------------------------------------- what may happen
+def lies_of(message: Any, liar: PeerId, setup: Setup) -> Iterator[Any]:
+    """What a leader may say to one replica instead of this message."""
+    others = [peer for peer in setup.peers if peer[0] == liar[0]]
+    match message:
+        case Granted():
+            for owner in others:
+                yield Moved(message.stamp, message.ballot, message.generation, message.index, owner)
+        case Moved():
+            yield Granted(message.stamp, message.ballot, message.generation, message.index)
+        case Prepare():
+            yield replace(message, ballot=replace(message.ballot, number=message.ballot.number + 1))
+            yield Evicted(message.stamp, message.ballot, setup.node(liar).member.claims.generation, void=True)
+        case Round():
+            sets = message.contributions
+            every = frozenset(range(setup.microbatches))
+            for peer, generation, _ in sets:
+                yield replace(message, contributions=((peer, generation, every),))
+                yield replace(message, contributions=((peer, generation, every),), receivers=(peer,))
+            if len(sets) > 1:
+                turned = [(a[0], a[1], b[2]) for a, b in zip(sets, (*sets[1:], sets[0]), strict=True)]
+                yield replace(message, contributions=tuple(turned))
+        case Committed():
+            forged = replace(message.commit, digest=FORGED, votes=(), seats=frozenset(), signatures=())
+            yield replace(message, commit=forged)
+        case Report() if message.ack is not None and message.whole:
+            ack = replace(message.ack, digest=FORGED)
+            vote = SimulatedSigner(liar).sign(statement(acked(message.stamp, ack), message.stamp.restart))
+            yield replace(message, ack=ack, vote=vote)
 
 
-def moves(setup: Setup, state: State) -> Iterator[tuple[str, State, bool]]:
-    """(what, the state after it, is it a fault) of all that may happen next."""
-    quiet = True
-    for pair, channel in sorted(state.wire.items()):
-        if channel:
-            quiet = False
-            yield f"{pair[0]}>{pair[1]} {type(channel[0]).__name__}", _deliver(setup, state, pair), False
-    for peer, node in sorted(state.nodes.items()):
-        for what in _own(setup, state, peer, node):
-            quiet = False
-            yield f"{peer} {what}", _act(setup, state, peer, what), False
-    if quiet and state.ticks < MOST_TICKS and not ended(state):
-        yield "tick", _tick(setup, state), False
-    for peer in sorted(state.nodes):
-        if state.crashes and _may_crash(setup, state, peer):
-            yield f"{peer} dies", _crash(state, peer), True
-        if state.silences and not quiet:
-            yield f"{peer} hears nothing for long", _silence(setup, state, peer), True
+# ---------------------------------------------------------------- without further faults
 
 
-def ended(state: State) -> bool:
-    """All that live have applied the step."""
-    return all(node.applied is not None or node.resyncs for node in state.nodes.values())
+class Ways:
+    """Where each state leads if no further fault happens and messages are delivered in order."""
 
+    def __init__(self, setup: Setup) -> None:
+        self.setup = setup
+        self._left_s: dict[State, float] = {}
 
-def _branch(state: State, *changed: PeerId) -> State:
-    nodes = {peer: node.copy() if peer in changed else node for peer, node in state.nodes.items()}
-    return replace(state, nodes=nodes, wire=dict(state.wire))
+    def next(self, state: State) -> State:
+        """One message of each pair arrives, and what is due at each replica happens; or else time passes."""
+        setup, moved = self.setup, False
+        state = state._replace(left=Faults())
+        for pair in setup.pairs:
+            if state.wire[setup.pair[pair]]:
+                state, moved = setup.after(state, ("hear", *pair)), True
+        for peer in setup.peers:
+            own = [move for move in setup.moves(state) if move[0] in ("own", "returns") and move[1] == peer]
+            if own:
+                state, moved = setup.after(state, own[0]), True
+        return state if moved or setup.ended(state) else setup.after(state, ("tick",))
 
+    def seconds(self, state: State) -> float:
+        """Until the step is applied everywhere; infinite: it is not."""
+        way, began = [state], state.now
+        while not self.setup.ended(way[-1]) and way[-1] not in self._left_s:
+            if len(way) > MOST_ROUNDS or way[-1].now - began > MOST_S:
+                break
+            way.append(self.next(way[-1]))
+        last = way[-1]
+        end = last.now + self._left_s.get(last, 0.0 if self.setup.ended(last) else float("inf"))
+        for each in way:
+            self._left_s[each] = end - each.now
+        return end - began
 
-def _deliver(setup: Setup, state: State, pair: tuple[PeerId, PeerId]) -> State:
-    sender, to = pair
-    after = _branch(state, to)
-    message, *rest = after.wire.pop(pair)
-    if rest:
-        after.wire[pair] = tuple(rest)
-    member = after.nodes[to].member
-    if isinstance(message, Gone):
-        begin(setup, after, to, member.gone(sender, definite=True, now=after.now))
-    else:
-        begin(setup, after, to, member.receive(sender, message, now=after.now))
-    return after
-
-
-def _own(setup: Setup, state: State, peer: PeerId, node: Node) -> Iterator[str]:
-    for index in sorted(node.due):
-        yield f"adds {index}"
-    if node.applies:
-        yield "applies"
-    if node.sum is not None:
-        sent = {each for round_id, each, _ in state.parts if round_id == node.sum.id}
-        if {each for each, _, _ in node.sum.contributions} <= sent:
-            yield "has the sum"
-    if node.collect is not None:
-        yield from (f"collects from {x}" for x in sorted(state.nodes) if _served(state, x, node.collect) is not None)
-
-
-def _served(state: State, holder: PeerId, wanted: tuple[Round, bytes]) -> Finished | None:
-    current, digest = wanted
-    if holder not in current.holders:
-        return None
-    found = state.nodes[holder].member.sum_of(current.stamp, current.id)
-    return found if found is not None and found.digest == digest else None  # who describes another sum is passed over
-
-
-def _act(setup: Setup, state: State, peer: PeerId, what: str) -> State:
-    after = _branch(state, peer)
-    node, verb, last = after.nodes[peer], what.split()[0], what.split()[-1]
-    member = node.member
-    if verb == "adds":
-        node.due -= {int(last)}
-        node.added += (int(last),)
-        begin(setup, after, peer, member.add(0, int(last)))
-    elif verb == "applies":
-        assert member.finished is not None
-        node.applies, node.applied = False, member.finished.digest
-        begin(setup, after, peer, member.applied(now=after.now))
-    elif verb == "has":
-        assert node.sum is not None
-        finished = _summed(setup, after, node.sum)
-        node.sum = None
-        begin(setup, after, peer, member.sum_whole(finished, now=after.now))
-    else:
-        assert node.collect is not None
-        found = _served(state, PeerId(last), node.collect)
-        assert found is not None
-        node.collect = None
-        begin(setup, after, peer, member.sum_whole(found, now=after.now))
-    return after
-
-
-def _summed(setup: Setup, state: State, current: Round) -> Finished:
-    """What the parts make. A sum's bits depend on who summed what, so its digest does."""
-    named = {peer: indexes for peer, _, indexes in current.contributions}
-    parts = sorted((peer, part) for round_id, peer, part in state.parts if round_id == current.id and peer in named)
-    counted = sorted(index for _, part in parts for index in part)
-    if counted != list(range(setup.microbatches)):
-        raise Broken(f"a sum of {counted}: {parts} in round {current.id}")
-    digest = hashlib.sha256(repr(parts).encode()).digest()
-    return Finished(current.id, digest, len(counted), 0.0, 1.0, current.contributions)
-
-
-def _tick(setup: Setup, state: State) -> State:
-    """A heartbeat's time: all hear each other's heartbeats, then say again what is not answered."""
-    after = _branch(state, *state.nodes)
-    after.now, after.ticks = state.now + TIMERS.beat_s, state.ticks + 1
-    beats: dict[PeerId, Heartbeat] = {peer: node.member.heartbeat() for peer, node in after.nodes.items()}
-    for peer, beat in beats.items():
-        for other, node in after.nodes.items():
-            if other != peer:
-                begin(setup, after, other, node.member.receive(peer, beat, now=after.now))
-    for peer, node in after.nodes.items():
-        begin(setup, after, peer, node.member.tick(now=after.now))
-    return after
-
-
-def _silence(setup: Setup, state: State, peer: PeerId) -> State:
-    """Time passes while messages wait; this machine alone notices."""
-    after = _branch(state, peer)
-    after.now, after.silences, after.faulty = state.now + 2 * TIMERS.suspect_s, state.silences - 1, True
-    begin(setup, after, peer, after.nodes[peer].member.tick(now=after.now))
-    return after
-
-
-def _may_crash(setup: Setup, state: State, peer: PeerId) -> bool:
-    """Each stage keeps one that lives, and with it the sum, once somebody goes by its commit."""
-    stage = setup.stage_of(peer)
-    mates = [node for other, node in state.nodes.items() if other != peer and setup.stage_of(other) == stage]
-    known = any(commit.stage == stage for node in state.nodes.values() for commit in node.member.barrier.known)
-    past = any(node.applied is not None for node in state.nodes.values())
-    if known or past:
-        return any(node.member.finished is not None or node.applied is not None for node in mates)
-    return bool(mates)
-
-
-def _crash(state: State, peer: PeerId) -> State:
-    after = _branch(state)
-    after.crashes, after.faulty = state.crashes - 1, True
-    del after.nodes[peer]
-    after.wire = {pair: channel for pair, channel in after.wire.items() if pair[1] != peer}
-    for other in after.nodes:
-        after.wire[peer, other] = (*after.wire.get((peer, other), ()), Gone())
-    return after
+    def end(self, state: State) -> State:
+        """The state in which the step is applied everywhere."""
+        assert self.seconds(state) < float("inf")
+        while not self.setup.ended(state):
+            state = self.next(state)
+        return state
 
 
 # ---------------------------------------------------------------- the search
 
 
-@dataclass(slots=True)
-class Searched:
-    """states: found. open: those whose moves were not looked at, for the cap. ends: in which all have applied.
-    stuck: states with no way to an end that holds no further fault; only counted where nothing is open.
-    forks: states in which two mates that live applied different sums, after a fault."""
+@dataclass
+class Search:
+    """What a search has found. complete: every interleaving was looked at. resigned: states in which a replica has
+    signed two values. longest_s: from a state until the step is applied, without further faults. runs: at random."""
 
+    setup: Setup
     states: int = 0
-    open: int = 0
+    complete: bool = True
     ends: int = 0
-    stuck: int = 0
-    forks: int = 0
-    unfinished: int = 0
-    followed: int = 0
-    story: list[str] = field(default_factory=list)
+    resigned: int = 0
+    longest_s: float = 0.0
+    runs: int = 0
+    parents: dict[State, tuple[State, Move] | None] = field(default_factory=dict, repr=False)
 
     def __str__(self) -> str:
-        whole = "all" if not self.open else f"{self.open} left open by the cap"
         return (
-            f"{self.states} states ({whole}), {self.ends} ends, {self.forks} with a fork after a fault, "
-            f"{self.stuck} stuck, {self.followed} followed to the end"
+            f"{self.setup!r}: {self.states} states ({'all' if self.complete else 'cut'}), of "
+            f"{len(self.setup.machines.nodes)} of machines, {self.ends} ends, {self.resigned} with two values signed, "
+            f"the longest {self.longest_s:.1f} s to the end, {self.runs} runs at random"
         )
 
+    def way(self, state: State) -> list[Move]:
+        """The moves that lead there."""
+        moves = []
+        while (step := self.parents[state]) is not None:
+            state, move = step
+            moves.append(move)
+        return moves[::-1]
 
-def search(setup: Setup, *, cap: int, follow: int = 50) -> Searched:
-    """Look at every interleaving, breadth first, up to `cap` states.
+    def tell(self, moves: list[Move]) -> str:
+        """These moves as a conversation."""
+        state, lines = self.setup.start(), list[str]()
+        for move in moves:
+            try:
+                after = self.setup.after(state, move)
+            except Broken as broken:
+                return "\n".join([*lines, f"{state.now:5.1f} s  {_words(self.setup, state, move)}: {broken}"])
+            lines.append(f"{after.now:5.1f} s  {_words(self.setup, state, move)}")
+            for (sender, to), was, is_ in zip(self.setup.pairs, state.wire, after.wire, strict=True):
+                for number in is_[len(was) - (move[0] in ("hear", "loses") and move[1:3] == (sender, to)) :]:
+                    lines.append(f"             {sender} says to {to}: {describe(self.setup, number)}")
+            state = after
+        return "\n".join(lines)
 
-    follow: so many of the states left open are run on by one fair schedule, which has to reach an end.
+
+def _words(setup: Setup, state: State, move: Move) -> str:
+    match move:
+        case ("hear", sender, to):
+            return f"{to} hears {describe(setup, state.wire[setup.pair[sender, to]][0])} from {sender}"
+        case ("hear", sender, to, lie):
+            return f"{to} hears {describe(setup, lie)} from {sender}, A LIE"
+        case ("loses", sender, to):
+            return f"LOST: {describe(setup, state.wire[setup.pair[sender, to]][0])} from {sender} to {to}"
+        case ("own", peer, event, *lie):
+            what = f"aggregate {event[1].digest.hex()[:4]}" if event[0] == "aggregate" else " ".join(map(str, event))
+            return f"{peer}: {what}{', A LIE' if lie else ''}"
+        case ("tick",):
+            return "a heartbeat's time passes"
+    fault, peer, *others = move
+    return " ".join([peer, fault.upper(), *others])
+
+
+def describe(setup: Setup, number: int) -> str:
+    """A message, without what says nothing."""
+    if number == GONE:
+        return "that its connection is gone"
+    return _short(setup.machines.messages[number])
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, bytes):
+        return value.hex()[:4]
+    if isinstance(value, frozenset | set | tuple | list):
+        return "{" + " ".join(sorted(map(_short, value))) + "}"
+    if not hasattr(value, "__dataclass_fields__"):
+        return str(value)[:8] if isinstance(value, str) else str(value)
+    said = [
+        f"{each.name}={_short(getattr(value, each.name))}"
+        for each in fields(value)
+        if each.name not in _UNSAID and getattr(value, each.name) not in (None, (), frozenset(), b"", "", 0, False)
+    ]
+    return f"{type(value).__name__}({', '.join(said)})"
+
+
+_UNSAID = frozenset(
+    ["stamp", "chain", "before", "numerics", "line", "incarnation", "vote", "votes", "signatures", "roll"]
+)
+
+
+def search(setup: Setup, *, cap: int, runs: int = 0, seed: int = 0) -> Search:
+    """Look at every interleaving, breadth first, up to `cap` states; then at `runs` that are drawn, each to its end.
 
     Raises:
-        Broken: a wrong sum; two sums of one stage without a fault; a fair schedule without end.
+        Broken: an invariant does not hold, or a state leads to no end.
     """
-    found, names = Searched(), dict[int, tuple[Node, bytes]]()
-    first = setup.start()
-    root = first.name(names)
-    parents: dict[bytes, tuple[bytes, str] | None] = {root: None}
-    before: dict[bytes, list[bytes]] = {}
-    queue: deque[tuple[bytes, State]] = deque([(root, first)])
-    ends: list[bytes] = []
-    left: list[tuple[bytes, State]] = []
-
-    def story(name: bytes) -> list[str]:
-        told = []
-        while (step := parents[name]) is not None:
-            name, what = step
-            told.append(what)
-        return told[::-1]
-
+    found, ways, first = Search(setup), Ways(setup), setup.start()
+    found.parents[first] = None
+    queue = deque([first])
     while queue:
-        name, state = queue.popleft()
-        if _forked(setup, state):
-            if not state.faulty:
-                raise Broken("two sums of one stage applied: " + "; ".join(story(name)))
-            found.forks += 1
-        if ended(state):
-            ends.append(name)
+        state = queue.popleft()
+        _look(found, ways, state, lambda state=state: found.way(state))
+        if setup.ended(state):
+            found.ends += 1
             continue
-        if len(parents) >= cap:
-            left.append((name, state))
+        if len(found.parents) >= cap:
+            found.complete = False
             continue
-        try:
-            for what, after, fault in moves(setup, state):
-                other = after.name(names)
-                if not fault:
-                    before.setdefault(other, []).append(name)
-                if other not in parents:
-                    parents[other] = name, what
-                    queue.append((other, after))
-        except Broken as broken:
-            raise Broken(f"{broken}: " + "; ".join(story(name))) from None
-        if len(names) > 200_000:
-            names.clear()
-    found.states, found.open, found.ends = len(parents), len(left), len(ends)
-    if not left:
-        good, stack = set(ends), list(ends)
-        while stack:
-            for name in before.get(stack.pop(), ()):
-                if name not in good:
-                    good.add(name)
-                    stack.append(name)
-        bad = [name for name in parents if name not in good]
-        found.stuck = len(bad)
-        if bad:
-            found.story = min((story(name) for name in bad), key=len)
-    for name, state in left[:: max(1, len(left) // follow)] if left else ():
-        found.followed += 1
-        if not _fair(setup, state):
-            raise Broken("a fair schedule does not end: " + "; ".join(story(name)))
+        for move in (*setup.moves(state), *setup.faulty(state)):
+            try:
+                after = setup.after(state, move)
+            except Broken as broken:
+                raise Broken(f"{broken}\n{found.tell([*found.way(state), move])}") from None
+            if after not in found.parents:
+                found.parents[after] = state, move
+                queue.append(after)
+    found.states = len(found.parents)
+    for number in range(runs):
+        _walk(found, ways, first, random.Random(f"{seed}.{number}"))
     return found
 
 
-def _forked(setup: Setup, state: State) -> bool:
-    sums = {(setup.stage_of(peer), node.applied) for peer, node in state.nodes.items() if node.applied is not None}
-    return len(sums) > len({stage for stage, _ in sums})
+def _look(found: Search, ways: Ways, state: State, way: Any) -> None:
+    """Hold a state against all invariants."""
+    setup = found.setup
+    found.resigned += setup.resigned(state)
+    reason = setup.violation(state)
+    # Two correct replicas outvote a lying leader. One cannot: then the run waits (docs/protocol.md).
+    if not reason and not (setup.faults.lies and setup.replicas < 3):
+        try:
+            seconds = ways.seconds(state._replace(left=Faults()))
+        except Broken as broken:
+            reason = f"{broken}, without a further fault"
+        else:
+            reason = "the step stands still" if seconds > MOST_S else ""
+            found.longest_s = max(found.longest_s, seconds)
+    if reason:
+        raise Broken(f"{reason}\n{found.tell(way())}")
 
 
-def _fair(setup: Setup, state: State, most: int = 4000) -> bool:
-    """Everything happens in turn, oldest sender first, and no further fault: does the step end?"""
-    turn = 0
-    while not ended(state) and turn < most:
-        options = [(what, after) for what, after, fault in moves(setup, state) if not fault]
-        if not options:
-            return False
-        state = options[turn % len(options)][1]
-        if _forked(setup, state) and not state.faulty:
-            raise Broken("two sums of one stage applied")
-        turn += 1
-    return ended(state)
+def _walk(found: Search, ways: Ways, state: State, random_: random.Random) -> None:
+    """One run at random; faults happen in any of its first hundred moves."""
+    setup, way = found.setup, list[Move]()
+    when = sorted(random_.randrange(100) for _ in range(sum(setup.faults)))
+    while may := setup.moves(state):
+        faults = list(setup.faulty(state)) if when and len(way) >= when[0] else []
+        if faults:
+            when.pop(0)
+        way.append(random_.choice(faults or may))
+        try:
+            state = setup.after(state, way[-1])
+        except Broken as broken:
+            raise Broken(f"{broken}\n{found.tell(way)}") from None
+        _look(found, ways, state, lambda: way)
+    found.runs += 1
