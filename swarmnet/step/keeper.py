@@ -693,11 +693,7 @@ class Keeper:
                 peer, "gives back what it was granted", cost_s=max(now - since, least_s), now=now
             )
         ]
-        # Others would wait for what a newcomer reduces, and it has done nothing yet that shows it will.
-        new = self._newcomers()
-        self._apart = self._builder.spared(
-            self.members, self._broken_ends(now) | (new if new < self.members.keys() else frozenset())
-        )
+        self._apart = self._builder.spared(self.members, self._broken_ends(now), self._newcomers())
         self._first_ack_at = None
         self.round, self._spoilt = self._builder.open(self.members, self.ledger, self._apart), False
         self._told, self._opened_at = {}, now

@@ -65,14 +65,21 @@ class RoundBuilder:
         home = self._home.get(index)
         return home is None or peer in home
 
-    def spared(self, members: Collection[PeerId], broken: frozenset[PeerId]) -> frozenset[PeerId]:
-        """Who should reduce nothing: ends of broken lines, and members that reach mates through a relay alone.
+    def spared(
+        self, members: Collection[PeerId], broken: frozenset[PeerId], newcomers: frozenset[PeerId] = frozenset()
+    ) -> frozenset[PeerId]:
+        """Who should reduce nothing: ends of broken lines, members that have contributed to no commit yet (the others
+        would wait for what they reduce), and members that reach mates through a relay alone.
 
         Members that only contribute exchange nothing with each other, so that nothing of a round crosses a relay. Never
         all: where nobody else is left, relays carry it.
         """
         relayed = frozenset(peer for peer in members if self._lines.get(peer, UNMEASURED).relayed)
-        return broken | relayed if set(members) - broken - relayed else broken
+        found = broken
+        for each in (newcomers, relayed):
+            if set(members) - found - each:
+                found |= each
+        return found
 
     def open(self, members: Collection[PeerId], ledger: Ledger, apart: frozenset[PeerId] = frozenset()) -> Round:
         """The next round, over all that the ledger holds. apart: members (never all) that should reduce nothing."""

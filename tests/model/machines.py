@@ -20,13 +20,13 @@ from types import FunctionType, MethodType
 from typing import Any, NamedTuple
 
 from swarmnet.ids import Generation, PeerId, RoundId
+from swarmnet.manifest.timers import Timers
 from swarmnet.messages import Committed, Finished, Round
 from swarmnet.step import actions as act
 from swarmnet.step.actions import Action, Broadcast, Send
 from swarmnet.step.drift import DriftRules
 from swarmnet.step.gate import Shape
 from swarmnet.step.member import Member
-from swarmnet.step.view import Timers
 
 # ---------------------------------------------------------------- copies and names of machines
 

@@ -255,7 +255,7 @@ class Setup:
 
     def _tick(self, state: State) -> State:
         """A heartbeat's time: all hear each other's heartbeats, then say again what is not answered."""
-        after = state._replace(now=state.now + TIMERS.heartbeat_s)
+        after = state._replace(now=state.now + TIMERS.beat_s)
         live = [peer for peer in self.peers if state.nodes[self.place[peer]] >= 0]
         beats = [(peer, self.machines.beat(state.nodes[self.place[peer]])) for peer in live]
         for peer in live:
