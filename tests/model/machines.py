@@ -168,6 +168,7 @@ class Node:
             self.applied,
             self.signed,
             held.contributions if held is not None else (),
+            self.accumulated,
             frozenset(self.accumulated) <= claims.granted or done,
             len(set(self.accumulated)) == len(self.accumulated),
             done or self.resyncs,
@@ -181,6 +182,7 @@ class Facts(NamedTuple):
     applied: bytes | None
     signed: frozenset[bytes]
     contributions: tuple[tuple[PeerId, Any, frozenset[int]], ...]
+    accumulated: tuple[int, ...]
     assigned: bool
     once: bool
     done: bool
@@ -204,7 +206,8 @@ class Share(NamedTuple):
 
 Event = tuple[Any, ...]
 """("hear", sender, message number), ("gone", sender), ("add", index), ("apply",), ("aggregate", finished),
-("beats", ((sender, message number), ...)): a heartbeat's time has passed, ("wait",): time has passed without any."""
+("beats", ((sender, message number), ...)): a heartbeat's time has passed, ("wait",): time has passed without any,
+("reached", peers): they answered a call."""
 
 
 class Machines:
@@ -287,6 +290,10 @@ class Machines:
             case ("beats", beats):
                 heard = [each for peer, beat in beats for each in member.receive(peer, self.messages[beat], now=now)]
                 return [*heard, *member.tick(now=now)]
+            case ("reached", peers):
+                for peer in peers:
+                    member.reached(peer, now=now)
+                return []
             case ("wait",):
                 return member.tick(now=now)
         raise AssertionError(event)

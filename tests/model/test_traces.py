@@ -1,0 +1,194 @@
+"""Single schedules that a change of the protocol must survive, between production machines.
+
+`Play` is a scripted schedule: what `step_search` tries in every order happens here in one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import pytest
+from machines import Facts
+from step_search import TIMERS, Pair, Setup, State
+
+from swarmnet.ids import PeerId
+from swarmnet.step.member import Member
+from swarmnet.step.pace import Pace
+
+A, B, C, D = (PeerId(f"0{name}") for name in "ABCD")
+HANG_S = 8.0
+"""A step in which one of three replicas hangs is applied within this."""
+
+
+@dataclass
+class Play:
+    """A state that goes on in order.
+
+    cut: pairs between which nothing arrives. mute: of them only heartbeats come. hung: they do nothing, and hear it all
+    later.
+    """
+
+    setup: Setup
+    cut: set[Pair] = field(default_factory=set)
+    mute: set[PeerId] = field(default_factory=set)
+    hung: set[PeerId] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.state: State = self.setup.start()
+        self.began = self.state.now
+        self.reach()
+
+    @property
+    def leader(self) -> PeerId:
+        return next(peer for peer in self.setup.peers if self.member(peer).keeper is not None)
+
+    def member(self, peer: PeerId) -> Member:
+        return self.setup.machines.nodes[self.state.nodes[self.setup.place[peer]]].member
+
+    def facts(self, peer: PeerId) -> Facts:
+        return self.setup.machines.facts[self.state.nodes[self.setup.place[peer]]]
+
+    def isolate(self, peer: PeerId) -> None:
+        self.cut |= {pair for pair in self.setup.pairs if peer in pair}
+
+    def end(self, peer: PeerId) -> None:
+        """Its machine ends for good."""
+        self.state = self.setup._end(self.state, peer, -1)
+
+    def once(self) -> bool:
+        """One message or event; False: nothing is due."""
+        setup = self.setup
+        for sender, to in setup.pairs:
+            channel = self.state.wire[setup.pair[sender, to]]
+            if channel and ((sender, to) in self.cut or (sender in self.mute and channel[0] >= 0)):
+                self.state = setup._take(self.state, sender, to)[1]
+                return True
+        moves = [
+            move
+            for move in setup.moves(self.state)
+            if move[0] != "tick" and move[2 if move[0] == "hear" else 1] not in self.hung
+        ]
+        if moves:
+            self.state = setup.after(self.state, moves[0])
+        return bool(moves)
+
+    def until(self, done: Callable[[Play], object], *, within_s: float) -> float:
+        """Go on until that is so; returns how long it took. Every state is held against the invariants."""
+        setup, began = self.setup, self.state.now
+        while not done(self):
+            assert setup.violation(self.state) == ""
+            if self.once():
+                continue
+            assert self.state.now - began <= within_s, "the step stands still"
+            self.tick()
+        assert setup.violation(self.state) == ""
+        return self.state.now - began
+
+    def tick(self) -> None:
+        """A heartbeat's time: those who are not cut off hear each other."""
+        setup = self.setup
+        self.state = self.state._replace(now=self.state.now + TIMERS.heartbeat_s)
+        self.reach()
+        beats = [(peer, setup.machines.beat(self.state.nodes[setup.place[peer]])) for peer in self.live]
+        for peer in self.live:
+            heard = tuple(each for each in beats if each[0] != peer and (each[0], peer) not in self.cut)
+            self.state = setup._event(self.state, peer, ("beats", heard))
+
+    @property
+    def live(self) -> list[PeerId]:
+        peers = zip(self.setup.peers, self.state.nodes, strict=True)
+        return [peer for peer, number in peers if number >= 0 and peer not in self.hung]
+
+    def reach(self) -> None:
+        """Calls are answered between those who hear each other."""
+        for peer in self.live:
+            found = [other for other in self.live if other != peer and not {(peer, other), (other, peer)} & self.cut]
+            self.state = self.setup._event(self.state, peer, ("reached", tuple(found)))
+
+    def applied(self, *peers: PeerId, within_s: float) -> float:
+        """Go on until these have applied the step."""
+        return self.until(lambda play: all(play.facts(peer).done for peer in peers), within_s=within_s)
+
+
+def three(*, classes: bool = True) -> Play:
+    """A stage of three at its second step: all have contributed to the one before."""
+    return Play(Setup(replicas=3, microbatches=3, claims=((0, 0), (1, 1), (2, 2)), steps_before=1, classes=classes))
+
+
+def test_c1_a_replica_that_is_cut_off_commits_no_other_value():
+    play = three(classes=False)
+    play.isolate(A)
+    play.applied(B, C, within_s=HANG_S)
+    play.until(lambda play: play.facts(A).done, within_s=60.0)
+    assert play.facts(A).applied == play.facts(B).applied
+
+
+def test_c2_a_signed_value_is_locked_for_the_step():
+    play = three()
+    play.until(lambda play: play.facts(A).signed and not play.facts(B).done, within_s=2.0)
+    play.isolate(A)
+    play.until(lambda play: play.state.now > play.began + 60.0, within_s=61.0)
+    assert len(play.facts(A).signed) == 1
+
+
+def test_c7_a_new_leader_takes_over_what_members_have_accumulated():
+    play = three()
+    play.until(lambda play: all(play.facts(peer).accumulated for peer in (A, B, C)), within_s=2.0)
+    play.end(play.leader)
+    play.applied(*play.live, within_s=HANG_S)
+
+
+@pytest.mark.parametrize("leads", [True, False])
+def test_c8_one_that_receives_nothing_and_is_received_by_all_holds_a_step_up_once(leads: bool):
+    play = three()
+    deaf = next(peer for peer in (A, B, C) if (peer == play.leader) == leads)
+    others = [peer for peer in (A, B, C) if peer != deaf]
+    play.cut = {(other, deaf) for other in others}
+    play.applied(*others, within_s=HANG_S)
+
+
+@pytest.mark.parametrize("mute", [A, B, C])
+def test_c9_a_replica_that_beats_and_never_says_what_it_holds_is_left_out(mute: PeerId):
+    play = three()
+    play.mute = {mute}
+    play.applied(*(peer for peer in (A, B, C) if peer != mute), within_s=2 * TIMERS.long_silence_s)
+
+
+def test_c11_two_candidates_do_not_overtake_each_other():
+    play = three()
+    play.end(play.leader)
+    for candidate in play.live:
+        play.state = play.setup._event(play.state._replace(now=play.state.now + 7.0), candidate, ("wait",))
+    play.applied(*play.live, within_s=HANG_S)
+
+
+def patience_s(disturbed: int, of: int) -> float:
+    """After many steps of a second, so many of each few disturbed for twice as long as others were waited for."""
+    pace, now = Pace(TIMERS), 0.0
+    for step in range(200):
+        usual = step % of >= disturbed
+        now += 1.0 if usual else max(4.0, 2 * pace.patience_s(TIMERS.suspect_s, 4.0))
+        pace.applied(PeerId(f"0{'ABC'[step // 16 % 3]}"), now=now)
+    return pace.patience_s(TIMERS.suspect_s, 0.0)
+
+
+def test_c12_patience_does_not_grow_with_disturbed_steps():
+    assert patience_s(1, 3) == patience_s(0, 1)
+
+
+def test_c14_a_replica_that_comes_back_adopts_the_aggregate():
+    play = three()
+    play.isolate(C)
+    play.until(lambda play: play.facts(A).signed, within_s=HANG_S)
+    play.cut.clear()
+    play.applied(A, B, C, within_s=4 * HANG_S)
+    assert play.facts(A).applied == play.facts(B).applied == play.facts(C).committed
+
+
+def test_l1_a_replica_that_half_of_the_others_hear_holds_a_step_up_once():
+    play = Play(Setup(replicas=4, microbatches=4, claims=tuple((n, n) for n in range(4)), steps_before=1))
+    late = next(peer for peer in play.setup.peers if peer != play.leader)
+    some, *others = (peer for peer in play.setup.peers if peer not in (late, play.leader))
+    play.cut |= {(late, play.leader), (late, some)}
+    play.applied(play.leader, some, *others, within_s=HANG_S)
