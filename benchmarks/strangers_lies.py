@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import struct
 from collections import Counter
 from collections.abc import AsyncGenerator, Iterable, Sequence
@@ -19,7 +20,7 @@ from typing import Any, ClassVar
 
 from swarmnet.directory import Record, StageStatus
 from swarmnet.errors import PeerTimeout, RejectCode, SwarmError
-from swarmnet.ids import Ballot, Chain, PeerId, Restart, RoundId
+from swarmnet.ids import Ballot, Chain, Generation, PeerId, Restart, RoundId
 from swarmnet.manifest.schema import Audits
 from swarmnet.messages import (
     NONE,
@@ -33,6 +34,7 @@ from swarmnet.messages import (
     Evicted,
     Execute,
     Finished,
+    Gradient,
     Granted,
     Heartbeat,
     Late,
@@ -360,7 +362,7 @@ LIES: dict[str, type[Lie]] = {}
 
 def lie(kind: type[Lie]) -> type[Lie]:
     """Add it to the table under its name in words: NeverReports is `never-reports`."""
-    name = "".join(f"-{letter.lower()}" if letter.isupper() else letter for letter in kind.__name__).strip("-")
+    name = re.sub(r"(?<!^)(?=[A-Z0-9])", "-", kind.__name__).lower()
     kind.words = " ".join((kind.__doc__ or "").split())
     LIES[name] = kind
     return kind
@@ -949,6 +951,24 @@ class RunningForEver(Answers):
 
 
 @lie
+class AcceptsNeverFinishes(Lie):
+    """accepts and contributes microbatches like any member, and answers their callers Running for ever"""
+
+    def answers(
+        self, caller: PeerId, request: Request, read: ReadPayload, honest: AsyncGenerator[Answer, None]
+    ) -> AsyncGenerator[Answer, None]:
+        return self.withhold(honest) if isinstance(request, ProcessCall) else honest
+
+    async def withhold(self, honest: AsyncGenerator[Answer, None]) -> AsyncGenerator[Answer, None]:
+        async for answer in honest:
+            if isinstance(answer, Gradient):
+                break
+            yield answer
+        async for answer in running():
+            yield answer
+
+
+@lie
 class BusyForEver(Answers):
     """answers every microbatch with Busy"""
 
@@ -1077,6 +1097,35 @@ class FreshEveryTenSeconds(Bare):
             self._others.append(fresh)
         for other in self._others:
             other.acts()
+
+
+class ReportsNothing(Bare):
+    """Sends the stage's heartbeat, and its leader a report that it holds nothing."""
+
+    def acts(self) -> None:
+        self.beat()
+        report = self.heard.get(Prepare)
+        if report is not None:
+            empty = Report(report.stamp, report.ballot, Generation(7, 0), NONE, NONE, None, None, progress=0)
+            self.tell((report.ballot.peer,), empty)
+
+
+@lie
+class FreshKeyEvery4S(Bare):
+    """one machine that takes a new key every 4 s, says that it is in sync, reports and contributes nothing"""
+
+    number = 0
+
+    def __init__(self, swarm: Swarm, me: PeerId) -> None:
+        super().__init__(swarm, me)
+        self._key: ReportsNothing | None = None
+
+    def acts(self) -> None:
+        number = int(self.now // 4)
+        if self._key is None or number != self.number:
+            self.number, self._key = number, ReportsNothing(self.swarm, PeerId(f"{self.me}.{number}"))
+            self._key.begin()
+        self._key.acts()
 
 
 @lie
