@@ -1,6 +1,6 @@
 """benchmarks/mesh.py's second part: what an order to the ranks costs, and how soon they are back after a kill.
 
-The ranks are `ranks.group.RankGroup`'s; this module is also the program they run.
+The ranks are `ranks.supervisor.RankGroup`'s; this module is also the program they run.
 """
 
 from __future__ import annotations

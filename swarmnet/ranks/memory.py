@@ -1,8 +1,8 @@
 """Memory that the peer process and its ranks have in common: how tensors cross between them.
 
 Anonymous: a memfd. It has no entry in /dev/shm or anywhere else, so nothing is left to clean up, however the processes
-end. The peer process makes it and sends the descriptor to each rank (`ranks.line`), which maps it again. Knows nothing
-of what is in it.
+end. The peer process makes it and sends the descriptor to each rank (`ranks.channel`), which maps it again. Knows
+nothing of what is in it.
 """
 
 from __future__ import annotations

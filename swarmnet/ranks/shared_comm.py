@@ -3,7 +3,7 @@
 Each rank has a buffer there. In a collective it writes a piece of its tensor to its buffer, wakes the others, waits for
 their pieces and reads what it needs of them; before it writes the next piece, all must have read this one. A sum is
 taken in order of rank, on every rank: all have the same bits, whoever came first. There is no deadline: a rank whose
-partner is gone waits until the peer process, which has noticed, ends it (`ranks.group`).
+partner is gone waits until the peer process, which has noticed, ends it (`ranks.supervisor`).
 """
 
 from __future__ import annotations

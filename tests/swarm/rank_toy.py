@@ -1,4 +1,4 @@
-"""A rank's program for tests of `ranks.group`: sums over ranks and axes, memory, and every way to fail."""
+"""A rank's program for tests of `ranks.supervisor`: sums over ranks and axes, memory, and every way to fail."""
 
 from __future__ import annotations
 
