@@ -221,7 +221,7 @@ def test_ranks_that_die_in_an_audit_cost_the_share_and_no_answer(monkeypatch: py
     run(tiny(2), 1, ("tp2", "one rank"), scenario)
 
 
-def test_ranks_that_die_in_every_audit_are_spared_further_ones_and_train_on() -> None:
+def test_ranks_that_die_in_every_audit_are_spared_further_ones_and_train_on(caplog: pytest.LogCaptureFixture) -> None:
     async def scenario(chain: StageChain) -> None:
         works, _ = await train(chain)
         work, engine = next(work for work in works if (work.step, work.stage) == (STEPS - 1, 1)), chain.engines[1][0]
@@ -239,6 +239,9 @@ def test_ranks_that_die_in_every_audit_are_spared_further_ones_and_train_on() ->
             with pytest.raises(Refused):
                 await again(engine, work)
         assert asked_for.count("again") == 4, "two lives each, and then none"
+        with pytest.raises(Refused, match="cannot recompute: ranks were lost 4 times in a row"):
+            await again(engine, work)
+        assert caplog.text.count("recomputing_stopped") == 1
         for other in (other for replicas in chain.engines for other in replicas):
             other.void()
         assert await compute(chain, STEPS)
