@@ -3,8 +3,8 @@
     python benchmarks/join.py [--donors 1,2,4] [--megabytes 64] [--rate-mbit 200] [--rounds 3] [--json FILE]
     python benchmarks/join.py --home
 
-Every donor is a process of its own behind an uplink of `--rate-mbit`; real gRPC, real TLS, the product's `Donor` and
-`Fetcher`, descriptions, signatures and digests included. As root the links are veth pairs between network namespaces
+Every donor is a process of its own behind an uplink of `--rate-mbit`; real gRPC, real TLS, the product's source and
+fetch, descriptions and digests included. As root the links are veth pairs between network namespaces
 with a token bucket (`tbf`) on the donor's side; otherwise, or with `--relay`, a throttling relay in user space.
 
 Raw and ours take turns in every round, and a ratio is the median over rounds. Last, a donor sends microbatch payloads
@@ -37,13 +37,11 @@ from join_home import report as report_home
 
 from swarmnet.errors import PeerGone, PeerTimeout
 from swarmnet.ids import Chain, PeerId, RunId
-from swarmnet.messages import Answer, Control, Gradient, Packed, Process, Request, SnapshotRequest
+from swarmnet.messages import Answer, Control, Gradient, Packed, Process, Request, SnapshotRequest, StateHeader
 from swarmnet.net.grpc_transport import GrpcTransport
 from swarmnet.net.identity import Identity
-from swarmnet.state.header import StateHeader
-from swarmnet.state.snapshot_fetch import Fetcher
-from swarmnet.state.snapshot_index import Seal
-from swarmnet.state.snapshot_source import Donor
+from swarmnet.state.snapshot_fetch import SnapshotFetch
+from swarmnet.state.snapshot_source import SnapshotSource
 from swarmnet.transport import ReadPayload
 
 RUN = RunId("00" * 32)
@@ -58,11 +56,11 @@ PAYLOAD_BYTES = 8 << 20
 class Serving:
     """A donor's service, and a sink of payloads. Stands for engine and step machine: the state never moves."""
 
-    def __init__(self, identity: Identity, num_bytes: int) -> None:
+    def __init__(self, num_bytes: int) -> None:
         self.received = 0
         # Equal on all donors: the bytes follow from the version alone.
         self._data = bytes(memoryview(bytes(range(251)) * (num_bytes // 251 + 1))[:num_bytes])
-        self._donor = Donor(0, self, lambda: CUT, Seal(RUN, identity), leads_on=lambda header: True)  # type: ignore[arg-type]
+        self._source = SnapshotSource(0, self, lambda: CUT, leads_on=lambda header: True)  # type: ignore[arg-type]
 
     async def snapshot(self) -> bytes:
         """See Engine."""
@@ -74,7 +72,7 @@ class Serving:
     async def on_call(self, caller: PeerId, request: Request, payload: ReadPayload) -> AsyncGenerator[Answer, None]:
         """State to joiners, an acknowledgement to those who send payloads."""
         if isinstance(request, SnapshotRequest):
-            async for answer in self._donor.serve(request):
+            async for answer in self._source.serve(request):
                 yield answer
         else:
             self.received += sum(tensor.num_bytes for tensor in await payload())
@@ -90,7 +88,7 @@ class Serving:
 def make_transport(book: dict[PeerId, tuple[str, ...]], service_bytes: int, host: str) -> tuple[GrpcTransport, Serving]:
     """A transport with a fresh identity, and what it serves."""
     identity = Identity.generate()
-    service = Serving(identity, service_bytes)
+    service = Serving(service_bytes)
     transport = GrpcTransport(identity, RUN, addresses=lambda p: book.get(p, ()), service=service, host=host)
     return transport, service
 
@@ -158,7 +156,7 @@ async def fetch(transport: GrpcTransport, donors: list[PeerId], num_bytes: int) 
     def failed(donor: PeerId, error: Exception) -> None:
         raise AssertionError(f"{donor}: {error}")
 
-    fetcher = Fetcher(transport, 0, Seal(RUN, Identity.generate()), max_bytes=num_bytes, failed=failed)
+    fetcher = SnapshotFetch(transport, 0, max_bytes=num_bytes, failed=failed)
     began = time.perf_counter()
     _, data = await fetcher.fetch(lambda: donors)
     took = time.perf_counter() - began

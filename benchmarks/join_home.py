@@ -15,9 +15,10 @@ from typing import Any
 
 from swarmnet.ids import PeerId
 from swarmnet.manifest.schema import Protocol
+from swarmnet.net.traffic import STATE_SHARE
 from swarmnet.simulate.plan import Plan
 from swarmnet.simulate.swarm import Swarm
-from swarmnet.state.forecast import WITHIN, Ahead, arrives, line_needed
+from swarmnet.state.catch_up import WITHIN, Ahead, line_needed
 
 SMALLER, FASTER = 1000, 20
 JOINER = PeerId("joiner")
@@ -159,6 +160,12 @@ def play(scene: Scene, seed: int = 1) -> tuple[Joined, Swarm]:
 
 SCENES = (Scene(members=8, sum_bytes=1.1), Scene(members=3, sum_bytes=1.45))
 """Steps of 80 s that are nearly all round: no line ever rests."""
+
+
+def arrives(lines: list[float], down: float) -> float:
+    """Bytes per second that a joining replica can count on: a tenth of each source's line while steps fill it, and no
+    more than its own line carries."""
+    return min(down, STATE_SHARE * sum(lines))
 
 
 def report(scene: Scene) -> dict[str, Any]:

@@ -647,7 +647,7 @@ MAX_AVOIDED = 128
 """Peers that an evaluation can ask to go around: two routes through 64 stages."""
 
 MAX_PIECES = 1 << 13
-"""Pieces of one copy of a state: their digests take at most 256 KiB."""
+"""Pieces of one content: their digests take at most 256 KiB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -723,15 +723,15 @@ class SnapshotRequest:
     stage: Stage
     version: Version = -1
     """-1: where the callee stands. It takes a copy of that version if need be."""
-    root: Annotated[bytes, Size(32)] = b""
-    """Which copy; empty: describe one of `version`."""
+    content: Annotated[bytes, Size(32)] = b""
+    """The address of the content that a piece is asked of; empty: describe a snapshot of `version`."""
     piece: Annotated[int, Between(-1, MAX_PIECES - 1)] = -1
-    """Number of a piece of that copy; -1: its description again."""
+    """Number of the piece; -1: none."""
 
     def contradiction(self) -> str:
         """What in it cannot be, in words; "" if nothing."""
-        # A piece without its copy could be of any version.
-        return "asks for a piece of no copy" if self.piece >= 0 and not self.root else ""
+        # A piece without its content could be of any version.
+        return "asks for a piece of no content" if (self.piece >= 0) != bool(self.content) else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -902,29 +902,24 @@ class AuditData:
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
-    """A copy that the callee keeps for as long as it is fetched, as its donor describes and signs it
-    (`state.snapshot_index`)."""
+class StateHeader:
+    """Which state of a stage: its version and the commits that led to it, without its bytes."""
 
-    stage: Stage
     version: Step
     chain: Chain
     before: Chain
-    """The chain of a version earlier."""
+    """The chain of one version earlier; of version 0, its own."""
     term_chain: Chain
     """The chain at the start of the keeper's term."""
-    restart: Restart
+    restart: Restart = NO_RESTART
     """What the state descends from."""
-    num_bytes: Extent
-    piece_bytes: Annotated[int, Between(1, 1 << 48)]
-    """Length of every piece but the last, which may be shorter."""
-    digests: Annotated[bytes, Size(32 * MAX_PIECES)]
-    """SHA-256 of every piece, one after the other."""
-    root: Sha256
-    """The hash that stands for them."""
-    signature: Annotated[bytes, Size(128)]
     notices: Annotated[tuple[Notice, ...], Entries(MAX_NOTICES)] = ()
     """Those in force at this version."""
+
+    @property
+    def extensions(self) -> tuple[Extension, ...]:
+        """The notices, read. Their signatures are not looked at."""
+        return tuple(map(Extension.parse, self.notices))
 
     def contradiction(self) -> str:
         """What in it cannot be, in words; "" if nothing."""
@@ -937,8 +932,28 @@ class Snapshot:
 
 
 @dataclass(frozen=True, slots=True)
+class Content:
+    """Some bytes, by the SHA-256 of each of their pieces (`fetch.plan`)."""
+
+    num_bytes: Extent
+    piece_bytes: Annotated[int, Between(1, 1 << 48)]
+    """Length of every piece but the last, which may be shorter."""
+    digests: Annotated[bytes, Size(32 * MAX_PIECES)]
+    """SHA-256 of every piece, one after the other."""
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A state that the callee keeps in memory as long as it is fetched."""
+
+    stage: Stage
+    header: StateHeader
+    content: Content
+
+
+@dataclass(frozen=True, slots=True)
 class SnapshotPiece:
-    """Bytes of a copy. Payload: one raw tensor, uint8."""
+    """Bytes of a content. Payload: one raw tensor, uint8."""
 
     payload: tuple[Packed, ...] = ()
 

@@ -16,7 +16,7 @@ PACKAGE = Path(swarmnet.__file__).parent
 # Row by row from the ground. A module imports from rows below its own, and from its own room. The rooms of row 0
 # may use each other, without a cycle.
 ROWS = (
-    "bounds clock config host manifest ids errors messages quorum transport directory telemetry",
+    "bounds clock config host manifest ids errors messages quorum transport directory telemetry fetch",
     "data wire",
     "audit model net",
     "stage",
@@ -37,7 +37,7 @@ GROUND = frozenset(ROWS[0].split())
 PURE = (
     "telemetry/spans.py",
     "telemetry/text.py",
-    "stage/piece_schedule.py",
+    "fetch/plan.py",
     "state/lineage.py",
     "net/admission.py",
     "net/nat.py",

@@ -13,9 +13,7 @@ import asyncio
 import contextlib
 import itertools
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
-from dataclasses import replace
-from typing import Any
+from collections.abc import AsyncGenerator, Mapping, Sequence
 
 from swarmnet.averaging.butterfly import (
     PAUSE_S,
@@ -36,6 +34,7 @@ from swarmnet.averaging.replay_log import ReplayLog
 from swarmnet.averaging.watch import Meter, Watch, allowance_s, needs_s
 from swarmnet.bounds import Recent
 from swarmnet.errors import BadMessage, PeerGone, PeerTimeout, Refused, RejectCode, leaves
+from swarmnet.fetch.driver import PieceFetch, expect
 from swarmnet.ids import PeerId, RoundId, Signer
 from swarmnet.messages import (
     NONE,
@@ -57,7 +56,6 @@ from swarmnet.messages import (
     Trouble,
 )
 from swarmnet.quorum import quorum
-from swarmnet.stage.piece_schedule import Action, Ask, PieceSchedule
 from swarmnet.stage.seams import Summation
 from swarmnet.telemetry.spans import SpanBook
 from swarmnet.transport import Transport, ask
@@ -67,9 +65,6 @@ PIECE_ELEMENTS = 1 << 22
 
 _MOST_ELEMENT_BYTES = 8
 """Bytes of the largest element that travels: int64 sums."""
-
-_TICK_S = 0.25
-"""How often it is looked for pieces that take too long."""
 
 _CHECKS_OF_STEPS = 4
 """Of the last steps pledges are remembered."""
@@ -292,20 +287,24 @@ class Exchange:
         """
         ranges, before = pieces(0, self._sums.sum_elements, self._piece_elements), self.collected_bytes
 
-        async def piece(holder: PeerId, place: int) -> PartData:
-            request = Part(current.stamp, current.id, kind, *ranges[place])
-            data = await self._ask(holder, request, digest, patience_s)
-            self.collected_bytes += data.payload[0].num_bytes
-            # Decoded while others are on their way: on a fast line that takes as long as they do.
-            return replace(data, payload=(await self._sums.unpack(data.payload[0]),))
+        described: set[Finished] = set()
+        unpacked: dict[int, Packed] = {}
 
-        collected = await _from_all(holders, len(ranges), piece)
+        async def get(holder: PeerId, piece: int) -> None:
+            request = Part(current.stamp, current.id, kind, *ranges[piece])
+            finished, packed = await self._ask(holder, request, digest, patience_s)
+            self.collected_bytes += packed.num_bytes
+            # Decoded while others are on their way: on a fast line that takes as long as they do.
+            unpacked[piece] = await self._sums.unpack(packed)
+            described.add(finished)
+
+        if (error := await PieceFetch(len(ranges), get, holders).run()) is not None:
+            raise error
         self._last_bytes = self.collected_bytes - before
-        finished = collected[0].finished
-        assert finished is not None, "looked at with each piece"
-        if any(data.finished != finished for data in collected):
+        if len(described) != 1:
             raise BadMessage(RejectCode.MALFORMED, "two descriptions of a sum", peer=holders[0])
-        found, sq_norm = await self._install(current, [data.payload[0] for data in collected])
+        finished = described.pop()
+        found, sq_norm = await self._install(current, [unpacked[piece] for piece in range(len(ranges))])
         # Each piece had the right description; only the whole shows whether the bits are right.
         if found != digest or sq_norm != finished.grad_sq_norm:
             raise BadMessage(RejectCode.MALFORMED, "the sum does not have its digest", peer=holders[0])
@@ -527,7 +526,9 @@ class Exchange:
         reached = max((hop.group.span[1] for hop in self._open if hop.is_in(request.stamp, request.id)), default=None)
         return reached is not None and reached <= request.start < request.stop <= sum(self._sums.phases)
 
-    async def _ask(self, peer: PeerId, request: Part, digest: bytes, patience_s: float | None) -> PartData:
+    async def _ask(
+        self, peer: PeerId, request: Part, digest: bytes, patience_s: float | None
+    ) -> tuple[Finished, Packed]:
         # Only the first sign of life is waited for so long: a piece on a slow line takes as long as it takes.
         signs: list[None] = []
         answer = await ask(
@@ -537,59 +538,14 @@ class Exchange:
             patience=lambda: None if signs else patience_s,
             heard=lambda: signs.append(None),
         )
-        match answer:
-            case Rejected():
-                raise Refused(answer.code, answer.reason, peer=peer)
-            case PartData() if len(answer.payload) == 1:
-                shape = answer.payload[0].shape
-                if shape != (request.stop - request.start,):
-                    raise BadMessage(RejectCode.BAD_SHAPE, f"part of shape {shape}", peer=peer)
-                finished = answer.finished
-                if finished is None or (finished.id, finished.digest) != (request.id, digest):
-                    raise BadMessage(RejectCode.MALFORMED, "another sum than the one asked for", peer=peer)
-                return answer
-            case _:
-                raise BadMessage(RejectCode.MALFORMED, "not an answer to Part", peer=peer)
-
-
-async def _from_all(
-    holders: Sequence[PeerId], num_pieces: int, piece: Callable[[PeerId, int], Coroutine[Any, Any, PartData]]
-) -> list[PartData]:
-    """All pieces in order, each from whoever is free. Raises what the last holder failed with."""
-    now = asyncio.get_running_loop().time
-    schedule, found = PieceSchedule(num_pieces), dict[int, PartData]()
-    asking: dict[tuple[PeerId, int], asyncio.Task[PartData]] = {}
-
-    def perform(actions: Sequence[Action]) -> None:
-        for action in actions:
-            at = action.peer, action.piece
-            if isinstance(action, Ask):
-                asking[at] = asyncio.create_task(piece(*at))
-            elif (dropped := asking.pop(at, None)) is not None:
-                dropped.cancel()
-
-    try:
-        for holder in holders:
-            perform(schedule.add(holder, now=now()))
-        while not schedule.complete:
-            done, _ = await asyncio.wait(asking.values(), timeout=_TICK_S, return_when=asyncio.FIRST_COMPLETED)
-            for (holder, place), task in [*asking.items()]:
-                # Another piece of the same holder may have failed just now: then nobody waits for this one.
-                if task not in done or asking.pop((holder, place), None) is None:
-                    continue
-                try:
-                    found[place] = task.result()
-                except (PeerGone, PeerTimeout, Refused, BadMessage):
-                    perform(schedule.remove(holder, now=now()))
-                    if not schedule.sources:
-                        raise
-                else:
-                    perform(schedule.arrived(holder, place, now=now()))
-            perform(schedule.fill(now()))
-    finally:
-        for task in asking.values():
-            task.cancel()
-    return [found[place] for place in range(num_pieces)]
+        data = expect(answer, PartData, peer)
+        shapes = [packed.shape for packed in data.payload]
+        if shapes != [(request.stop - request.start,)]:
+            raise BadMessage(RejectCode.BAD_SHAPE, f"parts of shapes {shapes}", peer=peer)
+        finished = data.finished
+        if finished is None or (finished.id, finished.digest) != (request.id, digest):
+            raise BadMessage(RejectCode.MALFORMED, "another sum than the one asked for", peer=peer)
+        return finished, data.payload[0]
 
 
 def odd_ones(told: Sequence[tuple[PeerId, Losses]]) -> list[PeerId]:

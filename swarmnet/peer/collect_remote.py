@@ -1,8 +1,8 @@
 """Fetch a checkpoint of every stage from a live swarm, as somebody who takes no part in it.
 
 What peers announce to have on disk decides the step: the newest that every stage has, of one lineage. Each stage's copy
-comes from all who have it, by the machinery that joiners use (`state.snapshot_fetch`), and is put on disk as a peer
-would. It is what most donors describe, piece by piece, signed by one of them: it is as true as they are.
+comes from all who have it, as for a joining replica (`state.snapshot_fetch`), and is put on disk as a peer would. It is
+what most sources describe: it is as true as they are.
 """
 
 from __future__ import annotations
@@ -28,10 +28,8 @@ from swarmnet.peer.joining import FoundRun, Tell, reach
 from swarmnet.peer.swarm_health import holdings_of
 from swarmnet.stage.canonical import Canonical
 from swarmnet.state.disk import CheckpointStore
-from swarmnet.state.header import StateHeader
 from swarmnet.state.rollback import newest_on_disk
-from swarmnet.state.snapshot_fetch import Fetcher
-from swarmnet.state.snapshot_index import Seal
+from swarmnet.state.snapshot_fetch import SnapshotFetch
 from swarmnet.transport import Transport
 
 LOOK_S, BETWEEN_LOOKS_S = 5.0, 0.5
@@ -86,8 +84,8 @@ async def collect_remote(
         store = CheckpointStore(folder, found.run)
         async with transport:
             for stage, peers in enumerate(donors):
-                snapshot, data = await _fetch(found, identity, transport, stage, peers, chosen)
-                info = store.describe(stage, StateHeader.of(snapshot), data)
+                snapshot, data = await _fetch(found, transport, stage, peers, chosen)
+                info = store.describe(stage, snapshot.header, data)
                 # Gigabytes: the event loop must go on answering.
                 await asyncio.to_thread(store.write, info, data)
                 tell("stage", f"{stage}: {len(data):,} bytes")
@@ -121,18 +119,17 @@ async def _choose(found: FoundRun, version: int | None) -> tuple[int, list[list[
 
 
 async def _fetch(
-    found: FoundRun, identity: Identity, transport: Transport, stage: int, donors: Sequence[PeerId], version: int
+    found: FoundRun, transport: Transport, stage: int, donors: Sequence[PeerId], version: int
 ) -> tuple[Snapshot, memoryview]:
     failures: list[str] = []
-    fetcher = Fetcher(
+    fetch = SnapshotFetch(
         transport,
         stage,
-        Seal(found.run, identity),
         max_bytes=Canonical.of(found.manifest.of_stage(stage)).layout.num_bytes,
         failed=lambda peer, error: failures.append(f"{peer}: {error}"),
     )
     try:
-        return await fetcher.fetch(lambda: donors, version=version)
+        return await fetch.fetch(lambda: donors, version=version)
     except SwarmError as error:
         raise UsageError(
             f"nobody hands over stage {stage} at step {version} "

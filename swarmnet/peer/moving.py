@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from swarmnet.errors import NoReplica, SwarmError
+from swarmnet.fetch.driver import loop_time
 from swarmnet.ids import PeerId
 from swarmnet.net.records import TTL_S
 from swarmnet.peer.joining import servings
@@ -20,9 +21,7 @@ from swarmnet.peer.leaving import hand_over
 from swarmnet.peer.placement import Serving
 from swarmnet.peer.rebalance import Intent, Picture, Promises, Rebalancer, RecentMoves, Rules
 from swarmnet.peer.replica import Replica
-from swarmnet.state.header import StateHeader, loop_time
-from swarmnet.state.snapshot_fetch import Fetcher
-from swarmnet.state.snapshot_index import Seal
+from swarmnet.state.snapshot_fetch import SnapshotFetch
 
 if TYPE_CHECKING:
     from swarmnet.peer.peer import Peer
@@ -163,17 +162,15 @@ class Moving:
         # All who served it are gone: only what lies here helps, and the run goes back to it.
         if not donors() and (await peer.disk.open(to)).good:
             return None
-        failed: Callable[[PeerId, SwarmError], None] = lambda donor, error: None  # noqa: E731
-        fetcher = Fetcher(
+        fetch = SnapshotFetch(
             peer.transport,
             to,
-            Seal(peer.run_id, peer.signer),
             max_bytes=replica.compute.snapshot_bytes(to),
-            failed=failed,
-            unfit=replica.state.unfit,
+            failed=lambda source, error: None,
+            unfit=replica.state.joiner.unfit,
         )
-        snapshot, data = await fetcher.fetch(donors)
-        written = await peer.disk.write(to, StateHeader.of(snapshot), data, None)
+        snapshot, data = await fetch.fetch(donors)
+        written = await peer.disk.write(to, snapshot.header, data, None)
         if written.problem is not None:
             raise NoReplica(f"its state cannot be written: {written.problem}", stage=to)
-        return snapshot.version
+        return snapshot.header.version

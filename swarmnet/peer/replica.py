@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from swarmnet.averaging.exchange import PIECE_ELEMENTS, Exchange
 from swarmnet.errors import BadMessage
+from swarmnet.fetch.plan import PIECE_BYTES
 from swarmnet.ids import PeerId, first_chain
 from swarmnet.manifest.schema import Manifest
 from swarmnet.messages import Process
@@ -33,7 +34,6 @@ from swarmnet.pipeline.transfers import Transfers
 from swarmnet.pipeline.works import KEPT_MEMOS, LEAST_BYTES, ShownWorks, WorkBook
 from swarmnet.plan.cost import BYTES
 from swarmnet.stage.seams import Engine
-from swarmnet.state.snapshot_index import PIECE_BYTES
 from swarmnet.step.drift import NO_DRIFT, DriftRules
 from swarmnet.step.driver import StepDriver
 from swarmnet.step.gate import Shape

@@ -8,8 +8,8 @@ from collections.abc import Collection
 
 from swarmnet.errors import BadCheckpoint
 from swarmnet.ids import RunId
+from swarmnet.messages import StateHeader
 from swarmnet.state.disk import CheckpointInfo, Found, Written
-from swarmnet.state.header import StateHeader
 
 
 class SimulatedDisk:

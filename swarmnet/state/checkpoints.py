@@ -15,11 +15,13 @@ import asyncio
 from collections.abc import Callable, Iterable
 
 from swarmnet.errors import BadCheckpoint
+from swarmnet.fetch.driver import loop_time
 from swarmnet.ids import NO_RESTART, OnDisk, Restart
+from swarmnet.messages import StateHeader
 from swarmnet.stage.seams import Compute, Summation
 from swarmnet.state.disk import CheckpointInfo, Disk, Written
-from swarmnet.state.header import StateHeader, consistent_copy, loop_time
 from swarmnet.state.lineage import abandoned
+from swarmnet.state.snapshot_source import consistent_copy
 
 OnEvent = Callable[[str, dict[str, object]], None]
 

@@ -33,7 +33,7 @@ from swarmnet.config.table import Count, Table
 from swarmnet.errors import BadCheckpoint
 from swarmnet.ids import Chain, Restart, RunId
 from swarmnet.manifest.extension import MAX_NOTICE_CHARS, MAX_NOTICES, Extension
-from swarmnet.state.header import StateHeader
+from swarmnet.messages import StateHeader
 
 MAX_JSON_BYTES = 64 << 10
 
@@ -110,7 +110,7 @@ class CheckpointInfo(Table):
             owner=owner,
             owed_bytes=0 if owed is None else len(owed),
             owed_sha256="" if owed is None else hashlib.sha256(owed).hexdigest(),
-            notices=tuple(each.text for each in header.extensions),
+            notices=header.notices,
         )
 
     @property
@@ -121,9 +121,8 @@ class CheckpointInfo(Table):
     @property
     def header(self) -> StateHeader:
         """Where a replica stands that has loaded it."""
-        extensions = tuple(map(Extension.parse, self.notices))
         chains = Chain(self.chain), Chain(self.before), Chain(self.term_chain)
-        return StateHeader(self.version, *chains, self.restart, extensions)
+        return StateHeader(self.version, *chains, self.restart, self.notices)
 
 
 @dataclass(frozen=True, slots=True)

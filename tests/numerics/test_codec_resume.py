@@ -15,9 +15,9 @@ from swarmnet.engine.torch_engine import TorchEngine
 from swarmnet.errors import BadCheckpoint
 from swarmnet.ids import Chain, RunId
 from swarmnet.manifest.schema import Averaging, Manifest, Model
+from swarmnet.messages import StateHeader
 from swarmnet.state.checkpoints import Checkpointer, CheckpointSchedule
 from swarmnet.state.disk import CheckpointStore, DirectoryDisk
-from swarmnet.state.header import StateHeader
 
 RUN, KILLED, LAST = RunId("a1" * 32), 3, 6
 HASH = Chain("00" * 32)

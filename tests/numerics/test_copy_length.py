@@ -14,29 +14,26 @@ from swarmnet.engine.torch_engine import TorchEngine
 from swarmnet.errors import NoReplica, UsageError
 from swarmnet.ids import NO_RESTART, Chain, PeerId, RunId
 from swarmnet.manifest.schema import Averaging
-from swarmnet.messages import Answer, Packed, Request, SnapshotRequest, TrailRequest, TrailStep
+from swarmnet.messages import Answer, Packed, Request, SnapshotRequest, StateHeader, TrailRequest, TrailStep
 from swarmnet.peer import collect_remote
 from swarmnet.peer.engines import torch_engine
-from swarmnet.peer.restore import FetchAndReplay
+from swarmnet.peer.joiner import Joiner
 from swarmnet.ranks.device_backend import DeviceBackend
-from swarmnet.simulate.swarm import SimulatedSigner
 from swarmnet.state import snapshot_fetch
-from swarmnet.state.header import StateHeader
-from swarmnet.state.snapshot_index import Seal
-from swarmnet.state.snapshot_source import Donor
+from swarmnet.state.snapshot_source import SnapshotSource
 from swarmnet.step.gate import Shape
 
-RUN, CHAIN, MATE, ME = RunId("7" * 64), Chain("00" * 32), PeerId("mate"), PeerId("me")
+RUN, CHAIN, MATE = RunId("7" * 64), Chain("00" * 32), PeerId("mate")
 STAGE, STEPS = 1, 3
 SYNCS = {sync: Averaging(sync=sync, codec="fp32") for sync in ("exact", "overlap", "local")}
 
 
 class Mate:
-    """A replica that hands over what it has, and `longer` bytes: engine and step machine of a Donor, and the line."""
+    """A replica that hands over what it has, and `longer` bytes: engine and step machine of a source, and the line."""
 
     def __init__(self, engine: TorchEngine, *, longer: int = 0) -> None:
         self._engine, self._longer = engine, longer
-        self._donor = Donor(STAGE, self, self._where, Seal(RUN, SimulatedSigner(MATE)), leads_on=lambda header: True)  # type: ignore[arg-type]
+        self._source = SnapshotSource(STAGE, self, self._where, leads_on=lambda header: True)  # type: ignore[arg-type]
 
     def _where(self) -> StateHeader:
         return StateHeader(self._engine.version, CHAIN, CHAIN, CHAIN)
@@ -51,24 +48,20 @@ class Mate:
             yield TrailStep(None, ())
             return
         assert isinstance(request, SnapshotRequest)
-        async for answer in self._donor.serve(request):
+        async for answer in self._source.serve(request):
             yield answer
 
 
 async def restored(joiner: TorchEngine, mate: Mate) -> None:
     """As a replica does it. Raises NoReplica, with what the mate is refused for."""
     said: list[dict[str, object]] = []
-    machine = FetchAndReplay(
+    machine = Joiner(
         mate,
         joiner,
         SimpleNamespace(collected_bytes=0),  # type: ignore[arg-type]  # nothing was summed since
-        Seal(RUN, SimulatedSigner(ME)),
+        SimpleNamespace(restart=NO_RESTART, view=SimpleNamespace(mates=lambda: ())),  # type: ignore[arg-type]
         stage=STAGE,
         shape=Shape(3, 4, 20),
-        restart=lambda: NO_RESTART,
-        touch=lambda: None,
-        stand=lambda header: None,
-        newest=lambda: 0,
         step_s=lambda: 0.0,
         event=lambda event, fields: said.append(fields) if event == "join_failed" else None,
     )
@@ -83,7 +76,6 @@ async def gathered(chain: StageChain, mate: Mate) -> memoryview:
     found = SimpleNamespace(manifest=chain.manifest, run=RUN)
     _, data = await collect_remote._fetch(
         found,
-        SimulatedSigner(ME),
         mate,
         STAGE,
         [MATE],
@@ -105,9 +97,9 @@ def test_a_mate_is_believed_to_the_byte(averaging: Averaging, monkeypatch: pytes
             joiner = torch_engine(chain.manifest, STAGE, compute, DeviceBackend(chain.manifest.of_stage(STAGE)))
             await restored(joiner, Mate(donor))
             assert await joiner.snapshot() == await donor.snapshot() == await gathered(chain, Mate(donor))
-            with pytest.raises(NoReplica, match="a copy larger than this stage"):
+            with pytest.raises(NoReplica, match="more bytes than this can have"):
                 await restored(joiner, Mate(donor, longer=1))
-            with pytest.raises(UsageError, match="a copy larger than this stage"):
+            with pytest.raises(UsageError, match="more bytes than this can have"):
                 await gathered(chain, Mate(donor, longer=1))
 
     asyncio.run(story())

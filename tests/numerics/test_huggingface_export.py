@@ -23,10 +23,10 @@ from swarmnet.ids import NO_RESTART, Restart, RunId, first_chain
 from swarmnet.local.oracle import run_oracle
 from swarmnet.manifest.file import load, run_id, to_toml
 from swarmnet.manifest.schema import Manifest, Model
+from swarmnet.messages import StateHeader
 from swarmnet.model.decoder import StageModule
 from swarmnet.model.whole import generate
 from swarmnet.state.disk import CheckpointStore
-from swarmnet.state.header import StateHeader
 
 MODEL = Model(
     vocab_size=61,

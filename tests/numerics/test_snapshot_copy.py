@@ -18,11 +18,11 @@ from safetensors.torch import load
 from stage_chain import StageChain, compute_thread, tiny, weights_of
 
 from swarmnet.ids import Chain, RunId
+from swarmnet.messages import StateHeader
 from swarmnet.peer.engines import torch_engine
 from swarmnet.ranks.device_backend import DeviceBackend
 from swarmnet.state.checkpoints import Checkpointer, CheckpointSchedule
 from swarmnet.state.disk import CheckpointStore, DirectoryDisk
-from swarmnet.state.header import StateHeader
 
 RUN = RunId("a1" * 32)
 

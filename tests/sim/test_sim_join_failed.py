@@ -10,7 +10,7 @@ from strike import watched
 from swarmnet.errors import BadMessage, RejectCode
 from swarmnet.simulate.plan import Plan
 from swarmnet.simulate.swarm import Swarm
-from swarmnet.state.snapshot_index import Seal
+from swarmnet.state import snapshot_fetch
 
 
 def test_a_failed_join_is_said_and_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -23,7 +23,7 @@ def test_a_failed_join_is_said_and_tried_again(monkeypatch: pytest.MonkeyPatch) 
         applied = asyncio.Event()
         swarm.hooks.append(lambda peer, event, fields: applied.set() if fields.get("version") == 2 else None)
         await applied.wait()
-        monkeypatch.setattr(Seal, "check", refuse)
+        monkeypatch.setattr(snapshot_fetch, "check_content", refuse)
         node = swarm.add([0])
         await asyncio.sleep(15.0)
         failed = [

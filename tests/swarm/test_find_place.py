@@ -17,13 +17,12 @@ from swarmnet.ids import Chain, first_chain
 from swarmnet.manifest.file import load, override, run_id, to_toml
 from swarmnet.manifest.schema import Manifest
 from swarmnet.manifest.terms import RunTerms
-from swarmnet.messages import ManifestData, ManifestRequest, Rejected
+from swarmnet.messages import ManifestData, ManifestRequest, Rejected, StateHeader
 from swarmnet.net.endpoint import Endpoint, open_endpoint
 from swarmnet.net.swarm_link import SwarmLink
 from swarmnet.peer import joining
 from swarmnet.peer.joining import Place, find_place
 from swarmnet.state.disk import CheckpointStore
-from swarmnet.state.header import StateHeader
 
 MANIFEST = Manifest(name="genuine")
 RUN = run_id(MANIFEST)

@@ -1,4 +1,4 @@
-"""Donors without a swarm, and a network between them and one joiner whose every answer can be changed."""
+"""Sources without a swarm, and a network between them and one joining replica whose every answer can be changed."""
 
 from __future__ import annotations
 
@@ -7,15 +7,11 @@ from collections.abc import AsyncGenerator, Callable, Coroutine
 from typing import Any
 
 from swarmnet.errors import PeerGone
-from swarmnet.ids import Chain, PeerId, RunId
-from swarmnet.messages import Answer, Packed, Request, SnapshotRequest
+from swarmnet.ids import Chain, PeerId
+from swarmnet.messages import Answer, Packed, Request, SnapshotRequest, StateHeader
 from swarmnet.simulate.clock import VirtualLoop
-from swarmnet.simulate.swarm import SimulatedSigner
-from swarmnet.state.header import StateHeader
-from swarmnet.state.snapshot_index import Seal
-from swarmnet.state.snapshot_source import Donor
+from swarmnet.state.snapshot_source import SnapshotSource
 
-RUN = RunId("7" * 64)
 STAGE = 2
 PIECE = 10
 SIZE = 147
@@ -30,7 +26,7 @@ def state_at(version: int | None, size: int = SIZE) -> bytes:
 
 
 class Mate:
-    """A replica as its donor sees it: `version` may move while it is copied. Stands for engine and step machine."""
+    """A replica as its source sees it: `version` may move while it is copied. Stands for engine and step machine."""
 
     def __init__(self, name: str = "d", version: int | None = 5, *, size: int = SIZE) -> None:
         self.peer, self.version, self.size = PeerId(name), version, size
@@ -38,11 +34,16 @@ class Mate:
         self.copy_s = 1.0
         self.while_copying: Callable[[], None] = lambda: None
         self.disk: dict[int, bytes] = {}
-        self.seal = Seal(RUN, SimulatedSigner(self.peer))
         self.remembers = 64
         """How many steps back it can say what happened."""
-        self.donor = Donor(
-            STAGE, self, self.header, self.seal, leads_on=self.leads_on, stored=self.stored, piece_bytes=PIECE
+        self.source = SnapshotSource(
+            STAGE,
+            self,
+            self.header,
+            leads_on=self.leads_on,
+            on_disk=lambda: self.disk,
+            load=self.stored,
+            piece_bytes=PIECE,
         )
 
     def header(self) -> StateHeader | None:
@@ -58,12 +59,12 @@ class Mate:
         self.while_copying()
         return data
 
-    async def stored(self, version: int) -> tuple[StateHeader, memoryview] | None:
-        return (header_at(version), memoryview(self.disk[version])) if version in self.disk else None
+    async def stored(self, version: int) -> tuple[StateHeader, memoryview]:
+        return header_at(version), memoryview(self.disk[version])
 
 
 class Line:
-    """A transport to some donors; `before` sees every request, `change` every answer (or raises instead)."""
+    """A transport to some sources; `before` sees every request, `change` every answer (or raises instead)."""
 
     def __init__(self, *mates: Mate) -> None:
         self.mates = {mate.peer: mate for mate in mates}
@@ -83,7 +84,7 @@ class Line:
         self.before(peer, request)
         if peer not in self.mates:
             raise PeerGone("refused", definite=True, peer=peer)
-        async for answer in self.mates[peer].donor.serve(request):
+        async for answer in self.mates[peer].source.serve(request):
             await asyncio.sleep(self.slow_s.get(peer, 0.0))
             if peer not in self.mates:
                 raise PeerGone("broken", peer=peer)

@@ -498,10 +498,12 @@ def test_of_many_holders_a_slow_one_holds_up_nothing() -> None:
         engine.plan = padded
         exchange = Exchange(C, engine, members, num_tokens=10, piece_elements=4)
 
-        async def ask(holder: PeerId, request: Part, digest: bytes, patience_s: float | None) -> PartData:
+        async def ask(
+            holder: PeerId, request: Part, digest: bytes, patience_s: float | None
+        ) -> tuple[Finished, Packed]:
             await asyncio.sleep(piece_s[holder])
             packed = Packed("int64", (4,), (bytes([1]) + bytes(7)) * 4 if not request.start else bytes(32))
-            return PartData((packed,), finished=committed)
+            return committed, packed
 
         exchange._ask = ask  # type: ignore[method-assign]
         began = asyncio.get_running_loop().time()

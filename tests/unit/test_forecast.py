@@ -6,11 +6,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarmnet.state.forecast import Ahead, arrives, line_needed, sums_arrive
+from swarmnet.net.traffic import STATE_SHARE
+from swarmnet.state.catch_up import Ahead, line_needed, sums_arrive
 
 MBIT = 125_000.0
 BILLION = Ahead(state_bytes=12e9, sums=0, sum_bytes=1e9, step_s=80.0)
 """A stage of 1B parameters: weights and two moments in fp32, sums of a byte, steps of 80 s."""
+
+
+def arrives(lines: list[float], down: float, *, busy: float = 1.0) -> float:
+    """Bytes per second: of each source's line a tenth while it is busy with steps, and all of it while it rests."""
+    return min(down, sum(line * (1.0 - busy * (1.0 - STATE_SHARE)) for line in lines))
 
 
 def played(ahead: Ahead, bytes_per_s: float, *, most: int) -> float | None:

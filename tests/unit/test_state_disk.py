@@ -16,9 +16,9 @@ import pytest
 
 from swarmnet.errors import BadCheckpoint
 from swarmnet.ids import NO_RESTART, Chain, Restart, RunId
+from swarmnet.messages import StateHeader
 from swarmnet.state import disk
 from swarmnet.state.disk import MAX_JSON_BYTES, CheckpointInfo, CheckpointStore
-from swarmnet.state.header import StateHeader
 
 ONE, OTHER = RunId("a1" * 32), RunId("b2" * 32)
 STAGE = 2

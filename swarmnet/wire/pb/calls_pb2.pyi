@@ -61,16 +61,16 @@ class Part(_message.Message):
     def __init__(self, stamp: _Optional[_Union[_values_pb2.Stamp, _Mapping]] = ..., id: _Optional[_Union[_values_pb2.RoundId, _Mapping]] = ..., kind: _Optional[str] = ..., start: _Optional[int] = ..., stop: _Optional[int] = ..., hop: _Optional[int] = ..., reference: _Optional[bytes] = ...) -> None: ...
 
 class SnapshotRequest(_message.Message):
-    __slots__ = ("stage", "version", "root", "piece")
+    __slots__ = ("stage", "version", "content", "piece")
     STAGE_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
-    ROOT_FIELD_NUMBER: _ClassVar[int]
+    CONTENT_FIELD_NUMBER: _ClassVar[int]
     PIECE_FIELD_NUMBER: _ClassVar[int]
     stage: int
     version: int
-    root: bytes
+    content: bytes
     piece: int
-    def __init__(self, stage: _Optional[int] = ..., version: _Optional[int] = ..., root: _Optional[bytes] = ..., piece: _Optional[int] = ...) -> None: ...
+    def __init__(self, stage: _Optional[int] = ..., version: _Optional[int] = ..., content: _Optional[bytes] = ..., piece: _Optional[int] = ...) -> None: ...
 
 class TrailRequest(_message.Message):
     __slots__ = ("stamp",)
@@ -244,33 +244,41 @@ class AuditData(_message.Message):
     sents: _containers.RepeatedCompositeFieldContainer[_values_pb2.Sent]
     def __init__(self, work: _Optional[_Union[_values_pb2.WorkRecord, _Mapping]] = ..., path: _Optional[bytes] = ..., sents: _Optional[_Iterable[_Union[_values_pb2.Sent, _Mapping]]] = ...) -> None: ...
 
-class Snapshot(_message.Message):
-    __slots__ = ("stage", "version", "chain", "term_chain", "restart", "num_bytes", "piece_bytes", "digests", "root", "signature", "before", "notices")
-    STAGE_FIELD_NUMBER: _ClassVar[int]
+class StateHeader(_message.Message):
+    __slots__ = ("version", "chain", "before", "term_chain", "restart", "notices")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     CHAIN_FIELD_NUMBER: _ClassVar[int]
+    BEFORE_FIELD_NUMBER: _ClassVar[int]
     TERM_CHAIN_FIELD_NUMBER: _ClassVar[int]
     RESTART_FIELD_NUMBER: _ClassVar[int]
+    NOTICES_FIELD_NUMBER: _ClassVar[int]
+    version: int
+    chain: bytes
+    before: bytes
+    term_chain: bytes
+    restart: _values_pb2.Restart
+    notices: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, version: _Optional[int] = ..., chain: _Optional[bytes] = ..., before: _Optional[bytes] = ..., term_chain: _Optional[bytes] = ..., restart: _Optional[_Union[_values_pb2.Restart, _Mapping]] = ..., notices: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class Content(_message.Message):
+    __slots__ = ("num_bytes", "piece_bytes", "digests")
     NUM_BYTES_FIELD_NUMBER: _ClassVar[int]
     PIECE_BYTES_FIELD_NUMBER: _ClassVar[int]
     DIGESTS_FIELD_NUMBER: _ClassVar[int]
-    ROOT_FIELD_NUMBER: _ClassVar[int]
-    SIGNATURE_FIELD_NUMBER: _ClassVar[int]
-    BEFORE_FIELD_NUMBER: _ClassVar[int]
-    NOTICES_FIELD_NUMBER: _ClassVar[int]
-    stage: int
-    version: int
-    chain: bytes
-    term_chain: bytes
-    restart: _values_pb2.Restart
     num_bytes: int
     piece_bytes: int
     digests: bytes
-    root: bytes
-    signature: bytes
-    before: bytes
-    notices: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, stage: _Optional[int] = ..., version: _Optional[int] = ..., chain: _Optional[bytes] = ..., term_chain: _Optional[bytes] = ..., restart: _Optional[_Union[_values_pb2.Restart, _Mapping]] = ..., num_bytes: _Optional[int] = ..., piece_bytes: _Optional[int] = ..., digests: _Optional[bytes] = ..., root: _Optional[bytes] = ..., signature: _Optional[bytes] = ..., before: _Optional[bytes] = ..., notices: _Optional[_Iterable[str]] = ...) -> None: ...
+    def __init__(self, num_bytes: _Optional[int] = ..., piece_bytes: _Optional[int] = ..., digests: _Optional[bytes] = ...) -> None: ...
+
+class Snapshot(_message.Message):
+    __slots__ = ("stage", "header", "content")
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    HEADER_FIELD_NUMBER: _ClassVar[int]
+    CONTENT_FIELD_NUMBER: _ClassVar[int]
+    stage: int
+    header: StateHeader
+    content: Content
+    def __init__(self, stage: _Optional[int] = ..., header: _Optional[_Union[StateHeader, _Mapping]] = ..., content: _Optional[_Union[Content, _Mapping]] = ...) -> None: ...
 
 class SnapshotPiece(_message.Message):
     __slots__ = ()

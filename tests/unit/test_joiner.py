@@ -2,49 +2,43 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from types import SimpleNamespace
+
 import pytest
-from donor_bench import RUN, header_at
+from donor_bench import header_at
 
 from swarmnet.errors import BadMessage, NoReplica, PeerGone, Refused
 from swarmnet.ids import NO_RESTART, PeerId, Restart
-from swarmnet.messages import Snapshot
-from swarmnet.peer.restore import FetchAndReplay
-from swarmnet.simulate.swarm import SimulatedSigner
-from swarmnet.state.snapshot_index import Seal
+from swarmnet.messages import Content, Snapshot
+from swarmnet.peer.joiner import Joiner
 from swarmnet.step.gate import Shape
 
 LAST = 20
-ME = PeerId("me")
 
 
 class Restored:
-    """A FetchAndReplay without a swarm. Stands for its engine."""
+    """A Joiner without a swarm. Stands for its engine."""
 
     def snapshot_bytes(self, stage: int) -> int:
         return 4
 
     def __init__(self, restart: Restart = NO_RESTART) -> None:
         self.said: list[dict[str, object]] = []
-        seal = Seal(RUN, SimulatedSigner(ME))
-        self.machine = FetchAndReplay(
+        self.machine = Joiner(
             None,
             self,
             None,
-            seal,
+            SimpleNamespace(restart=restart),
             stage=0,
             shape=Shape(2, 4, LAST),
-            restart=lambda: restart,
-            touch=lambda: None,
-            stand=lambda header: None,
-            newest=lambda: 0,
             step_s=lambda: 0.0,
             event=lambda event, fields: self.said.append(fields),
         )
 
 
 def copy(version: int, restart: Restart) -> Snapshot:
-    at = header_at(version)
-    return Snapshot(0, version, at.chain, at.before, at.term_chain, restart, 0, 1, b"", b"", b"")
+    return Snapshot(0, replace(header_at(version), restart=restart), Content(0, 1, b""))
 
 
 HERE = Restart(2, 8)

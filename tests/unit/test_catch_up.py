@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from swarmnet.errors import BadMessage, NoReplica, PeerGone, PeerTimeout, Refused, RejectCode, SwarmError
+from swarmnet.fetch.driver import HolderCalls
 from swarmnet.ids import Ballot, Chain, PeerId, RoundId
 from swarmnet.manifest.extension import Extension
 from swarmnet.manifest.schema import NO_DELAY
-from swarmnet.messages import Answer, Commit, Finished, Rejected, Stamp, TrailRequest, TrailStep
+from swarmnet.messages import Answer, Commit, Finished, Rejected, Stamp, StateHeader, TrailRequest, TrailStep
 from swarmnet.simulate.clock import VirtualLoop
-from swarmnet.state.header import StateHeader
-from swarmnet.state.replay import Level, Replay, ReplayLogEnds
+from swarmnet.state.catch_up import CatchUp, InSync, ReplayLogEnds
 
 STAGE, STAGES, HERE = 1, 2, 9
 A, B, C = PeerId("a"), PeerId("b"), PeerId("c")
@@ -63,15 +63,14 @@ class Story:
         self.refuse: dict[PeerId, SwarmError] = {}
         self.slow_s: dict[PeerId, float] = {}
         self.took_s = 0.0
-        self.machine = Replay(
-            self,
+        self.machine = CatchUp(
+            HolderCalls(self, lambda donor, error: self.failed.append((donor, error))),
             self,
             STAGE,
             STAGES,
             collect=self.collect,
             after=self.after,  # type: ignore[arg-type]
             moved=lambda header: self.log.append(f"at {header.version}"),
-            failed=lambda donor, error, *, after_s=0.0: self.failed.append((donor, error)),
             refusal=lambda commit: None if commit.num_tokens else "a commit that cannot be applied",
         )
 
@@ -104,7 +103,7 @@ class Story:
         honest = commits == committed(at.version)
         return header(at.version + 1) if honest else StateHeader(at.version + 1, Chain("ff" * 32), at.chain, chain(0))
 
-    def run(self, step: int) -> Level:
+    def run(self, step: int) -> InSync:
         with asyncio.Runner(loop_factory=VirtualLoop) as runner:
             try:
                 return runner.run(self.machine.run(header(step), lambda: self.donors))
@@ -115,13 +114,13 @@ class Story:
 def test_every_step_is_fetched_and_applied_until_the_one_that_is_open() -> None:
     story = Story()
     level = story.run(6)
-    assert level == Level(header(HERE), summed(HERE), committed(HERE, 1))
+    assert level == InSync(header(HERE), summed(HERE), committed(HERE, 1))
     steps = [line for step in (6, 7, 8) for line in (f"sum {step}", f"apply {step}", f"at {step + 1}")]
     assert story.log == [*steps, "sum 9"] and not story.failed
     assert all(holders == [A, B, C] for holders in story.collected), "a sum comes from all who hold it"
 
 
-def test_whoever_is_level_has_nothing_to_follow() -> None:
+def test_whoever_is_in_sync_has_nothing_to_follow() -> None:
     assert Story().run(HERE).header == header(HERE)
 
 
@@ -137,7 +136,7 @@ def test_the_first_story_leads_on_and_who_says_nothing_is_named_late() -> None:
     story.slow_s[A] = 10.0
     assert story.run(HERE - 1).header == header(HERE)
     assert story.took_s < 2.1 and story.log[:3] == ["sum 8", "apply 8", "at 9"]
-    assert [peer for peer, error in story.failed if isinstance(error, PeerTimeout)] == [A, A]
+    assert [peer for peer, error in story.failed if isinstance(error, PeerTimeout)] == [A]
     assert story.collected == [[B, C], [B, C]]
 
 
@@ -164,7 +163,7 @@ def test_a_step_whose_sum_nobody_holds_is_left_to_the_member() -> None:
     story = Story()
     for donor in story.donors:
         story.lies[donor] = lambda step: TrailStep(None, committed(step))
-    assert story.run(6) == Level(header(6), None, committed(6)) and story.log == []
+    assert story.run(6) == InSync(header(6), None, committed(6)) and story.log == []
 
 
 FORGERIES = {

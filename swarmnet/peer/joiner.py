@@ -1,0 +1,223 @@
+"""Brings a joining replica in sync with its stage: fetches a snapshot, loads it and catches up from there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from swarmnet.averaging.exchange import Exchange
+from swarmnet.errors import BadMessage, Refused, RejectCode, SwarmError
+from swarmnet.fetch.driver import loop_time
+from swarmnet.ids import PeerId, next_chain
+from swarmnet.manifest.extension import Horizon
+from swarmnet.manifest.timers import TERM_STEPS
+from swarmnet.messages import Commit, Finished, Round, Snapshot, Stamp, StateHeader
+from swarmnet.stage.seams import Compute
+from swarmnet.state.catch_up import WITHIN, Ahead, CatchUp, InSync, ReplayLogEnds, line_needed, sums_arrive
+from swarmnet.state.snapshot_fetch import SnapshotFetch, Sources, TransferProgress
+from swarmnet.step.commits import evidence
+from swarmnet.step.gate import Shape, commit_refusal
+from swarmnet.step.member import Member
+from swarmnet.transport import Transport
+
+
+class Joiner:
+    """Brings one (peer, stage) in sync. Decides neither when state is needed nor which peers might have it.
+
+    Args:
+        step_s: tells how long a step takes the others; 0 if nothing is known.
+        event: `fetching`, `following` and `fetching_again` say how far it is, `too_slow` that it will never be in sync,
+            `join_failed` which source did not deliver.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        engine: Compute,
+        exchange: Exchange,
+        member: Member,
+        *,
+        stage: int,
+        shape: Shape,
+        step_s: Callable[[], float],
+        event: Callable[[str, dict[str, object]], None],
+    ) -> None:
+        self._engine, self._exchange, self._member, self._shape = engine, exchange, member, shape
+        self._step_s, self._event = step_s, event
+        self.whole = False
+        """Is the state in the engine one that may be served?"""
+        self.touched = False
+        """Does the engine hold other weights than it was built with?"""
+        self._began = self._collected = 0.0  # when what is under way began, and the bytes of aggregates before
+        self._copy_rate = 0.0  # bytes per second of the last snapshot; 0: there was none
+        self._sources = 0
+        self._too_slow = False
+        self._said: set[tuple[object, ...]] = set()
+        self._fetch = SnapshotFetch(
+            transport,
+            stage,
+            max_bytes=engine.snapshot_bytes(stage),
+            failed=self.say_failed,
+            progress=self._say_progress,
+            unfit=self.unfit,
+        )
+        self._catch_up = CatchUp(
+            self._fetch.calls,
+            engine,
+            stage,
+            shape.num_stages,
+            collect=self._collect,
+            after=self._after,
+            moved=self._moved,
+            refusal=lambda commit: commit_refusal(commit, shape),
+        )
+
+    async def run(
+        self, sources: Sources, *, version: int = -1, first: tuple[StateHeader, memoryview] | None = None
+    ) -> tuple[InSync, int]:
+        """Fetch and catch up; returns where the engine stands then, and the bytes of the snapshot.
+
+        first: a snapshot that is here already, to begin with. sources() is asked again and again. Raises NoReplica if
+        they hand nothing over, or what the last of them raised; the engine may then stand at an older version.
+        """
+        self._too_slow = False
+        while True:
+            self._began = loop_time()
+            if first is not None:
+                (header, data), first = first, None
+            else:
+                snapshot, data = await self._fetch.fetch(sources, version=version)
+                # A checkpoint of another replica may be older than the restart that goes on from it.
+                header = replace(snapshot.header, restart=self._member.restart)
+            num_bytes = len(data)
+            self.touch()
+            try:
+                await self._engine.restore(data, version=header.version)
+            except BadMessage as error:
+                self._fetch.useless(error)
+                continue
+            del data
+            self._stand(header)
+            self._engine.lengthen(header.extensions)
+            self._began, self._collected = loop_time(), self._exchange.collected_bytes
+            try:
+                reached = await self._catch_up.run(header, sources)
+            # The others have moved on by more than they remember.
+            except ReplayLogEnds as error:
+                self._event("fetching_again", {"version": header.version, "reason": str(error)})
+                continue
+            self._said.clear()
+            return reached, num_bytes
+
+    def forget(self) -> None:
+        """The run has gone back: pieces of a past that was given up are of no use."""
+        self._fetch.forget()
+
+    def touch(self) -> None:
+        """From now on the weights may not be served: a restore runs on in the compute thread even if cancelled."""
+        self.touched, self.whole = True, False
+
+    def unfit(self, snapshot: Snapshot, version: int) -> Refused | BadMessage | None:
+        """Why a described snapshot is of no use. One asked for by its version may come from a disk, and is then as good
+        as any up to where the run has last gone back to; the newest one is of the present, or of no use."""
+        at, restart = snapshot.header, self._member.restart
+        try:
+            self._shape.notices.horizon(at.notices)
+        except ValueError as error:
+            return BadMessage(RejectCode.MALFORMED, str(error), version=at.version)
+        if at.version > self._shape.furthest:
+            return BadMessage(RejectCode.MALFORMED, "a copy of a step after the last", version=at.version)
+        if at.restart == restart or (version >= 0 and at.version <= restart.version):
+            return None
+        return Refused(RejectCode.STALE, "a copy from before the run went back", version=at.version)
+
+    def say_failed(self, source: PeerId, error: SwarmError) -> None:
+        """Once per source and kind of failure until a join succeeds: it is tried again at every heartbeat."""
+        self._say({"donor": source, "reason": str(error)}, source, type(error), error.facts.get("code"))
+
+    def say_given_up(self, error: SwarmError) -> None:
+        """No source has delivered. Once per reason until a join succeeds."""
+        self._say({"reason": str(error)}, type(error), error.message)
+
+    # ------------------------------------------------------------ inside
+
+    def _stand(self, header: StateHeader) -> None:
+        """The engine holds this version now; not to be served before it has caught up with the others."""
+        self.touch()
+        member = self._member
+        member.version, member.chain = header.version, header.chain
+        member.before, member.term_chain = header.before, header.term_chain
+        member.horizon = Horizon(self._shape.total_steps, header.extensions)
+
+    async def _collect(self, stamp: Stamp, finished: Finished, holders: Sequence[PeerId]) -> None:
+        wanted = Round(stamp, finished.id.ballot, finished.id, (), (), tuple(holders))
+        if await self._exchange.collect_from(wanted, finished.digest, *holders, kind="replay") != finished:
+            raise BadMessage(RejectCode.MALFORMED, "not the sum its holders describe", step=stamp.step)
+
+    def _after(self, header: StateHeader, commits: tuple[Commit, ...]) -> StateHeader:
+        """The header of a replica that has applied on these commits of all stages; as Member.applied."""
+        chain = next_chain(header.chain, evidence(commits))
+        begins_term = (header.version + 1) % TERM_STEPS == 0
+        learn, held = self._shape.notices.learn, Horizon(self._shape.total_steps, header.extensions)
+        held = held.after(header.version, [learn(commit.notice) for commit in commits if commit.notice])
+        term_chain = chain if begins_term else header.term_chain
+        return StateHeader(header.version + 1, chain, header.chain, term_chain, header.restart, held.texts)
+
+    def _moved(self, header: StateHeader) -> None:
+        self._stand(header)
+        collected, since_s = self._exchange.collected_bytes - self._collected, loop_time() - self._began
+        rate = sums_arrive(collected, since_s, copy=self._copy_rate, step_s=self._step_s())
+        level_in = self._in_sync_in(header.version, 0, rate)
+        self._event(
+            "following", {"version": header.version, "newest": self._newest(header.version), "level_in": level_in}
+        )
+
+    def _newest(self, version: int) -> int:
+        """The version that the other replicas have reached, as far as they are heard; at least that one."""
+        return max([version, *(seen.version for _, seen in self._member.view.mates() if seen.synced)])
+
+    def _say(self, fields: dict[str, object], *known: object) -> None:
+        if known not in self._said:
+            self._said.add(known)
+            self._event("join_failed", fields)
+
+    def _say_progress(self, progress: TransferProgress) -> None:
+        left, self._sources, self._copy_rate = progress.seconds_left, progress.sources, progress.bytes_per_s
+        level_in = self._in_sync_in(progress.version, progress.total_bytes - progress.done_bytes, progress.bytes_per_s)
+        self._event(
+            "fetching",
+            {
+                "version": progress.version,
+                "bytes": progress.done_bytes,
+                "total": progress.total_bytes,
+                "donors": progress.sources,
+                "seconds_left": None if left is None else round(left, 1),
+                "level_in": level_in,
+            },
+        )
+
+    def _in_sync_in(self, version: int, state_bytes: int, bytes_per_s: float) -> float | None:
+        """In how many steps, at this rate. If never, or after the run's end, it says so once, after two steps' time."""
+        if not (step_s := self._step_s()) or not bytes_per_s:
+            return None
+        newest = self._newest(version)
+        ahead = Ahead(state_bytes, newest - version, self._exchange.sum_bytes, step_s)
+        steps, last = ahead.steps(bytes_per_s), self._shape.furthest - newest
+        # A rate over less than two steps says little: links rest in one part of each.
+        never = last > 0 and (steps is None or steps > last)
+        if never and not self._too_slow and loop_time() - self._began > 2 * step_s:
+            self._too_slow = True
+            needs = ahead.needs(min(WITHIN, last))
+            self._event(
+                "too_slow",
+                {
+                    "bytes_per_s": round(bytes_per_s),
+                    "sum_bytes": round(ahead.sum_bytes),
+                    "step_s": round(step_s, 1),
+                    "within": min(WITHIN, last),
+                    "needs": round(needs),
+                    "donors": self._sources,
+                    "needs_each": round(line_needed(needs, max(self._sources, 1))),
+                },
+            )
+        return None if steps is None else round(steps, 1)
