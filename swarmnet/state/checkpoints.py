@@ -12,7 +12,7 @@ checkpoint, never the step. Knows when the state moves by being told (`reached`)
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Set
 
 from swarmnet.errors import BadCheckpoint
 from swarmnet.fetch.driver import loop_time
@@ -274,79 +274,64 @@ class Checkpointer:
         if owed_at != header.version or self._where() != header:
             owed = None  # of another version: without it the next start forgets what was owed, and no more
         self.go_back(header.restart)
-        began = loop_time()
-        if self.most_bytes and not await self._makes_room(header.version, len(data) + len(owed or b"")):
-            self._on_event(
-                "checkpoint_failed",
-                {
-                    "version": header.version,
-                    "path": self.path(header.version),
-                    "reason": f"it and what must be kept are more than the {self.most_bytes:,} bytes of caps.disk_gib",
-                    "bytes_needed": len(data),
-                    "then": "training goes on without it: lend more (`swarmnet caps --disk`), or other peers keep it",
-                },
-            )
+        began, path = loop_time(), self.path(header.version)
+        fitting = self._fitting(header.version, len(data) + len(owed or b""))
+        if fitting is None:
+            reason = f"it and what must be kept are more than the {self.most_bytes:,} bytes of caps.disk_gib"
+            then = "training goes on without it: lend more (`swarmnet caps --disk`), or other peers keep it"
+            self._say_failed(header.version, reason, len(data), then)
             return None
+        if fitting != self._held.keys():
+            await self._retain(fitting)
         written = await self._disk.write(self._stage, header, data, owed)
-        path, info = self.path(header.version), written.info
         # Training goes on without this one; what the others hold is untouched.
         if written.problem is not None:
             self._held.pop(header.version, None)
-            self._on_event(
-                "checkpoint_failed",
-                {
-                    "version": header.version,
-                    "path": path,
-                    "reason": written.problem,
-                    "bytes_needed": info.num_bytes,
-                    "then": "training goes on; the next checkpoint is tried again",
-                },
-            )
+            then = "training goes on; the next checkpoint is tried again"
+            self._say_failed(header.version, written.problem, len(data), then)
             return written
-        self._held[header.version] = info
-        keep = self._to_keep(header.version, self._keep)  # by what the others have by now
-        self._held = {version: held for version, held in self._held.items() if version in keep}
-        problem = await self._disk.retain(self._stage, keep)
-        self._on_event(
-            "checkpoint",
-            {
-                "version": header.version,
-                "path": path,
-                "bytes": info.num_bytes,
-                "seconds": round(loop_time() - began, 3),
-                **({"problem": problem} if problem else {}),
-            },
-        )
+        self._held[header.version] = written.info
+        problem = await self._retain(self._to_keep(header.version, self._keep))  # by what the others have by now
+        done = {"version": header.version, "path": path, "bytes": written.info.num_bytes}
+        done |= {"seconds": round(loop_time() - began, 3)} | ({"problem": problem} if problem else {})
+        self._on_event("checkpoint", done)
         return written
 
-    async def _makes_room(self, version: int, num_bytes: int) -> bool:
-        """Delete the oldest that may go until one more keeps to `most_bytes`. False: it would not even so."""
-        room, held = self.most_bytes - num_bytes, self._held
-        must_stay = self._to_keep(version, 1) & held.keys()
-        room -= sum(held[each].num_bytes + held[each].owed_bytes for each in must_stay)
+    async def _retain(self, keep: Set[int]) -> str | None:
+        """Delete all but these. Returns what went wrong, in words."""
+        self._held = {version: info for version, info in self._held.items() if version in keep}
+        return await self._disk.retain(self._stage, frozenset(keep))
+
+    def _fitting(self, version: int, num_bytes: int) -> Set[int] | None:
+        """Which of those held stay, so that one more keeps to `most_bytes`; None: it would not even so."""
+        if not self.most_bytes:
+            return self._held.keys()
+        taken = {each: info.num_bytes + info.owed_bytes for each, info in self._held.items()}
+        stay = set(self._to_keep(version, 1) & taken.keys())
+        room = self.most_bytes - num_bytes - sum(taken[each] for each in stay)
         if room < 0:  # nothing is deleted in vain
-            return False
-        stay = set(must_stay)
-        for each in sorted(held.keys() - must_stay, reverse=True):
-            room -= held[each].num_bytes + held[each].owed_bytes
+            return None
+        for each in sorted(taken.keys() - stay, reverse=True):
+            room -= taken[each]
             if room < 0:
                 break
             stay.add(each)
-        if stay != held.keys():
-            self._held = {each: info for each, info in held.items() if each in stay}
-            await self._disk.retain(self._stage, frozenset(stay))
-        return True
+        return stay
 
     def _to_keep(self, newest: int, most: int) -> frozenset[int]:
         """Which of those held are kept once `newest` is on disk."""
         found = self._common_now()
         if found is not None:
             self._common = max(found, self._common or 0)  # a record that expires does not undo what was seen
-        candidates = {version for version in self.versions if version != newest}
-        keep = retained(candidates | {newest}, keep=most, every=self._schedule.every, common=self._common)
+        candidates = {*self.versions, newest}
+        keep = retained(candidates, keep=most, every=self._schedule.every, common=self._common)
         keep |= {version for version in self._held if version <= self.spared}
         # Until the restart has led to a step, it may be taken back.
         return keep if newest > self.restart.version else keep | self._held.keys()
+
+    def _say_failed(self, version: int, reason: str, num_bytes: int, then: str) -> None:
+        fields = {"version": version, "path": self.path(version), "reason": reason, "bytes_needed": num_bytes}
+        self._on_event("checkpoint_failed", fields | {"then": then})
 
     def _say_bad(self, error: BadCheckpoint, then: str = "") -> None:
         newest = (

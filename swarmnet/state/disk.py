@@ -88,30 +88,18 @@ class CheckpointInfo(Table):
         header: StateHeader,
         data: bytes | memoryview,
         owed: bytes | memoryview | None = None,
-        *,
-        numerics: str = "",
-        written_at: str = "",
-        owner: str = "",
+        **origin: str,
     ) -> CheckpointInfo:
-        """What a checkpoint of `data`, the state at `header`, has to say of itself, and of what is owed beside it."""
-        return cls(
-            run=run,
-            stage=stage,
-            version=header.version,
-            chain=header.chain,
-            before=header.before,
-            term_chain=header.term_chain,
-            restart_number=header.restart.number,
-            restart_version=header.restart.version,
-            num_bytes=len(data),
-            sha256=hashlib.sha256(data).hexdigest(),
-            numerics=numerics,
-            written_at=written_at,
-            owner=owner,
-            owed_bytes=0 if owed is None else len(owed),
-            owed_sha256="" if owed is None else hashlib.sha256(owed).hexdigest(),
-            notices=header.notices,
-        )
+        """What a checkpoint of `data`, the state at `header`, has to say of itself, and of what is owed beside it.
+
+        origin: numerics, written_at and owner.
+        """
+        restart = {"restart_number": header.restart.number, "restart_version": header.restart.version}
+        state = {name: getattr(header, name) for name in ("version", "chain", "before", "term_chain", "notices")}
+        files = {"num_bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+        if owed is not None:
+            files |= {"owed_bytes": len(owed), "owed_sha256": hashlib.sha256(owed).hexdigest()}
+        return cls.model_validate({"run": run, "stage": stage, **state, **restart, **files, **origin})
 
     @property
     def restart(self) -> Restart:
@@ -267,26 +255,13 @@ class CheckpointStore:
 
     def verify(self, info: CheckpointInfo) -> None:
         """Read a checkpoint through. Raises BadCheckpoint."""
-        digest = hashlib.sha256()
-        with self._data(info) as file:
-            # A checkpoint may be larger than memory that is free.
-            while chunk := file.read(_CHUNK):
-                digest.update(chunk)
-        self._check(info, digest.hexdigest())
+        _read(self.data_path(info.stage, info.version), info.num_bytes, info.sha256)
 
     def load(self, stage: int, version: int) -> tuple[CheckpointInfo, memoryview]:
         """One checkpoint, verified. Raises BadCheckpoint."""
         info = self._info(stage, version)
         data = memoryview(bytearray(info.num_bytes))
-        digest = hashlib.sha256()
-        with self._data(info) as file:
-            for start in range(0, info.num_bytes, _CHUNK):
-                piece = data[start : start + _CHUNK]
-                # Somebody cuts the file short while it is read.
-                if file.readinto(piece) != len(piece):
-                    raise BadCheckpoint(self.data_path(stage, version), "became shorter while it was read")
-                digest.update(piece)
-        self._check(info, digest.hexdigest())
+        _read(self.data_path(stage, version), info.num_bytes, info.sha256, data)
         return info, data
 
     def owed(self, stage: int, version: int) -> memoryview | None:
@@ -295,19 +270,15 @@ class CheckpointStore:
         Raises BadCheckpoint: the checkpoint itself may be sound all the same.
         """
         info, path = self._info(stage, version), self.owed_path(stage, version)
-        # The codec owed nothing then.
         if not info.owed_sha256:
             return None
         # The file was copied from another peer: its codec owed that, not ours.
         if info.owner != self._owner:
             raise BadCheckpoint(path, f"owed by another peer ({info.owner or 'unknown'})")
-        with _opened(path) as (file, num_bytes):
-            if num_bytes != info.owed_bytes:
-                raise BadCheckpoint(path, f"torn: {num_bytes} bytes where its JSON promises {info.owed_bytes}")
-            data = file.read(num_bytes)
-        if hashlib.sha256(data).hexdigest() != info.owed_sha256:
-            raise BadCheckpoint(path, "altered: its SHA-256 is not the one its JSON promises")
-        return memoryview(data)
+        with _opened(path, info.owed_bytes):
+            data = memoryview(bytearray(info.owed_bytes))
+        _read(path, info.owed_bytes, info.owed_sha256, data)
+        return data
 
     def _names(self, stage: int) -> dict[int, set[str]]:
         """version -> parts that are there. Raises OSError."""
@@ -325,22 +296,8 @@ class CheckpointStore:
                 raise BadCheckpoint(path, f"{num_bytes} bytes, far more than a checkpoint's JSON has")
             text = file.read(MAX_JSON_BYTES)
         info = _parsed(text, path, run=self._run, stage=stage, version=version)
-        with self._data(info):
+        with _opened(self.data_path(stage, version), info.num_bytes):
             return info
-
-    @contextlib.contextmanager
-    def _data(self, info: CheckpointInfo) -> Iterator[io.BufferedReader]:
-        """The data file, open, of the right size."""
-        path = self.data_path(info.stage, info.version)
-        with _opened(path) as (file, num_bytes):
-            if num_bytes != info.num_bytes:
-                raise BadCheckpoint(path, f"torn: {num_bytes} bytes where its JSON promises {info.num_bytes}")
-            yield file
-
-    def _check(self, info: CheckpointInfo, digest: str) -> None:
-        if digest != info.sha256:
-            path = self.data_path(info.stage, info.version)
-            raise BadCheckpoint(path, f"altered: SHA-256 is {digest[:12]}..., its JSON promises {info.sha256[:12]}...")
 
     # ------------------------------------------------------------ writing
 
@@ -349,9 +306,8 @@ class CheckpointStore:
     ) -> CheckpointInfo:
         """What the JSON of a checkpoint that is written here now has to say."""
         now = datetime.datetime.fromtimestamp(wall_time(), datetime.UTC).isoformat(timespec="seconds")
-        return CheckpointInfo.of(
-            self._run, stage, header, data, owed, numerics=self._numerics, written_at=now, owner=self._owner
-        )
+        origin = {"numerics": self._numerics, "written_at": now, "owner": self._owner}
+        return CheckpointInfo.of(self._run, stage, header, data, owed, **origin)
 
     def write(self, info: CheckpointInfo, data: bytes | memoryview, owed: bytes | memoryview | None = None) -> None:
         """Put a checkpoint on disk, in place of one of the same stage and version.
@@ -419,8 +375,9 @@ def _parsed(text: bytes, path: Path, *, run: RunId, stage: int, version: int) ->
 
 
 @contextlib.contextmanager
-def _opened(path: Path) -> Iterator[tuple[io.BufferedReader, int]]:
-    """A regular file and its size. Raises BadCheckpoint for whatever cannot be read, here or in the block."""
+def _opened(path: Path, promised: int | None = None) -> Iterator[tuple[io.BufferedReader, int]]:
+    """A regular file and its size, which may be promised. Raises BadCheckpoint if it cannot be read, here or in the
+    block."""
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe must not hang us
         with open(handle, "rb") as file:
@@ -428,12 +385,31 @@ def _opened(path: Path) -> Iterator[tuple[io.BufferedReader, int]]:
             # A pipe or a device would hang, or never end.
             if not stat.S_ISREG(status.st_mode):
                 raise BadCheckpoint(path, "not a regular file")
+            if promised not in (None, status.st_size):
+                raise BadCheckpoint(path, f"torn: {status.st_size} bytes where its JSON promises {promised}")
             yield file, status.st_size
     except FileNotFoundError as error:
         raise BadCheckpoint(path, "missing") from error
     except OSError as error:
         reason = "a symbolic link, which is not followed" if error.errno == errno.ELOOP else f"{error.strerror}"
         raise BadCheckpoint(path, reason) from error
+
+
+def _read(path: Path, num_bytes: int, sha256: str, data: memoryview | None = None) -> None:
+    """Read a file through, into `data` if that is given. Raises BadCheckpoint unless it is what its JSON promises."""
+    digest = hashlib.sha256()
+    # A checkpoint may be larger than memory that is free.
+    scratch = memoryview(bytearray(min(num_bytes, _CHUNK))) if data is None else data
+    with _opened(path, num_bytes) as (file, _):
+        for start in range(0, num_bytes, _CHUNK):
+            length = min(_CHUNK, num_bytes - start)
+            piece = scratch[:length] if data is None else data[start : start + length]
+            # The file may be cut short while it is read.
+            if file.readinto(piece) != length:
+                raise BadCheckpoint(path, "became shorter while it was read")
+            digest.update(piece)
+    if (found := digest.hexdigest()) != sha256:
+        raise BadCheckpoint(path, f"altered: SHA-256 is {found[:12]}..., its JSON promises {sha256[:12]}...")
 
 
 def _put(path: Path, data: bytes | memoryview) -> None:
