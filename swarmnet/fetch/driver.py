@@ -74,9 +74,9 @@ class HolderCalls:
 
 
 async def first_answers(
-    asked: Mapping[PeerId, Coroutine[Any, Any, T]], *, counts: Callable[[T], bool]
+    asked: Mapping[PeerId, Coroutine[Any, Any, T]], *, counts: Callable[[T], bool], grace_s: float = GRACE_S
 ) -> tuple[dict[PeerId, T], list[PeerId]]:
-    """Answers in the order in which they came, and the peers that took GRACE_S longer than the first that counts."""
+    """Answers in the order in which they came, and the peers that took `grace_s` longer than the first that counts."""
     answers: dict[PeerId, T] = {}
     until: float | None = None
     async with asyncio.TaskGroup() as group:
@@ -85,10 +85,10 @@ async def first_answers(
         while waiting and (until is None or until > loop_time()):
             timeout = None if until is None else until - loop_time()
             done, waiting = await asyncio.wait(waiting, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
+            for task in [task for task in tasks if task in done]:
                 answers[tasks[task]] = task.result()
                 if until is None and counts(task.result()):
-                    until = loop_time() + GRACE_S
+                    until = loop_time() + grace_s
         for task in waiting:
             task.cancel()
     return answers, [tasks[task] for task in waiting]

@@ -17,12 +17,13 @@ from pathlib import Path
 from swarmnet.clock import wall_time
 from swarmnet.config.peer import PeerConfig
 from swarmnet.directory import Estimate, Record, Role, StageStatus
-from swarmnet.errors import BadMessage, PeerTimeout, Refused, RejectCode, SwarmError, UsageError
+from swarmnet.errors import BadMessage, PeerTimeout, RejectCode, SwarmError, UsageError
+from swarmnet.fetch.driver import expect
 from swarmnet.ids import PeerId, RunId, first_chain
 from swarmnet.manifest.file import load, run_id, to_toml
 from swarmnet.manifest.schema import Manifest
 from swarmnet.manifest.terms import RunTerms
-from swarmnet.messages import Busy, ManifestData, ManifestRequest, Rejected
+from swarmnet.messages import Busy, ManifestData, ManifestRequest
 from swarmnet.net.address import announced_at
 from swarmnet.net.admission_files import OwnPass, admissions_of
 from swarmnet.net.dht import DhtDirectory
@@ -433,16 +434,11 @@ async def fetch_manifest(
         busy: list[PeerId] = []
         for peer in peers:
             try:
-                match answer := await ask(transport, peer, ManifestRequest(), patience=lambda: PATIENCE_S):
-                    case ManifestData(text):
-                        return genuine(text, run, peer=peer)
-                    case Rejected():
-                        raise Refused(answer.code, answer.reason, peer=peer)
-                    case Busy():
-                        busy.append(peer)
-                        raise PeerTimeout("it is busy with other newcomers", peer=peer)
-                    case _:
-                        raise BadMessage(RejectCode.MALFORMED, "not an answer to ManifestRequest", peer=peer)
+                answer = await ask(transport, peer, ManifestRequest(), patience=lambda: PATIENCE_S)
+                if isinstance(answer, Busy):
+                    busy.append(peer)
+                    raise PeerTimeout("it is busy with other newcomers", peer=peer)
+                return genuine(expect(answer, ManifestData, peer).toml, run, peer=peer)
             except SwarmError as error:
                 on_failure(peer, error)
         if not (peers := busy) or round_ == _ROUNDS - 1:

@@ -12,6 +12,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequ
 from typing import Any, Generic, TypeVar
 
 from swarmnet.errors import BadMessage, PeerGone, PeerTimeout, Refused, RejectCode, SwarmError
+from swarmnet.fetch.driver import first_answers
 from swarmnet.ids import PeerId
 from swarmnet.messages import Fetch, Fetched, Gradient, Packed, Rejected, Running, Sent
 from swarmnet.pipeline.inputs import InputCheck, OnBadInput
@@ -98,18 +99,9 @@ class Recovery:
 
     async def _first(self, peers: Sequence[PeerId], request: Fetch) -> Fetched | None:
         """Ask all at once; the first copy wins."""
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(self._ask(peer, request)) for peer in peers]
-            pending = set(tasks)
-            while pending:
-                done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
-                for task in [task for task in tasks if task in done]:
-                    found = task.result()
-                    if found is not None:
-                        for other in tasks:
-                            other.cancel()
-                        return found
-        return None
+        asked = {peer: self._ask(peer, request) for peer in dict.fromkeys(peers)}
+        answers, _ = await first_answers(asked, counts=lambda found: found is not None, grace_s=0.0)
+        return next((found for found in answers.values() if found is not None), None)
 
     async def _ask(self, peer: PeerId, request: Fetch) -> Fetched | None:
         try:
