@@ -17,8 +17,7 @@ from swarmnet.state.lineage import of_one_lineage
 from swarmnet.state.rollback import (
     FromDisk,
     FromHere,
-    FromLive,
-    FromMatesDisk,
+    FromReplicas,
     FromSeed,
     Holding,
     Move,
@@ -293,15 +292,13 @@ class StateSupply:
         """True if the replica serves now."""
         replica = self._replicas[stage]
         match source:
-            case FromLive(donors):
-                return await replica.state.restore_from(donors)
+            case FromReplicas(sources, version):
+                return await replica.state.restore_from(sources, version=version)
             case FromHere():
                 replica.state.stay()
                 return True
             case FromDisk(version):
                 return await replica.state.load(version, becomes=max(version, self.rollbacks.current.version))
-            case FromMatesDisk(version, donors):
-                return await replica.state.restore_from(donors, version=version)
             case FromSeed():
                 # A checkpoint that somebody holds is worth more than the seed.
                 if not self._may_seed():

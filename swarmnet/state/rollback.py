@@ -59,10 +59,11 @@ class Holding:
 
 
 @dataclass(frozen=True, slots=True)
-class FromLive:
-    """Fetch the newest state from replicas that serve it."""
+class FromReplicas:
+    """Fetch the state from these replicas: the newest that they serve, or their checkpoint of `version`."""
 
-    donors: tuple[PeerId, ...]
+    sources: tuple[PeerId, ...]
+    version: int = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,14 +76,6 @@ class FromDisk:
     """Load this peer's own checkpoint of `version`; below the restart's version, everything after it is dropped."""
 
     version: int
-
-
-@dataclass(frozen=True, slots=True)
-class FromMatesDisk:
-    """Fetch a checkpoint of `version` from these replicas' disks."""
-
-    version: int
-    donors: tuple[PeerId, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +115,7 @@ class Move(Enum):
     """Hardly anybody has come along: go on with those who have not."""
 
 
-Source = FromLive | FromHere | FromDisk | FromMatesDisk | FromSeed | NoSource
+Source = FromReplicas | FromHere | FromDisk | FromSeed | NoSource
 
 
 @dataclass(slots=True)
@@ -308,7 +301,7 @@ class Rollbacks:
             return FromHere()
         if ahead or (live and self.current.number and beyond is None):
             ranked = sorted(ahead or live, key=lambda h: (-(h.version or 0), h.peer))
-            return FromLive(tuple(h.peer for h in ranked))
+            return FromReplicas(tuple(h.peer for h in ranked))
         # A new run: everybody begins at the seed.
         if not self._begun(everyone):
             return FromSeed()
@@ -322,7 +315,7 @@ class Rollbacks:
             return FromDisk(version)
         holders = tuple(sorted(h.peer for h in mates if version in h.disk))
         if holders:
-            return FromMatesDisk(version, holders)
+            return FromReplicas(holders, version)
         if version == 0:
             return FromSeed()
         return self._older(mine, mates) or NoSource(self.words(everyone))

@@ -11,8 +11,7 @@ from swarmnet.ids import NO_RESTART, PeerId, Restart
 from swarmnet.state.rollback import (
     FromDisk,
     FromHere,
-    FromLive,
-    FromMatesDisk,
+    FromReplicas,
     FromSeed,
     Holding,
     Move,
@@ -113,7 +112,7 @@ def test_whoever_has_later_state_than_a_run_that_began_again_keeps_it_until_it_i
     assert isinstance(source, NoSource) and "step 22" in source.words
     assert decided(machine, [mine, *new], after_s=LOST_S) is None
     level = [holding("c", 0, version=21), holding("d", 1, version=21)]
-    assert machine.source(mine, level) == FromLive((PeerId("c"),))
+    assert machine.source(mine, level) == FromReplicas((PeerId("c"),))
 
 
 def test_a_run_that_goes_on_is_left_alone_whatever_is_on_disk() -> None:
@@ -307,7 +306,7 @@ def test_what_was_put_by_is_loaded_when_a_restart_is_taken_back() -> None:
     assert restarts().source(holding("b", 1, disk=(30, 37)), others) == FromDisk(37)
     assert isinstance(restarts().source(holding("b", 1, disk=(30, 36)), others), NoSource)
     mates = [*others, holding("c", 1, version=37)]
-    assert restarts().source(holding("b", 1, disk=(30, 37)), mates) == FromLive((PeerId("c"),))
+    assert restarts().source(holding("b", 1, disk=(30, 37)), mates) == FromReplicas((PeerId("c"),))
 
 
 # ------------------------------------------------------------ one who makes things up
@@ -384,7 +383,7 @@ def test_a_joiner_takes_the_newest_served_state_of_the_present_restart() -> None
         holding("y", 1, restart=now, version=25),
         holding("z", 1, restart=NO_RESTART, version=40),
     ]
-    assert machine.source(holding("b", 1, disk=(20,)), mates) == FromLive((PeerId("y"), PeerId("x")))
+    assert machine.source(holding("b", 1, disk=(20,)), mates) == FromReplicas((PeerId("y"), PeerId("x")))
 
 
 def test_an_old_decision_is_no_reason_to_load_an_old_checkpoint() -> None:
@@ -395,8 +394,8 @@ def test_an_old_decision_is_no_reason_to_load_an_old_checkpoint() -> None:
 
 def test_a_replica_without_the_version_takes_it_from_a_mates_disk() -> None:
     machine = restarts(current=Restart(1, 20))
-    assert machine.source(holding("b", 1, disk=(10,)), [holding("c", 1, disk=(20,))]) == FromMatesDisk(
-        20, (PeerId("c"),)
+    assert machine.source(holding("b", 1, disk=(10,)), [holding("c", 1, disk=(20,))]) == FromReplicas(
+        (PeerId("c"),), 20
     )
 
 
@@ -409,7 +408,7 @@ def test_with_leave_to_drop_a_lost_stage_goes_on_alone_from_its_newest_checkpoin
     assert isinstance(machine.source(held[2], held[:2]), NoSource)
     now = machine.current
     serving = [holding("a", 0, version=37, restart=now), holding("b", 1, version=37, restart=now)]
-    assert machine.source(held[2], serving) == FromLive((PeerId("b"),))
+    assert machine.source(held[2], serving) == FromReplicas((PeerId("b"),))
 
 
 # ------------------------------------------------------------ together
@@ -462,12 +461,12 @@ def test_all_come_to_serve_one_version_if_every_stage_has_one(swarm: list[Holdin
                 match machine.source(replace(mine, version=None), others, held=mine.version):
                     case FromHere():
                         state[peer] = Holding(peer, mine.stage, machine.current, mine.version, mine.disk)
-                    case FromDisk(version) | FromMatesDisk(version, _):
+                    case FromReplicas(donors, -1):
+                        state[peer] = Holding(peer, mine.stage, machine.current, state[donors[0]].version, mine.disk)
+                    case FromDisk(version) | FromReplicas(_, version):
                         served = {h.version for h in others if h.restart == machine.current}
                         assert version == machine.current.version or version in served
                         state[peer] = Holding(peer, mine.stage, machine.current, version, mine.disk)
-                    case FromLive(donors):
-                        state[peer] = Holding(peer, mine.stage, machine.current, state[donors[0]].version, mine.disk)
                     case _:
                         state[peer] = Holding(peer, mine.stage, machine.current, None, mine.disk)
     if stuck and possible:

@@ -456,3 +456,23 @@ def test_a_checkpoint_from_before_there_were_debts(store: CheckpointStore) -> No
     old = {key: value for key, value in json.loads(path.read_text()).items() if not key.startswith(("owe", "owner"))}
     path.write_text(json.dumps(old))
     assert store.found(STAGE).good[0].version == 10 and store.owed(STAGE, 10) is None
+
+
+EARLIER = """{
+ "format": 1, "run": "%s", "stage": 2, "version": 7, "chain": "%s", "before": "%s", "term_chain": "%s",
+ "restart_number": 1, "restart_version": 5, "num_bytes": 7, "sha256": "%s", "numerics": "cpu/torch-2.13/1",
+ "written_at": "2026-11-01T10:00:00+00:00", "owner": "12D3KooWmine", "owed_bytes": 0, "owed_sha256": "", "notices": []
+}
+"""
+"""As peers wrote it before snapshots were described by a header and a content."""
+
+
+def test_a_checkpoint_of_an_earlier_release_loads(store: CheckpointStore) -> None:
+    digest = hashlib.sha256(b"weights").hexdigest()
+    store.folder.mkdir(parents=True)
+    store.data_path(STAGE, 7).write_bytes(b"weights")
+    store.info_path(STAGE, 7).write_text(EARLIER % (ONE, "0a" * 32, "0b" * 32, "0c" * 32, digest))
+    assert store.found(STAGE, through=True).bad == ()
+    info, data = store.load(STAGE, 7)
+    assert info.header == StateHeader(7, Chain("0a" * 32), Chain("0b" * 32), Chain("0c" * 32), Restart(1, 5))
+    assert bytes(data) == b"weights" and store.owed(STAGE, 7) is None

@@ -8,17 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swarmnet.ids import NO_RESTART, PeerId, Restart
-from swarmnet.state.rollback import (
-    GIVE_UP,
-    FromDisk,
-    FromHere,
-    FromLive,
-    FromMatesDisk,
-    Holding,
-    Move,
-    RestartReport,
-    Rollbacks,
-)
+from swarmnet.state.rollback import GIVE_UP, FromDisk, FromHere, FromReplicas, Holding, Move, RestartReport, Rollbacks
 
 SETTLE_S, LOST_S, LAST = 3.0, 15.0, 1000
 
@@ -193,10 +183,10 @@ def test_all_come_to_serve_one_version_before_the_false_step_if_every_stage_has_
                 match machine.source(replace(mine, version=None), others, held=mine.version):
                     case FromHere():
                         version = mine.version
-                    case FromDisk(at) | FromMatesDisk(at, _):
-                        version = at
-                    case FromLive(donors):
+                    case FromReplicas(donors, -1):
                         version = state[donors[0]].version
+                    case FromDisk(at) | FromReplicas(_, at):
+                        version = at
                     case _:
                         version = None
                 state[peer] = Holding(peer, mine.stage, machine.current, version, state[peer].disk)
