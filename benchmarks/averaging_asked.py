@@ -11,11 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
-ELEMENT_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "int8": 1, "int64": 8}
+ELEMENT_BYTES = {"int64": 8.0, "small": 0.7}
 """Of the codecs that can be measured."""
-
-ARITHMETIC = (*ELEMENT_BYTES, "small")
-"""Codecs whose arithmetic can be measured alone."""
 
 MAX_RATIO = 100
 """Of two lines."""
@@ -30,7 +27,9 @@ def read(description: str | None) -> argparse.Namespace:
     parser.add_argument("--full", action="store_true", help="every row, three turns: half an hour")
     parser.add_argument("--peers", type=listed(some_peers), help="such as 2,4")
     parser.add_argument("--parameters", type=listed(size), help="such as 250k,10M")
-    parser.add_argument("--codec", type=listed(codec), default=["fp32", "int8"], help=f"of {', '.join(ELEMENT_BYTES)}")
+    parser.add_argument(
+        "--codec", type=listed(codec), default=["small", "int64"], help=f"of {', '.join(ELEMENT_BYTES)}"
+    )
     parser.add_argument("--turns", type=positive, help="2, or 3 with --full")
     parser.add_argument("--no-hivemind", action="store_true")
     parser.add_argument("--no-gloo", action="store_true")
@@ -39,9 +38,7 @@ def read(description: str | None) -> argparse.Namespace:
     parser.add_argument("--uneven", type=listed(uneven), help="one narrow line, PEERSxRATIO,...; and nothing else")
     parser.add_argument("--kill", action="store_true", help="what a member killed mid-round costs, and nothing else")
     parser.add_argument(
-        "--arithmetic",
-        type=listed(arithmetic),
-        help=f"a member's CPU time without transport, of {', '.join(ARITHMETIC)}",
+        "--arithmetic", type=listed(codec), help=f"a member's CPU time without transport, of {', '.join(ELEMENT_BYTES)}"
     )
     parser.add_argument("--patience", type=float, default=30.0, help="seconds to wait for a good sum after a kill")
     parser.add_argument("--json", type=Path, help="write the rows here")
@@ -91,13 +88,6 @@ def codec(text: str) -> str:
     """One that the benchmark knows the bytes and the rounding of."""
     if text not in ELEMENT_BYTES:
         raise ValueError(f"codecs are {', '.join(ELEMENT_BYTES)}")
-    return text
-
-
-def arithmetic(text: str) -> str:
-    """A codec for --arithmetic."""
-    if text not in ARITHMETIC:
-        raise ValueError(f"codecs are {', '.join(ARITHMETIC)}")
     return text
 
 

@@ -38,7 +38,7 @@ from swarmnet.messages import (
 )
 from swarmnet.net.grpc_transport import GrpcTransport
 from swarmnet.stage.canonical import Canonical
-from swarmnet.stage.rounding import MAX_SUM, FineRounding, NoRounding
+from swarmnet.stage.rounding import MAX_SUM, FineRounding
 from swarmnet.step.commits import ack_of, acked
 from swarmnet.step.ledger import Ledger
 from swarmnet.step.rounds import RoundBuilder
@@ -59,9 +59,7 @@ class Given:
 
     def __init__(self, vector: torch.Tensor, manifest: Manifest) -> None:
         self.vector, self.canonical = vector, Canonical(manifest.of_stage(0), {"vector": vector.shape})
-
-        exact = manifest.numerics.mode == "deterministic"
-        self._rounding = FineRounding(manifest.numerics.grid_bits, 1) if exact else NoRounding()
+        self._rounding = FineRounding(manifest.numerics.grid_bits, 1)
 
     def read(self, step: int) -> torch.Tensor:
         """The sum of a step's gradients."""
@@ -83,12 +81,9 @@ class VectorSum(StepSum):
     """The sums of a run over one given vector: the run's own arithmetic, no model."""
 
     def __init__(self, vector: torch.Tensor, codec: str, compute: ComputeThread) -> None:
-        exact = codec in ("int64", "small")
-        manifest = Manifest(
-            averaging=Averaging(codec=codec), numerics=Numerics(mode="deterministic" if exact else "fp32")
-        )
-        self._unit = {"small": 0.5, "int64": 2.0**-manifest.numerics.grid_bits}.get(codec, 1.0)
-        given: Any = Given((vector / self._unit).to(torch.int64) if exact else vector, manifest)
+        manifest = Manifest(averaging=Averaging(codec=codec), numerics=Numerics(mode="fast"))
+        self._unit = {"small": 0.25, "int64": 2.0**-manifest.numerics.grid_bits}[codec]
+        given: Any = Given((vector / self._unit).round_().to(torch.int64), manifest)
         super().__init__(
             StageJobs(compute, 0, vector.device, reproducible=False),
             given,

@@ -34,8 +34,8 @@ def manifest_of(case: Case) -> Manifest:
     return Manifest(
         model=case.model.model_copy(update={"num_layers": layers + 2}),
         cut=Cut(stages=3, layers=(1, layers, 1)),
-        numerics=Numerics(mode="fp32", compute=case.compute),
-        averaging=Averaging(codec="fp32"),
+        numerics=Numerics(mode="fast", compute=case.compute),
+        averaging=Averaging(codec="int64"),
         training=Training(
             total_steps=10,
             microbatches=MICROBATCHES,

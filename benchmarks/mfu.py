@@ -74,8 +74,8 @@ class Size:
         return Manifest(
             model=self.model,
             cut=Cut(stages=1),
-            averaging=Averaging(codec="fp32"),
-            numerics=Numerics(mode="fp32", compute=compute),
+            averaging=Averaging(codec="small"),
+            numerics=Numerics(mode="fast", compute=compute),
             optimizer=Optimizer(learning_rate=3e-4, schedule="constant", warmup_steps=0),
             training=Training(
                 total_steps=100,

@@ -99,8 +99,8 @@ class Plan:
                     eval_every=0,
                 ),
                 optimizer=Optimizer(learning_rate=3e-4, schedule="constant", warmup_steps=0),
-                numerics=Numerics(mode="deterministic" if exact else "fp32"),
-                averaging=Averaging(codec="small" if exact else "fp32"),
+                numerics=Numerics(mode="deterministic" if exact else "fast"),
+                averaging=Averaging(codec="small"),
                 wire=Wire(activations=codec, gradients=codec),  # type: ignore[arg-type]
             ),
             base=Path(),

@@ -2,11 +2,10 @@
 
     python benchmarks/robust.py [--steps N] [--seeds N] [--reducer NAME]... [--attack NAME]... [--json FILE]
 
-A tiny decoder, one stage, eight replicas with one microbatch each per step, the gradient reduced in eight parts through
-the real engine (accumulator, codec, reducer, optimizer). Replicas hold equal weights after every step, so one engine
-plays all of them in turn. The global clip (optimizer.clip_norm) is off: what is measured is the reducer. The clean run
-is the plain sum of honest gradients; a cell is the held-out loss at the end divided by the clean run's, the median over
-seeds. 1.00 is no harm.
+A tiny decoder, eight replicas with one microbatch each per step, whose vectors the reducer takes to one, as with
+`averaging.sync = "local"` and an outer step after every step. No gradient is clipped: what is measured is the reducer.
+The clean run is the plain sum of correct gradients; a cell is the held-out loss at the end divided by the clean run's,
+the median over seeds. 1.00 is no harm.
 
     sign_flip   minus the gradient                   flip_x10   minus ten times the gradient
     scaled      the gradient by up to a million,     random     noise, ten times as long as the gradient
@@ -17,8 +16,6 @@ seeds. 1.00 is no harm.
 from __future__ import annotations
 
 import argparse
-import asyncio
-import itertools
 import json
 import statistics
 from collections.abc import Callable, Sequence
@@ -30,13 +27,11 @@ from torch import Tensor
 
 from swarmnet.data.sampler import Sampler
 from swarmnet.data.tokens import Tokens
-from swarmnet.engine.compute_thread import ComputeThread
-from swarmnet.ids import Ballot, Chain, PeerId, RoundId
-from swarmnet.manifest.schema import Averaging, Cut, Manifest, Model, Numerics, Optimizer, Training
-from swarmnet.messages import Commit, Packed
-from swarmnet.peer.engines import torch_engine
-from swarmnet.ranks.device_backend import DeviceBackend
+from swarmnet.ids import PeerId
+from swarmnet.manifest.schema import Averaging, Model
+from swarmnet.model.decoder import StageModule, loss_sum
 from swarmnet.stage.seams import Contribution
+from swarmnet.sums.reducer import PartReducer
 from swarmnet.wire import codecs
 
 REPLICAS, LIARS, EVALS = 8, 2, 8
@@ -66,100 +61,70 @@ ATTACKS: dict[str, Attack] = {
 }
 
 
-def manifest_of(reducer: str, *, steps: int, seed: int) -> Manifest:
-    """The run: one stage of one layer, fp32 sums, the reducer as `swarmnet init` would write it."""
-    return Manifest(
-        model=Model(
-            vocab_size=61, hidden_size=16, intermediate_size=56, num_layers=1, num_heads=2, num_kv_heads=1, head_dim=8
-        ),
-        cut=Cut(stages=1),
-        training=Training(seed=seed, total_steps=steps, microbatches=REPLICAS, microbatch_size=16, sequence_length=16),
-        optimizer=Optimizer(learning_rate=2e-2, warmup_steps=10, clip_norm=1e9),
-        numerics=Numerics(mode="fp32"),
-        averaging=Averaging(codec="fp32", reducer=reducer),
-    )
+MODEL = Model(
+    vocab_size=61, hidden_size=16, intermediate_size=56, num_layers=1, num_heads=2, num_kv_heads=1, head_dim=8
+)
+LENGTH, ROWS = 16, 16
 
 
 class Replicas:
-    """Eight replicas of the only stage; the first LIARS of them send what `attack` makes of their gradient."""
+    """Eight replicas of one model, equal at every step; the first LIARS of them send what `attack` makes of their
+    gradient. Each step is an average, as an outer step of local sync after every step is."""
 
-    def __init__(self, manifest: Manifest, compute: ComputeThread, attack: Attack | None) -> None:
-        self.manifest, self._attack = manifest, attack
-        self.engine = torch_engine(manifest, 0, compute, DeviceBackend(manifest.of_stage(0)))
-        walk = np.random.default_rng(5).integers(0, 3, 20_000).cumsum() % manifest.model.vocab_size
-        self._tokens = Tokens(
-            walk.astype(np.uint8), vocab_size=manifest.model.vocab_size, source="walk", tokenizer_sha256="0" * 64
-        )
-        self._sampler = Sampler(
-            manifest.training.seed,
-            self._tokens.num_tokens,
-            manifest.training.sequence_length,
-            manifest.training.microbatch_size,
-        )
-        self._rng = torch.Generator().manual_seed(manifest.training.seed)
+    def __init__(self, reducer: str, attack: Attack | None, *, steps: int, seed: int) -> None:
+        self._attack, self._steps = attack, steps
+        self._module = StageModule(MODEL, range(1), first=True, last=True)
+        self._module.reset(seed=seed)
+        walk = np.random.default_rng(5).integers(0, 3, 20_000).cumsum() % MODEL.vocab_size
+        self._tokens = Tokens(walk.astype(np.uint8), vocab_size=61, source="walk", tokenizer_sha256="0" * 64)
+        self._sampler = Sampler(seed, self._tokens.num_tokens, LENGTH, ROWS)
+        self._rng = torch.Generator().manual_seed(seed)
+        self._adamw = torch.optim.AdamW(self._module.parameters(), lr=2e-2, betas=(0.9, 0.95), weight_decay=0.1)
+        self._reduce = PartReducer(Averaging(sync="local", codec="fp32", reducer=reducer), fixed_point=False)
+        self._center: Tensor | None = None
         self.clipped: dict[str, int] = {}
 
-    def _microbatch(self, number: int) -> tuple[Packed, ...]:
-        length = self.manifest.training.sequence_length
-        return (codecs.encode("int32", self._tokens.microbatch(self._sampler.positions(number), length)),)
+    def _loss(self, number: int) -> Tensor:
+        batch = self._tokens.microbatch(self._sampler.positions(number), LENGTH)
+        return loss_sum(self._module(batch[:, :-1]), batch[:, 1:])
 
-    async def step(self, step: int) -> None:
-        """Everybody's gradient, the liars' changed, reduced part by part, applied."""
-        engine = self.engine
-        sums, loss, num_tokens = [], 0.0, 0
+    def step(self, step: int) -> None:
+        """Every replica's gradient, those of the liars changed, reduced and applied."""
+        parameters = list(self._module.parameters())
+        sent = []
         for index in range(REPLICAS):
-            stash = await engine.forward(step, index, self._microbatch(step * REPLICAS + index), train=True)
-            await engine.backward(stash, ())
-            await engine.accumulate(stash)
-            sums.append(codecs.decode(await engine.sums.contribution(0, engine.sums.num_elements)))
-            engine.void()  # the next one's accumulator
-            loss, num_tokens = loss + stash.loss_sum, num_tokens + stash.num_tokens
-        if self._attack is not None:
-            for liar in range(LIARS):
-                sums[liar] = self._attack(step, sums[liar], sums[LIARS:], self._rng)
-        parts = []
-        edges = [engine.sums.num_elements * part // REPLICAS for part in range(REPLICAS + 1)]
-        for start, stop in itertools.pairwise(edges):
-            reduced = await engine.sums.reduce(
-                [
-                    Contribution(PeerId(f"replica{place}"), 1, codecs.encode("fp32", each[start:stop]))
-                    for place, each in enumerate(sums)
-                ],
-                start,
-                stop,
-            )
-            parts.append(reduced.packed)
-            for clipped in reduced.clipped:
-                self.clipped[clipped.peer] = self.clipped.get(clipped.peer, 0) + 1
-        digest, square = await engine.sums.install(parts)
-        round_id = RoundId(Ballot(0, PeerId("replica0")), 0)
-        await engine.apply([Commit(0, step, Chain(""), round_id, digest, num_tokens, loss, square)])
+            self._module.zero_grad()
+            self._loss(step * REPLICAS + index).backward()  # type: ignore[no-untyped-call]
+            sent.append(torch.cat([parameter.grad.flatten() for parameter in parameters if parameter.grad is not None]))
+        for liar in range(LIARS if self._attack is not None else 0):
+            assert self._attack is not None
+            sent[liar] = self._attack(step, sent[liar], sent[LIARS:], self._rng)
+        given = [
+            Contribution(PeerId(f"replica{place}"), 1, codecs.encode("fp32", each)) for place, each in enumerate(sent)
+        ]
+        total, clipped = self._reduce(given, sent[0].numel(), self._center)
+        self._center = total / REPLICAS
+        for each in clipped:
+            self.clipped[each.peer] = self.clipped.get(each.peer, 0) + 1
+        mean = total / (REPLICAS * ROWS * LENGTH)
+        for parameter, piece in zip(parameters, mean.split([p.numel() for p in parameters]), strict=True):
+            parameter.grad = piece.view_as(parameter).clone()
+        self._adamw.param_groups[0]["lr"] = 2e-2 * min((step + 1) / 10, 1.0)
+        self._adamw.step()
 
-    async def held_out(self) -> float:
+    @torch.no_grad()
+    def held_out(self) -> float:
         """The mean loss on microbatches that no step has seen."""
-        total, count, steps = 0.0, 0, self.manifest.training.total_steps
-        for number in range(EVALS):
-            payload = self._microbatch(steps * REPLICAS + number)
-            stash = await self.engine.forward(self.engine.version, number, payload, train=False)
-            total, count = total + stash.loss_sum, count + stash.num_tokens
-        return total / count
+        total = sum(float(self._loss(self._steps * REPLICAS + number)) for number in range(EVALS))
+        return total / (EVALS * ROWS * LENGTH)
 
 
 def train(reducer: str, attack: str | None, *, steps: int, seed: int = 0) -> tuple[float, dict[str, int]]:
-    """(held-out loss at the end, how many parts each replica was clipped in)."""
-
-    async def whole(compute: ComputeThread) -> tuple[float, dict[str, int]]:
-        manifest = manifest_of(reducer, steps=steps, seed=seed)
-        replicas = Replicas(manifest, compute, None if attack is None else ATTACKS[attack])
-        for step in range(steps):
-            await replicas.step(step)
-        return await replicas.held_out(), replicas.clipped
-
-    compute = ComputeThread()
-    try:
-        return asyncio.run(whole(compute))
-    finally:
-        compute.close()
+    """(held-out loss at the end, in how many steps each replica was clipped)."""
+    replicas = Replicas(reducer, None if attack is None else ATTACKS[attack], steps=steps, seed=seed)
+    for step in range(steps):
+        replicas.step(step)
+    return replicas.held_out(), replicas.clipped
 
 
 def main() -> None:

@@ -103,8 +103,8 @@ def coded(codec: str) -> Iterator[None]:
 
 
 def exact_curve(tokens: Tokens, steps: int, *, sync: str = "exact", codec: str = "small") -> Curve:
-    """Of the oracle. codec: "small", or "fp32" for plain sums."""
-    late = sync == "overlap"
+    """Of the reference process. codec: "small", or "fp32" for torch's own sums."""
+    late, plain = sync == "overlap", codec == "fp32"
     manifest = Manifest(
         model=MODEL,
         cut=Cut(stages=STAGES),
@@ -117,10 +117,11 @@ def exact_curve(tokens: Tokens, steps: int, *, sync: str = "exact", codec: str =
             eval_every=EVERY,
             eval_microbatches=EVALS,
         ),
-        numerics=Numerics(mode="fp32" if codec == "fp32" else "deterministic"),
+        numerics=Numerics(mode="fp32" if plain else "deterministic"),
         optimizer=local_sync.OPTIMIZER.model_copy(update={"lead": LEAD} if late else {}),
         averaging=Averaging.model_validate(
-            {"sync": sync, "codec": codec} | ({"overlap_after": OVERLAP_AFTER} if late else {})
+            # One process has nothing to average: with local sync it is plain torch.
+            {"sync": "local" if plain else sync, "codec": codec} | ({"overlap_after": OVERLAP_AFTER} if late else {})
         ),
     )
     return sorted(run_oracle(manifest, tokens).evals.items())

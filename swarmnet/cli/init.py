@@ -263,7 +263,7 @@ def _manifest(said: Said, begins: Begins | None, under: Said) -> tuple[Manifest,
     from swarmnet.manifest.schema import Manifest
 
     values = {key: value for key, (_, value) in said.items()}
-    follows = implied(values, opened=values.get("admission.policy", "open") == "open")
+    follows = implied(values)
     layers = [layer(origin, tuple(key.split(".")), value) for key, (origin, value) in under.items()]
     layers += [layer("manifest", tuple(name.split(".")), value) for name, value in follows.items()]
     if begins is not None:

@@ -296,7 +296,7 @@ class PeerConfig(Table):
         "auto", "where to compute; auto: on cuda where there is one"
     )
     compute: Annotated[Literal["run", "fp32", "bf16"], CliOption()] = says(
-        "run", 'operands of matrix products; other than the run\'s only if its numerics.mode is "fp32"'
+        "run", 'operands of matrix products; other than the run\'s only if its numerics.mode is not "deterministic"'
     )
     threads: Annotated[Positive, AfterValidator(_threads)] = says(
         1, "CPU threads of the compute thread, and of a kernel's call"

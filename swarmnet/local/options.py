@@ -34,8 +34,10 @@ class LocalOptions:
     admission: Literal["open", "invite"] | None = None
     """"invite": this swarm's owner is made, and invites its peers. None: as the manifest says, or open."""
     numerics: Annotated[
-        Literal["deterministic", "fp32"] | None,
-        CliOption(default="deterministic, or the manifest's", help="how gradients are summed"),
+        Literal["deterministic", "fast"] | None,
+        CliOption(
+            default="deterministic, or the manifest's", help="which kernels: those with the bits of one process, or any"
+        ),
     ] = None
     checkpoint_every: Annotated[
         int | None, CliOption("N", default="50", help="steps between two checkpoints on disk")
@@ -136,8 +138,10 @@ class LocalOptions:
                 listen_at(self.dashboard)
             except ValueError as error:
                 raise UsageError(f"--dashboard {self.dashboard}: {error}") from error
-        if self.numerics not in (None, "deterministic", "fp32"):
-            raise UsageError(f'--numerics must be "deterministic" or "fp32", got {self.numerics!r}')
+        if self.numerics not in (None, "deterministic", "fast"):
+            raise UsageError(
+                f'--numerics must be "deterministic" or "fast" (--sync local brings its own), got {self.numerics!r}'
+            )
 
     def faults(self, *, stages: int, replicas: int, steps: int, seed: int) -> tuple[str, tuple[Fault, ...]]:
         """What seeds the choice of replicas, and the faults that are asked for. Raises UsageError for what cannot be.

@@ -1,9 +1,10 @@
 """The single process a swarm is measured against: the whole model, one loop, the same manifest.
 
-Plain autograd on the uncut model, the same microbatches in the same shapes. In fp32 mode nothing of the swarm is in the
-loop: `.backward()` accumulates, `clip_grad_norm_` clips, `torch.optim.AdamW` steps. In deterministic mode the grid is
-part of what the manifest means, so the oracle uses the product's accumulator and update arithmetic on its own
-gradients, and adds squared norms per stage, as the commits do; a swarm's losses and weights are then the same bits.
+Plain autograd on the uncut model, the same microbatches in the same shapes. With `averaging.sync = "local"` nothing of
+the swarm is in the loop: `.backward()` accumulates, `clip_grad_norm_` clips, `torch.optim.AdamW` steps. Otherwise the
+rounding to integers is part of what the manifest means, so the reference uses the product's accumulator and update
+arithmetic on its own gradients, and adds squared norms per stage, as the commits do. In deterministic mode a swarm's
+losses and weights are then the same bits.
 
 With `averaging.sync = "overlap"` a second copy of the model follows, a version behind once steps overlap, and gradients
 come from it.
@@ -85,14 +86,13 @@ def run_oracle(
     sampler = Sampler(training.seed, tokens.num_tokens, training.sequence_length, training.microbatch_size)
     module = StageModule(manifest.model, range(manifest.model.num_layers), first=True, last=True)
     _begin(module, manifest)
-    exact = manifest.numerics.mode == "deterministic"
     delay = manifest.averaging.delay
     behind = copy.deepcopy(module) if delay.most else module
-    update = (_Exact if exact else _Plain)(manifest, horizon, module, behind)
+    update = (_Integers if manifest.numerics.integers else _Plain)(manifest, horizon, module, behind)
     result = OracleResult()
     with contextlib.ExitStack() as after:
         after.callback(torch.set_num_threads, torch.get_num_threads())
-        if exact:  # several threads would sum in an order of their own
+        if manifest.numerics.deterministic:  # several threads would sum in an order of their own
             torch.set_num_threads(1)
         after.enter_context(products_in(manifest.numerics.compute, torch.device("cpu")))
         _evaluate(manifest, module, sampler, tokens, 0, horizon.last, result)
@@ -139,7 +139,7 @@ class _Update:
 
 
 class _Plain(_Update):
-    """torch's own way. Backward has added up in `.grad` already."""
+    """torch's own way, of a run with `sync = "local"`. Backward has added up in `.grad` already."""
 
     def __init__(self, manifest: Manifest, horizon: Horizon, module: StageModule, behind: StageModule) -> None:
         super().__init__(manifest, horizon, module, behind)
@@ -157,12 +157,11 @@ class _Plain(_Update):
         )
 
     def step(self, step: int, num_tokens: int) -> None:
-        for parameter, source in zip(self._parameters, self._behind, strict=True):
-            assert source.grad is not None
-            parameter.grad = source.grad.div_(num_tokens)
+        for parameter in self._parameters:
+            assert parameter.grad is not None
+            parameter.grad.div_(num_tokens)
         torch.nn.utils.clip_grad_norm_(self._parameters, self._manifest.optimizer.clip_norm)
         rate = self._rate(step)
-        _follow(self._parameters, self._behind)
         if self._own is not None:  # of which torch has none
             self._own.step([p.grad for p in self._parameters if p.grad is not None], learning_rate=rate)
         else:
@@ -170,7 +169,7 @@ class _Plain(_Update):
                 group["lr"] = rate
             self._adamw.step()
             self._lead()
-        for parameter in (*self._parameters, *self._behind):
+        for parameter in self._parameters:
             parameter.grad = None
 
     @torch.no_grad()
@@ -189,7 +188,7 @@ class _Plain(_Update):
                 parameter.sub_(group["lr"] * table.lead * change / scale)
 
 
-class _Exact(_Update):
+class _Integers(_Update):
     """The product's fixed-point sum and update, on the uncut model."""
 
     def __init__(self, manifest: Manifest, horizon: Horizon, module: StageModule, behind: StageModule) -> None:

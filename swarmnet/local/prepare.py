@@ -26,7 +26,7 @@ from swarmnet.ids import RunId
 from swarmnet.local.fault import stage_of
 from swarmnet.local.options import MOST, LocalOptions
 from swarmnet.manifest import file
-from swarmnet.manifest.codec_names import EXACT, may_owe, named_by
+from swarmnet.manifest.codec_names import named_by
 from swarmnet.manifest.file import run_id
 from swarmnet.manifest.implied import implied
 from swarmnet.manifest.presets import preset_fields
@@ -58,20 +58,17 @@ class Prepared:
     @property
     def exact(self) -> bool:
         """Deterministic mode: only bit-equality with one process will do."""
-        return self.manifest.numerics.mode == "deterministic"
+        return self.manifest.numerics.deterministic
 
     @property
     def lossless(self) -> bool:
-        """No codec rounds what crosses the wire."""
-        wire, codec = self.manifest.wire, self.manifest.averaging.codec
-        return {*wire.codecs} == {"fp32"} and codec in (*EXACT, "fp32")
+        """No codec rounds what crosses a stage boundary."""
+        return {*self.manifest.wire.codecs} == {"fp32"}
 
     @property
     def pure(self) -> bool:
-        """Does a step not show who computed what, but for rounding? It does where replicas train on their own, where a
-        reducer compares them, and where what one owes is sent later."""
-        averaging = self.manifest.averaging
-        return averaging.equal_bits and averaging.reducer == "sum" and not may_owe(averaging.codec)
+        """Do losses not depend on which replica computed what, but for rounding? With local sync they do."""
+        return self.manifest.averaging.equal_bits
 
     def write(self) -> None:
         """Put it at `path`. Raises UsageError for a directory that cannot be written."""
@@ -131,9 +128,7 @@ def choose(options: LocalOptions) -> Manifest:
     if options.numerics is not None:
         described.append((f"--numerics {options.numerics}", "numerics.mode", options.numerics))
         said.setdefault("numerics.mode", options.numerics)
-    # A manifest's codec stands, as long as the mode that it belongs to does.
-    other_mode = said.get("numerics.mode", manifest.numerics.mode) != manifest.numerics.mode
-    follows = implied(said, opened=False, anew=options.manifest is None or other_mode)
+    follows = implied(said, anew=options.manifest is None)
     # Whoever lies is to be named.
     if options.liars is not None and options.manifest is None:
         follows = {**follows, "audit.microbatches": AUDITED, "audit.contributions": AUDITED}

@@ -62,7 +62,7 @@ def executions_per_index(outcome: RunOutcome) -> float:
 
 
 def agreement(manifest: Manifest) -> str:
-    """How replicas come to one sum, in a few words: fp32, sync local, int8, norm_clip."""
+    """How replicas of a stage agree, in a few words: fp32, sync local, int8, norm_clip."""
     averaging, mode = manifest.averaging, manifest.numerics.mode
     said = (f"sync {averaging.sync}", averaging.codec, averaging.reducer)
     return ", ".join([mode, *(word for word in said if word not in ("sync exact", "int64", mode, "sum"))])

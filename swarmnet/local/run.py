@@ -195,7 +195,9 @@ def _introduction(swarm: LocalSwarm, faults: Sequence[Fault]) -> Iterator[str]:
     if swarm.liars:
         yield f"liars: {', '.join(f'{name} {kind}' for name, kind in sorted(swarm.liars.items()))}"
         if not manifest.audited:
-            yield "note: nobody looks for them: that takes shares in [audit], and a codec that owes nothing"
+            yield 'note: no peer audits them: set shares in [audit], and averaging.sync = "exact" or "overlap"'
+        elif not manifest.numerics.deterministic:
+            yield f'note: numerics.mode = "{manifest.numerics.mode}": audits suspend a peer, and prove nothing'
     every = manifest.training.checkpoint_every
     if options.kill_all is not None and not options.resume and not 0 < every <= options.kill_all:
         when = (

@@ -16,14 +16,17 @@ from swarmnet.config.plug_in import is_plug_in, split
 if TYPE_CHECKING:  # the schema checks names with this module
     from swarmnet.manifest.schema import Manifest
 
-ELEMENTWISE = ("fp32", "bf16", "fp16", "int8", "bnb8", "nf4")
-"""Float codecs that need no memory of what they lost: for activations as for sums."""
+BOUNDARY = ("fp32", "bf16", "fp16", "int8", "bnb8", "nf4")
+"""Codecs of activations and their gradients."""
+
+INTEGERS = ("small", "int64")
+"""Codecs of aggregates with `averaging.sync` "exact" and "overlap"."""
+
+LOCAL = ("fp32", "fp16", "int8", "nf4")
+"""Codecs of float vectors, with `averaging.sync = "local"`."""
 
 DIFFERENCES = ("int8", "nf4")
-"""What partners send under of the way from what they agreed on last; weights themselves such a codec would spoil."""
-
-EXACT = ("int64", "small")
-"""Those of integers, for sums in deterministic mode."""
+"""Codecs of which gossip partners send the difference to the last vector they agreed on: they would spoil weights."""
 
 AUTO_DEFAULT = "int8"
 """What `auto` sends matrices in."""
@@ -61,8 +64,8 @@ def auto_matrices(parameter: str | None) -> str:
     if parameter is None:
         return AUTO_DEFAULT
     # Neither what it is without a parameter nor what the rest travels in anyway.
-    if parameter not in ELEMENTWISE or parameter in ("fp32", AUTO_DEFAULT):
-        others = ", ".join(f"auto:{each}" for each in ELEMENTWISE if each not in ("fp32", AUTO_DEFAULT))
+    if parameter not in BOUNDARY or parameter in ("fp32", AUTO_DEFAULT):
+        others = ", ".join(f"auto:{each}" for each in BOUNDARY if each not in ("fp32", AUTO_DEFAULT))
         raise ValueError(f"auto sends large matrices in {AUTO_DEFAULT} and the rest in fp32; others: {others}")
     return parameter
 
@@ -72,46 +75,21 @@ def travels_as(name: str) -> str:
     return {"auto": "mixed", "powersgd": "fp32"}.get(split(name)[0], name)
 
 
-def may_owe(name: str) -> bool:
-    """May what a sum under it lacks be sent in a later step (`sums.feedback`)? Of plug-ins nobody knows."""
-    family, parameter = split(name)
-    return family in ("nf4", "topk", "powersgd") or parameter == "nf4" or is_plug_in(name)
-
-
 def check_boundary(name: str) -> str:
     """`name`, if activations and their gradients may cross a stage boundary under it. Raises ValueError, in words."""
-    if name in ELEMENTWISE or is_plug_in(name):
+    if name in BOUNDARY or is_plug_in(name):
         return name
-    family, _ = split(name)
-    # Said apart from unknown names: it looks as if it should work.
-    if family in ("topk", "powersgd"):
-        raise ValueError(
-            f"{family} makes up in later steps for what it drops, and activations have none: choose one "
-            f"of {_listed(ELEMENTWISE)}"
-        )
-    raise ValueError(f"must be one of {_listed(ELEMENTWISE)}, or a plug-in's such as acme.ternary")
+    raise ValueError(f"must be one of {', '.join(BOUNDARY)}, or a plug-in's such as acme.ternary")
 
 
 def check_averaging(name: str) -> str:
-    """`name`, if sums of gradients may travel under it. Raises ValueError, in words."""
-    family, parameter = split(name)
-    match family:
-        case "topk":
-            fraction(parameter)
-        case "powersgd":
-            rank(parameter)
-        case "auto":
-            auto_matrices(parameter)
-        case _ if name not in (*EXACT, *ELEMENTWISE) and not is_plug_in(name):
-            raise ValueError(
-                f"must be one of {_listed((*EXACT, *ELEMENTWISE, 'auto', 'topk:F', 'powersgd:R'))}, "
-                "or a plug-in's such as acme.ternary"
-            )
-    return name
-
-
-def _listed(names: tuple[str, ...]) -> str:
-    return ", ".join(names)
+    """`name`, if it is a codec of aggregates, or of the float vectors of local sync. Raises ValueError, in words."""
+    if name in (*INTEGERS, *LOCAL) or is_plug_in(name):
+        return name
+    raise ValueError(
+        'must be "small" or "int64" (sync = "exact" or "overlap", numerics.mode = "fast"), or '
+        f'{", ".join(LOCAL)} or a plug-in\'s such as acme.ternary (sync = "local")'
+    )
 
 
 Named = tuple[str, Literal["codec", "reducer", "optimizer"], str]
@@ -123,7 +101,7 @@ def named_by(manifest: Manifest) -> tuple[Named, ...]:
     return (
         ("averaging.reducer", "reducer", manifest.averaging.reducer),
         ("optimizer.name", "optimizer", manifest.optimizer.name),
-        ("averaging.codec", "codec", travels_as(manifest.averaging.codec)),
+        ("averaging.codec", "codec", manifest.averaging.codec),
         ("wire.activations", "codec", manifest.wire.activations),
         ("wire.gradients", "codec", manifest.wire.gradients),
         *((("wire.slow", "codec", manifest.wire.slow),) if manifest.wire.slow else ()),

@@ -1,10 +1,10 @@
 """What a choice in a new manifest brings along, unless something else is said, and what its author may not have meant.
 
-Every field of a manifest has one default, whatever the others are. Whoever writes a *new* one (`swarmnet init`,
-`swarmnet local`) lays these under what was said. The reducer is why: a swarm that anybody may join, or whose replicas
-bring together what they have learned on their own, should not let one of them drag the others anywhere, so sums that
-are not bound to be exact are clipped. Where gradients come late (`overlap`) the first moment is carried on, and the
-first steps, in which weights change fastest, are exact. And exact sums are small, so that they fit a home line. Pure.
+Every field of a manifest has one default, whatever the others are. `swarmnet init` and `swarmnet local` lay these
+values under what the user said. With `sync = "local"` replicas average float vectors, and `norm_clip` limits how far
+one of them can move the others. With `sync = "overlap"` gradients come late: the first moment is carried on, and the
+first steps, in which weights change fastest, do not overlap. Integer aggregates are small, so that they fit a home
+line. Pure.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from swarmnet.manifest.schema import Manifest
 
 CLIPPING = "norm_clip"
-"""The reducer of open runs with float sums, and of local training."""
+"""The reducer of local sync."""
 
 PARTNERS_MOMENTUM, PARTNERS_WARMUP_STEPS = 0.6, 150
 """Of pairs and groups: what a few have learned is less to go on than what all have; docs/local-sync.md has figures."""
@@ -29,20 +29,18 @@ LEAD, OVERLAP_AFTER = 2.5, 100
 """Where gradients come one step late: docs/numerics.md has what was measured."""
 
 
-def implied(said: Mapping[str, object], *, opened: bool, anew: bool = True) -> dict[str, object]:
+def implied(said: Mapping[str, object], *, anew: bool = True) -> dict[str, object]:
     """Fields and values that follow from `said`, both by dotted names; never one that is in `said`.
 
-    opened: anybody may join the run. anew: no manifest that `said` goes over has a codec for that `numerics.mode`.
+    anew: no manifest that `said` goes over has a codec.
     """
     follows: dict[str, object] = {}
     local = said.get("averaging.sync") == "local"
-    mode = said.get("numerics.mode", "fp32" if local else "deterministic")
     partners = said.get("averaging.partners")
-    # Weights that drift apart between outer steps have no exact sum to lose.
-    if local and mode == "fp32":
-        follows |= {"numerics.mode": mode, "averaging.codec": "int8"}
-    elif anew and not local:
-        follows |= {"averaging.codec": "small" if mode == "deterministic" else "fp32"}
+    if local:
+        follows |= {"numerics.mode": "fp32", "averaging.codec": "int8", "averaging.reducer": CLIPPING}
+    elif anew:
+        follows |= {"averaging.codec": "small"}
     if local and partners in ("pairs", "groups"):
         follows |= {
             "averaging.outer_momentum": PARTNERS_MOMENTUM,
@@ -57,9 +55,6 @@ def implied(said: Mapping[str, object], *, opened: bool, anew: bool = True) -> d
         # Without a first moment there is nothing to carry on.
         if said.get("optimizer.beta1") != 0:
             follows |= {"optimizer.lead": LEAD}
-    summed = str(said.get("averaging.codec", "")).startswith("powersgd")  # its factors can only be summed
-    if (local or opened) and mode == "fp32" and not summed:
-        follows |= {"averaging.reducer": CLIPPING}
     return {name: value for name, value in follows.items() if name not in said}
 
 

@@ -14,9 +14,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, PrivateAttr, model_validator
 
-from swarmnet.config.plug_in import one_of
+from swarmnet.config.plug_in import is_plug_in, one_of
 from swarmnet.config.table import CliOption, Count, Positive, Seconds, Table, says
-from swarmnet.manifest.codec_names import DIFFERENCES, EXACT, check_averaging, check_boundary, may_owe
+from swarmnet.manifest.codec_names import INTEGERS, LOCAL, check_averaging, check_boundary
 from swarmnet.manifest.timers import Timers
 
 
@@ -243,20 +243,32 @@ class Optimizer(Table):
 
 
 class Numerics(Table):
-    """deterministic: gradients on a grid of 2^-grid_bits, summed in int64 (exact at any order). fp32: float sums.
+    """Which kernels compute gradients, and what is aggregated; docs/numerics.md has the table of modes.
 
-    compute: of a microbatch; weights and sums are fp32 whatever it is.
+    compute: of a microbatch; weights and aggregates do not depend on it.
     """
 
-    mode: Literal["deterministic", "fp32"] = says(
-        "deterministic", 'how gradients are summed: "deterministic" or "fp32"'
+    mode: Literal["deterministic", "fast", "fp32"] = says(
+        "deterministic",
+        '"deterministic": the bits of one process; "fast": integer aggregates too, of any kernels; "fp32": with '
+        'averaging.sync = "local"',
     )
     grid_bits: Annotated[int, Field(ge=8, le=48)] = says(
-        32, '"deterministic": gradients are rounded to multiples of 2^-grid_bits'
+        32, "integer aggregates: gradients are rounded to multiples of 2^-grid_bits"
     )
     compute: Literal["fp32", "bf16"] = says(
         "fp32", 'operands of matrix products: "fp32", or "bf16": faster, half the activations'
     )
+
+    @property
+    def deterministic(self) -> bool:
+        """Does the same microbatch on the same weights give the same bits again on one machine?"""
+        return self.mode == "deterministic"
+
+    @property
+    def integers(self) -> bool:
+        """Are gradients rounded to integers before they are summed? Else an accumulator is fp32."""
+        return self.mode != "fp32"
 
 
 class Wire(Table):
@@ -264,7 +276,7 @@ class Wire(Table):
 
     activations: BoundaryCodec = says("fp32", '"fp32", "bf16", "int8", ... (see docs/codecs.md): what goes forward')
     gradients: BoundaryCodec = says("fp32", '"fp32", "bf16", "int8", ...: what comes back')
-    slow: SlowCodec = says("", 'both, on lines below slow_mbit; only with numerics.mode = "fp32"; "": no other')
+    slow: SlowCodec = says("", 'both, on lines below slow_mbit; only with averaging.sync = "local"; "": no other')
     slow_mbit: Annotated[float, Field(ge=0, le=1e6)] = says(0.0, "Mbit/s below which a line is slow; 0 without `slow`")
 
     @model_validator(mode="after")
@@ -328,8 +340,7 @@ _BELONGS = {
 
 
 class Averaging(Table):
-    """How replicas of a stage agree (docs/numerics.md, docs/local-sync.md). `codec` "int64" and "small" belong to
-    deterministic mode."""
+    """How replicas of a stage agree (docs/numerics.md, docs/local-sync.md)."""
 
     sync: Annotated[Literal["exact", "overlap", "local"], CliOption()] = says(
         "exact",
@@ -337,11 +348,11 @@ class Averaging(Table):
         'next computes; "local": each trains on its own, with an outer step now and then',
     )
     overlap_after: Count = says(40, '"overlap": after so many steps one by one; `init` writes 100')
-    codec: SumCodec = says("int64", '"int64", "small" (deterministic mode), "fp32", "int8", ...; see docs/codecs.md')
+    codec: SumCodec = says("int64", '"small" or "int64"; with sync = "local" "int8", "nf4", ...; see docs/codecs.md')
     group_size: Annotated[int, Field(ge=2, le=1024)] = says(
         16, "replicas that average in one group; more stand in a grid of groups"
     )
-    reducer: Reducer = says("sum", '"sum" (exact), "norm_clip", "centered_clip", ...')
+    reducer: Reducer = says("sum", '"sum"; with sync = "local" also "norm_clip", "centered_clip", ...')
     norm_factor: Above0 = says(2.0, '"norm_clip": the longest gradient, in median lengths')
     clip_radius: Above0 = says(1.0, '"centered_clip": the strongest pull, in median distances')
     clip_iterations: Annotated[int, Field(ge=1, le=100)] = says(
@@ -381,16 +392,10 @@ class Averaging(Table):
                 f"fragments = {self.fragments} have no turns of their own in inner_steps = "
                 f"{self.inner_steps}: choose fewer of them, or more steps"
             )
-        if self.codec.startswith("powersgd") and self.fragments > 1:
-            raise ValueError(f'codec = "{self.codec}" sends whole matrices: set fragments = 1, or choose another codec')
-        if self.codec.startswith("topk"):
+        if self.gossip and is_plug_in(self.codec):
             raise ValueError(
-                f'codec = "{self.codec}" sends what replicas learn on their own too late: choose "int8" or "nf4"'
-            )
-        if self.gossip and self.codec not in ("fp32", "bf16", "fp16", *DIFFERENCES):
-            raise ValueError(
-                f'partners = "{self.partners}" sends weights, which codec = "{self.codec}" would spoil: choose '
-                '"fp32", "bf16", "fp16", or "int8" or "nf4" (of differences), or partners = "all"'
+                f'partners = "{self.partners}" sends weights, which codec = "{self.codec}" may spoil: choose one of '
+                f'{", ".join(LOCAL)}, or partners = "all"'
             )
         return self
 
@@ -408,11 +413,6 @@ class Averaging(Table):
     def equal_bits(self) -> bool:
         """Do replicas that round alike have the same weights, bit by bit?"""
         return self.sync in ("exact", "overlap")
-
-    @property
-    def pledged(self) -> bool:
-        """Do members pledge what they contribute (`averaging.pledges`)? What a codec owes, nobody else knows."""
-        return self.equal_bits and not may_owe(self.codec)
 
 
 class Protocol(Table):
@@ -484,11 +484,6 @@ class StageSpec(Table):
     audit: Audits
 
     @property
-    def reproducible(self) -> bool:
-        """Must the same microbatch on the same weights give the same bits on one machine?"""
-        return self.numerics.mode == "deterministic" or (self.averaging.pledged and self.audit.any)
-
-    @property
     def first(self) -> bool:
         """Does it read token ids?"""
         return self.stage == 0
@@ -533,15 +528,9 @@ class Manifest(Table):
         return copy
 
     @property
-    def same_bits(self) -> bool:
-        """Do replicas of one numerics class compute the same bits of the same version?"""
-        return self.numerics.mode == "deterministic" and self.averaging.equal_bits
-
-    @property
     def audited(self) -> bool:
-        """Does this run ask for audits, and can members' work be looked into?"""
-        # What crossed a slow line was another payload.
-        return self.averaging.pledged and not self.wire.slow and self.audit.any
+        """Does this run ask for audits? With `averaging.sync = "local"` there are none."""
+        return self.averaging.equal_bits and self.audit.any
 
     def of_stage(self, stage: int) -> StageSpec:
         """The tables that stage `stage` computes by."""
@@ -576,33 +565,33 @@ class Manifest(Table):
         # Two stages cannot share one matrix that both change.
         if self.model.tie_embeddings and self.cut.stages > 1:
             raise ValueError("model.tie_embeddings = true needs both ends in one stage: untie, or set cut.stages = 1")
-        if self.averaging.sync == "local" and self.numerics.mode == "deterministic":
+        return self
+
+    @model_validator(mode="after")
+    def _aggregates(self) -> Manifest:
+        """Integers with "exact" and "overlap", floats with "local"."""
+        averaging, wire, mode = self.averaging, self.wire, self.numerics.mode
+        integers = averaging.sync != "local"
+        # (field, its value, may it stay?, what to write instead)
+        rules = (
+            ("numerics.mode", mode, self.numerics.integers == integers, "fast" if integers else "fp32"),
+            (
+                "averaging.codec",
+                averaging.codec,
+                (averaging.codec in INTEGERS) == integers,
+                "small" if integers else "int8",
+            ),
+            ("averaging.reducer", averaging.reducer, averaging.reducer == "sum" or not integers, "sum"),
+            ("wire.slow", wire.slow, not (wire.slow and integers), ""),
+            ("wire.slow_mbit", wire.slow_mbit, not (wire.slow and integers), 0.0),
+        )
+        wrong = [(name, value, write) for name, value, may_stay, write in rules if not may_stay]
+        if wrong:
+            found = " and ".join(f"{name} = {json.dumps(value)}" for name, value, _ in wrong)
+            instead = " and ".join(f"{name} = {json.dumps(write)}" for name, _, write in wrong)
+            aggregated, other = ("integers", "local") if integers else ("float vectors", "overlap")
             raise ValueError(
-                'averaging.sync = "local" gives up that a run is a pure function of its manifest, which is what '
-                'numerics.mode = "deterministic" is for: set numerics.mode = "fp32" and averaging.codec = "int8" with '
-                'it (as `swarmnet init --sync local` does), or averaging.sync = "overlap"'
-            )
-        # Which lines are slow differs from run to run, and a microbatch computed again may cross another one.
-        if self.wire.slow and self.numerics.mode == "deterministic":
-            raise ValueError(
-                f'wire.slow = "{self.wire.slow}" has gradients depend on the lines that were crossed, which '
-                'numerics.mode = "deterministic" promises they do not: set numerics.mode = "fp32", or wire.slow = ""'
-            )
-        # Exact sums are integers on a grid; any other codec rounds them.
-        if (self.numerics.mode == "deterministic") != (self.averaging.codec in EXACT):
-            raise ValueError(
-                f'averaging.codec = "{self.averaging.codec}" does not go with numerics.mode = "{self.numerics.mode}": '
-                'exact sums are "int64" or "small" in "deterministic" mode, every other codec needs '
-                'numerics.mode = "fp32"'
-            )
-        if self.averaging.codec.startswith("powersgd") and self.averaging.reducer != "sum":
-            raise ValueError(
-                f'averaging.codec = "{self.averaging.codec}" sums factors, of which averaging.reducer = '
-                f'"{self.averaging.reducer}" cannot tell whose gradient is out of line: choose "sum" or another codec'
-            )
-        if self.numerics.mode == "deterministic" and self.averaging.reducer != "sum":
-            raise ValueError(
-                f'averaging.reducer = "{self.averaging.reducer}" gives up exact sums: set numerics.mode = "fp32" and '
-                'averaging.codec = "fp32" with it, or averaging.reducer = "sum"'
+                f'{found}: averaging.sync = "{averaging.sync}" aggregates {aggregated}: write {instead}, or '
+                f'averaging.sync = "{other}" (docs/numerics.md)'
             )
         return self

@@ -639,7 +639,9 @@ class Auditor:
         return self._numerics(peer) in ("", self._numerics(self._peer.me))
 
     def _numerics(self, peer: PeerId) -> str:
-        """The class in which a replica of my stage computes, as it says."""
+        """The numerics class in which a replica of my stage computes, as it says; "": not known."""
+        if not self._peer.manifest.numerics.deterministic:
+            return peer  # no two are to compute the same bits, so they are compared up to rounding
         if peer == self._peer.me:
             return self._peer.computes or self._peer.numerics
         record = self._peer.records.get(peer)

@@ -113,10 +113,10 @@ def computed_here(manifest: Manifest, compute: Compute) -> Manifest:
     numerics = manifest.numerics
     if compute in ("run", numerics.compute):
         return manifest
-    if numerics.mode == "deterministic":
+    if numerics.deterministic:
         raise UsageError(
             f"--compute {compute}: this run computes in {numerics.compute} and promises the bits of one process "
-            '(numerics.mode = "deterministic"): leave --compute out, which is for runs with numerics.mode = "fp32"'
+            '(numerics.mode = "deterministic"): leave --compute out, which is for runs with numerics.mode = "fast"'
         )
     return manifest.model_copy(update={"numerics": numerics.model_copy(update={"compute": compute})})
 
@@ -146,7 +146,7 @@ class NumericsClass:
     kernels: str
     """"eager", or "compiled"."""
     apply: str
-    """Peers with the same one make the same weights of the same sum, whatever else differs: what `probe` found, and
+    """Replicas with equal ones make equal weights of equal aggregates, whatever else differs: what `probe` found, and
     the mesh where that shows."""
 
     def __str__(self) -> str:
@@ -157,12 +157,6 @@ class NumericsClass:
         """From what `str` has made of it; of anything else what there is. Total: strangers write it."""
         parts = text.split("/")
         return cls(*(*parts, *[""] * 6)[:6])
-
-    def of_weights(self, *, exact: bool) -> str:
-        """What replicas compare to know if their weights should be the same bits. exact: are sums?"""
-        # Updates are fp32 whatever gradients are computed in, and in whichever order ranks have added these.
-        mesh = self.mesh.partition("@")[0]
-        return self.apply if exact else str(dataclasses.replace(self, compute="", mesh=mesh))
 
 
 def adds_in_own_order(layout: MeshLayout) -> bool:

@@ -123,7 +123,7 @@ def numerics_of(manifest: Manifest, layout: MeshLayout, memory: MemoryPolicy) ->
     """This peer's numerics class. Measured on its devices: tens of milliseconds; on several GPUs seconds."""
     table, devices = manifest.optimizer, list(dict.fromkeys(layout.devices))
     versions = {"torch": torch.__version__.split("+")[0]}
-    compared, mesh = manifest.of_stage(0).reproducible, layout.label
+    compared, mesh = manifest.numerics.deterministic, layout.label
     if layout.kind == "cpu":
         names = [f"cpu {torch.backends.cpu.get_cpu_capability()}"]
         # Who finds other bits is convicted (docs/trust.md), and processors of one width have kernels of their own.
@@ -220,7 +220,7 @@ def probed_apart(table: Optimizer, devices: Sequence[str]) -> list[str]:
 def torch_engine(manifest: Manifest, stage: int, threads: ComputeThread, backend: StageBackend) -> TorchEngine:
     """The engine of one stage of `manifest`, with its sums, computed by `backend`: on a device, or on ranks."""
     codecs.use_all(named_by(manifest))  # refuses early what nobody here can encode
-    jobs = StageJobs(threads, stage, backend.device, reproducible=manifest.of_stage(stage).reproducible)
+    jobs = StageJobs(threads, stage, backend.device, reproducible=manifest.numerics.deterministic)
 
     @functools.cache
     def snapshot_bytes(other: int) -> int:

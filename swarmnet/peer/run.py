@@ -260,7 +260,7 @@ async def _serve(
             endpoint.run,
             manifest,
             engines,
-            numerics=numerics.of_weights(exact=manifest.numerics.mode == "deterministic"),
+            numerics=numerics.apply,
             computes=str(numerics),
             papers=PaperFiles(config.dir, lambda reason: on_event("no_papers", {"reason": reason})),
             transport=wrap.transport(endpoint.transport),

@@ -511,8 +511,8 @@ class StepTasks:
             # With the loss, so that the works are always those that the sum holds.
             if record is not None and self._context.works is not None:
                 record = record if self._transfers is None else self._transfers.counted(record)
-                sents = tuple(dict.fromkeys((*task.received, *answer.sents)))
-                self._context.works.add(self.step, record, (*task.input.result(), *answer.payload), sents)
+                sents, made = tuple(dict.fromkeys((*task.received, *answer.sents))), (*stash.output, *mine.payload)
+                self._context.works.add(self.step, record, (*task.input.result(), *answer.payload), sents, made=made)
             self._claims.added(stash)
         else:
             self._claims.withdraw(self.step, task.index)

@@ -107,21 +107,26 @@ def _distance(one: Packed, other: Packed) -> float:
 
 @dataclass(slots=True)
 class _Work:
-    """payload: what went in, the proof last, and the gradient; None: dropped. sents: who stands for having sent it.
-    asks: of each mate."""
+    """payload: what went in, the proof last, and the gradient; None: dropped. made: output and answer, where they are
+    kept. sents: who stands for having sent it. asks: of each mate."""
 
     record: WorkRecord
     payload: tuple[Packed, ...] | None
+    made: tuple[Packed, ...] | None
     num_bytes: int
     sents: tuple[Sent, ...]
     asks: Counter[PeerId] = field(default_factory=Counter)
 
 
 class WorkBook:
-    """Works of this replica in one stage, by step and index. cap_bytes: of payloads; num_bytes: that are held now."""
+    """Works of this replica in one stage, by step and index. cap_bytes: of payloads; num_bytes: that are held now.
 
-    def __init__(self, cap_bytes: int) -> None:
-        self.cap_bytes, self.num_bytes = cap_bytes, 0
+    keeps_made: keep output and answer too, and twice as many bytes, because kernels may make other bits of the same
+    input.
+    """
+
+    def __init__(self, cap_bytes: int, *, keeps_made: bool = False) -> None:
+        self.cap_bytes, self.num_bytes, self._keeps_made = cap_bytes * (1 + keeps_made), 0, keeps_made
         self._steps: dict[int, dict[int, _Work]] = {}
 
     def begin(self, step: int) -> None:
@@ -134,20 +139,30 @@ class WorkBook:
         """What was counted in that step is in no sum."""
         self.num_bytes -= sum(work.num_bytes for work in self._steps.pop(step, {}).values())
 
-    def add(self, step: int, record: WorkRecord, payload: tuple[Packed, ...], sents: tuple[Sent, ...] = ()) -> None:
+    def add(
+        self,
+        step: int,
+        record: WorkRecord,
+        payload: tuple[Packed, ...],
+        sents: tuple[Sent, ...] = (),
+        *,
+        made: tuple[Packed, ...] = (),
+    ) -> None:
         """A microbatch is counted. payload: its input with the proof of its tokens, then the gradient of its output.
-        sents: what neighbours have signed of those."""
-        size, works = sum(packed.num_bytes for packed in payload), self._steps.setdefault(step, {})
+        sents: what neighbours have signed of those. made: its output, then its answer."""
+        kept = made if self._keeps_made else None
+        size, works = sum(packed.num_bytes for packed in (*payload, *(kept or ()))), self._steps.setdefault(step, {})
         if (before := works.pop(record.index, None)) is not None:
             self.num_bytes -= before.num_bytes
-        works[record.index] = _Work(record, payload, size, sents)
+        works[record.index] = _Work(record, payload, kept, size, sents)
         self.num_bytes += size
         for oldest in sorted(self._steps):
             for work in self._steps[oldest].values():
                 if self.num_bytes <= self.cap_bytes:
                     return
                 self.num_bytes -= work.num_bytes
-                work.payload, work.num_bytes = None, 0
+                work.payload = work.made = None
+                work.num_bytes = 0
 
     def records(self, step: int) -> Mapping[int, WorkRecord]:
         """What was counted in that step, by index."""
@@ -174,6 +189,11 @@ class WorkBook:
         if work is not None and work.payload is not None:
             _count(work.asks, mate)
         return self.shown(step, index)
+
+    def made(self, step: int, index: int) -> tuple[Packed, ...] | None:
+        """Output and answer of a microbatch; None: they are not kept, and can be made again of what went into it."""
+        work = self._steps.get(step, {}).get(index)
+        return None if work is None else work.made
 
     def bare(self, step: int, index: int) -> AuditData | None:
         """The same without what went into it, which may be dropped."""

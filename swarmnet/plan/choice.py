@@ -13,7 +13,7 @@ from typing import Any
 
 from swarmnet.config.fleet import Members
 from swarmnet.errors import UsageError
-from swarmnet.manifest.codec_names import EXACT
+from swarmnet.manifest.codec_names import INTEGERS
 from swarmnet.manifest.implied import OVERLAP_AFTER
 from swarmnet.manifest.schema import Cut, StageSpec, Training
 from swarmnet.plan.cost import BYTES, CODING_NS, Cost, LayerTimes, Way, cost, works
@@ -73,6 +73,8 @@ class Priced:
     """For the loss that exact sums and fp32 boundaries reach."""
     faithful: int
     """Its place among ways from the most faithful on."""
+    mode: str
+    """Of `numerics`."""
     fits: tuple[tuple[MachineFit, ...], ...] = ()
     """For each place, of each kind; () if nobody looked."""
 
@@ -84,9 +86,8 @@ class Priced:
     @property
     def fields(self) -> dict[str, object]:
         """Of a manifest, by dotted names."""
-        exact = self.way.codec in EXACT
         return {
-            "numerics.mode": "deterministic" if exact else "fp32",
+            "numerics.mode": self.mode,
             "averaging.sync": self.way.sync,
             "averaging.codec": self.way.codec,
             "wire.activations": self.way.activations,
@@ -236,9 +237,10 @@ def _sums(spec: StageSpec, said: Mapping[str, object]) -> list[tuple[str, str, f
     # Overlap begins late, and so does the momentum of local training.
     least = {"exact": 0, "overlap": 2 * OVERLAP_AFTER, "local": 2 * spec.averaging.outer_warmup_steps}
     codec, mode = said.get("averaging.codec"), said.get("numerics.mode")
-    # No rule but the sum goes with exact sums, and partners send weights, which int8 would spoil.
+    # Aggregates of integers are sums.
     if said.get("averaging.reducer", "sum") != "sum":
         mode = mode or "fp32"
+    # Gossip partners send weights, which int8 would spoil.
     if sync == "local" and said.get("averaging.partners") == "pairs":
         codec = codec or "fp16"
     found = [
@@ -246,11 +248,11 @@ def _sums(spec: StageSpec, said: Mapping[str, object]) -> list[tuple[str, str, f
         for each in SUMS
         if (sync == each[0] or (sync is None and steps > least[each[0]]))
         and codec in (None, each[1])
-        and mode in (None, "deterministic" if each[1] in EXACT else "fp32")
+        and mode in (None, *(("deterministic", "fast") if each[1] in INTEGERS else ("fp32",)))
     ]
     # A combination that nothing recommends is priced as it is.
     if not found:
-        found = [(str(sync or "exact"), str(codec or "int8"), 1.0)]
+        found = [(str(sync or "exact"), str(codec or ("int8" if sync == "local" else "small")), 1.0)]
     return found
 
 
@@ -273,6 +275,7 @@ def _ways(
     sums = _sums(spec, said)
     for rank, (sync, codec, harm) in enumerate(sums):
         inner_steps = spec.averaging.inner_steps if sync == "local" else 1
+        mode = str(said.get("numerics.mode", "fp32" if sync == "local" else "deterministic"))
         for more, (activations, gradients, more_harm) in enumerate(boundaries):
             way = Way(activations, gradients, codec, sync, 1, inner_steps)
             for name, known in ((codec, CODING_NS.keys()), (activations, BYTES.keys()), (gradients, BYTES.keys())):
@@ -281,7 +284,7 @@ def _ways(
                         f'cannot tell what "{name}" costs: leave the codec to --mbit or --fleet, or leave that out'
                     )
             for cut, held in shapes:
-                wide = 8 if codec in EXACT else 4
+                wide = 8 if codec in INTEGERS else 4
                 if counts is None and not _could_hold(spec, members, cut, held, sync, wide):
                     continue
                 for training in _trainings(spec.training, said):
@@ -302,6 +305,7 @@ def _ways(
                         cost(load, site, fed),
                         (harm * more_harm) ** (1 / _TOKENS_EXPONENT),
                         rank * len(boundaries) + more,
+                        mode,
                     )
 
 

@@ -13,8 +13,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch.nn.attention import SDPBackend
 
-from swarmnet.config.plug_in import split
-from swarmnet.manifest import codec_names
+from swarmnet.manifest.codec_names import DIFFERENCES
 from swarmnet.manifest.schema import Averaging, Cut, StageSpec, Wire
 from swarmnet.pipeline.works import KEPT_MEMOS, KEPT_STEPS
 from swarmnet.plan.budget import HostMemory, Passage, RankMemory, StagePlan, along
@@ -26,7 +25,6 @@ from swarmnet.stage.accumulator import sum_dtype
 from swarmnet.stage.canonical import Canonical, layers_of
 from swarmnet.stage.passes import MemoryPolicy, attention_kernels
 from swarmnet.stage.rounding import chunk_elements
-from swarmnet.sums.powersgd import vector_sizes
 from swarmnet.sums.reducer import rule_of
 from swarmnet.sums.references import TURNS
 
@@ -116,7 +114,9 @@ def _rank_memory(
     # A rank whose device is full is lost, and all others with it: what computes past microbatches has to fit, too. A
     # peer of one rank only skips that audit.
     if setup.audited and layout.ranks > 1:
+        # The weights of a past version, and their casts if products are in bf16.
         again = _FP32 * mesh.num_elements("parameters", shapes, rank)
+        again += seen.shared // (1 + spec.averaging.delay.most)
         added = wide * mesh.num_elements("accumulators", shapes, rank)
     return RankMemory(
         parameters + again + outer + seen.shared,
@@ -168,8 +168,7 @@ def keeps_scores(spec: StageSpec) -> bool:
     with fewer key heads than query heads, for which there is no fused kernel. GPUs are taken to be Ampere's or later.
     """
     numerics, grouped = spec.numerics, spec.model.num_kv_heads < spec.model.num_heads
-    exact = numerics.mode == "deterministic"
-    kernels = attention_kernels(numerics.compute, reproducible=exact, capability=(8, 0))
+    kernels = attention_kernels(numerics.compute, reproducible=numerics.deterministic, capability=(8, 0))
     return kernels == [SDPBackend.MATH] or (numerics.compute == "fp32" and grouped)
 
 
@@ -205,7 +204,8 @@ def _host_memory(setup: Setup, canonical: Canonical, ranks: list[RankMemory], in
 
 def audit_bytes(setup: Setup, canonical: Canonical) -> int:
     """Host memory of what audits keep of one stage, at most: weights of the last steps; what went into works of as
-    many, as if this replica had counted them all; and what others have shown of theirs, as if they had shown all."""
+    many, as if this replica had counted them all, and what came out if kernels are free; and what others have shown of
+    theirs, as if they had shown all."""
     if not setup.audited:
         return 0
     spec, training = canonical.spec, canonical.spec.training
@@ -213,34 +213,29 @@ def audit_bytes(setup: Setup, canonical: Canonical) -> int:
     there, back = (_BYTES.get(codec, _COARSE) for codec in (setup.wire.activations, setup.wire.gradients))
     crossing = (there * (not spec.first) + back * (not spec.last)) * sequences * length * spec.model.hidden_size
     payload = round(crossing) + sequences * (_FP32 * (length + 1) + _PROOF_BYTES)
-    steps = KEPT_STEPS * training.microbatches * payload
-    works, shown = min(KEPT_MEMOS * setup.memo_bytes, steps), min(setup.memo_bytes, steps)
+    steps, made = KEPT_STEPS * training.microbatches * payload, 1 + (not spec.numerics.deterministic)
+    works, shown = made * min(KEPT_MEMOS * setup.memo_bytes, steps), min(setup.memo_bytes, steps)
     return works + shown + KEPT_WEIGHTS * _FP32 * canonical.num_elements
 
 
 def _of_rounds(averaging: Averaging, canonical: Canonical, ranks: int) -> int:
-    """What averaging holds beside the finished sum, in the round that takes most: a second one of the same step, and
-    with `sync = "local"` that of the run's last step, whose outer step is of all elements. Of a plug-in codec the most
-    it may."""
-    local, (family, parameter) = averaging.sync == "local", split(averaging.codec)
+    """What local sync holds in the round of the run's last step, whose outer step is of all elements; an aggregate of
+    integers takes nothing beyond the finished one. Of a plug-in codec the most it may take."""
+    if averaging.sync != "local":
+        return 0
     rule = rule_of(averaging)
-    factors, owes = family == "powersgd", codec_names.may_owe(averaging.codec) and not averaging.gossip
-    twice = owes and not factors and family != "topk"  # sums are encoded with a loss, too
+    # Of what these round away a replica sends the rest later; gossip partners send differences instead.
+    feedback = averaging.codec not in ("fp32", "fp16", "int8") and not averaging.gossip
     vectors = (
         (rule is not None and rule.needs_center)  # the last mean
-        + 2 * local  # what this replica gives, and what comes back
-        + 2 * (local and ranks > 1)  # the outer optimizer's; one rank has them itself
-        + 3 * owes  # from earlier steps; in this round, and the one before
-        + 2 * twice  # of what was reduced here: all, if nobody helps
-        + factors  # what is to be sent
-        + (local or factors)  # for a moment: a mean, or what factors stand for
+        + 2  # what this replica gives, and what comes back
+        + 2 * (ranks > 1)  # the outer optimizer's; one rank has them itself
+        + 3 * feedback  # from earlier steps; in this round, and the one before
+        + 2 * feedback  # of what was reduced here: all, if no other replica helps
+        + 1  # for a moment: a mean
     )
-    thin = 0
-    if factors:
-        first, second = vector_sizes(codec_names.rank(parameter), canonical.parameter_shapes)
-        thin = 2 * (first + second) + second  # mine, their sums, and where to look next time
     references = 0
-    if averaging.gossip and averaging.codec in codec_names.DIFFERENCES:
+    if averaging.gossip and averaging.codec in DIFFERENCES:
         # One of each turn; and of fragments whose turn 0 comes before the first cycle ends, the first weights.
         references = (TURNS + (averaging.fragments > 1)) * _BF16 * canonical.num_elements
-    return _FP32 * (vectors * canonical.num_elements + thin) + references
+    return _FP32 * vectors * canonical.num_elements + references

@@ -168,14 +168,14 @@ class _FullySharded:
             device=_CPU,
             tapes=False,
             memory=part.memory,
-            reproducible=spec.reproducible,
+            reproducible=spec.numerics.deterministic,
             compute=spec.numerics.compute,
         )
         held = [mesh.held("moments", name, shape, part.rank) for name, shape in shapes.items()]
         self._chunks = [torch.Size(block.shape) for block in held]
         self._dtype = sum_dtype(spec.numerics)
-        exact = spec.numerics.mode == "deterministic"
-        self._rounding = FineRounding(spec.numerics.grid_bits, 1) if exact else NoRounding()
+        integers = spec.numerics.integers
+        self._rounding = FineRounding(spec.numerics.grid_bits, 1) if integers else NoRounding()
         for parameter in self._module.parameters():
             parameter.register_post_accumulate_grad_hook(_forget)  # type: ignore[no-untyped-call]
         versions = range(1 + spec.averaging.delay.most)

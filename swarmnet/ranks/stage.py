@@ -111,7 +111,7 @@ class RankStage:
             last=self.spec.last,
             device=self._device,
             tapes=self._fully is None,
-            reproducible=self.spec.reproducible,
+            reproducible=self.spec.numerics.deterministic,
             memory=self._memory,
             compute=self.spec.numerics.compute,
         )
@@ -474,8 +474,7 @@ class Recomputation:
         gradients, total = rank._weight_pass(work, self._gradients), self.share(share)
         rounding, largest = rank._rounded.by(weights.step, weights.memory[size:]), rank._largest(gradients)
         total.add(gradients, rounding, step=weights.step, index=index, voids=total.voids, largest=largest)
-        exact = rank.spec.numerics.mode == "deterministic"
-        return output.detach(), own, 0.0 if exact else math.hypot(*(_length(gradient) for gradient in gradients))
+        return output.detach(), own, 0.0 if rank.spec.numerics.integers else math.hypot(*map(_length, gradients))
 
     def share(self, number: int) -> Accumulator:
         """The sum that is share `number`, as large as those of open steps."""

@@ -158,7 +158,7 @@ class Accumulator:
 
 def sum_dtype(numerics: Numerics) -> torch.dtype:
     """The dtype sums travel and rest in."""
-    return torch.int64 if numerics.mode == "deterministic" else torch.float32
+    return torch.int64 if numerics.integers else torch.float32
 
 
 def check_fixed_point(largest: float, *, most: int) -> None:

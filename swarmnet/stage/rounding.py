@@ -276,9 +276,7 @@ class Roundings:
         self._shapes, self._delay, self._bits = dict(shapes), averaging.delay, numerics.grid_bits
         self._held = held or [Rectangle.whole(name, shape) for name, shape in shapes.items()]
         self.small = averaging.codec == "small"
-        self._plain: Rounding = (
-            FineRounding(numerics.grid_bits, terms) if numerics.mode == "deterministic" else NoRounding()
-        )
+        self._plain: Rounding = FineRounding(numerics.grid_bits, terms) if numerics.integers else NoRounding()
         size = num_scales(averaging, shapes)
         self._memory = torch.zeros(1 + self._delay.most, size) if memory is None else memory.view(-1, size)
         self._made: dict[int, tuple[int, Rounding]] = {}  # by row of the memory: of which step it is

@@ -140,7 +140,7 @@ class StepSum(RoundSum):
         self._accumulator = accumulators[0]  # of the oldest open step
         self._revoked_then = self._before = 0
         self._voids: int | None = None  # of the accumulator, as the round began that I take part in
-        self._fixed_point = spec.numerics.mode == "deterministic"
+        self._fixed_point = spec.numerics.integers
         self._lossless, self._plain = ("small", "int64") if self._fixed_point else ("fp32", "fp32")
         self._num_microbatches = spec.training.microbatches
         self._sum = SumBuffer.over(memory)
@@ -241,7 +241,7 @@ class StepSum(RoundSum):
     @property
     def pledged(self) -> bool:
         """Where what was contributed can be encoded again."""
-        return self.state.canonical.spec.averaging.pledged
+        return self.state.canonical.spec.averaging.equal_bits
 
     @in_round
     def pieces(self, start: int, stop: int) -> list[bytes]:

@@ -320,7 +320,7 @@ class Trainer:
         self._evaluations = Evaluations(
             manifest.training.eval_microbatches,
             lambda version, number, avoid: self._stage.evaluate(version, number, eval_tokens(number), avoid),
-            self._stage.numerics if manifest.same_bits else None,
+            self._stage.numerics if manifest.numerics.deterministic else None,
             self._scored,
             on_event,
             lots,

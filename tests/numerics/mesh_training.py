@@ -40,7 +40,7 @@ MODEL = Model(  # 35 rows divide by no axis, 9 channels leave the last of 4 rank
 
 
 def run_of(
-    mode: str = "fp32",
+    mode: str = "deterministic",
     *,
     stages: int = 1,
     model: Model = MODEL,
@@ -50,7 +50,9 @@ def run_of(
 ) -> Manifest:
     """A run whose gradients are clipped. eps is large: under Adam a gradient of nothing but rounding moves a weight as
     far as any other, and rounding is what meshes differ by."""
-    codec = "small" if mode == "small" else "int64" if mode == "deterministic" else "fp32"
+    # Accumulators of floats are those of local sync.
+    mode, sync = ("fp32", "local") if mode == "fp32" or sync == "local" else (mode, sync)
+    codec = "fp32" if sync == "local" else "small" if mode == "small" else "int64"
     return Manifest(
         model=model,
         cut=Cut(stages=stages, layers=(1, 1, 0) if stages == 3 else "auto"),
@@ -100,9 +102,9 @@ def batches(manifest: Manifest, stage: int, step: int) -> Iterator[Batch]:
 
 
 def rounding_of(canonical: Canonical) -> Rounding:
-    """Of every step, with int64 sums as with fp32."""
+    """Of every step, with int64 accumulators as with fp32."""
     numerics = canonical.spec.numerics
-    return FineRounding(numerics.grid_bits, 1) if numerics.mode == "deterministic" else NoRounding()
+    return FineRounding(numerics.grid_bits, 1) if numerics.integers else NoRounding()
 
 
 def commits_of(canonical: Canonical, step: int, total: Tensor, square: float | None = None) -> list[Commit]:
@@ -287,7 +289,7 @@ class Case:
 
     tensor: int
     shard: Shard
-    mode: str = "fp32"
+    mode: str = "deterministic"
     sequence_parallel: bool = False
     stage: int = 0
     stages: int = 1

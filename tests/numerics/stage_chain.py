@@ -59,7 +59,7 @@ def tiny(
         ),
         optimizer=Optimizer(**{"learning_rate": 3e-3, "warmup_steps": 4} | optimizer),
         numerics=Numerics(mode=mode),
-        averaging=averaging or Averaging(codec="int64" if mode == "deterministic" else "fp32"),
+        averaging=averaging or Averaging(codec="int64"),
     )
 
 

@@ -38,8 +38,8 @@ def test_a_restored_replica_goes_on_with_the_same_bits() -> None:
     assert all(torch.equal(weights[name], weight) for name, weight in expected.weights.items())
 
 
-def test_fp32_mode_follows_the_oracle_too() -> None:
-    manifest = tiny(1, mode="fp32", model=WIDE, microbatches=2, state="8bit")
+def test_fast_kernels_follow_the_reference_too() -> None:
+    manifest = tiny(1, mode="fast", model=WIDE, microbatches=2, state="8bit")
 
     async def train() -> list[float]:
         async with compute_thread() as compute:

@@ -153,7 +153,7 @@ def test_a_stash_is_about_half_as_large() -> None:
 
 
 def test_the_curve_stays_within_one_percent_of_fp32s() -> None:
-    manifest = tiny(1, mode="fp32", microbatches=2)
+    manifest = tiny(1, mode="fast", microbatches=2)
     manifest = manifest.model_copy(
         update={"training": manifest.training.model_copy(update={"total_steps": 120, "eval_every": 0})}
     )

@@ -13,7 +13,7 @@ from stage_chain import StageChain, compute_thread, tiny
 from swarmnet.engine.torch_engine import TorchEngine
 from swarmnet.errors import NoReplica, UsageError
 from swarmnet.ids import NO_RESTART, Chain, PeerId, RunId
-from swarmnet.manifest.schema import Averaging
+from swarmnet.manifest.schema import Averaging, Manifest
 from swarmnet.messages import Answer, Packed, Request, SnapshotRequest, StateHeader, TrailRequest, TrailStep
 from swarmnet.peer import collect_remote
 from swarmnet.peer.engines import torch_engine
@@ -25,7 +25,11 @@ from swarmnet.step.gate import Shape
 
 RUN, CHAIN, MATE = RunId("7" * 64), Chain("00" * 32), PeerId("mate")
 STAGE, STEPS = 1, 3
-SYNCS = {sync: Averaging(sync=sync, codec="fp32") for sync in ("exact", "overlap", "local")}
+SYNCS = {
+    "exact": tiny(3, averaging=Averaging(codec="int64")),
+    "overlap": tiny(3, averaging=Averaging(sync="overlap", codec="small")),
+    "local": tiny(3, mode="fp32", averaging=Averaging(sync="local", codec="fp32")),
+}
 
 
 class Mate:
@@ -84,13 +88,13 @@ async def gathered(chain: StageChain, mate: Mate) -> memoryview:
     return data
 
 
-@pytest.mark.parametrize("averaging", SYNCS.values(), ids=SYNCS)
-def test_a_mate_is_believed_to_the_byte(averaging: Averaging, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("manifest", SYNCS.values(), ids=SYNCS)
+def test_a_mate_is_believed_to_the_byte(manifest: Manifest, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(snapshot_fetch, "_PATIENCE_S", 0.0)  # a mate that is refused is the only one: no use in waiting
 
     async def story() -> None:
         async with compute_thread() as compute:
-            chain = StageChain(tiny(3, mode="fp32", averaging=averaging), compute)
+            chain = StageChain(manifest, compute)
             for step in range(STEPS):
                 await chain.step(random.Random(step))
             donor = chain.engines[STAGE][0]
@@ -105,11 +109,12 @@ def test_a_mate_is_believed_to_the_byte(averaging: Averaging, monkeypatch: pytes
     asyncio.run(story())
 
 
-@pytest.mark.parametrize("averaging", SYNCS.values(), ids=SYNCS)
-def test_every_stage_knows_how_long_those_of_its_neighbours_are(averaging: Averaging) -> None:
+@pytest.mark.parametrize("manifest", SYNCS.values(), ids=SYNCS)
+def test_every_stage_knows_how_long_those_of_its_neighbours_are(manifest: Manifest) -> None:
     async def story() -> None:
         async with compute_thread() as compute:
-            chain = StageChain(tiny(3, layers=(1, 2, 1), mode="fp32", averaging=averaging), compute)
+            cut = manifest.cut.model_copy(update={"layers": (1, 2, 1)})
+            chain = StageChain(manifest.model_copy(update={"cut": cut}), compute)
             await chain.step(random.Random(1))
             copies: Sequence[memoryview] = [await replicas[0].snapshot() for replicas in chain.engines]
             for (engine,) in chain.engines:

@@ -11,14 +11,15 @@ import extending_page
 import pytest
 import torch
 from stage_chain import StageChain, compute_thread, tiny
-from test_robust_round import LIAR, LIES, PEERS, TOKENS, play
 
 from swarmnet.errors import UsageError
+from swarmnet.ids import PeerId
 from swarmnet.manifest.codec_names import named_by
 from swarmnet.manifest.schema import Averaging, Manifest, Wire
 from swarmnet.model import decoder
 from swarmnet.stage.optimizer import update_rule_of
-from swarmnet.sums.reducer import rule_of
+from swarmnet.stage.seams import Contribution
+from swarmnet.sums.reducer import PartReducer, rule_of
 from swarmnet.wire import codecs
 from swarmnet.wire.codec_contract import check_codec
 
@@ -50,20 +51,27 @@ def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
 @pytest.mark.usefixtures("acme")
 def test_the_codec_keeps_the_laws_and_trains() -> None:
     check_codec("acme.half")
-    exact = tiny(2, mode="fp32")
-    coarse = exact.model_copy(
-        update={"averaging": Averaging(codec="acme.half"), "wire": Wire(activations="acme.half", gradients="acme.half")}
+    exact, coarse = (
+        tiny(2, mode="fp32", averaging=Averaging(sync="local", codec=codec, inner_steps=2)).model_copy(
+            update={"wire": Wire(activations=codec, gradients=codec)}
+        )
+        for codec in ("fp32", "acme.half")
     )
-    expected, (losses, _) = train(exact, replicas=2)[0], train(coarse, replicas=2)
+    expected, losses = train(exact)[0], train(coarse)[0]
     assert losses != expected and losses == pytest.approx(expected, rel=0.01) and losses[-1] < losses[0]
 
 
 @pytest.mark.usefixtures("acme")
 def test_the_reducer_leaves_the_liar_out() -> None:
-    group, found = play("acme.quiet", LIES["flip"])
-    assert {fields["peer"] for _, fields in group.heard} == {LIAR}
-    assert found[0].grad_sq_norm ** 0.5 < 1.1 * float(group.shared.norm()) * len(PEERS)
-    assert found[0].num_tokens == TOKENS * len(PEERS)
+    reducer = PartReducer(Averaging(sync="local", codec="fp32", reducer="acme.quiet"), fixed_point=False)
+    honest = [torch.full((8,), 1.0 + 0.1 * number) for number in range(4)]
+    given = [
+        Contribution(PeerId(name), 1, codecs.encode("fp32", vector))
+        for name, vector in zip("abcd!", [*honest, -50.0 * honest[0]], strict=True)
+    ]
+    total, clipped = reducer(given, 8)
+    assert [each.peer for each in clipped] == ["!"]
+    assert float(total.norm()) < 1.5 * float(sum(honest).norm())
 
 
 @pytest.mark.usefixtures("acme")
@@ -85,7 +93,10 @@ def test_stages_of_the_architecture_make_the_whole(monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize(
     ("manifest", "line"),
     [
-        (tiny(mode="fp32", averaging=Averaging(codec="fp32", reducer="acme.quiet")), "averaging.reducer: reducer"),
+        (
+            tiny(mode="fp32", averaging=Averaging(sync="local", codec="fp32", reducer="acme.quiet")),
+            "averaging.reducer: reducer",
+        ),
         (tiny(name="acme.lion"), "optimizer.name: optimizer"),
     ],
 )

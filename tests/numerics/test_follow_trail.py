@@ -23,7 +23,7 @@ def stamp(step: int) -> Stamp:
     return Stamp(step, STAGE, Chain(""))
 
 
-@pytest.mark.parametrize("mode", ["deterministic", "fp32"])
+@pytest.mark.parametrize("mode", ["deterministic", "fast"])
 def test_an_old_copy_and_the_kept_sums_make_the_new_state(mode: str) -> None:
     async def story() -> None:
         async with compute_thread() as compute:

@@ -37,18 +37,12 @@ DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 
 def steps(
-    device: str, *, compute: str = "fp32", mode: str = "fp32", state: str = "fp32", count: int = 3, **options: object
+    device: str, *, compute: str = "fp32", mode: str = "fast", state: str = "fp32", count: int = 3, **options: object
 ):
     """(losses, weights) of the tiny stage."""
     manifest = mfu.TINY.manifest(compute)
     manifest = manifest.model_copy(update={"optimizer": manifest.optimizer.model_copy(update={"state": state})})
-    if mode == "deterministic":
-        manifest = manifest.model_copy(
-            update={
-                "numerics": manifest.numerics.model_copy(update={"mode": mode}),
-                "averaging": manifest.averaging.model_copy(update={"codec": "int64"}),
-            }
-        )
+    manifest = manifest.model_copy(update={"numerics": manifest.numerics.model_copy(update={"mode": mode})})
     train = mfu.Replica(manifest, mfu.TINY.batches(), torch.device(device), **options)
     losses = [train() for _ in range(count)]
     return losses, [weight.detach().cpu() for weight in train.body.state.newest]
@@ -69,7 +63,7 @@ def test_a_stage_step_is_a_plain_torch_loops(device: str, compute: str, capsys: 
     found = mfu.measure(mfu.TINY, torch.device(device), compute, turns=1, steps=5)
     ours, plain = found["losses"]["ours"], found["losses"]["plain"]
     assert ours[-1] < ours[0] - 0.1, "it trains"
-    assert ours == pytest.approx(plain, rel=1e-5 if compute == "fp32" else 3e-3)
+    assert ours == pytest.approx(plain, rel=1e-3 if compute == "fp32" else 3e-3)
     if device == "cuda":
         timed = mfu.measure(mfu.fitting(torch.device(device)), torch.device(device), compute, turns=5)
         with capsys.disabled():
@@ -226,12 +220,9 @@ def test_updates_in_host_memory_take_all_cores_and_give_them_back(
 @pytest.mark.parametrize(
     "averaging",
     [
-        Averaging(codec="fp32"),
-        Averaging(codec="int8"),
-        Averaging(codec="topk:0.05"),
-        Averaging(codec="powersgd:2"),
-        Averaging(codec="auto"),
-        Averaging(codec="bf16", sync="overlap", overlap_after=0),
+        Averaging(codec="int64"),
+        Averaging(codec="small"),
+        Averaging(codec="small", sync="overlap", overlap_after=0),
         Averaging(codec="int8", sync="local", inner_steps=1, outer_warmup_steps=1),
     ],
     ids=lambda averaging: f"{averaging.sync}-{averaging.codec}",
@@ -243,7 +234,8 @@ def test_rounds_under_every_kind_of_codec(device: str, averaging: Averaging) -> 
 
     async def train(where: str) -> None:
         async with compute_thread() as compute:
-            chain = StageChain(tiny(1, mode="fp32", averaging=averaging), compute, device=where)
+            mode = "fp32" if averaging.sync == "local" else "deterministic"
+            chain = StageChain(tiny(1, mode=mode, averaging=averaging), compute, device=where)
             losses = [await chain.step(random.Random(number)) for number in range(4)]
             ends.append((losses, await chain.weights()))
 

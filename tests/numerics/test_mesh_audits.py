@@ -11,13 +11,10 @@ import dying_rank
 import pytest
 from kept_launchers import KeptLaunchers
 from stage_chain import StageChain, compute_thread, tiny
-from test_float_pledges import another
 from test_mesh_engine import CPUS, TP2, Killing
 from test_recompute import KEPT, STEPS, Counted, assert_as_then, compute, finish, other_than, same, shares, times, train
 
 from swarmnet.audit.court import TOLERANCE
-from swarmnet.audit.pledge import whole_of
-from swarmnet.audit.products import Sketch
 from swarmnet.engine.torch_engine import TorchEngine
 from swarmnet.errors import RankLost, Refused, RejectCode
 from swarmnet.local.lies import Deceit, LyingBackend
@@ -128,28 +125,6 @@ def test_a_backend_computes_again_what_another_of_its_class_has_sent_and_summed(
             await again(mate, work)
 
     run(tiny(3, averaging=EXACT if sync == "exact" else OVERLAP), stage, (layout, layout), scenario)
-
-
-@pytest.mark.parametrize("layout", ["tp2", "zero3"])
-def test_contributions_of_floats_are_known_again_and_others_are_not(layout: str) -> None:
-    pledged, seed = dict[tuple[int, int], Sketch](), b"seed"
-
-    async def scenario(chain: StageChain) -> None:
-        async def look(works: list[Counted]) -> None:
-            for replica, engine in enumerate(chain.engines[0]):
-                found = await engine.sums.prove(seed)
-                assert isinstance(found, Sketch)
-                pledged[chain.step_number, replica] = found
-
-        works, _ = await train(chain, look, digests=False)
-        for (step, stage, replica), share in shares(works).items():
-            if stage or step < STEPS - KEPT:
-                continue
-            mate, stated = other_than(chain, share[0]), pledged[step, replica].packed
-            assert (await mate.recompute_share(step, asked(share)[::-1], seed, stated))[1] == whole_of(stated, 0)
-            assert (await mate.recompute_share(step, asked(share[1:]), seed, stated))[1] == another(stated)
-
-    run(tiny(2, mode="fp32"), 0, (layout, layout), scenario)
 
 
 @pytest.mark.parametrize("layout", ["tp2", "zero2"])

@@ -8,7 +8,7 @@ import os
 import random
 import select
 import signal
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -16,7 +16,6 @@ import dying_rank
 import pytest
 import torch
 from kept_launchers import KeptLaunchers
-from safetensors.torch import load
 from stage_chain import ROUND, StageChain, compute_thread, tiny
 
 from swarmnet.engine.compute_thread import ComputeThread
@@ -24,15 +23,12 @@ from swarmnet.engine.torch_engine import TorchEngine
 from swarmnet.errors import BadMessage, MeshFailed, Refused, RejectCode, UsageError
 from swarmnet.ids import RoundId
 from swarmnet.manifest.schema import Averaging, Manifest, Model
-from swarmnet.messages import Commit
 from swarmnet.peer.engines import torch_engine
 from swarmnet.ranks import backend as mesh_backend
 from swarmnet.ranks import supervisor
 from swarmnet.ranks.backend import MeshBackend
 from swarmnet.ranks.layout import MeshLayout
 from swarmnet.ranks.supervisor import RestartBackoff
-from swarmnet.sums.feedback import RESIDUAL
-from swarmnet.sums.step_sum import StepSum
 from swarmnet.wire import codecs
 
 CPUS = ("cpu", "cpu")
@@ -180,7 +176,7 @@ def on_gpus(layout: MeshLayout) -> MeshLayout:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("mode", ["fp32", "deterministic"])
+@pytest.mark.parametrize("mode", ["fast", "deterministic"])
 @pytest.mark.parametrize("mesh", ["one", *LAYOUTS])
 def test_ranks_on_gpus_take_the_steps_of_one_process_over_nccl(mesh: str, mode: str) -> None:
     """State passes to the CPU's replica and back; a rank that is killed is replaced, and the step is made again."""
@@ -206,8 +202,8 @@ def test_ranks_on_gpus_take_the_steps_of_one_process_over_nccl(mesh: str, mode: 
     ("mesh", "stage", "mode"),
     [
         ("tp2", 1, "deterministic"),
-        ("zero3", 0, "fp32"),
-        pytest.param("tp2sp", 2, "fp32", marks=pytest.mark.long),
+        ("zero3", 0, "fast"),
+        pytest.param("tp2sp", 2, "fast", marks=pytest.mark.long),
         pytest.param("zero1", 1, "deterministic", marks=pytest.mark.long),
     ],
 )
@@ -581,51 +577,6 @@ def test_a_lost_sum_is_refused_until_it_is_voided() -> None:
         assert not any(await the_sum(engine))
 
     run(scenario, tiny(2))
-
-
-@pytest.mark.parametrize("codec", ["topk:0.01", "powersgd:4"])
-def test_what_is_owed_from_earlier_steps_is_not_lost_with_ranks(codec: str) -> None:
-    """They die between rounds and, twice in a row, when a sum is whole: applied + owed = computed in each step."""
-
-    async def scenario(both: Chains) -> None:
-        chain, engine = both.mixed, both.engine
-        apply = engine.apply
-
-        async def owed() -> torch.Tensor:
-            _, saved = await engine.sums.memory()  # what a checkpoint would hold
-            assert saved is not None
-            return load(bytes(saved))[RESIDUAL]
-
-        async def die(times: int) -> None:
-            for rank in range(times):
-                await kill(both, rank)
-            engine.void(chain.step_number, lost=True)
-
-        async def die_and_apply(commits: Sequence[Commit]) -> None:
-            await die(2)
-            await apply(commits)
-
-        async def step(*, between: bool = False, whole: bool = False) -> None:
-            before, number = await owed(), chain.step_number
-            losses = await chain.compute(random.Random(number), number)
-            if between:
-                await die(1)
-                assert torch.equal(await owed(), before)
-                losses = await chain.compute(random.Random(number + 1), number)
-            computed = engine._accumulators[0].read(number).clone()
-            engine.apply = die_and_apply if whole else apply  # type: ignore[method-assign]
-            await chain.finish(*losses)
-            assert isinstance(engine.sums, StepSum)
-            applied, after = engine.sums._sum.flat, await owed()
-            torch.testing.assert_close(applied + after, computed + before, rtol=1e-5, atol=1e-5)
-            assert after.norm() > 0.1 * computed.norm()
-
-        for number in range(5):
-            await step(between=number in (2, 4), whole=number in (3, 4))
-        assert both.heard.lost == 6
-
-    manifest = tiny(1, mode="fp32", model=WIDE, averaging=Averaging(codec=codec))
-    run(scenario, manifest, 0, backoff=RestartBackoff(pause_s=0.0))
 
 
 def test_ranks_that_finish_nothing_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Replicas of one stage that compute in different precisions, in a run of floats: equal weights, fp32's curve."""
+"""Replicas of one stage that compute in different precisions, in a run of fast kernels: equal weights, fp32's curve."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 async def trained(second: Literal["fp32", "bf16"]) -> tuple[list[float], list[dict[str, torch.Tensor]]]:
     """Losses, and the weights of both replicas of every stage; the second ones compute in `second`."""
-    manifest = tiny(2, mode="fp32")
+    manifest = tiny(2, mode="fast")
     theirs = computed_here(manifest, second)
     async with compute_thread() as compute:
         chain = StageChain(manifest, compute)

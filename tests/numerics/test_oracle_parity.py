@@ -82,17 +82,20 @@ def test_two_orders_of_the_indexes_give_the_same_bits() -> None:
 
 
 @pytest.mark.parametrize(("stages", "replicas"), [(1, 1), (3, 2)])
-def test_fp32_mode_stays_within_rounding_of_plain_torch(stages: int, replicas: int) -> None:
-    manifest = tiny(stages, mode="fp32")
-    expected = one_process(manifest, 20)
-    found = asyncio.run(train(manifest, replicas=replicas, steps=20))
+def test_fast_mode_stays_within_rounding_of_plain_torch(stages: int, replicas: int) -> None:
+    found = asyncio.run(train(tiny(stages, mode="fast"), replicas=replicas, steps=20))
+    expected = one_process(plain_torch(stages), 20)
     largest = max(abs(a - b) for a, b in zip(found.losses, expected.losses, strict=True))
-    assert largest <= 1e-5
+    assert largest <= 1e-4
 
 
-def test_modes_agree_up_to_the_grid() -> None:
-    """Fixed point is a rounding of the gradient, not another algorithm."""
-    exact, plain = (run_oracle(tiny(2, mode=mode, eval_every=10), text()) for mode in ("deterministic", "fp32"))
+def plain_torch(stages: int, **fields: object) -> Manifest:
+    """A run whose reference is autograd, `clip_grad_norm_` and AdamW of torch, with no grid."""
+    return tiny(stages, mode="fp32", averaging=Averaging(sync="local", codec="fp32"), **fields)
+
+
+def test_the_grid_is_a_rounding_of_the_gradient_and_no_other_algorithm() -> None:
+    exact, plain = (run_oracle(each, text()) for each in (tiny(2, eval_every=10), plain_torch(2, eval_every=10)))
     assert exact.losses[0] == plain.losses[0]
     assert max(abs(a - b) for a, b in zip(exact.losses, plain.losses, strict=True)) <= 1e-4
     assert exact.evals.keys() == plain.evals.keys() == {0, 10, 20}

@@ -69,10 +69,9 @@ def check(
 # ------------------------------------------------------------ the same as one process
 
 
-@pytest.mark.parametrize("mode", ["fp32", "deterministic"])
 @BY_LABEL
-def test_five_clipped_steps_equal_those_of_one_process(layout: MeshLayout, mode: str) -> None:
-    manifest = run_of(mode)
+def test_five_clipped_steps_equal_those_of_one_process(layout: MeshLayout) -> None:
+    manifest = run_of()
     for found in on_ranks(manifest, layout, lambda rank: rank.train()):
         assert min(found.norms) > 2 * manifest.optimizer.clip_norm, "clipped"
         check(found, manifest)
@@ -133,11 +132,10 @@ def test_replicas_of_other_meshes_go_on_from_each_others_state() -> None:
 # ------------------------------------------------------------ the same bits
 
 
-@pytest.mark.parametrize("mode", ["fp32", "deterministic"])
 @BY_LABEL
-def test_every_mesh_makes_the_same_bits_of_the_same_sum(layout: MeshLayout, mode: str) -> None:
+def test_every_mesh_makes_the_same_bits_of_the_same_sum(layout: MeshLayout) -> None:
     """However elements were cut: kernels treat the ends of tensors by other code. `lead` counts steps too."""
-    manifest = run_of(mode, lead=1.5)
+    manifest = run_of(lead=1.5)
     expected = train_alone(manifest, start=1, steps=1)
     for state in on_ranks(manifest, layout, lambda rank: rank.one_update(1, expected.total), start=1):
         assert [name for name, tensor in state.items() if not torch.equal(tensor, expected.state[name])] == []

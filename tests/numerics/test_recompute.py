@@ -241,31 +241,6 @@ def test_every_memory_policy_gives_the_same_bytes() -> None:
     run(RUNS["small"], scenario, memory=policies)
 
 
-def test_what_was_sent_on_a_slow_line_is_the_second_way() -> None:
-    manifest = tiny(3, averaging=small()).model_copy(
-        update={"wire": Wire(activations="bf16", slow="int8", slow_mbit=20.0)}
-    )
-
-    async def scenario(chain: StageChain) -> None:
-        for _, second in chain.engines:
-            second.carries(10**6)
-        works, found = await train(chain)
-        ways = set()
-        for (step, stage, replica), share in shares(works).items():
-            if step < STEPS - KEPT:
-                continue
-            mate = other_than(chain, share[0])
-            again, root = await mate.recompute_share(step, [(w.index, w.inputs, w.gradient) for w in share])
-            assert root == found[step, stage, replica]
-            for each, work in zip(again, share, strict=True):
-                assert_as_then(each, work)
-                if stage == 1:
-                    ways.add((replica, [same(output, work.output) for output in each.outputs].index(True)))
-        assert ways == {(0, 0), (1, 1)}
-
-    run(manifest, scenario)
-
-
 def test_a_wrong_input_is_refused_and_other_weights_make_kept_ones_worthless() -> None:
     async def scenario(chain: StageChain) -> None:
         works, _ = await train(chain)

@@ -1,4 +1,4 @@
-"""A replica on a slow line sends in `wire.slow`, is answered so, and holds the weights of its mates."""
+"""A replica on a slow line sends in `wire.slow`, is answered so, and trains like the others."""
 
 from __future__ import annotations
 
@@ -6,12 +6,15 @@ import asyncio
 import random
 
 import pytest
-import torch
 from stage_chain import StageChain, compute_thread, tiny
 
-from swarmnet.manifest.schema import Wire
+from swarmnet.manifest.schema import Averaging, Wire
 
-RUN = tiny(3, mode="fp32").model_copy(update={"wire": Wire(activations="bf16", slow="int8", slow_mbit=20.0)})
+LOCAL = Averaging(sync="local", codec="fp32", inner_steps=1, outer_warmup_steps=0, outer_momentum=0.0)
+"""Of an outer step in each step: what is left of it is the mean of all."""
+RUN = tiny(3, mode="fp32", averaging=LOCAL).model_copy(
+    update={"wire": Wire(activations="bf16", slow="int8", slow_mbit=20.0)}
+)
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -38,15 +41,13 @@ def test_the_codec_is_chosen_per_link_in_a_chain_of_three() -> None:
     assert asyncio.run(crossings()) == [ordinary, (["bf16", "int8"], ["int8", "int8"]), ordinary]
 
 
-def test_replicas_stay_equal_where_one_is_on_a_slow_line() -> None:
-    async def train(line: int) -> tuple[list[float], list[dict[str, torch.Tensor]]]:
+def test_the_loss_stays_where_one_replica_is_on_a_slow_line() -> None:
+    async def train(line: int) -> list[float]:
         async with compute_thread() as compute:
             chain = StageChain(RUN, compute, replicas=2)
             for _, second in chain.engines:
                 second.carries(line)
-            losses = [await chain.step(random.Random(step)) for step in range(8)]
-            return losses, [await chain.weights(replica) for replica in (0, 1)]
+            return [await chain.step(random.Random(step)) for step in range(8)]
 
-    (plain, _), (slow, (first, second)) = asyncio.run(train(0)), asyncio.run(train(10**6))
-    assert all(torch.equal(first[name], second[name]) for name in first)
+    plain, slow = asyncio.run(train(0)), asyncio.run(train(10**6))
     assert slow != plain and max(abs(one / other - 1) for one, other in zip(slow, plain, strict=True)) < 1e-2

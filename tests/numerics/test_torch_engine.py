@@ -21,7 +21,7 @@ from swarmnet.engine.torch_engine import TorchEngine
 from swarmnet.errors import BadMessage, DeviceFull, Overflow, Refused, RejectCode
 from swarmnet.ids import PeerId
 from swarmnet.local.oracle import run_oracle
-from swarmnet.manifest.schema import Averaging, Manifest, Numerics, Wire
+from swarmnet.manifest.schema import Manifest, Numerics, Wire
 from swarmnet.messages import Packed
 from swarmnet.model.decoder import StageModule, loss_sum
 from swarmnet.ranks.device_backend import DeviceBackend
@@ -73,8 +73,8 @@ async def the_sum(engine: TorchEngine) -> torch.Tensor:
 
 @pytest.mark.parametrize("stages", [1, 3])
 def test_every_parameter_gradient_is_the_oracles(stages: int) -> None:
-    """One microbatch, fp32 sums: the flat contribution of each stage against plain autograd on the whole."""
-    manifest = tiny(stages, mode="fp32")
+    """One microbatch: the flat accumulator of each stage against plain autograd on the whole."""
+    manifest = tiny(stages)
     module = StageModule(MODEL, range(MODEL.num_layers), first=True, last=True)
     module.reset(seed=manifest.training.seed)
     tokens = codecs.decode(batch_of(manifest, text(), 0, 2))
@@ -89,7 +89,7 @@ def test_every_parameter_gradient_is_the_oracles(stages: int) -> None:
             assert await engine.accumulate(stash)
             flat, start = await the_sum(engine), 0
             for name in await weights_of(engine):
-                gradient = expected[name]
+                gradient = (expected[name] * 2.0**32).round().long()
                 assert torch.equal(flat[start : start + gradient.numel()].view_as(gradient), gradient), name
                 start += gradient.numel()
                 seen.add(name)
@@ -119,22 +119,6 @@ def test_lossy_wires_train(codec: str) -> None:
         assert losses == pytest.approx(expected, abs=0.05)
 
     run(scenario, manifest)
-
-
-@pytest.mark.parametrize(
-    "codec", ["bf16", "fp16", "int8", "bnb8", "nf4", "auto", "auto:nf4", "topk:0.05", "powersgd:2"]
-)
-def test_replicas_stay_equal_under_lossy_averaging(codec: str) -> None:
-    manifest = tiny(2, mode="fp32").model_copy(update={"averaging": Averaging(codec=codec)})
-
-    async def scenario(chain: StageChain) -> None:
-        rng = random.Random(1)
-        for _ in range(5):
-            await chain.step(rng, parts=2)
-        first, second = await chain.weights(0), await chain.weights(1)
-        assert all(torch.equal(first[name], second[name]) for name in first)
-
-    run(scenario, manifest, replicas=2)
 
 
 # ---------------------------------------------------------------- counting

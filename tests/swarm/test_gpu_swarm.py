@@ -11,7 +11,7 @@ from running import train_locally
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("numerics", ["deterministic", "fp32"])
+@pytest.mark.parametrize("numerics", ["deterministic", "fast"])
 def test_a_killed_replica_on_a_gpu_moves_no_loss(tmp_path: Path, numerics: str) -> None:
     size = ("--stages", "2", "--replicas", "2", "--steps", "12", "--device", "cuda", "--numerics", numerics)
     rest = ("--data", "corpus:small", "--kill", "1@5", "--oracle", "--out", str(tmp_path / "out"))

@@ -399,12 +399,20 @@ def test_a_swarm_too_large_for_the_machine_and_layers_nobody_asked_for_are_remar
     assert "note: the model has 9 layers, not 6: each of 9 stages needs one" in said(tools)
 
 
-@pytest.mark.parametrize("codec", ["fp32", "topk:0.01"])
-def test_liars_that_nobody_looks_for_are_remarked(tmp_path: Path, codec: str) -> None:
+@pytest.mark.parametrize(
+    ("fields", "note"),
+    [
+        (("averaging.sync=local",), "note: no peer audits them: set shares in [audit], and averaging.sync"),
+        (("numerics.mode=fast",), 'note: numerics.mode = "fast": audits suspend a peer, and prove nothing'),
+        ((), ""),
+    ],
+)
+def test_liars_that_no_audit_names_are_remarked(tmp_path: Path, fields: tuple[str, ...], note: str) -> None:
     tools = replace(kit(tmp_path / "board", replicas=3), launcher=lambda: Tired(0))
-    chosen = (f"training.microbatches={M}", f"averaging.codec={codec}")
-    run_local(options(tmp_path, stages=1, replicas=3, numerics="fp32", liars="lazy:1", set=chosen), tools)
-    assert ("note: nobody looks for them" in said(tools)) == (codec != "fp32")
+    chosen = (f"training.microbatches={M}", *fields)
+    run_local(options(tmp_path, stages=1, replicas=3, liars="lazy:1", set=chosen), tools)
+    told = said(tools)
+    assert note in told and (bool(note) or "note: n" not in told)
 
 
 def test_a_swarm_that_stands_still_says_what_it_waits_for(tmp_path: Path) -> None:

@@ -139,13 +139,6 @@ def test_local_training_brings_along_what_it_needs_and_says_so(asked, capsys) ->
     assert load("other.toml").averaging.reducer == "sum"
 
 
-def test_an_open_run_with_float_sums_clips_unless_told_otherwise(asked) -> None:
-    fp32 = "--set numerics.mode=fp32 --set averaging.codec=fp32"
-    assert typed(f"init {fp32}") == 0 and load("run.toml").averaging.reducer == "norm_clip"
-    assert typed(f"init sum.toml {fp32} --set averaging.reducer=sum") == 0
-    assert load("sum.toml").averaging.reducer == "sum"
-
-
 def test_a_path_that_is_here_is_written_as_the_manifest_sees_it(asked) -> None:
     Path("corpus.txt").write_text("text")
     assert typed("init deep/r.toml --data corpus.txt") == 0
@@ -264,7 +257,6 @@ def test_what_is_said_beside_a_line_is_kept(asked, capsys) -> None:
         ("--mbit 200 --tflops 0", "--tflops 0: must be a number above 0"),
         ("--mbit 200 --device tpu", "'tpu' is not one of 'cuda', 'cpu'"),
         ("--device cuda", "--device describes members: add --mbit, such as --mbit 200"),
-        ("--mbit 200 --set averaging.codec=topk:0.01 --set numerics.mode=fp32", 'cannot tell what "topk:0.01" costs'),
     ],
 )
 def test_a_line_that_makes_no_sense_is_refused(asked, capsys, line: str, message: str) -> None:

@@ -206,14 +206,14 @@ def test_local_builds_its_options(calls) -> None:
     assert (
         typed(
             "local --stages 4 --replicas 3 --steps 9 --seed 5 --out o --kill 1@2 --kill 3@8 --kill-every 1.5 "
-            "--oracle --trainers 2 --data d --numerics fp32 --set a.b=c --slots 2 --log-level info"
+            "--oracle --trainers 2 --data d --numerics fast --set a.b=c --slots 2 --log-level info"
         )
         == 0
     )
     name, options = calls.pop()
     assert name == "run_local" and (options.stages, options.replicas, options.steps, options.seed) == (4, 3, 9, 5)
     assert options.out == Path("o") and options.kill == ("1@2", "3@8") and options.kill_every == 1.5 and options.oracle
-    assert (options.trainers, options.data, options.numerics, options.set) == (2, "d", "fp32", ("a.b=c",))
+    assert (options.trainers, options.data, options.numerics, options.set) == (2, "d", "fast", ("a.b=c",))
     assert (options.slots, options.log_level, options.manifest) == (2, "info", None)
     assert (options.ranks, options.tensor, options.shard, options.sequence_parallel) == ((), 0, "none", False)
 
@@ -251,7 +251,7 @@ def ended() -> None:
         "--liars lazy",
         "--sync overlap",
         "--data c",
-        "--numerics fp32",
+        "--numerics fast",
         "--set training.microbatches=5",
         "--set training.nothing=5",
         "--checkpoint-every 7",

@@ -100,10 +100,14 @@ def test_a_plug_in_is_used_like_our_own(install) -> None:
     assert codecs.use("acme.sign:7").name == "acme.sign:7"
 
 
+def local(codec: str) -> Manifest:
+    return Manifest(numerics=Numerics(mode="fp32"), averaging=Averaging(sync="local", codec=codec))
+
+
 @pytest.mark.parametrize(
     ("field", "manifest"),
     [
-        ("averaging.codec", Manifest(numerics=Numerics(mode="fp32"), averaging=Averaging(codec="acme.sign"))),
+        ("averaging.codec", local("acme.sign")),
         ("wire.activations", Manifest(wire=Wire(activations="acme.sign"))),
         ("wire.gradients", Manifest(wire=Wire(gradients="acme.sign"))),
     ],
@@ -118,9 +122,9 @@ def test_all_that_a_run_needs_is_loaded_or_its_field_named(install, field: str, 
     assert codecs.find("acme.sign").name == "acme.sign"
 
 
-@pytest.mark.parametrize("codec", ["fp32", "bf16", "int8", "auto", "auto:nf4", "topk:0.01", "powersgd:4"])
+@pytest.mark.parametrize("codec", ["fp32", "fp16", "int8", "nf4"])
 def test_ours_need_nothing(codec: str) -> None:
-    codecs.use_all(named_by(Manifest(numerics=Numerics(mode="fp32"), averaging=Averaging(codec=codec))))
+    codecs.use_all(named_by(local(codec)))
     codecs.use_all(named_by(Manifest()))
 
 
@@ -187,49 +191,29 @@ def test_no_name_but_ours_is_found(name: str) -> None:
 # ---------------------------------------------------------------- names in a manifest
 
 
-@pytest.mark.parametrize("name", ["fp32", "fp16", "int8", "bnb8", "nf4", "acme.sign", "acme.sign:3", "a-b.c_d.e"])
+@pytest.mark.parametrize("name", ["fp32", "fp16", "int8", "nf4", "acme.sign", "acme.sign:3", "a-b.c_d.e"])
 def test_names_that_are_good_everywhere(name: str) -> None:
     assert check_boundary(name) == check_averaging(name) == name
 
 
-@pytest.mark.parametrize("name", ["int64", "auto", "auto:nf4", "topk:0.01", "topk:0.25", "topk:1e-05"])
-def test_names_that_are_good_for_sums_alone(name: str) -> None:
+@pytest.mark.parametrize("name", ["int64", "small"])
+def test_names_that_are_good_for_aggregates_alone(name: str) -> None:
     assert check_averaging(name) == name
     with pytest.raises(ValueError, match="fp32, bf16, fp16, int8, bnb8, nf4"):
         check_boundary(name)
 
 
+GONE = ("bf16", "bnb8", "auto", "auto:nf4", "topk", "topk:0.01", "powersgd:4")
+
+
 @pytest.mark.parametrize(
-    ("name", "words"),
-    [
-        ("int9", "must be one of int64, small, fp32"),
-        ("sparse", "must be one of"),
-        ("mixed", "must be one of"),
-        ("uint8", "must be one of"),
-        ("int8:3", "must be one of"),
-        ("", "must be one of"),
-        ("acme.", "must be one of"),
-        ("acme.sign:", "must be one of"),
-        ("Acme.sign", "must be one of"),
-        ("acme.sign" * 9, "must be one of"),
-        ("topk", "such as topk:0.01"),
-        ("topk:", "such as topk:0.01"),
-        ("topk:0", "such as topk:0.01"),
-        ("topk:0.5", "at most 0.25"),
-        ("topk:nan", "above 0"),
-        ("topk:-0.1", "above 0"),
-        ("topk:0.010", "write topk:0.01"),
-        ("topk: 0.01", "write topk:0.01"),
-        ("topk:.01", "write topk:0.01"),
-        ("auto:int8", "others: auto:bf16"),
-        ("auto:fp32", "others: auto:bf16"),
-        ("auto:topk", "others: auto:bf16"),
-    ],
+    "name",
+    ["int9", "sparse", "mixed", "uint8", "int8:3", "", "acme.", "acme.sign:", "Acme.sign", "acme.sign" * 9, *GONE],
 )
-def test_other_names_are_refused_in_words(name: str, words: str) -> None:
-    with pytest.raises(ValueError, match=words):
+def test_other_names_are_refused_with_what_to_write(name: str) -> None:
+    with pytest.raises(ValueError, match=r'must be "small" or "int64" \(.*\), or fp32, fp16, int8, nf4 or a plug-in'):
         check_averaging(name)
 
 
 def test_ours_are_never_spelled_as_others() -> None:
-    assert not any(map(is_plug_in, (*codecs.NAMES, "topk:0.01", "auto:nf4")))
+    assert not any(map(is_plug_in, (*codecs.NAMES, *GONE)))

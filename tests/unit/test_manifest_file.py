@@ -43,9 +43,10 @@ def manifests(draw: st.DrawFn) -> Manifest:
     layers = draw(st.just("auto") | st.lists(st.integers(0, 5), min_size=1, max_size=5).filter(any).map(tuple))
     stages, num_layers = (2, 4) if layers == "auto" else (len(layers), sum(layers))
     timers = sorted(draw(st.lists(above0, min_size=3, max_size=3, unique=True)))
-    exact = draw(st.booleans())
-    sync = draw(st.sampled_from(["exact", "overlap"]))
-    reducer = "sum" if exact else draw(st.sampled_from(["sum", "norm_clip", "centered_clip"]))
+    sync = draw(st.sampled_from(["exact", "overlap", "local"]))
+    local = sync == "local"
+    reducer = draw(st.sampled_from(["sum", "norm_clip", "centered_clip"])) if local else "sum"
+    mode = "fp32" if local else draw(st.sampled_from(["deterministic", "fast"]))
     own = {
         "norm_clip": {"norm_factor": above0},
         "centered_clip": {"clip_radius": above0},
@@ -64,10 +65,10 @@ def manifests(draw: st.DrawFn) -> Manifest:
         ),
         training=Training(seed=draw(count), total_steps=draw(positive), sequence_length=draw(positive)),
         optimizer=Optimizer(learning_rate=draw(above0), beta1=draw(st.floats(0, 1, exclude_max=True))),
-        numerics=Numerics(mode="deterministic" if exact else "fp32", grid_bits=draw(st.integers(8, 48))),
+        numerics=Numerics(mode=mode, grid_bits=draw(st.integers(8, 48))),
         wire=Wire(activations=draw(st.sampled_from(["fp32", "bf16", "int8"]))),
         averaging=Averaging(
-            codec="int64" if exact else draw(st.sampled_from(["fp32", "bf16", "int8"])),
+            codec=draw(st.sampled_from(["fp32", "fp16", "int8", "nf4"] if local else ["int64", "small"])),
             sync=sync,
             reducer=reducer,
             **{name: draw(values) for choice in (sync, reducer) for name, values in own.get(choice, {}).items()},
@@ -235,7 +236,7 @@ BAD = [
     ("eps = 1e-08", "eps = nan", "run.toml: optimizer.eps = NaN: must be a finite number (added"),
     ("beta1 = 0.9", "beta1 = 1.0", "run.toml: optimizer.beta1 = 1.0: must be below 1.0 (decay"),
     ('layers = "auto"', 'layers = "all"', "run.toml: cut.layers = \"all\": must be 'auto', or must be a list in [ ]"),
-    ('mode = "deterministic"', 'mode = "exact"', "run.toml: numerics.mode = \"exact\": must be 'deterministic' or"),
+    ('mode = "deterministic"', 'mode = "exact"', "run.toml: numerics.mode = \"exact\": must be 'deterministic',"),
     ('tokens_sha256 = ""', 'tokens_sha256 = "12"', 'run.toml: data.tokens_sha256 = "12": must match ^([0-9a-f]{64})?'),
     ("num_heads = 4", "num_heads = 3", "run.toml: model: num_heads = 3 must be a multiple of num_kv_heads = 2"),
     ("stages = 3 ", "stages = 9 ", "run.toml: cut.stages = 9 is more than model.num_layers = 6"),
@@ -245,7 +246,10 @@ BAD = [
     ('key = ""', 'key = "ssh-ed25519 AAAA"', "run.toml: admission.key"),
     ("suspect_s = 3.0", "heartbeat_s = 0.5", "run.toml: protocol.heartbeat_s is no longer a field: delete the line"),
     ("suspect_s = 3.0", "suspect_s = 30.0", "run.toml: protocol: suspect_s = 30.0 <= long_silence_s = 15.0"),
-    ('codec = "int64"', 'codec = "fp32"', 'run.toml: averaging.codec = "fp32" does not go with numerics.mode'),
+    ('codec = "int64"', 'codec = "fp32"', 'run.toml: averaging.codec = "fp32": averaging.sync = "exact" aggregates in'),
+    ('codec = "int64"', 'codec = "topk:0.01"', 'run.toml: averaging.codec = "topk:0.01": must be "small" or "int64" '),
+    ('codec = "int64"', 'codec = "bf16"', 'run.toml: averaging.codec = "bf16": must be "small" or "int64" (sync'),
+    ('mode = "deterministic"', 'mode = "fp32"', 'run.toml: numerics.mode = "fp32": averaging.sync = "exact" aggregate'),
     (
         "format = 1",
         "format = 2",
@@ -257,7 +261,7 @@ BAD = [
     (
         'reducer = "sum"',
         'reducer = "norm_clip"',
-        'run.toml: averaging.reducer = "norm_clip" gives up exact sums: set numerics.mode = "fp32" and averaging.codec',
+        'run.toml: averaging.reducer = "norm_clip": averaging.sync = "exact" aggregates integers: write averaging.re',
     ),
     ('reducer = "sum"', 'reducer = "mean"', 'run.toml: averaging.reducer = "mean": must be '),
     ("norm_factor = 2.0", "norm_factor = 0", "run.toml: averaging.norm_factor = 0: must be above 0"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,23 +11,25 @@ from swarmnet.config.peer import PeerConfig
 from swarmnet.errors import UsageError
 from swarmnet.manifest.file import run_id, to_toml
 from swarmnet.manifest.schema import Averaging, Manifest, Numerics
-from swarmnet.peer.devices import NumericsClass, computed_here
+from swarmnet.peer.devices import computed_here
 from swarmnet.peer.run import run_peer
 
-FLOATS = Manifest(numerics=Numerics(mode="fp32"), averaging=Averaging(codec="int8"))
+FAST = Manifest(numerics=Numerics(mode="fast"), averaging=Averaging(codec="small"))
+LOCAL = Manifest(numerics=Numerics(mode="fp32"), averaging=Averaging(sync="local", codec="int8"))
 
 
-@pytest.mark.parametrize("manifest", [FLOATS, Manifest()])
+@pytest.mark.parametrize("manifest", [FAST, LOCAL, Manifest()])
 @pytest.mark.parametrize("compute", ["run", "fp32"])
 def test_what_the_run_says_needs_no_leave(manifest: Manifest, compute: str) -> None:
     assert computed_here(manifest, compute) is manifest
 
 
-def test_a_run_of_floats_leaves_precision_to_its_peers() -> None:
-    mine = computed_here(FLOATS, "bf16")
-    assert mine.numerics == Numerics(mode="fp32", compute="bf16")
-    assert computed_here(mine, "fp32") == FLOATS, "a card without bf16 in a run of bf16"
-    assert run_id(mine) != run_id(FLOATS), "it is for arithmetic alone, and never announced"
+@pytest.mark.parametrize("manifest", [FAST, LOCAL])
+def test_a_run_without_equal_bits_leaves_precision_to_its_peers(manifest: Manifest) -> None:
+    mine = computed_here(manifest, "bf16")
+    assert mine.numerics == manifest.numerics.model_copy(update={"compute": "bf16"})
+    assert computed_here(mine, "fp32") == manifest, "a card without bf16 in a run of bf16"
+    assert run_id(mine) != run_id(manifest), "it is for arithmetic alone, and never announced"
 
 
 @pytest.mark.parametrize("codec", ["int64", "small"])
@@ -45,11 +46,3 @@ def test_it_is_refused_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture
     assert said.startswith("swarmnet: error: --compute bf16") and said.count("\n") == 1
     with pytest.raises(UsageError, match=r"^--compute bf16"):
         run_peer(PeerConfig(stages=(0,), compute="bf16", dir=tmp_path), Manifest())
-
-
-def test_precision_is_no_part_of_what_weights_depend_on() -> None:
-    one = NumericsClass("cpu AVX2", "torch-2.13.0", "1", "fp32", "eager", "bdac02c7")
-    other = replace(one, compute="bf16")
-    assert str(other) != str(one), "status tells them apart"
-    assert other.of_weights(exact=False) == one.of_weights(exact=False)
-    assert replace(one, device="H100").of_weights(exact=False) != one.of_weights(exact=False)

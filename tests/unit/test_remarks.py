@@ -9,11 +9,12 @@ from swarmnet.manifest.schema import Averaging, Manifest, Numerics, Training
 from swarmnet.sums.local_sum import OuterPlan
 
 
-def manifest(steps: int, **averaging: object) -> Manifest:
+def manifest(steps: int, *, sync: str = "local", **averaging: object) -> Manifest:
+    mode, codec = ("fp32", "fp16") if sync == "local" else ("deterministic", "small")
     return Manifest(
         training=Training(total_steps=steps),
-        numerics=Numerics(mode="fp32"),
-        averaging=Averaging(**{"sync": "local", "codec": "fp16", **averaging}),  # type: ignore[arg-type]
+        numerics=Numerics(mode=mode),  # type: ignore[arg-type]
+        averaging=Averaging(sync=sync, codec=codec, **averaging),  # type: ignore[arg-type]
     )
 
 
@@ -48,7 +49,7 @@ def test_it_never_sets_in_where_no_outer_step_is_other_than_plain(steps: int) ->
 
 @pytest.mark.parametrize(("steps", "after", "said"), [(40, 40, True), (41, 40, False), (3, 40, True), (3, 2, False)])
 def test_a_run_that_ends_before_its_steps_overlap_is_told(steps: int, after: int, said: bool) -> None:
-    lines = remarks(manifest(steps, sync="overlap", codec="fp32", overlap_after=after))
+    lines = remarks(manifest(steps, sync="overlap", overlap_after=after))
     assert len(lines) == said and all("no step overlaps another" in line and "\n" not in line for line in lines)
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from swarmnet.errors import BadMessage, RejectCode
 from swarmnet.ids import PeerId
-from swarmnet.manifest.schema import Averaging, Manifest, Numerics
+from swarmnet.manifest.schema import Averaging
 from swarmnet.messages import Packed
 from swarmnet.stage.rounding import MAX_MAGNITUDE
 from swarmnet.stage.seams import Clipped, Contribution
@@ -359,7 +359,7 @@ def test_where_nobody_sent_a_gradient_nothing_is_reduced(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["sum", *RULES])
-@pytest.mark.parametrize("codec", ["fp32", "bf16", "int8"])
+@pytest.mark.parametrize("codec", ["fp32", "fp16", "int8"])
 def test_one_member_and_no_member(name: str, codec: str) -> None:
     reduce_part = reducer(name, codec)
     total, clipped = reduce_part(members([HONEST[0]], codec), 3)
@@ -395,23 +395,3 @@ def test_every_word_of_the_manifest_is_a_rule() -> None:
         assert type(rule_of(Averaging(reducer=name))) is type(rule)
     assert rule_of(Averaging(reducer="centered_clip", clip_radius=1.5, clip_iterations=3)) == CenteredClip(1.5, 3)
     assert rule_of(Averaging(reducer="norm_clip", norm_factor=1.5)) == NormClip(1.5)
-
-
-@pytest.mark.parametrize(
-    ("codec", "name", "allowed"),
-    [
-        ("powersgd:4", "norm_clip", False),
-        ("powersgd:4", "sum", True),
-        ("topk:0.01", "norm_clip", True),
-        ("int8", "centered_clip", True),
-    ],
-)
-def test_a_codec_that_a_rule_cannot_judge_is_refused(codec: str, name: str, allowed: bool) -> None:
-    def manifest() -> Manifest:
-        return Manifest(numerics=Numerics(mode="fp32"), averaging=Averaging(codec=codec, reducer=name))
-
-    if allowed:
-        assert manifest().averaging.reducer == name
-    else:
-        with pytest.raises(ValueError, match=f'codec = "{codec}"'):
-            manifest()

@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swarmnet.ids import PeerId
-from swarmnet.manifest.schema import Averaging, Manifest, Numerics
 from swarmnet.trainer.scores import TOLERANCE, Look, NoScore, same, score
 
 ONE_CLASS = partial(same, numerics=lambda peer: "cpu")
@@ -141,8 +140,3 @@ def test_bits_are_equal_only_in_one_known_class(classes: dict[PeerId, str] | Non
     assert not alike(one, Look(100.0 * (1 + 2 * TOLERANCE), 8, (B,)))
     # What one peer says twice is equal, whatever its class.
     assert alike(one, Look(100.0001, 8, (A,))) == (classes is None)
-
-
-def test_only_deterministic_runs_promise_equal_bits() -> None:
-    assert Manifest(numerics=Numerics(mode="deterministic"), averaging=Averaging(codec="int64")).same_bits
-    assert not Manifest(numerics=Numerics(mode="fp32"), averaging=Averaging(codec="int8")).same_bits

@@ -15,7 +15,7 @@ from swarmnet.simulate.engine import SimulatedWindows
 from swarmnet.transport import layout_of
 from swarmnet.wire.codecs import encoded_bytes
 
-FLOATS = Manifest(numerics=Numerics(mode="fp32"), averaging=Averaging(codec="int8"))
+FLOATS = Manifest(numerics=Numerics(mode="fp32"), averaging=Averaging(sync="local", codec="int8"))
 RUN = FLOATS.model_copy(update={"wire": Wire(activations="bf16", slow="int8", slow_mbit=20.0)})
 SHAPE = (4, 64, 128)
 
@@ -30,11 +30,11 @@ def test_a_line_is_slow_once_it_is_measured_to_be() -> None:
 @pytest.mark.parametrize(
     ("assignments", "said"),
     [
-        (["wire.slow=int8", "wire.slow_mbit=20"], "promises they do not: set numerics.mode"),
+        (["wire.slow=int8", "wire.slow_mbit=20"], r'write wire.slow = "" and wire.slow_mbit = 0.0, or averaging.sync'),
         (["wire.slow=int8"], 'slow = "int8" and slow_mbit = 0.0 go together'),
         (["wire.slow_mbit=20"], 'slow = "" and slow_mbit = 20.0 go together'),
         (["wire.slow=fp32", "wire.slow_mbit=20"], "is what crosses every line"),
-        (["wire.slow=topk:0.01", "wire.slow_mbit=20"], "activations have none"),
+        (["wire.slow=topk:0.01", "wire.slow_mbit=20"], "must be one of fp32, bf16"),
     ],
 )
 def test_what_makes_no_sense_is_refused(assignments: list[str], said: str) -> None:
