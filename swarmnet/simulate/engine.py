@@ -3,9 +3,9 @@
 Activations, gradients, sums and weights are small integers derived from (weights, input), so an execution on wrong
 weights, a lost index or a doubled one shows in every later value. No torch.
 
-With `rounding` sums behave as in fp32: their last digits depend on the order and grouping in which they were made, so
-two sums of the same gradients differ, and the last digits of the weights remember which sums they came from. What is
-said about values ("exact") leaves those digits out.
+Where a stage has several numerics classes, the last digits of a gradient are those of the class that computed it: two
+aggregates of the same microbatches differ if another class computed one of them, and the last digits of the weights
+remember which aggregates they came from. What is said about values ("exact") leaves those digits out.
 """
 
 from __future__ import annotations
@@ -38,8 +38,9 @@ _MOST_STATE_BYTES = 128
 UNPACK_S, RESTORE_S, MEASURE_S = 0.01, 0.02, 0.005
 """How long a snapshot is read beside the device, how long its weights are written by it, and how long measured."""
 
-_DIGITS = 16
-"""Bits of a number that are rounding, below its exact part."""
+_DIGITS, _ROUNDED = 16, 8
+"""Bits of a number below its exact part, and how many of them a gradient's rounding takes: a step has no more than 2^8
+microbatches."""
 
 _ZEROS = memoryview(bytes(8 * PIECE_ELEMENTS))
 """What padding travels as; nothing is longer than a piece of a sum."""
@@ -91,14 +92,14 @@ def check_payload(payload: Sequence[Packed]) -> None:
 class Arithmetic:
     """The pure functions of one stage; the oracle uses them without any engine. Weights and sums are exact parts.
 
-    With `rounding` a sum is kept as numbers whose last digits depend on how it was made.
+    With several numerics classes an accumulator holds numbers whose last digits are those of classes.
     """
 
     def __init__(self, stage: int, plan: Plan) -> None:
         self.stage, self.last, self._width = stage, stage + 1 == plan.stages, plan.boundary_elements
-        self._shift = 8 if plan.rounding else 0  # sums of smaller numbers leave room for the last digits
-        self._digits = _DIGITS if plan.rounding else 0
-        self._mask = (1 << self._digits) - 1
+        mixed = plan.classes != 1
+        self._shift = 8 if mixed else 0  # sums of smaller numbers leave room for the last digits
+        self._digits = _DIGITS if mixed else 0
 
     def seed(self) -> int:
         """Weights of version 0."""
@@ -145,17 +146,15 @@ class Arithmetic:
         held = [each.total_steps for each in horizon.extensions if each.since <= step]
         return _hash("apply", weights, json.dumps(list(total)), facts, *held)
 
-    def numbers(self, exact: Sequence[int]) -> list[int]:
-        """What nothing was added to yet; the last digits are those of the number itself."""
-        return [(value << self._digits) | (value & self._mask) for value in exact]
+    def numbers(self, exact: Sequence[int], numerics: int = 0) -> list[int]:
+        """A gradient as that numerics class rounds it."""
+        if not self._digits:
+            return list(exact)
+        return [(value << _DIGITS) | ((value ^ 37 * numerics) % (1 << _ROUNDED)) for value in exact]
 
     def add(self, one: Sequence[int], other: Sequence[int]) -> list[int]:
-        """Of numbers; neither commutative nor associative in the last digits."""
-        digits, mask = self._digits, self._mask
-        return [
-            (((a >> digits) + (b >> digits)) << digits) | ((5 * (a & mask) + 3 * (b & mask) + 1) & mask)
-            for a, b in zip(one, other, strict=True)
-        ]
+        """Of numbers, element by element."""
+        return [a + b for a, b in zip(one, other, strict=True)]
 
     def exact(self, numbers: Sequence[int]) -> list[int]:
         """Without the last digits."""
@@ -191,11 +190,13 @@ class SimulatedEngine(Compute, Summation):
     """Both seams on virtual time. Records what it adds, for the invariants.
 
     weights: of this version; before: of the one earlier. digits: the last digits of the weights, if there are any.
-    restore_s: how long the device writes other weights.
+    restore_s: how long the device writes other weights. numerics: the class that it computes in.
     """
 
-    def __init__(self, stage: int, plan: Plan, device: Device, arithmetic: Arithmetic | None = None) -> None:
-        self.stage, self.plan, self.device = stage, plan, device
+    def __init__(
+        self, stage: int, plan: Plan, device: Device, arithmetic: Arithmetic | None = None, *, numerics: int = 0
+    ) -> None:
+        self.stage, self.plan, self.device, self.numerics = stage, plan, device, numerics
         self.arithmetic = arithmetic or Arithmetic(stage, plan)
         self.weights = self.before = self.arithmetic.seed()
         self.version = self.digits = 0
@@ -312,7 +313,7 @@ class SimulatedEngine(Compute, Summation):
             return False
         into.added.append(stash.index)
         delta = self.arithmetic.weight_gradient(self.weights_of(stash.step), saved.payload, saved.gradient)
-        into.total = self.arithmetic.add(into.total, self.arithmetic.numbers(delta))
+        into.total = self.arithmetic.add(into.total, self.arithmetic.numbers(delta, self.numerics))
         return True
 
     def void(self, step: int | None = None, *, lost: bool = False) -> None:
@@ -337,7 +338,7 @@ class SimulatedEngine(Compute, Summation):
 
     @property
     def pledged(self) -> bool:
-        return not self.plan.rounding
+        return True
 
     async def pieces(self, start: int, stop: int) -> list[bytes]:
         return Arithmetic.pieces(self.accumulator(self.version).total) if start == 0 else []
@@ -401,8 +402,8 @@ class SimulatedEngine(Compute, Summation):
         self._past.pop(self.version - self._past_steps, None)
         horizon = Horizon(self.plan.steps, self.extensions)
         self.before, self.weights = self.weights, self.arithmetic.apply(self.weights, self.exact_sum, commits, horizon)
-        # The weights remember the order in which each of their sums was made.
-        if self.plan.rounding:
+        # The weights remember which classes computed what.
+        if self.plan.classes != 1:
             self.digits = _hash(self.digits, json.dumps(self._buffer), evidence(commits))
         self.void(self.version)
         self.version += 1
@@ -421,7 +422,7 @@ class SimulatedEngine(Compute, Summation):
         found, total = list[Recomputed](), [0] * NUM_ELEMENTS
         for recomputed, delta in await asyncio.gather(*(self._again(step, work) for work in works)):
             found.append(recomputed)
-            total = self.arithmetic.add(total, self.arithmetic.numbers(delta))
+            total = self.arithmetic.add(total, self.arithmetic.numbers(delta, self.numerics))
         root = sum_root(self.arithmetic.pieces(total))
         return tuple(found), whole_of(root, _product(seed, total, 0)) if seed else root
 

@@ -8,12 +8,27 @@ from typing import Any, Literal
 from swarmnet.averaging.exchange import PIECE_ELEMENTS
 from swarmnet.config.table import Table
 from swarmnet.ids import PeerId
-from swarmnet.manifest.schema import Admission, Audits, Averaging, Cut, Delay, Manifest, Model, Protocol, Training
+from swarmnet.manifest.schema import (
+    Admission,
+    Audits,
+    Averaging,
+    Cut,
+    Delay,
+    Manifest,
+    Model,
+    Numerics,
+    Protocol,
+    Training,
+)
 from swarmnet.peer.rebalance import Rules
 from swarmnet.simulate.links import Links
 
 OWNER = PeerId(f"12D3Koo{'W' * 45}")
 """Who owns simulated runs."""
+
+
+UNAUDITED = Audits(microbatches=0.0, contributions=0.0)
+"""For runs that fork: a stage refuses signed transfers of a neighbour on another chain, and the run stands still."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +42,9 @@ class Plan:
     trainers: int = 1
     sync: Literal["exact", "overlap"] = "exact"
     overlap_after: int = 0  # nothing without sync = "overlap"
-    rounding: bool = False
-    """Sums differ in their last digits with the order and grouping they are made in, as in fp32."""
+    classes: int = 1
+    """Numerics classes of a stage, which peers are in by turns: the gradients of two differ in their last digits. 0:
+    `numerics.mode = "fast"`, in which each peer is a class of its own."""
     slots: int = 4
     """Of every replica, always; 0: as many as each finds enough (`pipeline/depth.py`)."""
     memo_bytes: int = 1 << 20
@@ -113,7 +129,7 @@ def manifest_of(plan: Plan) -> Manifest:
         training=Training(**as_planned(Training), total_steps=plan.steps, microbatch_size=1, sequence_length=1),
         averaging=Averaging(**averaging),
         protocol=plan.protocol,
-        # As in production: what hangs on the order of a sum cannot be looked at again.
-        audit=Audits(microbatches=0.0, contributions=0.0) if plan.rounding else plan.audit,
+        numerics=Numerics(mode="deterministic" if plan.classes else "fast"),
+        audit=plan.audit,
         admission=Admission(policy="invite" if plan.invite else "open", key=OWNER),
     )

@@ -30,7 +30,7 @@ def plan(*, replicas: int = 3, steps: int = 16, drift_every: int = EVERY, resync
         replicas=replicas,
         microbatches=6,
         steps=steps,
-        rounding=True,
+        classes=2,
         forward_s=0.02,
         drift_every=drift_every,
         resync_every=resync_every,

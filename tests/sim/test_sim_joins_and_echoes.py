@@ -48,7 +48,7 @@ POINTS: dict[str, Callable[[list], bool]] = {
     ],
 )
 def test_a_replica_joins_during(point: str, killed: bool, seed: int) -> None:
-    swarm = watched(Plan(stages=2, replicas=2, microbatches=6, steps=6, rounding=True), seed)
+    swarm = watched(Plan(stages=2, replicas=2, microbatches=6, steps=6, classes=2), seed)
 
     async def script(swarm: Swarm) -> None:
         await until(swarm, lambda: POINTS[point]([m for m in standing(swarm, 1) if m.version == STEP]))
@@ -66,7 +66,7 @@ def test_a_replica_joins_during(point: str, killed: bool, seed: int) -> None:
 def test_a_committed_sum_outlives_its_stage_by_one_joiner() -> None:
     """Stage 1 has committed and loses all but one, stage 0 still executes the step (H8); a joiner takes over sum and
     commit with the state, and only then may the last one leave."""
-    swarm = watched(Plan(stages=2, replicas=2, microbatches=6, steps=5, forward_s=0.05, rounding=True))
+    swarm = watched(Plan(stages=2, replicas=2, microbatches=6, steps=5, forward_s=0.05, classes=2))
     swarm.slowdown = {PeerId(f"s0.{number}"): 8.0 for number in range(2)}
 
     def committed(stage: int) -> bool:
@@ -93,7 +93,7 @@ def test_a_committed_sum_outlives_its_stage_by_one_joiner() -> None:
 def test_every_message_arrives_again_much_later(seed: int) -> None:
     """Each one-way message once more, up to eight seconds later: of an older step, ballot, round, generation and, as
     keepers are killed and come back, incarnation."""
-    swarm = watched(Plan(stages=2, replicas=3, microbatches=6, steps=10, forward_s=0.05, rounding=True), seed)
+    swarm = watched(Plan(stages=2, replicas=3, microbatches=6, steps=10, forward_s=0.05, classes=2), seed)
     rng, tell, killed = random.Random(seed), swarm.network.tell, []
 
     def echoed(sender: PeerId, receiver: PeerId, message: Control) -> None:
@@ -156,7 +156,7 @@ def test_who_was_overruled_as_keeper_lets_the_other_keep_the_next_step(joins_s: 
 
     So the second counts for itself and not for the first, and each takes itself for the first in order.
     """
-    swarm = watched(Plan(stages=3, microbatches=8, steps=8, rounding=True, served=((0,), (0,), (1,), (1,), (2,))))
+    swarm = watched(Plan(stages=3, microbatches=8, steps=8, classes=2, served=((0,), (0,), (1,), (1,), (2,))))
 
     async def script(swarm: Swarm) -> None:
         await asyncio.sleep(joins_s)

@@ -200,7 +200,7 @@ def test_owners_of_the_oldest_step_die_while_the_newest_has_taken_all_its_slots(
 
 @pytest.mark.parametrize("for_s", [4.0, 25.0])
 def test_a_cut_through_all_stages_heals(for_s: float) -> None:
-    swarm = watched(replace(PLAN, steps=8, rounding=True, forward_s=0.1), seed=2)
+    swarm = watched(replace(PLAN, steps=8, classes=2, forward_s=0.1), seed=2)
 
     async def script(swarm: Swarm) -> None:
         while not any(newest(node, 0).summed and state(node, 0).version == STEP for node in swarm.replicas(0)):

@@ -1,6 +1,6 @@
 """Cuts between peers at exact points of a step, healed at exact points (docs/protocol.md, scenarios 4 and 5).
 
-Sums behave as in fp32, so two sides that go on by themselves leave different chains behind. Whatever is cut and
+Each stage has two numerics classes, so two sides that go on by themselves leave different chains behind. Whatever is cut and
 whenever it heals: every sum on the way has each index once, every stage ends with one chain, and the exact part of its
 weights is that of a single process.
 """
@@ -15,7 +15,7 @@ from further import further
 from strike import watched
 
 from swarmnet.manifest.schema import Protocol
-from swarmnet.simulate.plan import Plan
+from swarmnet.simulate.plan import UNAUDITED, Plan
 from swarmnet.simulate.swarm import Node, Swarm
 
 STEP = 1
@@ -25,7 +25,7 @@ LONG_S = Protocol().long_silence_s
 
 
 def plan(replicas: int) -> Plan:
-    return Plan(stages=3, replicas=replicas, microbatches=6, steps=5, rounding=True)
+    return Plan(stages=3, replicas=replicas, microbatches=6, steps=5, classes=2, audit=UNAUDITED)
 
 
 def halves(nodes: Sequence[Node]) -> tuple[list[Node], list[Node]]:

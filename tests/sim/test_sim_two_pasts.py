@@ -11,12 +11,19 @@ from test_sim_past import lose_checkpoints, until
 from test_sim_restart import kill_everybody, reached
 
 from swarmnet.ids import OnDisk, PeerId, Restart
-from swarmnet.simulate.plan import Plan
+from swarmnet.simulate.plan import UNAUDITED, Plan
 from swarmnet.simulate.swarm import Swarm
 
 AWAY, STAYS = PeerId("s0.0"), PeerId("s0.1")
 PLAN = Plan(
-    stages=2, microbatches=4, steps=20, checkpoint_every=4, forward_s=0.05, rounding=True, served=((0,), (0,), (1,))
+    stages=2,
+    microbatches=4,
+    steps=20,
+    checkpoint_every=4,
+    forward_s=0.05,
+    classes=2,
+    audit=UNAUDITED,
+    served=((0,), (0,), (1,)),
 )
 
 
@@ -26,7 +33,7 @@ def on_disk(swarm: Swarm, peer: PeerId) -> list[OnDisk]:
 
 @pytest.mark.parametrize("later", [False, True], ids=["all at once", "later"])
 def test_the_other_past_of_whoever_was_away_leads_nobody(later: bool) -> None:
-    """In fp32 the twelfth version of one past is not that of the other. later: the peer comes back to a run that waits
+    """With two numerics classes the twelfth version of one past is not that of the other. later: the peer comes back to a run that waits
     for its stage, which nobody else has kept."""
     swarm = watched(replace(PLAN))
 

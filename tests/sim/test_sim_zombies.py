@@ -14,13 +14,13 @@ from further import further
 from strike import keeper_of, watched
 
 from swarmnet.manifest.schema import Protocol
-from swarmnet.simulate.plan import Plan
+from swarmnet.simulate.plan import UNAUDITED, Plan
 from swarmnet.simulate.swarm import Node, Swarm
 
 STEP = 1
 LONG_S = Protocol().long_silence_s
-PLAN = Plan(stages=2, replicas=3, microbatches=6, steps=5, rounding=True)
-PAIRS = Plan(stages=2, replicas=2, microbatches=6, steps=5, rounding=True)
+PLAN = Plan(stages=2, replicas=3, microbatches=6, steps=5, classes=2, audit=UNAUDITED)
+PAIRS = Plan(stages=2, replicas=2, microbatches=6, steps=5, classes=2, audit=UNAUDITED)
 
 
 def member(node: Node):
@@ -121,7 +121,7 @@ def test_of_two_replicas_the_other_goes_on_after_the_long_silence(point: str, ke
 
 
 def test_a_replica_that_is_stopped_again_and_again_delays_but_never_breaks_a_step() -> None:
-    swarm = watched(Plan(stages=2, replicas=3, microbatches=6, steps=12, forward_s=0.05, rounding=True))
+    swarm = watched(Plan(stages=2, replicas=3, microbatches=6, steps=12, forward_s=0.05, classes=2, audit=UNAUDITED))
 
     async def script(swarm: Swarm) -> None:
         node = swarm.replicas(1)[0]
