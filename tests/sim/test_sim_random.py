@@ -4,8 +4,9 @@ Crashes with restarts under the same or a new name, trainers that come and go, s
 one way, and one-way messages that are lost, doubled or overtaken; a third of the crashes and stops strike a keeper. In
 some kinds all replicas of a stage die at once, or everybody, so that the run goes back to what is on disks: at most
 twice per blow, and nobody serves what was given up.
-Each stage has two numerics classes, or as many as peers, so forks are seen, counted and must be healed. Invariants are checked at every event. A seed is
-the whole run; one that fails is shrunk to the fewest faults that still break it, and named below.
+Each stage has two numerics classes, or as many as peers, so forks are seen, counted and must be healed. Invariants are
+checked at every event. A seed is the whole run; one that fails is shrunk to the fewest faults that still break it,
+and named below.
 """
 
 from __future__ import annotations

@@ -33,8 +33,8 @@ def on_disk(swarm: Swarm, peer: PeerId) -> list[OnDisk]:
 
 @pytest.mark.parametrize("later", [False, True], ids=["all at once", "later"])
 def test_the_other_past_of_whoever_was_away_leads_nobody(later: bool) -> None:
-    """With two numerics classes the twelfth version of one past is not that of the other. later: the peer comes back to a run that waits
-    for its stage, which nobody else has kept."""
+    """With two numerics classes the twelfth version of one past is not that of the other. later: the peer comes back to
+    a run that waits for its stage, which nobody else has kept."""
     swarm = watched(replace(PLAN))
 
     async def script(swarm: Swarm) -> None:
