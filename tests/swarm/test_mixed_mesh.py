@@ -26,11 +26,15 @@ KILLS = (  # peer, step, phase, moment
     ("s1-r1", 4, "backward", "begin"),
     ("s2-r0", 6, "forward", "end"),
     ("s1-r1", 8, "averaging", "begin"),
+    ("s2-r0", 9, "backward", "end"),
     ("s2-r0", 11, "apply", "begin"),
+    ("s2-r0", 13, "averaging", "begin"),
     ("s1-r0", 14, "apply", "begin"),
+    ("s2-r0", 16, "averaging", "end"),
 )
-"""One replica may do all the work of a stage, so of the phases only `apply` comes to each for certain; and whatever
-step is open, one of stage 1 runs backward in it."""
+"""Of stage 2, whose replicas are two numerics classes, in every phase: an aggregate is made again there of gradients of
+which some moved from one class to the other. One replica may do all the work of a stage, so of the phases only `apply`
+comes to each for certain; and whatever step is open, one of stage 1 runs backward in it."""
 SMALL = (
     "averaging.codec=int64",  # so fine that what meshes round differently does not show
     "audit.microbatches=0.2",
