@@ -111,6 +111,15 @@ def test_the_oldest_step_is_dropped_first() -> None:
     assert [book.shown(*at) is not None for at in ((0, 0), (0, 1), (1, 0), (1, 1))] == [False, True, True, True]
 
 
+def test_what_was_made_is_kept_where_kernels_may_make_other_bits() -> None:
+    made = (tensor(2), tensor(3))
+    for keeps_made in (False, True):
+        book = WorkBook(1 << 16, keeps_made=keeps_made)
+        book.add(0, record_of(0, (tensor(0),), (made[0],), (tensor(1),), (made[1],)), (tensor(0), PROOF), made=made)
+        assert book.made(0, 0) == (made if keeps_made else None) and book.made(0, 1) is None
+        assert book.num_bytes == sum(each.num_bytes for each in (tensor(0), PROOF, *(made if keeps_made else ())))
+
+
 def test_what_others_have_shown_is_bounded_too() -> None:
     book = WorkBook(1 << 16)
     for index in range(3):
