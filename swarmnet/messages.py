@@ -250,9 +250,9 @@ class Pledge:
     """Of who contributed which indexes to it (`audit.pledge`)."""
     peer: PeerId
     product: Annotated[int, Between(0, PRIME - 1)]
-    """Of its contribution with the vector that `digest` draws (`sums.linear`); 0 where sums are of floats."""
+    """Of its contribution with the vector that `digest` draws (`sums.linear`)."""
     sum_root: Sha256
-    """Of the pieces of its contribution; where sums are of floats its sketch (`audit.products`)."""
+    """Of the pieces of its contribution."""
     work_root: Sha256
     """Of its works: the Merkle tree over the indexes that it counted."""
     signature: Signature = b"\0"

@@ -66,7 +66,6 @@ PURE = (
     "peer/swarm_health.py",
     "state/rollback.py",
     "audit/pledge.py",
-    "audit/products.py",
     "audit/excuses.py",
     "audit/draw.py",
     "audit/proof.py",

@@ -19,7 +19,7 @@ from swarmnet.quorum import quorum
 
 _PLEDGE, _SHARES = b"swarmnet pledge 2\0", b"swarmnet shares 1\0"
 _PIECES, _VECTOR = b"swarmnet pieces 1\0", b"swarmnet vector 1\0"
-_CONTRIBUTION, _OTHER, _SENT = b"swarmnet contribution 1\0", b"swarmnet other 1\0", b"swarmnet sent 2\0"
+_CONTRIBUTION, _SENT = b"swarmnet contribution 1\0", b"swarmnet sent 2\0"
 _WORK, _NODE, _FINDING = b"swarmnet work 2\0", b"swarmnet works 1\0", b"swarmnet finding 1\0"
 
 DEPTH = (MAX_INDEXES - 1).bit_length()
@@ -63,12 +63,6 @@ def sum_root(pieces: Iterable[bytes]) -> bytes:
 def whole_of(root: bytes, product: int) -> bytes:
     """32 bytes that stand for a contribution: of its pieces' root, and of its product with the sum's vector."""
     return _hash(_CONTRIBUTION, root, _packed(product))
-
-
-def other_than(stated: bytes) -> bytes:
-    """32 bytes that stand for any contribution but the one with that sketch (`audit.products`): made in another order
-    a float sum has other bits, and all who find it wrong must say the same."""
-    return _hash(_OTHER, stated)
 
 
 def vector_seed(stamp: Stamp, round_id: RoundId, digest: bytes) -> bytes:

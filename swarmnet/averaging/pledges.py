@@ -4,9 +4,7 @@ Where sums are pledged for (`Summation.pledged`), whoever sends a part of a vect
 chunk: a contributor to the reducer, a reducer to whoever asks (`part_pledge`). When a member holds the whole sum, it
 and all others draw the same vector by the sum's digest, and every contributor signs a `Pledge`: the product of its
 contribution with that vector. The products must add up to the sum's own (`sums.linear`). Then nobody has put anything
-into the sum but contributions, whatever the reducers are; of floats, nothing that is longer than what rounding may do
-(`audit.products`). Under a rule that clips (`sums.reducer`) nothing adds up: pledges are made, for audits, and who
-reduces is believed.
+into the sum but contributions, whatever the reducers are.
 
 If something does not fit, each member finds out who lied, and complains of it to the keeper (`averaging.watch`):
 
@@ -31,7 +29,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
-import math
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
@@ -39,12 +36,12 @@ from typing import TYPE_CHECKING, Literal
 from blake3 import blake3
 
 from swarmnet.audit.pledge import SUM_PIECE, shares_of, statement, sum_root, vector_seed
-from swarmnet.audit.products import Product, Sketch, add_up, same, stated, together
 from swarmnet.averaging.grid import Group, grid_of
 from swarmnet.averaging.parts import Range
 from swarmnet.errors import BadMessage, PeerGone, PeerTimeout, Refused, RejectCode
 from swarmnet.ids import PeerId, RoundId, Signer
 from swarmnet.messages import (
+    PRIME,
     Answer,
     Busy,
     Packed,
@@ -155,7 +152,7 @@ class RoundCheck:
         self._lives = {peer: of.incarnation for peer, of, _ in current.contributions}
         self._shares = shares_of(current.contributions, current.voided)
         self._digest = b""  # of the whole sum, once it is here
-        self._whole: Product = 0  # what it weighs
+        self._product = 0  # of the whole sum
         self._heard: dict[PeerId, Pledge] = {}  # for my sum
         self._second: dict[PeerId, Pledge] = {}  # where somebody has signed two for it
         self._others: dict[PeerId, PartData] = {}  # what those answered that hold another sum
@@ -188,7 +185,7 @@ class RoundCheck:
         """
         sums, stamp = self._context.sums, self.round.stamp
         self._digest, self._seed = digest, vector_seed(stamp, self.round.id, digest)
-        whole = self._whole = await sums.weigh(None, 0, sums.num_elements, self._seed)
+        self._product = await sums.weigh(None, 0, sums.num_elements, self._seed)
         if self._me in self._contributors:
             self._heard[self._me] = await self._pledge(digest)
         self._change()
@@ -211,10 +208,10 @@ class RoundCheck:
             raise Refused(RejectCode.MALFORMED, "members speak of different rounds")
         if self._others:
             self._settle_digests()
-        elif not self._add_up(whole):
+        elif not self._add_up():
             # Somebody may have pledged one thing to me and another to others: they tell me.
             await self._ask_again()
-            if not self._add_up(whole):
+            if not self._add_up():
                 await self._adjudicate()
         self.passed = True
 
@@ -276,11 +273,8 @@ class RoundCheck:
             # It is not mine that was counted: who was started again signs nothing in the name of the process before.
             if self._context.incarnation not in (None, life):
                 raise Refused(RejectCode.NOT_READY, "another process of mine has contributed to that round")
-            found = await self._context.sums.prove(vector_seed(current.stamp, current.id, digest))
-            if isinstance(found, Sketch):
-                product, root = 0, found.packed
-            else:
-                product, root = found, self._root or sum_root(await self.pieces())
+            product = await self._context.sums.prove(vector_seed(current.stamp, current.id, digest))
+            root = self._root or sum_root(await self.pieces())
             # The accumulator may have been voided meanwhile: signed, its product would convict an honest replica.
             if self.closed:
                 raise Refused(RejectCode.NOT_READY, "that round was abandoned")
@@ -360,23 +354,17 @@ class RoundCheck:
             self._on_contradiction(known, pledge)
             self._blame(pledge.peer, "pledge_lied", why="two pledges for one sum")
 
-    def _add_up(self, whole: Product) -> bool:
+    def _add_up(self) -> bool:
         """Do the products? Of two that one contributor has signed the one counts with which they do."""
-        # A rule clips; or each hop of a grid rounds, and nobody knows by how much: that proves nothing of anybody.
-        if isinstance(whole, Sketch) and (whole.slack == math.inf or (whole.slack and len(self._rows) > 1)):
-            return True
         for peer, pledge in [*self._heard.items()]:
-            others = [self._stated(each) for of, each in self._heard.items() if of != peer]
+            others = sum(each.product for of, each in self._heard.items() if of != peer)
             for known in dict.fromkeys((pledge, self._second.get(peer, pledge))):
-                if add_up([*others, self._stated(known)], whole):
+                if (others + known.product) % PRIME == self._product:
                     self._heard[peer] = known
                     return True
             if not self._second:
                 break
         return False
-
-    def _stated(self, pledge: Pledge) -> Product:
-        return stated(pledge, exact=not isinstance(self._whole, Sketch))
 
     async def _ask_again(self) -> None:
         request = Part(self.round.stamp, self.round.id, "pledges", 0, 0, 0, self._digest)
@@ -446,12 +434,11 @@ class RoundCheck:
     async def _adjudicate(self) -> None:
         """The products do not add up: look at every part again, as its contributors tell it to me."""
         hop, sums, seed = self._hops[0], self._context.sums, self._seed
-        products: dict[PeerId, list[Product]] = {peer: [] for peer in self._contributors}
+        products = dict.fromkeys(self._contributors, 0)
         guilty = False
         for reducer, cut in hop.group.chunks:
             digests: dict[PeerId, list[bytes]] = {peer: [] for peer in self._contributors}
-            own: dict[PeerId, list[Product]] = {peer: [] for peer in self._contributors}
-            totals: list[Product] = []
+            own, total = dict.fromkeys(self._contributors, 0), 0
             async with contextlib.AsyncExitStack() as stack:
                 streams = {}
                 for peer in sorted(self._contributors):
@@ -461,11 +448,11 @@ class RoundCheck:
                         packed = await anext(stream)
                         digests[peer].append(chunk_digest(packed))
                         with hop.noted(peer):
-                            own[peer].append(await sums.weigh(packed, *chunk, seed))
-                    totals.append(await sums.weigh(None, *chunk, seed))
-            for peer, pieces in own.items():
-                products[peer] += pieces
-            if cut and not add_up([together(pieces) for pieces in own.values()], together(totals)):
+                            own[peer] += await sums.weigh(packed, *chunk, seed)
+                    total += await sums.weigh(None, *chunk, seed)
+            for peer, product in own.items():
+                products[peer] += product
+            if (sum(own.values()) - total) % PRIME:
                 guilty = True
                 for peer in await self._who_made(reducer, cut, digests):
                     part = [cut[0][0], cut[-1][1]]
@@ -473,7 +460,7 @@ class RoundCheck:
                         peer, "reducer_lied" if peer == reducer else "pledge_lied", why="a wrong sum", part=part
                     )
         for peer, pledge in sorted(self._heard.items()):
-            if not same(self._stated(pledge), together(products[peer])):
+            if pledge.product != products[peer] % PRIME:
                 guilty = True
                 self._blame(peer, "pledge_lied", why="another product than its contribution has")
         code = RejectCode.MALFORMED if guilty else RejectCode.NOT_READY

@@ -45,9 +45,9 @@ class StageSums(Summation, Protocol):
     def changed(self) -> None:
         """The state is another: no sum leads on from it."""
 
-    def stands_for(self, contribution: Tensor, seed: bytes, stated: bytes, terms: int, lengths: float) -> bytes:
-        """What is pledged of a whole contribution, which is flat: see `Compute.recompute_share`. terms, lengths: of how
-        many gradients it is made, and their lengths together. On the CPU or not. Any thread."""
+    def stands_for(self, contribution: Tensor, seed: bytes) -> bytes:
+        """What is pledged of a whole contribution, which is flat: see `Compute.recompute_share`. On the CPU or not. Any
+        thread."""
 
 
 @dataclass(slots=True, eq=False)
@@ -262,7 +262,7 @@ class TorchEngine:
             return await self._again(step, (index, inputs, gradient))
 
     async def recompute_share(
-        self, step: int, works: Sequence[ShareWork], seed: bytes = b"", stated: bytes = bytes(32)
+        self, step: int, works: Sequence[ShareWork], seed: bytes = b""
     ) -> tuple[tuple[Recomputed, ...], bytes]:
         """A whole contribution again."""
         with self._auditing(step):
@@ -271,8 +271,7 @@ class TorchEngine:
             # All of them are queued now: one after the other, each would wait for the end of a step of its own.
             found = [_or_raise(each) for each in await asyncio.gather(*jobs, return_exceptions=True)]
             total = await self._jobs.run(Work.STATE, self.version, 0, lambda: self._backend.read_share(share))
-            terms = len(works), share.lengths
-            return tuple(found), await asyncio.to_thread(self.sums.stands_for, total, seed, stated, *terms)
+            return tuple(found), await asyncio.to_thread(self.sums.stands_for, total, seed)
 
     async def _again(self, step: int, work: ShareWork, share: PastShare | None = None) -> Recomputed:
         job = lambda: self._recompute(step, work, share)  # noqa: E731

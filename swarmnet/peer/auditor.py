@@ -462,7 +462,7 @@ class Auditor:
             else:
                 works = [(each.work.index, inputs, gradient) for each, inputs, gradient in shown]
                 seed = vector_seed(pledge.stamp, pledge.id, pledge.digest)
-                _, found = await self._replica.compute.recompute_share(step, works, seed, pledge.sum_root)
+                _, found = await self._replica.compute.recompute_share(step, works, seed)
         except (BadMessage, Overflow):
             # Of what was sent that says nothing: whoever counted it has chosen what it is made of.
             if wanted.sent is not None:

@@ -105,10 +105,7 @@ class DeviceBackend:
         share: PastShare | None,
     ) -> tuple[Tensor, Tensor | None]:
         work = index, tokens, hidden, gradient, None if share is None else share.number
-        output, own, length = self._past_stage().run(weights, *work)
-        if share is not None:
-            share.lengths += length
-        return output, own
+        return self._past_stage().run(weights, *work)
 
     def read_share(self, share: PastShare) -> Tensor:
         return self._past_stage().share(share.number).read(share.step)

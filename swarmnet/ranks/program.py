@@ -109,16 +109,16 @@ class _Program:
             self._written()
         return {"written": self._writing is None}
 
-    def again(self, weights: int, number: int, step: int, index: int, share: int | None) -> Mapping[str, Any]:
+    def again(self, weights: int, number: int, step: int, index: int, share: int | None) -> Mapping[str, Any] | None:
         """A microbatch of a step that is over."""
         self._past = past = self._past or self._stage.recomputation()
         tokens, hidden = self._read_tokens(), None if self._spec.first else self._read("inward")
         gradient = None if self._spec.last else self._read("outward")
         kept = PastWeights(step, number, 0, self._context.memory(weights).view(torch.float32))
-        output, own, length = past.run(kept, index, tokens, hidden, gradient, share)
+        output, own = past.run(kept, index, tokens, hidden, gradient, share)
         if own is not None:
             self._write("inward", own)
-        return {"length": length, **(self._output(output) or {})}
+        return self._output(output)
 
     def write_share(self, step: int, into: str, share: int) -> None:
         dtype = sum_dtype(self._spec.numerics)

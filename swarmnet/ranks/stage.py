@@ -455,12 +455,11 @@ class Recomputation:
         hidden: Tensor | None,
         gradient: Tensor | None,
         share: int | None,
-    ) -> tuple[Tensor, Tensor | None, float]:
+    ) -> tuple[Tensor, Tensor | None]:
         """`forward` and `backward` of this rank's rows of microbatch `index`. If `share` is given, the gradients are
         added to that share, rounded by the scales of the step.
 
-        Returns output, input gradient, and the length of what this rank has added, where sums are of floats; 0.0 for
-        integers, which are equal or not.
+        Returns output and input gradient.
         """
         rank, size = self._rank, self._rank.canonical.num_elements
         if self._number != weights.number:
@@ -470,11 +469,11 @@ class Recomputation:
         assert work is not None
         own = rank._back(self._passes, work, gradient)
         if share is None:
-            return output.detach(), own, 0.0
+            return output.detach(), own
         gradients, total = rank._weight_pass(work, self._gradients), self.share(share)
         rounding, largest = rank._rounded.by(weights.step, weights.memory[size:]), rank._largest(gradients)
         total.add(gradients, rounding, step=weights.step, index=index, voids=total.voids, largest=largest)
-        return output.detach(), own, 0.0 if rank.spec.numerics.integers else math.hypot(*map(_length, gradients))
+        return output.detach(), own
 
     def share(self, number: int) -> Accumulator:
         """The sum that is share `number`, as large as those of open steps."""
@@ -486,7 +485,3 @@ class Recomputation:
 def _copy(source: Sequence[Tensor], into: Sequence[Tensor]) -> None:
     for tensor, value in zip(into, source, strict=True):
         tensor.copy_(value)
-
-
-def _length(x: Tensor) -> float:
-    return float(torch.linalg.vector_norm(x, dtype=torch.float64).item())

@@ -417,7 +417,7 @@ class SimulatedEngine(Compute, Summation):
         return (await self._again(step, (index, inputs, gradient)))[0]
 
     async def recompute_share(
-        self, step: int, works: Sequence[ShareWork], seed: bytes = b"", stated: bytes = b""
+        self, step: int, works: Sequence[ShareWork], seed: bytes = b""
     ) -> tuple[tuple[Recomputed, ...], bytes]:
         found, total = list[Recomputed](), [0] * NUM_ELEMENTS
         for recomputed, delta in await asyncio.gather(*(self._again(step, work) for work in works)):

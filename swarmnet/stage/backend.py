@@ -105,14 +105,11 @@ class PastWeights:
 
 @dataclass(slots=True, eq=False)
 class PastShare:
-    """A sum of gradients of a step that is over. life: of the ranks that have it.
-
-    lengths: of its gradients together, at least, where sums are of floats; 0.0 for integers, which are equal or not."""
+    """A sum of gradients of a step that is over. life: of the ranks that have it."""
 
     step: int
     number: int
     life: int = 0
-    lengths: float = 0.0
 
 
 class Past(Protocol):

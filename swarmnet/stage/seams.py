@@ -18,7 +18,6 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from swarmnet.audit.products import Product
 from swarmnet.ids import PeerId, RoundId
 from swarmnet.manifest.extension import Extension
 from swarmnet.manifest.schema import Delay
@@ -204,12 +203,11 @@ class Compute(Protocol):
         """
 
     async def recompute_share(
-        self, step: int, works: Sequence[ShareWork], seed: bytes = b"", stated: bytes = b""
+        self, step: int, works: Sequence[ShareWork], seed: bytes = b""
     ) -> tuple[tuple[Recomputed, ...], bytes]:
         """The same of all microbatches that somebody contributed to the sum of a step that is over, one job for each;
         and the root over the pieces of that contribution (`audit.pledge.sum_root`). seed: of the sum's vector; then
-        it is of the product with that, too (`audit.pledge.whole_of`). stated: the sketch that was pledged, where sums
-        are of floats; what stands for the same is returned if this may be of the same contribution.
+        it is of the product with that, too (`audit.pledge.whole_of`).
 
         Raises Refused(NOT_READY); Overflow, or NON_FINITE as BadMessage, where an honest replica would not have added
         one of them.
@@ -331,15 +329,16 @@ class Summation(Protocol):
         """The sum is whole. Returns what `install` returns. Raises BAD_SHAPE unless each element was put once."""
 
     async def pieces(self, start: int, stop: int) -> list[bytes]:
-        """Digests of the pieces of my contribution (`audit.pledge.SUM_PIECE`) in [start, stop), which begins with one;
-        none where sums are of floats. Raises as `contribution` does."""
+        """Digests of the pieces of my contribution (`audit.pledge.SUM_PIECE`) in [start, stop), which begins with one.
+        Raises as `contribution` does."""
         return []
 
-    async def prove(self, seed: bytes) -> Product:
-        """The product of my contribution with what this seed draws (`sums.linear`). Raises as `contribution` does."""
+    async def prove(self, seed: bytes) -> int:
+        """The product of my contribution with the vector that this seed draws (`sums.linear`), modulo `messages.PRIME`.
+        Raises as `contribution` does."""
         return 0
 
-    async def weigh(self, packed: Packed | None, start: int, stop: int, seed: bytes) -> Product:
+    async def weigh(self, packed: Packed | None, start: int, stop: int, seed: bytes) -> int:
         """The product of one contribution to [start, stop), or with None of the sealed sum there. Raises BadMessage."""
         return 0
 

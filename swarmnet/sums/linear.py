@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,7 +20,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from swarmnet.audit.pledge import SUM_PIECE
-from swarmnet.audit.products import PRODUCTS, Sketch
 from swarmnet.messages import PRIME
 from swarmnet.wire import kernels
 
@@ -85,38 +83,6 @@ def drawn(seed: bytes, num_elements: int) -> Drawn:
     """The vector of that seed, for sums of so many elements."""
     num_rows = max(-(-num_elements // WIDTH), 1)
     return Drawn(residues(seed + b"rows", num_rows), residues(seed + b"columns", WIDTH))
-
-
-@dataclass(frozen=True, slots=True)
-class DrawnReal:
-    """The same for float sums: `PRODUCTS` vectors r[i] = rows[i // WIDTH] * columns[i % WIDTH], with a mean square
-    of 1. rows [R, PRODUCTS], columns [WIDTH, PRODUCTS]: fp64, drawn evenly between -sqrt(3) and sqrt(3)."""
-
-    rows: Tensor
-    columns: Tensor
-
-    def sketch(self, x_N: Tensor, start: int = 0, slack: float = 0.0) -> Sketch:
-        """Of fp32 elements that begin at position `start` of the sum."""
-        products, square = torch.zeros(PRODUCTS, dtype=torch.float64), 0.0
-        for at in range(0, x_N.numel(), _AT_ONCE):
-            piece = x_N[at : at + _AT_ONCE].cpu().double()
-            first, before = (start + at) // WIDTH, (start + at) % WIDTH
-            after = -(before + piece.numel()) % WIDTH
-            x_RC = (torch.nn.functional.pad(piece, (before, after)) if before or after else piece).view(-1, WIDTH)
-            products += (self.rows[first : first + len(x_RC)] * (x_RC @ self.columns)).sum(0)
-            square += float(piece @ piece)
-        return Sketch(tuple(products.tolist()), math.sqrt(square), slack)
-
-
-@functools.lru_cache(maxsize=2)
-def drawn_real(seed: bytes, num_elements: int) -> DrawnReal:
-    """The vectors of that seed, for float sums of so many elements."""
-
-    def entries(name: bytes, count: int) -> Tensor:
-        even = residues(seed + name, count * PRODUCTS).double().view(count, PRODUCTS) / PRIME
-        return (2.0 * even - 1.0) * math.sqrt(3.0)
-
-    return DrawnReal(entries(b"rows", max(-(-num_elements // WIDTH), 1)), entries(b"columns", WIDTH))
 
 
 def residues(seed: bytes, count: int) -> Tensor:

@@ -15,8 +15,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 import torch
 from torch import Tensor
 
-from swarmnet.audit.pledge import other_than, sum_root, whole_of
-from swarmnet.audit.products import Product, Sketch, same
+from swarmnet.audit.pledge import sum_root, whole_of
 from swarmnet.config.plug_in import split
 from swarmnet.engine.compute_thread import StageJobs
 from swarmnet.engine.payloads import blameless, check_codec
@@ -79,18 +78,8 @@ class RoundSum(StageSums):
     def block(self) -> int:
         return self.codec.block
 
-    @property
-    def _flat_codec(self) -> SumCodec:
-        """Where sums are `pledged`."""
-        assert isinstance(self.codec, SumCodec)
-        return self.codec
-
-    def stands_for(self, contribution: Tensor, seed: bytes, stated: bytes, terms: int, lengths: float) -> bytes:
+    def stands_for(self, contribution: Tensor, seed: bytes) -> bytes:
         """Its root; of a sum with that seed, its product too."""
-        if contribution.dtype == torch.float32:
-            found = self._flat_codec.sketch(contribution, seed)
-            alike = same(Sketch.of(stated), found, terms, lengths)
-            return whole_of(stated, 0) if alike else other_than(stated)
         root = sum_root(linear.piece_digests(contribution))
         return whole_of(root, linear.drawn(seed, self.num_elements).product(contribution)) if seed else root
 
@@ -247,17 +236,15 @@ class StepSum(RoundSum):
     def pieces(self, start: int, stop: int) -> list[bytes]:
         """Digests of the accumulator's pieces in [start, stop)."""
         check_part(start, stop, self.num_elements)
-        return linear.piece_digests(self._frozen()[start:stop]) if self._fixed_point else []
+        return linear.piece_digests(self._frozen()[start:stop])
 
     @in_round
-    def prove(self, seed: bytes) -> Product:
-        """The product of my accumulator, of floats as it travels."""
-        if self._fixed_point:
-            return linear.drawn(seed, self.num_elements).product(self._frozen())
-        return self._flat_codec.sketch(self._frozen(), seed)
+    def prove(self, seed: bytes) -> int:
+        """The product of my accumulator."""
+        return linear.drawn(seed, self.num_elements).product(self._frozen())
 
     @in_round
-    def weigh(self, packed: Packed | None, start: int, stop: int, seed: bytes) -> Product:
+    def weigh(self, packed: Packed | None, start: int, stop: int, seed: bytes) -> int:
         """The product of one contribution, or of the sum in the buffer, in [start, stop)."""
         check_part(start, stop, self.num_elements)
         if packed is None:
@@ -265,11 +252,7 @@ class StepSum(RoundSum):
         else:
             check_codec(packed, self.codec.contributed)
             piece = codecs.decode(packed, expect_shape=(stop - start,))
-        if self._fixed_point:
-            return linear.drawn(seed, self.num_elements).product(piece, start)
-        clips = self._reducer.clips
-        slack = 0.0 if packed is not None else math.inf if clips else self._flat_codec.lost(piece, start)
-        return linear.drawn_real(seed, self.num_elements).sketch(piece, start, slack)
+        return linear.drawn(seed, self.num_elements).product(piece, start)
 
     # ------------------------------------------------------------ finished sums
 

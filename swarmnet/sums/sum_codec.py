@@ -16,24 +16,18 @@ from collections.abc import Collection, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from swarmnet.audit.products import Product, Sketch, together
 from swarmnet.config.plug_in import split
 from swarmnet.ids import RoundId
 from swarmnet.manifest.codec_names import auto_matrices, travels_as
 from swarmnet.messages import Packed
-from swarmnet.sums import linear
 from swarmnet.sums.feedback import RESIDUAL, Feedback
 from swarmnet.sums.sum_buffer import SumBuffer
 from swarmnet.wire import codecs
-from swarmnet.wire.codec_mixed import Mixed
 
 SMALL = 4096
 """Elements below which a tensor travels in fp32. Also keeps runs few: see `wire.codec_mixed`."""
 
 EXACT = "fp32"
-
-_SKETCHED = 1 << 20
-"""Elements that are encoded at once where nothing is sent: whole blocks of any codec."""
 
 Parameter = tuple[str, tuple[int, ...]]
 """(name, shape)"""
@@ -126,25 +120,6 @@ class SumCodec:
         packed = self._encode(self.reduced, piece, start)
         same = torch.equal(codecs.decode(packed).view(torch.int32), piece.view(torch.int32))
         return packed if same else None
-
-    def sketch(self, total: Tensor, seed: bytes) -> Sketch:
-        """What the accumulator `total` weighs as it travels, where the codec owes nothing (`audit.products`)."""
-        vector, pieces = linear.drawn_real(seed, total.numel()), list[Product]()
-        for start in range(0, total.numel(), _SKETCHED):
-            piece = total[start : start + _SKETCHED]
-            sent = piece if self.contributed == EXACT else codecs.decode(self._encode(self.contributed, piece, start))
-            pieces.append(vector.sketch(sent, start, self.lost(piece, start)))
-        whole = together(pieces)
-        assert isinstance(whole, Sketch), "an accumulator has elements"
-        return whole
-
-    def lost(self, piece: Tensor, start: int) -> float:
-        """How long the vector may be that encoding elements like these, the first at `start`, loses."""
-        if self.usual == EXACT:
-            return 0.0
-        x = piece.cpu()
-        codec = codecs.find(self.usual) if self._matrices is None else Mixed(tuple(self._runs(start, x.numel())))
-        return float(torch.linalg.vector_norm(codec.bound(x)).item())
 
     def buffer(self, whole: SumBuffer) -> SumBuffer:
         """Where reduced pieces are put: into the sum itself."""

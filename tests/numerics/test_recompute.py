@@ -96,10 +96,9 @@ async def finish(chain: StageChain, works: Sequence[Counted]) -> None:
 
 
 async def train(
-    chain: StageChain, look: Callable[[list[Counted]], Coroutine[Any, Any, None]] | None = None, *, digests: bool = True
+    chain: StageChain, look: Callable[[list[Counted]], Coroutine[Any, Any, None]] | None = None
 ) -> tuple[list[Counted], dict[tuple[int, int, int], bytes]]:
-    """STEPS steps, and what they were made of. look: called in the middle of each with what is over by then. digests:
-    of what each contributes, where sums are of integers."""
+    """STEPS steps, and what they were made of. look: called in the middle of each with what is over by then."""
     works, found, late = list[Counted](), dict[tuple[int, int, int], bytes](), chain.manifest.averaging.delay
     computed = {0: await compute(chain, 0)}
     for step in range(STEPS):
@@ -108,7 +107,7 @@ async def train(
             computed[step + 1] = await compute(chain, step + 1)
         if look is not None:
             await look(works)
-        found |= await roots(chain) if digests else {}
+        found |= await roots(chain)
         await finish(chain, computed[step])
         works += computed[step]
         if step + 1 not in computed:
