@@ -55,7 +55,7 @@ T = TypeVar("T")
 class Given:
     """What `StepSum` asks of a replica's state and of its accumulator, over one given vector: version 0, one shape."""
 
-    stage = version = voids = revoked = 0
+    stage = version = voids = 0
 
     def __init__(self, vector: torch.Tensor, manifest: Manifest) -> None:
         self.vector, self.canonical = vector, Canonical(manifest.of_stage(0), {"vector": vector.shape})

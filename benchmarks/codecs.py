@@ -27,7 +27,6 @@ from typing import Any
 import torch
 
 from swarmnet.messages import Packed
-from swarmnet.sums.powersgd import LowRank
 from swarmnet.wire import codecs
 
 Operation = Callable[[], object]
@@ -95,29 +94,10 @@ def theirs() -> dict[str, Theirs]:
     }
 
 
-def factors(x: torch.Tensor) -> Theirs:
-    """PowerSGD of rank 4 on `x` as a square matrix, after one step of warm-up. Encoding is both products."""
-    side = math.isqrt(x.numel())
-    low_rank = LowRank(4, [("w.weight", (side, side))])
-
-    def code(flat: torch.Tensor) -> tuple[torch.Tensor, list[torch.Tensor], torch.Tensor]:
-        first = low_rank.first(flat)
-        basis = low_rank.basis(first)
-        return first, basis, low_rank.second(flat, basis)
-
-    def decode(coded: tuple[torch.Tensor, list[torch.Tensor], torch.Tensor]) -> torch.Tensor:
-        out = torch.empty(side * side)
-        low_rank.whole(*coded, out)
-        return out
-
-    low_rank.learn(code(x[: side * side])[2])
-    return lambda flat: code(flat[: side * side]), decode, 4 * sum(low_rank.sizes) / side**2
-
-
 def measure(num_elements: int, repeat: int, device: torch.device) -> dict[str, dict[str, float]]:
     kinds = distributions(num_elements, device)
     x, total = kinds["gaussian"], torch.zeros(num_elements)
-    others = theirs() | ({"powersgd:4": factors(x)} if device.type == "cpu" else {})
+    others = theirs()
     operations: dict[str, Operation] = {"cast bf16 encode": x.bfloat16, "cast bf16 decode": x.bfloat16().float}
     for name in OURS:
         held = codecs.encode(name, x)
@@ -143,9 +123,7 @@ def measure(num_elements: int, repeat: int, device: torch.device) -> dict[str, d
         for name in OURS:
             decoded = codecs.decode(codecs.encode(name, tensor)).to(device)
             rates[name][f"error {kind}"] = relative_error(tensor, decoded)
-        for name, (encode, decode, _) in (
-            theirs() | ({"powersgd:4": factors(tensor)} if device.type == "cpu" else {})
-        ).items():
+        for name, (encode, decode, _) in theirs().items():
             decoded = decode(encode(tensor))
             rates[name][f"error {kind}"] = relative_error(tensor[: decoded.numel()], decoded)
     return rates

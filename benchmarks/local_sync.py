@@ -102,9 +102,8 @@ class Replica:
         self.module.reset(seed=seed)
         self.parameters = list(self.module.parameters())
         self._optimizer = StageOptimizer(self.parameters, OPTIMIZER)
-        shapes = [(name, tuple(p.shape)) for name, p in self.module.named_parameters()]
         self.num_elements = sum(p.numel() for p in self.parameters)
-        self.codec = SumCodec(setting.codec, shapes, self.num_elements, device=torch.device("cpu"))
+        self.codec = SumCodec(setting.codec, self.num_elements, device=torch.device("cpu"))
         self.references = References(setting.codec)
         self.outer = Outer(
             self.parameters,
@@ -233,15 +232,15 @@ class Run:
             if weight:
                 mine = torch.zeros(replica.num_elements)
                 mine[start:stop] = replica.outer.vector(start, stop, plain=plain) * weight
-                replica.codec.begin(round_id, voids=0)
-                packed = replica.codec.contribution(mine, start, stop, voids=0)
+                replica.codec.begin(round_id)
+                packed = replica.codec.contribution(mine, start, stop)
                 total[start:stop] += codecs.decode(packed)
                 sent = packed.num_bytes
-        reduced = group[0].codec.sum(total[start:stop].clone(), start, voids=0)
+        reduced = group[0].codec.sum(total[start:stop].clone(), start)
         mean = codecs.decode(reduced) / sum(weights.values())
         for replica, weight in weights.items():
             replica.outer.step(mean, start, mine=weight > 0, plain=plain)
-            replica.codec.applied(round_id, voids=0)
+            replica.codec.applied(round_id)
             replica.sent_bytes += _butterfly_bytes(sent, reduced.num_bytes, len(group))
 
     @torch.no_grad()

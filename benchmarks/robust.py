@@ -80,7 +80,7 @@ class Replicas:
         self._sampler = Sampler(seed, self._tokens.num_tokens, LENGTH, ROWS)
         self._rng = torch.Generator().manual_seed(seed)
         self._adamw = torch.optim.AdamW(self._module.parameters(), lr=2e-2, betas=(0.9, 0.95), weight_decay=0.1)
-        self._reduce = PartReducer(Averaging(sync="local", codec="fp32", reducer=reducer), fixed_point=False)
+        self._reduce = PartReducer(Averaging(sync="local", codec="fp32", reducer=reducer))
         self._center: Tensor | None = None
         self.clipped: dict[str, int] = {}
 

@@ -519,27 +519,12 @@ def butterflies(
 ) -> tuple[Butterfly, ...]:
     """My butterflies of a round, each on the one below. before: of my last round.
 
-    A group's sum is used again if nothing that it is made of has changed: members, generations, microbatches, order,
-    pieces; and if this is the same round, tried again, or the very next one. With a round in between, a contributor may
-    have taken part in a round that its reducers never heard of, and its error feedback may no longer match their sum
-    (`sums.feedback`).
+    A group's sum is used again if nothing that it is made of has changed: step, members, generations, microbatches,
+    order, pieces.
     """
     made: list[Butterfly] = []
     for group in planned:
         below = next((hop for hop in reversed(made) if hop.group.hop == group.hop - 1), None)
-        kept = next((hop for hop in before if hop.group == group and _follows(current, hop.round)), None)
+        kept = next((hop for hop in before if hop.group == group and hop.round.stamp == current.stamp), None)
         made.append(Butterfly(context, current, group, losses, below=below, kept=kept))
     return tuple(made)
-
-
-def _follows(current: Round, before: Round) -> bool:
-    one, other = before.id, current.id
-    return before.stamp == current.stamp and one.ballot == other.ballot and other.number - one.number in (0, 1)
-
-
-def contributes_alike(before: Sequence[Butterfly], mine: Sequence[Butterfly]) -> bool:
-    """Do I contribute the same in the same pieces as in my last round, however long ago in this step?"""
-    if not before or before[0].round.stamp != mine[0].round.stamp:
-        return False
-    old, new = before[0], mine[0]
-    return old.said is not None and (old.said, old.group.chunks) == (new.said, new.group.chunks)

@@ -23,7 +23,6 @@ from swarmnet.averaging.butterfly import (
     OnEvent,
     butterflies,
     check_losses,
-    contributes_alike,
     planned_groups,
 )
 from swarmnet.averaging.grid import circles, grid_of
@@ -176,9 +175,8 @@ class Exchange:
             if phase:
                 await self._sums.next_phase()
             else:
-                await self._sums.open_round(
-                    current.id, resent=contributes_alike(before, mine), kept=self._note_kept(mine)
-                )
+                self._note_kept(mine)
+                await self._sums.open_round(current.id)
             self._open = (*self._open, *mine)  # others may still be at the phase before
             self._before = self._open
             if context.signer is not None:
@@ -449,14 +447,13 @@ class Exchange:
 
     # ------------------------------------------------------------ inside
 
-    def _note_kept(self, mine: Sequence[Butterfly]) -> list[tuple[int, int, int]]:
-        """(hop, start, stop) of my own sums of the last round that are used again."""
+    def _note_kept(self, mine: Sequence[Butterfly]) -> None:
+        """Tell which of my own sums of the last round are used again."""
         for hop in mine:
             if hop.done:
                 self._on_event(
                     "sums_kept", {"step": hop.round.stamp.step, "hop": hop.group.hop, "chunks": len(hop.done)}
                 )
-        return [(hop.group.hop, *chunk) for hop in mine for chunk in hop.done]
 
     async def _run(self, hops: Sequence[Butterfly], check: RoundCheck | None) -> Losses:
         """Take part in all of them; the losses of the round. Raises an ExceptionGroup of whatever failed in any."""

@@ -48,6 +48,7 @@ class StageSums(Summation, Protocol):
     def stands_for(self, contribution: Tensor, seed: bytes) -> bytes:
         """What is pledged of a whole contribution, which is flat: see `Compute.recompute_share`. On the CPU or not. Any
         thread."""
+        return b""  # sums of local sync are not audited
 
 
 @dataclass(slots=True, eq=False)
@@ -139,16 +140,16 @@ class TorchEngine:
         """Version of the weights."""
         return self._state.version
 
-    def void(self, step: int | None = None, *, lost: bool = False) -> None:
+    def void(self, step: int | None = None) -> None:
         """Empty the accumulator of `step`, or all, and move the void counter. Never waits for the compute thread.
 
-        A step that is applied has nothing left to void. lost: see Compute.
+        A step that is applied has nothing left to void.
         """
         if step is None:
             for accumulator in self._accumulators:
-                accumulator.void(lost=lost)
+                accumulator.void()
         elif step >= self.version:
-            self._accumulators[self._place(step)].void(lost=lost)
+            self._accumulators[self._place(step)].void()
 
     def carries(self, bytes_per_s: int) -> None:
         """Chooses between the run's codecs for activations and their gradients."""

@@ -293,14 +293,13 @@ class RankSum:
     def __init__(self, ranks: RankSupervisor, reading: SumReading, write: Callable[[int, int], None]) -> None:
         self._ranks, self._reading, self._write = ranks, reading, write
         self._lock = threading.Lock()  # of the void count: held for a moment
-        self.voids = self.revoked = 0
+        self.voids = 0
         self._lost: int | None = None  # the step whose sum is gone, and not voided since
         self._content = _Content(-1, -1, frozenset())  # replaced, by whoever has the ranks' lock, never changed
 
-    def void(self, *, lost: bool = False) -> None:
+    def void(self) -> None:
         with self._lock:
             self.voids += 1
-            self.revoked += not lost
             self._lost = None
 
     def lose(self) -> None:

@@ -316,7 +316,7 @@ class SimulatedEngine(Compute, Summation):
         into.total = self.arithmetic.add(into.total, self.arithmetic.numbers(delta, self.numerics))
         return True
 
-    def void(self, step: int | None = None, *, lost: bool = False) -> None:
+    def void(self, step: int | None = None) -> None:
         """Empty the accumulators. Nothing is owed here."""
         for accumulator in self.accumulators if step is None else (self.accumulator(step),):
             accumulator.void()

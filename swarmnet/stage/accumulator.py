@@ -43,18 +43,15 @@ class Accumulator:
         self._content = threading.RLock()  # of the sum: held while one gradient is added
         self.voids = 0
         """How often the sum has been voided."""
-        self.revoked = 0
-        """How often a void took back gradients that counted: all voids but those after a loss."""
         self.torn = False
         """Was it lost, by an addition that broke off in its middle, and not voided since?"""
         self._epoch = (-1, -1)
         self._indexes: set[int] = set()
 
-    def void(self, *, lost: bool = False) -> None:
-        """Make the sum empty. An addition now running adds to nothing and returns False. lost: see GradientSum."""
+    def void(self) -> None:
+        """Make the sum empty. An addition now running adds to nothing and returns False."""
         with self._lock:
             self.voids += 1
-            self.revoked += not lost
             self.torn = False
 
     def lose(self) -> None:

@@ -73,12 +73,8 @@ class GradientSum(Protocol):
     def voids(self) -> int:
         """How often it has been voided."""
 
-    @property
-    def revoked(self) -> int:
-        """How often a void took back gradients that counted: all voids but those after a loss."""
-
-    def void(self, *, lost: bool = False) -> None:
-        """Make it empty. An addition now running adds to nothing. lost: this only follows a loss."""
+    def void(self) -> None:
+        """Make it empty. An addition now running adds to nothing."""
 
     def read(self, step: int) -> Tensor:
         """The flat sum of `step` in canonical order: zeros if nothing was added. Do not change it.

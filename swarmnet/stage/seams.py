@@ -14,7 +14,7 @@ Methods with a body here are what most implementations do: those inherit from th
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -147,12 +147,10 @@ class Compute(Protocol):
     def voids(self, step: int) -> int:
         """The void counter of an open step's accumulator: it only grows, from step to step too."""
 
-    def void(self, step: int | None = None, *, lost: bool = False) -> None:
+    def void(self, step: int | None = None) -> None:
         """Empty the accumulator of one open step (None: of all) and increase its void counter. Running weight passes of
         that step add nothing.
 
-        Voiding the oldest step also drops the codec's error feedback. lost: the sums are gone already, and the feedback
-        stays.
         """
 
     def carries(self, bytes_per_s: int) -> None:
@@ -288,18 +286,9 @@ class Summation(Protocol):
         contributions in the same pieces always travel as the same bytes."""
         return False
 
-    async def open_round(
-        self, round_id: RoundId, *, resent: bool = False, kept: Collection[tuple[int, int, int]] = ()
-    ) -> None:
-        """Open round `round_id`: every later `contribution` and `reduce` belongs to it. The codec's error feedback
-        changes only if the sum of this round is applied (`sums.feedback`).
-
-        Args:
-            resent: this replica contributed the same data, in the same pieces, in the last round; that data belongs to
-                this round as well.
-            kept: (hop, start, stop) of the pieces reduced in the last round that this round takes over.
-        """
-        return  # a codec that loses nothing owes nothing
+    async def open_round(self, round_id: RoundId) -> None:
+        """Open round `round_id`: every later `contribution` and `reduce` belongs to it."""
+        return  # not everybody's vector may change in a round
 
     async def contribution(self, start: int, stop: int, reference: bytes = b"") -> Packed:
         """Positions [start, stop) of the accumulator under the averaging codec. Of the second phase: once it began.
@@ -363,9 +352,11 @@ class Summation(Protocol):
 
     async def memory(self) -> tuple[int, bytes | memoryview | None]:
         """(version, the codec's error feedback or None), to be saved beside my own snapshots and never handed on."""
+        return -1, None  # integers lose nothing
 
     async def recall(self, data: bytes | memoryview) -> None:
         """Go on from `memory` of the same version, after `restore`. Raises BadMessage; the feedback is empty then."""
+        return
 
 
 @dataclass(frozen=True, slots=True)

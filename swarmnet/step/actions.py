@@ -46,11 +46,9 @@ class OwnedElsewhere:
 
 @dataclass(frozen=True, slots=True)
 class Void:
-    """Empty the step's accumulator (rule 11). lost: its content is gone already; nothing that was counted is taken
-    back."""
+    """Empty the step's accumulator (rule 11)."""
 
     step: int
-    lost: bool = False
 
 
 @dataclass(frozen=True, slots=True)

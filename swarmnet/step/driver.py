@@ -241,8 +241,8 @@ class StepDriver:
                 self._pipeline.owned_elsewhere(step, index, owner)
             case act.TakeIndex(step, index):
                 self._pipeline.order(step, index)
-            case act.Void(step, lost):
-                self._engine.void(step, lost=lost)
+            case act.Void(step):
+                self._engine.void(step)
                 self._pipeline.voided(step)
             case act.Sum(current):
                 self._round = self._spawn(self._sum(current))

@@ -231,7 +231,7 @@ class OpenStep:
         """The weight gradient of `index` is in the accumulator, which has not been voided since."""
         # The driver has added what nobody granted: nothing can be taken out of a sum (I3).
         if index not in self.claims.granted:
-            return self._begin_again("voided_myself", lost=False)
+            return self._begin_again("voided_myself")
         self.claims.add(index)
         return self._join_round()
 
@@ -243,7 +243,7 @@ class OpenStep:
 
     def sum_lost(self) -> list[Action]:
         """The accumulator's content is lost, and all work in flight. A finished sum is elsewhere, and stays."""
-        return [] if self.applying else self._begin_again("sum_lost", lost=True)
+        return [] if self.applying else self._begin_again("sum_lost")
 
     def sum_whole(self, finished: Finished, *, now: float) -> list[Action]:
         """The exchange of a round, or the collection of a finished sum, is complete and digest-checked."""
@@ -509,11 +509,11 @@ class OpenStep:
             and (last.line is None or last.line.relayed == self._context.line.relayed)
         )
 
-    def _begin_again(self, why: str, *, lost: bool) -> list[Action]:
+    def _begin_again(self, why: str) -> list[Action]:
         """The accumulator is worth nothing: it holds what nobody granted (I3), or nothing of what it should."""
         self.claims.renew(void=True)
         step = self.stamp.step
-        return [*self.part.drop(), act.Void(step, lost=lost), note(why, step=step), *self._report()]
+        return [*self.part.drop(), act.Void(step), note(why, step=step), *self._report()]
 
     def _join_round(self) -> list[Action]:
         commit = self._own_commit

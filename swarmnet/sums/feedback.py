@@ -5,8 +5,7 @@
 
 `owed` becomes the residual only when the sum of that very round is applied. A round that is abandoned leaves the
 residual as it was. Another replica may have finished that round all the same, and this one may hear of it only in the
-next round, so `owed` is remembered for two rounds. A void of the accumulator drops the residual and `owed`. An
-accumulator that was lost with its ranks drops nothing: the residual is here, and others may still finish the round.
+next round, so `owed` is remembered for two rounds.
 
 A reducer loses something too, when it encodes the sum of its part. It adds that to its own residual: over all replicas,
 what is applied and what is left in residuals always add up to what was computed and what was left before. So it does
@@ -19,7 +18,6 @@ peers. Compute thread only.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
 from dataclasses import dataclass, field
 
 import torch
@@ -46,35 +44,22 @@ class Feedback:
 
     def __init__(self, num_elements: int, *, device: torch.device) -> None:
         self.residual = torch.zeros(num_elements, device=device)
-        self._voids = 0
         self._now = _RoundResidual()
         self._before = _RoundResidual()  # of the last round before, in which anything was sent
 
-    def at(self, voids: int) -> None:
-        """Compare with the accumulator's void count, losses not counted (`GradientSum.revoked`). If it has moved, drop
-        the residual and all that was sent in this round."""
-        # The accumulator was voided, and what its codec owed goes with it.
-        if voids != self._voids:
-            self._voids = voids
-            self.residual.zero_()
-            self._forget()
-
-    def begin(
-        self, round_id: RoundId, *, voids: int, resent: bool = False, kept: Collection[tuple[int, int, int]] = ()
-    ) -> None:
-        """Open that round: everything sent later belongs to it, until the void count moves.
-
-        resent: all that I contributed in the last round belongs to this one too. kept: (hop, start, stop) of the pieces
-        reduced in the last round that this round takes over.
-        """
-        self.at(voids)
+    def begin(self, round_id: RoundId) -> None:
+        """Open that round: everything sent later belongs to it."""
         now = self._now
         # The same round, tried again, goes on with what it has.
         if round_id != now.round_id:
             # A round in which nothing was sent leaves nothing to remember.
             self._before = now if now.own or now.reduced else self._before
-            stands = {piece: lost for piece, lost in now.reduced.items() if piece in kept}
-            self._now = _RoundResidual(round_id, dict(now.own) if resent else {}, stands)
+            self._now = _RoundResidual(round_id)
+
+    def forget(self) -> None:
+        """Drop the residual and all that was sent in this round."""
+        self.residual.zero_()
+        self._end()
 
     def corrected(self, gradient: Tensor, start: int) -> Tensor:
         """What should be sent of these elements, the first at `start`: fresh memory."""
@@ -98,17 +83,16 @@ class Feedback:
             self.residual[start:stop] = owed
         for (_, start, stop), lost in found.reduced.items():
             self.residual[start:stop] += lost
-        self._forget()
+        self._end()
 
-    def take_over(self, residual: Tensor, *, voids: int) -> None:
+    def take_over(self, residual: Tensor) -> None:
         """Go on from a residual that was saved. Raises BadMessage: BAD_SHAPE, NON_FINITE; unchanged then."""
         if residual.shape != self.residual.shape or residual.dtype != torch.float32:
             raise BadMessage(RejectCode.BAD_SHAPE, "not this stage's residual", shape=tuple(residual.shape))
         if residual.numel() and not math.isfinite(residual.abs().max().item()):
             raise BadMessage(RejectCode.NON_FINITE, "NaN or infinity in a residual")
-        self.at(voids)
-        self._forget()
+        self._end()
         self.residual.copy_(residual)
 
-    def _forget(self) -> None:
+    def _end(self) -> None:
         self._now, self._before = _RoundResidual(), _RoundResidual()

@@ -19,9 +19,10 @@ whosever turn it is: a run ends with what all its replicas have learned.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -31,14 +32,15 @@ from swarmnet.engine.compute_thread import StageJobs
 from swarmnet.engine.payloads import blameless, check_codec
 from swarmnet.errors import BadMessage, Refused, RejectCode
 from swarmnet.ids import RoundId
-from swarmnet.manifest.codec_names import travels_as
 from swarmnet.messages import Commit, Packed
+from swarmnet.stage import snapshot
 from swarmnet.stage.backend import GradientSum, State
 from swarmnet.stage.seams import Contribution, OuterStep, Reduced
 from swarmnet.sums.reducer import PartReducer
 from swarmnet.sums.references import TURNS, References
 from swarmnet.sums.step_sum import RoundSum, check_part, in_round
 from swarmnet.sums.sum_buffer import SumBuffer
+from swarmnet.sums.sum_codec import SumCodec
 from swarmnet.wire import codecs
 from swarmnet.wire.codec import num_elements
 
@@ -108,8 +110,10 @@ class LocalSum(RoundSum):
         assert state.outer is not None
         averaging, training = state.canonical.spec.averaging, state.canonical.spec.training
         self._gossip = averaging.gossip
+        super().__init__(jobs, state)
         # What partners send is encoded beside their references, and owes nothing.
-        super().__init__(jobs, state, device, codec="fp32" if self._gossip else "")
+        codec = "fp32" if self._gossip else averaging.codec
+        self.codec = SumCodec(codec, state.canonical.num_elements, device=device)
         self._references = References(averaging.codec)
         self._training, self._accumulator, self._outer = training, accumulator, state.outer
         self._manifests_plan = OuterPlan(
@@ -121,18 +125,15 @@ class LocalSum(RoundSum):
         )
         self._device = device
         self._tokens_each = training.microbatch_size * training.sequence_length
-        self._reducer = PartReducer(averaging, fixed_point=False)
-        self._plain_reducer = PartReducer(averaging, fixed_point=False, codec="fp32")
+        self._reducer = PartReducer(averaging)
+        self._plain_reducer = PartReducer(averaging, codec="fp32")
         self._centers: dict[Range, Tensor] = {}  # the last mean of each fragment, where the reducer asks for it
-        self.forgotten = 0  # how often what the codec owes was dropped
         self._lengths = SumBuffer(_LENGTHS, dtype=torch.float32, device=torch.device("cpu"))
         self._exchanged = SumBuffer(0, dtype=torch.float32, device=device)
-        self._arriving = self._exchanged
         self._version = -1  # the version the finished sum leads on from
         self._round: RoundId | None = None  # the round that I take part in, or took part in last
         self._counted: frozenset[int] = frozenset()  # what my accumulator held as it began
         self._voids = 0
-        self._phase = 0
         self._mine: Tensor | None = None  # my vector in that round, over all elements
         self._length: Tensor | None = None
         self._reached: RoundId | None = None  # the round whose mean among partners is whole here
@@ -173,7 +174,7 @@ class LocalSum(RoundSum):
     @property
     def block(self) -> int:
         """Of the run's codec."""
-        return codecs.find(travels_as(self.canonical.spec.averaging.codec)).block if self._gossip else super().block
+        return codecs.find(self.canonical.spec.averaging.codec).block
 
     @property
     def sum_elements(self) -> int:
@@ -183,21 +184,15 @@ class LocalSum(RoundSum):
 
     @property
     def _outer_phases(self) -> tuple[int, ...]:
-        due = self.due
-        if due is None:
-            return ()
-        whole = due == (0, self.num_elements)
-        return self.codec.phases if whole else (due[1] - due[0],)
+        return () if self.due is None else (self.due[1] - self.due[0],)
 
     # ------------------------------------------------------------ taking part in a round
 
     @in_round
-    def open_round(
-        self, round_id: RoundId, *, resent: bool = False, kept: Collection[tuple[int, int, int]] = ()
-    ) -> None:
+    def open_round(self, round_id: RoundId) -> None:
         """Open that round: later contributions and reductions belong to it, and the accumulator counts as it is now."""
-        self.codec.begin(round_id, voids=self.forgotten)
-        self._round, self._phase, self._reached = round_id, 0, None
+        self.codec.begin(round_id)
+        self._round, self._reached = round_id, None
         self._counted, self._voids = self._accumulator.indexes(self.state.version), self._accumulator.voids
         self._mine = self._length = None
         # Nobody has moved yet: these weights are everybody's.
@@ -223,7 +218,7 @@ class LocalSum(RoundSum):
             if self._gossip:
                 vector, whole = self._vector()[start + shift : stop + shift], reference != self.reference
                 return self._references.encode(vector, start, whole=whole)
-            return self.codec.contribution(self._vector(), start + shift, stop + shift, voids=self.forgotten)
+            return self.codec.contribution(self._vector(), start + shift, stop + shift)
 
     @in_round
     def reduce(self, contributions: Sequence[Contribution], start: int, stop: int, *, hop: int = 0) -> Reduced:
@@ -246,7 +241,7 @@ class LocalSum(RoundSum):
         about = None if center is None else center[start:stop]
         total, clipped = self._reducer(contributions, stop - start, about, hop=hop)
         with blameless(self.canonical.stage):
-            return Reduced(self.codec.sum(total, start + self._shift, voids=self.forgotten, hop=hop), clipped)
+            return Reduced(self.codec.sum(total, start + self._shift, hop=hop), clipped)
 
     @in_round
     def open_sum(self) -> None:
@@ -259,8 +254,6 @@ class LocalSum(RoundSum):
         if self._exchanged.flat.numel() != stop - start:
             self._exchanged = SumBuffer(stop - start, dtype=torch.float32, device=self._device)
         self._exchanged.open()
-        self._arriving = self.codec.buffer(self._exchanged)
-        self._arriving.open()
         self._version = -1
 
     @in_round
@@ -268,33 +261,26 @@ class LocalSum(RoundSum):
         """Decode a reduced piece, its first element at position `start`."""
         edge, size = sum(self._outer_phases), num_elements(packed.shape)
         if self._gossip and start < edge:
-            place = self._arriving.place(start, size)
+            place = self._exchanged.place(start, size)
             place.copy_(self._references.decode(packed, start, size))
-            self._arriving.written(start, size)
+            self._exchanged.written(start, size)
             return
         check_codec(packed, "fp32" if start >= edge else self.codec.reduced)
-        buffer, start = (self._lengths, start - edge) if start >= edge else (self._arriving, start)
+        buffer, start = (self._lengths, start - edge) if start >= edge else (self._exchanged, start)
         codecs.decode_into(buffer.place(start, size), packed)
         buffer.written(start, size)
 
     @in_round
     def next_phase(self) -> None:
-        """This phase's vector is whole here, and another is to be summed."""
-        self._phase += 1
-        if self._phase < len(self._outer_phases):
-            with blameless(self.canonical.stage):
-                self.codec.next_phase(voids=self.forgotten)
-        # The partners' mean is whole: it counts whatever becomes of the rest of the round.
-        elif self._gossip:
+        """The outer vector is whole here, and lengths are to be summed."""
+        # The partners' mean counts whatever becomes of the rest of the round.
+        if self._gossip:
             self._exchanged.seal()
             self._reached = self._round
 
     @in_round
     def seal(self) -> tuple[bytes, float]:
         """Everything was put: the digest of what everybody holds, and its measure."""
-        if self.due is not None:
-            with blameless(self.canonical.stage, only=RejectCode.NON_FINITE):
-                self.codec.finish(self._exchanged)
         return self._sealed()
 
     # ------------------------------------------------------------ finished sums
@@ -369,7 +355,7 @@ class LocalSum(RoundSum):
         missed = self._missed(commit)
         # Without the partners' mean the weights go on alone until the next outer step.
         if self._gossip and missed:
-            self.codec.applied(None, voids=self.forgotten)
+            self.codec.applied(None)
             return OuterStep(elements=stop - start, moved=0.0, missed=missed)
         mean = self._exchanged.flat
         if not self._gossip:
@@ -380,7 +366,7 @@ class LocalSum(RoundSum):
         moved = self._outer.step(mean, start, mine=not missed, plain=self._plan.plain(commit.step))
         if self._reducer.needs_center and not self._gossip:
             self._centers[due] = mean.cpu()
-        self.codec.applied(commit.id, voids=self.forgotten)
+        self.codec.applied(commit.id)
         return OuterStep(elements=stop - start, moved=moved, missed=missed)
 
     def _missed(self, commit: Commit) -> str:
@@ -398,7 +384,34 @@ class LocalSum(RoundSum):
         self._version, self._round, self._reached = -1, None, None
         self._centers.clear()
         self._references.forget()
-        self.forgotten += 1
+        self.codec.forget()
+
+    # ------------------------------------------------------------ error feedback
+
+    async def memory(self) -> tuple[int, memoryview | None]:
+        """(version, what the codec remembers of earlier steps), packed like a snapshot; None: it remembers nothing.
+
+        It belongs to this replica, so it is no part of the stage's state, which all replicas hold and hand on alike.
+        """
+
+        def copied() -> tuple[int, dict[str, Tensor]]:
+            held = {name: tensor.to("cpu", copy=True) for name, tensor in self.codec.memory.items()}
+            return self.state.version, held
+
+        version, held = await self.jobs.between_rounds(self.state.version, copied)
+        if not held:
+            return version, None
+        return version, await asyncio.to_thread(snapshot.pack, held, stage=self.canonical.stage, version=version)
+
+    async def recall(self, data: bytes | memoryview) -> None:
+        """Go on from `memory` of the same version. Raises BadMessage; what was remembered before stays then."""
+
+        def take_over() -> None:
+            shapes = {name: tensor.shape for name, tensor in self.codec.memory.items()}
+            saved = snapshot.unpack(data, shapes, stage=self.canonical.stage, version=self.state.version)
+            self.codec.recall(saved)
+
+        await self.jobs.between_rounds(self.state.version, take_over)
 
     # ------------------------------------------------------------ inside
 

@@ -1,6 +1,7 @@
 """The reduction of one part: everybody's encoded contributions in, the whole sum out.
 
-Either the plain sum, in the accumulator's dtype, or a rule that a minority of wrong contributions cannot carry away:
+Integers are added (`integer_sum`). Float vectors, with `averaging.sync = "local"`, are added too, or reduced by a rule
+that a minority of wrong contributions cannot carry away (`PartReducer`):
 
     norm_clip       no mean gradient longer than a multiple of the median length (arXiv:1911.07963)
     centered_clip   a few steps towards everybody, each step of bounded length (arXiv:2012.10333, arXiv:2106.11257)
@@ -29,7 +30,6 @@ from torch import Tensor
 
 from swarmnet.config import plug_in
 from swarmnet.errors import BadMessage, Overflow, RejectCode, UsageError
-from swarmnet.manifest.codec_names import travels_as
 from swarmnet.manifest.schema import Averaging
 from swarmnet.messages import Packed
 from swarmnet.stage.accumulator import check_fixed_point, largest_magnitude
@@ -218,41 +218,27 @@ def _distance(one: Tensor, other: Tensor) -> float:
 
 
 class PartReducer:
-    """Reduces parts of one run. On the CPU: contributions come from the network and return to it.
+    """Reduces parts of float vectors of one run. On the CPU: contributions come from the network and return to it.
 
-    codec: of contributions, where it is not the run's averaging codec. most: the largest magnitude that so many
-    microbatches can have in a fixed-point sum.
+    codec: of contributions, where it is not the run's averaging codec.
     """
 
-    def __init__(
-        self,
-        averaging: Averaging,
-        *,
-        fixed_point: bool,
-        codec: str = "",
-        most: Callable[[int], int] = lambda num_microbatches: MAX_SUM,
-    ) -> None:
-        self._most = most
-        self._codec, self._rule = travels_as(codec or averaging.codec), rule_of(averaging)
+    def __init__(self, averaging: Averaging, *, codec: str = "") -> None:
+        self._codec, self._rule = codec or averaging.codec, rule_of(averaging)
         self._reduced = codecs.use(self._codec).reduced
-        self._fixed_point = fixed_point
-        self._dtype = torch.int64 if fixed_point else torch.float32
-        self.clips = self._rule is not None
         self.needs_center = self._rule is not None and self._rule.needs_center
 
     def __call__(
         self, contributions: Sequence[Contribution], num_elements: int, center: Tensor | None = None, *, hop: int = 0
     ) -> tuple[Tensor, tuple[Clipped, ...]]:
-        """The sum [num_elements] in the accumulator's dtype, and whom the rule clipped.
+        """The sum, fp32 [num_elements], and whom the rule clipped.
 
         hop: after the first one contributions are reduced pieces, under a reduced piece's codec. center: fp32
-        [num_elements], see `sums.reducer`. Raises BadMessage, which names the peer, and Overflow.
+        [num_elements], see `sums.reducer`. Raises BadMessage, which names the peer.
         """
-        for contribution in contributions:
-            if contribution.num_microbatches < 1:
-                raise BadMessage(RejectCode.MALFORMED, "a contribution without microbatches", peer=contribution.peer)
+        _check_weights(contributions)
         if not contributions:
-            return torch.zeros(num_elements, dtype=self._dtype), ()
+            return torch.zeros(num_elements), ()
         codec = self._reduced if hop else self._codec
         # The plain sum needs one contribution in memory at a time.
         if self._rule is None:
@@ -262,7 +248,7 @@ class PartReducer:
         clipped: list[Clipped] = []
         for contribution in contributions:
             try:
-                piece = self._open(contribution, num_elements, codec)
+                piece = _open(contribution, num_elements, codec)
                 # The rule's arithmetic cannot hold larger ones.
                 if largest_magnitude([piece]) > MAX_MAGNITUDE:
                     raise BadMessage(RejectCode.MALFORMED, "larger than any gradient", peer=contribution.peer)
@@ -287,44 +273,61 @@ class PartReducer:
         return outcome.total, tuple(clipped)
 
     def _sum(self, contributions: Sequence[Contribution], num_elements: int, codec: str) -> Tensor:
-        if not self._fixed_point:
-            total = self._open(contributions[0], num_elements, codec)  # decoded into memory of its own
-            for contribution in contributions[1:]:
-                with _named(contribution):
-                    codecs.add_decoded(total, self._checked(contribution, num_elements, codec))
-            if not largest_magnitude([total]) <= MAX_MAGNITUDE:  # NaN, too: two infinities against each other
-                # Sum first, and look for a culprit only if the sum is off.
-                self._find_too_large(contributions, num_elements, codec)
-            return total
-        total, bound = torch.empty(num_elements, dtype=torch.int64), 0
-        for place, contribution in enumerate(contributions):
+        total = _open(contributions[0], num_elements, codec)  # decoded into memory of its own
+        for contribution in contributions[1:]:
             with _named(contribution):
-                packed = self._checked(contribution, num_elements, codec)
-                largest = codecs.decode_integers(total, packed, add=place > 0)
-                check_fixed_point(largest, most=self._most(contribution.num_microbatches))
-            bound += largest
-            if bound > MAX_SUM and largest_magnitude([total]) > MAX_SUM:  # the second only where the first touches
-                raise Overflow("contributions exceed what a step's microbatches can sum to")
+                codecs.add_decoded(total, _checked(contribution, num_elements, codec))
+        if not largest_magnitude([total]) <= MAX_MAGNITUDE:  # NaN, too: two infinities against each other
+            # Sum first, and look for a culprit only if the sum is off.
+            self._find_too_large(contributions, num_elements, codec)
         return total
 
     def _find_too_large(self, contributions: Sequence[Contribution], num_elements: int, codec: str) -> None:
         """Raises BadMessage for the first member whose microbatches cannot have summed to what it sent."""
         for contribution in contributions:
-            largest = largest_magnitude([self._open(contribution, num_elements, codec)])
+            largest = largest_magnitude([_open(contribution, num_elements, codec)])
             if largest > MAX_MAGNITUDE * contribution.num_microbatches:
                 raise BadMessage(RejectCode.MALFORMED, "larger than any gradient", peer=contribution.peer)
 
-    def _open(self, contribution: Contribution, num_elements: int, codec: str) -> Tensor:
-        with _named(contribution):
-            return codecs.decode(self._checked(contribution, num_elements, codec))
 
-    @staticmethod
-    def _checked(contribution: Contribution, num_elements: int, codec: str) -> Packed:
-        packed = contribution.packed
-        if packed.codec != codec:
-            raise BadMessage(RejectCode.MALFORMED, f"not the run's codec: {packed.codec[:32]}")
-        codecs.check_packed(packed, expect_shape=(num_elements,))
-        return packed
+def integer_sum(
+    contributions: Sequence[Contribution], num_elements: int, *, codec: str, most: Callable[[int], int]
+) -> Tensor:
+    """The sum of one part: int64 [num_elements].
+
+    codec: of contributions. most: the largest magnitude that so many microbatches can have in a sum. Raises BadMessage,
+    which names the peer, and Overflow.
+    """
+    _check_weights(contributions)
+    total, bound = torch.zeros(num_elements, dtype=torch.int64), 0
+    for place, contribution in enumerate(contributions):
+        with _named(contribution):
+            packed = _checked(contribution, num_elements, codec)
+            largest = codecs.decode_integers(total, packed, add=place > 0)
+            check_fixed_point(largest, most=most(contribution.num_microbatches))
+        bound += largest
+        if bound > MAX_SUM and largest_magnitude([total]) > MAX_SUM:  # the second only where the first touches
+            raise Overflow("contributions exceed what a step's microbatches can sum to")
+    return total
+
+
+def _check_weights(contributions: Sequence[Contribution]) -> None:
+    for contribution in contributions:
+        if contribution.num_microbatches < 1:
+            raise BadMessage(RejectCode.MALFORMED, "a contribution without microbatches", peer=contribution.peer)
+
+
+def _open(contribution: Contribution, num_elements: int, codec: str) -> Tensor:
+    with _named(contribution):
+        return codecs.decode(_checked(contribution, num_elements, codec))
+
+
+def _checked(contribution: Contribution, num_elements: int, codec: str) -> Packed:
+    packed = contribution.packed
+    if packed.codec != codec:
+        raise BadMessage(RejectCode.MALFORMED, f"not the run's codec: {packed.codec[:32]}")
+    codecs.check_packed(packed, expect_shape=(num_elements,))
+    return packed
 
 
 @contextlib.contextmanager

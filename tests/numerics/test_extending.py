@@ -63,7 +63,7 @@ def test_the_codec_keeps_the_laws_and_trains() -> None:
 
 @pytest.mark.usefixtures("acme")
 def test_the_reducer_leaves_the_liar_out() -> None:
-    reducer = PartReducer(Averaging(sync="local", codec="fp32", reducer="acme.quiet"), fixed_point=False)
+    reducer = PartReducer(Averaging(sync="local", codec="fp32", reducer="acme.quiet"))
     honest = [torch.full((8,), 1.0 + 0.1 * number) for number in range(4)]
     given = [
         Contribution(PeerId(name), 1, codecs.encode("fp32", vector))

@@ -17,17 +17,18 @@ import pytest
 import torch
 from benchmark_modules import load
 from stage_chain import StageChain, compute_thread, tiny
+from torch import Tensor
 from torch.nn.attention import SDPBackend
 
 from swarmnet.errors import DeviceFull, UsageError
 from swarmnet.manifest.schema import Averaging, Optimizer
+from swarmnet.messages import Packed
 from swarmnet.peer.engines import probed_apart
 from swarmnet.peer.memory_fit import free_on_gpus
 from swarmnet.ranks.device_backend import DeviceBackend
 from swarmnet.ranks.supervisor import RankGroup
 from swarmnet.stage.optimizer import StageOptimizer, adamw, probe
 from swarmnet.stage.passes import MemoryPolicy, attention_kernels
-from swarmnet.sums.sum_codec import SumCodec
 from swarmnet.wire import codecs
 from tests.contracts.comm_contract import CHECKS
 
@@ -224,6 +225,7 @@ def test_updates_in_host_memory_take_all_cores_and_give_them_back(
         Averaging(codec="small"),
         Averaging(codec="small", sync="overlap", overlap_after=0),
         Averaging(codec="int8", sync="local", inner_steps=1, outer_warmup_steps=1),
+        Averaging(codec="nf4", sync="local", inner_steps=1, outer_warmup_steps=1),
     ],
     ids=lambda averaging: f"{averaging.sync}-{averaging.codec}",
 )
@@ -261,17 +263,23 @@ def test_a_contribution_is_encoded_where_the_accumulator_is(
     device: str, codec: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With the bytes that the CPU makes of it."""
-    total = (torch.randn(70_001, generator=torch.Generator().manual_seed(5)) * 40).to(torch.int64)
-    total[::1000] <<= 40
-    said = SumCodec(codec, [("w", (70_001,))], 70_001, device=torch.device("cpu"))
-    plain = bytes(said.contribution(total, 1, 70_001, voids=0).data)
     asked = []
     encode = codecs.encode
-    monkeypatch.setattr(
-        codecs, "encode", lambda name, piece, **how: asked.append(piece.device.type) or encode(name, piece, **how)
-    )
-    assert bytes(said.contribution(total.to(device), 1, 70_001, voids=0).data) == plain
-    assert asked == [device]
+
+    def noted(name: str, piece: Tensor, **how: bool) -> Packed:
+        asked.append((piece.device.type, bytes(encode(name, piece.cpu(), **how).data)))
+        return encode(name, piece, **how)
+
+    async def contributed() -> bytes:
+        async with compute_thread() as compute:
+            chain = StageChain(tiny(1, averaging=Averaging(codec=codec)), compute, device=device)
+            await chain.compute(random.Random(0), 0)
+            monkeypatch.setattr(codecs, "encode", noted)
+            sums = chain.engines[0][0].sums
+            return bytes((await sums.contribution(1, sums.num_elements)).data)
+
+    found = asyncio.run(contributed())
+    assert asked == [(device, found)]
 
 
 @pytest.mark.gpu

@@ -570,7 +570,7 @@ def test_a_lost_sum_is_refused_until_it_is_voided() -> None:
         with pytest.raises(Refused) as refused:
             await engine.sums.contribution(0, engine.sums.num_elements)
         assert refused.value.code is RejectCode.NOT_READY
-        engine.void(0, lost=True)
+        engine.void(0)
         with pytest.raises(Refused):
             await engine.sums.contribution(0, engine.sums.num_elements)  # of the round that it was to be in
         await engine.sums.open_round(RoundId(ROUND.ballot, 1))

@@ -50,7 +50,7 @@ LOCAL: dict[str, Any] = {"sync": "local", "inner_steps": 1, "outer_warmup_steps"
 class Counted:
     """A sum of gradients that is there, whichever step's."""
 
-    voids = revoked = 0
+    voids = 0
 
     def __init__(self, flat: torch.Tensor) -> None:
         self._flat = flat

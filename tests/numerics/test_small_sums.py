@@ -13,6 +13,7 @@ from swarmnet.peer.engines import torch_engine
 from swarmnet.ranks.device_backend import DeviceBackend
 from swarmnet.stage.rounding import LIMIT, Roundings, SmallRounding
 from swarmnet.stage.seams import Contribution
+from swarmnet.sums import step_sum
 from swarmnet.wire import codecs
 from tests.contracts.thread_comm import run_mesh
 
@@ -74,7 +75,7 @@ def test_the_sum_of_one_contribution_is_made_without_decoding_it_and_has_its_bit
             # And so are mine beside somebody else's.
             both = await sums.reduce([Contribution(PeerId(name), 1, mine) for name in ("me", "other")], 0, size)
             assert torch.equal(codecs.decode(both.packed), 2 * held)
-            monkeypatch.setattr(sums, "_reducer", None)
+            monkeypatch.setattr(step_sum, "integer_sum", None)
             found = await sums.reduce([Contribution(PeerId("me"), 1, mine)], 0, size)
             assert (found.packed.codec, bytes(found.packed.data)) == (
                 expected.packed.codec,

@@ -65,18 +65,8 @@ class Vector:
         self.me, self.values, self.work, self.sum = me, values, work, dict[int, int]()
         self.num_elements, self.phases, self.private_phases = len(values), phases, private_phases
         self.sum_elements = sum(phases[private_phases:])
-        self.said: set[tuple[int, int]] = set()
-        self.made: set[tuple[int, int, int]] = set()
-        self.round_id: RoundId | None = None
 
-    async def open_round(
-        self, round_id: RoundId, *, resent: bool = False, kept: Collection[tuple[int, int, int]] = ()
-    ) -> None:
-        self.resent, self.kept = resent, set(kept)
-        if round_id != self.round_id:
-            self.said = self.said if resent else set()
-            self.made &= self.kept
-        self.round_id = round_id
+    async def open_round(self, round_id: RoundId) -> None: ...
 
     async def open_sum(self) -> None:
         self.sum = {}
@@ -84,14 +74,12 @@ class Vector:
     async def contribution(self, start: int, stop: int, reference: bytes = b"") -> Packed:
         await asyncio.sleep(0.001)
         self.work.read[self.me] += stop - start
-        self.said.add((start, stop))
         return pack(self.values[start:stop])
 
     async def reduce(self, contributions: Sequence[Contribution], start: int, stop: int, *, hop: int) -> Reduced:
         await asyncio.sleep(0.001)
         self.work.reduced.setdefault(hop, Counter()).update(range(start, stop))
         self.work.by.setdefault(hop, Counter())[self.me] += stop - start
-        self.made.add((hop, start, stop))
         assert all(contribution.num_microbatches > 0 for contribution in contributions)
         columns = [unpack(contribution.packed) for contribution in contributions]
         return Reduced(pack([sum(column) for column in zip(*columns, strict=True)]))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 import torch
 from hypothesis import given, settings
@@ -13,23 +11,16 @@ from swarmnet.averaging.parts import LEAST_CHUNK, chunks, parts
 from swarmnet.sums.sum_codec import SumCodec
 from swarmnet.wire import codecs
 
-PARAMETERS = [
-    ("embed", (997, 129)),
-    ("norm.weight", (777,)),
-    ("up", (311, 300)),
-    ("down", (30, 30)),
-    ("head", (129, 99)),
-]
-TOTAL = sum(math.prod(shape) for _, shape in PARAMETERS)
+TOTAL = 236_361
 VECTOR = torch.randn(TOTAL, generator=torch.Generator().manual_seed(7)) * torch.linspace(0.001, 9, TOTAL)
-CODECS = ["fp32", "bf16", "fp16", "int8", "bnb8", "nf4", "topk:0.05", "auto", "auto:nf4", "auto:fp16"]
+CODECS = ["fp32", "fp16", "int8", "nf4"]
 
 
 def decoded(codec: SumCodec, cut: list[tuple[int, int]], *, reduced: bool) -> torch.Tensor:
     pieces = []
     for start, stop in cut:
         piece = VECTOR[start:stop].clone()
-        packed = codec.sum(piece, start, voids=0) if reduced else codec.contribution(VECTOR, start, stop, voids=0)
+        packed = codec.sum(piece, start) if reduced else codec.contribution(VECTOR, start, stop)
         pieces.append(codecs.decode(packed))
     return torch.cat(pieces)
 
@@ -38,10 +29,10 @@ def decoded(codec: SumCodec, cut: list[tuple[int, int]], *, reduced: bool) -> to
 @settings(deadline=None, max_examples=8, derandomize=True)
 @given(st.lists(st.integers(0, 1000), min_size=1, max_size=6))
 def test_no_bit_depends_on_the_cut(name: str, bandwidths: list[int]) -> None:
-    codec = SumCodec(name, PARAMETERS, TOTAL, device=torch.device("cpu"))
+    codec = SumCodec(name, TOTAL, device=torch.device("cpu"))
     cut = [
         chunk
-        for start, stop in parts(TOTAL, bandwidths, block=codec.block)
+        for start, stop in parts(TOTAL, bandwidths, block=codecs.find(name).block)
         if start < stop
         for chunk in chunks(start, stop, LEAST_CHUNK)
     ]

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swarmnet.averaging import parts
-from swarmnet.averaging.grid import grid_of, groups, partners
+from swarmnet.averaging.grid import grid_of, partners
 from swarmnet.errors import Refused
 from swarmnet.messages import Accepted, Answer, Part, Round
 
@@ -136,7 +136,7 @@ def test_a_sum_is_never_used_for_other_contributions() -> None:
     play(story)
 
 
-def test_a_sum_is_kept_for_the_very_next_round_only() -> None:
+def test_a_sum_is_kept_over_a_round_that_nobody_has_heard_of() -> None:
     members = Members(16, 160, group_size=4)
 
     async def story() -> None:
@@ -145,9 +145,8 @@ def test_a_sum_is_kept_for_the_very_next_round_only() -> None:
         members.round()  # one that these members have never heard of
         members.work.clear()
         members.check(await members.sum(members.round()))
-        assert members.kept() == {}
-        assert members.work.reduced[0] == Counter(dict.fromkeys(range(160), 4))
-        assert all(members.engines[peer].resent for peer in members.peers if peer not in members.peers[4:8])
+        assert members.kept().keys() == set(members.peers) - set(members.peers[4:8])
+        assert members.work.reduced[0] == Counter(range(160))
 
     play(story)
 
@@ -243,12 +242,8 @@ def test_a_round_that_is_tried_again_goes_on_where_it_was(num: int) -> None:
 
 @settings(max_examples=25)
 @given(st.integers(2, 14), st.integers(2, 5), st.integers(0, 10**6))
-def test_what_counts_as_sent_is_what_was_summed_whatever_came_between(num: int, size: int, seed: int) -> None:
-    """Rounds that some have not heard of, or that break off anywhere; members lost, voided, and rounds tried again.
-
-    In the end everybody's contribution must count as sent, all of it and in the pieces that were summed, and every sum
-    that anybody made in this round as made in this round: that is what error feedback owes by.
-    """
+def test_the_sum_is_of_what_is_held_in_the_end_whatever_came_between(num: int, size: int, seed: int) -> None:
+    """Rounds that some have not heard of, or that break off anywhere; members lost, voided, and rounds tried again."""
     members, rng = Members(num, 120, group_size=size, seed=seed), random.Random(seed)
 
     async def story() -> None:
@@ -265,19 +260,6 @@ def test_what_counts_as_sent_is_what_was_summed_whatever_came_between(num: int, 
             if event != "heard again":
                 current = members.round()
         members.check(await members.sum(current))
-        for peer in members.alive:
-            plan = groups(peer, current, (0, 120), group_size=size)
-            pieces = {chunk for _, cut in plan[0].chunks for chunk in cut}
-            if members.held[peer]:
-                assert members.engines[peer].said == pieces
-            assert members.engines[peer].made == {
-                (group.hop, *chunk)
-                for group in plan
-                if group.speakers
-                for who, cut in group.chunks
-                if who == peer
-                for chunk in cut
-            }
 
     play(story)
 

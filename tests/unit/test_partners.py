@@ -34,7 +34,7 @@ MODEL = Model(hidden_size=8, intermediate_size=8, num_layers=1, num_heads=1, num
 class Gradient:
     """What a replica has counted: its own microbatch, another gradient each time."""
 
-    voids = revoked = 0
+    voids = 0
 
     def __init__(self, place: int) -> None:
         self.place = place

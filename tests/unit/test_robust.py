@@ -288,7 +288,7 @@ def test_the_rules_clip_at_a_factor_of_the_lower_median() -> None:
 
 
 def reducer(name: str, codec: str = "fp32", **fields: float) -> PartReducer:
-    return PartReducer(Averaging(codec=codec, reducer=name, **fields), fixed_point=False)
+    return PartReducer(Averaging(codec=codec, reducer=name, **fields))
 
 
 def packed(tensor: Tensor, codec: str = "fp32") -> Packed:

@@ -23,7 +23,7 @@ from swarmnet.stage.rounding import (
     next_scales,
 )
 from swarmnet.stage.seams import Contribution
-from swarmnet.sums.reducer import PartReducer
+from swarmnet.sums.reducer import integer_sum
 from swarmnet.wire import codecs
 
 PARAMETERS = [("embed.weight", (40, 16)), ("norm.weight", (24,)), ("layer.weight", (12, 33))]
@@ -188,14 +188,14 @@ def norm_of(scales, totals) -> float:
 
 
 def test_nobody_adds_more_than_its_microbatches_can():
-    reducer = PartReducer(Averaging(codec="small"), fixed_point=True, most=grid_of(FIRST).most)
     sums = torch.tensor([3, -2 * LIMIT, 0]), torch.tensor([1, 2 * LIMIT + 1, 0])
     honest, liar = (
         Contribution(PeerId(name), 2, codecs.encode("small", total)) for name, total in zip("hl", sums, strict=True)
     )
-    assert reducer([honest, honest], 3)[0].tolist() == [6, -4 * LIMIT, 0]
+    most = grid_of(FIRST).most
+    assert integer_sum([honest, honest], 3, codec="small", most=most).tolist() == [6, -4 * LIMIT, 0]
     with pytest.raises(BadMessage) as refused:
-        reducer([honest, liar], 3)
+        integer_sum([honest, liar], 3, codec="small", most=most)
     assert refused.value.facts["peer"] == "l"
 
 

@@ -156,7 +156,7 @@ def test_an_applying_step_leaves_the_next_one_to_begin_again() -> None:
     table.finish_all()
     table.later["A"].clear()
     actions = table.members["A"].sums_lost()
-    assert [action for action in actions if isinstance(action, act.Void)] == [act.Void(1, lost=True)]
+    assert [action for action in actions if isinstance(action, act.Void)] == [act.Void(1)]
     table.do("A", actions)
     table.settle()
     table.apply()
@@ -169,9 +169,9 @@ def test_what_is_void_says_whether_it_was_lost_or_does_not_count() -> None:
     table.execute("A", 0)
     member = table.members["A"]
     voids = [action for action in member.sums_lost() if isinstance(action, act.Void)]
-    assert voids == [act.Void(0, lost=True), act.Void(1, lost=True)]
+    assert voids == [act.Void(0), act.Void(1)]
     voids = [action for action in member.add(0, 1) if isinstance(action, act.Void)]  # nobody has granted it
-    assert voids == [act.Void(0, lost=False)]
+    assert voids == [act.Void(0)]
 
 
 def test_a_round_that_names_the_lost_generation_gets_nothing() -> None:

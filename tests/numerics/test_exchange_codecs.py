@@ -1,0 +1,288 @@
+"""Whole rounds under every averaging codec, real engines and exchanges in one process, in one group and over a grid:
+equal bits, nothing lost, retries too."""
+
+# ruff: noqa: ASYNC110  (real compute threads say nothing when they are done with a chunk)
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection
+from dataclasses import replace
+
+import pytest
+import torch
+from stage_chain import Direct, commit, compute_thread, tiny
+from torch import Tensor
+
+from swarmnet.averaging.exchange import Exchange
+from swarmnet.averaging.grid import grid_of
+from swarmnet.engine.compute_thread import ComputeThread
+from swarmnet.engine.torch_engine import TorchEngine
+from swarmnet.errors import BadMessage
+from swarmnet.ids import Ballot, Chain, Generation, PeerId, RoundId
+from swarmnet.manifest.schema import Averaging, Manifest, Model
+from swarmnet.messages import Finished, Part, Round, Stamp
+from swarmnet.peer.engines import torch_engine
+from swarmnet.ranks.device_backend import DeviceBackend
+from swarmnet.stage.rounding import NoRounding
+from swarmnet.sums.feedback import Feedback
+from swarmnet.sums.local_sum import LocalSum
+
+MODEL = Model(
+    vocab_size=64, hidden_size=64, intermediate_size=112, num_layers=2, num_heads=4, num_kv_heads=4, head_dim=16
+)
+STAMP, TOKENS = Stamp(1, 0, Chain("00" * 32)), 10
+ONE, GRID = (3,), (3, 2, 2)
+"""Rows of a round."""
+
+
+def peers_of(rows: tuple[int, ...]) -> tuple[PeerId, ...]:
+    return tuple(map(PeerId, "abcdefg"[: sum(rows)]))
+
+
+def round_of(
+    number: int, rows: tuple[int, ...], receivers: Collection[PeerId] = (), idle: Collection[PeerId] = ()
+) -> Round:
+    everybody = peers_of(GRID)
+    ballot, receivers = Ballot(1, everybody[0]), tuple(receivers or peers_of(rows))
+    shares = tuple(
+        (peer, Generation(1, 0), frozenset() if peer in idle else frozenset({everybody.index(peer)}))
+        for peer in receivers
+    )
+    return Round(STAMP, ballot, RoundId(ballot, number), shares, receivers, (), rows=rows, columns=2)
+
+
+class Members(Direct):
+    """Replicas of one stage that call each other directly. `fails` says which calls break.
+
+    Each has its own integers in the accumulator or, with local sync, its own pseudo-gradient.
+    """
+
+    def __init__(self, manifest: Manifest, compute: ComputeThread, peers: Collection[PeerId]) -> None:
+        self.manifest, self.compute = manifest, compute
+        self.fails: Callable[[PeerId, Part], bool] = lambda peer, part: False
+        self.engines: dict[PeerId, TorchEngine] = {}
+        self.exchanges: dict[PeerId, Exchange] = {}
+        self.vectors: dict[PeerId, Tensor] = {}
+        self.heard: list[tuple[PeerId, str]] = []
+        for peer in peers:
+            engine = torch_engine(manifest, 0, compute, DeviceBackend(manifest.of_stage(0)))
+            self.engines[peer] = engine
+            self.exchanges[peer] = Exchange(
+                peer,
+                engine.sums,
+                self,
+                num_tokens=TOKENS,
+                group_size=3,
+                running_s=0.05,
+                on_event=lambda event, fields, peer=peer: self.heard.append((peer, event)),
+            )
+
+    async def begin(self) -> Members:
+        """At version 1: no outer step is in step 0."""
+        for place, (peer, engine) in enumerate(self.engines.items()):
+            await engine.restore(await engine.snapshot(), version=0, becomes=STAMP.step)
+            self.vectors[peer] = self.fill(engine, place)
+        return self
+
+    @staticmethod
+    def fill(engine: TorchEngine, place: int) -> Tensor:
+        """Returns what it contributes."""
+        size, seeded = engine.sums.num_elements, torch.Generator().manual_seed(place)
+        accumulator, step = engine._accumulators[0], STAMP.step
+        if not isinstance(engine.sums, LocalSum):
+            held = accumulator.read(step)
+            return held.copy_((torch.randn(size, generator=seeded) * 1000).long())
+        assert accumulator.add([torch.zeros(size)], NoRounding(), step=step, index=0, voids=engine.voids(step))
+        outer = engine._state.outer
+        assert outer is not None
+        for weight in engine._state.newest:
+            with torch.no_grad():
+                weight.sub_(torch.randn(weight.shape, generator=seeded) * 10.0**place)
+        return outer.vector(0, size)
+
+    async def sum(self, current: Round) -> Finished:
+        async with asyncio.TaskGroup() as group:
+            tasks = [
+                group.create_task(self.exchanges[peer].sum(current, dict.fromkeys(indexes, (1.0, TOKENS))))
+                for peer, _, indexes in current.contributions
+            ]
+        assert len({task.result() for task in tasks}) == 1
+        assert len({self.total(peer).numpy().tobytes() for peer in current.receivers}) == 1
+        return tasks[0].result()
+
+    def close(self) -> None:
+        for exchange in self.exchanges.values():
+            exchange.close()
+        self.fails = lambda peer, part: False
+
+    async def apply(self, finished: Finished, peers: Collection[PeerId] = ()) -> None:
+        done = replace(commit(0, STAMP.step, finished.digest, 1.0, TOKENS, finished.grad_sq_norm), id=finished.id)
+        for peer in peers or self.engines:
+            await self.engines[peer].apply([done])
+
+    def total(self, peer: PeerId) -> Tensor:
+        sums = self.engines[peer].sums
+        return (sums._exchanged if isinstance(sums, LocalSum) else sums._sum).flat
+
+    def feedback(self, peer: PeerId) -> Feedback:
+        feedback = self.engines[peer].sums.codec.feedback
+        assert feedback is not None
+        return feedback
+
+    def residuals(self) -> list[Tensor]:
+        return [self.feedback(peer).residual.clone() for peer in self.engines]
+
+
+def run_of(codec: str, microbatches: int) -> Manifest:
+    local = codec not in ("int64", "small")
+    sync = {"sync": "local", "inner_steps": 1, "outer_warmup_steps": 0} if local else {}
+    averaging = Averaging(codec=codec, **sync)
+    return tiny(
+        1, mode="fp32" if local else "deterministic", model=MODEL, microbatches=microbatches, averaging=averaging
+    )
+
+
+def play(codec: str, rows: tuple[int, ...], story: Callable[[Members], object]) -> None:
+    async def whole() -> None:
+        peers = peers_of(rows)
+        async with compute_thread() as compute, asyncio.timeout(60):
+            await story(await Members(run_of(codec, len(peers)), compute, peers).begin())
+
+    asyncio.run(whole())
+
+
+@pytest.mark.parametrize("rows", [ONE, GRID], ids=["one group", "grid"])
+@pytest.mark.parametrize(
+    ("codec", "near"), [("int64", 0.0), ("small", 0.0), ("fp32", 1e-6), ("fp16", 1e-3), ("int8", 2e-2), ("nf4", 0.25)]
+)
+def test_all_hold_the_same_sum_and_it_is_near(codec: str, near: float, rows: tuple[int, ...]) -> None:
+    async def story(members: Members) -> None:
+        finished = await members.sum(round_of(1, rows))
+        assert finished.num_tokens == sum(rows) * TOKENS
+        exact = sum(vector.double() for vector in members.vectors.values())
+        assert (members.total(PeerId("a")).double() - exact).norm() <= near * exact.norm()
+
+    play(codec, rows, story)
+
+
+@pytest.mark.parametrize(("rows", "idle"), [(ONE, "b"), (GRID, "")], ids=["one group", "grid"])
+def test_what_is_not_in_the_sum_is_owed(rows: tuple[int, ...], idle: str) -> None:
+    """On any hop, and also where one replica contributes nothing and only reduces."""
+
+    async def story(members: Members) -> None:
+        finished = await members.sum(round_of(1, rows, idle=tuple(map(PeerId, idle))))
+        assert not any(bool(residual.any()) for residual in members.residuals()), "not applied yet"
+        total = members.total(PeerId("a")).double()
+        await members.apply(finished)
+        computed = sum(vector.double() for peer, vector in members.vectors.items() if peer not in idle)
+        owed = sum(residual.double() for residual in members.residuals())
+        assert (total + owed - computed).norm() <= 1e-5 * computed.norm() and owed.norm() > 1e-3 * computed.norm()
+
+    play("nf4", rows, story)
+
+
+def test_a_round_that_is_abandoned_half_way_changes_nothing() -> None:
+    """The first round breaks at its end, the second is of two, the third of all three is applied."""
+
+    async def story(members: Members) -> None:
+        last = members.engines[PeerId("a")].sums.phases[0] - 1
+        members.fails = lambda peer, part: part.kind == "reduced" and part.stop > last
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.5):
+                await members.sum(round_of(1, ONE))
+        members.close()
+        await members.sum(round_of(2, (2,), peers_of((2,))))
+        finished = await members.sum(round_of(3, ONE))
+        total = members.total(PeerId("a")).clone()
+        await members.apply(finished)
+
+        undisturbed = await Members(members.manifest, members.compute, peers_of(ONE)).begin()
+        expected = await undisturbed.sum(round_of(3, ONE))
+        assert expected == finished and torch.equal(undisturbed.total(PeerId("a")), total)
+        await undisturbed.apply(expected)
+        assert all(map(torch.equal, members.residuals(), undisturbed.residuals()))
+
+    play("nf4", ONE, story)
+
+
+def test_a_collected_sum_of_a_round_i_took_part_in_counts_as_sent() -> None:
+    async def story(members: Members) -> None:
+        finished = await members.sum(round_of(1, ONE))
+        late, holder = members.engines[PeerId("c")].sums, members.engines[PeerId("a")].sums
+        await late.install([await holder.finished_sum(0, holder.sum_elements)])
+        await members.apply(finished)
+        assert bool(members.feedback(PeerId("c")).residual.any())
+
+    play("nf4", ONE, story)
+
+
+def test_what_is_owed_survives_a_restart_of_its_replica() -> None:
+    async def story(members: Members) -> None:
+        await members.apply(await members.sum(round_of(1, ONE)))
+        old = members.engines[PeerId("a")]
+        state, (version, owed) = await old.snapshot(), await old.sums.memory()
+        assert version == STAMP.step + 1 and owed is not None
+        new = torch_engine(members.manifest, 0, members.compute, DeviceBackend(members.manifest.of_stage(0)))
+        with pytest.raises(BadMessage, match="not the snapshot asked for"):
+            await new.sums.recall(owed)  # not before its state is back
+        await new.restore(state, version=version)
+        assert not bool(new.sums.codec.feedback.residual.any())
+        await new.sums.recall(owed)
+        assert torch.equal(new.sums.codec.feedback.residual, members.feedback(PeerId("a")).residual)
+        assert bytes((await new.sums.memory())[1]) == bytes(owed)
+        await new.restore(state, version=version)  # other state: what was owed was owed by another past
+        assert not bool(new.sums.codec.feedback.residual.any())
+
+    play("nf4", ONE, story)
+
+
+@pytest.mark.parametrize("codec", ["small", "int64", "int8", "fp32"])
+def test_codecs_that_owe_nothing_save_nothing(codec: str) -> None:
+    async def story(members: Members) -> None:
+        assert (await members.engines[PeerId("a")].sums.memory())[1] is None
+
+    play(codec, (1,), story)
+
+
+@pytest.mark.parametrize("codec", ["small", "int64"])
+def test_a_finished_sum_is_handed_on_in_any_pieces(codec: str) -> None:
+    async def story(members: Members) -> None:
+        finished = await members.sum(round_of(1, ONE))
+        holder, late = (members.engines[peer].sums for peer in peers_of((2,)))
+        edge, end = 256, holder.num_elements
+        pieces = [await holder.finished_sum(0, edge), await holder.finished_sum(edge, end)]
+        assert await late.install(pieces) == (finished.digest, finished.grad_sq_norm)
+        assert sum(piece.num_bytes for piece in pieces) <= 2 * end, "of 13 bits each"
+        unpacked = [await late.unpack(piece) for piece in pieces]
+        assert await late.install(unpacked) == (finished.digest, finished.grad_sq_norm)
+
+    play(codec, ONE, story)
+
+
+def test_sums_of_the_round_before_are_kept_where_their_row_has_lost_nobody() -> None:
+    """A member of the last row is lost while the rows' sums are summed: the other rows' stand."""
+
+    async def story(members: Members) -> None:
+        peers = peers_of(GRID)
+        lost, left, first = peers[6], peers[:6], round_of(1, GRID)
+        members.fails = lambda peer, part: peer == lost and part.hop == 1
+        running = asyncio.ensure_future(members.sum(first))
+        while not all(members.exchanges[peer]._open for peer in peers[:5]):
+            await asyncio.sleep(0.01)
+        rows = {peer: members.exchanges[peer]._open[0] for peer in peers[:5]}
+        wanted = {peer: len(cut) for peer, row in rows.items() for who, cut in row.group.chunks if who == peer}
+        while not all(len(rows[peer].done) == wanted[peer] for peer in wanted):
+            await asyncio.sleep(0.01)
+        running.cancel()
+        await asyncio.wait([running])
+        members.close()
+        await members.sum(round_of(2, (3, 2, 1), left))
+        assert {peer for peer, event in members.heard if event == "sums_kept"} == set(wanted) != set()
+        assert torch.equal(members.total(left[0]), sum(members.vectors[peer] for peer in left))
+
+    play("small", GRID, story)
+
+
+def test_rows_of_these_rounds_are_what_the_tests_say() -> None:
+    assert [len(row) for row in grid_of(round_of(1, GRID)).rows] == list(GRID)
