@@ -8,7 +8,6 @@
     nf4      4-bit NormalFloat                  1/2 + 4 per 64             codec_blocks
     topk:F   the largest of each block          about 6 F                  codec_sparse
     sparse   all but zeros, exact               at most 4 1/8              codec_sparse
-    mixed    run after run under other codecs   at most about 4            codec_mixed
     int64, int32, uint8                         exact integers             codec_casts
     small    exact integers, by blocks          bits of the largest in 64   codec_planes
 
@@ -43,7 +42,6 @@ from swarmnet.messages import Packed
 from swarmnet.wire.codec import MAX_BLOCK, Codec, malformed, memory, non_finite, num_elements
 from swarmnet.wire.codec_blocks import BLOCKWISE
 from swarmnet.wire.codec_casts import CASTS, Cast
-from swarmnet.wire.codec_mixed import Mixed, Run
 from swarmnet.wire.codec_planes import Planes
 from swarmnet.wire.codec_sparse import Sparse, topk
 
@@ -53,7 +51,7 @@ if TYPE_CHECKING:
 # ---------------------------------------------------------------- by name
 
 
-_PLAIN: dict[str, Codec] = {codec.name: codec for codec in (*CASTS, *BLOCKWISE, Sparse(), Mixed(), Planes())}
+_PLAIN: dict[str, Codec] = {codec.name: codec for codec in (*CASTS, *BLOCKWISE, Sparse(), Planes())}
 _MAX_CHARACTERS = 32
 _used: dict[str, Codec] = {}
 
@@ -177,16 +175,7 @@ def encode(name: str, tensor: torch.Tensor, *, apart: bool = False) -> Packed:
     codec's range become its largest value. Raises BadMessage(NON_FINITE) if a float is NaN or infinite, TypeError for a
     wrong dtype.
     """
-    return _encode(find(name), tensor, apart=apart)
-
-
-def encode_runs(runs: Sequence[Run], tensor: torch.Tensor) -> Packed:
-    """Encode a float tensor under `mixed`: (codec, number of elements) of each run of its flat form, covering it."""
-    return _encode(Mixed(tuple(runs)), tensor, apart=False)
-
-
-def _encode(codec: Codec, tensor: torch.Tensor, *, apart: bool) -> Packed:
-    source = tensor.detach()
+    codec, source = find(name), tensor.detach()
     shape = tuple(source.shape)
     num_elements(shape)
     if not (source.is_floating_point() if codec.dtype == "float32" else source.dtype == _dtype(codec)):

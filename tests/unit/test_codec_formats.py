@@ -15,7 +15,6 @@ from swarmnet.errors import BadMessage, RejectCode
 from swarmnet.messages import Packed
 from swarmnet.wire import codecs
 from swarmnet.wire.codec_blocks import BNB8, NF4, dynamic_map
-from swarmnet.wire.codec_mixed import MEMBERS
 from swarmnet.wire.codec_sparse import BLOCK
 
 MAX32 = torch.finfo(torch.float32).max
@@ -242,51 +241,3 @@ def test_sparse_refuses_what_no_encoder_writes(packed: Packed, code: RejectCode 
         assert codecs.decode(packed).sum() == len(codecs.decode(packed).nonzero())
     else:
         assert refusal(packed) is code
-
-
-# ---------------------------------------------------------------- mixed
-
-
-def test_mixed_bytes() -> None:
-    runs = [("fp32", 2), ("bf16", 0), ("int8", 1), ("int8", 2)]
-    packed = codecs.encode_runs(runs, torch.tensor([1.0, 2, 3, 4, 4]))
-    head = struct.pack("<4Q", 3, 2 << 8 | 0, 1 << 8 | 3, 2 << 8 | 3)
-    bodies = struct.pack("<2f", 1, 2) + struct.pack("<fb3x", 3, 127) + struct.pack("<f2b2x", 4, 127, 127)
-    assert bytes(packed.data) == head + bodies
-    assert codecs.decode(packed).tolist() == [1, 2, 3, 4, 4]
-
-
-@settings(deadline=None)
-@given(st.lists(st.tuples(st.sampled_from([codec.name for codec in MEMBERS]), st.integers(0, 700)), max_size=4))
-def test_every_run_is_as_it_is_alone(runs: list[tuple[str, int]]) -> None:
-    x = random(sum(size for _, size in runs))
-    pieces = torch.split(x, [size for _, size in runs]) if runs else []
-    expected = [codecs.decode(codecs.encode(name, piece)) for (name, _), piece in zip(runs, pieces, strict=True)]
-    assert torch.equal(codecs.decode(codecs.encode_runs(runs, x)), torch.cat([*expected, x[:0]]))
-
-
-def mixed(words: list[int], data: bytes, size: int) -> Packed:
-    return Packed("mixed", (size,), struct.pack(f"<{len(words)}Q", *words) + data)
-
-
-@pytest.mark.parametrize(
-    ("packed", "code"),
-    [
-        (mixed([1, 2 << 8 | 6], bytes(8), 2), RejectCode.MALFORMED),  # no such codec
-        (mixed([1, 3 << 8], bytes(16), 2), RejectCode.MALFORMED),  # more elements
-        (mixed([2, 2 << 8, 0 << 8 | 1], bytes(8), 2), RejectCode.MALFORMED),  # an empty run
-        (mixed([1, 2 << 8], bytes(12), 2), RejectCode.MALFORMED),  # longer
-        (mixed([1, 2 << 8 | 1], bytes(4) + b"\x01" + bytes(3), 2), RejectCode.MALFORMED),
-        (mixed([5, *[1 << 8] * 5], bytes(40), 5), RejectCode.MALFORMED),  # too many runs
-        (mixed([1 << 60], b"", 2), RejectCode.MALFORMED),
-        (mixed([1], b"", 2), RejectCode.MALFORMED),
-        (mixed([2, 1 << 8, 1 << 8 | 1], struct.pack("<f4xH6x", 1.0, 0x7F80), 2), RejectCode.NON_FINITE),
-    ],
-)
-def test_mixed_refuses_what_no_encoder_writes(packed: Packed, code: RejectCode) -> None:
-    assert refusal(packed) is code
-
-
-def test_runs_that_do_not_fit_are_our_own_bug() -> None:
-    with pytest.raises(ValueError, match="do not fit"):
-        codecs.encode_runs([("fp32", 2)], torch.zeros(3))

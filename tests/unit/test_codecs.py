@@ -16,14 +16,10 @@ from swarmnet.errors import BadMessage, Overflow, RejectCode
 from swarmnet.messages import Packed
 from swarmnet.wire import codecs
 from swarmnet.wire.codec import is_finite
-from swarmnet.wire.codec_contract import LAWS, Subject, pieces_decode_as_the_whole, subject
-from swarmnet.wire.codec_mixed import MEMBERS, Mixed
+from swarmnet.wire.codec_contract import LAWS
 
 SIZES = (0, 1, 63, 64, 255, 256, 257, 1000)
-FLOATS = (
-    *(name for name in codecs.NAMES if codecs.find(name).dtype == "float32" and name != "mixed"),
-    *("topk:0.01", "topk:0.25", "mixed"),
-)
+FLOATS = (*(name for name in codecs.NAMES if codecs.find(name).dtype == "float32"), *("topk:0.01", "topk:0.25"))
 NAMES = ("int64", "int32", "uint8", *FLOATS)
 INTEGERS = {"int64": torch.int64, "int32": torch.int32, "uint8": torch.uint8}
 MAX32 = torch.finfo(torch.float32).max
@@ -36,30 +32,10 @@ def floats():
     return sizes.flatmap(lambda n: hnp.arrays("float32", n, elements=finite, fill=finite)).map(torch.from_numpy)
 
 
-def runs_of(num_elements: int) -> tuple[tuple[str, int], ...]:
-    """A run under each member of `mixed`, of unequal lengths, as many as elements reach."""
-    runs, left = [], num_elements
-    for place, member in enumerate(MEMBERS[: 4 + num_elements // 2048]):
-        size = left if place == 3 else min(left, 1 + 70 * place)
-        runs.append((member.name, size))
-        left -= size
-    return tuple(runs)
-
-
-def encode(name: str, x: torch.Tensor) -> Packed:
-    return codecs.encode_runs(runs_of(x.numel()), x) if name == "mixed" else codecs.encode(name, x)
-
-
-MIXED = Subject("mixed", lambda x: encode("mixed", x), lambda x: Mixed(runs_of(x.numel())).bound(x))
-
-
 @pytest.mark.parametrize("law", LAWS, ids=lambda law: law.__name__)
 @pytest.mark.parametrize("name", FLOATS)
 def test_the_laws_of_codecs_hold(name, law):
-    if name != "mixed":
-        law(subject(name))
-    elif law is not pieces_decode_as_the_whole:  # runs are no blocks
-        law(MIXED)
+    law(name)
 
 
 @given(x=floats())
@@ -73,15 +49,15 @@ def test_the_bounds_of_the_oldest_codecs_are_those_of_the_page(x):
         "int8": ((size * scale).sqrt() / 127 + scale / 254**2) * (1 + 1e-5) + 2**-110 * (scale <= 2**-110),
     }
     for name, bound in stated.items():
-        assert bool(((codecs.decode(encode(name, x)).double() - x.double()).abs() <= bound).all())
+        assert bool(((codecs.decode(codecs.encode(name, x)).double() - x.double()).abs() <= bound).all())
 
 
 @pytest.mark.parametrize("name", FLOATS)
 @settings(deadline=None)
 @given(x=floats())
 def test_encoding_a_decoded_tensor_changes_nothing(name, x):
-    once = encode(name, x)
-    assert bytes(encode(name, codecs.decode(once)).data) == bytes(once.data)
+    once = codecs.encode(name, x)
+    assert bytes(codecs.encode(name, codecs.decode(once)).data) == bytes(once.data)
 
 
 @pytest.mark.parametrize("name", INTEGERS)
@@ -110,16 +86,16 @@ def test_values_beyond_bf16_become_its_largest():
 @pytest.mark.parametrize("shape", [(), (0,), (0, 3), (2, 0), (3, 5, 7), (1,) * 8])
 def test_shapes_survive(name, shape):
     x = torch.randn(shape, generator=torch.Generator().manual_seed(1))
-    assert codecs.decode(encode(name, x), expect_shape=shape).shape == x.shape
+    assert codecs.decode(codecs.encode(name, x), expect_shape=shape).shape == x.shape
 
 
 @pytest.mark.parametrize("name", FLOATS)
 def test_any_float_dtype_layout_and_graph_is_taken(name):
     x = torch.randn(40, 30, generator=torch.Generator().manual_seed(1)).bfloat16()
-    plain = bytes(encode(name, x.float().t().contiguous()).data)
-    assert bytes(encode(name, x.t()).data) == plain
-    assert bytes(encode(name, x.double().t().requires_grad_()).data) == plain
-    assert bytes(encode(name, x[:1, ::40]).data) == bytes(encode(name, x[:1, :1].clone()).data)
+    plain = bytes(codecs.encode(name, x.float().t().contiguous()).data)
+    assert bytes(codecs.encode(name, x.t()).data) == plain
+    assert bytes(codecs.encode(name, x.double().t().requires_grad_()).data) == plain
+    assert bytes(codecs.encode(name, x[:1, ::40]).data) == bytes(codecs.encode(name, x[:1, :1].clone()).data)
 
 
 def test_known_bytes():
@@ -149,7 +125,7 @@ def test_encoding_is_a_view_and_decoding_owns_its_memory(name):
 @pytest.mark.filterwarnings("error")
 def test_any_buffer_at_any_alignment_decodes(name, wrap):
     x = torch.arange(300) % 100
-    packed = encode(name, x.to(INTEGERS.get(name, torch.float32)))
+    packed = codecs.encode(name, x.to(INTEGERS.get(name, torch.float32)))
     expected = codecs.decode(packed)
     assert torch.equal(codecs.decode(Packed(name, packed.shape, wrap(packed.data))), expected)
 
@@ -215,9 +191,9 @@ def test_an_unexpected_codec_is_refused():
 @pytest.mark.parametrize("name", FLOATS)
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
 def test_non_finite_numbers_are_refused_on_the_way_in_and_leave_the_sum_alone(name, bad):
-    data = bytearray(encode(name, torch.ones(600)).data)
+    data = bytearray(codecs.encode(name, torch.ones(600)).data)
     stored = torch.bfloat16 if name == "bf16" else torch.float32
-    place = {"fp16": 0, "mixed": 10}.get(name, 1)  # a scale, or the second number
+    place = 0 if name == "fp16" else 1  # a scale, or the second number
     torch.frombuffer(data, dtype=stored, count=place + 1)[place] = bad
     packed = Packed(name, (600,), data)
     accumulator = torch.ones(600)
@@ -269,7 +245,7 @@ def test_any_bytes_decode_to_finite_numbers_or_are_refused(name, shape, data):
 @pytest.mark.parametrize("name", NAMES)
 def test_a_wrong_length_is_refused(name, delta):
     x = torch.zeros(257, dtype=INTEGERS.get(name, torch.float32))
-    data = bytes(encode(name, x).data)
+    data = bytes(codecs.encode(name, x).data)
     with pytest.raises(BadMessage) as caught:
         codecs.decode(Packed(name, (257,), (data + b"\0")[: len(data) + delta]))
     assert caught.value.code is RejectCode.MALFORMED
