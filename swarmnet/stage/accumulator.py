@@ -10,9 +10,8 @@ overtaken adds to nothing.
 
 The averaging thread may read while the compute thread adds. A lock ensures that only one of them clears the sum.
 
-A sum on a grid that bounds its terms is held in int32, in the first half of its memory, while it is added to: less
-memory passes by. Of n terms no element exceeds n times the bound. It becomes int64 before the next term could leave
-int32, and when it is read.
+A sum on the small grid is held in int32, in the first half of its memory, while it is added to: half of the memory
+passes by. It becomes int64 when it is read.
 """
 
 from __future__ import annotations
@@ -27,9 +26,6 @@ from swarmnet.errors import BadMessage, Refused, RejectCode
 from swarmnet.manifest.schema import Numerics
 from swarmnet.stage.rounding import Rounding
 from swarmnet.wire import kernels
-
-_NARROW = (1 << 31) - 1
-"""The largest magnitude that a sum in int32 may have."""
 
 
 class Accumulator:
@@ -91,14 +87,11 @@ class Accumulator:
         if size != self._sum.numel():
             raise ValueError(f"gradients have {size} elements, the sum has {self._sum.numel()}")
         with self._content:
-            self._enter(step, voids, limit=rounding.limit)
+            self._enter(step, voids, fits_int32=rounding.fits_int32)
             # A weight pass asked for again adds nothing.
             if index in self._indexes:
                 return False
             self._indexes.add(index)
-            # One term more could leave int32.
-            if self._is_narrow and not 0 < rounding.limit * len(self._indexes) <= _NARROW:
-                self._widen()
             held = self._narrow if self._is_narrow else self._sum
             start = 0
             try:
@@ -130,12 +123,12 @@ class Accumulator:
         self._enter(step, self.voids)
         return frozenset(self._indexes)
 
-    def _enter(self, step: int, voids: int, *, limit: int = 0) -> None:
-        """limit: of the terms that come, see Rounding."""
+    def _enter(self, step: int, voids: int, *, fits_int32: bool = False) -> None:
+        """fits_int32: of the grid of what comes, see Rounding."""
         with self._content:
             # Content of another step or void count is worth nothing.
             if self._epoch != (step, voids):
-                self._is_narrow = limit > 0 and self._sum.dtype == torch.int64
+                self._is_narrow = fits_int32
                 (self._narrow if self._is_narrow else self._sum).zero_()
                 self._indexes.clear()
                 self._epoch = (step, voids)

@@ -52,7 +52,8 @@ MAX_MAGNITUDE = 2.0**96
 """No gradient has an element near this. Below it no float sum of a step overflows, and nothing in `sums.reducer`."""
 
 LIMIT = 2047
-"""A microbatch adds no more than that to an element of a small sum; what is beyond is cut off."""
+"""A microbatch adds no more than that to an element of a small sum; what is beyond is cut off. So of any step's
+microbatches, at most 2^17 (`bounds.MAX_INDEXES`), the sum fits int32."""
 
 FINENESS = 2.0
 MOST_CLIPPED = 16.0
@@ -97,11 +98,11 @@ def matrix_of(shape: Sequence[int]) -> tuple[int, int]:
 class Rounding(Protocol):
     """The grid of one step. place: the number of a parameter. Tensors of a parameter are flat, and of its block.
 
-    limit: no gradient adds more than that to an element, in grid steps; 0: nothing is known of that.
+    fits_int32: no sum of a step's gradients leaves int32.
     """
 
     @property
-    def limit(self) -> int: ...
+    def fits_int32(self) -> bool: ...
 
     def check(self, largest: float, index: int) -> None:
         """May a gradient be summed whose largest magnitude is that? Raises BadMessage(NON_FINITE), Overflow."""
@@ -120,7 +121,7 @@ class Rounding(Protocol):
 class NoRounding:
     """Floats as they are."""
 
-    limit = 0
+    fits_int32 = False
 
     def check(self, largest: float, index: int) -> None:
         _check_finite(largest, index)
@@ -147,7 +148,7 @@ class FineRounding:
 
     bits: int
     terms: int
-    limit = 0
+    fits_int32 = False
 
     def check(self, largest: float, index: int) -> None:
         _check_finite(largest, index)
@@ -180,7 +181,7 @@ class FineRounding:
 class SmallRounding:
     """The small grid of step `step`. scales: a and b of each whole parameter, in turn: fp32 [R] and [C], on the CPU."""
 
-    limit = LIMIT
+    fits_int32 = True
 
     def __init__(self, blocks: Sequence[Rectangle], scales: Scales, *, step: int) -> None:
         self._blocks, self._scales, self._step = blocks, scales, step

@@ -11,6 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from swarmnet.bounds import MAX_INDEXES
 from swarmnet.errors import BadMessage, Overflow, Refused, RejectCode
 from swarmnet.manifest.schema import Numerics
 from swarmnet.stage.accumulator import Accumulator, largest_magnitude, sum_dtype
@@ -222,22 +223,10 @@ def test_a_small_sum_is_that_of_int64_whenever_it_is_read(size: int, read_after:
     assert torch.equal(found, expected)
 
 
-@pytest.mark.parametrize("sign", [1.0, -1.0])
-def test_a_small_sum_leaves_int32_before_a_term_may(monkeypatch: pytest.MonkeyPatch, sign: float) -> None:
-    # As if int32 ended after three of the largest terms: a million would take too long.
-    monkeypatch.setattr("swarmnet.stage.accumulator._NARROW", 3 * LIMIT)
-    widened: list[int] = []
-    plain = Accumulator._widen
-
-    def noted(held: Accumulator) -> None:
-        if held._is_narrow:
-            widened.append(len(held._indexes))
-        plain(held)
-
-    monkeypatch.setattr(Accumulator, "_widen", noted)
-    found, expected = small_sums([torch.full((7,), sign * LARGE)] * 5)
-    assert widened == [4]  # with the fourth in sight
-    assert found.tolist() == expected.tolist() == [int(sign) * 5 * LIMIT] * 7
+def test_no_small_sum_of_a_step_leaves_int32() -> None:
+    assert LIMIT * MAX_INDEXES < 2**31
+    found, expected = small_sums([torch.full((7,), -LARGE)] * 5)
+    assert found.tolist() == expected.tolist() == [-5 * LIMIT] * 7
 
 
 def test_a_narrow_sum_that_was_voided_begins_with_nothing() -> None:
