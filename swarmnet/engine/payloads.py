@@ -73,20 +73,6 @@ class Payloads:
         codec = self._sent_in(self._wire.gradients, slow=asked_slow)
         return () if own is None else (self._encode(codec, own),)
 
-    def outputs(self, tokens: Tensor, hidden: Tensor) -> tuple[tuple[Packed, ...], ...]:
-        """What `output` may have been on any line, the usual one first."""
-        words = codecs.encode("int32", tokens)
-        return tuple((words, self._encode(codec, hidden)) for codec in self._ways(self._wire.activations))
-
-    def input_gradients(self, own: Tensor | None) -> tuple[tuple[Packed, ...], ...]:
-        """The same of `input_gradient`."""
-        if own is None:
-            return ((),)
-        return tuple((self._encode(codec, own),) for codec in self._ways(self._wire.gradients))
-
-    def _ways(self, codec: str) -> list[str]:
-        return list(dict.fromkeys(filter(None, (codec, self._wire.slow))))
-
     def _sent_in(self, codec: str, *, slow: bool = False) -> str:
         return self._wire.slow if slow or self._on_slow_line else codec
 

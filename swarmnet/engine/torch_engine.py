@@ -286,9 +286,9 @@ class TorchEngine:
         if weights is None:
             raise _not_kept(step)
         output, own = self._backend.recompute(weights, index, tokens, hidden, received, share)
-        outputs: tuple[tuple[Packed, ...], ...] = ((),) if last else self._payloads.outputs(tokens, output)
+        sent = () if last else self._payloads.output(tokens, output)
         loss = (output.item(), tokens[:, 1:].numel()) if last else (0.0, 0)
-        return Recomputed(outputs, self._payloads.input_gradients(own), *loss)
+        return Recomputed(sent, self._payloads.input_gradient(own, asked_slow=False), *loss)
 
     @contextlib.contextmanager
     def _auditing(self, step: int) -> Iterator[None]:

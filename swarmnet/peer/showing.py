@@ -99,26 +99,22 @@ async def _made(replica: Replica, request: AuditRequest, shown: AuditData) -> Au
     """What this replica made then. Raises Refused(NOT_FOUND) if it makes another thing now."""
     inputs, gradient = opened(shown, lambda payload: None)
     again = await replica.compute.recompute(request.step, request.index, inputs, gradient)
-    output = next((made for made in again.outputs if digest(made) == shown.work.output), None)
-    answer = next((made for made in again.answers if digest(made) == shown.work.answer), None)
-    if output is None or answer is None:
+    if (digest(again.output), digest(again.answer)) != (shown.work.output, shown.work.answer):
         raise Refused(RejectCode.NOT_FOUND, "it was made otherwise", step=request.step, index=request.index)
-    return replace(shown, payload=(*output, *answer))
+    return replace(shown, payload=(*again.output, *again.answer))
 
 
 def sent_again(sent: Sent, again: Recomputed) -> bytes:
-    """The digest that it should have, in the codec that was chosen, if one fits."""
-    found = list(map(digest, again.outputs if sent.kind == "output" else again.answers))
-    return sent.digest if sent.digest in found else found[0]
+    """The digest that it should have."""
+    return digest(again.output if sent.kind == "output" else again.answer)
 
 
 def made_again(work: WorkRecord, again: Recomputed) -> WorkRecord:
-    """The record as it should be: where a run has codecs to choose from, in the one that was chosen, if one fits."""
-    outputs, answers = list(map(digest, again.outputs)), list(map(digest, again.answers))
+    """The record as it should be."""
     return replace(
         work,
-        output=work.output if work.output in outputs else outputs[0],
-        answer=work.answer if work.answer in answers else answers[0],
+        output=digest(again.output),
+        answer=digest(again.answer),
         loss_sum=again.loss_sum,
         num_tokens=again.num_tokens,
     )

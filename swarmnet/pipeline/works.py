@@ -88,8 +88,8 @@ def off_by(shown: AuditData, again: Recomputed) -> float:
     made, answer = (shown.payload[:0], shown.payload) if last else (shown.payload[:2], shown.payload[2:])
     if digest(made) != work.output or digest(answer) != work.answer:
         return math.inf
-    pairs = [*zip(made[1:], again.outputs[0][1:], strict=False), *zip(answer, again.answers[0], strict=False)]
-    if (len(made), len(answer)) != (len(again.outputs[0]), len(again.answers[0])):
+    pairs = [*zip(made[1:], again.output[1:], strict=False), *zip(answer, again.answer, strict=False)]
+    if (len(made), len(answer)) != (len(again.output), len(again.answer)):
         return math.inf
     apart = [abs(work.loss_sum - again.loss_sum) / max(abs(again.loss_sum), 1e-9)] if last else []
     return max([*apart, *(_distance(one, other) for one, other in pairs)], default=0.0)

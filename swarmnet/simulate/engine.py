@@ -436,8 +436,8 @@ class SimulatedEngine(Compute, Summation):
         check_payload((*inputs, *gradient))
         last, arithmetic = self.arithmetic.last, self.arithmetic
         recomputed = Recomputed(
-            ((() if last else arithmetic.forward(weights, inputs)),),
-            (arithmetic.backward(weights, inputs, gradient),),
+            () if last else arithmetic.forward(weights, inputs),
+            arithmetic.backward(weights, inputs, gradient),
             *((arithmetic.loss(weights, inputs), 1) if last else ()),
         )
         return recomputed, arithmetic.weight_gradient(weights, inputs, gradient)

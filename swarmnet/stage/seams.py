@@ -93,12 +93,12 @@ class OuterStep:
 class Recomputed:
     """One microbatch of an earlier step, computed again.
 
-    outputs, answers: what goes to the next stage and what goes back to the one before, in each codec that this run may
-    have sent it in, the usual one first. loss_sum, num_tokens: last stage only.
+    output, answer: what goes to the next stage and what goes back to the one before. loss_sum, num_tokens: last stage
+    only.
     """
 
-    outputs: tuple[tuple[Packed, ...], ...]
-    answers: tuple[tuple[Packed, ...], ...]
+    output: tuple[Packed, ...]
+    answer: tuple[Packed, ...]
     loss_sum: float = 0.0
     num_tokens: int = 0
 

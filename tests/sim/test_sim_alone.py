@@ -43,8 +43,8 @@ class Brazen:
 
         async def recompute(step: int, index: int, inputs: Any, gradient: Any) -> Recomputed:
             again = await engine.recompute(step, index, inputs, gradient)
-            output, answer = self._made.get((step, index), (again.outputs[0], again.answers[0]))
-            return replace(again, outputs=(output,), answers=(answer,))
+            output, answer = self._made.get((step, index), (again.output, again.answer))
+            return replace(again, output=output, answer=answer)
 
         return audit_lies.Bent(bent, backward=backward, recompute=recompute)
 

@@ -98,7 +98,7 @@ class Auditors:
             loss = again.loss_sum, again.num_tokens
             # Until a process knows that nobody was it before, it says that it may have sent something else, too.
             assert records[index].resent == (step < 2) or self.swarm.counts["kills"]
-            found_again = record_of(index, inputs, again.outputs[0], gradient, again.answers[0], *loss)
+            found_again = record_of(index, inputs, again.output, gradient, again.answer, *loss)
             assert replace(records[index], resent=False) == found_again
             self.looked += 1
         if (pledged := self.sums.get((stage, step, mate.peer_id))) is not None:

@@ -695,9 +695,7 @@ def test_who_counted_a_microbatch_shows_it_and_a_mate_finds_the_same(stage: int)
             data = shown(here, index)
             inputs, gradient = execution.opened(AuditRequest(0, stage, index, ME), data)
             again = await engine.recompute(0, index, inputs, gradient)
-            found = record_of(
-                index, inputs, again.outputs[0], gradient, again.answers[0], again.loss_sum, again.num_tokens
-            )
+            found = record_of(index, inputs, again.output, gradient, again.answer, again.loss_sum, again.num_tokens)
             assert found == data.work
             works.append((index, inputs, gradient))
         both, whole = await engine.recompute_share(0, works)
