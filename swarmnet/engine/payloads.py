@@ -95,14 +95,11 @@ def _expect(payload: Sequence[Packed], count: int) -> None:
 
 
 @contextlib.contextmanager
-def blameless(stage: int, *, only: RejectCode | None = None) -> Iterator[None]:
+def blameless(stage: int) -> Iterator[None]:
     """Encoding what we computed ourselves: if it is refused, nobody is to blame, and it is void."""
     try:
         yield
     except BadMessage as error:
-        # Another error is the sender's, and stays it.
-        if only not in (None, error.code):
-            raise
         raise Refused(RejectCode.VOID, "our own result is not finite", stage=stage) from error
 
 

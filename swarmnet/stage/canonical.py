@@ -134,11 +134,6 @@ class Canonical:
         """Length of the flat gradient."""
         return self.edges[-1]
 
-    @property
-    def parameter_shapes(self) -> list[tuple[str, tuple[int, ...]]]:
-        """(name, shape) of every parameter, in canonical order."""
-        return [(name, tuple(shape)) for name, shape in self.shapes.items()]
-
     def pieces(self, flat: Tensor) -> list[Tensor]:
         """A flat tensor over all elements, cut into the parameters: flat views, in canonical order."""
         return [flat[start:stop] for start, stop in itertools.pairwise(self.edges)]
