@@ -1,6 +1,6 @@
 """The names of codecs as a manifest writes them: which there are, how they are spelled, and where each makes sense.
 
-A name is a family, and for some families a parameter after a colon: `topk:0.01`, `powersgd:4`. A parameter has one
+A name is a family, and for some families a parameter after a colon: `topk:0.01`. A parameter has one
 spelling only, so that equal runs have equal ids. Families of our own contain no dot; those of other distributions do
 (`config.plug_in`).
 
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
-from swarmnet.config.plug_in import is_plug_in, split
+from swarmnet.config.plug_in import is_plug_in
 
 if TYPE_CHECKING:  # the schema checks names with this module
     from swarmnet.manifest.schema import Manifest
@@ -28,11 +28,7 @@ LOCAL = ("fp32", "fp16", "int8", "nf4")
 DIFFERENCES = ("int8", "nf4")
 """Codecs of which gossip partners send the difference to the last vector they agreed on: they would spoil weights."""
 
-AUTO_DEFAULT = "int8"
-"""What `auto` sends matrices in."""
-
 LARGEST_FRACTION = 0.25
-LARGEST_RANK = 64
 
 
 def fraction(parameter: str | None) -> float:
@@ -48,31 +44,6 @@ def fraction(parameter: str | None) -> float:
     if repr(value) != parameter:
         raise ValueError(f"write topk:{value!r}: equal runs are spelled alike")
     return value
-
-
-def rank(parameter: str | None) -> int:
-    """The parameter of `powersgd`. Raises ValueError, in words."""
-    text = parameter or ""
-    # Digits of other scripts are digits to Python, too.
-    if not (text.isascii() and text.isdigit() and text[0] != "0" and len(text) < 4 and int(text) <= LARGEST_RANK):
-        raise ValueError(f"powersgd:R sends matrices as factors of rank R, 1 to {LARGEST_RANK}, such as powersgd:4")
-    return int(text)
-
-
-def auto_matrices(parameter: str | None) -> str:
-    """The codec `auto` sends matrices in. Raises ValueError, in words."""
-    if parameter is None:
-        return AUTO_DEFAULT
-    # Neither what it is without a parameter nor what the rest travels in anyway.
-    if parameter not in BOUNDARY or parameter in ("fp32", AUTO_DEFAULT):
-        others = ", ".join(f"auto:{each}" for each in BOUNDARY if each not in ("fp32", AUTO_DEFAULT))
-        raise ValueError(f"auto sends large matrices in {AUTO_DEFAULT} and the rest in fp32; others: {others}")
-    return parameter
-
-
-def travels_as(name: str) -> str:
-    """The codec that a contribution under `averaging.codec` carries on the wire."""
-    return {"auto": "mixed", "powersgd": "fp32"}.get(split(name)[0], name)
 
 
 def check_boundary(name: str) -> str:
