@@ -164,7 +164,7 @@ class Exchange:
         )
         self.watch.begin(current.id, *self._allowances(current))
         spans = list(itertools.pairwise(itertools.accumulate(self._sums.phases, initial=0)))
-        # A later phase depends on the whole sum of the one before, so with several phases no old sum is used again.
+        # What a codec of local sync owes is of one round: its vectors are contributed and summed anew in the next.
         before = self._before if len(spans) == 1 else ()
         all_losses: Losses = {}
         check: RoundCheck | None = None
