@@ -1,7 +1,7 @@
-"""Error feedback: what a codec could not send of a sum is owed, and sent with a later one (arXiv:1809.07599).
+"""Error feedback: what a codec could not send of a vector is owed, and sent with a later one (arXiv:1809.07599).
 
-    send   = what the codec makes of (gradient + residual)
-    owed   = gradient + residual - send
+    send   = what the codec makes of (vector + residual)
+    owed   = vector + residual - send
 
 `owed` becomes the residual only when the sum of that very round is applied. A round that is abandoned leaves the
 residual as it was. Another replica may have finished that round all the same, and this one may hear of it only in the
@@ -61,9 +61,9 @@ class Feedback:
         self.residual.zero_()
         self._end()
 
-    def corrected(self, gradient: Tensor, start: int) -> Tensor:
+    def corrected(self, piece: Tensor, start: int) -> Tensor:
         """What should be sent of these elements, the first at `start`: fresh memory."""
-        return gradient + self.residual[start : start + gradient.numel()]
+        return piece + self.residual[start : start + piece.numel()]
 
     def contributed(self, corrected: Tensor, sent: Tensor, start: int) -> None:
         """Others decode `sent` for `corrected`. A second call for the same elements replaces the first."""
