@@ -14,6 +14,7 @@ its answer. report_ms: CPU of one report there, with its reading. keeper_cpu: CP
 step of a minute: machine, and reading and writing of messages, but not the network below. keeper_share: of one core.
 bytes_per_peer: what a peer sends in that step, on average. keeper_sends, keeper_hears: bytes of the keeper.
 heartbeat_ms: CPU of one tick's heartbeats, built and written, as the median of several; heartbeat_share: of one core.
+messages: what all members send in the measured step of 24 heartbeats, without heartbeats; by_kind: of which kind.
 round_bytes, certificate_bytes, quiet_report_bytes: one such message.
 
 exponents: n in cost ~ size^n of bytes_per_peer and keeper_cpu, fitted by least squares over the rows that share the
@@ -92,6 +93,7 @@ class Stage:
         self._written, self._reader = MessageWriter(), Reader(Bounds(1, microbatches))
         self.kinds: dict[PeerId, Counter[str]] = {name: Counter() for name in names}
         self.longest: Counter[str] = Counter()
+        self.messages: Counter[str] = Counter()
         self.shortest: dict[str, int] = {}
         self._spent: PeerId | None = None
         self._names = frozenset(names)
@@ -125,7 +127,14 @@ class Stage:
 
     def forget(self) -> None:
         """Count from now on."""
-        for counted in (self.sent, self.received, self.longest, *self.cpu_s.values(), *self.calls.values()):
+        for counted in (
+            self.sent,
+            self.received,
+            self.longest,
+            self.messages,
+            *self.cpu_s.values(),
+            *self.calls.values(),
+        ):
             counted.clear()
         self.shortest.clear()
         self._spent = self.keeper
@@ -244,6 +253,7 @@ class Stage:
             self.sent[sender] += num_bytes
             self.received[receiver] += num_bytes
             what = type(message).__name__
+            self.messages[what] += 1
             self.longest[what] = max(self.longest[what], num_bytes)
             self.shortest[what] = min(self.shortest.get(what, num_bytes), num_bytes)
         self.wire.append((sender, receiver, message))
@@ -278,6 +288,8 @@ def measure(replicas: int, microbatches: int) -> Found:
         "keeper_hears": round(stage.received[keeper] + left * quiet_received),
         "heartbeat_ms": round(1000 * beating_s, 3),
         "heartbeat_share": round(beating_s / beat_s, 4),
+        "messages": stage.messages.total() - stage.messages["Heartbeat"],
+        "by_kind": dict(sorted(stage.messages.items())),
         "round_bytes": stage.longest["Round"],
         "certificate_bytes": stage.longest["Committed"],
         "quiet_report_bytes": quiet_report,
@@ -290,7 +302,8 @@ def show(row: Found) -> None:
         f"R {row['replicas']:4} M {row['microbatches']:5}: {row['claims_per_s']:6} claims/s, "
         f"{row['report_ms']:.2f} ms a report; a step a minute: keeper {row['keeper_cpu']:.2f} s of CPU "
         f"({100 * row['keeper_share']:.1f} %), hears {row['keeper_hears'] / 1e6:.2f} MB, sends "
-        f"{row['keeper_sends'] / 1e6:.2f} MB, a peer sends {row['bytes_per_peer'] / 1e3:.0f} kB; heartbeats "
+        f"{row['keeper_sends'] / 1e6:.2f} MB, a peer sends {row['bytes_per_peer'] / 1e3:.0f} kB; "
+        f"{row['messages']} messages in the step; heartbeats "
         f"{row['heartbeat_ms']:.2f} ms a tick ({100 * row['heartbeat_share']:.1f} %); a round {row['round_bytes']} B, "
         f"a certificate {row['certificate_bytes']} B, a report without news {row['quiet_report_bytes']} B",
         flush=True,

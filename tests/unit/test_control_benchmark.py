@@ -26,6 +26,8 @@ def test_a_row_has_what_was_asked_for(
         assert min(row["claims_per_s"], row["keeper_cpu"], row["bytes_per_peer"], row["heartbeat_ms"]) > 0
         assert 0 < row["quiet_report_bytes"] <= 200 < row["round_bytes"]
     assert large["keeper_hears"] > small["keeper_hears"]
+    kinds = small["by_kind"]
+    assert kinds["Claim"] == kinds["Granted"] > 0 and small["messages"] == sum(kinds.values()) - kinds["Heartbeat"]
 
 
 @pytest.mark.parametrize(
