@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from swarmnet.cli.line import Lent
+from swarmnet.config.plug_in import split
 from swarmnet.errors import UsageError
 from swarmnet.manifest.schema import StageSpec, Wire
 from swarmnet.plan.budget import shown
@@ -78,7 +79,7 @@ class StepTime:
             ("wire.activations", wire.activations, BYTES.keys()),
             ("wire.gradients", wire.gradients, BYTES.keys()),
         ):
-            if codec not in known:
+            if split(codec)[0] not in known:
                 raise UsageError(f'cannot tell what {where} = "{codec}" costs: leave --mbit and --fleet out')
         inner = averaging.inner_steps if averaging.sync == "local" else 1
 

@@ -30,7 +30,7 @@ _MAX_CHARACTERS = 32
 
 
 def split(name: str) -> tuple[str, str | None]:
-    """`topk:0.01` as ("topk", "0.01"), `fp32` as ("fp32", None)."""
+    """`sparse:0.05` as ("sparse", "0.05"), `fp32` as ("fp32", None)."""
     family, colon, parameter = name.partition(":")
     return family, parameter if colon else None
 

@@ -1,6 +1,6 @@
 """The names of codecs as a manifest writes them: which there are, how they are spelled, and where each makes sense.
 
-A name is a family, and for some families a parameter after a colon: `topk:0.01`. A parameter has one
+A name is a family, and for some families a parameter after a colon: `sparse:0.05`. A parameter has one
 spelling only, so that equal runs have equal ids. Families of our own contain no dot; those of other distributions do
 (`config.plug_in`).
 
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
-from swarmnet.config.plug_in import is_plug_in
+from swarmnet.config.plug_in import is_plug_in, split
 
 if TYPE_CHECKING:  # the schema checks names with this module
     from swarmnet.manifest.schema import Manifest
@@ -23,7 +23,7 @@ INTEGERS = ("small", "int64")
 """Codecs of aggregates with `averaging.sync` "exact" and "overlap"."""
 
 LOCAL = ("fp32", "fp16", "int8", "nf4")
-"""Codecs of float vectors, with `averaging.sync = "local"`."""
+"""Codecs of float vectors, with `averaging.sync = "local"`; so is `sparse:F`."""
 
 DIFFERENCES = ("int8", "nf4")
 """Codecs of which gossip partners send the difference to the last vector they agreed on: they would spoil weights."""
@@ -32,8 +32,8 @@ LARGEST_FRACTION = 0.25
 
 
 def fraction(parameter: str | None) -> float:
-    """The parameter of `topk`. Raises ValueError, in words."""
-    advice = f"topk:F keeps a fraction F of all elements, above 0 and at most {LARGEST_FRACTION}, such as topk:0.01"
+    """The parameter of `sparse`. Raises ValueError, in words."""
+    advice = f"sparse:F sends a fraction F of the elements, above 0 and at most {LARGEST_FRACTION}, such as sparse:0.05"
     try:
         value = float(parameter or "")
     except ValueError:
@@ -42,7 +42,7 @@ def fraction(parameter: str | None) -> float:
         raise ValueError(advice)
     # 0.010 and 0.01 would be two runs.
     if repr(value) != parameter:
-        raise ValueError(f"write topk:{value!r}: equal runs are spelled alike")
+        raise ValueError(f"write sparse:{value!r}: equal runs are spelled alike")
     return value
 
 
@@ -57,9 +57,13 @@ def check_averaging(name: str) -> str:
     """`name`, if it is a codec of aggregates, or of the float vectors of local sync. Raises ValueError, in words."""
     if name in (*INTEGERS, *LOCAL) or is_plug_in(name):
         return name
+    family, parameter = split(name)
+    if family == "sparse":
+        fraction(parameter)
+        return name
     raise ValueError(
         'must be "small" or "int64" (sync = "exact" or "overlap", numerics.mode = "fast"), or '
-        f'{", ".join(LOCAL)} or a plug-in\'s such as acme.ternary (sync = "local")'
+        f'{", ".join(LOCAL)}, sparse:0.05 or a plug-in\'s such as acme.ternary (sync = "local")'
     )
 
 

@@ -25,6 +25,9 @@ PARTNERS = 4
 FEW_BITS = {"averaging.inner_steps": 24, "averaging.fragments": 4}
 """Of outer steps in 4 bits: the fewest bytes at which all replicas keep within 1.03 of exact training's loss."""
 
+SPARSE_INNER_STEPS = 8
+"""Of sparse outer steps, which send little and so may come often; docs/local-sync.md has figures."""
+
 LEAD, OVERLAP_AFTER = 2.5, 100
 """Where gradients come one step late: docs/numerics.md has what was measured."""
 
@@ -48,6 +51,8 @@ def implied(said: Mapping[str, object], *, anew: bool = True) -> dict[str, objec
         }
     if local and partners in (None, "all") and said.get("averaging.codec") == "nf4":
         follows |= FEW_BITS
+    if local and str(said.get("averaging.codec", "")).startswith("sparse:"):
+        follows |= {"averaging.inner_steps": SPARSE_INNER_STEPS}
     if local and partners == "groups":
         follows |= {"averaging.group_size": PARTNERS}
     if said.get("averaging.sync") == "overlap":

@@ -392,7 +392,7 @@ class Averaging(Table):
                 f"fragments = {self.fragments} have no turns of their own in inner_steps = "
                 f"{self.inner_steps}: choose fewer of them, or more steps"
             )
-        if self.gossip and is_plug_in(self.codec):
+        if self.gossip and (self.sparse or is_plug_in(self.codec)):
             raise ValueError(
                 f'partners = "{self.partners}" sends weights, which codec = "{self.codec}" may spoil: choose one of '
                 f'{", ".join(LOCAL)}, or partners = "all"'
@@ -408,6 +408,11 @@ class Averaging(Table):
     def gossip(self) -> int:
         """Of how many replicas an outer step's mean is, drawn at random; 0: of all."""
         return {"all": 0, "pairs": 2, "groups": self.group_size}[self.partners]
+
+    @property
+    def sparse(self) -> bool:
+        """Does an outer step send the largest elements only?"""
+        return self.codec.startswith("sparse:")
 
     @property
     def equal_bits(self) -> bool:

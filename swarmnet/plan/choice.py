@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from swarmnet.config.fleet import Members
+from swarmnet.config.plug_in import split
 from swarmnet.errors import UsageError
 from swarmnet.manifest.codec_names import INTEGERS
 from swarmnet.manifest.implied import OVERLAP_AFTER
@@ -279,7 +280,7 @@ def _ways(
         for more, (activations, gradients, more_harm) in enumerate(boundaries):
             way = Way(activations, gradients, codec, sync, 1, inner_steps)
             for name, known in ((codec, CODING_NS.keys()), (activations, BYTES.keys()), (gradients, BYTES.keys())):
-                if name not in known:
+                if split(name)[0] not in known:
                     raise UsageError(
                         f'cannot tell what "{name}" costs: leave the codec to --mbit or --fleet, or leave that out'
                     )

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
+from swarmnet.config.plug_in import split
 from swarmnet.manifest.schema import StageSpec
 from swarmnet.model.cut import balance, cut_layers, head_flops, layer_flops
 from swarmnet.pipeline.depth import slots_enough
@@ -24,6 +25,7 @@ CODING_NS = {
     "nf4": (3.6, 0.5),
     "int64": (0.1, 1.2),
     "small": (7.5, 6.5),
+    "sparse": (60.0, 12.0),
 }
 """Codecs of sums: nanoseconds an element to encode, and to decode and add, on one core (docs/codecs.md)."""
 
@@ -123,8 +125,12 @@ def sum_bytes(codec: str, microbatches: int, replicas: int) -> tuple[float, floa
 
     `small`: the numbers of one microbatch have an rms of 2 grid steps, those of n of 2 sqrt(n), and a number of rms s
     has log2(s sqrt(2 pi e)) bits; as measured, a quarter of a bit is lost (docs/performance.md). Of few microbatches
-    some members have none, and send nothing.
+    some members have none, and send nothing. `sparse`: as if replicas chose their elements independently.
     """
+    family, parameter = split(codec)
+    if family == "sparse":
+        kept = float(parameter or 1)
+        return sparse_bytes(kept), sparse_bytes(1 - (1 - kept) ** replicas)
     if codec != "small":
         return BYTES[codec], BYTES[codec]
 
@@ -133,6 +139,17 @@ def sum_bytes(codec: str, microbatches: int, replicas: int) -> tuple[float, floa
 
     share = microbatches / replicas
     return min(share, 1.0) * size(max(share, 1.0)), size(microbatches)
+
+
+def sparse_bytes(share: float) -> float:
+    """Of an element under `sparse`, where this share of the elements is sent independently (`wire.codec_sparse`)."""
+
+    def gaps(width: int) -> float:
+        skip = (1 << width) - 1
+        again = (1 - share) ** skip
+        return width / 8 * share / (1 - again) if again < 1 else 0.0
+
+    return share / 2 + min(map(gaps, (8, 4, 2, 1))) + 4 / 4096
 
 
 def crossed_bytes(stages: int, elements: int, way: Way) -> tuple[float, float, float]:
@@ -182,7 +199,7 @@ def cost(load: Load, site: Site, way: Way) -> Cost:
     averaging = others / load.replicas * (up + down) * parameters
     # Parts are cut by bandwidth; but whoever has no part, too, sends what it has summed and receives the sum.
     narrow_s = others / load.replicas * max(up, down) * parameters / (site.narrowest_bytes_per_s or site.bytes_per_s)
-    encode, add = CODING_NS[way.codec]
+    encode, add = CODING_NS[split(way.codec)[0]]
     coding_s = (HASHING_NS + encode * (1 + 1 / load.replicas) + 2 * add) * 1e-9 * load.parameters * max(load.crowd, 1.0)
     averaging_s = max(averaging / site.bytes_per_s, narrow_s, coding_s) if others else 0.0
     update_s = held * load.update_s * max(load.crowd, 1.0)

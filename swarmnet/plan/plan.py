@@ -224,8 +224,9 @@ def _of_rounds(averaging: Averaging, canonical: Canonical, ranks: int) -> int:
     if averaging.sync != "local":
         return 0
     rule = rule_of(averaging)
-    # Of what these round away a replica sends the rest later; gossip partners send differences instead.
-    feedback = averaging.codec not in ("fp32", "fp16", "int8") and not averaging.gossip
+    # Of what other codecs round away a replica sends the rest later; gossip partners send differences instead, and
+    # what a sparse codec drops stays in the weights.
+    feedback = not (averaging.gossip or averaging.sparse or averaging.codec in ("fp32", "fp16", "int8"))
     vectors = (
         (rule is not None and rule.needs_center)  # the last mean
         + 2  # what this replica gives, and what comes back

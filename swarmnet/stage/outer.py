@@ -82,12 +82,15 @@ class Outer:
                 piece.mul_(-self._rate / self._pull).add_(slow)
         return out
 
-    def step(self, mean: Tensor, start: int, *, mine: bool = True, plain: bool = False) -> float:
+    def step(
+        self, mean: Tensor, start: int, *, mine: bool = True, unsent: Tensor | None = None, plain: bool = False
+    ) -> float:
         """Move the slow weights from `start` on by the mean of all `vector`s, and the weights with them.
 
         mine: my vector is in that mean. Then the weights become the slow weights; else they move as the slow weights
-        do, and what I have learned on top of them is mine to bring another time. plain: as the vectors were. Returns
-        how far the weights moved, as a part of their length.
+        do, and what I have learned on top of them is mine to bring another time. unsent: the difference between my
+        vector and what the mean has of it. It stays in the weights, so my next vector contains it. plain: as the
+        vectors were. Returns how far the weights moved, as a part of their length.
         """
         self.steps += 1
         moved = length = 0.0
@@ -110,6 +113,8 @@ class Outer:
                 nesterov_step(slow, momentum, towards, learning_rate=self._rate, decay=self._decay)
             # What I brought is in the slow weights now; else my way stays on top of them.
             weights.copy_(slow) if mine else weights.add_(slow)
+            if unsent is not None:
+                weights.sub_(unsent[at - start : here.stop - start].to(weights.device))
             moved += _square(before.sub_(weights))
             length += _square(weights)
         return math.sqrt(moved / length) if length else 0.0

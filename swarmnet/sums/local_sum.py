@@ -15,6 +15,10 @@ time. Knows no peers.
 each of which takes one every `inner_steps` steps; the fragments' turns are spread evenly over that time, so that the
 traffic is. With one fragment all of them do at once (DiLoCo, arXiv:2311.08105). In the last step everything is,
 whosever turn it is: a run ends with what all its replicas have learned.
+
+Under a `sparse` codec a replica sends the largest elements of its pseudo-gradient. What it does not send stays in its
+weights (SparseLoCo, arXiv:2508.15706, keeps it in a vector of its own and resets the weights: then the replica learns
+again what it still has to send, and both arrive). Plain outer steps and the last one of a run send everything, in int8.
 """
 
 from __future__ import annotations
@@ -90,6 +94,10 @@ class OuterPlan:
         """Is an outer step here still plain (`stage.outer`)?"""
         return step <= self.warmup_steps
 
+    def sends_all(self, step: int) -> bool:
+        """Does an outer step here send all elements, even under a sparse codec?"""
+        return self.plain(step) or step == self.total_steps - 1
+
     def _turn(self, number: int) -> int:
         """Fragment 0 goes with the full rounds of inner steps, the others in between."""
         return number * self.inner_steps // self.fragments
@@ -97,6 +105,12 @@ class OuterPlan:
 
 _LENGTHS = 1
 """Elements of the vector that every round sums last."""
+
+_CHUNK = 1 << 14
+"""Elements that are encoded at a time where nothing is sent: whole blocks, and few beside a stage's."""
+
+DENSE = "int8"
+"""How a run with a sparse codec sends all elements."""
 
 
 class LocalSum(RoundSum):
@@ -127,6 +141,10 @@ class LocalSum(RoundSum):
         self._tokens_each = training.microbatch_size * training.sequence_length
         self._reducer = PartReducer(averaging)
         self._plain_reducer = PartReducer(averaging, codec="fp32")
+        self._dense = self.codec, self._reducer
+        if averaging.sparse:
+            dense = SumCodec(DENSE, self.num_elements, device=device)
+            self._dense = dense, PartReducer(averaging, codec=DENSE)
         self._centers: dict[Range, Tensor] = {}  # the last mean of each fragment, where the reducer asks for it
         self._lengths = SumBuffer(_LENGTHS, dtype=torch.float32, device=torch.device("cpu"))
         self._exchanged = SumBuffer(0, dtype=torch.float32, device=device)
@@ -218,7 +236,8 @@ class LocalSum(RoundSum):
             if self._gossip:
                 vector, whole = self._vector()[start + shift : stop + shift], reference != self.reference
                 return self._references.encode(vector, start, whole=whole)
-            return self.codec.contribution(self._vector(), start + shift, stop + shift)
+            codec, _ = self._in_use
+            return codec.contribution(self._vector(), start + shift, stop + shift)
 
     @in_round
     def reduce(self, contributions: Sequence[Contribution], start: int, stop: int, *, hop: int = 0) -> Reduced:
@@ -239,9 +258,10 @@ class LocalSum(RoundSum):
                 return Reduced(self._references.encode(total, start, whole=whole), clipped)
         center = self._centers.get(self.due or (0, 0))
         about = None if center is None else center[start:stop]
-        total, clipped = self._reducer(contributions, stop - start, about, hop=hop)
+        codec, reducer = self._in_use
+        total, clipped = reducer(contributions, stop - start, about, hop=hop)
         with blameless(self.canonical.stage):
-            return Reduced(self.codec.sum(total, start + self._shift, hop=hop), clipped)
+            return Reduced(codec.sum(total, start + self._shift, hop=hop), clipped)
 
     @in_round
     def open_sum(self) -> None:
@@ -265,7 +285,8 @@ class LocalSum(RoundSum):
             place.copy_(self._references.decode(packed, start, size))
             self._exchanged.written(start, size)
             return
-        check_codec(packed, "fp32" if start >= edge else self.codec.reduced)
+        codec, _ = self._in_use
+        check_codec(packed, "fp32" if start >= edge else codec.reduced)
         buffer, start = (self._lengths, start - edge) if start >= edge else (self._exchanged, start)
         codecs.decode_into(buffer.place(start, size), packed)
         buffer.written(start, size)
@@ -363,7 +384,8 @@ class LocalSum(RoundSum):
             mean = mean / (self._training.microbatches - len(commit.voided))
         else:
             self._references.agreed(self.draw[1], due, mean)
-        moved = self._outer.step(mean, start, mine=not missed, plain=self._plan.plain(commit.step))
+        unsent = self._unsent(due) if not (missed or self._sends_all) else None
+        moved = self._outer.step(mean, start, mine=not missed, unsent=unsent, plain=self._plan.plain(commit.step))
         if self._reducer.needs_center and not self._gossip:
             self._centers[due] = mean.cpu()
         self.codec.applied(commit.id)
@@ -416,6 +438,15 @@ class LocalSum(RoundSum):
     # ------------------------------------------------------------ inside
 
     @property
+    def _sends_all(self) -> bool:
+        return not self.canonical.spec.averaging.sparse or self._plan.sends_all(self.state.version)
+
+    @property
+    def _in_use(self) -> tuple[SumCodec, PartReducer]:
+        """Codec and reducer of the outer step of this version."""
+        return self._dense if self._sends_all else (self.codec, self._reducer)
+
+    @property
     def _shift(self) -> int:
         """From a position in the round to one among all elements."""
         return 0 if self.due is None else self.due[0]
@@ -441,6 +472,14 @@ class LocalSum(RoundSum):
             if not self._gossip:
                 self._mine[start:stop] *= len(self._counted)
         return self._mine
+
+    def _unsent(self, due: Range) -> Tensor:
+        """What the others have not got of my vector, computed in its memory. None of it counts as sent twice, because
+        what is encoded depends neither on how a round cut it nor on how often."""
+        vector = self._vector()[slice(*due)]
+        for piece in torch.split(vector, _CHUNK):
+            piece.sub_(codecs.decode(codecs.encode(self.canonical.spec.averaging.codec, piece), device=piece.device))
+        return vector.div_(len(self._counted))
 
     def _sealed(self) -> tuple[bytes, float]:
         digest = hashlib.sha256(self._lengths.seal())

@@ -27,7 +27,6 @@ class SumCodec:
     def __init__(self, codec: str, num_elements: int, *, device: torch.device) -> None:
         found = codecs.use(codec)
         self._contributed, self.reduced, self._device = codec, found.reduced, device
-        self._loses_twice = codecs.find(found.reduced).feedback
         self.feedback = Feedback(num_elements, device=device) if found.feedback else None
 
     def begin(self, round_id: RoundId) -> None:
@@ -50,7 +49,7 @@ class SumCodec:
         """A piece reduced in that hop, on the CPU; do not change `total` afterwards. Raises NON_FINITE."""
         packed = codecs.encode(self.reduced, total)
         # The reducer owes what encoding its sum has lost.
-        if self.feedback is not None and self._loses_twice:
+        if self.feedback is not None:
             self.feedback.reduced(total, codecs.decode(packed), start, hop=hop)
         return packed
 

@@ -83,7 +83,7 @@ class Blocks:
         if self._encoded_fast(x_N, out):
             return out
         for x, scales, codes in self._pieces(x_N, out):
-            found, encoded = self._encode(_blocks(x, self.block))
+            found, encoded = self._encode(to_blocks(x, self.block))
             scales.copy_(found)
             codes.copy_(encoded.view(-1).view(torch.uint8)[: codes.numel()])
             # The half byte behind the last element: equal tensors must have equal bytes.
@@ -99,7 +99,7 @@ class Blocks:
             return
         self.check(data.numpy(), out_N.numel())
         for out, scales, codes in self._pieces(out_N, data.to(out_N.device)):
-            values = _blocks(self._values(codes)[: out.numel()], self.block)
+            values = to_blocks(self._values(codes)[: out.numel()], self.block)
             # Straight into its place, where nothing is added and no block is short.
             if not add and values.numel() == out.numel():
                 torch.mul(values, scales.unsqueeze(1), out=out.view_as(values))
@@ -134,7 +134,7 @@ class Blocks:
 
     def _peaks(self, size_N: torch.Tensor) -> torch.Tensor:
         """The largest of each element's block, [N]."""
-        return _blocks(size_N, self.block).amax(1).repeat_interleave(self.block)[: size_N.numel()]
+        return to_blocks(size_N, self.block).amax(1).repeat_interleave(self.block)[: size_N.numel()]
 
     def _check(self, scales: Array, codes: Array, num_elements: int) -> None:
         """Of scales that are finite: raise BadMessage unless an encoder writes such."""
@@ -149,7 +149,7 @@ class Blocks:
         raise NotImplementedError
 
 
-def _blocks(x_N: torch.Tensor, block: int) -> torch.Tensor:
+def to_blocks(x_N: torch.Tensor, block: int) -> torch.Tensor:
     """[ceil(N / block), block]: a view where blocks are whole, else a copy with zeros behind the last element."""
     import torch
 
@@ -363,7 +363,7 @@ class Tabled(Blocks):
         import torch
 
         size = x_N.double().abs()
-        signed = self._scales(_blocks(x_N, self.block)).double()
+        signed = self._scales(to_blocks(x_N, self.block)).double()
         scale = signed.repeat_interleave(self.block)[: size.numel()]
         table = torch.tensor(self.numbers, dtype=torch.float64)
         ratio = torch.where(scale == 0, 0.0, x_N.double() / torch.where(scale == 0, 1.0, scale))

@@ -6,8 +6,8 @@
     int8     square-root companded blocks       1 + 4 per 256              codec_blocks
     bnb8     bitsandbytes' dynamic map          1 + 4 per 256              codec_blocks
     nf4      4-bit NormalFloat                  1/2 + 4 per 64             codec_blocks
-    topk:F   the largest of each block          about 6 F                  codec_sparse
-    sparse   all but zeros, exact               at most 4 1/8              codec_sparse
+    sparse:F the largest of each block          about 1.5 F                codec_sparse
+    sparse   all but zeros, in 4 bits           at most 5/8                codec_sparse
     int64, int32, uint8                         exact integers             codec_casts
     small    exact integers, by blocks          bits of the largest in 64   codec_planes
 
@@ -43,7 +43,7 @@ from swarmnet.wire.codec import MAX_BLOCK, Codec, malformed, memory, non_finite,
 from swarmnet.wire.codec_blocks import BLOCKWISE
 from swarmnet.wire.codec_casts import CASTS, Cast
 from swarmnet.wire.codec_planes import Planes
-from swarmnet.wire.codec_sparse import Sparse, topk
+from swarmnet.wire.codec_sparse import Sparse, sparse
 
 if TYPE_CHECKING:
     import torch
@@ -104,7 +104,7 @@ def use_all(named: Iterable[Named]) -> None:
 def _with_parameter(name: str) -> Codec | None:
     family, parameter = split(name)
     with contextlib.suppress(ValueError):
-        return topk(parameter) if family == "topk" else None
+        return sparse(parameter) if family == "sparse" else None
     return None
 
 

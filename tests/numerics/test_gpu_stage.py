@@ -226,6 +226,7 @@ def test_updates_in_host_memory_take_all_cores_and_give_them_back(
         Averaging(codec="small", sync="overlap", overlap_after=0),
         Averaging(codec="int8", sync="local", inner_steps=1, outer_warmup_steps=1),
         Averaging(codec="nf4", sync="local", inner_steps=1, outer_warmup_steps=1),
+        Averaging(codec="sparse:0.05", sync="local", inner_steps=1, outer_warmup_steps=1),
     ],
     ids=lambda averaging: f"{averaging.sync}-{averaging.codec}",
 )

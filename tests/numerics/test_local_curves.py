@@ -31,7 +31,13 @@ def found(partners: str, fragments: int = 1, codec: str = "fp32") -> dict:
 
 @pytest.mark.parametrize(
     ("partners", "fragments", "codec", "fewer"),
-    [("all", 1, "fp32", 8), ("all", 2, "fp32", 6), ("all", 1, "int8", 31), ("pairs", 1, "fp32", 12)],
+    [
+        ("all", 1, "fp32", 8),
+        ("all", 2, "fp32", 6),
+        ("all", 1, "int8", 31),
+        ("all", 1, "sparse:0.05", 45),
+        ("pairs", 1, "fp32", 12),
+    ],
 )
 def test_it_learns_nearly_as_fast_and_sends_far_less(partners: str, fragments: int, codec: str, fewer: float) -> None:
     row, exact = found(partners, fragments, codec), found("")

@@ -128,7 +128,7 @@ def test_one_replica_alone_trains_as_ever() -> None:
     torch.testing.assert_close(*ends, rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("codec", ["fp32", "fp16", "int8", "nf4"])
+@pytest.mark.parametrize("codec", ["fp32", "fp16", "int8", "nf4", "sparse:0.05"])
 def test_between_exchanges_replicas_differ_and_after_one_their_slow_weights_are_equal(codec: str) -> None:
     async def scenario(chain: StageChain) -> None:
         first, second = chain.engines[0]
@@ -279,6 +279,104 @@ def test_everything_is_exchanged_in_the_last_step() -> None:
     run(scenario, local(inner_steps=4, fragments=4), replicas=2)
 
 
+# ---------------------------------------------------------------- sparse outer steps
+
+
+async def codecs_of_outer_steps(chain: StageChain) -> list[str]:
+    """Take the steps up to the run's end; the codecs in which the outer steps' vectors travelled."""
+    found = []
+    while chain.step_number < 20:
+        (engine, *_), at = chain.engines[0], chain.step_number
+        if engine.sums.sum_elements > 1:
+            await engine.sums.open_round(ROUND)
+            found.append((at, (await engine.sums.contribution(0, 1)).codec))
+        await step(chain, EVEN)
+    return found
+
+
+def test_warm_up_and_last_outer_step_send_all_elements_the_others_the_largest() -> None:
+    async def scenario(chain: StageChain) -> None:
+        dense, sparse = "int8", "sparse:0.05"
+        assert await codecs_of_outer_steps(chain) == [(5, dense), (10, sparse), (15, sparse), (19, dense)]
+        first, second = chain.engines[0]
+        assert torch.equal(slow(first), slow(second))
+
+    run(scenario, local("sparse:0.05", inner_steps=5, outer_warmup_steps=5), replicas=2)
+
+
+def test_a_sparse_outer_step_moves_what_was_sent_and_the_rest_stays() -> None:
+    async def scenario(chain: StageChain) -> None:
+        for _ in range(3):
+            await step(chain, EVEN)
+        before = [slow(engine) - await weights(engine) for engine in chain.engines[0]]
+        old = slow(chain.engines[0][0])
+        sent = [codecs.decode(codecs.encode("sparse:0.05", 2 * vector)) / 2 for vector in before]
+        for engine in chain.engines[0]:  # so that no gradient of its own moves the weights, too
+            engine._state.apply = lambda *_, state=engine._state, **__: state.stay(_[1])
+        await step(chain, EVEN)
+        for engine, vector, part in zip(chain.engines[0], before, sent, strict=True):
+            assert 0 < int(part.count_nonzero()) <= 0.06 * part.numel()
+            torch.testing.assert_close(old - slow(engine), (sent[0] + sent[1]) / 2, rtol=0, atol=1e-4)
+            torch.testing.assert_close(slow(engine) - await weights(engine), vector - part, rtol=0, atol=1e-6)
+
+    run(scenario, local("sparse:0.05", outer_learning_rate=1.0, outer_momentum=0.0), replicas=2)
+
+
+def test_a_round_cut_and_opened_again_leaves_the_same_weights() -> None:
+    ends = []
+
+    def scenario(*, again: bool) -> Scenario:
+        async def train(chain: StageChain) -> None:
+            for _ in range(3):
+                await step(chain, EVEN)
+            loss, tokens = await count(chain, EVEN)
+            if again:  # some of it was sent in a round that was given up
+                await chain.engines[0][0].sums.open_round(OTHER)
+                await chain.engines[0][0].sums.contribution(4096, 8192)
+            digest, square = await a_round(chain, (0, 1), EVEN)
+            await apply(chain, [commit(0, 3, digest, loss, tokens, square)])
+            ends.append([await weights(engine) for engine in chain.engines[0]])
+
+        return train
+
+    for again in (False, True):
+        run(scenario(again=again), local("sparse:0.05"), replicas=2)
+    assert all(torch.equal(one, other) for one, other in zip(*ends, strict=True))
+
+
+def test_sparse_replicas_that_were_restored_go_on_with_the_same_bits() -> None:
+    async def scenario(chain: StageChain) -> None:
+        for _ in range(5):
+            await step(chain, EVEN)
+        saved = [(bytes(await engine.snapshot()), await engine.sums.memory()) for engine in chain.engines[0]]
+        assert all(memory == (5, None) for _, memory in saved), "nothing is kept beside the weights"
+        ends = []
+        for _ in range(2):
+            for _ in range(5):
+                await step(chain, EVEN)
+            ends.append([await weights(engine) for engine in chain.engines[0]])
+            for engine, (snapshot, _) in zip(chain.engines[0], saved, strict=True):
+                await engine.restore(snapshot, version=5)
+            chain.step_number = 5
+        assert all(torch.equal(one, other) for one, other in zip(*ends, strict=True))
+
+    run(scenario, local("sparse:0.05"), replicas=2)
+
+
+def test_a_joiner_of_a_sparse_run_has_the_same_outer_weights_from_its_first_outer_step_on() -> None:
+    async def scenario(chain: StageChain) -> None:
+        donor, joiner, other = chain.engines[0]
+        for _ in range(5):
+            await step(chain, [(0, 1), (), (2, 3)])
+        await joiner.restore(await donor.snapshot(), version=5)
+        for _ in range(5):
+            await step(chain, [(0, 1), (2,), (3,)])
+        assert torch.equal(slow(joiner), slow(donor)) and torch.equal(slow(joiner), slow(other))
+        assert not torch.equal(await weights(joiner), await weights(donor))
+
+    run(scenario, local("sparse:0.05"), replicas=3)
+
+
 # ---------------------------------------------------------------- pairs
 
 
@@ -375,6 +473,7 @@ def test_the_manifest_refuses_what_cannot_be() -> None:
     for averaging, advice in [
         ({"sync": "local", "codec": "fp32", "inner_steps": 2, "fragments": 3}, "turns"),
         ({"sync": "local", "codec": "acme.half", "partners": "pairs"}, "may spoil"),
+        ({"sync": "local", "codec": "sparse:0.1", "partners": "pairs"}, 'partners = "all"'),
         ({"sync": "exact", "codec": "small", "inner_steps": 2}, "no effect"),
     ]:
         with pytest.raises(ValueError, match=advice):

@@ -92,6 +92,7 @@ def sum_up(sums: AtOnce) -> tuple[bytes, float]:
 ON_RANKS = [
     Averaging(codec="int64"),
     Averaging(codec="fp32", **LOCAL),
+    Averaging(codec="sparse:0.05", **LOCAL),
     Averaging(codec="nf4", **LOCAL),
     Averaging(codec="fp32", partners="pairs", **LOCAL),
 ]

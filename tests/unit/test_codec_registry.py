@@ -122,7 +122,7 @@ def test_all_that_a_run_needs_is_loaded_or_its_field_named(install, field: str, 
     assert codecs.find("acme.sign").name == "acme.sign"
 
 
-@pytest.mark.parametrize("codec", ["fp32", "fp16", "int8", "nf4"])
+@pytest.mark.parametrize("codec", ["fp32", "fp16", "int8", "nf4", "sparse:0.01"])
 def test_ours_need_nothing(codec: str) -> None:
     codecs.use_all(named_by(local(codec)))
     codecs.use_all(named_by(Manifest()))
@@ -136,10 +136,10 @@ def test_what_a_peer_sends_loads_nothing(install) -> None:
 
 
 def test_a_plug_in_cannot_take_our_names(install) -> None:
-    install("thief", {"int8": "acme_codecs:Thief", "topk": "acme_codecs:Thief", "acme.int8": "acme_codecs:Thief"})
+    install("thief", {"int8": "acme_codecs:Thief", "sparse": "acme_codecs:Thief", "acme.int8": "acme_codecs:Thief"})
     ours = codecs.find("int8")
     assert codecs.use("int8") is ours and "acme_codecs" not in sys.modules
-    assert codecs.use("topk:0.01").name == "topk:0.01" and "acme_codecs" not in sys.modules
+    assert codecs.use("sparse:0.01").name == "sparse:0.01" and "acme_codecs" not in sys.modules
     with pytest.raises(UsageError, match="distribution thief is no such codec: it is 'int8'"):
         codecs.use("acme.int8")
     assert codecs.find("int8") is ours
@@ -180,7 +180,9 @@ def test_a_missing_plug_in_says_what_to_do() -> None:
         codecs.use("acme.none:3")
 
 
-@pytest.mark.parametrize("name", ["int9", "topk", "topk:0.010", "topk:nan", "topk:2.0", "", "auto", "x" * 1000])
+@pytest.mark.parametrize(
+    "name", ["int9", "topk:0.01", "sparse:", "sparse:0.010", "sparse:nan", "sparse:2.0", "", "auto", "x" * 1000]
+)
 def test_no_name_but_ours_is_found(name: str) -> None:
     with pytest.raises(BadMessage, match="unknown codec"):
         codecs.find(name)
@@ -196,24 +198,42 @@ def test_names_that_are_good_everywhere(name: str) -> None:
     assert check_boundary(name) == check_averaging(name) == name
 
 
-@pytest.mark.parametrize("name", ["int64", "small"])
+@pytest.mark.parametrize("name", ["int64", "small", "sparse:0.01", "sparse:0.25", "sparse:1e-05"])
 def test_names_that_are_good_for_aggregates_alone(name: str) -> None:
     assert check_averaging(name) == name
     with pytest.raises(ValueError, match="fp32, bf16, fp16, int8, bnb8, nf4"):
         check_boundary(name)
 
 
-GONE = ("bf16", "bnb8", "auto", "auto:nf4", "topk", "topk:0.01", "powersgd:4")
+GONE = ("bf16", "bnb8", "auto", "auto:nf4", "topk:0.01", "powersgd:4")
 
 
 @pytest.mark.parametrize(
-    "name",
-    ["int9", "sparse", "mixed", "uint8", "int8:3", "", "acme.", "acme.sign:", "Acme.sign", "acme.sign" * 9, *GONE],
+    "name", ["int9", "mixed", "uint8", "int8:3", "", "acme.", "acme.sign:", "Acme.sign", "acme.sign" * 9, *GONE]
 )
 def test_other_names_are_refused_with_what_to_write(name: str) -> None:
-    with pytest.raises(ValueError, match=r'must be "small" or "int64" \(.*\), or fp32, fp16, int8, nf4 or a plug-in'):
+    with pytest.raises(ValueError, match=r'must be "small" or "int64" \(.*\), or fp32, .*, sparse:0\.05 or a plug-in'):
+        check_averaging(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("sparse", "such as sparse:0.05"),
+        ("sparse:", "such as sparse:0.05"),
+        ("sparse:0", "such as sparse:0.05"),
+        ("sparse:0.5", "at most 0.25"),
+        ("sparse:nan", "above 0"),
+        ("sparse:-0.1", "above 0"),
+        ("sparse:0.010", "write sparse:0.01"),
+        ("sparse: 0.01", "write sparse:0.01"),
+        ("sparse:.01", "write sparse:0.01"),
+    ],
+)
+def test_a_fraction_that_is_none_is_refused_in_words(name: str, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
         check_averaging(name)
 
 
 def test_ours_are_never_spelled_as_others() -> None:
-    assert not any(map(is_plug_in, (*codecs.NAMES, *GONE)))
+    assert not any(map(is_plug_in, (*codecs.NAMES, "sparse:0.01", *GONE)))

@@ -19,7 +19,7 @@ from swarmnet.wire.codec import is_finite
 from swarmnet.wire.codec_contract import LAWS
 
 SIZES = (0, 1, 63, 64, 255, 256, 257, 1000)
-FLOATS = (*(name for name in codecs.NAMES if codecs.find(name).dtype == "float32"), *("topk:0.01", "topk:0.25"))
+FLOATS = (*(name for name in codecs.NAMES if codecs.find(name).dtype == "float32"), *("sparse:0.01", "sparse:0.25"))
 NAMES = ("int64", "int32", "uint8", *FLOATS)
 INTEGERS = {"int64": torch.int64, "int32": torch.int32, "uint8": torch.uint8}
 MAX32 = torch.finfo(torch.float32).max
@@ -193,7 +193,7 @@ def test_an_unexpected_codec_is_refused():
 def test_non_finite_numbers_are_refused_on_the_way_in_and_leave_the_sum_alone(name, bad):
     data = bytearray(codecs.encode(name, torch.ones(600)).data)
     stored = torch.bfloat16 if name == "bf16" else torch.float32
-    place = 0 if name == "fp16" else 1  # a scale, or the second number
+    place = {"fp16": 0, "sparse": 2}.get(name.partition(":")[0], 1)  # a scale, or the second number
     torch.frombuffer(data, dtype=stored, count=place + 1)[place] = bad
     packed = Packed(name, (600,), data)
     accumulator = torch.ones(600)
@@ -219,7 +219,7 @@ def test_bytes_no_int8_encoder_writes_are_refused(offset, byte, code):
 
 @settings(deadline=None)
 @given(
-    st.sampled_from((*INTEGERS, "fp32", "nf3", "topk:0.010")),
+    st.sampled_from((*INTEGERS, "fp32", "nf3", "sparse:0.010")),
     st.lists(st.integers(-1, 9), max_size=3).map(tuple),
     st.data(),
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+import torch
 
 from swarmnet.config.fleet import Members
 from swarmnet.errors import UsageError
@@ -14,6 +15,7 @@ from swarmnet.plan.choice import Priced
 from swarmnet.plan.choice import choose as choose_for
 from swarmnet.plan.cost import Load, Site, Way, cost, hiding_bytes_per_s, limits, rule_bubble, sum_bytes, volumes
 from swarmnet.plan.members import situated
+from swarmnet.wire.codecs import encode
 
 MBIT = 1e6 / 8
 LOAD = Load(stages=4, replicas=4, microbatches=32, microbatch_s=0.6, boundary_elements=1 << 22, parameters=10**9)
@@ -42,6 +44,16 @@ def choose(spec: StageSpec, said: dict[str, object], site: Site, *, replicas: in
 )
 def test_small_sums_are_as_long_as_measured(microbatches: int, replicas: int, measured: float) -> None:
     assert sum(sum_bytes("small", microbatches, replicas)) == pytest.approx(measured, rel=0.03)
+
+
+def test_sparse_sums_are_as_long_as_their_codec_says() -> None:
+    size, seeded = 1 << 20, torch.Generator().manual_seed(0)
+    each = [torch.where(torch.rand(size, generator=seeded) < 0.05, 1.0, 0.0) for _ in range(4)]
+    found = [encode("sparse", x).num_bytes / size for x in (each[0], sum(each, torch.zeros(size)))]
+    assert sum_bytes("sparse:0.05", 8, 4) == pytest.approx(found, rel=0.02)
+    assert encode("sparse:0.05", torch.randn(size, generator=seeded)).num_bytes / size == pytest.approx(
+        found[0], rel=0.01
+    )
 
 
 def test_a_round_sends_what_a_butterfly_must() -> None:

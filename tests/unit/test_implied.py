@@ -6,7 +6,7 @@ import pytest
 
 from swarmnet.config.check import layer
 from swarmnet.manifest.file import change
-from swarmnet.manifest.implied import PARTNERS_MOMENTUM, PARTNERS_WARMUP_STEPS, implied
+from swarmnet.manifest.implied import PARTNERS_MOMENTUM, PARTNERS_WARMUP_STEPS, SPARSE_INNER_STEPS, implied
 from swarmnet.manifest.schema import Manifest
 
 LOCAL = {"averaging.sync": "local"}
@@ -27,6 +27,7 @@ PAIRS, GROUPS = {"averaging.partners": "pairs"}, {"averaging.partners": "groups"
         (LOCAL | {"averaging.reducer": "sum"}, {"numerics.mode": "fp32", "averaging.codec": "int8"}),
         (LOCAL | PAIRS, {**INT8, **WARMUP}),
         (LOCAL | NF4, {**FP32, "averaging.inner_steps": 24, "averaging.fragments": 4}),
+        (LOCAL | {"averaging.codec": "sparse:0.05"}, {**FP32, "averaging.inner_steps": SPARSE_INNER_STEPS}),
         (LOCAL | PAIRS | NF4, {**FP32, **WARMUP}),
         (LOCAL | GROUPS, {**INT8, **WARMUP, "averaging.group_size": 4}),
         (LOCAL | PAIRS | {"averaging.outer_momentum": 0.2}, {**INT8, "averaging.outer_warmup_steps": 150}),

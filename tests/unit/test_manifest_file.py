@@ -247,6 +247,7 @@ BAD = [
     ("suspect_s = 3.0", "heartbeat_s = 0.5", "run.toml: protocol.heartbeat_s is no longer a field: delete the line"),
     ("suspect_s = 3.0", "suspect_s = 30.0", "run.toml: protocol: suspect_s = 30.0 <= long_silence_s = 15.0"),
     ('codec = "int64"', 'codec = "fp32"', 'run.toml: averaging.codec = "fp32": averaging.sync = "exact" aggregates in'),
+    ('codec = "int64"', 'codec = "sparse:0.1"', 'run.toml: averaging.codec = "sparse:0.1": averaging.sync = "exact" '),
     ('codec = "int64"', 'codec = "topk:0.01"', 'run.toml: averaging.codec = "topk:0.01": must be "small" or "int64" '),
     ('codec = "int64"', 'codec = "bf16"', 'run.toml: averaging.codec = "bf16": must be "small" or "int64" (sync'),
     ('mode = "deterministic"', 'mode = "fp32"', 'run.toml: numerics.mode = "fp32": averaging.sync = "exact" aggregate'),

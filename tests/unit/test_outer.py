@@ -101,6 +101,18 @@ def test_who_took_no_part_keeps_what_it_has_learned() -> None:
     torch.testing.assert_close(weights(absent) - absent.slow, learned, rtol=0, atol=1e-6)
 
 
+def test_what_a_replica_does_not_send_stays_in_its_weights() -> None:
+    group = [replica() for _ in range(2)]
+    for seed, outer in enumerate(group):
+        learn(outer, seed)
+    vectors = [outer.vector(0, SIZE) for outer in group]
+    sent = [torch.where(vector.abs() > vector.abs().median(), vector, 0.0) for vector in vectors]
+    for outer, vector, part in zip(group, vectors, sent, strict=True):
+        outer.step(torch.stack(sent).mean(0), 0, unsent=vector - part)
+        torch.testing.assert_close(outer.vector(0, SIZE), vector - part, rtol=0, atol=1e-6)
+    assert torch.equal(group[0].slow, group[1].slow)
+
+
 def test_elements_that_are_not_exchanged_stay_as_they_are() -> None:
     group = [replica() for _ in range(2)]
     for seed, outer in enumerate(group):
@@ -187,6 +199,11 @@ def test_the_last_step_exchanges_everything_and_the_first_nothing(inner: int, fr
 def test_exchanges_are_plain_to_the_end_of_the_warm_up() -> None:
     plan = OuterPlan(12, 4, 1, total_steps=100, warmup_steps=8)
     assert [plan.plain(step) for step in (4, 8, 9, 12)] == [True, True, False, False]
+
+
+def test_all_elements_are_sent_in_the_warm_up_and_in_the_last_step() -> None:
+    plan = OuterPlan(100, 4, 1, 20, warmup_steps=8)
+    assert [step for step in range(20) if plan.due(step) and plan.sends_all(step)] == [4, 8, 19]
 
 
 def test_turns_are_spread_evenly() -> None:

@@ -34,7 +34,7 @@ def test_a_line_is_slow_once_it_is_measured_to_be() -> None:
         (["wire.slow=int8"], 'slow = "int8" and slow_mbit = 0.0 go together'),
         (["wire.slow_mbit=20"], 'slow = "" and slow_mbit = 20.0 go together'),
         (["wire.slow=fp32", "wire.slow_mbit=20"], "is what crosses every line"),
-        (["wire.slow=topk:0.01", "wire.slow_mbit=20"], "must be one of fp32, bf16"),
+        (["wire.slow=sparse:0.01", "wire.slow_mbit=20"], "must be one of fp32, bf16"),
     ],
 )
 def test_what_makes_no_sense_is_refused(assignments: list[str], said: str) -> None:

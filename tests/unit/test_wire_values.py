@@ -32,7 +32,7 @@ def refusal(look, packed: Packed) -> RejectCode | None:
 
 @st.composite
 def sent(draw: st.DrawFn) -> Packed:
-    codec, size = draw(st.sampled_from((*NAMES, "topk:0.25"))), draw(st.integers(0, 300))
+    codec, size = draw(st.sampled_from((*NAMES, "sparse:0.25"))), draw(st.integers(0, 300))
     length = encoded_bytes(codec, (size,)) + draw(st.sampled_from([0, 0, 0, 0, 1]))
     data = bytearray(length)
     for place in draw(st.lists(st.integers(0, max(length - 1, 0)), max_size=4)) if length else ():
