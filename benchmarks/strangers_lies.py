@@ -683,6 +683,18 @@ class TwoRounds(Lie):
 
 
 @lie
+class LeaderVoidsAll(Lie):
+    """as the leader says in each round that no microbatch gives a finite value but one of its own"""
+
+    def tells(self, to: PeerId, message: Control) -> Iterable[Control]:
+        if not isinstance(message, Round) or not message.contributions:
+            return (message,)
+        counted = frozenset({min(index for _, _, indexes in message.contributions for index in indexes)})
+        peer, generation, _ = message.contributions[0]
+        return (replace(message, contributions=((peer, generation, counted),), voided=self.every_index - counted),)
+
+
+@lie
 class KeepsTheCommit(Lie):
     """as a keeper tells nobody the commit, and nothing of it in heartbeats"""
 

@@ -32,6 +32,7 @@ class Election:
         self.promised: Ballot | None = None
         self._began_at = self._promised_at = self._kept_at = now
         self._kept_s: dict[PeerId, float] = {}  # before that, of those who have kept in turns
+        self._rejected: set[PeerId] = set()  # leaders that asked for what no correct leader asks for
         self._stood = 0  # against who keeps though I pass it over
         self._smallest = math.inf  # round that it has opened
         self.given: Indexes = NONE
@@ -63,7 +64,7 @@ class Election:
         told_by: the peer that reported its promise of this ballot. If that is my keeper, it keeps no longer.
         """
         peer, view = ballot.peer, self._view
-        if ballot == self.promised:
+        if ballot == self.promised or peer in self._rejected:
             return False
         left = self.promised is not None and told_by == self.promised.peer != view.me
         if peer != view.me:
@@ -135,6 +136,11 @@ class Election:
             live -= {ballot.peer}
         return has_quorum(found, live)
 
+    def reject(self, leader: PeerId, *, now: float) -> list[Note]:
+        """It opened a round that no correct leader opens: I do not follow it in this step, even if most do."""
+        self._rejected.add(leader)
+        return self._vain.strike(leader, "opens a round that is refused", cost_s=self._view.timers.suspect_s, now=now)
+
     def heard(self, prepare: Prepare, *, now: float) -> None:
         """The promised keeper has spoken. It tells what it has given while I am among those that would keep next."""
         self._promised_at = now
@@ -186,7 +192,8 @@ class Election:
         if self.sits(keeper, now=now):
             # I wait longer if others still follow it: if they stay with it, I would only come back.
             # Each time that I stood in vain doubles the wait, because no sum comes while keepers change.
-            turns = place + self._followed(self.promised, now) + 2**self._stood - 1
+            follows = self._followed(self.promised, now) and keeper not in self._rejected
+            turns = place + follows + 2**self._stood - 1
             if turns and now - self._kept_at <= turns * limit:
                 return None
             self._stood += 1

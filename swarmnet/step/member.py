@@ -22,6 +22,7 @@ from swarmnet.messages import (
     LineQuality,
     Measure,
     Prepare,
+    Round,
     Stamp,
     StepControl,
     Trouble,
@@ -414,7 +415,11 @@ class Member:
         about = None if isinstance(message, Heartbeat | Committed) else self.step(message.stamp.step)
         reason = refusal(peer, message, self.shape, about.promised if about is not None else None)
         if reason is not None:
-            return [note("refused_message", peer=peer, kind=type(message).__name__, reason=reason)]
+            actions: list[Action] = [note("refused_message", peer=peer, kind=type(message).__name__, reason=reason)]
+            # No correct leader opens such a round, and waiting for a better one would cost its whole term.
+            if isinstance(message, Round) and about is not None and about.promised == message.ballot:
+                actions += about.election.reject(peer, now=now)
+            return actions
         # Heartbeats come from all stages, everything else but commits from mates.
         if isinstance(message, Heartbeat):
             return self._on_heartbeat(peer, message, now)

@@ -2,7 +2,9 @@
 
 from stage_table import TIMERS, Table
 
-from swarmnet.ids import Ballot, PeerId
+from swarmnet.ids import Ballot, PeerId, RoundId
+from swarmnet.messages import Round
+from swarmnet.step.actions import Note
 from swarmnet.step.election import Election
 
 
@@ -44,3 +46,21 @@ def test_if_the_next_in_order_does_not_stand_for_a_dead_keeper_another_does() ->
     assert waits.due(keeping=False, now=table.now) is None
     table.tick(TIMERS.suspect_s + 1.0)
     assert waits.due(keeping=False, now=table.now) == Ballot(1, last)
+
+
+def test_a_leader_whose_round_is_refused_is_left_at_once_and_not_followed_again() -> None:
+    table = Table("A", "B", "C")
+    leader = next(member for member in table.members.values() if member.keeper is not None)
+    member = next(each for each in table.members.values() if each is not leader and each.promised is not None)
+    ballot = member.promised
+    assert ballot is not None and ballot.peer == leader.me
+    # All microbatches are left out of the step, and the run tolerates none.
+    every = frozenset(range(member.shape.num_microbatches))
+    bad = Round(member.stamp, ballot, RoundId(ballot, 1), (), (leader.me,), (), voided=every)
+    told = [action for action in member.receive(leader.me, bad, now=table.now) if isinstance(action, Note)]
+    assert [note.event for note in told] == ["refused_message", "strike"]
+    election = member.oldest.election
+    assert not election.promise(Ballot(9, leader.me), now=table.now), "even if most follow it"
+    places = [peer for peer in election._order(table.now) if peer != leader.me]
+    due = election.due(keeping=False, now=table.now + places.index(member.me) * TIMERS.suspect_s + 0.1)
+    assert due == Ballot(ballot.number + 1, member.me)
