@@ -100,6 +100,8 @@ class Election:
             said = {view.me: view.broken, **{peer: seen.unreached for peer, seen in view.mates() if peer in order}}
             # A broken line to a replica that has contributed nothing may be its own doing.
             new = {peer for peer in order if self._membership.is_new(peer)}
+            if view.voters:  # and many silent strangers would put me at fault that names them
+                said = {one: {mate: said[one][mate] for mate in said[one].keys() & view.voters} for one in said}
             broken = broken_lines(said, passed_over | new, now - view.timers.suspect_s / 2)
             return sorted(order, key=lambda peer: (peer != ruler, peer in new, broken[peer]))
         # Of a large stage those keep who count. They hear each other; I stand last if I am none of them.

@@ -250,13 +250,18 @@ class Heartbeats:
             measure=self._of.drift.mine if told.mate else None,
             before=self._of.before,
             sitting=self._sitting,
-            unreached=tuple(self._of.view.broken)[:MAX_SITTING] if told.mate else (),
+            unreached=self._unreached if told.mate else (),
             new=self._of.membership.is_new(self._of.me),
             asks=told.asks,
             known=bits_of(commit.stage for commit in self._of.barrier.known),
             digest=self._of.membership.digest_of(self._of.barrier.known),
             notices=self._of.shape.notices.mark,
         )
+
+    @property
+    def _unreached(self) -> tuple[PeerId, ...]:
+        """The replicas to which my link is broken, voters first."""
+        return tuple(sorted(self._of.view.broken, key=lambda peer: peer not in self._of.view.voters))[:MAX_SITTING]
 
     @property
     def _sitting(self) -> tuple[PeerId, ...]:

@@ -553,10 +553,12 @@ class Keeper:
 
     def _broken_ends(self, now: float) -> frozenset[PeerId]:
         """Members with a broken line between them: they should reduce nothing."""
-        said = {peer: seen.unreached for peer, seen in self.view.mates() if seen.unreached}
-        return self._lines.apart(
-            self.members, said | {self.view.me: self.view.unreached(now=now)}, step=self.stamp.step
-        )
+        said = {peer: frozenset(seen.unreached) for peer, seen in self.view.mates() if seen.unreached}
+        said[self.view.me] = frozenset(self.view.unreached(now=now))
+        # A member that names many is not believed, and strangers can be many.
+        members = self.members.keys()
+        within = {peer: sorted(unreached & members) for peer, unreached in said.items()}
+        return self._lines.apart(self.members, within, step=self.stamp.step)
 
     def _leave_late(self, now: float) -> list[Action]:
         """There is a certificate: leave out members without the sum once they are late; they may fetch it later."""

@@ -146,7 +146,7 @@ class View:
             )
         )
         called = self._neighbours if self.stage in self.sparse else found  # who is not called answers nothing
-        return tuple(peer for peer in found if peer in called and peer in (self.voters or found) and peer != self.me)
+        return tuple(peer for peer in found if peer in called and peer != self.me)
 
     def answers(self, peer: PeerId, *, now: float) -> bool:
         """Can I call this peer, for all I know? False if I no longer can, though I may hear it: a firewall."""

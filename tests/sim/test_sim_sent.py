@@ -369,13 +369,15 @@ def test_no_right_output_is_false_because_of_a_gradient_that_no_engine_takes() -
         works = liar.peer.replicas[1].execution.works
         add = works.add
 
-        def add_false(step: int, record: WorkRecord, payload: tuple[Packed, ...], sents: tuple[Sent, ...] = ()) -> None:
+        def add_false(
+            step: int, record: WorkRecord, payload: tuple[Packed, ...], sents: tuple[Sent, ...] = (), **made: Any
+        ) -> None:
             if step >= 3 and not asked:
                 asked.append(min(node.peer_id for node in swarm.honest if node.stages == (1,)))
                 swarm.loop.create_task(accuse(asked[0], step, record.index))
                 record = replace(record, output=bytes(32), gradient=digest((junk,)), resent=True)
                 payload = (*payload[:-1], junk)
-            add(step, record, payload, sents)
+            add(step, record, payload, sents, **made)
 
         works.add = add_false
 
