@@ -309,8 +309,8 @@ class Router:
         it might just be slow.
         """
         replica, _ = self._close(pick)
-        # Also of a replica that has left meanwhile: under its next name it would be tried at once.
-        if pick.trial and (replica is None or not replica.measured):
+        # Also if it left without a word: under its next name it would be tried at once.
+        if pick.trial and (hung if replica is None else not replica.measured):
             self._next_trial_at = max(self._next_trial_at, now + (now - pick.at) * (1 / _TRIALS - 1))
         if replica is None:
             return
