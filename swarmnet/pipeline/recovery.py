@@ -20,7 +20,10 @@ from swarmnet.quorum import blocks
 from swarmnet.transport import Transport, ask
 
 ASK_S = 10.0
-"""Silence after which somebody asked for a memoised copy is given up."""
+"""Silence after which a replica that has begun to answer is given up."""
+
+SILENT_S = 1.0
+"""A replica that shows no sign of life for so long is passed over; twice as long in the next attempt, up to `ASK_S`."""
 
 LIMIT_S = 60.0
 """The longest that one peer is asked, whatever it says meanwhile: another may have the copy."""
@@ -66,6 +69,7 @@ class Recovery:
         Raises Refused(VOID) if half of the stage before computed it, and it is not finite.
         """
         void: set[PeerId] = set()
+        silent_s = SILENT_S
         while True:
             if self._stage == 0:
                 own = self._tokens(step, index)
@@ -75,13 +79,16 @@ class Recovery:
             else:
                 peers = self._before()
             request = Fetch(step, self._stage - 1, index, "input", cached=True)
-            found = await self._first(peers, request)
+            found, answered = await self._first(peers, request, silent_s)
             # Forward is a pure function: any replica of the stage before can do it again (I1).
             if found is None and self._stage > 0:
-                # Nobody remembers: one after the other is asked to recompute it.
-                for peer in peers:
+                # One after the other is asked to recompute it. A hung replica comes last, because it only costs time.
+                for peer in sorted(peers, key=lambda peer: peer not in answered):
+                    request = Fetch(step, self._stage - 1, index, "input", cached=False)
                     try:
-                        found = await self._ask(peer, Fetch(step, self._stage - 1, index, "input", cached=False))
+                        found = await self._ask(peer, request, silent_s)
+                    except (PeerGone, PeerTimeout):
+                        continue
                     except Refused as refused:
                         # One alone may lie, and all mates would believe it.
                         void.add(peer)
@@ -91,21 +98,48 @@ class Recovery:
                         break
             if found is not None:
                 return found
+            silent_s = min(2 * silent_s, ASK_S)
             await asyncio.sleep(_PAUSE_S)
 
     async def gradient(self, step: int, index: int) -> Fetched | None:
         """The answer stage `stage + 1` has memoised, if anybody there has."""
-        return await self._first(self._after(), Fetch(step, self._stage + 1, index, "gradient", cached=True))
+        found, _ = await self._first(
+            self._after(), Fetch(step, self._stage + 1, index, "gradient", cached=True), SILENT_S
+        )
+        return found
 
-    async def _first(self, peers: Sequence[PeerId], request: Fetch) -> Fetched | None:
-        """Ask all at once; the first copy wins."""
-        asked = {peer: self._ask(peer, request) for peer in dict.fromkeys(peers)}
+    async def _first(
+        self, peers: Sequence[PeerId], request: Fetch, silent_s: float
+    ) -> tuple[Fetched | None, frozenset[PeerId]]:
+        """Ask all at once; the first copy wins. Returns it, and the replicas that have answered anything."""
+        answered: set[PeerId] = set()
+
+        async def ask_one(peer: PeerId) -> Fetched | None:
+            try:
+                found = await self._ask(peer, request, silent_s)
+            except (PeerGone, PeerTimeout):
+                return None
+            answered.add(peer)
+            return found
+
+        asked = {peer: ask_one(peer) for peer in dict.fromkeys(peers)}
         answers, _ = await first_answers(asked, counts=lambda found: found is not None, grace_s=0.0)
-        return next((found for found in answers.values() if found is not None), None)
+        return next((found for found in answers.values() if found is not None), None), frozenset(answered)
 
-    async def _ask(self, peer: PeerId, request: Fetch) -> Fetched | None:
+    async def _ask(self, peer: PeerId, request: Fetch, silent_s: float) -> Fetched | None:
+        """What this replica answers; None if it has none, or sent what is none. Raises PeerGone, PeerTimeout, and
+        Refused(VOID) where it was to recompute."""
+        # What travels on a slow line takes as long as it takes: only the first sign of life is waited for so briefly.
+        signs: list[None] = []
         try:
-            answer = await ask(self._transport, peer, request, patience=lambda: ASK_S, limit_s=LIMIT_S)
+            answer = await ask(
+                self._transport,
+                peer,
+                request,
+                patience=lambda: ASK_S if signs else silent_s,
+                heard=lambda: signs.append(None),
+                limit_s=LIMIT_S,
+            )
             match answer:
                 case Fetched():
                     if request.kind == "input":
@@ -119,8 +153,6 @@ class Recovery:
                     raise Refused(answer.code, answer.reason, peer=peer)
                 case _:  # it has none, or what it says is no answer to Fetch
                     return None
-        except (PeerGone, PeerTimeout):
-            return None
         except BadMessage as error:
             if request.kind == "input":
                 self._on_bad_input(peer, request.step, request.index, error)

@@ -30,11 +30,16 @@ class UncountedWork:
             if answer is None:
                 yield Rejected(RejectCode.NOT_FOUND, "not memoised")
             else:
+                yield Accepted()  # a sign of life, because the payload may take long on a slow line
                 yield Fetched(answer.payload, answer.loss_sum, answer.num_tokens, answer.sents)
             return
         if request.stage == -1:
             tokens = self._context.recovery.own_tokens(request.step, request.index)
-            yield Fetched(tokens) if tokens is not None else Rejected(RejectCode.NOT_FOUND, "no data here")
+            if tokens is None:
+                yield Rejected(RejectCode.NOT_FOUND, "no data here")
+                return
+            yield Accepted()
+            yield Fetched(tokens)
             return
         output = self._memo.output(request.index)
         if output is None and request.cached:
@@ -47,6 +52,7 @@ class UncountedWork:
                 yield sign
             yield recomputed.result()
             return
+        yield Accepted()
         yield Fetched(output, sents=self._memo.sents(request.index))
 
     async def evaluate(self, caller: PeerId, request: Process, read: ReadPayload) -> AsyncGenerator[Answer, None]:

@@ -27,6 +27,7 @@ from swarmnet.manifest.extension import Horizon, Notices
 from swarmnet.manifest.schema import Manifest
 from swarmnet.messages import (
     NONE,
+    Accepted,
     Answer,
     Control,
     Evaluation,
@@ -396,6 +397,7 @@ class Trainer:
         elif not (0 <= request.step < self._stage.steps and 0 <= request.index < training.microbatches):
             yield Rejected(RejectCode.MALFORMED, "no such microbatch")
         else:
+            yield Accepted()
             yield Fetched(self._tokens(request.step * training.microbatches + request.index))
 
     def on_reached(self, peer: PeerId) -> None:

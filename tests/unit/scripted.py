@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from swarmnet.errors import BadMessage, RejectCode, SwarmError
 from swarmnet.ids import PeerId
-from swarmnet.messages import Answer, Packed, Request
+from swarmnet.messages import Accepted, Answer, Packed, Request
 from swarmnet.simulate.clock import VirtualLoop
 
 T = TypeVar("T")
@@ -17,10 +17,13 @@ Says = Callable[[Request], Answer | SwarmError | None]
 
 
 class ScriptedTransport:
-    """calls: (peer, request, virtual time) of every call, in order; payloads: what came with them."""
+    """calls: (peer, request, virtual time) of every call, in order; payloads: what came with them.
 
-    def __init__(self, **peers: Says) -> None:
-        self._peers = peers
+    travels_s: how long an answer is on its way after a first sign of life.
+    """
+
+    def __init__(self, *, travels_s: float = 0.0, **peers: Says) -> None:
+        self._peers, self._travels_s = peers, travels_s
         self.calls: list[tuple[str, Request, float]] = []
         self.payloads: list[tuple[Packed, ...]] = []
 
@@ -39,6 +42,9 @@ class ScriptedTransport:
         if isinstance(said, SwarmError):
             raise said
         assert said is not None
+        if self._travels_s:
+            yield Accepted()
+            await asyncio.sleep(self._travels_s)
         yield said
 
 

@@ -51,6 +51,27 @@ def cached(request: Request) -> bool:
     return request.cached
 
 
+def test_a_hung_replica_costs_a_second_and_is_asked_to_recompute_last() -> None:
+    async def main() -> None:
+        transport = ScriptedTransport(
+            hung=lambda request: None, up=lambda request: Rejected(RejectCode.NOT_FOUND) if cached(request) else INPUT
+        )
+        assert await sources(transport, "hung", "up").input(0, 0) == INPUT
+        _, recomputed_at = next((peer, at) for peer, request, at in transport.calls if not cached(request))
+        assert recomputed_at <= 1.1 and transport.calls[-1][0] == "up"
+
+    on_virtual_time(main())
+
+
+def test_a_peer_that_shows_life_is_waited_for_while_its_copy_travels() -> None:
+    async def main() -> None:
+        transport = ScriptedTransport(slow=lambda request: INPUT, travels_s=5.0)
+        assert await sources(transport, "slow").input(0, 0) == INPUT
+        assert len(transport.calls) == 1
+
+    on_virtual_time(main())
+
+
 @pytest.mark.parametrize("code", RejectCode)
 def test_a_refused_copy_is_no_copy(code: RejectCode) -> None:
     async def main() -> None:
