@@ -205,7 +205,9 @@ class Peer:
         self._complaints: dict[int, Complaints] = {}
         self._rates = {stage: Rates(me) for stage in engines}
         self._look, self.news, self._moved = asyncio.Event(), asyncio.Event(), asyncio.Event()
-        self._strangers: set[PeerId] = set()  # who spoke and is not known
+        # Peers that are not known here, and the stage that each is said to serve, if it is none near mine.
+        self._strangers: dict[PeerId, set[int]] = {}
+        self._looked = asyncio.Event()  # the next time that records were read
         self.spans = SpanBook()
         self._line_tests, self._history = LineTests(), HistoryBook(self.spans)
         self._dial_backs = DialBacks(transport, lambda: self.records, self._look.set)
@@ -551,11 +553,17 @@ class Peer:
         beside = (replica.member for mine, replica in self.replicas.items() if abs(stage - mine) <= 1)
         return any(stage not in of.view.sparse or peer in of.heartbeats.graph.chosen for of in beside)
 
-    def look_for(self, peer: PeerId) -> None:
-        """Read the record of a peer that I do not know."""
+    def look_for(self, peer: PeerId, *stages: int) -> None:
+        """Read the record of a peer that I do not know. stages: that it is said to serve, if that is known."""
         self._look.set()
         if len(self._strangers) < _MOST_STRANGERS:
-            self._strangers.add(peer)
+            self._strangers[peer] = {*stages} - self._near
+
+    async def looked(self) -> None:
+        """Return once records have been read again, or a second later."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_LOOK_S):
+                await self._looked.wait()
 
     def on_every_disk(self) -> int | None:
         """The newest version that every stage is known to have on some disk."""
@@ -604,11 +612,15 @@ class Peer:
                     await self._look.wait()
             stranger = self._look.is_set()
             self._look.clear()
-            strangers, self._strangers = self._strangers, set()
-            # In a large run they may be none of those that it would read of.
-            for peer in strangers if not self.sees_all else ():
-                await self._directory.find(peer, self._near)
+            strangers, self._strangers = self._strangers, {}
+            # Unlike the stages near mine, those far away are not read with every look, and in a large run no stage is
+            # read as a whole.
+            for peer, far in strangers.items():
+                if stages := far if self.sees_all else far | self._near:
+                    await self._directory.find(peer, stages)
             await self.refresh(whole=self._is_astray(), at_once=stranger or bool(self._lonely_beside()))
+            self._looked.set()
+            self._looked = asyncio.Event()
             self._extending.consider()
             self._supply.consider()
             self._say_who_is_missing()

@@ -58,10 +58,14 @@ class Beside:
             return True
         named = self._peer.serving(stage)
         if named and peer not in named and peer != self._peer.me:
-            self._peer.look_for(peer)
+            self._peer.look_for(peer, stage)
             return False
         self._once_known.add((stage, peer))
         return True
+
+    async def looked(self) -> None:
+        """Return once records have been read again, or a second later."""
+        await self._peer.looked()
 
 
 async def answered(peer: Peer, replica: Replica, caller: PeerId, request: AuditRequest) -> AsyncGenerator[Answer, None]:

@@ -58,7 +58,10 @@ class StagesKnown(Protocol):
         """The same of another stage; None where that is not known."""
 
     def known(self, stage: int, peer: PeerId) -> bool:
-        """May that peer serve that stage?"""
+        """May that peer serve that stage? If not, its record is read soon."""
+
+    async def looked(self) -> None:
+        """Return once records have been read again, or a second later."""
 
 
 class Transfers:
@@ -138,12 +141,25 @@ class Transfers:
         self, peer: PeerId, stage: int, of: Process | Fetch, payload: tuple[Packed, ...], sents: Sequence[Sent]
     ) -> None:
         found = _Expected(peer, stage, of.step, of.index, "output")
-        self._check(found, await digested(payload[:-1]), digest(payload[:1]), sents)
+        await self._check_once_known(found, await digested(payload[:-1]), digest(payload[:1]), sents)
 
     async def _check_answer(self, peer: PeerId, of: Process | Fetch, answer: Gradient | Fetched) -> None:
         found, step = _Expected(peer, of.stage, of.step, of.index, "answer"), self._open.get(of.step)
         tokens = None if step is None else step.tokens.get(of.index)
-        self._check(found, await digested(answer.payload), tokens, answer.sents)
+        await self._check_once_known(found, await digested(answer.payload), tokens, answer.sents)
+
+    async def _check_once_known(
+        self, found: _Expected, own: bytes, tokens: bytes | None, sents: Sequence[Sent]
+    ) -> None:
+        """`_check`, once more after a look if a signer is not known here.
+
+        Mostly it serves since a moment ago. To refuse would have the microbatch computed again elsewhere.
+        """
+        try:
+            self._check(found, own, tokens, sents)
+        except PeerGone:
+            await self._beside.looked()
+            self._check(found, own, tokens, sents)
 
     def _check(self, found: _Expected, own: bytes, tokens: bytes | None, sents: Sequence[Sent]) -> None:
         """Raise unless the first of these is of that payload, and the others of what that was made of.

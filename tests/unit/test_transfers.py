@@ -48,8 +48,12 @@ def transfers(
     stage: int = 1,
     past: Callable[[int, int], Stamp | None] = lambda stage, step: None,
     known: Callable[[int, PeerId], bool] = lambda stage, peer: True,
+    looked: Callable[[], None] = lambda: None,
 ) -> Transfers:
-    beside = SimpleNamespace(stamp=partial(stamp_of, stage=stage), past=past, known=known)
+    async def look() -> None:
+        looked()
+
+    beside = SimpleNamespace(stamp=partial(stamp_of, stage=stage), past=past, known=known, looked=look)
     return Transfers(peer, Notary(peer), beside, WorkBook(0), STAGES)
 
 
@@ -335,6 +339,18 @@ def test_the_word_of_somebody_unknown_is_not_taken_yet() -> None:
         assert refused.value.code is RejectCode.NOT_A_FEEDER, "its caller comes again"
         with pytest.raises(PeerGone):
             await here.answered(answer[0].peer, Process(4, 1, 3), Gradient(1.0, 1, 0.0, (FED,), sents=answer))
+
+    on_virtual_time(main())
+
+
+def test_a_replica_that_serves_since_a_moment_ago_is_known_after_a_look() -> None:
+    async def main() -> None:
+        output, answer, _ = await made((PeerId("new"), OTHER, ME, OTHER))
+        seen: list[str] = []
+        here = transfers(known=lambda stage, peer: peer != "new" or bool(seen), looked=lambda: seen.append("new"))
+        await here.fed(output[0].peer, Process(4, 2, 3, sents=output), (TOKENS, OUT, PROOF))
+        seen.clear()
+        await here.answered(answer[0].peer, Process(4, 1, 3), Gradient(1.0, 1, 0.0, (FED,), sents=answer))
 
     on_virtual_time(main())
 
