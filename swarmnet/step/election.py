@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 
 from swarmnet.ids import Ballot, PeerId
-from swarmnet.messages import NONE, Indexes, Prepare
+from swarmnet.messages import NONE, Indexes, Prepare, Round
 from swarmnet.quorum import has_quorum
 from swarmnet.step.actions import Note
 from swarmnet.step.context import StepContext
@@ -153,8 +153,11 @@ class Election:
         self._kept_at = now
         self._kept_s.clear()
 
-    def opened(self, members: int, *, now: float) -> None:
-        """The keeper has opened a round of so many members. Fewer than ever means progress: it left somebody out."""
+    def opened(self, opened: Round, *, now: float) -> None:
+        """The leader has opened this round. Fewer members than ever means progress: it left somebody out."""
+        # Every index has an assignee then. If the leader dies, its successor need not wait whether callers bring them.
+        self.given = self.given.union(*(indexes for _, _, indexes in opened.contributions))
+        members = len(opened.receivers)
         if members < self._smallest:
             if self._smallest < math.inf:
                 self.moves(now=now)

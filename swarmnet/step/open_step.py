@@ -439,7 +439,7 @@ class OpenStep:
     def _on_round(self, message: Round, now: float) -> list[Action]:
         if message.ballot != self.promised:
             return []
-        self.election.opened(len(message.receivers), now=now)
+        self.election.opened(message, now=now)
         return self.part.hear(message) + self._join_round()
 
     # ------------------------------------------------------------ inside
