@@ -300,8 +300,9 @@ class Keeper:
         if self.oldest and self._sure(now):
             actions += self._leave_late(now) + self._try_commit(now)
             return actions if self.commit is not None or self.round is None else actions + self._say_round(resend, now)
-        # A member that signed a sum joins no other round for a while, so another try must wait as long.
-        if self.acks and now - self._held_at > self.view.timers.suspect_s:
+        # A member that has signed an aggregate joins no other round for `suspect_s`. Another attempt waits until it has
+        # joined this one: given up in the same moment, two replicas would follow each other from round to round.
+        if self.acks and now - self._held_at > self.view.timers.suspect_s + self.view.timers.settle_s:
             actions += self._give_up_sums(now)
         if self.current_id is None and self.oldest:
             actions += self._non_finite.void(self.ledger, self.members.keys())

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import pytest
 from machines import Facts
-from step_search import TIMERS, Pair, Setup, State
+from step_search import TIMERS, Faults, Pair, Setup, State, search
 
 from swarmnet.ids import PeerId
 from swarmnet.step.member import Member
@@ -184,6 +184,14 @@ def test_c14_a_replica_that_comes_back_adopts_the_aggregate():
     play.cut.clear()
     play.applied(A, B, C, within_s=4 * HANG_S)
     assert play.facts(A).applied == play.facts(B).applied == play.facts(C).committed
+
+
+@pytest.mark.parametrize("classes", [True, False])
+def test_c16_two_replicas_whose_attempt_was_given_up_end_the_step(classes: bool):
+    """A replica is silent for longer than the other waits, and comes back with the attempt that was given up."""
+    silence_s = TIMERS.long_silence_s + 1.0
+    found = search(Setup(faults=Faults(silences=1), silence_s=silence_s, classes=classes), cap=40_000)
+    assert found.complete and found.longest_s <= silence_s + TIMERS.long_silence_s
 
 
 def test_l1_a_replica_that_half_of_the_others_hear_holds_a_step_up_once():
