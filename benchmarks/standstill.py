@@ -38,6 +38,9 @@ LASTS_S = 30.0
 BEGIN_S = 10.0
 """By then steps have their usual length."""
 
+LARGE, LARGE_LASTS_S, LARGE_BEGIN_S = 128, 12.0, 4.0
+"""The same of a stage of so many replicas, of which a virtual second takes ten real ones."""
+
 _LONG_SILENCE = Timers().long_silence_s
 
 
@@ -136,8 +139,10 @@ def standstill(row: Row, *, leader: bool, moment: float, seed: int) -> tuple[flo
     plan = Plan(stages=2, replicas=row.replicas, microbatches=max(8, row.replicas), steps=1000, forward_s=0.03)
     swarm, at = Swarm(plan, seed), list[float]()
 
+    begin_s, lasts_s = (LARGE_BEGIN_S, LARGE_LASTS_S) if row.replicas >= LARGE else (BEGIN_S, LASTS_S)
+
     async def script(swarm: Swarm) -> None:
-        await asyncio.sleep(BEGIN_S)
+        await asyncio.sleep(begin_s)
         steps = first_applied(swarm.events)
         usual = statistics.median(later - earlier for earlier, later in itertools.pairwise(steps))
         await asyncio.sleep(moment * usual)
@@ -150,7 +155,7 @@ def standstill(row: Row, *, leader: bool, moment: float, seed: int) -> tuple[flo
                 await asyncio.sleep(0.01)
         at.append(swarm.loop.time())
         row.strike(swarm, struck)
-        await asyncio.sleep(LASTS_S)
+        await asyncio.sleep(lasts_s)
         raise Enough
 
     try:
