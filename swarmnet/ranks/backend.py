@@ -10,11 +10,10 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,15 +21,16 @@ from torch import Tensor
 from swarmnet import telemetry
 from swarmnet.errors import DeviceFull, Refused, RejectCode
 from swarmnet.manifest.schema import StageSpec
-from swarmnet.ranks.host_copies import HostCopies, PastSteps, StageState, copied, copy_name
+from swarmnet.ranks.host_copies import HostCopies, copied, copy_name
 from swarmnet.ranks.layout import MeshLayout, MeshSplit
 from swarmnet.ranks.program import PAST
 from swarmnet.ranks.supervisor import RankGroup, RankSupervisor, RestartBackoff
-from swarmnet.stage.accumulator import sum_dtype
-from swarmnet.stage.backend import OnEvent, PastShare, PastWeights
+from swarmnet.stage.accumulator import GradientSum, SumContent, sum_dtype
+from swarmnet.stage.backend import OnEvent, PastShare
 from swarmnet.stage.canonical import Canonical, Initial
 from swarmnet.stage.passes import MemoryPolicy
 from swarmnet.stage.rounding import num_scales
+from swarmnet.stage.state import PastSteps, PastWeights, State
 
 log = telemetry.get(__name__)
 
@@ -105,7 +105,7 @@ class MeshBackend:
         )
         self._copies = HostCopies(canonical, self._ranks, copies, sums=sums, scales=(self._scales, before))
         self._finished, self._reading = sums["finished"], SumReading(sums["reading"])
-        self.state = StageState(canonical, self._copies, self._scales, initial)
+        self.state = State(canonical, self._copies, self._scales, initial)
         self.sums = [RankSum(self._ranks, self._reading, self._write_sum) for _ in range(late)]
         self.past = PastSteps(
             canonical.num_elements,
@@ -270,80 +270,41 @@ SUMS = ("finished", "reading")
 """Memory of flat sums: of a round's result, and of a sum that is read."""
 
 
-class _Content(NamedTuple):
-    """What ranks have added to the sum of `step`, since it was voided for the `voids`th time."""
-
-    step: int
-    voids: int
-    indexes: frozenset[int]
-
-
 class SumReading:
     """The flat memory that sums are written to, and the content that it holds now."""
 
     def __init__(self, flat: Tensor) -> None:
         self.flat = flat
-        self.holds: _Content | None = None
+        self.holds: SumContent | None = None
 
 
-class RankSum:
-    """`stage.backend.GradientSum`. write(step, voids): has the ranks that are up write that sum to `reading`'s memory;
-    raises Refused if they are lost, for ranks started afterwards do not hold it."""
+class RankSum(GradientSum):
+    """A sum that ranks hold. write(step, voids): has the ranks that are up write that sum to `reading`'s memory; raises
+    Refused if they are lost, for ranks started afterwards do not hold it."""
 
     def __init__(self, ranks: RankSupervisor, reading: SumReading, write: Callable[[int, int], None]) -> None:
-        self._ranks, self._reading, self._write = ranks, reading, write
-        self._lock = threading.Lock()  # of the void count: held for a moment
-        self.voids = 0
-        self._lost: int | None = None  # the step whose sum is gone, and not voided since
-        self._content = _Content(-1, -1, frozenset())  # replaced, by whoever has the ranks' lock, never changed
-
-    def void(self) -> None:
-        with self._lock:
-            self.voids += 1
-            self._lost = None
-
-    def lose(self) -> None:
-        """What ranks held is gone. Whoever has the ranks' lock."""
-        with self._lock:
-            self.voids += 1
-            self._lost = self._content.step if self._content.indexes else self._lost
+        super().__init__(ranks.lock)
+        self._reading, self._write = reading, write
 
     def add(self, add: Callable[[], object], *, step: int, index: int, voids: int) -> bool:
         """Have ranks `add` the gradient of that microbatch; see `Accumulator.add`. It may raise: nothing is added."""
-        with self._ranks.lock:
-            if voids != self.voids:  # a void has overtaken it
-                return False
-            content = self._entered(step, voids)
-            if index in content.indexes:
-                return False
-            add()  # if it raises, no rank has added anything
-            self._content = content._replace(indexes=content.indexes | {index})
-        return voids == self.voids  # a void may have come while ranks added: then it counts nowhere
+        return self._count(add, step=step, index=index, voids=voids)
 
     def read(self, step: int) -> Tensor:
         """The flat sum, valid until the next reading. It waits for ranks only if they have something to write."""
         written = self._written(step)
-        if written is not None:
-            return written
-        with self._ranks.lock:
-            with self._lock:
-                voids, lost = self.voids, self._lost
-            if lost == step:
-                raise Refused(RejectCode.NOT_READY, "the sum was lost with the ranks that held it", step=step)
-            wanted = self._entered(step, voids)
-            # A round reads a sum in many pieces: it is written once.
-            if self._reading.holds != wanted:
-                self._reading.holds = None  # half written if ranks are lost meanwhile
-                if self._content.indexes:
-                    self._write(step, voids)
-                else:  # nothing was added: no rank need be asked, nor be up
-                    self._reading.flat.zero_()
-                self._reading.holds = wanted
-            return self._reading.flat
+        return super().read(step) if written is None else written
 
-    def indexes(self, step: int) -> frozenset[int]:
-        with self._ranks.lock:
-            return self._entered(step, self.voids).indexes
+    def _read(self, content: SumContent) -> Tensor:
+        # A round reads a sum in many pieces: it is written once.
+        if self._reading.holds != content:
+            self._reading.holds = None  # half written if ranks are lost meanwhile
+            if content.indexes:
+                self._write(content.step, content.voids)
+            else:  # nothing was added: no rank need be asked, nor be up
+                self._reading.flat.zero_()
+            self._reading.holds = content
+        return self._reading.flat
 
     def _written(self, step: int) -> Tensor | None:
         """The flat sum if it lies there already. The ranks' lock is held for a whole order: nothing here asks for it.
@@ -354,8 +315,3 @@ class RankSum:
             content = self._content
             stands = self._lost != step and (content.step, content.voids) == (step, self.voids)
             return self._reading.flat if stands and self._reading.holds == content else None
-
-    def _entered(self, step: int, voids: int) -> _Content:
-        if self._content[:2] != (step, voids):
-            self._content = _Content(step, voids, frozenset())
-        return self._content

@@ -10,14 +10,14 @@ from torch import Tensor
 
 from swarmnet.manifest.schema import StageSpec
 from swarmnet.ranks.comm import FakeComm
-from swarmnet.ranks.host_copies import PastSteps, StageState
 from swarmnet.ranks.layout import MeshLayout
 from swarmnet.ranks.memory import host_memory
 from swarmnet.ranks.stage import RankStage, Recomputation
 from swarmnet.stage.accumulator import sum_dtype
-from swarmnet.stage.backend import OnEvent, PastShare, PastWeights
+from swarmnet.stage.backend import OnEvent, PastShare
 from swarmnet.stage.canonical import Initial
 from swarmnet.stage.passes import ForwardPass, MemoryPolicy
+from swarmnet.stage.state import PastSteps, PastWeights, State
 
 _ALONE = FakeComm(0, 1)
 """The group of a rank that is alone, in which nothing is ever exchanged."""
@@ -49,7 +49,7 @@ class DeviceBackend:
             read=lambda step: [*rank.weights_of(step), rank.scales_of(step)],
         )
         self.watch(lambda: None, lambda event, fields: None)
-        self.state = StageState(rank.canonical, rank, rank.scales, initial)
+        self.state = State(rank.canonical, rank, rank.scales, initial)
 
     def watch(self, lost: Callable[[], None], event: OnEvent) -> None:
         """Nothing happens by itself here, but a sum may be torn."""
@@ -84,7 +84,7 @@ class DeviceBackend:
             return self._rank.accumulate(work, step=step, index=index, voids=voids)
         except torch.OutOfMemoryError:
             # Told like sums that are lost with ranks: those of all open steps are.
-            if any(total.torn for total in self.sums):
+            if any(total.lost for total in self.sums):
                 for total in self.sums:
                     total.lose()
                 self._lost()

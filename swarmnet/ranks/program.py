@@ -18,8 +18,8 @@ from swarmnet.ranks.layout import MeshLayout, MeshSplit
 from swarmnet.ranks.process import Handler, RankContext
 from swarmnet.ranks.stage import RankStage, Recomputation
 from swarmnet.stage.accumulator import sum_dtype
-from swarmnet.stage.backend import PastWeights
 from swarmnet.stage.passes import ForwardPass, MemoryPolicy
+from swarmnet.stage.state import PastWeights
 
 PAST = -1
 """The key of what this rank holds to compute past microbatches again."""

@@ -43,12 +43,12 @@ from swarmnet.ranks.layout import Block, MeshLayout, MeshSplit, What
 from swarmnet.ranks.shared_comm import SharedComm
 from swarmnet.stage import snapshot
 from swarmnet.stage.accumulator import Accumulator, largest_magnitude, sum_dtype
-from swarmnet.stage.backend import PastWeights
 from swarmnet.stage.canonical import Canonical, layers_of
 from swarmnet.stage.gradients import WholeGradients
 from swarmnet.stage.optimizer import MOMENTS, StageOptimizer, average
 from swarmnet.stage.passes import ForwardPass, MemoryPolicy, Passes
 from swarmnet.stage.rounding import Rectangle, Roundings, num_scales
+from swarmnet.stage.state import PastWeights
 
 if TYPE_CHECKING:
     from swarmnet.ranks.fully_sharded import FullySharded

@@ -9,6 +9,7 @@ that finds content of another count clears it. So voiding never waits for an add
 overtaken adds to nothing.
 
 The averaging thread may read while the compute thread adds. A lock ensures that only one of them clears the sum.
+`GradientSum` counts what a sum holds; the elements are here (`Accumulator`) or on ranks (`ranks.backend.RankSum`).
 
 A sum on the small grid is held in int32, in the first half of its memory, while it is added to: half of the memory
 passes by. It becomes int64 when it is read.
@@ -17,7 +18,8 @@ passes by. It becomes int64 when it is read.
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -28,33 +30,95 @@ from swarmnet.stage.rounding import Rounding
 from swarmnet.wire import kernels
 
 
-class Accumulator:
-    """A flat sum over microbatches. `void`, `voids` and `read` from any thread, `add` from the compute thread."""
+class SumContent(NamedTuple):
+    """The microbatches whose gradients a sum holds: of `step`, since the sum was voided for the `voids`th time."""
 
-    def __init__(self, num_elements: int, *, dtype: torch.dtype, device: torch.device) -> None:
-        self._sum = torch.zeros(num_elements, dtype=dtype, device=device)
-        half = self._sum.view(torch.int32)[:num_elements] if dtype == torch.int64 else self._sum
-        self._narrow, self._is_narrow = half, False
+    step: int
+    voids: int
+    indexes: frozenset[int]
+
+
+class GradientSum:
+    """The sum of one open step's gradients, wherever it is held. Additions are of the compute thread; the rest is of
+    any thread. busy: held while a gradient is added or the sum is read."""
+
+    def __init__(self, busy: threading.RLock) -> None:
+        self._busy = busy
         self._lock = threading.Lock()  # of the void count: held for a moment
-        self._content = threading.RLock()  # of the sum: held while one gradient is added
         self.voids = 0
         """How often the sum has been voided."""
-        self.torn = False
-        """Was it lost, by an addition that broke off in its middle, and not voided since?"""
-        self._epoch = (-1, -1)
-        self._indexes: set[int] = set()
+        self._lost: int | None = None  # the step whose sum is gone, and not voided since
+        self._content = SumContent(-1, -1, frozenset())  # replaced by the thread that has `busy`, never changed
+
+    @property
+    def lost(self) -> bool:
+        """Is a part of what was counted in it not in it any more, and has nobody voided it since?"""
+        return self._lost is not None
 
     def void(self) -> None:
         """Make the sum empty. An addition now running adds to nothing and returns False."""
         with self._lock:
             self.voids += 1
-            self.torn = False
+            self._lost = None
 
     def lose(self) -> None:
-        """Make it `torn`: what was counted in it is not in it any more."""
+        """What was counted in it is gone. Of the thread that has `busy`."""
         with self._lock:
             self.voids += 1
-            self.torn = True
+            self._lost = self._content.step if self._content.indexes else self._lost
+
+    def read(self, step: int) -> Tensor:
+        """The flat sum of `step` in canonical order: zeros if nothing was added. Valid until the next `add`; do not
+        change it.
+
+        Raises Refused(NOT_READY) if it was lost, and not voided since.
+        """
+        with self._busy:
+            with self._lock:
+                voids, lost = self.voids, self._lost
+            if lost == step:
+                raise Refused(RejectCode.NOT_READY, "the sum was lost with the device that held it", step=step)
+            return self._read(self._entered(step, voids))
+
+    def indexes(self, step: int) -> frozenset[int]:
+        """The microbatches whose gradients the sum of `step` holds."""
+        with self._busy:
+            return self._entered(step, self.voids).indexes
+
+    def _count(self, add: Callable[[], object], *, step: int, index: int, voids: int) -> bool:
+        """Count microbatch `index` once `add` has added its gradient, see `Accumulator.add`. It may raise."""
+        with self._busy:
+            # Voided since the grant: the gradient would not count.
+            if voids != self.voids:
+                return False
+            content = self._entered(step, voids)
+            # A weight pass asked for again adds nothing.
+            if index in content.indexes:
+                return False
+            add()
+            self._content = content._replace(indexes=content.indexes | {index})
+        # A void may have come while this was adding: then it added to nothing.
+        return voids == self.voids
+
+    def _entered(self, step: int, voids: int) -> SumContent:
+        # SumContent of another step or void count is worth nothing.
+        if self._content[:2] != (step, voids):
+            self._content = SumContent(step, voids, frozenset())
+        return self._content
+
+    def _read(self, content: SumContent) -> Tensor:
+        raise NotImplementedError
+
+
+class Accumulator(GradientSum):
+    """A sum in memory of this process."""
+
+    def __init__(self, num_elements: int, *, dtype: torch.dtype, device: torch.device) -> None:
+        super().__init__(threading.RLock())
+        self._sum = torch.zeros(num_elements, dtype=dtype, device=device)
+        half = self._sum.view(torch.int32)[:num_elements] if dtype == torch.int64 else self._sum
+        self._narrow, self._is_narrow = half, False
+        self._epoch = (-1, -1)  # the step and void count that the elements belong to
 
     def follow(self, voids: int) -> None:
         """The void count is kept elsewhere (ranks of a mesh: by their peer), and is this now."""
@@ -76,62 +140,40 @@ class Accumulator:
         rounding: of the step. voids: the void count when this replica was granted the microbatch. False if it has moved
         since, or if `index` is in the sum already. largest: the largest magnitude over all ranks, where each rank has a
         part of the gradient and all must decide alike. Raises BadMessage(NON_FINITE) or Overflow; the sum is unchanged
-        then. A device without memory for it leaves the sum `torn`.
+        then. A device without memory for it loses the sum.
         """
-        # Voided since the grant: the gradient would not count.
-        if voids != self.voids:
-            return False
-        # The whole gradient is checked before its first element is added.
-        rounding.check(largest_magnitude(gradients) if largest is None else largest, index)
-        size = sum(gradient.numel() for gradient in gradients)
-        if size != self._sum.numel():
-            raise ValueError(f"gradients have {size} elements, the sum has {self._sum.numel()}")
-        with self._content:
-            self._enter(step, voids, fits_int32=rounding.fits_int32)
-            # A weight pass asked for again adds nothing.
-            if index in self._indexes:
-                return False
-            self._indexes.add(index)
-            held = self._narrow if self._is_narrow else self._sum
-            start = 0
+
+        def add() -> None:
+            # The whole gradient is checked before its first element is added.
+            rounding.check(largest_magnitude(gradients) if largest is None else largest, index)
+            size = sum(gradient.numel() for gradient in gradients)
+            if size != self._sum.numel():
+                raise ValueError(f"gradients have {size} elements, the sum has {self._sum.numel()}")
+            self._enter((step, voids), fits_int32=rounding.fits_int32)
+            held, start = self._narrow if self._is_narrow else self._sum, 0
             try:
                 for place, gradient in enumerate(gradients):
-                    total = held[start : start + gradient.numel()]
-                    rounding.add(total, gradient.view(-1), place, index=index)
+                    rounding.add(held[start : start + gradient.numel()], gradient.view(-1), place, index=index)
                     start += gradient.numel()
             except torch.OutOfMemoryError:
                 # A part of the gradient is in: what others have added cannot be told from it.
+                self._content = SumContent(step, voids, self._content.indexes | {index})
                 self.lose()
                 raise
-        # A void may have come while this was adding: then it added to nothing.
-        return voids == self.voids
 
-    def read(self, step: int) -> Tensor:
-        """The flat sum of `step`: zeros if nothing was added. Valid until the next `add`; do not change it.
+        return self._count(add, step=step, index=index, voids=voids)
 
-        Raises Refused(NOT_READY) if it is torn.
-        """
-        if self.torn:
-            raise Refused(RejectCode.NOT_READY, "the sum was lost, as the device was full", step=step)
-        with self._content:
-            self._enter(step, self.voids)
-            self._widen()
+    def _read(self, content: SumContent) -> Tensor:
+        self._enter(content[:2])
+        self._widen()
         return self._sum
 
-    def indexes(self, step: int) -> frozenset[int]:
-        """The microbatches whose gradients the sum of `step` holds."""
-        self._enter(step, self.voids)
-        return frozenset(self._indexes)
-
-    def _enter(self, step: int, voids: int, *, fits_int32: bool = False) -> None:
+    def _enter(self, epoch: tuple[int, int], *, fits_int32: bool = False) -> None:
         """fits_int32: of the grid of what comes, see Rounding."""
-        with self._content:
-            # Content of another step or void count is worth nothing.
-            if self._epoch != (step, voids):
-                self._is_narrow = fits_int32
-                (self._narrow if self._is_narrow else self._sum).zero_()
-                self._indexes.clear()
-                self._epoch = (step, voids)
+        if self._epoch != epoch:
+            self._is_narrow = fits_int32
+            (self._narrow if fits_int32 else self._sum).zero_()
+            self._epoch = epoch
 
     def _widen(self) -> None:
         """Hold it in int64."""

@@ -7,96 +7,18 @@ compute thread but for `GradientSum`, which the averaging thread reads.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from swarmnet.messages import Commit
-from swarmnet.stage.canonical import Canonical
-from swarmnet.stage.outer import Outer
+from swarmnet.stage.accumulator import GradientSum
+from swarmnet.stage.state import PastSteps, PastWeights, State
 
 OnEvent = Callable[[str, dict[str, object]], None]
 """Hears an event by its name, and its facts."""
-
-
-class State(Protocol):
-    """Weights and moments of a version, and the update to the next."""
-
-    @property
-    def canonical(self) -> Canonical:
-        """Names, shapes and order of all of it."""
-
-    @property
-    def version(self) -> int:
-        """The version of the newest weights."""
-
-    @property
-    def outer(self) -> Outer | None:
-        """The outer optimizer beside these weights, if the run has one. It changes `newest` in place."""
-
-    @property
-    def newest(self) -> Sequence[Tensor]:
-        """The weights of `version`, in canonical order."""
-
-    def apply(self, total: Tensor, commits: Sequence[Commit], *, own_tokens: int | None = None) -> None:
-        """Step to the next version with the flat sum `total` (see `Canonical.update`)."""
-
-    def most(self, num_microbatches: int) -> int:
-        """The largest magnitude that so many microbatches can have in an integer sum of that step."""
-
-    def square_norm(self, total: Tensor) -> float:
-        """Squared L2 norm of a flat sum of the step that is applied next."""
-
-    def stay(self, commits: Sequence[Commit]) -> None:
-        """On to the next version with the same weights: there was no gradient for them."""
-
-    def reset_to_seed(self) -> None:
-        """Back to version 0; where two versions are held, both are that one."""
-
-    def copy(self, memory: Tensor) -> int:
-        """Copy all of it into `canonical.layout.memory()`; returns its version. `layout.seal` makes it a snapshot."""
-
-    def settle(self) -> None:
-        """Return once nothing needs the sum of the last update any more. Any thread."""
-
-    def take_over(self, tensors: Mapping[str, Tensor], *, version: int) -> None:
-        """Become what `Canonical.unpack` has read."""
-
-
-class GradientSum(Protocol):
-    """The sum of one open step's gradients; see `stage.accumulator.Accumulator`. Any thread."""
-
-    @property
-    def voids(self) -> int:
-        """How often it has been voided."""
-
-    def void(self) -> None:
-        """Make it empty. An addition now running adds to nothing."""
-
-    def read(self, step: int) -> Tensor:
-        """The flat sum of `step` in canonical order: zeros if nothing was added. Do not change it.
-
-        Raises Refused(NOT_READY) if it was lost, and nobody has voided it since.
-        """
-
-    def indexes(self, step: int) -> frozenset[int]:
-        """The microbatches whose gradients the sum of `step` holds."""
-
-
-@dataclass(frozen=True, slots=True)
-class PastWeights:
-    """The weights of a step that is over, in host memory: whole, flat, in canonical order, and then its scales.
-
-    number: equal for equal weights only. place: number of the memory.
-    """
-
-    step: int
-    number: int
-    place: int
-    memory: Tensor
 
 
 @dataclass(slots=True, eq=False)
@@ -106,22 +28,6 @@ class PastShare:
     step: int
     number: int
     life: int = 0
-
-
-class Past(Protocol):
-    """Weights of the last steps that are over. Compute thread only, but for `keep`."""
-
-    def keep(self, steps: int) -> None:
-        """Of so many steps; of none at first."""
-
-    def note(self, step: int) -> None:
-        """The update of `step` comes next: keep what it was computed on."""
-
-    def forget(self) -> None:
-        """The run went another way, or other weights come."""
-
-    def get(self, step: int) -> PastWeights | None:
-        """Its weights, valid until the next `note`. None: they are not kept."""
 
 
 class StageBackend(Protocol):
@@ -141,7 +47,7 @@ class StageBackend(Protocol):
     def sums(self) -> Sequence[GradientSum]: ...
 
     @property
-    def past(self) -> Past: ...
+    def past(self) -> PastSteps: ...
 
     @property
     def writes_at_once(self) -> bool:

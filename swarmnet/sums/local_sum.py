@@ -38,8 +38,9 @@ from swarmnet.errors import BadMessage, Refused, RejectCode
 from swarmnet.ids import RoundId
 from swarmnet.messages import Commit, Packed
 from swarmnet.stage import snapshot
-from swarmnet.stage.backend import GradientSum, State
+from swarmnet.stage.accumulator import GradientSum
 from swarmnet.stage.seams import Contribution, OuterStep, Reduced
+from swarmnet.stage.state import State
 from swarmnet.sums.reducer import PartReducer
 from swarmnet.sums.references import TURNS, References
 from swarmnet.sums.step_sum import RoundSum, check_part, in_round

@@ -21,9 +21,9 @@ from swarmnet.engine.torch_engine import StageSums
 from swarmnet.errors import BadMessage, Refused, RejectCode
 from swarmnet.ids import RoundId
 from swarmnet.messages import LARGEST_NORM, Commit, Packed
-from swarmnet.stage.accumulator import check_fixed_point, largest_magnitude
-from swarmnet.stage.backend import GradientSum, State
+from swarmnet.stage.accumulator import GradientSum, check_fixed_point, largest_magnitude
 from swarmnet.stage.seams import Contribution, Reduced
+from swarmnet.stage.state import State
 from swarmnet.sums import linear
 from swarmnet.sums.reducer import integer_sum
 from swarmnet.sums.sum_buffer import SumBuffer

@@ -8,8 +8,9 @@ from no_ranks import NoRanks
 from stage_chain import tiny
 
 from swarmnet.errors import UsageError
-from swarmnet.ranks.host_copies import HostCopies, StageState, copied
+from swarmnet.ranks.host_copies import HostCopies, copied
 from swarmnet.stage.canonical import Canonical
+from swarmnet.stage.state import State
 
 
 def test_nothing_changes_if_the_checkpoint_cannot_be_read_any_more() -> None:
@@ -24,7 +25,7 @@ def test_nothing_changes_if_the_checkpoint_cannot_be_read_any_more() -> None:
     layout = copied(canonical)
     memory = [layout.memory(), layout.memory()]
     holder = HostCopies(canonical, NoRanks(), memory, sums={}, scales=(torch.zeros(1, 1),) * 2)  # type: ignore[arg-type]
-    state = StageState(canonical, holder, torch.zeros(1, 1), initial)
+    state = State(canonical, holder, torch.zeros(1, 1), initial)
     state.reset_to_seed()
     trained = {name: torch.full(shape, 0.5) for name, shape in canonical.state_shapes.items()}
     state.take_over(trained, version=3)

@@ -18,11 +18,12 @@ from swarmnet.manifest.schema import Averaging, Manifest, Numerics, Training
 from swarmnet.messages import Commit
 from swarmnet.plan.plan import Setup, plan_stage
 from swarmnet.ranks.device_backend import DeviceBackend
-from swarmnet.ranks.host_copies import HostCopies, StageState, copied
+from swarmnet.ranks.host_copies import HostCopies, copied
 from swarmnet.ranks.layout import MeshLayout
 from swarmnet.stage.canonical import Canonical
 from swarmnet.stage.passes import MemoryPolicy
 from swarmnet.stage.seams import Contribution
+from swarmnet.stage.state import State
 from swarmnet.sums.local_sum import LocalSum
 from swarmnet.sums.references import TURNS
 from swarmnet.sums.step_sum import StepSum
@@ -138,7 +139,7 @@ def test_rounds_take_what_was_planned(averaging: Averaging, ranks: int) -> None:
         ranks_ = cast(Any, NoRanks())
         scales = torch.zeros(2, 1), torch.zeros(2, 1)
         copies = HostCopies(canonical, ranks_, memory, sums={"finished": finished, "reading": flat}, scales=scales)
-        state = own if ranks == 1 else StageState(canonical, copies, scales[0])
+        state = own if ranks == 1 else State(canonical, copies, scales[0])
         sums = (
             LocalSum(jobs, state, counted, device=CPU)
             if averaging.sync == "local"

@@ -182,7 +182,7 @@ def test_an_addition_that_breaks_off_loses_the_sum_until_it_is_voided(monkeypatc
         patch.setattr(FineRounding, "add", lambda *_, **__: (_ for _ in ()).throw(torch.OutOfMemoryError("full")))
         with pytest.raises(torch.OutOfMemoryError):
             total.add(gradient(1, 2, 3), step=0, index=1, voids=0)
-    assert total.torn and total.voids == 1
+    assert total.lost and total.voids == 1
     with pytest.raises(Refused):
         total.read(0)
     total.void()
