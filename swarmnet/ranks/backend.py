@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
@@ -21,7 +22,7 @@ from torch import Tensor
 from swarmnet import telemetry
 from swarmnet.errors import DeviceFull, Refused, RejectCode
 from swarmnet.manifest.schema import StageSpec
-from swarmnet.ranks.host_copies import HostCopies, copied, copy_name
+from swarmnet.ranks.host_copies import KEPT_WEIGHTS, SUMS, HostCopies, copied, copy_name
 from swarmnet.ranks.layout import MeshLayout, MeshSplit
 from swarmnet.ranks.program import PAST
 from swarmnet.ranks.supervisor import RankGroup, RankSupervisor, RestartBackoff
@@ -39,6 +40,11 @@ PROGRAM = "swarmnet.ranks.program:handler"
 MOST_PAST_LOSSES = 4
 """So often in a row ranks may be lost in audits, which are refused from then on: once more and the peer would be given
 up (`RestartBackoff.restarts`), though it can train."""
+
+
+def past_name(place: int) -> str:
+    """The shared memory of the weights of a past step."""
+    return f"past{place}"
 
 
 class Held:
@@ -71,30 +77,29 @@ class MeshBackend:
         canonical, training = Canonical.of(spec), spec.training
         self.writes_at_once = memory.writes_at_once
         self._layout, self._spec = layout, spec
-        self._places: dict[str, int] = {}  # ids of shared memory by name
+        batch, length, late = training.microbatch_size, training.sequence_length, 1 + spec.averaging.delay.most
+        activation, size = (batch, length, spec.model.hidden_size), canonical.num_elements
+        numbers = num_scales(spec.averaging, canonical.shapes)
+        places: dict[str, tuple[tuple[int, ...], torch.dtype]] = {
+            "tokens": ((batch, length + 1), torch.int32),
+            **dict.fromkeys(("inward", "outward"), (activation, torch.float32)),
+            **dict.fromkeys(SUMS, ((size,), sum_dtype(spec.numerics))),
+            **{copy_name(version): ((copied(canonical).num_bytes,), torch.uint8) for version in range(2)},
+            **dict.fromkeys(("scales", "scales_before"), ((late, numbers), torch.float32)),
+            **{past_name(place): ((size + numbers,), torch.float32) for place in range(KEPT_WEIGHTS)},
+        }
         self._group = RankGroup(
             PROGRAM,
-            {
-                "spec": spec.model_dump_json(),
-                "layout": asdict(layout),
-                "memory": asdict(memory),
-                "places": self._places,
-            },
+            {"spec": spec.model_dump_json(), "layout": asdict(layout), "memory": asdict(memory)},
             devices=layout.devices,
             deadline_s=backoff.order_s,
+            memory={name: math.prod(shape) * dtype.itemsize for name, (shape, dtype) in places.items()},
             # FSDP2 takes seconds to import: no restart should wait for it, and other meshes need none of it
             preload=("swarmnet.ranks.fully_sharded",) if layout.shard == "zero3" else (),
         )
-        batch, length = training.microbatch_size, training.sequence_length
-        late = 1 + spec.averaging.delay.most
-        scales = late, num_scales(spec.averaging, canonical.shapes)
-        self._tokens = self._share("tokens", (batch, length + 1), torch.int32)
-        self._inward, self._outward = (
-            self._share(name, (batch, length, spec.model.hidden_size), torch.float32) for name in ("inward", "outward")
-        )
-        sums = {name: self._share(name, (canonical.num_elements,), sum_dtype(spec.numerics)) for name in SUMS}
-        copies = [self._share(copy_name(n), (copied(canonical).num_bytes,), torch.uint8) for n in range(2)]
-        self._scales, before = (self._share(name, scales, torch.float32) for name in ("scales", "scales_before"))
+        shared = self._group.memory.places
+        self._memory = {name: shared[name].view(dtype).view(shape) for name, (shape, dtype) in places.items()}
+        self._tokens, self._inward, self._outward = (self._memory[name] for name in ("tokens", "inward", "outward"))
         self._ranks = RankSupervisor(
             self._group,
             self._lost,
@@ -103,23 +108,19 @@ class MeshBackend:
             load=lambda: self._copies.load(),
             backoff=backoff,
         )
-        self._copies = HostCopies(canonical, self._ranks, copies, sums=sums, scales=(self._scales, before))
-        self._finished, self._reading = sums["finished"], SumReading(sums["reading"])
-        self.state = State(canonical, self._copies, self._scales, initial)
+        scales = self._memory["scales"]
+        self._copies = HostCopies(canonical, self._ranks, self._memory)
+        self._reading = SumReading(self._memory["reading"])
+        self.state = State(canonical, self._copies, scales, initial)
         self.sums = [RankSum(self._ranks, self._reading, self._write_sum) for _ in range(late)]
         self.past = PastSteps(
-            canonical.num_elements,
-            allot=lambda n: self._share(f"past{n}", (canonical.num_elements + scales[1],), torch.float32),
-            read=lambda step: [*self._copies.weights_of(step), self._scales[step % late]],
+            size,
+            allot=lambda place: self._memory[past_name(place)],
+            read=lambda step: [*self._copies.weights_of(step), scales[step % late]],
         )
         self._past_losses = 0  # how often in a row ranks were lost as they computed again
         self.watch(lambda: None, lambda event, fields: None)
         self._keys = itertools.count()
-
-    def _share(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        shared = self._group.share(torch.Size(shape).numel() * dtype.itemsize)
-        self._places[name] = shared.id
-        return shared.bytes.view(dtype).view(shape)
 
     # ------------------------------------------------------------ ranks
 
@@ -197,7 +198,7 @@ class MeshBackend:
         return added
 
     def sum_memory(self) -> Tensor:
-        return self._finished
+        return self._memory["finished"]
 
     def _write_sum(self, step: int, voids: int) -> None:
         self._ranks.order("write_sum", life=self._ranks.life, step=step, voids=voids)
@@ -223,7 +224,7 @@ class MeshBackend:
                 # the last: so the gradient comes in where the output goes, and the answer goes where the input was.
                 if gradient is not None:
                     self._outward.copy_(gradient)
-                kept = {"step": weights.step, "weights": self._places[f"past{weights.place}"], "number": weights.number}
+                kept = {"step": weights.step, "weights": past_name(weights.place), "number": weights.number}
                 answers = self._past_order("again", share, index=index, **kept)
                 self._ranks.finished()
                 return self._read_output(answers), None if self._spec.first else self._inward.clone()
@@ -241,7 +242,7 @@ class MeshBackend:
             # Free until the next update, and larger than any sum.
             name, memory = self._copies.scratch(self.state.version)
             self._past_order("write_share", share, step=share.step, into=name)
-            return memory[: self._finished.nbytes].view(self._finished.dtype).clone()
+            return memory[: self.sum_memory().nbytes].view(self.sum_memory().dtype).clone()
 
     def end_recomputing(self) -> None:
         self._ranks.forget(PAST)
@@ -264,10 +265,6 @@ class MeshBackend:
 
 
 # ---------------------------------------------------------------- sums of open steps
-
-
-SUMS = ("finished", "reading")
-"""Memory of flat sums: of a round's result, and of a sum that is read."""
 
 
 class SumReading:

@@ -9,7 +9,7 @@ digests are read here; no device ever has all of it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from torch import Tensor
@@ -21,6 +21,10 @@ from swarmnet.stage.optimizer import MOMENTS
 
 KEPT_WEIGHTS = 4
 """Weights of so many steps stay: a case is drawn two steps later, and others judge it after that."""
+
+
+SUMS = ("finished", "reading")
+"""The shared memory of flat sums: of a round's result, and of a sum that is read."""
 
 
 def copied(canonical: Canonical) -> snapshot.Layout:
@@ -39,26 +43,16 @@ def copy_name(version: int) -> str:
 class HostCopies:
     """Two copies of the state of ranks.
 
-    Args:
-        memory: of each, of `copied(canonical).num_bytes`.
-        sums: by name, the memory that a sum for `update` may be in.
-        scales: of open steps, and as they were before the last update.
+    memory: what ranks share, by name: the copies, `SUMS`, which a sum for `update` is in, the scales of open steps, and
+    those before the last update.
     """
 
-    def __init__(
-        self,
-        canonical: Canonical,
-        ranks: RankSupervisor,
-        memory: Sequence[Tensor],
-        *,
-        sums: Mapping[str, Tensor],
-        scales: tuple[Tensor, Tensor],
-    ) -> None:
-        self._names, self._ranks, self._memory = list(canonical.shapes), ranks, list(memory)
-        self._sums, self._scales, self._version = sums, scales, 0
+    def __init__(self, canonical: Canonical, ranks: RankSupervisor, memory: Mapping[str, Tensor]) -> None:
+        self._names, self._ranks, self._version = list(canonical.shapes), ranks, 0
+        self._memory, self._copies = memory, [memory[copy_name(version)] for version in range(2)]
         self._late = bool(canonical.spec.averaging.delay.most)
         layout = copied(canonical)
-        self._views = [layout.views(copy) for copy in memory]
+        self._views = [layout.views(copy) for copy in self._copies]
         self.unwritten: dict[str, Any] = {}
         """The last update, until ranks have written the state that it made."""
 
@@ -72,15 +66,14 @@ class HostCopies:
 
     def update(self, version: int, total: Tensor, *, scale: float, rate: float) -> None:
         """From `version` to the next. Raises Refused(NOT_READY) if the ranks are given up."""
-        names = [name for name, flat in self._sums.items() if flat.data_ptr() == total.data_ptr()]
+        names = [name for name in SUMS if self._memory[name].data_ptr() == total.data_ptr()]
         if not names:  # ranks have no other memory of ours
             raise ValueError("a sum that ranks cannot read")
         with self._ranks.lock:
             # an update that a death broke off begins again: its finished sum and the old state are still here
             update: dict[str, Any] = {"version": version, "total": names[0], "scale": scale, "rate": rate, "scales": ""}
             self._ranks.order("update", repeat=True, **update)
-            scales, before = self._scales
-            before.copy_(scales)
+            self._memory["scales_before"].copy_(self._memory["scales"])
             self.unwritten, self._version = update, version + 1
             self._ranks.finished()
             # The next reading of a sum overwrites that memory.
@@ -115,7 +108,7 @@ class HostCopies:
     def scratch(self, version: int) -> tuple[str, Tensor]:
         """The copy that does not hold `version`, by name, and its memory: free until the next update."""
         self.settle()
-        return copy_name(version + 1), self._memory[(version + 1) % 2]
+        return copy_name(version + 1), self._copies[(version + 1) % 2]
 
     def take(self, version: int) -> None:
         self._version = version
@@ -124,7 +117,7 @@ class HostCopies:
     def stay(self, version: int) -> None:
         self.settle()
         # Ranks write only what an update changes, and there is none: carry all of it over.
-        self._memory[(version + 1) % 2].copy_(self._memory[version % 2])
+        self._copies[(version + 1) % 2].copy_(self._copies[version % 2])
         self.take(version + 1)
 
     def reset(self, weights: Iterable[tuple[str, Tensor]]) -> None:

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import itertools
 import mmap
 import os
 import weakref
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -22,26 +24,37 @@ log = telemetry.get(__name__)
 
 
 class SharedMemory:
-    """`num_bytes` bytes of zeros, seen by the peer process and all its ranks. Pages take memory once written."""
+    """Named places of zeros in one file, seen by the peer process and all its ranks. Pages take memory once written.
 
-    def __init__(self, number: int, num_bytes: int) -> None:
-        """Raises ValueError without a byte, OSError if the system gives none."""
-        if num_bytes < 1:
-            raise ValueError(f"shared memory of {num_bytes} bytes")
-        self.id, self.num_bytes = number, num_bytes
-        self.descriptor = anonymous_file("swarmnet", num_bytes)
+    Args:
+        places: bytes of each. Every process that maps the file says the same.
+        descriptor: of the file, ours to close; None: a new one.
+    """
+
+    def __init__(self, places: Mapping[str, int], descriptor: int | None = None) -> None:
+        """Raises ValueError for a place without a byte, OSError if the system gives none."""
+        if min(places.values(), default=0) < 1:
+            raise ValueError(f"shared memory of {dict(places)} bytes")
+        # CUDA pins whole pages.
+        pages = (-(-num_bytes // mmap.PAGESIZE) for num_bytes in places.values())
+        ends = [mmap.PAGESIZE * end for end in itertools.accumulate(pages)]
+        self.num_bytes = ends[-1]
+        self.descriptor = anonymous_file("swarmnet", self.num_bytes) if descriptor is None else descriptor
         try:
-            self.bytes = mapped(self.descriptor)
+            whole = torch.frombuffer(mmap.mmap(self.descriptor, self.num_bytes), dtype=torch.uint8)
         except BaseException:
-            os.close(self.descriptor)
+            self.close()
             raise
+        starts = dict(zip(places, [0, *ends], strict=False))
+        self.places = {name: whole[starts[name] : starts[name] + num_bytes] for name, num_bytes in places.items()}
+        """The bytes of each: [n] uint8 on the CPU."""
 
     def close(self) -> None:
-        """Let go of it. The memory goes back once no tensor over `bytes` is left and no rank lives."""
+        """Let go of the file. The memory goes back once no tensor over a place is left and no rank lives."""
         if self.descriptor >= 0:
             os.close(self.descriptor)
             self.descriptor = -1
-            del self.bytes
+            self.places = {}
 
 
 def anonymous_file(name: str, num_bytes: int = 0) -> int:
@@ -56,11 +69,6 @@ def anonymous_file(name: str, num_bytes: int = 0) -> int:
         os.close(descriptor)
         raise
     return descriptor
-
-
-def mapped(descriptor: int) -> Tensor:
-    """All of an open file as [num_bytes] uint8 on the CPU, shared with whoever else maps it. Raises OSError."""
-    return torch.frombuffer(mmap.mmap(descriptor, 0), dtype=torch.uint8)
 
 
 def pin(memory: Tensor) -> bool:

@@ -29,11 +29,11 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import FileStore
 
-from swarmnet.ranks.channel import ALIKE, ChannelClosed, RankChannel, packed, packet_of
+from swarmnet.ranks.channel import ALIKE, ChannelClosed, Packet, RankChannel, packed, packet_of
 from swarmnet.ranks.comm import ProcessComm
-from swarmnet.ranks.memory import mapped, pin
+from swarmnet.ranks.memory import SharedMemory, pin
 from swarmnet.ranks.shared_comm import SharedBuffers, SharedComm
-from swarmnet.ranks.supervisor import DUMP
+from swarmnet.ranks.supervisor import BUFFERS, DUMP
 from swarmnet.wire import kernel_build
 
 Handler = Callable[[str, Mapping[str, Any]], Mapping[str, Any] | None]
@@ -55,15 +55,20 @@ class RankContext:
     epoch: how often the ranks were started, this time included.
     """
 
-    def __init__(self, rank: int, ranks: int, device: torch.device, settings: Mapping[str, Any], epoch: int) -> None:
-        self.rank, self.ranks, self.device = rank, ranks, device
-        self.settings, self.epoch = settings, epoch
-        self._memory: dict[int, Tensor] = {}
-        self._buffers: SharedBuffers | None = None
+    def __init__(self, hello: Packet, shared: SharedMemory) -> None:
+        self.rank, self.ranks, self.device = hello["rank"], hello["ranks"], torch.device(hello["device"])
+        self.settings, self.epoch = hello["settings"], hello["epoch"]
+        self._shared, self._pinned = shared.places, set[str]()
+        # Before ranks meet: they use each other's.
+        self._buffers = SharedBuffers(shared.places[BUFFERS], self.rank, self.ranks)
 
-    def memory(self, number: int) -> Tensor:
-        """The bytes of the `SharedMemory` of that id, [n] uint8 on the CPU; small ones pinned if the device is CUDA."""
-        return self._memory[number]
+    def memory(self, name: str) -> Tensor:
+        """The bytes of that place of the shared memory: [n] uint8 on the CPU, a small one pinned for a CUDA device."""
+        memory = self._shared[name]
+        if self.device.type == "cuda" and memory.nbytes <= PIN_BYTES and name not in self._pinned:
+            self._pinned.add(name)
+            pin(memory)
+        return memory
 
     def new_group(self, lists: Sequence[Sequence[int]]) -> ProcessComm | SharedComm:
         """This rank's end of one of several groups, none of which share a rank: of the list it is in.
@@ -73,19 +78,7 @@ class RankContext:
         assert sorted(rank for ranks in lists for rank in ranks) == list(range(self.ranks)), lists
         groups = [dist.new_group(list(ranks), timeout=NO_LIMIT) for ranks in lists]
         group, ranks = next(pair for pair in zip(groups, lists, strict=True) if self.rank in pair[1])
-        return ProcessComm(group) if self._buffers is None else SharedComm(self._buffers, ranks, group)
-
-    def use_buffers(self, number: int) -> None:
-        """Groups on the CPU communicate through that shared memory. Before ranks meet: they use each other's."""
-        self._buffers = SharedBuffers(self._memory[number], self.rank, self.ranks)
-
-    def map(self, number: int, descriptor: int) -> None:
-        """Take in shared memory that the peer process made; the descriptor is closed."""
-        memory = mapped(descriptor)
-        os.close(descriptor)
-        if self.device.type == "cuda" and memory.nbytes <= PIN_BYTES:
-            pin(memory)
-        self._memory[number] = memory
+        return ProcessComm(group) if self.device.type == "cuda" else SharedComm(self._buffers, ranks, group)
 
 
 def main(end: socket.socket) -> NoReturn:
@@ -98,7 +91,7 @@ def main(end: socket.socket) -> NoReturn:
         threading.Thread(target=_leave_with, args=(channel,), name="parent-death", daemon=True).start()
         torch.set_num_threads(1)  # ranks share the cores of one machine
         kernel_build.prepare(threads=1)
-        _answer(channel, *_joined(channel))
+        _answer(channel, _joined(channel))
     except ChannelClosed:  # the peer process is gone
         code = 0
     except BaseException as error:  # whatever it is, the peer process is told why
@@ -120,25 +113,19 @@ def _leave_with(channel: RankChannel) -> None:
     os._exit(0)
 
 
-def _joined(channel: RankChannel) -> tuple[RankContext, Handler]:
-    """The first packet says what this rank is: join the group, map memory, make the program's handler."""
-    hello, store = channel.receive()
+def _joined(channel: RankChannel) -> Handler:
+    """The first packets say what this rank is: map memory, join the group, make the program's handler."""
+    (hello, store), (_, descriptor) = channel.receive(), channel.receive()
     device = torch.device(hello["device"])
-    context = RankContext(hello["rank"], hello["ranks"], device, hello["settings"], hello["epoch"])
-    backend = "gloo"
     if device.type == "cuda":
         torch.cuda.set_device(device)  # before memory is pinned: that takes memory on the device it is
-        backend = "nccl"
-    for number in hello["memory"]:
-        _, descriptor = channel.receive()
-        assert descriptor is not None
-        context.map(number, descriptor)
-    if hello["buffers"] is not None:
-        context.use_buffers(hello["buffers"])
+    shared = SharedMemory(hello["memory"], descriptor)
+    os.close(shared.descriptor)
+    context = RankContext(hello, shared)
     # ranks are on one machine: nothing of theirs may go over its network, or wait for its name service
     os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = LOOPBACK
     dist.init_process_group(
-        backend,
+        "nccl" if device.type == "cuda" else "gloo",
         store=FileStore(f"/proc/self/fd/{store}", context.ranks),
         rank=context.rank,
         world_size=context.ranks,
@@ -148,15 +135,12 @@ def _joined(channel: RankChannel) -> tuple[RankContext, Handler]:
     module, _, factory = hello["program"].partition(":")
     handler: Handler = getattr(importlib.import_module(module), factory)(context)
     channel.send(packed({"ready": {}}))
-    return context, handler
+    return handler
 
 
-def _answer(channel: RankChannel, context: RankContext, handler: Handler) -> NoReturn:
+def _answer(channel: RankChannel, handler: Handler) -> NoReturn:
     while True:
-        packet, descriptor = channel.receive()
-        if descriptor is not None:  # memory that the next order may speak of
-            context.map(packet["map"], descriptor)
-            continue
+        packet, _ = channel.receive()
         try:
             answer = packed({"done": handler(packet["order"], packet["fields"]) or {}})
         except ALIKE as error:

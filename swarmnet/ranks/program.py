@@ -109,12 +109,12 @@ class _Program:
             self._written()
         return {"written": self._writing is None}
 
-    def again(self, weights: int, number: int, step: int, index: int, share: int | None) -> Mapping[str, Any] | None:
+    def again(self, weights: str, number: int, step: int, index: int, share: int | None) -> Mapping[str, Any] | None:
         """A microbatch of a step that is over."""
         self._past = past = self._past or self._stage.recomputation()
         tokens, hidden = self._read_tokens(), None if self._spec.first else self._read("inward")
         gradient = None if self._spec.last else self._read("outward")
-        kept = PastWeights(step, number, 0, self._context.memory(weights).view(torch.float32))
+        kept = PastWeights(step, number, 0, self._floats(weights))
         output, own = past.run(kept, index, tokens, hidden, gradient, share)
         if own is not None:
             self._write("inward", own)
@@ -180,4 +180,4 @@ class _Program:
         return self._memory(name).view(torch.float32)
 
     def _memory(self, name: str) -> Tensor:
-        return self._context.memory(self._context.settings["places"][name])
+        return self._context.memory(name)

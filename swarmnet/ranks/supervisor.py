@@ -47,6 +47,10 @@ PRELOAD = (
 )
 """What every rank imports, besides its program. Importing these starts no thread and touches no device."""
 
+BUFFERS = "buffers"
+"""The shared memory that collectives of ranks on the CPU go through (`ranks.shared_comm`). On GPUs no page of it is
+written."""
+
 WRITE_S = 5.0
 """How long a rank may take to read a packet that its channel does not hold; packets are small, and channels hold many.
 """
@@ -70,23 +74,18 @@ DUMP_S = 0.3
 """How long ranks that hang may take to write their stacks."""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class Rank:
-    """One rank that runs: its process, our end of its channel, and how much of the shared memory it has."""
+    """One rank that runs: its process, and our end of its channel."""
 
-    def __init__(self, number: int, channel: RankChannel, process: ChildProcess) -> None:
-        self.number, self.channel, self.process = number, channel, process
-        self._mapped = 0
+    number: int
+    channel: RankChannel
+    process: ChildProcess
 
     def send(self, data: bytes, descriptor: int | None = None) -> None:
         """Send a packet. If the rank is gone, that shows when its channel is read, after its last packet."""
         with contextlib.suppress(ChannelClosed):
             self.channel.send(data, descriptor)
-
-    def map(self, shared: Sequence[SharedMemory]) -> None:
-        """Send the memory that it does not have yet."""
-        for memory in shared[self._mapped :]:
-            self.send(packed({"map": memory.id}), memory.descriptor)
-        self._mapped = len(shared)
 
 
 class RankGroup:
@@ -98,6 +97,7 @@ class RankGroup:
         settings: JSON, read at each start.
         devices: of each rank, in torch's words.
         deadline_s: of an order that names none.
+        memory: bytes of what ranks share with this process, by name.
         preload: modules that ranks import besides their program, once for all starts.
     """
 
@@ -108,35 +108,29 @@ class RankGroup:
         *,
         devices: Sequence[str],
         deadline_s: float,
+        memory: Mapping[str, int] | None = None,
         preload: Sequence[str] = (),
     ) -> None:
+        """Raises ValueError, OSError: the system gives no such memory."""
         self.epoch = 0
         self._program, self._settings, self._devices = program, settings, tuple(devices)
         self._modules = (*PRELOAD, *preload, program.partition(":")[0])
         self._deadline_s = deadline_s
+        self._sizes = {BUFFERS: SharedBuffers.num_bytes(len(devices)), **(memory or {})}
+        self.memory = SharedMemory(self._sizes)
         self._lock = threading.Lock()
         self._launcher: Launcher | None = None
-        self._shared: list[SharedMemory] = []
         self._ranks: list[Rank] = []
         self._lost = RankLost(None, "the ranks have not been started")
         # `close` does not wait for the call that has `_lock`: under `_killing` it sets `_closed`, kills all in `_ranks`
         # (`_launch` kills later ones), and breaks off a launch.
         self._killing = threading.Lock()
         self._closed = self._launching = False
-        # CUDA ranks have nccl.
-        self._buffers = self.share(SharedBuffers.num_bytes(len(devices))) if set(devices) == {"cpu"} else None
 
     @property
     def pids(self) -> tuple[int, ...]:
         """Process ids by rank; none while no rank runs."""
         return tuple(rank.process.pid for rank in self._ranks)
-
-    def share(self, num_bytes: int) -> SharedMemory:
-        """Memory that all ranks map, from their next order or start on, in every epoch. Raises ValueError, OSError."""
-        with self._lock:
-            self._must_be_open()
-            self._shared.append(SharedMemory(len(self._shared), num_bytes))
-            return self._shared[-1]
 
     def start(self, deadline_s: float | None = None) -> None:
         """Start all ranks of the next epoch and return once each has made its handler. Ends those that run.
@@ -149,24 +143,15 @@ class RankGroup:
             self._end(RankLost(None, "the ranks are being started again"))  # no rank of an earlier epoch may live on
             self.epoch += 1
             began = time.monotonic()
-            mapping_s = sum(memory.num_bytes for memory in self._shared) / MAP_BYTES_PER_S
-            limit_s = START_S + mapping_s if deadline_s is None else deadline_s
+            limit_s = START_S + self.memory.num_bytes / MAP_BYTES_PER_S if deadline_s is None else deadline_s
+            hello = {"epoch": self.epoch, "program": self._program, "settings": self._settings, "memory": self._sizes}
+            hello["ranks"] = len(self._devices)
             store = anonymous_file("swarmnet-store")  # ranks meet in it before they are a process group
             try:
                 self._launch(began + limit_s)
                 for rank in self._ranks:
-                    hello = {
-                        "rank": rank.number,
-                        "ranks": len(self._ranks),
-                        "device": self._devices[rank.number],
-                        "epoch": self.epoch,
-                        "program": self._program,
-                        "settings": self._settings,
-                        "memory": [memory.id for memory in self._shared],
-                        "buffers": self._buffers and self._buffers.id,
-                    }
-                    rank.send(packed(hello), store)
-                    rank.map(self._shared)
+                    rank.send(packed(hello | {"rank": rank.number, "device": self._devices[rank.number]}), store)
+                    rank.send(packed({}), self.memory.descriptor)
                 self._exchange("start", began + limit_s, limit_s)
             except (LauncherLost, OSError) as error:
                 self._fail(RankLost(None, f"the ranks could not be started: {error}"))
@@ -185,7 +170,6 @@ class RankGroup:
         with self._lock:
             self._must_run()
             for rank in self._ranks:
-                rank.map(self._shared)
                 rank.send(data)
             limit_s = self._deadline_s if deadline_s is None else deadline_s
             answers = self._exchange(name, time.monotonic() + limit_s, limit_s)
@@ -200,7 +184,7 @@ class RankGroup:
         """Raises RankLost if a rank has ended since the last order; the others are ended. Takes microseconds."""
         with self._lock:
             self._must_run()
-            self._listen([None] * len(self._ranks), 0.0, "waiting for an order")
+            self._listen({}, 0.0, "waiting for an order")
 
     def close(self) -> None:
         """End all ranks and let go of everything. An order or start under way raises RankLost at once.
@@ -218,11 +202,15 @@ class RankGroup:
             if self._launcher is not None:
                 self._launcher.close()
                 self._launcher = None
-            for memory in self._shared:
-                memory.close()
-            self._shared.clear()
+            self.memory.close()
 
-    # ------------------------------------------------------------ beginning
+    def _must_be_open(self) -> None:
+        if self._closed:
+            raise RankLost(None, CLOSED)
+
+    def _must_run(self) -> None:
+        if not self._ranks:
+            raise RankLost(self._lost.rank, self._lost.reason)
 
     def _launch(self, deadline: float) -> None:
         """Have all rank processes started, `_ranks` in order of number. Raises RankLost, LauncherLost, OSError."""
@@ -251,21 +239,11 @@ class RankGroup:
             with self._killing:
                 self._launching = False
 
-    def _must_be_open(self) -> None:
-        if self._closed:
-            raise RankLost(None, CLOSED)
-
-    def _must_run(self) -> None:
-        if not self._ranks:
-            raise RankLost(self._lost.rank, self._lost.reason)
-
-    # ------------------------------------------------------------ answers
-
     def _exchange(self, what: str, deadline: float, limit_s: float) -> list[Packet]:
         """One answer of each rank."""
-        answers: list[Packet | None] = [None] * len(self._ranks)
+        answers: dict[int, Packet] = {}
         try:
-            while missing := [rank for rank in self._ranks if answers[rank.number] is None]:
+            while missing := [rank for rank in self._ranks if rank.number not in answers]:
                 left = deadline - time.monotonic()
                 # what has come by now counts, however late it is when we look: we may have been stopped meanwhile
                 if not self._listen(answers, max(left, 0.0), what) and left <= 0:
@@ -274,27 +252,18 @@ class RankGroup:
             if self._ranks:
                 self._end(RankLost(None, f"{what!r} was broken off by {type(error).__name__}"))
             raise
-        return [answer for answer in answers if answer is not None]
+        return [answers[rank.number] for rank in self._ranks]
 
-    def _listen(self, answers: list[Packet | None], left: float, what: str) -> bool:
+    def _listen(self, answers: dict[int, Packet], left: float, what: str) -> bool:
         """Receive once, waiting up to `left` seconds for something to happen; whether it did.
 
-        Answers are put in `answers`, by rank. Raises RankLost, all ranks ended, if one has failed or ended.
+        Raises RankLost, all ranks ended, if one has failed or ended.
         """
         packets, ended = receive(self._ranks, left)
-        failed = []
-        for rank, packet in packets:
-            if "failed" in packet:
-                failed.append((packet["at"], rank.number, packet["failed"]))
-            else:
-                answers[rank.number] = packet
-        if failed or ended:
-            known = {number for _, number, _ in failed}
-            silent = [rank for rank in self._ranks if answers[rank.number] is None and rank.number not in known]
-            self._fail(cause(ended, failed, silent, what))
+        answers |= packets
+        if ended or any("failed" in packet for packet in packets.values()):
+            self._fail(cause(self._ranks, answers, ended, what))
         return bool(packets)
-
-    # ------------------------------------------------------------ ends
 
     def _fail(self, lost: RankLost) -> NoReturn:
         """End all ranks and raise `lost`, or that the group is closed."""
@@ -321,21 +290,20 @@ class RankGroup:
             rank.process.close()
 
 
-def receive(ranks: Sequence[Rank], left: float) -> tuple[list[tuple[Rank, Packet]], list[Rank]]:
+def receive(ranks: Sequence[Rank], left: float) -> tuple[dict[int, Packet], list[Rank]]:
     """Wait up to `left` seconds for something to happen, then receive up to one packet each.
 
-    Returns the packets, and the ranks whose channels are closed.
+    Returns the packets, by number of the rank, and the ranks whose channels are closed.
     """
     poll = select.poll()
     for rank in ranks:
         poll.register(rank.channel, select.POLLIN)
     events = dict(poll.poll(left * 1000))
-    packets: list[tuple[Rank, Packet]] = []
-    ended = []
+    packets, ended = dict[int, Packet](), list[Rank]()
     for rank in ranks:
         if rank.channel.fileno() in events:
             try:
-                packets.append((rank, rank.channel.receive()[0]))
+                packets[rank.number] = rank.channel.receive()[0]
             except ChannelClosed:
                 ended.append(rank)
     return packets, ended
@@ -343,35 +311,29 @@ def receive(ranks: Sequence[Rank], left: float) -> tuple[list[tuple[Rank, Packet
 
 # ---------------------------------------------------------------- why ranks are lost, in words
 
-Failure = tuple[float, int, str]
-"""When a rank failed (time.monotonic), its number, its last words."""
 
-
-def cause(ended: list[Rank], failed: list[Failure], silent: list[Rank], what: str) -> RankLost:
+def cause(ranks: Sequence[Rank], answers: Mapping[int, Packet], ended: Sequence[Rank], what: str) -> RankLost:
     """Why the ranks are lost. A rank that died without a packet comes first: others fail because it is gone.
 
-    Otherwise it is the first that failed. silent: ranks that have neither answered nor failed; they have GRACE_S to.
+    Otherwise it is the first that failed. Ranks without an answer so far have GRACE_S to die or to give one.
     """
-    deadline = time.monotonic() + GRACE_S
-    while not ended and silent and (left := deadline - time.monotonic()) > 0:
+    answers, deadline = dict(answers), time.monotonic() + GRACE_S
+    while not ended and (silent := [rank for rank in ranks if rank.number not in answers]):
+        if (left := deadline - time.monotonic()) <= 0:
+            break
         packets, ended = receive(silent, left)
-        failed = failed + [
-            (packet["at"], rank.number, packet["failed"]) for rank, packet in packets if "failed" in packet
-        ]
-        known = {rank.number for rank, _ in packets}
-        silent = [rank for rank in silent if rank.number not in known]
+        answers |= packets
+    failed = [(packet["at"], number, packet["failed"]) for number, packet in answers.items() if "failed" in packet]
+    # The words that came first: later ones are of ranks whose partner had failed.
     _, number, words = min(failed, default=(0.0, 0, ""))
-    if not ended:  # the words that came first: later ones are of ranks whose partner had failed
+    if not ended:
         return RankLost(number, f"rank {number} failed during {what!r}: {words}")
     dead = ended[0]
     code = dead.process.code() if dead.process.wait(time.monotonic() + KILL_S) else None
-    if code is None:
-        how = "ended, nobody can tell how,"
-    elif code >= 0:
-        how = f"left with exit code {code}"
+    if code is None or code >= 0:
+        how = "ended, nobody can tell how," if code is None else f"left with exit code {code}"
     else:
-        names = {int(signal_number): signal_number.name for signal_number in signal.Signals}
-        how = f"was ended by {names.get(-code, f'signal {-code}')}"
+        how = f"was ended by {next((each.name for each in signal.Signals if each == -code), f'signal {-code}')}"
     also = f"; rank {number} failed: {words}" if failed else ""
     return RankLost(dead.number, f"rank {dead.number} {how} during {what!r}{also}")
 

@@ -23,8 +23,8 @@ def test_nothing_changes_if_the_checkpoint_cannot_be_read_any_more() -> None:
         return {name: torch.full(shape, 0.25) for name, shape in canonical.shapes.items()}
 
     layout = copied(canonical)
-    memory = [layout.memory(), layout.memory()]
-    holder = HostCopies(canonical, NoRanks(), memory, sums={}, scales=(torch.zeros(1, 1),) * 2)  # type: ignore[arg-type]
+    memory = {"copy0": layout.memory(), "copy1": layout.memory()}
+    holder = HostCopies(canonical, NoRanks(), memory)  # type: ignore[arg-type]
     state = State(canonical, holder, torch.zeros(1, 1), initial)
     state.reset_to_seed()
     trained = {name: torch.full(shape, 0.5) for name, shape in canonical.state_shapes.items()}

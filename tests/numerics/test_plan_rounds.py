@@ -132,14 +132,14 @@ def test_rounds_take_what_was_planned(averaging: Averaging, ranks: int) -> None:
     counted: Any = Counted(flat)
     own = DeviceBackend(manifest.of_stage(1), device=CPU).state
     own.reset_to_seed()
-    memory = [torch.zeros(copied(canonical).num_bytes, dtype=torch.uint8) for _ in range(2)]
+    memory = {name: torch.zeros(copied(canonical).num_bytes, dtype=torch.uint8) for name in ("copy0", "copy1")}
     finished, jobs = torch.zeros_like(flat), JobsAtOnce()
 
     def run() -> StepSum | LocalSum:
         ranks_ = cast(Any, NoRanks())
-        scales = torch.zeros(2, 1), torch.zeros(2, 1)
-        copies = HostCopies(canonical, ranks_, memory, sums={"finished": finished, "reading": flat}, scales=scales)
-        state = own if ranks == 1 else State(canonical, copies, scales[0])
+        scales = {name: torch.zeros(2, 1) for name in ("scales", "scales_before")}
+        copies = HostCopies(canonical, ranks_, memory | scales | {"finished": finished, "reading": flat})
+        state = own if ranks == 1 else State(canonical, copies, scales["scales"])
         sums = (
             LocalSum(jobs, state, counted, device=CPU)
             if averaging.sync == "local"

@@ -37,7 +37,7 @@ def toy(
 
 @pytest.fixture(scope="module")
 def one_group() -> Iterator[RankGroup]:
-    group = toy()
+    group = toy(memory={"first": 4 * RANKS, "second": 4 * RANKS})
     yield group
     group.close()
 
@@ -151,14 +151,14 @@ def test_large_fields_cross(group: RankGroup) -> None:
     assert all(each["values"] == values for each in group.order("echo", values=values))
 
 
-def test_memory_is_shared_from_the_next_order_on_and_in_every_epoch(group: RankGroup) -> None:
-    first, second = group.share(4 * RANKS), group.share(4 * RANKS)
-    group.order("write", memory=second.id, value=7.0)
-    assert second.bytes.view(torch.float32).tolist() == [7.0, 8.0, 9.0, 10.0] and not first.bytes.any()
+def test_memory_is_shared_in_every_epoch(group: RankGroup) -> None:
+    first, second = (group.memory.places[name].view(torch.float32) for name in ("first", "second"))
+    group.order("write", memory="second", value=7.0)
+    assert second.tolist() == [7.0, 8.0, 9.0, 10.0] and not first.any()
     group.start()
-    group.order("write", memory=first.id, value=1.0)
-    assert first.bytes.view(torch.float32).tolist() == [1.0, 2.0, 3.0, 4.0]
-    assert second.bytes.view(torch.float32).tolist() == [7.0, 8.0, 9.0, 10.0]
+    group.order("write", memory="first", value=1.0)
+    assert first.tolist() == [1.0, 2.0, 3.0, 4.0]
+    assert second.tolist() == [7.0, 8.0, 9.0, 10.0]
 
 
 def test_what_is_no_json_is_not_sent(group: RankGroup) -> None:
@@ -333,7 +333,7 @@ def test_a_group_without_ranks_says_so() -> None:
         group.order("sums")
     group.close()
     for _ in range(2):
-        for call in (group.start, lambda: group.order("sums"), lambda: group.share(1)):
+        for call in (group.start, group.check):
             with pytest.raises(RankLost, match="closed"):
                 call()
     group.close()
@@ -383,10 +383,9 @@ def test_imports_that_take_longer_than_a_start_may_are_not_begun_again() -> None
 @pytest.mark.usefixtures("fork_server")
 def test_a_start_may_take_longer_with_more_memory_to_map(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("swarmnet.ranks.supervisor.START_S", 0.5)
-    group = toy({"2": (1, "stop")}, ranks=2)
+    group = toy({"2": (1, "stop")}, ranks=2, memory={"large": 3 << 28})
     try:
         group.start(deadline_s=DEADLINE_S)
-        group.share(3 << 28)
         with pytest.raises(RankLost, match=r"'start' within 3\.5\d* s"):
             group.start()
     finally:
@@ -465,7 +464,6 @@ def test_a_program_that_starts_threads_when_imported_gets_fresh_interpreters() -
 
 
 def test_restarts_leave_no_descriptor_and_no_zombie(group: RankGroup) -> None:
-    group.share(1 << 16)
     running, alive = len(os.listdir("/proc/self/fd")), len(descendants())
     for _ in range(3):
         pids = set(group.pids)
@@ -501,8 +499,7 @@ def kill_at_random(kills: int, seed: int) -> list[float]:
     rng = random.Random(seed)
     before = left_behind()
     seconds: list[float] = []
-    group = toy()
-    group.share(1 << 16)
+    group = toy(memory={"some": 1 << 16})
     group.start()
     running = len(os.listdir("/proc/self/fd"))
 
@@ -556,14 +553,20 @@ def test_random_ranks_killed_at_random_moments(kills: int) -> None:
 @pytest.mark.gpu
 def test_ranks_on_all_gpus_by_the_same_code() -> None:
     count = torch.cuda.device_count()
-    group = RankGroup("rank_toy:make", {}, devices=[f"cuda:{n}" for n in range(count)], deadline_s=DEADLINE_S)
-    memory = group.share(4 * count)
+    group = RankGroup(
+        "rank_toy:make",
+        {},
+        devices=[f"cuda:{n}" for n in range(count)],
+        deadline_s=DEADLINE_S,
+        memory={"memory": 4 * count},
+    )
+    numbers = group.memory.places["memory"].view(torch.float32)
     try:
         for epoch in (1, 2):
             group.start()
             assert group.order("sums")[0]["all"] == sum(range(count + 1))
-            assert all(each["pinned"] for each in group.order("write", memory=memory.id, value=1.0))
-            assert memory.bytes.view(torch.float32).tolist() == [1.0 + rank for rank in range(count)]
+            assert all(each["pinned"] for each in group.order("write", memory="memory", value=1.0))
+            assert numbers.tolist() == [1.0 + rank for rank in range(count)]
             with pytest.raises(RankLost, match="SIGKILL"):
                 group.order("fail", how="kill", who=count - 1, others="meet")
             assert group.epoch == epoch

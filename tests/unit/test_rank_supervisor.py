@@ -42,6 +42,10 @@ def ranks(*codes: int | None) -> tuple[list[Rank], list[socket.socket]]:
     )
 
 
+def failure(words: str) -> dict[str, object]:
+    return {"failed": words, "at": 5.0}
+
+
 def send(end: socket.socket, packet: dict[str, object]) -> None:
     RankChannel(end).send(packed(packet))
 
@@ -52,16 +56,16 @@ def test_packets_and_ends_are_received_together() -> None:
     send(ends[1], {"done": {}})
     ends[2].close()
     packets, ended = receive(group, 10.0)
-    assert [(rank.number, packet) for rank, packet in packets] == [(1, {"done": {}})]
+    assert packets == {1: {"done": {}}}
     assert [rank.number for rank in ended] == [2]
     assert RankChannel(ends[0]).receive()[0] == {"order": "x"}
-    assert receive(group[:2], 0.0) == ([], [])
+    assert receive(group[:2], 0.0) == ({}, [])
 
 
 def test_a_dead_rank_is_blamed_before_one_that_failed_by_it() -> None:
     group, ends = ranks(None, -9, None)
     ends[1].close()
-    lost = cause([], [(5.0, 0, "ConnectionError: gone")], group[1:], "forward")
+    lost = cause(group, {0: failure("ConnectionError: gone")}, [], "forward")
     assert lost.rank == 1
     assert lost.reason == "rank 1 was ended by SIGKILL during 'forward'; rank 0 failed: ConnectionError: gone"
     del ends
@@ -70,31 +74,31 @@ def test_a_dead_rank_is_blamed_before_one_that_failed_by_it() -> None:
 def test_a_death_that_shows_a_little_later_counts() -> None:
     group, ends = ranks(None, -6)
     threading.Timer(0.02, ends[1].close).start()
-    assert cause([], [(5.0, 0, "gone")], group[1:], "x").rank == 1
+    assert cause(group, {0: failure("gone")}, [], "x").rank == 1
 
 
 def test_the_first_to_fail_is_blamed_not_the_first_heard() -> None:
     group, ends = ranks(None, None, None)
     send(ends[1], {"failed": "ValueError: mine", "at": 4.0})
     send(ends[2], {"failed": "gone, too", "at": 6.0})
-    lost = cause([], [(5.0, 0, "gone")], group[1:], "backward")
+    lost = cause(group, {0: failure("gone")}, [], "backward")
     assert (lost.rank, lost.reason) == (1, "rank 1 failed during 'backward': ValueError: mine")
 
 
 def test_a_rank_that_answers_meanwhile_is_not_waited_for() -> None:
     group, ends = ranks(None, None)
     send(ends[1], {"done": {}})
-    assert cause([], [(5.0, 0, "ValueError")], group[1:], "x").rank == 0
+    assert cause(group, {0: failure("ValueError")}, [], "x").rank == 0
 
 
 def test_ends_are_told_in_words() -> None:
     group, _ = ranks(7, -11, -63)
     expected = ("left with exit code 7", "was ended by SIGSEGV", "was ended by signal 63")
     for rank, words in zip(group, expected, strict=True):
-        assert words in cause([rank], [], [], "x").reason
+        assert words in cause(group, {}, [rank], "x").reason
     unknown, _ = ranks(0)
     unknown[0].process.code = lambda: None  # type: ignore[method-assign]
-    assert "nobody can tell how" in cause(unknown, [], [], "x").reason
+    assert "nobody can tell how" in cause(unknown, {}, unknown, "x").reason
 
 
 def test_ranks_that_hang_are_asked_where_they_are() -> None:
