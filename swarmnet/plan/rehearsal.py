@@ -163,7 +163,6 @@ class _FullySharded:
         )
         live.take()
         self._passes = Passes(
-            first=spec.first,
             last=spec.last,
             device=_CPU,
             tapes=False,

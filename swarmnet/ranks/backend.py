@@ -35,7 +35,7 @@ from swarmnet.stage.state import PastSteps, PastWeights, State
 
 log = telemetry.get(__name__)
 
-PROGRAM = "swarmnet.ranks.program:handler"
+PROGRAM = "swarmnet.ranks.program:Program"
 
 MOST_PAST_LOSSES = 4
 """So often in a row ranks may be lost in audits, which are refused from then on: once more and the peer would be given
@@ -251,10 +251,9 @@ class MeshBackend:
         if self._past_losses >= MOST_PAST_LOSSES:
             words = f"cannot recompute: ranks were lost {MOST_PAST_LOSSES} times in a row as they did"
             raise Refused(RejectCode.NOT_READY, words)
-        life, number = (None, None) if share is None else (share.life, share.number)
-        before = self._ranks.life
+        life, before = None if share is None else share.life, self._ranks.life
         try:
-            answers = self._ranks.order(name, life=life, share=number, **fields)
+            answers = self._ranks.order(name, life=life, share=share and share.number, **fields)
         except (Refused, DeviceFull):
             self._past_losses += self._ranks.life != before
             if self._past_losses == MOST_PAST_LOSSES:

@@ -7,12 +7,11 @@ is that of a layer and not of the stage. Knows no optimizer and no accumulator.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from torch.nn import Parameter
+from torch.nn import Parameter, functional
 
 from swarmnet.model.comm import Comm
 from swarmnet.model.split import Tape
@@ -39,42 +38,34 @@ class Bucket:
     def __init__(self, places: Sequence[int], shapes: Sequence[torch.Size], comm: Comm, *, is_layer: bool) -> None:
         self.places, self.is_layer = list(places), is_layer
         self._shapes, self._comm = list(shapes), comm
-        rows = [len(chunk(shape[0], 0, comm.size)) for shape in shapes]
-        widths = [shape[1:].numel() for shape in shapes]
-        self._widths = widths
-        self._edges = [0, *itertools.accumulate(row * width for row, width in zip(rows, widths, strict=True))]
+        self._sizes = [len(chunk(shape[0], 0, comm.size)) * shape[1:].numel() for shape in shapes]
 
     def scatter_sum(self, wholes: Sequence[Tensor]) -> list[Tensor]:
         """This rank's chunk of each parameter's sum over the data ranks. One reduce-scatter."""
+        ranks, pairs = self._comm.size, zip(wholes, self._sizes, strict=True)
         # One row per rank: its chunks of all parameters, one after the other.
-        packed = wholes[0].new_zeros(self._comm.size, self._edges[-1])
-        for whole, start, stop in zip(wholes, self._edges, self._edges[1:], strict=False):
-            full, rest = divmod(whole.numel(), stop - start)
-            flat = whole.reshape(-1)
-            packed[:full, start:stop] = flat[: full * (stop - start)].view(full, stop - start)
-            if rest:
-                packed[full, start : start + rest] = flat[full * (stop - start) :]
+        packed = torch.cat([_padded(whole, ranks * size).view(ranks, size) for whole, size in pairs], 1)
         summed = self._comm.reduce_scatter(packed, 0).view(-1)
         chunks = []
-        for shape, start, width in zip(self._shapes, self._edges, self._widths, strict=False):
-            rows = len(chunk(shape[0], self._comm.rank, self._comm.size))
-            chunks.append(summed[start : start + rows * width].view(rows, *shape[1:]))
+        for shape, piece in zip(self._shapes, torch.split(summed, self._sizes), strict=True):
+            rows = len(chunk(shape[0], self._comm.rank, ranks))
+            chunks.append(piece[: rows * shape[1:].numel()].view(rows, *shape[1:]))
         return chunks
 
     @torch.no_grad()
     def gather(self, wholes: Sequence[Tensor]) -> None:
         """Write every rank's chunk over `wholes`, of which this rank's chunks are right. One all-gather."""
-        packed = wholes[0].new_zeros(self._edges[-1])
-        for whole, start in zip(wholes, self._edges, strict=False):
-            own = own_chunk(whole, self._comm)
-            packed[start : start + own.numel()] = own.reshape(-1)
-        packed = self._comm.all_gather(packed.unsqueeze(0), 0)
-        for whole, start, stop in zip(wholes, self._edges, self._edges[1:], strict=False):
-            full, rest = divmod(whole.numel(), stop - start)
-            flat = whole.view(-1)
-            flat[: full * (stop - start)].view(full, stop - start).copy_(packed[:full, start:stop])
-            if rest:
-                flat[full * (stop - start) :] = packed[full, start : start + rest]
+        pairs = zip(wholes, self._sizes, strict=True)
+        packed = torch.cat([_padded(own_chunk(whole, self._comm), size) for whole, size in pairs])
+        gathered = self._comm.all_gather(packed.unsqueeze(0), 0)
+        for whole, pieces in zip(wholes, torch.split(gathered, self._sizes, 1), strict=True):
+            whole.view(-1).copy_(pieces.reshape(-1)[: whole.numel()])
+
+
+def _padded(tensor: Tensor, size: int) -> Tensor:
+    """Flat, with zeros up to `size` elements."""
+    flat = tensor.reshape(-1)
+    return flat if flat.numel() == size else functional.pad(flat, (0, size - flat.numel()))
 
 
 def buckets_of(names: Sequence[str], shapes: Sequence[torch.Size], comm: Comm) -> list[Bucket]:

@@ -11,6 +11,7 @@ resources, leaves a directory behind when we are killed and does not end what it
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import select
@@ -61,8 +62,7 @@ class ChildProcess:
         self.pid = pid
         """Its process id, for people: it may be another's once this one has ended."""
         self._handle, self._ask = handle, code
-        self._code: int | None = None
-        self._ended = self._asked = self._closed = False
+        self._ended = self._closed = False
 
     def send(self, number: signal.Signals) -> None:
         """A signal, unless it has ended."""
@@ -80,9 +80,7 @@ class ChildProcess:
 
     def code(self) -> int | None:
         """Of a process that has ended: exit code, -9 after SIGKILL, None if it is unknown."""
-        if not self._asked:
-            self._code, self._asked = self._ask(), True
-        return self._code
+        return self._ask()
 
     def close(self) -> None:
         """Let go of it, once it has ended. May be called again."""
@@ -162,7 +160,7 @@ class Launcher:
         while handle is None:
             packet, handle = self._hear(deadline)
         self._owes, pid = False, packet["started"]
-        return ChildProcess(pid, handle, lambda: self.code(pid))
+        return ChildProcess(pid, handle, functools.cache(lambda: self.code(pid)))
 
     def code(self, pid: int) -> int | None:
         """The exit code of a child that has ended, once. If the fork server is gone it is unknown."""

@@ -15,23 +15,22 @@ from torch import Tensor
 from swarmnet.manifest.schema import StageSpec
 from swarmnet.ranks.host_copies import copied, copy_name
 from swarmnet.ranks.layout import MeshLayout, MeshSplit
-from swarmnet.ranks.process import Handler, RankContext
-from swarmnet.ranks.stage import RankStage, Recomputation
+from swarmnet.ranks.process import RankContext
+from swarmnet.ranks.stage import RankStage
 from swarmnet.stage.accumulator import sum_dtype
+from swarmnet.stage.backend import PastShare
 from swarmnet.stage.passes import ForwardPass, MemoryPolicy
 from swarmnet.stage.state import PastWeights
+
+Answer = Mapping[str, Any] | None
 
 PAST = -1
 """The key of what this rank holds to compute past microbatches again."""
 
 
-def handler(context: RankContext) -> Handler:
-    """The handler of this rank's orders."""
-    return _Program(context)
-
-
-class _Program:
-    """An order is a public method, its fields are the arguments; what it returns is the answer."""
+class Program:
+    """The handler of a rank's orders. An order is a public method, its fields are the arguments; what it returns is the
+    answer."""
 
     def __init__(self, context: RankContext) -> None:
         settings = context.settings
@@ -55,26 +54,26 @@ class _Program:
         self._thread = ThreadPoolExecutor(1, "copy", initializer=torch.set_num_threads, initargs=(1,))
         self._writing: Future[None] | None = None
         self._works: dict[int, tuple[int, ForwardPass]] = {}  # by the key of the order, with their steps
-        self._past: Recomputation | None = None
 
-    def __call__(self, name: str, fields: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    def __call__(self, name: str, fields: Mapping[str, Any]) -> Answer:
         arguments = dict(fields)
         # First: what is to come may need its memory.
         for key in arguments.pop("forgotten"):
             self._works.pop(key, None)
-            self._past = None if key == PAST else self._past
-        answer: Mapping[str, Any] | None = getattr(self, name)(**arguments)
+            if key == PAST:
+                self._stage.end_recomputing()
+        answer: Answer = getattr(self, name)(**arguments)
         return answer
 
     def load(self, version: int, scales: str) -> None:
         self._written()
         # What was computed on other weights is worth nothing.
         self._works.clear()
-        self._past = None
+        self._stage.end_recomputing()
         self._stage.round_by(self._floats(scales))
         self._stage.read_state(version, self._copy(version))
 
-    def forward(self, key: int, step: int, train: bool) -> Mapping[str, Any] | None:
+    def forward(self, key: int, step: int, train: bool) -> Answer:
         hidden = None if self._spec.first else self._read("inward")
         output, work = self._stage.forward(step, self._read_tokens(), hidden, train=train)
         if work is not None:
@@ -92,11 +91,11 @@ class _Program:
 
     def write_sum(self, step: int, voids: int) -> None:
         self._stage.sum_of(step).follow(voids)
-        self._stage.write_sum(step, self._memory("reading").view(sum_dtype(self._spec.numerics)))
+        self._stage.write_sum(step, self._context.memory("reading").view(sum_dtype(self._spec.numerics)))
 
     def update(self, version: int, total: str, scale: float, rate: float, scales: str) -> None:
         self._written()
-        flat = self._memory(total).view(sum_dtype(self._spec.numerics))
+        flat = self._context.memory(total).view(sum_dtype(self._spec.numerics))
         self._stage.update(version, flat, scale=scale, rate=rate)
         if scales:
             self._stage.round_by(self._floats(scales))
@@ -109,22 +108,21 @@ class _Program:
             self._written()
         return {"written": self._writing is None}
 
-    def again(self, weights: str, number: int, step: int, index: int, share: int | None) -> Mapping[str, Any] | None:
+    def again(self, weights: str, number: int, step: int, index: int, share: int | None) -> Answer:
         """A microbatch of a step that is over."""
-        self._past = past = self._past or self._stage.recomputation()
         tokens, hidden = self._read_tokens(), None if self._spec.first else self._read("inward")
         gradient = None if self._spec.last else self._read("outward")
         kept = PastWeights(step, number, 0, self._floats(weights))
-        output, own = past.run(kept, index, tokens, hidden, gradient, share)
+        of = None if share is None else PastShare(step, share)
+        output, own = self._stage.recompute(kept, index, tokens, hidden, gradient, of)
         if own is not None:
             self._write("inward", own)
         return self._output(output)
 
     def write_share(self, step: int, into: str, share: int) -> None:
         dtype = sum_dtype(self._spec.numerics)
-        total = self._memory(into)[: dtype.itemsize * self._stage.canonical.num_elements].view(dtype)
-        self._past = past = self._past or self._stage.recomputation()
-        self._stage.write_sum(step, total, past.share(share))
+        total = self._context.memory(into)[: dtype.itemsize * self._stage.canonical.num_elements].view(dtype)
+        self._stage.write_sum(step, total, self._stage.share(PastShare(step, share)))
 
     # ------------------------------------------------------------ the state
 
@@ -148,11 +146,11 @@ class _Program:
             writing.result()
 
     def _copy(self, version: int) -> dict[str, Tensor]:
-        return self._layout.views(self._memory(copy_name(version)))
+        return self._layout.views(self._context.memory(copy_name(version)))
 
     # ------------------------------------------------------------ shared memory
 
-    def _output(self, output: Tensor) -> Mapping[str, Any] | None:
+    def _output(self, output: Tensor) -> Answer:
         if self._spec.last:
             return {"loss": output.item()}
         self._write("outward", output)
@@ -167,7 +165,7 @@ class _Program:
         return self._activations(name).to(self._context.device, copy=True)
 
     def _read_tokens(self) -> Tensor:
-        whole = self._memory("tokens").view(torch.int32).view(self._spec.training.microbatch_size, -1)
+        whole = self._context.memory("tokens").view(torch.int32).view(self._spec.training.microbatch_size, -1)
         return whole[self._rows.start : self._rows.stop].to(self._context.device, copy=True)
 
     def _activations(self, name: str) -> Tensor:
@@ -177,7 +175,4 @@ class _Program:
         return whole[self._rows.start : self._rows.stop]
 
     def _floats(self, name: str) -> Tensor:
-        return self._memory(name).view(torch.float32)
-
-    def _memory(self, name: str) -> Tensor:
-        return self._context.memory(name)
+        return self._context.memory(name).view(torch.float32)

@@ -50,15 +50,12 @@ class SharedBuffers:
         self._calls = [ctypes.c_int64.from_address(address + at * _LINE_BYTES) for at in range(ranks)]
         address += ranks * _LINE_BYTES
 
-        def semaphore(kind: int, to: int, of: int) -> ctypes.c_void_p:
-            return ctypes.c_void_p(address + ((kind * ranks + to) * ranks + of) * _LINE_BYTES)
+        def semaphores(kind: int, own: bool) -> list[ctypes.c_void_p]:
+            pairs = [(rank, other) if own else (other, rank) for other in range(ranks)]
+            return [ctypes.c_void_p(address + ((kind * ranks + to) * ranks + of) * _LINE_BYTES) for to, of in pairs]
 
-        self._written_by, self._read_by = (
-            [semaphore(kind, rank, other) for other in range(ranks)] for kind in range(2)
-        )
-        self._tell_written, self._tell_read = (
-            [semaphore(kind, other, rank) for other in range(ranks)] for kind in range(2)
-        )
+        self._written_by, self._read_by = semaphores(0, own=True), semaphores(1, own=True)
+        self._tell_written, self._tell_read = semaphores(0, own=False), semaphores(1, own=False)
         for own in (*self._written_by, *self._read_by):
             if _libc.sem_init(own, 1, 0) != 0:
                 raise OSError(ctypes.get_errno(), "sem_init")

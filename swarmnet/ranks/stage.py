@@ -25,6 +25,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
@@ -43,6 +44,7 @@ from swarmnet.ranks.layout import Block, MeshLayout, MeshSplit, What
 from swarmnet.ranks.shared_comm import SharedComm
 from swarmnet.stage import snapshot
 from swarmnet.stage.accumulator import Accumulator, largest_magnitude, sum_dtype
+from swarmnet.stage.backend import PastShare
 from swarmnet.stage.canonical import Canonical, layers_of
 from swarmnet.stage.gradients import WholeGradients
 from swarmnet.stage.optimizer import MOMENTS, StageOptimizer, average
@@ -55,6 +57,20 @@ if TYPE_CHECKING:
 
 
 Gradients = WholeGradients | ScatteredGradients | None
+
+
+@dataclass(slots=True, eq=False)
+class _Past:
+    """What computes microbatches of past steps again, and the shares that their gradients are added to, by number.
+
+    weights: number of those that are in the module.
+    """
+
+    module: StageModule
+    passes: Passes
+    gradients: Gradients
+    shares: dict[int, Accumulator] = field(default_factory=dict)
+    weights: int = -1
 
 
 class RankStage:
@@ -83,7 +99,7 @@ class RankStage:
         memory = memory or MemoryPolicy()
         if layout.shard == "zero3" and memory.activations == "offload":
             raise UsageError("ZeRO-3 gathers weights, and offloaded activations would take them along: recompute them")
-        self.spec, self._device, self._rank, self._tensor, self._data = spec, device, rank, tensor, data
+        self.spec, self.device, self._rank, self._tensor, self._data = spec, device, rank, tensor, data
         self._split = MeshSplit.of(spec, layout)
         self._delay = spec.averaging.delay
         self._fully = self._fully_sharded()
@@ -104,12 +120,12 @@ class RankStage:
         )
         self._memory = memory
         self._passes = self._new_passes()
+        self._past: _Past | None = None
 
     def _new_passes(self) -> Passes:
         return Passes(
-            first=self.spec.first,
             last=self.spec.last,
-            device=self._device,
+            device=self.device,
             tapes=self._fully is None,
             reproducible=self.spec.numerics.deterministic,
             memory=self._memory,
@@ -124,14 +140,14 @@ class RankStage:
             raise ValueError("ZeRO-3 needs a process group along the data axis")
         from swarmnet.ranks.fully_sharded import FullySharded  # 0.6 s of imports
 
-        return FullySharded(self._data.group, self._device)
+        return FullySharded(self._data.group, self.device)
 
     def _module(self) -> StageModule:
         spec, split, layers = self.spec, self._split.tensor, layers_of(self.spec)
         module: StageModule
         # Made where it rests: a stage that fits the device need not fit elsewhere. With ZeRO-3 no rank ever has memory
         # for the whole module: FSDP makes it of chunks.
-        with torch.device(self._device if self._fully is None else "meta"):
+        with torch.device(self.device if self._fully is None else "meta"):
             if split.ranks > 1:
                 module = ShardedStage(split, layers, first=spec.first, last=spec.last, comm=self._tensor)
             else:
@@ -147,17 +163,16 @@ class RankStage:
         self._buckets = buckets_of(self._names, self._slices, self._data)
         self._gradients = self._gradients_of(self._parameters)
         self._summed = [torch.Size(self._held("accumulators", name).shape) for name in self._names]
-        self.sums = [self.new_sum() for _ in self._modules]  # one for each open step
+        self.sums = [self._new_sum() for _ in self._modules]  # one for each open step
         self.round_by(torch.zeros(len(self._modules), num_scales(self.spec.averaging, self._shapes)))
 
     def sum_of(self, step: int) -> Accumulator:
         """The sum of an open step."""
         return self.sums[step % len(self.sums)]
 
-    def new_sum(self) -> Accumulator:
-        """An empty sum of what this rank adds up."""
+    def _new_sum(self) -> Accumulator:
         size = sum(shape.numel() for shape in self._summed)
-        return Accumulator(size, dtype=sum_dtype(self.spec.numerics), device=self._device)
+        return Accumulator(size, dtype=sum_dtype(self.spec.numerics), device=self.device)
 
     def _gradients_of(self, modules: Sequence[Sequence[Parameter]], scratch: list[Tensor] | None = None) -> Gradients:
         """What runs weight passes of modules with these parameters; None where a fused backward does."""
@@ -165,8 +180,8 @@ class RankStage:
             return None
         places = {parameter: place for parameters in modules for place, parameter in enumerate(parameters)}
         if self._scatters:
-            return ScatteredGradients(places, self._slices, self._buckets, self._device)
-        return WholeGradients(places, self._slices, self._device, scratch=scratch)
+            return ScatteredGradients(places, self._slices, self._buckets, self.device)
+        return WholeGradients(places, self._slices, self.device, scratch=scratch)
 
     def round_by(self, scales: Tensor) -> None:
         """Gradients are rounded by the scales in that memory (`stage.rounding.Roundings`) from now on."""
@@ -243,7 +258,7 @@ class RankStage:
         # The maximum of NaN and a number may be the number.
         if not math.isfinite(largest):
             largest = math.inf
-        agreed = torch.tensor([largest], dtype=torch.float32, device=self._device)
+        agreed = torch.tensor([largest], dtype=torch.float32, device=self.device)
         for comm in (self._tensor, self._data):  # one after the other: then all ranks have the same number
             if comm.size > 1:
                 agreed = comm.all_reduce(agreed, "max")
@@ -376,14 +391,55 @@ class RankStage:
         """The scales of an open step, live: fp32 [`num_scales`]."""
         return self.scales.view(len(self._modules), -1)[step % len(self._modules)]
 
-    def recomputation(self) -> Recomputation:
-        """What computes microbatches of past steps again. Its gradients are in the scratch of those of open steps."""
-        scratch = self._gradients.scratch if isinstance(self._gradients, WholeGradients) else None
-        module = self._module()
-        return Recomputation(self, module, self._new_passes(), self._gradients_of([list(module.parameters())], scratch))
+    def recompute(
+        self,
+        weights: PastWeights,
+        index: int,
+        tokens: Tensor,
+        hidden: Tensor | None,
+        gradient: Tensor | None,
+        share: PastShare | None,
+    ) -> tuple[Tensor, Tensor | None]:
+        """`forward` and `backward` of this rank's rows of microbatch `index`, in one more module. If `share` is given,
+        the gradients are added to that share, rounded by the scales of the step.
+
+        Returns output and input gradient.
+        """
+        past, size = self._recomputing(), self.canonical.num_elements
+        if past.weights != weights.number:
+            self._load(past.module, weights.memory[:size])
+            past.weights = weights.number
+        output, work = past.passes.forward(past.module, tokens, hidden, train=True)
+        assert work is not None
+        own = self._back(past.passes, work, gradient)
+        if share is not None:
+            gradients, total = self._weight_pass(work, past.gradients), self.share(share)
+            rounding, largest = self._rounded.by(weights.step, weights.memory[size:]), self._largest(gradients)
+            total.add(gradients, rounding, step=weights.step, index=index, voids=total.voids, largest=largest)
+        return output.detach(), own
+
+    def share(self, share: PastShare) -> Accumulator:
+        """What this rank adds up of a share: as large as a sum of an open step."""
+        shares = self._recomputing().shares
+        if share.number not in shares:
+            shares[share.number] = self._new_sum()
+        return shares[share.number]
+
+    def end_recomputing(self) -> None:
+        """Give the memory of that module and of the shares back."""
+        self._past = None
+
+    def _recomputing(self) -> _Past:
+        if self._past is None:
+            # Its gradients are in the scratch of those of open steps.
+            scratch = self._gradients.scratch if isinstance(self._gradients, WholeGradients) else None
+            module = self._module()
+            runs = self._gradients_of([list(module.parameters())], scratch)
+            self._past = _Past(module, self._new_passes(), runs)
+        return self._past
 
     @torch.no_grad()
-    def load(self, module: StageModule, weights: Tensor) -> None:
+    def _load(self, module: StageModule, weights: Tensor) -> None:
         """Give `module` these weights: whole, flat, in canonical order, on the CPU."""
         held = self._held_of(module.parameters())
         for live, (name, whole) in zip(held, self._cut(weights).items(), strict=True):
@@ -437,49 +493,6 @@ class RankStage:
         block = self._split.spoken(name, self._shapes[name], self._rank)
         if block is not None:
             take_block(whole, block).copy_(chunk)
-
-
-class Recomputation:
-    """One more module of `rank`, and the shares that its gradients are added to. The memory of both goes with it."""
-
-    def __init__(self, rank: RankStage, module: StageModule, passes: Passes, gradients: Gradients) -> None:
-        self._rank, self._module, self._passes, self._gradients = rank, module, passes, gradients
-        self._number = -1
-        self._shares: dict[int, Accumulator] = {}
-
-    def run(
-        self,
-        weights: PastWeights,
-        index: int,
-        tokens: Tensor,
-        hidden: Tensor | None,
-        gradient: Tensor | None,
-        share: int | None,
-    ) -> tuple[Tensor, Tensor | None]:
-        """`forward` and `backward` of this rank's rows of microbatch `index`. If `share` is given, the gradients are
-        added to that share, rounded by the scales of the step.
-
-        Returns output and input gradient.
-        """
-        rank, size = self._rank, self._rank.canonical.num_elements
-        if self._number != weights.number:
-            rank.load(self._module, weights.memory[:size])
-            self._number = weights.number
-        output, work = self._passes.forward(self._module, tokens, hidden, train=True)
-        assert work is not None
-        own = rank._back(self._passes, work, gradient)
-        if share is None:
-            return output.detach(), own
-        gradients, total = rank._weight_pass(work, self._gradients), self.share(share)
-        rounding, largest = rank._rounded.by(weights.step, weights.memory[size:]), rank._largest(gradients)
-        total.add(gradients, rounding, step=weights.step, index=index, voids=total.voids, largest=largest)
-        return output.detach(), own
-
-    def share(self, number: int) -> Accumulator:
-        """The sum that is share `number`, as large as those of open steps."""
-        if number not in self._shares:
-            self._shares[number] = self._rank.new_sum()
-        return self._shares[number]
 
 
 def _copy(source: Sequence[Tensor], into: Sequence[Tensor]) -> None:

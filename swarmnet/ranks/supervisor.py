@@ -385,44 +385,39 @@ class RestartBackoff:
 
 
 class Losses:
-    """How often ranks were lost: since they finished work, and in each kind of order since one was done.
+    """How often ranks were lost: since they finished work (None), and in each kind of order since one was done.
 
     Finished work does not excuse an order that kills ranks whenever it comes: only that order, done, does.
     """
 
     def __init__(self, backoff: RestartBackoff) -> None:
         self._backoff = backoff
-        self._since_work = 0
-        self._in_order: Counter[str] = Counter()
+        self._times: Counter[str | None] = Counter()
 
     @property
     def times(self) -> int:
-        """The larger of the two."""
-        return max(self._since_work, *self._in_order.values(), 0)
+        """The largest of these."""
+        return max(self._times.values(), default=0)
 
     @property
     def verdict(self) -> str | None:
         """Why ranks are given up, in words; None: they are not."""
-        if self._since_work > self._backoff.restarts:
-            return f"were started {self._since_work} times and finished nothing"
-        for order, times in self._in_order.items():
+        for order, times in self._times.items():
+            if times > self._backoff.restarts and order is None:
+                return f"were started {times} times and finished nothing"
             if times > self._backoff.restarts:
                 return f"were lost {times} times in the order {order!r}, which they never finished in between"
         return None
 
     def lost(self, order: str | None, *, up_s: float) -> None:
         """They were, at that order, after so long up; None: at no order, or as they started."""
-        self._since_work = 1 if up_s >= self._backoff.forget_s else self._since_work + 1
+        self._times[None] = 1 if up_s >= self._backoff.forget_s else self._times[None] + 1
         if order is not None:
-            self._in_order[order] += 1
+            self._times[order] += 1
 
-    def did(self, order: str) -> None:
-        """They have done one of these, all of them."""
-        self._in_order.pop(order, None)
-
-    def finished(self) -> None:
-        """They have finished work: a microbatch, an evaluation, a step."""
-        self._since_work = 0
+    def did(self, order: str | None) -> None:
+        """They have done one of these, all of them; None: they have finished a microbatch, an evaluation, a step."""
+        self._times.pop(order, None)
 
 
 class RankSupervisor:
@@ -510,7 +505,7 @@ class RankSupervisor:
 
     def finished(self) -> None:
         """A microbatch was counted or evaluated, or a step was taken: these ranks do work."""
-        self._losses.finished()
+        self._losses.did(None)
 
     def close(self) -> None:
         """End them, whatever they are doing; no process and no memory is left. May be called again, from any thread."""

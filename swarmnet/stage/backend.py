@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -21,7 +21,7 @@ OnEvent = Callable[[str, dict[str, object]], None]
 """Hears an event by its name, and its facts."""
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(frozen=True, slots=True)
 class PastShare:
     """A sum of gradients of a step that is over. life: of the ranks that have it."""
 
@@ -71,10 +71,10 @@ class StageBackend(Protocol):
         stage. Returns hidden [B, T, D], in the last stage the loss summed over tokens; and, to train, the work done.
         """
 
-    def backward(self, work: object, gradient: Tensor | None) -> Tensor | None:
+    def backward(self, work: Any, gradient: Tensor | None) -> Tensor | None:
         """The gradient of the input, None in the first stage. Raises ValueError the second time."""
 
-    def accumulate(self, work: object, *, step: int, index: int, voids: int) -> bool:
+    def accumulate(self, work: Any, *, step: int, index: int, voids: int) -> bool:
         """The weight pass of what backward has run of; see `Accumulator.add`. Ends `work`."""
 
     def new_share(self, step: int) -> PastShare:

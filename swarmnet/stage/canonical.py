@@ -70,11 +70,6 @@ def rate_of(optimizer: Optimizer, step: int, horizon: Horizon) -> float:
     return min(planned, climbed)
 
 
-def gradient_scale(grad_sq_norms: Sequence[float], *, num_tokens: int, clip_norm: float) -> float:
-    """What to multiply the summed gradient by: the average over tokens, clipped once by the global norm."""
-    return clip_factor(grad_sq_norms, num_tokens=num_tokens, clip_norm=clip_norm) / num_tokens
-
-
 def clip_factor(grad_sq_norms: Sequence[float], *, num_tokens: int, clip_norm: float) -> float:
     """What clipping leaves of the average gradient's length, at most 1.
 

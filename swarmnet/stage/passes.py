@@ -95,7 +95,6 @@ class Passes:
     def __init__(
         self,
         *,
-        first: bool,
         last: bool,
         device: torch.device,
         reproducible: bool,
@@ -104,7 +103,7 @@ class Passes:
         compute: Compute = "fp32",
         compiler: str = "inductor",
     ) -> None:
-        self._first, self._last, self._device, self._tapes = first, last, device, tapes
+        self._last, self._device, self._tapes = last, device, tapes
         capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else None
         self._attention = attention_kernels(compute, reproducible=reproducible, capability=capability)
         if self._attention and SDPBackend.FLASH_ATTENTION in self._attention:

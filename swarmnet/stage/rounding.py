@@ -33,7 +33,7 @@ import math
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -95,36 +95,37 @@ def matrix_of(shape: Sequence[int]) -> tuple[int, int]:
     return (math.prod(shape[:-1]), shape[-1]) if len(shape) > 1 else (1, math.prod(shape))
 
 
-class Rounding(Protocol):
+class Rounding:
     """The grid of one step. place: the number of a parameter. Tensors of a parameter are flat, and of its block.
 
     fits_int32: no sum of a step's gradients leaves int32.
     """
 
-    @property
-    def fits_int32(self) -> bool: ...
-
-    def check(self, largest: float, index: int) -> None:
-        """May a gradient be summed whose largest magnitude is that? Raises BadMessage(NON_FINITE), Overflow."""
-
-    def add(self, total: Tensor, gradient: Tensor, place: int, *, index: int) -> None:
-        """Add the gradient, fp32, of microbatch `index` to the sum."""
-
-    def values(self, total: Tensor, place: int, *, scale: float = 1.0) -> Iterator[Tensor]:
-        """What a sum stands for, times `scale`: floats, piece by piece, fresh memory."""
-
-    def most(self, num_microbatches: int) -> int:
-        """The largest magnitude of an integer sum of so many microbatches, anywhere."""
-
-
-@dataclass(frozen=True, slots=True)
-class NoRounding:
-    """Floats as they are."""
-
     fits_int32 = False
 
     def check(self, largest: float, index: int) -> None:
-        _check_finite(largest, index)
+        """May a gradient be summed whose largest magnitude is that? Raises BadMessage(NON_FINITE), Overflow."""
+        if not math.isfinite(largest):
+            raise BadMessage(RejectCode.NON_FINITE, "the gradient of a microbatch is not finite", index=index)
+
+    def add(self, total: Tensor, gradient: Tensor, place: int, *, index: int) -> None:
+        """Add the gradient, fp32, of microbatch `index` to the sum."""
+        raise NotImplementedError
+
+    def values(self, total: Tensor, place: int, *, scale: float = 1.0) -> Iterator[Tensor]:
+        """What a sum stands for, times `scale`: floats, piece by piece, fresh memory."""
+        raise NotImplementedError
+
+    def most(self, num_microbatches: int) -> int:
+        """The largest magnitude of an integer sum of so many microbatches, anywhere."""
+        return MAX_SUM
+
+
+class NoRounding(Rounding):
+    """Floats as they are."""
+
+    def check(self, largest: float, index: int) -> None:
+        super().check(largest, index)
         # A float sum with such a term could overflow.
         if largest > MAX_MAGNITUDE:
             raise BadMessage(RejectCode.NON_FINITE, "a gradient too large to be summed", index=index)
@@ -136,22 +137,18 @@ class NoRounding:
         for piece in torch.split(total, chunk_elements(total.device)):
             yield piece * scale
 
-    def most(self, num_microbatches: int) -> int:
-        return MAX_SUM  # a float sum has no such integers
 
-
-@dataclass(frozen=True, slots=True)
-class FineRounding:
+@dataclass(frozen=True)
+class FineRounding(Rounding):
     """Multiples of 2^-bits. terms: the most gradients that a step adds anywhere; with ranks, each may add one for each
     microbatch. A gradient may have MAX_SUM / terms at most, in grid steps, so replicas with equal meshes agree on
     whether it overflows, whatever else is in the sum; more ranks have a lower limit."""
 
     bits: int
     terms: int
-    fits_int32 = False
 
     def check(self, largest: float, index: int) -> None:
-        _check_finite(largest, index)
+        super().check(largest, index)
         # With so large a term from every microbatch the sum would leave int64.
         if largest * 2.0**self.bits > float(MAX_SUM // self.terms):
             raise Overflow(
@@ -174,11 +171,8 @@ class FineRounding:
             # In fp64, because an int64 sum has more digits than fp32 can hold.
             yield piece.to(torch.float64) * (scale * 2.0**-self.bits)
 
-    def most(self, num_microbatches: int) -> int:
-        return MAX_SUM
 
-
-class SmallRounding:
+class SmallRounding(Rounding):
     """The small grid of step `step`. scales: a and b of each whole parameter, in turn: fp32 [R] and [C], on the CPU."""
 
     fits_int32 = True
@@ -186,9 +180,6 @@ class SmallRounding:
     def __init__(self, blocks: Sequence[Rectangle], scales: Scales, *, step: int) -> None:
         self._blocks, self._scales, self._step = blocks, scales, step
         self._there: dict[tuple[int, torch.device], tuple[Tensor, Tensor, Tensor, Tensor]] = {}
-
-    def check(self, largest: float, index: int) -> None:
-        _check_finite(largest, index)
 
     def add(self, total: Tensor, gradient: Tensor, place: int, *, index: int) -> None:
         block, (inverse_rows, inverse_columns, _, _) = self._blocks[place], self._scales_of(place, total.device)
@@ -245,11 +236,6 @@ class SmallRounding:
             found = [torch.from_numpy(scale.copy()).to(device) for scale in (*inverse, a, b)]
             self._there[place, device] = found[0], found[1], found[2], found[3]
         return self._there[place, device]
-
-
-def _check_finite(largest: float, index: int) -> None:
-    if not math.isfinite(largest):
-        raise BadMessage(RejectCode.NON_FINITE, "the gradient of a microbatch is not finite", index=index)
 
 
 # ---------------------------------------------------------------- from step to step

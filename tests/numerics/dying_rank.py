@@ -19,7 +19,7 @@ PROGRAM = f"{__name__}:handler"
 
 
 def handler(context: RankContext) -> Handler:
-    inner = program.handler(context)
+    inner = program.Program(context)
 
     def handle(name: str, fields: Mapping[str, Any]) -> Mapping[str, Any] | None:
         rank, when = fields.get("die", (None, ""))
@@ -29,10 +29,10 @@ def handler(context: RankContext) -> Handler:
         if rank == context.rank and when == "hangs":
             os.kill(os.getpid(), signal.SIGSTOP)
         if rank == context.rank and when == "never writes":
-            inner._stage.write_state = lambda *_: threading.Event().wait()  # type: ignore[attr-defined]
+            inner._stage.write_state = lambda *_: threading.Event().wait()
         if name == "held":
             inner("settle", {"wait": False, "forgotten": fields["forgotten"]})
-            return {"keys": [*inner._works]}  # type: ignore[attr-defined]
+            return {"keys": [*inner._works]}
         answer = inner(name, fields)
         if rank == context.rank and when == "after":
             os.kill(os.getpid(), signal.SIGKILL)

@@ -35,7 +35,7 @@ class Seen:
 def through(module: StageModule, ends: str, memory: MemoryPolicy, *, order: tuple[int, ...] = (1, 2, 0)) -> Seen:
     """Three microbatches in flight, backwards in another order, weight passes in a third."""
     first, last = ENDS[ends]
-    passes = Passes(first=first, last=last, device=CPU, reproducible=True, memory=memory)
+    passes = Passes(last=last, device=CPU, reproducible=True, memory=memory)
     generator = torch.Generator().manual_seed(11)
     tokens = torch.randint(0, MODEL.vocab_size, (3, 2, LENGTH + 1), generator=generator)
     hidden = torch.randn(3, 2, LENGTH, MODEL.hidden_size, generator=generator)
@@ -100,7 +100,7 @@ def test_on_ranks_too(policy: str, ends: str, sequence_parallel: bool) -> None:
 @pytest.mark.parametrize("policy", ["stash", *SAVING])
 def test_backward_on_other_weights_is_refused(policy: str) -> None:
     module = module_of(MODEL, "middle", torch.float32)
-    passes = Passes(first=False, last=False, device=CPU, reproducible=True, memory=MemoryPolicy(activations=policy))
+    passes = Passes(last=False, device=CPU, reproducible=True, memory=MemoryPolicy(activations=policy))
     tokens, hidden = torch.zeros(2, LENGTH + 1, dtype=torch.int32), torch.randn(2, LENGTH, MODEL.hidden_size)
     _, work = passes.forward(module, tokens, hidden, train=True)
     with torch.no_grad():
@@ -112,7 +112,7 @@ def test_backward_on_other_weights_is_refused(policy: str) -> None:
 @pytest.mark.parametrize("policy", ["stash", *SAVING])
 def test_backward_runs_once(policy: str) -> None:
     module = module_of(MODEL, "last", torch.float32)
-    passes = Passes(first=False, last=True, device=CPU, reproducible=True, memory=MemoryPolicy(activations=policy))
+    passes = Passes(last=True, device=CPU, reproducible=True, memory=MemoryPolicy(activations=policy))
     tokens, hidden = torch.zeros(2, LENGTH + 1, dtype=torch.int32), torch.randn(2, LENGTH, MODEL.hidden_size)
     _, work = passes.forward(module, tokens, hidden, train=True)
     passes.backward(work, None)
@@ -127,7 +127,7 @@ def test_backward_runs_once(policy: str) -> None:
 def test_a_microbatch_that_never_has_a_weight_pass_is_freed(policy: str, ends: str, done: str) -> None:
     """At once: what audits compute again, or another replica counted, is as large as any microbatch."""
     (first, last), module = ENDS[ends], module_of(MODEL, ends, torch.float32)
-    passes = Passes(first=first, last=last, device=CPU, reproducible=True, memory=MemoryPolicy(activations=policy))
+    passes = Passes(last=last, device=CPU, reproducible=True, memory=MemoryPolicy(activations=policy))
     tokens, hidden = torch.zeros(2, LENGTH + 1, dtype=torch.int32), torch.randn(2, LENGTH, MODEL.hidden_size)
 
     def begun() -> weakref.ref[Tape]:

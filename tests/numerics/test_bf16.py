@@ -39,9 +39,7 @@ def in_bf16(manifest: Manifest) -> Manifest:
 
 
 def gradients(module: StageModule, ids: Tensor, *, compute: str = "bf16", policy: str = "stash") -> dict[str, Tensor]:
-    passes = Passes(
-        first=True, last=True, device=CPU, reproducible=True, memory=MemoryPolicy(activations=policy), compute=compute
-    )
+    passes = Passes(last=True, device=CPU, reproducible=True, memory=MemoryPolicy(activations=policy), compute=compute)
     _, work = passes.forward(module, ids, None, train=True)
     assert work is not None and work.tape is not None
     passes.backward(work, None)
@@ -133,7 +131,7 @@ def stash_bytes(compute: str) -> int:
     model = MODEL.model_copy(update={"hidden_size": 64, "intermediate_size": 176, "head_dim": 8})
     module = StageModule(model, range(2), first=False, last=False)
     module.reset(seed=1)
-    passes = Passes(first=False, last=False, device=CPU, reproducible=True, compute=compute)
+    passes = Passes(last=False, device=CPU, reproducible=True, compute=compute)
     tokens, hidden = torch.zeros(2, 65, dtype=torch.int32), torch.randn(2, 64, 64)
     kept: dict[int, Tensor] = {}
 

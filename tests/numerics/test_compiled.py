@@ -42,9 +42,7 @@ def through(
 
 
 def passes_with(memory: MemoryPolicy, compute: str) -> Passes:
-    return Passes(
-        first=False, last=False, device=CPU, reproducible=True, memory=memory, compute=compute, compiler="aot_eager"
-    )
+    return Passes(last=False, device=CPU, reproducible=True, memory=memory, compute=compute, compiler="aot_eager")
 
 
 @pytest.mark.parametrize("compute", ["fp32", "bf16"])
@@ -71,7 +69,7 @@ def test_generated_code_on_a_gpu(compute: str) -> None:
     module = module_of(MODEL, "middle", torch.float32).to(device)
     seen = []
     for memory in (MemoryPolicy(), MemoryPolicy(compile=True), MemoryPolicy("recompute_layers", compile=True)):
-        passes = Passes(first=False, last=False, device=device, reproducible=False, memory=memory, compute=compute)
+        passes = Passes(last=False, device=device, reproducible=False, memory=memory, compute=compute)
         seen.append(through(module, passes, device))
     for _, found in seen[1:]:
         for mine, yours in zip(found, seen[0][1], strict=True):

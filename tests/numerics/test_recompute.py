@@ -268,7 +268,7 @@ def test_memory_is_taken_once_and_given_back_when_nobody_computes_again() -> Non
         work = works[-1]
         mate = other_than(chain, work)
         await mate.recompute(work.step, work.index, work.inputs, work.gradient)
-        assert isinstance(mate._backend, DeviceBackend) and mate._backend._recomputation is None
+        assert isinstance(mate._backend, DeviceBackend) and mate._backend._past is None
 
     run(RUNS["int64"], scenario)
 

@@ -568,7 +568,7 @@ def test_a_sum_that_is_torn_is_told_as_lost() -> None:
         lost: list[int] = []
         engine._backend.watch(lambda: lost.append(engine.voids(0)), lambda event, fields: None)
         (stash,) = await chain.travel([engine], 0)
-        rounding, before = type(engine._backend._rank._rounded.of(0)), engine.voids(0)
+        rounding, before = type(engine._backend._rounded.of(0)), engine.voids(0)
 
         def fills(*_: object, **__: object) -> None:
             raise torch.OutOfMemoryError("CUDA out of memory")

@@ -10,7 +10,8 @@ import torch
 
 from swarmnet.ranks import memory as shared
 from swarmnet.ranks import process
-from swarmnet.ranks.memory import anonymous_file, pin, unpin
+from swarmnet.ranks.memory import SharedMemory, pin, unpin
+from swarmnet.ranks.shared_comm import SharedBuffers
 
 
 class Runtime:
@@ -61,11 +62,13 @@ def test_where_cuda_refuses_memory_stays_as_it_is_and_the_error_is_not_the_next_
 def test_a_rank_pins_what_crosses_with_every_microbatch_and_not_the_state(monkeypatch: pytest.MonkeyPatch) -> None:
     fake = runtime(monkeypatch)
     monkeypatch.setattr(process, "PIN_BYTES", 1 << 12)
-    context = process.RankContext(0, 1, torch.device("cuda:0"), {}, 1)
-    for number, size in enumerate((1 << 12, (1 << 12) + 1)):
-        context.map(number, anonymous_file("test", size))
+    sizes = {"small": 1 << 12, "large": (1 << 12) + 1, "unused": 1 << 12, "buffers": SharedBuffers.num_bytes(1)}
+    shared_memory = SharedMemory(sizes)
+    hello = {"rank": 0, "ranks": 1, "device": "cuda:0", "settings": {}, "epoch": 1}
+    context = process.RankContext(hello, shared_memory)
+    assert [context.memory(name).nbytes for name in ("small", "large", "small")] == [1 << 12, (1 << 12) + 1, 1 << 12]
     assert list(fake.pinned.values()) == [1 << 12]
-    assert [context.memory(number).nbytes for number in range(2)] == [1 << 12, (1 << 12) + 1]
+    shared_memory.close()
 
 
 @pytest.mark.gpu

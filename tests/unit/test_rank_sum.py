@@ -316,7 +316,7 @@ def test_time_does_not_excuse_an_order_that_always_kills_them() -> None:
     for times in range(6):
         assert losses.verdict is None and losses.times == times
         losses.did("forward")
-        losses.finished()
+        losses.did(None)
         losses.lost("write_sum", up_s=2000.0)
     assert losses.verdict is not None and "'write_sum'" in losses.verdict
     losses.did("write_sum")

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swarmnet.manifest.schema import Optimizer
-from swarmnet.stage.canonical import gradient_scale, learning_rate
+from swarmnet.stage.canonical import clip_factor, learning_rate
 
 
 def rates(total: int, **fields: object) -> list[float]:
@@ -67,7 +67,7 @@ def test_the_rate_rises_during_warmup_never_after_and_stays_in_bounds(
 
 @given(st.lists(st.floats(0, 1e12), min_size=1, max_size=8), st.integers(1, 10**9), st.floats(1e-3, 1e3))
 def test_the_scaled_gradient_is_the_average_clipped(squares: list[float], tokens: int, clip: float) -> None:
-    scale = gradient_scale(squares, num_tokens=tokens, clip_norm=clip)
+    scale = clip_factor(squares, num_tokens=tokens, clip_norm=clip) / tokens
     norm = math.sqrt(math.fsum(squares))
     assert scale * norm <= clip * (1 + 1e-9)
     if norm / tokens <= clip * 0.99 - 1e-5:
@@ -76,4 +76,4 @@ def test_the_scaled_gradient_is_the_average_clipped(squares: list[float], tokens
 
 def test_tokens_are_needed() -> None:
     with pytest.raises(ValueError, match="num_tokens = 0"):
-        gradient_scale([1.0], num_tokens=0, clip_norm=1.0)
+        clip_factor([1.0], num_tokens=0, clip_norm=1.0)
