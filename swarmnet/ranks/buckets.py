@@ -1,8 +1,8 @@
-"""Chunks along the data axis of a mesh, exchanged a bucket at a time: a layer's parameters, or what is beside layers.
+"""Chunks along the data axis of a mesh, exchanged a bucket at a time: a layer's parameters, or what is outside layers.
 
 A parameter's chunks are those of `ranks.layout.chunk`. In a collective all have the length of the first, so the last
-ones are padded; a bucket's parameters lie one after the other, hence one collective per bucket, whose temporary memory
-is that of a layer and not of the stage. Knows no optimizer and no accumulator.
+ones are padded; a bucket's parameters lie one after the other, hence one collective per bucket. It takes temporary
+memory for a layer and not for the stage. Knows no optimizer and no accumulator.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def _padded(tensor: Tensor, size: int) -> Tensor:
 
 
 def buckets_of(names: Sequence[str], shapes: Sequence[torch.Size], comm: Comm) -> list[Bucket]:
-    """What is beside layers first, then layer by layer. shapes: what a data rank has whole, in the order of names."""
+    """What is outside layers first, then layer by layer. shapes: what a data rank has whole, in the order of names."""
     places: dict[str, list[int]] = {"": []}
     for place, name in enumerate(names):
         places.setdefault(layer_of(name), []).append(place)
@@ -81,7 +81,7 @@ def buckets_of(names: Sequence[str], shapes: Sequence[torch.Size], comm: Comm) -
 
 
 def layer_of(name: str) -> str:
-    """The index of the layer that the parameter of that Hugging Face name is in; empty if it is beside layers."""
+    """The index of the layer that the parameter of that Hugging Face name is in; empty if it is outside layers."""
     parts = name.split(".")
     return parts[2] if parts[1] == "layers" else ""
 
@@ -90,7 +90,7 @@ class ScatteredGradients:
     """This rank's chunk of every parameter's gradient, summed over the data ranks (ZeRO-2).
 
     A weight pass goes through the layers from the last to the first, so a layer's gradients are whole, and are
-    scattered and forgotten, before the next layer's begin: one reduce-scatter per layer and one for what is beside
+    scattered and forgotten, before the next layer's begin: one reduce-scatter per layer and one for what is outside
     layers, and memory for one layer. Every rank calls it at the same place among its collectives.
     """
 
@@ -113,7 +113,7 @@ class ScatteredGradients:
                     place in chunks
                 ):  # its bucket is sent, and this rank would wait in another collective than the others
                     raise ValueError("a weight pass came back to a layer")
-                # a new layer begins, so the one before is whole; what is beside layers is whole only at the end
+                # a new layer begins, so the one before is whole; what is outside layers is whole only at the end
                 for other in self._buckets:
                     if other.is_layer and other is not bucket and other.places[0] in pieces:
                         _scatter(other, pieces, chunks)

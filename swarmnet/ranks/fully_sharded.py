@@ -1,7 +1,7 @@
 """ZeRO-3: a stage whose parameters are whole only while a layer computes (FSDP2, arXiv:2304.11277).
 
 `fully_shard` cuts each parameter along its first dimension as `ranks.layout.chunk` does. Each layer is gathered for its
-forward and again for its backward, what is beside layers for the whole of either; gradients are reduce-scattered as
+forward and again for its backward, what is outside layers for the whole of either; gradients are reduce-scattered as
 backward goes. There is no weight pass apart: autograd runs once. Gradients are sums, never means.
 
 Forwards and backwards of several microbatches may come in any order, the same on every rank.

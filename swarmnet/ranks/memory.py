@@ -27,7 +27,7 @@ class SharedMemory:
     """Named places of zeros in one file, seen by the peer process and all its ranks. Pages take memory once written.
 
     Args:
-        places: bytes of each. Every process that maps the file says the same.
+        places: bytes of each. The same in every process that maps the file.
         descriptor: of the file, ours to close; None: a new one.
     """
 
@@ -62,7 +62,7 @@ def anonymous_file(name: str, num_bytes: int = 0) -> int:
     descriptor = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         os.ftruncate(descriptor, num_bytes)
-        # A file cut short under a mapping would end whoever reads there.
+        # A file cut short under a mapping would end the process that reads there.
         if num_bytes:
             fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
     except BaseException:

@@ -331,7 +331,7 @@ def cause(ranks: Sequence[Rank], answers: Mapping[int, Packet], ended: Sequence[
     dead = ended[0]
     code = dead.process.code() if dead.process.wait(time.monotonic() + KILL_S) else None
     if code is None or code >= 0:
-        how = "ended, nobody can tell how," if code is None else f"left with exit code {code}"
+        how = "ended with an unknown exit code" if code is None else f"left with exit code {code}"
     else:
         how = f"was ended by {next((each.name for each in signal.Signals if each == -code), f'signal {-code}')}"
     also = f"; rank {number} failed: {words}" if failed else ""

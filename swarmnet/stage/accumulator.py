@@ -52,7 +52,7 @@ class GradientSum:
 
     @property
     def lost(self) -> bool:
-        """Is a part of what was counted in it not in it any more, and has nobody voided it since?"""
+        """Was a part of what it counts lost, and has it not been voided since?"""
         return self._lost is not None
 
     def void(self) -> None:
@@ -194,7 +194,7 @@ def sum_dtype(numerics: Numerics) -> torch.dtype:
 
 
 def check_fixed_point(largest: float, *, most: int) -> None:
-    """Raise BadMessage if no microbatches give that magnitude in somebody's int64 sum."""
+    """Raise BadMessage if no microbatches give that magnitude in an int64 sum."""
     if largest > most:
         raise BadMessage(RejectCode.MALFORMED, "larger than what so many microbatches can sum to")
 

@@ -150,7 +150,7 @@ class StageOptimizer:
     One set of moments; the weights may rest in several places by turns (see `step`).
 
     offload: moments and a copy of the newest weights are in host memory, and updates are computed there (ZeRO-Offload,
-    arXiv:2101.06840). Whoever changes the weights otherwise says so by `take`.
+    arXiv:2101.06840). Any other change of the weights is followed by `take`.
 
     whole: the number of elements of each whole parameter, where these are parts. It alone says whose moments are in 8
     bits, so ranks that hold other parts keep the same ones so.

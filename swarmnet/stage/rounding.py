@@ -13,8 +13,8 @@ the same grid (with one scale for all of it: IntSGD, arXiv:2102.08374). An eleme
 
     n = clamp(floor(g * (1 / a_i) * (1 / b_j) + u), -LIMIT, LIMIT)        T = n_total * a_i * b_j
 
-with u in [0, 1) as `dither` says. S is a step's total in integers, m the number of its microbatches; means over a row,
-a column, and all of a matrix:
+with u in [0, 1), see "dither" below. S is a step's total in integers, m the number of its microbatches; means over a
+row, a column, and all of a matrix:
 
     r_i = mean_j S^2 / (m FINENESS^2)     k_j = mean_i S^2 / (m FINENESS^2)     t = mean S^2 / (m FINENESS^2)
     a_i^2 <- (a_i^2 + r_i a'_i^2) / 2          b_j^2 <- (b_j^2 + k_j / t b'_j^2) / 2
@@ -433,18 +433,8 @@ def _root(squares: np.ndarray[Any, Any]) -> Tensor:
 #
 # Rounding to nearest would lose what is always smaller than half a step. An offset that is uniform over steps and
 # elements keeps the mean; and from microbatch to microbatch of a step it moves by the golden ratio, so that what is
-# rounded up in one is rounded down in the next.
-
-
-def dither(step: int, index: int, name: str, num_elements: int) -> Tensor:
-    """What is added before rounding down: fp32 [num_elements] in [0, 1), multiples of 2^-24.
-
-    Element e of that parameter has entry (e + offset(step, name)) mod 2^16 of a table of 24-bit numbers, plus index + 1
-    golden ratios, modulo 1.
-    """
-    found = torch.zeros(num_elements)
-    _add_run(found, _dither(index, torch.device("cpu")), _offset(step, name))
-    return found
+# rounded up in one is rounded down in the next. The offset of element e of a parameter is a multiple of 2^-24 in
+# [0, 1): entry (e + `_offset`) mod 2^16 of a table of 24-bit numbers, plus index + 1 golden ratios, modulo 1.
 
 
 @functools.lru_cache(maxsize=4)

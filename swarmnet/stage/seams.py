@@ -104,7 +104,7 @@ class Recomputed:
 
 
 ShareWork = tuple[int, Sequence[Packed], Sequence[Packed]]
-"""A microbatch of somebody's contribution: index, input (no proof), gradient of the output."""
+"""A microbatch of a replica's contribution: index, input (no proof), gradient of the output."""
 
 
 class Audience(Protocol):

@@ -75,11 +75,6 @@ class Layout:
         """CPU memory for one snapshot: [num_bytes] uint8. Touched, which costs far more than filling it."""
         return torch.empty(self.num_bytes, dtype=torch.uint8).zero_()
 
-    def copy(self, tensors: Mapping[str, Tensor], memory: Tensor) -> None:
-        """Copy every tensor to its place. No header yet: see `seal`."""
-        for name, place in self.views(memory).items():
-            place.copy_(tensors[name].detach())
-
     def views(self, memory: Tensor) -> dict[str, Tensor]:
         """The place of each tensor in `memory`."""
         found = {}
@@ -89,7 +84,7 @@ class Layout:
         return found
 
     def seal(self, memory: Tensor, *, version: int) -> memoryview:
-        """Write the header in front of what `copy` made: now it is a snapshot."""
+        """Write the header in front of the tensors: now it is a snapshot."""
         # JSON may end in spaces, so a shorter header is padded.
         header = self._header(version).ljust(self._begin - 8)
         front = len(header).to_bytes(8, "little") + header
@@ -104,7 +99,8 @@ def pack(tensors: Mapping[str, Tensor], *, stage: int, version: int) -> memoryvi
     """Serialise."""
     layout = Layout({name: tensor.shape for name, tensor in tensors.items()}, stage=stage)
     memory = layout.memory()
-    layout.copy(tensors, memory)
+    for name, place in layout.views(memory).items():
+        place.copy_(tensors[name].detach())
     return layout.seal(memory, version=version)
 
 

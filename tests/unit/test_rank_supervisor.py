@@ -98,7 +98,7 @@ def test_ends_are_told_in_words() -> None:
         assert words in cause(group, {}, [rank], "x").reason
     unknown, _ = ranks(0)
     unknown[0].process.code = lambda: None  # type: ignore[method-assign]
-    assert "nobody can tell how" in cause(unknown, {}, unknown, "x").reason
+    assert "unknown exit code" in cause(unknown, {}, unknown, "x").reason
 
 
 def test_ranks_that_hang_are_asked_where_they_are() -> None:

@@ -12,16 +12,7 @@ from swarmnet.errors import BadMessage
 from swarmnet.ids import PeerId
 from swarmnet.manifest.schema import Averaging, Numerics
 from swarmnet.stage import rounding
-from swarmnet.stage.rounding import (
-    FINENESS,
-    LIMIT,
-    FineRounding,
-    Rectangle,
-    SmallRounding,
-    dither,
-    first_scales,
-    next_scales,
-)
+from swarmnet.stage.rounding import FINENESS, LIMIT, FineRounding, Rectangle, SmallRounding, first_scales, next_scales
 from swarmnet.stage.seams import Contribution
 from swarmnet.sums.reducer import integer_sum
 from swarmnet.wire import codecs
@@ -29,6 +20,12 @@ from swarmnet.wire import codecs
 PARAMETERS = [("embed.weight", (40, 16)), ("norm.weight", (24,)), ("layer.weight", (12, 33))]
 SHAPES = [shape for _, shape in PARAMETERS]
 BITS = 32
+
+
+def dither(step, index, name, num_elements):
+    found = torch.zeros(num_elements)
+    rounding._add_run(found, rounding._dither(index, torch.device("cpu")), rounding._offset(step, name))
+    return found
 
 
 def gradients(seed, scale=1e-3):
