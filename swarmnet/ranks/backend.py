@@ -19,8 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from swarmnet import telemetry
-from swarmnet.errors import DeviceFull, Refused, RejectCode
+from swarmnet.errors import DeviceFull, Refused
 from swarmnet.manifest.schema import StageSpec
 from swarmnet.ranks.host_copies import KEPT_WEIGHTS, SUMS, HostCopies, copied, copy_name
 from swarmnet.ranks.layout import MeshLayout, MeshSplit
@@ -33,13 +32,7 @@ from swarmnet.stage.passes import MemoryPolicy
 from swarmnet.stage.rounding import num_scales
 from swarmnet.stage.state import PastSteps, PastWeights, State
 
-log = telemetry.get(__name__)
-
 PROGRAM = "swarmnet.ranks.program:Program"
-
-MOST_PAST_LOSSES = 4
-"""So often in a row ranks may be lost in audits, which are refused from then on: once more and the peer would be given
-up (`RestartBackoff.restarts`), though it can train."""
 
 
 def past_name(place: int) -> str:
@@ -118,7 +111,6 @@ class MeshBackend:
             allot=lambda place: self._memory[past_name(place)],
             read=lambda step: [*self._copies.weights_of(step), scales[step % late]],
         )
-        self._past_losses = 0  # how often in a row ranks were lost as they computed again
         self.watch(lambda: None, lambda event, fields: None)
         self._keys = itertools.count()
 
@@ -130,7 +122,7 @@ class MeshBackend:
     def start(self) -> None:
         self._ranks.start()
         with contextlib.suppress(Refused, DeviceFull):  # the next order finds them lost
-            self._copies.look()
+            self._copies.settle(wait=False)
 
     def close(self) -> None:
         self._ranks.close()
@@ -248,19 +240,8 @@ class MeshBackend:
         self._ranks.forget(PAST)
 
     def _past_order(self, name: str, share: PastShare | None, **fields: Any) -> list[Mapping[str, Any]]:
-        if self._past_losses >= MOST_PAST_LOSSES:
-            words = f"cannot recompute: ranks were lost {MOST_PAST_LOSSES} times in a row as they did"
-            raise Refused(RejectCode.NOT_READY, words)
-        life, before = None if share is None else share.life, self._ranks.life
-        try:
-            answers = self._ranks.order(name, life=life, share=share and share.number, **fields)
-        except (Refused, DeviceFull):
-            self._past_losses += self._ranks.life != before
-            if self._past_losses == MOST_PAST_LOSSES:
-                log.warning("recomputing_stopped", losses=self._past_losses, then="audits get no answer from this peer")
-            raise
-        self._past_losses = 0
-        return answers
+        life, number = (None, None) if share is None else (share.life, share.number)
+        return self._ranks.order(name, life=life, spare=True, share=number, **fields)
 
 
 # ---------------------------------------------------------------- sums of open steps

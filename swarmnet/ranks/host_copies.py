@@ -80,15 +80,11 @@ class HostCopies:
             if names[0] == "reading":
                 self.settle()
 
-    def settle(self) -> None:
-        """Have what the last update made written to its copy. Raises Refused(NOT_READY) if the ranks are given up."""
-        self._settle(wait=True)
+    def settle(self, *, wait: bool = True) -> None:
+        """Have what the last update made written to its copy, or note if it is.
 
-    def look(self) -> None:
-        """Note if what the last update made is written."""
-        self._settle(wait=False)
-
-    def _settle(self, *, wait: bool) -> None:
+        Raises Refused(NOT_READY) if the ranks are given up.
+        """
         with self._ranks.lock:
             if not self.unwritten:
                 return

@@ -364,6 +364,10 @@ def _is_stopped(pid: int) -> bool:
 # ---------------------------------------------------------------- the next mesh epoch
 
 
+MOST_SPARE_LOSSES = 4
+"""So often in a row ranks may be lost in an order of an audit: once more and the peer would be given up."""
+
+
 @dataclass(frozen=True, slots=True)
 class RestartBackoff:
     """How long ranks may take for an order, how often they are started again, and after which pauses.
@@ -408,6 +412,10 @@ class Losses:
             if times > self._backoff.restarts:
                 return f"were lost {times} times in the order {order!r}, which they never finished in between"
         return None
+
+    def of(self, order: str) -> int:
+        """Since one of these was done."""
+        return self._times[order]
 
     def lost(self, order: str | None, *, up_s: float) -> None:
         """They were, at that order, after so long up; None: at no order, or as they started."""
@@ -466,15 +474,18 @@ class RankSupervisor:
                 self._begin()
 
     def order(
-        self, name: str, /, *, life: int | None = None, repeat: bool = False, **fields: Any
+        self, name: str, /, *, life: int | None = None, repeat: bool = False, spare: bool = False, **fields: Any
     ) -> list[Mapping[str, Any]]:
         """All ranks' answers, by rank. life: of the ranks that can do it; None: any. repeat: have the next ranks do it
-        if these are lost.
+        if these are lost. spare: an audit's, refused once ranks were lost by it too often: the peer can still train.
 
         Raises Refused(NOT_READY) if these are lost, before or meanwhile, or given up; DeviceFull if for want of memory;
         and what all ranks raise.
         """
         with self.lock:
+            if spare and (times := self._losses.of(name)) >= MOST_SPARE_LOSSES:
+                words = f"cannot recompute: ranks were lost {times} times in a row as they did"
+                raise Refused(RejectCode.NOT_READY, words, order=name)
             while True:
                 try:
                     self.start()
@@ -486,6 +497,8 @@ class RankSupervisor:
                     return self._do(name, fields)
                 except RankLost as lost:
                     self._lost(lost, name)
+                    if spare and self._losses.of(name) == MOST_SPARE_LOSSES:
+                        log.warning("recomputing_stopped", order=name, then="audits get no answer from this peer")
                     if repeat:
                         continue
                     if _full(lost):
