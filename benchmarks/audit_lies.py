@@ -16,13 +16,13 @@ from typing import Any, ClassVar
 from audit_model import ONE, number_of, packed_number
 from strangers_lies import Bent, Lie
 
-from swarmnet.audit.pledge import sent_statement
 from swarmnet.ids import PeerId
 from swarmnet.manifest.schema import Audits, Manifest
 from swarmnet.messages import Answer, AuditRequest, Claim, Control, Finding, Gradient, Packed, Request, Verdict
 from swarmnet.pipeline.works import digest
 from swarmnet.simulate.engine import NUM_ELEMENTS, SimulatedEngine
 from swarmnet.simulate.swarm import SimulatedSigner, Swarm
+from swarmnet.statement import statement
 from swarmnet.transport import ReadPayload
 
 TENTH, SCALE, QUIET_STEPS = 0.1, 10, 4
@@ -274,7 +274,7 @@ class FalseSender(FalseWork):
         self.lies_told += 1
         payload, (own, *others) = times(-1, honest.payload), honest.sents
         sent = replace(own, digest=digest(payload))
-        signed = replace(sent, signature=SimulatedSigner(self.me).sign(sent_statement(sent)))
+        signed = replace(sent, signature=SimulatedSigner(self.me).sign(statement(sent)))
         return replace(honest, payload=payload, sents=(signed, *others))
 
 

@@ -34,7 +34,7 @@ async def measure(hidden: int, layers: int, tokens: int, device: str) -> dict[st
     """The figures, by name."""
     import torch
 
-    from swarmnet.audit.pledge import leaf, root_of, sent_statement
+    from swarmnet.audit.pledge import leaf, root_of
     from swarmnet.engine.compute_thread import ComputeThread
     from swarmnet.ids import Ballot, Chain, PeerId, RoundId
     from swarmnet.manifest.schema import Averaging, Cut, Manifest, Model, Numerics, Training, Wire
@@ -44,6 +44,7 @@ async def measure(hidden: int, layers: int, tokens: int, device: str) -> dict[st
     from swarmnet.pipeline.transfers import Transfers
     from swarmnet.pipeline.works import WorkBook, record_of
     from swarmnet.ranks.device_backend import DeviceBackend
+    from swarmnet.statement import statement
     from swarmnet.wire import codecs, kernel_build
 
     kernel_build.prepare(threads=1).join()
@@ -95,7 +96,7 @@ async def measure(hidden: int, layers: int, tokens: int, device: str) -> dict[st
         def sign() -> None:
             for kind, found in (("output", record.output), ("answer", record.answer)):
                 sent = sender.signed(0, kind, found, record.input, record.gradient)
-                assert me.verify(me.peer, sent_statement(sent), sent.signature)
+                assert me.verify(me.peer, statement(sent), sent.signature)
 
         return {
             "parameters": float(backend.state.canonical.num_elements),

@@ -38,10 +38,8 @@ from swarmnet.audit.pledge import (
     made_alike,
     proves,
     said,
-    sent_statement,
     settled,
     shares_of,
-    statement,
 )
 from swarmnet.audit.proof import Proof, accused_of, contradict, odd, pledge_of, refusal, says_of
 from swarmnet.bounds import Recent
@@ -62,6 +60,7 @@ from swarmnet.messages import (
     first_of,
 )
 from swarmnet.quorum import quorum
+from swarmnet.statement import statement
 
 KEEP_STEPS = 16
 """Versions after which a case is forgotten."""
@@ -370,7 +369,7 @@ class Court:
 
     def hear_sent(self, sent: Sent, teller: PeerId) -> list[CourtAction]:
         """A neighbour stage has received that from a mate of mine, as `teller` says."""
-        counted, word = self._counted(sent.stamp), sent_statement(sent)
+        counted, word = self._counted(sent.stamp), statement(sent)
         owner = counted.owners.get(sent.index) if counted is not None else None
         if counted is None or owner is None or owner not in counted.pledges:
             return []
@@ -730,7 +729,7 @@ def _can_name(counted: CountedSum) -> bool:
 
 
 def _key(pledge: Pledge, work: WorkRecord | None, sent: Sent | None = None) -> tuple[Case, bytes]:
-    word = statement(pledge) if sent is None else statement(pledge) + sent_statement(sent)
+    word = statement(pledge) if sent is None else statement(pledge) + statement(sent)
     return case_of(pledge, work, sent), word
 
 

@@ -22,7 +22,7 @@ from swarmnet.wire.fields import bitmap_problem, from_bitmap, to_bitmap
 from swarmnet.wire.pb import control_pb2
 from swarmnet.wire.peer_ids import is_peer_id
 
-FORMAT = "swarmnet evidence 3"
+FORMAT = "swarmnet evidence 4"
 
 
 @dataclass(frozen=True, slots=True)

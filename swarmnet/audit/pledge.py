@@ -7,7 +7,6 @@ the first who asks, and another one to the next.
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import struct
 from collections.abc import Iterable, Mapping, Set
@@ -16,11 +15,12 @@ from swarmnet.bounds import MAX_INDEXES
 from swarmnet.ids import Generation, PeerId, RoundId
 from swarmnet.messages import Case, Finding, Indexes, Pledge, Sent, Stamp, WorkRecord, first_of
 from swarmnet.quorum import quorum
+from swarmnet.statement import statement
 
-_PLEDGE, _SHARES = b"swarmnet pledge 2\0", b"swarmnet shares 1\0"
+_SHARES = b"swarmnet shares 1\0"
 _PIECES, _VECTOR = b"swarmnet pieces 1\0", b"swarmnet vector 1\0"
-_CONTRIBUTION, _SENT = b"swarmnet contribution 1\0", b"swarmnet sent 2\0"
-_WORK, _NODE, _FINDING = b"swarmnet work 2\0", b"swarmnet works 1\0", b"swarmnet finding 1\0"
+_CONTRIBUTION = b"swarmnet contribution 1\0"
+_WORK, _NODE = b"swarmnet work 2\0", b"swarmnet works 1\0"
 
 DEPTH = (MAX_INDEXES - 1).bit_length()
 """Hashes on the way from any work to its root."""
@@ -30,23 +30,6 @@ WHOLE = -1
 
 SUM_PIECE = 1 << 16
 """Elements of a contribution that have one digest of their own, BLAKE3 of them as int64, lowest byte first."""
-
-
-@functools.lru_cache(maxsize=1024)
-def statement(pledge: Pledge) -> bytes:
-    """What its signature is of: all other fields. The chain stands for run, stage and past."""
-    return _hash(
-        _PLEDGE,
-        *_stamped(pledge.stamp),
-        _packed(pledge.id.ballot.number, pledge.id.number, pledge.product),
-        pledge.incarnation.to_bytes(8, "little"),
-        pledge.id.ballot.peer.encode(),
-        pledge.digest,
-        pledge.shares,
-        pledge.peer.encode(),
-        pledge.sum_root,
-        pledge.work_root,
-    )
 
 
 def shares_of(contributions: Iterable[tuple[PeerId, Generation, Indexes]], voided: Indexes) -> bytes:
@@ -88,20 +71,6 @@ def leaf(work: WorkRecord) -> bytes:
         work.output,
         work.gradient,
         work.answer,
-    )
-
-
-def sent_statement(sent: Sent) -> bytes:
-    """What its signature is of: all other fields. The chain stands for run, stage and past."""
-    return _hash(
-        _SENT,
-        *_stamped(sent.stamp),
-        _packed(sent.index, sent.again),
-        sent.kind.encode(),
-        sent.digest,
-        sent.peer.encode(),
-        sent.input,
-        sent.gradient,
     )
 
 
@@ -184,18 +153,8 @@ def finding_statement(finding: Finding, pledge: Pledge, numerics: str, sent: Sen
     `shares` who judges it; so what is found of one pledge proves nothing about another. numerics: the class of the
     signer: other classes round otherwise.
     """
-    case = finding.case
-    return _hash(
-        _FINDING,
-        *_stamped(case.stamp),
-        case.accused.encode(),
-        _packed(case.index),
-        finding.found,
-        finding.peer.encode(),
-        statement(pledge),
-        numerics.encode(),
-        *(() if sent is None else (sent_statement(sent),)),
-    )
+    about = () if sent is None else (statement(sent),)
+    return statement(finding, statement(pledge), numerics, *about)
 
 
 def jury_of(contributors: Set[PeerId], accused: PeerId) -> frozenset[PeerId]:

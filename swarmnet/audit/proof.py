@@ -16,21 +16,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Set
 
-from swarmnet.audit.pledge import (
-    case_of,
-    counted_as,
-    finding_statement,
-    jury_of,
-    made_alike,
-    proves,
-    said,
-    sent_statement,
-    settled,
-    statement,
-)
+from swarmnet.audit.pledge import case_of, counted_as, finding_statement, jury_of, made_alike, proves, said, settled
 from swarmnet.ids import PeerId
 from swarmnet.messages import MAX_COUNTING, Missent, Pair, Pledge, Sent, Verdict, WorkRecord
 from swarmnet.messages import Proof as Proof
+from swarmnet.statement import statement
 
 Verify = Callable[[PeerId, bytes, bytes], bool]
 """(who, what, signature): did they sign it?"""
@@ -96,7 +86,7 @@ def refusal(proof: Proof, contributors: Set[PeerId], verify: Verify) -> str:
     if not wrong:
         return "all who judged found what the accused says, so nobody lied"
     # Signatures cost time. Those come first that nobody can have but from whoever is to be convicted.
-    if sent is not None and not verify(accused, sent_statement(sent), sent.signature):
+    if sent is not None and not verify(accused, statement(sent), sent.signature):
         return "the accused has not signed what it sent"
     if not verify(pledge.peer, statement(pledge), pledge.signature):
         return "its peer has not signed that pledge"
@@ -128,7 +118,7 @@ def _of_missent(missent: Missent, verify: Verify) -> str:
         return "the work is not the one that was pledged"
     if not verify(pledge.peer, statement(pledge), pledge.signature):
         return "the accused has not signed that pledge"
-    if not verify(sent.peer, sent_statement(sent), sent.signature):
+    if not verify(sent.peer, statement(sent), sent.signature):
         return "the accused has not signed what it sent"
     return ""
 

@@ -19,13 +19,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from swarmnet.audit.pledge import is_run_id, shares_of, statement
+from swarmnet.audit.pledge import is_run_id, shares_of
 from swarmnet.audit.proof import Verify
 from swarmnet.bounds import ANY_RUN
 from swarmnet.errors import BadMessage
 from swarmnet.ids import PeerId, RunId, first_chain
 from swarmnet.messages import Commit, Finished, PartData, Pledge, Stamp, TrailStep, contributors_of, first_of
 from swarmnet.quorum import has_quorum
+from swarmnet.statement import statement
 from swarmnet.wire.convert import Reader, write_answer
 
 FILES = "receipts*.jsonl"

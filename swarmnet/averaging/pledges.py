@@ -35,7 +35,7 @@ from typing import TYPE_CHECKING, Literal
 
 from blake3 import blake3
 
-from swarmnet.audit.pledge import SUM_PIECE, shares_of, statement, sum_root, vector_seed
+from swarmnet.audit.pledge import SUM_PIECE, shares_of, sum_root, vector_seed
 from swarmnet.averaging.grid import Group, grid_of
 from swarmnet.averaging.parts import Range
 from swarmnet.errors import BadMessage, PeerGone, PeerTimeout, Refused, RejectCode
@@ -54,6 +54,7 @@ from swarmnet.messages import (
     Stamp,
     contributors_of,
 )
+from swarmnet.statement import statement
 from swarmnet.transport import ask
 
 if TYPE_CHECKING:

@@ -15,13 +15,13 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
 
-from swarmnet.audit.pledge import sent_statement
 from swarmnet.errors import Refused, RejectCode, UsageError
 from swarmnet.ids import PeerId
 from swarmnet.messages import Answer, AuditRequest, Claim, Control, Gradient, Packed, Process, Request, Sent
 from swarmnet.pipeline.works import digest
 from swarmnet.quorum import quorum
 from swarmnet.stage.seams import Compute, Contribution, Engine, Reduced, Summation
+from swarmnet.statement import statement
 from swarmnet.transport import ReadPayload, Service, Transport
 
 if TYPE_CHECKING:
@@ -339,7 +339,7 @@ def false_words(
     own, *others = sents
     deceit.lied(own.stamp.step, own.index)
     false = replace(own, digest=digest(payload))
-    return replace(false, signature=sign(sent_statement(false))), *others
+    return replace(false, signature=sign(statement(false))), *others
 
 
 class Wary:

@@ -22,7 +22,7 @@ from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple, Protocol
 
-from swarmnet.audit.pledge import counted_as, sent_statement
+from swarmnet.audit.pledge import counted_as
 from swarmnet.bounds import Recent
 from swarmnet.errors import BadMessage, PeerGone, Refused, RejectCode
 from swarmnet.ids import PeerId, Signer
@@ -39,6 +39,7 @@ from swarmnet.messages import (
     WorkRecord,
 )
 from swarmnet.pipeline.works import KEPT_STEPS, LARGE, WorkBook, digest
+from swarmnet.statement import statement
 
 Kind = Literal["output", "answer"]
 
@@ -181,7 +182,7 @@ class Transfers:
                 raise _refused("it was made of other tokens", found)
             if (sent.kind == "answer" and stage < self._last) == (sent.gradient == NOTHING):
                 raise _refused("it was made of something else", found)
-            said = sent_statement(sent), sent.signature
+            said = statement(sent), sent.signature
             if said not in self._verified:
                 if not self.signer.verify(sent.peer, *said):
                     raise _refused("a signature is false", found)
@@ -252,7 +253,7 @@ class StepTransfers:
         self._sent.setdefault((kind, index), set()).add(found)
         again = self._of.is_fresh(self._stamp.step) or bool(self._counted.get((kind, index), set()) - {found})
         sent = Sent(self._stamp, index, kind, found, self._of.me, made_of, gradient, again)
-        return replace(sent, signature=self._of.signer.sign(sent_statement(sent)))
+        return replace(sent, signature=self._of.signer.sign(statement(sent)))
 
     def counted(self, record: WorkRecord) -> WorkRecord:
         """The record as it is pledged: it is counted now."""

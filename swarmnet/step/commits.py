@@ -12,10 +12,12 @@ import struct
 from collections.abc import Iterable
 from dataclasses import replace
 
+from swarmnet import statement as signed
 from swarmnet.ids import PeerId, Restart
 from swarmnet.messages import Ack, Commit, Finished, Round, Stamp, contributors_of, first_of, roll_of
 
-_DOMAIN = b"swarmnet vote 2\0"
+_UNSIGNED = "contributors", "votes", "seats", "signatures"
+"""Of a commit: `roll` stands for the contributors."""
 
 NAMED_EVERY = 8
 """Every so many steps a commit names its contributors in any case: who came meanwhile learns them."""
@@ -54,34 +56,9 @@ def counting(of: Finished | Round) -> tuple[PeerId, ...]:
     return tuple(sorted(first_of(contributors_of(of))))
 
 
-@functools.lru_cache(maxsize=1024)
 def statement(commit: Commit, restart: Restart) -> bytes:
     """What a vote signs: everything of the commit but the votes. The chain stands for run, stage and past."""
-    of = hashlib.sha256(_DOMAIN)
-    of.update(
-        struct.pack(
-            "<qqqqqqqdd",
-            restart.number,
-            restart.version,
-            commit.stage,
-            commit.step,
-            commit.id.ballot.number,
-            commit.id.number,
-            commit.num_tokens,
-            commit.loss_sum,
-            commit.grad_sq_norm,
-        )
-    )
-    words = (
-        commit.chain,
-        commit.id.ballot.peer,
-        commit.digest.hex(),
-        ",".join(map(str, sorted(commit.voided))),
-        commit.roll.hex(),
-        *((commit.notice,) if commit.notice else ()),
-    )
-    of.update("\0".join(words).encode())
-    return of.digest()
+    return signed.statement(commit, restart, without=_UNSIGNED)
 
 
 def evidence(commits: Iterable[Commit]) -> bytes:

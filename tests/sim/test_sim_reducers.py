@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from swarmnet.audit.pledge import statement
 from swarmnet.averaging.pledges import chunk_digest
 from swarmnet.ids import PeerId
 from swarmnet.messages import Answer, Packed, Part, PartData, Pledge
 from swarmnet.simulate.engine import SimulatedEngine
 from swarmnet.simulate.swarm import SimulatedSigner
+from swarmnet.statement import statement
 from tests.benchmark_modules import load
 
 strangers, lies = load("strangers"), load("strangers_lies")

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from strike import kill_and_restart, reached, watch_calls
 
-from swarmnet.audit.pledge import finding_statement, leaf, path_of, root_of, sent_statement, shares_of, statement
+from swarmnet.audit.pledge import finding_statement, leaf, path_of, root_of, shares_of
 from swarmnet.audit.proof import refusal
 from swarmnet.ids import Ballot, Chain, Generation, PeerId, RoundId
 from swarmnet.manifest.schema import Audits
@@ -34,6 +34,7 @@ from swarmnet.peer.peer import Peer
 from swarmnet.pipeline.works import digest
 from swarmnet.simulate.plan import Plan
 from swarmnet.simulate.swarm import Guise, SimulatedSigner, Swarm
+from swarmnet.statement import statement
 from swarmnet.transport import Transport, ask
 
 ALL = Audits(microbatches=0.5, contributions=0.0)
@@ -41,7 +42,7 @@ PLAN = Plan(stages=3, replicas=3, microbatches=9, steps=8, boundary_elements=3, 
 
 
 def signed(sent: Sent) -> Sent:
-    return replace(sent, signature=SimulatedSigner(sent.peer).sign(sent_statement(sent)))
+    return replace(sent, signature=SimulatedSigner(sent.peer).sign(statement(sent)))
 
 
 class FalseOutputs(Guise):

@@ -9,7 +9,7 @@ from itertools import pairwise
 import pytest
 
 from swarmnet.audit.evidence import Evidence
-from swarmnet.audit.pledge import WHOLE, finding_statement, shares_of, statement
+from swarmnet.audit.pledge import WHOLE, finding_statement, shares_of
 from swarmnet.directory import Record, StageStatus
 from swarmnet.errors import UsageError
 from swarmnet.ids import Ballot, Chain, Generation, PeerId, RoundId
@@ -20,6 +20,7 @@ from swarmnet.peer.run import until_convicted
 from swarmnet.pipeline.router import least_time
 from swarmnet.simulate.plan import Plan, manifest_of
 from swarmnet.simulate.swarm import RUN, SimulatedSigner, Swarm
+from swarmnet.statement import statement
 from swarmnet.trainer.trainer import FirstStage
 from tests.sim.strike import reached, watch_calls
 

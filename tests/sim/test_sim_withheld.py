@@ -12,7 +12,6 @@ from further import further
 from strike import kill_and_restart
 from test_sim_restart import reached
 
-from swarmnet.audit.pledge import sent_statement
 from swarmnet.errors import RejectCode
 from swarmnet.manifest.schema import Audits
 from swarmnet.messages import AuditRequest, Heartbeat, Rejected, Sent
@@ -20,6 +19,7 @@ from swarmnet.peer.peer import Peer
 from swarmnet.simulate.network import MemoryTransport
 from swarmnet.simulate.plan import Plan
 from swarmnet.simulate.swarm import SimulatedSigner, Swarm
+from swarmnet.statement import statement
 
 PLAN = Plan(
     stages=1, replicas=4, microbatches=8, steps=16, forward_s=0.1, audit=Audits(microbatches=0.5, contributions=0.5)
@@ -141,7 +141,7 @@ def test_who_tells_too_much_of_what_was_sent_is_heard_no_more_until_the_next_ste
         stamp = next(iter(replica.auditor._sums))
         for number in range(2000):
             words = Sent(stamp, number % 8, "output", number.to_bytes(32, "big"), flooder.peer_id, bytes(32), bytes(32))
-            words = replace(words, signature=SimulatedSigner(flooder.peer_id).sign(sent_statement(words)))
+            words = replace(words, signature=SimulatedSigner(flooder.peer_id).sign(statement(words)))
             for mate in swarm.nodes:
                 if mate.stages == (0,) and mate is not flooder:
                     mate.peer.on_tell(flooder.peer_id, words)

@@ -18,9 +18,10 @@ from swarmnet.audit.court import (
     StrikePeer,
     TellVerdict,
 )
-from swarmnet.audit.pledge import WHOLE, finding_statement, leaf, path_of, root_of, said, shares_of, statement, whole_of
+from swarmnet.audit.pledge import WHOLE, finding_statement, leaf, path_of, root_of, said, shares_of, whole_of
 from swarmnet.ids import Ballot, Chain, Generation, PeerId, RoundId
 from swarmnet.messages import Case, Finding, Finished, Pledge, Sent, Stamp, Verdict, WorkRecord
+from swarmnet.statement import statement
 
 STEP, STAGE, PER_MEMBER = 5, 1, 2
 LATER = Chain("33" * 32)

@@ -29,21 +29,12 @@ from swarmnet.audit.court import (
     reason,
 )
 from swarmnet.audit.draw import chance_named, is_drawn, own_rate, part_of, seed_of
-from swarmnet.audit.pledge import (
-    WHOLE,
-    case_of,
-    finding_statement,
-    leaf,
-    path_of,
-    root_of,
-    sent_statement,
-    shares_of,
-    statement,
-)
+from swarmnet.audit.pledge import WHOLE, case_of, finding_statement, leaf, path_of, root_of, shares_of
 from swarmnet.audit.proof import refusal
 from swarmnet.directory import MAX_REASON
 from swarmnet.ids import PeerId
 from swarmnet.messages import Case, Finding, Missent, Pair, Pledge, Sent, Verdict, WorkRecord
+from swarmnet.statement import statement
 
 SEEDS = st.integers(0, 2**32)
 
@@ -264,7 +255,7 @@ TELLER = PeerId("who received it")
 
 def sent_by(peer: PeerId, index: int, what: bytes, **says) -> Sent:
     sent = replace(Sent(stamp_of(STEP), index, "output", what, peer, digest_of("made of"), bytes(32)), **says)
-    return replace(sent, signature=Notary(peer).sign(sent_statement(sent)))
+    return replace(sent, signature=Notary(peer).sign(statement(sent)))
 
 
 def test_who_counts_one_thing_and_sends_another_is_named_by_whoever_hears_of_it() -> None:
@@ -423,7 +414,7 @@ def test_a_verdict_on_what_was_sent_is_about_that_word_alone() -> None:
         replace(proof.sent, stamp=stamp_of(STEP + 1)),
         replace(proof.sent, peer=b),
     ):
-        signed = replace(sent, signature=Notary(sent.peer).sign(sent_statement(sent)))
+        signed = replace(sent, signature=Notary(sent.peer).sign(statement(sent)))
         for false in (sent, signed):
             assert refusal(replace(proof, sent=false), frozenset(room.names), Notary.verify), false
     for false in (None, replace(proof.sent, signature=b"x")):

@@ -10,21 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swarmnet.audit.evidence import Evidence
-from swarmnet.audit.pledge import (
-    DEPTH,
-    finding_statement,
-    leaf,
-    path_of,
-    proves,
-    root_of,
-    sent_statement,
-    shares_of,
-    statement,
-)
+from swarmnet.audit.pledge import DEPTH, finding_statement, leaf, path_of, proves, root_of, shares_of
 from swarmnet.cli.frame import run as swarmnet
 from swarmnet.ids import Ballot, Chain, Generation, Restart, RoundId, RunId, first_chain
 from swarmnet.messages import Case, Finding, Missent, Pair, Pledge, Sent, Stamp, Verdict, WorkRecord
 from swarmnet.net.identity import Identity, verify
+from swarmnet.statement import statement
 
 RUN = "ab" * 32
 NUMERICS = "cpu AVX2/torch-2"
@@ -102,7 +93,7 @@ def test_two_pledges_of_one_sum_name_their_peer() -> None:
 def missent(by: Identity = LIAR, *, work: WorkRecord = WORKS[10], pledge: Pledge | None = None, **says) -> Evidence:
     """`by` has counted that work, and has sent another answer."""
     sent = replace(Sent(STAMP, 10, "answer", d("other"), by.peer, d("in"), d("gradient")), **says)
-    sent = replace(sent, signature=by.sign(sent_statement(sent)))
+    sent = replace(sent, signature=by.sign(statement(sent)))
     leaves = LEAVES | {work.index: leaf(work)}
     pledge = pledge or signed_pledge(by, work_root=root_of(leaves))
     return Evidence(RUN, (), frozenset(), Missent(pledge, work, path_of(leaves, work.index), sent))
@@ -120,7 +111,7 @@ def test_what_was_counted_and_what_was_sent_name_their_peer() -> None:
 def judged(judges=JURY[:3], *, by: Identity = STRANGER, found: bytes = d("out"), **says) -> Evidence:
     """`by` has sent another output of what the pledge's peer counted, and these say so."""
     sent = replace(Sent(STAMP, 10, "output", d("false"), by.peer, WORKS[10].input, bytes(32)), **says)
-    sent = replace(sent, signature=by.sign(sent_statement(sent)))
+    sent = replace(sent, signature=by.sign(statement(sent)))
     findings = []
     for one in judges:
         finding = Finding(Case(STAMP, by.peer, 10), found, one.peer)

@@ -14,7 +14,6 @@ import pytest
 import torch
 from rich.console import Console
 
-from swarmnet.audit.pledge import sent_statement
 from swarmnet.errors import Refused, UsageError
 from swarmnet.ids import Ballot, Chain, Generation, PeerId
 from swarmnet.local.audit import AuditResult
@@ -41,6 +40,7 @@ from swarmnet.peer.engines import torch_engine
 from swarmnet.pipeline.works import digest
 from swarmnet.ranks.device_backend import DeviceBackend
 from swarmnet.stage.seams import Engine, Reduced
+from swarmnet.statement import statement
 from swarmnet.wire import codecs
 
 REPLICAS = {f"s{stage}-r{number}": stage for number in range(4) for stage in range(3)}
@@ -332,7 +332,7 @@ def test_a_false_sender_signs_the_other_sign_of_what_it_has_counted() -> None:
     ((_, request, payload),) = heard
     for (sent, *others), of in ((false.sents, false.payload), (request.sents, payload[:2])):
         assert others == [before]
-        assert sent.digest == digest(of) and sent.signature == sign(sent_statement(sent)).digest()
+        assert sent.digest == digest(of) and sent.signature == sign(statement(sent)).digest()
     assert [codecs.decode(each).tolist() for each in (*false.payload, *payload)] == [
         [-1.0, 2.0], [1.0, -2.0], [-1.0, 2.0], [1.0, -2.0]
     ]  # fmt: skip

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from stage_table import CHAIN, TIMERS
 
+from swarmnet import statement as signing
 from swarmnet.ids import NO_RESTART, Ballot, Generation, PeerId, Restart, RoundId
 from swarmnet.messages import MAX_VOTES, Commit, Finished, Heartbeat, Stamp, Vote, roll_of
 from swarmnet.simulate.swarm import SimulatedSigner
@@ -591,7 +592,7 @@ def test_equal_commits_are_signed_alike_whatever_the_wire_brought() -> None:
     """-0.0 == 0.0: one member could have votes for the one counted for the other, or kept for it."""
     zero = replace(commit(), loss_sum=0.0, grad_sq_norm=0.0)
     minus = replace(zero, loss_sum=-0.0, grad_sq_norm=-0.0)
-    statement.cache_clear()
+    signing.statement.cache_clear()
     said, chained = statement(minus, NO_RESTART), evidence([minus])
-    statement.cache_clear()
+    signing.statement.cache_clear()
     assert zero == minus and said == statement(zero, NO_RESTART) and chained == evidence([zero])

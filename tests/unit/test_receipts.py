@@ -10,12 +10,13 @@ import pytest
 
 from swarmnet.audit.evidence import Evidence
 from swarmnet.audit.histories import Account, NamedLiar, StageHistory, account, convicts
-from swarmnet.audit.pledge import finding_statement, leaf, path_of, root_of, sent_statement, shares_of, statement
+from swarmnet.audit.pledge import finding_statement, leaf, path_of, root_of, shares_of
 from swarmnet.audit.receipts import Receipt, append, read
 from swarmnet.cli.frame import run as swarmnet
 from swarmnet.ids import NO_RESTART, Ballot, Chain, Generation, Restart, RoundId, RunId, first_chain, next_chain
 from swarmnet.messages import Case, Commit, Finding, Finished, Pair, Pledge, Sent, Stamp, Verdict, WorkRecord
 from swarmnet.net.identity import Identity, verify
+from swarmnet.statement import statement
 from swarmnet.step.commits import commit_of, evidence
 
 RUN = RunId("cd" * 32)
@@ -364,7 +365,7 @@ def sent_falsely(receipt: Receipt, judges: list[Identity]) -> Evidence:
     pledge = replace(pledge, work_root=root_of(leaves))
     pledge = replace(pledge, signature=judges[0].sign(statement(pledge)))
     sent = Sent(receipt.stamp, 0, "output", d("false"), LIAR.peer, work.input, bytes(32))
-    sent = replace(sent, signature=LIAR.sign(sent_statement(sent)))
+    sent = replace(sent, signature=LIAR.sign(statement(sent)))
     findings = []
     for one in judges:
         if one is not LIAR:

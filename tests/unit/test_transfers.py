@@ -14,7 +14,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scripted import on_virtual_time
 
-from swarmnet.audit.pledge import leaf, path_of, root_of, sent_statement, statement
+from swarmnet.audit.pledge import leaf, path_of, root_of
 from swarmnet.audit.proof import refusal
 from swarmnet.errors import BadMessage, PeerGone, Refused, RejectCode
 from swarmnet.ids import Ballot, Chain, PeerId, Restart, RoundId
@@ -34,6 +34,7 @@ from swarmnet.messages import (
 )
 from swarmnet.pipeline.transfers import NOTHING, Signed, StepTransfers, Transfers
 from swarmnet.pipeline.works import WorkBook, digest
+from swarmnet.statement import statement
 
 ME, OTHER = PeerId("me"), PeerId("other")
 AHEAD, STAGES = 1, 4
@@ -62,7 +63,7 @@ def signed_by(step: StepTransfers, index: int, kind: str, what: str) -> Sent:
 
 
 def signed_again(sent: Sent) -> Sent:
-    return replace(sent, signature=Notary(sent.peer).sign(sent_statement(sent)))
+    return replace(sent, signature=Notary(sent.peer).sign(statement(sent)))
 
 
 def record(index: int, output: str, answer: str) -> WorkRecord:

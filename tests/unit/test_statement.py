@@ -1,0 +1,69 @@
+"""What a signature under a message is of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import pytest
+
+from swarmnet.statement import statement
+
+
+@dataclass(frozen=True)
+class Inner:
+    number: int
+    text: str
+
+
+@dataclass(frozen=True)
+class Message:
+    inner: Inner
+    names: tuple[str, ...] = ("ab", "c")
+    indexes: frozenset[int] = frozenset((3, 1))
+    loss: float = 0.0
+    flag: bool = False
+    other: Inner | None = None
+    signature: bytes = b""
+
+
+@dataclass(frozen=True)
+class Twin(Message):
+    """The same fields under another name."""
+
+
+MESSAGE = Message(Inner(1, "x"))
+CHANGED = [
+    replace(MESSAGE, inner=Inner(2, "x")),
+    replace(MESSAGE, inner=Inner(1, "y")),
+    replace(MESSAGE, names=("a", "bc")),
+    replace(MESSAGE, names=("ab", "c", "")),
+    replace(MESSAGE, indexes=frozenset((3, 2))),
+    replace(MESSAGE, loss=1.0),
+    replace(MESSAGE, flag=True),
+    replace(MESSAGE, other=Inner(0, "")),
+    Twin(Inner(1, "x")),
+]
+
+
+def test_every_field_and_the_class_is_signed() -> None:
+    assert len({statement(message) for message in (MESSAGE, *CHANGED)}) == len(CHANGED) + 1
+
+
+def test_equal_messages_have_one_statement_whatever_their_signature() -> None:
+    alike = [MESSAGE, replace(MESSAGE, signature=b"s"), replace(MESSAGE, loss=-0.0), replace(MESSAGE, flag=0)]
+    assert len({statement.__wrapped__(message) for message in alike}) == 1
+
+
+def test_context_is_signed_too() -> None:
+    about = [(), (b"a",), ("a",), (b"a", b""), (Inner(1, "x"),)]
+    assert len({statement(MESSAGE, *context) for context in about}) == len(about)
+
+
+def test_left_out_fields_are_not_signed() -> None:
+    one, other = (statement(message, without=("inner", "signature")) for message in (MESSAGE, CHANGED[0]))
+    assert one == other != statement(MESSAGE)
+
+
+def test_what_has_no_signed_form_is_refused() -> None:
+    with pytest.raises(TypeError, match="list has no signed form"):
+        statement.__wrapped__(MESSAGE, [1])
