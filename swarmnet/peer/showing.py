@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from swarmnet.errors import Refused, RejectCode
-from swarmnet.ids import PeerId, first_chain, next_chain
+from swarmnet.ids import Chain, PeerId, first_chain, next_chain
 from swarmnet.messages import Answer, AuditData, AuditRequest, Sent, Stamp, WorkRecord
 from swarmnet.pipeline.recovery import Keepalive
 from swarmnet.pipeline.works import digest, opened
+from swarmnet.quorum import has_quorum
 from swarmnet.stage.seams import Recomputed
 
 if TYPE_CHECKING:
@@ -29,24 +31,43 @@ class Beside:
         """Of an open step."""
         return next(of.stamp for of in self._replica.member.steps if of.stamp.step == step)
 
-    def past(self, stage: int, step: int) -> Stamp | None:
-        """That open step's in another stage. None: what I know of its past is not enough."""
-        member, mine, run = self._replica.member, self._replica.stage, self._peer.run_id
-        chains, of = {commit.stage: commit.chain for commit in member.last_commits}, member.step(step)
-        if of is None:
-            return None
+    def allows(self, stamp: Stamp) -> bool:
+        """May a replica of that stage compute that step with this header, as far as this replica knows?"""
+        step, mine = self._replica.member.step(stamp.step), self._replica.stage
+        if step is None:
+            return True
+        if stamp.restart != step.stamp.restart:
+            return False
+        # Stages that were cut apart may heal with commits of different sides. Then the neighbours of a stage alone
+        # hear what its chain is, and each stage checks the transfers of the one before it.
+        if abs(stamp.stage - mine) > 1:
+            return True
+        chain = self._chain(stamp.stage, step.stamp.chain)
+        return chain in (None, stamp.chain) or (stamp.stage != mine and self._is_announced(stamp))
+
+    def _chain(self, stage: int, mine: Chain) -> Chain | None:
+        """A stage's chain where the chain of this stage is `mine`, if the same commits led both there; or None."""
+        member, run = self._replica.member, self._peer.run_id
         # Where nothing was applied yet the run says it.
-        if of.stamp.chain == first_chain(run, mine):
-            return replace(of.stamp, stage=stage, chain=first_chain(run, stage))
-        if not {stage, mine} <= chains.keys():
+        if mine == first_chain(run, self._replica.stage):
+            return first_chain(run, stage)
+        chains = {commit.stage: commit.chain for commit in member.last_commits}
+        if not {stage, self._replica.stage} <= chains.keys():
             return None
-        # The same commits have led both stages on from there.
-        here, there = chains[mine], chains[stage]
+        here, there = chains[self._replica.stage], chains[stage]
         for made in member.evidence:
-            if here == of.stamp.chain:
+            if here == mine:
                 break
             here, there = next_chain(here, made), next_chain(there, made)
-        return replace(of.stamp, stage=stage, chain=there) if here == of.stamp.chain else None
+        return there if here == mine else None
+
+    def _is_announced(self, stamp: Stamp) -> bool:
+        """Do the heartbeats of a quorum of that stage's live replicas name its chain?"""
+        view, now = self._replica.member.view, asyncio.get_running_loop().time()
+        live = frozenset(view.live(stamp.stage, now=now))
+        seen = {peer: view.get(peer, stamp.stage) for peer in live}
+        named = {peer for peer, at in seen.items() if at is not None and stamp.chain in (at.chain, at.before)}
+        return has_quorum(named, live)
 
     def known(self, stage: int, peer: PeerId) -> bool:
         """May that peer serve that stage? Of a stage far away anybody may, unless all records were read lately.

@@ -55,8 +55,8 @@ class StagesKnown(Protocol):
     def stamp(self, step: int) -> Stamp:
         """Of an open step, as in what it pledges."""
 
-    def past(self, stage: int, step: int) -> Stamp | None:
-        """The same of another stage; None where that is not known."""
+    def allows(self, stamp: Stamp) -> bool:
+        """May a replica of that stage compute that step with this header?"""
 
     def known(self, stage: int, peer: PeerId) -> bool:
         """May that peer serve that stage? If not, its record is read soon."""
@@ -175,8 +175,8 @@ class Transfers:
             # Views differ for a moment: it is nobody's fault yet.
             if not self._beside.known(sent.stamp.stage, sent.peer):
                 raise PeerGone("it brings the word of somebody who is not known here", peer=found.peer)
-            stage, past = sent.stamp.stage, self._beside.past(sent.stamp.stage, found.step)
-            if (sent.stamp.step, sent.index) != (found.step, found.microbatch) or past not in (None, sent.stamp):
+            stage = sent.stamp.stage
+            if (sent.stamp.step, sent.index) != (found.step, found.microbatch) or not self._beside.allows(sent.stamp):
                 raise _refused("what it was made of is of another step or past", found)
             if stage == 0 and tokens not in (None, sent.input):
                 raise _refused("it was made of other tokens", found)

@@ -27,10 +27,6 @@ OWNER = PeerId(f"12D3Koo{'W' * 45}")
 """Who owns simulated runs."""
 
 
-UNAUDITED = Audits(microbatches=0.0, contributions=0.0)
-"""For runs that fork: a stage refuses signed transfers of a neighbour on another chain, and the run stands still."""
-
-
 @dataclass(frozen=True, slots=True)
 class Plan:
     """The shape of a swarm, its timers and links; without a word below, a field is what the manifest calls so."""

@@ -21,7 +21,7 @@ from strike import check_always, keeper_of, kill_and_restart, watched
 from swarmnet.errors import Refused, RejectCode
 from swarmnet.simulate.engine import SimulatedEngine
 from swarmnet.simulate.links import Links
-from swarmnet.simulate.plan import UNAUDITED, Plan
+from swarmnet.simulate.plan import Plan
 from swarmnet.simulate.swarm import Broken, Node, Swarm
 from swarmnet.step.keeper import Keeper
 from swarmnet.step.member import Member
@@ -29,7 +29,7 @@ from swarmnet.step.open_step import OpenStep
 
 # ---------------------------------------------------------------- one oldest step under two newest weights
 
-FORKED = Plan(microbatches=4, steps=6, forward_s=0.1, averaging_s=0.3, sync="overlap", classes=2, audit=UNAUDITED)
+FORKED = Plan(microbatches=4, steps=6, forward_s=0.1, averaging_s=0.3, sync="overlap", classes=2)
 
 
 def members(swarm: Swarm, stage: int) -> list[Member]:
@@ -169,9 +169,7 @@ def test_without_the_weights_of_one_version_earlier_nothing_can_be_repaired(monk
 
 NOISY = Links(loss=0.15, double=0.1, late=0.1, broken=0.05)
 TANGLED = Links(loss=0.1, double=0.1, late=0.3, broken=0.05)
-ROUGH = Plan(
-    stages=2, replicas=2, microbatches=8, steps=10, averaging_s=0.3, sync="overlap", classes=2, audit=UNAUDITED
-)
+ROUGH = Plan(stages=2, replicas=2, microbatches=8, steps=10, averaging_s=0.3, sync="overlap", classes=2)
 
 KINDS: dict[str, tuple[Plan, Chaos]] = {
     "long_rounds_2x3": (

@@ -15,7 +15,7 @@ from further import further
 from strike import watched
 
 from swarmnet.manifest.schema import Protocol
-from swarmnet.simulate.plan import UNAUDITED, Plan
+from swarmnet.simulate.plan import Plan
 from swarmnet.simulate.swarm import Node, Swarm
 
 STEP = 1
@@ -25,7 +25,7 @@ LONG_S = Protocol().long_silence_s
 
 
 def plan(replicas: int) -> Plan:
-    return Plan(stages=3, replicas=replicas, microbatches=6, steps=5, classes=2, audit=UNAUDITED)
+    return Plan(stages=3, replicas=replicas, microbatches=6, steps=5, classes=2)
 
 
 def halves(nodes: Sequence[Node]) -> tuple[list[Node], list[Node]]:

@@ -21,7 +21,7 @@ from strike import watched
 
 from swarmnet import messages
 from swarmnet.simulate.links import Links
-from swarmnet.simulate.plan import UNAUDITED, Plan
+from swarmnet.simulate.plan import Plan
 from swarmnet.simulate.swarm import Swarm
 from swarmnet.step import graph, membership
 
@@ -29,102 +29,65 @@ NOISY = Links(loss=0.15, double=0.1, late=0.1, broken=0.05)
 TANGLED = Links(loss=0.1, double=0.1, late=0.3, broken=0.05)
 
 KINDS: dict[str, tuple[Plan, Chaos]] = {
-    "crashes_3x2": (
-        Plan(stages=3, replicas=2, microbatches=16, steps=10, classes=2, audit=UNAUDITED),
-        Chaos(until_s=25.0, crash_s=0.8),
-    ),
+    "crashes_3x2": (Plan(stages=3, replicas=2, microbatches=16, steps=10, classes=2), Chaos(until_s=25.0, crash_s=0.8)),
     "crashes_2x3": (
-        Plan(stages=2, replicas=3, microbatches=16, steps=10, trainers=2, classes=2, audit=UNAUDITED),
+        Plan(stages=2, replicas=3, microbatches=16, steps=10, trainers=2, classes=2),
         Chaos(until_s=25.0, crash_s=0.6, trainer_s=6.0),
     ),
     "noise_3x2": (
-        Plan(stages=3, replicas=2, microbatches=16, steps=6, links=NOISY, classes=2, audit=UNAUDITED),
+        Plan(stages=3, replicas=2, microbatches=16, steps=6, links=NOISY, classes=2),
         Chaos(until_s=20.0, crash_s=4.0),
     ),
     "tangle_2x3": (
-        Plan(stages=2, replicas=3, microbatches=8, steps=8, links=TANGLED, classes=0, audit=UNAUDITED),
+        Plan(stages=2, replicas=3, microbatches=8, steps=8, links=TANGLED, classes=0),
         Chaos(until_s=30.0, crash_s=2.0, stop_s=4.0, longest_stop_s=8.0),
     ),
     "grid_1x7": (
-        Plan(stages=1, replicas=7, microbatches=12, steps=8, group_size=3, links=TANGLED, classes=2, audit=UNAUDITED),
+        Plan(stages=1, replicas=7, microbatches=12, steps=8, group_size=3, links=TANGLED, classes=2),
         Chaos(until_s=30.0, crash_s=2.0, stop_s=4.0, longest_stop_s=8.0),
     ),
     "one_slot_no_memo_3x2": (
-        Plan(stages=3, replicas=2, microbatches=8, steps=8, slots=1, memo_bytes=0, classes=2, audit=UNAUDITED),
+        Plan(stages=3, replicas=2, microbatches=8, steps=8, slots=1, memo_bytes=0, classes=2),
         Chaos(until_s=25.0, crash_s=2.0),
     ),
     "stops_2x3": (
-        Plan(stages=2, replicas=3, microbatches=8, steps=8, forward_s=0.1, classes=2, audit=UNAUDITED),
+        Plan(stages=2, replicas=3, microbatches=8, steps=8, forward_s=0.1, classes=2),
         Chaos(until_s=40.0, stop_s=3.0),
     ),
     "cuts_2x2": (
-        Plan(stages=2, replicas=2, microbatches=8, steps=8, forward_s=0.1, classes=0, audit=UNAUDITED),
+        Plan(stages=2, replicas=2, microbatches=8, steps=8, forward_s=0.1, classes=0),
         Chaos(until_s=60.0, cut_s=8.0, longest_cut_s=40.0),
     ),
     "cuts_3x3": (
-        Plan(stages=3, replicas=3, microbatches=8, steps=8, forward_s=0.1, classes=2, audit=UNAUDITED),
+        Plan(stages=3, replicas=3, microbatches=8, steps=8, forward_s=0.1, classes=2),
         Chaos(until_s=60.0, cut_s=5.0, deafen_s=8.0, longest_cut_s=30.0),
     ),
     "everything_2x2": (
-        Plan(stages=2, replicas=2, microbatches=8, steps=8, forward_s=0.1, links=NOISY, classes=2, audit=UNAUDITED),
+        Plan(stages=2, replicas=2, microbatches=8, steps=8, forward_s=0.1, links=NOISY, classes=2),
         Chaos(until_s=40.0, crash_s=4.0, stop_s=6.0, cut_s=6.0, deafen_s=10.0, longest_stop_s=10.0),
     ),
     "everything_3x3": (
-        Plan(
-            stages=3,
-            replicas=3,
-            microbatches=16,
-            steps=6,
-            forward_s=0.1,
-            trainers=2,
-            links=NOISY,
-            classes=2,
-            audit=UNAUDITED,
-        ),
+        Plan(stages=3, replicas=3, microbatches=16, steps=6, forward_s=0.1, trainers=2, links=NOISY, classes=2),
         Chaos(until_s=40.0, crash_s=4.0, stop_s=6.0, cut_s=8.0, deafen_s=10.0, trainer_s=15.0, longest_stop_s=10.0),
     ),
     "ranks_2x2": (
-        Plan(
-            stages=2,
-            replicas=2,
-            microbatches=8,
-            steps=8,
-            forward_s=0.05,
-            averaging_s=0.2,
-            links=NOISY,
-            classes=0,
-            audit=UNAUDITED,
-        ),
+        Plan(stages=2, replicas=2, microbatches=8, steps=8, forward_s=0.05, averaging_s=0.2, links=NOISY, classes=0),
         Chaos(until_s=30.0, ranks_s=0.7),
     ),
     "ranks_everything_2x3": (
-        Plan(
-            stages=2, replicas=3, microbatches=12, steps=8, forward_s=0.05, averaging_s=0.1, classes=2, audit=UNAUDITED
-        ),
+        Plan(stages=2, replicas=3, microbatches=12, steps=8, forward_s=0.05, averaging_s=0.1, classes=2),
         Chaos(until_s=40.0, ranks_s=1.0, crash_s=6.0, stop_s=8.0, cut_s=12.0, longest_stop_s=10.0),
     ),
     "restarts_2x2": (
-        Plan(stages=2, replicas=2, microbatches=4, steps=16, checkpoint_every=2, classes=2, audit=UNAUDITED),
+        Plan(stages=2, replicas=2, microbatches=4, steps=16, checkpoint_every=2, classes=2),
         Chaos(until_s=60.0, kill_stage_s=5.0, kill_all_s=15.0, crash_s=8.0, join_s=12.0),
     ),
     "restarts_3x2": (
-        Plan(
-            stages=3, replicas=2, microbatches=4, steps=16, checkpoint_every=2, trainers=2, classes=2, audit=UNAUDITED
-        ),
+        Plan(stages=3, replicas=2, microbatches=4, steps=16, checkpoint_every=2, trainers=2, classes=2),
         Chaos(until_s=80.0, kill_stage_s=8.0, kill_all_s=20.0, join_s=15.0, cut_s=10.0, longest_cut_s=30.0),
     ),
     "restarts_everything_2x3": (
-        Plan(
-            stages=2,
-            replicas=3,
-            microbatches=4,
-            steps=16,
-            checkpoint_every=2,
-            forward_s=0.1,
-            links=NOISY,
-            classes=0,
-            audit=UNAUDITED,
-        ),
+        Plan(stages=2, replicas=3, microbatches=4, steps=16, checkpoint_every=2, forward_s=0.1, links=NOISY, classes=0),
         Chaos(
             until_s=80.0,
             kill_stage_s=12.0,
@@ -141,19 +104,19 @@ KINDS: dict[str, tuple[Plan, Chaos]] = {
 }
 SPARSE = {
     "sparse_crashes_2x8": (
-        Plan(stages=2, replicas=8, microbatches=32, steps=6, forward_s=0.1, classes=2, audit=UNAUDITED),
+        Plan(stages=2, replicas=8, microbatches=32, steps=6, forward_s=0.1, classes=2),
         Chaos(until_s=25.0, crash_s=2.0),
     ),
     "sparse_noise_2x8": (
-        Plan(stages=2, replicas=8, microbatches=32, steps=5, forward_s=0.1, links=NOISY, classes=2, audit=UNAUDITED),
+        Plan(stages=2, replicas=8, microbatches=32, steps=5, forward_s=0.1, links=NOISY, classes=2),
         Chaos(until_s=25.0, crash_s=4.0, stop_s=6.0, longest_stop_s=8.0),
     ),
     "sparse_cuts_2x7": (
-        Plan(stages=2, replicas=7, microbatches=28, steps=5, forward_s=0.1, classes=2, audit=UNAUDITED),
+        Plan(stages=2, replicas=7, microbatches=28, steps=5, forward_s=0.1, classes=2),
         Chaos(until_s=40.0, cut_s=6.0, deafen_s=8.0, crash_s=8.0, longest_cut_s=20.0),
     ),
     "sparse_overlap_2x8": (
-        Plan(stages=2, replicas=8, microbatches=32, steps=6, forward_s=0.1, sync="overlap", classes=0, audit=UNAUDITED),
+        Plan(stages=2, replicas=8, microbatches=32, steps=6, forward_s=0.1, sync="overlap", classes=0),
         Chaos(until_s=25.0, crash_s=2.5),
     ),
 }

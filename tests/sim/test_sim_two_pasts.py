@@ -11,19 +11,12 @@ from test_sim_past import lose_checkpoints, until
 from test_sim_restart import kill_everybody, reached
 
 from swarmnet.ids import OnDisk, PeerId, Restart
-from swarmnet.simulate.plan import UNAUDITED, Plan
+from swarmnet.simulate.plan import Plan
 from swarmnet.simulate.swarm import Swarm
 
 AWAY, STAYS = PeerId("s0.0"), PeerId("s0.1")
 PLAN = Plan(
-    stages=2,
-    microbatches=4,
-    steps=20,
-    checkpoint_every=4,
-    forward_s=0.05,
-    classes=2,
-    audit=UNAUDITED,
-    served=((0,), (0,), (1,)),
+    stages=2, microbatches=4, steps=20, checkpoint_every=4, forward_s=0.05, classes=2, served=((0,), (0,), (1,))
 )
 
 

@@ -13,14 +13,16 @@ import pytest
 from further import further
 from strike import keeper_of, watched
 
-from swarmnet.manifest.schema import Protocol
-from swarmnet.simulate.plan import UNAUDITED, Plan
+from swarmnet.manifest.schema import Audits, Protocol
+from swarmnet.simulate.plan import Plan
 from swarmnet.simulate.swarm import Node, Swarm
 
 STEP = 1
 LONG_S = Protocol().long_silence_s
-PLAN = Plan(stages=2, replicas=3, microbatches=6, steps=5, classes=2, audit=UNAUDITED)
-PAIRS = Plan(stages=2, replicas=2, microbatches=6, steps=5, classes=2, audit=UNAUDITED)
+# With audits the leader happens to stop right after it assigned itself a microbatch, which no other replica knows of:
+# then its successor waits for the idle timeout.
+PLAN = Plan(stages=2, replicas=3, microbatches=6, steps=5, classes=2, audit=Audits(microbatches=0.0, contributions=0.0))
+PAIRS = Plan(stages=2, replicas=2, microbatches=6, steps=5, classes=2)
 
 
 def member(node: Node):
@@ -121,7 +123,7 @@ def test_of_two_replicas_the_other_goes_on_after_the_long_silence(point: str, ke
 
 
 def test_a_replica_that_is_stopped_again_and_again_delays_but_never_breaks_a_step() -> None:
-    swarm = watched(Plan(stages=2, replicas=3, microbatches=6, steps=12, forward_s=0.05, classes=2, audit=UNAUDITED))
+    swarm = watched(Plan(stages=2, replicas=3, microbatches=6, steps=12, forward_s=0.05, classes=2))
 
     async def script(swarm: Swarm) -> None:
         node = swarm.replicas(1)[0]
