@@ -13,15 +13,13 @@ import pytest
 from further import further
 from strike import keeper_of, watched
 
-from swarmnet.manifest.schema import Audits, Protocol
+from swarmnet.manifest.schema import Protocol
 from swarmnet.simulate.plan import Plan
 from swarmnet.simulate.swarm import Node, Swarm
 
 STEP = 1
 LONG_S = Protocol().long_silence_s
-# With audits the leader happens to stop right after it assigned itself a microbatch, which no other replica knows of:
-# then its successor waits for the idle timeout.
-PLAN = Plan(stages=2, replicas=3, microbatches=6, steps=5, classes=2, audit=Audits(microbatches=0.0, contributions=0.0))
+PLAN = Plan(stages=2, replicas=3, microbatches=6, steps=5, classes=2)
 PAIRS = Plan(stages=2, replicas=2, microbatches=6, steps=5, classes=2)
 
 
