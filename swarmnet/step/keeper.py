@@ -302,7 +302,7 @@ class Keeper:
             return actions if self.commit is not None or self.round is None else actions + self._say_round(resend, now)
         # A member that has signed an aggregate joins no other round for `suspect_s`. Another attempt waits until it has
         # joined this one: given up in the same moment, two replicas would follow each other from round to round.
-        if self.acks and now - self._held_at > self.view.timers.suspect_s + self.view.timers.settle_s:
+        if self.acks and now - self._held_at > self.view.timers.suspect_s + self.view.timers.beat_s:
             actions += self._give_up_sums(now)
         if self.current_id is None and self.oldest:
             actions += self._non_finite.void(self.ledger, self.members.keys())

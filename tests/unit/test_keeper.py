@@ -443,16 +443,16 @@ def test_below_a_certificate_a_round_that_loses_a_member_is_given_up_when_who_ha
     office.view.gone(B, now=0.5)
     actions = office.keeper.advance(now=0.5, resend=True)
     assert opened(office) == first and told(actions, Round) == [], "A may not contribute yet, so C is told nothing"
-    office.beat(C, 3.3)
-    office.keeper.advance(now=3.3, resend=True)
+    office.beat(C, 3.8)
+    office.keeper.advance(now=3.8, resend=True)
     assert opened(office) == first
-    actions = office.keeper.advance(now=3.5, resend=True)
+    actions = office.keeper.advance(now=4.0, resend=True)
     assert office.keeper.round is None and [message.index for message in told(actions, Execute)] == [1]
     office.claim(C, 1)
-    office.report(C, summed={1}, now=3.6)
+    office.report(C, summed={1}, now=4.1)
     assert opened(office).id > first.id and opened(office).receivers == (ME, C)
     for peer, index in ((ME, 0), (C, 1)):
-        office.report(peer, summed={index}, finished=sum_of(opened(office), b"e"), now=4.0)
+        office.report(peer, summed={index}, finished=sum_of(opened(office), b"e"), now=4.5)
     assert office.keeper.commit is not None and office.keeper.commit.digest == b"e"
 
 
