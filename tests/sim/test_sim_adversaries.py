@@ -18,7 +18,7 @@ QUIET_S = 5.0
 
 SLOWER = dict.fromkeys(
     (
-        *("forged-sum", "usurps", "claims-everything", "slow-parts", "moves-on"),
+        *("forged-sum", "false-ack", "usurps", "claims-everything", "slow-parts", "moves-on"),
         *("fresh-every-ten-seconds", "fresh-key-every-4-s"),
     ),
     (30.0, 10.0),
