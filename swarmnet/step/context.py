@@ -44,8 +44,6 @@ class StepContext:
     awaited: frozenset[PeerId] = frozenset()
     """Members whose streams are later than their measured lines explain."""
 
-    absent: frozenset[PeerId] = frozenset()
-    """Mates that had no part in the step before."""
     lines: BrokenLines = field(default_factory=BrokenLines)
     """Pairs of members between which nothing came through; a keeper uses it."""
     horizon: Horizon = field(init=False)

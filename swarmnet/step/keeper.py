@@ -63,7 +63,6 @@ class Keeper:
     |---|---|---|
     | `sitting` | counts nothing, is not waited for, may fetch the sum | strikes, mine or of most others |
     | `_left_out` | the same, for this step only | what it did in this step: late, refused, silent, offending |
-    | `_absent` | not waited for until it reports | it had no part in the step before |
     """
 
     def __init__(
@@ -90,7 +89,7 @@ class Keeper:
         self._reports: dict[PeerId, Report] = {}  # the last whole one of each
         self._asked: dict[PeerId, float] = {}  # whom I have asked for a whole one, and when
         self._held_at = now  # the last one of them
-        self._began_at, self._absent = now, context.absent
+        self._began_at = now
         self.awaited: frozenset[PeerId] = frozenset()  # whose streams my replica waits for, said on every tick
         self._delays = Delays(self.view.timers, now)
         self._offences = Counter[PeerId]()  # reports that could not be
@@ -326,14 +325,8 @@ class Keeper:
 
     @property
     def without(self) -> frozenset[PeerId]:
-        """Mates that the step goes on without: they sit out; or were absent last time, or I do not hear them, and they
-        have not reported yet."""
-        return self.sitting | (self._absent.union(self.view.broken) - self.members.keys())
-
-    def absent(self, now: float) -> frozenset[PeerId]:
-        """Mates that are alive and have no part in the step, whatever they say of themselves."""
-        found = {peer for peer, seen in self.view.mates() if seen.synced and self.view.alive(peer, now=now)}
-        return frozenset(found - self.members.keys())
+        """Mates that the step goes on without: they sit out; or I do not reach them, and they have not reported."""
+        return self.sitting | (self.view.broken.keys() - self.members.keys())
 
     def waits(self, now: float) -> list[tuple[PeerId, str]]:
         """(peer, reason in words) of those that the step waits for; in an open round its members know better."""

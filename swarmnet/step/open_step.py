@@ -575,12 +575,8 @@ class OpenStep:
         return actions + self.keeper.advance(now=now, resend=False)
 
     def applied(self, now: float) -> list[Note]:
-        """The step is over: charge the members that slowed it down, and remember those that had no part in it."""
+        """The step is over: charge the members that slowed it down."""
         context = self._context
-        if self.keeper is not None:
-            context.absent = self.keeper.absent(now)
-        elif self.promised is not None and (seen := context.view.get(self.promised.peer)) is not None:
-            context.absent = frozenset(seen.sitting)
         return self._delays.charge(context.strikes, context.me, now=now) if self.keeper is None else []
 
     @property

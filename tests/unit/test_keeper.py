@@ -893,18 +893,6 @@ def test_who_gives_back_what_rounds_name_again_and_again_is_struck_for_the_time(
     assert struck and struck[0].fields["reason"] == "gives back what it was granted"
 
 
-def test_a_mate_that_had_no_part_in_the_last_step_is_named_until_it_reports():
-    view = View(ME, 0, TIMERS)
-    for mate in (B, C):
-        view.hear(mate, Heartbeat(STAMP, 1, True, None), now=0.0)
-    context = context_of(view, Membership(ME, 0, view, SimulatedSigner(ME)), 2)
-    context.absent = frozenset({B, C})
-    keeper = Keeper(STAMP, BALLOT, context, now=0.0)
-    assert keeper.without == {B, C}
-    keeper.on_report(B, Report(STAMP, BALLOT, gen(0), frozenset(), frozenset(), None, None, 0), now=0.1)
-    assert keeper.without == {C} and keeper.absent(0.1) == {C}
-
-
 def test_who_falls_silent_again_and_again_is_struck_and_who_is_cut_off_once_is_not():
     office, now, struck = Office(B, C), 0.1, []
     for time in range(4):
