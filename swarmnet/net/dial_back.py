@@ -28,8 +28,8 @@ from swarmnet.net.address import Address, network_of
 from swarmnet.transport import Transport, ask
 
 AT_ONCE, ENOUGH_YES, MOST_NO, MOST_ASKED, MOST_REPEATS = 2, 2, 4, 8, 24
-"""Members are asked two at a time, until two more networks could than could not, four more could not, or eight members
-were asked, not counting those of a network that had been asked."""
+"""Members are asked two at a time, or six where the first two gave no answer, until two more networks could than could
+not, four more could not, or eight members were asked, not counting those of a network that had been asked."""
 
 PROOF = 2
 """A network from which somebody has connected counts as so many that say they could, or could not."""
@@ -182,7 +182,10 @@ class Asking:
         repeats = min(len(homes) - len(set(homes)), MOST_REPEATS)
         if self._asked and (lead >= ENOUGH_YES or lead <= -MOST_NO or len(self._asked) - repeats >= MOST_ASKED):
             return []
-        return [peer for peer in self._members() if peer not in self._asked][:AT_ONCE]
+        # Made-up members never answer: two patiences are lost on them, not four.
+        silent = self._asked and not (self._could or self._could_not)
+        at_once = MOST_ASKED - AT_ONCE if silent else AT_ONCE
+        return [peer for peer in self._members() if peer not in self._asked][:at_once]
 
     def _lead(self) -> int:
         """How many more networks could than could not, if one that is public has answered or come; else members."""
