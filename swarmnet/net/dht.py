@@ -188,6 +188,8 @@ class DhtDirectory:
         self._sought: set[RunId] | None = None  # while somebody asks for runs
         self.by_memory = False
         """Did nobody answer at `bootstrap`, so that it joined through peers it remembered, of this run or another?"""
+        self.met = frozenset[PeerId]()
+        """Who answered at the addresses through which it joined, and proved to be the peer that each names."""
         self._replaces_node = False
         self._alone = True
         """Has it had no neighbour yet?"""
@@ -565,6 +567,7 @@ class DhtDirectory:
                 f"this machine's clock is {abs(by_s):.0f} s {'behind' if by_s > 0 else 'ahead of'} the swarm's: "
                 "set it (for example `timedatectl set-ntp true`) and start again"
             )
+        self.met = frozenset(each.peer for each in met)
         self._alone = not met
         self._correct(by_s)
 

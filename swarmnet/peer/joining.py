@@ -151,7 +151,7 @@ async def reach(
         tell("swarm", _seen(run, directory, records))
         if isinstance(invitation, SwarmLink):
             path = _file(config, run)
-            manifest = await _manifest(path, run, identity, records, tell, way_in)
+            manifest = await _manifest(path, run, identity, directory, records, tell, way_in)
             config = config.model_copy(update={"manifest": path})
         else:
             manifest = invitation
@@ -271,7 +271,13 @@ def _seen(run: RunId, directory: DhtDirectory, records: Sequence[Record]) -> str
 
 
 async def _manifest(
-    path: Path, run: RunId, identity: Identity, records: Sequence[Record], tell: Tell, way_in: str
+    path: Path,
+    run: RunId,
+    identity: Identity,
+    directory: DhtDirectory,
+    records: Sequence[Record],
+    tell: Tell,
+    way_in: str,
 ) -> Manifest:
     """The manifest of `run`, from `path` if it is there already, else from whoever has it; then kept at `path`.
 
@@ -292,6 +298,8 @@ async def _manifest(
         )
     peers = list(addresses)
     random.shuffle(peers)
+    # Records cost nothing, and a thousand may name peers that never answer: whose DHT node has answered comes first.
+    peers.sort(key=lambda peer: (peer not in directory.met, peer not in directory.neighbours))
     failures: list[str] = []
 
     def failed(peer: PeerId, error: SwarmError) -> None:
