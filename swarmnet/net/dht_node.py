@@ -181,6 +181,7 @@ class BoundedStorage(DHTLocalStorage):  # type: ignore[misc]
     `favoured` keys (this node's own run) find room even when strangers' keys fill the storage. admits(value): whether
     it is kept at all; in a full key of ours a new one takes the place of the newest that would not be kept any more.
     Whoever reads a key reads all of it: large entries have a bound of their own, and ordinary ones do not feel it.
+    me: this node's own entries always find room, so who asks it for itself is answered.
     """
 
     def __init__(
@@ -190,9 +191,10 @@ class BoundedStorage(DHTLocalStorage):  # type: ignore[misc]
         max_keys: int = MAX_KEYS,
         max_entries: int = MAX_ENTRIES_PER_KEY,
         admits: Callable[[object], bool] = lambda value: True,
+        me: PeerId | None = None,
     ) -> None:
         super().__init__()
-        self._favoured, self._admits = favoured, admits
+        self._favoured, self._admits, self._me = favoured, admits, me
         self._max_keys, self._max_entries = max_keys, max_entries
 
     def store_subkey(self, key: DHTID, subkey: object, value: object, expiration_time: float) -> bool:
@@ -217,6 +219,9 @@ class BoundedStorage(DHTLocalStorage):  # type: ignore[misc]
         return stored
 
     def _has_room(self, held: Any, subkey: object, value: Any) -> bool:
+        # A flood may be quicker than a peer that starts.
+        if subkey == self._me:
+            return True
         if subkey not in held and len(held) >= self._max_entries:
             return False
         if len(value) <= ORDINARY_BYTES:
@@ -331,7 +336,7 @@ class DhtNode:
             daemon.kill()
             raise
         own: set[DHTID] = set()
-        dht.protocol.storage = BoundedStorage(own.__contains__, admits=admits)
+        dht.protocol.storage = BoundedStorage(own.__contains__, admits=admits, me=identity.peer)
         dht.protocol.cache = BoundedStorage(own.__contains__, admits=admits)
         p2p.own, p2p.held = own, dht.protocol.storage
         node = cls(daemon, p2p, dht, maddrs, own, clock)

@@ -52,6 +52,14 @@ def test_a_flood_does_not_push_out_who_was_there() -> None:
     assert held(here) == ["early", *(f"bogus {number}" for number in range(ENTRIES - 1))]
 
 
+def test_a_node_finds_room_for_its_own_record_in_a_key_that_was_full_before() -> None:
+    here = BoundedStorage(lambda key: key == KEY, max_entries=ENTRIES, me=ME.peer)
+    for number in range(ENTRIES):
+        assert store(here, f"bogus {number}")
+    assert not store(here, "late") and store(here, ME.peer) and store(here, ME.peer, ahead_s=40.0)
+    assert held(here) == [*(f"bogus {number}" for number in range(ENTRIES)), ME.peer]
+
+
 @pytest.mark.parametrize("by_s", [-3600.0, 3600.0])
 def test_entries_last_by_the_corrected_time(by_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
     here = storage(Guests())
