@@ -24,7 +24,7 @@ from swarmnet.data.source import load_tokens
 from swarmnet.data.tokens import Tokens
 from swarmnet.manifest.schema import Model, Optimizer
 from swarmnet.model.decoder import StageModule, loss_sum
-from swarmnet.stage.canonical import gradient_scale, learning_rate
+from swarmnet.stage.canonical import clip_factor, learning_rate
 from swarmnet.stage.optimizer import StageOptimizer
 from swarmnet.wire import codecs
 
@@ -81,7 +81,7 @@ def train(pair: str, tokens: Tokens, *, width: int, stages: int, steps: int, see
         loss = loss_of(step)
         gradients = torch.autograd.grad(loss, parameters)
         square = sum(float(each.double().square().sum()) for each in gradients)
-        scale = gradient_scale([square], num_tokens=count, clip_norm=OPTIMIZER.clip_norm)
+        scale = clip_factor([square], num_tokens=count, clip_norm=OPTIMIZER.clip_norm) / count
         rate = learning_rate(OPTIMIZER, step, total_steps=steps)
         optimizer.step([each * scale for each in gradients], learning_rate=rate)
         losses.append(loss.item() / count)

@@ -31,7 +31,7 @@ from swarmnet.data.source import load_tokens
 from swarmnet.data.tokens import Tokens
 from swarmnet.manifest.schema import Model, Optimizer
 from swarmnet.model.decoder import StageModule, loss_sum
-from swarmnet.stage.canonical import gradient_scale, learning_rate
+from swarmnet.stage.canonical import clip_factor, learning_rate
 from swarmnet.stage.optimizer import StageOptimizer
 from swarmnet.stage.rounding import (
     LIMIT,
@@ -152,9 +152,8 @@ class Run:
         self.cut_off.append(float((one.abs() >= LIMIT).double().mean()))
 
     def _apply(self, total: Tensor, step: int) -> None:
-        scale = gradient_scale(
-            [float(total.double().square().sum())], num_tokens=SEQUENCES * LENGTH, clip_norm=self.table.clip_norm
-        )
+        num_tokens, squares = SEQUENCES * LENGTH, [float(total.double().square().sum())]
+        scale = clip_factor(squares, num_tokens=num_tokens, clip_norm=self.table.clip_norm) / num_tokens
         pieces = (total * scale).split(self.sizes)
         gradients = [piece.view(p.shape) for piece, p in zip(pieces, self.parameters, strict=True)]
         self.optimizer.step(gradients, learning_rate=learning_rate(self.table, step, total_steps=self.steps))

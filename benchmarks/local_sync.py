@@ -36,7 +36,7 @@ from swarmnet.ids import Ballot, PeerId, RoundId
 from swarmnet.manifest.implied import PARTNERS, PARTNERS_MOMENTUM, PARTNERS_WARMUP_STEPS, SPARSE_INNER_STEPS
 from swarmnet.manifest.schema import Averaging, Model, Optimizer
 from swarmnet.model.decoder import StageModule, loss_sum
-from swarmnet.stage.canonical import gradient_scale, learning_rate
+from swarmnet.stage.canonical import clip_factor, learning_rate
 from swarmnet.stage.optimizer import StageOptimizer
 from swarmnet.stage.outer import Outer
 from swarmnet.sums.local_sum import DENSE, OuterPlan
@@ -125,7 +125,8 @@ class Replica:
 
     def update(self, gradient: Sequence[Tensor], step: int) -> None:
         """Average, clip, AdamW."""
-        scale = gradient_scale([_norm(gradient) ** 2], num_tokens=self.num_tokens, clip_norm=OPTIMIZER.clip_norm)
+        squares = [_norm(gradient) ** 2]
+        scale = clip_factor(squares, num_tokens=self.num_tokens, clip_norm=OPTIMIZER.clip_norm) / self.num_tokens
         rate = learning_rate(OPTIMIZER, step, total_steps=self._steps)
         self._optimizer.step([each * scale for each in gradient], learning_rate=rate)
 
