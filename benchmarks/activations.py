@@ -49,7 +49,7 @@ class Case:
         self.policy, self.compute = policy, compute
         self._module, self._scratch, self._device = module, scratch, device
         self._passes = Passes(
-            first=False, last=False, device=device, reproducible=False, memory=MemoryPolicy(policy), compute=compute
+            last=False, device=device, reproducible=False, memory=MemoryPolicy(policy), compute=compute
         )
         self.seconds: list[float] = []
 

@@ -95,7 +95,7 @@ def test_a_run_goes_back_before_the_false_step_and_ends_as_if_nobody_had_lied() 
 
 def test_the_version_that_is_gone_back_to_stays_on_disk_until_all_are_there() -> None:
     """By the time that all want it, it would be too old to be kept."""
-    swarm, back, _ = lived("rollback", checkpoint_every=1, seed=7)
+    swarm, back, _ = lived("rollback", checkpoint_every=1)
     assert {(restart.number, restart.version) for restart in back.restarts} == {(1, AT)}
     assert is_as_if_nobody_had_lied(swarm)
 
@@ -109,7 +109,7 @@ def test_where_no_checkpoint_is_old_enough_the_step_stays_and_everybody_says_why
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(simulated, "ReplicaLimits", partial(ReplicaLimits, keep_checkpoints=1))
-    swarm, back, _ = lived("rollback", checkpoint_every=1, steps=80, seed=5)
+    swarm, back, _ = lived("rollback", checkpoint_every=1, steps=80, seed=1)
     assert not back.moves and not is_as_if_nobody_had_lied(swarm)
     stays = said(swarm, "stays_applied")
     assert len(stays) == 6 and all("keep_checkpoints" in fields["reason"] for fields in stays.values())
