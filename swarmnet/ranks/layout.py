@@ -81,12 +81,12 @@ class MeshLayout:
 
 What = Literal["moments", "accumulators", "parameters"]
 
-_SHARDED: Mapping[Shard, str] = {
-    "none": "",
-    "dp": "",
-    "zero1": "moments",
-    "zero2": "moments accumulators",
-    "zero3": "moments accumulators parameters",
+_SHARDED: Mapping[Shard, frozenset[What]] = {
+    "none": frozenset(),
+    "dp": frozenset(),
+    "zero1": frozenset(["moments"]),
+    "zero2": frozenset(["moments", "accumulators"]),
+    "zero3": frozenset(["moments", "accumulators", "parameters"]),
 }
 
 
@@ -157,7 +157,7 @@ class MeshSplit:
         """Does the data axis cut `what`?"""
         # A small grid is too coarse for terms: data ranks sum theirs before they round.
         scattered = what == "accumulators" and self.codec == "small" and self.layout.data > 1
-        return scattered or what in _SHARDED[self.layout.shard].split()
+        return scattered or what in _SHARDED[self.layout.shard]
 
     def slice_of(self, name: str, rank: int) -> Slice:
         """What the tensor axis leaves `rank` of the parameter with that Hugging Face name."""
