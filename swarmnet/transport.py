@@ -112,6 +112,7 @@ async def ask(
     request: Request,
     payload: tuple[Packed, ...] = (),
     *,
+    first_s: float | None = None,
     patience: Callable[[], float | None] = lambda: None,
     heard: Callable[[], None] = lambda: None,
     limit_s: float = _DEADLINE_S,
@@ -120,17 +121,19 @@ async def ask(
 
     Silence, or an end without an answer, raises. A refusal is an answer like any other: the caller judges it.
 
-    patience() is asked before every wait: the seconds of silence after which the peer is given up; None leaves that to
-    the transport, which ends a call when nothing moves. heard() is called at every sign of life, the answer among them.
-    limit_s: of the whole call, whatever the peer says meanwhile. Raises PeerTimeout (silent for too long, or over the
-    limit), PeerGone, BadMessage.
+    first_s: the seconds of silence before the first sign of life after which the peer is given up; None: `patience`
+    says it. patience() is asked before every other wait: the same for later silence, which may be longer, because a
+    payload on a slow line takes as long as it takes; None leaves that to the transport, which ends a call when nothing
+    moves. heard() is called at every sign of life, the answer among them. limit_s: of the whole call, whatever the peer
+    says meanwhile. Raises PeerTimeout (silent for too long, or over the limit), PeerGone, BadMessage.
     """
     clock = asyncio.get_running_loop().time
     deadline = clock() + limit_s
+    wait_s = patience if first_s is None else lambda: first_s
     async with contextlib.aclosing(transport.call(peer, request, payload, deadline=deadline)) as answers:
         while True:
             # Asked each time: how long silence is normal changes while one waits.
-            patience_s = patience()
+            patience_s = wait_s()
             try:
                 async with asyncio.timeout_at(min(clock() + (patience_s or limit_s), deadline)):
                     answer = await anext(answers)
@@ -143,5 +146,6 @@ async def ask(
             except StopAsyncIteration as error:
                 raise PeerGone("the call ended without an answer", peer=peer) from error
             heard()
+            wait_s = patience
             if not isinstance(answer, Accepted | Running):
                 return answer

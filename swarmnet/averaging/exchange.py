@@ -526,15 +526,7 @@ class Exchange:
     async def _ask(
         self, peer: PeerId, request: Part, digest: bytes, patience_s: float | None
     ) -> tuple[Finished, Packed]:
-        # Only the first sign of life is waited for so long: a piece on a slow line takes as long as it takes.
-        signs: list[None] = []
-        answer = await ask(
-            self._transport,
-            peer,
-            request,
-            patience=lambda: None if signs else patience_s,
-            heard=lambda: signs.append(None),
-        )
+        answer = await ask(self._transport, peer, request, first_s=patience_s)
         data = expect(answer, PartData, peer)
         shapes = [packed.shape for packed in data.payload]
         if shapes != [(request.stop - request.start,)]:

@@ -129,16 +129,9 @@ class Recovery:
     async def _ask(self, peer: PeerId, request: Fetch, silent_s: float) -> Fetched | None:
         """What this replica answers; None if it has none, or sent what is none. Raises PeerGone, PeerTimeout, and
         Refused(VOID) where it was to recompute."""
-        # What travels on a slow line takes as long as it takes: only the first sign of life is waited for so briefly.
-        signs: list[None] = []
         try:
             answer = await ask(
-                self._transport,
-                peer,
-                request,
-                patience=lambda: ASK_S if signs else silent_s,
-                heard=lambda: signs.append(None),
-                limit_s=LIMIT_S,
+                self._transport, peer, request, first_s=silent_s, patience=lambda: ASK_S, limit_s=LIMIT_S
             )
             match answer:
                 case Fetched():
