@@ -171,10 +171,10 @@ class Transfers:
             raise _refused("its sender has not signed it", found)
         if sents[0].digest != own:
             raise _refused("its sender has signed another one", found)
+        # Views differ for a moment: it is nobody's fault yet. One look is for all signers that are not known.
+        if [sent for sent in sents if not self._beside.known(sent.stamp.stage, sent.peer)]:
+            raise PeerGone("it brings the word of somebody who is not known here", peer=found.peer)
         for sent in sents:
-            # Views differ for a moment: it is nobody's fault yet.
-            if not self._beside.known(sent.stamp.stage, sent.peer):
-                raise PeerGone("it brings the word of somebody who is not known here", peer=found.peer)
             stage = sent.stamp.stage
             if (sent.stamp.step, sent.index) != (found.step, found.microbatch) or not self._beside.allows(sent.stamp):
                 raise _refused("what it was made of is of another step or past", found)

@@ -343,12 +343,20 @@ def test_the_word_of_somebody_unknown_is_not_taken_yet() -> None:
     on_virtual_time(main())
 
 
-def test_a_replica_that_serves_since_a_moment_ago_is_known_after_a_look() -> None:
+def test_replicas_that_serve_since_a_moment_ago_are_known_after_one_look() -> None:
     async def main() -> None:
-        output, answer, _ = await made((PeerId("new"), OTHER, ME, OTHER))
-        seen: list[str] = []
-        here = transfers(known=lambda stage, peer: peer != "new" or bool(seen), looked=lambda: seen.append("new"))
+        output, answer, _ = await made((PeerId("new"), PeerId("newer"), ME, OTHER))
+        sought, seen = set[PeerId](), set[PeerId]()
+
+        def known(stage: int, peer: PeerId) -> bool:
+            if peer in ("new", "newer") and peer not in seen:
+                sought.add(peer)
+                return False
+            return True
+
+        here = transfers(known=known, looked=lambda: seen.update(sought))
         await here.fed(output[0].peer, Process(4, 2, 3, sents=output), (TOKENS, OUT, PROOF))
+        assert seen == {"new", "newer"}
         seen.clear()
         await here.answered(answer[0].peer, Process(4, 1, 3), Gradient(1.0, 1, 0.0, (FED,), sents=answer))
 
