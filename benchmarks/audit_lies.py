@@ -18,7 +18,18 @@ from strangers_lies import Bent, Lie
 
 from swarmnet.ids import PeerId
 from swarmnet.manifest.schema import Audits, Manifest
-from swarmnet.messages import Answer, AuditRequest, Claim, Control, Finding, Gradient, Packed, Request, Verdict
+from swarmnet.messages import (
+    NONE,
+    Answer,
+    AuditRequest,
+    Control,
+    Finding,
+    Gradient,
+    MemberState,
+    Packed,
+    Request,
+    Verdict,
+)
 from swarmnet.pipeline.works import digest
 from swarmnet.simulate.engine import NUM_ELEMENTS, SimulatedEngine
 from swarmnet.simulate.swarm import SimulatedSigner, Swarm
@@ -283,7 +294,7 @@ class Feeder(FalseSender):
     """counts nothing, and answers with the other sign whoever feeds it"""
 
     def tells(self, to: PeerId, message: Control) -> Iterable[Control]:
-        return () if isinstance(message, Claim) else (message,)
+        return (replace(message, wants=NONE) if isinstance(message, MemberState) else message,)
 
 
 @lie

@@ -40,7 +40,7 @@ from typing import Any, NoReturn
 from swarmnet.bounds import Bounds
 from swarmnet.ids import Ballot, Chain, Generation, PeerId, RoundId
 from swarmnet.manifest.timers import Timers
-from swarmnet.messages import Control, Finished, Heartbeat, Round, Stamp
+from swarmnet.messages import Control, Finished, Heartbeat, MemberState, Round, Stamp
 from swarmnet.net.grpc_link import MessageWriter
 from swarmnet.net.identity import Identity
 from swarmnet.step import actions as act
@@ -170,7 +170,7 @@ class Stage:
                 self._deliver(sender, receiver, message, more=last[receiver] != place)
 
     def _deliver(self, sender: PeerId, receiver: PeerId, message: Control, *, more: bool) -> None:
-        kind = type(message).__name__
+        kind = "claim" if isinstance(message, MemberState) and message.wants else type(message).__name__
         if isinstance(message, Heartbeat):
             self.members[sender].reached(receiver, now=self.now)
         if receiver == self._spent != sender:
@@ -183,7 +183,7 @@ class Stage:
         self._call(receiver, kind, lambda member: member.receive(sender, message, now=self.now, more=more))
 
     def _claim(self, name: PeerId, step: int, index: int) -> None:
-        self._call(name, "claim", lambda member: member.claim(step, index, now=self.now))
+        self._call(name, "begin", lambda member: member.claim(step, index, now=self.now))
         self.settle()
         self._call(name, "add", lambda member: member.add(step, index))
         self.settle()
@@ -271,7 +271,7 @@ def measure(replicas: int, microbatches: int) -> Found:
     left = (round(STEP_S / beat_s) - TICKS) / QUIET_TICKS
     quiet_cpu, quiet_bytes = stage.cpu_s[keeper].total(), stage.sent.total()
     quiet_sent, quiet_received = stage.sent[keeper], stage.received[keeper]
-    quiet_report = stage.shortest["Report"]
+    quiet_report = stage.shortest["MemberState"]
     stage.forget()
     stage.step(microbatches)
     spent, heard = stage.cpu_s[keeper], stage.calls[keeper]
@@ -279,8 +279,8 @@ def measure(replicas: int, microbatches: int) -> Found:
     return {
         "replicas": replicas,
         "microbatches": microbatches,
-        "claims_per_s": round(heard["Claim"] / (spent["Claim"] + spent["write Granted"])),
-        "report_ms": round(1000 * spent["Report"] / heard["Report"], 3),
+        "claims_per_s": round(heard["claim"] / (spent["claim"] + spent["write Granted"])),
+        "report_ms": round(1000 * spent["MemberState"] / heard["MemberState"], 3),
         "keeper_cpu": round(cpu_s, 4),
         "keeper_share": round(cpu_s / STEP_S, 4),
         "bytes_per_peer": round((stage.sent.total() + left * quiet_bytes) / replicas),

@@ -34,8 +34,8 @@ from swarmnet.messages import (
     Committed,
     Control,
     Heartbeat,
+    MemberState,
     Prepare,
-    Report,
     Stamp,
     first_of,
     roll_of,
@@ -141,7 +141,7 @@ def report_bytes(keeper: PeerId, step_s: float) -> int:
     for step in (1000, 1001):
         stamp, generation = Stamp(step, 50, chain_of(step)), Generation(1 << 61, step)
         said = (stamp, ballot, generation, NONE, NONE, None, None)
-        steps.append([Report(*said, progress, line=None, whole=False) for progress in range(ticks)])
+        steps.append([MemberState(*said, progress, line=None, whole=False) for progress in range(ticks)])
         prepares.append([Prepare(stamp, ballot)] * ticks)
     return packed_bytes(steps) + packed_bytes(prepares)
 

@@ -27,7 +27,6 @@ from swarmnet.messages import (
     Accepted,
     Answer,
     Busy,
-    Claim,
     Commit,
     Committed,
     Control,
@@ -38,6 +37,7 @@ from swarmnet.messages import (
     Granted,
     Heartbeat,
     Late,
+    MemberState,
     Moved,
     MovedTo,
     Packed,
@@ -45,8 +45,6 @@ from swarmnet.messages import (
     PartData,
     Prepare,
     Rejected,
-    Release,
-    Report,
     Request,
     Round,
     Running,
@@ -54,6 +52,7 @@ from swarmnet.messages import (
     Stamp,
     TrailRequest,
     Trouble,
+    unchanged,
 )
 from swarmnet.messages import Process as ProcessCall
 from swarmnet.simulate.clock import SimulatedProcess
@@ -216,7 +215,7 @@ class Lie(Guise):
 
     def say(self, message: Control) -> None:
         """Remember what my production peer says."""
-        if not isinstance(message, Report) or message.whole:  # a lie is told about all that it holds
+        if not isinstance(message, MemberState) or message.whole:  # a lie is told about all that it holds
             self.said[type(message)] = message
         self._note(message)
 
@@ -376,7 +375,7 @@ class NeverReports(Lie):
     """does everything a member does but report"""
 
     def tells(self, to: PeerId, message: Control) -> Iterable[Control]:
-        return () if isinstance(message, Report) else (message,)
+        return () if isinstance(message, MemberState) else (message,)
 
 
 @lie
@@ -487,19 +486,14 @@ class ClaimsEverything(Lie):
     """claims every index and delivers none"""
 
     def tells(self, to: PeerId, message: Control) -> Iterable[Control]:
-        if isinstance(message, Report):
+        if isinstance(message, MemberState):
             return (replace(message, owned=self.every_index, summed=NONE, progress=0, whole=True),)
         return (message,)
 
     def acts(self) -> None:
-        claim, report = self.known(Claim), self.said.get(Report)
-        if claim is None or report is None:
-            return
-        for index in self.every_index:
-            self.tell(
-                (report.ballot.peer,),
-                replace(claim, stamp=report.stamp, ballot=report.ballot, generation=report.generation, index=index),
-            )
+        state = self.said.get(MemberState)
+        if state is not None:
+            self.tell((state.ballot.peer,), unchanged(state, 0, None, -1, wants=self.every_index))
 
     def bend(self, engine: SimulatedEngine) -> Any:
         return Bent(engine, accumulate=lambda stash: never(self, engine.accumulate, stash))
@@ -519,7 +513,7 @@ class NeverSums(Lie):
     count = 0
 
     def tells(self, to: PeerId, message: Control) -> Iterable[Control]:
-        if isinstance(message, Report):
+        if isinstance(message, MemberState):
             self.count += 1
             return (replace(message, progress=self.count),)
         return (message,)
@@ -533,12 +527,12 @@ class Releases(Lie):
     """releases what rounds name under its name and others', whether it holds it or not"""
 
     def acts(self) -> None:
-        report = self.said.get(Report)
+        report = self.said.get(MemberState)
         if report is None:
             return
         for indexes in (report.owned, self.every_index):
             if indexes:
-                self.tell((report.ballot.peer,), Release(report.stamp, report.ballot, report.generation, indexes))
+                self.tell((report.ballot.peer,), unchanged(report, report.progress, None, -1, returns=indexes))
 
 
 @lie
@@ -546,7 +540,7 @@ class VoidsEverything(Lie):
     """says that no index gives a finite value"""
 
     def tells(self, to: PeerId, message: Control) -> Iterable[Control]:
-        if not isinstance(message, Report):
+        if not isinstance(message, MemberState):
             return (message,)
         return (replace(message, non_finite=self.every_index, whole=True),)
 
@@ -561,7 +555,7 @@ class Accuses(Lie):
 
     def tells(self, to: PeerId, message: Control) -> Iterable[Control]:
         current = self.known(Round)
-        if not isinstance(message, Report) or current is None:
+        if not isinstance(message, MemberState) or current is None:
             return (message,)
         late = (Late(self.accused, True, 0.0),)
         return (replace(message, trouble=Trouble(current.id, late, (self.accused,))),)
@@ -603,7 +597,7 @@ class GhostBallot(Lie):
     """reports under the ballot of somebody who does not exist"""
 
     def acts(self) -> None:
-        report = self.known(Report)
+        report = self.known(MemberState)
         if report is not None:
             ghost = replace(self.above, number=self.above.number + 8, peer=NO_ONE)
             self.tell(self.mates, replace(report, stamp=self.stamp, ballot=ghost))
@@ -714,7 +708,7 @@ class Forges(Lie):
         return [value + step for value in FORGED]
 
     def forged(self) -> Finished | None:
-        report = self.said.get(Report)
+        report = self.said.get(MemberState)
         if report is None:
             return None
         digest, norm = Arithmetic.digest(self.sum_of(self.stamp.step))
@@ -722,7 +716,7 @@ class Forges(Lie):
         mine = ((self.me, report.generation, self.every_index),)
         return Finished(number, digest, len(self.every_index), 1.0, norm, mine)
 
-    def acked(self, report: Report) -> Report:
+    def acked(self, report: MemberState) -> MemberState:
         """The same with an ack of the sum that nobody made."""
         forged = self.forged()
         return report if forged is None else replace(report, ack=ack_of(forged), whole=True)
@@ -764,10 +758,10 @@ class ForgedSum(Forges):
     """reports a finished sum that nobody made, and hands it out"""
 
     def tells(self, to: PeerId, message: Control) -> Iterable[Control]:
-        return (self.acked(message),) if isinstance(message, Report) else (message,)
+        return (self.acked(message),) if isinstance(message, MemberState) else (message,)
 
     def acts(self) -> None:
-        report, forged = self.said.get(Report), self.forged()
+        report, forged = self.said.get(MemberState), self.forged()
         if report is not None and forged is not None:
             self.tell(self.mates, replace(self.acked(report), stamp=self.stamp))
 
@@ -777,7 +771,7 @@ class ForgedSumKept(Forges):
     """reports a finished sum that nobody made, and hands out nothing"""
 
     def tells(self, to: PeerId, message: Control) -> Iterable[Control]:
-        return (self.acked(message),) if isinstance(message, Report) else (message,)
+        return (self.acked(message),) if isinstance(message, MemberState) else (message,)
 
     def answers(
         self, caller: PeerId, request: Request, read: ReadPayload, honest: AsyncGenerator[Answer, None]
@@ -829,7 +823,7 @@ class AcksTwoWays(Lie):
     """acks one digest to one half of its mates and another to the rest"""
 
     def tells(self, to: PeerId, message: Control) -> Iterable[Control]:
-        if isinstance(message, Report) and message.ack is not None and to in self.mates[::2]:
+        if isinstance(message, MemberState) and message.ack is not None and to in self.mates[::2]:
             return (replace(message, ack=replace(message.ack, digest=bytes(32))),)
         return (message,)
 
@@ -839,7 +833,7 @@ class AcksLate(Lie):
     """acks every sum five seconds late"""
 
     def tells(self, to: PeerId, message: Control) -> Iterable[Control]:
-        if isinstance(message, Report) and message.ack is not None:
+        if isinstance(message, MemberState) and message.ack is not None:
             self.swarm.loop.call_later(5.0, self.tell, (to,), message)
             return ()
         return (message,)
@@ -1118,7 +1112,7 @@ class ReportsNothing(Bare):
         self.beat()
         report = self.heard.get(Prepare)
         if report is not None:
-            empty = Report(report.stamp, report.ballot, Generation(7, 0), NONE, NONE, None, None, progress=0)
+            empty = MemberState(report.stamp, report.ballot, Generation(7, 0), NONE, NONE, None, None, progress=0)
             self.tell((report.ballot.peer,), empty)
 
 

@@ -395,13 +395,6 @@ class Prepare(OfTerm):
 
 
 @dataclass(frozen=True, slots=True)
-class Claim(OfGeneration):
-    """Member to keeper: may I count `index`? (rule 3)"""
-
-    index: Index
-
-
-@dataclass(frozen=True, slots=True)
 class Granted(OfGeneration):
     """Keeper to member: `index` is yours to count under this ballot and generation."""
 
@@ -463,12 +456,13 @@ class Trouble:
 
 
 @dataclass(frozen=True, slots=True)
-class Report(OfGeneration):
-    """Member to keeper: what I hold (rule 9). Sent on every heartbeat, when a sum is whole, when a generation ends, and
-    whenever the keeper asks.
+class MemberState(OfGeneration):
+    """Member to leader: its observed state of the step (rules 3, 9, 10).
 
-    A report that is not whole says that what its *revision* held has not changed, and leaves that out: `owned`,
-    `summed`, `ack`, `vote`, `commit` and `non_finite`. The keeper that lacks the revision asks for it.
+    Sent on every heartbeat, when work on an index begins or is dropped, when an aggregate is complete, when an
+    accumulator epoch ends, and whenever the leader asks. A state that is not whole says that what its *revision* held
+    has not changed, and leaves that out: `owned`, `summed`, `ack`, `vote`, `commit` and `non_finite`. A leader that
+    lacks the revision asks for it.
     """
 
     owned: Indexes
@@ -492,6 +486,10 @@ class Report(OfGeneration):
     """Grows with every change of what is left out of a report that is not whole."""
     round: Annotated[int, Between(-1, 1 << 53)] = -1
     """The number of the round that I was told last under this ballot; -1: of none."""
+    wants: Indexes = NONE
+    """Indexes under work that the leader has not assigned yet."""
+    returns: Indexes = NONE
+    """Indexes that are not held: their work was dropped, or a round names them wrongly."""
 
     def contradiction(self) -> str:
         """What in it cannot be, in words; "" if nothing."""
@@ -500,10 +498,25 @@ class Report(OfGeneration):
         return "" if self.whole or not said else "is not whole and says what it holds"
 
 
-def unchanged(last: Report, progress: int, trouble: Trouble | None, current: int) -> Report:
-    """The report that what the last whole one says still holds. current: the number of the round, -1 of none."""
-    term = (last.stamp, last.ballot, last.generation, NONE, NONE, None, None, progress)
-    return Report(*term, line=None, trouble=trouble, whole=False, revision=last.revision, round=current)
+def unchanged(
+    last: MemberState,
+    progress: int,
+    trouble: Trouble | None,
+    current: int,
+    wants: Indexes = NONE,
+    returns: Indexes = NONE,
+) -> MemberState:
+    """The state that says that the last whole one still holds. current: the number of the round, -1 of none."""
+    return MemberState(
+        *(last.stamp, last.ballot, last.generation, NONE, NONE, None, None, progress),
+        line=None,
+        trouble=trouble,
+        whole=False,
+        revision=last.revision,
+        round=current,
+        wants=wants,
+        returns=returns,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -512,13 +525,6 @@ class Evicted(OfGeneration):
 
     void: bool
     """Empty the accumulator too (rule 11)."""
-
-
-@dataclass(frozen=True, slots=True)
-class Release(OfGeneration):
-    """Member to keeper: I do not hold `indexes`: their work was dropped, or a round names them wrongly (rule 10)."""
-
-    indexes: Indexes
 
 
 @dataclass(frozen=True, slots=True)
@@ -630,7 +636,7 @@ class Missent:
     sent: Sent
 
 
-StepControl = Heartbeat | Prepare | Claim | Granted | Moved | Report | Evicted | Release | Round | Committed | Execute
+StepControl = Heartbeat | Prepare | Granted | Moved | MemberState | Evicted | Round | Committed | Execute
 """What the step machine hears."""
 
 Proof = Verdict | Pair | Missent  # to anybody, without the run, that a peer did wrong (`audit.proof`)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from swarmnet.errors import Refused, RejectCode, UsageError
 from swarmnet.ids import PeerId
-from swarmnet.messages import Answer, AuditRequest, Claim, Control, Gradient, Packed, Process, Request, Sent
+from swarmnet.messages import NONE, Answer, AuditRequest, Control, Gradient, MemberState, Packed, Process, Request, Sent
 from swarmnet.pipeline.works import digest
 from swarmnet.quorum import quorum
 from swarmnet.stage.seams import Compute, Contribution, Engine, Reduced, Summation
@@ -311,8 +311,9 @@ class FalseSender:
         return getattr(self._inner, name)
 
     def tell(self, peer: PeerId, message: Control) -> None:
-        if not (isinstance(message, Claim) and self._deceit.kind == "feeder"):
-            self._inner.tell(peer, message)
+        if isinstance(message, MemberState) and self._deceit.kind == "feeder":
+            message = replace(message, wants=NONE)
+        self._inner.tell(peer, message)
 
     def call(
         self, peer: PeerId, request: Request, payload: tuple[Packed, ...] = (), *, deadline: float

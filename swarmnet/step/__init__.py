@@ -8,13 +8,13 @@ An index in the claims of one member (`ledger.ClaimBook`), under one generation:
 
 | state | event | next | said |
 |---|---|---|---|
-| - | work on it begins | asked | `Claim` to the keeper, on every tick until answered |
+| - | work on it begins | asked | `MemberState.wants`, on every tick until answered |
 | asked | `Granted` | granted | - |
 | asked | `Moved` | - | callers go to the owner |
-| granted | its weight gradient is in the accumulator | summed | the next `Report`, on a tick |
-| granted | the work was dropped | - | `Release` |
-| any | `Evicted(void=false)` | the same, under the next generation | `Report` |
-| any | `Evicted(void=true)` | asked, if work goes on | `Report` |
+| granted | its weight gradient is in the accumulator | summed | the next `MemberState`, on a tick |
+| granted | the work was dropped | - | `MemberState.returns` |
+| any | `Evicted(void=false)` | the same, under the next generation | `MemberState` |
+| any | `Evicted(void=true)` | asked, if work goes on | `MemberState` |
 
 A step in one replica (`open_step.OpenStep`):
 
@@ -47,7 +47,7 @@ are disjoint and complete. A wrong keeper wastes time; it cannot make a wrong su
 |---|---|---|
 | member | events of its own replica, messages, ticks; finds the step that a message is about | `member` |
 | open step | claims, grants, rounds, commits of one step | `open_step`, `ledger` |
-| keeper | claims, reports, releases | `keeper`, `rounds`, `ledger` |
+| keeper | member states | `keeper`, `rounds`, `ledger` |
 | every replica, privately | who lives, who counts | `view`, `membership` |
 | the same | who keeps, who has cost time | `election`, `strikes` |
 | every replica, every few steps | whether weights are still equal | `drift` |

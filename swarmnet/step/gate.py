@@ -17,17 +17,15 @@ from swarmnet.manifest.schema import NO_DELAY, Delay
 from swarmnet.messages import (
     LARGEST_LOSS,
     LARGEST_NORM,
-    Claim,
     Commit,
     Committed,
     Evicted,
     Execute,
     Granted,
     Heartbeat,
+    MemberState,
     Moved,
     Prepare,
-    Release,
-    Report,
     Round,
     StepControl,
 )
@@ -119,14 +117,14 @@ def _indexes(message: StepControl) -> Iterable[int]:
     match message:
         case Prepare():
             yield from message.given
-        case Claim() | Granted() | Moved() | Execute():
+        case Granted() | Moved() | Execute():
             yield message.index
-        case Report():
+        case MemberState():
             yield from message.owned
             yield from message.summed
             yield from message.non_finite
-        case Release():
-            yield from message.indexes
+            yield from message.wants
+            yield from message.returns
         case Round():
             yield from message.voided
             for _, _, indexes in message.contributions:

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence, Set
 
 from swarmnet.ids import Ballot, PeerId
-from swarmnet.messages import Execute, Report, Stamp
+from swarmnet.messages import Execute, MemberState, Stamp
 from swarmnet.quorum import has_quorum
 from swarmnet.step.actions import Action, Send, note
 from swarmnet.step.ledger import Ledger
@@ -22,7 +22,7 @@ class Progress:
     def __init__(self) -> None:
         self._moved: dict[PeerId, tuple[int, float]] = {}
 
-    def hear(self, peer: PeerId, report: Report, *, now: float) -> None:
+    def hear(self, peer: PeerId, report: MemberState, *, now: float) -> None:
         """A member's count of jobs; a member that has summed all that it owns need not move."""
         before = self._moved.get(peer)
         if before is None or before[0] != report.progress or report.owned <= report.summed:
@@ -64,7 +64,7 @@ class IdleWork:
         """Something was claimed or freed: the step moves by itself."""
         self._flow_at = now
 
-    def hear(self, peer: PeerId, report: Report) -> None:
+    def hear(self, peer: PeerId, report: MemberState) -> None:
         """How much a member still has to do."""
         self.at_work[peer] = len(report.owned - report.summed)
 
@@ -149,7 +149,7 @@ class NonFinite:
         self.found_by: dict[int, set[PeerId]] = {}
         self.halted = False
 
-    def hear(self, peer: PeerId, report: Report) -> bool:
+    def hear(self, peer: PeerId, report: MemberState) -> bool:
         """What a member has found. Returns True if it is news."""
         fresh = [index for index in report.non_finite if peer not in self.found_by.get(index, ())]
         for index in fresh:

@@ -16,16 +16,14 @@ from swarmnet.messages import (
     NONE,
     UNMEASURED,
     Ack,
-    Claim,
     Commit,
     Committed,
     Evicted,
     Granted,
     Indexes,
+    MemberState,
     Moved,
     Prepare,
-    Release,
-    Report,
     Round,
     Stamp,
 )
@@ -86,7 +84,7 @@ class Keeper:
         self.round: Round | None = None
         self.acks: dict[PeerId, Commit] = {}  # what members have signed, whichever round it is of
         self._told_sums: dict[PeerId, tuple[Ack, Commit]] = {}
-        self._reports: dict[PeerId, Report] = {}  # the last whole one of each
+        self._reports: dict[PeerId, MemberState] = {}  # the last whole one of each
         self._asked: dict[PeerId, float] = {}  # whom I have asked for a whole one, and when
         self._held_at = now  # the last one of them
         self._began_at = now
@@ -112,7 +110,7 @@ class Keeper:
         self._looked_at = -math.inf
         self._missing: set[PeerId] = set()  # whose reports were awaited when I last looked at everybody
         self._prepared: set[PeerId] = set()
-        self._early: dict[tuple[PeerId, int], Claim] = {}
+        self._early: dict[tuple[PeerId, int], Generation] = {}
         self._waited_s: dict[PeerId, float] = {}  # for the report of a mate that I hear, in all
         self._waiting_at: dict[PeerId, float] = {}  # when I last found that I wait for it
         self._level = False  # had everybody reported when that was last looked at?
@@ -123,46 +121,53 @@ class Keeper:
 
     # ------------------------------------------------------------ messages
 
-    def on_claim(self, peer: PeerId, claim: Claim, *, now: float) -> list[Action]:
-        """Grant a free index, or say who owns it; silent when ballot, generation or phase is wrong (rule 3)."""
-        if claim.ballot != self.ballot:
+    def on_state(self, peer: PeerId, state: MemberState, *, now: float) -> list[Action]:
+        """Enter what a member holds, then what it gives back, then assign what it wants (rules 3, 9, 10)."""
+        if state.ballot != self.ballot:
             return []
-        if claim.index >= len(self.ledger.owners):
-            return [note("bad_claim", peer=peer, index=claim.index)]
-        # Rule 14: nothing is granted yet. The claim is answered once the last report is here.
+        actions = self._hear(peer, state, now)
+        if state.returns:
+            actions += self._release(peer, state, now)
+        for index in sorted(state.wants):
+            actions += self._assign(peer, state.generation, index, now)
+        return actions
+
+    def _assign(self, peer: PeerId, generation: Generation, index: int, now: float) -> list[Action]:
+        """Assign a free index, or name its assignee; silent when generation or phase is wrong (rule 3)."""
+        # Rule 14: nothing is assigned yet. The member is answered once the last state is here.
         if self.current_id is None and not self._level:
-            self._early[peer, claim.index] = claim
+            self._early[peer, index] = generation
             return []
         # A mate that sits out may compute, but the index is ordered from a member, which counts it.
         if peer in self.sitting and self.members:
-            if (owned := self.ledger.owners[claim.index]) is not None:
+            if (owned := self.ledger.owners[index]) is not None:
                 owner, actions = owned[0], list[Action]()
             else:
-                owner, actions = self._idle.instead(claim.index, sorted(self.members), now=now)
-            return [*actions, Send(peer, Moved(claim.stamp, self.ballot, claim.generation, claim.index, owner))]
+                owner, actions = self._idle.instead(index, sorted(self.members), now=now)
+            return [*actions, Send(peer, Moved(self.stamp, self.ballot, generation, index, owner))]
         # An older generation is closed, and a newer one has to be reported first.
-        if self.members.get(peer) != claim.generation:
+        if self.members.get(peer) != generation:
             return []
-        if claim.index in self.ledger.voided:
+        if index in self.ledger.voided:
             return []
-        held = self.ledger.owners[claim.index]
+        held = self.ledger.owners[index]
         if held is None:
             # In an open round no set may change; if the index stays free the round is opened again.
             if self.current_id is not None:
                 return []
-            held = self.ledger.claim((peer, claim.generation), claim.index)
+            held = self.ledger.claim((peer, generation), index)
             self._idle.flow(now=now)
             self._note_news()
-        if held == (peer, claim.generation):
-            return [Send(peer, Granted(claim.stamp, self.ballot, claim.generation, claim.index))]
+        if held == (peer, generation):
+            return [Send(peer, Granted(self.stamp, self.ballot, generation, index))]
         if held[0] == peer:
             return []
-        return [Send(peer, Moved(claim.stamp, self.ballot, claim.generation, claim.index, held[0]))]
+        return [Send(peer, Moved(self.stamp, self.ballot, generation, index, held[0]))]
 
-    def on_report(self, peer: PeerId, report: Report, *, now: float) -> list[Action]:
+    def _hear(self, peer: PeerId, report: MemberState, now: float) -> list[Action]:
         """Enter what a member holds; evict what cannot be; hear who holds a sum (rules 10, 11, 14)."""
         # Of a decided step a report changes nothing any more.
-        if report.ballot != self.ballot or self.commit is not None:
+        if self.commit is not None:
             return []
         seen = self.view.get(peer)
         if seen is not None and seen.dead and peer != self.view.me:
@@ -196,7 +201,7 @@ class Keeper:
         self._asked[peer] = now
         return [Send(peer, Prepare(self.stamp, self.ballot, whole=True))]
 
-    def _enter(self, peer: PeerId, report: Report, now: float) -> list[Action]:
+    def _enter(self, peer: PeerId, report: MemberState, now: float) -> list[Action]:
         """Enter a whole report."""
         owner = (peer, report.generation)
         if peer in self._left_out:
@@ -245,20 +250,20 @@ class Keeper:
         many = len(self.members) if len(self.members) > _MANY else 0
         return self.looks and now - self._looked_at >= many * _LOOK_S
 
-    def on_release(self, peer: PeerId, release: Release, *, now: float) -> list[Action]:
+    def _release(self, peer: PeerId, state: MemberState, now: float) -> list[Action]:
         """A member does not hold what the round says it does: free that, open the round again (rule 10)."""
         # A holder of the round's sum has what this member denies having given. If I hold it, or two others do, it lies.
         whole = {holder for holder, held in self.acks.items() if held.id == self.current_id} - {peer}
         denied = self.view.me in whole or len(whole) > 1
-        if release.ballot != self.ballot or self._sure(now) or denied:
+        if self._sure(now) or denied:
             return []
         # The round names what nobody holds: it cannot be summed.
-        if self.ledger.release((peer, release.generation), release.indexes):
+        if self.ledger.release((peer, state.generation), state.returns):
             if self.round is not None:
                 self._reopened.setdefault(peer, self._opened_at)
             self.round, self.looks = None, True
             self._idle.flow(now=now)
-            return [note("released", peer=peer, indexes=sorted(release.indexes))]
+            return [note("released", peer=peer, indexes=sorted(state.returns))]
         return []
 
     # ------------------------------------------------------------ time
@@ -294,8 +299,8 @@ class Keeper:
         self._waiting_at = {}
         self._waited_s = {peer: waited_s for peer, waited_s in self._waited_s.items() if peer not in self.members}
         early, self._early = self._early, {}
-        for (peer, _), claim in early.items():
-            actions += self.on_claim(peer, claim, now=now)
+        for (peer, index), generation in early.items():
+            actions += self._assign(peer, generation, index, now)
         if self.oldest and self._sure(now):
             actions += self._leave_late(now) + self._try_commit(now)
             return actions if self.commit is not None or self.round is None else actions + self._say_round(resend, now)
@@ -611,7 +616,7 @@ class Keeper:
         waited = peer not in self.acks and bool(self.ledger.of(peer))
         return waited and self._progress.still_s(peer, now=now) > max(patience_s, self.view.timers.long_silence_s)
 
-    def _hear_sum(self, peer: PeerId, report: Report, now: float) -> None:
+    def _hear_sum(self, peer: PeerId, report: MemberState, now: float) -> None:
         """A member holds a sum, of this round or of one before, and has signed so."""
         ack = report.ack
         if ack is None:

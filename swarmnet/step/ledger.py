@@ -11,9 +11,8 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Set
 
-from swarmnet.ids import Ballot, Generation, PeerId
-from swarmnet.messages import NONE, Claim, Indexes, Release, Stamp
-from swarmnet.step.actions import Action, Send
+from swarmnet.ids import Generation, PeerId
+from swarmnet.messages import NONE, Indexes
 
 Owner = tuple[PeerId, Generation]
 
@@ -147,10 +146,7 @@ def round_numbers(incarnation: int) -> Iterator[int]:
 
 
 class ClaimBook:
-    """Index sets of one step under one generation. `ballot` arguments are what is promised; None: nobody to tell.
-
-    changes: how often what a report says of it has changed.
-    """
+    """Index sets of one step under one generation. changes: how often what a member's whole state says has changed."""
 
     def __init__(self, generations: Generations) -> None:
         self._generations = generations
@@ -194,15 +190,3 @@ class ClaimBook:
     def owned(self) -> Indexes:
         """Granted or summed."""
         return frozenset(self.granted | self.summed)
-
-    def ask(self, stamp: Stamp, ballot: Ballot | None) -> list[Action]:
-        """Claims of everything asked for and not answered."""
-        return [action for index in sorted(self.asked) for action in self.claim(index, stamp, ballot)]
-
-    def claim(self, index: int, stamp: Stamp, ballot: Ballot | None) -> list[Action]:
-        """The claim of one index."""
-        return [Send(ballot.peer, Claim(stamp, ballot, self.generation, index))] if ballot is not None else []
-
-    def release(self, indexes: Indexes, stamp: Stamp, ballot: Ballot | None) -> list[Action]:
-        """The word that these are not held (rule 10)."""
-        return [Send(ballot.peer, Release(stamp, ballot, self.generation, indexes))] if ballot is not None else []

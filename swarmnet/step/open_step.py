@@ -14,17 +14,15 @@ from dataclasses import dataclass, replace
 from swarmnet.ids import Ballot, PeerId, RoundId
 from swarmnet.messages import (
     NONE,
-    Claim,
     Commit,
     Evicted,
     Execute,
     Finished,
     Granted,
     Indexes,
+    MemberState,
     Moved,
     Prepare,
-    Release,
-    Report,
     Round,
     Stamp,
     unchanged,
@@ -157,7 +155,7 @@ class RoundPart:
 
 # ---------------------------------------------------------------- the machine of one step
 
-StepMessage = Prepare | Granted | Moved | Evicted | Round | Execute | Claim | Report | Release
+StepMessage = Prepare | Granted | Moved | Evicted | Round | Execute | MemberState
 """What is about one step, and goes to the machine of that step."""
 
 
@@ -181,7 +179,7 @@ class OpenStep:
         self._refused: set[PeerId] = set()  # peers whose ballot I did not promise
         self._fed = False  # has work of this step come here?
         self._revision = 0
-        self._reported: Report | None = None  # the last whole report to the promised keeper
+        self._reported: MemberState | None = None  # the last whole report to the promised keeper
         self._reported_changes = 0  # `ClaimBook.changes` then
         self._asked = False  # does the keeper lack it?
         self._looked_at, self._looked_of = -math.inf, (-1, -1)  # when I last looked around, and what was known then
@@ -216,7 +214,7 @@ class OpenStep:
         self._context.pace.claimed(now=now)
         self._fed = True
         self.claims.asked.add(index)
-        return self.claims.claim(index, self.stamp, self.promised)
+        return self._say(wants=frozenset({index}))
 
     def withdraw(self, index: int) -> list[Action]:
         """The work was dropped. A grant that still comes is ignored; the keeper hears of it, now or later."""
@@ -225,7 +223,7 @@ class OpenStep:
         if index not in claims.granted or index in claims.summed:
             return []
         claims.give_back(index)
-        return claims.release(frozenset({index}), self.stamp, self.promised)
+        return self._say(returns=frozenset({index}))
 
     def add(self, index: int) -> list[Action]:
         """The weight gradient of `index` is in the accumulator, which has not been voided since."""
@@ -275,10 +273,8 @@ class OpenStep:
             self.part.exchange = None
 
     def say_again(self) -> list[Action]:
-        """Report, and ask for what was not answered (rule 9)."""
-        if self.promised is None:
-            return []
-        return self._report() + self.claims.ask(self.stamp, self.promised)
+        """Tell the leader what is here and what was not answered (rule 9)."""
+        return self._report()
 
     # ------------------------------------------------------------ events from others
 
@@ -297,7 +293,7 @@ class OpenStep:
                 return self._on_round(message, now)
             case Execute():
                 return [act.TakeIndex(self.stamp.step, message.index)] if message.ballot == self.promised else []
-            case Claim() | Report() | Release():
+            case MemberState():
                 return self._to_keeper(peer, message, now)
 
     def inherit(self, commits: tuple[Commit, ...]) -> None:
@@ -356,28 +352,21 @@ class OpenStep:
         if self.keeper is not None:
             self.keeper.looks = True
 
-    def _to_keeper(self, peer: PeerId, message: Claim | Report | Release, now: float) -> list[Action]:
-        told = message.commit if isinstance(message, Report) else None
+    def _to_keeper(self, peer: PeerId, message: MemberState, now: float) -> list[Action]:
+        told = message.commit
         mine = told is not None and (told.stage, told.step) == (self.stamp.stage, self.stamp.step)
         if told is not None and mine and self._context.membership.hear(told, now=now) and self._learn(told, now):
             return self.advance(now)
-        if isinstance(message, Report) and (self.promised is None or message.ballot > self.promised):
+        if self.promised is None or message.ballot > self.promised:
             # The reporter promised a higher ballot: a keeper under a lower one stops (rule 13). If the ballot is an old
             # one of mine (I have begun this step again since), members wait for me, and I stand with the next number.
             return self._promise(message.ballot, now, told_by=peer)
         if self.keeper is None:
-            if isinstance(message, Report) and self.promised is not None and message.ballot < self.promised:
+            if message.ballot < self.promised:
                 # It takes me for its keeper, sees me alive and would wait: my report names the keeper.
                 return [Send(peer, self._make_report(self.promised))]
             return []
-        match message:
-            case Claim():
-                actions = self.keeper.on_claim(peer, message, now=now)
-            case Release():
-                actions = self.keeper.on_release(peer, message, now=now)
-            case Report():
-                actions = self.keeper.on_report(peer, message, now=now)
-        return actions
+        return self.keeper.on_state(peer, message, now=now)
 
     def turn(self, *, now: float) -> list[Action]:
         """All messages of this turn are in: the keeper looks at everybody, if one of them asks for that."""
@@ -406,12 +395,12 @@ class OpenStep:
         if self.keeper is not None and self.keeper.ballot != ballot:
             self.keeper = None
             actions.append(note("keeper_stopped", step=self.stamp.step, **{"for": ballot.peer}))
-        return actions + self._report() + self.claims.ask(self.stamp, self.promised)
+        return actions + self._report()
 
     def _on_granted(self, granted: Granted) -> list[Action]:
         ours = granted.ballot == self.promised and granted.generation == self.claims.generation
         if not ours or granted.index not in self.claims.asked or self._own_commit is not None or self.applying:
-            return []  # an old grant, or one for dropped work: if a round names the index, `Release` tells the keeper
+            return []  # an old grant, or one for dropped work: if a round names the index, `returns` tells the leader
         self.claims.grant(granted.index)
         # A keeper that grants has no open round, so mine was given up. If others finish it all the same, its sum
         # stands.
@@ -459,9 +448,9 @@ class OpenStep:
             return mine.id
         return self.part.round.id if self.part.round is not None else None
 
-    def _make_report(self, ballot: Ballot) -> Report:
+    def _make_report(self, ballot: Ballot) -> MemberState:
         claims, context, finished, current = self.claims, self._context, self.finished, self.part.round
-        return Report(
+        return MemberState(
             stamp=self.stamp,
             ballot=ballot,
             generation=claims.generation,
@@ -476,6 +465,7 @@ class OpenStep:
             vote=self._vote if finished is not None else b"",
             revision=self._revision,
             round=current.id.number if current is not None and current.ballot == ballot else -1,
+            wants=frozenset(claims.asked),
         )
 
     def _report(self) -> list[Action]:
@@ -485,9 +475,7 @@ class OpenStep:
             return []
         still = last is not None and self._still(last)
         if last is not None and still and not self._asked:
-            trouble, current = self._context.trouble if self.oldest else None, self.part.round
-            number = current.id.number if current is not None else -1
-            report = unchanged(last, self.progress, trouble, number)
+            report = self._unchanged(last, wants=frozenset(self.claims.asked))
         else:
             self._revision += not still
             self._reported, self._reported_changes = self._make_report(ballot), self.claims.changes
@@ -498,7 +486,19 @@ class OpenStep:
         self._asked = False
         return [Send(ballot.peer, report)]
 
-    def _still(self, last: Report) -> bool:
+    def _say(self, *, wants: Indexes = NONE, returns: Indexes = NONE) -> list[Action]:
+        """Tell the leader one thing, without what has changed besides: the next heartbeat tells that."""
+        last, ballot = self._reported, self.promised
+        if ballot is None or last is None or last.ballot != ballot or last.generation != self.claims.generation:
+            return []  # the state that is due first says it
+        return [Send(ballot.peer, self._unchanged(last, wants=wants, returns=returns))]
+
+    def _unchanged(self, last: MemberState, *, wants: Indexes = NONE, returns: Indexes = NONE) -> MemberState:
+        current = self.part.round
+        trouble = self._context.trouble if self.oldest else None
+        return unchanged(last, self.progress, trouble, current.id.number if current is not None else -1, wants, returns)
+
+    def _still(self, last: MemberState) -> bool:
         """Does that report still say what I hold? A line that is measured anew is no news."""
         finished = self.finished
         mine = (finished.id, finished.digest, self._vote) if finished is not None else None
@@ -521,7 +521,7 @@ class OpenStep:
             return []  # the stage has committed: that sum is fetched (`_collect_committed`), and no other is of use
         match self.part.join(self.claims):
             case Lacks(indexes):
-                return self.claims.release(indexes, self.stamp, self.promised)
+                return self._say(returns=indexes)
             case Differs():
                 return self._report()
             case actions:
@@ -571,7 +571,7 @@ class OpenStep:
         actions = self.part.drop()
         self.keeper = Keeper(self.stamp, ballot, context, oldest=self.oldest, given=self.election.given, now=now)
         actions.append(note("keeper", step=self.stamp.step, ballot=ballot.number))
-        actions += self._report() + self.claims.ask(self.stamp, ballot)
+        actions += self._report()
         return actions + self.keeper.advance(now=now, resend=False)
 
     def applied(self, now: float) -> list[Note]:

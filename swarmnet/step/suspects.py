@@ -22,7 +22,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from swarmnet.ids import PeerId, RoundId
-from swarmnet.messages import Report, Trouble
+from swarmnet.messages import MemberState, Trouble
 from swarmnet.step.lines import BrokenLines
 
 
@@ -61,7 +61,7 @@ class SuspectGraph:
         self._round, self._began, self._since = round_id, now, None
         self._reports = {}
 
-    def hear(self, peer: PeerId, report: Report, *, now: float) -> None:
+    def hear(self, peer: PeerId, report: MemberState, *, now: float) -> None:
         """A member's report. While it computes, nothing that it sends is overdue."""
         if report.owned <= report.summed:
             self._ready.setdefault(peer, now)

@@ -18,7 +18,7 @@ of leaders follows from their names. A message to oneself arrives at once, as th
 A failing search prints the shortest way to the state as a conversation (`Search.tell`): time, who did or heard what,
 and what it said then. Fields that say nothing are left out; digests are cut to four digits.
 
-    0.0 s  0B hears Claim(index=1) from 0A
+    0.0 s  0B hears MemberState(wants={1}) from 0A
                 says to 0A: Granted(index=1)
 """
 
@@ -35,7 +35,7 @@ from machines import Effects, Event, Machines, Node, Share
 
 from swarmnet.ids import Chain, PeerId
 from swarmnet.manifest.timers import Timers
-from swarmnet.messages import Committed, Evicted, Finished, Granted, Moved, Prepare, Report, Round
+from swarmnet.messages import Committed, Evicted, Finished, Granted, MemberState, Moved, Prepare, Round
 from swarmnet.simulate.swarm import SimulatedSigner
 from swarmnet.step.actions import Action
 from swarmnet.step.commits import acked, statement
@@ -448,7 +448,7 @@ def lies_of(message: Any, liar: PeerId, setup: Setup) -> Iterator[Any]:
         case Committed():
             forged = replace(message.commit, digest=FORGED, votes=(), seats=frozenset(), signatures=())
             yield replace(message, commit=forged)
-        case Report() if message.ack is not None and message.whole:
+        case MemberState() if message.ack is not None and message.whole:
             ack = replace(message.ack, digest=FORGED)
             vote = SimulatedSigner(liar).sign(statement(acked(message.stamp, ack), message.stamp.restart))
             yield replace(message, ack=ack, vote=vote)

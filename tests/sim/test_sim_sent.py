@@ -16,12 +16,13 @@ from swarmnet.audit.proof import refusal
 from swarmnet.ids import Ballot, Chain, Generation, PeerId, RoundId
 from swarmnet.manifest.schema import Audits
 from swarmnet.messages import (
+    NONE,
     AuditRequest,
     Case,
-    Claim,
     Fetch,
     Fetched,
     Finding,
+    MemberState,
     Packed,
     Pledge,
     Process,
@@ -250,8 +251,7 @@ class FalseFeeder(FalseOutputs):
 
 class _Feeder(_Voice):
     def tell(self, peer: PeerId, message: Any) -> None:
-        if not isinstance(message, Claim):
-            self._honest.tell(peer, message)
+        self._honest.tell(peer, replace(message, wants=NONE) if isinstance(message, MemberState) else message)
 
 
 @pytest.mark.parametrize("stage", [0, 1])

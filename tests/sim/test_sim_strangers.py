@@ -10,7 +10,6 @@ from further import further
 
 from swarmnet.ids import Ballot, Chain, Generation, PeerId, RoundId
 from swarmnet.messages import (
-    Claim,
     Commit,
     Committed,
     Control,
@@ -19,10 +18,9 @@ from swarmnet.messages import (
     Finished,
     Granted,
     Heartbeat,
+    MemberState,
     Moved,
     Prepare,
-    Release,
-    Report,
     Round,
     Stamp,
 )
@@ -88,13 +86,11 @@ class Stranger:
         return node.peer_id, rng.choice(
             [
                 Prepare(stamp, ballot),
-                Claim(stamp, ballot, generation, index),
                 Granted(stamp, ballot, generation, index),
                 Moved(stamp, ballot, generation, index, self.peer),
                 Evicted(stamp, ballot, generation, True),
-                Release(stamp, ballot, generation, some),
                 Execute(stamp, ballot, index),
-                Report(stamp, ballot, generation, some, some, rng.choice([None, ack_of(finished)]), None, 0, some),
+                MemberState(stamp, ballot, generation, some, some, rng.choice([None, ack_of(finished)]), None, 0, some),
                 Round(stamp, ballot, number, parts, tuple(rng.sample(peers, len(peers))), (), some),
                 Round(stamp, ballot, number, (), (), peers),
                 Committed(commit),

@@ -26,9 +26,9 @@ from swarmnet.manifest.terms import RunTerms
 from swarmnet.messages import (
     Accepted,
     Answer,
-    Claim,
     Fetched,
     Gradient,
+    Granted,
     ManifestData,
     ManifestRequest,
     Packed,
@@ -74,8 +74,8 @@ from tests.contracts.transport_contract import (
 )
 
 
-def claim_of(peer: PeerId) -> Claim:
-    return Claim(HEARTBEAT.stamp, Ballot(0, peer), Generation(1, 0), 3)
+def claim_of(peer: PeerId) -> Granted:
+    return Granted(HEARTBEAT.stamp, Ballot(0, peer), Generation(1, 0), 3)
 
 
 RUN = RunId("ab" * 32)

@@ -13,7 +13,7 @@ from dataclasses import replace
 from swarmnet.ids import NO_RESTART, Chain, PeerId
 from swarmnet.manifest.schema import Delay
 from swarmnet.manifest.timers import Timers
-from swarmnet.messages import Commit, Committed, Control, Finished, Heartbeat, Prepare, Round, Stamp, Vote
+from swarmnet.messages import Commit, Committed, Control, Finished, Heartbeat, MemberState, Prepare, Round, Stamp, Vote
 from swarmnet.simulate.swarm import SimulatedSigner
 from swarmnet.step import actions as act
 from swarmnet.step.actions import Action, Broadcast, Note, Send
@@ -33,6 +33,11 @@ def anything(sender: PeerId, receiver: PeerId, message: Control) -> bool:
 def kind(*kinds: type, to: str | None = None) -> Wish:
     """Messages of these kinds (to this member)."""
     return lambda sender, receiver, message: isinstance(message, kinds) and to in (None, receiver)
+
+
+def wants(sender: PeerId, receiver: PeerId, message: Control) -> bool:
+    """A member asks its leader for an index."""
+    return isinstance(message, MemberState) and bool(message.wants)
 
 
 def certified(commit: Commit, *voters: str) -> Commit:

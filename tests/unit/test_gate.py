@@ -4,7 +4,7 @@ import pytest
 
 from swarmnet.ids import Ballot, Chain, Generation, PeerId, RoundId
 from swarmnet.messages import (
-    Claim,
+    NONE,
     Commit,
     Committed,
     Control,
@@ -15,10 +15,9 @@ from swarmnet.messages import (
     Late,
     LineQuality,
     Measure,
+    MemberState,
     Moved,
     Prepare,
-    Release,
-    Report,
     Round,
     Stamp,
     Trouble,
@@ -45,12 +44,12 @@ def commit(**changed: object) -> Commit:
     return Commit(**fields)
 
 
-def report(line: LineQuality) -> Report:
-    return Report(STAMP, BALLOT, GEN, SOME, SOME, None, None, 0, line=line)
+def report(line: LineQuality) -> MemberState:
+    return MemberState(STAMP, BALLOT, GEN, SOME, SOME, None, None, 0, line=line)
 
 
-def complaint(trouble: Trouble) -> Report:
-    return Report(STAMP, BALLOT, GEN, SOME, SOME, None, None, 0, trouble=trouble)
+def complaint(trouble: Trouble) -> MemberState:
+    return MemberState(STAMP, BALLOT, GEN, SOME, SOME, None, None, 0, trouble=trouble)
 
 
 def round_of(
@@ -61,13 +60,13 @@ def round_of(
 
 GOOD = [
     Prepare(STAMP, BALLOT),
-    Claim(STAMP, BALLOT, GEN, 3),
+    MemberState(STAMP, BALLOT, GEN, NONE, NONE, None, None, 0, wants=frozenset({3})),
     Granted(STAMP, BALLOT, GEN, 0),
     Moved(STAMP, BALLOT, GEN, 0, OTHER),
     Evicted(STAMP, BALLOT, GEN, True),
-    Release(STAMP, BALLOT, GEN, SOME),
+    MemberState(STAMP, BALLOT, GEN, NONE, NONE, None, None, 0, returns=SOME),
     Execute(STAMP, BALLOT, 3),
-    Report(STAMP, BALLOT, GEN, SOME, SOME, None, None, 0),
+    MemberState(STAMP, BALLOT, GEN, SOME, SOME, None, None, 0),
     Committed(commit()),
     round_of(),
     round_of(bandwidths=(1, 10**12)),
@@ -83,12 +82,12 @@ GOOD = [
 BAD = [
     Prepare(Stamp(3, 2, STAMP.chain), BALLOT),
     Prepare(STAMP, Ballot(1 << 40, KEEPER)),
-    Claim(STAMP, BALLOT, GEN, 4),
+    MemberState(STAMP, BALLOT, GEN, NONE, NONE, None, None, 0, wants=frozenset({4})),
     Granted(STAMP, BALLOT, GEN, 65535),
     Execute(STAMP, BALLOT, 4),
-    Release(STAMP, BALLOT, GEN, frozenset({4})),
-    Report(STAMP, BALLOT, GEN, frozenset({9}), SOME, None, None, 0),
-    Report(STAMP, BALLOT, GEN, SOME, SOME, None, None, 0, frozenset({60000})),
+    MemberState(STAMP, BALLOT, GEN, NONE, NONE, None, None, 0, returns=frozenset({4})),
+    MemberState(STAMP, BALLOT, GEN, frozenset({9}), SOME, None, None, 0),
+    MemberState(STAMP, BALLOT, GEN, SOME, SOME, None, None, 0, frozenset({60000})),
     round_of(receivers=()),
     Round(STAMP, BALLOT, RoundId(BALLOT, 0), (), (), (OTHER,)),
     round_of(receivers=(OTHER, OTHER)),

@@ -12,7 +12,6 @@ from swarmnet.averaging.parts import shares
 from swarmnet.ids import NO_RESTART, Ballot, Generation, PeerId, RoundId
 from swarmnet.messages import (
     NONE,
-    Claim,
     Commit,
     Committed,
     Evicted,
@@ -22,10 +21,9 @@ from swarmnet.messages import (
     Heartbeat,
     Late,
     LineQuality,
+    MemberState,
     Moved,
     Prepare,
-    Release,
-    Report,
     Round,
     Stamp,
     Trouble,
@@ -91,7 +89,7 @@ class Office:
         bandwidth=0,
         trouble=None,
     ) -> list[Action]:
-        message = Report(
+        message = MemberState(
             STAMP,
             BALLOT,
             generation or gen(0),
@@ -104,11 +102,13 @@ class Office:
             trouble=trouble,
             vote=vote_of(peer, finished),
         )
-        return self.keeper.on_report(peer, message, now=now) + self.keeper.advance(now=now, resend=False)
+        return self.keeper.on_state(peer, message, now=now) + self.keeper.advance(now=now, resend=False)
 
-    def unchanged(self) -> Report:
-        """What a member says on its next tick after a report that is still true."""
-        return unchanged(Report(STAMP, BALLOT, gen(0), NONE, NONE, None, None, 0), 0, None, -1)
+    def brief(self, generation=None, ballot=BALLOT, *, wants=None, returns=None) -> MemberState:
+        """What a member says that refers to its last whole state."""
+        last = MemberState(STAMP, ballot, generation or gen(0), NONE, NONE, None, None, 0)
+        some = [NONE if index is None else frozenset({index}) for index in (wants, returns)]
+        return unchanged(last, 0, None, -1, *some)
 
     def complain(self, peer: PeerId, of: Round, *, late=None, refused=None, summed=(), now: float) -> list[Action]:
         for mate in self.keeper.members:
@@ -117,7 +117,7 @@ class Office:
         return self.report(peer, summed=summed, now=now, trouble=Trouble(of.id, *names))
 
     def claim(self, peer: PeerId, index: int, *, generation=None, ballot=BALLOT, now=0.2) -> list[Action]:
-        return self.keeper.on_claim(peer, Claim(STAMP, ballot, generation or gen(0), index), now=now)
+        return self.keeper.on_state(peer, self.brief(generation or gen(0), ballot, wants=index), now=now)
 
     def everybody_reports(self, *mates: PeerId) -> None:
         for peer in (ME, *mates):
@@ -197,8 +197,8 @@ def test_what_a_claim_or_a_report_costs_does_not_grow_with_the_members_while_ind
     for index in range(100):
         assert told(office.claim(mates[index % 30], index), Granted)
     owned = frozenset(index for index in range(100) if index % 30 == 0)
-    message = Report(STAMP, BALLOT, gen(0), owned, owned, None, None, 1)
-    assert office.keeper.on_report(mates[0], message, now=0.3) == [] and not office.keeper.looks
+    message = MemberState(STAMP, BALLOT, gen(0), owned, owned, None, None, 1)
+    assert office.keeper.on_state(mates[0], message, now=0.3) == [] and not office.keeper.looks
     assert looks == []
 
 
@@ -215,14 +215,14 @@ def test_while_indexes_are_claimed_whatever_has_consequences_is_looked_at():
     office.claim(B, 2)
     assert office.keeper.looks, "the round may be opened"
     office = at_work()
-    office.keeper.on_release(B, Release(STAMP, BALLOT, gen(0), frozenset({0})), now=0.3)
+    office.keeper.on_state(B, office.brief(gen(0), returns=0), now=0.3)
     assert office.keeper.looks, "what is free is to be executed at once"
     office = at_work()
-    found = Report(STAMP, BALLOT, gen(0), frozenset(), frozenset(), None, None, 0, non_finite=frozenset({1}))
-    office.keeper.on_report(C, found, now=0.3)
+    found = MemberState(STAMP, BALLOT, gen(0), frozenset(), frozenset(), None, None, 0, non_finite=frozenset({1}))
+    office.keeper.on_state(C, found, now=0.3)
     assert office.keeper.looks, "an index may be voided"
     office = at_work()
-    office.keeper.on_report(C, replace(found, generation=gen(0, 2), non_finite=frozenset()), now=0.3)
+    office.keeper.on_state(C, replace(found, generation=gen(0, 2), non_finite=frozenset()), now=0.3)
     assert office.keeper.looks, "a member that was another before"
     office = at_work()
     office.view.gone(C, now=0.3)
@@ -234,7 +234,7 @@ def test_while_indexes_are_claimed_whatever_has_consequences_is_looked_at():
 
 def test_more_than_half_of_the_members_leave_a_microbatch_out():
     found, ledger = NonFinite(0, max_void=1), Ledger(2)
-    report = Report(STAMP, BALLOT, gen(0), frozenset(), frozenset(), None, None, 0, non_finite=frozenset({1}))
+    report = MemberState(STAMP, BALLOT, gen(0), frozenset(), frozenset(), None, None, 0, non_finite=frozenset({1}))
     left_out = []
     for peer in (PeerId("no member"), B, C, ME):
         found.hear(peer, report)
@@ -254,7 +254,7 @@ def test_claims_under_another_ballot_or_generation_are_not_heard():
     office = Office(B)
     office.everybody_reports(B)
     assert office.claim(B, 0, ballot=Ballot(0, B)) == []
-    assert office.claim(B, 0, generation=gen(1)) == []
+    assert not told(office.claim(B, 0, generation=gen(1)), Granted | Moved)
     assert office.keeper.ledger.owners == [None, None]
 
 
@@ -354,7 +354,7 @@ def complete(office: Office) -> Round:
 def test_a1_release_frees_the_index_and_ends_the_round():
     office = Office(B)
     first = complete(office)
-    office.keeper.on_release(B, Release(STAMP, BALLOT, gen(0), frozenset({1})), now=0.4)
+    office.keeper.on_state(B, office.brief(gen(0), returns=1), now=0.4)
     actions = office.keeper.advance(now=0.4, resend=False)
     assert office.keeper.round is None and [m.index for m in told(actions, Execute)] == [1]
     office.claim(ME, 1)
@@ -365,8 +365,8 @@ def test_a1_release_frees_the_index_and_ends_the_round():
 def test_release_of_another_generation_or_of_somebody_elses_index_changes_nothing():
     office = Office(B)
     first = complete(office)
-    office.keeper.on_release(B, Release(STAMP, BALLOT, gen(1), frozenset({1})), now=0.4)
-    office.keeper.on_release(B, Release(STAMP, BALLOT, gen(0), frozenset({0})), now=0.4)
+    office.keeper.on_state(B, office.brief(gen(1), returns=1), now=0.4)
+    office.keeper.on_state(B, office.brief(gen(0), returns=0), now=0.4)
     assert opened(office) == first
 
 
@@ -470,7 +470,7 @@ def test_above_a_certificate_a_round_is_never_given_up():
     office.report(ME, summed={0}, finished=sum_of(first), now=0.4)
     office.report(C, finished=sum_of(first), now=0.5)
     assert office.keeper.commit is None and opened(office) == first, "B is nearly there"
-    assert office.keeper.on_release(B, Release(STAMP, BALLOT, gen(0), frozenset({1})), now=0.6) == []
+    assert office.keeper.on_state(B, office.brief(gen(0), returns=1), now=0.6) == []
     actions = office.keeper.advance(now=1.6, resend=True)
     assert told(actions, Round, B) == [first] and not told(actions, Execute)
     office.view.gone(B, now=0.7)
@@ -483,10 +483,10 @@ def test_above_a_certificate_a_round_is_never_given_up():
 def test_a_sum_that_its_holder_has_not_signed_is_none():
     office, first = of_three()
     for peer in (B, C):
-        unsigned = Report(
+        unsigned = MemberState(
             STAMP, BALLOT, gen(0), frozenset(), frozenset(), ack_of(sum_of(first)), None, 0, vote=b"B's word"
         )
-        office.keeper.on_report(peer, unsigned, now=0.4)
+        office.keeper.on_state(peer, unsigned, now=0.4)
     office.keeper.advance(now=0.4, resend=True)
     office.report(ME, summed={0}, finished=sum_of(first), now=0.4)
     assert office.keeper.acks.keys() == {ME} and office.keeper.commit is None
@@ -760,7 +760,7 @@ def test_an_order_that_a_member_did_not_take_is_no_work_once_it_has_reported_tha
     (ordered,) = [action.peer for action in office.claim(D, 1) if isinstance(action, Send) and action.peer != D]
     taker = next(peer for peer in (ME, B, C) if peer != ordered)
     office.claim(taker, 1)
-    office.keeper.on_report(ordered, office.unchanged(), now=0.3)
+    office.keeper.on_state(ordered, office.brief(), now=0.3)
     assert office.keeper._idle.at_work[ordered] == 0
 
 
@@ -850,7 +850,7 @@ def test_a_release_is_not_heard_once_the_keeper_holds_the_rounds_sum():
     office.report(B, summed={1}, now=0.3)
     round_ = opened(office)
     office.report(ME, summed={0}, finished=sum_of(round_), now=0.4)
-    assert office.keeper.on_release(B, Release(STAMP, BALLOT, gen(0), frozenset({1})), now=0.5) == []
+    assert office.keeper.on_state(B, office.brief(gen(0), returns=1), now=0.5) == []
     assert opened(office).id == round_.id
 
 
@@ -865,7 +865,7 @@ def test_a_release_that_two_holders_of_the_sum_refute_is_not_heard():
         first = opened(office)
         for peer in holders:
             office.report(peer, finished=sum_of(first), now=0.4)
-        notes = office.keeper.on_release(B, Release(STAMP, BALLOT, gen(0), frozenset({1})), now=0.5)
+        notes = office.keeper.on_state(B, office.brief(gen(0), returns=1), now=0.5)
         assert [action.event for action in notes] == (["released"] if released else [])
         assert (office.keeper.round is None) == released
 
@@ -889,7 +889,7 @@ def test_who_gives_back_what_rounds_name_again_and_again_is_struck_for_the_time(
         struck += [a for a in office.report(B, summed={1}, now=now) if isinstance(a, Note) and a.event == "strike"]
         assert office.keeper.round is not None
         now += 1.0
-        office.keeper.on_release(B, Release(STAMP, BALLOT, gen(0), frozenset({1})), now=now)
+        office.keeper.on_state(B, office.brief(gen(0), returns=1), now=now)
     assert struck and struck[0].fields["reason"] == "gives back what it was granted"
 
 

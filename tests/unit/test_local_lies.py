@@ -35,7 +35,7 @@ from swarmnet.local.progress import ReplicaView, SwarmProgress
 from swarmnet.local.report import RunOutcome, print_summary, summary
 from swarmnet.local.run import _judge
 from swarmnet.manifest.schema import Averaging, Cut, Manifest, Model, Training
-from swarmnet.messages import AuditRequest, Claim, Gradient, ManifestRequest, Process, Release, Sent, Stamp
+from swarmnet.messages import AuditRequest, Gradient, ManifestRequest, MemberState, Process, Sent, Stamp
 from swarmnet.peer.engines import torch_engine
 from swarmnet.pipeline.works import digest
 from swarmnet.ranks.device_backend import DeviceBackend
@@ -347,12 +347,12 @@ def test_a_feeder_asks_nobody_whether_it_may_count() -> None:
             said.append(message)
 
     stamp, ballot = Stamp(4, 1, Chain("ab" * 32)), Ballot(0, PeerId("a"))
-    claim, release = Claim(stamp, ballot, Generation(1, 1), 6), Release(stamp, ballot, Generation(1, 1), frozenset({6}))
-    for kind, heard in (("false-sender", [claim, release]), ("feeder", [release])):
+    state = MemberState(stamp, ballot, Generation(1, 1), frozenset({6}), frozenset({6}), None, None, 0)
+    claim = replace(state, wants=frozenset({7}))
+    for kind, heard in (("false-sender", [claim]), ("feeder", [state])):
         said.clear()
         voice = FalseSender(cast(Any, Voice()), Deceit(kind, "s", Told()), lambda data: b"")
-        for message in (claim, release):
-            voice.tell(PeerId("a"), message)
+        voice.tell(PeerId("a"), claim)
         assert said == heard
 
 

@@ -9,12 +9,12 @@ import operator
 from dataclasses import replace
 
 import pytest
-from stage_table import CHAIN, TIMERS, Table, certified, kind
+from stage_table import CHAIN, TIMERS, Table, certified, kind, wants
 
 from swarmnet.ids import Ballot, Chain, Generation, PeerId, RoundId
 from swarmnet.messages import (
+    NONE,
     UNMEASURED,
-    Claim,
     Commit,
     Committed,
     Evicted,
@@ -23,12 +23,12 @@ from swarmnet.messages import (
     Granted,
     Heartbeat,
     Late,
+    MemberState,
     Prepare,
-    Release,
-    Report,
     Round,
     Stamp,
     Trouble,
+    unchanged,
 )
 from swarmnet.step import actions as act
 from swarmnet.step.commits import bits_of, commit_of, stages_in
@@ -116,7 +116,7 @@ def fresh_pair_of_keepers() -> Table:
 def test_a1_a_grant_nobody_waits_for_is_released():
     table = Table("A", "K")
     table.claim("A", 0)
-    table.settle(kind(Claim))
+    table.settle(wants)
     table.do("A", table.members["A"].withdraw(0, 0))  # the work was dropped before the grant came
     table.settle()
     table.execute("K", 1)
@@ -128,7 +128,7 @@ def test_a1_a_grant_nobody_waits_for_is_released():
 def test_a1_a_duplicate_claim_after_moved_does_not_hold_up_the_round():
     table = Table("A", "K")
     table.claim("A", 0)
-    copies = [entry for entry in table.wire if isinstance(entry[2], Claim)]
+    copies = [entry for entry in table.wire if wants(*entry)]
     table.settle()
     assert table.members["A"].claims.granted == {0}
     table.do("A", table.members["A"].withdraw(0, 0))
@@ -143,11 +143,14 @@ def test_a1_a_duplicate_claim_after_moved_does_not_hold_up_the_round():
 def test_a2_a_grant_under_an_evicted_generation_is_dead():
     table = Table("A", "K")
     table.claim("A", 0)
-    table.settle(kind(Claim))
+    table.settle(wants)
     late = table.take(kind(Granted, to="A"))
     table.suspect("A", by="K")
     table.settle()
-    everything, table.settle = table.settle, lambda: everything(lambda _, __, message: not isinstance(message, Claim))
+    everything, table.settle = (
+        table.settle,
+        lambda: everything(lambda *entry: not (wants(*entry) and entry[2].generation.number > 1)),
+    )
     table.tick(4.0)  # A is believed alive again, its report answered by Evicted: a new generation; it asks once more
     table.settle = everything
     assert table.members["A"].claims.generation.number > 1
@@ -162,7 +165,7 @@ def test_a5_a_sum_that_too_few_hold_is_summed_again_by_the_next_keeper():
     table.execute("A", 0)
     table.execute("B", 1)
     first = table.finish("A")
-    table.take(kind(Report))  # K never hears of it
+    table.take(kind(MemberState))  # K never hears of it
     table.kill("K")
     table.work_until_summed()
     assert table.members["A"].finished is None and table.rounds["A"].id > first.id
@@ -176,7 +179,7 @@ def test_a5_a_sum_that_most_have_signed_is_published_by_the_next_keeper():
     table.execute("B", 1)
     finished = table.finish("A")
     table.finish("B")
-    table.take(kind(Report))  # K never hears of it
+    table.take(kind(MemberState))  # K never hears of it
     table.kill("K")
     table.tick(4.0)
     assert not table.orders() and sorted(table.applies) == ["A", "B"]
@@ -313,7 +316,7 @@ def test_h5_the_keeper_dies_after_telling_one_member_of_the_commit():
     table.execute("B", 1)
     for name in ("A", "B", "K"):
         table.finish(name)
-    table.settle(kind(Report))
+    table.settle(kind(MemberState))
     told = table.take(kind(Committed))
     table.put([entry for entry in told if entry[1] == "A"])
     table.kill("K")
@@ -372,7 +375,7 @@ def test_what_is_contributed_is_frozen_until_its_round_is_given_up():
     assert [index for _, index in orders] == [1]
     for name, index in orders:
         table.claim(name, index)
-        table.settle(kind(Claim, Granted))
+        table.settle(lambda *entry: wants(*entry) or kind(Granted)(*entry))
         assert index in table.members[name].claims.granted
         assert table.rounds[name] is None, "it still contributes to the old round what it is about to change"
         table.add(name, index)
@@ -517,7 +520,7 @@ def test_a_round_id_repeats_from_step_to_step_and_names_another_sum_then():
 def test_grants_of_an_old_ballot_or_of_another_step_change_nothing():
     table = Table("A", "K")
     table.claim("A", 0)
-    table.take(kind(Claim))
+    table.take(wants)
     member = table.members["A"]
     for stamp, ballot, generation in (
         (member.stamp, Ballot(0, PeerId("A")), member.claims.generation),
@@ -657,8 +660,10 @@ def test_release_under_a_wrong_generation_frees_nothing():
     table.execute("A", 0)
     keeper = table.members["K"].keeper
     stamp, ballot = table.members["A"].stamp, keeper.ballot
-    release = Release(stamp, ballot, Generation(99, 0), frozenset({0}))
-    table.put([(PeerId("A"), PeerId("K"), release)])
+    state = unchanged(
+        MemberState(stamp, ballot, Generation(99, 0), NONE, NONE, None, None, 0), 0, None, -1, returns=frozenset({0})
+    )
+    table.put([(PeerId("A"), PeerId("K"), state)])
     assert keeper.ledger.owners[0] == (PeerId("A"), table.members["A"].claims.generation)
 
 
@@ -698,7 +703,7 @@ def test_without_a_new_generation_a2_revives_a_dead_grant(monkeypatch):
 def test_without_release_a1_waits_for_ever(monkeypatch):
     from swarmnet.step.keeper import Keeper
 
-    monkeypatch.setattr(Keeper, "on_release", lambda self, peer, release, *, now: [])
+    monkeypatch.setattr(Keeper, "_release", lambda self, peer, state, now: [])
     with pytest.raises(AssertionError, match="no round"):
         test_a1_a_grant_nobody_waits_for_is_released()
 
@@ -774,7 +779,7 @@ def test_who_keeps_no_longer_says_so_to_those_who_wait_for_it():
     assert keeper.view.keeper_order(CHAIN, now=0.0)[0] == "A" and table.keeper == "K"
     table.neighbour("Z", stage=0)
     table.do("K", keeper.receive(ghost, Prepare(keeper.stamp, Ballot(0, ghost)), now=table.now))
-    table.take(kind(Report, to="Z"))
+    table.take(kind(MemberState, to="Z"))
     for name in ("A", "K"):
         table.suspect("Z", by=name)
     table.tick(5.0)

@@ -6,7 +6,7 @@ import pytest
 from stage_table import CHAIN, Table, certified, kind
 
 from swarmnet.ids import Ballot, Chain, PeerId, RoundId
-from swarmnet.messages import Commit, Committed, Evicted, Execute, Heartbeat, Prepare, Report, Round, Stamp
+from swarmnet.messages import Commit, Committed, Evicted, Execute, Heartbeat, MemberState, Prepare, Round, Stamp
 from swarmnet.step import actions as act
 
 
@@ -266,8 +266,8 @@ def test_state_of_a_version_opens_both_its_steps(finished: bool):
 def test_reports_of_each_step_go_to_its_keeper():
     table = overlapping("A", "K")
     table.tick(0.5)
-    beats = table.take(kind(Report, Round))
+    beats = table.take(kind(MemberState, Round))
     assert beats == []
     table.do("A", table.members["A"].tick(now=table.now))
-    told = [message for _, peer, message in table.take(kind(Report)) if peer == "K"]
+    told = [message for _, peer, message in table.take(kind(MemberState)) if peer == "K"]
     assert sorted(message.stamp.step for message in told) == [0, 1]

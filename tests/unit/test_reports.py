@@ -7,18 +7,17 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from stage_table import CHAIN, TIMERS, Table, kind
+from stage_table import CHAIN, TIMERS, Table, kind, wants
 
 from swarmnet.ids import Ballot, Generation, PeerId, RoundId
 from swarmnet.messages import (
     MAX_COUNTING,
-    Claim,
     Commit,
     Committed,
     Finished,
     Granted,
+    MemberState,
     Prepare,
-    Report,
     Round,
     Stamp,
     Vote,
@@ -30,11 +29,11 @@ from swarmnet.step.membership import Membership
 from swarmnet.step.view import View
 
 
-def reports(table: Table, sender: str) -> list[Report]:
-    return [message for _, _, message in table.take(lambda s, _, m: s == sender and isinstance(m, Report))]
+def reports(table: Table, sender: str) -> list[MemberState]:
+    return [message for _, _, message in table.take(lambda s, _, m: s == sender and isinstance(m, MemberState))]
 
 
-def next_report(table: Table, sender: str) -> Report:
+def next_report(table: Table, sender: str) -> MemberState:
     """What a member says on its next tick."""
     table.now += 0.5
     table.do(sender, table.members[sender].tick(now=table.now))
@@ -68,7 +67,7 @@ def test_a_whole_report_that_is_lost_is_asked_for() -> None:
     lost = next_report(table, "A")
     assert lost.whole
     table.do("A", [Send(PeerId("K"), next_report(table, "A"))])
-    table.settle(kind(Report))
+    table.settle(kind(MemberState))
     asked = [message for _, receiver, message in table.wire if receiver == "A" and isinstance(message, Prepare)]
     assert [prepare.whole for prepare in asked] == [True]
     table.settle()
@@ -105,9 +104,9 @@ def test_a_new_keeper_and_a_new_generation_get_a_whole_report() -> None:
     assert report.whole and not report.owned
     table.tick()
     table.kill("K")
-    table.take(kind(Report))
+    table.take(kind(MemberState))
     table.settle(kind(Prepare))
-    said = [message for _, receiver, message in table.wire if isinstance(message, Report) and receiver != "K"]
+    said = [message for _, receiver, message in table.wire if isinstance(message, MemberState) and receiver != "K"]
     assert {report.stamp.step for report in said} == {0} and all(report.whole and report.line for report in said)
 
 
@@ -126,7 +125,7 @@ def test_a_round_is_said_again_to_those_alone_that_do_not_name_it(monkeypatch: p
     table = Table("A", "B", "K")
     table.execute("A", 0)
     table.claim("K", 1)
-    table.settle(kind(Claim, Granted))
+    table.settle(lambda *entry: wants(*entry) or kind(Granted)(*entry))
     (lost,) = (entry for entry in table.take(kind(Round)) if entry[1] == "B")
     table.settle()
     said: list[PeerId] = []
@@ -146,12 +145,12 @@ def test_whatever_is_lost_doubled_or_late_the_keeper_knows_what_is_held_in_the_e
     late: list[tuple[PeerId, PeerId, object]] = []
     for index in range(5):
         table.claim("A", index)
-        table.settle(lambda *entry: not isinstance(entry[2], Report) or entry[0] == "K")
+        table.settle(lambda *entry: not isinstance(entry[2], MemberState) or entry[0] == "K")
         if data.draw(st.booleans()):
             table.add("A", index)
         if data.draw(st.integers(0, 5)) == 0:
             table.do("A", table.members["A"].sums_lost())
-        said = table.take(lambda s, r, m: {s, r} == {"A", "K"} and isinstance(m, Report | Prepare))
+        said = table.take(lambda s, r, m: {s, r} == {"A", "K"} and isinstance(m, MemberState | Prepare))
         for entry in said:
             fate = data.draw(st.sampled_from(["comes", "lost", "doubled", "late"]))
             late += [entry] if fate in ("late", "doubled") else []

@@ -6,7 +6,7 @@ import pytest
 from stage_table import TIMERS, Table, certified, kind
 
 from swarmnet.ids import PeerId
-from swarmnet.messages import UNMEASURED, Commit, Committed, Report, Round
+from swarmnet.messages import UNMEASURED, Commit, Committed, MemberState, Round
 from swarmnet.step import actions as act
 
 
@@ -107,7 +107,7 @@ def test_a_whole_sum_here_is_not_lost_with_what_it_came_from(name: str) -> None:
     table.execute("A", 0)
     table.execute("K", 1)
     (finished,) = {table.finish(each) for each in table.members}
-    table.take(kind(Report))  # nobody has heard of it
+    table.take(kind(MemberState))  # nobody has heard of it
     lose(table, name)
     table.settle()
     table.tick()
@@ -181,7 +181,7 @@ def test_a_round_that_names_the_lost_generation_gets_nothing() -> None:
     table.claim("K", 1)
     table.settle()
     lose(table, "A")
-    reports = table.take(lambda sender, receiver, message: isinstance(message, Report) and sender == "A")
+    reports = table.take(lambda sender, receiver, message: isinstance(message, MemberState) and sender == "A")
     table.add("K", 1)
     table.settle(kind(Round))
     assert table.rounds["A"] is None

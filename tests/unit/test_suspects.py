@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from stage_table import CHAIN
 
 from swarmnet.ids import Ballot, Generation, PeerId, RoundId
-from swarmnet.messages import NONE, Late, Report, Stamp, Trouble
+from swarmnet.messages import NONE, Late, MemberState, Stamp, Trouble
 from swarmnet.step.lines import BrokenLines
 from swarmnet.step.suspects import CutAgain, Leave, SuspectGraph
 
@@ -52,7 +52,7 @@ class Stage:
     ) -> None:
         found = tuple(Late(each, owes, allowed_s) for each in late)
         trouble = Trouble(of or self.round, found, refused) if late or refused else None
-        report = Report(Stamp(3, 0, CHAIN), BALLOT, Generation(1, 0), owned, NONE, None, None, 0, trouble=trouble)
+        report = MemberState(Stamp(3, 0, CHAIN), BALLOT, Generation(1, 0), owned, NONE, None, None, 0, trouble=trouble)
         self.graph.hear(peer, report, now=now)
 
     def decision(self, now: float) -> Leave | CutAgain | None:

@@ -12,7 +12,7 @@ from test_wire_messages import controls
 from swarmnet.bounds import MAX_INDEXES, MAX_MEMBERS, Bounds
 from swarmnet.errors import BadMessage, RejectCode
 from swarmnet.ids import Ballot, Generation, PeerId, RoundId
-from swarmnet.messages import NOBODY, Ack, Commit, Finished, Heartbeat, Prepare, Report, Round, Stamp, TrailStep
+from swarmnet.messages import NOBODY, Ack, Commit, Finished, Heartbeat, MemberState, Prepare, Round, Stamp, TrailStep
 from swarmnet.wire import convert
 from swarmnet.wire.pb import control_pb2
 from swarmnet.wire.peer_ids import peer_id_from_public_bytes
@@ -135,7 +135,7 @@ def test_reports_and_answers_are_bounded_too() -> None:
     parts = ((peer(1), Generation(1, 1), frozenset({9})),)
     finished = Finished(ID, b"d", 1, 0.0, 0.0, parts)
     ack = Ack(ID, b"d", 1, 0.0, 0.0, NOBODY, frozenset({9}))
-    report = Report(STAMP, BALLOT, Generation(1, 1), frozenset(), frozenset(), ack, None, 0)
+    report = MemberState(STAMP, BALLOT, Generation(1, 1), frozenset(), frozenset(), ack, None, 0)
     assert refusal(convert.write_control(report)) is RejectCode.MALFORMED
     for answer in (TrailStep(finished, ()), TrailStep(None, (COMMIT,) * 4)):
         with pytest.raises(BadMessage):

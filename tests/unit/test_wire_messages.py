@@ -26,7 +26,6 @@ from swarmnet.messages import (
     AuditRequest,
     Busy,
     Case,
-    Claim,
     Commit,
     Committed,
     Content,
@@ -51,6 +50,7 @@ from swarmnet.messages import (
     ManifestData,
     ManifestRequest,
     Measure,
+    MemberState,
     Missent,
     Moved,
     MovedTo,
@@ -63,8 +63,6 @@ from swarmnet.messages import (
     Process,
     Proof,
     Rejected,
-    Release,
-    Report,
     Round,
     Running,
     Sent,
@@ -196,16 +194,14 @@ controls: dict[type, st.SearchStrategy] = {
         numerics=words, measure=st.none() | measures, before=hex32,
     ),
     Prepare: st.builds(Prepare, **kept, given=indexes, whole=st.booleans()),
-    Claim: st.builds(Claim, **fenced, index=index),
     Granted: st.builds(Granted, **fenced, index=index),
     Moved: st.builds(Moved, **fenced, index=index, owner=peers),
-    Report: st.builds(
-        Report, **fenced, owned=indexes, summed=indexes, ack=st.none() | acks, commit=st.none() | commits,
+    MemberState: st.builds(
+        MemberState, **fenced, owned=indexes, summed=indexes, ack=st.none() | acks, commit=st.none() | commits,
         progress=counts, non_finite=indexes, line=st.none() | lines,
         trouble=st.none() | troubles, revision=counts, round=st.integers(-1, 1 << 53),
     ),
     Evicted: st.builds(Evicted, **fenced, void=st.booleans()),
-    Release: st.builds(Release, **fenced, indexes=indexes),
     Round: build(Round, **kept, id=rounds, receivers=many_peers, holders=many_peers)
     | build(Round, **kept, id=rounds, receivers=st.tuples(peers, peers), holders=many_peers,
             bandwidths=st.tuples(bandwidths, bandwidths), rows=st.just((1, 1)), columns=st.just(1)),
@@ -468,8 +464,8 @@ def test_a_commit_that_contradicts_itself_is_refused(wrong: dict[str, Any]) -> N
         convert.read_control(convert.write_control(Committed(dataclasses.replace(hundred(1000), **wrong))))
 
 
-@given(controls[Report], counts, st.none() | troubles)
-def test_a_report_of_what_has_not_changed_is_short(last: Report, progress: int, trouble: Trouble | None) -> None:
+@given(controls[MemberState], counts, st.none() | troubles)
+def test_a_report_of_what_has_not_changed_is_short(last: MemberState, progress: int, trouble: Trouble | None) -> None:
     report = unchanged(last, progress, trouble, 3)
     written = convert.write_control(report)
     assert convert.read_control(written) == report
@@ -484,13 +480,13 @@ def test_a_bitmap_that_is_too_long_is_refused() -> None:
     assert bitmap_problem(b"\x08", 3) and not bitmap_problem(b"\x07", 3)
 
 
-def _claim(**changes: Any) -> control_pb2.Envelope:
+def _granted(**changes: Any) -> control_pb2.Envelope:
     peer = peer_id_from_public_bytes(bytes(32))
-    message = Claim(Stamp(1, 2, "00" * 32), Ballot(3, peer), Generation(4, 5), 6)
+    message = Granted(Stamp(1, 2, "00" * 32), Ballot(3, peer), Generation(4, 5), 6)
     envelope = control_pb2.Envelope.FromString(convert.write_control(message))
     for path, value in changes.items():
         *outer, name = path.split("__")
-        target = envelope.claim
+        target = envelope.granted
         for part in outer:
             target = getattr(target, part)
         setattr(target, name, value)
@@ -507,15 +503,15 @@ def _claim(**changes: Any) -> control_pb2.Envelope:
     ids=str,
 )  # fmt: skip
 def test_fields_out_of_range_are_refused(changes: dict[str, Any]) -> None:
-    convert.read_control(_claim().SerializeToString())
+    convert.read_control(_granted().SerializeToString())
     (path,) = changes
-    with pytest.raises(BadMessage, match=f"^claim.{path.replace('__', '.')} "):  # says where
-        convert.read_control(_claim(**changes).SerializeToString())
+    with pytest.raises(BadMessage, match=f"^granted.{path.replace('__', '.')} "):  # says where
+        convert.read_control(_granted(**changes).SerializeToString())
 
 
 def test_a_missing_part_is_refused() -> None:
-    envelope = _claim()
-    envelope.claim.ClearField("ballot")
+    envelope = _granted()
+    envelope.granted.ClearField("ballot")
     with pytest.raises(BadMessage, match="ballot is missing"):
         convert.read_control(envelope.SerializeToString())
 

@@ -71,18 +71,6 @@ class Prepare(_message.Message):
     whole: bool
     def __init__(self, stamp: _Optional[_Union[_values_pb2.Stamp, _Mapping]] = ..., ballot: _Optional[_Union[_values_pb2.Ballot, _Mapping]] = ..., given: _Optional[bytes] = ..., whole: _Optional[bool] = ...) -> None: ...
 
-class Claim(_message.Message):
-    __slots__ = ("stamp", "ballot", "generation", "index")
-    STAMP_FIELD_NUMBER: _ClassVar[int]
-    BALLOT_FIELD_NUMBER: _ClassVar[int]
-    GENERATION_FIELD_NUMBER: _ClassVar[int]
-    INDEX_FIELD_NUMBER: _ClassVar[int]
-    stamp: _values_pb2.Stamp
-    ballot: _values_pb2.Ballot
-    generation: _values_pb2.Generation
-    index: int
-    def __init__(self, stamp: _Optional[_Union[_values_pb2.Stamp, _Mapping]] = ..., ballot: _Optional[_Union[_values_pb2.Ballot, _Mapping]] = ..., generation: _Optional[_Union[_values_pb2.Generation, _Mapping]] = ..., index: _Optional[int] = ...) -> None: ...
-
 class Granted(_message.Message):
     __slots__ = ("stamp", "ballot", "generation", "index")
     STAMP_FIELD_NUMBER: _ClassVar[int]
@@ -147,8 +135,8 @@ class Trouble(_message.Message):
     refused: _containers.RepeatedScalarFieldContainer[str]
     def __init__(self, id: _Optional[_Union[_values_pb2.RoundId, _Mapping]] = ..., late: _Optional[_Iterable[_Union[Trouble.Late, _Mapping]]] = ..., refused: _Optional[_Iterable[str]] = ...) -> None: ...
 
-class Report(_message.Message):
-    __slots__ = ("stamp", "ballot", "generation", "owned", "summed", "ack", "commit", "progress", "non_finite", "line", "trouble", "vote", "whole", "revision", "round")
+class MemberState(_message.Message):
+    __slots__ = ("stamp", "ballot", "generation", "owned", "summed", "ack", "commit", "progress", "non_finite", "line", "trouble", "vote", "whole", "revision", "round", "wants", "returns")
     STAMP_FIELD_NUMBER: _ClassVar[int]
     BALLOT_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
@@ -164,6 +152,8 @@ class Report(_message.Message):
     WHOLE_FIELD_NUMBER: _ClassVar[int]
     REVISION_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
+    WANTS_FIELD_NUMBER: _ClassVar[int]
+    RETURNS_FIELD_NUMBER: _ClassVar[int]
     stamp: _values_pb2.Stamp
     ballot: _values_pb2.Ballot
     generation: _values_pb2.Generation
@@ -179,7 +169,9 @@ class Report(_message.Message):
     whole: bool
     revision: int
     round: int
-    def __init__(self, stamp: _Optional[_Union[_values_pb2.Stamp, _Mapping]] = ..., ballot: _Optional[_Union[_values_pb2.Ballot, _Mapping]] = ..., generation: _Optional[_Union[_values_pb2.Generation, _Mapping]] = ..., owned: _Optional[bytes] = ..., summed: _Optional[bytes] = ..., ack: _Optional[_Union[_values_pb2.Ack, _Mapping]] = ..., commit: _Optional[_Union[_values_pb2.Commit, _Mapping]] = ..., progress: _Optional[int] = ..., non_finite: _Optional[bytes] = ..., line: _Optional[_Union[Line, _Mapping]] = ..., trouble: _Optional[_Union[Trouble, _Mapping]] = ..., vote: _Optional[bytes] = ..., whole: _Optional[bool] = ..., revision: _Optional[int] = ..., round: _Optional[int] = ...) -> None: ...
+    wants: bytes
+    returns: bytes
+    def __init__(self, stamp: _Optional[_Union[_values_pb2.Stamp, _Mapping]] = ..., ballot: _Optional[_Union[_values_pb2.Ballot, _Mapping]] = ..., generation: _Optional[_Union[_values_pb2.Generation, _Mapping]] = ..., owned: _Optional[bytes] = ..., summed: _Optional[bytes] = ..., ack: _Optional[_Union[_values_pb2.Ack, _Mapping]] = ..., commit: _Optional[_Union[_values_pb2.Commit, _Mapping]] = ..., progress: _Optional[int] = ..., non_finite: _Optional[bytes] = ..., line: _Optional[_Union[Line, _Mapping]] = ..., trouble: _Optional[_Union[Trouble, _Mapping]] = ..., vote: _Optional[bytes] = ..., whole: _Optional[bool] = ..., revision: _Optional[int] = ..., round: _Optional[int] = ..., wants: _Optional[bytes] = ..., returns: _Optional[bytes] = ...) -> None: ...
 
 class Evicted(_message.Message):
     __slots__ = ("stamp", "ballot", "generation", "void")
@@ -192,18 +184,6 @@ class Evicted(_message.Message):
     generation: _values_pb2.Generation
     void: bool
     def __init__(self, stamp: _Optional[_Union[_values_pb2.Stamp, _Mapping]] = ..., ballot: _Optional[_Union[_values_pb2.Ballot, _Mapping]] = ..., generation: _Optional[_Union[_values_pb2.Generation, _Mapping]] = ..., void: _Optional[bool] = ...) -> None: ...
-
-class Release(_message.Message):
-    __slots__ = ("stamp", "ballot", "generation", "indexes")
-    STAMP_FIELD_NUMBER: _ClassVar[int]
-    BALLOT_FIELD_NUMBER: _ClassVar[int]
-    GENERATION_FIELD_NUMBER: _ClassVar[int]
-    INDEXES_FIELD_NUMBER: _ClassVar[int]
-    stamp: _values_pb2.Stamp
-    ballot: _values_pb2.Ballot
-    generation: _values_pb2.Generation
-    indexes: bytes
-    def __init__(self, stamp: _Optional[_Union[_values_pb2.Stamp, _Mapping]] = ..., ballot: _Optional[_Union[_values_pb2.Ballot, _Mapping]] = ..., generation: _Optional[_Union[_values_pb2.Generation, _Mapping]] = ..., indexes: _Optional[bytes] = ...) -> None: ...
 
 class Round(_message.Message):
     __slots__ = ("stamp", "ballot", "id", "contributions", "receivers", "holders", "voided", "bandwidths", "rows", "columns", "notice")
@@ -308,15 +288,13 @@ class Ping(_message.Message):
     def __init__(self, nonce: _Optional[bytes] = ...) -> None: ...
 
 class Envelope(_message.Message):
-    __slots__ = ("heartbeat", "prepare", "claim", "granted", "moved", "report", "evicted", "release", "round", "committed", "execute", "ping", "finding", "verdict", "sent", "pair", "missent")
+    __slots__ = ("heartbeat", "prepare", "granted", "moved", "member_state", "evicted", "round", "committed", "execute", "ping", "finding", "verdict", "sent", "pair", "missent")
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
     PREPARE_FIELD_NUMBER: _ClassVar[int]
-    CLAIM_FIELD_NUMBER: _ClassVar[int]
     GRANTED_FIELD_NUMBER: _ClassVar[int]
     MOVED_FIELD_NUMBER: _ClassVar[int]
-    REPORT_FIELD_NUMBER: _ClassVar[int]
+    MEMBER_STATE_FIELD_NUMBER: _ClassVar[int]
     EVICTED_FIELD_NUMBER: _ClassVar[int]
-    RELEASE_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
     COMMITTED_FIELD_NUMBER: _ClassVar[int]
     EXECUTE_FIELD_NUMBER: _ClassVar[int]
@@ -328,12 +306,10 @@ class Envelope(_message.Message):
     MISSENT_FIELD_NUMBER: _ClassVar[int]
     heartbeat: Heartbeat
     prepare: Prepare
-    claim: Claim
     granted: Granted
     moved: Moved
-    report: Report
+    member_state: MemberState
     evicted: Evicted
-    release: Release
     round: Round
     committed: Committed
     execute: Execute
@@ -343,4 +319,4 @@ class Envelope(_message.Message):
     sent: _values_pb2.Sent
     pair: Pair
     missent: Missent
-    def __init__(self, heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., prepare: _Optional[_Union[Prepare, _Mapping]] = ..., claim: _Optional[_Union[Claim, _Mapping]] = ..., granted: _Optional[_Union[Granted, _Mapping]] = ..., moved: _Optional[_Union[Moved, _Mapping]] = ..., report: _Optional[_Union[Report, _Mapping]] = ..., evicted: _Optional[_Union[Evicted, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., round: _Optional[_Union[Round, _Mapping]] = ..., committed: _Optional[_Union[Committed, _Mapping]] = ..., execute: _Optional[_Union[Execute, _Mapping]] = ..., ping: _Optional[_Union[Ping, _Mapping]] = ..., finding: _Optional[_Union[Finding, _Mapping]] = ..., verdict: _Optional[_Union[Verdict, _Mapping]] = ..., sent: _Optional[_Union[_values_pb2.Sent, _Mapping]] = ..., pair: _Optional[_Union[Pair, _Mapping]] = ..., missent: _Optional[_Union[Missent, _Mapping]] = ...) -> None: ...
+    def __init__(self, heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., prepare: _Optional[_Union[Prepare, _Mapping]] = ..., granted: _Optional[_Union[Granted, _Mapping]] = ..., moved: _Optional[_Union[Moved, _Mapping]] = ..., member_state: _Optional[_Union[MemberState, _Mapping]] = ..., evicted: _Optional[_Union[Evicted, _Mapping]] = ..., round: _Optional[_Union[Round, _Mapping]] = ..., committed: _Optional[_Union[Committed, _Mapping]] = ..., execute: _Optional[_Union[Execute, _Mapping]] = ..., ping: _Optional[_Union[Ping, _Mapping]] = ..., finding: _Optional[_Union[Finding, _Mapping]] = ..., verdict: _Optional[_Union[Verdict, _Mapping]] = ..., sent: _Optional[_Union[_values_pb2.Sent, _Mapping]] = ..., pair: _Optional[_Union[Pair, _Mapping]] = ..., missent: _Optional[_Union[Missent, _Mapping]] = ...) -> None: ...
