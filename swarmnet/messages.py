@@ -385,7 +385,8 @@ class OfGeneration(OfTerm):
 
 @dataclass(frozen=True, slots=True)
 class Prepare(OfTerm):
-    """Keeper to members: follow me (rule 13). Repeated as the keeper's heartbeat."""
+    """Leader to members: follow me (rule 13). Repeated on every heartbeat to a member that says no `MemberState` of
+    this term, and in a large stage, where not all hear the leader's heartbeats, to all."""
 
     given: Indexes = NONE
     """The indexes that somebody owns or has owned; told to the next in order alone. If this keeper dies, its successor

@@ -109,7 +109,8 @@ class Keeper:
         self.looks = True  # is there news that needs a look at everybody?
         self._looked_at = -math.inf
         self._missing: set[PeerId] = set()  # whose reports were awaited when I last looked at everybody
-        self._prepared: set[PeerId] = set()
+        self._prepared: dict[PeerId, Indexes] = {}  # who was told of the term, and which given indexes
+        self._echoed_at: dict[PeerId, float] = {}  # when a member last said a state of this term
         self._early: dict[tuple[PeerId, int], Generation] = {}
         self._waited_s: dict[PeerId, float] = {}  # for the report of a mate that I hear, in all
         self._waiting_at: dict[PeerId, float] = {}  # when I last found that I wait for it
@@ -125,6 +126,7 @@ class Keeper:
         """Enter what a member holds, then what it gives back, then assign what it wants (rules 3, 9, 10)."""
         if state.ballot != self.ballot:
             return []
+        self._echoed_at[peer] = now
         actions = self._hear(peer, state, now)
         if state.returns:
             actions += self._release(peer, state, now)
@@ -440,7 +442,7 @@ class Keeper:
         self._level, self.looks = False, True
         self.acks.pop(peer, None)
         self._told.pop(peer, None)
-        self._prepared.discard(peer)
+        self._prepared.pop(peer, None)
         self._progress.forget(peer)
         self._suspects.forget(peer)
         if not took_part:
@@ -670,13 +672,17 @@ class Keeper:
 
     def _prepare(self, live: set[PeerId], resend: bool, now: float) -> list[Action]:
         """live: mates left out as well; one that never hears of me would stand itself."""
-        fresh = live if resend else live - self._prepared
-        self._prepared |= live
-        if not fresh:
-            return []
-        told, heirs = Prepare(self.stamp, self.ballot), fresh.intersection(self._heirs(now))
-        full = Prepare(self.stamp, self.ballot, self.ledger.given()) if heirs else told
-        return [Send(peer, full if peer in heirs else told) for peer in sorted(fresh)]
+        due = live if resend else live - self._prepared.keys()
+        heirs = self._heirs(now) if due else []
+        actions: list[Action] = []
+        for peer in sorted(due):
+            given = self.ledger.given() - self.ledger.of(peer) if peer in heirs else NONE
+            # A member that says states of this term has heard of it. In a large stage not all hear my heartbeats.
+            echoed = now - self._echoed_at.get(peer, -math.inf) <= self.view.timers.settle_s
+            if not echoed or self.view.stage in self.view.sparse or self._prepared.get(peer) != given:
+                self._prepared[peer] = given
+                actions.append(Send(peer, Prepare(self.stamp, self.ballot, given)))
+        return actions
 
     def _heirs(self, now: float) -> list[PeerId]:
         """Myself, and who would keep after me: one of them has a use for what I have given."""

@@ -550,7 +550,7 @@ def test_a6_a_sum_counts_for_as_long_as_its_holder_lives():
     assert office.keeper.acks.keys() == {B}
     office.view.gone(B, now=0.5)
     actions = office.keeper.advance(now=0.5, resend=True)
-    assert not office.keeper.acks and told(actions, Prepare, ME)
+    assert not office.keeper.acks and not told(actions, Prepare, ME), "ME has said a state of this term"
     assert told(office.claim(ME, 0), Granted, ME)
 
 
