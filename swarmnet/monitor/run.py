@@ -314,8 +314,11 @@ class Watcher:
 
         some = sorted(ready, key=lambda each: self._shuffled(each.peer))[:_MOST_MANIFESTS]
         failed = lambda peer, error: None  # noqa: E731  # another one will have it
-        peers = [each.peer for each in some if each.stages or each.feeds]
-        manifest = await fetch_manifest(self._transport, self._onlooker.run, peers, on_failure=failed)
+
+        async def whom() -> list[PeerId]:
+            return [each.peer for each in some if each.stages or each.feeds]
+
+        manifest = await fetch_manifest(self._transport, self._onlooker.run, whom, on_failure=failed)
         if manifest is None:
             return ready
         self._onlooker.learn(manifest)

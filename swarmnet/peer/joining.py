@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from collections.abc import AsyncGenerator, Callable, Collection, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -151,7 +151,7 @@ async def reach(
         tell("swarm", _seen(run, directory, records))
         if isinstance(invitation, SwarmLink):
             path = _file(config, run)
-            manifest = await _manifest(path, run, identity, directory, records, tell, way_in)
+            manifest = await _manifest(path, run, identity, directory, tell, way_in)
             config = config.model_copy(update={"manifest": path})
         else:
             manifest = invitation
@@ -271,13 +271,7 @@ def _seen(run: RunId, directory: DhtDirectory, records: Sequence[Record]) -> str
 
 
 async def _manifest(
-    path: Path,
-    run: RunId,
-    identity: Identity,
-    directory: DhtDirectory,
-    records: Sequence[Record],
-    tell: Tell,
-    way_in: str,
+    path: Path, run: RunId, identity: Identity, directory: DhtDirectory, tell: Tell, way_in: str
 ) -> Manifest:
     """The manifest of `run`, from `path` if it is there already, else from whoever has it; then kept at `path`.
 
@@ -287,19 +281,26 @@ async def _manifest(
     if (kept := _kept(path, run)) is not None:
         tell("manifest", f"{_shape(kept)}; kept in {path}")
         return kept
-    # Through a relay only peers of the run speak to each other. Each relay can be dialled itself, and has the manifest.
-    able = [record for record in records if (record.stages or record.feeds) and not record.hidden]
-    addresses = {record.peer: record.addresses for record in able if record.addresses}
-    if not addresses:
+    addresses: dict[PeerId, tuple[str, ...]] = {}
+
+    async def whom() -> list[PeerId]:
+        # A flood of records may have been there before the record of whom we were told to ask: look again each time.
+        seen = _others(directory, await directory.records())
+        # Through a relay only peers of the run speak to each other. Each relay can be dialled, and has the manifest.
+        able = [record for record in seen if (record.stages or record.feeds) and not record.hidden]
+        addresses.update({record.peer: record.addresses for record in able if record.addresses})
+        peers = list(addresses)
+        random.shuffle(peers)
+        # Records cost nothing, and a thousand may name peers that never answer: who answered in the DHT comes first.
+        peers.sort(key=lambda peer: (peer not in directory.met, peer not in directory.neighbours))
+        return peers
+
+    if not await whom():
         raise UsageError(
             f"nobody who serves a stage of run {run[:12]} is announced, so nobody can give its manifest: "
             f"{f'{way_in}; ask for a link to a peer that is up now' if way_in else 'wait until a peer of it is up'}, "
             "or join with the manifest's file: swarmnet join run.toml --bootstrap ADDRESS"
         )
-    peers = list(addresses)
-    random.shuffle(peers)
-    # Records cost nothing, and a thousand may name peers that never answer: whose DHT node has answered comes first.
-    peers.sort(key=lambda peer: (peer not in directory.met, peer not in directory.neighbours))
     failures: list[str] = []
 
     def failed(peer: PeerId, error: SwarmError) -> None:
@@ -309,11 +310,11 @@ async def _manifest(
 
     transport = GrpcTransport(identity, None, addresses=lambda peer: addresses.get(peer, ()), listens=False)
     async with transport:
-        manifest = await fetch_manifest(transport, run, peers, on_failure=failed)
+        manifest = await fetch_manifest(transport, run, whom, on_failure=failed)
     if manifest is None:
         raise UsageError(
-            f"none of {counted(len(peers), 'peer')} gave the manifest of run {run[:12]} ({failures[-1]}): join with "
-            "its file instead, swarmnet join run.toml --bootstrap ADDRESS"
+            f"none of {counted(len(addresses), 'peer')} gave the manifest of run {run[:12]} ({failures[-1]}): join "
+            "with its file instead, swarmnet join run.toml --bootstrap ADDRESS"
         )
     _keep(path, manifest)
     tell("manifest", f"{_shape(manifest)}; its hash is the run's id, kept in {path}")
@@ -431,26 +432,34 @@ BUSY_S, _ROUNDS = 2.0, 10
 
 
 async def fetch_manifest(
-    transport: Transport, run: RunId, peers: Sequence[PeerId], *, on_failure: Callable[[PeerId, SwarmError], None]
+    transport: Transport,
+    run: RunId,
+    whom: Callable[[], Awaitable[Sequence[PeerId]]],
+    *,
+    on_failure: Callable[[PeerId, SwarmError], None],
 ) -> Manifest | None:
-    """Ask `peers` in order for the manifest of `run`, who is busy again; None if none of them had it.
+    """Ask for the manifest of `run`, who is busy again; None if nobody had it.
 
+    whom() says whom to ask, best first, and is called before each of them is asked.
     on_failure(peer, error) is told why each in vain: PeerGone, PeerTimeout, Refused, or BadMessage (it lied, or has
     another version of swarmnet).
     """
+    asked: set[PeerId] = set()
     for round_ in range(_ROUNDS):
-        busy: list[PeerId] = []
-        for peer in peers:
+        busy: set[PeerId] = set()
+        while (peer := next((each for each in await whom() if each not in asked), None)) is not None:
+            asked.add(peer)
             try:
                 answer = await ask(transport, peer, ManifestRequest(), patience=lambda: PATIENCE_S)
                 if isinstance(answer, Busy):
-                    busy.append(peer)
+                    busy.add(peer)
                     raise PeerTimeout("it is busy with other newcomers", peer=peer)
                 return genuine(expect(answer, ManifestData, peer).toml, run, peer=peer)
             except SwarmError as error:
                 on_failure(peer, error)
-        if not (peers := busy) or round_ == _ROUNDS - 1:
+        if not busy or round_ == _ROUNDS - 1:
             break
+        asked -= busy
         await asyncio.sleep(BUSY_S * random.uniform(0.5, 1.5))
     return None
 

@@ -64,14 +64,12 @@ class Scripted:
 
 def fetch(*peers: str) -> tuple[Manifest | None, list[PeerId], dict[str, SwarmError]]:
     transport, failures = Scripted(), {}
-    found = asyncio.run(
-        fetch_manifest(
-            transport,
-            RUN,
-            [PeerId(peer) for peer in peers],
-            on_failure=lambda peer, error: failures.update({peer: error}),
-        )
-    )
+
+    async def whom() -> list[PeerId]:
+        return [PeerId(peer) for peer in peers if peer != "late" or transport.asked]
+
+    on_failure = lambda peer, error: failures.update({peer: error})  # noqa: E731
+    found = asyncio.run(fetch_manifest(transport, RUN, whom, on_failure=on_failure))
     return found, transport.asked, failures
 
 
@@ -94,6 +92,11 @@ def test_one_honest_peer_is_enough_and_the_others_are_named(monkeypatch: pytest.
 
 def test_the_first_genuine_answer_ends_it() -> None:
     assert fetch("reformatted", "liar") == (MANIFEST, ["reformatted"], {})
+
+
+def test_who_appears_meanwhile_is_asked_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(SAYS, "late", SAYS["honest"])
+    assert fetch("late", "dead", "confused")[:2] == (MANIFEST, ["dead", "late"])
 
 
 def test_who_is_busy_is_asked_again_and_not_accused(monkeypatch: pytest.MonkeyPatch) -> None:
