@@ -15,7 +15,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -53,7 +53,8 @@ MEMBERS = 3
 _PROBE_S = 0.5
 _BULK_S = 5.0
 """A dial takes some round trips; one that a firewall drops takes for ever."""
-_LOOKS = 3  # tries to hear from two members where calls of this machine come from
+_LOOKS = 4  # tries to hear from two members where calls of this machine come from
+_BETWEEN_LOOKS_S = 2.0
 _SIZES = {"cuda": 4096, "cpu": 1024}
 """Of the matrices that are multiplied: large enough that waiting for the device does not count."""
 
@@ -223,7 +224,7 @@ async def _beside(endpoint: Endpoint, terms: RunTerms, found: Callable[[Row], No
             found(checkup.line(peer, line.round_trip_s, line.up_bytes_per_s, line.down_bytes_per_s))
         if (offset := transport.clock_offset_s(peer)) is not None:
             offsets[peer] = offset + CLOCK.ahead_s()  # the system's clock is what its owner can set
-    await _nat(endpoint, [record.peer for record in serving if not record.hidden], how, found)
+    await _nat(endpoint, mine, how, found)
     found(checkup.clock(offsets, terms.max_clock_offset_s))
 
 
@@ -236,12 +237,17 @@ async def _bulk_callers(transport: GrpcTransport, how: str) -> frozenset[PeerId]
     return transport.bulk_callers
 
 
-async def _nat(endpoint: Endpoint, members: Sequence[PeerId], how: str, found: Callable[[Row], None]) -> None:
-    sight = Sight(("", 0), ())
-    for _ in range(_LOOKS):
+async def _nat(endpoint: Endpoint, mine: PeerId | None, how: str, found: Callable[[Row], None]) -> None:
+    sight, members = Sight(("", 0), ()), list[PeerId]()
+    for look in range(_LOOKS):
+        # A busy member may have been late, as may its record.
+        if look:
+            await asyncio.sleep(_BETWEEN_LOOKS_S)
+        records = await endpoint.directory.records(at_once=True)
+        serving = [record for record in records if record.stages and record.peer not in (endpoint.me, mine)]
+        members = [record.peer for record in serving if not record.hidden]
         with contextlib.suppress(SwarmError, TimeoutError):  # nobody can tell
             sight = await endpoint.transport.sight(members)
-        # A busy member may have been late.
         if sight.kind() != "unknown":
             break
     # The port says nothing of a second router behind the one at home; the way to a member does.

@@ -285,7 +285,7 @@ async def _manifest(
 
     async def whom() -> list[PeerId]:
         # A flood of records may have been there before the record of whom we were told to ask: look again each time.
-        seen = _others(directory, await directory.records())
+        seen = _others(directory, await directory.records(at_once=True))
         # Through a relay only peers of the run speak to each other. Each relay can be dialled, and has the manifest.
         able = [record for record in seen if (record.stages or record.feeds) and not record.hidden]
         addresses.update({record.peer: record.addresses for record in able if record.addresses})
