@@ -25,6 +25,7 @@ a message which no peer of a run needs is refused by its length, before it is pa
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import math
@@ -38,6 +39,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 import numpy as np
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import Message
+from google.protobuf.message_factory import GetMessageClass
 
 from swarmnet.bounds import MAX_INDEXES, Between, Bounds, Entries, Size
 from swarmnet.ids import Chain, Generation, PeerId, RunId
@@ -47,6 +49,9 @@ KEY_BYTES, MAX_NUMBER = 32, 1 << 53
 
 TAG_BYTES, VARINT_BYTES, LENGTH_BYTES = 2, 10, 4
 """What protobuf adds at most: a field's number (below 2048), a number, the length of what follows."""
+
+_SMALL_BYTES, _MOST_KNOWN = 128, 256
+"""Messages inside others of at most so many bytes are read once; so many of each kind are remembered."""
 
 
 class Wrong(ValueError):
@@ -223,6 +228,11 @@ class Struct:
 
     make: type
     fields: dict[str, Kind]
+    unset: frozenset[str]
+    """Fields that need not be written where they are 0 or empty, which they read as then."""
+    known: tuple[Callable[[bytes], Any], Callable[[Any], bytes]] | None = None
+    """Of a small message: what bytes hold, and the bytes of a value. Most messages of a step have the same stamp and
+    the same ballot, which would cost more than all else in them."""
     optional: bool = False
     """None stands for a message that is not set."""
 
@@ -237,15 +247,22 @@ class Struct:
         values = value if self.make is tuple else [getattr(value, name) for name in self.fields]
         for (name, kind), part in zip(self.fields.items(), values, strict=True):
             # Each field asserts its bound: our own mistake never leaves this process.
-            kind.write(message, name, part)
+            if part or name not in self.unset:
+                kind.write(message, name, part)
 
     def append(self, repeated: Any, name: str, value: Any) -> None:
         """Write one more entry of a repeated field."""
         self.fill(repeated.add(), value)
 
     def write(self, message: Message, name: str, value: Any) -> None:
-        if value is not None:
-            self.fill(getattr(message, name), value)
+        if value is None:
+            return
+        inner = getattr(message, name)
+        if self.known is None:
+            self.fill(inner, value)
+        else:
+            inner.SetInParent()
+            inner.MergeFromString(self.known[1](value))
 
     def read(self, message: Message, name: str) -> Any:
         if message.HasField(name):
@@ -269,7 +286,7 @@ class Struct:
     def unpacked(self, name: str, message: Message) -> Any:
         """What the message holds, which is in another one as `name`. Raises Wrong."""
         try:
-            return self.take(message)
+            return self.take(message) if self.known is None else self.known[0](message.SerializeToString())
         except Wrong as wrong:
             raise wrong.inside(name) from None
 
@@ -440,7 +457,33 @@ def struct_of(make: type, mirror: Descriptor, bounds: Bounds) -> Struct:
     # At import, so that a field without its counterpart cannot be released.
     if set(hints) != set(mirror.fields_by_name):
         raise TypeError(f"{make.__name__} and {mirror.full_name} have other fields: {hints.keys()}")
-    return Struct(make, {name: _kind(hint, mirror.fields_by_name[name], bounds) for name, hint in hints.items()})
+    return _struct(
+        make, {name: _kind(hint, mirror.fields_by_name[name], bounds) for name, hint in hints.items()}, mirror
+    )
+
+
+def _struct(make: type, fields: dict[str, Kind], mirror: Descriptor) -> Struct:
+    empty, unset = GetMessageClass(mirror), set[str]()
+    for name, kind in fields.items():
+        with contextlib.suppress(Wrong):
+            # -0.0 must arrive as it is, and an empty table is a message.
+            if not isinstance(kind.read(empty(), name), float | Mapping):
+                unset.add(name)
+    found = Struct(make, fields, frozenset(unset))
+    if found.most_bytes > _SMALL_BYTES:
+        return found
+
+    @functools.lru_cache(_MOST_KNOWN)
+    def read(data: bytes) -> Any:
+        return found.take(empty.FromString(data))
+
+    @functools.lru_cache(_MOST_KNOWN)
+    def write(value: Any) -> bytes:
+        message = empty()
+        found.fill(message, value)
+        return message.SerializeToString()
+
+    return dataclasses.replace(found, known=(read, write))
 
 
 def _kind(hint: Any, field: FieldDescriptor, bounds: Bounds) -> Kind:
@@ -468,7 +511,7 @@ def _message(hint: Any, mirror: Descriptor, bounds: Bounds) -> Struct:
     if isinstance(hint, type) and dataclasses.is_dataclass(hint):
         return struct_of(hint, mirror, bounds)
     pairs = zip(get_args(hint), mirror.fields, strict=True)
-    return Struct(tuple, {field.name: _kind(each, field, bounds) for each, field in pairs})
+    return _struct(tuple, {field.name: _kind(each, field, bounds) for each, field in pairs}, mirror)
 
 
 def _columns(hints: tuple[Any, ...], mirror: Descriptor, bounds: Bounds) -> Columns:
