@@ -8,7 +8,6 @@ whoever brings it, and kept.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from swarmnet.ids import Ballot, PeerId
@@ -17,12 +16,14 @@ from swarmnet.manifest.schema import NO_DELAY, Delay
 from swarmnet.messages import (
     LARGEST_LOSS,
     LARGEST_NORM,
+    NONE,
     Commit,
     Committed,
     Evicted,
     Execute,
     Granted,
     Heartbeat,
+    Indexes,
     MemberState,
     Moved,
     Prepare,
@@ -68,7 +69,8 @@ def refusal(sender: PeerId, message: StepControl, shape: Shape, promised: Ballot
     ahead = message.ballot.number - (promised.number if promised is not None else 0)
     if ahead > MAX_BALLOT_AHEAD:
         return "a ballot far ahead of all others"
-    if any(not 0 <= index < shape.num_microbatches for index in _indexes(message)):
+    indexes = _indexes(message)
+    if indexes and not 0 <= min(indexes) <= max(indexes) < shape.num_microbatches:
         return "no such microbatch"
     if isinstance(message, Round):
         notice = _notice(message.notice, message.stamp.step, shape) if message.notice else None
@@ -113,19 +115,15 @@ def _notice(text: str, step: int, shape: Shape) -> str | None:
     return None if found.since == step else "a notice that begins at another step"
 
 
-def _indexes(message: StepControl) -> Iterable[int]:
+def _indexes(message: StepControl) -> Indexes:
     match message:
         case Prepare():
-            yield from message.given
+            return message.given
         case Granted() | Moved() | Execute():
-            yield message.index
+            return frozenset({message.index})
         case MemberState():
-            yield from message.owned
-            yield from message.summed
-            yield from message.non_finite
-            yield from message.wants
-            yield from message.returns
+            return message.owned.union(message.summed, message.non_finite, message.wants, message.returns)
         case Round():
-            yield from message.voided
-            for _, _, indexes in message.contributions:
-                yield from indexes
+            return message.voided.union(*(indexes for _, _, indexes in message.contributions))
+        case _:
+            return NONE

@@ -22,11 +22,11 @@ class Progress:
     def __init__(self) -> None:
         self._moved: dict[PeerId, tuple[int, float]] = {}
 
-    def hear(self, peer: PeerId, report: MemberState, *, now: float) -> None:
-        """A member's count of jobs; a member that has summed all that it owns need not move."""
+    def hear(self, peer: PeerId, jobs: int, left: int, *, now: float) -> None:
+        """A member's count of jobs; a member that has nothing left to accumulate need not move."""
         before = self._moved.get(peer)
-        if before is None or before[0] != report.progress or report.owned <= report.summed:
-            self._moved[peer] = (report.progress, now)
+        if before is None or before[0] != jobs or not left:
+            self._moved[peer] = (jobs, now)
 
     def forget(self, peer: PeerId) -> None:
         """That member is another now: it has the whole time again to show some."""
@@ -58,15 +58,11 @@ class IdleWork:
         self._until: dict[int, float] = {}  # when an order is given to another member
         self._instead: dict[int, PeerId] = {}
         self._tried: dict[int, set[PeerId]] = {}
-        self.at_work: dict[PeerId, int] = {}  # owned and not summed yet, by the last report
+        self.at_work: dict[PeerId, int] = {}  # owned and not summed yet, by the last state
 
     def flow(self, *, now: float) -> None:
         """Something was claimed or freed: the step moves by itself."""
         self._flow_at = now
-
-    def hear(self, peer: PeerId, report: MemberState) -> None:
-        """How much a member still has to do."""
-        self.at_work[peer] = len(report.owned - report.summed)
 
     def instead(self, index: int, members: Sequence[PeerId], *, now: float) -> tuple[PeerId, list[Action]]:
         """The member that executes an index begun by a mate that sits out; an order for it, unless one is fresh."""

@@ -85,6 +85,7 @@ class Keeper:
         self.acks: dict[PeerId, Commit] = {}  # what members have signed, whichever round it is of
         self._told_sums: dict[PeerId, tuple[Ack, Commit]] = {}
         self._reports: dict[PeerId, MemberState] = {}  # the last whole one of each
+        self._remaining: dict[PeerId, int] = {}  # what the member of such a state owns and has not accumulated
         self._asked: dict[PeerId, float] = {}  # whom I have asked for a whole one, and when
         self._held_at = now  # the last one of them
         self._began_at = now
@@ -180,13 +181,10 @@ class Keeper:
             # It refers to a report that I never had: I have just begun to keep, or that one was lost.
             if last is None or (last.generation, last.revision) != (report.generation, report.revision):
                 return self._ask(peer, now)
-            whole = replace(last, progress=report.progress, trouble=report.trouble)
             if self.members.get(peer) == report.generation and peer not in self.sitting:
-                self._progress.hear(peer, whole, now=now)
-                self._idle.hear(peer, whole)  # an order that it did not take is no work any more
-                self._suspects.hear(peer, whole, now=now)
+                self._hear_work(peer, report, self._remaining[peer], now)
                 return []
-            return self._enter(peer, whole, now)
+            return self._enter(peer, replace(last, progress=report.progress, trouble=report.trouble), now)
         if last is not None and last.generation == report.generation and report.revision < last.revision:
             return []  # overtaken by a newer one
         if report.line is None:
@@ -195,6 +193,13 @@ class Keeper:
             report = replace(report, line=last.line)
         self._reports[peer] = report
         return self._enter(peer, report, now)
+
+    def _hear_work(self, peer: PeerId, report: MemberState, left: int, now: float) -> None:
+        """left: how many indexes the member owns and has not accumulated."""
+        self._remaining[peer] = left
+        self._progress.hear(peer, report.progress, left, now=now)
+        self._idle.at_work[peer] = left  # an order that it did not take is no work any more
+        self._suspects.hear(peer, report.trouble, left, now=now)
 
     def _ask(self, peer: PeerId, now: float) -> list[Action]:
         """Have a member say again what it holds; once for all of its reports under way."""
@@ -219,10 +224,8 @@ class Keeper:
         if peer in self.sitting:
             self._hear_sum(peer, report, now)
             return [self._void(peer, report.generation)] if report.owned else []
-        self._progress.hear(peer, report, now=now)
-        self._idle.hear(peer, report)
+        self._hear_work(peer, report, len(report.owned - report.summed), now)
         self._builder.measured(peer, report.line or UNMEASURED)
-        self._suspects.hear(peer, report, now=now)
         self.looks |= self._non_finite.hear(peer, report)
         self._hear_sum(peer, report, now)
         overlaps = self.ledger.overlaps(peer, report.owned)

@@ -281,6 +281,8 @@ class OpenStep:
     def receive(self, peer: PeerId, message: StepMessage, *, now: float) -> list[Action]:
         """A message under this step's stamp from a replica of my stage."""
         match message:
+            case MemberState():
+                return self._to_keeper(peer, message, now)
             case Prepare():
                 return self._on_prepare(peer, message, now)
             case Granted():
@@ -293,8 +295,6 @@ class OpenStep:
                 return self._on_round(message, now)
             case Execute():
                 return [act.TakeIndex(self.stamp.step, message.index)] if message.ballot == self.promised else []
-            case MemberState():
-                return self._to_keeper(peer, message, now)
 
     def inherit(self, commits: tuple[Commit, ...]) -> None:
         """Take over the commits that came with the state: its donor believed them."""

@@ -22,7 +22,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from swarmnet.ids import PeerId, RoundId
-from swarmnet.messages import MemberState, Trouble
+from swarmnet.messages import Trouble
 from swarmnet.step.lines import BrokenLines
 
 
@@ -61,14 +61,14 @@ class SuspectGraph:
         self._round, self._began, self._since = round_id, now, None
         self._reports = {}
 
-    def hear(self, peer: PeerId, report: MemberState, *, now: float) -> None:
-        """A member's report. While it computes, nothing that it sends is overdue."""
-        if report.owned <= report.summed:
+    def hear(self, peer: PeerId, trouble: Trouble | None, left: int, *, now: float) -> None:
+        """A member's report. While it has something left to accumulate, nothing that it sends is overdue."""
+        if not left:
             self._ready.setdefault(peer, now)
         else:
             self._ready.pop(peer, None)
-        if report.trouble is not None and report.trouble.id == self._round:
-            self._reports[peer] = report.trouble
+        if trouble is not None and trouble.id == self._round:
+            self._reports[peer] = trouble
         else:
             self._reports.pop(peer, None)
 

@@ -6,10 +6,9 @@ import itertools
 
 from hypothesis import given
 from hypothesis import strategies as st
-from stage_table import CHAIN
 
-from swarmnet.ids import Ballot, Generation, PeerId, RoundId
-from swarmnet.messages import NONE, Late, MemberState, Stamp, Trouble
+from swarmnet.ids import Ballot, PeerId, RoundId
+from swarmnet.messages import NONE, Late, Trouble
 from swarmnet.step.lines import BrokenLines
 from swarmnet.step.suspects import CutAgain, Leave, SuspectGraph
 
@@ -52,8 +51,7 @@ class Stage:
     ) -> None:
         found = tuple(Late(each, owes, allowed_s) for each in late)
         trouble = Trouble(of or self.round, found, refused) if late or refused else None
-        report = MemberState(Stamp(3, 0, CHAIN), BALLOT, Generation(1, 0), owned, NONE, None, None, 0, trouble=trouble)
-        self.graph.hear(peer, report, now=now)
+        self.graph.hear(peer, trouble, len(owned), now=now)
 
     def decision(self, now: float) -> Leave | CutAgain | None:
         return self.graph.decide([self.members], step=self.step, now=now)
