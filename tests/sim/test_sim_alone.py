@@ -77,8 +77,8 @@ def run(lie: str, stage: int, others: str = "") -> dict[str, set[PeerId]]:
 def test_a_gross_lie_of_one_that_is_alone_costs_it_its_place_at_whoever_looks(lie: str, stage: int) -> None:
     told = run(lie, stage)
     assert told["weighed"] == told["strike"] == {ALONE}
-    # Up to rounding nothing is proven.
-    assert not told.keys() & {"convicted", "withheld"}
+    # Up to rounding nothing is proven. (Who is left out drops its works, and may be asked for one of them later.)
+    assert "convicted" not in told
 
 
 def test_an_honest_one_is_weighed_and_left_alone() -> None:

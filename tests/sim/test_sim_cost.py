@@ -39,7 +39,7 @@ def load_of_large() -> Load:
 
 def simulated_s(load: Load, way: Way) -> float:
     """Seconds a step, in steady state."""
-    return accuracy.simulated(accuracy.Fleet("", load, SITE, way))[0]
+    return accuracy.simulated(accuracy.Fleet("", load, SITE, way), steps=8)[0]
 
 
 @pytest.mark.parametrize(

@@ -16,23 +16,26 @@ KIN = (PeerId("s1.3"), PeerId("s1.4"))
 PLAN = Plan(stages=2, replicas=3, microbatches=12, steps=12, audit=Audits(microbatches=0.3, contributions=0.0))
 
 
-def swarm_of(*kin: PeerId, plan: Plan = PLAN) -> Swarm:
+def swarm_of(*kin: PeerId, plan: Plan = PLAN, seed: int = 1) -> Swarm:
     """These are run by one operator, the others by one each."""
-    swarm = Swarm(plan, 1)
+    swarm = Swarm(plan, seed)
     swarm.operators = dict.fromkeys(kin, 7)
     return swarm
 
 
 def looks(*kin: PeerId) -> Counter[tuple[bool, bool]]:
     """Audits by whether the auditor is of KIN, and whether the audited is."""
-    swarm, found = swarm_of(*kin), Counter[tuple[bool, bool]]()
+    found = Counter[tuple[bool, bool]]()
 
     def look(peer: PeerId, event: str, fields: dict[str, Any]) -> None:
         if event == "audited" and fields["stage"] == 1:
             found[peer in KIN, fields["peer"] in KIN] += 1
 
-    swarm.hooks.append(look)
-    swarm.run()
+    # Few are drawn in one run.
+    for seed in range(4):
+        swarm = swarm_of(*kin, seed=seed)
+        swarm.hooks.append(look)
+        swarm.run()
     return found
 
 
