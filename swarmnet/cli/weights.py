@@ -205,13 +205,13 @@ def export(run: str, target: Path, directories: tuple[Path, ...], step: int | No
     # Weights may take an hour to fetch.
     check_writable(target.parent, "OUT")
     notes: list[str] = []
-    with weights_of(
-        run,
-        directories,
-        step,
-        say=lambda phase, words: click.echo(f"{phase:<10} {words}"),
-        agreed=lambda manifest, base: notes.extend(_notes(like, _began(manifest, base, like), manifest)),
-    ) as found:
+
+    def agreed(manifest: Manifest, base: Path | None) -> None:
+        _tokenizer(manifest, base)  # refuses early
+        notes.extend(_notes(like, _began(manifest, base, like), manifest))
+
+    say = lambda phase, words: click.echo(f"{phase:<10} {words}")  # noqa: E731
+    with weights_of(run, directories, step, say=say, agreed=agreed) as found:
         from swarmnet.model.huggingface.write import brought, write_model
 
         manifest, base = found.manifest, found.base

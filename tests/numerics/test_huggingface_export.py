@@ -14,6 +14,8 @@ import pytest
 import torch
 from safetensors import SafetensorError
 from stage_chain import StageChain, compute_thread, tiny, weights_of
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 from torch import Tensor
 
 from swarmnet.cli.frame import run
@@ -380,3 +382,14 @@ def test_where_nothing_can_be_written_is_said_before_weights_are_looked_for(
         assert run(["export", "run.toml", target]) == 2
         err = capsys.readouterr().err
         assert err.count("\n") == 1 and words in err, err
+
+
+def test_another_tokenizer_is_said_before_weights_are_looked_for(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Tokenizer(WordLevel({"a": 0, "?": 1}, unk_token="?")).save(str(here / "words.json"))
+    data = tiny(2, model=MODEL).data.model_copy(update={"tokenizer": "words.json", "tokenizer_sha256": "0" * 64})
+    (here / "run.toml").write_text(to_toml(tiny(2, model=MODEL).model_copy(update={"data": data})))
+    assert run(["export", "run.toml", "out"]) == 2
+    err = capsys.readouterr().err
+    assert "is not the tokenizer the run was made with" in err and err.count("\n") == 1, err
