@@ -1,7 +1,7 @@
 """Our way of `benchmarks/averaging.py`: an exchange over the real transport, and as much of a keeper as a round needs.
 
 A round as a run has it: every member reports to the keeper that its microbatches are summed; when all have, the keeper
-tells them the `Round`; they exchange, check and digest, and report what they hold; when all hold the same, the keeper
+tells them the round; they exchange, check and digest, and report what they hold; when all hold the same, the keeper
 tells them the `Committed`. That is what group forming is here. When a member's process is gone the keeper opens the
 next round without it.
 """
@@ -30,10 +30,11 @@ from swarmnet.messages import (
     Finished,
     Indexes,
     LineQuality,
+    MemberState,
     Part,
-    Report,
     Request,
     Round,
+    StagePlan,
     Stamp,
 )
 from swarmnet.net.grpc_transport import GrpcTransport
@@ -119,7 +120,7 @@ class Keeper:
         self._builder: RoundBuilder | None = None  # of the step under way
         self._current: Round | None = None
 
-    def heard(self, member: PeerId, report: Report) -> None:
+    def heard(self, member: PeerId, report: MemberState) -> None:
         """A member has summed its microbatches, or holds the finished sum."""
         if report.ack is None:
             self._lines[member] = report.line or UNMEASURED
@@ -143,9 +144,9 @@ class Keeper:
     def _open(self, opening: RoundBuilder) -> None:
         self._holding.clear()
         self._current = opening.open(self._shares.live.keys(), cast(Ledger, self._shares))
-        self._tell_all(self._current)
+        self._tell_all(StagePlan(self._current.stamp, self._ballot, attempt=self._current))
 
-    def _tell_all(self, message: Round | Committed) -> None:
+    def _tell_all(self, message: StagePlan | Committed) -> None:
         for peer in self._shares.live:
             self._tell(peer, message)
 
@@ -161,7 +162,7 @@ class Member:
         self._compute = ComputeThread()
         self._exchanges: dict[str, tuple[Exchange, VectorSum]] = {}
         self._codec = ""
-        self._told: asyncio.Queue[Round | Committed] = asyncio.Queue()
+        self._told: asyncio.Queue[StagePlan | Committed] = asyncio.Queue()
         self._ballot: Ballot
         self._keeper: Keeper
         self.dies_after_s: float | None = None
@@ -203,14 +204,15 @@ class Member:
         summing: asyncio.Task[tuple[float, float, Finished]] | None = None
         async with asyncio.TaskGroup() as group:
             self._report(stamp, None, exchange.meter.line)
-            while isinstance(heard := await self._told.get(), Round):
+            while isinstance(heard := await self._told.get(), StagePlan):
                 if summing is not None:
                     summing.cancel()
                     exchange.close()
                 if self.dies_after_s is not None:
                     asyncio.get_running_loop().call_later(self.dies_after_s, die)
-                current, rounds = heard, rounds + 1
-                summing = group.create_task(self._sum(exchange, heard))
+                assert heard.attempt is not None
+                current, rounds = heard.attempt, rounds + 1
+                summing = group.create_task(self._sum(exchange, current))
             ended = time.monotonic()
         assert summing is not None and heard.commit.step == number
         *phase, finished = summing.result()
@@ -237,7 +239,7 @@ class Member:
     def _report(self, stamp: Stamp, finished: Finished | None, line: LineQuality = UNMEASURED) -> None:
         mine = frozenset({self.everyone.index(self.me)})
         ack = ack_of(finished) if finished is not None else None
-        self._tell(self._ballot.peer, Report(stamp, self._ballot, GENERATION, mine, mine, ack, None, 1, line=line))
+        self._tell(self._ballot.peer, MemberState(stamp, self._ballot, GENERATION, mine, mine, ack, None, 1, line=line))
 
     def _sent(self) -> int:
         return sum(int(str(row["sent"])) for row in self.transport.traffic.rows())
@@ -246,10 +248,10 @@ class Member:
 
     def on_tell(self, caller: PeerId, message: Control) -> None:
         """To the keeper, or from it."""
-        if isinstance(message, Report):
+        if isinstance(message, MemberState):
             self._keeper.heard(caller, message)
         else:
-            assert isinstance(message, Round | Committed)
+            assert isinstance(message, StagePlan | Committed)
             self._told.put_nowait(message)
 
     async def on_call(self, caller: PeerId, request: Request, payload: ReadPayload) -> AsyncGenerator[Answer, None]:

@@ -10,7 +10,7 @@ import statistics
 from typing import Any
 
 from swarmnet.ids import PeerId
-from swarmnet.messages import Control, Round
+from swarmnet.messages import Control, StagePlan
 from swarmnet.simulate.plan import Plan
 from swarmnet.simulate.swarm import Swarm
 
@@ -29,8 +29,8 @@ def measure_uneven(peers: int, ratio: int, parameters: int) -> Found:
     tell = swarm.network.tell
 
     def watched(sender: PeerId, peer: PeerId, message: Control) -> None:
-        if isinstance(message, Round):
-            cut[message.stamp.step] = len(set(message.bandwidths)) > 1
+        if isinstance(message, StagePlan) and message.attempt is not None:
+            cut[message.stamp.step] = len(set(message.attempt.bandwidths)) > 1
         tell(sender, peer, message)
 
     async def narrow(swarm: Swarm) -> None:

@@ -40,7 +40,7 @@ from typing import Any, NoReturn
 from swarmnet.bounds import Bounds
 from swarmnet.ids import Ballot, Chain, Generation, PeerId, RoundId
 from swarmnet.manifest.timers import Timers
-from swarmnet.messages import Control, Finished, Heartbeat, MemberState, Round, Stamp
+from swarmnet.messages import Control, Finished, Heartbeat, MemberState, Round, StagePlan, Stamp
 from swarmnet.net.grpc_link import MessageWriter
 from swarmnet.net.identity import Identity
 from swarmnet.step import actions as act
@@ -249,7 +249,8 @@ class Stage:
         if sender != receiver:
             began = time.thread_time()
             num_bytes = len(self._written(message))
-            self.cpu_s[sender][kind or f"write {type(message).__name__}"] += time.thread_time() - began
+            is_answer = isinstance(message, StagePlan) and message.assigned
+            self.cpu_s[sender][kind or ("write answer" if is_answer else "write")] += time.thread_time() - began
             self.sent[sender] += num_bytes
             self.received[receiver] += num_bytes
             what = type(message).__name__
@@ -279,7 +280,7 @@ def measure(replicas: int, microbatches: int) -> Found:
     return {
         "replicas": replicas,
         "microbatches": microbatches,
-        "claims_per_s": round(heard["claim"] / (spent["claim"] + spent["write Granted"])),
+        "claims_per_s": round(heard["claim"] / (spent["claim"] + spent["write answer"])),
         "report_ms": round(1000 * spent["MemberState"] / heard["MemberState"], 3),
         "keeper_cpu": round(cpu_s, 4),
         "keeper_share": round(cpu_s / STEP_S, 4),
@@ -290,7 +291,7 @@ def measure(replicas: int, microbatches: int) -> Found:
         "heartbeat_share": round(beating_s / beat_s, 4),
         "messages": stage.messages.total() - stage.messages["Heartbeat"],
         "by_kind": dict(sorted(stage.messages.items())),
-        "round_bytes": stage.longest["Round"],
+        "round_bytes": stage.longest["StagePlan"],
         "certificate_bytes": stage.longest["Committed"],
         "quiet_report_bytes": quiet_report,
     }

@@ -5,7 +5,7 @@
 The graph of heartbeats is made as in production, for a stage and two of the same size beside it. Messages are written
 and packed as on one link (`wire.deflate`), in the order of a step: heartbeats when they are due, and one for each of
 the ten ticks in which commits of the other stages become known; a certificate of each of 100 stages once, with the
-question for it. reports: to the keeper twice a second, and its `Prepare`. pings: those that go with heartbeats and
+question for it. reports: to the leader twice a second, and its plans. pings: those that go with heartbeats and
 reports, and their answers. records: what a peer reads of others' records, by the production pace (`ReadPace`), of the
 parts that lie near it. all_to_all: what heartbeats would be if all heard all twice a second, as they are written.
 Claims and rounds are not in it (`benchmarks/control.py`), nor what gRPC, TLS and TCP add. exponents: of R, from 100
@@ -35,7 +35,7 @@ from swarmnet.messages import (
     Control,
     Heartbeat,
     MemberState,
-    Prepare,
+    StagePlan,
     Stamp,
     first_of,
     roll_of,
@@ -134,16 +134,16 @@ def packed_bytes(steps: Sequence[Sequence[Control]]) -> int:
 
 
 def report_bytes(keeper: PeerId, step_s: float) -> int:
-    """Of a step's reports of one member, and of the keeper's `Prepare`."""
+    """Of a step's states of one member, and of the leader's plans, which say no more than their term."""
     ballot, ticks = Ballot(0, keeper), round(step_s / Timers().beat_s)
     steps: list[list[Control]] = []
-    prepares: list[list[Control]] = []
+    plans: list[list[Control]] = []
     for step in (1000, 1001):
         stamp, generation = Stamp(step, 50, chain_of(step)), Generation(1 << 61, step)
         said = (stamp, ballot, generation, NONE, NONE, None, None)
         steps.append([MemberState(*said, progress, line=None, whole=False) for progress in range(ticks)])
-        prepares.append([Prepare(stamp, ballot)] * ticks)
-    return packed_bytes(steps) + packed_bytes(prepares)
+        plans.append([StagePlan(stamp, ballot)] * ticks)
+    return packed_bytes(steps) + packed_bytes(plans)
 
 
 def commit_bytes(names: frozenset[PeerId]) -> float:

@@ -30,25 +30,21 @@ from swarmnet.messages import (
     Commit,
     Committed,
     Control,
-    Evicted,
-    Execute,
     Finished,
     Gradient,
-    Granted,
     Heartbeat,
     Late,
     MemberState,
-    Moved,
     MovedTo,
     Packed,
     Part,
     PartData,
-    Prepare,
     Rejected,
     Request,
     Round,
     Running,
     SnapshotRequest,
+    StagePlan,
     Stamp,
     TrailRequest,
     Trouble,
@@ -78,8 +74,12 @@ NO_ONE, OTHER_CHAIN = PeerId("ghost"), Chain("f" * 64)
 FORGED = (1, 2, 3, 4)
 """A sum that nobody made."""
 
-KEEPING = Granted | Moved | Evicted | Round | Execute | Committed
-"""What a keeper says, beyond that it keeps."""
+
+def without_work(message: Control) -> Iterable[Control]:
+    """Of what a leader says only that it leads."""
+    if isinstance(message, Committed):
+        return ()
+    return (StagePlan(message.stamp, message.ballot),) if isinstance(message, StagePlan) else (message,)
 
 
 # ---------------------------------------------------------------- how a peer lies
@@ -100,6 +100,7 @@ class Lie(Guise):
         self.node: Node | None = None
         self.said: dict[type, Any] = {}
         self.heard: dict[type, Any] = {}
+        self.attempt: Round | None = None  # the last one that was said or heard here
         self.chains: dict[int, Chain] = {}
         self.ballot, self._at = Ballot(0, me), -1
         self._calls: Counter[PeerId] = Counter()
@@ -220,6 +221,8 @@ class Lie(Guise):
         self._note(message)
 
     def _note(self, message: Control) -> None:
+        if isinstance(message, StagePlan) and message.attempt is not None:
+            self.attempt = message.attempt
         ballot = message.keeper if isinstance(message, Heartbeat) else getattr(message, "ballot", None)
         if ballot is not None and (self.stamp_of(message).step > self._at or ballot > self.ballot):
             self.ballot, self._at = ballot, self.stamp_of(message).step
@@ -554,7 +557,7 @@ class Accuses(Lie):
         return self.mates[self.stamp.step % len(self.mates)]
 
     def tells(self, to: PeerId, message: Control) -> Iterable[Control]:
-        current = self.known(Round)
+        current = self.attempt
         if not isinstance(message, MemberState) or current is None:
             return (message,)
         late = (Late(self.accused, True, 0.0),)
@@ -584,12 +587,11 @@ class Usurps(Lie):
     """keeps under a ballot above all others, always, and grants nothing"""
 
     def tells(self, to: PeerId, message: Control) -> Iterable[Control]:
-        return () if isinstance(message, KEEPING) else (message,)
+        return without_work(message)
 
     def acts(self) -> None:
-        prepare = self.known(Prepare)
-        if prepare is not None:
-            self.tell(self.mates, replace(prepare, stamp=self.stamp, ballot=self.above))
+        if self.known(StagePlan) is not None:
+            self.tell(self.mates, StagePlan(self.stamp, self.above))
 
 
 @lie
@@ -608,7 +610,7 @@ class KeepsIdle(Lie):
     """keeps without progress when its honest turn comes"""
 
     def tells(self, to: PeerId, message: Control) -> Iterable[Control]:
-        return () if isinstance(message, KEEPING) else (message,)
+        return without_work(message)
 
 
 @lie
@@ -618,7 +620,7 @@ class NeverKeeps(Lie):
     def tells(self, to: PeerId, message: Control) -> Iterable[Control]:
         if isinstance(message, Heartbeat) and message.keeper is not None and message.keeper.peer == self.me:
             return (replace(message, keeper=None),)
-        return () if isinstance(message, Prepare | KEEPING) else (message,)
+        return () if isinstance(message, StagePlan | Committed) else (message,)
 
 
 @lie
@@ -626,10 +628,11 @@ class LeavesOut(Lie):
     """as a keeper opens rounds without what one member has counted"""
 
     def tells(self, to: PeerId, message: Control) -> Iterable[Control]:
-        if isinstance(message, Round):
-            others = sorted(peer for peer, _, _ in message.contributions if peer != self.me)
-            kept = tuple(one for one in message.contributions if one[0] not in others[:1])
-            message = replace(message, contributions=kept)
+        if isinstance(message, StagePlan) and message.attempt is not None:
+            contributions = message.attempt.contributions
+            others = sorted(peer for peer, _, _ in contributions if peer != self.me)
+            kept = tuple(one for one in contributions if one[0] not in others[:1])
+            message = replace(message, attempt=replace(message.attempt, contributions=kept))
         return (message,)
 
 
@@ -638,8 +641,8 @@ class KeepsAndEvicts(Lie):
     """as a keeper voids whoever asks to count something"""
 
     def tells(self, to: PeerId, message: Control) -> Iterable[Control]:
-        if isinstance(message, Granted):
-            return (Evicted(message.stamp, message.ballot, message.generation, void=True),)
+        if isinstance(message, StagePlan) and message.assigned:
+            return (replace(message, assigned=NONE, evicted="void"),)
         return (message,)
 
 
@@ -648,8 +651,8 @@ class KeepsForAGhost(Lie):
     """as a keeper says that everything is owned by somebody who does not exist"""
 
     def tells(self, to: PeerId, message: Control) -> Iterable[Control]:
-        if isinstance(message, Granted):
-            return (Moved(message.stamp, message.ballot, message.generation, message.index, NO_ONE),)
+        if isinstance(message, StagePlan) and message.assigned:
+            return (replace(message, assigned=NONE, moved=tuple((index, NO_ONE) for index in message.assigned)),)
         return (message,)
 
 
@@ -658,22 +661,21 @@ class TwoRounds(Lie):
     """as a keeper opens a round of one id with each member apart"""
 
     def tells(self, to: PeerId, message: Control) -> Iterable[Control]:
-        if not isinstance(message, Round) or not message.contributions:
+        if not isinstance(message, StagePlan) or message.attempt is None:
             return (message,)
         pair = {to, self.me}
-        mine = tuple(entry for entry in message.contributions if entry[0] in pair)
+        mine = tuple(entry for entry in message.attempt.contributions if entry[0] in pair)
         counted = frozenset(index for _, _, indexes in mine for index in indexes)
-        return (
-            replace(
-                message,
-                contributions=mine,
-                receivers=tuple(sorted(pair)),
-                voided=self.every_index - counted,
-                bandwidths=(),
-                rows=(),
-                columns=0,
-            ),
+        attempt = replace(
+            message.attempt,
+            contributions=mine,
+            receivers=tuple(sorted(pair)),
+            voided=self.every_index - counted,
+            bandwidths=(),
+            rows=(),
+            columns=0,
         )
+        return (replace(message, attempt=attempt),)
 
 
 @lie
@@ -681,11 +683,15 @@ class LeaderVoidsAll(Lie):
     """as the leader says in each round that no microbatch gives a finite value but one of its own"""
 
     def tells(self, to: PeerId, message: Control) -> Iterable[Control]:
-        if not isinstance(message, Round) or not message.contributions:
+        if not isinstance(message, StagePlan) or message.attempt is None:
             return (message,)
-        counted = frozenset({min(index for _, _, indexes in message.contributions for index in indexes)})
-        peer, generation, _ = message.contributions[0]
-        return (replace(message, contributions=((peer, generation, counted),), voided=self.every_index - counted),)
+        contributions = message.attempt.contributions
+        counted = frozenset({min(index for _, _, indexes in contributions for index in indexes)})
+        peer, generation, _ = contributions[0]
+        attempt = replace(
+            message.attempt, contributions=((peer, generation, counted),), voided=self.every_index - counted
+        )
+        return (replace(message, attempt=attempt),)
 
 
 @lie
@@ -1110,7 +1116,7 @@ class ReportsNothing(Bare):
 
     def acts(self) -> None:
         self.beat()
-        report = self.heard.get(Prepare)
+        report = self.heard.get(StagePlan)
         if report is not None:
             empty = MemberState(report.stamp, report.ballot, Generation(7, 0), NONE, NONE, None, None, progress=0)
             self.tell((report.ballot.peer,), empty)

@@ -366,50 +366,6 @@ MAX_SITTING = 16
 """Mates that a heartbeat can name as sitting out, and as many that cannot be called."""
 
 
-@dataclass(frozen=True, slots=True)
-class OfTerm:
-    """What a keeper and a member say to each other: these fields come first."""
-
-    stamp: Stamp
-    ballot: Ballot
-    """The keeper's term."""
-
-
-@dataclass(frozen=True, slots=True)
-class OfGeneration(OfTerm):
-    """Messages about one accumulator of a member: these fields come first."""
-
-    generation: Generation
-    """The member's accumulator."""
-
-
-@dataclass(frozen=True, slots=True)
-class Prepare(OfTerm):
-    """Leader to members: follow me (rule 13). Repeated on every heartbeat to a member that says no `MemberState` of
-    this term, and in a large stage, where not all hear the leader's heartbeats, to all."""
-
-    given: Indexes = NONE
-    """The indexes that somebody owns or has owned; told to the next in order alone. If this keeper dies, its successor
-    orders those of them that have lost their owner at once, without the idle timeout."""
-    whole: bool = False
-    """I lack your last whole report: say it again (rule 9)."""
-
-
-@dataclass(frozen=True, slots=True)
-class Granted(OfGeneration):
-    """Keeper to member: `index` is yours to count under this ballot and generation."""
-
-    index: Index
-
-
-@dataclass(frozen=True, slots=True)
-class Moved(OfGeneration):
-    """Keeper to member: do not count `index`, `owner` does. (A callee tells its caller so by `MovedTo`.)"""
-
-    index: Index
-    owner: PeerId
-
-
 MAX_MATES = 64
 """Mates whose round trip a replica reports: those that it exchanged with last."""
 
@@ -457,7 +413,7 @@ class Trouble:
 
 
 @dataclass(frozen=True, slots=True)
-class MemberState(OfGeneration):
+class MemberState:
     """Member to leader: its observed state of the step (rules 3, 9, 10).
 
     Sent on every heartbeat, when work on an index begins or is dropped, when an aggregate is complete, when an
@@ -466,8 +422,13 @@ class MemberState(OfGeneration):
     lacks the revision asks for it.
     """
 
+    stamp: Stamp
+    ballot: Ballot
+    """The term that the member follows."""
+    generation: Generation
+    """Of the member's accumulator."""
     owned: Indexes
-    """Granted or summed."""
+    """Assigned or summed."""
     summed: Indexes
     """In the accumulator."""
     ack: Ack | None
@@ -521,19 +482,12 @@ def unchanged(
 
 
 @dataclass(frozen=True, slots=True)
-class Evicted(OfGeneration):
-    """Keeper to member: `generation` is closed."""
-
-    void: bool
-    """Empty the accumulator too (rule 11)."""
-
-
-@dataclass(frozen=True, slots=True)
-class Round(OfTerm):
-    """Keeper to members: sum these contributions (rule 15).
+class Round:
+    """An attempt at the step: members sum these contributions (rule 15).
 
     A replica also gives itself one, never sent, to fetch the sum that its stage has committed (rule 16)."""
 
+    stamp: Stamp
     id: RoundId
     contributions: Contributions
     """Empty only where a replica tells itself to fetch a sum."""
@@ -560,6 +514,47 @@ class Round(OfTerm):
         return _voided_but_contributed(self)
 
 
+MAX_MOVED = 64
+"""Microbatches of which a plan names another assignee. A member asks again for what is not answered."""
+
+
+@dataclass(slots=True)
+class StagePlan:
+    """Leader to member: the desired state of the step, as far as the member's states do not show it.
+
+    Sent when it changes, in answer to a state that it differs from, and again on every heartbeat until a state shows
+    it, so that nothing depends on one message. Every plan says: follow me (rule 13). In a large stage, where not all
+    hear the leader's heartbeats, all members get one on every heartbeat. The leader adds to a plan until it is sent.
+    """
+
+    stamp: Stamp
+    ballot: Ballot
+    """The leader's term."""
+    generation: Generation | None = None
+    """The member's accumulator that the next three fields are about."""
+    assigned: Indexes = NONE
+    """Indexes that the member wants, and that are its own to contribute (rule 3)."""
+    moved: Annotated[tuple[tuple[Index, PeerId], ...], Entries(MAX_MOVED)] = ()
+    """Indexes that the member wants, and who contributes them instead. (A callee tells its caller so by `MovedTo`.)"""
+    evicted: Literal["", "closed", "void"] = ""
+    """closed: the accumulator ends, and its content is offered again. void: the content is to be dropped, too (rules 10
+    and 11)."""
+    execute: Indexes = NONE
+    """Indexes that have no assignee: the member is to work on them (rule 8)."""
+    attempt: Round | None = None
+    """The open round, until the member's state names it (rule 15)."""
+    given: Indexes = NONE
+    """The indexes that somebody owns or has owned; only the next leaders in order are told. If this leader dies, its
+    successor has those executed that have lost their assignee, without the idle timeout."""
+    whole: bool = False
+    """The leader lacks the member's last whole state (rule 9)."""
+
+    def contradiction(self) -> str:
+        """What in it cannot be, in words; "" if nothing."""
+        about = self.assigned or self.moved or self.evicted
+        return "is about an accumulator that it does not name" if about and self.generation is None else ""
+
+
 def contributors_of(of: Finished | Round) -> frozenset[PeerId]:
     """The replicas whose gradients are in it."""
     return frozenset(peer for peer, _, indexes in of.contributions if indexes)
@@ -578,13 +573,6 @@ class Committed:
     commit: Commit
     restart: Restart = NO_RESTART
     """The rollback that the commit descends from, as in a `Stamp`."""
-
-
-@dataclass(frozen=True, slots=True)
-class Execute(OfTerm):
-    """Keeper to member: this index is idle; take it (rule 8)."""
-
-    index: Index
 
 
 @dataclass(frozen=True, slots=True)
@@ -637,7 +625,7 @@ class Missent:
     sent: Sent
 
 
-StepControl = Heartbeat | Prepare | Granted | Moved | MemberState | Evicted | Round | Committed | Execute
+StepControl = Heartbeat | StagePlan | MemberState | Committed
 """What the step machine hears."""
 
 Proof = Verdict | Pair | Missent  # to anybody, without the run, that a peer did wrong (`audit.proof`)
@@ -838,7 +826,7 @@ class Busy:
 
 @dataclass(frozen=True, slots=True)
 class MovedTo:
-    """Callee to caller: somebody else owns this index, attach there. (A keeper tells a member so by `Moved`.)"""
+    """Callee to caller: somebody else owns this index, attach there. (To a member: `StagePlan.moved`.)"""
 
     owner: PeerId
 

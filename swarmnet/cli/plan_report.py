@@ -10,14 +10,14 @@ from typing import Any
 from swarmnet.cli.line import Lent
 from swarmnet.cli.plan_time import StepTime
 from swarmnet.peer.memory_fit import PlanFit, judge, leaves_half, listed, machine_fit, room_of, with_slots
-from swarmnet.plan.budget import StagePlan, groups, shown
+from swarmnet.plan.budget import StageBudget, groups, shown
 from swarmnet.plan.cost import LayerTimes
 from swarmnet.plan.plan import Setup
 
 _HEAD = ("stage", "ranks", "weights", "grads", "sums", "optimizer", "each", "flying", "temporary", "peak", "host")
 
 
-def table(plans: Sequence[StagePlan]) -> list[str]:
+def table(plans: Sequence[StageBudget]) -> list[str]:
     """Lines of at most 100 columns, one per stage and kind of rank."""
     rows = [_HEAD]
     for plan in plans:
@@ -47,7 +47,7 @@ def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     return ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
-def record(plan: StagePlan, found: PlanFit) -> dict[str, Any]:
+def record(plan: StageBudget, found: PlanFit) -> dict[str, Any]:
     """A stage as JSON, with what it means for a peer that serves it alone; sizes in bytes."""
     return {
         "stage": plan.stage,

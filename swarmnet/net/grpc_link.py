@@ -22,7 +22,7 @@ import grpc
 from swarmnet import telemetry
 from swarmnet.errors import BadMessage, PeerGone, RejectCode, SwarmError
 from swarmnet.ids import PeerId
-from swarmnet.messages import Accepted, Answer, Control, Heartbeat, MemberState, Prepare
+from swarmnet.messages import Accepted, Answer, Control, Heartbeat, MemberState, StagePlan
 from swarmnet.net.grpc_channels import Channel, PeerChannels
 from swarmnet.net.traffic import LentLine
 from swarmnet.wire.convert import NONCE_BYTES, GreetFirst, Ping, Pong, Signal, Told, read_answer, write_control
@@ -32,7 +32,7 @@ LINK = "/swarmnet.v1.Control/Link"
 
 log = telemetry.get(__name__)
 
-_PERIODIC = (Heartbeat, Prepare, MemberState)
+_PERIODIC = (Heartbeat, StagePlan, MemberState)
 _FIRST_BACKOFF_S = 0.05
 _LONGEST_BACKOFF_S = 3.0
 

@@ -14,17 +14,7 @@ from typing import Any
 from swarmnet.bounds import Bounds
 from swarmnet.data.windows import HASH_BYTES
 from swarmnet.manifest.terms import RunTerms
-from swarmnet.messages import (
-    MAX_LINE_TEST,
-    AuditRequest,
-    Fetch,
-    Heartbeat,
-    LineTest,
-    MemberState,
-    Prepare,
-    Process,
-    Round,
-)
+from swarmnet.messages import MAX_LINE_TEST, AuditRequest, Fetch, Heartbeat, LineTest, MemberState, Process, StagePlan
 from swarmnet.net.descriptors import raise_limit
 from swarmnet.net.tls import TLS_NAME
 from swarmnet.net.traffic import Allowance
@@ -100,7 +90,7 @@ def _allowance(terms: RunTerms) -> Allowance:
     and a claim or an answer to one comes with every microbatch."""
     messages_per_s = 1000 + terms.microbatches / 4
     reader = Reader(Bounds(terms.num_stages, terms.microbatches, members=_LARGE_STAGE))
-    periodic = reader.most_bytes(Heartbeat, Prepare, MemberState, Round)
+    periodic = reader.most_bytes(Heartbeat, StagePlan, MemberState)
     return Allowance(messages_per_s, 256 * messages_per_s + periodic / terms.beat_s)
 
 

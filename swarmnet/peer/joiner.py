@@ -150,7 +150,7 @@ class Joiner:
         member.horizon = Horizon(self._shape.total_steps, header.extensions)
 
     async def _collect(self, stamp: Stamp, finished: Finished, holders: Sequence[PeerId]) -> None:
-        wanted = Round(stamp, finished.id.ballot, finished.id, (), (), tuple(holders))
+        wanted = Round(stamp, finished.id, (), (), tuple(holders))
         if await self._exchange.collect_from(wanted, finished.digest, *holders, kind="replay") != finished:
             raise BadMessage(RejectCode.MALFORMED, "not the sum its holders describe", step=stamp.step)
 

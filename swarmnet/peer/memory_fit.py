@@ -19,7 +19,7 @@ from swarmnet.errors import DeviceFull, UsageError
 from swarmnet.host import available_memory
 from swarmnet.manifest.schema import Manifest
 from swarmnet.pipeline.depth import held_s, slots_enough
-from swarmnet.plan.budget import GIB, MIB, StagePlan, shown, together
+from swarmnet.plan.budget import GIB, MIB, StageBudget, shown, together
 from swarmnet.plan.choice import MachineFit
 from swarmnet.plan.plan import Setup, audit_bytes, plan_stage
 from swarmnet.ranks.layout import MeshLayout, Shard
@@ -42,7 +42,7 @@ _LEVERS = {
 class PlanFit:
     """Whether one peer's stages fit."""
 
-    plans: tuple[StagePlan, ...]
+    plans: tuple[StageBudget, ...]
     need: int
     """Bytes of one device, of the machine if ranks compute on the CPU."""
     room: int | None
@@ -117,7 +117,7 @@ def judge(setup: Setup, stages: Sequence[int], room: int | None, host_room: int 
     return PlanFit(plans, needed(plans, setup.layout), room, host_room if setup.layout.kind != "cpu" else None)
 
 
-def needed(plans: Sequence[StagePlan], layout: MeshLayout) -> int:
+def needed(plans: Sequence[StageBudget], layout: MeshLayout) -> int:
     """What has to be there for one peer with these stages: the plans' peak together, and a reserve."""
     processes = layout.ranks if layout.kind == "cpu" else 1  # beside each other in one memory
     if layout.ranks > 1:

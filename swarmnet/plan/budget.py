@@ -138,7 +138,7 @@ class HostMemory:
 
 
 @dataclass(frozen=True, slots=True)
-class StagePlan:
+class StageBudget:
     """One stage of one peer. ranks: memory of each, in order of rank. in_flight: microbatches, of all open steps.
     on_host: ranks compute on the CPU, so that all is taken of one memory.
     """
@@ -151,7 +151,7 @@ class StagePlan:
     on_host: bool
 
 
-def together(plans: Sequence[StagePlan]) -> int:
+def together(plans: Sequence[StageBudget]) -> int:
     """The most that a device of one peer with all these stages has to have; the machine, if ranks are on the CPU.
 
     All devices are theirs, so what lasts adds up.

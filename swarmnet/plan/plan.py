@@ -16,7 +16,7 @@ from torch.nn.attention import SDPBackend
 from swarmnet.manifest.codec_names import DIFFERENCES
 from swarmnet.manifest.schema import Averaging, Cut, StageSpec, Wire
 from swarmnet.pipeline.works import KEPT_MEMOS, KEPT_STEPS
-from swarmnet.plan.budget import HostMemory, Passage, RankMemory, StagePlan, along
+from swarmnet.plan.budget import HostMemory, Passage, RankMemory, StageBudget, along
 from swarmnet.plan.rehearsal import Rehearsed, RehearsedRank, rehearse
 from swarmnet.ranks.buckets import layer_of
 from swarmnet.ranks.host_copies import KEPT_WEIGHTS, copied
@@ -54,7 +54,7 @@ class Setup:
     """Are members' works computed again in this run?"""
 
 
-def plan_stage(setup: Setup, stage: int) -> StagePlan:
+def plan_stage(setup: Setup, stage: int) -> StageBudget:
     """The memory of each rank that serves `stage`, and of its peer process. Raises UsageError if these ranks cannot."""
     spec, layout = setup.specs[stage], setup.layout
     mesh, canonical, layers = MeshSplit.of(spec, layout), Canonical.of(spec), layers_of(spec)
@@ -71,7 +71,7 @@ def plan_stage(setup: Setup, stage: int) -> StagePlan:
         ranks.append(found[held])
     in_flight = setup.slots * (1 + spec.averaging.delay.most)
     host = _host_memory(setup, canonical, ranks, in_flight)
-    return StagePlan(stage, layers, tuple(ranks), host, in_flight, on_host=layout.kind == "cpu")
+    return StageBudget(stage, layers, tuple(ranks), host, in_flight, on_host=layout.kind == "cpu")
 
 
 # ------------------------------------------------------------ a rank

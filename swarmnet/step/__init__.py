@@ -9,18 +9,18 @@ An index in the claims of one member (`ledger.ClaimBook`), under one generation:
 | state | event | next | said |
 |---|---|---|---|
 | - | work on it begins | asked | `MemberState.wants`, on every tick until answered |
-| asked | `Granted` | granted | - |
-| asked | `Moved` | - | callers go to the owner |
+| asked | `StagePlan.assigned` | granted | - |
+| asked | `StagePlan.moved` | - | callers go to the owner |
 | granted | its weight gradient is in the accumulator | summed | the next `MemberState`, on a tick |
 | granted | the work was dropped | - | `MemberState.returns` |
-| any | `Evicted(void=false)` | the same, under the next generation | `MemberState` |
-| any | `Evicted(void=true)` | asked, if work goes on | `MemberState` |
+| any | `StagePlan.evicted`: closed | the same, under the next generation | `MemberState` |
+| any | `StagePlan.evicted`: void | asked, if work goes on | `MemberState` |
 
 A step in one replica (`open_step.OpenStep`):
 
 | state | event | next |
 |---|---|---|
-| counting | `Round` that names exactly what is summed here | exchanging: the accumulator is frozen |
+| counting | `StagePlan.attempt` that names exactly what is summed here | exchanging: the accumulator is frozen |
 | exchanging | the round is given up | counting |
 | exchanging | the whole sum is here, and its digest | holding: it is signed and reported |
 | holding | the keeper shows a certificate, or votes make one | committed |

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 
 from swarmnet.ids import Ballot, PeerId
-from swarmnet.messages import NONE, Indexes, Prepare, Round
+from swarmnet.messages import NONE, Indexes, Round, StagePlan
 from swarmnet.quorum import has_quorum
 from swarmnet.step.actions import Note
 from swarmnet.step.context import StepContext
@@ -143,10 +143,10 @@ class Election:
         self._rejected.add(leader)
         return self._vain.strike(leader, "opens a round that is refused", cost_s=self._view.timers.suspect_s, now=now)
 
-    def heard(self, prepare: Prepare, *, now: float) -> None:
+    def heard(self, plan: StagePlan, *, now: float) -> None:
         """The promised keeper has spoken. It tells what it has given while I am among those that would keep next."""
         self._promised_at = now
-        self.given |= prepare.given
+        self.given |= plan.given
 
     def moves(self, *, now: float) -> None:
         """The keeper does what it should, or cannot end the step yet: its patience begins anew."""

@@ -16,18 +16,12 @@ from swarmnet.manifest.schema import NO_DELAY, Delay
 from swarmnet.messages import (
     LARGEST_LOSS,
     LARGEST_NORM,
-    NONE,
     Commit,
     Committed,
-    Evicted,
-    Execute,
-    Granted,
     Heartbeat,
     Indexes,
     MemberState,
-    Moved,
-    Prepare,
-    Round,
+    StagePlan,
     StepControl,
 )
 from swarmnet.step.rounds import round_refusal
@@ -64,7 +58,7 @@ def refusal(sender: PeerId, message: StepControl, shape: Shape, promised: Ballot
         return commit_refusal(message.commit, shape)
     if not 0 <= message.stamp.stage < shape.num_stages:
         return "no such stage"
-    if isinstance(message, Prepare | Granted | Moved | Evicted | Round | Execute) and message.ballot.peer != sender:
+    if isinstance(message, StagePlan) and message.ballot.peer != sender:
         return "a ballot of somebody else"
     ahead = message.ballot.number - (promised.number if promised is not None else 0)
     if ahead > MAX_BALLOT_AHEAD:
@@ -72,9 +66,12 @@ def refusal(sender: PeerId, message: StepControl, shape: Shape, promised: Ballot
     indexes = _indexes(message)
     if indexes and not 0 <= min(indexes) <= max(indexes) < shape.num_microbatches:
         return "no such microbatch"
-    if isinstance(message, Round):
-        notice = _notice(message.notice, message.stamp.step, shape) if message.notice else None
-        return notice or round_refusal(message, shape.num_microbatches, shape.max_void)
+    if isinstance(message, StagePlan) and message.attempt is not None:
+        attempt = message.attempt
+        if (attempt.stamp, attempt.id.ballot) != (message.stamp, message.ballot):
+            return "a round of another term"
+        notice = _notice(attempt.notice, attempt.stamp.step, shape) if attempt.notice else None
+        return notice or round_refusal(attempt, shape.num_microbatches, shape.max_void)
     return None
 
 
@@ -115,15 +112,10 @@ def _notice(text: str, step: int, shape: Shape) -> str | None:
     return None if found.since == step else "a notice that begins at another step"
 
 
-def _indexes(message: StepControl) -> Indexes:
-    match message:
-        case Prepare():
-            return message.given
-        case Granted() | Moved() | Execute():
-            return frozenset({message.index})
-        case MemberState():
-            return message.owned.union(message.summed, message.non_finite, message.wants, message.returns)
-        case Round():
-            return message.voided.union(*(indexes for _, _, indexes in message.contributions))
-        case _:
-            return NONE
+def _indexes(message: StagePlan | MemberState) -> Indexes:
+    if isinstance(message, MemberState):
+        return message.owned.union(message.summed, message.non_finite, message.wants, message.returns)
+    found = message.assigned.union(message.execute, message.given, (index for index, _ in message.moved))
+    if message.attempt is None:
+        return found
+    return found.union(message.attempt.voided, *(indexes for _, _, indexes in message.attempt.contributions))

@@ -8,10 +8,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence, Set
 
-from swarmnet.ids import Ballot, PeerId
-from swarmnet.messages import Execute, MemberState, Stamp
+from swarmnet.ids import PeerId
+from swarmnet.messages import MemberState
 from swarmnet.quorum import has_quorum
-from swarmnet.step.actions import Action, Send, note
+from swarmnet.step.actions import Action, note
 from swarmnet.step.ledger import Ledger
 from swarmnet.step.view import View
 
@@ -52,8 +52,8 @@ _ORDERS_PER_MEMBER = 8
 class IdleWork:
     """The orders of one keeper. idle_s: seconds without a claim after which it orders free indexes."""
 
-    def __init__(self, stamp: Stamp, ballot: Ballot, view: View, *, idle_s: float, now: float) -> None:
-        self._stamp, self._ballot, self._view, self._idle_s = stamp, ballot, view, idle_s
+    def __init__(self, view: View, *, idle_s: float, now: float) -> None:
+        self._view, self._idle_s = view, idle_s
         self._flow_at = now
         self._until: dict[int, float] = {}  # when an order is given to another member
         self._instead: dict[int, PeerId] = {}
@@ -64,14 +64,14 @@ class IdleWork:
         """Something was claimed or freed: the step moves by itself."""
         self._flow_at = now
 
-    def instead(self, index: int, members: Sequence[PeerId], *, now: float) -> tuple[PeerId, list[Action]]:
-        """The member that executes an index begun by a mate that sits out; an order for it, unless one is fresh."""
+    def instead(self, index: int, members: Sequence[PeerId], *, now: float) -> tuple[PeerId, bool]:
+        """The member that executes an index begun by a mate that sits out; and is it to be ordered now?"""
         if self._instead.get(index) in members and now <= self._until[index]:
-            return self._instead[index], []
+            return self._instead[index], False
         peer = min(members, key=lambda p: (self._view.leaves(p), self.at_work.get(p, 0), p))
         self._until[index], self._instead[index] = now + self._patience_s(peer), peer
         self.at_work[peer] = self.at_work.get(peer, 0) + 1
-        return peer, [Send(peer, Execute(self._stamp, self._ballot, index))]
+        return peer, True
 
     def _patience_s(self, peer: PeerId) -> float:
         """How long a member has to claim what it is ordered to execute."""
@@ -88,24 +88,24 @@ class IdleWork:
         spares: Callable[[PeerId, int], bool],
         *,
         now: float,
-    ) -> list[Action]:
-        """Orders that are due.
+    ) -> list[tuple[PeerId, int, bool]]:
+        """Orders that are due: who executes which index, and is it the first order of that?
 
         failed: who has found an index non-finite, and is asked for it last. spares: see `step.rounds`.
         """
         stagnant = now - self._flow_at > self._idle_s
         if not stagnant and not ledger.freed:
             return []
-        actions: list[Action] = []
+        orders: list[tuple[PeerId, int, bool]] = []
         # The load is what a member still has to do, not what it has done.
         load = {peer: self.at_work.get(peer, 0) for peer in members}
         free = ledger.free()
         waiting = {index for index in free if now <= self._until.get(index, -math.inf)}
-        most = 2 * (_ORDERS_PER_MEMBER * len(members) - len(waiting))  # each order has a note
+        most = _ORDERS_PER_MEMBER * len(members) - len(waiting)
         for index in free:
             if index in waiting or (index not in ledger.freed and not stagnant):
                 continue
-            if len(actions) >= most:
+            if len(orders) >= most:
                 break
             first = index not in self._until
             found = failed.get(index, set())
@@ -127,9 +127,8 @@ class IdleWork:
             self._until[index] = now + self._patience_s(peer)
             tried.add(peer)
             load[peer] += 1
-            actions.append(Send(peer, Execute(self._stamp, self._ballot, index)))
-            actions.append(note("ordered" if first else "ordered_again", index=index, peer=peer, step=self._stamp.step))
-        return actions
+            orders.append((peer, index, first))
+        return orders
 
 
 # ---------------------------------------------------------------- microbatches without a finite gradient

@@ -13,18 +13,16 @@ from dataclasses import replace
 
 from swarmnet.ids import Ballot, Generation, PeerId, RoundId
 from swarmnet.messages import (
+    MAX_MOVED,
     NONE,
     UNMEASURED,
     Ack,
     Commit,
     Committed,
-    Evicted,
-    Granted,
     Indexes,
     MemberState,
-    Moved,
-    Prepare,
     Round,
+    StagePlan,
     Stamp,
 )
 from swarmnet.quorum import blocks, has_quorum
@@ -96,7 +94,8 @@ class Keeper:
         self._spoilt = False  # has the round lost a member that may still owe others something?
         self.commit: Commit | None = None
         self._builder = RoundBuilder(stamp, ballot, shape.group_size, context.numbers, context.notice)
-        self._idle = IdleWork(stamp, ballot, self.view, idle_s=self._pace.idle_s, now=now)
+        self._idle = IdleWork(self.view, idle_s=self._pace.idle_s, now=now)
+        self._plans: dict[PeerId, StagePlan] = {}
         self._progress = Progress()
         self._level_at = now
         self._apart: frozenset[PeerId] = frozenset()  # who reduces nothing in the open round
@@ -132,40 +131,54 @@ class Keeper:
         if state.returns:
             actions += self._release(peer, state, now)
         for index in sorted(state.wants):
-            actions += self._assign(peer, state.generation, index, now)
-        return actions
+            self._assign(peer, state.generation, index, now)
+        return actions + self._say()
 
-    def _assign(self, peer: PeerId, generation: Generation, index: int, now: float) -> list[Action]:
+    def _plan(self, peer: PeerId, generation: Generation | None = None) -> StagePlan:
+        """What a member is told next. generation: the accumulator that it is to be about; of two it is the later."""
+        plan = self._plans.setdefault(peer, StagePlan(self.stamp, self.ballot))
+        if generation is not None and generation != plan.generation:
+            plan.generation, plan.assigned, plan.moved, plan.evicted = generation, NONE, (), ""
+        return plan
+
+    def _say(self) -> list[Action]:
+        """Tell members their plans: each one message."""
+        plans, self._plans = self._plans, {}
+        for plan in plans.values():
+            plan.moved = plan.moved[:MAX_MOVED]  # the member asks again for the others
+        return [Send(peer, plan) for peer, plan in sorted(plans.items())]
+
+    def _assign(self, peer: PeerId, generation: Generation, index: int, now: float) -> None:
         """Assign a free index, or name its assignee; silent when generation or phase is wrong (rule 3)."""
         # Rule 14: nothing is assigned yet. The member is answered once the last state is here.
         if self.current_id is None and not self._level:
             self._early[peer, index] = generation
-            return []
+            return
         # A mate that sits out may compute, but the index is ordered from a member, which counts it.
         if peer in self.sitting and self.members:
             if (owned := self.ledger.owners[index]) is not None:
-                owner, actions = owned[0], list[Action]()
+                owner = owned[0]
             else:
-                owner, actions = self._idle.instead(index, sorted(self.members), now=now)
-            return [*actions, Send(peer, Moved(self.stamp, self.ballot, generation, index, owner))]
+                owner, is_due = self._idle.instead(index, sorted(self.members), now=now)
+                if is_due:
+                    self._plan(owner).execute |= {index}
+            self._plan(peer, generation).moved += ((index, owner),)
+            return
         # An older generation is closed, and a newer one has to be reported first.
-        if self.members.get(peer) != generation:
-            return []
-        if index in self.ledger.voided:
-            return []
+        if self.members.get(peer) != generation or index in self.ledger.voided:
+            return
         held = self.ledger.owners[index]
         if held is None:
             # In an open round no set may change; if the index stays free the round is opened again.
             if self.current_id is not None:
-                return []
+                return
             held = self.ledger.claim((peer, generation), index)
             self._idle.flow(now=now)
             self._note_news()
         if held == (peer, generation):
-            return [Send(peer, Granted(self.stamp, self.ballot, generation, index))]
-        if held[0] == peer:
-            return []
-        return [Send(peer, Moved(self.stamp, self.ballot, generation, index, held[0]))]
+            self._plan(peer, generation).assigned |= {index}
+        elif held[0] != peer:
+            self._plan(peer, generation).moved += ((index, held[0]),)
 
     def _hear(self, peer: PeerId, report: MemberState, now: float) -> list[Action]:
         """Enter what a member holds; evict what cannot be; hear who holds a sum (rules 10, 11, 14)."""
@@ -180,7 +193,8 @@ class Keeper:
         if not report.whole:
             # It refers to a report that I never had: I have just begun to keep, or that one was lost.
             if last is None or (last.generation, last.revision) != (report.generation, report.revision):
-                return self._ask(peer, now)
+                self._ask(peer, now)
+                return []
             if self.members.get(peer) == report.generation and peer not in self.sitting:
                 self._hear_work(peer, report, self._remaining[peer], now)
                 return []
@@ -189,7 +203,8 @@ class Keeper:
             return []  # overtaken by a newer one
         if report.line is None:
             if last is None:
-                return self._ask(peer, now)
+                self._ask(peer, now)
+                return []
             report = replace(report, line=last.line)
         self._reports[peer] = report
         return self._enter(peer, report, now)
@@ -201,18 +216,19 @@ class Keeper:
         self._idle.at_work[peer] = left  # an order that it did not take is no work any more
         self._suspects.hear(peer, report.trouble, left, now=now)
 
-    def _ask(self, peer: PeerId, now: float) -> list[Action]:
+    def _ask(self, peer: PeerId, now: float) -> None:
         """Have a member say again what it holds; once for all of its reports under way."""
-        if now - self._asked.get(peer, -math.inf) < self.view.timers.ask_s:
-            return []
-        self._asked[peer] = now
-        return [Send(peer, Prepare(self.stamp, self.ballot, whole=True))]
+        if now - self._asked.get(peer, -math.inf) >= self.view.timers.ask_s:
+            self._asked[peer] = now
+            self._plan(peer).whole = True
 
     def _enter(self, peer: PeerId, report: MemberState, now: float) -> list[Action]:
         """Enter a whole report."""
         owner = (peer, report.generation)
         if peer in self._left_out:
-            return [self._void(peer, report.generation)] if owner in self.ledger.closed else []
+            if owner in self.ledger.closed:
+                self._void(peer, report.generation)
+            return []
         known = self.members.get(peer)
         # The member has a new accumulator: what its last one counted is gone.
         if known is not None and known != report.generation:
@@ -220,10 +236,13 @@ class Keeper:
                 return []  # overtaken by a newer report
             self._evict(peer, known)
         if owner in self.ledger.closed and report.ack is None:
-            return [Send(peer, Evicted(self.stamp, self.ballot, report.generation, void=False))]
+            self._plan(peer, report.generation).evicted = "closed"
+            return []
         if peer in self.sitting:
             self._hear_sum(peer, report, now)
-            return [self._void(peer, report.generation)] if report.owned else []
+            if report.owned:
+                self._void(peer, report.generation)
+            return []
         self._hear_work(peer, report, len(report.owned - report.summed), now)
         self._builder.measured(peer, report.line or UNMEASURED)
         self.looks |= self._non_finite.hear(peer, report)
@@ -234,7 +253,8 @@ class Keeper:
             # Two accumulators have counted one index, and no sum can be split: the reporter's is void (rule 10).
             self._offences[peer] += owner not in self.ledger.closed  # once for all reports under way
             self._evict(peer, report.generation)
-            return [self._void(peer, report.generation), *self._leave_offender(peer, now)]
+            self._void(peer, report.generation)
+            return self._leave_offender(peer, now)
         if owner not in self.ledger.closed and not overlaps:
             self.ledger.enter(owner, report.owned)
         if self.members.get(peer) != report.generation:
@@ -287,13 +307,16 @@ class Keeper:
 
     def advance(self, *, now: float, resend: bool) -> list[Action]:
         """Do whatever the state asks for; `resend` repeats what was already said (every tick, level-triggered)."""
+        return self._look(now, resend) + self._say()
+
+    def _look(self, now: float, resend: bool) -> list[Action]:
         live = {self.view.me, *self._live(now)}
         self._level, self.looks, self._looked_at = False, False, now
         self.sitting = self._excused(now)
         if self.commit is None:
             self._note_waits(now)
         actions: list[Action] = self._evict_lost(live, now)
-        actions += self._prepare(live, resend, now)
+        self._prepare(live, resend, now)
         if self.commit is not None:
             return actions + ([Broadcast(self._told_commit(self.commit))] if resend else [])
         actions += self._settle_dispute(now)
@@ -305,10 +328,12 @@ class Keeper:
         self._waited_s = {peer: waited_s for peer, waited_s in self._waited_s.items() if peer not in self.members}
         early, self._early = self._early, {}
         for (peer, index), generation in early.items():
-            actions += self._assign(peer, generation, index, now)
+            self._assign(peer, generation, index, now)
         if self.oldest and self._sure(now):
             actions += self._leave_late(now) + self._try_commit(now)
-            return actions if self.commit is not None or self.round is None else actions + self._say_round(resend, now)
+            if self.commit is None:
+                self._say_round(resend, now)
+            return actions
         # A member that has signed an aggregate joins no other round for `suspect_s`. Another attempt waits until it has
         # joined this one: given up in the same moment, two replicas would follow each other from round to round.
         if self.acks and now - self._held_at > self.view.timers.suspect_s + self.view.timers.beat_s:
@@ -319,14 +344,21 @@ class Keeper:
                 return actions
             actions += self._evict_laggards(now)
             if not self.ledger.complete:
-                actions += self._idle.give(
-                    self.ledger, sorted(self.members), self._non_finite.found_by, self._builder.spares, now=now
-                )
+                actions += self._order_idle(now)
             elif not self._laggards() and not self._may_be_certified(now):
                 actions += self._open_round(now)
-        if self.current_id is not None:
-            actions += self._say_round(resend, now)
+        self._say_round(resend, now)
         return actions
+
+    def _order_idle(self, now: float) -> list[Action]:
+        """Have members execute what has no assignee."""
+        notes: list[Action] = []
+        for peer, index, first in self._idle.give(
+            self.ledger, sorted(self.members), self._non_finite.found_by, self._builder.spares, now=now
+        ):
+            self._plan(peer).execute |= {index}
+            notes.append(note("ordered" if first else "ordered_again", index=index, peer=peer, step=self.stamp.step))
+        return notes
 
     @property
     def current_id(self) -> RoundId | None:
@@ -507,7 +539,7 @@ class Keeper:
                 actions.append(self._left(peer, "behind"))
             if late:
                 self._left_out.add(peer)  # it reports again and would own its indexes again: it may fetch the sum
-                actions.append(self._void(peer, generation))
+                self._void(peer, generation)
         return actions
 
     def _settle_dispute(self, now: float) -> list[Action]:
@@ -543,7 +575,8 @@ class Keeper:
         strikes = self._strikes.strike(
             peer, f"holds up the round ({reason})", cost_s=now - self._opened_at, pardon=pardon, now=now
         )
-        return [*strikes, self._void(peer, generation), self._left(peer, reason)]
+        self._void(peer, generation)
+        return [*strikes, self._left(peer, reason)]
 
     def _uncallable(self, now: float) -> frozenset[PeerId]:
         """Members to whom the lines of all others, two at least, are broken."""
@@ -600,8 +633,8 @@ class Keeper:
     def _left(self, peer: PeerId, reason: str) -> Note:
         return note("evicted", peer=peer, reason=reason, step=self.stamp.step)
 
-    def _void(self, peer: PeerId, generation: Generation) -> Send:
-        return Send(peer, Evicted(self.stamp, self.ballot, generation, void=True))
+    def _void(self, peer: PeerId, generation: Generation) -> None:
+        self._plan(peer, generation).evicted = "void"
 
     def _note_last(self, now: float) -> None:
         """Note since when a few members still have gradients to add while most have none."""
@@ -673,19 +706,20 @@ class Keeper:
         """Is there a certificate? Above it no round is given up."""
         return self.commit is not None or (bool(self.acks) and self._certificate(now) is not None)
 
-    def _prepare(self, live: set[PeerId], resend: bool, now: float) -> list[Action]:
-        """live: mates left out as well; one that never hears of me would stand itself."""
+    def _prepare(self, live: set[PeerId], resend: bool, now: float) -> None:
+        """Tell members of the term. live: mates left out as well; one that never hears of me would stand itself."""
         due = live if resend else live - self._prepared.keys()
         heirs = self._heirs(now) if due else []
-        actions: list[Action] = []
+        # What lives says itself what it owns, and an open round names all: neither is a reason for a plan.
+        mine = self.ledger.freed | self.ledger.of(self.view.me) if heirs and self.round is None else NONE
         for peer in sorted(due):
-            given = self.ledger.given() - self.ledger.of(peer) if peer in heirs else NONE
+            told = self._prepared.get(peer)
+            lacks = peer in heirs and not mine <= (told or NONE) | self.ledger.of(peer)
             # A member that says states of this term has heard of it. In a large stage not all hear my heartbeats.
             echoed = now - self._echoed_at.get(peer, -math.inf) <= self.view.timers.settle_s
-            if not echoed or self.view.stage in self.view.sparse or self._prepared.get(peer) != given:
-                self._prepared[peer] = given
-                actions.append(Send(peer, Prepare(self.stamp, self.ballot, given)))
-        return actions
+            if told is None or lacks or not echoed or self.view.stage in self.view.sparse:
+                given = self.ledger.given() - self.ledger.of(peer) if peer in heirs else NONE
+                self._prepared[peer] = self._plan(peer).given = given
 
     def _heirs(self, now: float) -> list[PeerId]:
         """Myself, and who would keep after me: one of them has a use for what I have given."""
@@ -712,20 +746,19 @@ class Keeper:
         reason = left_alone(self.view, self.stamp, self.members, now=now)
         return [*notes, *([] if reason is None else [note("averaged_alone", step=self.stamp.step, reason=reason)])]
 
-    def _say_round(self, resend: bool, now: float) -> list[Action]:
-        assert self.round is not None
-        actions: list[Action] = []
+    def _say_round(self, resend: bool, now: float) -> None:
+        if self.round is None or self._spoilt:
+            return
         # A round is long: it is said again to those whose reports do not name it once they had time to.
         before = now - self.view.timers.settle_s if resend else -math.inf
         for peer in sorted(self.members):
             held = self.acks.get(peer)
-            if (held is not None and held.id == self.round.id) or self._spoilt:
+            if held is not None and held.id == self.round.id:
                 continue
             told_at = self._told.get(peer)
             if told_at is None or (told_at <= before and self._knows.get(peer) != self.round.id.number):
                 self._told[peer] = now
-                actions.append(Send(peer, self.round))
-        return actions
+                self._plan(peer).attempt = self.round
 
     def _try_commit(self, now: float) -> list[Action]:
         """Publish the commit once all members hold its sum: a member that holds it need not fetch it."""

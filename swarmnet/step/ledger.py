@@ -188,5 +188,5 @@ class ClaimBook:
 
     @property
     def owned(self) -> Indexes:
-        """Granted or summed."""
+        """Assigned or summed."""
         return frozenset(self.granted | self.summed)

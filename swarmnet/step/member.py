@@ -21,8 +21,7 @@ from swarmnet.messages import (
     Heartbeat,
     LineQuality,
     Measure,
-    Prepare,
-    Round,
+    StagePlan,
     Stamp,
     StepControl,
     Trouble,
@@ -95,7 +94,7 @@ class Member:
         self.steps = [OpenStep(stamp, self._context, oldest=True, now=now, finished=finished)]
         self.steps += self._following(now)
         self.heartbeats.begin()
-        self._early_prepare: Prepare | None = None
+        self._early_plan: StagePlan | None = None
 
     def _following(self, now: float) -> list[OpenStep]:
         """The steps that this version opens beside those that are: they are computed on its weights.
@@ -340,10 +339,10 @@ class Member:
         opened = self._following(now)
         self.steps += opened
         self.heartbeats.begin()
-        prepare, self._early_prepare = self._early_prepare, None
+        plan, self._early_plan = self._early_plan, None
         actions.append(Broadcast(self.heartbeat()))
-        if prepare is not None and prepare.stamp == opened[0].stamp:
-            actions += opened[0].receive(prepare.ballot.peer, prepare, now=now)
+        if plan is not None and plan.stamp == opened[0].stamp:
+            actions += opened[0].receive(plan.ballot.peer, plan, now=now)
         if follows:
             actions += self.oldest.become_oldest(now=now)
         actions += self.drift.review(now=now)
@@ -416,8 +415,8 @@ class Member:
         reason = refusal(peer, message, self.shape, about.promised if about is not None else None)
         if reason is not None:
             actions: list[Action] = [note("refused_message", peer=peer, kind=type(message).__name__, reason=reason)]
-            # No correct leader opens such a round, and waiting for a better one would cost its whole term.
-            if isinstance(message, Round) and about is not None and about.promised == message.ballot:
+            # No correct leader has such a plan, and waiting for a better one would cost its whole term.
+            if isinstance(message, StagePlan) and about is not None and about.promised == message.ballot:
                 actions += about.election.reject(peer, now=now)
             return actions
         # Heartbeats come from all stages, everything else but commits from mates.
@@ -434,9 +433,9 @@ class Member:
         # A peer that never sent a heartbeat as a replica of my stage has no say in it.
         if message.stamp.stage != self.stage or not mate:
             return []
-        if isinstance(message, Prepare) and message.stamp.step == self.version + self._ahead + 1:
-            if self._early_prepare is None or message.ballot > self._early_prepare.ballot:
-                self._early_prepare = message  # its keeper is ahead of us
+        if isinstance(message, StagePlan) and message.stamp.step == self.version + self._ahead + 1:
+            if self._early_plan is None or message.ballot >= self._early_plan.ballot:
+                self._early_plan = message  # its keeper is ahead of us
             return []
         # Another past, another fork, or a step that is decided here.
         if about is None or message.stamp != about.stamp or about.applying:

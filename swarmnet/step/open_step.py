@@ -12,21 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from swarmnet.ids import Ballot, PeerId, RoundId
-from swarmnet.messages import (
-    NONE,
-    Commit,
-    Evicted,
-    Execute,
-    Finished,
-    Granted,
-    Indexes,
-    MemberState,
-    Moved,
-    Prepare,
-    Round,
-    Stamp,
-    unchanged,
-)
+from swarmnet.messages import NONE, Commit, Finished, Indexes, MemberState, Round, StagePlan, Stamp, unchanged
 from swarmnet.step import actions as act
 from swarmnet.step.actions import Action, Note, Send, note
 from swarmnet.step.commits import Barrier, ack_of, commit_of
@@ -140,7 +126,7 @@ class RoundPart:
         # Each begins with another one, or all who lack it would share one line.
         first = sorted({*wanted.receivers, *found, self.me}).index(self.me) % len(found)
         order = (*found[first:], *found[:first])
-        asked = Round(wanted.stamp, wanted.ballot, wanted.id, (), (), order)
+        asked = Round(wanted.stamp, wanted.id, (), (), order)
         return self._start(wanted.id, act.CollectSum(asked, digest))
 
     def _start(self, round_id: RoundId, action: act.Sum | act.CollectSum) -> list[Action]:
@@ -155,7 +141,7 @@ class RoundPart:
 
 # ---------------------------------------------------------------- the machine of one step
 
-StepMessage = Prepare | Granted | Moved | Evicted | Round | Execute | MemberState
+StepMessage = StagePlan | MemberState
 """What is about one step, and goes to the machine of that step."""
 
 
@@ -280,21 +266,9 @@ class OpenStep:
 
     def receive(self, peer: PeerId, message: StepMessage, *, now: float) -> list[Action]:
         """A message under this step's stamp from a replica of my stage."""
-        match message:
-            case MemberState():
-                return self._to_keeper(peer, message, now)
-            case Prepare():
-                return self._on_prepare(peer, message, now)
-            case Granted():
-                return self._on_granted(message)
-            case Moved():
-                return self._on_moved(message)
-            case Evicted():
-                return self._on_evicted(message)
-            case Round():
-                return self._on_round(message, now)
-            case Execute():
-                return [act.TakeIndex(self.stamp.step, message.index)] if message.ballot == self.promised else []
+        if isinstance(message, MemberState):
+            return self._to_keeper(peer, message, now)
+        return self._on_plan(peer, message, now)
 
     def inherit(self, commits: tuple[Commit, ...]) -> None:
         """Take over the commits that came with the state: its donor believed them."""
@@ -372,16 +346,26 @@ class OpenStep:
         """All messages of this turn are in: the keeper looks at everybody, if one of them asks for that."""
         return self.keeper.advance(now=now, resend=False) if self.keeper is not None and self.keeper.due(now) else []
 
-    def _on_prepare(self, peer: PeerId, prepare: Prepare, now: float) -> list[Action]:
-        # The keeper's heartbeat: my next one tells it where I stand.
-        if prepare.ballot == self.promised:
-            self.election.heard(prepare, now=now)
-            self._asked |= prepare.whole
-            return self._report() if prepare.whole else []
-        lower = self.promised is not None and prepare.ballot < self.promised
-        actions = self._promise(prepare.ballot, now, told_by=peer)
-        if self.promised is not None and lower and prepare.ballot != self.promised:
-            return [Send(peer, self._make_report(self.promised))]  # carries the higher ballot: the old keeper stops
+    def _on_plan(self, peer: PeerId, plan: StagePlan, now: float) -> list[Action]:
+        """What the leader wants: follow it, then end an accumulator, then do and contribute what it assigns."""
+        actions: list[Action] = []
+        if plan.ballot != self.promised:
+            lower = self.promised is not None and plan.ballot < self.promised
+            actions += self._promise(plan.ballot, now, told_by=peer)
+            if self.promised is not None and plan.ballot != self.promised and lower:
+                return [Send(peer, self._make_report(self.promised))]  # the higher ballot: the old leader stops
+            if plan.ballot != self.promised:
+                return actions
+        self.election.heard(plan, now=now)
+        if plan.generation == self.claims.generation:
+            actions += self._end_accumulator(plan.evicted == "void") if plan.evicted else self._on_answers(plan)
+        actions += [act.TakeIndex(self.stamp.step, index) for index in sorted(plan.execute)]
+        if plan.attempt is not None:
+            self.election.opened(plan.attempt, now=now)
+            actions += self.part.hear(plan.attempt) + self._join_round()
+        if plan.whole:
+            self._asked = True
+            actions += self._report()
         return actions
 
     def _promise(self, ballot: Ballot, now: float, *, told_by: PeerId) -> list[Action]:
@@ -397,39 +381,33 @@ class OpenStep:
             actions.append(note("keeper_stopped", step=self.stamp.step, **{"for": ballot.peer}))
         return actions + self._report()
 
-    def _on_granted(self, granted: Granted) -> list[Action]:
-        ours = granted.ballot == self.promised and granted.generation == self.claims.generation
-        if not ours or granted.index not in self.claims.asked or self._own_commit is not None or self.applying:
-            return []  # an old grant, or one for dropped work: if a round names the index, `returns` tells the leader
-        self.claims.grant(granted.index)
-        # A keeper that grants has no open round, so mine was given up. If others finish it all the same, its sum
-        # stands.
-        return [*self.part.drop(), act.CountHere(self.stamp.step, granted.index)]
+    def _on_answers(self, plan: StagePlan) -> list[Action]:
+        """What I asked for is mine, or another replica's. An answer to work that was dropped has no effect: if a round
+        names the index, `returns` tells the leader."""
+        actions: list[Action] = []
+        step, asked = self.stamp.step, self.claims.asked
+        if (mine := sorted(plan.assigned & asked)) and self._own_commit is None and not self.applying:
+            # A leader that assigns has no open round, so mine was given up. If others finish it all the same, its sum
+            # stands.
+            actions += self.part.drop()
+            for index in mine:
+                self.claims.grant(index)
+                actions.append(act.CountHere(step, index))
+        for index, owner in plan.moved:
+            if index in asked:
+                asked.discard(index)
+                actions.append(act.OwnedElsewhere(step, index, owner))
+        return actions
 
-    def _on_moved(self, moved: Moved) -> list[Action]:
-        ours = moved.ballot == self.promised and moved.generation == self.claims.generation
-        if not ours or moved.index not in self.claims.asked:
-            return []
-        self.claims.asked.discard(moved.index)
-        return [act.OwnedElsewhere(self.stamp.step, moved.index, moved.owner)]
-
-    def _on_evicted(self, evicted: Evicted) -> list[Action]:
-        if evicted.ballot != self.promised or evicted.generation != self.claims.generation:
-            return []
-        # Always a new generation: a grant still under way names the old one and is ignored.
-        self.claims.renew(void=evicted.void)
+    def _end_accumulator(self, void: bool) -> list[Action]:
+        # Always a new generation: an answer still under way names the old one and is ignored.
+        self.claims.renew(void=void)
         actions = self.part.drop()
         # Only then is the accumulator worth nothing; otherwise its work is offered again.
-        if evicted.void:
+        if void:
             actions.append(act.Void(self.stamp.step))
-        actions.append(note("evicted_me", void=evicted.void, step=self.stamp.step))
+        actions.append(note("evicted_me", void=void, step=self.stamp.step))
         return actions + self._report()
-
-    def _on_round(self, message: Round, now: float) -> list[Action]:
-        if message.ballot != self.promised:
-            return []
-        self.election.opened(message, now=now)
-        return self.part.hear(message) + self._join_round()
 
     # ------------------------------------------------------------ inside
 
@@ -464,7 +442,7 @@ class OpenStep:
             trouble=context.trouble if self.oldest else None,
             vote=self._vote if finished is not None else b"",
             revision=self._revision,
-            round=current.id.number if current is not None and current.ballot == ballot else -1,
+            round=current.id.number if current is not None and current.id.ballot == ballot else -1,
             wants=frozenset(claims.asked),
         )
 
@@ -593,7 +571,7 @@ class OpenStep:
             return []
         # Who holds it, nobody says: who does not, answers so at once.
         holders = sorted(p for p, seen in self._context.view.mates() if seen.synced and not seen.dead)
-        return self.part.collect(Round(self.stamp, self.promised, commit.id, (), (), ()), commit.digest, holders)
+        return self.part.collect(Round(self.stamp, commit.id, (), (), ()), commit.digest, holders)
 
     def _try_apply(self) -> list[Action]:
         commit = self._own_commit

@@ -102,7 +102,6 @@ class RoundBuilder:
         receivers = tuple(peer for row in rows for peer in row)
         opened = Round(
             stamp=self.stamp,
-            ballot=self.ballot,
             id=RoundId(self.ballot, next(self._numbers)),
             contributions=ledger.contributions(),
             receivers=receivers,

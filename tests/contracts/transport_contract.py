@@ -20,7 +20,6 @@ from swarmnet.messages import (
     Answer,
     Busy,
     Control,
-    Execute,
     Fetch,
     Fetched,
     Gradient,
@@ -30,6 +29,7 @@ from swarmnet.messages import (
     Rejected,
     Request,
     Running,
+    StagePlan,
     Stamp,
 )
 from swarmnet.transport import ReadPayload, Transport
@@ -105,9 +105,9 @@ def same(received: tuple[Packed, ...], sent: tuple[Packed, ...]) -> bool:
     return [(x.codec, x.shape, bytes(x.data)) for x in received] == [(x.codec, x.shape, bytes(x.data)) for x in sent]
 
 
-def execute(index: int, sender: PeerId) -> Execute:
+def execute(index: int, sender: PeerId) -> StagePlan:
     """A one-way message with a number."""
-    return Execute(stamp=Stamp(1, 0, Chain("0" * 64)), ballot=Ballot(0, sender), index=index)
+    return StagePlan(Stamp(1, 0, Chain("0" * 64)), Ballot(0, sender), execute=frozenset({index}))
 
 
 # ---------------------------------------------------------------- the contract
@@ -117,15 +117,15 @@ async def tells_arrive_in_order(pair: Pair) -> None:
     for index in range(200):
         pair.a.transport.tell(pair.b.peer, execute(index, pair.a.peer))
     heard = [await pair.b.service.told.get() for _ in range(200)]
-    assert [message.index for _, message in heard] == list(range(200))
+    assert [message.execute for _, message in heard] == [{index} for index in range(200)]
     assert {caller for caller, _ in heard} == {pair.a.peer}
 
 
 async def tells_go_both_ways(pair: Pair) -> None:
     pair.a.transport.tell(pair.b.peer, execute(1, pair.a.peer))
     pair.b.transport.tell(pair.a.peer, execute(2, pair.b.peer))
-    assert (await pair.b.service.told.get())[1].index == 1
-    assert (await pair.a.service.told.get())[1].index == 2
+    assert (await pair.b.service.told.get())[1].execute == {1}
+    assert (await pair.a.service.told.get())[1].execute == {2}
 
 
 async def whoever_answers_a_heartbeat_is_reached(pair: Pair) -> None:

@@ -19,7 +19,7 @@ A failing search prints the shortest way to the state as a conversation (`Search
 and what it said then. Fields that say nothing are left out; digests are cut to four digits.
 
     0.0 s  0B hears MemberState(wants={1}) from 0A
-                says to 0A: Granted(index=1)
+                says to 0A: StagePlan(generation=..., assigned={1})
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from machines import Effects, Event, Machines, Node, Share
 
 from swarmnet.ids import Chain, PeerId
 from swarmnet.manifest.timers import Timers
-from swarmnet.messages import Committed, Evicted, Finished, Granted, MemberState, Moved, Prepare, Round
+from swarmnet.messages import NONE, Committed, Finished, MemberState, Round, StagePlan
 from swarmnet.simulate.swarm import SimulatedSigner
 from swarmnet.step.actions import Action
 from swarmnet.step.commits import acked, statement
@@ -428,23 +428,19 @@ def lies_of(message: Any, liar: PeerId, setup: Setup) -> Iterator[Any]:
     """What a leader may say to one replica instead of this message."""
     others = [peer for peer in setup.peers if peer[0] == liar[0]]
     match message:
-        case Granted():
-            for owner in others:
-                yield Moved(message.stamp, message.ballot, message.generation, message.index, owner)
-        case Moved():
-            yield Granted(message.stamp, message.ballot, message.generation, message.index)
-        case Prepare():
-            yield replace(message, ballot=replace(message.ballot, number=message.ballot.number + 1))
-            yield Evicted(message.stamp, message.ballot, setup.node(liar).member.claims.generation, void=True)
-        case Round():
-            sets = message.contributions
-            every = frozenset(range(setup.microbatches))
-            for peer, generation, _ in sets:
-                yield replace(message, contributions=((peer, generation, every),))
-                yield replace(message, contributions=((peer, generation, every),), receivers=(peer,))
-            if len(sets) > 1:
-                turned = [(a[0], a[1], b[2]) for a, b in zip(sets, (*sets[1:], sets[0]), strict=True)]
-                yield replace(message, contributions=tuple(turned))
+        case StagePlan():
+            if message.assigned:
+                for owner in others:
+                    yield replace(message, assigned=NONE, moved=tuple((index, owner) for index in message.assigned))
+            if message.moved:
+                yield replace(message, assigned=frozenset(index for index, _ in message.moved), moved=())
+            if message.generation is None:
+                higher = replace(message.ballot, number=message.ballot.number + 1)
+                yield replace(message, ballot=higher, attempt=None)
+                yield replace(message, generation=setup.node(liar).member.claims.generation, evicted="void")
+            if message.attempt is not None:
+                for attempt in _attempts_of(message.attempt, setup):
+                    yield replace(message, attempt=attempt)
         case Committed():
             forged = replace(message.commit, digest=FORGED, votes=(), seats=frozenset(), signatures=())
             yield replace(message, commit=forged)
@@ -452,6 +448,16 @@ def lies_of(message: Any, liar: PeerId, setup: Setup) -> Iterator[Any]:
             ack = replace(message.ack, digest=FORGED)
             vote = SimulatedSigner(liar).sign(statement(acked(message.stamp, ack), message.stamp.restart))
             yield replace(message, ack=ack, vote=vote)
+
+
+def _attempts_of(opened: Round, setup: Setup) -> Iterator[Round]:
+    sets, every = opened.contributions, frozenset(range(setup.microbatches))
+    for peer, generation, _ in sets:
+        yield replace(opened, contributions=((peer, generation, every),))
+        yield replace(opened, contributions=((peer, generation, every),), receivers=(peer,))
+    if len(sets) > 1:
+        turned = [(a[0], a[1], b[2]) for a, b in zip(sets, (*sets[1:], sets[0]), strict=True)]
+        yield replace(opened, contributions=tuple(turned))
 
 
 # ---------------------------------------------------------------- without further faults

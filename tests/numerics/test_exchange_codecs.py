@@ -49,7 +49,7 @@ def round_of(
         (peer, Generation(1, 0), frozenset() if peer in idle else frozenset({everybody.index(peer)}))
         for peer in receivers
     )
-    return Round(STAMP, ballot, RoundId(ballot, number), shares, receivers, (), rows=rows, columns=2)
+    return Round(STAMP, RoundId(ballot, number), shares, receivers, (), rows=rows, columns=2)
 
 
 class Members(Direct):

@@ -86,7 +86,7 @@ class Group(Direct):
         """One round, applied by everybody."""
         ballot = Ballot(1, PEERS[0])
         shares = tuple((peer, Generation(1, 0), frozenset({place})) for place, peer in enumerate(PEERS))
-        current = Round(Stamp(step, 0, Chain("00" * 32)), ballot, RoundId(ballot, step), shares, PEERS, ())
+        current = Round(Stamp(step, 0, Chain("00" * 32)), RoundId(ballot, step), shares, PEERS, ())
         async with asyncio.TaskGroup() as group:
             tasks = [
                 group.create_task(exchange.sum(current, {PEERS.index(peer): (1.0, TOKENS)}))
@@ -165,7 +165,7 @@ def test_who_is_refused_under_the_plain_sum_is_named_and_the_others_sum_without_
             others = PEERS[1:]
             shares = tuple((peer, Generation(1, 0), frozenset({place})) for place, peer in enumerate(PEERS))
             ballot = Ballot(1, PEERS[1])
-            first = Round(Stamp(1, 0, Chain("00" * 32)), ballot, RoundId(ballot, 0), shares, PEERS, ())
+            first = Round(Stamp(1, 0, Chain("00" * 32)), RoundId(ballot, 0), shares, PEERS, ())
 
             async def take_part(peer: PeerId, current: Round) -> Finished:
                 place = PEERS.index(peer)

@@ -103,7 +103,6 @@ class Members:
         contributions = tuple((peer, Generation(1, 0), frozenset({at})) for at, peer in enumerate(self.peers))
         current = Round(
             replace(STAMP, step=number),
-            ballot,
             RoundId(ballot, number),
             contributions,
             self.peers,

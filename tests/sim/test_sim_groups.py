@@ -16,7 +16,7 @@ from strike import keeper_of, watch_messages
 from swarmnet.averaging.grid import grid_of
 from swarmnet.ids import PeerId
 from swarmnet.manifest.schema import Protocol
-from swarmnet.messages import Control, Round
+from swarmnet.messages import Control, Round, StagePlan
 from swarmnet.simulate.engine import SimulatedEngine
 from swarmnet.simulate.plan import Plan
 from swarmnet.simulate.swarm import Swarm
@@ -60,8 +60,9 @@ def test_replicas_are_lost_in_the_middle_of_a_round(
     rounds: list[Round] = []
 
     def watch(sender: PeerId, receiver: PeerId, message: Control) -> None:
-        if isinstance(message, Round) and message not in rounds:
-            rounds.append(message)
+        attempt = message.attempt if isinstance(message, StagePlan) else None
+        if attempt is not None and attempt not in rounds:
+            rounds.append(attempt)
 
     watch_messages(swarm, watch)
 

@@ -9,21 +9,7 @@ import pytest
 from further import further
 
 from swarmnet.ids import Ballot, Chain, Generation, PeerId, RoundId
-from swarmnet.messages import (
-    Commit,
-    Committed,
-    Control,
-    Evicted,
-    Execute,
-    Finished,
-    Granted,
-    Heartbeat,
-    MemberState,
-    Moved,
-    Prepare,
-    Round,
-    Stamp,
-)
+from swarmnet.messages import Commit, Committed, Control, Finished, Heartbeat, MemberState, Round, StagePlan, Stamp
 from swarmnet.simulate.clock import SimulatedProcess
 from swarmnet.simulate.plan import Plan
 from swarmnet.simulate.swarm import Swarm
@@ -85,14 +71,16 @@ class Stranger:
         parts = tuple((peer, generation, frozenset({place})) for place, peer in enumerate(peers))
         return node.peer_id, rng.choice(
             [
-                Prepare(stamp, ballot),
-                Granted(stamp, ballot, generation, index),
-                Moved(stamp, ballot, generation, index, self.peer),
-                Evicted(stamp, ballot, generation, True),
-                Execute(stamp, ballot, index),
+                StagePlan(stamp, ballot, given=some, whole=True),
+                StagePlan(stamp, ballot, generation, frozenset({index})),
+                StagePlan(stamp, ballot, generation, moved=((index, self.peer),)),
+                StagePlan(stamp, ballot, generation, evicted="void"),
+                StagePlan(stamp, ballot, execute=frozenset({index})),
                 MemberState(stamp, ballot, generation, some, some, rng.choice([None, ack_of(finished)]), None, 0, some),
-                Round(stamp, ballot, number, parts, tuple(rng.sample(peers, len(peers))), (), some),
-                Round(stamp, ballot, number, (), (), peers),
+                StagePlan(
+                    stamp, ballot, attempt=Round(stamp, number, parts, tuple(rng.sample(peers, len(peers))), (), some)
+                ),
+                StagePlan(stamp, ballot, attempt=Round(stamp, number, (), (), peers)),
                 Committed(commit),
                 Heartbeat(
                     Stamp(stamp.step, rng.choice([50, 3000]), stamp.chain), 1, True, ballot, (commit,), (commit,)

@@ -28,13 +28,13 @@ from swarmnet.messages import (
     Answer,
     Fetched,
     Gradient,
-    Granted,
     ManifestData,
     ManifestRequest,
     Packed,
     Process,
     Rejected,
     Request,
+    StagePlan,
 )
 from swarmnet.net import tls
 from swarmnet.net.address import Address
@@ -74,8 +74,8 @@ from tests.contracts.transport_contract import (
 )
 
 
-def claim_of(peer: PeerId) -> Granted:
-    return Granted(HEARTBEAT.stamp, Ballot(0, peer), Generation(1, 0), 3)
+def claim_of(peer: PeerId) -> StagePlan:
+    return StagePlan(HEARTBEAT.stamp, Ballot(0, peer), Generation(1, 0), frozenset({3}))
 
 
 RUN = RunId("ab" * 32)
@@ -286,7 +286,7 @@ def test_a_restarted_callee_is_greeted_again() -> None:
             assert [x async for x in a.call(b.peer, FETCH, deadline=in_s(10))] == [Fetched()]
             del b._callee.greeted[a.peer]
             a.tell(b.peer, execute(5, a.peer))
-            assert (await service.told.get())[1].index == 5
+            assert (await service.told.get())[1].execute == {5}
             assert heard.gone.empty()
 
     asyncio.run(main())

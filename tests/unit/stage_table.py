@@ -13,7 +13,18 @@ from dataclasses import replace
 from swarmnet.ids import NO_RESTART, Chain, PeerId
 from swarmnet.manifest.schema import Delay
 from swarmnet.manifest.timers import Timers
-from swarmnet.messages import Commit, Committed, Control, Finished, Heartbeat, MemberState, Prepare, Round, Stamp, Vote
+from swarmnet.messages import (
+    Commit,
+    Committed,
+    Control,
+    Finished,
+    Heartbeat,
+    MemberState,
+    Round,
+    StagePlan,
+    Stamp,
+    Vote,
+)
 from swarmnet.simulate.swarm import SimulatedSigner
 from swarmnet.step import actions as act
 from swarmnet.step.actions import Action, Broadcast, Note, Send
@@ -33,6 +44,17 @@ def anything(sender: PeerId, receiver: PeerId, message: Control) -> bool:
 def kind(*kinds: type, to: str | None = None) -> Wish:
     """Messages of these kinds (to this member)."""
     return lambda sender, receiver, message: isinstance(message, kinds) and to in (None, receiver)
+
+
+CONTENT = ("generation", "execute", "attempt")
+"""Fields of a plan that ask more of a member than to follow the leader."""
+
+
+def has(*names: str, to: str | None = None) -> Wish:
+    """Plans that say something in one of these fields (to this member)."""
+    return lambda sender, receiver, message: (
+        isinstance(message, StagePlan) and any(getattr(message, name) for name in names) and to in (None, receiver)
+    )
 
 
 def wants(sender: PeerId, receiver: PeerId, message: Control) -> bool:
@@ -275,4 +297,6 @@ class Table:
 
 
 def is_beat(sender: PeerId, receiver: PeerId, message: Control) -> bool:
-    return isinstance(message, Heartbeat | Prepare)
+    return isinstance(message, Heartbeat) or (
+        isinstance(message, StagePlan) and not has(*CONTENT)(sender, receiver, message)
+    )

@@ -118,7 +118,7 @@ class Group:
     def round(self) -> Round:
         ballot = Ballot(1, self.peers[0])
         shares = tuple((peer, Generation(1, 0), frozenset({at})) for at, peer in enumerate(self.peers))
-        return Round(STAMP, ballot, RoundId(ballot, 1), shares, self.peers, (), bandwidths=self.bandwidths)
+        return Round(STAMP, RoundId(ballot, 1), shares, self.peers, (), bandwidths=self.bandwidths)
 
     async def sum(self) -> list[Finished]:
         async with asyncio.timeout(3600.0), asyncio.TaskGroup() as group:

@@ -3,7 +3,7 @@
 from stage_table import TIMERS, Table
 
 from swarmnet.ids import Ballot, PeerId, RoundId
-from swarmnet.messages import Round
+from swarmnet.messages import Round, StagePlan
 from swarmnet.step.actions import Note
 from swarmnet.step.election import Election
 
@@ -56,8 +56,12 @@ def test_a_leader_whose_round_is_refused_is_left_at_once_and_not_followed_again(
     assert ballot is not None and ballot.peer == leader.me
     # All microbatches are left out of the step, and the run tolerates none.
     every = frozenset(range(member.shape.num_microbatches))
-    bad = Round(member.stamp, ballot, RoundId(ballot, 1), (), (leader.me,), (), voided=every)
-    told = [action for action in member.receive(leader.me, bad, now=table.now) if isinstance(action, Note)]
+    bad = Round(member.stamp, RoundId(ballot, 1), (), (leader.me,), (), voided=every)
+    told = [
+        action
+        for action in member.receive(leader.me, StagePlan(bad.stamp, ballot, attempt=bad), now=table.now)
+        if isinstance(action, Note)
+    ]
     assert [note.event for note in told] == ["refused_message", "strike"]
     election = member.oldest.election
     assert not election.promise(Ballot(9, leader.me), now=table.now), "even if most follow it"

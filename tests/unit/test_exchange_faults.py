@@ -103,7 +103,7 @@ class Members:
 
 def a_round(*peers: PeerId, holders: tuple[PeerId, ...] = ()) -> Round:
     shares = tuple((peer, Generation(1, 0), frozenset({at})) for at, peer in enumerate(peers))
-    return Round(STAMP, ID.ballot, ID, shares, peers, holders)
+    return Round(STAMP, ID, shares, peers, holders)
 
 
 BOTH, ALONE = a_round(A, B), a_round(A)

@@ -8,17 +8,13 @@ from swarmnet.messages import (
     Commit,
     Committed,
     Control,
-    Evicted,
-    Execute,
-    Granted,
     Heartbeat,
     Late,
     LineQuality,
     Measure,
     MemberState,
-    Moved,
-    Prepare,
     Round,
+    StagePlan,
     Stamp,
     Trouble,
 )
@@ -54,18 +50,18 @@ def complaint(trouble: Trouble) -> MemberState:
 
 def round_of(
     parts: tuple = ((OTHER, GEN, SOME), (KEEPER, GEN, REST)), receivers: tuple = (OTHER, KEEPER), **changed: object
-) -> Round:
-    return Round(STAMP, BALLOT, RoundId(BALLOT, 0), parts, receivers, (), **changed)
+) -> StagePlan:
+    attempt = Round(STAMP, RoundId(BALLOT, 0), parts, receivers, (), **changed)
+    return StagePlan(STAMP, BALLOT, attempt=attempt)
 
 
 GOOD = [
-    Prepare(STAMP, BALLOT),
+    StagePlan(STAMP, BALLOT, given=SOME, whole=True),
     MemberState(STAMP, BALLOT, GEN, NONE, NONE, None, None, 0, wants=frozenset({3})),
-    Granted(STAMP, BALLOT, GEN, 0),
-    Moved(STAMP, BALLOT, GEN, 0, OTHER),
-    Evicted(STAMP, BALLOT, GEN, True),
+    StagePlan(STAMP, BALLOT, GEN, SOME, ((3, OTHER),)),
+    StagePlan(STAMP, BALLOT, GEN, evicted="void"),
     MemberState(STAMP, BALLOT, GEN, NONE, NONE, None, None, 0, returns=SOME),
-    Execute(STAMP, BALLOT, 3),
+    StagePlan(STAMP, BALLOT, execute=frozenset({3})),
     MemberState(STAMP, BALLOT, GEN, SOME, SOME, None, None, 0),
     Committed(commit()),
     round_of(),
@@ -80,16 +76,19 @@ GOOD = [
 ]
 
 BAD = [
-    Prepare(Stamp(3, 2, STAMP.chain), BALLOT),
-    Prepare(STAMP, Ballot(1 << 40, KEEPER)),
+    StagePlan(Stamp(3, 2, STAMP.chain), BALLOT),
+    StagePlan(STAMP, Ballot(1 << 40, KEEPER)),
+    StagePlan(STAMP, Ballot(BALLOT.number + 1, KEEPER), attempt=round_of().attempt),
+    StagePlan(Stamp(4, STAMP.stage, STAMP.chain), BALLOT, attempt=round_of().attempt),
     MemberState(STAMP, BALLOT, GEN, NONE, NONE, None, None, 0, wants=frozenset({4})),
-    Granted(STAMP, BALLOT, GEN, 65535),
-    Execute(STAMP, BALLOT, 4),
+    StagePlan(STAMP, BALLOT, GEN, frozenset({65535})),
+    StagePlan(STAMP, BALLOT, GEN, moved=((4, OTHER),)),
+    StagePlan(STAMP, BALLOT, execute=frozenset({4})),
     MemberState(STAMP, BALLOT, GEN, NONE, NONE, None, None, 0, returns=frozenset({4})),
     MemberState(STAMP, BALLOT, GEN, frozenset({9}), SOME, None, None, 0),
     MemberState(STAMP, BALLOT, GEN, SOME, SOME, None, None, 0, frozenset({60000})),
     round_of(receivers=()),
-    Round(STAMP, BALLOT, RoundId(BALLOT, 0), (), (), (OTHER,)),
+    StagePlan(STAMP, BALLOT, attempt=Round(STAMP, RoundId(BALLOT, 0), (), (), (OTHER,))),
     round_of(receivers=(OTHER, OTHER)),
     round_of(parts=((OTHER, GEN, frozenset()),)),
     round_of(parts=((OTHER, GEN, frozenset({4})),)),
@@ -129,7 +128,9 @@ def test_what_cannot_be_true_is_refused(message: Control) -> None:
 
 
 @pytest.mark.parametrize(
-    "message", [GOOD[0], GOOD[2], GOOD[3], GOOD[4], GOOD[6], round_of()], ids=lambda message: type(message).__name__
+    "message",
+    [message for message in GOOD if isinstance(message, StagePlan)],
+    ids=lambda message: type(message).__name__,
 )
 def test_only_a_keeper_uses_its_ballot(message: Control) -> None:
     assert refusal(OTHER, message, SHAPE, BALLOT)

@@ -6,7 +6,7 @@ import pytest
 from test_keeper import ME, STAMP, B, C, Office
 
 from swarmnet.ids import PeerId
-from swarmnet.messages import Execute, Heartbeat
+from swarmnet.messages import Heartbeat, StagePlan
 from swarmnet.step.actions import Send
 
 
@@ -21,5 +21,6 @@ def test_orders_go_to_those_who_stay(leaving: set[PeerId], expected: set[PeerId]
     for mate in (B, C):
         office.view.hear(mate, Heartbeat(STAMP, 1, True, None, draining=mate in leaving), now=9.0)
     actions = office.keeper.advance(now=10.0, resend=False)  # nothing has flowed for long
-    orders = [action.peer for action in actions if isinstance(action, Send) and isinstance(action.message, Execute)]
+    plans = [(action.peer, action.message) for action in actions if isinstance(action, Send)]
+    orders = [peer for peer, plan in plans if isinstance(plan, StagePlan) for _ in plan.execute]
     assert len(orders) == 6 and set(orders) == expected

@@ -9,7 +9,7 @@ import operator
 from dataclasses import replace
 
 import pytest
-from stage_table import CHAIN, TIMERS, Table, certified, kind, wants
+from stage_table import CHAIN, TIMERS, Table, certified, has, kind, wants
 
 from swarmnet.ids import Ballot, Chain, Generation, PeerId, RoundId
 from swarmnet.messages import (
@@ -17,15 +17,12 @@ from swarmnet.messages import (
     UNMEASURED,
     Commit,
     Committed,
-    Evicted,
-    Execute,
     Finished,
-    Granted,
     Heartbeat,
     Late,
     MemberState,
-    Prepare,
     Round,
+    StagePlan,
     Stamp,
     Trouble,
     unchanged,
@@ -57,7 +54,7 @@ def test_h1_a_late_addition_after_eviction_counts_nowhere():
     table.settle()
     table.add("A", 1)
     table.suspect("A", by="K")  # 0 and 1 are free again
-    held = table.take(kind(Evicted, Round, Prepare, to="A"))
+    held = table.take(kind(StagePlan, to="A"))
     table.execute("K", 0)
     table.add("A", 0)  # the late weight pass ends now; A has heard of nothing
     table.put(held)
@@ -144,14 +141,14 @@ def test_a2_a_grant_under_an_evicted_generation_is_dead():
     table = Table("A", "K")
     table.claim("A", 0)
     table.settle(wants)
-    late = table.take(kind(Granted, to="A"))
+    late = table.take(has("assigned", to="A"))
     table.suspect("A", by="K")
     table.settle()
     everything, table.settle = (
         table.settle,
         lambda: everything(lambda *entry: not (wants(*entry) and entry[2].generation.number > 1)),
     )
-    table.tick(4.0)  # A is believed alive again, its report answered by Evicted: a new generation; it asks once more
+    table.tick(4.0)  # A is believed alive again, its report is answered: a new generation; it asks once more
     table.settle = everything
     assert table.members["A"].claims.generation.number > 1
     table.put(late)
@@ -194,9 +191,9 @@ def test_whoever_has_signed_a_sum_joins_no_other_round_for_a_while():
     finished = table.finish("A")
     ballot = Ballot(0, PeerId("K"))
     contributions = tuple((PeerId(p), table.members[p].claims.generation, frozenset({i})) for i, p in enumerate("AK"))
-    newer = Round(table.members["A"].stamp, ballot, RoundId(ballot, 9), contributions, (PeerId("A"), PeerId("K")), ())
+    newer = Round(table.members["A"].stamp, RoundId(ballot, 9), contributions, (PeerId("A"), PeerId("K")), ())
     table.settle()
-    table.put([(PeerId("K"), PeerId("A"), newer)])
+    table.put([(PeerId("K"), PeerId("A"), StagePlan(newer.stamp, ballot, attempt=newer))])
     table.tick(TIMERS.suspect_s)
     assert table.members["A"].finished == finished and table.members["A"].part.exchange is None
     table.tick(1.0)
@@ -213,7 +210,7 @@ def test_a_sum_that_one_mate_alone_claims_to_hold_is_not_the_stages():
         (PeerId("B"), liar.claims.generation, frozenset({1})),
     )
     invented = Finished(RoundId(ballot, 9), b"invented", 2, 0.0, 1.0, contributions)
-    liar.part.hear(Round(liar.stamp, ballot, invented.id, contributions, (), ()))
+    liar.part.hear(Round(liar.stamp, invented.id, contributions, (), ()))
     table.do("B", liar.sum_whole(invented, now=table.now))
     assert liar.finished == invented
     table.settle()
@@ -369,13 +366,13 @@ def test_what_is_contributed_is_frozen_until_its_round_is_given_up():
     table.execute("B", 1)
     table.execute("K", 2)
     table.kill("B")
-    table.take(kind(Round))
-    table.settle(kind(Execute))
+    table.take(has("attempt"))
+    table.settle(has("execute"))
     orders = table.orders()
     assert [index for _, index in orders] == [1]
     for name, index in orders:
         table.claim(name, index)
-        table.settle(lambda *entry: wants(*entry) or kind(Granted)(*entry))
+        table.settle(lambda *entry: wants(*entry) or has("assigned")(*entry))
         assert index in table.members[name].claims.granted
         assert table.rounds[name] is None, "it still contributes to the old round what it is about to change"
         table.add(name, index)
@@ -489,7 +486,7 @@ def test_a_commit_does_not_end_an_exchange_that_can_end():
 
 def test_collectors_begin_with_different_holders():
     names = [PeerId(name) for name in "ABCDEFGH"]
-    current = Round(Stamp(0, 0, CHAIN), Ballot(1, names[0]), RoundId(Ballot(1, names[0]), 7), (), tuple(names), ())
+    current = Round(Stamp(0, 0, CHAIN), RoundId(Ballot(1, names[0]), 7), (), tuple(names), ())
     orders = []
     for me in names[2:]:
         (action,) = RoundPart(me).collect(current, b"digest", names[:2])
@@ -528,8 +525,8 @@ def test_grants_of_an_old_ballot_or_of_another_step_change_nothing():
         (member.stamp, member.promised, Generation(99, 1)),
         (Stamp(1, 0, CHAIN), member.promised, member.claims.generation),
     ):
-        table.put([(PeerId("K"), PeerId("A"), Granted(stamp, ballot, generation, 0))])
-        table.put([(PeerId("K"), PeerId("A"), Evicted(stamp, ballot, generation, void=True))])
+        table.put([(PeerId("K"), PeerId("A"), StagePlan(stamp, ballot, generation, frozenset({0})))])
+        table.put([(PeerId("K"), PeerId("A"), StagePlan(stamp, ballot, generation, evicted="void"))])
     assert member.claims.granted == set()
 
 
@@ -537,15 +534,15 @@ def test_a_doubled_eviction_moves_the_generation_once():
     table = Table("A", "K")
     table.execute("A", 0)
     member = table.members["A"]
-    eviction = Evicted(member.stamp, member.promised, member.claims.generation, void=True)
+    eviction = StagePlan(member.stamp, member.promised, member.claims.generation, evicted="void")
     table.put([(PeerId("K"), PeerId("A"), eviction)] * 2)
     assert member.claims.generation.number == 2 and table.sums["A"] == []
 
 
-def test_a_prepare_in_somebody_elses_name_is_refused():
+def test_a_plan_in_somebody_elses_name_is_refused():
     table = Table("A", "K")
     before = table.members["A"].promised
-    forged = Prepare(table.members["A"].stamp, Ballot(9, PeerId("K")))
+    forged = StagePlan(table.members["A"].stamp, Ballot(9, PeerId("K")))
     table.put([(PeerId("B"), PeerId("A"), forged)])
     assert table.members["A"].promised == before and "refused_message" in table.notes()
 
@@ -731,7 +728,7 @@ def test_without_the_barrier_a_stage_applies_alone(monkeypatch):
 def test_a_sum_is_collected_from_others_when_all_first_holders_are_gone():
     """Whoever lacks the sum asks those who can have it by now, but leaves nobody who is still there."""
     ballot = Ballot(0, PeerId("K"))
-    part, wanted = RoundPart(PeerId("A")), Round(Stamp(0, 0, CHAIN), ballot, RoundId(ballot, 7), (), (), ())
+    part, wanted = RoundPart(PeerId("A")), Round(Stamp(0, 0, CHAIN), RoundId(ballot, 7), (), (), ())
 
     def asked(*holders: str) -> list[PeerId]:
         actions = part.collect(wanted, b"digest", map(PeerId, holders))
@@ -747,9 +744,9 @@ def test_a_sum_set_aside_is_taken_back_only_if_it_is_the_committed_one():
     first, second = RoundId(ballot, 7), RoundId(ballot, 8)
     part = RoundPart(me, Finished(first, b"mine", 2, 0.0, 1.0, ()))
     share = ((PeerId("B"), Generation(1, 0), frozenset({0, 1})),)
-    part.hear(Round(Stamp(0, 0, CHAIN), ballot, second, share, (me, PeerId("B")), ()))
+    part.hear(Round(Stamp(0, 0, CHAIN), second, share, (me, PeerId("B")), ()))
     assert isinstance(part.join(ClaimBook(Generations(1))), list) and part.finished is None
-    wanted = Round(Stamp(0, 0, CHAIN), ballot, first, (), (), ())
+    wanted = Round(Stamp(0, 0, CHAIN), first, (), (), ())
     assert part.collect(wanted, b"theirs", ()) == []
     assert part.collect(wanted, b"mine", ()) == [act.StopSum(), act.CollectSum(wanted, b"mine")]
 
@@ -778,7 +775,7 @@ def test_who_keeps_no_longer_says_so_to_those_who_wait_for_it():
     ghost, keeper = PeerId("Z"), table.members["K"]
     assert keeper.view.keeper_order(CHAIN, now=0.0)[0] == "A" and table.keeper == "K"
     table.neighbour("Z", stage=0)
-    table.do("K", keeper.receive(ghost, Prepare(keeper.stamp, Ballot(0, ghost)), now=table.now))
+    table.do("K", keeper.receive(ghost, StagePlan(keeper.stamp, Ballot(0, ghost)), now=table.now))
     table.take(kind(MemberState, to="Z"))
     for name in ("A", "K"):
         table.suspect("Z", by=name)

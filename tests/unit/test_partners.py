@@ -118,7 +118,6 @@ class Swarm:
         round_id = RoundId(BALLOT, number)
         current = Round(
             Stamp(number, 0, Chain("00" * 32)),
-            BALLOT,
             round_id,
             tuple((peer, Generation(1, 0), frozenset({place})) for peer, place in parts),
             tuple(there),

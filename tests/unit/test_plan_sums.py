@@ -16,7 +16,7 @@ from swarmnet.plan.budget import (
     HostMemory,
     Passage,
     RankMemory,
-    StagePlan,
+    StageBudget,
     along,
     groups,
     highest,
@@ -53,8 +53,8 @@ def test_an_offloaded_optimizer_takes_nothing_of_the_device() -> None:
     assert offloaded.state == 60 and offloaded.peak(2) == 72
 
 
-def staged(stage: int, passing: Passage, ranks: int, *, on_host: bool) -> StagePlan:
-    return StagePlan(stage, range(1), (rank(passing),) * ranks, HostMemory(memo=1000), 2, on_host)
+def staged(stage: int, passing: Passage, ranks: int, *, on_host: bool) -> StageBudget:
+    return StageBudget(stage, range(1), (rank(passing),) * ranks, HostMemory(memo=1000), 2, on_host)
 
 
 @pytest.mark.parametrize("on_host", [False, True])

@@ -7,21 +7,10 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from stage_table import CHAIN, TIMERS, Table, kind, wants
+from stage_table import CHAIN, TIMERS, Table, has, kind, wants
 
 from swarmnet.ids import Ballot, Generation, PeerId, RoundId
-from swarmnet.messages import (
-    MAX_COUNTING,
-    Commit,
-    Committed,
-    Finished,
-    Granted,
-    MemberState,
-    Prepare,
-    Round,
-    Stamp,
-    Vote,
-)
+from swarmnet.messages import MAX_COUNTING, Commit, Committed, Finished, MemberState, StagePlan, Stamp, Vote
 from swarmnet.simulate.swarm import SimulatedSigner
 from swarmnet.step.actions import Send
 from swarmnet.step.commits import commit_of, counting, statement
@@ -68,8 +57,8 @@ def test_a_whole_report_that_is_lost_is_asked_for() -> None:
     assert lost.whole
     table.do("A", [Send(PeerId("K"), next_report(table, "A"))])
     table.settle(kind(MemberState))
-    asked = [message for _, receiver, message in table.wire if receiver == "A" and isinstance(message, Prepare)]
-    assert [prepare.whole for prepare in asked] == [True]
+    asked = [message for _, receiver, message in table.wire if receiver == "A" and isinstance(message, StagePlan)]
+    assert [plan.whole for plan in asked] == [True]
     table.settle()
     keeper = table.members["K"].keeper
     assert keeper is not None and keeper.ledger.of(PeerId("A")) == {0, 1}
@@ -80,7 +69,7 @@ def test_a_whole_report_that_is_lost_is_asked_for() -> None:
 def test_what_is_asked_for_has_the_revision_that_it_had() -> None:
     table = at_work()
     before = next_report(table, "A")
-    table.put([(PeerId("K"), PeerId("A"), Prepare(before.stamp, before.ballot, whole=True))])
+    table.put([(PeerId("K"), PeerId("A"), StagePlan(before.stamp, before.ballot, whole=True))])
     (again,) = reports(table, "A")
     assert again.whole and again.revision == before.revision and again.owned == {0} and again.line is not None
 
@@ -88,7 +77,7 @@ def test_what_is_asked_for_has_the_revision_that_it_had() -> None:
 def test_a_whole_report_that_was_overtaken_changes_nothing() -> None:
     table = at_work()
     old = next_report(table, "A")
-    table.put([(PeerId("K"), PeerId("A"), Prepare(old.stamp, old.ballot, whole=True))])
+    table.put([(PeerId("K"), PeerId("A"), StagePlan(old.stamp, old.ballot, whole=True))])
     (old,) = reports(table, "A")
     table.execute("A", 1)
     table.tick()
@@ -105,42 +94,47 @@ def test_a_new_keeper_and_a_new_generation_get_a_whole_report() -> None:
     table.tick()
     table.kill("K")
     table.take(kind(MemberState))
-    table.settle(kind(Prepare))
+    table.settle(kind(StagePlan))
     said = [message for _, receiver, message in table.wire if isinstance(message, MemberState) and receiver != "K"]
     assert {report.stamp.step for report in said} == {0} and all(report.whole and report.line for report in said)
 
 
-def test_what_was_given_is_told_to_the_next_in_order() -> None:
+def test_what_the_leader_owns_is_told_to_the_next_in_order() -> None:
+    """What others own they say themselves."""
     table = Table(*"ABCDEFGK", microbatches=9)
-    table.execute("A", 0)
-    table.now += 0.5
     keeper = table.members[table.keeper]
+    table.execute("A", 0)
+    table.execute(keeper.me, 1)
+    table.now += 0.5
     sent = [action for action in keeper.tick(now=table.now) if isinstance(action, Send)]
-    given_to = [action.peer for action in sent if isinstance(action.message, Prepare) and action.message.given]
+    given_to = [action.peer for action in sent if isinstance(action.message, StagePlan) and action.message.given]
     order = keeper.view.keeper_order(keeper.term_chain, now=table.now)
     heirs = {keeper.me, *[peer for peer in order if peer != keeper.me][:3]}
-    assert set(given_to) == heirs - {PeerId("A")}, "A knows what it owns itself"
+    assert set(given_to) == heirs - {keeper.me}
     table.settle()
+    table.execute("A", 2)
     table.now += 0.5
     sent = [action for action in keeper.tick(now=table.now) if isinstance(action, Send)]
-    assert not any(isinstance(action.message, Prepare) for action in sent if action.peer != keeper.me), "all echo it"
+    assert not any(isinstance(action.message, StagePlan) for action in sent if action.peer != keeper.me)
 
 
 def test_a_round_is_said_again_to_those_alone_that_do_not_name_it(monkeypatch: pytest.MonkeyPatch) -> None:
     table = Table("A", "B", "K")
     table.execute("A", 0)
     table.claim("K", 1)
-    table.settle(lambda *entry: wants(*entry) or kind(Granted)(*entry))
-    (lost,) = (entry for entry in table.take(kind(Round)) if entry[1] == "B")
+    table.settle(lambda *entry: wants(*entry) or has("assigned")(*entry))
+    (lost,) = (entry for entry in table.take(has("attempt")) if entry[1] == "B")
     table.settle()
     said: list[PeerId] = []
     put = table.put
     monkeypatch.setattr(
-        table, "put", lambda came: (said.extend(to for _, to, message in came if isinstance(message, Round)), put(came))
+        table,
+        "put",
+        lambda came: (said.extend(to for *_, to, message in came if has("attempt")("", to, message)), put(came)),
     )
     table.tick(3.0)
     assert sorted(set(said)) == ["A", "B", "K"] and len(said) == 3, "each once more"
-    assert lost[2] == table.members["B"].part.round
+    assert lost[2].attempt == table.members["B"].part.round
 
 
 @settings(max_examples=60)
@@ -155,7 +149,7 @@ def test_whatever_is_lost_doubled_or_late_the_keeper_knows_what_is_held_in_the_e
             table.add("A", index)
         if data.draw(st.integers(0, 5)) == 0:
             table.do("A", table.members["A"].sums_lost())
-        said = table.take(lambda s, r, m: {s, r} == {"A", "K"} and isinstance(m, MemberState | Prepare))
+        said = table.take(lambda s, r, m: {s, r} == {"A", "K"} and isinstance(m, MemberState | StagePlan))
         for entry in said:
             fate = data.draw(st.sampled_from(["comes", "lost", "doubled", "late"]))
             late += [entry] if fate in ("late", "doubled") else []

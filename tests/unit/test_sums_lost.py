@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from stage_table import TIMERS, Table, certified, kind
+from stage_table import TIMERS, Table, certified, has, kind
 
 from swarmnet.ids import PeerId
-from swarmnet.messages import UNMEASURED, Commit, Committed, MemberState, Round
+from swarmnet.messages import UNMEASURED, Commit, Committed, MemberState
 from swarmnet.step import actions as act
 
 
@@ -183,7 +183,7 @@ def test_a_round_that_names_the_lost_generation_gets_nothing() -> None:
     lose(table, "A")
     reports = table.take(lambda sender, receiver, message: isinstance(message, MemberState) and sender == "A")
     table.add("K", 1)
-    table.settle(kind(Round))
+    table.settle(has("attempt"))
     assert table.rounds["A"] is None
     table.put(reports)
     ends(table)

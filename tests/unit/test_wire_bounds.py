@@ -12,7 +12,7 @@ from test_wire_messages import controls
 from swarmnet.bounds import MAX_INDEXES, MAX_MEMBERS, Bounds
 from swarmnet.errors import BadMessage, RejectCode
 from swarmnet.ids import Ballot, Generation, PeerId, RoundId
-from swarmnet.messages import NOBODY, Ack, Commit, Finished, Heartbeat, MemberState, Prepare, Round, Stamp, TrailStep
+from swarmnet.messages import NOBODY, Ack, Commit, Finished, Heartbeat, MemberState, Round, StagePlan, Stamp, TrailStep
 from swarmnet.wire import convert
 from swarmnet.wire.pb import control_pb2
 from swarmnet.wire.peer_ids import peer_id_from_public_bytes
@@ -34,9 +34,9 @@ def heartbeat(**fields: Any) -> Heartbeat:
     return Heartbeat(STAMP, 1, True, None, before=CHAIN, **fields)
 
 
-def round_of(contributions: dict[int, frozenset[int]]) -> Round:
+def round_of(contributions: dict[int, frozenset[int]]) -> StagePlan:
     parts = tuple((peer(at), Generation(1, 1), held) for at, held in contributions.items())
-    return Round(STAMP, BALLOT, ID, parts, (peer(0),), (peer(0),))
+    return StagePlan(STAMP, BALLOT, attempt=Round(STAMP, ID, parts, (peer(0),), (peer(0),)))
 
 
 def refusal(data: bytes, reader: convert.Reader = RUN) -> RejectCode:
@@ -56,7 +56,8 @@ def test_a_round_of_the_largest_stage_is_a_message() -> None:
         (each, Generation((1 << 64) - 1, 1 << 20), frozenset(range(at, MAX_INDEXES, MAX_MEMBERS)))
         for at, each in enumerate(peers)
     )
-    message = Round(STAMP, BALLOT, ID, parts, peers, (), bandwidths=(10**8,) * MAX_MEMBERS)
+    attempt = Round(STAMP, ID, parts, peers, (), bandwidths=(10**8,) * MAX_MEMBERS)
+    message = StagePlan(STAMP, BALLOT, attempt=attempt)
     assert convert.read_control(convert.write_control(message)) == message
 
 
@@ -64,7 +65,7 @@ def test_a_round_of_the_largest_stage_is_a_message() -> None:
     "message",
     [
         heartbeat(commits=(COMMIT,) * 3, last_commits=(COMMIT,) * 3),
-        Prepare(STAMP, BALLOT, frozenset(range(8))),
+        StagePlan(STAMP, BALLOT, given=frozenset(range(8))),
         round_of({at: frozenset({at}) for at in range(8)} | {at: frozenset() for at in range(8, 300)}),
     ],
     ids=["commits", "indexes", "contributions"],
@@ -78,7 +79,7 @@ def test_what_a_run_needs_is_read(message: Any) -> None:
     [
         heartbeat(commits=(COMMIT,) * 4),
         heartbeat(commits=(Commit(0, 1, CHAIN, ID, b"d", 1, 0.0, 0.0, voided=frozenset({8})),)),
-        Prepare(STAMP, BALLOT, frozenset({8})),
+        StagePlan(STAMP, BALLOT, given=frozenset({8})),
         round_of({1: frozenset({8})}),
         round_of({at: frozenset() for at in range(9)}),
     ],
@@ -93,8 +94,8 @@ def test_what_a_run_cannot_need_is_refused(message: Any) -> None:
 def test_a_message_is_refused_by_its_length_alone() -> None:
     """The body is not even protobuf; a longer bound finds that out."""
     reader = convert.Reader(Bounds(num_stages=3, microbatches=8, members=100))
-    body = b"\xff" * reader.most_bytes(Round)
-    field = control_pb2.Envelope.DESCRIPTOR.fields_by_name["round"].number
+    body = b"\xff" * reader.most_bytes(StagePlan)
+    field = control_pb2.Envelope.DESCRIPTOR.fields_by_name["stage_plan"].number
     length = bytes((len(body) & 0x7F | 0x80, len(body) >> 7 & 0x7F | 0x80, len(body) >> 14))
     data = bytes((field << 3 | 2,)) + length + body
     assert refusal(data, reader) is RejectCode.TOO_LARGE
@@ -103,7 +104,7 @@ def test_a_message_is_refused_by_its_length_alone() -> None:
 
 def test_a_message_cannot_hide_behind_a_shorter_one() -> None:
     """Protobuf takes the last of several fields of one choice; the first would have decided on the length."""
-    first, last = heartbeat(commits=(COMMIT,) * 3), Prepare(STAMP, BALLOT)
+    first, last = heartbeat(commits=(COMMIT,) * 3), StagePlan(STAMP, BALLOT)
     assert refusal(convert.write_control(last) + convert.write_control(first)) is RejectCode.MALFORMED
     assert refusal(b"") is RejectCode.MALFORMED
 
@@ -122,7 +123,7 @@ def test_a_message_cannot_hide_behind_a_shorter_one() -> None:
 )
 def test_contributions_that_cannot_be_are_refused(field: str, value: Any) -> None:
     envelope = control_pb2.Envelope.FromString(convert.write_control(round_of({1: frozenset({0}), 2: frozenset({1})})))
-    table = envelope.round.contributions
+    table = envelope.stage_plan.attempt.contributions
     table.ClearField(field)
     if isinstance(value, bytes):
         setattr(table, field, value)

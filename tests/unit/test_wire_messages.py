@@ -32,14 +32,11 @@ from swarmnet.messages import (
     DialBack,
     DialledBack,
     Evaluation,
-    Evicted,
-    Execute,
     Fetch,
     Fetched,
     Finding,
     Finished,
     Gradient,
-    Granted,
     Heartbeat,
     History,
     HistoryRequest,
@@ -52,14 +49,12 @@ from swarmnet.messages import (
     Measure,
     MemberState,
     Missent,
-    Moved,
     MovedTo,
     Packed,
     Pair,
     Part,
     PartData,
     Pledge,
-    Prepare,
     Process,
     Proof,
     Rejected,
@@ -69,6 +64,7 @@ from swarmnet.messages import (
     Snapshot,
     SnapshotPiece,
     SnapshotRequest,
+    StagePlan,
     Stamp,
     StateHeader,
     StepFigures,
@@ -188,25 +184,32 @@ findings = st.builds(Finding, cases, digests32, peers, signatures)
 paths = st.binary(max_size=32 * MAX_PATH)
 kept = {"stamp": stamps, "ballot": ballots}
 fenced = {**kept, "generation": generations}
+attempts = build(Round, stamp=stamps, id=rounds, receivers=many_peers, holders=many_peers) | build(
+    Round,
+    stamp=stamps,
+    id=rounds,
+    receivers=st.tuples(peers, peers),
+    holders=many_peers,
+    bandwidths=st.tuples(bandwidths, bandwidths),
+    rows=st.just((1, 1)),
+    columns=st.just(1),
+)
 controls: dict[type, st.SearchStrategy] = {
     Heartbeat: st.builds(
         Heartbeat, stamps, incarnations, st.booleans(), st.none() | ballots, several, several, counts, st.booleans(),
         numerics=words, measure=st.none() | measures, before=hex32,
     ),
-    Prepare: st.builds(Prepare, **kept, given=indexes, whole=st.booleans()),
-    Granted: st.builds(Granted, **fenced, index=index),
-    Moved: st.builds(Moved, **fenced, index=index, owner=peers),
+    StagePlan: st.builds(
+        StagePlan, **fenced, assigned=indexes, moved=st.lists(st.tuples(index, peers), max_size=3).map(tuple),
+        evicted=st.sampled_from(["", "closed", "void"]), execute=indexes, attempt=st.none() | attempts, given=indexes,
+        whole=st.booleans(),
+    ) | st.builds(StagePlan, **kept),
     MemberState: st.builds(
         MemberState, **fenced, owned=indexes, summed=indexes, ack=st.none() | acks, commit=st.none() | commits,
         progress=counts, non_finite=indexes, line=st.none() | lines,
         trouble=st.none() | troubles, revision=counts, round=st.integers(-1, 1 << 53),
     ),
-    Evicted: st.builds(Evicted, **fenced, void=st.booleans()),
-    Round: build(Round, **kept, id=rounds, receivers=many_peers, holders=many_peers)
-    | build(Round, **kept, id=rounds, receivers=st.tuples(peers, peers), holders=many_peers,
-            bandwidths=st.tuples(bandwidths, bandwidths), rows=st.just((1, 1)), columns=st.just(1)),
     Committed: st.builds(Committed, commits),
-    Execute: st.builds(Execute, **kept, index=index),
     Finding: findings,
     Verdict: st.builds(
         Verdict, pledges, st.none() | works, paths, st.lists(findings, max_size=MAX_COUNTING).map(tuple)
@@ -480,13 +483,13 @@ def test_a_bitmap_that_is_too_long_is_refused() -> None:
     assert bitmap_problem(b"\x08", 3) and not bitmap_problem(b"\x07", 3)
 
 
-def _granted(**changes: Any) -> control_pb2.Envelope:
+def _plan(**changes: Any) -> control_pb2.Envelope:
     peer = peer_id_from_public_bytes(bytes(32))
-    message = Granted(Stamp(1, 2, "00" * 32), Ballot(3, peer), Generation(4, 5), 6)
+    message = StagePlan(Stamp(1, 2, "00" * 32), Ballot(3, peer), Generation(4, 5), frozenset({6}))
     envelope = control_pb2.Envelope.FromString(convert.write_control(message))
     for path, value in changes.items():
         *outer, name = path.split("__")
-        target = envelope.granted
+        target = envelope.stage_plan
         for part in outer:
             target = getattr(target, part)
         setattr(target, name, value)
@@ -496,22 +499,23 @@ def _granted(**changes: Any) -> control_pb2.Envelope:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"index": -1}, {"index": MAX_INDEXES}, {"stamp__step": -1}, {"stamp__stage": -1}, {"stamp__stage": 1 << 20},
+        {"assigned": b"\x02"}, {"evicted": "other"}, {"stamp__step": -1}, {"stamp__stage": -1},
+        {"stamp__stage": 1 << 20},
         {"stamp__chain": b"short"}, {"ballot__number": -1}, {"ballot__peer": ""}, {"ballot__peer": "QmNotEd25519"},
         {"ballot__peer": "1" * 52}, {"ballot__peer": "12D3KooW" + "l" * 44}, {"generation__number": -1},
     ],
     ids=str,
 )  # fmt: skip
 def test_fields_out_of_range_are_refused(changes: dict[str, Any]) -> None:
-    convert.read_control(_granted().SerializeToString())
+    convert.read_control(_plan().SerializeToString())
     (path,) = changes
-    with pytest.raises(BadMessage, match=f"^granted.{path.replace('__', '.')} "):  # says where
-        convert.read_control(_granted(**changes).SerializeToString())
+    with pytest.raises(BadMessage, match=f"^stage_plan.{path.replace('__', '.')} "):  # says where
+        convert.read_control(_plan(**changes).SerializeToString())
 
 
 def test_a_missing_part_is_refused() -> None:
-    envelope = _granted()
-    envelope.granted.ClearField("ballot")
+    envelope = _plan()
+    envelope.stage_plan.ClearField("ballot")
     with pytest.raises(BadMessage, match="ballot is missing"):
         convert.read_control(envelope.SerializeToString())
 
@@ -532,9 +536,9 @@ def test_an_index_contributed_twice_is_refused() -> None:
     stamp = Stamp(0, 0, "00" * 32)
     none = (*part[0][:2], frozenset[int]())
     for contributions, voided in [((part[0],), frozenset({7})), ((part[0], none), frozenset[int]())]:
-        message = Round(stamp, ballot, RoundId(ballot, 0), contributions, (), (), voided)
+        message = Round(stamp, RoundId(ballot, 0), contributions, (), (), voided)
         with pytest.raises(BadMessage):
-            convert.read_control(convert.write_control(message))
+            convert.read_control(convert.write_control(StagePlan(stamp, ballot, attempt=message)))
 
 
 def test_losses_need_one_entry_per_index() -> None:

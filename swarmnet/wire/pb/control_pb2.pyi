@@ -59,44 +59,6 @@ class Measure(_message.Message):
     digest: bytes
     def __init__(self, version: _Optional[int] = ..., chain: _Optional[bytes] = ..., digest: _Optional[bytes] = ...) -> None: ...
 
-class Prepare(_message.Message):
-    __slots__ = ("stamp", "ballot", "given", "whole")
-    STAMP_FIELD_NUMBER: _ClassVar[int]
-    BALLOT_FIELD_NUMBER: _ClassVar[int]
-    GIVEN_FIELD_NUMBER: _ClassVar[int]
-    WHOLE_FIELD_NUMBER: _ClassVar[int]
-    stamp: _values_pb2.Stamp
-    ballot: _values_pb2.Ballot
-    given: bytes
-    whole: bool
-    def __init__(self, stamp: _Optional[_Union[_values_pb2.Stamp, _Mapping]] = ..., ballot: _Optional[_Union[_values_pb2.Ballot, _Mapping]] = ..., given: _Optional[bytes] = ..., whole: _Optional[bool] = ...) -> None: ...
-
-class Granted(_message.Message):
-    __slots__ = ("stamp", "ballot", "generation", "index")
-    STAMP_FIELD_NUMBER: _ClassVar[int]
-    BALLOT_FIELD_NUMBER: _ClassVar[int]
-    GENERATION_FIELD_NUMBER: _ClassVar[int]
-    INDEX_FIELD_NUMBER: _ClassVar[int]
-    stamp: _values_pb2.Stamp
-    ballot: _values_pb2.Ballot
-    generation: _values_pb2.Generation
-    index: int
-    def __init__(self, stamp: _Optional[_Union[_values_pb2.Stamp, _Mapping]] = ..., ballot: _Optional[_Union[_values_pb2.Ballot, _Mapping]] = ..., generation: _Optional[_Union[_values_pb2.Generation, _Mapping]] = ..., index: _Optional[int] = ...) -> None: ...
-
-class Moved(_message.Message):
-    __slots__ = ("stamp", "ballot", "generation", "index", "owner")
-    STAMP_FIELD_NUMBER: _ClassVar[int]
-    BALLOT_FIELD_NUMBER: _ClassVar[int]
-    GENERATION_FIELD_NUMBER: _ClassVar[int]
-    INDEX_FIELD_NUMBER: _ClassVar[int]
-    OWNER_FIELD_NUMBER: _ClassVar[int]
-    stamp: _values_pb2.Stamp
-    ballot: _values_pb2.Ballot
-    generation: _values_pb2.Generation
-    index: int
-    owner: str
-    def __init__(self, stamp: _Optional[_Union[_values_pb2.Stamp, _Mapping]] = ..., ballot: _Optional[_Union[_values_pb2.Ballot, _Mapping]] = ..., generation: _Optional[_Union[_values_pb2.Generation, _Mapping]] = ..., index: _Optional[int] = ..., owner: _Optional[str] = ...) -> None: ...
-
 class Line(_message.Message):
     __slots__ = ("bytes_per_s", "round_trips", "relayed", "busy")
     class RoundTrip(_message.Message):
@@ -173,22 +135,9 @@ class MemberState(_message.Message):
     returns: bytes
     def __init__(self, stamp: _Optional[_Union[_values_pb2.Stamp, _Mapping]] = ..., ballot: _Optional[_Union[_values_pb2.Ballot, _Mapping]] = ..., generation: _Optional[_Union[_values_pb2.Generation, _Mapping]] = ..., owned: _Optional[bytes] = ..., summed: _Optional[bytes] = ..., ack: _Optional[_Union[_values_pb2.Ack, _Mapping]] = ..., commit: _Optional[_Union[_values_pb2.Commit, _Mapping]] = ..., progress: _Optional[int] = ..., non_finite: _Optional[bytes] = ..., line: _Optional[_Union[Line, _Mapping]] = ..., trouble: _Optional[_Union[Trouble, _Mapping]] = ..., vote: _Optional[bytes] = ..., whole: _Optional[bool] = ..., revision: _Optional[int] = ..., round: _Optional[int] = ..., wants: _Optional[bytes] = ..., returns: _Optional[bytes] = ...) -> None: ...
 
-class Evicted(_message.Message):
-    __slots__ = ("stamp", "ballot", "generation", "void")
-    STAMP_FIELD_NUMBER: _ClassVar[int]
-    BALLOT_FIELD_NUMBER: _ClassVar[int]
-    GENERATION_FIELD_NUMBER: _ClassVar[int]
-    VOID_FIELD_NUMBER: _ClassVar[int]
-    stamp: _values_pb2.Stamp
-    ballot: _values_pb2.Ballot
-    generation: _values_pb2.Generation
-    void: bool
-    def __init__(self, stamp: _Optional[_Union[_values_pb2.Stamp, _Mapping]] = ..., ballot: _Optional[_Union[_values_pb2.Ballot, _Mapping]] = ..., generation: _Optional[_Union[_values_pb2.Generation, _Mapping]] = ..., void: _Optional[bool] = ...) -> None: ...
-
 class Round(_message.Message):
-    __slots__ = ("stamp", "ballot", "id", "contributions", "receivers", "holders", "voided", "bandwidths", "rows", "columns", "notice")
+    __slots__ = ("stamp", "id", "contributions", "receivers", "holders", "voided", "bandwidths", "rows", "columns", "notice")
     STAMP_FIELD_NUMBER: _ClassVar[int]
-    BALLOT_FIELD_NUMBER: _ClassVar[int]
     ID_FIELD_NUMBER: _ClassVar[int]
     CONTRIBUTIONS_FIELD_NUMBER: _ClassVar[int]
     RECEIVERS_FIELD_NUMBER: _ClassVar[int]
@@ -199,7 +148,6 @@ class Round(_message.Message):
     COLUMNS_FIELD_NUMBER: _ClassVar[int]
     NOTICE_FIELD_NUMBER: _ClassVar[int]
     stamp: _values_pb2.Stamp
-    ballot: _values_pb2.Ballot
     id: _values_pb2.RoundId
     contributions: _values_pb2.Contributions
     receivers: bytes
@@ -209,7 +157,38 @@ class Round(_message.Message):
     rows: _containers.RepeatedScalarFieldContainer[int]
     columns: int
     notice: str
-    def __init__(self, stamp: _Optional[_Union[_values_pb2.Stamp, _Mapping]] = ..., ballot: _Optional[_Union[_values_pb2.Ballot, _Mapping]] = ..., id: _Optional[_Union[_values_pb2.RoundId, _Mapping]] = ..., contributions: _Optional[_Union[_values_pb2.Contributions, _Mapping]] = ..., receivers: _Optional[bytes] = ..., holders: _Optional[bytes] = ..., voided: _Optional[bytes] = ..., bandwidths: _Optional[_Iterable[int]] = ..., rows: _Optional[_Iterable[int]] = ..., columns: _Optional[int] = ..., notice: _Optional[str] = ...) -> None: ...
+    def __init__(self, stamp: _Optional[_Union[_values_pb2.Stamp, _Mapping]] = ..., id: _Optional[_Union[_values_pb2.RoundId, _Mapping]] = ..., contributions: _Optional[_Union[_values_pb2.Contributions, _Mapping]] = ..., receivers: _Optional[bytes] = ..., holders: _Optional[bytes] = ..., voided: _Optional[bytes] = ..., bandwidths: _Optional[_Iterable[int]] = ..., rows: _Optional[_Iterable[int]] = ..., columns: _Optional[int] = ..., notice: _Optional[str] = ...) -> None: ...
+
+class StagePlan(_message.Message):
+    __slots__ = ("stamp", "ballot", "generation", "assigned", "moved", "evicted", "execute", "attempt", "given", "whole")
+    class Moved(_message.Message):
+        __slots__ = ("index", "assignee")
+        INDEX_FIELD_NUMBER: _ClassVar[int]
+        ASSIGNEE_FIELD_NUMBER: _ClassVar[int]
+        index: int
+        assignee: str
+        def __init__(self, index: _Optional[int] = ..., assignee: _Optional[str] = ...) -> None: ...
+    STAMP_FIELD_NUMBER: _ClassVar[int]
+    BALLOT_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    ASSIGNED_FIELD_NUMBER: _ClassVar[int]
+    MOVED_FIELD_NUMBER: _ClassVar[int]
+    EVICTED_FIELD_NUMBER: _ClassVar[int]
+    EXECUTE_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    GIVEN_FIELD_NUMBER: _ClassVar[int]
+    WHOLE_FIELD_NUMBER: _ClassVar[int]
+    stamp: _values_pb2.Stamp
+    ballot: _values_pb2.Ballot
+    generation: _values_pb2.Generation
+    assigned: bytes
+    moved: _containers.RepeatedCompositeFieldContainer[StagePlan.Moved]
+    evicted: str
+    execute: bytes
+    attempt: Round
+    given: bytes
+    whole: bool
+    def __init__(self, stamp: _Optional[_Union[_values_pb2.Stamp, _Mapping]] = ..., ballot: _Optional[_Union[_values_pb2.Ballot, _Mapping]] = ..., generation: _Optional[_Union[_values_pb2.Generation, _Mapping]] = ..., assigned: _Optional[bytes] = ..., moved: _Optional[_Iterable[_Union[StagePlan.Moved, _Mapping]]] = ..., evicted: _Optional[str] = ..., execute: _Optional[bytes] = ..., attempt: _Optional[_Union[Round, _Mapping]] = ..., given: _Optional[bytes] = ..., whole: _Optional[bool] = ...) -> None: ...
 
 class Committed(_message.Message):
     __slots__ = ("commit", "restart")
@@ -218,16 +197,6 @@ class Committed(_message.Message):
     commit: _values_pb2.Commit
     restart: _values_pb2.Restart
     def __init__(self, commit: _Optional[_Union[_values_pb2.Commit, _Mapping]] = ..., restart: _Optional[_Union[_values_pb2.Restart, _Mapping]] = ...) -> None: ...
-
-class Execute(_message.Message):
-    __slots__ = ("stamp", "ballot", "index")
-    STAMP_FIELD_NUMBER: _ClassVar[int]
-    BALLOT_FIELD_NUMBER: _ClassVar[int]
-    INDEX_FIELD_NUMBER: _ClassVar[int]
-    stamp: _values_pb2.Stamp
-    ballot: _values_pb2.Ballot
-    index: int
-    def __init__(self, stamp: _Optional[_Union[_values_pb2.Stamp, _Mapping]] = ..., ballot: _Optional[_Union[_values_pb2.Ballot, _Mapping]] = ..., index: _Optional[int] = ...) -> None: ...
 
 class Finding(_message.Message):
     __slots__ = ("case", "found", "peer", "signature")
@@ -288,16 +257,11 @@ class Ping(_message.Message):
     def __init__(self, nonce: _Optional[bytes] = ...) -> None: ...
 
 class Envelope(_message.Message):
-    __slots__ = ("heartbeat", "prepare", "granted", "moved", "member_state", "evicted", "round", "committed", "execute", "ping", "finding", "verdict", "sent", "pair", "missent")
+    __slots__ = ("heartbeat", "stage_plan", "member_state", "committed", "ping", "finding", "verdict", "sent", "pair", "missent")
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
-    PREPARE_FIELD_NUMBER: _ClassVar[int]
-    GRANTED_FIELD_NUMBER: _ClassVar[int]
-    MOVED_FIELD_NUMBER: _ClassVar[int]
+    STAGE_PLAN_FIELD_NUMBER: _ClassVar[int]
     MEMBER_STATE_FIELD_NUMBER: _ClassVar[int]
-    EVICTED_FIELD_NUMBER: _ClassVar[int]
-    ROUND_FIELD_NUMBER: _ClassVar[int]
     COMMITTED_FIELD_NUMBER: _ClassVar[int]
-    EXECUTE_FIELD_NUMBER: _ClassVar[int]
     PING_FIELD_NUMBER: _ClassVar[int]
     FINDING_FIELD_NUMBER: _ClassVar[int]
     VERDICT_FIELD_NUMBER: _ClassVar[int]
@@ -305,18 +269,13 @@ class Envelope(_message.Message):
     PAIR_FIELD_NUMBER: _ClassVar[int]
     MISSENT_FIELD_NUMBER: _ClassVar[int]
     heartbeat: Heartbeat
-    prepare: Prepare
-    granted: Granted
-    moved: Moved
+    stage_plan: StagePlan
     member_state: MemberState
-    evicted: Evicted
-    round: Round
     committed: Committed
-    execute: Execute
     ping: Ping
     finding: Finding
     verdict: Verdict
     sent: _values_pb2.Sent
     pair: Pair
     missent: Missent
-    def __init__(self, heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., prepare: _Optional[_Union[Prepare, _Mapping]] = ..., granted: _Optional[_Union[Granted, _Mapping]] = ..., moved: _Optional[_Union[Moved, _Mapping]] = ..., member_state: _Optional[_Union[MemberState, _Mapping]] = ..., evicted: _Optional[_Union[Evicted, _Mapping]] = ..., round: _Optional[_Union[Round, _Mapping]] = ..., committed: _Optional[_Union[Committed, _Mapping]] = ..., execute: _Optional[_Union[Execute, _Mapping]] = ..., ping: _Optional[_Union[Ping, _Mapping]] = ..., finding: _Optional[_Union[Finding, _Mapping]] = ..., verdict: _Optional[_Union[Verdict, _Mapping]] = ..., sent: _Optional[_Union[_values_pb2.Sent, _Mapping]] = ..., pair: _Optional[_Union[Pair, _Mapping]] = ..., missent: _Optional[_Union[Missent, _Mapping]] = ...) -> None: ...
+    def __init__(self, heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., stage_plan: _Optional[_Union[StagePlan, _Mapping]] = ..., member_state: _Optional[_Union[MemberState, _Mapping]] = ..., committed: _Optional[_Union[Committed, _Mapping]] = ..., ping: _Optional[_Union[Ping, _Mapping]] = ..., finding: _Optional[_Union[Finding, _Mapping]] = ..., verdict: _Optional[_Union[Verdict, _Mapping]] = ..., sent: _Optional[_Union[_values_pb2.Sent, _Mapping]] = ..., pair: _Optional[_Union[Pair, _Mapping]] = ..., missent: _Optional[_Union[Missent, _Mapping]] = ...) -> None: ...
