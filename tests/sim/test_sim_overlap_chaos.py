@@ -148,7 +148,7 @@ def test_without_the_gate_the_newest_step_takes_the_sum_buffer_of_the_oldest(mon
 def test_on_the_newest_weights_the_oldest_step_has_another_sum(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(SimulatedEngine, "weights_of", lambda engine, step: engine.weights)
     with pytest.raises(Broken, match="another sum"):
-        undisturbed()
+        owner_of_the_oldest_dies()
 
 
 def test_without_the_weights_of_one_version_earlier_nothing_can_be_repaired(monkeypatch: pytest.MonkeyPatch) -> None:
