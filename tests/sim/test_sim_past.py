@@ -280,7 +280,7 @@ def test_no_weights_follow_from_a_buffer_that_holds_another_sum_by_now(monkeypat
         finished = await make(self, current, losses, work_root)
         if (self.me, current.stamp.step) == ("s0.1", 5) and not lost:
             lost.append(current.id)
-            await self._leave(replace(current, id=RoundId(current.ballot, current.id.number + 1)))
+            await self._leave(replace(current, id=RoundId(current.id.ballot, current.id.number + 1)))
         return finished
 
     monkeypatch.setattr(Exchange, "sum", once)
