@@ -110,7 +110,7 @@ class Stage:
             for other, beat in beats.items():
                 if other != name:
                     member.view.hear(other, beat, now=self.now)
-                    member.view.reached(other, now=self.now)
+                    member.view.echo(other, now=self.now)
             member.membership.applied((before,), summed)
             self.neighbours(name)  # as on the ticks before a peer has state: whether the stage is a large one
         for name in names:

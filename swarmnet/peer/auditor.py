@@ -530,7 +530,7 @@ class Auditor:
                 why = "it ends the call"
             except PeerTimeout:
                 # One that lives and does not answer is no better than one that refuses.
-                return None, "it does not answer" if self._replica.member.view.alive(peer, now=self._now()) else ""
+                return None, "it does not answer" if self._replica.member.view.in_touch(peer, now=self._now()) else ""
             except (BadMessage, Refused) as error:
                 return None, str(error)
             else:
@@ -557,9 +557,8 @@ class Auditor:
 
     def _is_here(self, peer: PeerId, *, since: float) -> bool:
         """Has it been heard since then, and has it answered on a line of mine?"""
-        view, now = self._replica.member.view, self._now()
-        seen = view.get(peer)
-        return seen is not None and seen.heard_at > since and view.reach_age(peer, now=now) < now - since
+        seen = self._replica.member.view.get(peer)
+        return seen is not None and seen.touched_at > since
 
     def _in_time(self, case: Case) -> bool:
         # It keeps what it shows for some steps: who asks late gets nothing from anybody.

@@ -40,7 +40,6 @@ class Complaints:
         self._sits_out: Recent[PeerId, tuple[str, float]] = Recent(_MOST)  # reason, until
         self._convicted: Recent[PeerId, tuple[str, float]] = Recent(_MOST)  # reason, when
         self._disputed: Recent[PeerId, tuple[int, int]] = Recent(_MOST)  # by whose work it is: the last step, how many
-        self._unreached: dict[PeerId, float] = {}  # since when it is heard and does not answer
         self._said: set[PeerId] = set()
 
     def on_event(self, event: str, fields: Mapping[str, Any], *, now: float) -> None:
@@ -111,8 +110,8 @@ class Complaints:
             ),
             *(
                 Complaint(member.stage, peer, "left_out", "is not heard")
-                for peer in member.view.broken
-                if peer not in self._left_out and not member.view.alive(peer, now=now)
+                for peer in sorted(member.view.out_of_touch.keys() - unreached.keys())
+                if peer not in self._left_out
             ),
         )
 
@@ -121,7 +120,7 @@ class Complaints:
         promised = member.promised
         if member.keeper is not None:
             yield from member.keeper.waits(now)
-        elif promised is not None and not member.view.alive(promised.peer, now=now):
+        elif promised is not None and not member.view.in_touch(promised.peer, now=now):
             yield promised.peer, "keeps the step and is silent"
         # The round sees the streams themselves, so its word comes last.
         if trouble is not None:
@@ -129,11 +128,11 @@ class Complaints:
             yield from ((peer, "sends what is refused") for peer in trouble.refused)
 
     def _cannot_reach(self, member: Member, now: float) -> dict[PeerId, float]:
-        """Mates that have been heard for a while, and answered nothing on a connection that I opened."""
-        synced = {p for p, seen in member.view.mates() if seen.synced and member.view.alive(p, now=now)}
-        mates = synced.intersection(member.view.unreached(now=now))
-        self._unreached = {peer: self._unreached.get(peer, now) for peer in mates}
-        found = {peer: since for peer, since in self._unreached.items() if now - since > self._timers.suspect_s}
+        """The replicas that are out of touch although they are heard, and since when: they do not answer."""
+        view = member.view
+        seen = {peer: view.get(peer) for peer in view.out_of_touch}
+        heard = {peer for peer, at in seen.items() if at is not None and now - at.heard_at <= view.suspect_s(at)}
+        found = {peer: since for peer, since in view.out_of_touch.items() if peer in heard}
         for peer in sorted(found.keys() - self._said):
             self._say("cannot_reach", {"peer": peer, "reason": "it is heard and cannot be connected to"})
         self._said = set(found)

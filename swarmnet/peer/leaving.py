@@ -250,7 +250,7 @@ def standing_of(leaver: Peer, replica: Replica, now: float) -> Standing:
         # Of several that leave, or pause, at once the lowest stays until somebody else has the state.
         return seen.synced and peer < leaver.me and (peer in paused or not leaver.paused)
 
-    staying = [seen for peer, seen in member.view.mates() if member.view.alive(peer, now=now) and stays(peer, seen)]
+    staying = [seen for peer, seen in member.view.mates() if member.view.in_touch(peer, now=now) and stays(peer, seen)]
     heirs = [
         seen
         for seen in staying
@@ -285,7 +285,7 @@ def is_deserted(leaver: Peer, now: float) -> bool:
         for stage, peer, seen in replica.member.view.known():
             heard.add(peer)
             stays = not seen.draining or peer in paused
-            if stays and peer != leaver.me and replica.member.view.alive(peer, now=now, stage=stage):
+            if stays and peer != leaver.me and replica.member.view.in_touch(peer, now=now, stage=stage):
                 return False
     return not any(
         status

@@ -120,7 +120,9 @@ class Moving:
     def _is_heard(self, replica: Replica, each: Serving) -> bool:
         """Records outlive their peers. Of those beside me that serve I hear, or they are gone."""
         expected = self._peer.expects(each.peer, each.stage)
-        return not (expected and each.synced) or replica.member.view.alive(each.peer, now=loop_time(), stage=each.stage)
+        return not (expected and each.synced) or replica.member.view.in_touch(
+            each.peer, now=loop_time(), stage=each.stage
+        )
 
     def _rules_now(self, replica: Replica) -> Rules:
         """By how long the state of a stage takes on my line. Who needs long may promise for longer."""

@@ -531,7 +531,7 @@ class Peer:
             records = self.serving(other)
             peers.update(records)
             # Its record outlives a process that has ended.
-            for peer, incarnation in view.dead(other):
+            for peer, incarnation in view.ended(other):
                 if peer in records and records[peer].incarnation == incarnation:
                     peers.discard(peer)
         for other in found.keys() & self.replicas.keys() - {stage}:

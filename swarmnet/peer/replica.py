@@ -303,7 +303,7 @@ class Replica:
             if record is None:
                 self._peer.look_for(peer)
             return record is not None and any(status.stage == stage and status.synced for status in record.stages)
-        return seen is not None and seen.synced and view.alive(peer, now=self._now(), stage=stage)
+        return seen is not None and seen.synced and view.in_touch(peer, now=self._now(), stage=stage)
 
     def _bad_input(self, peer: PeerId, step: int, index: int, error: BadMessage) -> None:
         self.name_once(

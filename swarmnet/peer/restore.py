@@ -190,12 +190,12 @@ class Restorer:
         if self._restoring:
             return False
         self._restoring = True
-        began = loop_time()
+        began, view = loop_time(), self._member.view
         self._driver.suspend()
         try:
             reached, num_bytes = await self.joiner.run(
                 lambda: self._sound(
-                    [*donors, *(peer for peer, seen in self._member.view.mates() if seen.synced and not seen.dead)]
+                    [*donors, *(peer for peer, seen in view.mates() if seen.synced and not view.refused(peer))]
                 ),
                 version=version,
                 first=await self._brought() if version < 0 else None,

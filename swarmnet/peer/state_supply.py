@@ -171,19 +171,15 @@ class StateSupply:
         now = asyncio.get_running_loop().time()
         for replica in self._replicas.values():
             seen = replica.member.view.get(record.peer, held.stage)
-            heard = seen is not None and replica.member.view.alive(record.peer, now=now, stage=held.stage)
+            heard = seen is not None and replica.member.view.in_touch(record.peer, now=now, stage=held.stage)
             if seen is not None and heard and seen.synced and seen.incarnation == record.incarnation:
                 held = Holding(record.peer, held.stage, replica.member.restart, seen.version)
         return held
 
     def dead(self, record: Record) -> bool:
         """Is the process behind this record known to have ended?"""
-        for replica in self._replicas.values():
-            for status in record.stages:
-                seen = replica.member.view.get(record.peer, status.stage)
-                if seen is not None and seen.dead and seen.incarnation == record.incarnation:
-                    return True
-        return False
+        views, life = [replica.member.view for replica in self._replicas.values()], (record.peer, record.incarnation)
+        return any(life in view.ended(status.stage) for view in views for status in record.stages)
 
     def _words_of_others(self, now: float) -> list[RestartReport]:
         """What the others say of restarts. Whose heartbeats should reach me and do not is not heard, whatever its

@@ -144,7 +144,7 @@ class Drift:
         if verdict is None or self._resting or not self.strays(me):
             return ()
         order = self._view.keeper_order(self._term_chain, now=now)
-        away = sum(not seen.synced and self._view.alive(peer, now=now) for peer, seen in self._view.mates())
+        away = sum(not seen.synced and self._view.in_touch(peer, now=now) for peer, seen in self._view.mates())
         strays = frozenset(filter(self.strays, order))
         if me not in may_go(strays, order, away=away):
             return ()

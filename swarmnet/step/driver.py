@@ -418,7 +418,8 @@ class StepDriver:
         self._event("apply_failed", step=step, reason=reason)
         self.suspend()
         self._listener.on_resync(
-            member.stage, tuple(sorted(peer for peer, seen in member.view.mates() if seen.synced and not seen.dead))
+            member.stage,
+            tuple(sorted(p for p, seen in member.view.mates() if seen.synced and not member.view.refused(p))),
         )
 
     async def _measure(self, wanted: act.MeasureWeights) -> None:

@@ -68,7 +68,7 @@ class Election:
             return False
         left = self.promised is not None and told_by == self.promised.peer != view.me
         if peer != view.me:
-            if view.get(peer) is None or not view.answers(peer, now=now):
+            if view.get(peer) is None or not (left or view.in_touch(peer, now=now, within=view.timers.long_silence_s)):
                 return False
             lower = self.promised is not None and ballot < self.promised
             refused = lower or self.sits(peer, now=now) or (not left and self._usurps(ballot, now))
@@ -97,7 +97,10 @@ class Election:
         passed_over, view, ruler = self._sitting(now), self._view, self._context.overruled_by
         if view.stage not in view.sparse:
             order = [peer for peer in view.keeper_order(self._term_chain, now=now) if peer not in passed_over]
-            said = {view.me: view.broken, **{peer: seen.unreached for peer, seen in view.mates() if peer in order}}
+            said = {
+                view.me: view.out_of_touch,
+                **{peer: seen.unreached for peer, seen in view.mates() if peer in order},
+            }
             # A broken line to a replica that has contributed nothing may be its own doing.
             new = {peer for peer in order if self._membership.is_new(peer)}
             if view.voters:  # and many silent strangers would put me at fault that names them
@@ -121,8 +124,9 @@ class Election:
         keeper = self.promised.peer
         if keeper == ballot.peer or self.sits(keeper, now=now):
             return False
-        fit = keeper == view.me or (view.alive(keeper, now=now) and view.answers(keeper, now=now))
-        return fit and (self._followed(self.promised, now) or (begins and keeper == order[0]))
+        return view.in_touch(keeper, now=now) and (
+            self._followed(self.promised, now) or (begins and keeper == order[0])
+        )
 
     def _followed(self, ballot: Ballot, now: float) -> bool:
         """Do most live replicas, the keeper among them, follow this ballot? A keeper in vain has no vote here."""
@@ -191,7 +195,7 @@ class Election:
             # Promised by myself in a keeper object that was dropped: only a new ballot may keep again.
             return None if keeping else higher
         # A dead keeper cannot come back under its ballot: the next in order stands at once, the others if it does not.
-        if (seen := view.get(keeper)) is not None and seen.dead:
+        if (seen := view.get(keeper)) is not None and view.refused(keeper):
             waited_s = now - max(seen.heard_at, self._kept_at)
             return higher if place == 0 or waited_s > place * limit else None
         if self.sits(keeper, now=now):
@@ -203,11 +207,9 @@ class Election:
                 return None
             self._stood += 1
             return higher
-        if view.alive(keeper, now=now) and not view.answers(keeper, now=now):
-            return higher if place == 0 else None  # heard, and nobody here can report to it
-        # A silent one may be on the other side of a cut: each of us waits longer than the one before.
-        if not view.alive(keeper, now=now):
-            silent_since = seen.heard_at if seen is not None else self._promised_at
+        # One out of touch may be on the other side of a cut: each of us waits longer than the one before.
+        if not view.in_touch(keeper, now=now):
+            silent_since = seen.touched_at if seen is not None else self._promised_at
             if now - silent_since > (1 + place) * limit:
                 return higher
         return None

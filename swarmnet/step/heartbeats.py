@@ -65,7 +65,7 @@ class Heartbeats:
         keeper = self._of.promised or self._of.kept_last
         counting = {stage: membership.keepers(stage) for stage in names}
         contributors = membership.contributors(self._of.stage)
-        gone = {peer for peer, seen in view.mates() if seen.dead}
+        gone = {peer for peer, _ in view.mates() if view.refused(peer)}
         self.graph.choose(names, counting, contributors - gone, keeper=keeper.peer if keeper is not None else None)
         view.sparse = self.graph.sparse
         me = {self._of.stage: {self._of.me}}
@@ -100,10 +100,12 @@ class Heartbeats:
         said = self._said.get((peer, beat.stamp.stage))
         if said is None or (said is not beat and said != beat) or self._plain_of != self._plainly():
             return False
-        if not self._of.view.alive(peer, now=now, stage=beat.stamp.stage):
+        seen = self._of.view.get(peer, beat.stamp.stage)
+        if seen is None or not self._of.view.in_touch(peer, now=now, stage=beat.stamp.stage):
             return False
         self.graph.asked(peer, chosen=beat.asks, now=now)
-        return self._of.view.hear_again(peer, beat, now=now)
+        seen.heard_at = now
+        return True
 
     def took(self, peer: PeerId, beat: Heartbeat) -> None:
         """A heartbeat has been looked at, and nothing is asked of its sender."""
@@ -144,10 +146,10 @@ class Heartbeats:
         mine, found = {commit.stage for commit in known}, self._of.view.lives(peer)
         return not found or any((seen.version, mine <= seen.known) < (self._of.version, True) for seen in found)
 
-    def _known_to(self, stage: int, seen: Seen) -> Set[int]:
+    def _known_to(self, stage: int, peer: PeerId, seen: Seen) -> Set[int]:
         """The stages whose commits of my step a replica of that stage has, by its own word."""
         of = self._of
-        if seen.dead or not seen.synced:
+        if not seen.synced or of.view.refused(peer):
             return frozenset()
         if seen.version == of.version:
             return seen.known if stage != of.stage or seen.chain == of.chain else frozenset()
@@ -167,7 +169,7 @@ class Heartbeats:
         if beat is not None and of.view.sparse and self._questions.owes(beat[0]):
             beat = None
         for stage, peer, seen in of.view.known() if beat is None else self._sender(*beat):
-            if found := lacking & self._known_to(stage, seen):
+            if found := lacking & self._known_to(stage, peer, seen):
                 known[peer] = known.get(peer, frozenset()) | found
         # Mostly a heartbeat tells of nothing that I lack.
         if not known:
@@ -260,8 +262,10 @@ class Heartbeats:
 
     @property
     def _unreached(self) -> tuple[PeerId, ...]:
-        """The replicas to which my link is broken, voters first."""
-        return tuple(sorted(self._of.view.broken, key=lambda peer: peer not in self._of.view.voters))[:MAX_SITTING]
+        """The replicas that I am out of touch with, voters first."""
+        return tuple(sorted(self._of.view.out_of_touch, key=lambda peer: peer not in self._of.view.voters))[
+            :MAX_SITTING
+        ]
 
     @property
     def _sitting(self) -> tuple[PeerId, ...]:

@@ -115,7 +115,7 @@ class Keeper:
         self._waited_s: dict[PeerId, float] = {}  # for the report of a mate that I hear, in all
         self._waiting_at: dict[PeerId, float] = {}  # when I last found that I wait for it
         self._level = False  # had everybody reported when that was last looked at?
-        self._live_at, self._living = (-math.inf, 0), list[PeerId]()  # mates; when that was looked up
+        self._mates_at, self._mates_found = (-math.inf, 0), (list[PeerId](), list[PeerId]())  # when they were looked up
         self.sitting = self._excused(now)
         self._last_since: dict[PeerId, float] = {}
         self._non_finite = NonFinite(stamp.step, max_void=shape.max_void)
@@ -154,8 +154,9 @@ class Keeper:
         if self.current_id is None and not self._level:
             self._early[peer, index] = generation
             return
-        # A mate that sits out may compute, but the index is ordered from a member, which counts it.
-        if peer in self.sitting and self.members:
+        # A mate that sits out or is out of touch may compute, but the index is ordered from a member, which counts it.
+        out_of_touch = peer not in self.members and not self.view.in_touch(peer, now=now)
+        if self.members and (peer in self.sitting or out_of_touch):
             if (owned := self.ledger.owners[index]) is not None:
                 owner = owned[0]
             else:
@@ -185,9 +186,9 @@ class Keeper:
         # Of a decided step a report changes nothing any more.
         if self.commit is not None:
             return []
-        seen = self.view.get(peer)
-        if seen is not None and seen.dead and peer != self.view.me:
-            return []  # its last words, or a death that was an error: its next heartbeats will tell
+        # It cannot hear what it is assigned; or these are its last words. What it says in touch again is heard.
+        if peer not in self.members and not self.view.in_touch(peer, now=now):
+            return []
         last, self._knows[peer] = self._reports.get(peer), report.round
         self.looks |= report.trouble is not None  # those who are held up wait for a verdict
         if not report.whole:
@@ -310,13 +311,12 @@ class Keeper:
         return self._look(now, resend) + self._say()
 
     def _look(self, now: float, resend: bool) -> list[Action]:
-        live = {self.view.me, *self._live(now)}
         self._level, self.looks, self._looked_at = False, False, now
         self.sitting = self._excused(now)
         if self.commit is None:
             self._note_waits(now)
-        actions: list[Action] = self._evict_lost(live, now)
-        self._prepare(live, resend, now)
+        actions: list[Action] = self._evict_lost(now)
+        self._prepare(resend, now)
         if self.commit is not None:
             return actions + ([Broadcast(self._told_commit(self.commit))] if resend else [])
         actions += self._settle_dispute(now)
@@ -367,8 +367,8 @@ class Keeper:
 
     @property
     def without(self) -> frozenset[PeerId]:
-        """Mates that the step goes on without: they sit out; or I do not reach them, and they have not reported."""
-        return self.sitting | (self.view.broken.keys() - self.members.keys())
+        """Mates that the step goes on without: they sit out, or are out of touch and have not reported."""
+        return self.sitting | (self.view.out_of_touch.keys() - self.members.keys())
 
     def waits(self, now: float) -> list[tuple[PeerId, str]]:
         """(peer, reason in words) of those that the step waits for; in an open round its members know better."""
@@ -395,7 +395,7 @@ class Keeper:
         """Live mates whose report I have or wait for: members of the roster, or everybody while it is empty."""
         return [
             peer
-            for peer in self._live(now)
+            for peer in self._mates(now)[1]
             if peer in self.members or not (peer in self.sitting or self._membership.is_new(peer))
         ]
 
@@ -409,43 +409,41 @@ class Keeper:
         return sitting(mates, self._strikes, shunned, live, now=now)
 
     def _leave_silent(self, now: float) -> list[Action]:
-        """Rule 14: leave out mates that are heard and do not report.
+        """Rule 14: leave out mates that are in touch and do not report.
 
-        The keeper waits for a long silence; if most others have reported, for several usual steps, and not at all for a
-        mate that it cannot call. Such a mate may be behind a firewall and hear nothing of me, or be hostile. Only time
-        in which it is heard counts: a mate that was cut off gets no strike for that.
+        The keeper waits for a long silence; if most others have reported, for several usual steps. Only time in which
+        it is in touch counts: a mate that was cut off gets no strike for that.
         """
         awaited, timers = self._waited_for(now), self.view.timers
         missing = [peer for peer in awaited if peer not in self.members and peer not in self._left_out]
         for peer, at in self._waiting_at.items():
             self._waited_s[peer] = self._waited_s.get(peer, 0.0) + now - at
-        self._waiting_at = {peer: now for peer in missing if self.view.alive(peer, now=now)}
+        self._waiting_at = {peer: now for peer in missing if self.view.in_touch(peer, now=now)}
         most = has_quorum(self.members.keys(), {self.view.me, *awaited})
         patience_s = min(timers.long_silence_s, self._pace.patience_s) if most else timers.long_silence_s
         actions: list[Action] = []
         for peer in missing:
-            called, waited_s = self.view.answers(peer, now=now), self._waited_s.get(peer, 0.0)
-            if waited_s <= patience_s and (called or not most):
+            waited_s = self._waited_s.get(peer, 0.0)
+            if waited_s <= patience_s:
                 continue
-            reason = "does not report" if called else "nobody here can connect to it"
-            if called:  # to be behind a firewall costs nobody time
-                actions += self._strikes.strike(peer, reason, cost_s=waited_s, now=now)
+            reason = "does not report"
+            actions += self._strikes.strike(peer, reason, cost_s=waited_s, now=now)
             self._left_out.add(peer)
             self._waiting_at.pop(peer, None)
             self._level = False
             actions.append(self._left(peer, reason))
         return actions
 
-    def _live(self, now: float) -> list[PeerId]:
+    def _mates(self, now: float) -> tuple[list[PeerId], list[PeerId]]:
+        """Mates at this step whose processes run, for all I know; and those of them that are not given up."""
         # Each `advance` asks several times.
-        if self._live_at != (now, self.view.changes):
-            self._live_at = now, self.view.changes
-            self._living = [
-                peer
-                for peer, seen in self.view.mates()
-                if seen.synced and self._is_open_at(seen) and not self.view.lost(peer, self.stamp.step, now=now)
-            ]
-        return self._living
+        if self._mates_at != (now, self.view.changes):
+            self._mates_at = now, self.view.changes
+            given_up = self.view.given_up(self.stamp.step, now=now)
+            known = ((peer, seen) for peer, seen in self.view.mates() if seen.synced and self._is_open_at(seen))
+            running = [peer for peer, _ in known if not self.view.refused(peer)]
+            self._mates_found = running, [peer for peer in running if peer not in given_up]
+        return self._mates_found
 
     def _is_open_at(self, seen: Seen) -> bool:
         """Does this mate have the weights that the step is computed on?"""
@@ -487,19 +485,16 @@ class Keeper:
         else:
             self.round = None  # below a certificate nothing is lost by that (rule 16)
 
-    def _evict_lost(self, live: set[PeerId], now: float) -> list[Action]:
+    def _evict_lost(self, now: float) -> list[Action]:
         self._note_last(now)
         actions: list[Action] = []
+        out = self.members.keys() - {self.view.me, *self._mates(now)[1]}
+        given_up = self.view.given_up(self.stamp.step, now=now) if out else frozenset[PeerId]()
         for peer, generation in list(self.members.items()):
             if peer == self.view.me:
                 continue
-            if peer not in live and self.view.lost(peer, self.stamp.step, now=now):
-                seen = self.view.get(peer)
-                reason = "dead" if seen is None or seen.dead else "silent"
-                if seen is not None and not seen.dead and len(self.members) > 2:
-                    # Once is no fault: of a cut however long as much is charged as a step waits for it.
-                    cost_s = min(now - seen.heard_at, self.view.timers.suspect_s)
-                    actions += self._strikes.charge(peer, "falls silent again and again", cost_s=cost_s, now=now)
+            if peer in given_up or (peer in out and self.view.get(peer) is None):
+                reason = "silent" if self.view.get(peer) is not None and not self.view.refused(peer) else "dead"
             elif self._stalled(peer, now):
                 reason = "stalled"
                 since = self._last_since.pop(peer, None)
@@ -544,17 +539,14 @@ class Keeper:
 
     def _settle_dispute(self, now: float) -> list[Action]:
         """Rule 12: leave out the member that holds up the round by the word of the others, or cut the round again."""
-        alive = {self.view.me, *(peer for peer, seen in self.view.mates() if not seen.dead)}
+        alive = {self.view.me, *(peer for peer, _ in self.view.mates() if not self.view.refused(peer))}
         self._left_out = self._left_out & alive if self.members else set()  # nobody may be all that is left
         if self.round is None:
             return []
-        if not self._broken_ends(now) <= self._apart and not self.acks and not self._cut_for_lines:
+        if not self._broken_ends() <= self._apart and not self.acks and not self._cut_for_lines:
             self._cut_for_lines = True  # once a step: what a member says of its lines costs it nothing
             self.round = None
             return [note("cut_again", step=self.stamp.step)]
-        # Nobody can fetch the sum from the one that holds it: as a line that is broken, no fault the first time.
-        if len(self.acks) == 1 and (holder := next(iter(self.acks))) in self._uncallable(now):
-            return self._leave(holder, "uncallable", pardon=True, now=now)
         circles = self._builder.circles(self.round, self.members)
         match self._suspects.decide(circles, step=self.stamp.step, now=now):
             case Leave(peer, reason, others) if len(self.members) > 1:
@@ -578,20 +570,10 @@ class Keeper:
         self._void(peer, generation)
         return [*strikes, self._left(peer, reason)]
 
-    def _uncallable(self, now: float) -> frozenset[PeerId]:
-        """Members to whom the lines of all others, two at least, are broken."""
-        said = {peer: frozenset(seen.unreached) for peer, seen in self.view.mates()}
-        said[self.view.me] = frozenset(self.view.unreached(now=now))
-        return frozenset(
-            peer
-            for peer in self.members.keys() - {self.view.me}
-            if len(self.members) > 2 and all(peer in said.get(other, ()) for other in self.members.keys() - {peer})
-        )
-
-    def _broken_ends(self, now: float) -> frozenset[PeerId]:
-        """Members with a broken line between them: they should reduce nothing."""
-        said = {peer: frozenset(seen.unreached) for peer, seen in self.view.mates() if seen.unreached}
-        said[self.view.me] = frozenset(self.view.unreached(now=now))
+    def _broken_ends(self) -> frozenset[PeerId]:
+        """Members that are out of touch with each other: they should reduce nothing."""
+        said = {peer: seen.unreached.keys() for peer, seen in self.view.mates() if seen.unreached}
+        said[self.view.me] = self.view.out_of_touch.keys()
         # A member that names many is not believed, and strangers can be many.
         members = self.members.keys()
         within = {peer: sorted(unreached & members) for peer, unreached in said.items()}
@@ -706,9 +688,11 @@ class Keeper:
         """Is there a certificate? Above it no round is given up."""
         return self.commit is not None or (bool(self.acks) and self._certificate(now) is not None)
 
-    def _prepare(self, live: set[PeerId], resend: bool, now: float) -> None:
-        """Tell members of the term. live: mates left out as well; one that never hears of me would stand itself."""
-        due = live if resend else live - self._prepared.keys()
+    def _prepare(self, resend: bool, now: float) -> None:
+        """Tell members of the term; mates left out or out of touch as well: one that never hears of me would stand
+        itself."""
+        open_here = {self.view.me, *self._mates(now)[0]}
+        due = open_here if resend else open_here - self._prepared.keys()
         heirs = self._heirs(now) if due else []
         # What lives says itself what it owns, and an open round names all: neither is a reason for a plan.
         mine = self.ledger.freed | self.ledger.of(self.view.me) if heirs and self.round is None else NONE
@@ -737,7 +721,7 @@ class Keeper:
                 peer, "gives back what it was granted", cost_s=max(now - since, least_s), now=now
             )
         ]
-        self._apart = self._builder.spared(self.members, self._broken_ends(now), self._newcomers())
+        self._apart = self._builder.spared(self.members, self._broken_ends(), self._newcomers())
         self._first_ack_at = None
         self.round, self._spoilt = self._builder.open(self.members, self.ledger, self._apart), False
         self._told, self._opened_at = {}, now

@@ -40,7 +40,7 @@ class Lag:
         ahead = {
             peer: seen.version
             for peer, seen in self._view.mates()
-            if seen.version > version and seen.synced and not seen.dead
+            if seen.version > version and seen.synced and not self._view.refused(peer)
         }
         timers = self._view.timers
         since_s = now - self._behind_since
@@ -73,8 +73,13 @@ class Lag:
         silences, in which a peer that could still help would be heard.
         """
         view = self._view
-        passed = any(seen.version > version and seen.synced and not seen.dead for _, _, seen in view.known())
-        mate = any(seen.version > version and seen.synced and not seen.dead for _, seen in view.mates())
+        ahead = [
+            (stage, peer)
+            for stage, peer, seen in view.known()
+            if seen.version > version and seen.synced and not view.refused(peer)
+        ]
+        passed = bool(ahead)
+        mate = any(stage == view.stage and peer != view.me for stage, peer in ahead)
         if mate or not passed:
             self._orphaned_since = None
             return False

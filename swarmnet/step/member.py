@@ -370,7 +370,7 @@ class Member:
 
     def gone(self, peer: PeerId, *, definite: bool, now: float) -> list[Action]:
         """A connection to `peer` broke."""
-        if definite and self.view.gone(peer, now=now):
+        if definite and self.view.refuse(peer, now=now):
             return self._advance(now)
         return []
 
@@ -380,13 +380,12 @@ class Member:
 
     def reached(self, peer: PeerId, *, now: float) -> None:
         """`peer` answered on a connection that I opened."""
-        self.view.reached(peer, now=now)
+        self.view.echo(peer, now=now)
 
     def tick(self, *, now: float) -> list[Action]:
         """Every heartbeat interval: say again whatever state asks for."""
-        self.view.forget_silent(now=now)
         self.view.voters = self.membership.contributors(self.stage)
-        self.view.broken = {mate: self.view.broken.get(mate, now) for mate in self.view.unreached(now=now)}
+        self.view.review(now=now)
         if not self.synced:
             return []
         convicted, self.membership.notes = self.membership.notes, []
@@ -496,8 +495,8 @@ class Member:
         seen = self.view.get(peer)
         if seen is None:
             return ()
-        alive = self.view.alive(peer, now=now)
-        return alive, seen.incarnation, seen.version, seen.chain, seen.before, seen.synced, seen.draining
+        in_touch = self.view.in_touch(peer, now=now)
+        return in_touch, seen.incarnation, seen.version, seen.chain, seen.before, seen.synced, seen.draining
 
     def _on_commit(self, peer: PeerId, commit: Commit, now: float) -> list[Action]:
         """A commit as somebody tells it; its votes are kept, also of a step that is not open here yet."""

@@ -119,16 +119,23 @@ class Membership:
         before = self._living.get(stage)
         if before is not None and before[0] == of:
             return before[1]
+        long_s = view.timers.long_silence_s
         found = frozenset(
             peer
             for peer in keepers
-            if (stage, peer) == (self.stage, self.me) or not view.unreachable(peer, stage, now=now)
+            if (stage, peer) == (self.stage, self.me)
+            or (view.may_live(peer, now=now, stage=stage, within=long_s) and not self._stateless(peer, stage, now))
         )
         if not found:
             heard = {*view.live(stage, now=now), *({self.me} if stage == self.stage else ())}
             found = first_of(heard - (self._convicted - {self.me}))
         self._living[stage] = of, found
         return found
+
+    def _stateless(self, peer: PeerId, stage: int, now: float) -> bool:
+        """Does a replica in touch say that it has no state?"""
+        seen = self._view.get(peer, stage)
+        return seen is not None and not seen.synced and self._view.in_touch(peer, now=now, stage=stage)
 
     def is_new(self, peer: PeerId) -> bool:
         """Must this mate (or I) still contribute before it counts, for the first time or since it came back?

@@ -570,7 +570,8 @@ class OpenStep:
         if self.promised is None:
             return []
         # Who holds it, nobody says: who does not, answers so at once.
-        holders = sorted(p for p, seen in self._context.view.mates() if seen.synced and not seen.dead)
+        view = self._context.view
+        holders = sorted(peer for peer, seen in view.mates() if seen.synced and not view.refused(peer))
         return self.part.collect(Round(self.stamp, commit.id, (), (), ()), commit.digest, holders)
 
     def _try_apply(self) -> list[Action]:

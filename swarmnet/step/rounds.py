@@ -146,7 +146,7 @@ def left_alone(view: View, stamp: Stamp, members: Collection[PeerId], *, now: fl
         return None
     reasons = []
     for peer, seen in sorted(view.mates()):
-        if not view.alive(peer, now=now):
+        if not view.in_touch(peer, now=now):
             continue
         if not seen.synced:
             reasons.append(f"{peer} has no state yet")

@@ -1,6 +1,15 @@
-"""What one replica believes about the others, by heartbeats and broken connections: who lives, who is lost, who is
-first in the order of keepers.
+"""Which replicas one replica is in touch with, by heartbeats, answers and refused connections.
 
+| a replica is | if |
+|---|---|
+| in touch | a message came from it within the silence limit, and nobody refused a connection at its address since |
+| in touch, of my stage | it has also answered on a connection that I opened, within the same limit |
+| refused | nobody listens at its address: its process is gone |
+
+Replicas of one stage open streams to each other, so one that receives nothing is out of touch for all others, although
+they all hear it. The answer is the echo; heartbeats are followed by a ping, and the transport reports the answer.
+
+The limit is `suspect_s`, or `long_silence_s` where too few voters are in touch to outvote a replica (`given_up`).
 Suspicion decides progress, never correctness (docs/protocol.md, I2). Pure.
 """
 
@@ -21,18 +30,18 @@ from swarmnet.step.graph import keeper_rank
 _MOST_REPLICAS = 4096
 """Replicas of one stage that are remembered; identities are free, memory is not."""
 
-_ASKED_S = 0.5
-"""A heartbeat asks for an answer if it comes so long after the last that did, in about."""
-
 
 @dataclass(slots=True)
 class Seen:
-    """One replica of one stage, as last heard. since: when this life of it was first heard. gap_s: the longest recent
-    pause between two signs of life."""
+    """One replica of one stage, as last heard. since: when this life of it was first heard."""
 
     heard_at: float
+    echoed_at: float
+    """When it last answered on a connection that I opened; at first `since`, because its answer takes a moment."""
     incarnation: int
     since: float
+    told_at: float = -math.inf
+    """When more than a heartbeat came from it."""
     version: int = -1
     chain: Chain = NO_CHAIN
     before: Chain = NO_CHAIN
@@ -48,12 +57,11 @@ class Seen:
     draining: bool = False
     numerics: str = ""
     measure: Measure | None = None
-    dead: bool = False
-    dead_at: float = 0.0
-    gap_s: float = 0.0
-    touched: bool = False
-    steady: bool = False
-    """Does more than heartbeats come from it, since the last one but one? Then silence is noticed sooner."""
+
+    @property
+    def touched_at(self) -> float:
+        """When this replica of my stage was both heard and had answered."""
+        return min(self.heard_at, self.echoed_at)
 
 
 class View:
@@ -62,7 +70,8 @@ class View:
     def __init__(self, me: PeerId, stage: int, timers: Timers) -> None:
         self.me, self.stage, self.timers = me, stage, timers
         self.draining = False  # am I about to leave?
-        self.broken: Mapping[PeerId, float] = {}  # `unreached` as my heartbeats say it, and since when
+        self.out_of_touch: Mapping[PeerId, float] = {}
+        """The replicas of my stage that I call and am out of touch with, and since when; as of the last tick."""
         self._neighbours: frozenset[PeerId] = frozenset()  # whom I send heartbeats
         self._given: Collection[PeerId] = ()  # the same as they were given
         self.voters: Set[PeerId] = frozenset()
@@ -76,28 +85,30 @@ class View:
         """How often what decides who lives has changed: until then it need not be looked at again."""
         self.arrivals = 0
         """How often somebody was heard for the first time, came back or was lost."""
-        self._refused_at: dict[PeerId, float] = {}  # unknown peers where nobody listens
+        self._refused_at: dict[PeerId, float] = {}  # the latest last
+        self._reviewed_at = -math.inf
         self._seen: dict[int, dict[PeerId, Seen]] = {}
-        self._reached_at: dict[PeerId, float] = {}  # who answered on a connection that I opened; the latest last
 
     def hear(self, peer: PeerId, beat: Heartbeat, *, now: float) -> bool:
         """Take in a heartbeat. Returns True if the peer is new, newly alive, or a new incarnation of itself."""
         self.changes += 1
         stage = self._seen.setdefault(beat.stamp.stage, {})
-        seen = stage.get(peer)
-        # It was sent before the connection broke for good.
-        if seen is not None and seen.incarnation == beat.incarnation and self._last_words(seen, now):
+        seen, refused_at = stage.get(peer), self._refused_at.get(peer)
+        # A beat of the life that has ended was under way. If more come later, the refusal was an error.
+        same_life = seen is not None and seen.incarnation == beat.incarnation
+        if same_life and refused_at is not None and now - refused_at < self.timers.suspect_s:
             return False
         self._refused_at.pop(peer, None)
-        fresh = seen is None or seen.dead or seen.incarnation != beat.incarnation
+        fresh = seen is None or refused_at is not None or seen.incarnation != beat.incarnation
         self.arrivals += fresh
         # Identities cost nothing, so a newcomer never displaces a known replica.
         if seen is None and len(stage) >= _MOST_REPLICAS:
             return False
         if seen is None or seen.incarnation != beat.incarnation:
-            seen = stage[peer] = Seen(heard_at=now, incarnation=beat.incarnation, since=now)
-        self._alive(seen, now)
-        seen.steady, seen.touched = seen.touched, False
+            seen = stage[peer] = Seen(heard_at=now, echoed_at=now, incarnation=beat.incarnation, since=now)
+        elif refused_at is not None:
+            seen.echoed_at = now
+        seen.heard_at = now
         seen.version, seen.chain, seen.synced = beat.stamp.step, beat.stamp.chain, beat.synced
         seen.before = beat.before
         seen.known, seen.digest = stages_in(beat.known), beat.digest
@@ -107,71 +118,37 @@ class View:
         seen.sitting, seen.new, seen.numerics, seen.measure = beat.sitting, beat.new, beat.numerics, beat.measure
         return fresh
 
-    def hear_again(self, peer: PeerId, beat: Heartbeat, *, now: float) -> bool:
-        """Take in a heartbeat that says what the last one said, of a peer that is alive."""
-        seen = self._seen[beat.stamp.stage][peer]
-        self._alive(seen, now)
-        seen.steady, seen.touched = seen.touched, False
-        return seen.incarnation == beat.incarnation
-
     def touch(self, peer: PeerId, *, now: float) -> None:
         """Any message is a sign of life."""
         self.changes += 1
-        for stage in self._seen.values():
-            if peer in stage and not stage[peer].dead:
-                self._alive(stage[peer], now)
-                stage[peer].touched = stage[peer].steady = True
+        if peer not in self._refused_at:
+            for stage in self._seen.values():
+                if peer in stage:
+                    stage[peer].heard_at = stage[peer].told_at = now
 
-    def reached(self, peer: PeerId, *, now: float) -> None:
-        """The peer answered on a connection that I opened: it can be called."""
-        self._reached_at.pop(peer, None)
-        self._reached_at[peer] = now
-        if len(self._reached_at) > _MOST_REPLICAS:
-            del self._reached_at[next(iter(self._reached_at))]
+    def echo(self, peer: PeerId, *, now: float) -> None:
+        """The peer answered on a connection that I opened."""
+        if (seen := self.get(peer)) is not None:
+            self.changes += not self.in_touch(peer, now=now)
+            seen.echoed_at = now
 
-    def reach_age(self, peer: PeerId, *, now: float) -> float:
-        """Seconds since the peer last answered on a connection that I opened; infinite if it never did, 0 for me."""
-        return 0.0 if peer == self.me else now - self._reached_at.get(peer, -math.inf)
-
-    def unreached(self, *, now: float) -> tuple[PeerId, ...]:
-        """Mates to whom my line is broken: I do not hear them; or I do, and for a while they have answered nothing."""
-        limit_s, reached_at = max(self.timers.suspect_s / 2, self.beat_s + _ASKED_S), self._reached_at
-        found = sorted(
-            peer
-            for peer, seen in self._seen.get(self.stage, {}).items()
-            if (
-                now - seen.since > limit_s < now - reached_at.get(peer, -math.inf)
-                if self.alive(peer, now=now)
-                else seen.synced and not seen.dead
-            )
-        )
-        called = self._neighbours if self.stage in self.sparse else found  # who is not called answers nothing
-        return tuple(peer for peer in found if peer in called and peer != self.me)
-
-    def answers(self, peer: PeerId, *, now: float) -> bool:
-        """Can I call this peer, for all I know? False if I no longer can, though I may hear it: a firewall."""
-        reached_at = self._reached_at.get(peer)
-        return reached_at is None or now - reached_at <= self.timers.long_silence_s
-
-    def gone(self, peer: PeerId, *, now: float) -> bool:
-        """The peer is definitely dead (nobody listens there). Returns True if that is news."""
-        news = False
+    def refuse(self, peer: PeerId, *, now: float) -> bool:
+        """Nobody listens at the address of this peer: I am out of touch with it at once. Returns True if that is news
+        of a known replica."""
         self.changes += 1
         self.arrivals += 1
-        self._reached_at.pop(peer, None)
-        if not any(peer in stage for stage in self._seen.values()):
+        known = any(peer in stage for stage in self._seen.values())
+        news = known and peer not in self._refused_at
+        if news or not known:
+            self._refused_at.pop(peer, None)
             self._refused_at[peer] = now
-            if len(self._refused_at) > _MOST_REPLICAS:
-                del self._refused_at[next(iter(self._refused_at))]
-        for stage in self._seen.values():
-            if peer in stage and not stage[peer].dead:
-                stage[peer].dead = news = True
-                stage[peer].dead_at = now
+        if len(self._refused_at) > _MOST_REPLICAS:
+            del self._refused_at[next(iter(self._refused_at))]
         return news
 
-    def _last_words(self, seen: Seen, now: float) -> bool:
-        """Was this still under way when the peer died? Later it means that the death was an error."""
-        return seen.dead and now - seen.dead_at < self.timers.suspect_s
+    def refused(self, peer: PeerId) -> bool:
+        """Is its process gone, for all I know?"""
+        return peer in self._refused_at
 
     def forget(self, peer: PeerId) -> None:
         """Know nothing of this peer any more."""
@@ -184,16 +161,28 @@ class View:
         self.changes += 1
         self._seen.clear()
 
-    def forget_silent(self, *, now: float) -> None:
-        """Drop replicas that were dead or silent for ten long silences; one that comes back is then new."""
+    def review(self, *, now: float) -> None:
+        """A heartbeat's time has passed. Replicas that were silent for ten long silences are forgotten."""
         self.changes += 1
+        # My process was stopped, and has asked for no answer in that time.
+        if now - self._reviewed_at > self.timers.suspect_s:
+            for _, seen in self.mates():
+                seen.echoed_at = now
+        self._reviewed_at = now
         for stage in self._seen.values():
             for peer in [p for p, s in stage.items() if now - s.heard_at > self.timers.forget_s]:
                 del stage[peer]
-        for peer in [p for p, at in self._reached_at.items() if now - at > self.timers.forget_s]:
-            del self._reached_at[peer]
-        for peer in [p for p, at in self._refused_at.items() if now - at > self.timers.long_silence_s]:
+        for peer in [p for p, at in self._refused_at.items() if now - at > self.timers.forget_s]:
             del self._refused_at[peer]
+        # A replica that is not called does not answer.
+        called = self._neighbours if self.stage in self.sparse else None
+        out = (
+            peer
+            for peer, seen in self.mates()
+            if seen.synced and not (self.refused(peer) or self.in_touch(peer, now=now))
+            if called is None or peer in called
+        )
+        self.out_of_touch = {peer: self.out_of_touch.get(peer, now) for peer in out}
 
     def hear_only(self, neighbours: Collection[PeerId], *, now: float) -> None:
         """Of large stages I hear and call these alone: who falls silent and is none of them need not be gone."""
@@ -202,45 +191,57 @@ class View:
             self._given, self._neighbours = neighbours, frozenset(neighbours)
         for stage in self.sparse & self._seen.keys():
             known = self._seen[stage]
-            for peer in [p for p in known if p not in self._neighbours and not known[p].dead]:
-                if not self.alive(peer, now=now, stage=stage):
+            for peer in [p for p in known if p not in self._neighbours]:
+                if not self.in_touch(peer, now=now, stage=stage):
                     del known[peer]
 
-    def dead(self, stage: int) -> list[tuple[PeerId, int]]:
-        """(peer, incarnation) of the replicas of a stage that are known dead."""
-        return [(peer, seen.incarnation) for peer, seen in self._seen.get(stage, {}).items() if seen.dead]
+    def ended(self, stage: int) -> list[tuple[PeerId, int]]:
+        """(peer, incarnation) of the replicas of a stage whose processes are gone."""
+        return [(peer, seen.incarnation) for peer, seen in self._seen.get(stage, {}).items() if self.refused(peer)]
 
     def get(self, peer: PeerId, stage: int | None = None) -> Seen | None:
         """The replica of `stage` (default: mine) with that id, if known."""
         return self._seen.get(self.stage if stage is None else stage, {}).get(peer)
 
-    def silence_limit(self, seen: Seen) -> float:
-        """T: four times the longest pause seen of this peer, within [suspect_s, long_silence_s]. Pauses that rare
-        heartbeats explain come on top."""
-        limit_s = max(self.timers.suspect_s, 4 * seen.gap_s) + self._explained_s(seen)
-        return min(limit_s, self.timers.long_silence_s)
-
-    def _explained_s(self, seen: Seen) -> float:
-        return 0.0 if seen.steady else self.beat_s - self.timers.beat_s
-
-    def alive(self, peer: PeerId, *, now: float, stage: int | None = None) -> bool:
-        """Heard within the silence limit and not known dead. I am always alive."""
+    def in_touch(self, peer: PeerId, *, now: float, stage: int | None = None, within: float | None = None) -> bool:
+        """Is this replica in touch with me, as the table above has it? within: the silence limit; None: `suspect_s`,
+        and what rare heartbeats add to it. I am always in touch."""
         if peer == self.me:
             return True
-        seen = self._seen.get(self.stage if stage is None else stage, {}).get(peer)
-        if seen is None or seen.dead:
+        stage = self.stage if stage is None else stage
+        seen = self._seen.get(stage, {}).get(peer)
+        if seen is None or peer in self._refused_at:
             return False
         silent_s = now - seen.heard_at
-        return silent_s <= self.timers.suspect_s or silent_s <= self.silence_limit(seen)
+        if stage == self.stage:
+            silent_s = max(silent_s, self._reviewed_at - seen.echoed_at)  # since then I have asked for no answer
+        return silent_s <= (self.suspect_s(seen) if within is None else within)
 
-    def may_live(self, peer: PeerId, *, now: float, stage: int | None = None) -> bool:
-        """Alive, or one of a large stage whom I do not listen to."""
-        return self.alive(peer, now=now, stage=stage) or self._is_out_of_sight(
-            peer, self.stage if stage is None else stage
-        )
+    def suspect_s(self, seen: Seen) -> float:
+        """The silence limit while most voters are in touch; longer if rare heartbeats are all that came."""
+        rare_s = self.beat_s - self.timers.beat_s if seen.heard_at - seen.told_at > self.timers.settle_s else 0.0
+        return self.timers.suspect_s + rare_s
 
-    def _is_out_of_sight(self, peer: PeerId, stage: int) -> bool:
-        return stage in self.sparse and self.get(peer, stage) is None and peer not in self._refused_at
+    def given_up(self, version: int, *, now: float) -> frozenset[PeerId]:
+        """Rule 12: the replicas of my stage that a leader at `version` goes on without. Where the voters in touch are
+        no majority they may be on the smaller side of a cut, so the limit is `long_silence_s`."""
+        out = frozenset(peer for peer, _ in self.mates() if not self.in_touch(peer, now=now))
+        if not out:
+            return out
+        at = version - 1, version
+        voters = {p for p, seen in self.mates() if seen.synced and seen.version in at and not self.refused(p)}
+        voters = voters & self.voters or voters  # silent strangers must not outnumber the voters in touch
+        if has_quorum((voters - out) | {self.me}, voters | {self.me}):
+            return out
+        long_s = self.timers.long_silence_s
+        return frozenset(peer for peer in out if not self.in_touch(peer, now=now, within=long_s))
+
+    def may_live(self, peer: PeerId, *, now: float, stage: int | None = None, within: float | None = None) -> bool:
+        """In touch; or one of a large stage that sends its heartbeats to others, and is not refused."""
+        of = self.stage if stage is None else stage
+        if of in self.sparse and self.get(peer, of) is None:
+            return not self.refused(peer)
+        return self.in_touch(peer, now=now, stage=of, within=within)
 
     def left_out(self, stage: int, *, now: float) -> frozenset[PeerId]:
         """Replicas that this stage goes on without: the keeper that most of it names says so, or most of it."""
@@ -254,15 +255,14 @@ class View:
         return frozenset(found)
 
     def shunned(self, *, now: float) -> frozenset[PeerId]:
-        """Mates that most others of my stage and I, two at least, go on without or have a broken line to."""
+        """Mates that most others of my stage and I, two at least, go on without or are out of touch with."""
         known = self._seen.get(self.stage, {})
         # Mine is one voice: where nobody else says anything of anybody, as most of the time, there are never two.
         if not any(seen.sitting or seen.unreached for seen in known.values()):
             return frozenset()
-        mine = self.unreached(now=now)
         live = {peer: known[peer] for peer in self.live(self.stage, now=now)}
         said = Counter(of for peer, seen in live.items() for of in {*seen.sitting, *seen.unreached} - {peer})
-        said.update(mine)
+        said.update(self.out_of_touch.keys())
         return frozenset(of for of, voices in said.items() if voices > 1 and voices >= quorum({self.me, *live} - {of}))
 
     def leaves(self, peer: PeerId) -> bool:
@@ -271,77 +271,38 @@ class View:
         return self.draining if peer == self.me else seen is not None and seen.draining
 
     def live(self, stage: int, *, now: float) -> list[PeerId]:
-        """Synced live replicas of a stage that I can call, sorted; in my own stage without me."""
-        suspect_s, long_s, reached_at = self.timers.suspect_s, self.timers.long_silence_s, self._reached_at
-        found = [
+        """Synced replicas of a stage that I am in touch with, sorted; in my own stage without me."""
+        return sorted(
             peer
             for peer, seen in self._seen.get(stage, {}).items()
             if seen.synced
-            # As `alive` and `answers` have it, without a call for each.
-            and (
-                (not seen.dead and (now - seen.heard_at <= suspect_s or self.alive(peer, now=now, stage=stage)))
-                or peer == self.me
-            )
-            and (peer not in reached_at or now - reached_at[peer] <= long_s)
-        ]
-        if stage == self.stage and self.me in found:
-            found.remove(self.me)
-        found.sort()
-        return found
+            if self.in_touch(peer, now=now, stage=stage) and (stage, peer) != (self.stage, self.me)
+        )
 
     def mates(self) -> Iterator[tuple[PeerId, Seen]]:
-        """All known replicas of my stage but me, dead ones included."""
+        """All known replicas of my stage but me, ended ones included."""
         return ((peer, seen) for peer, seen in self._seen.get(self.stage, {}).items() if peer != self.me)
 
     def known(self) -> Iterator[tuple[int, PeerId, Seen]]:
-        """(stage, peer, seen) of everybody heard of and not yet forgotten, dead ones included."""
+        """(stage, peer, seen) of everybody heard of and not yet forgotten, ended ones included."""
         return ((stage, peer, seen) for stage, found in self._seen.items() for peer, seen in found.items())
 
     def everyone(self) -> dict[PeerId, int]:
-        """Peer -> newest version heard, for all replicas not known dead."""
+        """Peer -> newest version heard, for all replicas that are not refused."""
         found: dict[PeerId, int] = {}
         for stage in self._seen.values():
             for peer, seen in stage.items():
-                if not seen.dead and peer != self.me:
+                if peer != self.me and not self.refused(peer):
                     found[peer] = max(found.get(peer, -1), seen.version)
         return found
 
     def lives(self, peer: PeerId) -> list[Seen]:
-        """That peer in each stage that it serves, as last heard; none if it is unknown or known dead."""
-        found = [stage[peer] for stage in self._seen.values() if peer in stage]
+        """That peer in each stage that it serves, as last heard; none if it is unknown or refused."""
+        found = [stage[peer] for stage in self._seen.values() if peer in stage and not self.refused(peer)]
         # It may have served other stages in an earlier life.
         life = max(found, key=lambda seen: seen.since).incarnation if found else 0
-        return [seen for seen in found if seen.incarnation == life and not seen.dead]
-
-    def lost(self, peer: PeerId, version: int, *, now: float) -> bool:
-        """Rule 12: may a keeper at `version` evict this mate?
-
-        Definitely dead; or silent beyond T while a majority of the stage is heard; or silent beyond T_long.
-        """
-        if self.alive(peer, now=now):
-            return False
-        seen = self.get(peer)
-        if seen is None or seen.dead or now - seen.heard_at > self.timers.long_silence_s:
-            return True
-        members = {p for p, s in self.mates() if not s.dead and s.synced and s.version in (version - 1, version)}
-        members = members & self.voters or members  # silent strangers must not outnumber the voters that are heard
-        heard = {p for p in members if self.alive(p, now=now)}
-        return has_quorum(heard | {self.me}, members | {self.me})
-
-    def unreachable(self, peer: PeerId, stage: int, *, now: float) -> bool:
-        """Is that replica of a stage lost to me? Dead, silent for a long silence, or heard to have no state."""
-        seen = self.get(peer, stage)
-        if seen is None or seen.dead:
-            return not self._is_out_of_sight(peer, stage)
-        silent_s = now - seen.heard_at
-        return silent_s > self.timers.long_silence_s or (not seen.synced and silent_s <= self.silence_limit(seen))
+        return [seen for seen in found if seen.incarnation == life]
 
     def keeper_order(self, term_chain: Chain, *, now: float) -> list[PeerId]:
-        """Live replicas of my stage in the order in which they should keep (rule 13; nobody can grind an id)."""
+        """Replicas of my stage in touch, and I, in the order of rule 13; a peer cannot grind its id for a place."""
         return sorted([*self.live(self.stage, now=now), self.me], key=lambda p: keeper_rank(term_chain, self.stage, p))
-
-    def _alive(self, seen: Seen, now: float) -> None:
-        # The longest gap fades, so one hiccup does not slow suspicion for ever.
-        pause_s = now - seen.heard_at - self._explained_s(seen)
-        seen.gap_s = max(0.95 * seen.gap_s, pause_s) if not seen.dead else 0.0
-        seen.heard_at, seen.dead = now, False

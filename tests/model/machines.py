@@ -206,8 +206,8 @@ class Share(NamedTuple):
 
 Event = tuple[Any, ...]
 """("hear", sender, message number), ("gone", sender), ("add", index), ("apply",), ("aggregate", finished),
-("beats", ((sender, message number), ...)): a heartbeat's time has passed, ("wait",): time has passed without any,
-("reached", peers): they answered a call."""
+("beats", ((sender, message number), ...), peers): a heartbeat's time has passed, and these peers answered mine,
+("wait",): time has passed without any."""
 
 
 class Machines:
@@ -287,13 +287,11 @@ class Machines:
                 node.aggregation = node.fetch = None
                 node.kept |= {finished}
                 return member.sum_whole(finished, now=now)
-            case ("beats", beats):
+            case ("beats", beats, answered):
                 heard = [each for peer, beat in beats for each in member.receive(peer, self.messages[beat], now=now)]
-                return [*heard, *member.tick(now=now)]
-            case ("reached", peers):
-                for peer in peers:
+                for peer in answered:
                     member.reached(peer, now=now)
-                return []
+                return [*heard, *member.tick(now=now)]
             case ("wait",):
                 return member.tick(now=now)
         raise AssertionError(event)

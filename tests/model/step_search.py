@@ -259,7 +259,8 @@ class Setup:
         live = [peer for peer in self.peers if state.nodes[self.place[peer]] >= 0]
         beats = [(peer, self.machines.beat(state.nodes[self.place[peer]])) for peer in live]
         for peer in live:
-            after = self._event(after, peer, ("beats", tuple(each for each in beats if each[0] != peer)))
+            heard = tuple(each for each in beats if each[0] != peer)
+            after = self._event(after, peer, ("beats", heard, tuple(other for other, _ in heard)))
         return after
 
     def _end(self, state: State, peer: PeerId, becomes: int) -> State:

@@ -37,7 +37,6 @@ class Play:
     def __post_init__(self) -> None:
         self.state: State = self.setup.start()
         self.began = self.state.now
-        self.reach()
 
     @property
     def leader(self) -> PeerId:
@@ -89,22 +88,16 @@ class Play:
         """A heartbeat's time: those who are not cut off hear each other."""
         setup = self.setup
         self.state = self.state._replace(now=self.state.now + TIMERS.beat_s)
-        self.reach()
         beats = [(peer, setup.machines.beat(self.state.nodes[setup.place[peer]])) for peer in self.live]
         for peer in self.live:
             heard = tuple(each for each in beats if each[0] != peer and (each[0], peer) not in self.cut)
-            self.state = setup._event(self.state, peer, ("beats", heard))
+            answered = tuple(other for other, _ in heard if (peer, other) not in self.cut)
+            self.state = setup._event(self.state, peer, ("beats", heard, answered))
 
     @property
     def live(self) -> list[PeerId]:
         peers = zip(self.setup.peers, self.state.nodes, strict=True)
         return [peer for peer, number in peers if number >= 0 and peer not in self.hung]
-
-    def reach(self) -> None:
-        """Calls are answered between those who hear each other."""
-        for peer in self.live:
-            found = [other for other in self.live if other != peer and not {(peer, other), (other, peer)} & self.cut]
-            self.state = self.setup._event(self.state, peer, ("reached", tuple(found)))
 
     def applied(self, *peers: PeerId, within_s: float) -> float:
         """Go on until these have applied the step."""
@@ -146,6 +139,9 @@ def test_c8_one_that_receives_nothing_and_is_received_by_all_holds_a_step_up_onc
     others = [peer for peer in (A, B, C) if peer != deaf]
     play.cut = {(other, deaf) for other in others}
     play.applied(*others, within_s=HANG_S)
+    for peer in others:
+        view, now = play.member(peer).view, play.state.now
+        assert not view.in_touch(deaf, now=now) and now - view.get(deaf).heard_at <= TIMERS.beat_s
 
 
 @pytest.mark.parametrize("mute", [A, B, C])

@@ -58,7 +58,7 @@ def test_a_member_that_nobody_can_call_any_more_holds_the_run_up_once(seed: int,
     assert sum(gap > 2.0 for gap in waited) == 1, "it was waited for again"
     assert not struck(swarm), "it has no fault"
     evicted = [fields["reason"] for _, _, event, fields in swarm.events if event == "evicted"]
-    assert evicted == ["uncallable"] * alone
+    assert evicted == ["silent"]
 
 
 @pytest.mark.parametrize(("replicas", "blocked", "seed"), [(3, ((0, 2),), 0), (4, ((0, 3), (1, 3), (2, 3)), 1)])

@@ -913,7 +913,7 @@ def test_of_a_repeated_heartbeat_nothing_follows_but_that_its_sender_lives() -> 
     mine.receive(peer, beat, now=now)
     assert mine.heartbeats.repeats(peer, replace(beat), now=now + 2.0)
     silence_s = mine.timers.suspect_s
-    assert mine.view.alive(peer, now=now + 2.0 + silence_s) and not mine.view.alive(peer, now=now + 20.0)
+    assert mine.view.in_touch(peer, now=now + 2.0 + silence_s) and not mine.view.in_touch(peer, now=now + 20.0)
     assert not mine.heartbeats.repeats(peer, beat, now=now + 20.0), "it comes back: who waits for it has to hear"
     mine.receive(peer, beat, now=now + 20.0)
     assert not mine.heartbeats.repeats(peer, replace(beat, draining=True), now=now + 20.0), "it is news"

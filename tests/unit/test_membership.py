@@ -137,15 +137,17 @@ def test_a_vote_is_not_for_another_restart_of_the_run():
 # ---------------------------------------------------------------- who counts, and for how long
 
 
-def test_while_nobody_counts_all_that_are_heard_and_can_be_called_are_the_live_ones():
+def test_before_the_first_commit_all_replicas_in_touch_are_the_live_ones():
     known = Known(B, C, D)
     known.beat(D, synced=False)
     assert known.of.roster(0) == frozenset() and known.of.live(0, now=0.0) == {ME, B, C}
     assert not known.of.is_new(B), "all are"
-    known.view.reached(C, now=0.0)
-    for peer in (B, C):
-        known.beat(peer, now=LONG_S + 1)
-    assert known.of.live(0, now=LONG_S + 1) == {ME, B}
+    for second in range(5):
+        for peer in (B, C):
+            known.beat(peer, now=second)
+        known.view.echo(B, now=second)
+        known.view.review(now=second)
+    assert known.of.live(0, now=4.0) == {ME, B}
 
 
 def test_a_mate_counts_from_the_first_committed_sum_that_it_has_contributed_to():
@@ -208,7 +210,7 @@ def test_less_than_half_are_dropped_at_once():
 def test_who_is_not_lost_is_live():
     known = Known(B, C, D, roster=(ME, B, C, D, E))
     assert known.of.live(0, now=LONG_S) == {ME, B, C, D}, "E was never heard"
-    known.view.gone(B, now=1.0)
+    known.view.refuse(B, now=1.0)
     known.beat(C, synced=False, now=1.0)
     assert known.of.live(0, now=1.0) == {ME, D}
     assert known.of.live(0, now=LONG_S) == {ME, C, D}, "it may have state again, for I do not hear it"
@@ -380,7 +382,7 @@ def test_of_two_that_differ_in_my_stage_neither_is_certified_for_as_long_as_both
     for now in range(100):
         known.beat(B, now=float(now))
         assert not known.certified(mine, now=float(now)) and not known.certified(theirs, now=float(now))
-    known.view.gone(B, now=100.0)
+    known.view.refuse(B, now=100.0)
     assert known.certified(mine, now=100.0) and not known.certified(theirs, now=100.0)
 
 

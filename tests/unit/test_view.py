@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import math
+from collections.abc import Set
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from swarmnet.ids import Chain, PeerId
 from swarmnet.manifest.timers import Timers
@@ -30,99 +28,102 @@ def view_of(*mates: PeerId, at: float = 0.0) -> View:
     return view
 
 
-def keep_hearing(view: View, *mates: PeerId, until: float) -> None:
-    now = 0.0
-    while now < until:
-        now += 0.5
-        for mate in mates:
-            view.hear(mate, beat(), now=now)
-
-
 def test_hear_says_who_is_new_revived_or_reborn():
     view = view_of()
     assert view.hear(B, beat(), now=0.0)
     assert not view.hear(B, beat(), now=0.5)
     assert view.hear(B, beat(incarnation=2), now=1.0)
-    view.gone(B, now=1.2)
+    view.refuse(B, now=1.2)
     assert view.hear(B, beat(incarnation=3), now=1.5)
 
 
 def test_last_words_do_not_revive_the_dead_but_a_wrong_verdict_is_undone():
     view = view_of(B)
-    view.gone(B, now=1.0)
-    assert not view.hear(B, beat(), now=1.1) and not view.alive(B, now=1.1)
-    assert view.hear(B, beat(), now=4.1) and view.alive(B, now=4.1)
+    view.refuse(B, now=1.0)
+    assert not view.hear(B, beat(), now=1.1) and not view.in_touch(B, now=1.1)
+    assert view.hear(B, beat(), now=4.1) and view.in_touch(B, now=4.1)
 
 
 def test_silence_beyond_the_limit_is_suspicion_and_a_word_ends_it():
     view = view_of(B)
-    assert view.alive(B, now=3.0) and not view.alive(B, now=3.1)
+    assert view.in_touch(B, now=3.0) and not view.in_touch(B, now=3.1)
+    assert view.in_touch(B, now=15.0, within=15.0)
     view.touch(B, now=3.2)
-    assert view.alive(B, now=3.3)
+    assert view.in_touch(B, now=3.3)
 
 
-def test_the_limit_follows_the_longest_pause_and_is_bounded():
+def ticking(view: View, *mates: PeerId, until: float, deaf: Set[PeerId] = frozenset()) -> None:
+    """So long all these are heard, and answer unless they are deaf."""
+    now = 0.0
+    while now < until:
+        now += 0.5
+        for mate in mates:
+            view.hear(mate, beat(), now=now)
+            if mate not in deaf:
+                view.echo(mate, now=now)
+        view.review(now=now)
+
+
+def test_one_that_is_heard_and_never_answers_is_out_of_touch():
+    view = view_of(B, C)
+    ticking(view, B, C, until=3.5, deaf={B})
+    assert view.in_touch(B, now=3.5), "its first answer takes a moment"
+    ticking(view, B, C, until=4.0, deaf={B})
+    assert not view.in_touch(B, now=4.0) and view.in_touch(C, now=4.0)
+    assert view.out_of_touch == {B: 4.0} and view.given_up(0, now=4.0) == {B}
+    view.echo(B, now=4.1)
+    assert view.in_touch(B, now=4.1)
+
+
+def test_what_serves_another_stage_only_has_to_be_heard():
+    view = view_of()
+    for tenth in range(100):
+        view.hear(B, beat(stage=1), now=tenth / 10)
+        view.review(now=tenth / 10)
+    assert view.in_touch(B, now=9.9, stage=1) and not view.out_of_touch
+
+
+def test_a_process_that_was_stopped_does_not_miss_the_answers_of_that_time():
     view = view_of(B)
-    view.hear(B, beat(), now=2.0)
-    assert view.silence_limit(view.get(B)) == pytest.approx(8.0)
-    view.hear(B, beat(), now=14.0)
-    assert view.silence_limit(view.get(B)) == TIMERS.long_silence_s
-
-
-def test_the_longest_pause_fades():
-    view = view_of(B)
-    view.hear(B, beat(), now=2.0)
-    for number in range(60):
-        view.hear(B, beat(), now=2.5 + number / 2)
-    assert view.silence_limit(view.get(B)) == TIMERS.suspect_s
-
-
-@given(st.lists(st.floats(0.0, 100.0), min_size=1, max_size=30))
-def test_the_limit_is_always_between_its_bounds(pauses):
-    view, now = view_of(B), 0.0
-    for pause in pauses:
-        now += pause
-        view.hear(B, beat(), now=now)
-        assert TIMERS.suspect_s <= view.silence_limit(view.get(B)) <= TIMERS.long_silence_s
+    ticking(view, B, until=2.0)
+    view.hear(B, beat(), now=20.0)
+    assert view.in_touch(B, now=20.0)
+    view.review(now=20.0)
+    assert view.in_touch(B, now=20.0)
 
 
 def test_with_two_replicas_silence_is_not_death_until_long_silence():
     view = view_of(B)
-    assert not view.lost(B, 0, now=14.9)
-    assert view.lost(B, 0, now=15.1)
+    assert not view.given_up(0, now=14.9)
+    assert view.given_up(0, now=15.1) == {B}
 
 
-def test_a_majority_that_still_hears_each_other_evicts_the_silent_one():
+def test_a_majority_in_touch_gives_up_the_silent_one():
     view = view_of(B, C)
-    keep_hearing(view, C, until=3.5)
-    assert view.lost(B, 0, now=3.6)
-    assert not view.lost(C, 0, now=3.6)
+    ticking(view, C, until=3.5)
+    assert view.given_up(0, now=3.6) == {B}
 
 
 def test_half_of_four_is_no_majority():
     view = view_of(B, C, D)
-    keep_hearing(view, D, until=4.0)
-    assert not view.lost(B, 0, now=4.1) and not view.lost(C, 0, now=4.1)
-    assert view.lost(B, 0, now=15.1)
+    ticking(view, D, until=4.0)
+    assert not view.given_up(0, now=4.1)
+    assert view.given_up(0, now=15.1) == {B, C}
 
 
-def test_silent_strangers_do_not_outnumber_the_voters_that_are_heard():
+def test_silent_strangers_do_not_outnumber_the_voters_in_touch():
     strangers = [PeerId(f"stranger {number}") for number in range(9)]
     view = view_of(B, C, *strangers)
-    keep_hearing(view, C, until=3.5)
-    assert not view.lost(B, 0, now=3.6), "before the first commit all replicas in sync have a vote"
+    ticking(view, C, until=3.5)
+    assert not view.given_up(0, now=3.6), "before the first commit all replicas in sync have a vote"
     view.voters = {ME, B, C}
-    assert view.lost(B, 0, now=3.6) and view.lost(strangers[0], 0, now=3.6)
+    assert view.given_up(0, now=3.6) == {B, *strangers}
 
 
-def test_definite_death_needs_no_waiting():
+def test_a_refused_connection_needs_no_waiting():
     view = view_of(B)
-    assert view.gone(B, now=0.1) and not view.gone(B, now=0.2)
-    assert view.lost(B, 0, now=0.2)
-
-
-def test_who_is_unknown_is_lost():
-    assert view_of().lost(B, 0, now=0.0)
+    assert view.refuse(B, now=0.1) and not view.refuse(B, now=0.2)
+    assert view.given_up(0, now=0.2) == {B} and not view.out_of_touch
 
 
 def test_live_lists_synced_replicas_of_a_stage_without_me_in_mine():
@@ -161,77 +162,35 @@ def test_a_peer_with_two_stages_is_heard_in_both_until_it_begins_anew():
     assert versions() == [1, 2]
     view.hear(B, beat(stage=1, version=3, incarnation=2), now=0.3)
     assert versions() == [3], "it serves the other stages no more"
-    view.gone(B, now=0.5)
+    view.refuse(B, now=0.5)
     assert versions() == [], "who died begins anew"
 
 
 def test_what_was_silent_for_long_is_forgotten():
     view = view_of(B)
-    view.forget_silent(now=150.0)
+    view.review(now=150.0)
     assert view.get(B) is not None
-    view.forget_silent(now=150.1)
+    view.review(now=150.1)
     assert view.get(B) is None
     assert view.hear(B, beat(), now=151.0)
 
 
-def test_who_answers_my_dialling_is_reached_whatever_it_says_and_ages():
-    view = view_of()
-    assert view.reach_age(B, now=1.0) == math.inf and view.reach_age(ME, now=1.0) == 0.0
-    view.hear(B, beat(), now=1.0)
-    assert view.reach_age(B, now=1.0) == math.inf, "to be heard is not to be reached"
-    view.reached(B, now=2.0)
-    assert view.reach_age(B, now=3.5) == 1.5
-    view.forget_all()
-    assert view.reach_age(B, now=3.5) == 1.5, "a restart of the run breaks no line"
-    view.gone(B, now=4.0)
-    assert view.reach_age(B, now=4.0) == math.inf
-
-
-def test_a_mate_that_is_heard_and_never_answers_is_unreached():
+def test_in_a_stage_that_has_grown_large_one_that_is_not_called_any_more_is_not_missed():
     view = view_of(B, C)
-    keep_hearing(view, B, C, until=1.5)
-    assert view.unreached(now=1.5) == (), "it may still answer"
-    view.reached(B, now=1.5)
-    keep_hearing(view, B, C, until=2.0)
-    assert view.unreached(now=2.0) == (C,)
-    view.reached(C, now=2.1)
-    assert view.unreached(now=2.2) == ()
-    assert view.unreached(now=30.0) == (B, C), "both are silent, and may live"
-    view.gone(C, now=30.0)
-    assert view.unreached(now=30.0) == (B,), "the dead have no line"
-
-
-def test_in_a_stage_that_has_grown_large_who_is_not_called_any_more_is_not_unreached():
-    view = view_of(B, C)
-    for peer in (B, C):
-        view.reached(peer, now=0.0)
     view.sparse, view.beat_s = frozenset({0}), 2.5
     view.hear_only([B], now=0.0)
-    keep_hearing(view, B, C, until=3.5)
-    assert view.unreached(now=3.5) == (B,)
+    ticking(view, B, C, until=6.0, deaf={B, C})
+    assert view.out_of_touch.keys() == {B}
 
 
-def test_with_quick_heartbeats_not_each_asks_for_an_answer():
-    view = View(ME, 0, Timers(suspect_s=1.8))
-    view.hear(B, beat(), now=0.0)
-    view.reached(B, now=0.0)
-    view.hear(B, beat(), now=0.6)
-    assert view.unreached(now=0.85) == () and view.unreached(now=0.95) == (B,)
-
-
-def test_who_was_reached_is_forgotten_in_the_end_and_identities_cost_no_memory():
+def test_identities_cost_no_memory():
     view = view_of()
-    view.reached(B, now=0.0)
-    view.forget_silent(now=150.0)
-    assert view.reach_age(B, now=150.0) == 150.0
-    view.forget_silent(now=150.1)
-    assert view.reach_age(B, now=150.1) == math.inf
-    view.reached(C, now=151.0)
-    view.reached(D, now=151.0)
-    view.reached(C, now=152.0)
-    for number in range(4095):
-        view.reached(PeerId(f"stranger {number}"), now=153.0)
-    assert view.reach_age(D, now=153.0) == math.inf and view.reach_age(C, now=153.0) == 1.0
+    view.sparse = frozenset({0})
+    for number in range(4097):
+        view.refuse(PeerId(f"stranger {number}"), now=0.0)
+    assert view.may_live(PeerId("stranger 0"), now=0.0) and not view.may_live(PeerId("stranger 1"), now=0.0)
+    view.review(now=151.0)
+    assert view.may_live(PeerId("stranger 1"), now=151.0)
 
 
 def test_whom_most_others_two_at_least_go_on_without_is_shunned():
@@ -243,22 +202,20 @@ def test_whom_most_others_two_at_least_go_on_without_is_shunned():
     view.hear(D, beat(sitting=(B, C, D)), now=0.0)
     assert view.shunned(now=0.0) == {D}, "its own voice counts nothing for it, and alone not against others"
     assert view_of(B).shunned(now=0.0) == frozenset()
-    view.gone(C, now=0.0)
+    view.refuse(C, now=0.0)
     assert view.shunned(now=0.0) == frozenset(), "one voice is left"
 
 
 @pytest.mark.parametrize("heard", [True, False])
-def test_whom_half_of_the_others_cannot_reach_is_not_shunned_whether_i_hear_it_or_not(heard: bool):
-    """Who hears it and who does not must find the same, or each follows another keeper."""
+def test_one_that_half_of_the_others_are_out_of_touch_with_is_not_shunned_whether_i_hear_it_or_not(heard: bool):
+    """A replica that hears it and one that does not must find the same, or each follows another leader."""
     view = view_of(B, C, D, E)
-    for peer in (B, C, D):
-        view.reached(peer, now=5.0)
+    ticking(view, B, C, D, *[E] * heard, until=5.0)
     others = (B, C, D) if heard else (B, C)
     for named in range(len(others) + 1):
         for peer in (B, C, D):
             view.hear(peer, beat(unreached=(E,) if peer in others[:named] else ()), now=5.0)
         if heard:
             view.hear(E, beat(unreached=(B,)), now=5.0)
-            view.reached(E, now=5.0)
-        assert view.unreached(now=5.0) == (() if heard else (E,))
+        assert view.out_of_touch.keys() == (set() if heard else {E})
         assert (E in view.shunned(now=5.0)) == (named + (not heard) > 2)
