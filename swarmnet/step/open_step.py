@@ -162,6 +162,8 @@ class OpenStep:
         self.progress = 0
         self._vote = b""
         self._signed_at = -math.inf
+        self._unheld_since = math.inf  # since when no live replica is known to hold the committed aggregate
+        self._is_lost = False
         self._refused: set[PeerId] = set()  # peers whose ballot I did not promise
         self._fed = False  # has work of this step come here?
         self._revision = 0
@@ -233,7 +235,7 @@ class OpenStep:
         """The exchange of a round, or the collection of a finished sum, is complete and digest-checked."""
         self.part.exchange = None
         wanted = self._wanted_sum()
-        mine = self._own_commit
+        mine = self.barrier.of(self.stamp.stage)
         foreign = mine is not None and not mine.says(finished)  # not what my stage has committed
         # A sum of a round that was given up meanwhile, or that nobody else holds.
         if wanted is None or finished.id != wanted or foreign:
@@ -413,7 +415,28 @@ class OpenStep:
 
     @property
     def _own_commit(self) -> Commit | None:
-        return self.barrier.of(self.stamp.stage)
+        """What my stage has committed, unless its aggregate is lost and has to be made again."""
+        commit = self.barrier.of(self.stamp.stage)
+        return None if commit is not None and self._is_lost and not self._holds(commit) else commit
+
+    def _note_holders(self, now: float) -> None:
+        """Has nobody handed over the committed aggregate for so long that all who held it must be gone?
+
+        Then the stage makes it again. Replicas of one numerics class get the same bits, which the commit names; other
+        bits are not signed (`sum_whole`).
+        """
+        commit, part, view = self.barrier.of(self.stamp.stage), self.part, self._context.view
+        holders = {peer for peer, seen in view.mates() if seen.synced and seen.version > self.stamp.step}
+        if commit is not None and part.exchange == commit.id:
+            holders |= part.collecting or frozenset(part.round.receivers if part.round is not None else ())
+        handed = any(view.in_touch(peer, now=now) for peer in holders - {view.me})
+        held = commit is None or handed or self._holds(commit)
+        self._unheld_since = math.inf if held else min(self._unheld_since, now)
+        lost = now - self._unheld_since > view.timers.lease_s
+        if lost and not self._is_lost:
+            self.keeper = None  # its term ended with the commit: the next one begins with what members hold
+            self.election.moves(now=now)
+        self._is_lost = lost
 
     def _holds(self, commit: Commit) -> bool:
         """Is the sum of this commit here, bit by bit?"""
@@ -510,6 +533,8 @@ class OpenStep:
         context = self._context
         if not context.synced or self.applying or context.over(self.stamp.step):
             return []
+        if resend and self.oldest:
+            self._note_holders(now)
         if not self.oldest or self._own_commit is not None or not self._is_fed(now):
             self.election.moves(now=now)
         ballot = self.election.due(keeping=self.keeper is not None, now=now)

@@ -182,6 +182,19 @@ def test_c14_a_replica_that_comes_back_adopts_the_aggregate():
     assert play.facts(A).applied == play.facts(B).applied == play.facts(C).committed
 
 
+def test_c15_a_committed_aggregate_whose_holders_have_died_is_made_again():
+    play = three(classes=False)
+    play.until(lambda play: all(play.facts(peer).accumulated for peer in (A, B, C)), within_s=2.0)
+    play.hung = {C}
+    play.until(lambda play: play.facts(A).committed and play.facts(B).committed, within_s=4 * HANG_S)
+    committed = play.facts(A).committed
+    play.hung.clear()
+    play.end(A)
+    play.end(B)
+    play.applied(C, within_s=TIMERS.lease_s + HANG_S)
+    assert play.facts(C).applied == committed
+
+
 @pytest.mark.parametrize("classes", [True, False])
 def test_c16_two_replicas_whose_attempt_was_given_up_end_the_step(classes: bool):
     """A replica is silent for longer than the other waits, and comes back with the attempt that was given up."""
