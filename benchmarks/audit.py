@@ -166,7 +166,7 @@ class Trial:
                         self.own[contributor] += len(indexes)
             case "audited":
                 self._audits.add((peer, fields["step"], fields["index"], fields["peer"]))
-            case "finding" if fields["peer"] not in self.own:
+            case "rechecked" if fields["peer"] not in self.own:
                 self.row.accused += 1
             case "convicted" | "reducer_lied" | "pledge_lied" if (named := fields["peer"]) not in self.own:
                 self.wronged.add(named)

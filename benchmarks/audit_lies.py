@@ -16,20 +16,10 @@ from typing import Any, ClassVar
 from audit_model import ONE, number_of, packed_number
 from strangers_lies import Bent, Lie
 
+from swarmnet.audit.case import suspect_of
 from swarmnet.ids import PeerId
 from swarmnet.manifest.schema import Audits, Manifest
-from swarmnet.messages import (
-    NONE,
-    Answer,
-    AuditRequest,
-    Control,
-    Finding,
-    Gradient,
-    MemberState,
-    Packed,
-    Request,
-    Verdict,
-)
+from swarmnet.messages import NONE, Answer, AuditRequest, Case, Control, Gradient, MemberState, Packed, Request
 from swarmnet.pipeline.works import digest
 from swarmnet.simulate.engine import NUM_ELEMENTS, SimulatedEngine
 from swarmnet.simulate.swarm import SimulatedSigner, Swarm
@@ -251,12 +241,7 @@ class Pair(Flips):
     together = 2
 
     def tells(self, to: PeerId, message: Control) -> Iterable[Control]:
-        accused = ""
-        if isinstance(message, Finding):
-            accused = message.case.accused
-        elif isinstance(message, Verdict):
-            accused = getattr(getattr(message, "pledge", None), "peer", "")
-        return () if accused in self.friends else (message,)
+        return () if isinstance(message, Case) and suspect_of(message) in self.friends else (message,)
 
 
 @lie

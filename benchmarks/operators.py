@@ -1,4 +1,4 @@
-"""Does it matter who runs a liar's friends? Production courts of one stage, without a swarm around them.
+"""Does it matter who runs a liar's friends? Production audits of one stage, without a swarm around them.
 
     python benchmarks/operators.py [--members N] [--liars K] [--runs R]
 
@@ -14,7 +14,8 @@ import argparse
 import hashlib
 import statistics
 
-from swarmnet.audit.court import Court, Recompute
+from swarmnet.audit.case import suspect_of
+from swarmnet.audit.cases import Cases, Check
 from swarmnet.audit.pledge import shares_of
 from swarmnet.ids import Ballot, Chain, Generation, PeerId, RoundId
 from swarmnet.messages import Finished, Pledge, Stamp
@@ -37,14 +38,30 @@ class Seal:
         return True
 
 
+class Sampled:
+    """A host that keeps what is sampled: nothing else happens here."""
+
+    def __init__(self) -> None:
+        self.checks: list[Check] = []
+
+    def check(self, check: Check) -> None:
+        self.checks.append(check)
+
+    def _ignore(self, *about: object) -> None:
+        pass
+
+    ask_work = show = tell = ban = suspend = undecided = _ignore
+
+
 def until_drawn(members: int, liars: int, number: int, *, together: bool) -> list[int]:
     """Own microbatches of each liar until an honest member has drawn a false one. number: of the run."""
     peers = tuple(PeerId(f"p{place}") for place in range(members))
     false = frozenset(peers[:liars])
     operators = {peer: "theirs" if together and peer in false else peer for peer in peers}
-    courts = [
-        Court(peer, 0, Seal(f"{peer}/{number}"), microbatches=RATE, contributions=0.0, numerics=lambda peer: "same",
-              operator=operators.__getitem__)
+    host = Sampled()
+    audits = [
+        Cases(peer, 0, Seal(f"{peer}/{number}"), host, microbatches=RATE, contributions=0.0,
+              numerics=lambda peer: "same", operator=operators.__getitem__, voters=lambda stage: frozenset(peers))
         for peer in peers if peer not in false
     ]  # fmt: skip
     counted = tuple(
@@ -56,12 +73,14 @@ def until_drawn(members: int, liars: int, number: int, *, together: bool) -> lis
         of = Finished(RoundId(Ballot(1, peers[0]), step), bytes(32), 1, 1.0, 1.0, counted)
         stamp, shares = Stamp(step, 0, chain[0]), shares_of(counted, of.voided)
         pledges = [Pledge(stamp, of.id, of.digest, shares, peer, 0, bytes(32), bytes(32), b"s") for peer in peers]
-        for court in courts:
-            for action in court.applied(stamp, of, pledges, chain[1], frozenset(peers)):
-                if isinstance(action, Recompute) and action.case.accused in false:
-                    case = action.case
-                    own = case.stamp.step * EACH + case.index - EACH * peers.index(case.accused) + 1
-                    seen[case.accused] = min(own, seen.get(case.accused, own))
+        for cases in audits:
+            cases.applied(stamp, of, pledges, chain[1], frozenset(peers))
+        for check in host.checks:
+            peer = suspect_of(check.case)
+            if peer in false:
+                own = check.case.pledge.stamp.step * EACH + check.index - EACH * peers.index(peer) + 1
+                seen[peer] = min(own, seen.get(peer, own))
+        host.checks.clear()
         if seen.keys() == false:
             break
     return [seen.get(peer, STEPS * EACH) for peer in sorted(false)]

@@ -304,12 +304,38 @@ of each stage, and more where stages were fed by several."""
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
-    """Whose work is looked at again: of one microbatch, its contribution to a sum (index = -1), or what it sent."""
+class Recheck:
+    """What a replica found when it computed the work of a case again."""
 
-    stamp: Stamp
-    accused: PeerId
-    index: Annotated[int, Between(-1, MAX_INDEXES - 1)]
+    peer: PeerId
+    found: Sha256
+    """As it should be: of the work, of the contribution, or of what was sent."""
+    signature: Signature = b"\0"
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """Disputed work, and the rechecks of it that the sender knows (`audit.case`).
+
+    A replica tells its case to the other replicas of its stage. With enough rechecks the case is a proof for anyone.
+    """
+
+    pledge: Pledge
+    """Of the suspect; if the case is about `sent`, of the peer that contributed the microbatch."""
+    work: WorkRecord | None = None
+    """The work that was pledged. None: the case is about the whole contribution, or about `other`."""
+    path: Annotated[bytes, Size(32 * MAX_PATH)] = b""
+    """From the work to the pledge's root."""
+    sent: Sent | None = None
+    """The case is about this transfer: its signer is the suspect."""
+    other: Pledge | None = None
+    """A second pledge of the same peer for the same aggregate."""
+    numerics: Annotated[str, Size(256)] = ""
+    """The numerics class of all rechecks."""
+    rechecks: Annotated[tuple[Recheck, ...], Entries(MAX_COUNTING)] = ()
+    contributions: Contributions = ()
+    """Who contributed what to the aggregate: the pledge's `shares` stand for it. Empty among replicas of the stage."""
+    voided: Indexes = NONE
 
 
 @dataclass(frozen=True, slots=True)
@@ -575,61 +601,10 @@ class Committed:
     """The rollback that the commit descends from, as in a `Stamp`."""
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """What a member has found in computing a case again: to all replicas of its stage."""
-
-    case: Case
-    found: Sha256
-    """As it should be: of the work, of the contribution, or of what was sent."""
-    peer: PeerId
-    signature: Signature = b"\0"
-
-
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """Who was odd in a case, with all that proves it (`audit.evidence`). To everybody."""
-
-    pledge: Pledge
-    """Of the accused; of who counted the microbatch, if it is about `sent`."""
-    work: WorkRecord | None
-    """The work that was pledged; None where the case is of the whole contribution."""
-    path: Annotated[bytes, Size(32 * MAX_PATH)]
-    """From the work to the pledge's root."""
-    findings: Annotated[tuple[Finding, ...], Entries(MAX_COUNTING)]
-    numerics: Annotated[str, Size(256)] = ""
-    """The class of all who found something: their signatures are of it, too."""
-    contributions: Contributions = ()
-    """Who contributed what to the sum: what the pledge's peer has signed as `Pledge.shares`, so who judges."""
-    voided: Indexes = NONE
-    sent: Sent | None = None
-    """Then it is about this, made of what that work was made of: its peer is accused."""
-
-
-@dataclass(frozen=True, slots=True)
-class Pair:
-    """Two pledges of one contributor for one sum in one round, which contradict each other. To everybody."""
-
-    first: Pledge
-    second: Pledge
-
-
-@dataclass(frozen=True, slots=True)
-class Missent:
-    """Who has counted a work, and sent another one. To everybody."""
-
-    pledge: Pledge
-    work: WorkRecord
-    path: Annotated[bytes, Size(32 * MAX_PATH)]
-    """From the work to the pledge's root."""
-    sent: Sent
-
-
 StepControl = Heartbeat | StagePlan | MemberState | Committed
 """What the step machine hears."""
 
-Proof = Verdict | Pair | Missent  # to anybody, without the run, that a peer did wrong (`audit.proof`)
-AuditControl = Finding | Sent | Proof
+AuditControl = Case | Sent
 Control = StepControl | AuditControl
 
 

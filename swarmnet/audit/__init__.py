@@ -1,1 +1,1 @@
-"""Who did wrong, and how it is proven: pledges, draws, the court, evidence, receipts (docs/trust.md)."""
+"""Who did wrong, and how it is proven: pledges, samples, cases, evidence, receipts (docs/trust.md)."""

@@ -78,7 +78,7 @@ def chance_named(
         liars: those of them that cover for each other, itself among them.
         kin: those liars whom its operator runs, itself among them; nobody honest is there.
     """
-    # Half of the jury lies: a trial names nobody.
+    # Half of the verifiers are Byzantine: a case is not decided.
     if 2 * liars >= members or members < 3:
         return 0.0
     # Each whom another runs draws alike, and tells if it is honest.

@@ -22,11 +22,11 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from swarmnet.audit.case import Verify, needs_no_recheck
 from swarmnet.audit.evidence import Evidence
-from swarmnet.audit.proof import Verify
 from swarmnet.audit.receipts import Receipt
 from swarmnet.ids import NO_CHAIN, Chain, PeerId, RunId, first_chain, next_chain
-from swarmnet.messages import Commit, Stamp, Verdict
+from swarmnet.messages import Commit, Stamp
 from swarmnet.quorum import blocks
 
 Digested = Callable[[Iterable[Commit]], bytes]
@@ -352,19 +352,19 @@ def convicts(history: StageHistory, run: str, papers: Iterable[Evidence]) -> dic
     """
     found: dict[PeerId, NamedLiar] = {}
     for evidence in papers:
-        stamp, proven = evidence.pledge.stamp, _is_about(evidence, history)
+        stamp, proven = evidence.case.pledge.stamp, _is_about(evidence, history)
         if not proven and evidence.run != run:
             continue
         made = NamedLiar(stamp.stage, stamp.step, proven)
-        for peer in evidence.odd & history.tallies.keys():
+        for peer in evidence.at_fault & history.tallies.keys():
             found[peer] = min(found.get(peer, made), made, key=lambda one: (not one.proven, one.step))
     return found
 
 
 def _is_about(evidence: Evidence, history: StageHistory) -> bool:
-    pledge, proof = evidence.pledge, evidence.proof
+    case, pledge = evidence.case, evidence.case.pledge
     receipt = history.receipts.get(pledge.stamp.step)
     if receipt is None or receipt.stamp != pledge.stamp:
         return False
-    # Who judges what a peer has sent, that peer has not signed: it is convicted by those of this history alone.
-    return not (isinstance(proof, Verdict) and proof.sent is not None) or receipt.shares == pledge.shares
+    # The suspect has not signed who verifies what it sent: the contributors of this history alone do.
+    return case.sent is None or needs_no_recheck(case) or receipt.shares == pledge.shares

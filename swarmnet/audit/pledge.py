@@ -1,4 +1,4 @@
-"""What a contributor to a sum signs, and what a member signs that has computed a case again. Pure.
+"""What a contributor to a sum signs. Pure.
 
 The works of a contributor are the leaves of a Merkle tree that has a place for every index of any run: leaf i is the
 work of index i, an empty one where it counted none. So a root and an index mean one work: nobody can show one work to
@@ -9,13 +9,11 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Iterable, Mapping
 
 from swarmnet.bounds import MAX_INDEXES
 from swarmnet.ids import Generation, PeerId, RoundId
-from swarmnet.messages import Case, Finding, Indexes, Pledge, Sent, Stamp, WorkRecord, first_of
-from swarmnet.quorum import quorum
-from swarmnet.statement import statement
+from swarmnet.messages import Indexes, Sent, Stamp, WorkRecord
 
 _SHARES = b"swarmnet shares 1\0"
 _PIECES, _VECTOR = b"swarmnet pieces 1\0", b"swarmnet vector 1\0"
@@ -128,50 +126,6 @@ def _empty() -> list[bytes]:
 
 _EMPTY = _empty()
 """Of each level: a node without a work below it."""
-
-
-# ---------------------------------------------------------------- findings
-
-
-def case_of(pledge: Pledge, work: WorkRecord | None, sent: Sent | None = None) -> Case:
-    """The case of one work of a contributor, or (None) of its whole contribution, or of what somebody has sent."""
-    accused = pledge.peer if sent is None else sent.peer
-    return Case(pledge.stamp, accused, WHOLE if work is None else work.index)
-
-
-def said(pledge: Pledge, work: WorkRecord | None, sent: Sent | None = None) -> bytes:
-    """What the accused itself says in that case: what an honest finding is equal to, if it is honest."""
-    if sent is not None:
-        return sent.digest
-    return whole_of(pledge.sum_root, pledge.product) if work is None else leaf(work)
-
-
-def finding_statement(finding: Finding, pledge: Pledge, numerics: str, sent: Sent | None = None) -> bytes:
-    """What a finding's signature is of.
-
-    pledge: of the accused, or of who counted what is held against `sent`. It fixes what went into the case, and by
-    `shares` who judges it; so what is found of one pledge proves nothing about another. numerics: the class of the
-    signer: other classes round otherwise.
-    """
-    about = () if sent is None else (statement(sent),)
-    return statement(finding, statement(pledge), numerics, *about)
-
-
-def jury_of(contributors: Set[PeerId], accused: PeerId) -> frozenset[PeerId]:
-    """Whose word settles a case: those contributors whose votes make a commit, and the accused by its pledge."""
-    return first_of(contributors) | {accused}
-
-
-def settled(says: Mapping[PeerId, bytes], jury: Set[PeerId]) -> bytes | None:
-    """What more than half of the jury says; None: they do not agree.
-
-    While less than half of it lies, one of those who agree is honest: it is the truth, and who says otherwise lies.
-    Of two, neither can be named.
-    """
-    if len(jury) < 3:
-        return None
-    voices = [says[peer] for peer in jury if peer in says]
-    return next((value for value in voices if voices.count(value) >= quorum(jury)), None)
 
 
 # ---------------------------------------------------------------- bytes

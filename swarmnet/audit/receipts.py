@@ -19,8 +19,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from swarmnet.audit.case import Verify
 from swarmnet.audit.pledge import is_run_id, shares_of
-from swarmnet.audit.proof import Verify
 from swarmnet.bounds import ANY_RUN
 from swarmnet.errors import BadMessage
 from swarmnet.ids import PeerId, RunId, first_chain

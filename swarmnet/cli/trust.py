@@ -99,28 +99,29 @@ def _proven(path: Path) -> Evidence:
 
 
 def _words(evidence: Evidence) -> str:
-    from swarmnet.messages import Missent, Pair
+    from swarmnet.audit.case import needs_no_recheck
 
-    proof, stamp, run = evidence.proof, evidence.pledge.stamp, evidence.run[:12]
+    case, run = evidence.case, evidence.run[:12]
+    peer, stamp = case.pledge.peer, case.pledge.stamp
     of = f"run {run}" if evidence.run_proven else f"a run that the file calls {run} (which nothing in it proves)"
     where = f"in step {stamp.step} of stage {stamp.stage} of {of}"
-    if isinstance(proof, Pair):
-        return f"{evidence.pledge.peer} lied {where}: it signed two different pledges for one sum"
-    if isinstance(proof, Missent):
-        what = f"the {proof.sent.kind} of microbatch {proof.sent.index}"
-        return f"{evidence.pledge.peer} lied {where}: it counted {what}, and sent another one"
-    what = "its contribution" if proof.work is None else f"microbatch {proof.work.index}"
-    odd, agree, jury = evidence.count
-    about = "" if odd == {evidence.pledge.peer} else f" of {evidence.pledge.peer}"
-    judges = ""
-    if proof.sent is not None:
-        what, about = f"the {proof.sent.kind} that it sent of {what}", ""
-        judges = (
-            f". Who judges was signed by {evidence.pledge.peer}, not by the accused: believe it if you know that the "
-            "jury took part in the run"
+    if case.other is not None:
+        return f"{peer} lied {where}: it signed two different pledges for one sum"
+    if case.sent is not None and needs_no_recheck(case):
+        what = f"the {case.sent.kind} of microbatch {case.sent.index}"
+        return f"{peer} lied {where}: it counted {what}, and sent another one"
+    what = "its contribution" if case.work is None else f"microbatch {case.work.index}"
+    agree, number = evidence.count
+    about = "" if evidence.at_fault == {peer} else f" of {peer}"
+    known = ""
+    if case.sent is not None:
+        what, about = f"the {case.sent.kind} that it sent of {what}", ""
+        known = (
+            f". The list of verifiers was signed by {peer}, not by the suspect: believe it if you know that they took "
+            "part in the run"
         )
-    names = " and ".join(sorted(odd))
-    return f"{names} lied {where}, about {what}{about}: {agree} of a jury of {jury} found otherwise{judges}"
+    names = " and ".join(sorted(evidence.at_fault))
+    return f"{names} lied {where}, about {what}{about}: {agree} of {number} verifiers found otherwise{known}"
 
 
 @click.command("receipts", context_settings=SETTINGS)

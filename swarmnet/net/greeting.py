@@ -13,7 +13,7 @@ from swarmnet import PROTOCOL_VERSION, __version__
 from swarmnet.clock import wall_time
 from swarmnet.errors import RejectCode
 from swarmnet.ids import PeerId, RunId
-from swarmnet.messages import Proof, Rejected
+from swarmnet.messages import Case, Rejected
 from swarmnet.net.admission import Admissions, advised
 from swarmnet.wire.convert import Hello
 
@@ -107,7 +107,7 @@ class Greeter:
             self.admissions.show(peer, hello.invitation, now=now)
         return self.unwelcome(peer)
 
-    def refusal(self, hello: Hello, peer: PeerId) -> Rejected | Proof | None:
+    def refusal(self, hello: Hello, peer: PeerId) -> Rejected | Case | None:
         """What I answer a caller with whom I cannot work together. A convict is refused by the proof, which it can
         check itself: nobody ends on my word alone."""
         refused = self.judge(hello, peer)

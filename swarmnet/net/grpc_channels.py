@@ -20,7 +20,7 @@ import grpc
 from swarmnet import telemetry
 from swarmnet.errors import BadMessage, PeerGone, PeerTimeout, RejectCode, SwarmError, UsageError
 from swarmnet.ids import PeerId
-from swarmnet.messages import Proof, Rejected
+from swarmnet.messages import Case, Rejected
 from swarmnet.net.address import Address
 from swarmnet.net.admission import CONVICTED
 from swarmnet.net.bulk_pool import BulkPlace, BulkPool
@@ -152,7 +152,7 @@ class Dialling:
     config: GrpcConfig
     lookup: Callable[[PeerId], Sequence[str]]
     on_gone: Callable[[PeerId, bool], None]
-    on_proof: Callable[[PeerId, Proof], None]
+    on_proof: Callable[[PeerId, Case], None]
     """A peer refuses my greeting by that."""
     tunnel: Callable[[PeerId, PeerId], Tunnel]
     """To a peer, through a relay."""

@@ -20,7 +20,7 @@ from swarmnet import telemetry
 from swarmnet.directory import Record
 from swarmnet.errors import PeerGone, PeerTimeout, SwarmError, UsageError
 from swarmnet.ids import PeerId, RunId
-from swarmnet.messages import Answer, Control, Heartbeat, Packed, Proof, Request
+from swarmnet.messages import Answer, Case, Control, Heartbeat, Packed, Request
 from swarmnet.net.address import Address
 from swarmnet.net.bulk_pool import BulkListener
 from swarmnet.net.circuits import Arrivals, Doors
@@ -407,7 +407,7 @@ class GrpcTransport:
         if self.service is not None:
             self.service.on_gone(peer, definite=definite)
 
-    def _tell_proof(self, peer: PeerId, proof: Proof) -> None:
+    def _tell_proof(self, peer: PeerId, proof: Case) -> None:
         """A peer refuses us as a convict: the service hears the proof as if it had been told."""
         if not self._closing and self.service is not None:
             self.service.on_tell(peer, proof)

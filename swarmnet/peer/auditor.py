@@ -1,7 +1,7 @@
-"""One replica's part in audits (docs/trust.md): performs what its court decides. Here are the calls and the computing.
+"""One replica's audits (docs/trust.md): the calls and the computing for `audit.cases`.
 
-A case is tried in a task of its own, one at a time: what went into it is fetched from the accused, else from who
-accuses; it is held against the pledge, computed again, and the court hears what came out.
+Checks run one after the other in a task of their own. The payload is fetched from the suspect or from the replica that
+told the case, compared with the pledge, and computed again.
 """
 
 from __future__ import annotations
@@ -9,30 +9,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from swarmnet.audit.court import (
-    KEEP_STEPS,
-    AskWork,
-    Convict,
-    Court,
-    CourtAction,
-    Dispute,
-    Recompute,
-    SayFinding,
-    ShowSent,
-    StrikePeer,
-    TellVerdict,
-    Weigh,
-)
+from swarmnet.audit.case import at_fault, claimed, contributors_in, needs_no_recheck, suspect_of
+from swarmnet.audit.cases import Cases, Check
 from swarmnet.audit.evidence import Evidence
 from swarmnet.audit.excuses import Excuses
-from swarmnet.audit.pledge import WHOLE, leaf, proves, said, shares_of, vector_seed
-from swarmnet.audit.proof import Proof, accused_of, odd, pledge_of, refusal
+from swarmnet.audit.pledge import WHOLE, leaf, proves, shares_of, vector_seed
 from swarmnet.audit.receipts import Receipt, append
 from swarmnet.bounds import Recent
 from swarmnet.errors import BadMessage, DeviceFull, Overflow, PeerGone, PeerTimeout, Refused, RejectCode
@@ -45,23 +32,19 @@ from swarmnet.messages import (
     Case,
     Commit,
     Contributions,
-    Finding,
     Finished,
     Indexes,
-    Missent,
     Packed,
-    Pair,
     Pledge,
     Rejected,
     Sent,
     Stamp,
-    Verdict,
     contributors_of,
     first_of,
     roll_of,
 )
 from swarmnet.peer.showing import made_again, sent_again
-from swarmnet.pipeline.works import KEPT_STEPS, MOST_ASKS, off_by
+from swarmnet.pipeline.works import KEPT_STEPS, off_by
 from swarmnet.quorum import quorum
 from swarmnet.ranks.host_copies import KEPT_WEIGHTS
 from swarmnet.transport import ask
@@ -74,33 +57,31 @@ _IN_TIME = 2
 """Versions after a step in which who shows nothing of it has no excuse (`pipeline.works.KEPT_STEPS`)."""
 
 _ASK_S = 20.0
-_MOST_EARLY = 8
 """The longest that one peer is asked for what went into a microbatch."""
 
 _MADE_S = 120.0
 """The same of what it made of that, which it computes again when it has nothing else to do."""
 
 _MOST_WAITING = 64
-"""Cases that wait to be tried."""
+"""Checks that wait, and calls for work that are under way."""
 
 _REMEMBERED = 64
-"""Sums whose contributors are known: cases and verdicts are about the last ones."""
+"""Aggregates whose contributors are known: cases are about the last ones."""
+
+_MOST_EARLY = 8
+"""Decided cases that a replica was told before it knew the voters."""
 
 _COMMITTED = 32
 """Steps of which is known what each stage committed: a case is forgotten after half as many."""
 
-_MOST_STRANGERS = 256
-"""Verdicts on peers of whom nothing else is heard. Names cost nothing, and with a few of them anybody makes a verdict;
-each stays in memory and on disk, and is told to everybody."""
-
 _IMPOSSIBLE = bytes(32)
-"""What everybody finds of work that no honest replica could have counted: it is not finite, or not an input."""
+"""What a check finds of work that no correct replica could have contributed: it is not finite, or not an input."""
 
 _LOOKS = 3
-"""Times that one waits for a record of somebody who has signed what went into a work."""
+"""Times that a replica waits for the record of a peer that has signed what went into a work."""
 
 _STRIKE_S = 15.0
-"""What somebody costs who does not show what it pledged (`step.strikes`): it sits out for minutes."""
+"""What it costs a peer not to show what it pledged (`step.strikes`): it sits out for minutes."""
 
 
 class Papers(Protocol):
@@ -170,49 +151,47 @@ class PaperFiles:
 
 
 class Auditor:
-    """The audits of one replica."""
+    """The audits of one replica: the host of its cases."""
 
     def __init__(self, replica: Replica, peer: Peer) -> None:
         audit = peer.manifest.audit
         self._replica, self._peer, self.stage = replica, peer, replica.stage
         replica.compute.keep(KEPT_WEIGHTS)
-        self._court = Court(
+        self.cases = Cases(
             peer.me,
             replica.stage,
             peer.signer,
+            self,
             microbatches=audit.microbatches,
             contributions=audit.contributions,
             numerics=self._numerics,
             operator=peer.operator,
+            voters=replica.member.membership.contributors,
         )
-        self._waiting: deque[Recompute | Weigh] = deque()
-        self.made_for: set[PeerId] = set()  # mates for whom I compute again what I have made
-        self._early: deque[Verdict] = deque()  # heard before I could judge them
-        self._trying = False
+        self._waiting: deque[Check] = deque()
+        self.made_for: set[PeerId] = set()  # replicas for which I compute again what I have made
+        self._early: deque[Case] = deque(maxlen=_MOST_EARLY)
+        self._checking = False
         self._asking = 0
         self._shares: Recent[bytes, tuple[Contributions, Indexes]] = Recent(_REMEMBERED)  # by what stands for them
         self._sums: Recent[Stamp, Finished] = Recent(_REMEMBERED)
-        # Invariant: of no step whose cases the court has forgotten.
-        self._asked: Recent[Stamp, Counter[tuple[PeerId, PeerId, int]]] = Recent(_REMEMBERED)
-        # By restart and step: the digest of each stage's sum, and of its contributors.
+        # By restart and step: the digest of each stage's aggregate, and of its contributors.
         self._committed: Recent[tuple[Restart, int], dict[int, tuple[bytes, bytes]]] = Recent(_COMMITTED)
-        self._proofs: list[Proof] = []
+        self._decided: list[Case] = []
         self._tainted: set[Stamp] = set()
         self._told: set[tuple[int, PeerId, int]] = set()
-        self._strangers = 0
         self._excuses = Excuses()
         # Works that I asked for. Invariant: of cases that are in time.
-        self._bare: Recent[Case, AuditData] = Recent(4 * _REMEMBERED)
+        self._bare: Recent[tuple[Stamp, PeerId, int], AuditData] = Recent(4 * _REMEMBERED)
         self._kept = peer.papers.kept()
 
     # ------------------------------------------------------------ events
 
     def applied(self, stamp: Stamp, finished: Finished, commits: Sequence[Commit]) -> None:
-        """The replica has applied that sum: `commits` are of all stages."""
+        """The replica has applied that aggregate: `commits` are of all stages."""
         member = self._replica.member
         self._sums[stamp] = finished
-        self._bare.drop(lambda case, data: stamp.step - case.stamp.step > _IN_TIME)
-        self._asked.drop(lambda of, asks: stamp.step - of.step >= KEEP_STEPS)
+        self._bare.drop(lambda about, data: stamp.step - about[0].step > _IN_TIME)
         self._committed[stamp.restart, stamp.step] = {each.stage: (each.digest, each.roll) for each in commits}
         self._shares[shares_of(finished.contributions, finished.voided)] = finished.contributions, finished.voided
         live = frozenset(member.view.live(self.stage, now=self._now()))
@@ -220,303 +199,253 @@ class Auditor:
         me, incarnation = self._peer.me, self._peer.incarnation
         mine = (of for peer, life, of in finished.contributions if (peer, life.incarnation) == (me, incarnation))
         self._replica.execution.contributed(stamp.step, frozenset().union(*mine))
-        self._perform(self._court.applied(stamp, finished, pledges, member.chain, live))
-        while self._early and not self._court.is_new:
-            self._hear_proof(self._early.popleft())
+        self.cases.applied(stamp, finished, pledges, member.chain, live)
+        while self._early and not self.cases.is_new:
+            self._hear(self._early.popleft(), self._peer.me)
         before = stamp.step - 1
-        self._perform(self._court.received(before, self._replica.execution.works.sents(before), member.chain))
+        self.cases.received(before, self._replica.execution.works.sents(before), member.chain)
         self._spread()
         if pledges:
             self._peer.papers.receipt(self._receipt(stamp, finished, pledges, commits))
 
     def contradicted(self, one: Pledge, other: Pledge) -> None:
-        """One peer has pledged two things for one sum."""
-        self._perform(self._court.hear_proof(Pair(one, other)))
+        """One peer has pledged two things for one aggregate."""
+        self._hear(Case(one, other=other), self._peer.me)
 
     def _receipt(
         self, stamp: Stamp, finished: Finished, pledges: Sequence[Pledge], commits: Sequence[Commit]
     ) -> Receipt:
-        """What proves who counted what, and no more of it than that takes."""
+        """What proves who contributed what, and no more of it than that takes."""
         training = self._peer.manifest.training
         counted = [index for _, _, indexes in finished.contributions for index in indexes]
-        jury = first_of(contributors_of(finished))
-        enough = sorted((pledge for pledge in pledges if pledge.peer in jury), key=lambda pledge: pledge.peer)
+        signers = first_of(contributors_of(finished))
+        enough = sorted((pledge for pledge in pledges if pledge.peer in signers), key=lambda pledge: pledge.peer)
         return Receipt(
             self._peer.run_id,
             stamp,
             finished,
             dict.fromkeys(counted, training.microbatch_size * training.sequence_length),
-            tuple(enough[: quorum(jury)]),
+            tuple(enough[: quorum(signers)]),
             tuple(replace(commit, votes=(), seats=NONE, signatures=(), contributors=()) for commit in commits),
         )
 
     def hear(self, caller: PeerId, message: AuditControl) -> None:
-        """What another peer says: of my stage what was found or sent, of any a proof."""
-        match message:
-            case Finding() if message.case.stamp.stage == self.stage:
-                self._perform(self._court.hear(message))
-            case Sent() if message.stamp.stage == self.stage:
-                self._perform(self._court.hear_sent(message, caller))
-            case Verdict() | Pair() | Missent():
-                self._hear_proof(message)
-            case _:
-                pass
+        """Another peer tells a case, or what a replica of my stage has sent."""
+        if isinstance(message, Case):
+            self._hear(message, caller)
+        elif message.stamp.stage == self.stage:
+            self.cases.hear_sent(message, caller)
+
+    def _hear(self, case: Case, caller: PeerId) -> None:
+        suspect, stage = suspect_of(case), case.pledge.stamp.stage
+        # Identities cost nothing, and two signatures of one ban it everywhere.
+        known = {self._peer.me, *self._heard(), *self._replica.member.membership.contributors(stage)}
+        if needs_no_recheck(case) and suspect not in known:
+            return
+        if case.contributions and self.cases.is_new:
+            self._early.append(case)
+            return
+        # No suspect has signed who verifies what it sent: that must be known here.
+        if case.sent is None or not case.contributions or needs_no_recheck(case) or self._was_applied(case):
+            self.cases.hear(case, caller)
+        # Others may have decided another step of a peer that is banned already.
+        news = case.contributions and case.pledge.stamp not in self._tainted and self._was_applied(case)
+        if news and suspect in at_fault(case, contributors_in(case)) and self.cases.accepts(case):
+            self._taint(case)
 
     def tick(self) -> None:
         """One heartbeat interval has passed."""
-        self._recall()
-        self._perform(self._court.tick(self._now()))
-
-    # ------------------------------------------------------------ what the court decides
-
-    def _perform(self, actions: Sequence[CourtAction]) -> None:
-        for action in actions:
-            match action:
-                case Recompute() if len(self._waiting) < _MOST_WAITING:
-                    # Others wait for what a juror says; what was drawn is my own affair.
-                    (self._waiting.append if action.accuser is None else self._waiting.appendleft)(action)
-                    self._begin()
-                case Weigh() if len(self._waiting) < _MOST_WAITING:
-                    self._waiting.append(action)
-                    self._begin()
-                case Recompute() | Weigh():
-                    pass
-                case SayFinding(finding, sent):
-                    self._event("finding", finding.case.accused, finding.case.stamp.step, index=finding.case.index)
-                    for mate in self._peer.mates(self.stage):
-                        for word in (finding,) if sent is None else (sent, finding):
-                            self._peer.transport.tell(mate, word)
-                case ShowSent(sent):
-                    for mate in self._court.shown_to(sent, self._peer.known(self.stage, sent.stamp.stage)):
-                        self._peer.transport.tell(mate, sent)
-                    if sent.stamp.stage == self.stage:
-                        self._perform(self._court.hear_sent(sent, self._peer.me))
-                case AskWork() if self._asking < _MOST_WAITING and self._in_time(action.case):
-                    self._peer.spawn(self._compare(action))
-                case AskWork():
-                    pass
-                case Convict():
-                    self._convict(action)
-                case TellVerdict(peer, verdict):
-                    self._peer.transport.tell(peer, self._whole(verdict))
-                case StrikePeer(accused, _, why):
-                    self._replica.driver.strike(accused, why, cost_s=_STRIKE_S)
-                case Dispute(case, says):
-                    self._event("disputed", case.accused, case.stamp.step, index=case.index, jurors=sorted(says.keys()))
-
-    def _convict(self, action: Convict) -> None:
-        proof = action.proof
-        pledge = pledge_of(proof)
-        stamp, told = pledge.stamp, self._shares.get(pledge.shares)
-        whole, at = self._whole(proof) if isinstance(proof, Verdict) else proof, ""
-        if told is not None or not isinstance(proof, Verdict):
-            evidence = Evidence(self._peer.run_id, *(told or ((), NONE)), proof)
-            at = self._peer.papers.evidence(f"stage-{stamp.stage}-step-{stamp.step}-{action.peer}.json", evidence)
-        # The last that it hears of me: its operator is to know.
-        if action.peer != self._peer.me and action.peer in self._heard():
-            self._peer.transport.tell(action.peer, whole)
-        self._peer.convict(action.peer, stamp, action.reason, whole, at=at)
-        self._proofs.append(whole)
-        if isinstance(whole, Verdict):
-            self._taint(whole, action.peer)
-        self._spread()
-
-    def _taint(self, verdict: Verdict, convict: PeerId) -> None:
-        """If it was the convict's own work that was false, its step holds it, here if the sum was applied here."""
-        stamp, applied = verdict.pledge.stamp, self._was_applied(verdict)
-        # Who accused wrongly has changed no sum.
-        if convict == accused_of(verdict):
-            self._tainted |= {stamp} if applied else set()
-            self._peer.taint(stamp, convict, applied=applied)
-
-    def _was_applied(self, verdict: Verdict) -> bool:
-        """Is it about a sum that this replica saw committed? With names of its own anybody makes a verdict."""
-        pledge = verdict.pledge
-        committed = self._committed.get((pledge.stamp.restart, pledge.stamp.step), {})
-        contributors = frozenset(peer for peer, _, indexes in verdict.contributions if indexes)
-        roll = roll_of(tuple(sorted(first_of(contributors))))
-        return committed.get(pledge.stamp.stage) == (pledge.digest, roll)
-
-    def _hear_proof(self, proof: Proof, *, kept: bool = False) -> None:
-        """Who judges, the accused has signed itself: nobody need know the sum to see whether that is so. kept: since an
-        earlier life."""
-        told = (proof.contributions, proof.voided) if isinstance(proof, Verdict) else None
-        if told is not None and shares_of(*told) != pledge_of(proof).shares:
-            return
-        contributors = frozenset(peer for peer, _, indexes in told[0] if indexes) if told is not None else frozenset()
-        stage = pledge_of(proof).stamp.stage
-        # Whoever only says that it lives has no voice; who is away has one.
-        members = frozenset(self._replica.member.membership.contributors(stage)) or frozenset(
-            self._replica.member.view.live(stage, now=self._now())
-        )
-        if isinstance(proof, Verdict) and self._court.is_new and not kept:
-            if len(self._early) < _MOST_EARLY:
-                self._early.append(proof)
-            return
-        # Nobody has signed who judges what it sent: that must be known.
-        if isinstance(proof, Verdict) and proof.sent is not None and not self._was_applied(proof):
-            return
-        wrong = odd(proof, contributors)
-        strange = wrong.isdisjoint((self._peer.me, *self._heard()))
-        accused = accused_of(proof)
-        # Others found false work of it in another step: the court has no more to say of it.
-        if (
-            isinstance(proof, Verdict)
-            and accused in self._court.convicted
-            and proof.pledge.stamp not in self._tainted
-            and self._was_applied(proof)
-            and accused in wrong
-            and not refusal(proof, contributors, self._peer.signer.verify)
-        ):
-            self._taint(proof, accused)
-        if strange and not kept and self._strangers >= _MOST_STRANGERS:
-            return
-        if isinstance(proof, Verdict):
-            bare = replace(proof, contributions=(), voided=NONE)
-            actions = self._court.hear_verdict(bare, contributors, members, kept=kept)
-        else:
-            actions = self._court.hear_proof(proof)
-        # What proves nothing takes no place of what does.
-        if actions:
-            self._strangers += strange
-        if actions and told is not None:
-            self._shares[pledge_of(proof).shares] = told
-        self._perform(actions)
-
-    def _whole(self, verdict: Verdict) -> Verdict:
-        """A verdict as it is told."""
-        contributions, voided = self._shares.get(verdict.pledge.shares, ((), NONE))
-        return replace(verdict, contributions=contributions, voided=voided)
-
-    def _recall(self) -> None:
-        """Once: whom this peer knew to be convicted before it was started again."""
+        # Once: the peers that this peer knew to be banned before it was started again.
         kept, self._kept = self._kept, ()
         for evidence in kept:
-            proof = evidence.proof
-            if isinstance(proof, Verdict):
-                proof = replace(proof, contributions=evidence.contributions, voided=evidence.voided)
-            if evidence.run == self._peer.run_id:
-                self._hear_proof(proof, kept=True)
+            if evidence.run == self._peer.run_id and needs_no_recheck(evidence.case):
+                self.cases.hear(evidence.case, self._peer.me)
+            elif evidence.run == self._peer.run_id:
+                self.cases.learn(evidence.case, known_before=True)
+        self.cases.tick(self._now())
+
+    # ------------------------------------------------------------ host of the cases
+
+    def check(self, check: Check) -> None:
+        """The payload of a check is fetched, and the work computed again, after the checks before it."""
+        if len(self._waiting) < _MOST_WAITING:
+            # Others wait for a recheck; a sample is my own affair.
+            (self._waiting.append if check.told_by is None else self._waiting.appendleft)(check)
+            if not self._checking:
+                self._checking = True
+                self._peer.spawn(self._check_all())
+
+    def ask_work(self, sent: Sent, owner: PeerId) -> None:
+        """The contributor of that microbatch is asked for its work."""
+        if self._asking < _MOST_WAITING and self._in_time(sent.stamp, owner):
+            self._peer.spawn(self._compare(sent, owner))
+
+    def show(self, sent: Sent) -> None:
+        """Replicas of the sender's stage are told what it has sent."""
+        for peer in self.cases.shown_to(sent, self._peer.known(self.stage, sent.stamp.stage)):
+            self._peer.transport.tell(peer, sent)
+        if sent.stamp.stage == self.stage:
+            self.cases.hear_sent(sent, self._peer.me)
+
+    def tell(self, case: Case) -> None:
+        """All other replicas of my stage are told the case."""
+        self._case_event("rechecked", case)
+        for peer in self._peer.mates(self.stage):
+            self._peer.transport.tell(peer, case)
+
+    def ban(self, peer: PeerId, case: Case, reason: str) -> None:
+        """The peer is shut out; all peers are told the case."""
+        stamp, at = case.pledge.stamp, ""
+        told = self._shares.get(case.pledge.shares)
+        if not case.contributions and told is not None and not needs_no_recheck(case):
+            case = replace(case, contributions=told[0], voided=told[1])
+        if case.contributions or needs_no_recheck(case):
+            evidence = Evidence(self._peer.run_id, case)
+            at = self._peer.papers.evidence(f"stage-{stamp.stage}-step-{stamp.step}-{peer}.json", evidence)
+        # The last that it hears of me: its operator is to know.
+        if peer != self._peer.me and peer in self._heard():
+            self._peer.transport.tell(peer, case)
+        self._peer.convict(peer, stamp, reason, case, at=at)
+        self._decided.append(case)
+        # A false recheck has changed no aggregate, nor has a transfer that differs from the work.
+        if peer == suspect_of(case) and not needs_no_recheck(case):
+            self._taint(case)
+        self._spread()
+
+    def _taint(self, case: Case) -> None:
+        applied = self._was_applied(case)
+        self._tainted |= {case.pledge.stamp} if applied else set()
+        self._peer.taint(case.pledge.stamp, suspect_of(case), applied=applied)
+
+    def suspend(self, peer: PeerId, why: str) -> None:
+        """The peer is not waited for, here alone."""
+        self._replica.driver.strike(peer, why, cost_s=_STRIKE_S)
+
+    def undecided(self, case: Case) -> None:
+        """The case is shown in status."""
+        peers = sorted({suspect_of(case), *(found.peer for found in case.rechecks)})
+        self._case_event("disputed", case, jurors=peers)
+
+    def _was_applied(self, case: Case) -> bool:
+        """Is it about an aggregate that this replica saw committed? Identities cost nothing, and cases neither."""
+        stamp = case.pledge.stamp
+        committed = self._committed.get((stamp.restart, stamp.step), {})
+        roll = roll_of(tuple(sorted(first_of(contributors_in(case)))))
+        return committed.get(stamp.stage) == (case.pledge.digest, roll)
 
     def _heard(self) -> Set[PeerId]:
-        """Who has spoken to me as a replica of any stage. Names that are only records cost nothing."""
+        """The peers whose heartbeats I receive, of any stage."""
         return frozenset(self._replica.member.view.everyone())
 
     def _spread(self) -> None:
-        """Tell every proof once to everybody whom I hear; and, of stage 0, to trainers: they call a convict in vain."""
+        """Tell each decided case once to all peers that I hear and, of stage 0, to trainers."""
         records = self._peer.records
         trainers = {peer for peer, record in records.items() if record.feeds and self.stage == 0}
-        heard = (self._heard() | trainers) - self._court.convicted
+        heard = (self._heard() | trainers) - self.cases.banned.keys()
         known = [(peer, records[peer].incarnation if peer in records else 0) for peer in heard]
-        for number, proof in enumerate(self._proofs):
+        for number, case in enumerate(self._decided):
             for peer, incarnation in known:
                 if peer != self._peer.me and (number, peer, incarnation) not in self._told:
                     self._told.add((number, peer, incarnation))
-                    self._peer.transport.tell(peer, proof)
+                    self._peer.transport.tell(peer, case)
 
     def _event(self, event: str, peer: PeerId, step: int, **fields: object) -> None:
         self._peer.on_event(self.stage, event, {"peer": peer, "step": step, **fields})
 
-    # ------------------------------------------------------------ trying a case
+    def _case_event(self, event: str, case: Case, **fields: object) -> None:
+        index = WHOLE if case.work is None else case.work.index
+        self._event(event, suspect_of(case), case.pledge.stamp.step, index=index, **fields)
 
-    def _begin(self) -> None:
-        if not self._trying:
-            self._trying = True
-            self._peer.spawn(self._try_all())
+    # ------------------------------------------------------------ one check
 
-    async def _try_all(self) -> None:
+    async def _check_all(self) -> None:
         try:
             while self._waiting:
-                wanted = self._waiting.popleft()
+                check = self._waiting.popleft()
                 try:
-                    await (self._weigh(wanted) if isinstance(wanted, Weigh) else self._try(wanted))
+                    if suspect_of(check.case) not in self.cases.banned:
+                        await (self._weigh(check) if check.rough else self._check(check))
                 except (Refused, DeviceFull) as error:
-                    # The weights of that step are gone here, a device is full, or too many cases are about one work.
-                    case = wanted.case
-                    self._event("untried", case.accused, case.stamp.step, index=case.index, reason=str(error))
+                    # The weights of that step are gone here, or a device is full.
+                    step = check.case.pledge.stamp.step
+                    self._event("untried", suspect_of(check.case), step, index=check.index, reason=str(error))
         finally:
-            self._trying = False
+            self._checking = False
 
-    async def _try(self, wanted: Recompute) -> None:
-        case, pledge = wanted.case, wanted.pledge
-        if case.accused in self._court.convicted:
-            return
-        step = case.stamp.step
-        indexes = sorted(self._share(case)) if case.index == WHOLE else [case.index]
+    async def _check(self, check: Check) -> None:
+        case, pledge = check.case, check.case.pledge
+        step, owner, sent = pledge.stamp.step, pledge.peer, check.case.sent
+        whole = check.index == WHOLE
+        indexes = sorted(self._share(pledge)) if whole else [check.index]
         shown: list[tuple[AuditData, Sequence[Packed], Sequence[Packed]]] = []
-        began, in_time = self._now(), self._in_time(case)
+        began, in_time = self._now(), self._in_time(pledge.stamp, owner)
         for index in indexes:
-            one = await self._show(wanted, index)
+            one = await self._show(check, index)
             if one is None:
                 return
             shown.append(one)
+        if not shown:
+            return  # the aggregate is forgotten: what it was made of is not known any more
         shown_s = self._now() - began
-        data = shown[0][0] if case.index != WHOLE else None
-        work, path = (None, b"") if data is None else (data.work, data.path)
-        if not self._court.served(pledge, work, path, wanted.sent):
-            return
+        data = shown[0][0]
+        if not whole:
+            case = replace(case, work=data.work, path=data.path)
         try:
-            if data is not None:
-                again = await self._replica.compute.recompute(step, case.index, *shown[0][1:])
-                found = leaf(made_again(data.work, again)) if wanted.sent is None else sent_again(wanted.sent, again)
+            if not whole:
+                again = await self._replica.compute.recompute(step, check.index, *shown[0][1:])
+                found = leaf(made_again(data.work, again)) if sent is None else sent_again(sent, again)
             else:
                 works = [(each.work.index, inputs, gradient) for each, inputs, gradient in shown]
                 seed = vector_seed(pledge.stamp, pledge.id, pledge.digest)
                 _, found = await self._replica.compute.recompute_share(step, works, seed)
-        except (BadMessage, Overflow):
-            # Of what was sent that says nothing: whoever counted it has chosen what it is made of.
-            if wanted.sent is not None:
-                return
-            found = _IMPOSSIBLE
-        except Refused as error:
-            if error.code is not RejectCode.VOID:
+        except (BadMessage, Overflow, Refused) as error:
+            if isinstance(error, Refused) and error.code is not RejectCode.VOID:
                 # My weights of that step are gone: because I lagged, or because it took so long to show its work.
                 if in_time and shown_s > self._peer.timers.suspect_s:
-                    self._withheld(replace(case, accused=pledge.peer), "it was shown too slowly to be computed again")
+                    self._withheld(pledge, check.index, "it was shown too slowly to be computed again")
                 raise
-            if wanted.sent is not None:
+            # Of what was sent that proves nothing: its contributor has chosen what it is made of.
+            if sent is not None:
                 return
             found = _IMPOSSIBLE
-        right = found == said(pledge, work, wanted.sent)
-        self._event("audited", case.accused, step, index=case.index, ok=right)
-        self._perform(self._court.found(pledge, found, work, path, wanted.sent, now=self._now()))
+        self._case_event("audited", case, ok=found == claimed(case))
+        self.cases.found(case, found, now=self._now())
 
-    async def _weigh(self, wanted: Weigh) -> None:
-        """Hold what the accused made against what I make of the same, as far as rounding lets me see."""
-        case = wanted.case
-        one = await self._show(Recompute(case, wanted.pledge, None), case.index)
+    async def _weigh(self, check: Check) -> None:
+        """Compare what the suspect made with what I make of the same, as far as rounding allows."""
+        pledge, index = check.case.pledge, check.index
+        step, peer = pledge.stamp.step, pledge.peer
+        one = await self._show(check, index)
         if one is None:
             return
-        again = await self._replica.compute.recompute(case.stamp.step, case.index, *one[1:])
-        in_time = self._in_time(case)
-        request = AuditRequest(case.stamp.step, self.stage, case.index, case.accused, made=True)
-        shown, why = await self._ask(case.accused, request, limit_s=_MADE_S)
+        again = await self._replica.compute.recompute(step, index, *one[1:])
+        in_time = self._in_time(pledge.stamp, peer)
+        request = AuditRequest(step, self.stage, index, peer, made=True)
+        shown, why = await self._ask(peer, request, limit_s=_MADE_S)
         off = math.inf if shown is None or shown.work != one[0].work else off_by(shown, again)
         if off < math.inf:
-            self._event("weighed", case.accused, case.stamp.step, index=case.index, off=off)
-            self._perform(self._court.weighed(case, off))
+            self._event("weighed", peer, step, index=index, off=off)
+            self.cases.weighed(peer, off)
         elif in_time:
-            self._withheld(case, why)
+            self._withheld(pledge, index, why)
 
-    async def _compare(self, wanted: AskWork) -> None:
-        """Ask for the work of who has counted that microbatch, and hold it against what was sent of it."""
-        sent, case = wanted.sent, wanted.case
-        request = AuditRequest(case.stamp.step, self.stage, sent.index, case.accused, bare=True)
-        in_time, why = self._in_time(case), ""
+    async def _compare(self, sent: Sent, owner: PeerId) -> None:
+        """Ask the contributor of that microbatch for its work, and compare it with what was sent."""
+        stamp, about = sent.stamp, (sent.stamp, owner, sent.index)
+        request = AuditRequest(stamp.step, self.stage, sent.index, owner, bare=True)
+        in_time, why = self._in_time(stamp, owner), ""
         self._asking += 1
         try:
-            if case.accused == self._peer.me:
-                answer, why = self._replica.execution.works.bare(case.stamp.step, sent.index), "it is not kept here"
-            elif (answer := self._bare.get(case)) is None:
-                answer, why = await self._ask(case.accused, request)
+            if owner == self._peer.me:
+                answer, why = self._replica.execution.works.bare(stamp.step, sent.index), "it is not kept here"
+            elif (answer := self._bare.get(about)) is None:
+                answer, why = await self._ask(owner, request)
         finally:
             self._asking -= 1
-        actions = self._court.compared(sent, answer.work, answer.path) if answer is not None else None
-        if answer is not None and actions is not None:
-            self._bare[case] = answer
-        self._perform(actions or [])
-        if actions is None and in_time and case.accused != self._peer.me:
-            self._withheld(case, why)
+        if answer is not None and self.cases.compared(sent, answer.work, answer.path):
+            self._bare[about] = answer
+        elif in_time and owner != self._peer.me:
+            self._withheld_work(stamp, owner, sent.index, why)
 
     async def _ask(self, peer: PeerId, request: AuditRequest, limit_s: float = _ASK_S) -> tuple[AuditData | None, str]:
         """What that peer shows, and what is wrong with that if it is not what was pledged. Of nothing: why; "": it is
@@ -560,67 +489,62 @@ class Auditor:
         seen = self._replica.member.view.get(peer)
         return seen is not None and seen.touched_at > since
 
-    def _in_time(self, case: Case) -> bool:
-        # It keeps what it shows for some steps: who asks late gets nothing from anybody.
-        seen = self._replica.member.view.get(case.accused)
-        ahead = seen is not None and seen.version - case.stamp.step >= KEPT_STEPS
-        return not ahead and self._replica.member.version - case.stamp.step <= _IN_TIME
+    def _in_time(self, stamp: Stamp, peer: PeerId) -> bool:
+        # It keeps what it shows for some steps: a late request gets nothing from any peer.
+        seen = self._replica.member.view.get(peer)
+        ahead = seen is not None and seen.version - stamp.step >= KEPT_STEPS
+        return not ahead and self._replica.member.version - stamp.step <= _IN_TIME
 
-    def _withheld(self, case: Case, why: str) -> None:
-        """The accused has shown nothing, though it was asked in time."""
-        # Nobody answers for what was given up.
-        if why and case.stamp.restart == self._replica.member.restart and self._lives_on(case):
-            self._event("withheld", case.accused, case.stamp.step, index=case.index, reason=why)
-            self._perform(self._court.withheld(case))
+    def _withheld(self, pledge: Pledge, index: int, why: str) -> None:
+        self._withheld_work(pledge.stamp, pledge.peer, index, why)
 
-    def _share(self, case: Case) -> frozenset[int]:
-        """What the accused has contributed to the sum."""
-        finished = self._sums.get(case.stamp)
+    def _withheld_work(self, stamp: Stamp, peer: PeerId, index: int, why: str) -> None:
+        """The peer has shown nothing, though it was asked in time."""
+        # No peer answers for what was given up.
+        if why and stamp.restart == self._replica.member.restart and self._lives_on(stamp, peer):
+            self._event("withheld", peer, stamp.step, index=index, reason=why)
+            self.suspend(peer, "does not show work that it pledged")
+
+    def _share(self, pledge: Pledge) -> frozenset[int]:
+        """What the peer has contributed to the aggregate."""
+        finished = self._sums.get(pledge.stamp)
         contributions = finished.contributions if finished is not None else ()
-        return frozenset().union(*(indexes for peer, _, indexes in contributions if peer == case.accused))
+        return frozenset().union(*(indexes for peer, _, indexes in contributions if peer == pledge.peer))
 
-    def _lives_on(self, case: Case) -> bool:
-        """Is the accused the process that has contributed? One that was started again has lost what it could show."""
-        finished, member = self._sums.get(case.stamp), self._replica.member
-        seen = member.view.get(case.accused)
-        of = [life.incarnation for peer, life, _ in finished.contributions if peer == case.accused] if finished else []
+    def _lives_on(self, stamp: Stamp, peer: PeerId) -> bool:
+        """Is the peer the process that has contributed? One that was started again has lost what it could show."""
+        finished, member = self._sums.get(stamp), self._replica.member
+        seen = member.view.get(peer)
+        of = [life.incarnation for name, life, _ in finished.contributions if name == peer] if finished else []
         if seen is None or not of:
             return False
-        return seen.incarnation in of or not self._excuses.holds(case.accused, of[0], case.stamp.step, member.version)
+        return seen.incarnation in of or not self._excuses.holds(peer, of[0], stamp.step, member.version)
 
-    async def _show(self, wanted: Recompute, index: int) -> tuple[AuditData, Sequence[Packed], Sequence[Packed]] | None:
-        """What went into a microbatch, as it was pledged. None: nobody shows it. Raises Refused(TOO_OFTEN)."""
-        pledge = wanted.pledge
-        case = replace(wanted.case, accused=pledge.peer)  # who has to show it
-        request, reason = AuditRequest(case.stamp.step, self.stage, index, case.accused), ""
-        spent, in_time = False, self._in_time(case)
-        kept = self._replica.execution.kept(request)
+    async def _show(self, check: Check, index: int) -> tuple[AuditData, Sequence[Packed], Sequence[Packed]] | None:
+        """What went into a microbatch, as it was pledged. None: no peer shows it."""
+        pledge = check.case.pledge
+        peer, execution = pledge.peer, self._replica.execution
+        request, reason = AuditRequest(pledge.stamp.step, self.stage, index, peer), ""
+        in_time = self._in_time(pledge.stamp, peer)
+        kept = execution.kept(request)
         if kept is not None and proves(kept.path, kept.work, pledge.work_root):
             with contextlib.suppress(BadMessage):
-                return kept, *self._replica.execution.opened(request, kept)
-        for holder in dict.fromkeys(filter(None, (case.accused, wanted.accuser))):
+                return kept, *execution.opened(request, kept)
+        for holder in dict.fromkeys(filter(None, (peer, check.told_by))):
             if holder == self._peer.me:
-                own = self._replica.execution.works.shown(case.stamp.step, index) if holder == case.accused else None
+                own = execution.works.shown(request.step, index) if holder == peer else None
                 if own is not None:
-                    return own, *self._replica.execution.opened(request, own)
+                    return own, *execution.opened(request, own)
                 continue
-            asked = self._asked[case.stamp] = self._asked.get(case.stamp, Counter())
-            # It would refuse, and be no liar.
-            if asked[holder, case.accused, index] >= MOST_ASKS:
-                spent = True
-                continue
-            asked[holder, case.accused, index] += 1
             answer, why = await self._ask(holder, request)
             if answer is not None and proves(answer.path, answer.work, pledge.work_root):
                 try:
                     return answer, *await self._opened(request, answer)
                 except (BadMessage, PeerGone) as error:
                     why = str(error)
-            reason = why if holder == case.accused else reason
-        if spent and not reason:
-            raise Refused(RejectCode.TOO_OFTEN, "asked for as often as a mate may")
+            reason = why if holder == peer else reason
         if in_time:
-            self._withheld(replace(case, index=index), reason)
+            self._withheld(pledge, index, reason)
         return None
 
     async def _opened(self, request: AuditRequest, data: AuditData) -> tuple[Sequence[Packed], Sequence[Packed]]:

@@ -26,6 +26,7 @@ from swarmnet.messages import (
     Answer,
     AuditControl,
     AuditRequest,
+    Case,
     Committed,
     Control,
     DialBack,
@@ -38,7 +39,6 @@ from swarmnet.messages import (
     Packed,
     Part,
     Process,
-    Proof,
     Rejected,
     Request,
     SnapshotRequest,
@@ -387,7 +387,7 @@ class Peer:
         """The other replicas of any stage, as far as my replica of `stage` knows them."""
         return [peer for peer in sorted(self.near(stage).get(other) or self.serving(other)) if peer != self.me]
 
-    def convict(self, peer: PeerId, stamp: Stamp, reason: str, proof: Proof, *, at: str) -> None:
+    def convict(self, peer: PeerId, stamp: Stamp, reason: str, proof: Case, *, at: str) -> None:
         """It is proven that `peer` has done wrong in that step: it is shut out, and all my replicas know.
 
         at: the file of evidence; "": there is none.

@@ -3,7 +3,7 @@
 In a run with audits every training payload between stages comes with a `Sent`: under its sender's name its digest, and
 those of what it was made of; then, with it, what others have signed of those, down to the tokens, which the manifest
 proves. So nothing false comes in without somebody's signature that this was made of something true, whoever counts it.
-The receiver keeps all of them beside what it makes of it, and may show each later (`audit.court`): it is held against
+The receiver keeps all of them beside what it makes of it, and may show each later (`audit.cases`): it is held against
 what a mate of its peer has counted.
 
 An honest replica may compute a microbatch twice, and differently: of inputs of two senders, or on a state that was

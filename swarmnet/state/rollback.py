@@ -10,7 +10,7 @@ those it hears under another restart goes there as well, up or down: what somebo
 back.
 
 A run may ask to go back before false work that somebody is convicted for (docs/trust.md). Everybody hears the proof, so
-all honest peers who applied that step come to want it. What bounds a liar: each verdict costs an identity, sends the
+all honest peers who applied that step come to want it. What bounds a liar: each case costs an identity, sends the
 run back once, and not to a version to which the run has gone back twice for that, nor below. Who cannot have its way
 for `GIVE_UP` times `lost_s` gives up: the step stays applied.
 

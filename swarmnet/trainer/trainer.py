@@ -17,8 +17,7 @@ from collections.abc import AsyncGenerator, Callable, Collection, Mapping
 from dataclasses import replace
 from functools import partial
 
-from swarmnet.audit.evidence import Evidence
-from swarmnet.audit.proof import Proof, Verify, says_of
+from swarmnet.audit.case import Verify, agreed, at_fault, contributors_in, needs_no_recheck, refusal, results
 from swarmnet.clock import wall_time
 from swarmnet.directory import Directory, Record
 from swarmnet.errors import Refused, RejectCode
@@ -26,9 +25,9 @@ from swarmnet.ids import NO_RESTART, PeerId, Restart
 from swarmnet.manifest.extension import Horizon, Notices
 from swarmnet.manifest.schema import Manifest
 from swarmnet.messages import (
-    NONE,
     Accepted,
     Answer,
+    Case,
     Control,
     Evaluation,
     Fetch,
@@ -37,13 +36,10 @@ from swarmnet.messages import (
     HistoryRequest,
     ManifestData,
     ManifestRequest,
-    Missent,
     Packed,
-    Pair,
     Process,
     Rejected,
     Request,
-    Verdict,
     first_of,
 )
 from swarmnet.net.admission import Admissions
@@ -55,7 +51,7 @@ from swarmnet.net.stop import unless_stopped
 from swarmnet.pipeline.caller import Caller
 from swarmnet.pipeline.inputs import AnswerCheck
 from swarmnet.pipeline.router import AdaptiveTimeout, Router, RoutingRule, least_time
-from swarmnet.quorum import quorum, reached_by_half, reached_by_most
+from swarmnet.quorum import has_quorum, reached_by_half, reached_by_most
 from swarmnet.stage.canonical import rate_of
 from swarmnet.state.rollback import MAX_RESTARTS_AHEAD
 from swarmnet.trainer.evaluations import Evaluations
@@ -171,27 +167,26 @@ class FirstStage:
             self._dead[peer] = self.records[peer].incarnation
             self.caller.gone(peer)
 
-    def hear(self, proof: Proof, verify: Verify) -> None:
-        """Whoever that convicts, and has a record, is called no more."""
-        told = (proof.contributions, proof.voided) if isinstance(proof, Verdict) else ((), NONE)
-        evidence = Evidence(self._manifest.name, *told, proof)
-        wrong = evidence.odd & self.records.keys()
-        if not wrong or not self._enough(proof) or evidence.refusal(verify):
+    def hear(self, case: Case, verify: Verify) -> None:
+        """Call no more the peers that the case bans."""
+        contributors = contributors_in(case)
+        wrong = at_fault(case, contributors) & self.records.keys()
+        if not wrong or not self._has_quorum(case) or refusal(case, contributors, verify):
             return
         for peer in wrong:
             self._shut_out.add(peer)
             del self.records[peer]
             self.caller.leave(peer)
 
-    def _enough(self, proof: Proof) -> bool:
-        """Are those who agree more than half of the stage, too, as its members are? See `Court`."""
-        if not isinstance(proof, Verdict):
+    def _has_quorum(self, case: Case) -> bool:
+        """Are the peers that agree a quorum of the stage's replicas, too? See `audit.cases`."""
+        if needs_no_recheck(case):
             return True
-        says, stage = says_of(proof), proof.pledge.stamp.stage
+        stage, values, truth = case.pledge.stamp.stage, results(case), agreed(case, contributors_in(case))
         members = {peer for peer, each in self.records.items() if any(of.stage == stage for of in each.stages)}
-        said = [*says.values()]
-        # Who judges what was sent nobody has signed, and a trainer sees no sums.
-        return proof.sent is None and max(map(said.count, said)) >= quorum(first_of(members))
+        agree = frozenset(peer for peer, value in values.items() if value == truth)
+        # No suspect has signed who verifies what it sent, and a trainer sees no aggregates.
+        return case.sent is None and has_quorum(agree, first_of(members))
 
     def candidates(self) -> Mapping[PeerId, int]:
         """Live replicas that have their state, and their queues."""
@@ -375,7 +370,7 @@ class Trainer:
 
     def on_tell(self, caller: PeerId, message: Control) -> None:
         """Trainers take no part in the step protocol, and call nobody who is convicted."""
-        if isinstance(message, Verdict | Pair | Missent):
+        if isinstance(message, Case):
             self._stage.hear(message, self._verify)
 
     async def on_call(self, caller: PeerId, request: Request, payload: ReadPayload) -> AsyncGenerator[Answer, None]:

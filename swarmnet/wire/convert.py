@@ -20,6 +20,7 @@ from swarmnet.ids import Incarnation, RunId
 from swarmnet.messages import (
     Answer,
     AuditData,
+    Case,
     Control,
     Extent,
     Fetched,
@@ -29,7 +30,6 @@ from swarmnet.messages import (
     Packed,
     PartData,
     Process,
-    Proof,
     Rejected,
     Request,
     SnapshotPiece,
@@ -251,7 +251,7 @@ _CONTROL_KINDS, _ANSWER_KINDS = (*get_args(Control), Ping), (*get_args(Answer), 
 CONTROL = Envelope(control_pb2.Envelope, "kind", _CONTROL_KINDS)
 ANSWERS = Envelope(calls_pb2.AnswerHeader, "answer", _ANSWER_KINDS)
 REQUESTS = Envelope(calls_pb2.CallHeader, "request", get_args(Request))
-_GREETINGS = Envelope(calls_pb2.HelloReply, "reply", (Hello, Rejected, *get_args(Proof)))
+_GREETINGS = Envelope(calls_pb2.HelloReply, "reply", (Hello, Rejected, Case))
 _HELLO = _GREETINGS.kinds["hello"]
 
 
@@ -373,14 +373,14 @@ def read_hello(data: bytes) -> Hello:
         return cast(Hello, _HELLO.take(_parse(calls_pb2.Hello(), data)))
 
 
-def write_hello_reply(reply: Hello | Rejected | Proof) -> bytes:
+def write_hello_reply(reply: Hello | Rejected | Case) -> bytes:
     """What the callee answers; a proof: it refuses whom that convicts."""
     return _GREETINGS.write(reply)
 
 
-def read_hello_reply(data: bytes) -> Hello | Rejected | Proof:
+def read_hello_reply(data: bytes) -> Hello | Rejected | Case:
     """The inverse of `write_hello_reply`. Raises BadMessage."""
-    return cast(Hello | Rejected | Proof, _GREETINGS.read(data)[0])
+    return cast(Hello | Rejected | Case, _GREETINGS.read(data)[0])
 
 
 # ---------------------------------------------------------------- bulk connections

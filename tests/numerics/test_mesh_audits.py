@@ -14,7 +14,7 @@ from stage_chain import StageChain, compute_thread, tiny
 from test_mesh_engine import CPUS, TP2, Killing
 from test_recompute import KEPT, STEPS, Counted, assert_as_then, compute, finish, other_than, same, shares, times, train
 
-from swarmnet.audit.court import TOLERANCE
+from swarmnet.audit.cases import TOLERANCE
 from swarmnet.engine.torch_engine import TorchEngine
 from swarmnet.errors import RankLost, Refused, RejectCode
 from swarmnet.local.lies import Deceit, LyingBackend

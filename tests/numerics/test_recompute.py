@@ -12,7 +12,7 @@ import pytest
 import torch
 from stage_chain import StageChain, batch_of, compute_thread, tiny
 
-from swarmnet.audit.court import TOLERANCE
+from swarmnet.audit.cases import TOLERANCE
 from swarmnet.audit.pledge import SUM_PIECE, sum_root
 from swarmnet.engine.compute_thread import ComputeThread
 from swarmnet.engine.torch_engine import TorchEngine

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from strike import kill_and_restart, reached, watch_calls
 
-from swarmnet.audit.pledge import finding_statement, leaf, path_of, root_of, shares_of
-from swarmnet.audit.proof import refusal
+from swarmnet.audit.case import recheck, refusal
+from swarmnet.audit.pledge import leaf, path_of, root_of, shares_of
 from swarmnet.ids import Ballot, Chain, Generation, PeerId, RoundId
 from swarmnet.manifest.schema import Audits
 from swarmnet.messages import (
@@ -21,14 +21,12 @@ from swarmnet.messages import (
     Case,
     Fetch,
     Fetched,
-    Finding,
     MemberState,
     Packed,
     Pledge,
     Process,
     Request,
     Sent,
-    Verdict,
     WorkRecord,
 )
 from swarmnet.peer.peer import Peer
@@ -267,7 +265,7 @@ def test_whoever_feeds_false_inputs_and_counts_nothing_is_named(stage: int) -> N
     assert any(" sent" in reason for reason in watch.reasons)
 
 
-def forged(sent: Sent, judges: list[PeerId], wrong: bytes = bytes(32)) -> Verdict:
+def forged(sent: Sent, judges: list[PeerId], wrong: bytes = bytes(32)) -> Case:
     """These, of whom the first has pledged, say that it was rightly made otherwise."""
     pledger = judges[0]
     work = WorkRecord(sent.index, sent.input, wrong, bytes(32), bytes(32), 0.0, 0)
@@ -277,13 +275,8 @@ def forged(sent: Sent, judges: list[PeerId], wrong: bytes = bytes(32)) -> Verdic
         sent.stamp, round_id, b"sum", shares_of(shares, frozenset()), pledger, 0, bytes(32), root_of(leaves)
     )
     pledge = replace(pledge, signature=SimulatedSigner(pledger).sign(statement(pledge)))
-    findings = []
-    for peer in judges:
-        finding = Finding(Case(sent.stamp, sent.peer, sent.index), wrong, peer)
-        word = finding_statement(finding, pledge, "cpu", sent)
-        findings.append(replace(finding, signature=SimulatedSigner(peer).sign(word)))
-    path = path_of(leaves, work.index)
-    return Verdict(pledge, work, path, tuple(findings), "cpu", contributions=shares, sent=sent)
+    case = Case(pledge, work, path_of(leaves, work.index), sent, numerics="cpu", contributions=shares)
+    return replace(case, rechecks=tuple(recheck(case, wrong, SimulatedSigner(peer), peer) for peer in judges))
 
 
 @pytest.mark.parametrize("liars", [0, 3])
@@ -294,12 +287,12 @@ def test_a_jury_that_has_made_no_sum_convicts_nobody_of_what_it_sent(liars: int)
 
     def tell(sent: Sent) -> None:
         mates = sorted(node.peer_id for node in swarm.nodes if node.stages == (0,) and node.peer_id != sent.peer)
-        verdict = forged(sent, [*map(PeerId, ("n1", "n2", "n3", "n4")), *mates[:liars]])
-        contributors = frozenset(peer for peer, *_ in verdict.contributions)
-        assert refusal(verdict, contributors, SimulatedSigner(PeerId("")).verify) == ""
+        case = forged(sent, [*map(PeerId, ("n1", "n2", "n3", "n4")), *mates[:liars]])
+        contributors = frozenset(peer for peer, *_ in case.contributions)
+        assert refusal(case, contributors, SimulatedSigner(PeerId("")).verify) == ""
         for node in swarm.nodes:
             for replica in node.peer.replicas.values():
-                replica.auditor.hear(PeerId("n1"), verdict)
+                replica.auditor.hear(PeerId("n1"), case)
 
     def look(caller: PeerId, callee: PeerId, request: Request) -> None:
         if not told and isinstance(request, Process) and request.sents and request.step == 3:

@@ -1,21 +1,22 @@
-"""Verdicts that anybody can make, with names of its own, do not fill memories, disks and lines."""
+"""Decided cases: who believes them, and what follows."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 
+from swarmnet.audit.case import recheck
 from swarmnet.audit.evidence import Evidence
-from swarmnet.audit.pledge import WHOLE, finding_statement, shares_of
+from swarmnet.audit.pledge import shares_of
 from swarmnet.directory import Record, StageStatus
 from swarmnet.errors import UsageError
 from swarmnet.ids import Ballot, Chain, Generation, PeerId, RoundId
 from swarmnet.manifest.schema import Audits
-from swarmnet.messages import NONE, Case, Contributions, Finding, Pledge, Process, Request, Stamp, Verdict
-from swarmnet.peer import auditor
+from swarmnet.messages import NONE, Case, Contributions, Pledge, Process, Request, Stamp
 from swarmnet.peer.run import until_convicted
 from swarmnet.pipeline.router import least_time
 from swarmnet.simulate.plan import Plan, manifest_of
@@ -24,52 +25,42 @@ from swarmnet.statement import statement
 from swarmnet.trainer.trainer import FirstStage
 from tests.sim.strike import reached, watch_calls
 
-MOST = 5
 
-
-def verdict_on(accused: PeerId, number: int = 0, *, by: str = "ab") -> Verdict:
-    """So many accomplices say that it lied in a sum of theirs, of which nobody has heard."""
-    names = accused, *(PeerId(f"{letter}{number}") for letter in by)
+def case_on(suspect: PeerId, number: int = 0, *, by: Sequence[str] = ("a", "b")) -> Case:
+    """These say that its contribution was false, to an aggregate of which no one has heard."""
+    names = suspect, *(PeerId(name) for name in by)
     shares = tuple((peer, Generation(1, 0), frozenset({at})) for at, peer in enumerate(names))
-    return verdict(accused, Stamp(7, 0, Chain("11" * 32)), shares, bytes(32), number)
+    return decided(suspect, Stamp(7, 0, Chain("11" * 32)), shares, bytes(32), number)
 
 
-def verdict(accused: PeerId, stamp: Stamp, shares: Contributions, digest: bytes, number: int = 0) -> Verdict:
+def decided(accused: PeerId, stamp: Stamp, shares: Contributions, digest: bytes, number: int = 0) -> Case:
     """All others who contributed say that it lied in that sum."""
     others, round_id = [peer for peer, _, _ in shares if peer != accused], RoundId(Ballot(0, accused), number)
     pledge = Pledge(stamp, round_id, digest, shares_of(shares, NONE), accused, 1, bytes(32), bytes(32))
     pledge = replace(pledge, signature=SimulatedSigner(accused).sign(statement(pledge)))
-    findings = [Finding(Case(stamp, accused, WHOLE), b"f" * 32, peer) for peer in others]
-    signed = tuple(
-        replace(each, signature=SimulatedSigner(each.peer).sign(finding_statement(each, pledge, "cpu")))
-        for each in findings
-    )
-    return Verdict(pledge, None, b"", signed, "cpu", contributions=shares)
+    case = Case(pledge, numerics="cpu", contributions=shares)
+    return replace(case, rechecks=tuple(recheck(case, b"f" * 32, SimulatedSigner(peer), peer) for peer in others))
 
 
-def test_who_makes_verdicts_on_names_of_its_own_fills_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(auditor, "_MOST_STRANGERS", MOST)
-    swarm, told = (
-        Swarm(
-            Plan(stages=1, replicas=3, steps=8, forward_s=0.2, audit=Audits(microbatches=1e-9, contributions=0.0)), 1
-        ),
-        set[PeerId](),
+def test_identities_of_ones_own_ban_only_each_other_and_fill_nothing() -> None:
+    swarm = Swarm(
+        Plan(stages=1, replicas=3, steps=8, forward_s=0.2, audit=Audits(microbatches=1e-9, contributions=0.0)), 1
     )
-    swarm.hooks.append(lambda peer, event, fields: told.add(fields["peer"]) if event == "convicted" else None)
 
     async def script(swarm: Swarm) -> None:
-        await asyncio.sleep(3.0)  # until they have heard each other
+        await reached(swarm, 3)
         hears = swarm.nodes[0].peer.replicas[0].auditor
         assert hears is not None
-        for number in range(4 * MOST):
-            hears.hear(PeerId("n1"), verdict_on(PeerId(f"nobody{number}"), number))
-        # Of who is heard verdicts are heard all the same.
-        hears.hear(PeerId("n1"), verdict_on(swarm.nodes[2].peer_id))
-        swarm.kill(swarm.nodes[2])
+        for number in range(20):
+            hears.hear(PeerId("n1"), case_on(PeerId(f"nobody{number}"), number))
+            alone = case_on(PeerId(f"nobody{number}"), number).pledge
+            other = replace(alone, product=2)
+            other = replace(other, signature=SimulatedSigner(other.peer).sign(statement(other)))
+            hears.hear(PeerId("n1"), Case(alone, other=other))
+        hears.hear(PeerId("n1"), case_on(swarm.nodes[2].peer_id))  # by two strangers
 
     swarm.run(script=script)
-    assert not swarm.counts["tainted"], "the run has no such sum"
-    assert told == {swarm.nodes[2].peer_id, *(f"nobody{number}" for number in range(MOST))}
+    assert not swarm.counts["convicted"] and not swarm.counts["tainted"]
 
 
 def test_verdicts_taint_the_steps_that_were_applied_and_no_others_also_of_who_is_out_already() -> None:
@@ -94,12 +85,12 @@ def test_verdicts_taint_the_steps_that_were_applied_and_no_others_also_of_who_is
         sums = {stamp.step: (stamp, finished) for stamp, finished in hears._sums.items()}
         (stamp, finished), (before, old) = sums[6], sums[4]
         pretended = tuple(each for each in finished.contributions if each[0] != me)
-        hears.hear(PeerId("n1"), verdict(liar, stamp, pretended, finished.digest))
+        hears.hear(PeerId("n1"), decided(liar, stamp, pretended, finished.digest))
         assert not told, "others contributed to the sum of that step"
         for _ in range(2):
-            hears.hear(PeerId("n1"), verdict(liar, stamp, finished.contributions, finished.digest))
-            hears.hear(PeerId("n1"), verdict(liar, before, old.contributions, old.digest))
-        hears.hear(PeerId("n1"), verdict(liar, sums[5][0], sums[5][1].contributions, bytes(32)))
+            hears.hear(PeerId("n1"), decided(liar, stamp, finished.contributions, finished.digest))
+            hears.hear(PeerId("n1"), decided(liar, before, old.contributions, old.digest))
+        hears.hear(PeerId("n1"), decided(liar, sums[5][0], sums[5][1].contributions, bytes(32)))
         assert told == [(me, 6), (me, 4)]
         await asyncio.sleep(0.1)
         swarm.kill(swarm.nodes[3])
@@ -123,7 +114,7 @@ def test_a_trainer_leaves_a_convict_with_all_that_it_has_brought_there() -> None
         hears = swarm.nodes[0].peer.replicas[0].auditor
         assert hears is not None
         told_at.append(swarm.loop.time())
-        hears.hear(PeerId("n1"), verdict_on(out))
+        hears.hear(PeerId("n1"), case_on(out, by=("s0.0", "s0.1")))
         await reached(swarm, 12)
         swarm.kill(next(node for node in swarm.nodes if node.peer_id == out))
 
@@ -147,10 +138,12 @@ def test_a_trainer_believes_a_verdict_of_more_than_half_of_the_stage(members: in
     status = StageStatus(0, 0, Chain("11" * 32), synced=True)
     names = [PeerId(f"s0.{number}") for number in range(members)]
     stage.records = {peer: Record(RUN, peer, 1, (), (status,)) for peer in names}
-    stage.hear(verdict_on(PeerId("nobody")), SimulatedSigner(out).verify)
-    stage.hear(replace(verdict_on(out), findings=verdict_on(out, 1).findings), SimulatedSigner(out).verify)
-    assert len(stage.candidates()) == members, "nobody it knows, and what is not signed"
-    stage.hear(verdict_on(out), SimulatedSigner(out).verify)
+    stage.hear(case_on(PeerId("nobody")), SimulatedSigner(out).verify)
+    case = case_on(out, by=names[1:3])
+    stage.hear(replace(case, rechecks=case_on(out, 1, by=names[1:3]).rechecks), SimulatedSigner(out).verify)
+    stage.hear(case_on(out), SimulatedSigner(out).verify)
+    assert len(stage.candidates()) == members, "a stranger, what is not signed, what strangers say"
+    stage.hear(case, SimulatedSigner(out).verify)
     assert (out not in stage.candidates()) == believed
 
 
@@ -162,8 +155,8 @@ def test_who_was_convicted_in_an_earlier_life_takes_part_in_no_step_of_this_one(
         for node in swarm.nodes[:2]:
             hears = node.peer.replicas[0].auditor
             assert hears is not None
-            proof = verdict_on(out)
-            hears._kept = [Evidence(RUN, proof.contributions, NONE, proof)]
+            proof = case_on(out)
+            hears._kept = [Evidence(RUN, proof)]
         await reached(swarm, 2)
         swarm.kill(swarm.nodes[2])
 
@@ -177,14 +170,14 @@ def test_who_was_convicted_in_an_earlier_life_takes_part_in_no_step_of_this_one(
 def test_a_convict_hears_of_it_and_what_its_operator_can_do(again: bool) -> None:
     """The last that mates tell it is the proof; started again, it knows it by its own evidence."""
     swarm = Swarm(Plan(stages=1, replicas=4, steps=8, forward_s=0.2, audit=Audits(microbatches=1e-9)), 1)
-    out, proof = PeerId("s0.3"), verdict_on(PeerId("s0.3"), by="abc")  # more than half of a stage of four
+    out, proof = (PeerId("s0.3"), case_on(PeerId("s0.3"), by=("s0.0", "s0.1", "s0.2")))
 
     async def script(swarm: Swarm) -> None:
-        await asyncio.sleep(3.0)
+        await reached(swarm, 1)
         hears = swarm.nodes[3 if again else 0].peer.replicas[0].auditor
         assert hears is not None
         if again:
-            hears._kept = [Evidence(RUN, proof.contributions, NONE, proof)]
+            hears._kept = [Evidence(RUN, proof)]
         else:
             hears.hear(swarm.nodes[1].peer_id, proof)
         await reached(swarm, 4)
@@ -204,13 +197,13 @@ def test_who_is_told_a_proof_against_it_that_proves_nothing_goes_on() -> None:
     """One liar sends an honest peer what it has not signed, what a jury of strangers says, and what only one says."""
     swarm = Swarm(Plan(stages=1, replicas=3, steps=4, forward_s=0.2, audit=Audits(microbatches=1e-9)), 1)
     me = PeerId("s0.0")
-    whole = verdict_on(me)
+    whole = case_on(me, by=("s0.1", "s0.2"))
     unsigned = replace(whole, pledge=replace(whole.pledge, signature=b"x" * 64))
-    others = replace(whole, contributions=verdict_on(me, 1).contributions, findings=verdict_on(me, 1).findings)
+    others = case_on(me)
 
     async def script(swarm: Swarm) -> None:
-        await asyncio.sleep(3.0)
-        for proof in (unsigned, others, replace(whole, findings=whole.findings[:1])):
+        await reached(swarm, 1)
+        for proof in (unsigned, others, replace(whole, rechecks=whole.rechecks[:1])):
             swarm.nodes[0].peer.on_tell(PeerId("s0.2"), proof)
         assert not swarm.nodes[0].peer.convicted.is_set()
 

@@ -35,7 +35,7 @@ def watched(plan: Plan) -> tuple[Swarm, Counter[str], Counter[str]]:
             withheld[fields["peer"]] += 1
         if event == "strike" and "pledged" in fields["reason"]:
             struck[fields["peer"]] += 1
-        assert event not in ("convicted", "finding", "disputed"), (peer, event, fields)
+        assert event not in ("convicted", "rechecked", "disputed"), (peer, event, fields)
 
     swarm.hooks.append(look)
     return swarm, withheld, struck
@@ -147,7 +147,7 @@ def test_who_tells_too_much_of_what_was_sent_is_heard_no_more_until_the_next_ste
                     mate.peer.on_tell(flooder.peer_id, words)
         for mate in swarm.nodes:
             if mate.stages == (0,) and mate is not flooder:
-                heard[mate.peer_id] = len(mate.peer.replicas[0].auditor._court._compared)
+                heard[mate.peer_id] = len(mate.peer.replicas[0].auditor.cases._compared)
 
     swarm.run(script=script)
     assert heard and all(0 < count <= 32 + 2 * PLAN.microbatches + 20 for count in heard.values()), heard

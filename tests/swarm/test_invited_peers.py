@@ -23,6 +23,7 @@ from swarmnet.manifest.schema import Admission, Manifest
 from swarmnet.manifest.terms import RunTerms
 from swarmnet.messages import (
     Answer,
+    Case,
     Evaluation,
     Fetch,
     Fetched,
@@ -30,7 +31,6 @@ from swarmnet.messages import (
     HistoryRequest,
     ManifestData,
     ManifestRequest,
-    Pair,
     Pledge,
     Rejected,
     Request,
@@ -152,7 +152,7 @@ def test_a_convict_is_refused_by_the_proof_and_hears_it() -> None:
     """Whoever was started again knows nothing of what it is convicted of."""
     stamp = Stamp(3, 1, first_chain(RUN, 1))
     pledge = Pledge(stamp, RoundId(Ballot(0, OWNER.peer), 1), bytes(32), bytes(32), OWNER.peer, 1, bytes(32), bytes(32))
-    proof = Pair(pledge, replace(pledge, sum_root=bytes(range(32))))
+    proof = Case(pledge, other=replace(pledge, sum_root=bytes(range(32))))
 
     async def main() -> None:
         async with pair() as (member, convict):

@@ -15,7 +15,7 @@ import torch
 from running import train_locally
 from safetensors.torch import load_file
 
-from swarmnet.audit.court import TOLERANCE
+from swarmnet.audit.cases import TOLERANCE
 from swarmnet.data.source import load_tokens
 from swarmnet.local.oracle import OracleResult, run_oracle
 from swarmnet.manifest.file import load

@@ -6,7 +6,6 @@ import base64
 import json
 import math
 import os
-from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -18,7 +17,6 @@ from swarmnet.audit.evidence import Evidence
 from swarmnet.audit.histories import account
 from swarmnet.audit.receipts import Receipt
 from swarmnet.cli.frame import run as swarmnet
-from swarmnet.messages import Verdict
 from swarmnet.net.identity import verify
 from swarmnet.peer.auditor import PaperFiles
 from swarmnet.step.commits import evidence
@@ -26,7 +24,7 @@ from swarmnet.wire.convert import write_control
 
 SURROGATE = "\ud800"
 RECEIPTS = receipts_of(3, stages=2)
-PAPERS = {"verdict": GOOD, "missent": SENT_OTHER, "sent": judged()}
+PAPERS = {"rechecked": GOOD, "signed": SENT_OTHER, "sent": judged()}
 
 NUMBERS = [0, 0.5, -1, 10**30, -(2**63), 2**64, math.nan, math.inf, -math.inf]
 TEXTS = ["", "zz", "ff" * 40, "NaN", "\0", "ü", SURROGATE, SURROGATE * 52, SURROGATE * 64]
@@ -72,8 +70,7 @@ def test_changed_evidence_is_refused_in_words(data: st.DataObject, name: str) ->
     assert isinstance(found.refusal(verify), str)
     found.to_json().encode()
     # As a peer tells it on.
-    if isinstance(found.proof, Verdict):
-        write_control(replace(found.proof, contributions=found.contributions, voided=found.voided))
+    write_control(found.case)
 
 
 @settings(max_examples=300, deadline=None)
@@ -107,13 +104,11 @@ def evidence_with(**changes: object) -> str:
 @pytest.mark.parametrize(
     "text",
     [
-        evidence_with(contributions={SURROGATE: "01"}),
-        evidence_with(contributions={"1" * 52: "01"}),
-        evidence_with(contributions={peer: "01" for peer, _, _ in GOOD.contributions}),
+        evidence_with(case={"contributions": {"peers": "AA=="}}),
         evidence_with(run=SURROGATE * 64),
         evidence_with(run="AB" * 32),
-        evidence_with(voided=SURROGATE),
-        evidence_with(verdict={"numerics": SURROGATE}),
+        evidence_with(case={"voided": SURROGATE}),
+        evidence_with(case={"numerics": SURROGATE}),
         "[" * 100_000,
         "\ud800",
     ],
@@ -142,12 +137,10 @@ def test_a_receipt_of_no_run_is_refused(tmp_path, capsys, run: object) -> None:
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        (evidence_with(contributions=[]), "its contributions are not a table of peers"),
-        (evidence_with(voided=7), "not hex digits"),
-        (evidence_with(voided="zz"), "not hex digits"),
-        (evidence_with(verdict=7), "its proof has fields that are damaged"),
+        (evidence_with(case={"voided": 7}), "its case has fields that are damaged"),
+        (evidence_with(case=7), "its case has fields that are damaged"),
         ("9" * 5000, "a number that is too long"),
-        (json.dumps(json.loads(GOOD.to_json()) | {"pair": {}}), "not one proof"),
+        (json.dumps(json.loads(GOOD.to_json()) | {"sent": {}}), "not one case"),
         (b"\x80", "it is not text"),
     ],
 )

@@ -9,11 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from swarmnet.audit.case import recheck
 from swarmnet.audit.evidence import Evidence
-from swarmnet.audit.pledge import DEPTH, finding_statement, leaf, path_of, proves, root_of, shares_of
+from swarmnet.audit.pledge import DEPTH, leaf, path_of, proves, root_of, shares_of
 from swarmnet.cli.frame import run as swarmnet
 from swarmnet.ids import Ballot, Chain, Generation, Restart, RoundId, RunId, first_chain
-from swarmnet.messages import Case, Finding, Missent, Pair, Pledge, Sent, Stamp, Verdict, WorkRecord
+from swarmnet.messages import Case, Pledge, Sent, Stamp, WorkRecord
 from swarmnet.net.identity import Identity, verify
 from swarmnet.statement import statement
 
@@ -43,51 +44,53 @@ def signed_pledge(by: Identity = LIAR, **changes) -> Pledge:
     return replace(pledge, signature=by.sign(statement(pledge)))
 
 
-def signed_finding(by: Identity, pledge: Pledge, index: int, found: bytes, numerics: str = NUMERICS) -> Finding:
-    finding = Finding(Case(pledge.stamp, pledge.peer, index), found, by.peer)
-    return replace(finding, signature=by.sign(finding_statement(finding, pledge, numerics)))
-
-
 PLEDGE = signed_pledge()
 
 
+def rechecked(case: Case, judges, found: bytes) -> Case:
+    return replace(case, rechecks=tuple(recheck(case, found, one, one.peer) for one in judges))
+
+
 def evidence_of(judges=JURY[:3], *, pledge: Pledge = PLEDGE, index: int = 10, found: bytes = d("right")) -> Evidence:
-    findings = tuple(signed_finding(one, pledge, index, found) for one in judges)
     work, path = (WORKS[index], path_of(LEAVES, index)) if index >= 0 else (None, b"")
-    return Evidence(RUN, SHARES, frozenset({40}), Verdict(pledge, work, path, findings, NUMERICS))
+    case = Case(pledge, work, path, numerics=NUMERICS, contributions=SHARES, voided=frozenset({40}))
+    return Evidence(RUN, rechecked(case, judges, found))
+
+
+def with_case(evidence: Evidence, **changes: object) -> Evidence:
+    return replace(evidence, case=replace(evidence.case, **changes))
 
 
 GOOD = evidence_of()
 
 
 def test_three_of_five_name_the_liar() -> None:
-    assert GOOD.refusal(verify) == "" and GOOD.odd == {LIAR.peer}
+    assert GOOD.refusal(verify) == "" and GOOD.at_fault == {LIAR.peer}
     assert Evidence.from_json(GOOD.to_json()) == GOOD
     whole = evidence_of(index=-1)
-    assert whole.refusal(verify) == "" and whole.odd == {LIAR.peer}
+    assert whole.refusal(verify) == "" and whole.at_fault == {LIAR.peer}
     assert Evidence.from_json(whole.to_json()) == whole
 
 
 def test_a_false_accuser_is_named_by_its_own_finding() -> None:
-    true = leaf(WORKS[10])
-    findings = (
-        signed_finding(JURY[0], PLEDGE, 10, d("lie")),
-        *(signed_finding(one, PLEDGE, 10, true) for one in JURY[1:3]),
+    false, true = (
+        rechecked(GOOD.case, judges, found).rechecks
+        for judges, found in ((JURY[:1], d("lie")), (JURY[1:3], leaf(WORKS[10])))
     )
-    evidence = replace(GOOD, proof=replace(GOOD.proof, findings=findings))
-    assert evidence.refusal(verify) == "" and evidence.odd == {JURY[0].peer}
+    evidence = with_case(GOOD, rechecks=(*false, *true))
+    assert evidence.refusal(verify) == "" and evidence.at_fault == {JURY[0].peer}
 
 
 def test_two_pledges_of_one_sum_name_their_peer() -> None:
-    pair = Evidence(RUN, SHARES, frozenset({40}), Pair(PLEDGE, signed_pledge(work_root=d("other"))))
-    assert pair.refusal(verify) == "" and pair.odd == {LIAR.peer}
+    pair = Evidence(RUN, Case(PLEDGE, other=signed_pledge(work_root=d("other"))))
+    assert pair.refusal(verify) == "" and pair.at_fault == {LIAR.peer}
     assert Evidence.from_json(pair.to_json()) == pair
-    assert replace(pair, proof=Pair(PLEDGE, PLEDGE)).refusal(verify)
     other_round = signed_pledge(work_root=d("other"), id=RoundId(Ballot(3, PEERS[1].peer), 5))
-    assert replace(pair, proof=Pair(PLEDGE, other_round)).refusal(verify)
-    assert replace(pair, proof=Pair(PLEDGE, signed_pledge(by=JURY[0], work_root=d("other")))).refusal(verify)
-    # Who was started again does not know what the process before it has signed.
-    assert replace(pair, proof=Pair(PLEDGE, signed_pledge(work_root=d("other"), incarnation=7))).refusal(verify)
+    another = signed_pledge(by=JURY[0], work_root=d("other"))
+    # A peer that was started again does not know what the process before it has signed.
+    restarted = signed_pledge(work_root=d("other"), incarnation=7)
+    for other in (PLEDGE, other_round, another, restarted):
+        assert with_case(pair, other=other).refusal(verify)
 
 
 def missent(by: Identity = LIAR, *, work: WorkRecord = WORKS[10], pledge: Pledge | None = None, **says) -> Evidence:
@@ -96,14 +99,14 @@ def missent(by: Identity = LIAR, *, work: WorkRecord = WORKS[10], pledge: Pledge
     sent = replace(sent, signature=by.sign(statement(sent)))
     leaves = LEAVES | {work.index: leaf(work)}
     pledge = pledge or signed_pledge(by, work_root=root_of(leaves))
-    return Evidence(RUN, (), frozenset(), Missent(pledge, work, path_of(leaves, work.index), sent))
+    return Evidence(RUN, Case(pledge, work, path_of(leaves, work.index), sent))
 
 
 SENT_OTHER = missent()
 
 
 def test_what_was_counted_and_what_was_sent_name_their_peer() -> None:
-    assert SENT_OTHER.refusal(verify) == "" and SENT_OTHER.odd == {LIAR.peer}
+    assert SENT_OTHER.refusal(verify) == "" and SENT_OTHER.at_fault == {LIAR.peer}
     assert Evidence.from_json(SENT_OTHER.to_json()) == SENT_OTHER
     assert missent(kind="output").refusal(verify) == "", "that is not its output either"
 
@@ -112,18 +115,13 @@ def judged(judges=JURY[:3], *, by: Identity = STRANGER, found: bytes = d("out"),
     """`by` has sent another output of what the pledge's peer counted, and these say so."""
     sent = replace(Sent(STAMP, 10, "output", d("false"), by.peer, WORKS[10].input, bytes(32)), **says)
     sent = replace(sent, signature=by.sign(statement(sent)))
-    findings = []
-    for one in judges:
-        finding = Finding(Case(STAMP, by.peer, 10), found, one.peer)
-        signature = one.sign(finding_statement(finding, PLEDGE, NUMERICS, sent))
-        findings.append(replace(finding, signature=signature))
-    verdict = Verdict(PLEDGE, WORKS[10], path_of(LEAVES, 10), tuple(findings), NUMERICS, sent=sent)
-    return Evidence(RUN, SHARES, frozenset({40}), verdict)
+    case = Case(PLEDGE, WORKS[10], path_of(LEAVES, 10), sent, numerics=NUMERICS)
+    return Evidence(RUN, rechecked(replace(case, contributions=SHARES, voided=frozenset({40})), judges, found))
 
 
 def test_what_was_sent_of_anothers_work_is_judged_by_its_stage() -> None:
     good = judged([*JURY[:3], LIAR])
-    assert good.refusal(verify) == "" and good.odd == {STRANGER.peer} and good.count[1:] == (4, 6)
+    assert good.refusal(verify) == "" and good.at_fault == {STRANGER.peer} and good.count == (4, 6)
     assert Evidence.from_json(good.to_json()) == good
     for false in (
         judged(),  # three of six
@@ -147,7 +145,7 @@ PROVES_NOTHING = {
     "its work says so": missent(work=replace(WORKS[10], resent=True)),
     "somebody else's pledge": missent(pledge=signed_pledge(JURY[0])),
     "a pledge of other works": missent(pledge=signed_pledge(work_root=d("other"))),
-    "sent by somebody else": replace(SENT_OTHER, proof=replace(SENT_OTHER.proof, sent=missent(JURY[0]).proof.sent)),
+    "sent by somebody else": with_case(SENT_OTHER, sent=missent(JURY[0]).case.sent),
 }
 
 
@@ -163,21 +161,19 @@ REFUSED = {
     "one of them twice": evidence_of([*JURY[:2], JURY[1]]),
     "the accused against itself": evidence_of([*JURY[:2], LIAR]),
     "all agree": evidence_of(found=leaf(WORKS[10])),
-    "other contributors": replace(GOOD, contributions=SHARES[:3]),
-    "other indexes": replace(GOOD, contributions=(*SHARES[:4], (SHARES[4][0], SHARES[4][1], frozenset({4})))),
-    "others voided": replace(GOOD, voided=frozenset()),
-    "another class": replace(GOOD, proof=replace(GOOD.proof, numerics="cuda")),
-    "another work": replace(GOOD, proof=replace(GOOD.proof, work=WORKS[0])),
-    "the work left out": replace(GOOD, proof=replace(GOOD.proof, work=None)),
-    "another path": replace(GOOD, proof=replace(GOOD.proof, path=path_of(LEAVES, 0))),
-    "no path": replace(GOOD, proof=replace(GOOD.proof, path=b"")),
-    "another pledge under the findings": replace(GOOD, proof=replace(GOOD.proof, pledge=signed_pledge(product=6))),
-    "a jury that the accused never named": replace(
+    "other contributors": with_case(GOOD, contributions=SHARES[:3]),
+    "other indexes": with_case(GOOD, contributions=(*SHARES[:4], (SHARES[4][0], SHARES[4][1], frozenset({4})))),
+    "others voided": with_case(GOOD, voided=frozenset()),
+    "another class": with_case(GOOD, numerics="cuda"),
+    "another work": with_case(GOOD, work=WORKS[0]),
+    "the work left out": with_case(GOOD, work=None),
+    "another path": with_case(GOOD, path=path_of(LEAVES, 0)),
+    "no path": with_case(GOOD, path=b""),
+    "another pledge under the findings": with_case(GOOD, pledge=signed_pledge(product=6)),
+    "a jury that the suspect never named": with_case(
         GOOD, contributions=(SHARES[0], *((one.peer, Generation(0, 0), frozenset({9})) for one in (STRANGER,)))
     ),
-    "a case of another": replace(
-        GOOD, proof=replace(GOOD.proof, findings=tuple(signed_finding(one, PLEDGE, 0, d("right")) for one in JURY[:3]))
-    ),
+    "a case of another": with_case(GOOD, rechecks=evidence_of(index=0).case.rechecks),
 }
 
 
@@ -188,23 +184,24 @@ def test_what_does_not_prove_it_is_refused(name: str) -> None:
 
 @settings(max_examples=150, deadline=None)
 @given(st.data())
-@pytest.mark.parametrize("good", [GOOD, SENT_OTHER], ids=["verdict", "missent"])
+@pytest.mark.parametrize("good", [GOOD, SENT_OTHER], ids=["rechecked", "signed"])
 def test_no_changed_byte_is_believed(good: Evidence, data: st.DataObject) -> None:
     text = good.to_json()
-    at = data.draw(st.integers(text.index("contributions"), len(text) - 2))
+    at = data.draw(st.integers(text.index("pledge"), len(text) - 2))
     to = data.draw(st.sampled_from('abcdefABCDEF0123456789+/="{}[],: \n'))
     try:
         changed = Evidence.from_json(text[:at] + to + text[at + 1 :])
     except ValueError:
         return
-    # A missent needs no jury: its contributions are those of nobody.
-    assert changed.refusal(verify) or changed.proof == good.proof
+    # Two signatures need no verifiers: then the list of contributors proves nothing.
+    assert changed.refusal(verify) or replace(changed.case, contributions=(), voided=frozenset()) == replace(
+        good.case, contributions=(), voided=frozenset()
+    )
 
 
 def test_no_changed_field_is_believed() -> None:
     """Every field of everything that is signed."""
-    proof = GOOD.proof
-    assert isinstance(proof, Verdict)
+    case = GOOD.case
     other = {bytes: lambda b: bytes([b[0] ^ 1]) + b[1:], int: lambda n: n + 1, float: lambda x: x + 1.0}
 
     def changes(value):
@@ -214,23 +211,22 @@ def test_no_changed_field_is_believed() -> None:
                 yield replace(value, **{field.name: change(old)})
 
     other[bool] = lambda flag: not flag
-    lie = SENT_OTHER.proof
-    assert isinstance(lie, Missent)
+    lie = SENT_OTHER.case
     false = [replace(lie, pledge=pledge) for pledge in changes(lie.pledge)]
     false += [replace(lie, work=work) for work in changes(lie.work)]
     false += [replace(lie, sent=sent) for sent in (*changes(lie.sent), replace(lie.sent, kind="output"))]
     false += [replace(lie, path=bytes(len(lie.path)))]
-    assert len(false) > 14 and all(replace(SENT_OTHER, proof=one).refusal(verify) for one in false)
-    changed = [replace(proof, pledge=pledge) for pledge in changes(proof.pledge)]
+    assert len(false) > 14 and all(replace(SENT_OTHER, case=one).refusal(verify) for one in false)
+    changed = [replace(case, pledge=pledge) for pledge in changes(case.pledge)]
     stamps = [*changes(STAMP), replace(STAMP, restart=Restart(2, 4)), replace(STAMP, chain=Chain("12" * 32))]
-    changed += [replace(proof, pledge=replace(proof.pledge, stamp=stamp)) for stamp in stamps]
-    changed += [replace(proof, pledge=replace(proof.pledge, peer=JURY[0].peer))]
-    changed += [replace(proof, work=work) for work in changes(proof.work)]
-    first, *rest = proof.findings
-    for finding in (*changes(first), replace(first, peer=JURY[3].peer), replace(first, case=Case(STAMP, LIAR.peer, 0))):
-        changed.append(replace(proof, findings=(finding, *rest)))
+    changed += [replace(case, pledge=replace(case.pledge, stamp=stamp)) for stamp in stamps]
+    changed += [replace(case, pledge=replace(case.pledge, peer=JURY[0].peer))]
+    changed += [replace(case, work=work) for work in changes(case.work)]
+    first, *rest = case.rechecks
+    for one in (*changes(first), replace(first, peer=JURY[3].peer)):
+        changed.append(replace(case, rechecks=(one, *rest)))
     assert len(changed) > 20
-    assert all(replace(GOOD, proof=one).refusal(verify) for one in changed)
+    assert all(replace(GOOD, case=one).refusal(verify) for one in changed)
 
 
 # ---------------------------------------------------------------- the tree
@@ -263,7 +259,7 @@ def test_verify_says_who_did_what(tmp_path, capsys) -> None:
     said = capsys.readouterr().out
     assert said == (
         f"{file}: {LIAR.peer} lied in step 7 of stage 2 of {UNPROVEN}, about microbatch 10: "
-        "3 of a jury of 5 found otherwise\n"
+        "3 of 5 verifiers found otherwise\n"
     )
     file.write_text(SENT_OTHER.to_json())
     assert swarmnet(["verify", str(file)]) == 0
@@ -274,7 +270,9 @@ def test_verify_says_who_did_what(tmp_path, capsys) -> None:
     )
     bad.write_text(evidence_of(JURY[:2]).to_json())
     assert swarmnet(["verify", str(file), str(bad)]) == 1
-    assert "this file proves nothing: no more than half of those who judge found the same" in capsys.readouterr().out
+    assert (
+        "this file proves nothing: no more than half of the verifiers found the same value" in capsys.readouterr().out
+    )
     bad.write_text("{}")
     assert swarmnet(["verify", str(bad)]) == 1
     assert swarmnet(["verify", str(tmp_path / "none.json")]) == 2
@@ -301,4 +299,4 @@ def test_verify_says_whose_word_a_jury_is_that_the_accused_has_not_signed(tmp_pa
     file.write_text(judged([*JURY[:3], LIAR]).to_json())
     assert swarmnet(["verify", str(file)]) == 0
     said = capsys.readouterr().out
-    assert f"Who judges was signed by {LIAR.peer}, not by the accused" in said and "believe it if" in said
+    assert f"The list of verifiers was signed by {LIAR.peer}, not by the suspect" in said and "believe it if" in said

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from grid_members import STAMP, Members, pack, play, unpack
 
-from swarmnet.audit.proof import contradict
+from swarmnet.audit.case import contradict
 from swarmnet.averaging.pledges import part_pledge, says
 from swarmnet.errors import PeerGone, Refused
 from swarmnet.ids import PeerId

@@ -8,13 +8,14 @@ from dataclasses import replace
 
 import pytest
 
+from swarmnet.audit.case import recheck
 from swarmnet.audit.evidence import Evidence
 from swarmnet.audit.histories import Account, NamedLiar, StageHistory, account, convicts
-from swarmnet.audit.pledge import finding_statement, leaf, path_of, root_of, shares_of
+from swarmnet.audit.pledge import leaf, path_of, root_of, shares_of
 from swarmnet.audit.receipts import Receipt, append, read
 from swarmnet.cli.frame import run as swarmnet
 from swarmnet.ids import NO_RESTART, Ballot, Chain, Generation, Restart, RoundId, RunId, first_chain, next_chain
-from swarmnet.messages import Case, Commit, Finding, Finished, Pair, Pledge, Sent, Stamp, Verdict, WorkRecord
+from swarmnet.messages import Case, Commit, Finished, Pledge, Sent, Stamp, WorkRecord
 from swarmnet.net.identity import Identity, verify
 from swarmnet.statement import statement
 from swarmnet.step.commits import commit_of, evidence
@@ -351,7 +352,7 @@ def lied_twice(receipt: Receipt, run: str = RUN) -> Evidence:
     first = signed(LIAR, receipt.stamp, receipt.finished)
     second = replace(first, work_root=d("other"))
     second = replace(second, signature=LIAR.sign(statement(second)))
-    return Evidence(run, receipt.finished.contributions, frozenset(), Pair(first, second))
+    return Evidence(run, Case(first, other=second))
 
 
 def sent_falsely(receipt: Receipt, judges: list[Identity]) -> Evidence:
@@ -366,14 +367,9 @@ def sent_falsely(receipt: Receipt, judges: list[Identity]) -> Evidence:
     pledge = replace(pledge, signature=judges[0].sign(statement(pledge)))
     sent = Sent(receipt.stamp, 0, "output", d("false"), LIAR.peer, work.input, bytes(32))
     sent = replace(sent, signature=LIAR.sign(statement(sent)))
-    findings = []
-    for one in judges:
-        if one is not LIAR:
-            finding = Finding(Case(receipt.stamp, LIAR.peer, 0), work.output, one.peer)
-            findings.append(replace(finding, signature=one.sign(finding_statement(finding, pledge, "cpu", sent))))
-    return Evidence(
-        RUN, shares, frozenset(), Verdict(pledge, work, path_of(leaves, 0), tuple(findings), "cpu", sent=sent)
-    )
+    case = Case(pledge, work, path_of(leaves, 0), sent, numerics="cpu", contributions=shares)
+    rechecks = tuple(recheck(case, work.output, one, one.peer) for one in judges if one is not LIAR)
+    return Evidence(RUN, replace(case, rechecks=rechecks))
 
 
 def test_a_convict_is_marked_by_what_is_about_its_history() -> None:

@@ -9,22 +9,22 @@ from itertools import product
 from types import SimpleNamespace
 
 import pytest
-from court_room import Notary, digest_of
+from audit_stage import Notary, digest_of
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scripted import on_virtual_time
 
+from swarmnet.audit.case import refusal
 from swarmnet.audit.pledge import leaf, path_of, root_of
-from swarmnet.audit.proof import refusal
 from swarmnet.errors import BadMessage, PeerGone, Refused, RejectCode
 from swarmnet.ids import Ballot, Chain, PeerId, Restart, RoundId
 from swarmnet.messages import (
     AuditData,
     AuditRequest,
+    Case,
     Fetch,
     Fetched,
     Gradient,
-    Missent,
     Packed,
     Pledge,
     Process,
@@ -70,12 +70,12 @@ def record(index: int, output: str, answer: str) -> WorkRecord:
     return WorkRecord(index, bytes(32), digest_of(output), bytes(32), digest_of(answer), 0.0, 0)
 
 
-def proof_of(work: WorkRecord, sent: Sent) -> Missent:
+def proof_of(work: WorkRecord, sent: Sent) -> Case:
     """Who has that work pledged, and has sent that."""
     leaves, id = {work.index: leaf(work)}, RoundId(Ballot(1, ME), 1)
     pledge = Pledge(sent.stamp, id, b"sum", bytes(32), sent.peer, 0, bytes(32), root_of(leaves))
     pledge = replace(pledge, signature=Notary(sent.peer).sign(statement(pledge)))
-    return Missent(pledge, work, path_of(leaves, work.index), sent)
+    return Case(pledge, work, path_of(leaves, work.index), sent)
 
 
 # ---------------------------------------------------------------- an honest replica

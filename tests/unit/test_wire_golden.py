@@ -28,7 +28,6 @@ from swarmnet.messages import (
     Evaluation,
     Fetch,
     Fetched,
-    Finding,
     Finished,
     Gradient,
     Heartbeat,
@@ -42,14 +41,13 @@ from swarmnet.messages import (
     ManifestRequest,
     Measure,
     MemberState,
-    Missent,
     MovedTo,
     Packed,
-    Pair,
     Part,
     PartData,
     Pledge,
     Process,
+    Recheck,
     Rejected,
     Request,
     Round,
@@ -65,7 +63,6 @@ from swarmnet.messages import (
     TrailRequest,
     TrailStep,
     Trouble,
-    Verdict,
     Vote,
     WorkRecord,
     roll_of,
@@ -104,8 +101,7 @@ PLEDGE = Pledge(
 )  # fmt: skip
 WORK = WorkRecord(6, bytes([1]) * 32, bytes([2]) * 32, bytes([3]) * 32, bytes([4]) * 32, -1.5, 64, True)
 SENT = Sent(STAMP, 6, "answer", bytes([5]) * 32, peer(4), bytes([6]) * 32, bytes([7]) * 32, True, b"signed")
-FINDING = Finding(Case(STAMP, peer(4), 6), bytes(range(32)), peer(5), b"found")
-WHOLE = Finding(Case(STAMP, peer(4), -1), bytes(range(32)), peer(5), b"found")
+RECHECK = Recheck(peer(5), bytes(range(32)), b"found")
 
 CONTROLS = (
     Heartbeat(STAMP, 1 << 63, True, BALLOT, (COMMIT,), (COMMIT, COMMIT), 12, True, "cpu/1",
@@ -118,12 +114,8 @@ CONTROLS = (
            Trouble(ROUND_ID, (Late(peer(4), True, 1.5),), (peer(5),)), b"my vote", True, 12, 7,
            frozenset({3, 300}), frozenset({4})),
     Committed(COMMIT, RESTART),
-    FINDING,
-    Verdict(PLEDGE, WORK, bytes(64), (FINDING, WHOLE)),
-    Verdict(PLEDGE, WORK, bytes(64), (FINDING,), "cpu", sent=SENT),
+    Case(PLEDGE, WORK, bytes(64), SENT, PLEDGE, "cpu", (RECHECK, RECHECK), SHARES, frozenset({4})),
     SENT,
-    Pair(PLEDGE, PLEDGE),
-    Missent(PLEDGE, WORK, bytes(64), SENT),
     Ping(b"four"),
 )  # fmt: skip
 REQUESTS = (
@@ -170,7 +162,7 @@ LEAST = (  # every optional field empty
     StagePlan(Stamp(0, 0, chain(0)), BALLOT),
     Committed(Commit(0, 0, chain(0), ROUND_ID, b"digest", 1, 0.0, 0.0)),
     MemberState(*FENCED, frozenset(), frozenset(), None, None, 0),
-    Verdict(PLEDGE, None, b"", ()),
+    Case(PLEDGE),
 )
 LEAST_ANSWERS = (PartData(()), TrailStep(None, ()), Rejected(RejectCode.STALE))
 HELLO = Hello(RunId(chain(5)), 1, 4, "cpu/1", 1.7e9, "peer:run:guest")

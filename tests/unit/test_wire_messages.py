@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -34,7 +34,6 @@ from swarmnet.messages import (
     Evaluation,
     Fetch,
     Fetched,
-    Finding,
     Finished,
     Gradient,
     Heartbeat,
@@ -48,15 +47,13 @@ from swarmnet.messages import (
     ManifestRequest,
     Measure,
     MemberState,
-    Missent,
     MovedTo,
     Packed,
-    Pair,
     Part,
     PartData,
     Pledge,
     Process,
-    Proof,
+    Recheck,
     Rejected,
     Round,
     Running,
@@ -71,7 +68,6 @@ from swarmnet.messages import (
     TrailRequest,
     TrailStep,
     Trouble,
-    Verdict,
     WorkRecord,
     roll_of,
     unchanged,
@@ -179,9 +175,9 @@ sents = st.builds(
     signatures,
 )
 chains_of_sents = st.lists(sents, max_size=3).map(tuple)
-cases = st.builds(Case, stamps, peers, st.integers(-1, MAX_INDEXES - 1))
-findings = st.builds(Finding, cases, digests32, peers, signatures)
 paths = st.binary(max_size=32 * MAX_PATH)
+rechecks = st.lists(st.builds(Recheck, peers, digests32, signatures), max_size=MAX_COUNTING).map(tuple)
+cases = st.builds(Case, pledges, st.none() | works, paths, st.none() | sents, st.none() | pledges, words, rechecks)
 kept = {"stamp": stamps, "ballot": ballots}
 fenced = {**kept, "generation": generations}
 attempts = build(Round, stamp=stamps, id=rounds, receivers=many_peers, holders=many_peers) | build(
@@ -210,13 +206,8 @@ controls: dict[type, st.SearchStrategy] = {
         trouble=st.none() | troubles, revision=counts, round=st.integers(-1, 1 << 53),
     ),
     Committed: st.builds(Committed, commits),
-    Finding: findings,
-    Verdict: st.builds(
-        Verdict, pledges, st.none() | works, paths, st.lists(findings, max_size=MAX_COUNTING).map(tuple)
-    ),
+    Case: cases,
     Sent: sents,
-    Pair: st.builds(Pair, pledges, pledges),
-    Missent: st.builds(Missent, pledges, works, paths, sents),
     Ping: st.builds(Ping, nonces),
 }  # fmt: skip
 spans = st.tuples(st.integers(0, 1 << 48), st.integers(0, 1 << 48)).map(sorted)
@@ -333,7 +324,7 @@ def test_answers_survive_the_wire(answer: Any) -> None:
     assert convert.read_answer(convert.write_answer(answer)) == (answer, (), None)
 
 
-@given(st.one_of(hellos, answers[Rejected], *(controls[kind] for kind in get_args(Proof))))
+@given(st.one_of(hellos, answers[Rejected], controls[Case]))
 def test_greetings_survive_the_wire(reply: Any) -> None:
     assert convert.read_hello_reply(convert.write_hello_reply(reply)) == reply
     if isinstance(reply, Hello):

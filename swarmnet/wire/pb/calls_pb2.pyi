@@ -1,4 +1,3 @@
-from swarmnet.wire.pb import control_pb2 as _control_pb2
 from swarmnet.wire.pb import values_pb2 as _values_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
@@ -475,18 +474,14 @@ class Hello(_message.Message):
     def __init__(self, run: _Optional[bytes] = ..., major: _Optional[int] = ..., minor: _Optional[int] = ..., numerics: _Optional[str] = ..., clock: _Optional[float] = ..., invitation: _Optional[str] = ..., software: _Optional[str] = ..., completed: _Optional[bytes] = ..., filled_in: _Optional[str] = ..., boot_id: _Optional[int] = ...) -> None: ...
 
 class HelloReply(_message.Message):
-    __slots__ = ("hello", "rejected", "verdict", "pair", "missent")
+    __slots__ = ("hello", "rejected", "case")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     REJECTED_FIELD_NUMBER: _ClassVar[int]
-    VERDICT_FIELD_NUMBER: _ClassVar[int]
-    PAIR_FIELD_NUMBER: _ClassVar[int]
-    MISSENT_FIELD_NUMBER: _ClassVar[int]
+    CASE_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     rejected: Rejected
-    verdict: _control_pb2.Verdict
-    pair: _control_pb2.Pair
-    missent: _control_pb2.Missent
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., rejected: _Optional[_Union[Rejected, _Mapping]] = ..., verdict: _Optional[_Union[_control_pb2.Verdict, _Mapping]] = ..., pair: _Optional[_Union[_control_pb2.Pair, _Mapping]] = ..., missent: _Optional[_Union[_control_pb2.Missent, _Mapping]] = ...) -> None: ...
+    case: _values_pb2.Case
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., rejected: _Optional[_Union[Rejected, _Mapping]] = ..., case: _Optional[_Union[_values_pb2.Case, _Mapping]] = ...) -> None: ...
 
 class BulkAsk(_message.Message):
     __slots__ = ("secret",)

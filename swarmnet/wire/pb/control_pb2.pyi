@@ -198,58 +198,6 @@ class Committed(_message.Message):
     restart: _values_pb2.Restart
     def __init__(self, commit: _Optional[_Union[_values_pb2.Commit, _Mapping]] = ..., restart: _Optional[_Union[_values_pb2.Restart, _Mapping]] = ...) -> None: ...
 
-class Finding(_message.Message):
-    __slots__ = ("case", "found", "peer", "signature")
-    CASE_FIELD_NUMBER: _ClassVar[int]
-    FOUND_FIELD_NUMBER: _ClassVar[int]
-    PEER_FIELD_NUMBER: _ClassVar[int]
-    SIGNATURE_FIELD_NUMBER: _ClassVar[int]
-    case: _values_pb2.Case
-    found: bytes
-    peer: str
-    signature: bytes
-    def __init__(self, case: _Optional[_Union[_values_pb2.Case, _Mapping]] = ..., found: _Optional[bytes] = ..., peer: _Optional[str] = ..., signature: _Optional[bytes] = ...) -> None: ...
-
-class Verdict(_message.Message):
-    __slots__ = ("pledge", "work", "path", "findings", "numerics", "contributions", "voided", "sent")
-    PLEDGE_FIELD_NUMBER: _ClassVar[int]
-    WORK_FIELD_NUMBER: _ClassVar[int]
-    PATH_FIELD_NUMBER: _ClassVar[int]
-    FINDINGS_FIELD_NUMBER: _ClassVar[int]
-    NUMERICS_FIELD_NUMBER: _ClassVar[int]
-    CONTRIBUTIONS_FIELD_NUMBER: _ClassVar[int]
-    VOIDED_FIELD_NUMBER: _ClassVar[int]
-    SENT_FIELD_NUMBER: _ClassVar[int]
-    pledge: _values_pb2.Pledge
-    work: _values_pb2.WorkRecord
-    path: bytes
-    findings: _containers.RepeatedCompositeFieldContainer[Finding]
-    numerics: str
-    contributions: _values_pb2.Contributions
-    voided: bytes
-    sent: _values_pb2.Sent
-    def __init__(self, pledge: _Optional[_Union[_values_pb2.Pledge, _Mapping]] = ..., work: _Optional[_Union[_values_pb2.WorkRecord, _Mapping]] = ..., path: _Optional[bytes] = ..., findings: _Optional[_Iterable[_Union[Finding, _Mapping]]] = ..., numerics: _Optional[str] = ..., contributions: _Optional[_Union[_values_pb2.Contributions, _Mapping]] = ..., voided: _Optional[bytes] = ..., sent: _Optional[_Union[_values_pb2.Sent, _Mapping]] = ...) -> None: ...
-
-class Pair(_message.Message):
-    __slots__ = ("first", "second")
-    FIRST_FIELD_NUMBER: _ClassVar[int]
-    SECOND_FIELD_NUMBER: _ClassVar[int]
-    first: _values_pb2.Pledge
-    second: _values_pb2.Pledge
-    def __init__(self, first: _Optional[_Union[_values_pb2.Pledge, _Mapping]] = ..., second: _Optional[_Union[_values_pb2.Pledge, _Mapping]] = ...) -> None: ...
-
-class Missent(_message.Message):
-    __slots__ = ("pledge", "work", "path", "sent")
-    PLEDGE_FIELD_NUMBER: _ClassVar[int]
-    WORK_FIELD_NUMBER: _ClassVar[int]
-    PATH_FIELD_NUMBER: _ClassVar[int]
-    SENT_FIELD_NUMBER: _ClassVar[int]
-    pledge: _values_pb2.Pledge
-    work: _values_pb2.WorkRecord
-    path: bytes
-    sent: _values_pb2.Sent
-    def __init__(self, pledge: _Optional[_Union[_values_pb2.Pledge, _Mapping]] = ..., work: _Optional[_Union[_values_pb2.WorkRecord, _Mapping]] = ..., path: _Optional[bytes] = ..., sent: _Optional[_Union[_values_pb2.Sent, _Mapping]] = ...) -> None: ...
-
 class Ping(_message.Message):
     __slots__ = ("nonce",)
     NONCE_FIELD_NUMBER: _ClassVar[int]
@@ -257,25 +205,19 @@ class Ping(_message.Message):
     def __init__(self, nonce: _Optional[bytes] = ...) -> None: ...
 
 class Envelope(_message.Message):
-    __slots__ = ("heartbeat", "stage_plan", "member_state", "committed", "ping", "finding", "verdict", "sent", "pair", "missent")
+    __slots__ = ("heartbeat", "stage_plan", "member_state", "committed", "ping", "case", "sent")
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
     STAGE_PLAN_FIELD_NUMBER: _ClassVar[int]
     MEMBER_STATE_FIELD_NUMBER: _ClassVar[int]
     COMMITTED_FIELD_NUMBER: _ClassVar[int]
     PING_FIELD_NUMBER: _ClassVar[int]
-    FINDING_FIELD_NUMBER: _ClassVar[int]
-    VERDICT_FIELD_NUMBER: _ClassVar[int]
+    CASE_FIELD_NUMBER: _ClassVar[int]
     SENT_FIELD_NUMBER: _ClassVar[int]
-    PAIR_FIELD_NUMBER: _ClassVar[int]
-    MISSENT_FIELD_NUMBER: _ClassVar[int]
     heartbeat: Heartbeat
     stage_plan: StagePlan
     member_state: MemberState
     committed: Committed
     ping: Ping
-    finding: Finding
-    verdict: Verdict
+    case: _values_pb2.Case
     sent: _values_pb2.Sent
-    pair: Pair
-    missent: Missent
-    def __init__(self, heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., stage_plan: _Optional[_Union[StagePlan, _Mapping]] = ..., member_state: _Optional[_Union[MemberState, _Mapping]] = ..., committed: _Optional[_Union[Committed, _Mapping]] = ..., ping: _Optional[_Union[Ping, _Mapping]] = ..., finding: _Optional[_Union[Finding, _Mapping]] = ..., verdict: _Optional[_Union[Verdict, _Mapping]] = ..., sent: _Optional[_Union[_values_pb2.Sent, _Mapping]] = ..., pair: _Optional[_Union[Pair, _Mapping]] = ..., missent: _Optional[_Union[Missent, _Mapping]] = ...) -> None: ...
+    def __init__(self, heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., stage_plan: _Optional[_Union[StagePlan, _Mapping]] = ..., member_state: _Optional[_Union[MemberState, _Mapping]] = ..., committed: _Optional[_Union[Committed, _Mapping]] = ..., ping: _Optional[_Union[Ping, _Mapping]] = ..., case: _Optional[_Union[_values_pb2.Case, _Mapping]] = ..., sent: _Optional[_Union[_values_pb2.Sent, _Mapping]] = ...) -> None: ...

@@ -220,12 +220,34 @@ class Sent(_message.Message):
     gradient: bytes
     def __init__(self, stamp: _Optional[_Union[Stamp, _Mapping]] = ..., index: _Optional[int] = ..., kind: _Optional[str] = ..., digest: _Optional[bytes] = ..., peer: _Optional[str] = ..., again: _Optional[bool] = ..., signature: _Optional[bytes] = ..., input: _Optional[bytes] = ..., gradient: _Optional[bytes] = ...) -> None: ...
 
+class Recheck(_message.Message):
+    __slots__ = ("peer", "found", "signature")
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    FOUND_FIELD_NUMBER: _ClassVar[int]
+    SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    peer: str
+    found: bytes
+    signature: bytes
+    def __init__(self, peer: _Optional[str] = ..., found: _Optional[bytes] = ..., signature: _Optional[bytes] = ...) -> None: ...
+
 class Case(_message.Message):
-    __slots__ = ("stamp", "accused", "index")
-    STAMP_FIELD_NUMBER: _ClassVar[int]
-    ACCUSED_FIELD_NUMBER: _ClassVar[int]
-    INDEX_FIELD_NUMBER: _ClassVar[int]
-    stamp: Stamp
-    accused: str
-    index: int
-    def __init__(self, stamp: _Optional[_Union[Stamp, _Mapping]] = ..., accused: _Optional[str] = ..., index: _Optional[int] = ...) -> None: ...
+    __slots__ = ("pledge", "work", "path", "sent", "other", "numerics", "rechecks", "contributions", "voided")
+    PLEDGE_FIELD_NUMBER: _ClassVar[int]
+    WORK_FIELD_NUMBER: _ClassVar[int]
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    SENT_FIELD_NUMBER: _ClassVar[int]
+    OTHER_FIELD_NUMBER: _ClassVar[int]
+    NUMERICS_FIELD_NUMBER: _ClassVar[int]
+    RECHECKS_FIELD_NUMBER: _ClassVar[int]
+    CONTRIBUTIONS_FIELD_NUMBER: _ClassVar[int]
+    VOIDED_FIELD_NUMBER: _ClassVar[int]
+    pledge: Pledge
+    work: WorkRecord
+    path: bytes
+    sent: Sent
+    other: Pledge
+    numerics: str
+    rechecks: _containers.RepeatedCompositeFieldContainer[Recheck]
+    contributions: Contributions
+    voided: bytes
+    def __init__(self, pledge: _Optional[_Union[Pledge, _Mapping]] = ..., work: _Optional[_Union[WorkRecord, _Mapping]] = ..., path: _Optional[bytes] = ..., sent: _Optional[_Union[Sent, _Mapping]] = ..., other: _Optional[_Union[Pledge, _Mapping]] = ..., numerics: _Optional[str] = ..., rechecks: _Optional[_Iterable[_Union[Recheck, _Mapping]]] = ..., contributions: _Optional[_Union[Contributions, _Mapping]] = ..., voided: _Optional[bytes] = ...) -> None: ...

@@ -1,0 +1,195 @@
+"""When a case proves a fault: by signatures alone, to anyone, without the run. Pure.
+
+| a case holds | a fault is proven if |
+|---|---|
+| rechecks | more than half of the verifiers found one value; each of them that signed another value is at fault |
+| `other` | one peer signed two different pledges for one aggregate in one round |
+| `sent`, by the peer that pledged the work | the peer signed one result and sent another |
+
+The verifiers are the contributors to the aggregate and the suspect. The peer that signed the pledge has signed who
+contributed (`Pledge.shares`), so no peer is judged by verifiers that it did not know. Only in a case about `sent`
+another peer has signed that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Set
+from dataclasses import replace
+
+from swarmnet.audit.pledge import WHOLE, counted_as, leaf, made_alike, proves, shares_of, whole_of
+from swarmnet.ids import PeerId, Signer
+from swarmnet.messages import MAX_COUNTING, Case, Pledge, Recheck, first_of
+from swarmnet.quorum import quorum
+from swarmnet.statement import statement
+
+Verify = Callable[[PeerId, bytes, bytes], bool]
+"""(peer, data, signature): did the peer sign the data?"""
+
+
+def suspect_of(case: Case) -> PeerId:
+    """The peer whose work is disputed."""
+    return case.pledge.peer if case.sent is None else case.sent.peer
+
+
+def index_of(case: Case) -> int:
+    """The microbatch, or WHOLE."""
+    return WHOLE if case.work is None else case.work.index
+
+
+def subject_of(case: Case) -> bytes:
+    """32 bytes that stand for what the rechecks of a case are about."""
+    return statement(case, without=("path", "rechecks", "contributions", "voided"))
+
+
+def claimed(case: Case) -> bytes:
+    """The value that the suspect itself has signed: a correct recheck of correct work is equal to it."""
+    if case.sent is not None:
+        return case.sent.digest
+    return whole_of(case.pledge.sum_root, case.pledge.product) if case.work is None else leaf(case.work)
+
+
+def recheck(case: Case, found: bytes, signer: Signer, me: PeerId) -> Recheck:
+    """My signed recheck of a case."""
+    mine = Recheck(me, found)
+    return replace(mine, signature=signer.sign(statement(mine, subject_of(case))))
+
+
+def is_signed(found: Recheck, case: Case, verify: Verify) -> bool:
+    """Did its peer sign that recheck of that case?"""
+    return verify(found.peer, statement(found, subject_of(case)), found.signature)
+
+
+def needs_no_recheck(case: Case) -> bool:
+    """Do two signatures of one peer decide the case?"""
+    sent, work = case.sent, case.work
+    if sent is None or work is None:
+        return case.other is not None
+    # A replica that computes a microbatch twice, of two inputs, signs that it does: its signatures prove nothing then.
+    return sent.peer == case.pledge.peer and not sent.again and not work.resent
+
+
+def results(case: Case) -> dict[PeerId, bytes]:
+    """The value that each peer has signed."""
+    return {found.peer: found.found for found in case.rechecks} | {suspect_of(case): claimed(case)}
+
+
+def contributors_in(case: Case) -> frozenset[PeerId]:
+    """The contributors that the case names."""
+    return frozenset(peer for peer, _, indexes in case.contributions if indexes)
+
+
+def verifiers(case: Case, contributors: Set[PeerId]) -> frozenset[PeerId]:
+    """The peers whose values decide the case."""
+    return first_of(contributors) | {suspect_of(case)}
+
+
+def agreed(case: Case, contributors: Set[PeerId]) -> bytes | None:
+    """The value that more than half of the verifiers have signed, or None.
+
+    While fewer than half are Byzantine, one of those that agree is correct. Of two verifiers none can be at fault.
+    """
+    judges, values = verifiers(case, contributors), results(case)
+    found = [values[peer] for peer in judges & values.keys()]
+    if len(judges) < 3:
+        return None
+    return next((value for value in found if found.count(value) >= quorum(judges)), None)
+
+
+def at_fault(case: Case, contributors: Set[PeerId]) -> frozenset[PeerId]:
+    """The peers whose fault the case proves, if `refusal` has nothing against it."""
+    if needs_no_recheck(case):
+        return frozenset([suspect_of(case)])
+    truth, values = agreed(case, contributors), results(case)
+    # Identities that took no part cost nothing: they are not named.
+    known = contributors | {suspect_of(case)}
+    return frozenset(peer for peer in known & values.keys() if truth is not None and values[peer] != truth)
+
+
+def shortened(case: Case, contributors: Set[PeerId]) -> Case:
+    """A decided case with at most MAX_COUNTING rechecks: a quorum first, then those at fault, then others."""
+    truth, judges, wrong = agreed(case, contributors), verifiers(case, contributors), at_fault(case, contributors)
+    agree = [found for found in case.rechecks if found.found == truth]
+    first = [found for found in agree if found.peer in judges][: quorum(judges)]
+    differ = [found for found in case.rechecks if found.peer in wrong]
+    more = [found for found in agree if found not in first]
+    return replace(case, rechecks=(*first, *differ, *more)[:MAX_COUNTING])
+
+
+def refusal(case: Case, contributors: Set[PeerId], verify: Verify) -> str:
+    """Why the case proves no fault, in words; "" if it does."""
+    pledge, work, sent, suspect = case.pledge, case.work, case.sent, suspect_of(case)
+    if case.other is not None:
+        return _of_two_pledges(pledge, case.other, verify)
+    if not proves(case.path, work, pledge.work_root) if work is not None else case.path:
+        return "the work is not the one that was pledged"
+    signed = needs_no_recheck(case)
+    if signed and sent is not None and work is not None and counted_as(work, sent.kind) == sent.digest:
+        return "the peer sent the result that it pledged"
+    if not signed and (reason := _of_rechecks(case, contributors, verify)):
+        return reason
+    if sent is not None:
+        same = work is not None and (sent.stamp, sent.index) == (pledge.stamp, work.index)
+        if not same or (not signed and work is not None and not made_alike(sent, work)):
+            return "what was sent was made of something else than what was pledged"
+        if not verify(suspect, statement(sent), sent.signature):
+            return "the suspect has not signed what it sent"
+    if not verify(pledge.peer, statement(pledge), pledge.signature):
+        return "a pledge is not signed by its peer"
+    return ""
+
+
+def _of_rechecks(case: Case, contributors: Set[PeerId], verify: Verify) -> str:
+    if case.contributions and shares_of(case.contributions, case.voided) != case.pledge.shares:
+        return "its list of contributors is not the one that the pledge was signed for"
+    # A commit names so many at most: a list of another length is complete.
+    known = contributors if len(contributors) != MAX_COUNTING else results(case).keys()
+    if case.pledge.peer not in known:
+        return "the peer that signed its pledge is not among the contributors"
+    if len({found.peer for found in case.rechecks} - {suspect_of(case)}) < len(case.rechecks):
+        return "one peer has two values in it"
+    if agreed(case, contributors) is None:
+        return "no more than half of the verifiers found the same value"
+    wrong = at_fault(case, contributors)
+    if not wrong:
+        return "the verifiers found what the suspect has signed"
+    # Signatures cost time: those of the peers at fault come first, since no one else can make them.
+    ordered = sorted(case.rechecks, key=lambda found: found.peer not in wrong)
+    return "" if all(is_signed(found, case, verify) for found in ordered) else "a recheck is not signed by its peer"
+
+
+def _of_two_pledges(first: Pledge, second: Pledge, verify: Verify) -> str:
+    if not all(verify(pledge.peer, statement(pledge), pledge.signature) for pledge in (first, second)):
+        return "a pledge is not signed by its peer"
+    return "" if contradict(first, second) else "a correct peer may have signed both pledges"
+
+
+def contradict(first: Pledge, second: Pledge) -> bool:
+    """Does a correct process sign one of these at most? For one aggregate in one round there is one pledge."""
+
+    def about(pledge: Pledge) -> tuple[object, ...]:
+        return pledge.peer, pledge.incarnation, pledge.stamp, pledge.id, pledge.digest
+
+    return about(first) == about(second) and statement(first) != statement(second)
+
+
+def reason_of(case: Case, peer: PeerId, contributors: Set[PeerId] = frozenset()) -> str:
+    """What `peer` did, in at most MAX_REASON characters."""
+    step, suspect = f"step {case.pledge.stamp.step}", suspect_of(case)
+    if case.other is not None:
+        return f"{step}: signed two different pledges for one sum"
+    if case.sent is not None and needs_no_recheck(case):
+        return f"{step}: counted the {case.sent.kind} of microbatch {case.sent.index}, and sent another"
+    if peer != suspect:
+        what = f"work of ...{suspect[-8:]}"
+    elif case.sent is not None:
+        what = f"the {case.sent.kind} that it sent"
+    else:
+        what = "its contribution" if case.work is None else f"microbatch {case.work.index}"
+    agree, number = count_of(case, contributors)
+    return f"{step}: false result for {what}: {agree} of {number} verifiers found otherwise"
+
+
+def count_of(case: Case, contributors: Set[PeerId]) -> tuple[int, int]:
+    """How many verifiers agree, and how many there are."""
+    judges, values, truth = verifiers(case, contributors), results(case), agreed(case, contributors)
+    return sum(values.get(peer) == truth for peer in judges if truth is not None), len(judges)

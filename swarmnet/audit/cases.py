@@ -1,0 +1,526 @@
+"""The audits of one replica: which work it samples, and how a case is decided. Pure: events in, calls of `Host` out.
+
+| event | the replica then |
+|---|---|
+| `applied` | samples works of the step before last, and computes them again |
+| `found`: the result differs | signs a recheck, and tells the case to the other replicas of its stage |
+| `hear`: another replica tells a case | computes the work again, and tells the case with its own recheck |
+| rechecks suffice | bans each peer that signed another value than the quorum |
+| no value can reach a quorum | reports the case as undecided (always in a stage of two) |
+
+A case is decided when more than half of its verifiers (`audit.case`) signed one value, and those that agree are also a
+quorum of the stage's voters. While fewer than half are Byzantine no correct peer is banned, and false work that a
+correct replica has sampled is decided. A false recheck bans its own signer by the same count.
+
+A neighbour stage shows what it was sent (`received`) to replicas of the sender's stage. These ask the contributor of
+that microbatch for its work (`hear_sent`), and compare the two (`compared`).
+
+Only rechecks of one numerics class count in a case, because other classes round differently.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Callable, Iterable, Set
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+from swarmnet.audit.case import (
+    agreed,
+    at_fault,
+    claimed,
+    contradict,
+    contributors_in,
+    index_of,
+    is_signed,
+    needs_no_recheck,
+    reason_of,
+    recheck,
+    refusal,
+    results,
+    shortened,
+    subject_of,
+    suspect_of,
+    verifiers,
+)
+from swarmnet.audit.draw import is_drawn, own_rate, part_of, seed_of
+from swarmnet.audit.pledge import WHOLE, counted_as, made_alike, proves, shares_of
+from swarmnet.bounds import Recent
+from swarmnet.ids import Chain, PeerId, Signer
+from swarmnet.messages import Case, Finished, Pledge, Sent, Stamp, WorkRecord, contributors_of, first_of
+from swarmnet.quorum import has_quorum, quorum
+from swarmnet.statement import statement
+
+KEEP_STEPS = 16
+"""Versions after which a case is forgotten."""
+
+MAX_OPEN = 64
+"""Cases that are open at a time."""
+
+MOST_CASES = 4
+"""Cases of one step that one other replica can have opened here at a time."""
+
+AGAIN_S = 5.0
+"""An open case is told again this often, because messages are lost."""
+
+_ENOUGH_SUMS = 4
+"""A replica that joins decides no case before it has applied so many aggregates: it must know the voters."""
+
+_MOST_CHARGES = 2
+"""Cases about what one peer sent in a step: one is enough."""
+
+_SPARE_WORDS, _WORDS_OF_AN_INDEX = 32, 2
+"""Signed transfers that one peer may report of one step: so many, and so many for each microbatch."""
+
+_MOST_PLEDGES = 4
+"""Of one peer for one aggregate: rounds may differ."""
+
+SHOWN_TO = 8
+"""Replicas of a sender's stage that are shown what it has sent: one correct one is enough."""
+
+TOLERANCE = 0.25
+"""How far apart, in lengths of the vector, two classes' activations and gradients may be: far more than rounding in
+bf16 makes (`tests/numerics/test_recompute.py`); noise, another sign or another microbatch is 1 and more."""
+
+_SECRET = b"swarmnet auditor's secret 1\0"
+"""An auditor signs this for itself: no statement that others can have it sign is so short."""
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """Work to compute again."""
+
+    case: Case
+    """Without its work where that was sampled: the suspect shows it."""
+    index: int
+    """The microbatch, or WHOLE."""
+    rough: bool = False
+    """No replica computes in the suspect's numerics class: compare up to rounding."""
+    told_by: PeerId | None = None
+    """Another replica that has the payload; None: the work was sampled."""
+
+
+class Host(Protocol):
+    """What a replica does for its audits."""
+
+    def check(self, check: Check) -> None:
+        """Fetch the payload, compute it again, and report by `Cases.found`, or `weighed` if the check is rough."""
+
+    def ask_work(self, sent: Sent, owner: PeerId) -> None:
+        """Ask `owner` for its work on that microbatch, and report by `Cases.compared`."""
+
+    def show(self, sent: Sent) -> None:
+        """Tell replicas of the sender's stage (`Cases.shown_to`) what it has sent."""
+
+    def tell(self, case: Case) -> None:
+        """Tell the case to all other replicas of my stage."""
+
+    def ban(self, peer: PeerId, case: Case, reason: str) -> None:
+        """The case proves a fault of `peer`."""
+
+    def suspend(self, peer: PeerId, why: str) -> None:
+        """I know that `peer` is at fault, and cannot prove it."""
+
+    def undecided(self, case: Case) -> None:
+        """Some peer of this case is at fault, and no quorum can say which."""
+
+
+@dataclass(slots=True)
+class Aggregate:
+    """A committed aggregate, and what its contributors pledged."""
+
+    stamp: Stamp
+    digest: bytes
+    shares: bytes
+    owners: dict[int, PeerId]
+    contributors: frozenset[PeerId]
+    pledges: dict[PeerId, list[Pledge]] = field(default_factory=dict)
+
+    @property
+    def can_decide(self) -> bool:
+        """Have enough contributed for more than half of them to be more than one?"""
+        return len(self.contributors) > 2
+
+
+@dataclass(slots=True)
+class _Open:
+    """A case of my stage. closed: it is decided, undecidable or harmless; later rechecks of it still count."""
+
+    case: Case
+    told_by: PeerId
+    told_at: float = 0.0
+    checking: bool = False
+    closed: bool = False
+
+
+class Cases:
+    """The audits and cases of one replica.
+
+    Args:
+        microbatches, contributions: shares that are sampled, as in the manifest.
+        numerics: the numerics class that a peer claims; "": not known.
+        operator: who runs a peer, as far as is known here.
+        voters: the recent contributors of a stage, by its commits.
+    """
+
+    def __init__(
+        self,
+        me: PeerId,
+        stage: int,
+        signer: Signer,
+        host: Host,
+        *,
+        microbatches: float,
+        contributions: float,
+        numerics: Callable[[PeerId], str],
+        operator: Callable[[PeerId], str],
+        voters: Callable[[int], Set[PeerId]],
+    ) -> None:
+        self.me, self.stage, self._signer, self._host = me, stage, signer, host
+        self._microbatches, self._contributions = microbatches, contributions
+        self._numerics, self._operator, self._voters_of = numerics, operator, voters
+        self._secret = signer.sign(_SECRET)  # no other peer can make it, and it is told to none
+        self._sums: dict[int, Aggregate] = {}
+        self._live: frozenset[PeerId] = frozenset()
+        self._seen: list[int] = []  # steps of the first aggregates that I have applied
+        # Invariant: these and what follows hold nothing of a step before `_forget`'s oldest one.
+        self._pledged: Recent[tuple[PeerId, Stamp, object, bytes], Pledge] = Recent(1 << 12)
+        self._open: dict[bytes, _Open] = {}
+        self._told_by: Counter[PeerId] = Counter()  # transfers, since the last step
+        self._compared: Recent[bytes, int] = Recent(1 << 10)  # statement of a transfer -> its step
+        self._charges: Counter[tuple[PeerId, int]] = Counter()  # cases about transfers, by sender and step
+        self._classes: dict[PeerId, str] = {}
+        self._changed: dict[PeerId, int] = {}  # the step in which a peer was first seen in its class
+        self.banned: dict[PeerId, Case] = {}
+        """Banned peers, each with the case that proves its fault."""
+
+    # ------------------------------------------------------------ sampling
+
+    def applied(
+        self, stamp: Stamp, finished: Finished, pledges: Iterable[Pledge], later: Chain, live: Set[PeerId]
+    ) -> None:
+        """That aggregate is applied. Samples the works of the step before.
+
+        Args:
+            stamp: of the applied step.
+            pledges: of its contributors; others may follow by `hear_pledge`.
+            later: the chain of the version that the step has made.
+            live: replicas of my stage that may audit.
+        """
+        self._told_by.clear()
+        if len(self._seen) < _ENOUGH_SUMS:
+            self._seen.append(stamp.step)
+        if any(known.stamp.restart != stamp.restart for known in self._sums.values()):
+            # The run went back: pledges for steps that were given up bind no peer.
+            self._sums.clear()
+            self._open.clear()
+        owners = {index: peer for peer, _, indexes in finished.contributions for index in indexes}
+        shares = shares_of(finished.contributions, finished.voided)
+        self._sums[stamp.step] = Aggregate(stamp, finished.digest, shares, owners, contributors_of(finished))
+        for pledge in pledges:
+            self.hear_pledge(pledge)
+        self._forget(stamp.step + 1 - KEEP_STEPS)
+        self._live = frozenset(live)
+        for peer in self._live:
+            now = self._numerics(peer)
+            if self._classes.get(peer) != now:
+                self._classes[peer], self._changed[peer] = now, stamp.step
+        if (before := self._sums.get(stamp.step - 1)) is not None:
+            self._sample(before, later)
+
+    def hear_pledge(self, pledge: Pledge) -> None:
+        """A contributor to an aggregate of my stage has pledged that."""
+        if not self._signer.verify(pledge.peer, statement(pledge), pledge.signature):
+            return
+        about = pledge.peer, pledge.stamp, pledge.id, pledge.digest
+        first = self._pledged.get(about)
+        if first is None:
+            first = self._pledged[about] = pledge
+        if contradict(first, pledge):
+            self._ban([pledge.peer], Case(first, other=pledge))
+            return
+        known = self._aggregate(pledge.stamp)
+        if known is not None and (pledge.digest, pledge.shares) == (known.digest, known.shares):
+            pledges = known.pledges.setdefault(pledge.peer, [])
+            if pledge.peer in known.contributors and pledge not in pledges and len(pledges) < _MOST_PLEDGES:
+                pledges.append(pledge)
+
+    def _sample(self, known: Aggregate, later: Chain) -> None:
+        seed = seed_of(known.stamp.step, self.stage, later, self._secret)
+        # A Byzantine peer that leaves others no work would be alone: then replicas that contributed nothing audit.
+        able = (self._live | {self.me}) - self.banned.keys()
+        if known.can_decide:
+            able &= known.contributors
+        if self.me not in able:
+            return
+        works = [(peer, index, self._microbatches) for index, peer in known.owners.items()]
+        works += [(peer, WHOLE, self._contributions) for peer in known.contributors]
+        shares = Counter(known.owners.values())
+        # A slow member that checked all that a fast one has computed would hold up the steps of both.
+        weights = {peer: 1 + shares[peer] for peer in able if self._same_class(peer, self.me)}
+        runs = {peer: self._operator(peer) for peer in weights.keys() | known.contributors}
+        parts = {
+            peer: part_of(
+                self.me,
+                {other: weight for other, weight in weights.items() if other != peer},
+                {other for other in weights if runs[other] == runs[peer]},
+            )
+            for peer in known.contributors - {self.me}
+            if self._same_class(self.me, peer)
+        }
+        for peer, index, rate in sorted(works, key=lambda work: (work[1], work[0])):
+            able_to = peer in known.pledges and peer in parts and peer not in self.banned
+            if able_to and is_drawn(seed, peer, index, own_rate(rate, parts[peer])):
+                self._host.check(Check(Case(known.pledges[peer][0]), index))
+        # All others check a replica that is alone in its class, as far as rounding allows.
+        alone = {
+            peer
+            for peer in known.pledges.keys() - parts.keys() - {self.me} - self.banned.keys()
+            if not any(self._same_class(other, peer) for other in able - {peer})
+        }
+        for index, peer in sorted(known.owners.items()):
+            if peer in alone:
+                part = (1 + shares[self.me]) / sum(1 + shares[other] for other in able - {peer})
+                if is_drawn(seed, peer, index, own_rate(self._microbatches, part)):
+                    self._host.check(Check(Case(known.pledges[peer][0]), index, rough=True))
+
+    # ------------------------------------------------------------ transfers between stages
+
+    def received(self, step: int, sents: Iterable[Sent], later: Chain) -> None:
+        """My work of that step, two versions ago, was made of these transfers: samples some. later: as of `applied`."""
+        for sent in sents:
+            if sent.peer != self.me and sent.peer not in self.banned:
+                seed = seed_of(step, sent.stamp.stage, later, self._secret)
+                if is_drawn(seed, sent.peer, sent.index, self._microbatches):
+                    self._host.show(sent)
+
+    def shown_to(self, sent: Sent, others: Iterable[PeerId]) -> list[PeerId]:
+        """Replicas of the sender's stage that I show it to. A peer that could foresee that would choose its friends."""
+
+        def place(peer: PeerId) -> bytes:
+            return hashlib.sha256(self._secret + sent.signature + peer.encode()).digest()
+
+        return sorted({*others} - {sent.peer, self.me}, key=place)[:SHOWN_TO]
+
+    def hear_sent(self, sent: Sent, teller: PeerId) -> None:
+        """A neighbour stage has received that from a replica of my stage, as `teller` says."""
+        known, transfer = self._aggregate(sent.stamp), statement(sent)
+        owner = known.owners.get(sent.index) if known is not None else None
+        if known is None or owner is None or owner not in known.pledges or sent.stamp.stage != self.stage:
+            return
+        if sent.peer == self.me or sent.peer in self.banned or transfer in self._compared:
+            return
+        # Identities cost nothing.
+        if sent.peer not in self._live | known.contributors:
+            return
+        # Each costs a signature and a call: a contributor of a whole step has no more to tell.
+        self._told_by[teller] += teller != self.me
+        if self._told_by[teller] > _SPARE_WORDS + _WORDS_OF_AN_INDEX * len(known.owners):
+            return
+        if self._signer.verify(sent.peer, transfer, sent.signature):
+            self._compared[transfer] = sent.stamp.step
+            self._host.ask_work(sent, owner)
+
+    def compared(self, sent: Sent, work: WorkRecord, path: bytes) -> bool:
+        """The contributor shows that work. False: it is not the work that it pledged."""
+        known = self._aggregate(sent.stamp)
+        owner = known.owners.get(sent.index) if known is not None else None
+        pledges = known.pledges.get(owner, ()) if known is not None and owner is not None else ()
+        pledge = next((pledge for pledge in pledges if proves(path, work, pledge.work_root)), None)
+        if pledge is None or work.index != sent.index:
+            return False
+        if counted_as(work, sent.kind) == sent.digest:
+            return True
+        case = Case(pledge, work, path, sent)
+        if needs_no_recheck(case):
+            self.hear(case, self.me)
+            return True
+        # If it was made of something else, those that signed that are checked instead. Before the sender was of my
+        # class, other bits were right.
+        about = sent.peer, sent.stamp.step
+        changed = self._changed.get(sent.peer, sent.stamp.step) >= sent.stamp.step
+        if not made_alike(sent, work) or not self._same_class(self.me, sent.peer) or changed:
+            return True
+        if self._charges[about] < _MOST_CHARGES:
+            self._charges[about] += 1
+            self._host.check(Check(case, work.index))
+            if pledge.peer not in (sent.peer, self.me):
+                self._host.check(Check(Case(pledge, work, path), work.index))
+        return True
+
+    # ------------------------------------------------------------ cases
+
+    def found(self, case: Case, value: bytes, *, now: float) -> None:
+        """I have computed the work of that case again, and found that value (`audit.case.claimed`)."""
+        known, suspect = self._aggregate(case.pledge.stamp), suspect_of(case)
+        pledges = () if known is None else known.pledges.get(case.pledge.peer, ())
+        if known is None or case.pledge not in pledges or not self._same_class(self.me, suspect):
+            return
+        case, right = replace(case, numerics=self._numerics(self.me), rechecks=()), value == claimed(case)
+        opened = self._open.get(subject_of(case))
+        if not right and not known.can_decide:
+            self._host.suspend(suspect, "its work computed again is another")
+        if not self._verifies(self.me, known) or (right and opened is None):
+            return
+        if opened is None:
+            opened = self._open[subject_of(case)] = _Open(case, self.me)
+        if self.me not in results(opened.case):
+            mine = recheck(case, value, self._signer, self.me)
+            opened.case = replace(opened.case, rechecks=(*opened.case.rechecks, mine))
+            opened.told_at = now
+            self._host.tell(opened.case)
+            self._settle(opened, known)
+
+    def weighed(self, suspect: PeerId, off: float) -> None:
+        """The work of `suspect` is that far from what I made of the same (`pipeline.works.off_by`)."""
+        if not off <= TOLERANCE:
+            self._host.suspend(suspect, f"is off by {off:.2g} of what others make of the same, more than rounding")
+
+    def hear(self, case: Case, teller: PeerId) -> None:
+        """Another peer tells a case: to be rechecked if it is of my stage, or decided."""
+        suspect = suspect_of(case)
+        if needs_no_recheck(case):
+            if suspect not in self.banned and not refusal(case, frozenset(), self._signer.verify):
+                self._ban([suspect], case)
+        elif case.contributions:
+            self.learn(case)
+        elif case.pledge.stamp.stage == self.stage and suspect != self.me and suspect not in self.banned:
+            self._join(case, teller)
+
+    def learn(self, case: Case, *, known_before: bool = False) -> None:
+        """A decided case of any stage, which names its contributors.
+
+        known_before: this peer has accepted it in an earlier process.
+        """
+        wrong = at_fault(case, contributors_in(case)) - self.banned.keys()
+        if wrong and self.accepts(case, known_before=known_before):
+            self._ban(sorted(wrong), case)
+
+    def accepts(self, case: Case, *, known_before: bool = False) -> bool:
+        """Does the case prove a fault, and do its verifiers stand for the stage?"""
+        contributors = contributors_in(case)
+        if not (known_before or self._has_quorum(case, contributors)):
+            return False
+        return not refusal(case, contributors, self._signer.verify)
+
+    def _join(self, case: Case, teller: PeerId) -> None:
+        """Take in the rechecks of an open case; a case that is new here is computed again."""
+        self.hear_pledge(case.pledge)
+        known, pledge = self._aggregate(case.pledge.stamp), case.pledge
+        if known is None or pledge not in known.pledges.get(pledge.peer, ()):
+            return
+        # Other classes find other bits.
+        if case.numerics != self._numerics(self.me) or not self._same_class(self.me, suspect_of(case)):
+            return
+        opened, news = self._open.get(subject_of(case)), False
+        if opened is None:
+            # A case in which no recheck differs could ban no peer, so it would cost its teller nothing.
+            if not self._may_open(case, teller) or all(each.found == claimed(case) for each in case.rechecks):
+                return
+            opened = _Open(replace(case, rechecks=()), teller)
+        for each in case.rechecks:
+            if each.peer in results(opened.case) or each.peer in self.banned or each.peer == self.me:
+                continue
+            if self._verifies(each.peer, known) and is_signed(each, case, self._signer.verify):
+                opened.case, news = replace(opened.case, rechecks=(*opened.case.rechecks, each)), True
+        if not news:
+            return
+        self._open[subject_of(case)] = opened
+        if not opened.checking and self.me not in results(opened.case) and self._verifies(self.me, known):
+            opened.checking = True
+            self._host.check(Check(opened.case, index_of(case), told_by=teller))
+        self._settle(opened, known)
+
+    def _may_open(self, case: Case, teller: PeerId) -> bool:
+        pledge, work, sent = case.pledge, case.work, case.sent
+        if not proves(case.path, work, pledge.work_root) if work is not None else case.path:
+            return False
+        if sent is not None:
+            same = work is not None and (sent.stamp, sent.index) == (pledge.stamp, work.index)
+            signed = same and self._signer.verify(sent.peer, statement(sent), sent.signature)
+            if work is None or not signed or not made_alike(sent, work):
+                return False
+        mine = [opened for opened in self._open.values() if not opened.closed]
+        step = [opened for opened in mine if opened.case.pledge.stamp == pledge.stamp and opened.told_by == teller]
+        return len(mine) < MAX_OPEN and len(step) < MOST_CASES
+
+    def tick(self, now: float) -> None:
+        """Tell open cases again: a replica may not have received them."""
+        for opened in self._open.values():
+            if not opened.closed and self.me in results(opened.case) and now - opened.told_at >= AGAIN_S:
+                opened.told_at = now
+                self._host.tell(opened.case)
+
+    @property
+    def open_cases(self) -> int:
+        """Cases that are not decided yet."""
+        return sum(not opened.closed for opened in self._open.values())
+
+    @property
+    def is_new(self) -> bool:
+        """Have I applied too few aggregates to know the voters?"""
+        return not self._seen or (self._seen[0] > 0 and len(self._seen) < _ENOUGH_SUMS)
+
+    # ------------------------------------------------------------ inside
+
+    def _aggregate(self, stamp: Stamp) -> Aggregate | None:
+        known = self._sums.get(stamp.step)
+        return known if known is not None and known.stamp == stamp else None
+
+    def _same_class(self, one: PeerId, other: PeerId) -> bool:
+        return self._numerics(one) == self._numerics(other) != ""
+
+    def _voters(self, stage: int) -> frozenset[PeerId]:
+        # Also voters that are away: else the replicas that are left when one is killed would be a quorum.
+        return first_of(self._voters_of(stage) - self.banned.keys())
+
+    def _verifies(self, peer: PeerId, known: Aggregate) -> bool:
+        return peer in known.contributors or peer in self._voters(self.stage)
+
+    def _has_quorum(self, case: Case, contributors: Set[PeerId]) -> bool:
+        """Are the verifiers that agree a quorum of the stage's voters, too? Most contributors to one aggregate may be
+        Byzantine, if few contributed to it."""
+        truth = agreed(case, contributors)
+        if truth is None or self.is_new:
+            return False
+        agree = frozenset(peer for peer, value in results(case).items() if value == truth)
+        return has_quorum(agree, self._voters(case.pledge.stamp.stage))
+
+    def _settle(self, opened: _Open, known: Aggregate) -> None:
+        case, judges = opened.case, verifiers(opened.case, known.contributors)
+        if self._has_quorum(case, known.contributors):
+            wrong = at_fault(case, known.contributors)
+            opened.closed |= bool(wrong)
+            self._ban(sorted(wrong), shortened(case, known.contributors))
+            return
+        values = results(case)
+        most = max([values[peer] for peer in judges & values.keys()].count(value) for value in values.values())
+        if not opened.closed and most + len(judges - values.keys()) < quorum(judges):
+            opened.closed = True
+            self._host.undecided(case)
+
+    def _ban(self, peers: Iterable[PeerId], case: Case) -> None:
+        new = [peer for peer in peers if peer not in self.banned]
+        self.banned |= dict.fromkeys(new, case)
+        for opened in self._open.values():
+            own, rechecks = claimed(opened.case), opened.case.rechecks
+            differ = any(each.found != own and each.peer not in self.banned for each in rechecks)
+            opened.closed |= suspect_of(opened.case) in self.banned or not differ
+        known = self._sums.get(case.pledge.stamp.step)
+        contributors = contributors_in(case) or (known.contributors if known is not None else frozenset())
+        for peer in new:
+            self._host.ban(peer, case, reason_of(case, peer, contributors))
+
+    def _forget(self, oldest: int) -> None:
+        """Drop what is older. An open case that is dropped is undecided."""
+        for step in [step for step in self._sums if step < oldest]:
+            del self._sums[step]
+        for about in [about for about in self._charges if about[1] < oldest]:
+            del self._charges[about]
+        self._pledged.drop(lambda about, pledge: pledge.stamp.step < oldest)
+        self._compared.drop(lambda transfer, step: step < oldest)
+        for subject in [subject for subject, opened in self._open.items() if opened.case.pledge.stamp.step < oldest]:
+            opened = self._open.pop(subject)
+            if not opened.closed:
+                self._host.undecided(opened.case)
