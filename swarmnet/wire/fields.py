@@ -463,14 +463,19 @@ def struct_of(make: type, mirror: Descriptor, bounds: Bounds) -> Struct:
 
 
 def _struct(make: type, fields: dict[str, Kind], mirror: Descriptor) -> Struct:
-    empty, unset = GetMessageClass(mirror), set[str]()
+    empty, unset, floats = GetMessageClass(mirror), set[str](), False
     for name, kind in fields.items():
         with contextlib.suppress(Wrong):
+            value = kind.read(empty(), name)
+            floats = floats or isinstance(value, float)
             # -0.0 must arrive as it is, and an empty table is a message.
-            if not isinstance(kind.read(empty(), name), float | Mapping):
+            if not isinstance(value, float | Mapping):
                 unset.add(name)
     found = Struct(make, fields, frozenset(unset))
-    if found.most_bytes > _SMALL_BYTES:
+    # Equal values must have equal bytes: 0.0 equals -0.0, and what travels behind a message is part of its value.
+    inside = all(isinstance(kind, Scalar) or (isinstance(kind, Struct) and kind.known) for kind in fields.values())
+    behind = "payload" in getattr(make, "__dataclass_fields__", ())
+    if found.most_bytes > _SMALL_BYTES or floats or behind or not inside:
         return found
 
     @functools.lru_cache(_MOST_KNOWN)

@@ -569,3 +569,13 @@ def test_a_negative_zero_makes_no_other_commit_of_an_equal_one() -> None:
     back = convert.read_control(zero.SerializeToString())
     assert isinstance(back, Committed)
     assert [math.copysign(1.0, each) for each in (back.commit.loss_sum, back.commit.grad_sq_norm)] == [1.0, 1.0]
+
+
+def test_small_messages_that_are_remembered_keep_what_is_theirs() -> None:
+    """A payload travels behind its message and may lie in memory that is written to; 0.0 equals -0.0."""
+    piece = SnapshotPiece((Packed("uint8", (4,), memoryview(bytearray(4))),))
+    for _ in range(2):
+        assert convert.read_answer(convert.write_answer(piece))[0] == SnapshotPiece()
+    for seconds in (0.0, -0.0):
+        busy, _, _ = convert.read_answer(convert.write_answer(Busy(seconds, 0)))
+        assert math.copysign(1.0, busy.retry_after_s) == math.copysign(1.0, seconds)
