@@ -48,7 +48,7 @@ from swarmnet.messages import (
     Stamp,
     TrailRequest,
     Trouble,
-    unchanged,
+    asking,
 )
 from swarmnet.messages import Process as ProcessCall
 from swarmnet.simulate.clock import SimulatedProcess
@@ -496,7 +496,7 @@ class ClaimsEverything(Lie):
     def acts(self) -> None:
         state = self.said.get(MemberState)
         if state is not None:
-            self.tell((state.ballot.peer,), unchanged(state, 0, None, -1, wants=self.every_index))
+            self.tell((state.ballot.peer,), asking(state.stamp, state.ballot, state.generation, wants=self.every_index))
 
     def bend(self, engine: SimulatedEngine) -> Any:
         return Bent(engine, accumulate=lambda stash: never(self, engine.accumulate, stash))
@@ -535,7 +535,8 @@ class Releases(Lie):
             return
         for indexes in (report.owned, self.every_index):
             if indexes:
-                self.tell((report.ballot.peer,), unchanged(report, report.progress, None, -1, returns=indexes))
+                release = asking(report.stamp, report.ballot, report.generation, returns=indexes)
+                self.tell((report.ballot.peer,), release)
 
 
 @lie

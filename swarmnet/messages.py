@@ -445,7 +445,7 @@ class MemberState:
     Sent on every heartbeat, when work on an index begins or is dropped, when an aggregate is complete, when an
     accumulator epoch ends, and whenever the leader asks. A state that is not whole says that what its *revision* held
     has not changed, and leaves that out: `owned`, `summed`, `ack`, `vote`, `commit` and `non_finite`. A leader that
-    lacks the revision asks for it.
+    lacks the revision asks for it. Of revision 0 it says only what it `wants` or `returns`, between heartbeats.
     """
 
     stamp: Stamp
@@ -471,7 +471,7 @@ class MemberState:
     """My signature under the commit of `ack`."""
     whole: bool = True
     revision: Count = 0
-    """Grows with every change of what is left out of a report that is not whole."""
+    """Grows from 1 with every change of what is left out of a state that is not whole."""
     round: Annotated[int, Between(-1, 1 << 53)] = -1
     """The number of the round that I was told last under this ballot; -1: of none."""
     wants: Indexes = NONE
@@ -487,12 +487,7 @@ class MemberState:
 
 
 def unchanged(
-    last: MemberState,
-    progress: int,
-    trouble: Trouble | None,
-    current: int,
-    wants: Indexes = NONE,
-    returns: Indexes = NONE,
+    last: MemberState, progress: int, trouble: Trouble | None, current: int, wants: Indexes = NONE
 ) -> MemberState:
     """The state that says that the last whole one still holds. current: the number of the round, -1 of none."""
     return MemberState(
@@ -503,7 +498,15 @@ def unchanged(
         revision=last.revision,
         round=current,
         wants=wants,
-        returns=returns,
+    )
+
+
+def asking(
+    stamp: Stamp, ballot: Ballot, generation: Generation, *, wants: Indexes = NONE, returns: Indexes = NONE
+) -> MemberState:
+    """The state that says only what is wanted or returned."""
+    return MemberState(
+        *(stamp, ballot, generation, NONE, NONE, None, None, 0), line=None, whole=False, wants=wants, returns=returns
     )
 
 

@@ -63,9 +63,9 @@ def refusal(sender: PeerId, message: StepControl, shape: Shape, promised: Ballot
     ahead = message.ballot.number - (promised.number if promised is not None else 0)
     if ahead > MAX_BALLOT_AHEAD:
         return "a ballot far ahead of all others"
-    indexes = _indexes(message)
-    if indexes and not 0 <= min(indexes) <= max(indexes) < shape.num_microbatches:
-        return "no such microbatch"
+    for indexes in _indexes(message):
+        if indexes and not 0 <= min(indexes) <= max(indexes) < shape.num_microbatches:
+            return "no such microbatch"
     if isinstance(message, StagePlan) and message.attempt is not None:
         attempt = message.attempt
         if (attempt.stamp, attempt.id.ballot) != (message.stamp, message.ballot):
@@ -112,10 +112,11 @@ def _notice(text: str, step: int, shape: Shape) -> str | None:
     return None if found.since == step else "a notice that begins at another step"
 
 
-def _indexes(message: StagePlan | MemberState) -> Indexes:
+def _indexes(message: StagePlan | MemberState) -> tuple[Indexes, ...]:
+    """All sets of microbatches in a message."""
     if isinstance(message, MemberState):
-        return message.owned.union(message.summed, message.non_finite, message.wants, message.returns)
-    found = message.assigned.union(message.execute, message.given, (index for index, _ in message.moved))
+        return message.wants, message.returns, message.owned, message.summed, message.non_finite
+    found = (message.assigned, message.execute, message.given, frozenset(index for index, _ in message.moved))
     if message.attempt is None:
         return found
-    return found.union(message.attempt.voided, *(indexes for _, _, indexes in message.attempt.contributions))
+    return *found, message.attempt.voided, *(indexes for _, _, indexes in message.attempt.contributions)

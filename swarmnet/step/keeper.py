@@ -127,7 +127,7 @@ class Keeper:
         if state.ballot != self.ballot:
             return []
         self._echoed_at[peer] = now
-        actions = self._hear(peer, state, now)
+        actions = self._hear(peer, state, now) if state.whole or state.revision else []
         if state.returns:
             actions += self._release(peer, state, now)
         for index in sorted(state.wants):
@@ -144,9 +144,13 @@ class Keeper:
     def _say(self) -> list[Action]:
         """Tell members their plans: each one message."""
         plans, self._plans = self._plans, {}
-        for plan in plans.values():
-            plan.moved = plan.moved[:MAX_MOVED]  # the member asks again for the others
         return [Send(peer, plan) for peer, plan in sorted(plans.items())]
+
+    def _move(self, peer: PeerId, generation: Generation, index: int, owner: PeerId) -> None:
+        plan = self._plan(peer, generation)
+        # A member asks again for what is not answered.
+        if len(plan.moved) < MAX_MOVED:
+            plan.moved += ((index, owner),)
 
     def _assign(self, peer: PeerId, generation: Generation, index: int, now: float) -> None:
         """Assign a free index, or name its assignee; silent when generation or phase is wrong (rule 3)."""
@@ -163,7 +167,7 @@ class Keeper:
                 owner, is_due = self._idle.instead(index, sorted(self.members), now=now)
                 if is_due:
                     self._plan(owner).execute |= {index}
-            self._plan(peer, generation).moved += ((index, owner),)
+            self._move(peer, generation, index, owner)
             return
         # An older generation is closed, and a newer one has to be reported first.
         if self.members.get(peer) != generation or index in self.ledger.voided:
@@ -179,7 +183,7 @@ class Keeper:
         if held == (peer, generation):
             self._plan(peer, generation).assigned |= {index}
         elif held[0] != peer:
-            self._plan(peer, generation).moved += ((index, held[0]),)
+            self._move(peer, generation, index, held[0])
 
     def _hear(self, peer: PeerId, report: MemberState, now: float) -> list[Action]:
         """Enter what a member holds; evict what cannot be; hear who holds a sum (rules 10, 11, 14)."""

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from swarmnet.ids import Ballot, PeerId, RoundId
-from swarmnet.messages import NONE, Commit, Finished, Indexes, MemberState, Round, StagePlan, Stamp, unchanged
+from swarmnet.messages import NONE, Commit, Finished, Indexes, MemberState, Round, StagePlan, Stamp, asking, unchanged
 from swarmnet.step import actions as act
 from swarmnet.step.actions import Action, Note, Send, note
 from swarmnet.step.commits import Barrier, ack_of, commit_of
@@ -476,7 +476,9 @@ class OpenStep:
             return []
         still = last is not None and self._still(last)
         if last is not None and still and not self._asked:
-            report = self._unchanged(last, wants=frozenset(self.claims.asked))
+            number = self.part.round.id.number if self.part.round is not None else -1
+            trouble = self._context.trouble if self.oldest else None
+            report = unchanged(last, self.progress, trouble, number, frozenset(self.claims.asked))
         else:
             self._revision += not still
             self._reported, self._reported_changes = self._make_report(ballot), self.claims.changes
@@ -492,12 +494,7 @@ class OpenStep:
         last, ballot = self._reported, self.promised
         if ballot is None or last is None or last.ballot != ballot or last.generation != self.claims.generation:
             return []  # the state that is due first says it
-        return [Send(ballot.peer, self._unchanged(last, wants=wants, returns=returns))]
-
-    def _unchanged(self, last: MemberState, *, wants: Indexes = NONE, returns: Indexes = NONE) -> MemberState:
-        current = self.part.round
-        trouble = self._context.trouble if self.oldest else None
-        return unchanged(last, self.progress, trouble, current.id.number if current is not None else -1, wants, returns)
+        return [Send(ballot.peer, asking(self.stamp, ballot, last.generation, wants=wants, returns=returns))]
 
     def _still(self, last: MemberState) -> bool:
         """Does that report still say what I hold? A line that is measured anew is no news."""

@@ -219,12 +219,14 @@ class Envelope:
         # A later version may know more kinds; this one refuses what it cannot read.
         if name is None:
             raise malformed(f"{self._oneof} is missing or unknown")
-        with _refusing():
+        try:
             message = self.kinds[name].read(envelope, name)
             if not self._declares:
                 return message, (), None
             lane = _LANE.read(envelope, "lane") if envelope.HasField("lane") else None
             return message, _DECLARED.read(envelope, "payload"), lane
+        except Wrong as wrong:
+            raise malformed(str(wrong)) from None
 
 
 def _parse(message: M, data: bytes, most_bytes: int = MAX_MESSAGE_BYTES) -> M:
@@ -239,7 +241,7 @@ def _parse(message: M, data: bytes, most_bytes: int = MAX_MESSAGE_BYTES) -> M:
 
 
 @contextlib.contextmanager
-def _refusing(where: str = "") -> Iterator[None]:
+def _refusing(where: str) -> Iterator[None]:
     """A field that is wrong makes the whole message a malformed one."""
     try:
         yield

@@ -219,7 +219,10 @@ class Scalar:
         setattr(message, name, self.packed(name, value))
 
     def read(self, message: Message, name: str) -> Any:
-        return self.unpacked(name, getattr(message, name))
+        raw = getattr(message, name)
+        if problem := self.problem(raw):
+            raise Wrong(name, problem)
+        return self.unpack(raw)
 
 
 @dataclass(frozen=True, slots=True)

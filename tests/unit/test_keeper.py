@@ -23,6 +23,7 @@ from swarmnet.messages import (
     StagePlan,
     Stamp,
     Trouble,
+    asking,
     unchanged,
 )
 from swarmnet.simulate.swarm import SimulatedSigner
@@ -84,6 +85,7 @@ class Office:
         progress=0,
         bandwidth=0,
         trouble=None,
+        revision=0,
     ) -> list[Action]:
         message = MemberState(
             STAMP,
@@ -97,14 +99,16 @@ class Office:
             line=LineQuality(bandwidth, busy=True),
             trouble=trouble,
             vote=vote_of(peer, finished),
+            revision=revision,
         )
         return self.keeper.on_state(peer, message, now=now) + self.keeper.advance(now=now, resend=False)
 
     def brief(self, generation=None, ballot=BALLOT, *, wants=None, returns=None) -> MemberState:
-        """What a member says that refers to its last whole state."""
-        last = MemberState(STAMP, ballot, generation or gen(0), NONE, NONE, None, None, 0)
+        """What a member says between heartbeats; else, that its last whole state holds."""
         some = [NONE if index is None else frozenset({index}) for index in (wants, returns)]
-        return unchanged(last, 0, None, -1, *some)
+        if any(some):
+            return asking(STAMP, ballot, generation or gen(0), wants=some[0], returns=some[1])
+        return unchanged(MemberState(STAMP, ballot, gen(0), NONE, NONE, None, None, 0, revision=1), 0, None, -1)
 
     def complain(self, peer: PeerId, of: Round, *, late=None, refused=None, summed=(), now: float) -> list[Action]:
         for mate in self.keeper.members:
@@ -777,7 +781,8 @@ def test_an_order_that_a_member_did_not_take_is_no_work_once_it_has_reported_tha
     strikes = Strikes(TIMERS)
     strikes.strike(D, "does not report", cost_s=20.0, now=0.0)
     office = Office(B, C, D, strikes=strikes)
-    office.everybody_reports(B, C)
+    for peer in (ME, B, C):
+        office.report(peer, revision=1)
     (ordered,) = [action.peer for action in office.claim(D, 1) if isinstance(action, Send) and action.peer != D]
     taker = next(peer for peer in (ME, B, C) if peer != ordered)
     office.claim(taker, 1)

@@ -13,7 +13,6 @@ from stage_table import CHAIN, TIMERS, Table, certified, has, kind, wants
 
 from swarmnet.ids import Ballot, Chain, Generation, PeerId, RoundId
 from swarmnet.messages import (
-    NONE,
     UNMEASURED,
     Commit,
     Committed,
@@ -25,7 +24,7 @@ from swarmnet.messages import (
     StagePlan,
     Stamp,
     Trouble,
-    unchanged,
+    asking,
 )
 from swarmnet.step import actions as act
 from swarmnet.step.commits import bits_of, commit_of, stages_in
@@ -657,9 +656,7 @@ def test_release_under_a_wrong_generation_frees_nothing():
     table.execute("A", 0)
     keeper = table.members["K"].keeper
     stamp, ballot = table.members["A"].stamp, keeper.ballot
-    state = unchanged(
-        MemberState(stamp, ballot, Generation(99, 0), NONE, NONE, None, None, 0), 0, None, -1, returns=frozenset({0})
-    )
+    state = asking(stamp, ballot, Generation(99, 0), returns=frozenset({0}))
     table.put([(PeerId("A"), PeerId("K"), state)])
     assert keeper.ledger.owners[0] == (PeerId("A"), table.members["A"].claims.generation)
 
