@@ -44,7 +44,7 @@ def test_strangers_are_forgotten_with_what_waited_for_them() -> None:
                 await asyncio.sleep(0.02)
             await asyncio.sleep(1.0)
             a.tell(b.peer, execute(2, a.peer))
-            assert (await heard.told.get())[1].index == 2, "over the link it had"
+            assert (await heard.told.get())[1].execute == {2}, "over the link it had"
             assert kept(a) == with_b and with_b != before
             await b.__aexit__(None, None, None)  # gone for good
             while kept(a) != before:
@@ -65,7 +65,7 @@ def test_a_peer_that_comes_back_is_reached_again() -> None:
                 await asyncio.sleep(0.02)
             book[b.peer] = b.addresses
             a.tell(b.peer, execute(2, a.peer))
-            assert (await heard.told.get())[1].index == 2
+            assert (await heard.told.get())[1].execute == {2}
 
     asyncio.run(main())
 
