@@ -42,18 +42,7 @@ from swarmnet.step.commits import acked, statement
 from swarmnet.step.gate import Shape
 from swarmnet.step.member import Member
 
-
-@dataclass(frozen=True, slots=True)
-class Impatient(Timers):
-    """Free indexes are ordered soon: less to search."""
-
-    @property
-    def idle_s(self) -> float:
-        return 1.0
-
-
-TIMERS = Impatient()
-
+TIMERS = Timers(idle_s=1.0)
 CHAINS = tuple(Chain(str(stage + 1) * 64) for stage in range(4))
 DEAD, AWAY = -1, -2
 """In the place of a node: it does not come back; it starts again."""
