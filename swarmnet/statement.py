@@ -19,7 +19,7 @@ from typing import Any
 _DOMAIN = "swarmnet 3 "
 
 
-@functools.lru_cache(maxsize=1 << 12)
+@functools.lru_cache(maxsize=1 << 10)
 def statement(message: Any, *context: Any, without: str | tuple[str, ...] = "signature") -> bytes:
     """32 bytes that stand for a message and its context.
 

@@ -130,7 +130,7 @@ def test_no_container_grows_with_the_steps(sync: str) -> None:
     swarm.hooks.append(look)
     swarm.run()
     half, full = most[STEPS], most[2 * STEPS]
-    assert {"Peer", "Trainer", "Court", "Court._sums{}", "StepFigures"} <= half.keys(), "the search has found nothing"
+    assert {"Peer", "Trainer", "Cases", "Cases._sums{}", "StepFigures"} <= half.keys(), "the search has found nothing"
     grown = {name: (half[name], size) for name, size in full.items() if size > half[name] + max(8, half[name] // 4)}
     assert grown.keys() <= LARGER.keys(), grown
     assert set(LARGER) <= grown.keys(), "an exception that is needed no more"

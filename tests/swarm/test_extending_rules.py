@@ -46,14 +46,14 @@ def counted(routing: str, stage: int = 1) -> Counter[str]:
 @pytest.mark.usefixtures("acme")
 def test_peers_call_whom_the_rule_prefers_and_the_sums_are_those_of_one_process() -> None:
     both = counted("least_time")  # equal replicas: one more or less is a matter of milliseconds
-    assert both.keys() == {"s1.2", "s1.3"} and both.total() == 24 and min(both.values()) >= 11
+    assert both.keys() == {"s1.2", "s1.3"} and both.total() == 24 and min(both.values()) >= 9
     assert counted("acme.prefer:.2") == {"s1.2": 24} and counted("acme.prefer:.3") == {"s1.3": 24}
 
 
 @pytest.mark.usefixtures("acme")
 def test_trainers_do_so_too() -> None:
     both = counted("least_time", stage=0)
-    assert both.keys() == {"s0.0", "s0.1"} and both.total() == 24 and min(both.values()) >= 11
+    assert both.keys() == {"s0.0", "s0.1"} and both.total() == 24 and min(both.values()) >= 9
     assert counted("acme.prefer:.1", stage=0) == {"s0.1": 24}
 
 
