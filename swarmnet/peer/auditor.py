@@ -324,7 +324,7 @@ class Auditor:
     def undecided(self, case: Case) -> None:
         """The case is shown in status."""
         peers = sorted({suspect_of(case), *(found.peer for found in case.rechecks)})
-        self._case_event("disputed", case, jurors=peers)
+        self._case_event("disputed", case, peers=peers)
 
     def _was_applied(self, case: Case) -> bool:
         """Is it about an aggregate that this replica saw committed? Identities cost nothing, and cases neither."""

@@ -205,7 +205,7 @@ class Execution:
 
     def opened(self, request: AuditRequest, data: AuditData) -> tuple[tuple[Packed, ...], tuple[Packed, ...]]:
         """(inputs, gradient) of the microbatch that `request.peer` has shown, for `Compute.recompute`; from now on they
-        are shown to jurors from here, too.
+        are shown to verifiers from here, too.
 
         Raises BadMessage if they are no input of that microbatch in this run, or not what its record says, or if nobody
         has signed them.

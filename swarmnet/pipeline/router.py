@@ -295,7 +295,7 @@ class Router:
             replica.busy_since = min(replica.busy_since, now)
 
     def cancelled(self, pick: Pick) -> None:
-        """The callee did not do it and is not to blame (`Moved`, stale, the caller lost interest): refund."""
+        """The callee did not do it and is not to blame (`MovedTo`, stale, the caller lost interest): refund."""
         replica, charged_ns = self._close(pick)
         if replica is not None:
             replica.time_ns -= charged_ns

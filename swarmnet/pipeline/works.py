@@ -23,7 +23,7 @@ from swarmnet.messages import AuditData, AuditRequest, Packed, Sent, WorkRecord
 from swarmnet.stage.seams import Recomputed
 
 KEPT_STEPS = 5
-"""A step is looked into two versions later; its jurors may take as long again."""
+"""A step is looked into two versions later; its verifiers may take as long again."""
 
 KEPT_MEMOS = 4
 """Bytes of payloads that are kept, in those of the memo, which holds one step."""
@@ -205,7 +205,7 @@ class WorkBook:
 
 
 class ShownWorks:
-    """What others have shown to this replica, so that jurors may have it from here; the oldest goes first.
+    """What others have shown to this replica, so that verifiers may have it from here; the oldest goes first.
 
     Of the steps before the open one, as long as somebody can compute them again."""
 

@@ -35,10 +35,10 @@ def test_a_conviction_names_its_step_and_disputes_are_counted() -> None:
         Complaint(0, PeerId("Q"), "convicted", "step 7, microbatch 3: others find another", 10),
     )
     for step in (3, 5):
-        complaints.on_event("disputed", {"peer": PeerId("P"), "step": step, "index": 0, "jurors": []}, now=100.0)
+        complaints.on_event("disputed", {"peer": PeerId("P"), "step": step, "index": 0, "peers": []}, now=100.0)
     assert complaints.disputed is None and not complaints.num_disputed, "work of a convict"
     for peer, step in (("R", 3), ("S", 4), ("R", 5)):
-        complaints.on_event("disputed", {"peer": PeerId(peer), "step": step, "index": 0, "jurors": []}, now=100.0)
+        complaints.on_event("disputed", {"peer": PeerId(peer), "step": step, "index": 0, "peers": []}, now=100.0)
     assert (complaints.disputed, complaints.num_disputed) == ((5, "R"), 3)
     complaints.on_event("convicted", {"peer": PeerId("R"), "step": 7, "reason": "lies"}, now=100.0)
     assert (complaints.disputed, complaints.num_disputed) == ((4, "S"), 1)

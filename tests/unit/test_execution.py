@@ -726,7 +726,7 @@ def test_what_was_voided_is_not_answered_for() -> None:
     scene(1, act)
 
 
-def test_what_a_mate_has_shown_is_shown_to_jurors() -> None:
+def test_what_a_mate_has_shown_is_shown_to_verifiers() -> None:
     async def act(here: Scene) -> None:
         await here.ask(3, payload(1))
         await asyncio.sleep(1.0)
