@@ -22,7 +22,7 @@ from swarmnet.state.catch_up import WITHIN, Ahead, line_needed
 
 SMALLER, FASTER = 1000, 20
 JOINER = PeerId("joiner")
-TIMERS = Protocol(suspect_s=12.0, long_silence_s=30.0, idle_index_s=20.0)
+TIMERS = Protocol(suspect_s=12.0, long_silence_s=60.0)
 BEFORE = 4
 """Steps before the newcomer comes."""
 

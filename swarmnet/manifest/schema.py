@@ -56,6 +56,7 @@ there means what versions without the field do.
 
 REMOVED: Mapping[str, str] = {
     "protocol.heartbeat_s": "a heartbeat is sent every sixth of protocol.suspect_s",
+    "protocol.idle_index_s": "a microbatch that no peer sends is executed after a third of protocol.long_silence_s",
     "protocol.keeper_term_steps": "a term has 16 steps",
 }
 """Fields that manifests of earlier versions have, and what holds instead."""
@@ -425,7 +426,6 @@ class Protocol(Table):
 
     suspect_s: Seconds = says(3.0, "silence after which a peer is suspected; a sixth of it lies between heartbeats")
     long_silence_s: Seconds = says(15.0, "silence after which a peer is given up that cannot be outvoted")
-    idle_index_s: Seconds = says(5.0, "a microbatch that no peer has sent by then is executed on the leader's order")
 
     @model_validator(mode="after")
     def _ordered(self) -> Protocol:
@@ -436,7 +436,7 @@ class Protocol(Table):
     @property
     def timers(self) -> Timers:
         """These, and what follows from them."""
-        return Timers(self.suspect_s, self.long_silence_s, self.idle_index_s)
+        return Timers(self.suspect_s, self.long_silence_s)
 
 
 class Audits(Table):

@@ -1,4 +1,4 @@
-"""How long a replica waits, and for what. Three numbers come from the manifest; every other wait is derived here. Pure.
+"""How long a replica waits, and for what. Two numbers come from the manifest; every other wait is derived here. Pure.
 
 | timer | value | default | what ends with it |
 |---|---|---|---|
@@ -6,7 +6,7 @@
 | `ask_s` | beat / 2 | 0.25 s | the pause before a question is asked again, or of another replica |
 | `settle_s` | 2 beats | 1 s | a message that was sent has been acted on, if it arrived |
 | `suspect_s` | manifest | 3 s | the first silence of a replica; a lock on a signed aggregate |
-| `idle_s` | manifest (`idle_index_s`) | 5 s | the wait for a claim before the leader orders free indexes, at first |
+| `idle_s` | long silence / 3 | 5 s | the wait for a claim before the leader orders free indexes, at first |
 | `long_silence_s` | manifest | 15 s | the silence after which a replica is given up that cannot be outvoted |
 | `lease_s` | 2 long silences | 30 s | the wait for peers that could still help |
 | `forget_s` | 10 long silences | 150 s | what is remembered of a silent replica |
@@ -34,7 +34,6 @@ class Timers:
 
     suspect_s: float = 3.0
     long_silence_s: float = 15.0
-    idle_s: float = 5.0
 
     @property
     def beat_s(self) -> float:
@@ -47,6 +46,10 @@ class Timers:
     @property
     def settle_s(self) -> float:
         return 2 * self.beat_s
+
+    @property
+    def idle_s(self) -> float:
+        return self.long_silence_s / 3
 
     @property
     def lease_s(self) -> float:

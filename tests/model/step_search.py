@@ -42,7 +42,18 @@ from swarmnet.step.commits import acked, statement
 from swarmnet.step.gate import Shape
 from swarmnet.step.member import Member
 
-TIMERS = Timers(idle_s=1.0)
+
+@dataclass(frozen=True, slots=True)
+class Impatient(Timers):
+    """Free indexes are ordered soon: less to search."""
+
+    @property
+    def idle_s(self) -> float:
+        return 1.0
+
+
+TIMERS = Impatient()
+
 CHAINS = tuple(Chain(str(stage + 1) * 64) for stage in range(4))
 DEAD, AWAY = -1, -2
 """In the place of a node: it does not come back; it starts again."""

@@ -45,9 +45,7 @@ def watch_sums(engine: SimulatedEngine, over_rows: asyncio.Event) -> None:
     ("members", "num_rows", "num_lost", "protocol"),
     [
         (64, 8, 10, Protocol(suspect_s=12.0)),  # 64 times 63 heartbeats
-        pytest.param(
-            256, 16, 38, Protocol(suspect_s=48.0, long_silence_s=96.0, idle_index_s=60.0), marks=pytest.mark.long
-        ),
+        pytest.param(256, 16, 38, Protocol(suspect_s=48.0, long_silence_s=96.0), marks=pytest.mark.long),
     ],
 )
 def test_replicas_are_lost_in_the_middle_of_a_round(

@@ -110,7 +110,7 @@ def _resident(pid: int) -> int:
 @contextlib.contextmanager
 def victim(folder: Path) -> Iterator[Victim]:
     """One peer that serves the whole of a tiny run, which stands at version 0 for want of trainers."""
-    manifest = write_tiny_run(folder, protocol=Protocol(idle_index_s=3600.0))
+    manifest = write_tiny_run(folder, protocol=Protocol(long_silence_s=10800.0))
     # Whoever leaves waits for the peers that records name. Nobody is there.
     words = ("--stage", "0", "--device", "cpu", "--set", "drain_s=2.0")
     with Running(folder / "victim", "peer", "--manifest", str(manifest), *words) as process:

@@ -67,7 +67,7 @@ def test_one_peer_has_the_files_and_everybody_trains(
                 "--set",
                 "training.eval_every=0",
                 "--set",
-                "protocol.idle_index_s=600",
+                "protocol.long_silence_s=1800",
             ]
         )
         == 0

@@ -36,7 +36,7 @@ SMALL = (
     "training.eval_every=0",
     "model.intermediate_size=128",
     "model.head_dim=16",
-    "protocol.idle_index_s=600",
+    "protocol.long_silence_s=1800",
 )
 
 

@@ -20,7 +20,6 @@ from swarmnet.cli.frame import run
 from swarmnet.data.source import load_tokens
 from swarmnet.local.oracle import run_oracle
 from swarmnet.manifest.file import load
-from swarmnet.manifest.schema import Protocol
 
 STEPS, AFTER_MOVE = 4000, 5
 
@@ -45,7 +44,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Running]]:
 def test_a_joiner_moves_in_where_all_but_one_were_killed(
     start: Callable[..., Running], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = write_tiny_run(tmp_path, stages=2, steps=STEPS, microbatches=6, protocol=Protocol(idle_index_s=600.0))
+    path = write_tiny_run(tmp_path, stages=2, steps=STEPS, microbatches=6)
     manifest = load(path)
     alone = ("--device", "cpu", "--no-restart")
     survivor = start("survivor", "peer", "--manifest", str(path), "--stage", "1", *alone)

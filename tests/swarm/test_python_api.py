@@ -56,7 +56,7 @@ def test_the_program_of_two_peers_runs_and_both_route_by_their_configs_rule(
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: spy\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text("[swarmnet.routing_rules]\nspy.least = spy:least\n")
     (tmp_path / "runs/small").mkdir(parents=True)
-    unfed = Protocol(idle_index_s=600.0)  # nothing moves before the trainer comes
+    unfed = Protocol(long_silence_s=1800.0)  # nothing moves before the trainer comes
     write_tiny_run(tmp_path / "runs/small", stages=2, steps=2, protocol=unfed)
     program = PROGRAMS["by_hand.py"]
     for place in ("stages=[0, 1],", 'role="trainer",'):

@@ -13,7 +13,7 @@ from swarmnet.errors import MeshFailed
 from swarmnet.manifest.schema import Protocol
 from swarmnet.peer.run import _given_up_in_words
 
-UNFED = Protocol(idle_index_s=600.0)  # nobody brings microbatches, and none is ordered
+UNFED = Protocol(long_silence_s=1800.0)  # nobody brings microbatches, and none is ordered
 
 
 @pytest.mark.long

@@ -28,7 +28,7 @@ SETTINGS = (
     "model.intermediate_size=64",
     "model.head_dim=16",
     "model.num_heads=2",
-    "protocol.idle_index_s=600",
+    "protocol.long_silence_s=1800",
 )
 
 
