@@ -31,7 +31,6 @@ COMMANDS = {
     "invite": "owner.invite",
     "ban": "owner.ban",
     "extend": "owner.extend",
-    "publish": "owner.publish",
     "doctor": "serve.doctor",
     "join": "serve.join",
     "peer": "serve.peer",

@@ -1,5 +1,4 @@
-"""The commands of a run's owner: `invite` lets peers take part, `ban` shuts them out again, `extend` adds steps, and
-`publish` lists it."""
+"""The commands of a run's owner: `invite` lets peers take part, `ban` shuts them out again, `extend` adds steps."""
 
 from __future__ import annotations
 
@@ -14,7 +13,7 @@ import click
 from swarmnet.cli.settings import MULTIADDR, SETTINGS, CountRange
 from swarmnet.clock import run_loop, wall_time
 from swarmnet.errors import UsageError
-from swarmnet.telemetry.text import counted, typed
+from swarmnet.telemetry.text import typed
 
 if TYPE_CHECKING:
     from swarmnet.directory import Role
@@ -194,36 +193,6 @@ async def _spread(word: OwnersWord, bootstrap: tuple[str, ...]) -> bool:
 
 _LEAD, _LEAD_S = 20, 30.0
 """Steps ahead of where the run is, and seconds at least: by then every keeper has heard of a notice."""
-
-
-@click.command("publish", context_settings=SETTINGS)
-@click.argument("path", metavar="RUNS.toml", type=click.Path(path_type=Path))
-def publish(path: Path) -> int:
-    """Sign a list of public runs, RUNS.toml, for `swarmnet join runs:...`; put the result where all can read it.
-
-    RUNS.toml has [[runs]] with name, link and about for each. The key is beside it (RUNS.owner.key), made the first
-    time: keep it, and sign each new list with it.
-
-    \b
-    Example:
-      swarmnet publish public.toml
-    """
-    from swarmnet.net.admission_files import owner_key_file
-    from swarmnet.net.identity import Identity, write_whole
-    from swarmnet.net.run_list import ENDING, SCHEME, RunList, read_runs
-
-    path = path.expanduser()
-    runs, written = read_runs(path), path.with_suffix(ENDING)
-    try:
-        identity = Identity.load_or_create(owner_key_file(path))
-        found = RunList(identity.peer, int(wall_time()), runs)
-        write_whole(written, found.text(identity.sign), mode=0o644)
-    except (OSError, ValueError) as error:
-        raise UsageError(f"{path.parent}: {getattr(error, 'strerror', None) or error}") from error
-    click.echo(f"wrote {written}: {counted(len(runs), 'run')}, signed by {identity.peer}")
-    listed = typed(f"{SCHEME}{identity.peer}@{written}")
-    click.echo(f"people read it with: swarmnet join {listed}, or the address where you put it")
-    return 0
 
 
 @click.command("extend", context_settings=SETTINGS)

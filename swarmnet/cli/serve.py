@@ -22,7 +22,7 @@ from swarmnet.cli.settings import (
     with_json,
     with_log_level,
 )
-from swarmnet.clock import run_loop, wall_time
+from swarmnet.clock import run_loop
 from swarmnet.errors import UsageError
 
 if TYPE_CHECKING:
@@ -42,13 +42,11 @@ def join(ctx: click.Context, /, run: str, *, no_restart: bool, **_: Any) -> int:
     LINK_OR_MANIFEST is the link that every peer prints, swarm:RUN_ID@ADDRESS, or the run's manifest file (then with
     --bootstrap). The manifest comes from any peer and is checked by its hash, the state of the stage from its replicas.
     The key that is this peer's identity is kept in ~/.swarmnet/peer unless --dir says otherwise. A run by invitation
-    also needs what its owner's `swarmnet invite` printed: in the link (+invite=...), or as --invitation. A signed list
-    of runs, runs:SIGNER@FILE_OR_URL, is shown, and with #NAME behind it that run is joined.
+    also needs what its owner's `swarmnet invite` printed: in the link (+invite=...), or as --invitation.
 
     \b
     Example:
       swarmnet join swarm:RUN_ID@/ip4/203.0.113.7/tcp/31337/p2p/12D3KooW...
-      swarmnet join runs:12D3KooW...@https://example.org/public.runs
 
     \b
     Where others can connect to it, it relays for those that nobody can: open both ports in the firewall.
@@ -56,27 +54,10 @@ def join(ctx: click.Context, /, run: str, *, no_restart: bool, **_: Any) -> int:
 
     The first Ctrl+C finishes what the peer holds and leaves; the second ends it at once.
     """
-    from swarmnet.net.run_list import SCHEME as LIST
-
-    if run.strip().startswith(LIST) and (link := _listed(run)) is None:
-        return 0
     if not no_restart:
         return _supervised(ctx)
     config = read_config(ctx, "stage")
-    return _join(*_invited(str(link) if run.strip().startswith(LIST) else run, config))
-
-
-def _listed(address: str) -> SwarmLink | None:
-    """The link that the list at `address` has for the run named there; None: none is named, and the list is shown."""
-
-    from swarmnet.net.run_list import fetch, shown
-
-    found, name = fetch(address)
-    if name:
-        return found.named(name).link
-    for line in shown(found, address, now=wall_time()):
-        click.echo(line)
-    return None
+    return _join(*_invited(run, config))
 
 
 def _supervised(ctx: click.Context) -> int:

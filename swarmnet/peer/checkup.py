@@ -263,21 +263,20 @@ _NATS = {
     "none": "none: others see this machine's own address",
     "cone": "a router with one port outside for whomever this machine calls",
     "symmetric": "a router with another port outside for every connection",
+    "carrier": "a carrier's router, and none at home",
     "unknown": "fewer than two members could say",
 }
 
 
-def nat(kind: str, *, carrier: bool, how: str, ports: tuple[int, int] = (0, 0)) -> Row:
-    """What is between this machine and the others. kind: as `net.nat` judges it. carrier: the router at home is behind
-    another NAT. how: others reach this machine (`reached`)."""
-    words = _NATS[kind] + ", behind a carrier's NAT" * carrier
-    facts = {"kind": kind, "carrier": carrier}
-    # Who is reached directly need not care, and of who is not known nothing can be said.
-    if how not in ("relay", "none") or (kind == "unknown" and not carrier):
+def nat(kind: str, *, how: str, ports: tuple[int, int] = (0, 0)) -> Row:
+    """What is between this machine and the others. kind: as `net.nat` judges it. how: others reach it (`reached`)."""
+    words, facts = _NATS[kind], {"kind": kind}
+    # A machine that is reached directly needs no advice.
+    if how not in ("relay", "none") or kind == "unknown":
         return Row("nat", words, facts=facts)
-    if kind == "none" and not carrier:
+    if kind == "none":
         return Row("nat", f"{words}, and a firewall keeps them out", "note", "firewall", facts, ports)
-    return Row("nat", words, "note", "carrier" if carrier else {"cone": "router"}.get(kind, kind), facts)
+    return Row("nat", words, "note", {"cone": "router"}.get(kind, kind), facts)
 
 
 def _members(peers: Collection[str]) -> str:

@@ -28,12 +28,11 @@ from swarmnet.ids import PeerId
 from swarmnet.manifest.schema import Manifest
 from swarmnet.manifest.terms import RunTerms
 from swarmnet.messages import Answer, Control, Request
-from swarmnet.net.address import Address, announced_at, peer_in
+from swarmnet.net.address import announced_at, peer_in
 from swarmnet.net.descriptors import raise_limit
 from swarmnet.net.dial_back import Asking
 from swarmnet.net.endpoint import Endpoint, open_endpoint
 from swarmnet.net.grpc_transport import GrpcTransport
-from swarmnet.net.hops import behind_a_carrier, hops
 from swarmnet.net.identity import holder_of, own_identity
 from swarmnet.net.line_test import measure
 from swarmnet.net.nat import Sight
@@ -238,7 +237,7 @@ async def _bulk_callers(transport: GrpcTransport, how: str) -> frozenset[PeerId]
 
 
 async def _nat(endpoint: Endpoint, mine: PeerId | None, how: str, found: Callable[[Row], None]) -> None:
-    sight, members = Sight(("", 0), ()), list[PeerId]()
+    sight = Sight(("", 0), ())
     for look in range(_LOOKS):
         # A busy member may have been late, as may its record.
         if look:
@@ -250,10 +249,4 @@ async def _nat(endpoint: Endpoint, mine: PeerId | None, how: str, found: Callabl
             sight = await endpoint.transport.sight(members)
         if sight.kind() != "unknown":
             break
-    # The port says nothing of a second router behind the one at home; the way to a member does.
-    hosts = [Address.parse(text).host for peer in members for text in endpoint.directory.addresses(peer)[:1]]
-    carrier = any([behind_a_carrier(await asyncio.to_thread(hops, host)) for host in hosts[:1]])
-    kind = sight.kind()
-    ports = endpoint.transport.port, endpoint.directory.port
-    carried = carrier or kind == "carrier"
-    found(checkup.nat("cone" if kind == "carrier" else kind, carrier=carried, how=how, ports=ports))
+    found(checkup.nat(sight.kind(), how=how, ports=(endpoint.transport.port, endpoint.directory.port)))

@@ -57,14 +57,13 @@ ROWS: list[tuple[Row, str, str]] = [
     (checkup.bulk("direct", 31342, ()), "note", "bulk_closed"),
     (checkup.bulk("relay", 31342, ()), "ok", ""),
     (checkup.bulk("unknown", 31342, ()), "ok", ""),
-    (checkup.nat("none", carrier=False, how="direct"), "ok", ""),
-    (checkup.nat("none", carrier=False, how="relay"), "note", "firewall"),
-    (checkup.nat("cone", carrier=False, how="direct"), "ok", ""),
-    (checkup.nat("cone", carrier=False, how="relay"), "note", "router"),
-    (checkup.nat("symmetric", carrier=False, how="none"), "note", "symmetric"),
-    (checkup.nat("cone", carrier=True, how="relay"), "note", "carrier"),
-    (checkup.nat("unknown", carrier=False, how="relay"), "ok", ""),
-    (checkup.nat("unknown", carrier=True, how="relay"), "note", "carrier"),
+    (checkup.nat("none", how="direct"), "ok", ""),
+    (checkup.nat("none", how="relay"), "note", "firewall"),
+    (checkup.nat("cone", how="direct"), "ok", ""),
+    (checkup.nat("cone", how="relay"), "note", "router"),
+    (checkup.nat("symmetric", how="none"), "note", "symmetric"),
+    (checkup.nat("carrier", how="relay"), "note", "carrier"),
+    (checkup.nat("unknown", how="relay"), "ok", ""),
 ]
 
 
