@@ -177,8 +177,10 @@ class Caller:
                         refused_by.add(attempt.peer)
                     agreeing = ended_by.get(answer.code, set())
                     agreeing.add(attempt.peer)
-                    ended = answer.code in _FINAL and blocks(agreeing, self._candidates().keys() | agreeing)
-                    if ended or (refused_by and refused_by >= self._candidates().keys()):
+                    replicas = self._candidates().keys()
+                    ended = answer.code in _FINAL and blocks(agreeing, replicas | agreeing)
+                    # Where no replica is left, one refusal is no agreement of all.
+                    if ended or (replicas and refused_by >= replicas):
                         raise Refused(answer.code, answer.reason, peer=attempt.peer, version=answer.version)
                     avoid.add(attempt.peer)
                     self._on_reroute(request, attempt.peer, answer.code.value)

@@ -329,7 +329,7 @@ class StepTasks:
         try:
             task.feed(await self._context.receive(caller, request, read), request.sents)
             self._span("receive", task.index, began)
-        except BadMessage:
+        except (BadMessage, Refused):
             over = task.outcome.done()  # while it came, the step may have ended
             if task.waiting == 1 and not task.input.done() and not task.starved and not over:
                 self._drop(task)  # begun for this sender alone

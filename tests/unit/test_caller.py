@@ -31,13 +31,13 @@ class Scene:
     """A caller in front of scripted replicas; left: whom a microbatch had to leave, and why."""
 
     def __init__(self, **peers) -> None:
-        self.transport = ScriptedTransport(**peers)
+        self.transport, self.peers = ScriptedTransport(**peers), dict.fromkeys(map(PeerId, peers), 0)
         self.router = Router(AdaptiveTimeout())
         self.left: list[tuple[str, str]] = []
         self.caller = Caller(
             self.transport,
             self.router,
-            lambda: dict.fromkeys(peers, 0),
+            lambda: self.peers,
             CHECK,
             lambda request, peer, reason: self.left.append((peer, reason)),
         )
@@ -149,6 +149,20 @@ def test_everybody_s_refusal_is_final(code: RejectCode) -> None:
         with pytest.raises(Refused) as refused:
             await scene.process()
         assert refused.value.code is code and len(scene.transport.calls) == 2
+
+    on_virtual_time(main())
+
+
+def test_one_refusal_is_not_everybody_s_when_no_replica_is_left() -> None:
+    async def main() -> None:
+        def leaves(request: Process) -> Rejected:
+            scene.peers.clear()
+            asyncio.get_running_loop().call_later(1.0, scene.peers.update, {PeerId("b"): 0})
+            return Rejected(RejectCode.MALFORMED)
+
+        scene = Scene(a=leaves, b=lambda request: gradient())
+        del scene.peers["b"]
+        assert await scene.process() == gradient()
 
     on_virtual_time(main())
 

@@ -194,6 +194,23 @@ def test_a_bad_upload_is_refused_and_leaves_nothing(bad: tuple[Packed, ...], cod
     scene(1, act)
 
 
+def test_an_input_that_is_refused_for_now_leaves_nothing() -> None:
+    class Unknown:
+        async def fed(self, *_: object) -> None:
+            raise Refused(RejectCode.NOT_A_FEEDER, "who signed it is not known yet")
+
+        def replaced(self) -> None:
+            """The test is over."""
+
+    async def act(here: Scene) -> None:
+        here.execution._context.transfers = Unknown()  # type: ignore[assignment]
+        answer = await here.ask(0, payload(1))
+        assert isinstance(answer, Rejected) and answer.code is RejectCode.NOT_A_FEEDER
+        assert not here.execution.num_tasks and here.execution.queue == 0 and not here.named
+
+    scene(1, act)
+
+
 def test_what_is_left_of_a_step_is_what_is_not_passed_on_and_a_share_of_the_indexes_to_come() -> None:
     async def act(here: Scene) -> None:
         execution = here.execution
