@@ -1,8 +1,7 @@
-"""A rank as a process: `python -m swarmnet.ranks DESCRIPTOR`, the number of its end of the rank channel."""
+"""A rank as a process: `python -m swarmnet.ranks CHANNEL STORE MEMORY`, each the number of a descriptor."""
 
-import socket
 import sys
 
 from swarmnet.ranks.process import main
 
-main(socket.socket(fileno=int(sys.argv[1])))
+main(*map(int, sys.argv[1:]))

@@ -1,7 +1,8 @@
-"""The rank channel, between the peer process and one rank: JSON packets, and descriptors of shared memory with them.
+"""The channel between a process and a child that it has started: JSON packets, and descriptors with them.
 
-A stream socket pair. A packet is its length (8 bytes) and JSON; numbers cross exactly, infinities and NaN too. Packets
-are small and few are under way, so a rank that reads nothing does not hold up the peer process.
+A SEQPACKET socket pair, so a packet arrives whole or not at all; numbers cross exactly, infinities and NaN too. Packets
+are small and few are under way, so a child that reads nothing does not block the other end. The peer process has one to
+each rank and one to the fork server.
 """
 
 from __future__ import annotations
@@ -16,30 +17,30 @@ from swarmnet.errors import BadMessage, Overflow, Refused, RejectCode
 
 Packet = Mapping[str, Any]
 
+MAX_PACKET = 1 << 17
+"""Less than a socket holds. What is larger crosses in shared memory."""
+MAX_DESCRIPTORS = 3
+
 
 class ChannelClosed(Exception):
     """The other end is closed, and all it sent has been received: its process is gone."""
 
 
-LENGTH_BYTES = 8
+def channel_pair() -> tuple[socket.socket, socket.socket]:
+    """Both ends of a new channel."""
+    return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 
 
 def packed(packet: Packet) -> bytes:
-    """The bytes of a packet. Raises TypeError, ValueError if it is not JSON."""
-    body = json.dumps(packet, separators=(",", ":")).encode()
-    return len(body).to_bytes(LENGTH_BYTES, "big") + body
+    """The bytes of a packet. Raises TypeError, ValueError if it is not JSON, or longer than MAX_PACKET."""
+    data = json.dumps(packet, separators=(",", ":")).encode()
+    if len(data) > MAX_PACKET:
+        raise ValueError(f"a packet of {len(data)} bytes, at most {MAX_PACKET} cross to a rank")
+    return data
 
 
-def receive_with_descriptor(end: socket.socket, count: int) -> tuple[bytes, int | None]:
-    """Up to `count` bytes and the descriptor sent with them, not to be inherited by what we start. Raises OSError."""
-    data, descriptors, _, _ = socket.recv_fds(end, count, 1)  # it takes flags, and ignores them: CLOEXEC too
-    for descriptor in descriptors:
-        os.set_inheritable(descriptor, False)
-    return data, descriptors[0] if descriptors else None
-
-
-class RankChannel:
-    """One end. Everything here blocks, on the peer process's end no longer than `limit_s`."""
+class ChildChannel:
+    """One end. Everything here blocks, no longer than `limit_s` if that is given."""
 
     def __init__(self, end: socket.socket, *, limit_s: float | None = None) -> None:
         end.settimeout(limit_s)
@@ -50,34 +51,22 @@ class RankChannel:
         """For select and poll."""
         return self._end.fileno()
 
-    def send(self, data: bytes, descriptor: int | None = None) -> None:
-        """Send what `packed` has made, and a descriptor with it. Raises ChannelClosed."""
+    def send(self, data: bytes, *descriptors: int) -> None:
+        """Send what `packed` has made, and these descriptors with it. Raises ChannelClosed."""
         try:
-            # The descriptor goes with the first byte.
-            sent = 0 if descriptor is None else socket.send_fds(self._end, [data], [descriptor])
-            self._end.sendall(data[sent:])
+            socket.send_fds(self._end, [data], descriptors)
         except OSError as error:
             raise ChannelClosed from error
 
-    def receive(self) -> tuple[Packet, int | None]:
-        """The next packet and the descriptor that came with it. Raises ChannelClosed."""
+    def receive(self) -> tuple[Packet, list[int]]:
+        """The next packet and the descriptors that came with it, ours to close. Raises ChannelClosed."""
         try:
-            # No more than the length: a descriptor comes with its own packet's first byte.
-            head, descriptor = receive_with_descriptor(self._end, LENGTH_BYTES)
-            head += self._exactly(LENGTH_BYTES - len(head)) if head else b""
-            packet: Packet = json.loads(self._exactly(int.from_bytes(head, "big")) if head else b"")
-        except (OSError, ValueError) as error:
+            data, descriptors, _, _ = socket.recv_fds(self._end, MAX_PACKET, MAX_DESCRIPTORS)
+            for descriptor in descriptors:  # recv_fds takes flags and ignores them, CLOEXEC too
+                os.set_inheritable(descriptor, False)
+            return json.loads(data), descriptors
+        except (OSError, ValueError) as error:  # of no byte, too
             raise ChannelClosed from error
-        return packet, descriptor
-
-    def _exactly(self, count: int) -> bytes:
-        data = bytearray()
-        while len(data) < count:
-            part = self._end.recv(count - len(data))
-            if not part:
-                raise ChannelClosed
-            data += part
-        return bytes(data)
 
     def close(self) -> None:
         """The other end finds the channel closed."""

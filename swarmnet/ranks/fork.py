@@ -23,11 +23,11 @@ import signal
 import socket
 import sys
 import threading
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from swarmnet.net.parent_death import tie
+from swarmnet.ranks.channel import ChannelClosed, ChildChannel, Packet, packed
 
-MAX_PACKET = 1 << 17
 PR_SET_NAME = 15  # of prctl, from linux/prctl.h
 
 
@@ -36,7 +36,7 @@ def main() -> None:
     parent = os.pidfd_open(os.getppid())
     if os.getppid() != int(sys.argv[1]):  # it died before we could watch it
         os._exit(0)
-    control = socket.socket(fileno=int(sys.argv[2]))
+    control = ChildChannel(socket.socket(fileno=int(sys.argv[2])))
     hang_up = signal.getsignal(signal.SIGHUP)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # our parent decides when we end
         signal.signal(number, signal.SIG_IGN)
@@ -70,13 +70,13 @@ def main() -> None:
     leave(run(words[1]))
 
 
-def serve(control: socket.socket, parent: int) -> tuple[dict[str, Any], list[int]]:
+def serve(control: ChildChannel, parent: int) -> tuple[Packet, list[int]]:
     """Fork and reap until the parent has gone, then exit. In a forked child: returns its order and descriptors.
 
     parent: a pidfd.
     """
     children: dict[int, int] = {}  # pidfd -> pid, not reaped yet: the pid is still theirs
-    with control, selectors.DefaultSelector() as selector:
+    with contextlib.closing(control), selectors.DefaultSelector() as selector:
         selector.register(control, selectors.EVENT_READ)
         selector.register(parent, selectors.EVENT_READ)
         while True:
@@ -86,11 +86,11 @@ def serve(control: socket.socket, parent: int) -> tuple[dict[str, Any], list[int
                     _say(control, {"ended": children[key.fd], "code": _reaped(children.pop(key.fd))})
                     os.close(key.fd)
                     continue
-                packet = b""
-                with contextlib.suppress(ConnectionResetError):  # the parent died with unread packets
-                    if key.fd != parent:
-                        packet, descriptors, _, _ = socket.recv_fds(control, MAX_PACKET, 1)
-                if not packet:
+                if key.fd == parent:
+                    os._exit(0)
+                try:
+                    order, descriptors = control.receive()
+                except ChannelClosed:
                     os._exit(0)
                 # The fork server goes on; the child returns to `main`, and becomes what was ordered.
                 if pid := os.fork():
@@ -103,7 +103,7 @@ def serve(control: socket.socket, parent: int) -> tuple[dict[str, Any], list[int
                 else:
                     for handle in (parent, *children):
                         os.close(handle)
-                    return json.loads(packet), descriptors
+                    return order, descriptors
 
 
 def _reaped(pid: int) -> int:
@@ -113,9 +113,9 @@ def _reaped(pid: int) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
-def _say(control: socket.socket, packet: dict[str, int], *descriptors: int) -> None:
-    with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the parent has gone: `serve` will notice
-        socket.send_fds(control, [json.dumps(packet).encode()], descriptors)
+def _say(control: ChildChannel, packet: Packet, *descriptors: int) -> None:
+    with contextlib.suppress(ChannelClosed):  # the parent has gone: `serve` will notice
+        control.send(packed(packet), *descriptors)
 
 
 def run(module: str) -> int:

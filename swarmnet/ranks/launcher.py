@@ -16,23 +16,20 @@ import json
 import os
 import select
 import signal
-import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from swarmnet import telemetry
 from swarmnet.errors import SwarmError
-from swarmnet.ranks.channel import receive_with_descriptor
+from swarmnet.ranks.channel import ChannelClosed, ChildChannel, Packet, channel_pair, packed
 
 log = telemetry.get(__name__)
 
 FORK = Path(__file__).with_name("fork.py")
-MAX_PACKET = 1 << 12
 
 CODE_S = 1.0
 """How long a process that has ended may take to be reaped."""
@@ -51,8 +48,8 @@ class ChildCall:
     """What ps and top call it."""
     output: Path | None = None
     """What it prints is appended to this file; None: to our stderr."""
-    channel: socket.socket | None = None
-    """The child gets this end, and its number as the last argument. The caller closes its own."""
+    descriptors: Sequence[int] = ()
+    """The child gets these, and their numbers as last arguments. The caller closes its own."""
 
 
 class ChildProcess:
@@ -105,8 +102,8 @@ def child_environment(environment: Mapping[str, str]) -> dict[str, str]:
 class Launcher:
     """Starts children by a fork server, which imports `modules` first.
 
-    Packets on the control socket are JSON. To the fork server: {name, output, words} and the child's end of its
-    channel, answered by {started: pid} and a pidfd. From it: {threads} once all is imported; {ended: pid, code}.
+    Packets to the fork server: {name, output, words} and the child's descriptors, answered by {started: pid} and a
+    pidfd. From it: {threads} once all is imported; {ended: pid, code}.
 
     A fork server whose imports take too long is kept: the next start finds it further on.
     """
@@ -118,7 +115,8 @@ class Launcher:
         """
         self._codes: dict[int, int] = {}
         self._ready = self._owes = False
-        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours, theirs = channel_pair()
+        self._control = ChildChannel(ours)
         says = subprocess.DEVNULL if quiet else 2
         arguments = str(os.getpid()), str(theirs.fileno()), json.dumps(list(modules))
         try:
@@ -153,14 +151,13 @@ class Launcher:
             self._get_ready(deadline)
         order = {"name": call.name, "output": call.output and str(call.output), "words": list(call.words)}
         self._owes = True  # until the fork server has answered: see `lost`
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # then `_hear` finds that it has ended
-            ends = [] if call.channel is None else [call.channel.fileno()]
-            socket.send_fds(self._control, [json.dumps(order).encode()], ends)
-        handle = None
-        while handle is None:
-            packet, handle = self._hear(deadline)
+        with contextlib.suppress(ChannelClosed):  # then `_hear` finds that it has ended
+            self._control.send(packed(order), *call.descriptors)
+        handles: list[int] = []
+        while not handles:
+            packet, handles = self._hear(deadline)
         self._owes, pid = False, packet["started"]
-        return ChildProcess(pid, handle, functools.cache(lambda: self.code(pid)))
+        return ChildProcess(pid, handles[0], functools.cache(lambda: self.code(pid)))
 
     def code(self, pid: int) -> int | None:
         """The exit code of a child that has ended, once. If the fork server is gone it is unknown."""
@@ -188,19 +185,14 @@ class Launcher:
         if threads != 1:
             log.warning("children_not_forked", threads=threads)
 
-    def _hear(self, deadline: float) -> tuple[dict[str, Any], int | None]:
+    def _hear(self, deadline: float) -> tuple[Packet, list[int]]:
         """The next packet, exit codes noted. Raises LauncherLost after `deadline`, and when the server has ended."""
-        data = b""
+        if not select.select([self._control], [], [], max(deadline - time.monotonic(), 0.0))[0]:
+            raise LauncherLost("the fork server did not answer in time")
         try:
-            self._control.settimeout(max(deadline - time.monotonic(), 1e-3))
-            data, descriptor = receive_with_descriptor(self._control, MAX_PACKET)
-        except TimeoutError as error:
-            raise LauncherLost("the fork server did not answer in time") from error
-        except OSError:  # told below
-            pass
-        if not data:
-            raise LauncherLost("the fork server has ended")
-        packet: dict[str, Any] = json.loads(data)
+            packet, descriptors = self._control.receive()
+        except ChannelClosed as error:
+            raise LauncherLost("the fork server has ended") from error
         if "ended" in packet:
             self._codes[packet["ended"]] = packet["code"]
-        return packet, descriptor
+        return packet, descriptors

@@ -29,7 +29,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import FileStore
 
-from swarmnet.ranks.channel import ALIKE, ChannelClosed, Packet, RankChannel, packed, packet_of
+from swarmnet.ranks.channel import ALIKE, ChannelClosed, ChildChannel, Packet, packed, packet_of
 from swarmnet.ranks.comm import ProcessComm
 from swarmnet.ranks.memory import SharedMemory, pin
 from swarmnet.ranks.shared_comm import SharedBuffers, SharedComm
@@ -81,9 +81,12 @@ class RankContext:
         return ProcessComm(group) if self.device.type == "cuda" else SharedComm(self._buffers, ranks, group)
 
 
-def main(end: socket.socket) -> NoReturn:
-    """Be the rank at this end of the channel. The process ends with the channel, or when the program fails."""
-    channel, code = RankChannel(end), 1
+def main(end: int, store: int, memory: int) -> NoReturn:
+    """Be the rank at this end of the channel. The process ends with the channel, or when the program fails.
+
+    Descriptors. store: ranks meet in it. memory: of what they share with the peer process.
+    """
+    channel, code = ChildChannel(socket.socket(fileno=end)), 1
     try:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # the peer process decides
             signal.signal(number, signal.SIG_IGN)
@@ -91,7 +94,7 @@ def main(end: socket.socket) -> NoReturn:
         threading.Thread(target=_leave_with, args=(channel,), name="parent-death", daemon=True).start()
         torch.set_num_threads(1)  # ranks share the cores of one machine
         kernel_build.prepare(threads=1)
-        _answer(channel, _joined(channel))
+        _answer(channel, _joined(channel, store, memory))
     except ChannelClosed:  # the peer process is gone
         code = 0
     except BaseException as error:  # whatever it is, the peer process is told why
@@ -105,7 +108,7 @@ def main(end: socket.socket) -> NoReturn:
         os._exit(code)
 
 
-def _leave_with(channel: RankChannel) -> None:
+def _leave_with(channel: ChildChannel) -> None:
     """End this process when the peer process's end of the channel is closed. Nothing else wakes this thread."""
     gone = select.poll()
     gone.register(channel, 0)
@@ -113,13 +116,13 @@ def _leave_with(channel: RankChannel) -> None:
     os._exit(0)
 
 
-def _joined(channel: RankChannel) -> Handler:
-    """The first packets say what this rank is: map memory, join the group, make the program's handler."""
-    (hello, store), (_, descriptor) = channel.receive(), channel.receive()
+def _joined(channel: ChildChannel, store: int, memory: int) -> Handler:
+    """The first packet says what this rank is: map memory, join the group, make the program's handler."""
+    hello, _ = channel.receive()
     device = torch.device(hello["device"])
     if device.type == "cuda":
         torch.cuda.set_device(device)  # before memory is pinned: that takes memory on the device it is
-    shared = SharedMemory(hello["memory"], descriptor)
+    shared = SharedMemory(hello["memory"], memory)
     os.close(shared.descriptor)
     context = RankContext(hello, shared)
     # ranks are on one machine: nothing of theirs may go over its network, or wait for its name service
@@ -138,7 +141,7 @@ def _joined(channel: RankChannel) -> Handler:
     return handler
 
 
-def _answer(channel: RankChannel, handler: Handler) -> NoReturn:
+def _answer(channel: ChildChannel, handler: Handler) -> NoReturn:
     while True:
         packet, _ = channel.receive()
         try:

@@ -18,7 +18,6 @@ import contextlib
 import os
 import select
 import signal
-import socket
 import threading
 import time
 from collections import Counter, deque
@@ -29,7 +28,7 @@ from typing import Any, NoReturn
 
 from swarmnet import telemetry
 from swarmnet.errors import DeviceFull, MeshFailed, RankLost, Refused, RejectCode
-from swarmnet.ranks.channel import ChannelClosed, Packet, RankChannel, disagreement, error_of, packed
+from swarmnet.ranks.channel import ChannelClosed, ChildChannel, Packet, channel_pair, disagreement, error_of, packed
 from swarmnet.ranks.launcher import ChildCall, ChildProcess, Launcher, LauncherLost
 from swarmnet.ranks.memory import SharedMemory, anonymous_file
 from swarmnet.ranks.shared_comm import SharedBuffers
@@ -79,13 +78,13 @@ class Rank:
     """One rank that runs: its process, and our end of its channel."""
 
     number: int
-    channel: RankChannel
+    channel: ChildChannel
     process: ChildProcess
 
-    def send(self, data: bytes, descriptor: int | None = None) -> None:
+    def send(self, data: bytes) -> None:
         """Send a packet. If the rank is gone, that shows when its channel is read, after its last packet."""
         with contextlib.suppress(ChannelClosed):
-            self.channel.send(data, descriptor)
+            self.channel.send(data)
 
 
 class RankGroup:
@@ -148,10 +147,9 @@ class RankGroup:
             hello["ranks"] = len(self._devices)
             store = anonymous_file("swarmnet-store")  # ranks meet in it before they are a process group
             try:
-                self._launch(began + limit_s)
+                self._launch(store, began + limit_s)
                 for rank in self._ranks:
-                    rank.send(packed(hello | {"rank": rank.number, "device": self._devices[rank.number]}), store)
-                    rank.send(packed({}), self.memory.descriptor)
+                    rank.send(packed(hello | {"rank": rank.number, "device": self._devices[rank.number]}))
                 self._exchange("start", began + limit_s, limit_s)
             except (LauncherLost, OSError) as error:
                 self._fail(RankLost(None, f"the ranks could not be started: {error}"))
@@ -212,7 +210,7 @@ class RankGroup:
         if not self._ranks:
             raise RankLost(self._lost.rank, self._lost.reason)
 
-    def _launch(self, deadline: float) -> None:
+    def _launch(self, store: int, deadline: float) -> None:
         """Have all rank processes started, `_ranks` in order of number. Raises RankLost, LauncherLost, OSError."""
         # The fork server outlives ranks: only the first start imports anything.
         if self._launcher is not None and self._launcher.lost():
@@ -224,11 +222,12 @@ class RankGroup:
             self._launching = True
         try:
             for number in range(len(self._devices)):
-                ours, theirs = socket.socketpair()
-                channel = RankChannel(ours, limit_s=WRITE_S)
+                ours, theirs = channel_pair()
+                channel = ChildChannel(ours, limit_s=WRITE_S)
                 with theirs, contextlib.ExitStack() as undo:
                     undo.callback(channel.close)
-                    call = ChildCall(("-m", "swarmnet.ranks"), f"swarmnet-rank-{number}", channel=theirs)
+                    descriptors = theirs.fileno(), store, self.memory.descriptor
+                    call = ChildCall(("-m", "swarmnet.ranks"), f"swarmnet-rank-{number}", descriptors=descriptors)
                     process = launcher.start(call, deadline)
                     undo.pop_all()
                 with self._killing:

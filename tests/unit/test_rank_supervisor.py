@@ -4,7 +4,7 @@ import signal
 import socket
 import threading
 
-from swarmnet.ranks.channel import RankChannel, packed
+from swarmnet.ranks.channel import ChildChannel, channel_pair, packed
 from swarmnet.ranks.supervisor import DUMP, Rank, cause, late, receive
 
 
@@ -32,10 +32,10 @@ class Process:
 
 def ranks(*codes: int | None) -> tuple[list[Rank], list[socket.socket]]:
     """Ranks whose processes have ended so; their own ends are still open."""
-    pairs = [socket.socketpair() for _ in codes]
+    pairs = [channel_pair() for _ in codes]
     return (
         [
-            Rank(number, RankChannel(ours), Process(code))
+            Rank(number, ChildChannel(ours), Process(code))
             for number, ((ours, _), code) in enumerate(zip(pairs, codes, strict=True))
         ],
         [theirs for _, theirs in pairs],
@@ -47,7 +47,7 @@ def failure(words: str) -> dict[str, object]:
 
 
 def send(end: socket.socket, packet: dict[str, object]) -> None:
-    RankChannel(end).send(packed(packet))
+    ChildChannel(end).send(packed(packet))
 
 
 def test_packets_and_ends_are_received_together() -> None:
@@ -58,7 +58,7 @@ def test_packets_and_ends_are_received_together() -> None:
     packets, ended = receive(group, 10.0)
     assert packets == {1: {"done": {}}}
     assert [rank.number for rank in ended] == [2]
-    assert RankChannel(ends[0]).receive()[0] == {"order": "x"}
+    assert ChildChannel(ends[0]).receive()[0] == {"order": "x"}
     assert receive(group[:2], 0.0) == ({}, [])
 
 
