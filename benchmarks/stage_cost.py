@@ -108,14 +108,14 @@ def install(clocks: Clocks, stepped: Callable[[], None]) -> None:
     from swarmnet.engine.payloads import Payloads
     from swarmnet.engine.torch_engine import TorchEngine
     from swarmnet.net.bulk_records import Opener, Sealer
+    from swarmnet.ranks.buckets import Gradients
     from swarmnet.ranks.stage import RankStage
     from swarmnet.stage.accumulator import Accumulator
-    from swarmnet.stage.gradients import WholeGradients
 
     places: tuple[tuple[str, type, tuple[str, ...]], ...] = (
         ("forward", RankStage, ("forward",)),
         ("backward", RankStage, ("backward",)),
-        ("weight pass", WholeGradients, ("of",)),
+        ("weight pass", Gradients, ("of",)),
         ("largest", RankStage, ("_largest",)),
         ("round and add", Accumulator, ("add",)),
         ("codecs", Payloads, ("input", "output", "gradient", "input_gradient")),

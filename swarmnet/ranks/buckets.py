@@ -1,4 +1,6 @@
-"""Chunks along the data axis of a mesh, exchanged a bucket at a time: a layer's parameters, or what is outside layers.
+"""Weight passes of a rank, and chunks along the data axis of a mesh, exchanged a bucket at a time.
+
+A bucket is the parameters of a layer, or those outside layers.
 
 A parameter's chunks are those of `ranks.layout.chunk`. In a collective all have the length of the first, so the last
 ones are padded; a bucket's parameters lie one after the other, hence one collective per bucket. It takes temporary
@@ -16,7 +18,7 @@ from torch.nn import Parameter, functional
 from swarmnet.model.comm import Comm
 from swarmnet.model.split import Tape
 from swarmnet.ranks.layout import Block, chunk
-from swarmnet.stage.gradients import Places, aligned, check_all_written
+from swarmnet.stage.passes import aligned
 
 
 def take_block(whole: Tensor, block: Block) -> Tensor:
@@ -86,49 +88,55 @@ def layer_of(name: str) -> str:
     return parts[2] if parts[1] == "layers" else ""
 
 
-class ScatteredGradients:
-    """This rank's chunk of every parameter's gradient, summed over the data ranks (ZeRO-2).
+class Gradients:
+    """The weight pass of one microbatch: fp32, one gradient for each parameter.
 
-    A weight pass goes through the layers from the last to the first, so a layer's gradients are whole, and are
-    scattered and forgotten, before the next layer's begin: one reduce-scatter per layer and one for what is outside
-    layers, and memory for one layer. Every rank calls it at the same place among its collectives.
+    Whole, they are written over the last microbatch's, in `scratch`, which is free between weight passes. Scattered
+    (ZeRO-2), each is this rank's chunk of the sum over the data ranks, and there is no scratch: a weight pass goes
+    through the layers from the last to the first, so a layer's gradients are whole, and are scattered and forgotten,
+    before the next layer's begin. That is one reduce-scatter per layer and one for what is outside layers, and memory
+    for one layer. Every rank calls it at the same place among its collectives.
+
+    shapes: of what a data rank has whole, in canonical order.
     """
 
     def __init__(
-        self, places: Places, shapes: Sequence[torch.Size], buckets: Sequence[Bucket], device: torch.device
+        self, shapes: Sequence[torch.Size], buckets: Sequence[Bucket], device: torch.device, *, scattered: bool
     ) -> None:
-        self._places, self._shapes, self._buckets, self._device = places, shapes, list(buckets), device
-        self._bucket_of = {place: bucket for bucket in buckets for place in bucket.places}
+        self._shapes, self._device, self._scattered = shapes, device, scattered
+        self._buckets = list(buckets) if scattered else []
+        self._bucket_of = {place: bucket for bucket in self._buckets for place in bucket.places}
+        self.scratch = [] if scattered else aligned(shapes, device)
 
-    def of(self, tape: Tape) -> list[Tensor]:
-        """Run the weight pass: one fp32 chunk per parameter, ours to keep."""
-        pieces: dict[int, Tensor] = {}  # of buckets that are not whole yet
-        chunks: dict[int, Tensor] = {}
+    def of(self, tape: Tape, parameters: Sequence[Parameter]) -> list[Tensor]:
+        """Run the weight pass of a module with these parameters. Whole gradients are valid until the next call.
+
+        Raises ValueError if a parameter gets none: it would keep the last microbatch's.
+        """
+        places = {parameter: place for place, parameter in enumerate(parameters)}
+        wholes, chunks = dict(enumerate(self.scratch)), dict[int, Tensor]()
+
+        def scatter(bucket: Bucket) -> None:
+            pieces = [wholes.pop(place) for place in bucket.places]
+            chunks.update(zip(bucket.places, bucket.scatter_sum(pieces), strict=True))
 
         def out(parameter: Parameter) -> Tensor:
-            place = self._places[parameter]
-            bucket = self._bucket_of[place]
-            if place not in pieces:
-                if (
-                    place in chunks
-                ):  # its bucket is sent, and this rank would wait in another collective than the others
-                    raise ValueError("a weight pass came back to a layer")
-                # a new layer begins, so the one before is whole; what is outside layers is whole only at the end
-                for other in self._buckets:
-                    if other.is_layer and other is not bucket and other.places[0] in pieces:
-                        _scatter(other, pieces, chunks)
-                shapes = [self._shapes[own] for own in bucket.places]
-                pieces.update(zip(bucket.places, aligned(shapes, self._device), strict=True))
-            return pieces[place]
+            place = places[parameter]
+            if place in chunks:  # this rank would wait in another collective than the others
+                raise ValueError("a weight pass came back to a layer")
+            if place not in wholes:
+                # A layer begins, so the one before is whole; what is outside layers is whole only at the end.
+                for before in self._buckets:
+                    if before.is_layer and before.places[0] in wholes:
+                        scatter(before)
+                own = self._bucket_of[place].places
+                wholes.update(zip(own, aligned([self._shapes[each] for each in own], self._device), strict=True))
+            return wholes[place]
 
-        written = tape.weight_pass(out)
-        check_all_written(len(written), len(self._shapes))
+        if (written := len(tape.weight_pass(out))) != len(places):
+            raise ValueError(f"a weight pass wrote {written} of {len(places)} parameters")
         for bucket in self._buckets:
-            if bucket.places[0] in pieces:
-                _scatter(bucket, pieces, chunks)
-        return [chunks[place] for place in range(len(self._shapes))]
-
-
-def _scatter(bucket: Bucket, pieces: dict[int, Tensor], chunks: dict[int, Tensor]) -> None:
-    wholes = [pieces.pop(place) for place in bucket.places]
-    chunks.update(zip(bucket.places, bucket.scatter_sum(wholes), strict=True))
+            if bucket.places[0] in wholes:
+                scatter(bucket)
+        found = chunks if self._scattered else wholes
+        return [found[place] for place in range(len(places))]

@@ -159,13 +159,13 @@ class MeshSplit:
         scattered = what == "accumulators" and self.codec == "small" and self.layout.data > 1
         return scattered or what in _SHARDED[self.layout.shard]
 
-    def slice_of(self, name: str, rank: int) -> Slice:
-        """What the tensor axis leaves `rank` of the parameter with that Hugging Face name."""
-        return self.tensor.slice_of(name, self.layout.coordinates(rank)[1])
-
     def along_tensor(self, name: str, shape: Sequence[int], rank: int) -> Block:
         """What `rank` would hold of parameter `name`, whole of `shape`, if the data axis cut nothing."""
-        return _block(self.slice_of(name, rank), shape)
+        held, ranges = self._slice_of(name, rank), [range(length) for length in shape]
+        # The tensor axis cuts one dimension, or none.
+        if held.dim is not None:
+            ranges[held.dim] = range(held.start, held.stop)
+        return Block(tuple(ranges))
 
     def held(self, what: What, name: str, shape: Sequence[int], rank: int) -> Block:
         """The elements of parameter `name`, whole of `shape`, of which `rank` holds `what`."""
@@ -174,23 +174,19 @@ class MeshSplit:
 
     def spoken(self, name: str, shape: Sequence[int], rank: int) -> Block | None:
         """The elements that `rank` writes of what is whole; None if another rank with the same ones does."""
-        held = self.slice_of(name, rank)
-        return self._chunk(_block(held, shape), rank) if held.owner else None
+        owner = self._slice_of(name, rank).owner
+        return self._chunk(self.along_tensor(name, shape, rank), rank) if owner else None
 
     def num_elements(self, what: What, shapes: Mapping[str, Sequence[int]], rank: int) -> int:
         """How many elements of `what` `rank` holds of parameters with these names and whole shapes."""
         return sum(self.held(what, name, shape, rank).num_elements for name, shape in shapes.items())
+
+    def _slice_of(self, name: str, rank: int) -> Slice:
+        """What the tensor axis leaves `rank` of the parameter with that Hugging Face name."""
+        return self.tensor.slice_of(name, self.layout.coordinates(rank)[1])
 
     def _chunk(self, block: Block, rank: int) -> Block:
         rows, *others = block.ranges
         d, _ = self.layout.coordinates(rank)
         own = chunk(len(rows), d, self.layout.data)
         return Block((range(rows.start + own.start, rows.start + own.stop), *others))
-
-
-def _block(held: Slice, shape: Sequence[int]) -> Block:
-    ranges = [range(length) for length in shape]
-    # The tensor axis cuts one dimension, or none.
-    if held.dim is not None:
-        ranges[held.dim] = range(held.start, held.stop)
-    return Block(tuple(ranges))

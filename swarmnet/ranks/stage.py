@@ -38,7 +38,7 @@ from swarmnet.manifest.schema import StageSpec
 from swarmnet.model.comm import Comm
 from swarmnet.model.decoder import StageModule
 from swarmnet.model.sharded import ShardedStage, sum_terms
-from swarmnet.ranks.buckets import ScatteredGradients, buckets_of, own_chunk, take_block
+from swarmnet.ranks.buckets import Gradients, buckets_of, own_chunk, take_block
 from swarmnet.ranks.comm import ProcessComm
 from swarmnet.ranks.layout import Block, MeshLayout, MeshSplit, What
 from swarmnet.ranks.shared_comm import SharedComm
@@ -46,17 +46,13 @@ from swarmnet.stage import snapshot
 from swarmnet.stage.accumulator import Accumulator, largest_magnitude, sum_dtype
 from swarmnet.stage.backend import PastShare
 from swarmnet.stage.canonical import Canonical, layers_of
-from swarmnet.stage.gradients import WholeGradients
 from swarmnet.stage.optimizer import MOMENTS, StageOptimizer, average
 from swarmnet.stage.passes import ForwardPass, MemoryPolicy, Passes
-from swarmnet.stage.rounding import Rectangle, Roundings, num_scales
+from swarmnet.stage.rounding import Rectangle, Rounding, Roundings, num_scales
 from swarmnet.stage.state import PastWeights
 
 if TYPE_CHECKING:
     from swarmnet.ranks.fully_sharded import FullySharded
-
-
-Gradients = WholeGradients | ScatteredGradients | None
 
 
 @dataclass(slots=True, eq=False)
@@ -68,7 +64,6 @@ class _Past:
 
     module: StageModule
     passes: Passes
-    gradients: Gradients
     shares: dict[int, Accumulator] = field(default_factory=dict)
     weights: int = -1
 
@@ -91,11 +86,8 @@ class RankStage:
         device: torch.device,
         memory: MemoryPolicy | None = None,
     ) -> None:
-        if (data.rank, tensor.rank) != layout.coordinates(rank) or (data.size, tensor.size) != (
-            layout.data,
-            layout.tensor,
-        ):
-            raise ValueError(f"rank {rank} of {layout.label} in groups of {data.size} and {tensor.size}")
+        assert (data.rank, tensor.rank) == layout.coordinates(rank), (rank, layout)
+        assert (data.size, tensor.size) == (layout.data, layout.tensor), layout
         memory = memory or MemoryPolicy()
         if layout.shard == "zero3" and memory.activations == "offload":
             raise UsageError("ZeRO-3 gathers weights, and offloaded activations would take them along: recompute them")
@@ -110,7 +102,13 @@ class RankStage:
         self._names = list(self._shapes)
         self._modules = [self._module() for _ in range(1 + self._delay.most)]
         self._parameters = [list(module.parameters()) for module in self._modules]
-        self._make_sums()
+        slices = [self._split.along_tensor(name, shape, rank) for name, shape in self._shapes.items()]
+        self._slices = [torch.Size(block.shape) for block in slices]
+        self._buckets = buckets_of(self._names, self._slices, data)
+        self._gradients = Gradients(self._slices, self._buckets, device, scattered=self._scatters)
+        self._summed = [torch.Size(self._held("accumulators", name).shape) for name in self._names]
+        self.sums = [self._new_sum() for _ in self._modules]  # one for each open step
+        self.round_by(torch.zeros(len(self._modules), num_scales(spec.averaging, self._shapes)))
         self._offload = memory.offload_optimizer
         self._optimizer = StageOptimizer(
             self._own(0),
@@ -156,16 +154,6 @@ class RankStage:
             self._fully.shard(module)
         return module
 
-    def _make_sums(self) -> None:
-        """Scratch for the weight pass, and the accumulators."""
-        slices = [self._split.along_tensor(name, shape, self._rank) for name, shape in self._shapes.items()]
-        self._slices = [torch.Size(block.shape) for block in slices]
-        self._buckets = buckets_of(self._names, self._slices, self._data)
-        self._gradients = self._gradients_of(self._parameters)
-        self._summed = [torch.Size(self._held("accumulators", name).shape) for name in self._names]
-        self.sums = [self._new_sum() for _ in self._modules]  # one for each open step
-        self.round_by(torch.zeros(len(self._modules), num_scales(self.spec.averaging, self._shapes)))
-
     def sum_of(self, step: int) -> Accumulator:
         """The sum of an open step."""
         return self.sums[step % len(self.sums)]
@@ -173,15 +161,6 @@ class RankStage:
     def _new_sum(self) -> Accumulator:
         size = sum(shape.numel() for shape in self._summed)
         return Accumulator(size, dtype=sum_dtype(self.spec.numerics), device=self.device)
-
-    def _gradients_of(self, modules: Sequence[Sequence[Parameter]], scratch: list[Tensor] | None = None) -> Gradients:
-        """What runs weight passes of modules with these parameters; None where a fused backward does."""
-        if self._fully is not None:
-            return None
-        places = {parameter: place for parameters in modules for place, parameter in enumerate(parameters)}
-        if self._scatters:
-            return ScatteredGradients(places, self._slices, self._buckets, self.device)
-        return WholeGradients(places, self._slices, self.device, scratch=scratch)
 
     def round_by(self, scales: Tensor) -> None:
         """Gradients are rounded by the scales in that memory (`stage.rounding.Roundings`) from now on."""
@@ -216,10 +195,7 @@ class RankStage:
     def backward(self, work: ForwardPass, gradient: Tensor | None) -> Tensor | None:
         """The gradient of these rows' input, None in the first stage; once per pass. gradient: of their output, ours to
         keep, None in the last stage. The same on all tensor ranks."""
-        return self._back(self._passes, work, gradient)
-
-    def _back(self, passes: Passes, work: ForwardPass, gradient: Tensor | None) -> Tensor | None:
-        own = passes.backward(work, gradient)
+        own = work.passes.backward(work, gradient)
         # FSDP has no weight pass apart: its backward leaves gradients at the parameters.
         if self._fully is not None:
             work.gradients = [self._fully.take_gradient(parameter) for parameter in work.module.parameters()]
@@ -231,23 +207,23 @@ class RankStage:
         False if the sum has that index already, or another void count. Raises BadMessage(NON_FINITE) or Overflow; the
         sum is unchanged then. All of it alike on all ranks.
         """
-        if not work.went_back or (work.tape is None and work.gradients is None):
-            raise ValueError(f"no gradient to add: microbatch {step}/{index}")
-        gradients = self._weight_pass(work, self._gradients)
-        return self.sum_of(step).add(
-            gradients, self._rounded.of(step), step=step, index=index, voids=voids, largest=self._largest(gradients)
-        )
+        return self._add(work, self.sum_of(step), self._rounded.of(step), step=step, index=index, voids=voids)
 
-    def _weight_pass(self, work: ForwardPass, runs: Gradients) -> list[Tensor]:
-        """The gradients that this rank adds to a sum."""
+    def _add(
+        self, work: ForwardPass, total: Accumulator, rounding: Rounding, *, step: int, index: int, voids: int
+    ) -> bool:
         # What the weight pass needs is free as soon as the gradients are added.
         tape, gradients, work.tape, work.gradients = work.tape, work.gradients, None, None
-        if runs is not None:
-            assert tape is not None
-            gradients = runs.of(tape)
+        if not work.went_back or (tape is None and gradients is None):
+            raise ValueError(f"no gradient to add: microbatch {step}/{index}")
+        if tape is not None:
+            gradients = self._gradients.of(tape, list(work.module.parameters()))
         assert gradients is not None
         # A small grid is too coarse for terms: their sum is rounded, once.
-        return sum_terms(gradients, self._names, self._split.tensor, self._tensor) if self._sums_first else gradients
+        if self._sums_first:
+            gradients = sum_terms(gradients, self._names, self._split.tensor, self._tensor)
+        largest = self._largest(gradients)
+        return total.add(gradients, rounding, step=step, index=index, voids=voids, largest=largest)
 
     def _largest(self, gradients: Sequence[Tensor]) -> float:
         """The largest magnitude that any rank has: infinity if one has NaN."""
@@ -349,9 +325,9 @@ class RankStage:
 
     def _room(self) -> list[Tensor]:
         """Memory for them: the weight pass's, if it is here and large enough."""
-        if self._offload or not isinstance(self._gradients, WholeGradients):
-            return self._optimizer.room()
         room = self._gradients.scratch
+        if self._offload or not room:
+            return self._optimizer.room()
         return [own_chunk(piece, self._data) for piece in room] if self._split.shards("moments") else room
 
     def write_state(self, version: int, tensors: Mapping[str, Tensor]) -> None:
@@ -407,15 +383,16 @@ class RankStage:
         """
         past, size = self._recomputing(), self.canonical.num_elements
         if past.weights != weights.number:
-            self._load(past.module, weights.memory[:size])
+            held = self._held_of(past.module.parameters())
+            for live, (name, whole) in zip(held, self._cut(weights.memory[:size]).items(), strict=True):
+                live.copy_(take_block(whole, self._held("parameters", name)))
             past.weights = weights.number
         output, work = past.passes.forward(past.module, tokens, hidden, train=True)
         assert work is not None
-        own = self._back(past.passes, work, gradient)
+        own = self.backward(work, gradient)
         if share is not None:
-            gradients, total = self._weight_pass(work, past.gradients), self.share(share)
-            rounding, largest = self._rounded.by(weights.step, weights.memory[size:]), self._largest(gradients)
-            total.add(gradients, rounding, step=weights.step, index=index, voids=total.voids, largest=largest)
+            total, rounding = self.share(share), self._rounded.by(weights.step, weights.memory[size:])
+            self._add(work, total, rounding, step=weights.step, index=index, voids=total.voids)
         return output.detach(), own
 
     def share(self, share: PastShare) -> Accumulator:
@@ -431,19 +408,8 @@ class RankStage:
 
     def _recomputing(self) -> _Past:
         if self._past is None:
-            # Its gradients are in the scratch of those of open steps.
-            scratch = self._gradients.scratch if isinstance(self._gradients, WholeGradients) else None
-            module = self._module()
-            runs = self._gradients_of([list(module.parameters())], scratch)
-            self._past = _Past(module, self._new_passes(), runs)
+            self._past = _Past(self._module(), self._new_passes())
         return self._past
-
-    @torch.no_grad()
-    def _load(self, module: StageModule, weights: Tensor) -> None:
-        """Give `module` these weights: whole, flat, in canonical order, on the CPU."""
-        held = self._held_of(module.parameters())
-        for live, (name, whole) in zip(held, self._cut(weights).items(), strict=True):
-            live.copy_(take_block(whole, self._held("parameters", name)))
 
     # ------------------------------------------------------------ blocks
 

@@ -12,8 +12,9 @@ as a stash.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -24,7 +25,20 @@ from swarmnet.model.activations import CompiledLayers, Offload, Policy, run_laye
 from swarmnet.model.decoder import StageModule
 from swarmnet.model.precision import Compute, products_in
 from swarmnet.model.split import Casts, Tape, WritingTape
-from swarmnet.stage.gradients import aligned
+
+_ALIGN = 16  # fp32 elements
+
+
+def aligned(shapes: Sequence[torch.Size], device: torch.device) -> list[Tensor]:
+    """One buffer, cut into contiguous fp32 tensors of these shapes, each on a 64-byte boundary.
+
+    Matrix kernels pick their summation order by alignment, so a parameter's gradient must not depend on what precedes
+    it in the stage.
+    """
+    # Each start is rounded up to the next boundary; the last one is the length of the buffer.
+    starts = [0, *itertools.accumulate(-(-shape.numel() // _ALIGN) * _ALIGN for shape in shapes)]
+    buffer = torch.zeros(starts[-1], dtype=torch.float32, device=device)
+    return [buffer[start : start + shape.numel()].view(shape) for start, shape in zip(starts, shapes, strict=False)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +67,7 @@ class ForwardPass:
     the weight pass takes that. versions: of the weights, which nobody may change before backward. gradients: what a
     fused backward has left (`ranks.fully_sharded`), in the place of a tape."""
 
+    passes: Passes
     module: StageModule
     leaf: Tensor | None
     output: Tensor | None
@@ -132,15 +147,14 @@ class Passes:
                 return output, None
             tape = self._tape(module)
             leaf = None if hidden is None else hidden.requires_grad_()
-            return output, ForwardPass(
-                module, leaf, None, lambda: self._run(module, tokens, leaf, tape), tape, _versions(module)
-            )
+            again = lambda: self._run(module, tokens, leaf, tape)  # noqa: E731
+            return output, ForwardPass(self, module, leaf, None, again, tape, _versions(module))
         with torch.enable_grad(), self._saving(module):
             tape = self._tape(module)
             # Its gradient goes to the stage before; token ids have none.
             leaf = None if hidden is None else hidden.requires_grad_()
             output = self._run(module, tokens, leaf, tape)
-        return output, ForwardPass(module, leaf, output, None, tape, _versions(module))
+        return output, ForwardPass(self, module, leaf, output, None, tape, _versions(module))
 
     def backward(self, saved: ForwardPass, gradient: Tensor | None) -> Tensor | None:
         """The gradient of the input, None in the first stage; once per pass. gradient: of the output, None of a loss.

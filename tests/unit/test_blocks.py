@@ -137,6 +137,6 @@ def test_one_tensor_rank_splits_any_model() -> None:
     model = Model(attention_bias=True, output_bias=True)
     assert (
         MeshSplit(model, layout_of(1, 2, "dp"), Training(microbatch_size=2, sequence_length=16))
-        .slice_of("model.layers.0.self_attn.o_proj.bias", 1)
+        .tensor.slice_of("model.layers.0.self_attn.o_proj.bias", 0)
         .owner
     )
