@@ -44,6 +44,9 @@ Notice = Annotated[str, Size(MAX_NOTICE_CHARS)]
 Roll = Annotated[bytes, Size(16, least=16)]
 """Digest of a commit's contributors."""
 Members = Annotated[tuple[PeerId, ...], Entries(MAX_MEMBERS, "members", packed=True)]
+MAX_LATE = 16
+LatePeers = Annotated[tuple[PeerId, ...], Entries(MAX_LATE)]
+"""Peers that were late in a step, sorted."""
 Contributions = Annotated[
     tuple[tuple[PeerId, Generation, Indexes], ...], Entries(MAX_MEMBERS, "members", distinct=True, disjoint=True)
 ]
@@ -84,6 +87,8 @@ class Finished:
     """Who added which indexes under which generation: disjoint, and with `voided` exactly 0..M-1."""
     voided: Indexes = NONE
     notice: Notice = ""
+    """As in the round."""
+    late: LatePeers = ()
     """As in the round."""
 
     def contradiction(self) -> str:
@@ -131,6 +136,7 @@ class Ack:
     roll: Roll
     voided: Indexes = NONE
     notice: Notice = ""
+    late: LatePeers = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,6 +190,8 @@ class Commit:
     """Theirs, in order."""
     notice: Notice = ""
     """The run is longer from this step on."""
+    late: LatePeers = ()
+    """Peers of the stage that were late: the next steps do not wait for them (`step.exclusion`)."""
 
     def __post_init__(self) -> None:
         # What is signed, and the chain, are of bits: equal commits must have equal ones, and -0.0 == 0.0.
@@ -370,9 +378,7 @@ class Heartbeat:
     """The newest measure of my weights; only sent to replicas of my stage."""
     before: Chain = NO_CHAIN
     """My chain one version earlier; at version 0 the first chain."""
-    sitting: Annotated[tuple[PeerId, ...], Entries(MAX_SITTING)] = ()
-    """Mates that my step goes on without."""
-    unreached: Annotated[tuple[PeerId, ...], Entries(MAX_SITTING)] = ()
+    unreached: Annotated[tuple[PeerId, ...], Entries(MAX_UNREACHED)] = ()
     """Mates to whom my line is broken: I do not hear them, or hear them and cannot call them."""
     new: bool = False
     """I have still to contribute before I count, for the first time or since I came back."""
@@ -388,8 +394,8 @@ class Heartbeat:
     """Stands for the notices that I know; another one than yours: ask me for them (`ManifestRequest`)."""
 
 
-MAX_SITTING = 16
-"""Mates that a heartbeat can name as sitting out, and as many that cannot be called."""
+MAX_UNREACHED = 16
+"""Mates that a heartbeat can name as not reached."""
 
 
 MAX_MATES = 64
@@ -534,6 +540,8 @@ class Round:
     """In how many parts each row cuts the vector; 0: all are one group."""
     notice: Notice = ""
     """The notice that begins at this step, if the keeper knows one: the commit will name it."""
+    late: LatePeers = ()
+    """Peers that were late in this step or the last ones, as the leader saw it: the commit will name them."""
 
     def contradiction(self) -> str:
         """What in it cannot be, in words; "" if nothing."""
@@ -874,6 +882,23 @@ class AuditData:
     """Of what went in, and of the gradient; not if the request is bare."""
 
 
+MAX_LEVEL = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Exclusion:
+    """Steps of a stage do not wait for a peer that was late (`step.exclusion`)."""
+
+    peer: PeerId
+    until_step: Step
+    """The first step that waits for it again."""
+    level: Annotated[int, Between(1, MAX_LEVEL)]
+    """The back-off grows with it."""
+
+
+MAX_EXCLUSIONS = 256
+
+
 @dataclass(frozen=True, slots=True)
 class StateHeader:
     """Which state of a stage: its version and the commits that led to it, without its bytes."""
@@ -888,6 +913,8 @@ class StateHeader:
     """What the state descends from."""
     notices: Annotated[tuple[Notice, ...], Entries(MAX_NOTICES)] = ()
     """Those in force at this version."""
+    exclusions: Annotated[tuple[Exclusion, ...], Entries(MAX_EXCLUSIONS, distinct=True)] = ()
+    """The stage's table, as of this version."""
 
     @property
     def extensions(self) -> tuple[Extension, ...]:

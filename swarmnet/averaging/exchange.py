@@ -560,4 +560,5 @@ def _describe(current: Round, digest: bytes, sq_norm: float, losses: Losses) -> 
         contributions=current.contributions,
         voided=current.voided,
         notice=current.notice,
+        late=current.late,
     )

@@ -151,7 +151,7 @@ class SwarmProgress:
                 found.by.add(name)
                 if kind == "convicted":
                     self.out.add(whom)
-            case "strike":
+            case "late":
                 self.suspensions.setdefault((self.names.get(event["peer"], event["peer"]), name), event["reason"])
             case ("synced" | "applied") as kind if replica is not None:
                 replica.version = event["version"]

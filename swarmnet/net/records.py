@@ -450,7 +450,7 @@ def unserved(records: Iterable[Record], *, num_stages: int, mine: Iterable[int] 
 
 
 def left_out(records: Collection[Record], stage: int) -> frozenset[PeerId]:
-    """The replicas of a stage that most others of it, two at least, go on without (`View.shunned`)."""
+    """The replicas of a stage that most others of it, two at least, go on without (as `View.cut_off`)."""
     serve = {record.peer for record in records if any(status.stage == stage for status in record.stages)}
     said = Counter(
         peer

@@ -80,9 +80,6 @@ _IMPOSSIBLE = bytes(32)
 _LOOKS = 3
 """Times that a replica waits for the record of a peer that has signed what went into a work."""
 
-_STRIKE_S = 15.0
-"""What it costs a peer not to show what it pledged (`step.strikes`): it sits out for minutes."""
-
 
 class Papers(Protocol):
     """Where a peer keeps what proves who did what."""
@@ -318,8 +315,8 @@ class Auditor:
         self._peer.taint(case.pledge.stamp, suspect_of(case), applied=applied)
 
     def suspend(self, peer: PeerId, why: str) -> None:
-        """The peer is not waited for, here alone."""
-        self._replica.driver.strike(peer, why, cost_s=_STRIKE_S)
+        """This replica has observed the peer to be late."""
+        self._replica.driver.late(peer, why)
 
     def undecided(self, case: Case) -> None:
         """The case is shown in status."""

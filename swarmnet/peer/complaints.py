@@ -37,7 +37,7 @@ class Complaints:
         self._timers, self._say = timers, say
         self._steps = deque([now], maxlen=_STEPS)
         self._left_out: Recent[PeerId, tuple[str, float]] = Recent(_MOST)  # reason, when
-        self._sits_out: Recent[PeerId, tuple[str, float]] = Recent(_MOST)  # reason, until
+        self._late: Recent[PeerId, str] = Recent(_MOST)  # reason
         self._convicted: Recent[PeerId, tuple[str, float]] = Recent(_MOST)  # reason, when
         self._disputed: Recent[PeerId, tuple[int, int]] = Recent(_MOST)  # by whose work it is: the last step, how many
         self._said: set[PeerId] = set()
@@ -52,8 +52,8 @@ class Complaints:
                 self._steps = deque([now], maxlen=_STEPS)
             case "evicted":
                 self._left_out[fields["peer"]] = fields["reason"], now
-            case "strike":
-                self._sits_out[fields["peer"]] = fields["reason"], now + fields["sits_out_s"]
+            case "late":
+                self._late[fields["peer"]] = fields["reason"]
             case "convicted":
                 step, reason = f"step {fields['step']}", fields["reason"]
                 self._convicted[fields["peer"]] = reason if step in reason else f"{step}: {reason}", now
@@ -76,11 +76,17 @@ class Complaints:
 
     def still_s(self, *, now: float) -> int:
         """How long the stage has made no step, if that is much longer than usual; else 0."""
-        limit_s = self._timers.long_silence_s
-        if gaps := [later - earlier for earlier, later in itertools.pairwise(self._steps)]:
-            limit_s = max(2 * self._timers.suspect_s, _SLOW * statistics.median_low(gaps))
+        limit_s = (
+            max(2 * self._timers.suspect_s, _SLOW * self._usual_s) if self._usual_s else self._timers.long_silence_s
+        )
         still_s = now - self._steps[-1]
         return int(still_s) if still_s > limit_s else 0
+
+    @property
+    def _usual_s(self) -> float:
+        """How long a step takes; 0 if there was none."""
+        gaps = [later - earlier for earlier, later in itertools.pairwise(self._steps)]
+        return statistics.median_low(gaps) if gaps else 0.0
 
     def of(self, member: Member, trouble: Trouble | None, *, now: float) -> tuple[Complaint, ...]:
         """What there is to complain of, what matters most first. trouble: of the round it takes part in."""
@@ -99,9 +105,9 @@ class Complaints:
                 for peer, since in unreached.items()
             ),
             *(
-                Complaint(member.stage, peer, "sits_out", reason, int(until - now) + 1)
-                for peer, (reason, until) in self._sits_out.items()
-                if now < until
+                Complaint(member.stage, each.peer, "sits_out", self._late.get(each.peer, "was late"), seconds)
+                for each in member.membership.exclusions
+                if (seconds := int((each.until_step - member.version) * self._usual_s)) > 0
             ),
             *(
                 Complaint(member.stage, peer, "left_out", reason, int(now - at))

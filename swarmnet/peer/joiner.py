@@ -16,6 +16,7 @@ from swarmnet.stage.seams import Compute
 from swarmnet.state.catch_up import WITHIN, Ahead, CatchUp, InSync, ReplayLogEnds, line_needed, sums_arrive
 from swarmnet.state.snapshot_fetch import SnapshotFetch, Sources, TransferProgress
 from swarmnet.step.commits import evidence
+from swarmnet.step.exclusion import after
 from swarmnet.step.gate import Shape, commit_refusal
 from swarmnet.step.member import Member
 from swarmnet.transport import Transport
@@ -161,7 +162,8 @@ class Joiner:
         learn, held = self._shape.notices.learn, Horizon(self._shape.total_steps, header.extensions)
         held = held.after(header.version, [learn(commit.notice) for commit in commits if commit.notice])
         term_chain = chain if begins_term else header.term_chain
-        return StateHeader(header.version + 1, chain, header.chain, term_chain, header.restart, held.texts)
+        exclusions = after(header.exclusions, commits[self._member.stage])
+        return StateHeader(header.version + 1, chain, header.chain, term_chain, header.restart, held.texts, exclusions)
 
     def _moved(self, header: StateHeader) -> None:
         self._stand(header)

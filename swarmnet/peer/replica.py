@@ -261,7 +261,7 @@ class Replica:
     def _next_replicas(self) -> Mapping[PeerId, int]:
         """Live replicas of the next stage and their queues."""
         found = dict(self._next_seen())
-        without, newest = self.member.view.left_out(self.stage + 1, now=self._now()), self.member.version + 1
+        without, newest = self.member.passed_over(self.stage + 1, now=self._now()), self.member.version + 1
         chains = Counter((seen.version, seen.chain) for seen in found.values())
         # The smaller side of a fork computes on other weights than the run's.
         minority = {at for at in chains if any(at[0] == other[0] and chains[at] < chains[other] for other in chains)}

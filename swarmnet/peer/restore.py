@@ -133,7 +133,7 @@ class Restorer:
             # What was signed for the steps that are left out is taken to be in force, as it is in the other stages.
             held = Horizon(self._shape.total_steps, header.extensions)
             held = notices.foreseen(version, held, before=becomes)
-            header = StateHeader(becomes, own, own, own, notices=held.texts)
+            header = StateHeader(becomes, own, own, own, notices=held.texts, exclusions=header.exclusions)
         self._serve(InSync(header))
         self._say_synced("checkpoint", began=began, num_bytes=len(data), path=self.checkpoints.path(version))
         return True
@@ -172,6 +172,7 @@ class Restorer:
             reached.commits,
             reached.last_commits,
             extensions=at.extensions,
+            exclusions=at.exclusions,
         )
         self.checkpoints.ends_at(self._member.horizon.last)
 
@@ -263,7 +264,7 @@ class Restorer:
     def _stands_at(self) -> StateHeader:
         member = self._member
         chains = member.chain, member.before, member.term_chain
-        return StateHeader(member.version, *chains, member.restart, member.horizon.texts)
+        return StateHeader(member.version, *chains, member.restart, member.horizon.texts, member.membership.exclusions)
 
     async def _checkpoint(self, version: int) -> tuple[StateHeader, memoryview] | None:
         """This peer's checkpoint, to be handed to a mate."""

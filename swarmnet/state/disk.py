@@ -31,9 +31,9 @@ from pydantic import Field, ValidationError, field_validator
 from swarmnet.clock import wall_time
 from swarmnet.config.table import Count, Table
 from swarmnet.errors import BadCheckpoint
-from swarmnet.ids import Chain, Restart, RunId
+from swarmnet.ids import Chain, PeerId, Restart, RunId
 from swarmnet.manifest.extension import MAX_NOTICE_CHARS, MAX_NOTICES, Extension
-from swarmnet.messages import StateHeader
+from swarmnet.messages import MAX_EXCLUSIONS, Exclusion, StateHeader
 
 MAX_JSON_BYTES = 64 << 10
 
@@ -72,6 +72,8 @@ class CheckpointInfo(Table):
         tuple[Annotated[str, Field(max_length=MAX_NOTICE_CHARS)], ...], Field(max_length=MAX_NOTICES)
     ] = ()
     """What the run's owner has signed to extend it, as far as it is in force at this version."""
+    exclusions: Annotated[tuple[tuple[_Name, Count, Count], ...], Field(max_length=MAX_EXCLUSIONS)] = ()
+    """Peers that steps do not wait for, until which step, and at which level (`step.exclusion`)."""
 
     @field_validator("notices")
     @classmethod
@@ -94,8 +96,10 @@ class CheckpointInfo(Table):
 
         origin: numerics, written_at and owner.
         """
+        exclusions = tuple((each.peer, each.until_step, each.level) for each in header.exclusions)
         restart = {"restart_number": header.restart.number, "restart_version": header.restart.version}
         state = {name: getattr(header, name) for name in ("version", "chain", "before", "term_chain", "notices")}
+        state["exclusions"] = exclusions
         files = {"num_bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
         if owed is not None:
             files |= {"owed_bytes": len(owed), "owed_sha256": hashlib.sha256(owed).hexdigest()}
@@ -110,7 +114,8 @@ class CheckpointInfo(Table):
     def header(self) -> StateHeader:
         """Where a replica stands that has loaded it."""
         chains = Chain(self.chain), Chain(self.before), Chain(self.term_chain)
-        return StateHeader(self.version, *chains, self.restart, self.notices)
+        exclusions = tuple(Exclusion(PeerId(peer), until_step, level) for peer, until_step, level in self.exclusions)
+        return StateHeader(self.version, *chains, self.restart, self.notices, exclusions)
 
 
 @dataclass(frozen=True, slots=True)

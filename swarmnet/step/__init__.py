@@ -49,6 +49,7 @@ are disjoint and complete. A wrong keeper wastes time; it cannot make a wrong su
 | open step | claims, grants, rounds, commits of one step | `open_step`, `ledger` |
 | keeper | member states | `keeper`, `rounds`, `ledger` |
 | every replica, privately | who lives, who counts | `view`, `membership` |
-| the same | who keeps, who has cost time | `election`, `strikes` |
+| the same | who keeps, who was late | `election`, `lateness` |
+| every replica, by the commits | who is not waited for | `exclusion` |
 | every replica, every few steps | whether weights are still equal | `drift` |
 """

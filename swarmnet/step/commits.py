@@ -37,13 +37,14 @@ def ack_of(finished: Finished) -> Ack:
         roll_of(counting(finished)),
         finished.voided,
         finished.notice,
+        finished.late,
     )
 
 
 def acked(stamp: Stamp, ack: Ack) -> Commit:
     """The commit that a holder of that sum votes for; it does not name the contributors."""
     sums = (ack.id, ack.digest, ack.num_tokens, ack.loss_sum, ack.grad_sq_norm, ack.voided, ack.roll)
-    return Commit(stamp.stage, stamp.step, stamp.chain, *sums, notice=ack.notice)
+    return Commit(stamp.stage, stamp.step, stamp.chain, *sums, notice=ack.notice, late=ack.late)
 
 
 def commit_of(stamp: Stamp, finished: Finished) -> Commit:
@@ -62,7 +63,7 @@ def statement(commit: Commit, restart: Restart) -> bytes:
 
 
 def evidence(commits: Iterable[Commit]) -> bytes:
-    """Hash of what an optimizer step depends on: the sums, counts and notices, not who made them.
+    """Hash of what the next step depends on: the sums, counts, notices and late peers, not who made the sums.
 
     Round ids stay out, so two keepers that committed the same sum leave the same chain behind.
     """
@@ -74,6 +75,7 @@ def evidence(commits: Iterable[Commit]) -> bytes:
         digest.update(commit.digest)
         digest.update(",".join(map(str, sorted(commit.voided))).encode())
         digest.update(commit.notice.encode())
+        digest.update(",".join(commit.late).encode())
     return digest.digest()
 
 

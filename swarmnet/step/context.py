@@ -9,11 +9,11 @@ from swarmnet.ids import Chain, PeerId
 from swarmnet.manifest.extension import Horizon
 from swarmnet.messages import UNMEASURED, Commit, LineQuality, Trouble
 from swarmnet.step.gate import Shape
+from swarmnet.step.lateness import Lateness
 from swarmnet.step.ledger import Generations
 from swarmnet.step.lines import BrokenLines
 from swarmnet.step.membership import Membership
 from swarmnet.step.pace import Pace
-from swarmnet.step.strikes import Strikes
 from swarmnet.step.view import View
 
 
@@ -49,15 +49,13 @@ class StepContext:
     horizon: Horizon = field(init=False)
     """How many steps the run has, by the notices in force at this version."""
     pace: Pace = field(init=False)
-    strikes: Strikes = field(init=False)
-    """What I hold against others as members."""
-    vain: Strikes = field(init=False)
-    """The same, as keepers."""
+    lateness: Lateness = field(init=False)
+    """Which peers were late, as I have observed it."""
 
     def __post_init__(self) -> None:
         self.horizon = Horizon(self.shape.total_steps)
         self.pace = Pace(self.view.timers)
-        self.strikes, self.vain = Strikes(self.view.timers), Strikes(self.view.timers)
+        self.lateness = Lateness(self.view.timers)
 
     def over(self, step: int) -> bool:
         """Is that step none of the run's, as far as can be foreseen?"""

@@ -17,7 +17,7 @@ from swarmnet.averaging.exchange import Exchange
 from swarmnet.errors import SwarmError, leaves
 from swarmnet.ids import PeerId, Restart, RoundId
 from swarmnet.manifest.extension import Extension
-from swarmnet.messages import Commit, Committed, Finished, Heartbeat, Measure, Round, Stamp, StepControl
+from swarmnet.messages import Commit, Committed, Exclusion, Finished, Heartbeat, Measure, Round, Stamp, StepControl
 from swarmnet.pipeline.execution import Execution
 from swarmnet.pipeline.recovery import Spawn
 from swarmnet.stage.seams import Compute, Stash
@@ -130,10 +130,12 @@ class StepDriver:
         """A peer answered on a connection that we opened."""
         self.member.reached(peer, now=self._now())
 
-    def restored(self, *args: Any, extensions: tuple[Extension, ...] = ()) -> None:
+    def restored(
+        self, *args: Any, extensions: tuple[Extension, ...] = (), exclusions: tuple[Exclusion, ...] = ()
+    ) -> None:
         """State is in place; see Member.restored."""
         self._engine.lengthen(extensions)
-        actions = self.member.restored(*args, extensions=extensions, now=self._now())
+        actions = self.member.restored(*args, extensions=extensions, exclusions=exclusions, now=self._now())
         self._pipeline.stop()
         self._begin()
         self._perform(actions)
@@ -162,9 +164,9 @@ class StepDriver:
         """Is no step being applied? Then the engine holds the member's version, if any."""
         return self._settled.is_set()
 
-    def strike(self, peer: PeerId, reason: str, *, cost_s: float) -> None:
-        """Nobody is to wait for that mate for a while (`step.strikes`)."""
-        self._perform(self.member.strike(peer, reason, cost_s=cost_s, now=self._now()))
+    def late(self, peer: PeerId, reason: str) -> None:
+        """A replica of my stage does not do its part (`step.lateness`)."""
+        self._perform(self.member.late(peer, reason, now=self._now()))
 
     async def settled(self) -> None:
         """Wait for a running apply to end."""

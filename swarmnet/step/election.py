@@ -13,9 +13,9 @@ from swarmnet.messages import NONE, Indexes, Round, StagePlan
 from swarmnet.quorum import has_quorum
 from swarmnet.step.actions import Note
 from swarmnet.step.context import StepContext
+from swarmnet.step.exclusion import passed_over
 from swarmnet.step.graph import keeper_rank
 from swarmnet.step.lines import broken_lines
-from swarmnet.step.strikes import sitting
 
 _TERM = 3.0
 """Patiences that a leader may take over what it should do next: a replica may be given up, and its work done again."""
@@ -27,7 +27,7 @@ class Election:
     def __init__(self, context: StepContext, *, step: int, now: float) -> None:
         self._context, self._step = context, step
         self._view, self._membership, self._pace = context.view, context.membership, context.pace
-        self._strikes, self._vain = context.strikes, context.vain
+        self._lateness = context.lateness
         self.notes: list[Note] = []  # for the log, until they are taken
         self.promised: Ballot | None = None
         self._began_at = self._promised_at = self._kept_at = now
@@ -43,22 +43,29 @@ class Election:
         return seen is not None and seen.version >= self._step
 
     def sits(self, peer: PeerId, *, now: float) -> bool:
-        """Does this mate sit out, so that I do not let it keep?"""
-        return peer in self._sitting(now)
+        """Is this mate passed over, so that I do not let it lead?"""
+        return peer in self._passed_over(now)
 
-    def _sitting(self, now: float) -> frozenset[PeerId]:
-        """The mates that I do not let keep: less than half of us, new ones included."""
+    def _passed_over(self, now: float) -> frozenset[PeerId]:
+        """The mates that I do not let lead: fewer than half of us, new ones included.
+
+        First those that I have observed to be late: a leader that fails now is not in the table yet.
+        """
         view = self._view
-        shunned = view.shunned(now=now)
-        if not (shunned or self._strikes.ends(now=now) or self._vain.ends(now=now)):
+        worst = [*self._lateness.late(now=now), *sorted(view.cut_off(view.stage, now=now)), *self._excluded]
+        if not worst:
             return frozenset()
         live = self._membership.live(view.stage, now=now) | {*view.live(view.stage, now=now), view.me}
-        return sitting((shunned | live) - {view.me}, self._strikes, shunned, live, vain=self._vain, now=now)
+        return passed_over((peer for peer in worst if peer != view.me), live)
+
+    @property
+    def _excluded(self) -> list[PeerId]:
+        return self._membership.excluded(self._view.stage, self._step)
 
     def promise(self, ballot: Ballot, *, told_by: PeerId | None = None, now: float) -> bool:
         """Promise a ballot. False: I promised as high a one, or its keeper sits out, usurps, or cannot hear my reports.
 
-        If most live replicas follow a keeper, I follow it too: even if it sits out in my own strike book, and even if
+        If most live replicas follow a keeper, I follow it too: even if I have observed it to be late, and even if
         I have promised a higher ballot meanwhile.
 
         told_by: the peer that reported its promise of this ballot. If that is my keeper, it keeps no longer.
@@ -85,7 +92,7 @@ class Election:
             return False  # I have given up that ballot of mine, for the keeper whom most follow
         if self.promised is None or self.promised.peer != peer:
             if self.promised is None:
-                self._strike_before(peer, now)
+                self._observe_before(peer, now)
             else:
                 self._kept_s[self.promised.peer] = self._kept_for_s(now)
             self._kept_at, self._smallest = now, math.inf
@@ -94,9 +101,9 @@ class Election:
 
     def _order(self, now: float) -> list[PeerId]:
         """Who should keep, best first: who overruled me, the roster first, the fewest broken lines, and as drawn."""
-        passed_over, view, ruler = self._sitting(now), self._view, self._context.overruled_by
+        out, view, ruler = self._passed_over(now), self._view, self._context.overruled_by
         if view.stage not in view.sparse:
-            order = [peer for peer in view.keeper_order(self._term_chain, now=now) if peer not in passed_over]
+            order = [peer for peer in view.keeper_order(self._term_chain, now=now) if peer not in out]
             said = {
                 view.me: view.out_of_touch,
                 **{peer: seen.unreached for peer, seen in view.mates() if peer in order},
@@ -105,12 +112,15 @@ class Election:
             new = {peer for peer in order if self._membership.is_new(peer)}
             if view.voters:  # and many silent strangers would put me at fault that names them
                 said = {one: {mate: said[one][mate] for mate in said[one].keys() & view.voters} for one in said}
-            broken = broken_lines(said, passed_over | new, now - view.timers.suspect_s / 2)
-            return sorted(order, key=lambda peer: (peer != ruler, peer in new, broken[peer]))
+            broken = broken_lines(said, out | new, now - view.timers.suspect_s / 2)
+            excluded = view.me in self._excluded  # the others pass me over
+            return sorted(
+                order, key=lambda peer: (peer != ruler, excluded and peer == view.me, peer in new, broken[peer])
+            )
         # Of a large stage those keep who count. They hear each other; I stand last if I am none of them.
-        may = {peer for peer in self._membership.keepers(view.stage) if view.may_live(peer, now=now)} - passed_over
+        may = {peer for peer in self._membership.keepers(view.stage) if view.may_live(peer, now=now)} - out
         order = sorted(may - {view.me}, key=lambda peer: keeper_rank(self._term_chain, view.stage, peer))
-        if view.me not in may:
+        if view.me not in may or view.me in self._excluded:
             return [*order, view.me]
         return sorted([*order, view.me], key=lambda peer: keeper_rank(self._term_chain, view.stage, peer))
 
@@ -138,14 +148,14 @@ class Election:
                 found.add(peer)
         if ballot == self.promised:
             found.add(self._view.me)
-        if self._vain.sits(ballot.peer, now=now):
+        if self._lateness.is_late(ballot.peer, now=now):
             live -= {ballot.peer}
         return has_quorum(found, live)
 
     def reject(self, leader: PeerId, *, now: float) -> list[Note]:
         """It opened a round that no correct leader opens: I do not follow it in this step, even if most do."""
         self._rejected.add(leader)
-        return self._vain.strike(leader, "opens a round that is refused", cost_s=self._view.timers.suspect_s, now=now)
+        return self._lateness.observe(leader, "opens a round that is refused", now=now)
 
     def heard(self, plan: StagePlan, *, now: float) -> None:
         """The promised keeper has spoken. It tells what it has given while I am among those that would keep next."""
@@ -179,14 +189,14 @@ class Election:
         """
         view, limit = self._view, self._view.timers.suspect_s
         self._term_chain = self._context.term_chain
-        self._strike_idle(now)
+        self._observe_idle(now)
         order = self._order(now)
         place = order.index(view.me)
         if self.promised is None:
             waited_s = now - self._began_at
             if place and waited_s <= (2 + place) * limit:
                 return None
-            self._strike_before(view.me, now)
+            self._observe_before(view.me, now)
             return Ballot(0, view.me)
         higher = Ballot(self.promised.number + 1, view.me)
         keeper = self.promised.peer
@@ -214,20 +224,20 @@ class Election:
                 return higher
         return None
 
-    def _strike_before(self, keeper: PeerId, now: float) -> None:
+    def _observe_before(self, keeper: PeerId, now: float) -> None:
         """Rule 13: those before the step's first keeper in order, heard and at the step, did not keep in their turn."""
         waited_s, order = now - self._began_at, self._order(now)
         if waited_s <= 2 * self._view.timers.suspect_s or keeper not in order:
             return
         for peer in order[: order.index(keeper)]:
             if peer != self._view.me and self._level(peer):
-                self.notes += self._vain.strike(peer, "does not keep in its turn", cost_s=waited_s, now=now)
+                self.notes += self._lateness.observe(peer, "does not lead in its turn", now=now)
 
-    def _strike_idle(self, now: float) -> None:
-        """Rule 13: strike a keeper that has kept for several usual steps without doing what it should do next."""
+    def _observe_idle(self, now: float) -> None:
+        """Rule 13: a leader is late that has led for several usual steps without doing what it should do next."""
         if self.promised is None or self.promised.peer == self._view.me:
             return
         kept_s = self._kept_for_s(now)
         if kept_s > _TERM * self._pace.patience_s:
-            self.notes += self._vain.strike(self.promised.peer, "keeps, and no sum comes", cost_s=kept_s, now=now)
+            self.notes += self._lateness.observe(self.promised.peer, "leads, and no aggregate comes", now=now)
             self.moves(now=now)

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from swarmnet.ids import PeerId
-from swarmnet.messages import MAX_SITTING, Commit, Heartbeat, Stamp
+from swarmnet.messages import MAX_UNREACHED, Commit, Heartbeat, Stamp
 from swarmnet.step.actions import Action, Send
 from swarmnet.step.commits import bits_of, stages_in
 from swarmnet.step.graph import Graph, lots
@@ -251,8 +251,7 @@ class Heartbeats:
             numerics=self._of.drift.numerics,
             measure=self._of.drift.mine if told.mate else None,
             before=self._of.before,
-            sitting=self._sitting,
-            unreached=self._unreached if told.mate else (),
+            unreached=self._unreached,
             new=self._of.membership.is_new(self._of.me),
             asks=told.asks,
             known=bits_of(commit.stage for commit in self._of.barrier.known),
@@ -263,13 +262,5 @@ class Heartbeats:
     @property
     def _unreached(self) -> tuple[PeerId, ...]:
         """The replicas that I am out of touch with, voters first."""
-        return tuple(sorted(self._of.view.out_of_touch, key=lambda peer: peer not in self._of.view.voters))[
-            :MAX_SITTING
-        ]
-
-    @property
-    def _sitting(self) -> tuple[PeerId, ...]:
-        """The mates that the step goes on without if I keep it; else those that my own strikes let sit out."""
-        keeper = self._of.keeper
-        found = keeper.without if keeper is not None else self._of.sitting
-        return tuple(sorted(found))[:MAX_SITTING]
+        out_of_touch = self._of.view.out_of_touch
+        return tuple(sorted(out_of_touch, key=lambda peer: peer not in self._of.view.voters))[:MAX_UNREACHED]

@@ -80,6 +80,10 @@ class IdleWork:
         is_new = bool(self._view.voters) and peer not in self._view.voters and peer != self._view.me
         return timers.settle_s if is_new else max(self._idle_s, timers.suspect_s)
 
+    def stagnant(self, now: float) -> bool:
+        """Has nothing been claimed for so long that free indexes are ordered?"""
+        return now - self._flow_at > self._idle_s
+
     def give(
         self,
         ledger: Ledger,
@@ -93,7 +97,7 @@ class IdleWork:
 
         failed: who has found an index non-finite, and is asked for it last. spares: see `step.rounds`.
         """
-        stagnant = now - self._flow_at > self._idle_s
+        stagnant = self.stagnant(now)
         if not stagnant and not ledger.freed:
             return []
         orders: list[tuple[PeerId, int, bool]] = []

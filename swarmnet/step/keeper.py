@@ -13,6 +13,7 @@ from dataclasses import replace
 
 from swarmnet.ids import Ballot, Generation, PeerId, RoundId
 from swarmnet.messages import (
+    MAX_LATE,
     MAX_MOVED,
     NONE,
     UNMEASURED,
@@ -25,14 +26,15 @@ from swarmnet.messages import (
     StagePlan,
     Stamp,
 )
-from swarmnet.quorum import blocks, has_quorum
+from swarmnet.quorum import blocks, has_quorum, minority
 from swarmnet.step.actions import Action, Broadcast, Note, Send, note
 from swarmnet.step.commits import acked, counting
 from swarmnet.step.context import StepContext
+from swarmnet.step.exclusion import passed_over
 from swarmnet.step.idle import IdleWork, NonFinite, Progress
+from swarmnet.step.lateness import Delays
 from swarmnet.step.ledger import Ledger
 from swarmnet.step.rounds import RoundBuilder, left_alone
-from swarmnet.step.strikes import Delays, sitting
 from swarmnet.step.suspects import CutAgain, Leave, SuspectGraph
 from swarmnet.step.view import Seen
 
@@ -57,7 +59,7 @@ class Keeper:
 
     | who | in the step | decided by |
     |---|---|---|
-    | `sitting` | counts nothing, is not waited for, may fetch the sum | strikes, mine or of most others |
+    | `passed_over` | counts nothing, is not waited for, may fetch the sum | the table of exclusions; I saw it late |
     | `_left_out` | the same, for this step only | what it did in this step: late, refused, silent, offending |
     """
 
@@ -76,7 +78,7 @@ class Keeper:
         self.stamp, self.ballot, self.oldest, self.view = stamp, ballot, oldest, context.view
         self._delay = shape.delay.behind(stamp.step)  # so many versions the weights of the step are behind it
         self._context, self._lines, self._pace = context, context.lines, context.pace
-        self._strikes, self._membership = context.strikes, context.membership
+        self._lateness, self._membership = context.lateness, context.membership
         self.ledger = Ledger(shape.num_microbatches, given)
         self.members: dict[PeerId, Generation] = {}
         self.round: Round | None = None
@@ -116,7 +118,7 @@ class Keeper:
         self._waiting_at: dict[PeerId, float] = {}  # when I last found that I wait for it
         self._level = False  # had everybody reported when that was last looked at?
         self._mates_at, self._mates_found = (-math.inf, 0), (list[PeerId](), list[PeerId]())  # when they were looked up
-        self.sitting = self._excused(now)
+        self.passed_over = self._pass_over(now)
         self._last_since: dict[PeerId, float] = {}
         self._non_finite = NonFinite(stamp.step, max_void=shape.max_void)
 
@@ -158,9 +160,9 @@ class Keeper:
         if self.current_id is None and not self._level:
             self._early[peer, index] = generation
             return
-        # A mate that sits out or is out of touch may compute, but the index is ordered from a member, which counts it.
+        # A mate passed over or out of touch may compute, but the index is ordered from a member, which counts it.
         out_of_touch = peer not in self.members and not self.view.in_touch(peer, now=now)
-        if self.members and (peer in self.sitting or out_of_touch):
+        if self.members and (peer in self.passed_over or out_of_touch):
             if (owned := self.ledger.owners[index]) is not None:
                 owner = owned[0]
             else:
@@ -200,7 +202,7 @@ class Keeper:
             if last is None or (last.generation, last.revision) != (report.generation, report.revision):
                 self._ask(peer, now)
                 return []
-            if self.members.get(peer) == report.generation and peer not in self.sitting:
+            if self.members.get(peer) == report.generation and peer not in self.passed_over:
                 self._hear_work(peer, report, self._remaining[peer], now)
                 return []
             return self._enter(peer, replace(last, progress=report.progress, trouble=report.trouble), now)
@@ -243,7 +245,7 @@ class Keeper:
         if owner in self.ledger.closed and report.ack is None:
             self._plan(peer, report.generation).evicted = "closed"
             return []
-        if peer in self.sitting:
+        if peer in self.passed_over:
             self._hear_sum(peer, report, now)
             if report.owned:
                 self._void(peer, report.generation)
@@ -316,7 +318,7 @@ class Keeper:
 
     def _look(self, now: float, resend: bool) -> list[Action]:
         self._level, self.looks, self._looked_at = False, False, now
-        self.sitting = self._excused(now)
+        self.passed_over = self._pass_over(now)
         if self.commit is None:
             self._note_waits(now)
         actions: list[Action] = self._evict_lost(now)
@@ -348,7 +350,7 @@ class Keeper:
                 return actions
             actions += self._evict_laggards(now)
             if not self.ledger.complete:
-                actions += self._order_idle(now)
+                actions += self._observe_idle(now) + self._order_idle(now)
             elif not self._laggards() and not self._may_be_certified(now):
                 actions += self._open_round(now)
         self._say_round(resend, now)
@@ -368,11 +370,6 @@ class Keeper:
     def current_id(self) -> RoundId | None:
         """The open round."""
         return self.round.id if self.round else None
-
-    @property
-    def without(self) -> frozenset[PeerId]:
-        """Mates that the step goes on without: they sit out, or are out of touch and have not reported."""
-        return self.sitting | (self.view.out_of_touch.keys() - self.members.keys())
 
     def waits(self, now: float) -> list[tuple[PeerId, str]]:
         """(peer, reason in words) of those that the step waits for; in an open round its members know better."""
@@ -400,23 +397,45 @@ class Keeper:
         return [
             peer
             for peer in self._mates(now)[1]
-            if peer in self.members or not (peer in self.sitting or self._membership.is_new(peer))
+            if peer in self.members or not (peer in self.passed_over or self._membership.is_new(peer))
         ]
 
-    def _excused(self, now: float) -> frozenset[PeerId]:
-        """The mates that sit out: they count nothing and fetch the sum. Only the worst, if too few would be left."""
-        shunned = self.view.shunned(now=now)
-        if not (shunned or self._strikes.ends(now=now)):
+    def _pass_over(self, now: float) -> frozenset[PeerId]:
+        """The mates that the step goes on without. Only the worst, if too few would be left."""
+        stage, me = self.stamp.stage, self.view.me
+        excluded, late = self._membership.excluded(stage, self.stamp.step), self._lateness.late(now=now)
+        worst = [*sorted(self.view.cut_off(stage, now=now)), *excluded, *late]
+        if not worst:
             return frozenset()
-        live = self._membership.live(self.stamp.stage, now=now)
-        mates = (live | {peer for peer, _ in self.view.mates()}) - {self.view.me}
-        return sitting(mates, self._strikes, shunned, live, now=now)
+        return passed_over((peer for peer in worst if peer != me), self._membership.live(stage, now=now))
+
+    def _observe_idle(self, now: float) -> list[Note]:
+        """Work stands still: peers are late that were excluded, have come back and have contributed nothing since.
+
+        Callers bring them work again, and a peer that reports none of it holds up the step by the idle timeout.
+        """
+        if not self._idle.stagnant(now):
+            return []
+        found = self._membership.idle_since_exclusion(self.stamp.step)
+        idle = (peer for peer in found if self.view.in_touch(peer, now=now) and not self.ledger.of(peer))
+        return [
+            note for peer in idle for note in self._lateness.observe(peer, "takes no work that it is brought", now=now)
+        ]
+
+    def _late(self, now: float) -> tuple[PeerId, ...]:
+        """The peers that the commit is to name as late: of the voters fewer than half, with those excluded already."""
+        stage = self.stamp.stage
+        voters, excluded = self._membership.roster(stage), self._membership.excluded(stage, self.stamp.step)
+        room = minority(voters) - len(voters.intersection(excluded))
+        late = [peer for peer in self._lateness.late(now=now) if peer not in (*excluded, self.view.me)]
+        named = [peer for peer in late if peer in voters][: max(room, 0)]
+        return tuple(sorted([*named, *(peer for peer in late if peer not in voters)][:MAX_LATE]))
 
     def _leave_silent(self, now: float) -> list[Action]:
         """Rule 14: leave out mates that are in touch and do not report.
 
         The keeper waits for a long silence; if most others have reported, for several usual steps. Only time in which
-        it is in touch counts: a mate that was cut off gets no strike for that.
+        it is in touch counts: a mate that was cut off is not late for that.
         """
         awaited, timers = self._waited_for(now), self.view.timers
         missing = [peer for peer in awaited if peer not in self.members and peer not in self._left_out]
@@ -431,7 +450,7 @@ class Keeper:
             if waited_s <= patience_s:
                 continue
             reason = "does not report"
-            actions += self._strikes.strike(peer, reason, cost_s=waited_s, now=now)
+            actions += self._lateness.observe(peer, reason, now=now)
             self._left_out.add(peer)
             self._waiting_at.pop(peer, None)
             self._level = False
@@ -463,9 +482,8 @@ class Keeper:
         if self._offences[peer] < _OFFENCES:
             return []
         self._left_out.add(peer)
-        cost_s = max(now - self._began_at, self.view.timers.suspect_s)
         reason = "reports what others own"
-        return [*self._strikes.strike(peer, reason, cost_s=cost_s, now=now), self._left(peer, reason)]
+        return [*self._lateness.observe(peer, reason, now=now), self._left(peer, reason)]
 
     def _may_be_certified(self, now: float) -> bool:
         """Have I just begun to keep, holding a sum? Others may hold it too, and their reports are on the way."""
@@ -501,11 +519,8 @@ class Keeper:
                 reason = "silent" if self.view.get(peer) is not None and not self.view.refused(peer) else "dead"
             elif self._stalled(peer, now):
                 reason = "stalled"
-                since = self._last_since.pop(peer, None)
-                cost_s = self._progress.still_s(peer, now=now) if since is None else now - since
-                actions += self._strikes.strike(
-                    peer, "does not finish what it owns", cost_s=cost_s, pardon=since is not None, now=now
-                )
+                last = self._last_since.pop(peer, None) is not None
+                actions += self._lateness.observe(peer, "does not finish what it owns", pardon=last, now=now)
             else:
                 continue
             self._evict(peer, generation)
@@ -568,11 +583,9 @@ class Keeper:
         generation = self.members[peer]
         self._left_out.add(peer)
         self._evict(peer, generation)
-        strikes = self._strikes.strike(
-            peer, f"holds up the round ({reason})", cost_s=now - self._opened_at, pardon=pardon, now=now
-        )
+        late = self._lateness.observe(peer, f"holds up the round ({reason})", pardon=pardon, now=now)
         self._void(peer, generation)
-        return [*strikes, self._left(peer, reason)]
+        return [*late, self._left(peer, reason)]
 
     def _broken_ends(self) -> frozenset[PeerId]:
         """Members that are out of touch with each other: they should reduce nothing."""
@@ -597,14 +610,13 @@ class Keeper:
         self.members = {peer: generation for peer, generation in self.members.items() if peer in self.acks}
         if self.round is None:
             return []
-        cost_s = now - whole_at
-        strikes = [
+        observed = [
             note
             for peer in late
             if not self._spoilt and peer != self.view.me
-            for note in self._strikes.strike(peer, "does not end up with the sum", cost_s=cost_s, now=now)
+            for note in self._lateness.observe(peer, "does not end up with the aggregate", now=now)
         ]
-        return [*strikes, *(self._left(peer, "late") for peer in late)]
+        return [*observed, *(self._left(peer, "late") for peer in late)]
 
     def _note_waits(self, now: float) -> None:
         """Note the members that the step waits for: for a report, a stream, a last gradient, or an ack."""
@@ -711,7 +723,9 @@ class Keeper:
 
     def _heirs(self, now: float) -> list[PeerId]:
         """Myself, and who would keep after me: one of them has a use for what I have given."""
-        order = [peer for peer in self.view.keeper_order(self._context.term_chain, now=now) if peer not in self.sitting]
+        order = [
+            peer for peer in self.view.keeper_order(self._context.term_chain, now=now) if peer not in self.passed_over
+        ]
         return [self.view.me, *sorted(order, key=self._membership.is_new)[:_HEIRS]]
 
     def _open_round(self, now: float) -> list[Action]:
@@ -721,13 +735,13 @@ class Keeper:
             note
             for peer, since in gave_back.items()
             if peer != self.view.me
-            for note in self._strikes.charge(
+            for note in self._lateness.charge(
                 peer, "gives back what it was granted", cost_s=max(now - since, least_s), now=now
             )
         ]
         self._apart = self._builder.spared(self.members, self._broken_ends(), self._newcomers())
         self._first_ack_at = None
-        self.round, self._spoilt = self._builder.open(self.members, self.ledger, self._apart), False
+        self.round, self._spoilt = self._builder.open(self.members, self.ledger, self._apart, self._late(now)), False
         self._told, self._opened_at = {}, now
         self._suspects.opened(self.round.id, now=now)
         self._membership.rolls.learn(self.stamp.stage, counting(self.round))
@@ -756,7 +770,7 @@ class Keeper:
             return []
         self.commit = self._membership.with_votes(commit)
         notes: list[Action] = [
-            *self._delays.charge(self._strikes, self.view.me, now=now),
+            *self._delays.charge(self._lateness, self.view.me, now=now),
             *self._non_finite.alone(self.ledger),
         ]
         differing = sorted(

@@ -17,6 +17,7 @@ from swarmnet.manifest.timers import TERM_STEPS, Timers
 from swarmnet.messages import (
     Commit,
     Committed,
+    Exclusion,
     Finished,
     Heartbeat,
     LineQuality,
@@ -32,6 +33,7 @@ from swarmnet.step.actions import Action, Broadcast, Note, Send, note
 from swarmnet.step.commits import Barrier, evidence
 from swarmnet.step.context import StepContext
 from swarmnet.step.drift import NO_DRIFT, Drift, DriftRules
+from swarmnet.step.exclusion import after
 from swarmnet.step.gate import Shape, refusal
 from swarmnet.step.heartbeats import Heartbeats
 from swarmnet.step.keeper import Keeper
@@ -206,10 +208,9 @@ class Member:
         """My heartbeat, to that peer or to anybody."""
         return self.heartbeats.to(to)
 
-    @property
-    def sitting(self) -> frozenset[PeerId]:
-        """The mates that my own strikes let sit out."""
-        return frozenset(self._context.strikes.sitting)
+    def passed_over(self, stage: int, *, now: float) -> frozenset[PeerId]:
+        """The peers that a stage next to mine does not wait for, and that most of it cannot reach."""
+        return self.view.cut_off(stage, now=now).union(self.membership.excluded(stage, self.version))
 
     # ------------------------------------------------------------ events from my own replica
 
@@ -224,12 +225,13 @@ class Member:
         last_commits: tuple[Commit, ...] = (),
         *,
         extensions: tuple[Extension, ...] = (),
+        exclusions: tuple[Exclusion, ...] = (),
         now: float,
     ) -> list[Action]:
         """State of `version` is in place (seed or snapshot), with the oldest step's finished sum if there is one.
 
         before: the chain of one version earlier. last_commits: of the step before, all or none: others may still need
-        to hear them from me. extensions: in force at this version.
+        to hear them from me. extensions, exclusions: in force at this version.
         """
         self._context.generations.next()
         self.horizon = Horizon(self.shape.total_steps, extensions)
@@ -240,7 +242,7 @@ class Member:
         self.evidence = (evidence(last_commits),) if last_commits else ()
         for commit in (*commits, *last_commits):
             self.membership.hear(commit, now=now)
-        self.membership.restored(last_commits)
+        self.membership.restored(last_commits, exclusions)
         for commit in last_commits:
             if commit.stage == self.stage:  # who has taken over what followed from it stands by it, too
                 self.membership.hear_vote(commit, self.me, self.membership.sign(commit), now=now)
@@ -326,6 +328,7 @@ class Member:
         self.horizon = self.horizon_of(self.last_commits)
         self.evidence = (*self.evidence[-1:], evidence(self.last_commits))
         self.before, self.chain = self.chain, next_chain(self.chain, self.evidence[-1])
+        actions += self._exclude(self.last_commits[self.stage])
         self.membership.applied(self.last_commits, self.last_finished)
         self.version += 1
         # Keepers are drawn again from a chain that nobody knew when the last term began.
@@ -353,7 +356,7 @@ class Member:
         return actions + self._advance(now)
 
     def _review_keeper(self, late_s: float, now: float) -> list[Note]:
-        """Strike a keeper under whom several steps in a row were slow, if steps under others are not.
+        """A leader is late under whom several steps in a row were slow, if steps under others are not.
 
         late_s: seconds that the step waited for another member, which is not the keeper's fault.
         """
@@ -361,7 +364,13 @@ class Member:
         slow_s = self._context.pace.applied(kept, late_s=late_s, now=now)
         if kept is None or kept == self.me or not slow_s:
             return []
-        return self._context.vain.strike(kept, "keeps, and steps are slow", cost_s=slow_s, now=now)
+        return self._context.lateness.observe(kept, "leads, and steps are slow", now=now)
+
+    def _exclude(self, commit: Commit) -> list[Note]:
+        """The commit of my stage names late peers: log the table's new rows."""
+        self._context.lateness.committed(commit.late)
+        rows = (each for each in after(self.membership.exclusions, commit) if each.peer in commit.late)
+        return [note("excluded", peer=each.peer, until_step=each.until_step, level=each.level) for each in rows]
 
     def measured(self, measure: Measure, term_chain: Chain, *, now: float) -> list[Action]:
         """The weights of a version were measured; term_chain: as it was then."""
@@ -374,9 +383,9 @@ class Member:
             return self._advance(now)
         return []
 
-    def strike(self, peer: PeerId, reason: str, *, cost_s: float, now: float) -> list[Action]:
-        """That mate has cost us time, whatever the step knows of it."""
-        return [*self._context.strikes.strike(peer, reason, cost_s=cost_s, now=now)]
+    def late(self, peer: PeerId, reason: str, *, now: float) -> list[Action]:
+        """A replica of my stage does not do its part, whatever the step knows of it."""
+        return [*self._context.lateness.observe(peer, reason, now=now)]
 
     def reached(self, peer: PeerId, *, now: float) -> None:
         """`peer` answered on a connection that I opened."""

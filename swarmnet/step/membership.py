@@ -21,10 +21,11 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 
 from swarmnet.ids import NO_RESTART, PeerId, Restart, Signer
-from swarmnet.messages import MAX_VOTES, Commit, Finished, Vote, contributors_of, first_of, place_of
+from swarmnet.messages import MAX_VOTES, Commit, Exclusion, Finished, Vote, contributors_of, first_of, place_of
 from swarmnet.quorum import has_quorum, minority
 from swarmnet.step.actions import Note, note
 from swarmnet.step.commits import Rolls, statement
+from swarmnet.step.exclusion import Table, after, excluded, on_probation
 from swarmnet.step.view import View
 
 _STAYS = 32
@@ -63,6 +64,7 @@ class Membership:
         self._presumed: dict[int, frozenset[PeerId]] = {}  # of large stages
         self._presumed_of: Mapping[int, Set[PeerId]] = {}
         self._counting: dict[int, dict[PeerId, int]] = {}  # stage -> who counts -> its last step
+        self._exclusions: dict[int, Table] = {}  # of other stages as far as their commits were applied here
         self._lives: dict[PeerId, int] = {}  # of my stage: the incarnation in which it first counted or contributed
         self._votes: dict[tuple[int, int], Votes] = {}
         self._heard_at: dict[Commit, float] = {}  # its first vote
@@ -153,14 +155,32 @@ class Membership:
         # Of a mate that has contributed nothing since I came I know only what it says.
         return self._lives[peer] != seen.incarnation if peer in self._lives else seen.new
 
-    def restored(self, commits: Iterable[Commit]) -> None:
-        """State was taken over, after these commits: a newcomer learns who counts, and that it does not yet."""
+    @property
+    def exclusions(self) -> Table:
+        """The table of my stage."""
+        return self._exclusions.get(self.stage, ())
+
+    def excluded(self, stage: int, step: int) -> list[PeerId]:
+        """The peers for which that step of the stage does not wait, worst first."""
+        return excluded(self._exclusions.get(stage, ()), step)
+
+    def idle_since_exclusion(self, step: int) -> list[PeerId]:
+        """The peers of my stage that have contributed to no commit since their exclusion ended."""
+        last, ended = self._counting.get(self.stage, {}), on_probation(self.exclusions, step)
+        return [peer for peer, end in ended.items() if last.get(peer, -1) < end]
+
+    def restored(self, commits: Iterable[Commit], exclusions: tuple[Exclusion, ...]) -> None:
+        """State was taken over, after these commits: a newcomer learns who counts, and that it does not yet.
+
+        exclusions: of my stage, after these commits.
+        """
         commits = tuple(commits)
         for commit in commits:
             self.rolls.applied(commit)
         if not self.roster(self.stage):
             self.applied(commits)
             self._lives.clear()
+        self._exclusions[self.stage] = exclusions
 
     def applied(self, commits: Iterable[Commit], finished: Finished | None = None) -> None:
         """A step is over: who has contributed counts, and who has been silent for long does not.
@@ -178,6 +198,7 @@ class Membership:
             for peer in named | (signed & of.keys() if of else signed):
                 of[peer] = commit.step
             self.rolls.applied(commit)
+            self._exclusions[commit.stage] = after(self._exclusions.get(commit.stage, ()), commit)
             stale = sorted((step, peer) for peer, step in of.items() if commit.step - step > _STAYS)
             for _, peer in stale[: minority(of)]:
                 del of[peer]
@@ -219,6 +240,7 @@ class Membership:
         self._restart = restart
         self._presumed.clear()
         self._presumed_of = {}
+        self._exclusions.clear()
         for known in (self._counting, self._lives, self._votes, self._heard_at, self._listed, self._given_up):
             known.clear()
         self._rosters.clear()

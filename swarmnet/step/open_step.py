@@ -19,8 +19,8 @@ from swarmnet.step.commits import Barrier, ack_of, commit_of
 from swarmnet.step.context import StepContext
 from swarmnet.step.election import Election
 from swarmnet.step.keeper import Keeper
+from swarmnet.step.lateness import Delays
 from swarmnet.step.ledger import ClaimBook
-from swarmnet.step.strikes import Delays
 
 # ---------------------------------------------------------------- one replica's part in rounds
 #
@@ -577,7 +577,7 @@ class OpenStep:
     def applied(self, now: float) -> list[Note]:
         """The step is over: charge the members that slowed it down."""
         context = self._context
-        return self._delays.charge(context.strikes, context.me, now=now) if self.keeper is None else []
+        return self._delays.charge(context.lateness, context.me, now=now) if self.keeper is None else []
 
     @property
     def late_s(self) -> float:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 
 from swarmnet.averaging.grid import Grid, circles, grid_of, rearranged
 from swarmnet.ids import Ballot, PeerId, RoundId
-from swarmnet.messages import UNMEASURED, LineQuality, Round, Stamp
+from swarmnet.messages import UNMEASURED, LatePeers, LineQuality, Round, Stamp
 from swarmnet.step.ledger import Ledger
 from swarmnet.step.view import View
 
@@ -81,7 +81,9 @@ class RoundBuilder:
                 found |= each
         return found
 
-    def open(self, members: Collection[PeerId], ledger: Ledger, apart: frozenset[PeerId] = frozenset()) -> Round:
+    def open(
+        self, members: Collection[PeerId], ledger: Ledger, apart: frozenset[PeerId] = frozenset(), late: LatePeers = ()
+    ) -> Round:
         """The next round, over all that the ledger holds. apart: members (never all) that should reduce nothing."""
         bandwidths = self._bandwidths(members)
         # Rounds that wait for no line would be cut by how busy machines were for a moment.
@@ -111,6 +113,7 @@ class RoundBuilder:
             rows=tuple(len(row) for row in rows) if len(rows) > 1 else (),
             columns=self._grid.columns if len(rows) > 1 else 0,
             notice=self._notice(self.stamp.step),
+            late=late,
         )
         return opened
 

@@ -50,7 +50,6 @@ class Seen:
     known: frozenset[int] = frozenset()
     digest: bytes = b""
     keeper: Ballot | None = None
-    sitting: tuple[PeerId, ...] = ()
     unreached: Mapping[PeerId, float] = field(default_factory=dict)
     new: bool = False
     queue: int = 0
@@ -115,7 +114,7 @@ class View:
         seen.committed = beat.stamp.stage in seen.known or any(c.stage == beat.stamp.stage for c in beat.commits)
         seen.queue, seen.draining, seen.keeper = beat.queue, beat.draining, beat.keeper
         seen.unreached = {mate: seen.unreached.get(mate, now) for mate in beat.unreached}
-        seen.sitting, seen.new, seen.numerics, seen.measure = beat.sitting, beat.new, beat.numerics, beat.measure
+        seen.new, seen.numerics, seen.measure = beat.new, beat.numerics, beat.measure
         return fresh
 
     def touch(self, peer: PeerId, *, now: float) -> None:
@@ -243,27 +242,18 @@ class View:
             return not self.refused(peer)
         return self.in_touch(peer, now=now, stage=of, within=within)
 
-    def left_out(self, stage: int, *, now: float) -> frozenset[PeerId]:
-        """Replicas that this stage goes on without: the keeper that most of it names says so, or most of it."""
-        live = [seen for peer in self.live(stage, now=now) if (seen := self.get(peer, stage)) is not None]
-        keepers = Counter(seen.keeper.peer for seen in live if seen.keeper is not None)
-        said = Counter(peer for seen in live for peer in set(seen.sitting))
-        found = {peer for peer, voices in said.items() if voices >= quorum(live)}
-        for keeper, voices in keepers.items():
-            if voices >= quorum(live) and (seen := self.get(keeper, stage)) is not None:
-                found.update(seen.sitting)
-        return frozenset(found)
-
-    def shunned(self, *, now: float) -> frozenset[PeerId]:
-        """Mates that most others of my stage and I, two at least, go on without or are out of touch with."""
-        known = self._seen.get(self.stage, {})
-        # Mine is one voice: where nobody else says anything of anybody, as most of the time, there are never two.
-        if not any(seen.sitting or seen.unreached for seen in known.values()):
+    def cut_off(self, stage: int, *, now: float) -> frozenset[PeerId]:
+        """Replicas of a stage that most others of it, two at least, are out of touch with; of my stage I am one."""
+        known = self._seen.get(stage, {})
+        mine = stage == self.stage
+        # One voice is never enough, and mostly there is none.
+        if not any(seen.unreached for seen in known.values()):
             return frozenset()
-        live = {peer: known[peer] for peer in self.live(self.stage, now=now)}
-        said = Counter(of for peer, seen in live.items() for of in {*seen.sitting, *seen.unreached} - {peer})
-        said.update(self.out_of_touch.keys())
-        return frozenset(of for of, voices in said.items() if voices > 1 and voices >= quorum({self.me, *live} - {of}))
+        live = {peer: known[peer] for peer in self.live(stage, now=now)}
+        said = Counter(of for peer, seen in live.items() for of in seen.unreached if of != peer)
+        said.update(self.out_of_touch.keys() if mine else ())
+        voters = {*live, self.me} if mine else set(live)
+        return frozenset(of for of, voices in said.items() if voices > 1 and voices >= quorum(voters - {of}))
 
     def leaves(self, peer: PeerId) -> bool:
         """Is this replica of my stage (or am I) about to leave?"""

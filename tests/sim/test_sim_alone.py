@@ -60,7 +60,7 @@ def run(lie: str, stage: int, others: str = "") -> dict[str, set[PeerId]]:
     swarm.classes = {ALONE: "other", PeerId(others): "other"}
 
     def look(peer: PeerId, event: str, fields: dict[str, Any]) -> None:
-        rounding = event == "strike" and "rounding" in fields["reason"]
+        rounding = event == "late" and "rounding" in fields["reason"]
         if rounding or event in ("weighed", "convicted", "withheld", "disputed"):
             told.setdefault(event, set()).add(fields["peer"])
 
@@ -76,7 +76,7 @@ def run(lie: str, stage: int, others: str = "") -> dict[str, set[PeerId]]:
 @pytest.mark.parametrize(("lie", "stage"), [("sign-flip", 1), ("scaled", 1), ("lazy", 1), ("random", 0)])
 def test_a_gross_lie_of_one_that_is_alone_costs_it_its_place_at_whoever_looks(lie: str, stage: int) -> None:
     told = run(lie, stage)
-    assert told["weighed"] == told["strike"] == {ALONE}
+    assert told["weighed"] == told["late"] == {ALONE}
     # Up to rounding nothing is proven. (Who is left out drops its works, and may be asked for one of them later.)
     assert "convicted" not in told
 

@@ -124,7 +124,7 @@ KINDS = {
     "two-contributions": TwoContributions,
 }
 
-LEFT_OUT = frozenset({"evicted", "strike", "reducer_lied", "pledge_lied"})
+LEFT_OUT = frozenset({"evicted", "late", "reducer_lied", "pledge_lied"})
 
 
 @pytest.mark.parametrize("name", KINDS)

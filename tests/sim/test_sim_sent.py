@@ -92,7 +92,7 @@ class Watch:
         if event in ("convicted", "reducer_lied", "pledge_lied"):
             self.named.add(fields["peer"])
             self.reasons.add(fields.get("reason", ""))
-        if event == "strike" and "pledged" in fields["reason"]:
+        if event == "late" and "pledged" in fields["reason"]:
             self.struck.add(fields["peer"])
         if event == "bad_input":
             self.refused.add(fields["peer"])

@@ -27,7 +27,7 @@ def gaps(swarm: Swarm, since_s: float) -> list[float]:
 
 
 def struck(swarm: Swarm) -> set[object]:
-    return {fields["peer"] for _, _, event, fields in swarm.events if event == "strike"}
+    return {fields["peer"] for _, _, event, fields in swarm.events if event == "late"}
 
 
 UNCHECKED = Audits(microbatches=0.0, contributions=0.0)

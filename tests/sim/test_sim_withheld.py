@@ -33,7 +33,7 @@ def watched(plan: Plan) -> tuple[Swarm, Counter[str], Counter[str]]:
     def look(peer: str, event: str, fields: dict[str, Any]) -> None:
         if event == "withheld":
             withheld[fields["peer"]] += 1
-        if event == "strike" and "pledged" in fields["reason"]:
+        if event == "late" and "pledged" in fields["reason"]:
             struck[fields["peer"]] += 1
         assert event not in ("convicted", "rechecked", "disputed"), (peer, event, fields)
 

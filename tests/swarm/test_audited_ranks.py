@@ -28,5 +28,5 @@ def test_nobody_suspects_ranks_that_do_nothing_wrong(tmp_path: Path) -> None:
     assert code == 0 and "warning" not in printed, printed
     events = [json.loads(line) for line in (out / "events.jsonl").read_text().splitlines()]
     assert {event["name"] for event in events if event["event"] == "weighed"} == {"s0-r0", "s0-r1"}, printed
-    assert not [event for event in events if event["event"] in ("withheld", "untried", "disputed", "strike")]
+    assert not [event for event in events if event["event"] in ("withheld", "untried", "disputed", "late")]
     assert json.loads((out / "summary.json").read_text())["suspended"] == []

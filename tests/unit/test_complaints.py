@@ -6,6 +6,7 @@ from stage_table import TIMERS, Table
 
 from swarmnet.directory import Complaint
 from swarmnet.ids import PeerId
+from swarmnet.messages import Exclusion
 from swarmnet.peer.complaints import Complaints
 
 
@@ -16,12 +17,14 @@ def test_a_step_is_late_by_the_usual_pace_and_who_sits_out_is_named_until_it_doe
         complaints.on_event("applied", {}, now=10.0 * step)
     assert (complaints.still_s(now=90.0), complaints.still_s(now=91.0)) == (0, 41)
     complaints.on_event("evicted", {"peer": PeerId("P"), "reason": "late"}, now=100.0)
-    complaints.on_event("strike", {"peer": PeerId("Q"), "reason": "does not report", "sits_out_s": 60.0}, now=100.0)
+    complaints.on_event("late", {"peer": PeerId("Q"), "reason": "does not report"}, now=100.0)
     table = Table("A")
+    table.members["A"].membership.restored((), (Exclusion(PeerId("Q"), 5, 1),))
     assert complaints.of(table.members["A"], None, now=110.0) == (
-        Complaint(0, PeerId("Q"), "sits_out", "does not report", 51),
+        Complaint(0, PeerId("Q"), "sits_out", "does not report", 50),
         Complaint(0, PeerId("P"), "left_out", "late", 10),
     )
+    table.members["A"].membership.restored((), (Exclusion(PeerId("Q"), 0, 1),))
     assert complaints.of(table.members["A"], None, now=161.0) == ()
 
 

@@ -15,25 +15,25 @@ def elections(table: Table) -> list[tuple[PeerId, Election]]:
     return [(peer, found[peer]) for peer in order]
 
 
-def struck(election: Election) -> list[str]:
-    return [note.fields["peer"] for note in election.notes if note.event == "strike"]
+def late(election: Election) -> list[str]:
+    return [note.fields["peer"] for note in election.notes if note.event == "late"]
 
 
-def test_who_does_not_keep_in_its_turn_is_struck_by_all_who_follow_another() -> None:
+def test_who_does_not_keep_in_its_turn_is_late_for_all_who_follow_another() -> None:
     table = Table("A", "B", "C")
     (lazy, _), (second, stands), (_, follows) = elections(table)
     table.tick(3 * TIMERS.suspect_s)
     assert stands.due(keeping=False, now=table.now) is None, "its turn is not over"
     table.tick(1.0)
-    assert stands.due(keeping=False, now=table.now) == Ballot(0, second) and struck(stands) == [lazy]
-    assert follows.promise(Ballot(0, second), now=table.now) and struck(follows) == [lazy]
+    assert stands.due(keeping=False, now=table.now) == Ballot(0, second) and late(stands) == [lazy]
+    assert follows.promise(Ballot(0, second), now=table.now) and late(follows) == [lazy]
 
 
-def test_whoever_stands_at_once_costs_nobody_a_strike() -> None:
+def test_a_leader_that_stands_at_once_makes_no_peer_late() -> None:
     table = Table("A", "B", "C")
     (first, keeps), *_, (_, follows) = elections(table)
     assert keeps.due(keeping=False, now=table.now) == Ballot(0, first)
-    assert follows.promise(Ballot(0, first), now=table.now) and not struck(follows)
+    assert follows.promise(Ballot(0, first), now=table.now) and not late(follows)
 
 
 def test_if_the_next_in_order_does_not_stand_for_a_dead_keeper_another_does() -> None:
@@ -62,7 +62,7 @@ def test_a_leader_whose_round_is_refused_is_left_at_once_and_not_followed_again(
         for action in member.receive(leader.me, StagePlan(bad.stamp, ballot, attempt=bad), now=table.now)
         if isinstance(action, Note)
     ]
-    assert [note.event for note in told] == ["refused_message", "strike"]
+    assert [note.event for note in told] == ["refused_message", "late"]
     election = member.oldest.election
     assert not election.promise(Ballot(9, leader.me), now=table.now), "even if most follow it"
     places = [peer for peer in election._order(table.now) if peer != leader.me]

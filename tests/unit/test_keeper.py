@@ -14,6 +14,7 @@ from swarmnet.messages import (
     NONE,
     Commit,
     Committed,
+    Exclusion,
     Finished,
     Heartbeat,
     Late,
@@ -37,7 +38,6 @@ from swarmnet.step.ledger import Generations, Ledger
 from swarmnet.step.lines import BrokenLines
 from swarmnet.step.membership import Membership
 from swarmnet.step.rounds import RoundBuilder
-from swarmnet.step.strikes import Strikes
 from swarmnet.step.view import View
 
 ME, B, C, D = PeerId("A"), PeerId("B"), PeerId("C"), PeerId("D")
@@ -58,14 +58,15 @@ class Office:
     """A keeper with members that have reported nothing yet."""
 
     def __init__(
-        self, *mates: PeerId, microbatches: int = 2, lines: BrokenLines | None = None, strikes: Strikes | None = None
+        self, *mates: PeerId, microbatches: int = 2, lines: BrokenLines | None = None, excluded: tuple[PeerId, ...] = ()
     ) -> None:
         self.view = View(ME, 0, TIMERS)
         for mate in mates:
             self.beat(mate, 0.0)
         self.membership = Membership(ME, 0, self.view, SimulatedSigner(ME))
         context = context_of(self.view, self.membership, microbatches)
-        context.lines, context.strikes = lines or context.lines, strikes or context.strikes
+        context.lines = lines or context.lines
+        self.membership.restored((), tuple(Exclusion(peer, STAMP.step + 1, 1) for peer in excluded))
         self.keeper = Keeper(STAMP, BALLOT, context, now=0.0)
 
     def beat(self, mate: PeerId, now: float, incarnation: int = 1) -> None:
@@ -174,33 +175,33 @@ def test_nothing_is_granted_before_everybody_has_reported_and_then_at_once():
 
 
 def waits_for(office: Office, mate: PeerId, *spans: tuple[float, float]) -> list[tuple[float, Note]]:
-    """Let the keeper look every half second, and hear `mate` in these spans only. When it said which strike."""
+    """Let the keeper look every half second, and hear `mate` in these spans only. When it said who was late."""
     struck, now = [], 0.0
     while now < spans[-1][1]:
         if any(start <= now <= stop for start, stop in spans):
             office.beat(mate, now)
         actions = office.keeper.advance(now=now, resend=True)
-        struck += [(now, action) for action in actions if isinstance(action, Note) and action.event == "strike"]
+        struck += [(now, action) for action in actions if isinstance(action, Note) and action.event == "late"]
         now += 0.5
     return struck
 
 
-def test_who_is_heard_and_does_not_report_is_left_after_the_long_silence_and_struck_once():
+def test_who_is_heard_and_does_not_report_is_late_once_after_the_long_silence():
     office = Office(B)
     office.report(ME)
     ((at, note),) = waits_for(office, B, (0.0, 60.0))
-    assert at == 15.5 and note.fields["peer"] == B and note.fields["cost_s"] == 15.4
+    assert at == 15.5 and note.fields == {"peer": B, "reason": "does not report"}
     assert assigned(office.report(ME, now=60.0)) == [] and assigned(office.claim(ME, 0, now=60.0))
 
 
 def test_who_was_cut_off_is_waited_for_again_when_it_is_back():
     office = Office(B)
     office.report(ME)
-    ((at, note),) = waits_for(office, B, (0.0, 1.0), (20.0, 60.0))
-    assert 30.0 < at < 35.5 and note.fields["cost_s"] == 15.4, "it was waited for only while it was heard"
+    ((at, _),) = waits_for(office, B, (0.0, 1.0), (20.0, 60.0))
+    assert 30.0 < at < 35.5, "it was waited for only while it was heard"
 
 
-def test_who_is_silent_now_and_then_is_struck_all_the_same():
+def test_who_is_silent_now_and_then_is_late_all_the_same():
     office = Office(B)
     office.report(ME)
     (struck,) = waits_for(office, B, *((4.5 * number, 4.5 * number) for number in range(14)))
@@ -737,8 +738,8 @@ def test_whoever_lacks_a_sum_for_long_is_not_waited_for_and_keeps_what_it_has_co
     actions = office.report(B, finished=done, now=13.0)
     assert not evicted(actions), "its generation is in the sum"
     assert office.keeper.commit is not None and office.keeper.commit.contributors == (ME, C)
-    (strike,) = [action for action in actions if isinstance(action, Note) and action.event == "strike"]
-    assert strike.fields["peer"] == C and strike.fields["cost_s"] == 10.0
+    (late,) = [action for action in actions if isinstance(action, Note) and action.event == "late"]
+    assert late.fields == {"peer": C, "reason": "does not end up with the aggregate"}
 
 
 def test_a_keeper_that_sums_alone_says_so():
@@ -753,7 +754,7 @@ def test_a_keeper_that_sums_alone_says_so():
 
 
 def test_a_certified_sum_of_a_round_before_this_keeper_waits_for_nobody():
-    """Who lacks it fetches it; it has held up no round of this keeper, so it gets no strike."""
+    """Who lacks it fetches it; it has held up no round of this keeper, so it is not late."""
     office = Office(B, C)
     whole = Finished(RoundId(Ballot(0, C), 7), b"d", 2, 0.0, 1.0, ((ME, gen(0), frozenset({0, 1})),))
     office.report(ME, summed={0, 1}, finished=whole)
@@ -761,13 +762,11 @@ def test_a_certified_sum_of_a_round_before_this_keeper_waits_for_nobody():
     assert office.keeper.commit is None, "nothing is said before everybody has reported"
     actions = office.report(C)
     assert office.keeper.commit is not None and office.keeper.commit.id == whole.id
-    assert not [action for action in actions if isinstance(action, Note) and action.event == "strike"]
+    assert not [action for action in actions if isinstance(action, Note) and action.event == "late"]
 
 
-def test_who_sits_out_counts_nothing_and_hears_who_owns_what_it_asks_for():
-    strikes = Strikes(TIMERS)
-    strikes.strike(C, "does not report", cost_s=20.0, now=0.0)
-    office = Office(B, C, strikes=strikes)
+def test_who_is_excluded_counts_nothing_and_hears_who_owns_what_it_asks_for():
+    office = Office(B, C, excluded=(C,))
     office.report(ME)
     office.report(B)
     assert office.keeper.members.keys() == {ME, B}, "its report is not waited for"
@@ -778,9 +777,7 @@ def test_who_sits_out_counts_nothing_and_hears_who_owns_what_it_asks_for():
 
 
 def test_an_order_that_a_member_did_not_take_is_no_work_once_it_has_reported_that_nothing_changed():
-    strikes = Strikes(TIMERS)
-    strikes.strike(D, "does not report", cost_s=20.0, now=0.0)
-    office = Office(B, C, D, strikes=strikes)
+    office = Office(B, C, D, excluded=(D,))
     for peer in (ME, B, C):
         office.report(peer, revision=1)
     (ordered,) = [action.peer for action in office.claim(D, 1) if isinstance(action, Send) and action.peer != D]
@@ -790,10 +787,8 @@ def test_an_order_that_a_member_did_not_take_is_no_work_once_it_has_reported_tha
     assert office.keeper._idle.at_work[ordered] == 0
 
 
-def test_nobody_sits_out_if_the_others_would_be_too_few():
-    strikes = Strikes(TIMERS)
-    strikes.strike(B, "does not report", cost_s=20.0, now=0.0)
-    office = Office(B, strikes=strikes)
+def test_nobody_is_passed_over_if_the_others_would_be_too_few():
+    office = Office(B, excluded=(B,))
     office.report(ME)
     assert office.keeper.members.keys() == {ME} and office.claim(ME, 0) == [], "the report of B is waited for"
 
@@ -839,7 +834,7 @@ def test_a_keeper_that_left_the_step_to_others_takes_it_up_again_when_they_die()
     assert opened(office).receivers == (ME,)
 
 
-def test_who_reports_what_others_own_under_three_generations_is_left_out_and_struck():
+def test_who_reports_what_others_own_under_three_generations_is_left_out_and_late():
     office = Office(B, C)
     office.everybody_reports(B, C)
     office.claim(B, 0)
@@ -847,9 +842,9 @@ def test_who_reports_what_others_own_under_three_generations_is_left_out_and_str
     office.report(C, generation=gen(1), owned={0})
     office.report(C, generation=gen(1), owned={0})
     office.report(C, generation=gen(2), owned={0})
-    assert C not in office.keeper.without
+    assert C not in office.keeper.passed_over
     actions = office.report(C, generation=gen(3), owned={0}, now=2.9)
-    (note,) = [action for action in actions if isinstance(action, Note) and action.event == "strike"]
+    (note,) = [action for action in actions if isinstance(action, Note) and action.event == "late"]
     assert note.fields["peer"] == C and note.fields["reason"] == "reports what others own"
     office.report(B, summed={0, 1}, now=3.0)
     assert {peer for peer, _, _ in opened(office).contributions} == {B}, "the round waits for it no more"
@@ -904,7 +899,7 @@ def test_a_report_of_an_older_generation_changes_nothing():
     assert office.keeper.members[B] == gen(1) and office.keeper.ledger.owners == [None, (B, gen(1))]
 
 
-def test_who_gives_back_what_rounds_name_again_and_again_is_struck_for_the_time():
+def test_who_gives_back_what_rounds_name_again_and_again_is_late():
     office, struck, now = Office(B), [], 0.3
     office.everybody_reports(B)
     office.claim(ME, 0)
@@ -912,7 +907,7 @@ def test_who_gives_back_what_rounds_name_again_and_again_is_struck_for_the_time(
     for _ in range(8):
         office.beat(B, now)
         office.claim(B, 1, now=now)
-        struck += [a for a in office.report(B, summed={1}, now=now) if isinstance(a, Note) and a.event == "strike"]
+        struck += [a for a in office.report(B, summed={1}, now=now) if isinstance(a, Note) and a.event == "late"]
         assert office.keeper.round is not None
         now += 1.0
         office.keeper.on_state(B, office.brief(gen(0), returns=1), now=now)

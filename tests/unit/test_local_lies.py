@@ -407,7 +407,7 @@ def test_a_liar_that_nobody_named_is_no_problem_and_an_honest_peer_that_is_named
 
 def test_a_correct_peer_that_is_suspended_is_a_warning_and_fails_a_verified_run(tmp_path: Any) -> None:
     outcome = named()
-    outcome.progress.on("s0-r2", {"event": "strike", "peer": "id0", "reason": "does not report"}, now=0.0)
+    outcome.progress.on("s0-r2", {"event": "late", "peer": "id0", "reason": "does not report"}, now=0.0)
     line = "s0-r0 is a correct peer, and s0-r2 suspended it: it does not report"
     assert f"warning: {line}" in told(outcome, tmp_path) and summary(outcome)["suspended"] == [line]
     assert _judge(outcome) == "" and _judge(outcome, strict=True) == line

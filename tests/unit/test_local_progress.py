@@ -190,7 +190,7 @@ def test_a_suspension_of_a_correct_peer_by_a_correct_peer_is_told_and_no_other()
     for name in progress.replicas:
         progress.on(name, event("listening", peer=f"id of {name}", dht=[]), now=1.0)
     for name, by in (("s0-r0", "s0-r1"), ("s0-r1", "s0-r0"), ("s1-r0", "s1-r1"), ("s1-r0", "s1-r1")):
-        progress.on(by, event("strike", peer=f"id of {name}", reason="does not show work"), now=2.0)
+        progress.on(by, event("late", peer=f"id of {name}", reason="does not show work"), now=2.0)
     assert progress.suspended == ["s1-r0 is a correct peer, and s1-r1 suspended it: it does not show work"]
     # What was done to a process may be why it is silent, and why it takes another one for silent.
     for name in ("s1-r0", "s1-r1"):

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from swarmnet.errors import BadCheckpoint
-from swarmnet.ids import NO_RESTART, Chain, Restart, RunId
-from swarmnet.messages import StateHeader
+from swarmnet.ids import NO_RESTART, Chain, PeerId, Restart, RunId
+from swarmnet.messages import Exclusion, StateHeader
 from swarmnet.state import disk
 from swarmnet.state.disk import MAX_JSON_BYTES, CheckpointInfo, CheckpointStore
 
@@ -25,7 +25,8 @@ STAGE = 2
 
 
 def header_at(version: int, restart: Restart = NO_RESTART) -> StateHeader:
-    return StateHeader(version, Chain(f"{version:064x}"), Chain("0b" * 32), Chain("0c" * 32), restart)
+    chains = Chain(f"{version:064x}"), Chain("0b" * 32), Chain("0c" * 32)
+    return StateHeader(version, *chains, restart, (), (Exclusion(PeerId("P"), version + 32, 1),))
 
 
 def data_of(version: int) -> bytes:

@@ -193,21 +193,21 @@ def test_identities_cost_no_memory():
     assert view.may_live(PeerId("stranger 1"), now=151.0)
 
 
-def test_whom_most_others_two_at_least_go_on_without_is_shunned():
+def test_a_replica_is_cut_off_that_most_others_two_at_least_do_not_reach():
     view = view_of(B, C, D)
-    view.hear(B, beat(sitting=(D,)), now=0.0)
-    assert view.shunned(now=0.0) == frozenset(), "one voice of two"
-    view.hear(C, beat(sitting=(D,)), now=0.0)
-    assert view.shunned(now=0.0) == {D}
-    view.hear(D, beat(sitting=(B, C, D)), now=0.0)
-    assert view.shunned(now=0.0) == {D}, "its own voice counts nothing for it, and alone not against others"
-    assert view_of(B).shunned(now=0.0) == frozenset()
+    view.hear(B, beat(unreached=(D,)), now=0.0)
+    assert view.cut_off(0, now=0.0) == frozenset(), "one voice of two"
+    view.hear(C, beat(unreached=(D,)), now=0.0)
+    assert view.cut_off(0, now=0.0) == {D}
+    view.hear(D, beat(unreached=(B, C, D)), now=0.0)
+    assert view.cut_off(0, now=0.0) == {D}, "its own voice counts nothing for it, and alone not against others"
+    assert view_of(B).cut_off(0, now=0.0) == frozenset()
     view.refuse(C, now=0.0)
-    assert view.shunned(now=0.0) == frozenset(), "one voice is left"
+    assert view.cut_off(0, now=0.0) == frozenset(), "one voice is left"
 
 
 @pytest.mark.parametrize("heard", [True, False])
-def test_one_that_half_of_the_others_are_out_of_touch_with_is_not_shunned_whether_i_hear_it_or_not(heard: bool):
+def test_one_that_half_of_the_others_are_out_of_touch_with_is_not_cut_off_whether_i_hear_it_or_not(heard: bool):
     """A replica that hears it and one that does not must find the same, or each follows another leader."""
     view = view_of(B, C, D, E)
     ticking(view, B, C, D, *[E] * heard, until=5.0)
@@ -218,4 +218,4 @@ def test_one_that_half_of_the_others_are_out_of_touch_with_is_not_shunned_whethe
         if heard:
             view.hear(E, beat(unreached=(B,)), now=5.0)
         assert view.out_of_touch.keys() == (set() if heard else {E})
-        assert (E in view.shunned(now=5.0)) == (named + (not heard) > 2)
+        assert (E in view.cut_off(0, now=5.0)) == (named + (not heard) > 2)

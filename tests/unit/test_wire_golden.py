@@ -26,6 +26,7 @@ from swarmnet.messages import (
     DialBack,
     DialledBack,
     Evaluation,
+    Exclusion,
     Fetch,
     Fetched,
     Finished,
@@ -91,7 +92,7 @@ FINISHED = Finished(ROUND_ID, b"digest", 1 << 40, -2.5, 0.125, SHARES, frozenset
 NAMED = (peer(1), peer(2))
 COMMIT = Commit(
     2, 41, chain(9), ROUND_ID, b"digest", 77, -2.5, 0.125, frozenset({4}), roll_of(NAMED), NAMED,
-    (Vote(peer(3), b"vote"),), frozenset({1}), (b"signed",),
+    (Vote(peer(3), b"vote"),), frozenset({1}), (b"signed",), late=(peer(4),),
 )  # fmt: skip
 ACK = Ack(ROUND_ID, b"digest", 77, -2.5, 0.125, roll_of(NAMED), frozenset({4}))
 FENCED = (STAMP, BALLOT, GENERATION)
@@ -105,7 +106,7 @@ RECHECK = Recheck(peer(5), bytes(range(32)), b"found")
 
 CONTROLS = (
     Heartbeat(STAMP, 1 << 63, True, BALLOT, (COMMIT,), (COMMIT, COMMIT), 12, True, "cpu/1",
-              Measure(40, chain(8), b"bits"), chain(7), (peer(3), peer(4)), (peer(5),), wants=b"\x05"),
+              Measure(40, chain(8), b"bits"), chain(7), (peer(5),), wants=b"\x05"),
     StagePlan(*FENCED, frozenset({6, 9}), ((7, peer(2)),), "closed", frozenset({11}),
               Round(STAMP, ROUND_ID, SHARES, (peer(1), peer(2)), (peer(3),), frozenset({4}), (10**6, 10**12), (2,), 3),
               frozenset({3, 8}), True),
@@ -140,7 +141,11 @@ ANSWERS = (
     Fetched((TENSOR, TENSOR), 1.25, 64, (SENT,)),
     PartData((TENSOR,), {9: (0.5, 3), 2: (-1.0, 4)}, FINISHED, (PLEDGE,)),
     AuditData(WORK, bytes(32), (TENSOR, TENSOR)),
-    Snapshot(2, StateHeader(41, chain(1), chain(2), chain(3), RESTART), Content(1 << 33, 1 << 21, bytes(64))),
+    Snapshot(
+        2,
+        StateHeader(41, chain(1), chain(2), chain(3), RESTART, (), (Exclusion(peer(4), 80, 1),)),
+        Content(1 << 33, 1 << 21, bytes(64)),
+    ),
     SnapshotPiece((TENSOR,)),
     TrailStep(FINISHED, (COMMIT,), (COMMIT, COMMIT)),
     ManifestData('[model]\nname = "é"\n'),

@@ -243,21 +243,33 @@ class AuditData(_message.Message):
     sents: _containers.RepeatedCompositeFieldContainer[_values_pb2.Sent]
     def __init__(self, work: _Optional[_Union[_values_pb2.WorkRecord, _Mapping]] = ..., path: _Optional[bytes] = ..., sents: _Optional[_Iterable[_Union[_values_pb2.Sent, _Mapping]]] = ...) -> None: ...
 
+class Exclusion(_message.Message):
+    __slots__ = ("peer", "until_step", "level")
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    UNTIL_STEP_FIELD_NUMBER: _ClassVar[int]
+    LEVEL_FIELD_NUMBER: _ClassVar[int]
+    peer: str
+    until_step: int
+    level: int
+    def __init__(self, peer: _Optional[str] = ..., until_step: _Optional[int] = ..., level: _Optional[int] = ...) -> None: ...
+
 class StateHeader(_message.Message):
-    __slots__ = ("version", "chain", "before", "term_chain", "restart", "notices")
+    __slots__ = ("version", "chain", "before", "term_chain", "restart", "notices", "exclusions")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     CHAIN_FIELD_NUMBER: _ClassVar[int]
     BEFORE_FIELD_NUMBER: _ClassVar[int]
     TERM_CHAIN_FIELD_NUMBER: _ClassVar[int]
     RESTART_FIELD_NUMBER: _ClassVar[int]
     NOTICES_FIELD_NUMBER: _ClassVar[int]
+    EXCLUSIONS_FIELD_NUMBER: _ClassVar[int]
     version: int
     chain: bytes
     before: bytes
     term_chain: bytes
     restart: _values_pb2.Restart
     notices: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, version: _Optional[int] = ..., chain: _Optional[bytes] = ..., before: _Optional[bytes] = ..., term_chain: _Optional[bytes] = ..., restart: _Optional[_Union[_values_pb2.Restart, _Mapping]] = ..., notices: _Optional[_Iterable[str]] = ...) -> None: ...
+    exclusions: _containers.RepeatedCompositeFieldContainer[Exclusion]
+    def __init__(self, version: _Optional[int] = ..., chain: _Optional[bytes] = ..., before: _Optional[bytes] = ..., term_chain: _Optional[bytes] = ..., restart: _Optional[_Union[_values_pb2.Restart, _Mapping]] = ..., notices: _Optional[_Iterable[str]] = ..., exclusions: _Optional[_Iterable[_Union[Exclusion, _Mapping]]] = ...) -> None: ...
 
 class Content(_message.Message):
     __slots__ = ("num_bytes", "piece_bytes", "digests")

@@ -8,7 +8,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Heartbeat(_message.Message):
-    __slots__ = ("stamp", "incarnation", "synced", "keeper", "commits", "last_commits", "queue", "draining", "before", "numerics", "measure", "sitting", "unreached", "new", "asks", "known", "digest", "notices", "wants")
+    __slots__ = ("stamp", "incarnation", "synced", "keeper", "commits", "last_commits", "queue", "draining", "before", "numerics", "measure", "unreached", "new", "asks", "known", "digest", "notices", "wants")
     STAMP_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     SYNCED_FIELD_NUMBER: _ClassVar[int]
@@ -20,7 +20,6 @@ class Heartbeat(_message.Message):
     BEFORE_FIELD_NUMBER: _ClassVar[int]
     NUMERICS_FIELD_NUMBER: _ClassVar[int]
     MEASURE_FIELD_NUMBER: _ClassVar[int]
-    SITTING_FIELD_NUMBER: _ClassVar[int]
     UNREACHED_FIELD_NUMBER: _ClassVar[int]
     NEW_FIELD_NUMBER: _ClassVar[int]
     ASKS_FIELD_NUMBER: _ClassVar[int]
@@ -39,7 +38,6 @@ class Heartbeat(_message.Message):
     before: bytes
     numerics: str
     measure: Measure
-    sitting: _containers.RepeatedScalarFieldContainer[str]
     unreached: _containers.RepeatedScalarFieldContainer[str]
     new: bool
     asks: bool
@@ -47,7 +45,7 @@ class Heartbeat(_message.Message):
     digest: bytes
     notices: bytes
     wants: bytes
-    def __init__(self, stamp: _Optional[_Union[_values_pb2.Stamp, _Mapping]] = ..., incarnation: _Optional[int] = ..., synced: _Optional[bool] = ..., keeper: _Optional[_Union[_values_pb2.Ballot, _Mapping]] = ..., commits: _Optional[_Iterable[_Union[_values_pb2.Commit, _Mapping]]] = ..., last_commits: _Optional[_Iterable[_Union[_values_pb2.Commit, _Mapping]]] = ..., queue: _Optional[int] = ..., draining: _Optional[bool] = ..., before: _Optional[bytes] = ..., numerics: _Optional[str] = ..., measure: _Optional[_Union[Measure, _Mapping]] = ..., sitting: _Optional[_Iterable[str]] = ..., unreached: _Optional[_Iterable[str]] = ..., new: _Optional[bool] = ..., asks: _Optional[bool] = ..., known: _Optional[bytes] = ..., digest: _Optional[bytes] = ..., notices: _Optional[bytes] = ..., wants: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, stamp: _Optional[_Union[_values_pb2.Stamp, _Mapping]] = ..., incarnation: _Optional[int] = ..., synced: _Optional[bool] = ..., keeper: _Optional[_Union[_values_pb2.Ballot, _Mapping]] = ..., commits: _Optional[_Iterable[_Union[_values_pb2.Commit, _Mapping]]] = ..., last_commits: _Optional[_Iterable[_Union[_values_pb2.Commit, _Mapping]]] = ..., queue: _Optional[int] = ..., draining: _Optional[bool] = ..., before: _Optional[bytes] = ..., numerics: _Optional[str] = ..., measure: _Optional[_Union[Measure, _Mapping]] = ..., unreached: _Optional[_Iterable[str]] = ..., new: _Optional[bool] = ..., asks: _Optional[bool] = ..., known: _Optional[bytes] = ..., digest: _Optional[bytes] = ..., notices: _Optional[bytes] = ..., wants: _Optional[bytes] = ...) -> None: ...
 
 class Measure(_message.Message):
     __slots__ = ("version", "chain", "digest")
@@ -136,7 +134,7 @@ class MemberState(_message.Message):
     def __init__(self, stamp: _Optional[_Union[_values_pb2.Stamp, _Mapping]] = ..., ballot: _Optional[_Union[_values_pb2.Ballot, _Mapping]] = ..., generation: _Optional[_Union[_values_pb2.Generation, _Mapping]] = ..., owned: _Optional[bytes] = ..., summed: _Optional[bytes] = ..., ack: _Optional[_Union[_values_pb2.Ack, _Mapping]] = ..., commit: _Optional[_Union[_values_pb2.Commit, _Mapping]] = ..., progress: _Optional[int] = ..., non_finite: _Optional[bytes] = ..., line: _Optional[_Union[Line, _Mapping]] = ..., trouble: _Optional[_Union[Trouble, _Mapping]] = ..., vote: _Optional[bytes] = ..., whole: _Optional[bool] = ..., revision: _Optional[int] = ..., round: _Optional[int] = ..., wants: _Optional[bytes] = ..., returns: _Optional[bytes] = ...) -> None: ...
 
 class Round(_message.Message):
-    __slots__ = ("stamp", "id", "contributions", "receivers", "holders", "voided", "bandwidths", "rows", "columns", "notice")
+    __slots__ = ("stamp", "id", "contributions", "receivers", "holders", "voided", "bandwidths", "rows", "columns", "notice", "late")
     STAMP_FIELD_NUMBER: _ClassVar[int]
     ID_FIELD_NUMBER: _ClassVar[int]
     CONTRIBUTIONS_FIELD_NUMBER: _ClassVar[int]
@@ -147,6 +145,7 @@ class Round(_message.Message):
     ROWS_FIELD_NUMBER: _ClassVar[int]
     COLUMNS_FIELD_NUMBER: _ClassVar[int]
     NOTICE_FIELD_NUMBER: _ClassVar[int]
+    LATE_FIELD_NUMBER: _ClassVar[int]
     stamp: _values_pb2.Stamp
     id: _values_pb2.RoundId
     contributions: _values_pb2.Contributions
@@ -157,7 +156,8 @@ class Round(_message.Message):
     rows: _containers.RepeatedScalarFieldContainer[int]
     columns: int
     notice: str
-    def __init__(self, stamp: _Optional[_Union[_values_pb2.Stamp, _Mapping]] = ..., id: _Optional[_Union[_values_pb2.RoundId, _Mapping]] = ..., contributions: _Optional[_Union[_values_pb2.Contributions, _Mapping]] = ..., receivers: _Optional[bytes] = ..., holders: _Optional[bytes] = ..., voided: _Optional[bytes] = ..., bandwidths: _Optional[_Iterable[int]] = ..., rows: _Optional[_Iterable[int]] = ..., columns: _Optional[int] = ..., notice: _Optional[str] = ...) -> None: ...
+    late: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, stamp: _Optional[_Union[_values_pb2.Stamp, _Mapping]] = ..., id: _Optional[_Union[_values_pb2.RoundId, _Mapping]] = ..., contributions: _Optional[_Union[_values_pb2.Contributions, _Mapping]] = ..., receivers: _Optional[bytes] = ..., holders: _Optional[bytes] = ..., voided: _Optional[bytes] = ..., bandwidths: _Optional[_Iterable[int]] = ..., rows: _Optional[_Iterable[int]] = ..., columns: _Optional[int] = ..., notice: _Optional[str] = ..., late: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class StagePlan(_message.Message):
     __slots__ = ("stamp", "ballot", "generation", "assigned", "moved", "evicted", "execute", "attempt", "given", "whole")

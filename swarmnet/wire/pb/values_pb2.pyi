@@ -63,7 +63,7 @@ class Contributions(_message.Message):
     def __init__(self, peers: _Optional[bytes] = ..., incarnations: _Optional[_Iterable[int]] = ..., numbers: _Optional[_Iterable[int]] = ..., owners: _Optional[bytes] = ...) -> None: ...
 
 class Finished(_message.Message):
-    __slots__ = ("id", "digest", "num_tokens", "loss_sum", "grad_sq_norm", "contributions", "voided", "notice")
+    __slots__ = ("id", "digest", "num_tokens", "loss_sum", "grad_sq_norm", "contributions", "voided", "notice", "late")
     ID_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -72,6 +72,7 @@ class Finished(_message.Message):
     CONTRIBUTIONS_FIELD_NUMBER: _ClassVar[int]
     VOIDED_FIELD_NUMBER: _ClassVar[int]
     NOTICE_FIELD_NUMBER: _ClassVar[int]
+    LATE_FIELD_NUMBER: _ClassVar[int]
     id: RoundId
     digest: bytes
     num_tokens: int
@@ -80,10 +81,11 @@ class Finished(_message.Message):
     contributions: Contributions
     voided: bytes
     notice: str
-    def __init__(self, id: _Optional[_Union[RoundId, _Mapping]] = ..., digest: _Optional[bytes] = ..., num_tokens: _Optional[int] = ..., loss_sum: _Optional[float] = ..., grad_sq_norm: _Optional[float] = ..., contributions: _Optional[_Union[Contributions, _Mapping]] = ..., voided: _Optional[bytes] = ..., notice: _Optional[str] = ...) -> None: ...
+    late: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, id: _Optional[_Union[RoundId, _Mapping]] = ..., digest: _Optional[bytes] = ..., num_tokens: _Optional[int] = ..., loss_sum: _Optional[float] = ..., grad_sq_norm: _Optional[float] = ..., contributions: _Optional[_Union[Contributions, _Mapping]] = ..., voided: _Optional[bytes] = ..., notice: _Optional[str] = ..., late: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Ack(_message.Message):
-    __slots__ = ("id", "digest", "num_tokens", "loss_sum", "grad_sq_norm", "roll", "voided", "notice")
+    __slots__ = ("id", "digest", "num_tokens", "loss_sum", "grad_sq_norm", "roll", "voided", "notice", "late")
     ID_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -92,6 +94,7 @@ class Ack(_message.Message):
     ROLL_FIELD_NUMBER: _ClassVar[int]
     VOIDED_FIELD_NUMBER: _ClassVar[int]
     NOTICE_FIELD_NUMBER: _ClassVar[int]
+    LATE_FIELD_NUMBER: _ClassVar[int]
     id: RoundId
     digest: bytes
     num_tokens: int
@@ -100,10 +103,11 @@ class Ack(_message.Message):
     roll: bytes
     voided: bytes
     notice: str
-    def __init__(self, id: _Optional[_Union[RoundId, _Mapping]] = ..., digest: _Optional[bytes] = ..., num_tokens: _Optional[int] = ..., loss_sum: _Optional[float] = ..., grad_sq_norm: _Optional[float] = ..., roll: _Optional[bytes] = ..., voided: _Optional[bytes] = ..., notice: _Optional[str] = ...) -> None: ...
+    late: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, id: _Optional[_Union[RoundId, _Mapping]] = ..., digest: _Optional[bytes] = ..., num_tokens: _Optional[int] = ..., loss_sum: _Optional[float] = ..., grad_sq_norm: _Optional[float] = ..., roll: _Optional[bytes] = ..., voided: _Optional[bytes] = ..., notice: _Optional[str] = ..., late: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Commit(_message.Message):
-    __slots__ = ("stage", "step", "chain", "id", "digest", "num_tokens", "loss_sum", "grad_sq_norm", "voided", "contributors", "votes", "notice", "roll", "seats", "signatures")
+    __slots__ = ("stage", "step", "chain", "id", "digest", "num_tokens", "loss_sum", "grad_sq_norm", "voided", "contributors", "votes", "notice", "roll", "seats", "signatures", "late")
     STAGE_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     CHAIN_FIELD_NUMBER: _ClassVar[int]
@@ -119,6 +123,7 @@ class Commit(_message.Message):
     ROLL_FIELD_NUMBER: _ClassVar[int]
     SEATS_FIELD_NUMBER: _ClassVar[int]
     SIGNATURES_FIELD_NUMBER: _ClassVar[int]
+    LATE_FIELD_NUMBER: _ClassVar[int]
     stage: int
     step: int
     chain: bytes
@@ -134,7 +139,8 @@ class Commit(_message.Message):
     roll: bytes
     seats: bytes
     signatures: _containers.RepeatedScalarFieldContainer[bytes]
-    def __init__(self, stage: _Optional[int] = ..., step: _Optional[int] = ..., chain: _Optional[bytes] = ..., id: _Optional[_Union[RoundId, _Mapping]] = ..., digest: _Optional[bytes] = ..., num_tokens: _Optional[int] = ..., loss_sum: _Optional[float] = ..., grad_sq_norm: _Optional[float] = ..., voided: _Optional[bytes] = ..., contributors: _Optional[bytes] = ..., votes: _Optional[_Iterable[_Union[Vote, _Mapping]]] = ..., notice: _Optional[str] = ..., roll: _Optional[bytes] = ..., seats: _Optional[bytes] = ..., signatures: _Optional[_Iterable[bytes]] = ...) -> None: ...
+    late: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, stage: _Optional[int] = ..., step: _Optional[int] = ..., chain: _Optional[bytes] = ..., id: _Optional[_Union[RoundId, _Mapping]] = ..., digest: _Optional[bytes] = ..., num_tokens: _Optional[int] = ..., loss_sum: _Optional[float] = ..., grad_sq_norm: _Optional[float] = ..., voided: _Optional[bytes] = ..., contributors: _Optional[bytes] = ..., votes: _Optional[_Iterable[_Union[Vote, _Mapping]]] = ..., notice: _Optional[str] = ..., roll: _Optional[bytes] = ..., seats: _Optional[bytes] = ..., signatures: _Optional[_Iterable[bytes]] = ..., late: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Vote(_message.Message):
     __slots__ = ("peer", "signature")

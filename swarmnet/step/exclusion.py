@@ -1,0 +1,66 @@
+"""Which peers the steps of a stage do not wait for, because they were late. Pure.
+
+The table follows from the commits of the stage alone, so it is equal at every replica that has applied them: a commit
+names the peers that were late (`late`), and the chain of commits covers the names.
+
+| event | table |
+|---|---|
+| a commit of step t names a peer | its level rises by one, to 3 at most; it is excluded until step t + 1 + back-off |
+| each 128 steps after the end of its exclusion | its level falls by one; at 0 the peer is forgotten |
+
+| level | 1 | 2 | 3 |
+|---|---|---|---|
+| back-off, steps | 32 | 64 | 128 |
+
+No step waits for an excluded peer, it leads no step and is assigned no index. It computes, answers calls, fetches what
+was committed, and votes. Silence and crashes exclude nobody.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence, Set
+
+from swarmnet.ids import PeerId
+from swarmnet.messages import MAX_EXCLUSIONS, MAX_LEVEL, Commit, Exclusion
+from swarmnet.quorum import minority
+
+BACK_OFF = (32, 64, 128)
+CLEAN = 128
+"""Steps after the end of an exclusion in which the level falls by one."""
+
+Table = tuple[Exclusion, ...]
+
+
+def after(table: Table, commit: Commit) -> Table:
+    """The table once this commit is applied."""
+    step = commit.step + 1
+    found = {
+        each.peer: each for each in table if _level(each, step) > 0 or each.peer in commit.late
+    }  # an end is never moved: the level at any step follows from it
+    for peer in commit.late:
+        level = min((_level(found[peer], step) if peer in found else 0) + 1, MAX_LEVEL)
+        found[peer] = Exclusion(peer, step + BACK_OFF[level - 1], level)
+    latest = sorted(found.values(), key=lambda each: (-each.until_step, each.peer))[:MAX_EXCLUSIONS]
+    return tuple(sorted(latest, key=lambda each: each.peer))
+
+
+def _level(exclusion: Exclusion, step: int) -> int:
+    return exclusion.level - max(step - exclusion.until_step, 0) // CLEAN
+
+
+def excluded(table: Table, step: int) -> list[PeerId]:
+    """The peers that are excluded at this step: the highest level first, then the longest exclusion."""
+    current = (each for each in table if step < each.until_step)
+    return [each.peer for each in sorted(current, key=lambda each: (-each.level, -each.until_step, each.peer))]
+
+
+def on_probation(table: Table, step: int) -> dict[PeerId, int]:
+    """The peers whose exclusion has ended and is remembered, and the step at which it ended."""
+    return {each.peer: each.until_step for each in table if each.until_step <= step and _level(each, step) > 0}
+
+
+def passed_over(worst_first: Iterable[PeerId], live: Set[PeerId]) -> frozenset[PeerId]:
+    """Which of these peers a step goes on without: fewer than half of the live voters, and all that do not live."""
+    ordered: Sequence[PeerId] = list(dict.fromkeys(worst_first))
+    living = [peer for peer in ordered if peer in live]
+    return frozenset(peer for peer in ordered if peer not in live) | frozenset(living[: minority(live)])

@@ -1,0 +1,86 @@
+"""Which peers a stage does not wait for: a table that follows from commits, and what one replica observes."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+from stage_table import TIMERS
+
+from swarmnet.ids import NO_CHAIN, Ballot, PeerId, RoundId
+from swarmnet.messages import Commit, Exclusion
+from swarmnet.step.commits import evidence
+from swarmnet.step.exclusion import CLEAN, Table, after, excluded, on_probation, passed_over
+from swarmnet.step.lateness import Delays, Lateness
+
+A, B, C, D = (PeerId(name) for name in "ABCD")
+
+
+def commit(step: int, *late: PeerId) -> Commit:
+    return Commit(0, step, NO_CHAIN, RoundId(Ballot(0, A), 0), b"d", 1, 0.0, 1.0, late=late)
+
+
+def test_each_time_that_a_peer_is_late_its_exclusion_is_longer_up_to_128_steps():
+    table, step = Table(), 10
+    for back_off in (32, 64, 128, 128):
+        table = after(table, commit(step, B))
+        assert excluded(table, step + back_off) == [B] and excluded(table, step + back_off + 1) == []
+        step += back_off + 1
+
+
+def test_a_level_falls_after_128_clean_steps_and_at_0_the_peer_is_forgotten():
+    table = after(after((), commit(0, B)), commit(33, B))
+    end = 34 + 64
+    assert table == (Exclusion(B, end, 2),) and on_probation(table, end) == {B: end}
+    assert after(table, commit(end + CLEAN - 1, B))[0].level == 2, "one level has fallen, and it is late again"
+    assert after(table, commit(end + 2 * CLEAN - 1)) == () and on_probation(table, end + 2 * CLEAN) == {}
+
+
+@given(st.lists(st.sets(st.sampled_from((A, B, C, D))), max_size=40))
+def test_the_table_follows_from_the_commits_alone(late: list[set[PeerId]]):
+    table = Table()
+    for step, named in enumerate(late):
+        table = after(table, commit(step, *sorted(named)))
+        assert named <= set(excluded(table, step + 1)) and table == tuple(sorted(table, key=lambda each: each.peer))
+        assert after(table, replace_id(commit(step + 1))) == after(table, commit(step + 1)), "whoever led"
+
+
+def replace_id(of: Commit) -> Commit:
+    return Commit(of.stage, of.step, of.chain, RoundId(Ballot(7, D), 7), of.digest, 1, 0.0, 1.0, late=of.late)
+
+
+def test_the_chain_covers_who_was_late():
+    assert evidence([commit(0, B)]) != evidence([commit(0)]) and evidence([commit(0, B)]) != evidence([commit(0, C)])
+
+
+def test_fewer_than_half_of_the_live_voters_are_passed_over_the_worst_first():
+    live = {A, B, C}
+    assert passed_over([C, B], live) == {C} and passed_over([D, B], live) == {D, B}, "D does not live"
+    assert passed_over([A, B], {A, B}) == frozenset(), "of two none"
+
+
+def test_what_was_observed_is_over_once_a_commit_names_the_peer_or_after_a_while():
+    lateness = Lateness(TIMERS)
+    (note,) = lateness.observe(B, "does not report", now=0.0)
+    assert note.fields == {"peer": B, "reason": "does not report"} and lateness.observe(B, "leads", now=1.0) == []
+    assert lateness.observe(C, "holds up the round", pardon=True, now=1.0) == [] and lateness.late(now=1.0) == [B]
+    assert lateness.observe(C, "holds up the round", pardon=True, now=2.0) and lateness.late(now=2.0) == [C, B]
+    lateness.committed((B,))
+    assert lateness.late(now=2.0) == [C] and not lateness.is_late(C, now=2.0 + TIMERS.lease_s)
+
+
+def test_a_member_is_late_that_costs_more_than_a_sixteenth_of_all_time():
+    seldom, often = Lateness(TIMERS), Lateness(TIMERS)
+    for number in range(20):
+        assert seldom.charge(B, "slow", cost_s=1.0, now=17.0 * number) == []
+    late = [number for number in range(20) if often.charge(B, "slow", cost_s=1.0, now=4.0 * number)]
+    assert late[0] == 5
+
+
+def test_a_step_that_waits_for_one_member_charges_that_one_and_never_the_observer():
+    for me, found in ((A, [B]), (B, [])):
+        lateness, delays = Lateness(TIMERS), Delays(TIMERS, 0.0)
+        delays.note({B}, 3, now=2.0)
+        assert [note.fields["peer"] for note in delays.charge(lateness, me, now=12.0)] == found
+    both = Delays(TIMERS, 0.0)
+    both.note({B, C}, 3, now=2.0)
+    assert both.charge(Lateness(TIMERS), A, now=12.0) == [], "most are waited for: that is no fault of one"
