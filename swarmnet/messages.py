@@ -378,6 +378,8 @@ class Heartbeat:
     """The newest measure of my weights; only sent to replicas of my stage."""
     before: Chain = NO_CHAIN
     """My chain one version earlier; at version 0 the first chain."""
+    late: LatePeers = ()
+    """Mates that were late, as I have observed it: for my leader."""
     unreached: Annotated[tuple[PeerId, ...], Entries(MAX_UNREACHED)] = ()
     """Mates to whom my line is broken: I do not hear them, or hear them and cannot call them."""
     new: bool = False

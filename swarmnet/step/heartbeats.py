@@ -251,6 +251,7 @@ class Heartbeats:
             numerics=self._of.drift.numerics,
             measure=self._of.drift.mine if told.mate else None,
             before=self._of.before,
+            late=self._of.view.late,
             unreached=self._unreached,
             new=self._of.membership.is_new(self._of.me),
             asks=told.asks,

@@ -403,11 +403,16 @@ class Keeper:
     def _pass_over(self, now: float) -> frozenset[PeerId]:
         """The mates that the step goes on without. Only the worst, if too few would be left."""
         stage, me = self.stamp.stage, self.view.me
-        excluded, late = self._membership.excluded(stage, self.stamp.step), self._lateness.late(now=now)
+        excluded, late = self._membership.excluded(stage, self.stamp.step), self._observed(now)
         worst = [*sorted(self.view.cut_off(stage, now=now)), *excluded, *late]
         if not worst:
             return frozenset()
         return passed_over((peer for peer in worst if peer != me), self._membership.live(stage, now=now))
+
+    def _observed(self, now: float) -> list[PeerId]:
+        """The peers that were late, as I have observed it or most of the others have; the latest of mine first."""
+        late = self._lateness.late(now=now)
+        return [*late, *sorted(self.view.observed_late(now=now).difference(late))]
 
     def _observe_idle(self, now: float) -> list[Note]:
         """Work stands still: peers are late that were excluded, have come back and have contributed nothing since.
@@ -427,7 +432,7 @@ class Keeper:
         stage = self.stamp.stage
         voters, excluded = self._membership.roster(stage), self._membership.excluded(stage, self.stamp.step)
         room = minority(voters) - len(voters.intersection(excluded))
-        late = [peer for peer in self._lateness.late(now=now) if peer not in (*excluded, self.view.me)]
+        late = [peer for peer in self._observed(now) if peer not in (*excluded, self.view.me)]
         named = [peer for peer in late if peer in voters][: max(room, 0)]
         return tuple(sorted([*named, *(peer for peer in late if peer not in voters)][:MAX_LATE]))
 

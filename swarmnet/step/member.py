@@ -15,6 +15,7 @@ from swarmnet.ids import NO_RESTART, Ballot, Chain, PeerId, Restart, RoundId, Si
 from swarmnet.manifest.extension import Extension, Horizon
 from swarmnet.manifest.timers import TERM_STEPS, Timers
 from swarmnet.messages import (
+    MAX_LATE,
     Commit,
     Committed,
     Exclusion,
@@ -395,6 +396,7 @@ class Member:
         """Every heartbeat interval: say again whatever state asks for."""
         self.view.voters = self.membership.contributors(self.stage)
         self.view.review(now=now)
+        self.view.late = tuple(sorted(self._context.lateness.late(now=now)[:MAX_LATE]))
         if not self.synced:
             return []
         convicted, self.membership.notes = self.membership.notes, []

@@ -50,6 +50,7 @@ class Seen:
     known: frozenset[int] = frozenset()
     digest: bytes = b""
     keeper: Ballot | None = None
+    late: tuple[PeerId, ...] = ()
     unreached: Mapping[PeerId, float] = field(default_factory=dict)
     new: bool = False
     queue: int = 0
@@ -71,6 +72,7 @@ class View:
         self.draining = False  # am I about to leave?
         self.out_of_touch: Mapping[PeerId, float] = {}
         """The replicas of my stage that I call and am out of touch with, and since when; as of the last tick."""
+        self.late: tuple[PeerId, ...] = ()  # those that I have observed to be late, as my heartbeats say it
         self._neighbours: frozenset[PeerId] = frozenset()  # whom I send heartbeats
         self._given: Collection[PeerId] = ()  # the same as they were given
         self.voters: Set[PeerId] = frozenset()
@@ -114,7 +116,7 @@ class View:
         seen.committed = beat.stamp.stage in seen.known or any(c.stage == beat.stamp.stage for c in beat.commits)
         seen.queue, seen.draining, seen.keeper = beat.queue, beat.draining, beat.keeper
         seen.unreached = {mate: seen.unreached.get(mate, now) for mate in beat.unreached}
-        seen.new, seen.numerics, seen.measure = beat.new, beat.numerics, beat.measure
+        seen.late, seen.new, seen.numerics, seen.measure = beat.late, beat.new, beat.numerics, beat.measure
         return fresh
 
     def touch(self, peer: PeerId, *, now: float) -> None:
@@ -254,6 +256,13 @@ class View:
         said.update(self.out_of_touch.keys() if mine else ())
         voters = {*live, self.me} if mine else set(live)
         return frozenset(of for of, voices in said.items() if voices > 1 and voices >= quorum(voters - {of}))
+
+    def observed_late(self, *, now: float) -> frozenset[PeerId]:
+        """Mates that most others, two at least, have observed to be late."""
+        live = {peer: seen for peer in self.live(self.stage, now=now) if (seen := self.get(peer)) is not None}
+        said = Counter(of for peer, seen in live.items() for of in seen.late if of != peer)
+        said.update(self.late)
+        return frozenset(of for of, voices in said.items() if voices > 1 and voices >= quorum({*live, self.me} - {of}))
 
     def leaves(self, peer: PeerId) -> bool:
         """Is this replica of my stage (or am I) about to leave?"""

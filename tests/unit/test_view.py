@@ -219,3 +219,13 @@ def test_one_that_half_of_the_others_are_out_of_touch_with_is_not_cut_off_whethe
             view.hear(E, beat(unreached=(B,)), now=5.0)
         assert view.out_of_touch.keys() == (set() if heard else {E})
         assert (E in view.cut_off(0, now=5.0)) == (named + (not heard) > 2)
+
+
+def test_a_replica_is_observed_late_if_most_others_two_at_least_say_so():
+    view = view_of(B, C, D)
+    view.hear(B, beat(late=(D,)), now=0.0)
+    assert view.observed_late(now=0.0) == frozenset(), "one voice"
+    view.late = (D,)
+    assert view.observed_late(now=0.0) == {D}
+    view.hear(D, beat(late=(B,)), now=0.0)
+    assert view.observed_late(now=0.0) == {D}

@@ -8,7 +8,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Heartbeat(_message.Message):
-    __slots__ = ("stamp", "incarnation", "synced", "keeper", "commits", "last_commits", "queue", "draining", "before", "numerics", "measure", "unreached", "new", "asks", "known", "digest", "notices", "wants")
+    __slots__ = ("stamp", "incarnation", "synced", "keeper", "commits", "last_commits", "queue", "draining", "before", "numerics", "measure", "late", "unreached", "new", "asks", "known", "digest", "notices", "wants")
     STAMP_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     SYNCED_FIELD_NUMBER: _ClassVar[int]
@@ -20,6 +20,7 @@ class Heartbeat(_message.Message):
     BEFORE_FIELD_NUMBER: _ClassVar[int]
     NUMERICS_FIELD_NUMBER: _ClassVar[int]
     MEASURE_FIELD_NUMBER: _ClassVar[int]
+    LATE_FIELD_NUMBER: _ClassVar[int]
     UNREACHED_FIELD_NUMBER: _ClassVar[int]
     NEW_FIELD_NUMBER: _ClassVar[int]
     ASKS_FIELD_NUMBER: _ClassVar[int]
@@ -38,6 +39,7 @@ class Heartbeat(_message.Message):
     before: bytes
     numerics: str
     measure: Measure
+    late: _containers.RepeatedScalarFieldContainer[str]
     unreached: _containers.RepeatedScalarFieldContainer[str]
     new: bool
     asks: bool
@@ -45,7 +47,7 @@ class Heartbeat(_message.Message):
     digest: bytes
     notices: bytes
     wants: bytes
-    def __init__(self, stamp: _Optional[_Union[_values_pb2.Stamp, _Mapping]] = ..., incarnation: _Optional[int] = ..., synced: _Optional[bool] = ..., keeper: _Optional[_Union[_values_pb2.Ballot, _Mapping]] = ..., commits: _Optional[_Iterable[_Union[_values_pb2.Commit, _Mapping]]] = ..., last_commits: _Optional[_Iterable[_Union[_values_pb2.Commit, _Mapping]]] = ..., queue: _Optional[int] = ..., draining: _Optional[bool] = ..., before: _Optional[bytes] = ..., numerics: _Optional[str] = ..., measure: _Optional[_Union[Measure, _Mapping]] = ..., unreached: _Optional[_Iterable[str]] = ..., new: _Optional[bool] = ..., asks: _Optional[bool] = ..., known: _Optional[bytes] = ..., digest: _Optional[bytes] = ..., notices: _Optional[bytes] = ..., wants: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, stamp: _Optional[_Union[_values_pb2.Stamp, _Mapping]] = ..., incarnation: _Optional[int] = ..., synced: _Optional[bool] = ..., keeper: _Optional[_Union[_values_pb2.Ballot, _Mapping]] = ..., commits: _Optional[_Iterable[_Union[_values_pb2.Commit, _Mapping]]] = ..., last_commits: _Optional[_Iterable[_Union[_values_pb2.Commit, _Mapping]]] = ..., queue: _Optional[int] = ..., draining: _Optional[bool] = ..., before: _Optional[bytes] = ..., numerics: _Optional[str] = ..., measure: _Optional[_Union[Measure, _Mapping]] = ..., late: _Optional[_Iterable[str]] = ..., unreached: _Optional[_Iterable[str]] = ..., new: _Optional[bool] = ..., asks: _Optional[bool] = ..., known: _Optional[bytes] = ..., digest: _Optional[bytes] = ..., notices: _Optional[bytes] = ..., wants: _Optional[bytes] = ...) -> None: ...
 
 class Measure(_message.Message):
     __slots__ = ("version", "chain", "digest")
