@@ -428,9 +428,17 @@ class Keeper:
         ]
 
     def _late(self, now: float) -> tuple[PeerId, ...]:
-        """The peers that the commit is to name as late: of the voters fewer than half, with those excluded already."""
+        """The peers that the commit is to name as late: of the voters fewer than half, with those excluded already.
+
+        An aggregate that members hold may have been committed by votes that I do not see: the same aggregate, made
+        again, then names the same peers, or the stage would have two chains.
+        """
         stage = self.stamp.stage
         voters, excluded = self._membership.roster(stage), self._membership.excluded(stage, self.stamp.step)
+        for held in sorted(set(self.acks.values()), key=lambda each: each.id, reverse=True):
+            signed = {peer for peer, ack in self.acks.items() if ack == held}
+            if has_quorum(signed | (voters - self.members.keys()), voters):
+                return held.late
         room = minority(voters) - len(voters.intersection(excluded))
         late = [peer for peer in self._observed(now) if peer not in (*excluded, self.view.me)]
         named = [peer for peer in late if peer in voters][: max(room, 0)]

@@ -40,7 +40,7 @@ from swarmnet.step.membership import Membership
 from swarmnet.step.rounds import RoundBuilder
 from swarmnet.step.view import View
 
-ME, B, C, D = PeerId("A"), PeerId("B"), PeerId("C"), PeerId("D")
+ME, B, C, D, E = (PeerId(name) for name in "ABCDE")
 STAMP = Stamp(3, 0, CHAIN)
 BALLOT = Ballot(1, ME)
 
@@ -932,3 +932,18 @@ def test_a_keeper_that_holds_a_sum_from_before_hears_the_others_before_it_opens_
                 office.beat(mate, TIMERS.suspect_s + 0.1)
             office.keeper.advance(now=TIMERS.suspect_s + 0.1, resend=True)
             assert office.keeper.round is not None, "it is summed again"
+
+
+def test_a_leader_that_makes_an_aggregate_again_names_the_late_peers_of_the_one_that_may_be_committed():
+    """The last leader and E died once they had signed, with B, that C was late; this leader has seen nothing of C."""
+    given = ((ME, gen(0), frozenset({0})), (B, gen(0), frozenset({1})))
+    for dead, late in (((D, E), (C,)), ((E,), ())):
+        office = Office(*{B, C, D, E}.difference(dead))
+        everybody = tuple(sorted((ME, B, C, D, E)))
+        office.membership.applied([Commit(0, 2, CHAIN, RoundId(BALLOT, 0), b"d", 2, 0.0, 1.0, contributors=everybody)])
+        held = Finished(RoundId(Ballot(0, D), 0), b"d", 2, 0.0, 1.0, given, late=(C,))
+        office.report(B, summed={1}, finished=held)
+        for peer in sorted({C, D}.difference(dead)):
+            office.report(peer)
+        office.report(ME, summed={0})
+        assert opened(office).late == late
