@@ -17,7 +17,7 @@ from swarmnet.step.exclusion import passed_over
 from swarmnet.step.graph import keeper_rank
 from swarmnet.step.lines import broken_lines
 
-_TERM = 3.0
+_TERM = 2.0
 """Patiences that a leader may take over what it should do next: a replica may be given up, and its work done again."""
 
 
@@ -32,7 +32,8 @@ class Election:
         self.promised: Ballot | None = None
         self._began_at = self._promised_at = self._kept_at = now
         self._kept_s: dict[PeerId, float] = {}  # before that, of those who have kept in turns
-        self._rejected: set[PeerId] = set()  # leaders that asked for what no correct leader asks for
+        self._failed: set[PeerId] = set()  # peers that have led this step in vain, or not in their turn
+        self._rejected: set[PeerId] = set()  # those of them that asked for what no correct leader asks for
         self._stood = 0  # against who keeps though I pass it over
         self._smallest = math.inf  # round that it has opened
         self.given: Indexes = NONE
@@ -49,10 +50,12 @@ class Election:
     def _passed_over(self, now: float) -> frozenset[PeerId]:
         """The mates that I do not let lead: fewer than half of us, new ones included.
 
-        First those that I have observed to be late: a leader that fails now is not in the table yet.
+        First who has failed in this step, then who was late as most have observed: neither is in the table yet. What I
+        alone observed in other steps is no reason, or each of us would have another order.
         """
         view = self._view
-        worst = [*self._lateness.late(now=now), *sorted(view.cut_off(view.stage, now=now)), *self._excluded]
+        out = view.observed_late(now=now), view.cut_off(view.stage, now=now)
+        worst = [*sorted(self._failed), *(peer for peers in out for peer in sorted(peers)), *self._excluded]
         if not worst:
             return frozenset()
         live = self._membership.live(view.stage, now=now) | {*view.live(view.stage, now=now), view.me}
@@ -79,7 +82,7 @@ class Election:
                 return False
             lower = self.promised is not None and ballot < self.promised
             refused = lower or self.sits(peer, now=now) or (not left and self._usurps(ballot, now))
-            if refused and not self._followed(ballot, now):
+            if refused and (self._runs(now) or not self._followed(ballot, now)):
                 return False
         elif self.promised is not None and (
             ballot < self.promised
@@ -113,10 +116,8 @@ class Election:
             if view.voters:  # and many silent strangers would put me at fault that names them
                 said = {one: {mate: said[one][mate] for mate in said[one].keys() & view.voters} for one in said}
             broken = broken_lines(said, out | new, now - view.timers.suspect_s / 2)
-            excluded = view.me in self._excluded  # the others pass me over
-            return sorted(
-                order, key=lambda peer: (peer != ruler, excluded and peer == view.me, peer in new, broken[peer])
-            )
+            excluded = self._excluded
+            return sorted(order, key=lambda peer: (peer in excluded, peer != ruler, peer in new, broken[peer]))
         # Of a large stage those keep who count. They hear each other; I stand last if I am none of them.
         may = {peer for peer in self._membership.keepers(view.stage) if view.may_live(peer, now=now)} - out
         order = sorted(may - {view.me}, key=lambda peer: keeper_rank(self._term_chain, view.stage, peer))
@@ -138,6 +139,11 @@ class Election:
             self._followed(self.promised, now) or (begins and keeper == order[0])
         )
 
+    def _runs(self, now: float) -> bool:
+        """Have I run for leader a moment ago? What the others follow is not known yet: their heartbeats are older."""
+        mine = self.promised is not None and self.promised.peer == self._view.me
+        return mine and now - self._promised_at <= self._view.timers.settle_s
+
     def _followed(self, ballot: Ballot, now: float) -> bool:
         """Do most live replicas, the keeper among them, follow this ballot? A keeper in vain has no vote here."""
         live = set(self._membership.in_sight(self._view.stage, now=now))
@@ -155,11 +161,14 @@ class Election:
     def reject(self, leader: PeerId, *, now: float) -> list[Note]:
         """It opened a round that no correct leader opens: I do not follow it in this step, even if most do."""
         self._rejected.add(leader)
-        return self._lateness.observe(leader, "opens a round that is refused", now=now)
+        return self._fail(leader, "opens a round that is refused", now)
+
+    def _fail(self, leader: PeerId, reason: str, now: float) -> list[Note]:
+        self._failed.add(leader)
+        return self._lateness.observe(leader, reason, now=now)
 
     def heard(self, plan: StagePlan, *, now: float) -> None:
         """The promised keeper has spoken. It tells what it has given while I am among those that would keep next."""
-        self._promised_at = now
         self.given |= plan.given
 
     def moves(self, *, now: float) -> None:
@@ -211,7 +220,8 @@ class Election:
         if self.sits(keeper, now=now):
             # I wait longer if others still follow it: if they stay with it, I would only come back.
             # Each time that I stood in vain doubles the wait, because no sum comes while keepers change.
-            follows = self._followed(self.promised, now) and keeper not in self._rejected
+            alone = keeper not in self._rejected and keeper not in view.observed_late(now=now)
+            follows = alone and self._followed(self.promised, now)
             turns = place + follows + 2**self._stood - 1
             if turns and now - self._kept_at <= turns * limit:
                 return None
@@ -231,7 +241,7 @@ class Election:
             return
         for peer in order[: order.index(keeper)]:
             if peer != self._view.me and self._level(peer):
-                self.notes += self._lateness.observe(peer, "does not lead in its turn", now=now)
+                self.notes += self._fail(peer, "does not lead in its turn", now)
 
     def _observe_idle(self, now: float) -> None:
         """Rule 13: a leader is late that has led for several usual steps without doing what it should do next."""
@@ -239,5 +249,5 @@ class Election:
             return
         kept_s = self._kept_for_s(now)
         if kept_s > _TERM * self._pace.patience_s:
-            self.notes += self._lateness.observe(self.promised.peer, "leads, and no aggregate comes", now=now)
+            self.notes += self._fail(self.promised.peer, "leads, and no aggregate comes", now)
             self.moves(now=now)

@@ -410,9 +410,8 @@ class Keeper:
         return passed_over((peer for peer in worst if peer != me), self._membership.live(stage, now=now))
 
     def _observed(self, now: float) -> list[PeerId]:
-        """The peers that were late, as I have observed it or most of the others have; the latest of mine first."""
-        late = self._lateness.late(now=now)
-        return [*late, *sorted(self.view.observed_late(now=now).difference(late))]
+        """The peers that were late: first those of whom most have observed it, then those of whom I alone have."""
+        return list(dict.fromkeys([*sorted(self.view.observed_late(now=now)), *self._lateness.late(now=now)]))
 
     def _observe_idle(self, now: float) -> list[Note]:
         """Work stands still: peers are late that were excluded, have come back and have contributed nothing since.

@@ -377,6 +377,7 @@ class OpenStep:
             self._refused.add(told_by)
             return [note("refused_ballot", peer=told_by, ballot=ballot.number, keeper=ballot.peer)]
         self._lock_again(now)
+        self._delays = Delays(self._context.view.timers, now)  # what the last leader has caused is no member's fault
         actions = self.part.drop()
         if self.keeper is not None and self.keeper.ballot != ballot:
             self.keeper = None

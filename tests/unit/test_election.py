@@ -1,9 +1,9 @@
 """Whose turn it is to keep, and what follows where somebody does not."""
 
-from stage_table import TIMERS, Table
+from stage_table import CHAIN, TIMERS, Table
 
 from swarmnet.ids import Ballot, PeerId, RoundId
-from swarmnet.messages import Round, StagePlan
+from swarmnet.messages import Exclusion, Heartbeat, Round, StagePlan, Stamp
 from swarmnet.step.actions import Note
 from swarmnet.step.election import Election
 
@@ -68,3 +68,38 @@ def test_a_leader_whose_round_is_refused_is_left_at_once_and_not_followed_again(
     places = [peer for peer in election._order(table.now) if peer != leader.me]
     due = election.due(keeping=False, now=table.now + places.index(member.me) * TIMERS.suspect_s + 0.1)
     assert due == Ballot(ballot.number + 1, member.me)
+
+
+def heard(
+    election: Election, peer: PeerId, *, leader: Ballot | None, late: tuple[PeerId, ...] = (), now: float
+) -> None:
+    """That replica's heartbeat: whom it follows, and whom it has observed to be late."""
+    seen = election._view.get(peer)
+    assert seen is not None
+    election._view.hear(peer, Heartbeat(Stamp(0, 0, CHAIN), seen.incarnation, True, leader, late=late), now=now)
+
+
+def test_who_runs_for_leader_does_not_come_back_for_heartbeats_that_are_older() -> None:
+    table = Table("A", "B", "C")
+    (first, _), (second, runs), (third, _) = elections(table)
+    old, now = Ballot(0, first), table.now
+    for peer in (first, third):
+        heard(runs, peer, leader=old, now=now)
+    assert runs.promise(Ballot(1, second), now=now)
+    assert not runs.promise(old, now=now + 0.1), "the others do not know yet that I run"
+    later = now + TIMERS.settle_s + 0.1
+    for peer in (first, third):
+        heard(runs, peer, leader=old, now=later)
+    assert runs.promise(old, now=later), "they know it, and stay with the leader"
+
+
+def test_excluded_peers_lead_last_even_if_too_many_are_out_to_be_passed_over() -> None:
+    table = Table("A", "B", "C")
+    (first, _), (second, _), (third, sees) = elections(table)
+    sees._membership.restored((), (Exclusion(first, 32, 1),))
+    assert sees._order(table.now) == [second, third]
+    sees._lateness.observe(second, "by me alone", now=table.now)
+    assert sees._order(table.now) == [second, third], "the others would have another order"
+    heard(sees, first, leader=None, late=(second,), now=table.now)
+    sees._view.late = (second,)
+    assert sees._order(table.now) == [third, first], "most have observed it; fewer than half are passed over"
