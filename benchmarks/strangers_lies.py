@@ -696,6 +696,31 @@ class LeaderVoidsAll(Lie):
 
 
 @lie
+class NamesCorrectPeersLate(Lie):
+    """leads whenever it can, and names as many correct peers late as a round can name"""
+
+    def acts(self) -> None:
+        if self.node is not None and self.stage in self.node.peer.replicas:
+            member = self.node.peer.replicas[self.stage].member
+            for mate in self.mates:
+                member.late(mate, "is correct", now=self.now)
+
+
+@lie
+class RefusesEveryLate(Lie):
+    """says that it observed every correct peer late, and neither names anybody nor signs what names somebody"""
+
+    def tells(self, to: PeerId, message: Control) -> Iterable[Control]:
+        if isinstance(message, Heartbeat):
+            return (replace(message, late=tuple(sorted(self.mates))),)
+        if isinstance(message, MemberState) and message.ack is not None and message.ack.late:
+            return (replace(message, ack=None, vote=b"", whole=True),)
+        if isinstance(message, StagePlan) and message.attempt is not None:
+            return (replace(message, attempt=replace(message.attempt, late=())),)
+        return (message,)
+
+
+@lie
 class KeepsTheCommit(Lie):
     """as a keeper tells nobody the commit, and nothing of it in heartbeats"""
 
