@@ -212,10 +212,10 @@ class RankStage:
     def _add(
         self, work: ForwardPass, total: Accumulator, rounding: Rounding, *, step: int, index: int, voids: int
     ) -> bool:
+        if not work.went_back or (work.tape is None and work.gradients is None):
+            raise ValueError(f"no gradient to add: microbatch {step}/{index}")
         # What the weight pass needs is free as soon as the gradients are added.
         tape, gradients, work.tape, work.gradients = work.tape, work.gradients, None, None
-        if not work.went_back or (tape is None and gradients is None):
-            raise ValueError(f"no gradient to add: microbatch {step}/{index}")
         if tape is not None:
             gradients = self._gradients.of(tape, list(work.module.parameters()))
         assert gradients is not None
