@@ -124,7 +124,7 @@ def rows(case: Case, then: dict[str, float], core: dict[str, float]) -> Iterator
         yield Row("sum of the step, to the host by pieces", total, 0.0, 0.0, total / PAGEABLE)
         yield Row("finished sum, host to device", total, *[total / PINNED] * 2)
     if meshed:
-        yield Row("weights and moments to the mirror", state, state / ranks / PINNED, 0.0, state / ranks / PAGEABLE)
+        yield Row("weights and moments to the host copy", state, state / ranks / PINNED, state / ranks / PAGEABLE)
     coded = (weights * (1 + 1 / MEMBERS) / by["small, encode"] + 2 * weights / by["small, add"] for by in (then, core))
     what = f'sums coded, of {MEMBERS} members (`small`); beside compute if `sync = "overlap"`'
     yield Row(what, weights * (3 + 1 / MEMBERS), *coded)

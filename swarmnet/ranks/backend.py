@@ -8,7 +8,6 @@ its step is applied, or until its handle here is gone: then the next order has t
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import math
 import weakref
@@ -19,9 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from swarmnet.errors import DeviceFull, Refused
+from swarmnet.errors import Refused
 from swarmnet.manifest.schema import StageSpec
-from swarmnet.ranks.host_copies import KEPT_WEIGHTS, SUMS, HostCopies, copied, copy_name
+from swarmnet.ranks.host_copies import COPIES, KEPT_WEIGHTS, SUMS, HostCopies, copied
 from swarmnet.ranks.layout import MeshLayout, MeshSplit
 from swarmnet.ranks.program import PAST
 from swarmnet.ranks.supervisor import RankGroup, RankSupervisor, RestartBackoff
@@ -77,8 +76,8 @@ class MeshBackend:
             "tokens": ((batch, length + 1), torch.int32),
             **dict.fromkeys(("inward", "outward"), (activation, torch.float32)),
             **dict.fromkeys(SUMS, ((size,), sum_dtype(spec.numerics))),
-            **{copy_name(version): ((copied(canonical).num_bytes,), torch.uint8) for version in range(2)},
-            **dict.fromkeys(("scales", "scales_before"), ((late, numbers), torch.float32)),
+            **dict.fromkeys(COPIES, ((copied(canonical).num_bytes,), torch.uint8)),
+            "scales": ((late, numbers), torch.float32),
             **{past_name(place): ((size + numbers,), torch.float32) for place in range(KEPT_WEIGHTS)},
         }
         self._group = RankGroup(
@@ -121,8 +120,6 @@ class MeshBackend:
 
     def start(self) -> None:
         self._ranks.start()
-        with contextlib.suppress(Refused, DeviceFull):  # the next order finds them lost
-            self._copies.settle(wait=False)
 
     def close(self) -> None:
         self._ranks.close()
@@ -232,7 +229,7 @@ class MeshBackend:
     def read_share(self, share: PastShare) -> Tensor:
         with self._ranks.lock:
             # Free until the next update, and larger than any sum.
-            name, memory = self._copies.scratch(self.state.version)
+            name, memory = self._copies.scratch
             self._past_order("write_share", share, step=share.step, into=name)
             return memory[: self.sum_memory().nbytes].view(self.sum_memory().dtype).clone()
 

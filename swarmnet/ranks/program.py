@@ -6,14 +6,13 @@ Runs in a rank process (`ranks.process`). Shapes, checks and what an order means
 from __future__ import annotations
 
 from collections.abc import Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from swarmnet.manifest.schema import StageSpec
-from swarmnet.ranks.host_copies import copied, copy_name
+from swarmnet.ranks.host_copies import copied
 from swarmnet.ranks.layout import MeshLayout, MeshSplit
 from swarmnet.ranks.process import RankContext
 from swarmnet.ranks.stage import RankStage
@@ -47,12 +46,11 @@ class Program:
             data=context.new_group(along_data),
             device=context.device,
             memory=MemoryPolicy(**settings["memory"]),
+            scales=self._floats("scales"),
         )
         self._writes_output = t == 0  # it is the same on all tensor ranks
         self._rows = MeshSplit.of(self._spec, layout).rows(context.rank)
         self._layout = copied(self._stage.canonical)
-        self._thread = ThreadPoolExecutor(1, "copy", initializer=torch.set_num_threads, initargs=(1,))
-        self._writing: Future[None] | None = None
         self._works: dict[int, tuple[int, ForwardPass]] = {}  # by the key of the order, with their steps
 
     def __call__(self, name: str, fields: Mapping[str, Any]) -> Answer:
@@ -65,13 +63,11 @@ class Program:
         answer: Answer = getattr(self, name)(**arguments)
         return answer
 
-    def load(self, version: int, scales: str) -> None:
-        self._written()
+    def load(self, version: int, copy: str) -> None:
         # What was computed on other weights is worth nothing.
         self._works.clear()
         self._stage.end_recomputing()
-        self._stage.round_by(self._floats(scales))
-        self._stage.read_state(version, self._copy(version))
+        self._stage.read_state(version, self._copy(copy))
 
     def forward(self, key: int, step: int, train: bool) -> Answer:
         hidden = None if self._spec.first else self._read("inward")
@@ -93,20 +89,12 @@ class Program:
         self._stage.sum_of(step).follow(voids)
         self._stage.write_sum(step, self._context.memory("reading").view(sum_dtype(self._spec.numerics)))
 
-    def update(self, version: int, total: str, scale: float, rate: float, scales: str) -> None:
-        self._written()
+    def update(self, version: int, total: str, scale: float, rate: float, copy: str) -> None:
         flat = self._context.memory(total).view(sum_dtype(self._spec.numerics))
         self._stage.update(version, flat, scale=scale, rate=rate)
-        if scales:
-            self._stage.round_by(self._floats(scales))
         # What is still here of steps that are applied now was given up.
         self._works = {key: (step, work) for key, (step, work) in self._works.items() if step > version}
-        self._write_copy(version + 1)
-
-    def settle(self, wait: bool) -> Mapping[str, Any]:
-        if wait or (self._writing is not None and self._writing.done()):
-            self._written()
-        return {"written": self._writing is None}
+        self._stage.write_state(version + 1, self._copy(copy))
 
     def again(self, weights: str, number: int, step: int, index: int, share: int | None) -> Answer:
         """A microbatch of a step that is over."""
@@ -124,31 +112,10 @@ class Program:
         total = self._context.memory(into)[: dtype.itemsize * self._stage.canonical.num_elements].view(dtype)
         self._stage.write_sum(step, total, self._stage.share(PastShare(step, share)))
 
-    # ------------------------------------------------------------ the state
-
-    def _write_copy(self, version: int) -> None:
-        """Have the state of `version` written to its copy, while the microbatches that follow are computed."""
-        device = self._context.device
-        stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
-        if stream is not None:
-            stream.wait_stream(torch.cuda.current_stream(device))
-
-        def write() -> None:
-            with torch.cuda.stream(stream):
-                self._stage.write_state(version, self._copy(version))
-
-        self._writing = self._thread.submit(write)
-
-    def _written(self) -> None:
-        """Return once the state is in its copy: nothing may change it before. Raises what the writing did."""
-        if self._writing is not None:
-            writing, self._writing = self._writing, None
-            writing.result()
-
-    def _copy(self, version: int) -> dict[str, Tensor]:
-        return self._layout.views(self._context.memory(copy_name(version)))
-
     # ------------------------------------------------------------ shared memory
+
+    def _copy(self, name: str) -> dict[str, Tensor]:
+        return self._layout.views(self._context.memory(name))
 
     def _output(self, output: Tensor) -> Answer:
         if self._spec.last:

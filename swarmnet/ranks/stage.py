@@ -71,8 +71,9 @@ class _Past:
 class RankStage:
     """Rank `rank`'s part of a stage. tensor, data: its groups along either axis.
 
-    memory: how this rank spends its own. Weights are whatever was there until `read_state` or `reset`. Raises
-    UsageError if these ranks cannot share the stage.
+    memory: how this rank spends its own. scales: memory of `stage.rounding.Roundings`, which others may write; None:
+    new memory. Weights are whatever was there until `read_state` or `reset`. Raises UsageError if these ranks cannot
+    share the stage.
     """
 
     def __init__(
@@ -85,6 +86,7 @@ class RankStage:
         data: Comm,
         device: torch.device,
         memory: MemoryPolicy | None = None,
+        scales: Tensor | None = None,
     ) -> None:
         assert (data.rank, tensor.rank) == layout.coordinates(rank), (rank, layout)
         assert (data.size, tensor.size) == (layout.data, layout.tensor), layout
@@ -108,7 +110,9 @@ class RankStage:
         self._gradients = Gradients(self._slices, self._buckets, device, scattered=self._scatters)
         self._summed = [torch.Size(self._held("accumulators", name).shape) for name in self._names]
         self.sums = [self._new_sum() for _ in self._modules]  # one for each open step
-        self.round_by(torch.zeros(len(self._modules), num_scales(spec.averaging, self._shapes)))
+        size = len(self._modules), num_scales(spec.averaging, self._shapes)
+        self.scales = torch.zeros(size) if scales is None else scales.view(size)
+        self._rounded, self._averages = self._roundings("accumulators"), self._roundings("moments")
         self._offload = memory.offload_optimizer
         self._optimizer = StageOptimizer(
             self._own(0),
@@ -162,19 +166,14 @@ class RankStage:
         size = sum(shape.numel() for shape in self._summed)
         return Accumulator(size, dtype=sum_dtype(self.spec.numerics), device=self.device)
 
-    def round_by(self, scales: Tensor) -> None:
-        """Gradients are rounded by the scales in that memory (`stage.rounding.Roundings`) from now on."""
-        self.scales = scales
-        self._rounded, self._averages = (
-            Roundings(
-                self.spec.numerics,
-                self.spec.averaging,
-                self._shapes,
-                terms=self.spec.training.microbatches * self._split.layout.ranks,
-                memory=scales,
-                held=[self._rectangle(what, name) for name in self._names],
-            )
-            for what in ("accumulators", "moments")
+    def _roundings(self, what: What) -> Roundings:
+        return Roundings(
+            self.spec.numerics,
+            self.spec.averaging,
+            self._shapes,
+            terms=self.spec.training.microbatches * self._split.layout.ranks,
+            memory=self.scales,
+            held=[self._rectangle(what, name) for name in self._names],
         )
 
     # ------------------------------------------------------------ microbatches
@@ -280,19 +279,12 @@ class RankStage:
         if self._delay.most and not self._delay.behind(version + 1):
             _copy(self._live(into), self._live((version + 1) % len(self._modules)))
 
-    def settle(self) -> None:
-        """An update is over when it returns."""
-
     def take(self, version: int) -> None:
         """The weights of `version` have changed where they rest: the optimizer goes on from them."""
         for roundings in (self._rounded, self._averages):
             roundings.changed()
         self._optimizer.take(self._own(self._newest(version)))
         self._optimizer.set_num_steps(version)
-
-    def stay(self, version: int) -> None:
-        """The version after `version` has the same weights and moments."""
-        self.take(version + 1)
 
     @torch.no_grad()
     def reset(self, weights: Iterable[tuple[str, Tensor]]) -> None:
@@ -365,7 +357,7 @@ class RankStage:
 
     def scales_of(self, step: int) -> Tensor:
         """The scales of an open step, live: fp32 [`num_scales`]."""
-        return self.scales.view(len(self._modules), -1)[step % len(self._modules)]
+        return self.scales[step % len(self._modules)]
 
     def recompute(
         self,

@@ -303,11 +303,6 @@ class Roundings:
             found = first_scales(totals, shapes, counted=counted, bits=self._bits, clipped=clipped)
         self._follow(step, torch.cat(found))
 
-    def stayed(self, step: int) -> None:
-        """Step `step` is over, and there was nothing to sum."""
-        if self.small:
-            self._follow(step, torch.cat(list(self._scales(self._newest(step)))))
-
     def _newest(self, version: int) -> int:
         """The step that has the scales of `version`: the latest that is open."""
         return version + self._delay.behind(version + 1)

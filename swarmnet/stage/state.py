@@ -29,14 +29,8 @@ class StateHolder(Protocol):
     def update(self, version: int, total: Tensor, *, scale: float, rate: float) -> None:
         """From `version` to the next, with the flat sum `total` times `scale`."""
 
-    def settle(self) -> None:
-        """Return once nothing needs the sum of the last update any more."""
-
     def take(self, version: int) -> None:
-        """The weights of `version` have changed where they rest, and not by an update."""
-
-    def stay(self, version: int) -> None:
-        """The version after `version` has the same weights and moments."""
+        """The weights that rest here are those of `version`, and may have changed, though not by an update."""
 
     def reset(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         """Become version 0 with these whole weights, in canonical order."""
@@ -82,10 +76,6 @@ class State:
         self._roundings.applied(self.version, self.canonical.pieces(total), counted=counted, clipped=update.clipped)
         self._become(self.version + 1)
 
-    def settle(self) -> None:
-        """Return once nothing needs the sum of the last update any more. Any thread."""
-        self._holder.settle()
-
     def most(self, num_microbatches: int) -> int:
         """The largest magnitude that so many microbatches can have in an integer sum of that step."""
         return self._roundings.of(self.version).most(num_microbatches)
@@ -95,11 +85,10 @@ class State:
         return self.canonical.square_norm(total, self._roundings.of(self.version))
 
     def stay(self, commits: Sequence[Commit]) -> None:
-        """On to the next version with the same weights: there was no gradient for them."""
+        """On to the next version with the same weights: there was no gradient for them (`sync = "local"`)."""
         self.canonical.check(self.version, commits)
-        self._roundings.stayed(self.version)
         self._become(self.version + 1)
-        self._holder.stay(self.version - 1)
+        self._holder.take(self.version)
 
     def reset_to_seed(self) -> None:
         """Back to version 0; where two versions are held, both are that one."""

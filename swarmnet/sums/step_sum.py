@@ -120,7 +120,6 @@ class StepSum(RoundSum):
         self._open()
 
     def _open(self) -> None:
-        self.state.settle()
         self._sum.open()
         self._version = -1
 

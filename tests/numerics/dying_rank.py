@@ -1,14 +1,13 @@
 """The program of a rank that kills itself when an order says so: `die` is [rank, "before" or "after"], or "hangs".
 
-Or never writes its copy of the state from then on: "never writes". The order "held" is answered by the keys of the
-microbatches that the rank holds.
+Or as it writes its copy of the state: "writing". The order "held" is answered by the keys of the microbatches that it
+holds.
 """
 
 from __future__ import annotations
 
 import os
 import signal
-import threading
 from collections.abc import Mapping
 from typing import Any
 
@@ -20,6 +19,7 @@ PROGRAM = f"{__name__}:handler"
 
 def handler(context: RankContext) -> Handler:
     inner = program.Program(context)
+    inner.held = lambda: None  # type: ignore[attr-defined]
 
     def handle(name: str, fields: Mapping[str, Any]) -> Mapping[str, Any] | None:
         rank, when = fields.get("die", (None, ""))
@@ -28,10 +28,10 @@ def handler(context: RankContext) -> Handler:
             os.kill(os.getpid(), signal.SIGKILL)
         if rank == context.rank and when == "hangs":
             os.kill(os.getpid(), signal.SIGSTOP)
-        if rank == context.rank and when == "never writes":
-            inner._stage.write_state = lambda *_: threading.Event().wait()
+        if rank == context.rank and when == "writing":
+            inner._stage.write_state = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
         if name == "held":
-            inner("settle", {"wait": False, "forgotten": fields["forgotten"]})
+            inner("held", fields)
             return {"keys": [*inner._works]}
         answer = inner(name, fields)
         if rank == context.rank and when == "after":

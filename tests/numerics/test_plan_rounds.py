@@ -137,9 +137,8 @@ def test_rounds_take_what_was_planned(averaging: Averaging, ranks: int) -> None:
 
     def run() -> StepSum | LocalSum:
         ranks_ = cast(Any, NoRanks())
-        scales = {name: torch.zeros(2, 1) for name in ("scales", "scales_before")}
-        copies = HostCopies(canonical, ranks_, memory | scales | {"finished": finished, "reading": flat})
-        state = own if ranks == 1 else State(canonical, copies, scales["scales"])
+        copies = HostCopies(canonical, ranks_, memory | {"finished": finished, "reading": flat})
+        state = own if ranks == 1 else State(canonical, copies, torch.zeros(2, 1))
         sums = (
             LocalSum(jobs, state, counted, device=CPU)
             if averaging.sync == "local"

@@ -97,7 +97,7 @@ def test_ranks_sum_the_same_integers_but_where_rounding_tips_them(tensor, data, 
 
     def own(data_comm, tensor_comm):
         rank = Rank(manifest, 0, layout, data=data_comm, tensor=tensor_comm)
-        rank.stage.round_by(memory)
+        rank.stage.scales.copy_(memory)
         rank.stage.read_state(1, before)
         return rank.train(start=1, steps=1, rounding=roundings_of(manifest, before, 1).of(1))
 
