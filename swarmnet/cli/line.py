@@ -90,6 +90,8 @@ class Lent:
     members: Members
     replicas: int | None
     words: str
+    device_said: bool = True
+    """False: it is this machine's, and another's may differ."""
 
     def counts(self, stages: int) -> Counts | None:
         """Where everybody is; None: wherever they are needed."""
@@ -138,7 +140,7 @@ def lent(
     words = f"{mbit:g} Mbit/s each way, {trip:g} ms, {reached:g} TFLOP/s ({kind}), {count} replicas"
     like: Literal["cuda", "cpu"] = "cpu" if kind == "cpu" else "cuda"
     alike = Members.alike(count, mbit=mbit, tflops=reached, round_trip_s=trip / 1000, device=like)
-    return Lent(alike, count, words)
+    return Lent(alike, count, words, device_said=device is not None)
 
 
 def _device_here() -> str:
@@ -329,7 +331,9 @@ class Fit:
             for place, counts in enumerate(best.situation.counts):
                 if counts[number]:
                     lines.append(f"#   {counts[number]} of them: {start} {served(best, place)}")
-        lines += ["", f"slots = {slots_of(best, number)}", f'device = "{kind.device}"']
+        lines += ["", f"slots = {slots_of(best, number)}"]
+        if self.lent.device_said:
+            lines.append(f'device = "{kind.device}"')
         if kind.device == "cuda" and kind.gpus > 1:
             placed = zip(best.fits, best.situation.counts, strict=True)
             shard = next(fits[number].shard for fits, counts in placed if counts[number])

@@ -68,6 +68,7 @@ def invite(named: tuple[str, ...], bearer: bool, roles: str, expires: str, boots
     from swarmnet.net.swarm_link import SwarmLink
 
     path, manifest, peers = _run_and_peers(named)
+    owner = Owner(path, RunTerms.of(manifest))
     # An invitation is for one peer or for whoever holds it: exactly one of them is said.
     if bool(peers) == bearer or len(peers) > 1:
         raise UsageError(
@@ -75,7 +76,6 @@ def invite(named: tuple[str, ...], bearer: bool, roles: str, expires: str, boots
             "what is printed"
         )
     wanted, not_after = _roles(roles), int(wall_time()) + _seconds(expires)
-    owner = Owner(path, RunTerms.of(manifest))
     invitation = owner.invite(peers[0] if peers else None, wanted, not_after)
     if bootstrap is None:
         click.echo(invitation.text)

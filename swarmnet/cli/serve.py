@@ -81,7 +81,9 @@ def _invited(run: str, config: PeerConfig) -> tuple[PeerConfig, SwarmLink | Mani
 
     path = Path(run).expanduser()
     if not path.is_file():
-        raise UsageError(f"{run}: no such file, and no link such as swarm:RUN_ID@ADDRESS")
+        lacks = "an address without its run: put swarm:RUN_ID@ before it, or copy the whole link that a peer printed"
+        other = "no such file, and no link such as swarm:RUN_ID@ADDRESS"
+        raise UsageError(f"{run}: {lacks if '/p2p/' in run else other}")
     # A manifest names nobody; a link does.
     if not config.bootstrap:
         raise UsageError(

@@ -420,7 +420,10 @@ def _layers(ctx: click.Context, role: Role) -> list[SettingsLayer]:
     if os.path.expanduser("~") == "~" and "dir" not in {param.name for param in ctx.command.params}:
         layers.append(SettingsLayer("default", {"dir": "."}))
     if file := ctx.params["config"]:
-        layers.append(SettingsLayer(file, toml.read(Path(file).expanduser())))
+        said = toml.read(Path(file).expanduser())
+        if "format" in said and "training" in said:
+            raise UsageError(f"{file}: is a run's manifest: --manifest takes it; --config takes a peer config")
+        layers.append(SettingsLayer(file, said))
     assignments = next(param for param in ctx.command.params if param.name == "assignments")
     for source in TYPED:
         # A flag of its own says it more plainly than --set, so it lies above.

@@ -331,6 +331,11 @@ class PeerConfig(Table):
     log: Log = Log()
 
     @property
+    def data_folder(self) -> Path | None:
+        """Where a relative path to the run's text starts: at the manifest; None: here, for a path that was typed."""
+        return self.manifest.parent if self.manifest and self.data is None else None
+
+    @property
     def network(self) -> NetworkSettings:
         """What an endpoint needs to know."""
         return NetworkSettings(*(getattr(self, each.name) for each in fields(NetworkSettings)))

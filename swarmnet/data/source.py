@@ -159,7 +159,8 @@ def _existing(source: str, base: Path | None) -> Path:
         return _path(source, base)
     raise UsageError(
         f"data source {source!r} does not exist ({_path(source, base).absolute()}): give a text file, a folder, a"
-        ' .jsonl, .parquet or .arrow file, a .bin or .npy file of ids, "stdlib" or "corpus:small"'
+        ' .jsonl, .parquet or .arrow file, a .bin or .npy file of ids, "stdlib" or "corpus:small"; --data PATH'
+        " says where this machine has the run's text"
     )
 
 

@@ -118,7 +118,9 @@ def _port(text: str, port: str) -> int:
 def _peer(text: str, peer: str) -> PeerId:
     # Other key types are peer ids of libp2p too, but cannot sign our certificates.
     if not is_peer_id(peer):
-        raise UsageError(f"{text!r}: {peer!r} is not an Ed25519 peer id (12D3Koo...)")
+        raise UsageError(
+            f"{text!r}: {peer!r} is not an Ed25519 peer id (12D3Koo...): copy the whole line that the peer printed"
+        )
     return PeerId(peer)
 
 

@@ -73,10 +73,9 @@ class Identity:
                 f"{path} is not an identity key ({error}): restore it from a backup, or remove it to get a new identity"
             ) from error
         except OSError as error:
-            raise UsageError(
-                f"cannot use the identity key {path} ({error.strerror or error}): "
-                "choose a file you can read in a directory you can write"
-            ) from error
+            full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+            then = "make room on that disk" if full else "choose a file you can read in a directory you can write"
+            raise UsageError(f"cannot use the identity key {path} ({error.strerror or error}): {then}") from error
 
     @classmethod
     def load(cls, path: Path) -> Identity:

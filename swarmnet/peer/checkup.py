@@ -156,12 +156,13 @@ def shared_memory(free: int) -> Row:
 
 
 def listening(taken: Mapping[str, int], *, running: bool) -> Row:
-    """taken: by flag, the ports that cannot be bound. running: a peer runs here, which has them."""
-    if running:
-        return Row("ports", "in use by the peer that runs with this --dir", facts={"running": True})
+    """taken: by flag, the ports that cannot be bound. running: a peer runs here, which may have them."""
     if not taken:
         return Row("ports", "can be listened on", facts={"taken": {}})
     words = " and ".join(f"{flag} {port}" for flag, port in taken.items())
+    if running:
+        words += " in use, by the peer that runs with this --dir or by another program"
+        return Row("ports", words, facts={"running": True, "taken": dict(taken)})
     return Row("ports", f"{words} cannot be listened on", "error", "port_taken", {"taken": dict(taken)})
 
 

@@ -190,7 +190,10 @@ async def _directory(config: PeerConfig, identity: Identity, run: RunId | None) 
             yield directory
     except NobodyAnswered as error:
         kept = _file(config, run) if run else None
-        alone = f"; if all are gone, be the first one back with `swarmnet peer --manifest {typed(kept)} --stage N`"
+        alone = (
+            f"; if all are gone, be the first one back with `swarmnet peer --manifest {typed(kept)} "
+            f"--dir {typed(config.dir)} --stage N`, of the stage that it served: its checkpoints are there"
+        )
         raise NobodyAnswered(
             f"nobody answers at {', '.join(config.bootstrap)}: check that this machine is online, or ask for a link to "
             f"a peer that is up now (any peer of the run prints one){alone if kept and kept.is_file() else ''}"

@@ -185,9 +185,8 @@ def _given_up_in_words() -> Iterator[None]:
 def own_tokens(config: PeerConfig, manifest: Manifest) -> Tokens:
     """This machine's tokens of the run, or none (they then come from trainers), said in words."""
     try:
-        base = config.manifest.parent if config.manifest else None
         data = manifest.data
-        tokens = load_tokens(config.data or data.source, data.tokenizer, base=base)
+        tokens = load_tokens(config.data or data.source, data.tokenizer, base=config.data_folder)
         own = OwnTokens(tokens, data, manifest.training)
     except UsageError as error:
         # Data that the operator names has to be there.

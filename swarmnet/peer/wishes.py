@@ -170,9 +170,11 @@ class Desk:
                 )
                 return Reply(f"paused: {words}")
             case {"ask": "resume"}:
+                was = bool(self.pauses(minute))
                 self.wishes = replace(self.wishes, paused=False)
                 still = self.pauses(minute)
-                return Reply(f"it stays paused, {still}" if still else "resumed", {"paused": bool(still)})
+                words = f"it stays paused, {still}" if still else "resumed" if was else "it was not paused"
+                return Reply(words, {"paused": bool(still)})
             case {"ask": "drain"} if leaves:
                 return Reply("it leaves already; its log says what it waits for")
             case {"ask": "drain"}:

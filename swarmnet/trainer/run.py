@@ -36,8 +36,7 @@ def run_trainer(config: PeerConfig, manifest: Manifest, *, wrap: Wrap = NOTHING_
     use_all(named_by(manifest))
     rule = routing_rule(config.routing)
     torch.set_num_threads(config.threads)
-    base = config.manifest.parent if config.manifest else None
-    tokens = load_tokens(config.data or manifest.data.source, manifest.data.tokenizer, base=base)
+    tokens = load_tokens(config.data or manifest.data.source, manifest.data.tokenizer, base=config.data_folder)
     own = OwnTokens(tokens, manifest.data, manifest.training)
     with EventLog(config.events) as events:
         return run_loop(_feed(config, manifest, own, events, wrap, rule))

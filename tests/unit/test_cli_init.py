@@ -237,6 +237,11 @@ def test_a_line_chooses_and_says_what_else_would_cost(asked, capsys) -> None:
     assert (load("run.toml").averaging.sync, load("run.toml").averaging.reducer) == ("local", "norm_clip")
 
 
+def test_the_peer_config_for_every_machine_names_no_device_unless_told(asked) -> None:
+    assert typed(f"init --mbit 200 {LARGE}") == 0
+    assert "device" not in tomllib.loads(Path("run.peer.toml").read_text("utf-8"))
+
+
 def test_what_is_said_beside_a_line_is_kept(asked, capsys) -> None:
     assert typed("init --mbit 20 --device cpu --set wire.gradients=bf16 --set training.microbatches=6 --json") == 0
     manifest, said = load("run.toml"), capsys.readouterr()

@@ -67,6 +67,7 @@ def test_a_manifest_needs_somebody_to_ask(joined) -> None:
     [
         ([], "Missing argument 'LINK_OR_MANIFEST'."),
         (["no.toml"], "no.toml: no such file, and no link such as swarm:RUN_ID@ADDRESS"),
+        (["/ip4/127.0.0.1/tcp/1/p2p/12D3KooW"], "an address without its run: put swarm:RUN_ID@ before it"),
         (["run.toml"], "joining by run.toml needs --bootstrap with the address of a peer that is up"),
         ([LINK.replace("@", " @")], "the link has blanks or line breaks in it"),
         ([LINK[:-60]], "the address must end in /p2p/12D3Koo..."),

@@ -53,6 +53,7 @@ def calls(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[Any, ..
     monkeypatch.setenv("SWARMNET_NO_RESTART", "1")
     monkeypatch.chdir(tmp_path)
     Path("run.toml").write_text(to_toml(Manifest()), encoding="utf-8")
+    Path("run.peer.toml").write_text("slots = 4\n", encoding="utf-8")
     return made
 
 
@@ -131,6 +132,13 @@ def test_variables_hold_several_values(calls, monkeypatch: pytest.MonkeyPatch) -
     assert config.bootstrap == (MADDR, OTHER) and config.stages == (1, 2) and config.slots == 2
 
 
+def test_a_typed_path_to_the_text_starts_here_and_the_manifest_s_own_at_the_manifest(calls) -> None:
+    assert run(["trainer", "--manifest", "run.toml", "--data", "corpus.txt"]) == 0
+    assert calls.pop()[1].data_folder is None
+    assert run(["trainer", "--manifest", "run.toml"]) == 0
+    assert calls.pop()[1].data_folder == Path()
+
+
 @pytest.mark.parametrize(("name", "role"), [("peer", "stage"), ("trainer", "trainer"), ("bootstrap", "bootstrap")])
 def test_roles_and_directories_follow_the_command(calls, name: str, role: str) -> None:
     assert (
@@ -170,6 +178,8 @@ def test_roles_and_directories_follow_the_command(calls, name: str, role: str) -
         ("peer --set port", "--set port: write section.key=value"),
         ("peer --bootstrap 1.2.3.4:5", '--bootstrap: bootstrap = ["1.2.3.4:5"]: must be a multiaddr'),
         ("peer --config no.toml", "no.toml: no such file"),
+        ("peer --config run.toml", "run.toml: is a run's manifest: --manifest takes it"),
+        ("peer --manifest run.peer.toml --stage 0", "run.peer.toml: is a peer config: --config takes it"),
         (
             f"peer --config {ROOT}/peer_configs/trainer.toml",
             "roles = ['trainer'] does not include 'stage': start it with `swarmnet trainer`",
