@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
@@ -18,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from swarmnet.errors import Refused
+from swarmnet.errors import Refused, RejectCode
 from swarmnet.manifest.schema import StageSpec
 from swarmnet.ranks.host_copies import COPIES, KEPT_WEIGHTS, SUMS, HostCopies, copied
 from swarmnet.ranks.layout import MeshLayout, MeshSplit
@@ -250,42 +251,36 @@ class SumReading:
     def __init__(self, flat: Tensor) -> None:
         self.flat = flat
         self.holds: SumContent | None = None
+        self.lock = threading.Lock()
 
 
 class RankSum(GradientSum):
     """A sum that ranks hold. write(step, voids): has the ranks that are up write that sum to `reading`'s memory; raises
-    Refused if they are lost, for ranks started afterwards do not hold it."""
+    Refused if they are lost, for ranks started afterwards do not hold it.
+
+    Locks are taken in this order: the sum's, that of `reading`, the ranks'. So reading a sum that is written already
+    waits for no order.
+    """
 
     def __init__(self, ranks: RankSupervisor, reading: SumReading, write: Callable[[int, int], None]) -> None:
-        super().__init__(ranks.lock)
-        self._reading, self._write = reading, write
+        super().__init__(threading.RLock())
+        self._ranks, self._reading, self._write = ranks, reading, write
 
     def add(self, add: Callable[[], object], *, step: int, index: int, voids: int) -> bool:
         """Have ranks `add` the gradient of that microbatch; see `Accumulator.add`. It may raise: nothing is added."""
         return self._count(add, step=step, index=index, voids=voids)
 
-    def read(self, step: int) -> Tensor:
-        """The flat sum, valid until the next reading. It waits for ranks only if they have something to write."""
-        written = self._written(step)
-        return super().read(step) if written is None else written
-
     def _read(self, content: SumContent) -> Tensor:
-        # A round reads a sum in many pieces: it is written once.
-        if self._reading.holds != content:
-            self._reading.holds = None  # half written if ranks are lost meanwhile
-            if content.indexes:
-                self._write(content.step, content.voids)
-            else:  # nothing was added: no rank need be asked, nor be up
-                self._reading.flat.zero_()
-            self._reading.holds = content
-        return self._reading.flat
-
-    def _written(self, step: int) -> Tensor | None:
-        """The flat sum if it lies there already. The ranks' lock is held for a whole order: nothing here asks for it.
-
-        Void counts move before anything else does, so content of the count of now is neither lost nor voided.
-        """
-        with self._lock:
-            content = self._content
-            stands = self._lost != step and (content.step, content.voids) == (step, self.voids)
-            return self._reading.flat if stands and self._reading.holds == content else None
+        with self._reading.lock:
+            # A round reads a sum in many pieces: it is written once.
+            if self._reading.holds != content:
+                self._reading.holds = None  # half written if ranks are lost meanwhile
+                if content.indexes:
+                    with self._ranks.lock:  # no rank is lost meanwhile
+                        if content.voids != self.voids:  # others may be up, which do not have this sum
+                            raise Refused(RejectCode.NOT_READY, "the sum was lost or voided", step=content.step)
+                        self._write(content.step, content.voids)
+                else:  # nothing was added: no rank need be asked, nor be up
+                    self._reading.flat.zero_()
+                self._reading.holds = content
+            return self._reading.flat

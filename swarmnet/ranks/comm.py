@@ -19,26 +19,21 @@ class ProcessComm:
     """This process's end of `group`; None is the default group."""
 
     def __init__(self, group: dist.ProcessGroup | None = None) -> None:
-        self._group = dist.group.WORLD if group is None else group
-        self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
-
-    @property
-    def group(self) -> dist.ProcessGroup:
+        self.group = dist.group.WORLD if group is None else group
         """What it speaks through, for what needs torch's own."""
-        assert self._group is not None
-        return self._group
+        self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
 
     def all_reduce(self, x: Tensor, op: Reduction = "sum") -> Tensor:
         """The elementwise reduction over all ranks."""
         y = x.detach().clone(memory_format=torch.contiguous_format)
-        dist.all_reduce(y, op=_OPS[op], group=self._group)
+        dist.all_reduce(y, op=_OPS[op], group=self.group)
         return y
 
     def all_gather(self, x: Tensor, dim: int) -> Tensor:
         """All ranks' tensors, concatenated along `dim` in order of rank."""
         front = x.detach().movedim(dim, 0).contiguous()
         y = front.new_empty((front.shape[0] * self.size, *front.shape[1:]))
-        dist.all_gather_single(y, front, group=self._group)
+        dist.all_gather_single(y, front, group=self.group)
         return y.movedim(0, dim).contiguous()
 
     def reduce_scatter(self, x: Tensor, dim: int) -> Tensor:
@@ -46,7 +41,7 @@ class ProcessComm:
         length = part_length(x, dim, self.size)
         front = x.detach().movedim(dim, 0).contiguous()
         y = front.new_empty((length, *front.shape[1:]))
-        dist.reduce_scatter_single(y, front, group=self._group)
+        dist.reduce_scatter_single(y, front, group=self.group)
         return y.movedim(0, dim).contiguous()
 
 

@@ -107,14 +107,8 @@ class SharedComm:
     """The end of the group of `ranks` that has `buffers`. group: torch's of the same ranks, for what needs one."""
 
     def __init__(self, buffers: SharedBuffers, ranks: Sequence[int], group: dist.ProcessGroup | None = None) -> None:
-        self._buffers, self._ranks, self._group = buffers, list(ranks), group
+        self._buffers, self._ranks, self.group = buffers, list(ranks), group
         self.rank, self.size = self._ranks.index(buffers.rank), len(self._ranks)
-
-    @property
-    def group(self) -> dist.ProcessGroup:
-        """Torch's group of the same ranks."""
-        assert self._group is not None
-        return self._group
 
     def all_reduce(self, x: Tensor, op: Reduction = "sum") -> Tensor:
         """The elementwise reduction over all ranks."""

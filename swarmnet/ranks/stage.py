@@ -138,7 +138,7 @@ class RankStage:
         """What shards modules, with ZeRO-3: backward is fused then."""
         if not self._split.shards("parameters") or self._data.size == 1:
             return None
-        if not isinstance(self._data, ProcessComm | SharedComm):
+        if not isinstance(self._data, ProcessComm | SharedComm) or self._data.group is None:
             raise ValueError("ZeRO-3 needs a process group along the data axis")
         from swarmnet.ranks.fully_sharded import FullySharded  # 0.6 s of imports
 

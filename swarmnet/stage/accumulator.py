@@ -62,7 +62,7 @@ class GradientSum:
             self._lost = None
 
     def lose(self) -> None:
-        """What was counted in it is gone. Of the thread that has `busy`."""
+        """What was counted in it is gone. An addition now running returns False."""
         with self._lock:
             self.voids += 1
             self._lost = self._content.step if self._content.indexes else self._lost

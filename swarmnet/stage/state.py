@@ -161,8 +161,7 @@ class PastSteps:
         self._num_elements, self._allot, self._read = num_elements, allot, read
         self._steps = self._number = 0
         self._memory: list[Tensor] = []
-        self._free: list[int] = []
-        self._kept: dict[int, PastWeights] = {}
+        self._kept: dict[int, PastWeights] = {}  # by place: step s is in place s % steps
 
     @property
     def kept_bytes(self) -> int:
@@ -170,7 +169,7 @@ class PastSteps:
         return sum(memory[: self._num_elements].nbytes for memory in self._memory)
 
     def keep(self, steps: int) -> None:
-        """Of so many steps; of none at first."""
+        """Of so many steps; of none at first. Once, before any is over."""
         self._steps = steps
 
     @torch.no_grad()
@@ -178,24 +177,21 @@ class PastSteps:
         """The update of `step` comes next: keep what it was computed on."""
         if not self._steps:
             return
-        for other in [other for other in self._kept if not step - self._steps < other < step]:
-            self._free.append(self._kept.pop(other).place)
-        if not self._free:
-            self._free.append(len(self._memory))
+        place, start = step % self._steps, 0
+        while len(self._memory) <= place:
             self._memory.append(self._allot(len(self._memory)))
-        place, start = self._free.pop(), 0
         memory = self._memory[place]
         for tensor in self._read(step):
             memory[start : start + tensor.numel()].view(tensor.shape).copy_(tensor)
             start += tensor.numel()
         self._number += 1
-        self._kept[step] = PastWeights(step, self._number, place, memory)
+        self._kept[place] = PastWeights(step, self._number, place, memory)
 
     def forget(self) -> None:
         """The run went another way, or other weights come."""
-        self._free = list(range(len(self._memory)))
         self._kept.clear()
 
     def get(self, step: int) -> PastWeights | None:
         """Its weights, valid until the next `note`. None: they are not kept."""
-        return self._kept.get(step)
+        kept = self._kept.get(step % self._steps) if self._steps else None
+        return kept if kept is not None and kept.step == step else None
