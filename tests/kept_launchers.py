@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Sequence
 
-from swarmnet.ranks.launcher import Launcher
+from swarmnet.ranks.launcher import ChildCall, ChildProcess, Launcher
 
 
 class _Kept(Launcher):
     """Outlives the groups that start ranks with it."""
+
+    def __init__(self, modules: Sequence[str]) -> None:
+        super().__init__(modules)
+        self._children: list[ChildProcess] = []
+
+    def start(self, call: ChildCall, deadline: float) -> ChildProcess:
+        self._children.append(super().start(call, deadline))
+        return self._children[-1]
+
+    def abort(self) -> None:
+        if self._owes or not self._ready:
+            super().abort()
+        for child in self._children:
+            child.send(signal.SIGKILL)
 
     def close(self) -> None:
         if self.lost():

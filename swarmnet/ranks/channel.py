@@ -7,6 +7,7 @@ each rank and one to the fork server.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
@@ -52,11 +53,9 @@ class ChildChannel:
         return self._end.fileno()
 
     def send(self, data: bytes, *descriptors: int) -> None:
-        """Send what `packed` has made, and these descriptors with it. Raises ChannelClosed."""
-        try:
+        """Send what `packed` has made, and these descriptors with it. If the other end is gone, `receive` says so."""
+        with contextlib.suppress(OSError):
             socket.send_fds(self._end, [data], descriptors)
-        except OSError as error:
-            raise ChannelClosed from error
 
     def receive(self) -> tuple[Packet, list[int]]:
         """The next packet and the descriptors that came with it, ours to close. Raises ChannelClosed."""
@@ -67,6 +66,11 @@ class ChildChannel:
             return json.loads(data), descriptors
         except (OSError, ValueError) as error:  # of no byte, too
             raise ChannelClosed from error
+
+    def shutdown(self) -> None:
+        """Both ends find the channel closed, a thread that receives there now, too. Any thread."""
+        with contextlib.suppress(OSError):  # the other end is closed
+            self._end.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         """The other end finds the channel closed."""

@@ -46,7 +46,7 @@ def main() -> None:
     gc.collect()
     gc.freeze()  # collections in children leave the shared pages alone
     threads = len(os.listdir("/proc/self/task"))
-    _say(control, {"threads": threads})
+    control.send(packed({"threads": threads}))
     server = os.getpid()
     order, descriptors = serve(control, parent)
     tie(server)
@@ -83,21 +83,23 @@ def serve(control: ChildChannel, parent: int) -> tuple[Packet, list[int]]:
             for key, _ in selector.select():
                 if key.fd in children:
                     selector.unregister(key.fd)
-                    _say(control, {"ended": children[key.fd], "code": _reaped(children.pop(key.fd))})
+                    control.send(packed({"ended": children[key.fd], "code": _reaped(children.pop(key.fd))}))
                     os.close(key.fd)
                     continue
-                if key.fd == parent:
-                    os._exit(0)
                 try:
+                    if key.fd == parent:
+                        raise ChannelClosed
                     order, descriptors = control.receive()
                 except ChannelClosed:
+                    for pid in children.values():
+                        _kill_group(pid)
                     os._exit(0)
                 # The fork server goes on; the child returns to `main`, and becomes what was ordered.
                 if pid := os.fork():
                     handle = os.pidfd_open(pid)
                     children[handle] = pid
                     selector.register(handle, selectors.EVENT_READ)
-                    _say(control, {"started": pid}, handle)
+                    control.send(packed({"started": pid}), handle)
                     for descriptor in descriptors:
                         os.close(descriptor)
                 else:
@@ -107,15 +109,15 @@ def serve(control: ChildChannel, parent: int) -> tuple[Packet, list[int]]:
 
 
 def _reaped(pid: int) -> int:
-    """The exit code of a child that has ended. What it started and left running ends here: the pid is still its own."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):  # its process group is empty
-        os.killpg(pid, signal.SIGKILL)
+    """The exit code of a child that has ended. What it started and left running ends here."""
+    _kill_group(pid)
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
-def _say(control: ChildChannel, packet: Packet, *descriptors: int) -> None:
-    with contextlib.suppress(ChannelClosed):  # the parent has gone: `serve` will notice
-        control.send(packed(packet), *descriptors)
+def _kill_group(pid: int) -> None:
+    """End a child and what it has started. It is not reaped yet: the pid is still its own."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):  # its process group is empty
+        os.killpg(pid, signal.SIGKILL)
 
 
 def run(module: str) -> int:

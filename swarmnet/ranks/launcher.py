@@ -151,8 +151,7 @@ class Launcher:
             self._get_ready(deadline)
         order = {"name": call.name, "output": call.output and str(call.output), "words": list(call.words)}
         self._owes = True  # until the fork server has answered: see `lost`
-        with contextlib.suppress(ChannelClosed):  # then `_hear` finds that it has ended
-            self._control.send(packed(order), *call.descriptors)
+        self._control.send(packed(order), *call.descriptors)
         handles: list[int] = []
         while not handles:
             packet, handles = self._hear(deadline)
@@ -170,13 +169,15 @@ class Launcher:
         return self._codes.pop(pid)
 
     def abort(self) -> None:
-        """From another thread: have a `start` under way end at once; nothing more is started."""
-        self._server.kill()  # its end of the control socket is closed then, and `_hear` notices
+        """From another thread: kill all children, have a `start` under way end at once, and start nothing more."""
+        self._control.shutdown()  # here `_hear` notices it, there the fork server
 
     def close(self) -> None:
-        """Start no more. Children that still run are killed."""
+        """Start no more. Children that still run are killed, with what they have started."""
         self._control.close()
-        self._server.kill()  # its children die with it
+        with contextlib.suppress(subprocess.TimeoutExpired):  # it still imports, and has no children yet
+            self._server.wait(CODE_S)
+        self._server.kill()
         self._server.wait()
 
     def _get_ready(self, deadline: float) -> None:

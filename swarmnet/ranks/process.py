@@ -9,7 +9,6 @@ and leaves by `os._exit`, or is killed. Knows no model: the program does.
 
 from __future__ import annotations
 
-import contextlib
 import faulthandler
 import importlib
 import os
@@ -101,8 +100,7 @@ def main(end: int, store: int, memory: int) -> NoReturn:
         traceback.print_exc()
         # Between ranks the earliest is to blame: the others fail because a partner in a collective is gone.
         words = "".join(traceback.format_exception_only(error)).strip()
-        with contextlib.suppress(ChannelClosed):
-            channel.send(packed({"failed": words[:4000], "at": time.monotonic()}))
+        channel.send(packed({"failed": words[:4000], "at": time.monotonic()}))
     finally:
         sys.stderr.flush()
         os._exit(code)

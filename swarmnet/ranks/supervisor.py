@@ -81,11 +81,6 @@ class Rank:
     channel: ChildChannel
     process: ChildProcess
 
-    def send(self, data: bytes) -> None:
-        """Send a packet. If the rank is gone, that shows when its channel is read, after its last packet."""
-        with contextlib.suppress(ChannelClosed):
-            self.channel.send(data)
-
 
 class RankGroup:
     """All ranks of a peer. Blocking; one call at a time has the group, others wait for it, but `close` does not.
@@ -121,10 +116,7 @@ class RankGroup:
         self._launcher: Launcher | None = None
         self._ranks: list[Rank] = []
         self._lost = RankLost(None, "the ranks have not been started")
-        # `close` does not wait for the call that has `_lock`: under `_killing` it sets `_closed`, kills all in `_ranks`
-        # (`_launch` kills later ones), and breaks off a launch.
-        self._killing = threading.Lock()
-        self._closed = self._launching = False
+        self._closed = False
 
     @property
     def pids(self) -> tuple[int, ...]:
@@ -149,7 +141,7 @@ class RankGroup:
             try:
                 self._launch(store, began + limit_s)
                 for rank in self._ranks:
-                    rank.send(packed(hello | {"rank": rank.number, "device": self._devices[rank.number]}))
+                    rank.channel.send(packed(hello | {"rank": rank.number, "device": self._devices[rank.number]}))
                 self._exchange("start", began + limit_s, limit_s)
             except (LauncherLost, OSError) as error:
                 self._fail(RankLost(None, f"the ranks could not be started: {error}"))
@@ -168,7 +160,7 @@ class RankGroup:
         with self._lock:
             self._must_run()
             for rank in self._ranks:
-                rank.send(data)
+                rank.channel.send(data)
             limit_s = self._deadline_s if deadline_s is None else deadline_s
             answers = self._exchange(name, time.monotonic() + limit_s, limit_s)
             raised = [answer.get("raised") for answer in answers]
@@ -189,12 +181,10 @@ class RankGroup:
 
         May be called again; the group stays closed.
         """
-        with self._killing:
-            self._closed = True
-            for rank in self._ranks:
-                rank.process.send(signal.SIGKILL)
-            if self._launching and self._launcher is not None:
-                self._launcher.abort()
+        self._closed = True
+        # Not waiting for the call that has `_lock`: the fork server ends the ranks, and that call finds them gone.
+        if (launcher := self._launcher) is not None:
+            launcher.abort()
         with self._lock:
             self._end(RankLost(None, CLOSED))
             if self._launcher is not None:
@@ -216,27 +206,17 @@ class RankGroup:
         if self._launcher is not None and self._launcher.lost():
             self._launcher.close()
             self._launcher = None
-        with self._killing:
-            self._must_be_open()
-            self._launcher = launcher = self._launcher or Launcher(self._modules)
-            self._launching = True
-        try:
-            for number in range(len(self._devices)):
-                ours, theirs = channel_pair()
-                channel = ChildChannel(ours, limit_s=WRITE_S)
-                with theirs, contextlib.ExitStack() as undo:
-                    undo.callback(channel.close)
-                    descriptors = theirs.fileno(), store, self.memory.descriptor
-                    call = ChildCall(("-m", "swarmnet.ranks"), f"swarmnet-rank-{number}", descriptors=descriptors)
-                    process = launcher.start(call, deadline)
-                    undo.pop_all()
-                with self._killing:
-                    self._ranks.append(Rank(number, channel, process))
-                    if self._closed:  # `close` did not see this one
-                        process.send(signal.SIGKILL)
-        finally:
-            with self._killing:
-                self._launching = False
+        self._launcher = launcher = self._launcher or Launcher(self._modules)
+        self._must_be_open()  # `close` may have come before it could see this launcher
+        for number in range(len(self._devices)):
+            ours, theirs = channel_pair()
+            channel = ChildChannel(ours, limit_s=WRITE_S)
+            with theirs, contextlib.ExitStack() as undo:
+                undo.callback(channel.close)
+                descriptors = theirs.fileno(), store, self.memory.descriptor
+                call = ChildCall(("-m", "swarmnet.ranks"), f"swarmnet-rank-{number}", descriptors=descriptors)
+                self._ranks.append(Rank(number, channel, launcher.start(call, deadline)))
+                undo.pop_all()
 
     def _exchange(self, what: str, deadline: float, limit_s: float) -> list[Packet]:
         """One answer of each rank."""
@@ -282,8 +262,7 @@ class RankGroup:
         for rank in self._ranks:
             if not rank.process.wait(deadline):
                 log.error("rank_does_not_end", rank=rank.number, pid=rank.process.pid)
-        with self._killing:
-            ranks, self._ranks = self._ranks, []
+        ranks, self._ranks = self._ranks, []
         for rank in ranks:
             rank.channel.close()
             rank.process.close()

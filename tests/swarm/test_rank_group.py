@@ -297,6 +297,13 @@ def test_what_a_rank_started_ends_with_it(group: RankGroup) -> None:
         down(group)
 
 
+def test_what_ranks_started_ends_with_the_group() -> None:
+    with toy_group(ranks=2) as group:
+        children = [each["pid"] for each in group.order("children")]
+        with all_gone(*children):
+            group.close()
+
+
 @pytest.mark.usefixtures("fork_server")
 def test_an_order_under_way_ends_at_once_when_the_group_is_ended() -> None:
     with toy_group() as group:

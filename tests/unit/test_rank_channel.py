@@ -38,9 +38,9 @@ def test_packets_cross_both_ways_in_order(packets: list[dict[str, Any]]) -> None
 
 def test_the_peer_does_not_wait_for_ever_for_a_rank_that_does_not_read() -> None:
     peer, rank = pair(limit_s=0.05)
-    with pytest.raises(ChannelClosed):
-        for _ in range(1000):
-            peer.send(packed({"text": "x" * 30_000}))
+    for _ in range(20):
+        peer.send(packed({"text": "x" * 30_000}))
+    assert len(rank.receive()[0]["text"]) == 30_000
     peer.close()
     rank.close()
 
@@ -76,16 +76,15 @@ def test_the_end_comes_after_the_last_words() -> None:
     assert peer.receive() == ({"failed": "why"}, [])
     with pytest.raises(ChannelClosed):
         peer.receive()
-    with pytest.raises(ChannelClosed):
-        peer.send(packed({}))
     peer.close()
 
 
-def test_saying_to_nobody_is_the_end() -> None:
+def test_what_is_sent_to_a_closed_end_is_lost_and_receiving_says_so() -> None:
     peer, rank = pair()
     peer.close()
+    rank.send(packed({}))
     with pytest.raises(ChannelClosed):
-        rank.send(packed({}))
+        rank.receive()
     rank.close()
 
 

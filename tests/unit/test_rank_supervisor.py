@@ -52,7 +52,7 @@ def send(end: socket.socket, packet: dict[str, object]) -> None:
 
 def test_packets_and_ends_are_received_together() -> None:
     group, ends = ranks(None, None, -9)
-    group[0].send(packed({"order": "x"}))
+    group[0].channel.send(packed({"order": "x"}))
     send(ends[1], {"done": {}})
     ends[2].close()
     packets, ended = receive(group, 10.0)
