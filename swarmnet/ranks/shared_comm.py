@@ -45,7 +45,6 @@ class SharedBuffers:
         assert memory.numel() == self.num_bytes(ranks), memory.numel()
         self.rank = rank
         self._rows = [memory[at * BUFFER_BYTES : (at + 1) * BUFFER_BYTES] for at in range(ranks)]
-        self._typed: dict[torch.dtype, list[Tensor]] = {}
         address = memory.data_ptr() + ranks * BUFFER_BYTES
         self._calls = [ctypes.c_int64.from_address(address + at * _LINE_BYTES) for at in range(ranks)]
         address += ranks * _LINE_BYTES
@@ -73,10 +72,7 @@ class SharedBuffers:
         """
         for reader in self._readers:
             _wait(self._read_by[reader])
-        buffers = self._typed.get(piece.dtype)
-        if buffers is None:
-            buffers = self._typed[piece.dtype] = [row.view(piece.dtype) for row in self._rows]
-        pieces = [buffers[rank][: piece.numel()].view(piece.shape) for rank in ranks]
+        pieces = [self._rows[rank][: piece.nbytes].view(piece.dtype).view(piece.shape) for rank in ranks]
         pieces[ranks.index(self.rank)].copy_(piece)
         self._calls[self.rank].value = call
         self._readers = [rank for rank in ranks if rank != self.rank]

@@ -11,7 +11,6 @@ size for all versions of a stage, so that the tensors can be copied to their pla
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping
@@ -32,7 +31,7 @@ _KEY = "swarmnet"
 _MAX_HEADER_BYTES = 100_000_000
 _ALIGN = 64
 _PIECE_BYTES = 16 << 20
-"""From a GPU to the host at a time: a millisecond on its way, far more than it costs to ask for."""
+"""From a GPU to the host at a time: milliseconds on its way, far more than it costs to ask for."""
 
 
 def moment_name(moment: str, parameter: str) -> str:
@@ -152,52 +151,16 @@ def digest(tensors: Iterable[Tensor]) -> bytes:
 
 
 def _host_pieces(tensor: Tensor) -> Iterator[memoryview]:
-    """All bytes of `tensor` in row-major order. A piece is valid until the next one is asked for.
-
-    Nobody may change the tensor meanwhile. On the CPU its own memory is the one piece. From a GPU pieces come through
-    two pinned buffers, on a stream of their own, which waits for what is queued on the current one now.
-    """
-    flat = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
-    if flat.device.type == "cpu":
-        yield flat.numpy().data
-        return
-    # What is pinned in a thread without a device of its own opens a context on GPU 0.
-    with torch.cuda.device(flat.device):
-        yield from through_buffers(flat, torch.cuda.Stream(flat.device))  # type: ignore[no-untyped-call]
-
-
-def through_buffers(
-    flat: Tensor, stream: torch.cuda.Stream | None, *, size: int = _PIECE_BYTES
-) -> Iterator[memoryview]:
-    """Bytes [n] of a device, `size` at a time: while one piece is read, the next is on its way.
-
-    stream: None: `flat` is in host memory, for tests.
-    """
-    buffers = [torch.empty(min(size, flat.numel()), dtype=torch.uint8, pin_memory=stream is not None) for _ in range(2)]
-    if stream is not None:
-        # `flat` may just have been made there.
-        stream.wait_stream(torch.cuda.current_stream(flat.device))
-
-    def sent(piece: Tensor, buffer: Tensor) -> tuple[Tensor, torch.cuda.Event | None]:
-        place = buffer[: piece.numel()]
-        if stream is None:
-            return place.copy_(piece), None
+    """All bytes of `tensor` in row-major order, piece by piece. Nobody may change the tensor meanwhile."""
+    flat, stream = tensor.detach().contiguous().reshape(-1).view(torch.uint8), None
+    # On a stream of its own a copy waits for nothing that is queued later.
+    if flat.device.type == "cuda":
+        stream = torch.cuda.Stream(flat.device)  # type: ignore[no-untyped-call]
+        stream.wait_stream(torch.cuda.current_stream(flat.device))  # `flat` may just have been made there
+    for piece in torch.split(flat, _PIECE_BYTES):
         with torch.cuda.stream(stream):
-            place.copy_(piece, non_blocking=True)
-        return place, stream.record_event()
-
-    def read(place: Tensor, ready: torch.cuda.Event | None) -> memoryview:
-        if ready is not None:
-            ready.synchronize()
-        return place.numpy().data
-
-    ahead = None
-    for piece, buffer in zip(torch.split(flat, size), itertools.cycle(buffers), strict=False):
-        ahead, before = sent(piece, buffer), ahead
-        if before is not None:
-            yield read(*before)
-    if ahead is not None:
-        yield read(*ahead)
+            here = piece.cpu()
+        yield here.numpy().data
 
 
 def _metadata(stage: int, version: int) -> dict[str, str]:

@@ -18,7 +18,7 @@ from swarmnet.manifest.schema import Averaging
 from swarmnet.manifest.timers import Timers
 from swarmnet.messages import Heartbeat, Measure, Stamp
 from swarmnet.stage import snapshot
-from swarmnet.stage.snapshot import digest, through_buffers
+from swarmnet.stage.snapshot import digest
 from swarmnet.step.drift import Drift, DriftRules, DriftVerdict
 from swarmnet.step.view import View
 
@@ -99,14 +99,6 @@ def test_one_bit_changes_the_digest_and_nothing_else_does(device: str) -> None:
     flipped = x.clone()
     flipped.view(torch.int32)[2, 1] ^= 1
     assert digest([flipped, y]) != digest([x, y]) != digest([y, x])
-
-
-def test_pieces_through_two_buffers_are_the_tensor() -> None:
-    """Each is read before its buffer takes the next but one."""
-    whole = torch.arange(101, dtype=torch.uint8)
-    for size in (7, 101, 200):
-        assert b"".join(map(bytes, through_buffers(whole, None, size=size))) == bytes(whole.numpy())
-    assert b"".join(through_buffers(whole[:0], None)) == b""
 
 
 def test_weights_are_measured_beside_compute_and_no_update_overtakes(monkeypatch: pytest.MonkeyPatch) -> None:
