@@ -14,7 +14,7 @@ import functools
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Protocol, TypeVar, cast
 
 from torch import Tensor
 
@@ -29,8 +29,8 @@ from swarmnet.stage.backend import PastShare, StageBackend
 from swarmnet.stage.seams import Audience, OuterStep, Recomputed, ShareWork, Stash, Summation
 
 T = TypeVar("T")
-Coded = Callable[[], T]
-"""Codes a payload, or gives what was made of it."""
+Encode = Callable[[], tuple[Packed, ...]]
+"""Encodes what a job has left."""
 
 _LOOK_S = 1.0  # between two looks after idle ranks
 _LARGE = 1 << 20  # bytes whose allocation, or coding, would hold up others
@@ -164,21 +164,37 @@ class TorchEngine:
     async def forward(self, step: int, index: int, payload: Sequence[Packed], *, train: bool) -> Stash:
         """Run the stage on one microbatch."""
         # Before the job is queued: a void while it waits counts too.
-        stash, asked = Stash(step, index, self.voids(step)), boot_time()
-        received = await self._coded(lambda: self._payloads.input(payload))
+        stash, payloads = Stash(step, index, self.voids(step)), self._payloads
 
-        def forward() -> Coded[tuple[Packed, ...]]:
-            return self._forward(stash, asked, received(), train, asked_slow=self._payloads.asked_slow(payload))
+        def run(received: tuple[Tensor, Tensor | None]) -> Encode:
+            return self._forward(stash, *received, train=train, asked_slow=payloads.asked_slow(payload))
 
-        stash.output = (await self._coded(await self._jobs.run(Work.FORWARD, step, index, forward)))()
+        stash.output = await self._pass(Work.FORWARD, stash, lambda: payloads.input(payload), run)
         return stash
 
     async def backward(self, stash: Stash, gradient: Sequence[Packed]) -> tuple[Packed, ...]:
         """The input gradient. Once per stash."""
-        asked = boot_time()
-        received = await self._coded(lambda: self._payloads.gradient(gradient))
-        job = lambda: self._backward(stash, asked, received())  # noqa: E731
-        return (await self._coded(await self._jobs.run(Work.BACKWARD, stash.step, stash.index, job)))()
+        decode = lambda: self._payloads.gradient(gradient)  # noqa: E731
+        return await self._pass(Work.BACKWARD, stash, decode, lambda received: self._backward(stash, received))
+
+    async def _pass(
+        self, work: Work, stash: Stash, decode: Callable[[], T], run: Callable[[T], Encode]
+    ) -> tuple[Packed, ...]:
+        """Decode what was sent, run the job on it, encode what leaves: on the compute thread. Where ranks compute, that
+        only waits for them; so large payloads are coded on other threads."""
+        asked, apart = boot_time(), self._codes_apart
+        early = await asyncio.to_thread(decode) if apart else None
+
+        def job() -> Encode:
+            received = cast(T, early) if apart else decode()
+            began = boot_time()
+            encode = run(received)
+            left = None if apart else encode()
+            stash.computed(asked, began, boot_time())
+            return encode if left is None else lambda: left
+
+        encode = await self._jobs.run(work, stash.step, stash.index, job)
+        return await asyncio.to_thread(encode) if apart else encode()
 
     async def accumulate(self, stash: Stash) -> bool:
         """The weight pass."""
@@ -186,42 +202,22 @@ class TorchEngine:
         added = await self._jobs.run(self._weights, stash.step, stash.index, lambda: self._accumulate(stash, asked))
         return added and stash.voids == self.voids(stash.step)  # in the caller's thread: nothing can void in between
 
-    async def _coded(self, job: Coded[T]) -> Coded[T]:
-        """`job`, which codes a payload: left to the compute thread, or done by now where that only waits for ranks."""
-        if not self._codes_apart:
-            return job
-        done = await asyncio.to_thread(job)
-        return lambda: done
-
-    def _left(self, job: Coded[T]) -> Coded[T]:
-        """On the compute thread: what `_coded` gets of a job's result."""
-        if self._codes_apart:
-            return job
-        done = job()
-        return lambda: done
-
-    def _forward(
-        self, stash: Stash, asked: float, received: tuple[Tensor, Tensor | None], train: bool, *, asked_slow: bool
-    ) -> Coded[tuple[Packed, ...]]:
-        (tokens, hidden), coded = received, _nothing
-        began, step = boot_time(), stash.step
+    def _forward(self, stash: Stash, tokens: Tensor, hidden: Tensor | None, *, train: bool, asked_slow: bool) -> Encode:
+        step = stash.step
         if not self.version <= step <= self.version + self.delay.ahead(self.version):
             code = RejectCode.STALE if step < self.version else RejectCode.NOT_READY
             raise Refused(code, "other weights", step=step, version=self.version)
         output, work = self._backend.forward(step, tokens, hidden, train=train)
-        if self._payloads.last:
-            stash.loss_sum, stash.num_tokens = output.item(), tokens[:, 1:].numel()
-            if not is_loss(stash.loss_sum, stash.num_tokens):
-                raise Refused(RejectCode.VOID, "the loss is not finite, or absurd", index=stash.index)
-        else:
-            coded = self._left(lambda: self._payloads.output(tokens, output))
         if work is not None:
             stash.saved = _ForwardWork(self._epochs[self._place(step)], work, asked_slow)
-        stash.computed(asked, began, boot_time())
-        return coded
+        if not self._payloads.last:
+            return lambda: self._payloads.output(tokens, output)
+        stash.loss_sum, stash.num_tokens = output.item(), tokens[:, 1:].numel()
+        if not is_loss(stash.loss_sum, stash.num_tokens):
+            raise Refused(RejectCode.VOID, "the loss is not finite, or absurd", index=stash.index)
+        return tuple
 
-    def _backward(self, stash: Stash, asked: float, gradient: Tensor | None) -> Coded[tuple[Packed, ...]]:
-        began = boot_time()
+    def _backward(self, stash: Stash, gradient: Tensor | None) -> Encode:
         saved = _saved(stash)
         # The weights that this forward used are gone.
         if saved.epoch != self._epochs[self._place(stash.step)]:
@@ -229,9 +225,7 @@ class TorchEngine:
         if saved.work is None:
             raise ValueError(f"backward of microbatch {stash.step}/{stash.index} has run already")
         own = self._backend.backward(saved.work, gradient)
-        answer = self._left(lambda: self._payloads.input_gradient(own, asked_slow=saved.asked_slow))
-        stash.computed(asked, began, boot_time())
-        return answer
+        return lambda: self._payloads.input_gradient(own, asked_slow=saved.asked_slow)
 
     def _accumulate(self, stash: Stash, asked: float) -> bool:
         began = boot_time()
@@ -376,10 +370,6 @@ class TorchEngine:
     def _place(self, step: int) -> int:
         """Which of the open steps' places is that of `step`."""
         return step % len(self._epochs)
-
-
-def _nothing() -> tuple[Packed, ...]:
-    return ()
 
 
 def _or_raise(found: T | BaseException) -> T:

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from swarmnet.errors import Refused, RejectCode
 from swarmnet.manifest.schema import StageSpec
-from swarmnet.ranks.host_copies import COPIES, KEPT_WEIGHTS, SUMS, HostCopies, copied
+from swarmnet.ranks.host_copies import COPIES, PASTS, SUMS, HostCopies, copied
 from swarmnet.ranks.layout import MeshLayout, MeshSplit
 from swarmnet.ranks.program import PAST
 from swarmnet.ranks.supervisor import RankGroup, RankSupervisor, RestartBackoff
@@ -33,11 +33,6 @@ from swarmnet.stage.rounding import num_scales
 from swarmnet.stage.state import PastSteps, PastWeights, State
 
 PROGRAM = "swarmnet.ranks.program:Program"
-
-
-def past_name(place: int) -> str:
-    """The shared memory of the weights of a past step."""
-    return f"past{place}"
 
 
 class Held:
@@ -79,7 +74,7 @@ class MeshBackend:
             **dict.fromkeys(SUMS, ((size,), sum_dtype(spec.numerics))),
             **dict.fromkeys(COPIES, ((copied(canonical).num_bytes,), torch.uint8)),
             "scales": ((late, numbers), torch.float32),
-            **{past_name(place): ((size + numbers,), torch.float32) for place in range(KEPT_WEIGHTS)},
+            **dict.fromkeys(PASTS, ((size + numbers,), torch.float32)),
         }
         self._group = RankGroup(
             PROGRAM,
@@ -108,7 +103,7 @@ class MeshBackend:
         self.sums = [RankSum(self._ranks, self._reading, self._write_sum) for _ in range(late)]
         self.past = PastSteps(
             size,
-            allot=lambda place: self._memory[past_name(place)],
+            allot=lambda place: self._memory[PASTS[place]],
             read=lambda step: [*self._copies.weights_of(step), scales[step % late]],
         )
         self.watch(lambda: None, lambda event, fields: None)
@@ -214,7 +209,7 @@ class MeshBackend:
                 # the last: so the gradient comes in where the output goes, and the answer goes where the input was.
                 if gradient is not None:
                     self._outward.copy_(gradient)
-                kept = {"step": weights.step, "weights": past_name(weights.place), "number": weights.number}
+                kept = {"step": weights.step, "weights": PASTS[weights.place], "number": weights.number}
                 answers = self._past_order("again", share, index=index, **kept)
                 self._ranks.finished()
                 return self._read_output(answers), None if self._spec.first else self._inward.clone()

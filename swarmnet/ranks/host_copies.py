@@ -27,6 +27,9 @@ SUMS = ("finished", "reading")
 COPIES = ("copy0", "copy1")
 """The shared memory of the copies."""
 
+PASTS = tuple(f"past{place}" for place in range(KEPT_WEIGHTS))
+"""The shared memory of the weights of past steps."""
+
 
 def copied(canonical: Canonical) -> snapshot.Layout:
     """Where each tensor lies in a copy of the state: in the peer process and on every rank alike."""

@@ -105,9 +105,9 @@ class RankStage:
         self._modules = [self._module() for _ in range(1 + self._delay.most)]
         self._parameters = [list(module.parameters()) for module in self._modules]
         slices = [self._split.along_tensor(name, shape, rank) for name, shape in self._shapes.items()]
-        self._slices = [torch.Size(block.shape) for block in slices]
-        self._buckets = buckets_of(self._names, self._slices, data)
-        self._gradients = Gradients(self._slices, self._buckets, device, scattered=self._scatters)
+        shapes = [torch.Size(block.shape) for block in slices]
+        self._buckets = buckets_of(self._names, shapes, data)
+        self._gradients = Gradients(shapes, self._buckets, device, scattered=self._scatters)
         self._summed = [torch.Size(self._held("accumulators", name).shape) for name in self._names]
         self.sums = [self._new_sum() for _ in self._modules]  # one for each open step
         size = len(self._modules), num_scales(spec.averaging, self._shapes)
