@@ -31,27 +31,20 @@ class PastShare:
 
 
 class StageBackend(Protocol):
-    """One stage. sums: that of step s is number s % (1 + delay.most). device: of `forward`'s tensors in here."""
+    """One stage."""
+
+    device: torch.device
+    """Of `forward`'s tensors in here."""
+    apart: bool
+    """Do others compute, so that payloads are better coded beside the compute thread, which waits for them?"""
+    state: State
+    past: PastSteps
+    writes_at_once: bool
+    """Does backward write weight gradients, so that `accumulate` only adds them and frees their memory?"""
 
     @property
-    def device(self) -> torch.device: ...
-
-    @property
-    def apart(self) -> bool:
-        """Do others compute, so that payloads are better coded beside the compute thread, which waits for them?"""
-
-    @property
-    def state(self) -> State: ...
-
-    @property
-    def sums(self) -> Sequence[GradientSum]: ...
-
-    @property
-    def past(self) -> PastSteps: ...
-
-    @property
-    def writes_at_once(self) -> bool:
-        """Does backward write weight gradients, so that `accumulate` only adds them and frees their memory?"""
+    def sums(self) -> Sequence[GradientSum]:
+        """That of step s is number s % (1 + delay.most)."""
 
     def watch(self, lost: Callable[[], None], event: OnEvent) -> None:
         """Call these from now on, from any thread. lost: the sums of all open steps and all work are gone; void counts
