@@ -22,9 +22,8 @@ thread.
 
 from __future__ import annotations
 
-import contextlib
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -270,8 +269,14 @@ class RankStage:
         if self._delay.most:  # the module of `version`'s step gets the next weights, made from the newest
             _copy(self._own(self._newest(version)), own)
         self._optimizer.set_num_steps(version)
-        with self._update_threads():
+        threads = torch.get_num_threads()
+        # In host memory an update takes this rank's share of all cores: no bit of it depends on how many.
+        if self._offload:
+            torch.set_num_threads(max(cores() // self._split.layout.ranks, 1))
+        try:
             self._optimizer.step(self._averaged(version, total, scale), learning_rate=rate, parameters=own)
+        finally:
+            torch.set_num_threads(threads)
         if self._data.size > 1 and self._split.shards("moments") and self._fully is None:
             for bucket in self._buckets:  # each rank has updated its chunk only
                 bucket.gather([self._parameters[into][place].detach() for place in bucket.places])
@@ -295,17 +300,6 @@ class RankStage:
                 live[place].copy_(take_block(whole, self._held("parameters", name)))
         self._optimizer.reset()
         self.take(0)
-
-    @contextlib.contextmanager
-    def _update_threads(self) -> Iterator[None]:
-        """An update in host memory takes this rank's share of all cores: no bit of it depends on how many."""
-        before = torch.get_num_threads()
-        if self._offload:
-            torch.set_num_threads(max(cores() // self._split.layout.ranks, 1))
-        try:
-            yield
-        finally:
-            torch.set_num_threads(before)
 
     def _averaged(self, version: int, total: Tensor, scale: float) -> list[Tensor]:
         """The average gradient of what this rank updates."""
