@@ -2,11 +2,11 @@
 where two versions of the weights are in use those of the version before under `previous.`, and where replicas train on
 their own (`averaging.sync = "local"`) what they share under `outer.`.
 
-Everything is fp32 and in full layout, whatever the donor's device; the version stands in the metadata. Reading trusts
-nothing: names, shapes, dtypes, finiteness and version are checked before a caller sees a tensor.
+Everything is fp32 and in full layout, whatever the donor's device; the version stands in the metadata.
 
 Equal states give equal bytes, so donors can be compared by digest. Hence a header of our own making: names sorted, one
 size for all versions of a stage, so that the tensors can be copied to their places before anybody needs the header.
+Reading trusts nothing: the header has to be the one that we would write, and all numbers finite.
 """
 
 from __future__ import annotations
@@ -16,10 +16,8 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-import safetensors.torch
 import torch
 from blake3 import blake3
-from safetensors import SafetensorError
 from torch import Tensor
 
 from swarmnet.config.table import LARGEST_INTEGER
@@ -27,8 +25,6 @@ from swarmnet.errors import BadMessage, RejectCode
 from swarmnet.stage.accumulator import largest_magnitude
 
 FORMAT = "swarmnet.stage.1"
-_KEY = "swarmnet"
-_MAX_HEADER_BYTES = 100_000_000
 _ALIGN = 64
 _PIECE_BYTES = 16 << 20
 """From a GPU to the host at a time: milliseconds on its way, far more than it costs to ask for."""
@@ -84,14 +80,18 @@ class Layout:
 
     def seal(self, memory: Tensor, *, version: int) -> memoryview:
         """Write the header in front of the tensors: now it is a snapshot."""
-        # JSON may end in spaces, so a shorter header is padded.
-        header = self._header(version).ljust(self._begin - 8)
-        front = len(header).to_bytes(8, "little") + header
-        memory[: self._begin] = torch.frombuffer(bytearray(front), dtype=torch.uint8)
+        memory[: self._begin] = torch.frombuffer(bytearray(self.front(version)), dtype=torch.uint8)
         return memory.numpy().data
 
+    def front(self, version: int) -> bytes:
+        """What lies before the tensors."""
+        # JSON may end in spaces, so a shorter header is padded.
+        header = self._header(version).ljust(self._begin - 8)
+        return len(header).to_bytes(8, "little") + header
+
     def _header(self, version: int) -> bytes:
-        return json.dumps({"__metadata__": _metadata(self._stage, version), **self._entries}).encode()
+        metadata = {"swarmnet": f"{FORMAT} stage={self._stage} version={version}"}
+        return json.dumps({"__metadata__": metadata, **self._entries}).encode()
 
 
 def pack(tensors: Mapping[str, Tensor], *, stage: int, version: int) -> memoryview:
@@ -108,31 +108,15 @@ def unpack(
 ) -> dict[str, Tensor]:
     """The tensors of a snapshot of (stage, version): exactly the names and shapes asked for, fp32, finite.
 
-    Raises BadMessage: MALFORMED (not safetensors, or of another stage, version or format), BAD_SHAPE, NON_FINITE.
+    Raises BadMessage: MALFORMED (another stage, version, format or parameters, or cut short), NON_FINITE.
     """
-    raw = bytes(data)
-    expected, found = _metadata(stage, version), _read_metadata(raw)
-    # Before anything is decoded: of another stage or version nothing is worth reading.
-    if found != expected:
-        raise BadMessage(RejectCode.MALFORMED, "not the snapshot asked for", found=str(found)[:200], expected=expected)
-    try:
-        tensors = safetensors.torch.load(raw)
-    except (SafetensorError, ValueError, KeyError) as error:
-        raise BadMessage(RejectCode.MALFORMED, "not a snapshot", error=str(error)[:200]) from error
-    # Neither a name less nor one more.
-    if tensors.keys() != shapes.keys():
-        strange = sorted(tensors.keys() ^ shapes.keys())[:4]
-        raise BadMessage(RejectCode.BAD_SHAPE, "a snapshot of other parameters", differing=strange)
+    layout, raw = Layout(shapes, stage=stage), bytearray(data)
+    front = layout.front(version)
+    if len(raw) != layout.num_bytes or not raw.startswith(front):
+        found, expected = (repr(bytes(each[8:100])) for each in (raw, front))
+        raise BadMessage(RejectCode.MALFORMED, "not the snapshot asked for", found=found, expected=expected)
+    tensors = layout.views(torch.frombuffer(raw, dtype=torch.uint8))
     for name, tensor in tensors.items():
-        if tensor.shape != shapes[name] or tensor.dtype != torch.float32:
-            raise BadMessage(
-                RejectCode.BAD_SHAPE,
-                "a snapshot of other shapes",
-                name=name,
-                shape=tuple(tensor.shape),
-                dtype=str(tensor.dtype),
-                expected=tuple(shapes[name]),
-            )
         # One NaN would spread through the whole run with the next sums.
         if not math.isfinite(largest_magnitude([tensor])):
             raise BadMessage(RejectCode.NON_FINITE, "NaN or infinity in a snapshot", name=name)
@@ -161,20 +145,3 @@ def _host_pieces(tensor: Tensor) -> Iterator[memoryview]:
         with torch.cuda.stream(stream):
             here = piece.cpu()
         yield here.numpy().data
-
-
-def _metadata(stage: int, version: int) -> dict[str, str]:
-    return {_KEY: f"{FORMAT} stage={stage} version={version}"}
-
-
-def _read_metadata(raw: bytes) -> Any:
-    """What the header says of itself; the loader returns tensors only."""
-    length = int.from_bytes(raw[:8], "little")
-    # The length is the sender's word.
-    if not 0 < length <= min(len(raw) - 8, _MAX_HEADER_BYTES):
-        raise BadMessage(RejectCode.MALFORMED, "not a snapshot", num_bytes=len(raw))
-    try:
-        header = json.loads(raw[8 : 8 + length])
-    except (ValueError, RecursionError) as error:
-        raise BadMessage(RejectCode.MALFORMED, "not a snapshot", error=str(error)[:200]) from error
-    return header.get("__metadata__") if isinstance(header, dict) else None

@@ -27,6 +27,7 @@ from swarmnet.model.decoder import StageModule, loss_sum
 from swarmnet.ranks.device_backend import DeviceBackend
 from swarmnet.stage.rounding import MAX_SUM
 from swarmnet.stage.seams import Contribution, Engine, Stash
+from swarmnet.stage.snapshot import pack
 from swarmnet.wire import codecs
 
 Scenario = Callable[[StageChain], Coroutine[Any, Any, None]]
@@ -51,10 +52,6 @@ def raw(tensor: torch.Tensor, codec: str = "fp32") -> Packed:
 
 def from_a_mate(packed: Packed) -> Contribution:
     return Contribution(PeerId("mate"), 1, packed)
-
-
-def metadata(*, stage: int, version: int = 0) -> dict[str, str]:
-    return {"swarmnet": f"swarmnet.stage.1 stage={stage} version={version}"}
 
 
 async def refused(awaited: Awaitable[object], code: RejectCode) -> BadMessage:
@@ -293,7 +290,7 @@ def test_what_we_made_non_finite_ourselves_is_nobodys_fault() -> None:
             await middle.backward(stash, (packed(noise.sign() * 3e38),))
         weights = load(bytes(await last.snapshot()))
         weights["lm_head.weight"].mul_(1e38).add_(3e38)
-        await last.restore(save(weights, metadata=metadata(stage=2)), version=0)
+        await last.restore(pack(weights, stage=2, version=0), version=0)
         with pytest.raises(Refused) as forward:
             await last.forward(0, 0, payload, train=True)
         assert backward.value.code is forward.value.code is RejectCode.VOID
@@ -492,7 +489,7 @@ def test_snapshots_that_do_not_fit_are_refused_and_change_nothing() -> None:
 
         def changed(**tensors: torch.Tensor | None) -> bytes:
             state = {key: value for key, value in {**load(good), **tensors}.items() if value is not None}
-            return save(state, metadata=metadata(stage=0))
+            return bytes(pack(state, stage=0, version=0))
 
         weight = load(good)[name]
         cases = [
@@ -503,11 +500,11 @@ def test_snapshots_that_do_not_fit_are_refused_and_change_nothing() -> None:
             (b"\x02" + bytes(7) + b"[]", RejectCode.MALFORMED),
             (other, RejectCode.MALFORMED),
             (save(load(good), metadata={}), RejectCode.MALFORMED),
-            (save(load(good), metadata=metadata(stage=0, version=1)), RejectCode.MALFORMED),
-            (changed(**{name: None}), RejectCode.BAD_SHAPE),
-            (changed(extra=weight), RejectCode.BAD_SHAPE),
-            (changed(**{name: weight[:-1]}), RejectCode.BAD_SHAPE),
-            (changed(**{name: weight.double()}), RejectCode.BAD_SHAPE),
+            (bytes(pack(load(good), stage=0, version=1)), RejectCode.MALFORMED),
+            (changed(**{name: None}), RejectCode.MALFORMED),
+            (changed(extra=weight), RejectCode.MALFORMED),
+            (changed(**{name: weight[:-1]}), RejectCode.MALFORMED),
+            (good.replace(b"F32", b"U32"), RejectCode.MALFORMED),
             (changed(**{name: weight * torch.nan}), RejectCode.NON_FINITE),
             (changed(**{f"optimizer.exp_avg_sq.{name}": weight - 1}), RejectCode.MALFORMED),
         ]
