@@ -37,7 +37,7 @@ Extent = Annotated[int, Between(0, 1 << 48)]
 NotNegative = Annotated[float, Between(0.0, math.inf)]
 Digest = Annotated[bytes, Size(64, least=1)]
 Sha256 = Annotated[bytes, Size(32, least=32)]
-PartKind = Literal["contribution", "reduced", "sum", "replay", "pledges", "pieces"]
+PartKind = Literal["contribution", "reduced", "sum", "replay", "pledges"]
 Reason = Annotated[str, Size(1000, cut=True)]
 Notice = Annotated[str, Size(MAX_NOTICE_CHARS)]
 """What the run's owner has signed to extend it (`manifest.extension`); empty: nothing."""
@@ -258,9 +258,7 @@ class Pledge:
     """Of who contributed which indexes to it (`audit.pledge`)."""
     peer: PeerId
     product: Annotated[int, Between(0, PRIME - 1)]
-    """Of its contribution with the vector that `digest` draws (`sums.linear`)."""
-    sum_root: Sha256
-    """Of the pieces of its contribution."""
+    """Of its contribution with the vector that `digest` draws (`sums.linear`): another contribution has another one."""
     work_root: Sha256
     """Of its works: the Merkle tree over the indexes that it counted."""
     signature: Signature = b"\0"
@@ -685,7 +683,7 @@ class Part:
     hop. "sum": elements of the finished sum `id`. "replay": the same, of a step that a joiner catches up with.
     "pledges": what the callee, and those that it has heard, stand for in the sum with digest `reference`; of its whole
     row, once it has heard it, if `hop` is 1; of a range, what contributors have signed of that to its reducer, the
-    callee, in that hop. "pieces": the digests of the pieces of its contribution, in hop 0."""
+    callee, in that hop."""
     start: Extent
     stop: Extent
     hop: Annotated[int, Between(0, MAX_HOPS - 1)] = 0

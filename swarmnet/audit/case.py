@@ -45,7 +45,7 @@ def claimed(case: Case) -> bytes:
     """The value that the suspect itself has signed: a correct recheck of correct work is equal to it."""
     if case.sent is not None:
         return case.sent.digest
-    return whole_of(case.pledge.sum_root, case.pledge.product) if case.work is None else leaf(case.work)
+    return whole_of(case.pledge.product) if case.work is None else leaf(case.work)
 
 
 def recheck(case: Case, found: bytes, signer: Signer, me: PeerId) -> Recheck:

@@ -16,8 +16,7 @@ from swarmnet.ids import Generation, PeerId, RoundId
 from swarmnet.messages import Indexes, Sent, Stamp, WorkRecord
 
 _SHARES = b"swarmnet shares 1\0"
-_PIECES, _VECTOR = b"swarmnet pieces 1\0", b"swarmnet vector 1\0"
-_CONTRIBUTION = b"swarmnet contribution 1\0"
+_VECTOR, _CONTRIBUTION = b"swarmnet vector 1\0", b"swarmnet contribution 2\0"
 _WORK, _NODE = b"swarmnet work 2\0", b"swarmnet works 1\0"
 
 DEPTH = (MAX_INDEXES - 1).bit_length()
@@ -26,9 +25,6 @@ DEPTH = (MAX_INDEXES - 1).bit_length()
 WHOLE = -1
 """The index of a case of a whole contribution."""
 
-SUM_PIECE = 1 << 16
-"""Elements of a contribution that have one digest of their own, BLAKE3 of them as int64, lowest byte first."""
-
 
 def shares_of(contributions: Iterable[tuple[PeerId, Generation, Indexes]], voided: Indexes) -> bytes:
     """32 bytes that stand for who contributed which indexes to a sum, and which are in nobody's."""
@@ -36,14 +32,9 @@ def shares_of(contributions: Iterable[tuple[PeerId, Generation, Indexes]], voide
     return _hash(_SHARES, _bits(voided), *(part for peer, indexes in each for part in (peer.encode(), _bits(indexes))))
 
 
-def sum_root(pieces: Iterable[bytes]) -> bytes:
-    """32 bytes: of the digests of a contribution's pieces of SUM_PIECE elements, in order."""
-    return _hash(_PIECES, *pieces)
-
-
-def whole_of(root: bytes, product: int) -> bytes:
-    """32 bytes that stand for a contribution: of its pieces' root, and of its product with the sum's vector."""
-    return _hash(_CONTRIBUTION, root, _packed(product))
+def whole_of(product: int) -> bytes:
+    """32 bytes that stand for a contribution: of its product with the aggregate's vector."""
+    return _hash(_CONTRIBUTION, _packed(product))
 
 
 def vector_seed(stamp: Stamp, round_id: RoundId, digest: bytes) -> bytes:

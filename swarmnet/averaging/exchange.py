@@ -189,7 +189,7 @@ class Exchange:
             if not phase:
                 await self._leave(current.stamp)
                 await self._sums.open_sum()
-            told = await self._run(mine, check)
+            told = await self._run(mine)
             if not private:
                 check_losses(told, NONE.union(*(found for _, _, found in current.contributions)), self._num_tokens)
                 all_losses = told
@@ -386,7 +386,7 @@ class Exchange:
                 yield Rejected(RejectCode.NOT_FOUND, "that sum is gone")
             return
         yield Accepted()
-        if request.kind in ("pledges", "pieces"):
+        if request.kind == "pledges":
             async with contextlib.aclosing(self._serve_pledges(request, caller)) as told:
                 async for answer in told:
                     yield answer
@@ -417,13 +417,6 @@ class Exchange:
         check = self._checks.get(of)
         if check is None or (check.closed and not check.passed):
             yield Rejected(RejectCode.NOT_READY, "that round is not open here")
-        elif request.kind == "pieces":
-            digests = await check.pieces()
-            # The accumulator may have moved on meanwhile.
-            if check.closed:
-                yield Rejected(RejectCode.NOT_READY, "that round was abandoned")
-            else:
-                yield PartData((Packed("uint8", (len(digests), 32), b"".join(digests)),))
         else:
             async with contextlib.aclosing(check.serve(request, caller)) as answers:
                 async for answer in answers:
@@ -455,13 +448,11 @@ class Exchange:
                     "sums_kept", {"step": hop.round.stamp.step, "hop": hop.group.hop, "chunks": len(hop.done)}
                 )
 
-    async def _run(self, hops: Sequence[Butterfly], check: RoundCheck | None) -> Losses:
+    async def _run(self, hops: Sequence[Butterfly]) -> Losses:
         """Take part in all of them; the losses of the round. Raises an ExceptionGroup of whatever failed in any."""
         try:
             async with asyncio.TaskGroup() as group:
                 tasks = [group.create_task(hop.run()) for hop in hops]
-                if check is not None:
-                    group.create_task(check.prepare())
         except ExceptionGroup as error:
             raise ExceptionGroup(error.message, list(leaves(error))) from error
         told = [each for task in tasks for each in task.result()]

@@ -35,7 +35,7 @@ from typing import TYPE_CHECKING, Literal
 
 from blake3 import blake3
 
-from swarmnet.audit.pledge import SUM_PIECE, shares_of, sum_root, vector_seed
+from swarmnet.audit.pledge import shares_of, vector_seed
 from swarmnet.averaging.grid import Group, grid_of
 from swarmnet.averaging.parts import Range
 from swarmnet.errors import BadMessage, PeerGone, PeerTimeout, Refused, RejectCode
@@ -72,9 +72,6 @@ _MOST_DIGESTS = 4
 _MOST_SAID = 1 << 12
 """Pledges that one member signs in a step: what it has forgotten it could contradict."""
 
-_PIECES_AT_ONCE = 1 << 4
-"""Pieces of a contribution that are hashed between two other jobs of the averaging thread."""
-
 Pledges = tuple[Pledge, ...]
 Said = dict[tuple[RoundId, bytes], Pledge]
 """What one member has pledged in a step, by round and sum; without signatures."""
@@ -104,7 +101,7 @@ def part_key(kind: Literal["contribution", "reduced"], group: Group, reducer: Pe
 def part_pledge(signer: Signer, me: PeerId, current: Round, key: bytes, digests: Iterable[bytes]) -> Pledge:
     """What I sign of the chunks of a part that I have sent: it is no pledge for a sum, and `shares` says so."""
     digest = _of_part(key, digests)
-    said = Pledge(current.stamp, current.id, digest, key, me, 0, NOTHING, NOTHING)
+    said = Pledge(current.stamp, current.id, digest, key, me, 0, NOTHING)
     return replace(said, signature=signer.sign(statement(said)))
 
 
@@ -158,7 +155,6 @@ class RoundCheck:
         self._second: dict[PeerId, Pledge] = {}  # where somebody has signed two for it
         self._others: dict[PeerId, PartData] = {}  # what those answered that hold another sum
         self._said, self._mine = said, dict[bytes, Pledge]()
-        self._root = b""
         self._changed = asyncio.Event()
         self._heard_out: set[PeerId] = set()
         self._blamed: set[PeerId] = set()
@@ -173,11 +169,6 @@ class RoundCheck:
         """The round is over or abandoned. What has passed is still served."""
         self.closed = True
         self._change()
-
-    async def prepare(self) -> None:
-        """Hash my contribution, while the round waits for lines."""
-        if self._me in self._contributors:
-            self._root = sum_root(await self.pieces())
 
     async def run(self, digest: bytes) -> None:
         """Return once everybody's pledges add up to this sum. Cancel to abandon.
@@ -243,14 +234,6 @@ class RoundCheck:
             told += tuple(self._hops[0].signed.values())
         yield PartData(pledges=told)
 
-    async def pieces(self) -> list[bytes]:
-        """Digests of the pieces of my contribution."""
-        sums, found = self._context.sums, list[bytes]()
-        step = SUM_PIECE * _PIECES_AT_ONCE
-        for start in range(0, sums.num_elements, step):
-            found += await sums.pieces(start, min(start + step, sums.num_elements))
-        return found
-
     # ------------------------------------------------------------ inside
 
     def _change(self) -> None:
@@ -275,11 +258,10 @@ class RoundCheck:
             if self._context.incarnation not in (None, life):
                 raise Refused(RejectCode.NOT_READY, "another process of mine has contributed to that round")
             product = await self._context.sums.prove(vector_seed(current.stamp, current.id, digest))
-            root = self._root or sum_root(await self.pieces())
             # The accumulator may have been voided meanwhile: signed, its product would convict an honest replica.
             if self.closed:
                 raise Refused(RejectCode.NOT_READY, "that round was abandoned")
-            words = current.stamp, current.id, digest, self._shares, self._me, product, root, self._work_root
+            words = current.stamp, current.id, digest, self._shares, self._me, product, self._work_root
             said = Pledge(*words, incarnation=life)
             # A keeper that opens a round twice, with other contributions, would have me convict myself.
             if len(self._said) >= _MOST_SAID or self._said.setdefault((current.id, digest), said) != said:

@@ -257,7 +257,7 @@ class TorchEngine:
             return await self._again(step, (index, inputs, gradient))
 
     async def recompute_share(
-        self, step: int, works: Sequence[ShareWork], seed: bytes = b""
+        self, step: int, works: Sequence[ShareWork], seed: bytes
     ) -> tuple[tuple[Recomputed, ...], bytes]:
         """A whole contribution again."""
         with self._auditing(step):

@@ -18,7 +18,7 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from swarmnet.audit.pledge import sum_root, whole_of
+from swarmnet.audit.pledge import whole_of
 from swarmnet.averaging.exchange import PIECE_ELEMENTS
 from swarmnet.errors import BadMessage, Refused, RejectCode
 from swarmnet.manifest.extension import Extension, Horizon
@@ -129,11 +129,6 @@ class Arithmetic:
     def digest(total: Sequence[int]) -> tuple[bytes, float]:
         """(digest, squared norm) of a sum."""
         return hashlib.sha256(json.dumps(list(total)).encode()).digest(), float(sum(total))
-
-    @staticmethod
-    def pieces(total: Sequence[int]) -> list[bytes]:
-        """Digests of the pieces of a contribution: of the only one."""
-        return [hashlib.sha256(json.dumps(list(total)).encode()).digest()]
 
     @staticmethod
     def apply(weights: int, total: Sequence[int], commits: Sequence[Commit], horizon: Horizon) -> int:
@@ -340,19 +335,16 @@ class SimulatedEngine(Compute, Summation):
     def pledged(self) -> bool:
         return True
 
-    async def pieces(self, start: int, stop: int) -> list[bytes]:
-        return Arithmetic.pieces(self.accumulator(self.version).total) if start == 0 else []
-
     async def prove(self, seed: bytes) -> int:
         if self.accumulator(self.version).lost:
             raise Refused(RejectCode.NOT_READY, "the sum was lost with the ranks")
-        return _product(seed, self.accumulator(self.version).total, 0)
+        return product(seed, self.accumulator(self.version).total, 0)
 
     async def weigh(self, packed: Packed | None, start: int, stop: int, seed: bytes) -> int:
         most = len(range(start, min(stop, NUM_ELEMENTS)))
         if packed is not None and (packed.codec, packed.shape) != ("int64", (stop - start,)):
             raise BadMessage(RejectCode.MALFORMED, "not the run's codec, or another size")
-        return _product(seed, self._buffer[start:stop] if packed is None else _unpack(packed, most), start)
+        return product(seed, self._buffer[start:stop] if packed is None else _unpack(packed, most), start)
 
     async def open_sum(self) -> None:
         self._missing, self._padding_missing = set(range(NUM_ELEMENTS)), self.plan.padding
@@ -417,14 +409,13 @@ class SimulatedEngine(Compute, Summation):
         return (await self._again(step, (index, inputs, gradient)))[0]
 
     async def recompute_share(
-        self, step: int, works: Sequence[ShareWork], seed: bytes = b""
+        self, step: int, works: Sequence[ShareWork], seed: bytes
     ) -> tuple[tuple[Recomputed, ...], bytes]:
         found, total = list[Recomputed](), [0] * NUM_ELEMENTS
         for recomputed, delta in await asyncio.gather(*(self._again(step, work) for work in works)):
             found.append(recomputed)
             total = self.arithmetic.add(total, self.arithmetic.numbers(delta, self.numerics))
-        root = sum_root(self.arithmetic.pieces(total))
-        return tuple(found), whole_of(root, _product(seed, total, 0)) if seed else root
+        return tuple(found), whole_of(product(seed, total, 0))
 
     async def _again(self, step: int, work: ShareWork) -> tuple[Recomputed, list[int]]:
         """A microbatch of a step that is over, and what it added to the sum."""
@@ -487,7 +478,7 @@ class SimulatedEngine(Compute, Summation):
         await self.device.see_through(self.restore_s, JobTurn(self.version, JobKind.STATE, -self.stage, 0), job)
 
 
-def _product(seed: bytes, numbers: Sequence[int], start: int) -> int:
+def product(seed: bytes, numbers: Sequence[int], start: int) -> int:
     """With as many numbers as the seed draws, modulo a prime; padding is zero."""
     drawn = hashlib.shake_256(seed).digest(8 * NUM_ELEMENTS)
     vector = [value >> 3 for value in struct.unpack(f"<{NUM_ELEMENTS}Q", drawn)]

@@ -201,11 +201,10 @@ class Compute(Protocol):
         """
 
     async def recompute_share(
-        self, step: int, works: Sequence[ShareWork], seed: bytes = b""
+        self, step: int, works: Sequence[ShareWork], seed: bytes
     ) -> tuple[tuple[Recomputed, ...], bytes]:
         """The same of all microbatches that somebody contributed to the sum of a step that is over, one job for each;
-        and the root over the pieces of that contribution (`audit.pledge.sum_root`). seed: of the sum's vector; then
-        it is of the product with that, too (`audit.pledge.whole_of`).
+        and what stands for that contribution (`audit.pledge.whole_of`). seed: of the aggregate's vector.
 
         Raises Refused(NOT_READY); Overflow, or NON_FINITE as BadMessage, where an honest replica would not have added
         one of them.
@@ -316,11 +315,6 @@ class Summation(Protocol):
 
     async def seal(self) -> tuple[bytes, float]:
         """The sum is whole. Returns what `install` returns. Raises BAD_SHAPE unless each element was put once."""
-
-    async def pieces(self, start: int, stop: int) -> list[bytes]:
-        """Digests of the pieces of my contribution (`audit.pledge.SUM_PIECE`) in [start, stop), which begins with one.
-        Raises as `contribution` does."""
-        return []
 
     async def prove(self, seed: bytes) -> int:
         """The product of my contribution with the vector that this seed draws (`sums.linear`), modulo `messages.PRIME`.

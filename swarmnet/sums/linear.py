@@ -15,11 +15,9 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from blake3 import blake3
 from numpy.typing import NDArray
 from torch import Tensor
 
-from swarmnet.audit.pledge import SUM_PIECE
 from swarmnet.messages import PRIME
 from swarmnet.wire import kernels
 
@@ -89,9 +87,3 @@ def residues(seed: bytes, count: int) -> Tensor:
     """int64 [count] in [0, p), of SHAKE-256: 61 of 64 bits each. p itself becomes 0."""
     words = np.frombuffer(hashlib.shake_256(seed).digest(8 * count), "<u8") >> np.uint64(3)
     return torch.from_numpy((words % _P).astype(np.int64))
-
-
-def piece_digests(x_N: Tensor) -> list[bytes]:
-    """Digests of the pieces of a contribution, or of a part of it that begins with a piece."""
-    pieces = (x_N[start : start + SUM_PIECE] for start in range(0, x_N.numel(), SUM_PIECE))
-    return [blake3(piece.cpu().contiguous().view(torch.uint8).numpy().data).digest() for piece in pieces]

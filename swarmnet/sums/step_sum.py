@@ -14,7 +14,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from torch import Tensor
 
-from swarmnet.audit.pledge import sum_root, whole_of
+from swarmnet.audit.pledge import whole_of
 from swarmnet.engine.compute_thread import StageJobs
 from swarmnet.engine.payloads import check_codec
 from swarmnet.engine.torch_engine import StageSums
@@ -145,12 +145,6 @@ class StepSum(RoundSum):
         return True
 
     @in_round
-    def pieces(self, start: int, stop: int) -> list[bytes]:
-        """Digests of the accumulator's pieces in [start, stop)."""
-        check_part(start, stop, self.num_elements)
-        return linear.piece_digests(self._frozen()[start:stop])
-
-    @in_round
     def prove(self, seed: bytes) -> int:
         """The product of my accumulator."""
         return linear.drawn(seed, self.num_elements).product(self._frozen())
@@ -167,9 +161,8 @@ class StepSum(RoundSum):
         return linear.drawn(seed, self.num_elements).product(piece, start)
 
     def stands_for(self, contribution: Tensor, seed: bytes) -> bytes:
-        """Its root; of a sum with that seed, its product too."""
-        root = sum_root(linear.piece_digests(contribution))
-        return whole_of(root, linear.drawn(seed, self.num_elements).product(contribution)) if seed else root
+        """Of its product."""
+        return whole_of(linear.drawn(seed, self.num_elements).product(contribution))
 
     # ------------------------------------------------------------ finished sums
 

@@ -5,12 +5,10 @@ from __future__ import annotations
 import itertools
 
 import numpy as np
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarmnet.audit.pledge import SUM_PIECE, sum_root
 from swarmnet.messages import PRIME
 from swarmnet.stage.rounding import MAX_SUM
 from swarmnet.sums import linear
@@ -79,14 +77,3 @@ def test_what_a_product_cannot_see_is_out_of_range() -> None:
     with kernels.tried(None):
         assert vector.product(total) == vector.product(forged)
     assert forged[0] > MAX_SUM and 2 * MAX_SUM < PRIME
-
-
-@pytest.mark.parametrize("size", [0, 1, SUM_PIECE, SUM_PIECE + 1, 3 * SUM_PIECE])
-def test_a_contribution_has_a_digest_for_each_piece(size: int) -> None:
-    x = torch.arange(size)
-    pieces = linear.piece_digests(x)
-    assert len(pieces) == -(-size // SUM_PIECE) == len(set(pieces))
-    assert pieces == [*linear.piece_digests(x[:SUM_PIECE]), *linear.piece_digests(x[SUM_PIECE:])]
-    if size:
-        x[-1] += 1
-        assert sum_root(linear.piece_digests(x)) != sum_root(pieces)

@@ -12,7 +12,20 @@ import pytest
 from kept_launchers import KeptLaunchers
 from stage_chain import StageChain, compute_thread, tiny
 from test_mesh_engine import CPUS, TP2, Killing
-from test_recompute import KEPT, STEPS, Counted, assert_as_then, compute, finish, other_than, same, shares, times, train
+from test_recompute import (
+    KEPT,
+    SEED,
+    STEPS,
+    Counted,
+    assert_as_then,
+    compute,
+    finish,
+    other_than,
+    same,
+    shares,
+    times,
+    train,
+)
 
 from swarmnet.audit.cases import TOLERANCE
 from swarmnet.engine.torch_engine import TorchEngine
@@ -107,11 +120,11 @@ def test_a_backend_computes_again_what_another_of_its_class_has_sent_and_summed(
                 assert caught.value.code is RejectCode.NOT_READY
                 continue
             assert_as_then(await again(mate, share[0]), share[0])
-            made, root = await mate.recompute_share(step, asked(share))
+            made, root = await mate.recompute_share(step, asked(share), SEED)
             for each, work in zip(made, share, strict=True):
                 assert_as_then(each, work)
             assert root == found[step, stage, replica]
-            _, short = await mate.recompute_share(step, asked(share[1:]))
+            _, short = await mate.recompute_share(step, asked(share[1:]), SEED)
             assert short != root
             seen += 1
         assert seen == 2 * KEPT
@@ -154,7 +167,7 @@ def test_false_work_of_ranks_is_seen_by_ranks_and_by_one_rank(kind: str) -> None
         share = [work for work in works if (work.stage, work.replica) == (1, 0)]
         assert false
         for engine in replicas:
-            made, _ = await engine.recompute_share(0, asked(share))
+            made, _ = await engine.recompute_share(0, asked(share), SEED)
             for each, work in zip(made, share, strict=True):
                 if engine is replicas[0]:
                     assert same(each.answer, work.answer) == (work.index not in false)
@@ -180,9 +193,9 @@ def test_ranks_that_die_in_an_audit_cost_the_share_and_no_answer(monkeypatch: py
         # Its first gradient died with the ranks: the rest is another contribution, and is not taken for this one.
         killing.arm("again", 1, "before")
         with pytest.raises(Refused) as caught:
-            await engine.recompute_share(STEPS - 1, asked(share))
+            await engine.recompute_share(STEPS - 1, asked(share), SEED)
         assert caught.value.code is RejectCode.NOT_READY and killing.armed is None
-        assert (await engine.recompute_share(STEPS - 1, asked(share)))[1] == found[STEPS - 1, 1, 0]
+        assert (await engine.recompute_share(STEPS - 1, asked(share), SEED))[1] == found[STEPS - 1, 1, 0]
         # Nor is what ranks hold once they have read another state: an empty sum would accuse a correct peer.
         body, (tokens, hidden) = cast(MeshBackend, engine._backend), engine._payloads.input(share[0].inputs)
         begun = body.new_share(STEPS - 1)

@@ -13,7 +13,7 @@ import torch
 from stage_chain import StageChain, batch_of, compute_thread, tiny
 
 from swarmnet.audit.cases import TOLERANCE
-from swarmnet.audit.pledge import SUM_PIECE, sum_root
+from swarmnet.audit.pledge import whole_of
 from swarmnet.engine.compute_thread import ComputeThread
 from swarmnet.engine.torch_engine import TorchEngine
 from swarmnet.errors import BadMessage, Refused, RejectCode
@@ -23,12 +23,13 @@ from swarmnet.pipeline.works import off_by, record_of
 from swarmnet.ranks.device_backend import DeviceBackend
 from swarmnet.stage.passes import MemoryPolicy
 from swarmnet.stage.seams import Recomputed
-from swarmnet.sums.linear import piece_digests
+from swarmnet.sums.linear import drawn
 from swarmnet.wire import codecs
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 STEPS, KEPT, REPLICAS = 5, 3, 2
+SEED = b"of the aggregate's vector"
 
 Payload = tuple[Packed, ...]
 
@@ -80,13 +81,13 @@ async def compute(chain: StageChain, step: int) -> list[Counted]:
 
 
 async def roots(chain: StageChain) -> dict[tuple[int, int, int], bytes]:
-    """(oldest open step, stage, replica) -> the root over the pieces of what that replica contributes."""
+    """(oldest open step, stage, replica) -> what stands for what that replica contributes."""
     found = {}
     for stage, replicas in enumerate(chain.engines):
         for replica, engine in enumerate(replicas):
             flat = codecs.decode(await engine.sums.contribution(0, engine.sums.num_elements))
             assert flat.dtype == torch.int64
-            found[chain.step_number, stage, replica] = sum_root(piece_digests(flat))
+            found[chain.step_number, stage, replica] = whole_of(drawn(SEED, flat.numel()).product(flat))
     return found
 
 
@@ -182,12 +183,12 @@ def test_what_a_mate_computes_again_are_the_bytes_that_were_sent_then(name: str,
                 continue
             for work in share:
                 assert_as_then(await mate.recompute(step, work.index, work.inputs, work.gradient), work)
-            again, root = await mate.recompute_share(step, [(w.index, w.inputs, w.gradient) for w in share])
+            again, root = await mate.recompute_share(step, [(w.index, w.inputs, w.gradient) for w in share], SEED)
             for each, work in zip(again, share, strict=True):
                 assert_as_then(each, work)
             assert root == found[step, stage, replica]
             # A share without one of its microbatches, or with another input gradient, is another.
-            _, short = await mate.recompute_share(step, [(w.index, w.inputs, w.gradient) for w in share[1:]])
+            _, short = await mate.recompute_share(step, [(w.index, w.inputs, w.gradient) for w in share[1:]], SEED)
             assert short != root
             seen += 1
         assert seen == KEPT * len(chain.engines) * REPLICAS
@@ -209,7 +210,8 @@ def test_training_is_the_same_whoever_computes_again_meanwhile(name: str) -> Non
             drawn = [work for work in works if work.step >= chain.step_number - 2][::3]
             jobs = [other_than(chain, w).recompute(w.step, w.index, w.inputs, w.gradient) for w in drawn]
             whole = [
-                other_than(chain, w).recompute_share(w.step, [(w.index, w.inputs, w.gradient)]) for w in drawn[::2]
+                other_than(chain, w).recompute_share(w.step, [(w.index, w.inputs, w.gradient)], SEED)
+                for w in drawn[::2]
             ]
             again, shared = await asyncio.gather(asyncio.gather(*jobs), asyncio.gather(*whole))
             for each, work in zip((*again, *(one for (one,), _ in shared)), (*drawn, *drawn[::2]), strict=True):
@@ -231,7 +233,9 @@ def test_every_memory_policy_gives_the_same_bytes() -> None:
         for (step, stage, replica), share in shares(works).items():
             if step == STEPS - 1:
                 for engine in chain.engines[stage]:
-                    again, root = await engine.recompute_share(step, [(w.index, w.inputs, w.gradient) for w in share])
+                    again, root = await engine.recompute_share(
+                        step, [(w.index, w.inputs, w.gradient) for w in share], SEED
+                    )
                     for each, work in zip(again, share, strict=True):
                         assert_as_then(each, work)
                     assert root == found[step, stage, replica]
@@ -271,15 +275,6 @@ def test_memory_is_taken_once_and_given_back_when_nobody_computes_again() -> Non
         assert isinstance(mate._backend, DeviceBackend) and mate._backend._past is None
 
     run(RUNS["int64"], scenario)
-
-
-def test_pieces_are_of_fixed_length_and_their_root_of_all_of_them() -> None:
-    flat = torch.arange(2 * SUM_PIECE + 3, dtype=torch.int64)
-    digests = piece_digests(flat)
-    assert len(digests) == 3 and digests[1] == piece_digests(flat[SUM_PIECE : 2 * SUM_PIECE])[0]
-    flat[-1] += 1
-    changed = piece_digests(flat)
-    assert changed[:2] == digests[:2] and sum_root(changed) != sum_root(digests)
 
 
 def test_rounding_of_another_class_is_far_below_what_is_borne_and_every_gross_lie_above() -> None:

@@ -271,9 +271,7 @@ def forged(sent: Sent, judges: list[PeerId], wrong: bytes = bytes(32)) -> Case:
     work = WorkRecord(sent.index, sent.input, wrong, bytes(32), bytes(32), 0.0, 0)
     shares = tuple((peer, Generation(0, 0), frozenset({sent.index + at})) for at, peer in enumerate(judges))
     leaves, round_id = {work.index: leaf(work)}, RoundId(Ballot(0, pledger), 1)
-    pledge = Pledge(
-        sent.stamp, round_id, b"sum", shares_of(shares, frozenset()), pledger, 0, bytes(32), root_of(leaves)
-    )
+    pledge = Pledge(sent.stamp, round_id, b"sum", shares_of(shares, frozenset()), pledger, 0, root_of(leaves))
     pledge = replace(pledge, signature=SimulatedSigner(pledger).sign(statement(pledge)))
     case = Case(pledge, work, path_of(leaves, work.index), sent, numerics="cpu", contributions=shares)
     return replace(case, rechecks=tuple(recheck(case, wrong, SimulatedSigner(peer), peer) for peer in judges))

@@ -36,7 +36,7 @@ def case_on(suspect: PeerId, number: int = 0, *, by: Sequence[str] = ("a", "b"))
 def decided(accused: PeerId, stamp: Stamp, shares: Contributions, digest: bytes, number: int = 0) -> Case:
     """All others who contributed say that it lied in that sum."""
     others, round_id = [peer for peer, _, _ in shares if peer != accused], RoundId(Ballot(0, accused), number)
-    pledge = Pledge(stamp, round_id, digest, shares_of(shares, NONE), accused, 1, bytes(32), bytes(32))
+    pledge = Pledge(stamp, round_id, digest, shares_of(shares, NONE), accused, 1, bytes(32))
     pledge = replace(pledge, signature=SimulatedSigner(accused).sign(statement(pledge)))
     case = Case(pledge, numerics="cpu", contributions=shares)
     return replace(case, rechecks=tuple(recheck(case, b"f" * 32, SimulatedSigner(peer), peer) for peer in others))

@@ -10,19 +10,20 @@ from typing import Literal
 import pytest
 from strike import check_always, kill_and_restart, reached, watch_calls, watched
 
-from swarmnet.audit.pledge import proves, sum_root
+from swarmnet.audit.pledge import proves, whole_of
 from swarmnet.errors import Refused, RejectCode
 from swarmnet.ids import PeerId
 from swarmnet.manifest.schema import Audits
 from swarmnet.messages import AuditData, AuditRequest, Rejected, Request
 from swarmnet.pipeline.works import MOST_ASKS, record_of
-from swarmnet.simulate.engine import Arithmetic
+from swarmnet.simulate.engine import product
 from swarmnet.simulate.plan import Plan
 from swarmnet.simulate.swarm import Node, Swarm
 from swarmnet.stage.seams import ShareWork
 from swarmnet.transport import ask
 
 KEPT = 4
+SEED = b"of the aggregate's vector"
 
 SELDOM = Audits(microbatches=1e-9, contributions=0.0)
 """Works are kept and pledged, and nobody looks at them of itself."""
@@ -31,7 +32,7 @@ SELDOM = Audits(microbatches=1e-9, contributions=0.0)
 class Auditors:
     """After each update one replica of a stage looks into all that a mate counted two steps before, each in turn.
 
-    sums: root of what a replica had in its accumulator as the step was applied, by (stage, step, peer).
+    sums: what stands for what a replica had in its accumulator as the step was applied, by (stage, step, peer).
     """
 
     def __init__(self, swarm: Swarm) -> None:
@@ -88,7 +89,7 @@ class Auditors:
             assert proves(answer.path, record, root)
             works.append((index, *node.peer.replicas[stage].execution.opened(request, answer)))
         try:
-            found, share = await node.engines[stage].recompute_share(step, works)
+            found, share = await node.engines[stage].recompute_share(step, works, SEED)
         except Refused:
             self.without += 1
             return
@@ -112,7 +113,7 @@ def remember_sums(swarm: Swarm, auditors: Auditors) -> None:
 
             async def applied(commits, node=node, stage=stage, engine=engine, apply=apply):
                 total = engine.accumulator(engine.version).total
-                auditors.sums[stage, engine.version, node.peer_id] = sum_root(Arithmetic.pieces(total))
+                auditors.sums[stage, engine.version, node.peer_id] = whole_of(product(SEED, total, 0))
                 await apply(commits)
 
             engine.apply = applied  # type: ignore[method-assign]

@@ -151,8 +151,8 @@ def test_a_guest_calls_nobody_who_is_not_admitted() -> None:
 def test_a_convict_is_refused_by_the_proof_and_hears_it() -> None:
     """Whoever was started again knows nothing of what it is convicted of."""
     stamp = Stamp(3, 1, first_chain(RUN, 1))
-    pledge = Pledge(stamp, RoundId(Ballot(0, OWNER.peer), 1), bytes(32), bytes(32), OWNER.peer, 1, bytes(32), bytes(32))
-    proof = Case(pledge, other=replace(pledge, sum_root=bytes(range(32))))
+    pledge = Pledge(stamp, RoundId(Ballot(0, OWNER.peer), 1), bytes(32), bytes(32), OWNER.peer, 1, bytes(32))
+    proof = Case(pledge, other=replace(pledge, work_root=bytes(range(32))))
 
     async def main() -> None:
         async with pair() as (member, convict):

@@ -36,6 +36,11 @@ class Notary:
         return signature == digest_of("signed", peer, data)
 
 
+def product_of(outputs: Iterable[bytes]) -> int:
+    """Of a contribution made of these."""
+    return int.from_bytes(digest_of(list(outputs))[:7], "little")
+
+
 def right(work: WorkRecord) -> WorkRecord:
     """The work with that input, as it should be."""
     return replace(work, output=digest_of("output", work.input))
@@ -167,8 +172,7 @@ class Stage:
             self.finished.digest,
             shares_of(self.finished.contributions, self.finished.voided),
             peer,
-            0,
-            digest_of("pieces", outputs),
+            product_of(outputs),
             root_of({index: leaf(work) for index, work in works.items()}),
         )
         pledge = replace(pledge, signature=Notary(peer).sign(statement(pledge)))
@@ -194,7 +198,7 @@ class Stage:
         works, case = self.members[pledge.peer].works[pledge], self.case(pledge, index, sent)
         if index == WHOLE:
             outputs = [right(work).output for work in works.values()]
-            return case, whole_of(digest_of("pieces", outputs), pledge.product)
+            return case, whole_of(product_of(outputs))
         return case, right(works[index]).output if sent is not None else leaf(right(works[index]))
 
     def is_false(self, check: Check) -> bool:

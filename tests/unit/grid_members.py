@@ -89,9 +89,6 @@ class Vector:
             assert place not in self.sum, "put twice"
             self.sum[place] = value
 
-    async def pieces(self, start: int, stop: int) -> list[bytes]:
-        return [str(self.values[start:stop]).encode().ljust(32)[:32]]
-
     async def prove(self, seed: bytes) -> int:
         return product(seed, self.values, 0)
 

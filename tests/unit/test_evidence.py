@@ -37,9 +37,7 @@ LEAVES = {index: leaf(work) for index, work in WORKS.items()}
 
 def signed_pledge(by: Identity = LIAR, **changes) -> Pledge:
     round_id = RoundId(Ballot(3, PEERS[1].peer), 4)
-    pledge = Pledge(
-        STAMP, round_id, d("sum"), shares_of(SHARES, frozenset({40})), by.peer, 5, d("pieces"), root_of(LEAVES)
-    )
+    pledge = Pledge(STAMP, round_id, d("sum"), shares_of(SHARES, frozenset({40})), by.peer, 5, root_of(LEAVES))
     pledge = replace(pledge, **changes)
     return replace(pledge, signature=by.sign(statement(pledge)))
 

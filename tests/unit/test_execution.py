@@ -10,7 +10,7 @@ from collections.abc import Callable
 import pytest
 from scripted import PROOF, OneProof, Says, ScriptedTransport, on_virtual_time
 
-from swarmnet.audit.pledge import proves, sum_root
+from swarmnet.audit.pledge import proves, whole_of
 from swarmnet.errors import BadMessage, DeviceFull, Overflow, Refused, RejectCode
 from swarmnet.ids import Ballot, Chain, PeerId, RoundId
 from swarmnet.messages import (
@@ -37,7 +37,7 @@ from swarmnet.pipeline.router import AdaptiveTimeout, Router
 from swarmnet.pipeline.works import MOST_ASKS, ShownWorks, WorkBook, record_of
 from swarmnet.simulate.clock import VirtualLoop
 from swarmnet.simulate.device import Device
-from swarmnet.simulate.engine import Arithmetic, SimulatedEngine
+from swarmnet.simulate.engine import SimulatedEngine, product
 from swarmnet.simulate.plan import Plan
 from swarmnet.stage.seams import Stash
 from swarmnet.transport import ReadPayload, layout_of
@@ -715,10 +715,10 @@ def test_who_counted_a_microbatch_shows_it_and_a_mate_finds_the_same(stage: int)
             found = record_of(index, inputs, again.output, gradient, again.answer, again.loss_sum, again.num_tokens)
             assert found == data.work
             works.append((index, inputs, gradient))
-        both, whole = await engine.recompute_share(0, works)
+        both, whole = await engine.recompute_share(0, works, b"seed")
         assert len(both) == 2
-        _, half = await engine.recompute_share(0, works[:1])
-        assert whole == sum_root(Arithmetic.pieces(contribution)) and half != whole
+        _, half = await engine.recompute_share(0, works[:1], b"seed")
+        assert whole == whole_of(product(b"seed", contribution, 0)) != half
         await engine.apply(commits)
         with pytest.raises(Refused) as gone:
             await engine.recompute(0, 5, *works[0][1:])

@@ -40,7 +40,7 @@ def finished_of(stage: int, step: int, who: int = 3, salt: str = "") -> Finished
 
 def signed(by: Identity, stamp: Stamp, finished: Finished) -> Pledge:
     shares = shares_of(finished.contributions, finished.voided)
-    pledge = Pledge(stamp, finished.id, finished.digest, shares, by.peer, 0, d("pieces"), d("works"))
+    pledge = Pledge(stamp, finished.id, finished.digest, shares, by.peer, 0, d("works"))
     return replace(pledge, signature=by.sign(statement(pledge)))
 
 

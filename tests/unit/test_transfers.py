@@ -73,7 +73,7 @@ def record(index: int, output: str, answer: str) -> WorkRecord:
 def proof_of(work: WorkRecord, sent: Sent) -> Case:
     """Who has that work pledged, and has sent that."""
     leaves, id = {work.index: leaf(work)}, RoundId(Ballot(1, ME), 1)
-    pledge = Pledge(sent.stamp, id, b"sum", bytes(32), sent.peer, 0, bytes(32), root_of(leaves))
+    pledge = Pledge(sent.stamp, id, b"sum", bytes(32), sent.peer, 0, root_of(leaves))
     pledge = replace(pledge, signature=Notary(sent.peer).sign(statement(pledge)))
     return Case(pledge, work, path_of(leaves, work.index), sent)
 

@@ -98,7 +98,7 @@ ACK = Ack(ROUND_ID, b"digest", 77, -2.5, 0.125, roll_of(NAMED), frozenset({4}))
 FENCED = (STAMP, BALLOT, GENERATION)
 TENSOR = Packed("fp32", (2, 3), bytes(24))
 PLEDGE = Pledge(
-    STAMP, ROUND_ID, b"digest", bytes(range(32)), peer(4), (1 << 61) - 2, bytes(32), bytes(range(1, 33)), b"signed"
+    STAMP, ROUND_ID, b"digest", bytes(range(32)), peer(4), (1 << 61) - 2, bytes(range(1, 33)), b"signed"
 )  # fmt: skip
 WORK = WorkRecord(6, bytes([1]) * 32, bytes([2]) * 32, bytes([3]) * 32, bytes([4]) * 32, -1.5, 64, True)
 SENT = Sent(STAMP, 6, "answer", bytes([5]) * 32, peer(4), bytes([6]) * 32, bytes([7]) * 32, True, b"signed")

@@ -158,9 +158,7 @@ troubles = st.builds(
     st.sets(peers, max_size=3),
 )
 signatures = st.binary(min_size=1, max_size=64)
-pledges = st.builds(
-    Pledge, stamps, rounds, digests, digests32, peers, st.integers(0, PRIME - 1), digests32, digests32, signatures
-)
+pledges = st.builds(Pledge, stamps, rounds, digests, digests32, peers, st.integers(0, PRIME - 1), digests32, signatures)
 works = st.builds(WorkRecord, index, digests32, digests32, digests32, digests32, finite, counts, st.booleans())
 sents = st.builds(
     Sent,
@@ -221,7 +219,7 @@ requests: dict[type, st.SearchStrategy] = {
     ),
     Part: st.builds(
         lambda stamp, id, kind, span, hop, reference: Part(stamp, id, kind, *span, hop, reference),
-        stamps, rounds, st.sampled_from(["contribution", "reduced", "sum", "pledges", "pieces"]), spans,
+        stamps, rounds, st.sampled_from(["contribution", "reduced", "sum", "pledges"]), spans,
         st.integers(0, 15), st.binary(max_size=32),
     ),
     AuditRequest: st.builds(AuditRequest, steps, stages, index, peers, st.booleans(), st.booleans()),

@@ -161,14 +161,13 @@ class Tensor(_message.Message):
     def __init__(self, codec: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., length: _Optional[int] = ...) -> None: ...
 
 class Pledge(_message.Message):
-    __slots__ = ("stamp", "id", "digest", "shares", "peer", "product", "sum_root", "work_root", "signature", "incarnation")
+    __slots__ = ("stamp", "id", "digest", "shares", "peer", "product", "work_root", "signature", "incarnation")
     STAMP_FIELD_NUMBER: _ClassVar[int]
     ID_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     SHARES_FIELD_NUMBER: _ClassVar[int]
     PEER_FIELD_NUMBER: _ClassVar[int]
     PRODUCT_FIELD_NUMBER: _ClassVar[int]
-    SUM_ROOT_FIELD_NUMBER: _ClassVar[int]
     WORK_ROOT_FIELD_NUMBER: _ClassVar[int]
     SIGNATURE_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
@@ -178,11 +177,10 @@ class Pledge(_message.Message):
     shares: bytes
     peer: str
     product: int
-    sum_root: bytes
     work_root: bytes
     signature: bytes
     incarnation: int
-    def __init__(self, stamp: _Optional[_Union[Stamp, _Mapping]] = ..., id: _Optional[_Union[RoundId, _Mapping]] = ..., digest: _Optional[bytes] = ..., shares: _Optional[bytes] = ..., peer: _Optional[str] = ..., product: _Optional[int] = ..., sum_root: _Optional[bytes] = ..., work_root: _Optional[bytes] = ..., signature: _Optional[bytes] = ..., incarnation: _Optional[int] = ...) -> None: ...
+    def __init__(self, stamp: _Optional[_Union[Stamp, _Mapping]] = ..., id: _Optional[_Union[RoundId, _Mapping]] = ..., digest: _Optional[bytes] = ..., shares: _Optional[bytes] = ..., peer: _Optional[str] = ..., product: _Optional[int] = ..., work_root: _Optional[bytes] = ..., signature: _Optional[bytes] = ..., incarnation: _Optional[int] = ...) -> None: ...
 
 class WorkRecord(_message.Message):
     __slots__ = ("index", "input", "output", "gradient", "answer", "loss_sum", "num_tokens", "resent")
