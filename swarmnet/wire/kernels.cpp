@@ -267,7 +267,7 @@ using u128 = unsigned __int128;
 using i128 = __int128;
 
 constexpr u64 PRIME = (u64{1} << 61) - 1;
-constexpr i64 WIDTH = 1024, TERMS = 8;
+constexpr i64 WIDTH = 1024, PIECE_BITS = 30, LIMB_BITS = 21;
 
 inline u64 once(u64 value) { return value >= PRIME ? value - PRIME : value; }
 
@@ -278,17 +278,37 @@ inline u64 residue(i128 value) {
     return value < 0 && found ? PRIME - found : found;
 }
 
-// Of n numbers and as many residues. Eight products of 63 and 61 bits fit 128.
-u64 weighed(const i64* x, const i64* by, i64 n) {
-    u64 total = 0;
-    i64 k = 0;
-    for (; k + TERMS <= n; k += TERMS) {
-        i128 sum = 0;
-        for (i64 term = k; term < k + TERMS; term++) sum += static_cast<i128>(x[term]) * by[term];
-        total = once(total + residue(sum));
+// WIDTH residues in limbs of 21 bits: multiplied by a number of 32 bits, WIDTH of them add up to less than 2^63.
+struct Limbs {
+    std::int32_t low[WIDTH], middle[WIDTH], high[WIDTH];
+
+    explicit Limbs(const i64* residues) {
+        constexpr i64 mask = (1 << LIMB_BITS) - 1;
+        for (i64 k = 0; k < WIDTH; k++) {
+            low[k] = residues[k] & mask, middle[k] = residues[k] >> LIMB_BITS & mask;
+            high[k] = residues[k] >> 2 * LIMB_BITS;
+        }
     }
-    for (; k < n; k++) total = once(total + residue(static_cast<i128>(x[k]) * by[k]));
-    return total;
+};
+
+// Of n numbers and the residues from `first` on. Numbers of more than 32 bits are taken in pieces, the lowest first:
+// vectors multiply 32 bits by 32 at once.
+u64 weighed(const i64* x, const Limbs& by, i64 first, i64 n) {
+    u64 used = 0, total = 0;
+    for (i64 k = 0; k < n; k++) used |= static_cast<u64>(x[k] ^ x[k] >> 63);
+    const std::int32_t *const by_low = by.low + first, *const by_middle = by.middle + first, *const by_high = by.high + first;
+    for (i64 shift = 0;; shift += PIECE_BITS) {
+        const bool last = !(used >> shift >> 31);
+        const i64 mask = last ? -1 : (i64{1} << PIECE_BITS) - 1;
+        i64 low = 0, middle = 0, high = 0;
+        for (i64 k = 0; k < n; k++) {
+            const i64 piece = static_cast<std::int32_t>(x[k] >> shift & mask);
+            low += piece * by_low[k], middle += piece * by_middle[k], high += piece * by_high[k];
+        }
+        const i128 sum = low + (static_cast<i128>(middle) << LIMB_BITS) + (static_cast<i128>(high) << 2 * LIMB_BITS);
+        total = once(total + residue(static_cast<i128>(residue(sum)) << shift));
+        if (last) return total;
+    }
 }
 
 }  // namespace
@@ -482,11 +502,12 @@ i64 linear(const i64* x, i64 n, i64 start, const i64* rows, const i64* columns, 
     const i64 first_row = start / WIDTH, end = start + n;
     const i64 count = n ? (end + WIDTH - 1) / WIDTH - first_row : 0;
     std::vector<u64> totals(std::max<i64>(1, std::min(threads, count)), 0);
+    const Limbs limbs(columns);
     in_ranges(count, static_cast<i64>(totals.size()), [&](i64 first, i64 last, i64 number) {
         u64 total = 0;
         for (i64 row = first_row + first; row < first_row + last; row++) {
             const i64 from = std::max(start, row * WIDTH), to = std::min(end, (row + 1) * WIDTH);
-            const u64 found = weighed(x + (from - start), columns + (from - row * WIDTH), to - from);
+            const u64 found = weighed(x + (from - start), limbs, from - row * WIDTH, to - from);
             total = once(total + residue(static_cast<i128>(found) * rows[row]));
         }
         totals[number] = total;
