@@ -1,9 +1,10 @@
 """The memory of one finished sum, filled in whatever order its pieces come, and the digest of what it then holds.
 
 The digest is the BLAKE3 of the BLAKE3 of every block of `BLOCK_ELEMENTS` elements, in order: a function of the sum
-alone, whoever cut it in which pieces, yet each block is hashed as soon as it is whole and still in cache. As hard to
-collide as SHA-256, three to four times as fast where processors have instructions for that, and more where they have
-none. Knows no codecs and no rounds. Averaging thread only.
+alone, whoever cut it in which pieces, yet each block is hashed as soon as it is whole and still in cache. A block whose
+integers all fit 16 bits is hashed as int16, a quarter of the bytes; since it has a known number of elements, no other
+block has these bytes. As hard to collide as SHA-256, three to four times as fast where processors have instructions for
+that, and more where they have none. Knows no codecs and no rounds. Averaging thread only.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from torch import Tensor
 from swarmnet.errors import BadMessage, RejectCode
 
 BLOCK_ELEMENTS = 1 << 16
+_SHORT = torch.iinfo(torch.int16)
 
 
 class SumBuffer:
@@ -72,4 +74,8 @@ class SumBuffer:
 
     def _hash(self, block: int) -> bytes:
         elements = self.flat[block * BLOCK_ELEMENTS : (block + 1) * BLOCK_ELEMENTS]
+        if elements.dtype == torch.int64:
+            low, high = torch.aminmax(elements)
+            if low >= _SHORT.min and high <= _SHORT.max:
+                elements = elements.to(torch.int16)
         return blake3(elements.cpu().view(torch.uint8).numpy().data).digest()

@@ -25,8 +25,8 @@ def small_blocks() -> object:
     patch.undo()
 
 
-def a_buffer(size: int) -> SumBuffer:
-    buffer = SumBuffer(size, dtype=torch.float32, device=torch.device("cpu"))
+def a_buffer(size: int, dtype: torch.dtype = torch.float32) -> SumBuffer:
+    buffer = SumBuffer(size, dtype=dtype, device=torch.device("cpu"))
     buffer.open()
     return buffer
 
@@ -49,6 +49,15 @@ def test_the_digest_is_a_function_of_the_sum(size: int, data: st.DataObject) -> 
     assert not buffer.whole
     assert buffer.seal() == blake3(b"".join(blocks)).digest()
     assert buffer.whole and torch.equal(buffer.flat, values)
+
+
+def test_integers_have_a_digest_of_their_own_whatever_their_length() -> None:
+    found = set()
+    for last in (-(2**63), -(2**15) - 1, -(2**15), -1, 0, 2**15 - 1, 2**15, 2**16, 2**63 - 1):
+        buffer = a_buffer(20, torch.int64)
+        put(buffer, torch.tensor([*range(19), last]), 0, 20)
+        found.add(buffer.seal())
+    assert len(found) == 9
 
 
 @pytest.mark.parametrize(
