@@ -1,4 +1,4 @@
-"""Groups on paper: how fast gossip mixes beside what the paper predicts, and what losses cost an exact round.
+"""Groups on paper: how fast gossip mixes beside what the paper predicts, and how far vectors travel.
 
     python benchmarks/grouping.py [--members 64,256] [--absent 0,0.15] [--rounds N] [--seed N] [--json FILE]
 
@@ -9,10 +9,6 @@ absent keeps its own. Printed is what a round leaves of the squared distance fro
 (r - 1) / N + r / N^2 of arXiv:2103.03239 (theorem 3.2), r the number of groups, an absentee a group of its own.
 `random`: the draws that take turns where `sync = "local"` has partners (`averaging.grid`). `grid`: rows and columns in
 turns, which is no random partition: without absentees two rounds give the exact mean.
-
-Exact rounds. In every round of a step some members are lost before it ends, what they had counted is counted again
-where the keeper would have it, and the round is opened again. Printed is how many rows had lost somebody, and how many
-are summed anew; all others are kept.
 
 Traffic. Members at sites of equal size, a millisecond from each other inside one and fifty between two. Printed is what
 a member receives in a round, in vectors, what of that comes from another site, and from how many members it comes: in
@@ -54,19 +50,6 @@ class Mixing:
     absent: float
     measured: float
     predicted: float
-
-
-@dataclass(frozen=True)
-class Losses:
-    """What one loss after the other in a step's rounds costs. rows: of the grid; hit, anew: in all rounds together."""
-
-    members: int
-    group: int
-    lost: int
-    rows: int
-    rounds: int
-    hit: int
-    anew: int
 
 
 @dataclass(frozen=True)
@@ -156,42 +139,10 @@ def by_chance(members: int, size: int, absent: float, *, rounds: int, seed: int)
 def by_turns(members: int, size: int, absent: float, *, rounds: int, seed: int) -> Mixing:
     """Rows and columns of one grid in turns: per round, over both turns together."""
     grid = in_rows(peers_of(members), shape(members, size))
-    ways: tuple[Partition, Partition] = grid.rows, [grid.column(column) for column in range(grid.columns)]
+    ways: tuple[Partition, Partition] = grid.rows, grid.columns
     return mixing(
         "grid", members, len(grid.rows[0]), absent, lambda turn: ways[turn % 2], rounds=rounds, seed=seed, fresh_every=2
     )
-
-
-def hop_0(
-    peer: PeerId, opening: RoundBuilder, members: Sequence[PeerId], ledger: Ledger, size: int
-) -> dict[PeerId, Group]:
-    """What every member takes part in first, in the round that the keeper opens now."""
-    current = opening.open(members, ledger)
-    return {peer: groups(peer, current, (0, ELEMENTS), group_size=size)[0] for peer in members}
-
-
-def losses(members: int, size: int, absent: float, *, waves: int, seed: int) -> Losses:
-    """`absent` of the members are lost, in so many waves, each in the middle of a round."""
-    rng, names = random.Random(seed), peers_of(members)
-    ledger, opening = Ledger(members), RoundBuilder(STAMP, Ballot(1, names[0]), size, itertools.count())
-    for index, peer in enumerate(names):
-        ledger.claim((peer, Generation(1, 0)), index)
-    now = hop_0(names[0], opening, names, ledger, size)
-    rows, hit, anew = len({group.chunks for group in now.values()}), 0, 0
-    doomed = rng.sample(names[1:], round(absent * members))
-    for wave in range(waves):
-        gone = doomed[wave::waves]
-        hit += len({now[peer].chunks for peer in gone})
-        for peer in gone:
-            opening.lost(peer, ledger.of(peer))
-            ledger.evict((peer, Generation(1, 0)))
-            names.remove(peer)
-        for index in ledger.free():
-            peer = min(names, key=lambda p: (not opening.spares(p, index), len(ledger.of(p)), p))
-            ledger.claim((peer, Generation(1, 0)), index)
-        before, now = now, hop_0(names[0], opening, names, ledger, size)
-        anew += len({now[peer].chunks for peer in names if now[peer] != before[peer]})
-    return Losses(members, size, len(doomed), rows, waves, hit, anew)
 
 
 def traffic(members: int, sites: int, size: int) -> Traffic:
@@ -257,23 +208,13 @@ def main() -> None:
             f"| {row.way} | {row.members} | {row.group} | {row.absent:.0%} | {row.measured:.4f} | "
             f"{row.predicted:.4f} | {row.measured / row.predicted:.2f} |"
         )
-    cost = [
-        losses(members, 16, absent, waves=waves, seed=options.seed)
-        for members in options.members
-        for absent in options.absent
-        if absent
-        for waves in (1, 5)
-    ]
-    print("\n| members | rows | lost | in rounds | rows hit | rows summed anew |\n|---|---|---|---|---|---|")
-    for each in cost:
-        print(f"| {each.members} | {each.rows} | {each.lost} | {each.rounds} | {each.hit} | {each.anew} |")
     moved = [traffic(members, 8, size) for members in options.members for size in (1024, 16)]
     print("\n| members | sites | largest group | vectors received | from other sites | from members |")
     print("|---|---|---|---|---|---|")
     for way in moved:
         print(f"| {way.members} | {way.sites} | {way.group} | {way.vectors:.3f} | {way.from_afar:.3f} | {way.mates} |")
     if options.json:
-        rows = [*map(asdict, drawn), *map(asdict, cost), *map(asdict, moved)]
+        rows = [*map(asdict, drawn), *map(asdict, moved)]
         options.json.write_text(json.dumps({"rows": rows}, indent=1))
 
 

@@ -674,7 +674,6 @@ class TwoRounds(Lie):
             voided=self.every_index - counted,
             bandwidths=(),
             rows=(),
-            columns=0,
         )
         return (replace(message, attempt=attempt),)
 

@@ -536,8 +536,6 @@ class Round:
     rows: Annotated[tuple[Annotated[int, Between(1, MAX_MEMBERS)], ...], Entries(MAX_MEMBERS, "members")] = ()
     """How many of the receivers, in their order, stand in each row of a grid (`averaging.grid`); (): all are one
     group."""
-    columns: Annotated[int, Between(0, MAX_MEMBERS)] = 0
-    """In how many parts each row cuts the vector; 0: all are one group."""
     notice: Notice = ""
     """The notice that begins at this step, if the keeper knows one: the commit will name it."""
     late: LatePeers = ()

@@ -18,10 +18,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
-from swarmnet.averaging.grid import Group, Speaker, groups, lone_group, partners
+from swarmnet.averaging.grid import Group, groups, lone_group, partners
 from swarmnet.averaging.parts import Range
 from swarmnet.averaging.pledges import Pledges, chunk_digest, part_key, part_pledge, says, signed_part
 from swarmnet.averaging.watch import Meter, StreamWait, Watch
@@ -58,47 +58,27 @@ _AHEAD = 4
 
 _DEADLINE_S = 3600.0
 
-_LEAST_PATIENCE_S, _PATIENCE = 10.0, 20.0
-"""A contributor's next chunk depends on nobody else. If its stream is silent for `_PATIENCE` times its slowest chunk so
-far, and for `_LEAST_PATIENCE_S` at least, it is stuck: the chunk is requested again and the peer logged."""
 
-
-class _Pace:
-    """How long a stream may be silent. owes: its chunks depend on nobody else. The first chunk may take any time."""
-
-    def __init__(self, *, owes: bool) -> None:
-        self._owes = owes
-        self._slowest_s: float | None = None
-
-    def came(self, seconds: float) -> None:
-        """A chunk has come, so long after the last sign of life."""
-        if self._owes:
-            self._slowest_s = max(self._slowest_s or 0.0, seconds)
-
-    @property
-    def patience_s(self) -> float | None:
-        """Seconds until the next sign of life at the latest; None: however long it takes."""
-        if not self._owes or self._slowest_s is None:
-            return None
-        return max(_LEAST_PATIENCE_S, _PATIENCE * self._slowest_s)
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ExchangeContext:
-    """What a replica takes part with. num_tokens: of every microbatch. running_s: between two signs of life."""
+    """What a replica takes part with."""
 
     me: PeerId
     sums: Summation
     transport: Transport
     num_tokens: int
+    """Of every microbatch."""
+    group_size: int
     running_s: float
+    """Between two signs of life."""
     on_event: OnEvent
-    meter: Meter
-    watch: Watch
     spans: SpanBook
-    signer: Signer | None = None
-    """Signs the parts that are sent, where members pledge (`averaging.pledges`)."""
-    incarnation: int | None = None  # of my process, which pledges for what it has contributed itself; None: of any
+    signer: Signer | None
+    """Signs the parts that are sent, where members pledge (`averaging.pledges`); None: they do not."""
+    incarnation: int | None
+    """Of my process, which pledges for what it has contributed itself; None: of any."""
+    meter: Meter = field(default_factory=Meter)
+    watch: Watch = field(default_factory=Watch)
 
 
 class Butterfly:
@@ -107,27 +87,17 @@ class Butterfly:
     given, signed: what each contributor has signed of its part for me, and each reducer of what it handed to me.
 
     losses: of the indexes in my accumulator, which must not change before `close`. below: in a later hop, my butterfly
-    of the hop before, whose sums I contribute. kept: my butterfly of an equal group in the round before, whose sums are
-    used again.
+    of the hop before, whose sums I contribute.
 
     Each chunk that I reduce has two values: its sum over this group (`_sums`), and its final value over the whole round
     (`_ends`). In the last hop they are the same.
     """
 
     def __init__(
-        self,
-        context: ExchangeContext,
-        current: Round,
-        group: Group,
-        losses: Losses,
-        *,
-        below: Butterfly | None = None,
-        kept: Butterfly | None = None,
+        self, context: ExchangeContext, current: Round, group: Group, losses: Losses, below: Butterfly | None
     ) -> None:
-        self.me, self.round, self.group, self._below = context.me, current, group, below
-        self._summation, self._transport = context.sums, context.transport
-        self._num_tokens, self._running_s, self._on_event = context.num_tokens, context.running_s, context.on_event
-        self._meter, self._watch, self._spans = context.meter, context.watch, context.spans
+        self._context, self.round, self.group, self._below = context, current, group, below
+        self.me, self._summation = context.me, context.sums
         self._losses = losses
         self._indexes = {speaker.peer: speaker.indexes for speaker in group.speakers}
         self._chunks = dict(group.chunks)
@@ -135,20 +105,12 @@ class Butterfly:
         mine = self._chunks.get(self.me, ())
         self._sums: dict[Range, asyncio.Future[Packed]] = {chunk: loop.create_future() for chunk in mine}
         self._summed: Losses = {}
-        # The round was opened again over an equal group: its sums are equal too.
-        if kept is not None:
-            assert kept.group == group, "a sum of other contributions"
-            self._sums |= {chunk: kept._sums[chunk] for chunk in kept.done}
-            self._summed = kept._summed
-        # Where parts are signed: digests of what I contributed, and of what came, and what was signed of it.
-        self._signer = context.signer
-        self._sent: dict[Range, bytes] = {} if kept is None else kept._sent
-        self._came: dict[PeerId, dict[Range, bytes]] = {} if kept is None else kept._came
-        self.given: dict[PeerId, Pledge] = {} if kept is None else kept.given
-        self.signed: dict[PeerId, Pledge] = {}
-        self._own: dict[bytes, Pledge] = {}
         self._ends = self._sums if group.last else {chunk: loop.create_future() for chunk in mine}
         self._told: Losses = self._summed  # of the whole round, once an end is there
+        # Where parts are signed: digests of the chunks that I contributed or reduced, and what was signed of parts.
+        self._digests: dict[tuple[PartKind, Range], bytes] = {}
+        self.given: dict[PeerId, Pledge] = {}
+        self.signed: dict[PeerId, Pledge] = {}
         self._closed = False
         self._began_at = self._gathered_at = 0.0  # _gathered_at: the first chunk that another member reduced came
 
@@ -162,16 +124,6 @@ class Butterfly:
         """Is this group of that round?"""
         return (self.round.stamp, self.round.id) == (stamp, round_id)
 
-    @property
-    def said(self) -> Speaker | None:
-        """What I contribute to this group."""
-        return next((speaker for speaker in self.group.speakers if speaker.peer == self.me), None)
-
-    @property
-    def done(self) -> list[Range]:
-        """The chunks that I have summed over this group."""
-        return [chunk for chunk, summed in self._sums.items() if summed.done()]
-
     def close(self) -> None:
         """The round is over or abandoned: what the engine holds is no longer of this round."""
         self._closed = True
@@ -183,13 +135,12 @@ class Butterfly:
 
         Returns (reducer, the round's losses as it tells them): all must be the same, or one reducer is wrong.
         """
-        missing = [chunk for chunk, summed in self._sums.items() if not summed.done()]
         self._began_at = asyncio.get_running_loop().time()
         async with asyncio.TaskGroup() as group:
             arriving = {peer: asyncio.Queue[tuple[Packed, Losses]](_AHEAD) for peer in self._indexes if peer != self.me}
-            if missing:
+            if self._sums:
                 for peer, queue in arriving.items():
-                    group.create_task(self._contributions(peer, queue, missing))
+                    group.create_task(self._contributions(peer, queue))
             if self._sums and self.group.speakers:
                 group.create_task(self._reduce(arriving))
             told = {peer: group.create_task(self._reduced(peer)) for peer in self._chunks if peer != self.me}
@@ -198,12 +149,10 @@ class Butterfly:
         mine = [(self.me, self._summed)] if self._sums and self.group.last else []
         return [*mine, *((peer, task.result()) for peer, task in told.items())]
 
-    async def _contributions(
-        self, peer: PeerId, queue: asyncio.Queue[tuple[Packed, Losses]], wanted: Sequence[Range]
-    ) -> None:
-        came = self._came.setdefault(peer, {})
-        async for chunk, data in self._stream(peer, "contribution", wanted):
-            if (pledge := self._checked(peer, "contribution", self.me, chunk, data, came)) is not None:
+    async def _contributions(self, peer: PeerId, queue: asyncio.Queue[tuple[Packed, Losses]]) -> None:
+        digests: list[bytes] = []
+        async for chunk, data in self._stream(peer, "contribution", [*self._sums]):
+            if (pledge := self._checked(peer, "contribution", self.me, chunk, data, digests)) is not None:
                 self.given[peer] = pledge
             await queue.put((data.payload[0], dict(data.losses)))
 
@@ -213,32 +162,23 @@ class Butterfly:
         A member weighs what the round gives it: it speaks for these indexes and for no other.
         """
         for number, (chunk, reduced) in enumerate(self._sums.items()):
-            if not reduced.done():
-                contributions: list[Contribution] = []
-                for speaker in self.group.speakers:
-                    peer = speaker.peer
-                    reference = self._summation.reference
-                    packed, losses = await (self._mine(chunk, reference) if peer == self.me else arriving[peer].get())
-                    # Losses come with the first chunk of a stream.
-                    if not number:
-                        with self.noted(peer):
-                            check_losses(losses, self._indexes[peer], self._num_tokens, peer=peer)
-                        self._summed |= losses
-                    contributions.append(Contribution(peer, speaker.weight, packed))
-                with self.noted():
-                    result = await self._summation.reduce(contributions, *chunk, hop=self.group.hop)
-                for clipped in result.clipped:
-                    self._on_event(
-                        "clipped",
-                        {
-                            "step": self.round.stamp.step,
-                            "peer": clipped.peer,
-                            "factor": round(clipped.factor, 4),
-                            "part": list(chunk),
-                            "hop": self.group.hop,
-                        },
-                    )
-                reduced.set_result(result.packed)
+            contributions: list[Contribution] = []
+            for speaker in self.group.speakers:
+                peer = speaker.peer
+                reference = self._summation.reference
+                packed, losses = await (self._mine(chunk, reference) if peer == self.me else arriving[peer].get())
+                # Losses come with the first chunk of a stream.
+                if not number:
+                    with self.noted(peer):
+                        check_losses(losses, self._indexes[peer], self._context.num_tokens, peer=peer)
+                    self._summed |= losses
+                contributions.append(Contribution(peer, speaker.weight, packed))
+            with self.noted():
+                result = await self._summation.reduce(contributions, *chunk, hop=self.group.hop)
+            for clipped in result.clipped:
+                facts = {"peer": clipped.peer, "factor": round(clipped.factor, 4), "part": list(chunk)}
+                self._context.on_event("clipped", {"step": self.round.stamp.step, **facts, "hop": self.group.hop})
+            reduced.set_result(result.packed)
             if self.group.last:
                 self._ended(chunk, reduced.result(), self._summed)
                 await self._summation.put(chunk[0], reduced.result())
@@ -247,7 +187,7 @@ class Butterfly:
     def _span(self, kind: SpanKind, began: float) -> None:
         """It is over now."""
         stamp, now = self.round.stamp, asyncio.get_running_loop().time()
-        self._spans.add(kind, stamp.stage, stamp.step, self.group.hop, began, now)
+        self._context.spans.add(kind, stamp.stage, stamp.step, self.group.hop, began, now)
 
     async def _mine(self, chunk: Range, reference: bytes) -> tuple[Packed, Losses]:
         """What I contribute. reference: of who asks."""
@@ -259,9 +199,9 @@ class Butterfly:
     async def _reduced(self, peer: PeerId) -> Losses:
         """Install what that member reduces; returns the losses it tells."""
         told: Losses = {}
-        came: dict[Range, bytes] = {}
+        digests: list[bytes] = []
         async for chunk, data in self._stream(peer, "reduced", self._chunks[peer]):
-            if (pledge := self._checked(peer, "reduced", peer, chunk, data, came)) is not None:
+            if (pledge := self._checked(peer, "reduced", peer, chunk, data, digests)) is not None:
                 self.signed[peer] = pledge
             packed = data.payload[0]
             told |= data.losses
@@ -278,19 +218,20 @@ class Butterfly:
         reducer: PeerId,
         chunk: Range,
         data: PartData,
-        came: dict[Range, bytes],
+        digests: list[bytes],
     ) -> Pledge | None:
-        """A chunk of that peer has come; with the last one of a part its pledge, which is returned. Raises BadMessage:
-        it has signed something else."""
-        if self._signer is None:
+        """A chunk of that peer has come; with the last one of a part its pledge, which is returned.
+
+        digests: of the part's chunks so far. Raises BadMessage: the peer has signed something else.
+        """
+        if (signer := self._context.signer) is None:
             return None
-        came[chunk] = chunk_digest(data.payload[0])
-        cut = self._chunks[reducer]
-        if chunk != cut[-1]:
+        digests.append(chunk_digest(data.payload[0]))
+        if chunk != self._chunks[reducer][-1]:
             return None
-        pledge = signed_part(self._signer, data.pledges, self.round.stamp, peer, part_key(kind, self.group, reducer))
+        pledge = signed_part(signer, data.pledges, self.round.stamp, peer, part_key(kind, self.group, reducer))
         with self.noted(peer):
-            if not says(pledge, [came[each] for each in cut]):
+            if not says(pledge, digests):
                 raise BadMessage(RejectCode.MALFORMED, "a part that its sender has not signed", peer=peer)
         return pledge
 
@@ -312,7 +253,7 @@ class Butterfly:
         except (BadMessage, Refused) as error:
             sender = peer or error.facts.get("peer")
             if isinstance(sender, str) and error.code is not RejectCode.VOID:
-                self._watch.refused(PeerId(sender))
+                self._context.watch.refused(PeerId(sender))
             raise
 
     def _ended(self, chunk: Range, packed: Packed, told: Losses) -> None:
@@ -330,15 +271,14 @@ class Butterfly:
     ) -> AsyncGenerator[tuple[Range, PartData], None]:
         """These chunks of that member, in order, however often it takes: only the step machine gives a member up."""
         loop, hop = asyncio.get_running_loop(), self.group.hop
-        owes = kind == "contribution" and not hop
-        place, pace = 0, _Pace(owes=owes)
-        with self._watch.stream(peer, owes=owes, now=loop.time()) as wait:
+        place = 0
+        with self._context.watch.stream(peer, owes=kind == "contribution" and not hop, now=loop.time()) as wait:
             while place < len(wanted):
                 start, stop, reference = wanted[place][0], wanted[-1][1], self._summation.reference
                 request = Part(self.round.stamp, self.round.id, kind, start, stop, hop, reference)
                 # Whatever went wrong, ask again from the first missing chunk.
                 with contextlib.suppress(PeerGone, PeerTimeout, BadMessage, Refused):
-                    async with contextlib.aclosing(self._answers(peer, request, pace, wait)) as answers:
+                    async with contextlib.aclosing(self._answers(peer, request, wait)) as answers:
                         async for data in answers:
                             start, stop = wanted[place]
                             if len(data.payload) != 1 or data.payload[0].shape != (stop - start,):
@@ -352,35 +292,23 @@ class Butterfly:
                 wait.broke(now=loop.time())
                 await asyncio.sleep(PAUSE_S)
 
-    async def _answers(
-        self, peer: PeerId, request: Part, pace: _Pace, wait: StreamWait
-    ) -> AsyncGenerator[PartData, None]:
-        loop = asyncio.get_running_loop()
+    async def _answers(self, peer: PeerId, request: Part, wait: StreamWait) -> AsyncGenerator[PartData, None]:
+        loop, meter = asyncio.get_running_loop(), self._context.meter
         heard = began = loop.time()
-        deadline = began + _DEADLINE_S  # silence ends calls, not their length
-        async with contextlib.aclosing(self._transport.call(peer, request, deadline=deadline)) as answers:
-            while True:
-                asked = loop.time()
-                try:
-                    async with asyncio.timeout(pace.patience_s):
-                        answer = await anext(answers, None)
-                except TimeoutError as error:
-                    self._on_event("stuck", {"step": self.round.stamp.step, "peer": peer, "part": request.start})
-                    raise PeerTimeout("no progress", peer=peer) from error
+        deadline = began + _DEADLINE_S  # the watch ends calls, not their length
+        async with contextlib.aclosing(self._context.transport.call(peer, request, deadline=deadline)) as answers:
+            async for answer in answers:
                 since, heard = heard, loop.time()
                 match answer:
-                    case None:
-                        return
                     case Accepted():
-                        self._meter.ping(peer, heard - began)
+                        meter.ping(peer, heard - began)
                     case Running():
                         continue
                     case Busy():
                         wait.excused()
                         raise Refused(RejectCode.NOT_READY, "still at an earlier phase", peer=peer)
                     case PartData():
-                        self._meter.received(_num_bytes(answer), since=since, now=heard)
-                        pace.came(heard - asked)
+                        meter.received(_num_bytes(answer), since=since, now=heard)
                         yield answer
                     case Rejected():
                         raise Refused(answer.code, answer.reason, peer=peer)
@@ -404,7 +332,7 @@ class Butterfly:
                     yield answer
                 finally:  # it has been taken; after the last one nobody asks for more
                     if isinstance(answer, PartData):
-                        self._meter.sent(_num_bytes(answer), since=since, now=loop.time())
+                        self._context.meter.sent(_num_bytes(answer), since=since, now=loop.time())
 
     async def _serve_contribution(self, request: Part) -> AsyncGenerator[Answer, None]:
         wanted = _within(request, (chunk for cut in self._chunks.values() for chunk in cut))
@@ -419,8 +347,7 @@ class Butterfly:
                 async for running in self._waited(self._below._sums[chunk]):
                     yield running
             packed, losses = await self._mine(chunk, request.reference)
-            self._sent[chunk] = chunk_digest(packed) if self._signer is not None else b""
-            signed = await self._sign_contribution(chunk)
+            signed = self._sign("contribution", chunk, packed)
             yield PartData((packed,), losses if chunk is wanted[0] else {}, pledges=signed)
 
     async def _serve_reduced(self, request: Part) -> AsyncGenerator[Answer, None]:
@@ -431,40 +358,25 @@ class Butterfly:
         for chunk in wanted:
             async for running in self._waited(self._ends[chunk]):
                 yield running
-            losses = self._told if chunk is wanted[0] else {}
-            yield PartData((self._ends[chunk].result(),), losses, pledges=self._sign_reduced(chunk))
+            packed, losses = self._ends[chunk].result(), self._told if chunk is wanted[0] else {}
+            yield PartData((packed,), losses, pledges=self._sign("reduced", chunk, packed))
 
-    async def _sign_contribution(self, chunk: Range) -> Pledges:
-        """With the last chunk of a part: what I sign of all that I contribute to it."""
-        found = next(((peer, cut) for peer, cut in self._chunks.items() if cut[-1] == chunk), None)
-        if self._signer is None or found is None:
+    def _sign(self, kind: Literal["contribution", "reduced"], chunk: Range, packed: Packed) -> Pledges:
+        """I send this chunk. With the last one of a part, if I have sent all of it: what I sign of the part."""
+        if (signer := self._context.signer) is None:
             return ()
-        reducer, cut = found
-        for each in cut:
-            # Of a part that was asked for in pieces, or in a round over an equal group.
-            if each not in self._sent:
-                self._sent[each] = chunk_digest((await self._mine(each, b""))[0])
-        return self._sign(part_key("contribution", self.group, reducer), [self._sent[each] for each in cut])
-
-    def _sign_reduced(self, chunk: Range) -> Pledges:
-        """With the last chunk of my part: what I sign of it."""
-        cut = self._chunks[self.me]
-        if self._signer is None or cut[-1] != chunk:
+        if (kind, chunk) not in self._digests:
+            self._digests[kind, chunk] = chunk_digest(packed)
+        reducer, cut = next((peer, cut) for peer, cut in self._chunks.items() if chunk in cut)
+        digests = [self._digests[kind, each] for each in cut if (kind, each) in self._digests]
+        if chunk != cut[-1] or len(digests) < len(cut):
             return ()
-        return self._sign(
-            part_key("reduced", self.group, self.me), [chunk_digest(self._ends[each].result()) for each in cut]
-        )
-
-    def _sign(self, key: bytes, digests: Sequence[bytes]) -> Pledges:
-        assert self._signer is not None
-        if key not in self._own:
-            self._own[key] = part_pledge(self._signer, self.me, self.round, key, digests)
-        return (self._own[key],)
+        return (part_pledge(signer, self.me, self.round, part_key(kind, self.group, reducer), digests),)
 
     async def _waited(self, future: asyncio.Future[Packed]) -> AsyncGenerator[Running, None]:
         """Wait for it, with a sign of life now and then."""
         while not future.done():
-            await asyncio.wait([future], timeout=self._running_s)
+            await asyncio.wait([future], timeout=self._context.running_s)
             if not future.done():
                 yield Running()
 
@@ -490,41 +402,25 @@ def check_losses(losses: Losses, indexes: Indexes, num_tokens: int, **facts: obj
         raise Refused(RejectCode.MALFORMED, "a loss that no microbatch has", **facts)
 
 
-# ---------------------------------------------------------------- a member's hops through a round
-#
-# A sum is made of contributions, and two sums of the same contributions in the same pieces are the same bytes. So
-# where a round is opened again and a group has not changed, what was summed in it is not asked for, sent and summed
-# again.
+def butterflies(
+    context: ExchangeContext, current: Round, span: Range, losses: Losses, *, private: bool
+) -> list[Butterfly]:
+    """My butterflies that sum this span, hop by hop, each on the one below. private: my partners, random ones, and I
+    among ourselves.
 
-
-def planned_groups(
-    context: ExchangeContext, current: Round, span: Range, *, group_size: int, private: bool
-) -> list[Group]:
-    """The groups that sum this span for me, hop by hop. private: my partners, random ones, and I among ourselves.
-
-    Raises Refused if I came after the round was opened: then I have no partners and fetch the sum once somebody has it.
+    Raises Refused if I came after the round was opened: then I have no partners and fetch the sum once a peer has it.
     """
     block = context.sums.block
-    if private:
-        if context.me not in current.receivers:
-            raise Refused(RejectCode.NOT_FOUND, "no partner in a round that was opened before I came")
+    if not private:
+        planned = groups(context.me, current, span, group_size=context.group_size, block=block)
+    elif context.me not in current.receivers:
+        raise Refused(RejectCode.NOT_FOUND, "no partner in a round that was opened before I came")
+    else:
         size, turn = context.sums.draw
         found = partners(context.me, current.receivers, size, current.stamp.stage, turn)
-        return [lone_group(current, found, span, block=block)]
-    return groups(context.me, current, span, group_size=group_size, block=block)
-
-
-def butterflies(
-    context: ExchangeContext, current: Round, planned: Sequence[Group], losses: Losses, before: Sequence[Butterfly]
-) -> tuple[Butterfly, ...]:
-    """My butterflies of a round, each on the one below. before: of my last round.
-
-    A group's sum is used again if nothing that it is made of has changed: step, members, generations, microbatches,
-    order, pieces.
-    """
+        planned = [lone_group(current, found, span, block=block)]
     made: list[Butterfly] = []
     for group in planned:
         below = next((hop for hop in reversed(made) if hop.group.hop == group.hop - 1), None)
-        kept = next((hop for hop in before if hop.group == group and hop.round.stamp == current.stamp), None)
-        made.append(Butterfly(context, current, group, losses, below=below, kept=kept))
-    return tuple(made)
+        made.append(Butterfly(context, current, group, losses, below))
+    return made

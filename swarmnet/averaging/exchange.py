@@ -15,22 +15,13 @@ import itertools
 from collections import Counter
 from collections.abc import AsyncGenerator, Mapping, Sequence
 
-from swarmnet.averaging.butterfly import (
-    PAUSE_S,
-    Butterfly,
-    ExchangeContext,
-    Losses,
-    OnEvent,
-    butterflies,
-    check_losses,
-    planned_groups,
-)
+from swarmnet.averaging.butterfly import PAUSE_S, Butterfly, ExchangeContext, Losses, OnEvent, butterflies, check_losses
 from swarmnet.averaging.grid import circles, grid_of
 from swarmnet.averaging.meeting import Meeting
 from swarmnet.averaging.parts import chunk_elements, shares
 from swarmnet.averaging.pledges import NOTHING, Contradiction, RoundCheck, Said
 from swarmnet.averaging.replay_log import ReplayLog
-from swarmnet.averaging.watch import Meter, Watch, allowance_s, needs_s
+from swarmnet.averaging.watch import allowance_s, needs_s
 from swarmnet.bounds import Recent
 from swarmnet.errors import BadMessage, PeerGone, PeerTimeout, Refused, RejectCode, leaves
 from swarmnet.fetch.driver import PieceFetch, expect
@@ -86,7 +77,7 @@ class Exchange:
 
     Round ids repeat from step to step: a round is named by stamp and id. num_tokens: of every microbatch of the run.
     group_size: of the run, see `averaging.grid`. on_event hears `clipped`: whom the run's reducer clipped in a round's
-    part; and `sums_kept`: what of a group's sum was not made anew in the round after. spans: told how long hops took.
+    part. spans: told how long hops took.
     meeting: of a simulation of many peers, which makes the sum without streams, and has nobody pledge. signer: where
     sums are `pledged` members check reducers (`averaging.pledges`); without it nobody does. on_event then hears
     `sum_checked`, `reducer_lied` and `pledge_lied`, and on_contradiction of two pledges by one peer for one sum.
@@ -109,21 +100,28 @@ class Exchange:
         incarnation: int | None = None,
         on_contradiction: Contradiction = lambda one, other: None,
     ) -> None:
-        self._signer, self._incarnation, self._on_contradiction = signer, incarnation, on_contradiction
+        self._context = ExchangeContext(
+            me,
+            sums,
+            transport,
+            num_tokens,
+            group_size,
+            running_s,
+            on_event,
+            SpanBook() if spans is None else spans,
+            signer if sums.pledged else None,
+            incarnation,
+        )
+        self.meter, self.watch = self._context.meter, self._context.watch
+        self._on_contradiction, self._meeting = on_contradiction, meeting
+        self.me, self._sums, self._piece_elements = me, sums, piece_elements
         self._checks: dict[tuple[Stamp, RoundId], RoundCheck] = {}
         self._said: Recent[Stamp, Said] = Recent(_CHECKS_OF_STEPS)
         self._ended: Recent[Stamp, dict[RoundId, Finished]] = Recent(_CHECKS_OF_STEPS)  # what came of checked rounds
         self._refuted: tuple[Stamp, RoundId] | None = None  # the round whose check has failed here
-        self._spans = SpanBook() if spans is None else spans
-        self._meeting = meeting
-        self.me, self._sums, self._transport = me, sums, transport
-        self._running_s, self._num_tokens, self._on_event = running_s, num_tokens, on_event
-        self._group_size, self._piece_elements = group_size, piece_elements
         self._held: tuple[Stamp, Finished] | None = None
         self._open: tuple[Butterfly, ...] = ()
-        self._before: tuple[Butterfly, ...] = ()  # of the last round, whatever became of it
         self._opened = asyncio.Event()
-        self.meter, self.watch = Meter(), Watch()
         self._silent_until: dict[PeerId, float] = {}
         self._held_elements = self._sent_bytes = 0  # _held_elements: how long the sum in the buffer is
         self.collected_bytes = self._last_bytes = 0  # of sums that were fetched: of all, and of the last one
@@ -149,40 +147,21 @@ class Exchange:
             met = await self._meeting.sum(self.me, self._sums, current, losses)
             return self._hold(current, _describe(current, *await self._sums.seal(), met))
         self.meter.begin()
-        context = ExchangeContext(
-            self.me,
-            self._sums,
-            self._transport,
-            self._num_tokens,
-            self._running_s,
-            self._on_event,
-            self.meter,
-            self.watch,
-            self._spans,
-            self._signer if self._sums.pledged else None,
-            self._incarnation,
-        )
         self.watch.begin(current.id, *self._allowances(current))
-        spans = list(itertools.pairwise(itertools.accumulate(self._sums.phases, initial=0)))
-        # What a codec of local sync owes is of one round: its vectors are contributed and summed anew in the next.
-        before = self._before if len(spans) == 1 else ()
         all_losses: Losses = {}
         check: RoundCheck | None = None
+        spans = itertools.pairwise(itertools.accumulate(self._sums.phases, initial=0))
         for phase, span in enumerate(spans):
             private = phase < self._sums.private_phases
-            planned = planned_groups(context, current, span, group_size=self._group_size, private=private)
-            mine = butterflies(context, current, planned, {} if private else dict(losses), before)
+            mine = butterflies(self._context, current, span, {} if private else dict(losses), private=private)
             if phase:
                 await self._sums.next_phase()
             else:
-                self._note_kept(mine)
                 await self._sums.open_round(current.id)
             self._open = (*self._open, *mine)  # others may still be at the phase before
-            self._before = self._open
-            if context.signer is not None:
+            if (signer := self._context.signer) is not None:
                 said = self._said[current.stamp] = self._said.get(current.stamp, {})
-                signer, contradicted = context.signer, self._on_contradiction
-                check = RoundCheck(context, signer, current, mine, work_root, said, contradicted)
+                check = RoundCheck(self._context, signer, current, mine, work_root, said, self._on_contradiction)
                 self._checks[current.stamp, current.id] = check
             self._opened.set()
             self._opened = asyncio.Event()
@@ -191,7 +170,9 @@ class Exchange:
                 await self._sums.open_sum()
             told = await self._run(mine)
             if not private:
-                check_losses(told, NONE.union(*(found for _, _, found in current.contributions)), self._num_tokens)
+                check_losses(
+                    told, NONE.union(*(found for _, _, found in current.contributions)), self._context.num_tokens
+                )
                 all_losses = told
         digest, sq_norm = await self._sums.seal()
         finished = _describe(current, digest, sq_norm, all_losses)
@@ -217,7 +198,7 @@ class Exchange:
             raise
         finally:
             self._forget_checks(check)
-        self._on_event("sum_checked", {"step": current.stamp.step, "seconds": loop.time() - began})
+        self._context.on_event("sum_checked", {"step": current.stamp.step, "seconds": loop.time() - began})
 
     def _forget_checks(self, newest: RoundCheck) -> None:
         """Of rounds before, those that have passed are served and remembered for some steps."""
@@ -334,14 +315,13 @@ class Exchange:
         """The sum in the buffer has been applied: keep it in the replay log, for joiners."""
         self.replay_log.applied(stamp, finished, commits)
         self.watch.forget()
-        self._before = ()
 
     def forget(self) -> None:
         """The run has gone back: drop the buffer and the replay log, which belong to the past that was given up."""
         self.close()
         self.replay_log.forget()
         self.watch.forget()
-        self._held, self._before = None, ()
+        self._held = None
         self._checks, self._refuted = {}, None
 
     def close(self) -> None:
@@ -394,7 +374,7 @@ class Exchange:
         current = self._opened_as(request)
         if current is None:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._running_s):
+                async with asyncio.timeout(self._context.running_s):
                     await self._opened.wait()
             current = self._opened_as(request)
         # I still wait for others in an earlier phase or hop: `Busy` tells the caller not to blame me.
@@ -412,7 +392,7 @@ class Exchange:
         of = request.stamp, request.id
         if of not in self._checks:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._running_s):
+                async with asyncio.timeout(self._context.running_s):
                     await self._opened.wait()
         check = self._checks.get(of)
         if check is None or (check.closed and not check.passed):
@@ -440,14 +420,6 @@ class Exchange:
 
     # ------------------------------------------------------------ inside
 
-    def _note_kept(self, mine: Sequence[Butterfly]) -> None:
-        """Tell which of my own sums of the last round are used again."""
-        for hop in mine:
-            if hop.done:
-                self._on_event(
-                    "sums_kept", {"step": hop.round.stamp.step, "hop": hop.group.hop, "chunks": len(hop.done)}
-                )
-
     async def _run(self, hops: Sequence[Butterfly]) -> Losses:
         """Take part in all of them; the losses of the round. Raises an ExceptionGroup of whatever failed in any."""
         try:
@@ -473,7 +445,7 @@ class Exchange:
             min(chunk_elements(size, n, current.bandwidths), size) for size in self._sums.phases
         )
         streams = Counter[PeerId]()  # a contribution to everybody it exchanges with, and a sum
-        for circle in circles(grid_of(current), self._group_size):
+        for circle in circles(grid_of(current), self._context.group_size):
             streams.update(dict.fromkeys(circle, 2 * (len(circle) - 1)))
         at_once = {peer: float(chunk * streams[peer]) for peer in current.receivers}
         return {
@@ -517,7 +489,7 @@ class Exchange:
     async def _ask(
         self, peer: PeerId, request: Part, digest: bytes, patience_s: float | None
     ) -> tuple[Finished, Packed]:
-        answer = await ask(self._transport, peer, request, first_s=patience_s)
+        answer = await ask(self._context.transport, peer, request, first_s=patience_s)
         data = expect(answer, PartData, peer)
         shapes = [packed.shape for packed in data.payload]
         if shapes != [(request.stop - request.start,)]:

@@ -49,7 +49,7 @@ class Speaker:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """One sum among a few members. Equal groups sum the same contributions in the same pieces and order.
+    """One sum among a few members.
 
     speakers: who contributes, in the order of summing. chunks: what each reducer reduces of `span`, contiguous and in
     order; together they are the span. last: this sum is everybody's; else the next hop sums it further.
@@ -64,18 +64,15 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """Members in rows. columns: parts that every row is cut into; with one row each member has its part."""
+    """Members in rows. With one row each member has its part; else every row is cut into as many parts as the shortest
+    row has members, one part a column, and the last members of longer rows reduce nothing."""
 
     rows: tuple[tuple[PeerId, ...], ...]
-    columns: int
 
-    def reducer(self, row: Sequence[PeerId], column: int) -> PeerId:
-        """Who in this row stands in that column."""
-        return row[column] if self.columns <= len(row) else row[column * len(row) // self.columns]
-
-    def column(self, column: int) -> tuple[PeerId, ...]:
-        """One member of every row."""
-        return tuple(self.reducer(row, column) for row in self.rows)
+    @property
+    def columns(self) -> list[tuple[PeerId, ...]]:
+        """One member of every row each."""
+        return list(zip(*self.rows, strict=False))
 
 
 def shape(num_members: int, group_size: int) -> tuple[int, ...]:
@@ -94,27 +91,24 @@ def shape(num_members: int, group_size: int) -> tuple[int, ...]:
     return tuple(short + (row < longer) for row in range(num_rows))
 
 
-def in_rows(members: Sequence[PeerId], lengths: Sequence[int], columns: int = 0) -> Grid:
-    """Members in rows of these lengths, in their order. columns: by default as many as the shortest row has members.
-
-    Raises ValueError unless the rows are these members.
-    """
+def in_rows(members: Sequence[PeerId], lengths: Sequence[int]) -> Grid:
+    """Members in rows of these lengths, in their order. Raises ValueError unless the rows are these members."""
     if sum(lengths) != len(members) or not lengths or min(lengths) < 1:
         raise ValueError(f"{len(members)} members in rows of {tuple(lengths)}")
     edges = itertools.pairwise(itertools.accumulate(lengths, initial=0))
-    return Grid(tuple(tuple(members[start:stop]) for start, stop in edges), columns or min(lengths))
+    return Grid(tuple(tuple(members[start:stop]) for start, stop in edges))
 
 
 def grid_of(current: Round) -> Grid:
     """How the receivers of a round stand."""
-    return in_rows(current.receivers, current.rows or (len(current.receivers),), current.columns)
+    return in_rows(current.receivers, current.rows or (len(current.receivers),))
 
 
 def circles(grid: Grid, group_size: int) -> Iterator[tuple[PeerId, ...]]:
     """Who exchanges with whom in some hop: the rows, then the columns, or their rows and columns if they are long."""
     yield from grid.rows
     if len(grid.rows) > 1:
-        for column in map(grid.column, range(grid.columns)):
+        for column in grid.columns:
             yield from circles(in_rows(column, shape(len(column), group_size)), group_size)
 
 
@@ -151,7 +145,7 @@ class Cutting:
 
     def columns(self, grid: Grid, span: Range) -> list[tuple[tuple[PeerId, ...], Range]]:
         """(members, part) of every column that has any."""
-        columns = [grid.column(column) for column in range(grid.columns)]
+        columns = grid.columns
         return [
             (column, part) for column, part in zip(columns, self.parts(span, columns), strict=True) if part[0] < part[1]
         ]
@@ -223,8 +217,8 @@ def _row(row: Sequence[PeerId], said: Mapping[PeerId, Speaker]) -> tuple[tuple[C
 
 # ---------------------------------------------------------------- who shares a row
 #
-# Rows exchange whole vectors, columns only a part of one: what is far apart belongs in different rows. A lost member
-# leaves the other rows as they are. The keeper asks, members obey what its round says.
+# Rows exchange whole vectors, columns only a part of one: what is far apart belongs in different rows. The leader asks,
+# members obey what its round says.
 
 RoundTrips = Mapping[tuple[PeerId, PeerId], float]
 """(one, other) -> how far away `one` has found `other`, in any unit; pairs may be missing, or differ by direction."""
@@ -252,25 +246,6 @@ def arrange(
         left = [peer for peer in left if peer not in row]
         placed += sorted(row, key=lambda peer: (-rates.get(peer, 0), peer))
     return in_rows(placed, lengths)
-
-
-def rearranged(
-    before: Grid | None,
-    members: Iterable[PeerId],
-    round_trips: RoundTrips,
-    group_size: int,
-    bandwidths: Mapping[PeerId, int] | None = None,
-) -> Grid:
-    """The grid of the next round of a step: `before` without who is gone, so that other rows stay as they are.
-
-    A new grid is made if somebody has come, or if a row has only half as many members as columns.
-    """
-    present = set(members)
-    if before is not None and len(before.rows) > 1 and present <= {peer for row in before.rows for peer in row}:
-        rows = tuple(tuple(peer for peer in row if peer in present) for row in before.rows)
-        if all(len(row) > before.columns / 2 for row in rows):
-            return Grid(rows, before.columns)
-    return arrange(present, round_trips, group_size, bandwidths)
 
 
 def _distances(round_trips: RoundTrips, members: Set[PeerId]) -> dict[PeerId, dict[PeerId, float]]:

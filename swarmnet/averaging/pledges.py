@@ -89,7 +89,7 @@ def chunk_digest(packed: Packed) -> bytes:
 
 
 def part_key(kind: Literal["contribution", "reduced"], group: Group, reducer: PeerId) -> bytes:
-    """32 bytes: which part of which group's sum a `part_pledge` is about. Equal groups sum the same contributions."""
+    """32 bytes: which part of which group's sum a `part_pledge` is about."""
     said = [
         (speaker.peer, [(peer, of.incarnation, of.number, sorted(indexes)) for peer, of, indexes in speaker.counted])
         for speaker in group.speakers
@@ -106,7 +106,7 @@ def part_pledge(signer: Signer, me: PeerId, current: Round, key: bytes, digests:
 
 
 def signed_part(signer: Signer, pledges: Iterable[Pledge], stamp: Stamp, peer: PeerId, key: bytes) -> Pledge | None:
-    """Among these what that peer has signed of that part, in this round or in an earlier one over an equal group."""
+    """Among these what that peer has signed of that part."""
     for pledge in pledges:
         if (pledge.stamp, pledge.peer, pledge.shares) == (stamp, peer, key):
             return pledge if signer.verify(peer, statement(pledge), pledge.signature) else None

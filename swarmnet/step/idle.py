@@ -6,7 +6,7 @@ Pure.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 
 from swarmnet.ids import PeerId
 from swarmnet.messages import MemberState
@@ -85,17 +85,11 @@ class IdleWork:
         return now - self._flow_at > self._idle_s
 
     def give(
-        self,
-        ledger: Ledger,
-        members: Sequence[PeerId],
-        failed: Mapping[int, set[PeerId]],
-        spares: Callable[[PeerId, int], bool],
-        *,
-        now: float,
+        self, ledger: Ledger, members: Sequence[PeerId], failed: Mapping[int, set[PeerId]], *, now: float
     ) -> list[tuple[PeerId, int, bool]]:
         """Orders that are due: who executes which index, and is it the first order of that?
 
-        failed: who has found an index non-finite, and is asked for it last. spares: see `step.rounds`.
+        failed: who has found an index non-finite, and is asked for it last.
         """
         stagnant = self.stagnant(now)
         if not stagnant and not ledger.freed:
@@ -117,16 +111,7 @@ class IdleWork:
             if len(tried) >= len(members):
                 tried.clear()
             peer = min(
-                members,
-                key=lambda p: (
-                    self._view.leaves(p),
-                    p in found,
-                    p in tried,
-                    not spares(p, index),
-                    load[p],
-                    len(ledger.of(p)),
-                    p,
-                ),
+                members, key=lambda p: (self._view.leaves(p), p in found, p in tried, load[p], len(ledger.of(p)), p)
             )
             self._until[index] = now + self._patience_s(peer)
             tried.add(peer)

@@ -360,7 +360,7 @@ class Keeper:
         """Have members execute what has no assignee."""
         notes: list[Action] = []
         for peer, index, first in self._idle.give(
-            self.ledger, sorted(self.members), self._non_finite.found_by, self._builder.spares, now=now
+            self.ledger, sorted(self.members), self._non_finite.found_by, now=now
         ):
             self._plan(peer).execute |= {index}
             notes.append(note("ordered" if first else "ordered_again", index=index, peer=peer, step=self.stamp.step))
@@ -503,7 +503,6 @@ class Keeper:
 
     def _evict(self, peer: PeerId, generation: Generation) -> None:
         took_part = peer in self.members
-        self._builder.lost(peer, self.ledger.of(peer))
         self.ledger.evict((peer, generation))
         self.members.pop(peer, None)
         self._level, self.looks = False, True

@@ -9,16 +9,11 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Collection, Iterator, Mapping
 
-from swarmnet.averaging.grid import Grid, circles, grid_of, rearranged
+from swarmnet.averaging.grid import arrange, circles, grid_of
 from swarmnet.ids import Ballot, PeerId, RoundId
 from swarmnet.messages import UNMEASURED, LatePeers, LineQuality, Round, Stamp
 from swarmnet.step.ledger import Ledger
 from swarmnet.step.view import View
-
-# ---------------------------------------------------------------- the round builder
-#
-# A member that is lost between two rounds of a step leaves the others' rows as they are, and what it had counted is
-# best executed again in its own row: then no other row's sum changes, and none is made anew.
 
 _SURVEY = 8
 """Every so many steps parts are even: a member with a small part moves little, so its true speed would never show."""
@@ -42,28 +37,15 @@ class RoundBuilder:
         self.stamp, self.ballot, self._group_size, self._numbers = stamp, ballot, group_size, numbers
         self._notice = notice
         self._turns = 0
-        self._grid: Grid | None = None
         self._lines: dict[PeerId, LineQuality] = {}
-        self._home: dict[int, frozenset[PeerId]] = {}
 
     def measured(self, peer: PeerId, line: LineQuality) -> None:
         """What a member says of its line."""
         self._lines[peer] = line
 
-    def lost(self, peer: PeerId, indexes: Collection[int]) -> None:
-        """A member is given up, and what it had counted is to be executed again."""
-        if self._grid is not None and len(self._grid.rows) > 1:
-            row = next((row for row in self._grid.rows if peer in row), ())
-            self._home.update(dict.fromkeys(indexes, frozenset(row)))
-
     def turn(self) -> None:
         """From the next round on parts are even, and each part is reduced by another member of the row."""
         self._turns += 1
-
-    def spares(self, peer: PeerId, index: int) -> bool:
-        """Would no other row's sum change if `peer` executed that index?"""
-        home = self._home.get(index)
-        return home is None or peer in home
 
     def spared(
         self, members: Collection[PeerId], broken: frozenset[PeerId], newcomers: frozenset[PeerId] = frozenset()
@@ -99,8 +81,7 @@ class RoundBuilder:
             for other, microseconds in self._lines.get(peer, UNMEASURED).round_trips
             if other in members
         }
-        self._grid = rearranged(self._grid, members, trips, self._group_size, bandwidths)
-        rows = [_turned(row, self._turns) for row in self._grid.rows]
+        rows = [_turned(row, self._turns) for row in arrange(members, trips, self._group_size, bandwidths).rows]
         receivers = tuple(peer for row in rows for peer in row)
         opened = Round(
             stamp=self.stamp,
@@ -111,7 +92,6 @@ class RoundBuilder:
             voided=frozenset(ledger.voided),
             bandwidths=tuple(bandwidths[peer] for peer in receivers) if bandwidths else (),
             rows=tuple(len(row) for row in rows) if len(rows) > 1 else (),
-            columns=self._grid.columns if len(rows) > 1 else 0,
             notice=self._notice(self.stamp.step),
             late=late,
         )
@@ -167,8 +147,6 @@ def round_refusal(current: Round, num_microbatches: int, max_void: int) -> str |
     if current.rows:
         if sum(current.rows) != len(current.receivers):
             return "a grid whose rows are not the round's receivers"
-        if not 1 <= current.columns < 2 * min(current.rows):  # a row down to half is arranged anew (averaging.grid)
-            return "a grid whose rows have no parts, or two for each member"
         if not {peer for peer, _, indexes in current.contributions if indexes} <= set(current.receivers):
             return "a contributor outside the round's grid"
     # A member that came later is no receiver of the round and collects its pieces all the same.

@@ -98,7 +98,7 @@ class Members:
     def take_part(
         self, number: int, bandwidths: tuple[int, ...], rows: tuple[int, ...] = ()
     ) -> list[asyncio.Task[Finished]]:
-        """Everybody begins. rows: of a grid with as many columns."""
+        """Everybody begins. rows: of a grid."""
         ballot = Ballot(1, self.peers[0])
         contributions = tuple((peer, Generation(1, 0), frozenset({at})) for at, peer in enumerate(self.peers))
         current = Round(
@@ -109,7 +109,6 @@ class Members:
             (),
             bandwidths=bandwidths,
             rows=rows,
-            columns=len(rows),
         )
         return [
             self.loop.start(self.processes[peer], exchange.sum(current, {at: (1.0, TOKENS)}))

@@ -155,7 +155,7 @@ def test_a_line_broken_between_two_members_costs_one_step_and_not_each() -> None
             broken.extend((one.peer_id, other.peer_id))
             for node, to in ((one, other), (other, one)):
                 exchange = node.peer.replicas[STAGE].exchange
-                exchange._transport = BrokenLine(exchange._transport, to.peer_id)  # type: ignore[assignment]
+                exchange._context.transport = BrokenLine(exchange._context.transport, to.peer_id)  # type: ignore[assignment]
 
     swarm.hooks.append(hook)
     swarm.run(until_s=300.0)

@@ -175,10 +175,9 @@ class Members:
         """They are gone, and what they had counted is executed again where the keeper would have it."""
         for peer in lost:
             self.dead.add(peer)
-            self.opening.lost(peer, self.ledger.of(peer))
             self.ledger.evict((peer, self.generation[peer]))
         for index in self.ledger.free():
-            peer = min(self.alive, key=lambda p: (not self.opening.spares(p, index), len(self.ledger.of(p)), p))
+            peer = min(self.alive, key=lambda p: (len(self.ledger.of(p)), p))
             self.ledger.claim((peer, self.generation[peer]), index)
             self.held[peer] |= {index}
             element = self.engines[self.peers[index]].values
@@ -239,14 +238,6 @@ class Members:
             assert [self.engines[peer].sum[at] for at in range(size)] == whole
         assert len(set(told.values())) == 1
         assert next(iter(told.values())).num_tokens == len(self.peers) * TOKENS
-
-    def kept(self) -> dict[PeerId, int]:
-        """Chunks that were not summed again, by reducer, in hop 0."""
-        found: Counter[PeerId] = Counter()
-        for peer, event, fields in self.events:
-            if event == "sums_kept" and fields["hop"] == 0:
-                found[peer] += int(str(fields["chunks"]))
-        return dict(found)
 
 
 def play(story: Callable[[], Any]) -> Any:

@@ -245,25 +245,6 @@ def test_a_contributor_does_not_run_away_from_the_slowest() -> None:
         assert runner.run(story()) < 20, "of 80 chunks for the other two, and its own 40"
 
 
-@pytest.mark.parametrize(("silent_s", "asked_again"), [(9.0, False), (1000.0, True)])
-def test_a_contributor_that_stops_in_the_middle_is_asked_again(silent_s: float, asked_again: bool) -> None:
-    group = Group(2, 64)
-    held = group.engines[group.peers[1]]
-    read = held.contribution
-
-    async def slow(start: int, stop: int, reference: bytes = b"") -> Packed:
-        if start == parts.chunk_elements(64, 2):  # the second chunk of the other's part
-            held.contribution = read  # type: ignore[method-assign]
-            await asyncio.sleep(silent_s)
-        return await read(start, stop)
-
-    held.contribution = slow  # type: ignore[method-assign]
-    stuck: list[tuple[str, object]] = []
-    group.exchanges[group.peers[0]]._on_event = lambda event, fields: stuck.append((event, fields["peer"]))
-    group.check(group.run())
-    assert stuck == ([("stuck", group.peers[1])] if asked_again else [])
-
-
 @pytest.mark.parametrize(("start", "stop"), [(0, 3), (1, 4), (0, 100), (8, 12)])
 def test_only_the_rest_of_ones_own_part_is_handed_out_as_reduced(start: int, stop: int) -> None:
     group = Group(2, 16)

@@ -91,7 +91,8 @@ def test_two_that_cannot_call_each_other_hear_of_a_mate_what_both_pledge() -> No
     async def story() -> None:
         current = members.round()
         for peer in apart:
-            members.exchanges[peer]._transport = Deaf(members.exchanges[peer]._transport, apart - {peer})
+            context = members.exchanges[peer]._context
+            context.transport = Deaf(context.transport, apart - {peer})  # type: ignore[assignment]
         async with asyncio.timeout(60.0):
             found = await asyncio.gather(*(members.take_part(peer, current) for peer in members.peers))
         assert len({each.digest for each in found}) == 1
@@ -185,7 +186,7 @@ def test_who_was_started_again_pledges_nothing_for_the_process_before(mine: int)
     members = Members(2, 30, signs=True)
     *_, last = members.peers
     exchange = members.exchanges[last]
-    exchange._incarnation = mine  # the round's contributions are of process 1
+    exchange._context.incarnation = mine  # the round's contributions are of process 1
 
     async def story() -> None:
         current = members.round()
@@ -242,8 +243,6 @@ def test_nobody_holds_two_sums_of_one_round() -> None:
         members.check(await members.sum(current))
         # A liar's contribution is another one the next time.
         members.engines[members.peers[0]].values[0] += 1
-        for exchange in members.exchanges.values():
-            exchange._before = ()
         with pytest.raises(ExceptionGroup) as refused:
             await members.sum(current)
         assert "another sum of that round" in str(refused.value.exceptions)

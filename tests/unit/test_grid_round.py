@@ -1,4 +1,4 @@
-"""Rounds over a grid, by real exchanges: the whole sum for everybody, and nothing made anew that has not changed."""
+"""Rounds over a grid, by real exchanges: the whole sum for everybody."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from swarmnet.averaging import parts
 from swarmnet.averaging.grid import grid_of, partners
 from swarmnet.errors import Refused
-from swarmnet.messages import Accepted, Answer, Part, Round
+from swarmnet.messages import Accepted, Answer, Part
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -75,98 +75,6 @@ def test_who_has_counted_nothing_reduces_and_receives() -> None:
     play(story)
 
 
-def lost_in(members: Members, victim: int, *, at_hop: int) -> Round:
-    """A round in which that member dies at its first answer in a hop, and all others give up after a while."""
-    current = members.round()
-
-    def strike(peer: object, part: Part) -> None:
-        if peer == members.peers[victim] and part.hop == at_hop:
-            members.dead.add(members.peers[victim])
-
-    members.on_part = strike
-    return current
-
-
-@pytest.mark.parametrize("at_hop", [0, 1])
-def test_a_lost_member_spoils_its_own_row_only(at_hop: int) -> None:
-    members = Members(16, 160, group_size=4)
-
-    async def story() -> None:
-        assert await members.give_up(lost_in(members, 5, at_hop=at_hop), 2.0)
-        assert members.peers[5] in members.dead
-        members.work.clear()
-        members.lose(members.peers[5])
-        members.check(await members.sum(members.round()))
-        own_row = {members.peers[place] for place in (4, 6, 7)}
-        assert set(members.work.by[0]) == own_row, "the others' sums were there"
-        assert set(members.work.read) == own_row, "nobody else was asked to contribute again"
-        assert members.work.reduced[0] == Counter(range(160)) == members.work.reduced[1]
-        assert members.kept().keys() == set(members.peers) - own_row - {members.peers[5]}
-
-    play(story)
-
-
-def test_a_row_that_was_half_summed_is_finished_and_not_begun_again() -> None:
-    members = Members(9, 900, group_size=3)
-
-    async def story() -> None:
-        current = lost_in(members, 0, at_hop=0)
-        assert await members.give_up(current, 0.035)
-        half = dict(members.work.by[0])
-        assert all(0 < half[peer] < 300 for peer in members.peers[3:]), "of a row's 900 elements each sums 300"
-        members.lose(members.peers[0])
-        members.check(await members.sum(members.round()))
-        chunk = parts.chunk_elements(900, 9)
-        assert all(300 <= members.work.by[0][peer] <= 300 + chunk for peer in members.peers[3:]), "one was broken off"
-
-    play(story)
-
-
-def test_a_sum_is_never_used_for_other_contributions() -> None:
-    members = Members(16, 160, group_size=4)
-
-    async def story() -> None:
-        assert await members.give_up(lost_in(members, 5, at_hop=1), 2.0)
-        members.lose(members.peers[5])
-        members.void(members.peers[10])  # the same microbatches in another row, counted anew
-        members.work.clear()
-        members.check(await members.sum(members.round()))
-        assert set(members.work.by[0]) == {members.peers[place] for place in (4, 6, 7, 8, 9, 10, 11)}
-
-    play(story)
-
-
-def test_a_sum_is_kept_over_a_round_that_nobody_has_heard_of() -> None:
-    members = Members(16, 160, group_size=4)
-
-    async def story() -> None:
-        assert await members.give_up(lost_in(members, 5, at_hop=1), 2.0)
-        members.lose(members.peers[5])
-        members.round()  # one that these members have never heard of
-        members.work.clear()
-        members.check(await members.sum(members.round()))
-        assert members.kept().keys() == set(members.peers) - set(members.peers[4:8])
-        assert members.work.reduced[0] == Counter(range(160))
-
-    play(story)
-
-
-def test_the_next_step_begins_with_nothing() -> None:
-    members = Members(9, 90, group_size=3)
-
-    async def story() -> None:
-        current = members.round()
-        await members.sum(current)
-        for exchange in members.exchanges.values():
-            exchange.close()
-            exchange.forget()
-        members.work.clear()
-        members.check(await members.sum(members.round()))
-        assert members.work.reduced[0].total() == 3 * 90 and not members.kept()
-
-    play(story)
-
-
 def test_a_latecomer_receives_what_a_grid_sums() -> None:
     members = Members(10, 100, group_size=3)
     late = members.peers[9]
@@ -221,23 +129,6 @@ def test_a_stranger_to_a_hop_is_told_so() -> None:
     assert [getattr(answer, "reason", "") for answer in answers if hasattr(answer, "reason")] == [
         "that round is not open here"
     ] * 2
-
-
-@pytest.mark.parametrize("num", [4, 9])
-def test_a_round_that_is_tried_again_goes_on_where_it_was(num: int) -> None:
-    members = Members(num, 900, group_size=4)
-
-    async def story() -> None:
-        current = members.round()
-        assert await members.give_up(current, 0.03)
-        half = members.work.read.total()
-        members.check(await members.sum(current))
-        assert half and members.kept()
-        rows, chunk = len(grid_of(current).rows), parts.chunk_elements(900, num)
-        broken_off = num * chunk  # a piece each
-        assert members.work.reduced[0].total() <= rows * 900 + broken_off
-
-    play(story)
 
 
 @settings(max_examples=25)

@@ -29,7 +29,7 @@ def opening_of(num: int, group_size: int) -> tuple[RoundBuilder, Ledger]:
 def test_up_to_group_size_members_are_one_group_in_order() -> None:
     opening, ledger = opening_of(4, 4)
     current = opening.open(PEERS[:4][::-1], ledger)
-    assert (current.receivers, current.rows, current.columns) == (PEERS[:4], (), 0)
+    assert (current.receivers, current.rows) == (PEERS[:4], ())
 
 
 def test_beyond_it_they_stand_in_a_grid_near_ones_in_a_row() -> None:
@@ -43,31 +43,8 @@ def test_beyond_it_they_stand_in_a_grid_near_ones_in_a_row() -> None:
             ),
         )
     current = opening.open(PEERS, ledger)
-    assert (current.rows, current.columns) == ((5, 5, 5, 5), 5)
+    assert current.rows == (5, 5, 5, 5)
     assert all(len({site[peer] for peer in row}) == 1 for row in grid_of(current).rows)
-
-
-def test_who_is_lost_leaves_the_other_rows_and_is_made_good_in_its_own() -> None:
-    opening, ledger = opening_of(16, 4)
-    assert opening.spares(PEERS[3], 5)
-    before = grid_of(opening.open(PEERS[:16], ledger))
-    opening.lost(PEERS[5], [5])
-    assert [peer for peer in PEERS[:16] if opening.spares(peer, 5)] == list(PEERS[4:8]), "the lost one among them"
-    assert opening.spares(PEERS[15], 9), "of an index that nobody has lost everybody may take care"
-    after = grid_of(opening.open([peer for peer in PEERS[:16] if peer != PEERS[5]], ledger))
-    assert after.columns == before.columns and after.rows[1] == (PEERS[4], PEERS[6], PEERS[7])
-    assert [row for row in after.rows if row in before.rows] == [row for row in before.rows if PEERS[5] not in row]
-
-
-@pytest.mark.parametrize(("num", "size", "lost", "lengths"), [(16, 4, 2, [3, 3, 4, 4]), (20, 5, 3, [4, 4, 4, 5])])
-def test_a_row_of_half_as_many_members_as_columns_makes_it_another_grid(num, size, lost, lengths) -> None:
-    opening, ledger = opening_of(num, size)
-    row = grid_of(opening.open(PEERS[:num], ledger)).rows[1]
-    for gone, kept in ((lost - 1, True), (lost, False)):
-        left = [peer for peer in PEERS[:num] if peer not in row[:gone]]
-        rows = grid_of(opening.open(left, ledger)).rows
-        assert (row[gone:] in rows) == kept
-    assert sorted(map(len, rows)) == lengths
 
 
 def test_who_has_come_meanwhile_makes_it_another_grid() -> None:

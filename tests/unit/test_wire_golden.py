@@ -108,7 +108,7 @@ CONTROLS = (
     Heartbeat(STAMP, 1 << 63, True, BALLOT, (COMMIT,), (COMMIT, COMMIT), 12, True, "cpu/1",
               Measure(40, chain(8), b"bits"), chain(7), (peer(3), peer(4)), (peer(5),), wants=b"\x05"),
     StagePlan(*FENCED, frozenset({6, 9}), ((7, peer(2)),), "closed", frozenset({11}),
-              Round(STAMP, ROUND_ID, SHARES, (peer(1), peer(2)), (peer(3),), frozenset({4}), (10**6, 10**12), (2,), 3),
+              Round(STAMP, ROUND_ID, SHARES, (peer(1), peer(2)), (peer(3),), frozenset({4}), (10**6, 10**12), (2,)),
               frozenset({3, 8}), True),
     MemberState(*FENCED, frozenset({1, 2}), frozenset({2}), ACK, COMMIT, 99, frozenset({5}),
            LineQuality(10**9, ((peer(2), 1500), (peer(3), 9)), busy=True),

@@ -186,7 +186,6 @@ attempts = build(Round, stamp=stamps, id=rounds, receivers=many_peers, holders=m
     holders=many_peers,
     bandwidths=st.tuples(bandwidths, bandwidths),
     rows=st.just((1, 1)),
-    columns=st.just(1),
 )
 controls: dict[type, st.SearchStrategy] = {
     Heartbeat: st.builds(
